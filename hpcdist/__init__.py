@@ -1,0 +1,112 @@
+"""MPI collectives and distributed training for NumPy, CuPy and torch.
+
+``import hpcdist as dist``, then ``srun -n 8 python train.py``.
+
+Read in this order: `arrays` (what is sent), `runtime` (where am I), `transport` (how it
+travels), `comm` (what users call), `launch` (how ranks are started). A module imports only from
+earlier ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .comm import stream as stream
+from .comm.collectives import (
+    all_gather as all_gather,
+    all_gather_into_tensor as all_gather_into_tensor,
+    all_reduce as all_reduce,
+    all_to_all as all_to_all,
+    all_to_all_single as all_to_all_single,
+    alltoall as alltoall,
+    alltoall_single as alltoall_single,
+    barrier as barrier,
+    broadcast as broadcast,
+    exscan as exscan,
+    gather as gather,
+    reduce as reduce,
+    reduce_scatter as reduce_scatter,
+    reduce_scatter_tensor as reduce_scatter_tensor,
+    scan as scan,
+    scatter as scatter,
+    wait as wait,
+)
+from .comm.environment import (
+    ParallelEnv as ParallelEnv,
+    destroy_process_group as destroy_process_group,
+    get_backend as get_backend,
+    get_group as get_group,
+    get_rank as get_rank,
+    get_world_size as get_world_size,
+    gloo_barrier as gloo_barrier,
+    gloo_init_parallel_env as gloo_init_parallel_env,
+    gloo_release as gloo_release,
+    init_parallel_env as init_parallel_env,
+    is_available as is_available,
+    is_initialized as is_initialized,
+    new_group as new_group,
+    restart_process_group as restart_process_group,
+    shutdown_process_group as shutdown_process_group,
+)
+from .comm.group import Group as Group
+from .comm.memory import empty as empty, empty_like as empty_like, zeros as zeros
+from .comm.messages import (
+    P2POp as P2POp,
+    batch_isend_irecv as batch_isend_irecv,
+    irecv as irecv,
+    isend as isend,
+    recv as recv,
+    recv_object_list as recv_object_list,
+    send as send,
+    send_object_list as send_object_list,
+)
+from .comm.objects import (
+    all_gather_object as all_gather_object,
+    all_to_all_object as all_to_all_object,
+    broadcast_object_list as broadcast_object_list,
+    gather_object as gather_object,
+    scatter_object_list as scatter_object_list,
+)
+from .comm.plans import (
+    plan_all_gather as plan_all_gather,
+    plan_all_reduce as plan_all_reduce,
+    plan_alltoall as plan_alltoall,
+    plan_alltoall_single as plan_alltoall_single,
+    plan_barrier as plan_barrier,
+    plan_broadcast as plan_broadcast,
+    plan_exscan as plan_exscan,
+    plan_gather as plan_gather,
+    plan_reduce as plan_reduce,
+    plan_reduce_scatter as plan_reduce_scatter,
+    plan_scan as plan_scan,
+    plan_scatter as plan_scatter,
+)
+from .comm.simulate import simulate as simulate
+from .errors import (
+    CollectiveTimeout as CollectiveTimeout,
+    HpcdistError as HpcdistError,
+    MismatchError as MismatchError,
+    NotInGroupWarning as NotInGroupWarning,
+    RemoteError as RemoteError,
+    TransportError as TransportError,
+    UsageError as UsageError,
+)
+from .events import Event as Event, subscribe as subscribe
+from .transport.base import Plan as Plan, Work as Work
+from .transport.recipes import ReduceOp as ReduceOp
+
+__version__ = "0.1.0"
+
+
+def spawn(*args: Any, **kwargs: Any) -> Any:
+    """Start a function on new ranks; see `hpcdist.launch.spawn`."""
+    from .launch import spawn as start
+
+    return start(*args, **kwargs)
+
+
+def launch() -> Any:
+    """Run ``hpcdist run`` on this process's command line; see `hpcdist.launch`."""
+    from .launch import launch as start
+
+    return start()

@@ -1,0 +1,87 @@
+"""`Buffer`: a contiguous run of memory that stands for a user's array.
+
+`as_buffer` is for arrays that are read, `as_output` for arrays that are written. An array
+that is not C-contiguous in native byte order is packed here; `Buffer.unpack` writes the
+packed memory back into the user's own array when the operation has ended.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import UsageError
+from .dtypes import Dtype, dtype_row
+from .libraries import NumpyArray, library_of
+
+
+class Buffer(NamedTuple):
+    """`data` is C-contiguous and may be handed to MPI; `home` is where `unpack` writes it."""
+
+    array: Any
+    data: NumpyArray
+    dtype: Dtype
+    shape: tuple[int, ...]
+    home: NumpyArray | None = None
+
+    def unpack(self) -> None:
+        """Copy packed memory back to the user's array; nothing to do for contiguous ones."""
+        if self.home is not None:
+            self.home[...] = typed(self.data, self.dtype).reshape(self.shape)
+
+
+def as_buffer(array: Any, what: str = "tensor") -> Buffer:
+    """View `array` for reading, packed only if it is not contiguous."""
+    view = array if type(array) is np.ndarray else _view(array, what)
+    dtype = dtype_row(view.dtype)
+    if view.flags.c_contiguous and view.dtype.isnative and dtype.carrier is None:
+        return Buffer(array, view, dtype, view.shape)
+    return _packed(array, view, dtype)
+
+
+def as_output(array: Any, what: str = "tensor") -> Buffer:
+    """View `array` for writing (and reading); a read-only one is a `UsageError`."""
+    buffer = as_buffer(array, what)
+    if not buffer.data.flags.writeable or (
+        buffer.home is not None and not buffer.home.flags.writeable
+    ):
+        raise UsageError(
+            f"{what} is read-only ({type(array).__name__}, shape {buffer.shape}) but would be "
+            "written; pass a writable copy, for example numpy.array(x)"
+        )
+    return buffer
+
+
+def typed(data: NumpyArray, dtype: Dtype) -> NumpyArray:
+    """Show the memory of a buffer in its real dtype, flat if it travels in a carrier."""
+    return data if dtype.carrier is None else data.view(dtype.numpy)
+
+
+def carried(array: NumpyArray, dtype: Dtype) -> NumpyArray:
+    """Show a contiguous array the way buffers keep it: itself, or flat in its carrier dtype."""
+    return array if dtype.carrier is None else array.reshape(-1).view(dtype.carrier)
+
+
+def wrap_like(like: Any, array: NumpyArray) -> Any:
+    """Hand a fresh NumPy array over to the library that `like` comes from."""
+    return library_of(like).wrap(array)
+
+
+def _view(array: Any, what: str) -> NumpyArray:
+    try:
+        return library_of(array).view(array)
+    except UsageError as error:
+        raise UsageError(f"{what}: {error}") from None
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        raise UsageError(
+            f"{what}: this {type(array).__name__} does not show its memory ({error}); pass "
+            "numpy.asarray(x)"
+        ) from error
+
+
+def _packed(array: Any, view: NumpyArray, dtype: Dtype) -> Buffer:
+    if view.flags.c_contiguous and view.dtype.isnative:
+        return Buffer(array, carried(view, dtype), dtype, view.shape)
+    packed = view.astype(dtype.numpy, order="C", copy=True)
+    return Buffer(array, carried(packed, dtype), dtype, view.shape, home=view)

@@ -1,0 +1,95 @@
+"""The dtype table: what can be sent, and as what it is reduced.
+
+`dtype_row` finds the row of a NumPy dtype. Every fixed-size dtype can be moved; the ones
+that have no row of their own travel as bytes and cannot be reduced.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import UsageError
+
+Family = Literal["bool", "int", "float", "complex", "bytes"]
+
+BYTES_CODE = 31
+"""Codes from here on belong to dtypes without a row; a code below fits in five bits."""
+
+
+class Dtype(NamedTuple):
+    """One row: `code` is the same on every rank; `carrier` has the bytes where NumPy's buffer
+    protocol cannot say the dtype itself; `wide` is the dtype in which sums are accumulated.
+    """
+
+    name: str
+    code: int
+    family: Family
+    numpy: np.dtype
+    carrier: np.dtype | None = None
+    wide: np.dtype | None = None
+
+
+_F4 = np.dtype("f4")
+_NAMED: tuple[tuple[str, Family, str | None, np.dtype | None], ...] = (
+    # name, family, carrier, wide
+    ("bool", "bool", None, None),
+    ("int8", "int", None, None),
+    ("int16", "int", None, None),
+    ("int32", "int", None, None),
+    ("int64", "int", None, None),
+    ("uint8", "int", None, None),
+    ("uint16", "int", None, None),
+    ("uint32", "int", None, None),
+    ("uint64", "int", None, None),
+    ("float16", "float", None, _F4),
+    ("bfloat16", "float", "u2", _F4),
+    ("float32", "float", None, None),
+    ("float64", "float", None, None),
+    ("complex64", "complex", None, None),
+    ("complex128", "complex", None, None),
+    ("float8_e4m3fn", "bytes", "u1", None),
+    ("float8_e5m2", "bytes", "u1", None),
+    ("float8_e4m3fnuz", "bytes", "u1", None),
+    ("float8_e5m2fnuz", "bytes", "u1", None),
+)
+_BY_NAME = {row[0]: (code, *row) for code, row in enumerate(_NAMED)}
+_ROWS: dict[np.dtype, Dtype] = {}
+
+
+def dtype_row(dtype: np.dtype) -> Dtype:
+    """Return the row of `dtype`; raise `UsageError` for dtypes without a fixed size."""
+    return _ROWS.get(dtype) or _learn(dtype)
+
+
+def name_of_code(code: int) -> str:
+    """Return the dtype name behind a code below `BYTES_CODE`, for messages."""
+    return _NAMED[code][0] if code < len(_NAMED) else "a structured or other dtype"
+
+
+def _learn(dtype: np.dtype) -> Dtype:
+    if dtype.hasobject:
+        raise UsageError(
+            f"an array of dtype {dtype} holds Python objects, which have no fixed size; send it "
+            "with all_gather_object, broadcast_object_list or another object collective, or "
+            "convert it with .astype(...)"
+        )
+    if dtype.itemsize == 0:
+        raise UsageError(f"dtype {dtype} has no size; give the array a dtype with a fixed size")
+    native = dtype.newbyteorder("=")
+    known = _BY_NAME.get(native.name)
+    if known is None:
+        row = _bytes_row(native)
+    else:
+        code, name, family, carrier, wide = known
+        row = Dtype(name, code, family, native, np.dtype(carrier) if carrier else None, wide)
+    return _ROWS.setdefault(dtype, row)
+
+
+def _bytes_row(dtype: np.dtype) -> Dtype:
+    described: npt.DTypeLike = dtype.descr if dtype.names else dtype.str
+    code = BYTES_CODE + zlib.crc32(f"{dtype.name} {described}".encode())
+    return Dtype(str(dtype), code, "bytes", dtype, np.dtype("u1"))

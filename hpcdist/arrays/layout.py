@@ -1,0 +1,62 @@
+"""Many arrays as one run of memory, and back.
+
+Collectives that take a list of arrays (scatter, gather, alltoall ...) move one contiguous
+block per rank. Arrays that already lie one after the other are used where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .buffer import Buffer
+from .libraries import NumpyArray
+
+
+def join(buffers: Sequence[Buffer]) -> NumpyArray:
+    """Return the memory of `buffers` (one dtype) as one flat array, copied only if apart."""
+    adjacent = adjacent_view(buffers)
+    if adjacent is not None:
+        return adjacent
+    return np.concatenate([buffer.data.reshape(-1) for buffer in buffers])
+
+
+def adjacent_view(buffers: Sequence[Buffer]) -> NumpyArray | None:
+    """Return one flat array over `buffers` if they follow each other in memory."""
+    first = buffers[0].data.reshape(-1)
+    base = first.base
+    if len(buffers) == 1:
+        return first
+    if not isinstance(base, np.ndarray) or not base.flags.c_contiguous:
+        return None
+    if base.dtype != first.dtype:
+        return None
+    expected = start = _address(first)
+    for buffer in buffers:
+        if buffer.home is not None or _address(buffer.data) != expected:
+            return None
+        expected += buffer.data.nbytes
+    offset = (start - _address(base)) // first.itemsize
+    count = (expected - start) // first.itemsize
+    whole = base.reshape(-1)
+    if offset < 0 or offset + count > whole.size:
+        return None
+    return whole[offset : offset + count]
+
+
+def spread(flat: NumpyArray, buffers: Sequence[Buffer]) -> None:
+    """Copy consecutive runs of `flat` into `buffers` and unpack them."""
+    start = 0
+    for buffer in buffers:
+        stop = start + buffer.data.size
+        target = buffer.data.reshape(-1)
+        if not np.may_share_memory(target, flat):
+            target[...] = flat[start:stop]
+        buffer.unpack()
+        start = stop
+
+
+def _address(array: NumpyArray) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -1,0 +1,238 @@
+"""Collectives on arrays. Every member of the group calls them, in the same order.
+
+All of them work on NumPy arrays, torch tensors and whatever shows its memory, of any layout
+and any fixed-size dtype; results are written into the caller's own arrays. `src` and `dst` are
+world ranks. With ``sync_op=False`` a function returns before the operation has ended, and the
+arrays must be left alone until `Work.wait`. A rank outside the group is warned and goes on.
+
+Errors common to all: `UsageError` (a wrong argument, before anything is sent), `MismatchError`
+(the ranks disagree), `RemoteError` (another rank cannot take part), `CollectiveTimeout` (a rank
+did not come).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from ..transport.base import Work
+from ..transport.recipes import ReduceOp
+from . import describe
+from .group import Group
+from .issue import issue
+from .session import group_at_hand
+
+
+def all_reduce(
+    tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True
+) -> Work:
+    """Replace `tensor` on every rank by its reduction over all ranks (MPI_Allreduce).
+
+    Args:
+        tensor: array of equal shape and dtype on all ranks.
+        op: a `ReduceOp`. float16 and bfloat16 are accumulated in float32; MAX and MIN propagate
+            NaN; AVG is for floats and complex.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+
+    Returns:
+        The operation's `Work`. All ranks end with the same bits.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> x = np.ones(3)
+        >>> dist.all_reduce(x).is_completed()
+        True
+    """
+    return issue(group, sync_op, describe.all_reduce, tensor, op)
+
+
+def reduce(
+    tensor: Any,
+    dst: int,
+    op: int = ReduceOp.SUM,
+    group: Group | None = None,
+    sync_op: bool = True,
+) -> Work:
+    """Replace `tensor` on rank `dst` by its reduction over all ranks (MPI_Reduce).
+
+    The other ranks' arrays stay as they are. Arguments as in `all_reduce`.
+    """
+    return issue(group, sync_op, describe.reduce, tensor, dst, op)
+
+
+def reduce_scatter(
+    tensor: Any,
+    tensor_list: Any,
+    op: int = ReduceOp.SUM,
+    group: Group | None = None,
+    sync_op: bool = True,
+) -> Work:
+    """Write into `tensor` the reduction of the blocks meant for this rank.
+
+    (MPI_Reduce_scatter_block.)
+
+    Args:
+        tensor: the output.
+        tensor_list: one array like `tensor` per rank of the group, or one array of n times its
+            elements.
+        op: a `ReduceOp`.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+    """
+    return issue(group, sync_op, describe.reduce_scatter, tensor, tensor_list, op)
+
+
+def scan(
+    tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True
+) -> Work:
+    """Replace `tensor` by its reduction over the ranks up to and with this one (MPI_Scan)."""
+    return issue(group, sync_op, describe.scan, tensor, op)
+
+
+def exscan(
+    tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True
+) -> Work:
+    """Replace `tensor` by its reduction over the ranks before this one (MPI_Exscan).
+
+    The first rank's array stays as it is.
+    """
+    return issue(group, sync_op, describe.exscan, tensor, op)
+
+
+def broadcast(tensor: Any, src: int, group: Group | None = None, sync_op: bool = True) -> Work:
+    """Replace `tensor` on every rank by the one of rank `src` (MPI_Bcast)."""
+    return issue(group, sync_op, describe.broadcast, tensor, src)
+
+
+def all_gather(
+    tensor_list: Any, tensor: Any, group: Group | None = None, sync_op: bool = True
+) -> Work:
+    """Collect the `tensor` of every rank on all ranks (MPI_Allgather).
+
+    Args:
+        tensor_list: an empty list is filled with one new array per rank, whose shapes may
+            differ; a list of n arrays like `tensor` is written in place; one array of n times
+            the elements takes them one after the other.
+        tensor: this rank's contribution.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+    """
+    return issue(group, sync_op, describe.all_gather, tensor_list, tensor)
+
+
+def gather(
+    tensor: Any,
+    gather_list: Any = None,
+    dst: int = 0,
+    group: Group | None = None,
+    sync_op: bool = True,
+) -> Work:
+    """Collect the `tensor` of every rank on rank `dst` (MPI_Gather).
+
+    Args:
+        tensor: this rank's contribution.
+        gather_list: on `dst`: an empty list to fill, n arrays, or one array; see `all_gather`.
+            Ignored on the other ranks.
+        dst: the world rank that collects.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+    """
+    return issue(group, sync_op, describe.gather, tensor, gather_list, dst)
+
+
+def scatter(
+    tensor: Any,
+    tensor_list: Any = None,
+    src: int = 0,
+    group: Group | None = None,
+    sync_op: bool = True,
+) -> Work:
+    """Hand one array of rank `src` to each rank, into `tensor` (MPI_Scatter).
+
+    Args:
+        tensor: the output.
+        tensor_list: on `src`: one array like `tensor` per rank, or one array of n times its
+            elements. Meaningless (and warned of) on the other ranks.
+        src: the world rank that hands out.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+    """
+    at_hand = group_at_hand(group)
+    if tensor_list is not None and at_hand.is_member() and at_hand.world_rank != src:
+        warnings.warn(
+            f"tensor_list is meaningless on rank {at_hand.world_rank}: rank {src} scatters",
+            stacklevel=2,
+        )
+    return issue(group, sync_op, describe.scatter, tensor, tensor_list, src)
+
+
+def alltoall(
+    out_tensor_list: Any, in_tensor_list: Any, group: Group | None = None, sync_op: bool = True
+) -> Work:
+    """Send entry j of `in_tensor_list` to rank j; entry i of the output comes from rank i.
+
+    (MPI_Alltoall, MPI_Alltoallv.)
+
+    Args:
+        out_tensor_list: n arrays, whose shapes may differ, or an empty list to fill.
+        in_tensor_list: n arrays of one dtype. Both may instead be one array each, cut into
+            equal parts along dim 0.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+    """
+    return issue(group, sync_op, describe.alltoall, out_tensor_list, in_tensor_list)
+
+
+def alltoall_single(
+    out_tensor: Any,
+    in_tensor: Any,
+    group: Group | None = None,
+    sync_op: bool = True,
+    *,
+    in_split_sizes: Sequence[int] | None = None,
+    out_split_sizes: Sequence[int] | None = None,
+) -> Work:
+    """Cut `in_tensor` along dim 0 and send part j to rank j (MPI_Alltoallv).
+
+    Args:
+        out_tensor: takes the parts in rank order.
+        in_tensor: what is cut.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+        in_split_sizes: rows for each rank; None for equal parts. By keyword only, because their
+            order differs between Paddle's two forms.
+        out_split_sizes: rows from each rank; None for equal parts.
+    """
+    return issue(
+        group,
+        sync_op,
+        describe.alltoall_single,
+        out_tensor,
+        in_tensor,
+        in_split_sizes,
+        out_split_sizes,
+    )
+
+
+def barrier(group: Group | None = None, sync_op: bool = True) -> Work:
+    """Wait until every rank of the group has called this (MPI_Barrier)."""
+    return issue(group, sync_op, describe.barrier)
+
+
+def wait(tensor: Any, group: Group | None = None, use_calc_stream: bool = True) -> None:
+    """Block until what this rank issued on the group before has ended, and `tensor` may be used.
+
+    Local. For arrays in host memory both values of `use_calc_stream` mean the same.
+    """
+    transport = group_at_hand(group).transport
+    if transport is not None:
+        transport.synchronize()
+
+
+all_to_all = alltoall
+all_to_all_single = alltoall_single
+all_gather_into_tensor = all_gather
+reduce_scatter_tensor = reduce_scatter

@@ -1,0 +1,374 @@
+"""From a user's arguments to a `Call`: one function per array collective, no communication.
+
+Wrong arguments that a rank can see alone raise `UsageError` here. Wrong lists are often given
+on one rank only (the root); they become the call's `error`, which is raised on every rank, so
+that nobody is left waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..arrays.buffer import Buffer, as_buffer, as_output, typed, wrap_like
+from ..arrays.layout import adjacent_view, join, spread
+from ..arrays.libraries import NumpyArray
+from ..errors import UsageError
+from ..transport.call import UNEVEN, Block, Call, Kind, shape_detail
+from ..transport.recipes import check_op, recipe_for
+from .group import Group
+
+
+def barrier(group: Group) -> Call:
+    return Call(Kind.BARRIER)
+
+
+# ---- reductions
+
+
+def all_reduce(group: Group, tensor: Any, op: Any) -> Call:
+    return _in_place(Kind.ALL_REDUCE, tensor, op)
+
+
+def scan(group: Group, tensor: Any, op: Any) -> Call:
+    return _in_place(Kind.SCAN, tensor, op)
+
+
+def exscan(group: Group, tensor: Any, op: Any) -> Call:
+    return _in_place(Kind.EXSCAN, tensor, op)
+
+
+def _in_place(kind: Kind, tensor: Any, op: Any) -> Call:
+    buffer = as_output(tensor)
+    op = check_op(op)
+    recipe = recipe_for(op, buffer.dtype)
+    finish = None if buffer.home is None else _unpack(buffer)
+    # positional, because this is the hot path: see Call
+    return Call(
+        kind, None, buffer.data, buffer.dtype, buffer.shape, 0, op, recipe, 0, None, 0, (), finish
+    )
+
+
+def reduce(group: Group, tensor: Any, dst: Any, op: Any) -> Call:
+    root = group.root_of(dst, "dst")
+    at_root = root == group.rank
+    buffer = as_output(tensor) if at_root else as_buffer(tensor)
+    op = check_op(op)
+    recipe = recipe_for(op, buffer.dtype)
+    return Call(
+        Kind.REDUCE,
+        send=None if at_root else buffer.data,
+        recv=buffer.data if at_root else None,
+        dtype=buffer.dtype,
+        shape=buffer.shape,
+        root=root,
+        op=op,
+        recipe=recipe,
+        finish=_unpack(buffer) if at_root and buffer.home is not None else None,
+    )
+
+
+def reduce_scatter(group: Group, tensor: Any, tensor_list: Any, op: Any) -> Call:
+    out = as_output(tensor)
+    op = check_op(op)
+    recipe = recipe_for(op, out.dtype)
+    try:
+        send = _blocks_to_send(group, tensor_list, out, "tensor_list")
+    except UsageError as error:
+        return _cannot(Kind.REDUCE_SCATTER, group, error)
+    return Call(
+        Kind.REDUCE_SCATTER,
+        send=send,
+        recv=out.data,
+        dtype=out.dtype,
+        shape=out.shape,
+        op=op,
+        recipe=recipe,
+        finish=_unpack(out),
+    )
+
+
+# ---- moving data
+
+
+def broadcast(group: Group, tensor: Any, src: Any) -> Call:
+    root = group.root_of(src, "src")
+    buffer = as_buffer(tensor) if root == group.rank else as_output(tensor)
+    finish = None if buffer.home is None or root == group.rank else _unpack(buffer)
+    return Call(
+        Kind.BROADCAST, None, buffer.data, buffer.dtype, buffer.shape, root, finish=finish
+    )
+
+
+def all_gather(group: Group, tensor_or_list: Any, tensor: Any) -> Call:
+    own = as_buffer(tensor)
+    try:
+        recv, finish = _gathered_into(group, tensor_or_list, own, tensor, "tensor_list")
+    except UsageError as error:
+        return _cannot(Kind.ALL_GATHER, group, error)
+    return Call(
+        Kind.ALL_GATHER,
+        send=own.data,
+        recv=recv,
+        dtype=own.dtype,
+        shape=own.shape,
+        detail=shape_detail(own.shape),
+        finish=finish,
+    )
+
+
+def gather(group: Group, tensor: Any, gather_list: Any, dst: Any) -> Call:
+    root = group.root_of(dst, "dst")
+    own = as_buffer(tensor)
+    recv, finish = None, None
+    if root == group.rank:
+        try:
+            recv, finish = _gathered_into(group, gather_list, own, tensor, "gather_list")
+        except UsageError as error:
+            return _cannot(Kind.GATHER, group, error, root)
+    return Call(
+        Kind.GATHER,
+        send=own.data,
+        recv=recv,
+        dtype=own.dtype,
+        shape=own.shape,
+        root=root,
+        detail=shape_detail(own.shape),
+        finish=finish,
+    )
+
+
+def scatter(group: Group, tensor: Any, tensor_or_list: Any, src: Any) -> Call:
+    root = group.root_of(src, "src")
+    out = as_output(tensor)
+    send = None
+    if root == group.rank:
+        try:
+            send = _blocks_to_send(group, tensor_or_list, out, "tensor_list")
+        except UsageError as error:
+            return _cannot(Kind.SCATTER, group, error, root)
+    return Call(
+        Kind.SCATTER,
+        send=send,
+        recv=out.data,
+        dtype=out.dtype,
+        shape=out.shape,
+        root=root,
+        finish=_unpack(out),
+    )
+
+
+def alltoall(group: Group, out: Any, given: Any) -> Call:
+    """Describe both forms: two lists of one array per rank, or two arrays cut along dim 0."""
+    if _is_list(out) != _is_list(given):
+        raise UsageError(
+            "The output and input should be both tensor or tensor list, got "
+            f"{type(out).__name__} and {type(given).__name__}"
+        )
+    if not _is_list(out):
+        return alltoall_single(group, out, given, None, None)
+    try:
+        return _alltoall_lists(group, out, given)
+    except UsageError as error:
+        return _cannot(Kind.ALLTOALL, group, error)
+
+
+def _alltoall_lists(group: Group, out: list[Any], given: Sequence[Any]) -> Call:
+    sent = _buffers(group, given, "in_tensor_list")
+    dtype = _one_dtype(sent, "in_tensor_list")
+    shapes = {buffer.shape for buffer in sent}
+    filled: list[Any] = []
+    if len(out) == 0:
+        if len(shapes) > 1:
+            raise UsageError(
+                f"in_tensor_list has different shapes {sorted(shapes)}, so out_tensor_list must "
+                "hold arrays of the shapes to receive instead of being empty"
+            )
+        new = [np.empty(buffer.shape, dtype.numpy) for buffer in sent]
+        filled = [wrap_like(given[0], array) for array in new]
+    received = _outputs(group, filled or out, "out_tensor_list")
+    if _one_dtype(received, "out_tensor_list") != dtype:
+        raise UsageError(
+            f"in_tensor_list is {dtype.name} but out_tensor_list is {received[0].dtype.name}; "
+            "give both one dtype"
+        )
+    shapes |= {buffer.shape for buffer in received}
+    staged = adjacent_view(received)
+    recv = _empty_for(received) if staged is None else staged
+
+    def finish(_: Any) -> None:
+        spread(recv, received)
+        out.extend(filled)
+
+    even = len(shapes) == 1
+    return Call(
+        Kind.ALLTOALL,
+        send=join(sent),
+        recv=recv,
+        dtype=dtype,
+        shape=sent[0].shape,
+        detail=shape_detail(sent[0].shape) if even else UNEVEN,
+        counts=(
+            [buffer.data.size for buffer in sent],
+            [buffer.data.size for buffer in received],
+        ),
+        finish=finish,
+    )
+
+
+def alltoall_single(
+    group: Group, out_tensor: Any, in_tensor: Any, in_split_sizes: Any, out_split_sizes: Any
+) -> Call:
+    own, out = as_buffer(in_tensor, "in_tensor"), as_output(out_tensor, "out_tensor")
+    if own.dtype != out.dtype:
+        raise UsageError(
+            f"in_tensor is {own.dtype.name} but out_tensor is {out.dtype.name}; give both one dtype"
+        )
+    try:
+        sent = _split_counts(group, own, in_split_sizes, "in_split_sizes")
+        received = _split_counts(group, out, out_split_sizes, "out_split_sizes")
+    except UsageError as error:
+        return _cannot(Kind.ALLTOALL, group, error)
+    even = in_split_sizes is None and out_split_sizes is None and own.shape == out.shape
+    return Call(
+        Kind.ALLTOALL,
+        send=own.data,
+        recv=out.data,
+        dtype=own.dtype,
+        shape=own.shape,
+        detail=shape_detail(own.shape) if even else UNEVEN,
+        counts=(sent, received),
+        finish=_unpack(out),
+    )
+
+
+def _split_counts(group: Group, buffer: Buffer, sizes: Any, what: str) -> list[int]:
+    """Turn split sizes along dim 0 into elements of the buffer's memory per rank."""
+    rows = buffer.shape[0] if buffer.shape else 0
+    if sizes is None:
+        if rows % group.nranks or not buffer.shape:
+            raise UsageError(
+                f"an array of shape {buffer.shape} cannot be cut into {group.nranks} equal parts "
+                f"along dim 0; give {what}"
+            )
+        return [buffer.data.size // group.nranks] * group.nranks
+    sizes = [int(size) for size in sizes]
+    if len(sizes) != group.nranks or min(sizes) < 0 or sum(sizes) != rows:
+        raise UsageError(
+            f"{what}={sizes} must be {group.nranks} sizes, none negative, whose sum is the length "
+            f"{rows} of dim 0 of the array of shape {buffer.shape}"
+        )
+    per_row = buffer.data.size // rows if rows else 0
+    return [size * per_row for size in sizes]
+
+
+# ---- lists of arrays
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _buffers(group: Group, arrays: Any, what: str) -> list[Buffer]:
+    _check_length(group, arrays, what)
+    return [as_buffer(array, f"{what}[{rank}]") for rank, array in enumerate(arrays)]
+
+
+def _outputs(group: Group, arrays: Any, what: str) -> list[Buffer]:
+    _check_length(group, arrays, what)
+    return [as_output(array, f"{what}[{rank}]") for rank, array in enumerate(arrays)]
+
+
+def _check_length(group: Group, arrays: Any, what: str) -> None:
+    if not _is_list(arrays) or len(arrays) != group.nranks:
+        got = f"{len(arrays)} entries" if _is_list(arrays) else f"a {type(arrays).__name__}"
+        raise UsageError(
+            f"{what} must be a list of {group.nranks} arrays, one per rank of group {group.name}, "
+            f"got {got}"
+        )
+
+
+def _one_dtype(buffers: Sequence[Buffer], what: str) -> Any:
+    names = {buffer.dtype.name for buffer in buffers}
+    if len(names) > 1:
+        raise UsageError(f"{what} mixes dtypes {sorted(names)}; give all arrays one dtype")
+    return buffers[0].dtype
+
+
+def _blocks_to_send(group: Group, given: Any, out: Buffer, what: str) -> NumpyArray:
+    """Return the memory of one block per rank, each like `out`; `given` is a list or an array."""
+    if given is None or (_is_list(given) and not given):
+        raise UsageError(f"The {what} should not be empty on the rank that sends it, got {given!r}")
+    if not _is_list(given):
+        whole = as_buffer(given, what)
+        _check_whole(group, whole, out, what)
+        return whole.data
+    buffers = _buffers(group, given, what)
+    for rank, buffer in enumerate(buffers):
+        _check_like(buffer, out, f"{what}[{rank}]")
+    return join(buffers)
+
+
+def _check_like(buffer: Buffer, like: Buffer, what: str) -> None:
+    if buffer.dtype != like.dtype or buffer.shape != like.shape:
+        raise UsageError(
+            f"{what} is {buffer.dtype.name} of shape {buffer.shape}, but tensor is "
+            f"{like.dtype.name} of shape {like.shape}; they must be alike"
+        )
+
+
+def _check_whole(group: Group, whole: Buffer, part: Buffer, what: str) -> None:
+    if whole.dtype != part.dtype or whole.data.size != group.nranks * part.data.size:
+        raise UsageError(
+            f"{what} is {whole.dtype.name} of shape {whole.shape}, but must be {part.dtype.name} "
+            f"with {group.nranks} times the elements of tensor (shape {part.shape})"
+        )
+
+
+def _gathered_into(
+    group: Group, target: Any, own: Buffer, like: Any, what: str
+) -> tuple[NumpyArray | None, Callable[[Any], None]]:
+    """Say where gathered blocks go: one array, a list of n arrays, or an empty list to fill."""
+    if target is None:
+        raise UsageError(
+            f"{what} is None on the rank that receives; pass an empty list (it is filled) or "
+            f"{group.nranks} arrays"
+        )
+    if not _is_list(target):
+        whole = as_output(target, what)
+        _check_whole(group, whole, own, what)
+        return whole.data, _unpack(whole)
+    if not target:
+        return None, _fill(target, own, like)
+    buffers = _outputs(group, target, what)
+    for rank, buffer in enumerate(buffers):
+        _check_like(buffer, own, f"{what}[{rank}]")
+    staged = adjacent_view(buffers)
+    recv = _empty_for(buffers) if staged is None else staged
+    return recv, lambda _: spread(recv, buffers)
+
+
+def _empty_for(buffers: Sequence[Buffer]) -> NumpyArray:
+    return np.empty(sum(buffer.data.size for buffer in buffers), buffers[0].data.dtype)
+
+
+def _fill(target: list[Any], own: Buffer, like: Any) -> Callable[[Any], None]:
+    def finish(blocks: list[Block]) -> None:
+        for block in blocks:
+            array = typed(block.data, own.dtype).reshape(block.shape)
+            target.append(wrap_like(like, array))
+
+    return finish
+
+
+def _unpack(buffer: Buffer) -> Callable[[Any], None]:
+    return lambda _: buffer.unpack()
+
+
+def _cannot(kind: Kind, group: Group, error: UsageError, root: int = 0) -> Call:
+    """Describe a call in which this rank cannot take part: all ranks raise."""
+    named = UsageError(f"rank {group.world_rank}: {error}")
+    named.__cause__ = error.__cause__
+    return Call(kind, root=root, error=named)

@@ -1,0 +1,221 @@
+"""`Group`: some ranks of the world and the transport that joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, final
+
+import numpy as np
+
+from ..errors import UsageError
+from ..transport.base import Plan, Transport, Work
+from ..transport.call import Call
+
+
+@final
+class Group:
+    """A set of ranks that communicate with each other, in ascending order of world rank.
+
+    Made by `init_parallel_env` (the world) and `new_group`.
+
+    Attributes:
+        rank: this process's rank in the group, -1 if it is not a member.
+        ranks: the world ranks of the members.
+        nranks: how many members there are.
+        id: a number on which all members agree; 0 is the world.
+        name: the name given to `new_group`, or one made of the id.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        world_rank: int,
+        id: int,
+        transport: Transport | None,
+        name: str | None = None,
+    ) -> None:
+        self.ranks = list(ranks)
+        self.nranks = len(self.ranks)
+        self.id = id
+        self.name = name or ("_default_pg" if id == 0 else f"_default_pg{id}")
+        self.world_rank = world_rank
+        self.transport = transport
+        self._rank_of = {world: rank for rank, world in enumerate(self.ranks)}
+        self.rank = self._rank_of.get(world_rank, -1)
+
+    @property
+    def world_size(self) -> int:
+        """Number of members; -1 if this process is none of them."""
+        return self.nranks if self.is_member() else -1
+
+    @property
+    def process_group(self) -> Transport | None:
+        """The transport that joins the members; None if this process is none of them."""
+        return self.transport
+
+    @property
+    def backend(self) -> str:
+        """Name of the transport, for example ``"MPI"``."""
+        if self.transport is None:
+            raise UsageError(
+                f"Invalid group specified: rank {self.world_rank} is not a member of {self.name}"
+            )
+        return self.transport.backend
+
+    @property
+    def mpi_comm(self) -> Any:
+        """The mpi4py communicator of the members, free for your own use.
+
+        hpcdist never communicates on it. None in simulated worlds and for non-members.
+        """
+        return getattr(self.transport, "user_comm", None)
+
+    def is_member(self) -> bool:
+        """Say whether this process belongs to the group."""
+        return self.rank >= 0
+
+    def get_group_rank(self, rank: int) -> int:
+        """Return the rank in this group of world rank `rank`; -1 if this process is no member.
+
+        Raises:
+            UsageError: `rank` is not in the group.
+        """
+        return self.root_of(rank, "rank") if self.is_member() else -1
+
+    def get_global_rank(self, rank: int) -> int:
+        """Return the world rank of rank `rank` of this group; -1 if this process is no member.
+
+        Raises:
+            UsageError: the group has no such rank.
+        """
+        if not self.is_member():
+            return -1
+        if not _is_int(rank) or not 0 <= rank < self.nranks:
+            raise UsageError(f"group {self.name} has ranks 0 to {self.nranks - 1}, got {rank!r}")
+        return self.ranks[rank]
+
+    def root_of(self, world_rank: Any, what: str) -> int:
+        """Turn the argument `what`, a world rank, into a rank of this group."""
+        rank = self._rank_of.get(world_rank) if _is_int(world_rank) else None
+        if rank is None:
+            raise UsageError(
+                f"{what}={world_rank!r} can not be found inside the group {self.name}, whose "
+                f"world ranks are {self.ranks}; {what} is always a world rank"
+            )
+        return rank
+
+    def __repr__(self) -> str:
+        ranks = ", ".join(map(str, self.ranks))
+        return (
+            f"rank: {self.rank}, nranks: {self.nranks}, id: {self.id}, ranks: {ranks}; "
+            f"name: {self.name}"
+        )
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+@final
+class Closed(Transport):
+    """Stands where a destroyed group had its transport: every use is an error."""
+
+    backend = "CLOSED"
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _refuse(self) -> NoReturn:
+        raise UsageError(
+            f"group {self._name} has been destroyed by destroy_process_group; make a new one with "
+            "new_group (or init_parallel_env for the world)"
+        )
+
+    def run(self, call: Call) -> Any:
+        """Refuse."""
+        self._refuse()
+
+    def start(self, call: Call) -> Work:
+        """Refuse."""
+        self._refuse()
+
+    def plan(self, call: Call) -> Plan:
+        """Refuse."""
+        self._refuse()
+
+    def subgroup(
+        self, ranks: Sequence[int], next_id: int, timeout: float
+    ) -> tuple[Transport, int]:
+        """Refuse."""
+        self._refuse()
+
+    def synchronize(self) -> None:
+        """Refuse."""
+        self._refuse()
+
+    def reopen(self) -> Transport:
+        """Refuse."""
+        self._refuse()
+
+    def together_at_end(self) -> bool:
+        """Say no: it cannot ask."""
+        return False
+
+    def leave(self, why: str) -> None:
+        """Do nothing: everyone knows."""
+
+    def close(self) -> None:
+        """Do nothing: it is closed."""
+
+
+@final
+class Dormant(Transport):
+    """Stands where a group was shut down: the first operation restarts its transport."""
+
+    def __init__(self, group: Group, restart: Callable[[], Transport]) -> None:
+        self._group = group
+        self._restart = restart
+        self.backend = group.backend
+
+    def wake(self) -> Transport:
+        """Restart the transport; collective."""
+        transport = self._group.transport = self._restart()
+        return transport
+
+    def run(self, call: Call) -> Any:
+        """Restart and run."""
+        return self.wake().run(call)
+
+    def start(self, call: Call) -> Work:
+        """Restart and start."""
+        return self.wake().start(call)
+
+    def plan(self, call: Call) -> Plan | None:
+        """Restart and plan."""
+        return self.wake().plan(call)
+
+    def subgroup(
+        self, ranks: Sequence[int], next_id: int, timeout: float
+    ) -> tuple[Transport, int]:
+        """Refuse: only some ranks call this, but all must restart."""
+        raise UsageError(
+            f"group {self._group.name} has been shut down; restart it on all its ranks with "
+            "restart_process_group first"
+        )
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+    def reopen(self) -> Transport:
+        """Restart."""
+        return self.wake()
+
+    def together_at_end(self) -> bool:
+        """Say no: there is no communicator to ask on."""
+        return False
+
+    def leave(self, why: str) -> None:
+        """Do nothing: there is no communicator to tell it on."""
+
+    def close(self) -> None:
+        """Nothing is open."""

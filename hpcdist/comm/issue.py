@@ -1,0 +1,69 @@
+"""`issue`: the only place that hands calls down to a transport and tells the listeners."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import NotInGroupWarning
+from ..events import Event, listeners
+from ..transport.base import DONE, Work
+from ..transport.call import Call, Kind
+from ..transport.call_site import outer_frame
+from .group import Group
+from .session import group_at_hand
+
+Describe = Callable[..., Call]
+
+
+def issue(group: Group | None, sync_op: bool, describe: Describe, *args: Any) -> Work:
+    """Describe the call, then run or start it; a non-member is warned and nothing happens."""
+    group = group_at_hand(group)
+    transport = group.transport
+    if transport is None:
+        return not_a_member(group)
+    call = describe(group, *args)
+    if listeners:
+        call = _announce(group, call)
+    if not sync_op:
+        return transport.start(call)
+    ended = transport.run(call)
+    return ended if call.kind >= Kind.SEND else DONE
+
+
+def not_a_member(group: Group) -> Work:
+    """Warn (once per call site, by Python's default filter) and return a completed work."""
+    warnings.warn(
+        f"Current global rank {group.world_rank} is not in group {group.name} (ranks "
+        f"{group.ranks}); nothing was done",
+        NotInGroupWarning,
+        stacklevel=outer_frame()[1],
+    )
+    return DONE
+
+
+def _announce(group: Group, call: Call) -> Call:
+    """Tell the listeners that `call` begins, and arrange that they hear of its end."""
+    data = call.send if call.send is not None else call.recv
+    nbytes = data.nbytes if data is not None else sum(each.nbytes for each in call.parcels)
+    name = call.kind.name.lower()
+    finish = call.finish
+
+    def tell(phase: Any, error: BaseException | None = None) -> None:
+        event = Event(phase, name, group.id, nbytes, time.perf_counter_ns(), error)
+        for listener in tuple(listeners):
+            listener(event)
+
+    def finish_and_tell(result: Any) -> Any:
+        try:
+            ended = result if finish is None else finish(result)
+        except BaseException as error:
+            tell("end", error)
+            raise
+        tell("end")
+        return ended
+
+    tell("begin")
+    return call._replace(finish=finish_and_tell)

@@ -1,0 +1,227 @@
+"""Point-to-point messages. `src`, `dst` and `peer` are world ranks; None receives from any.
+
+A message is matched by sender, tag and dtype, in the order in which messages were sent. `send`
+never waits for a receive that the receiver posts later in its program: ranks that send to each
+other first do not dead-lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..arrays.buffer import as_buffer, as_output
+from ..arrays.parcel import Parcel, pack_object, unpack_object
+from ..errors import MismatchError, UsageError
+from ..transport.base import Work
+from ..transport.call import ANY_SOURCE, Call, Kind
+from .group import Group
+from .issue import issue
+from .session import group_at_hand
+
+
+def send(
+    tensor: Any, dst: int = 0, group: Group | None = None, sync_op: bool = True, tag: int = 0
+) -> Work:
+    """Send `tensor` to rank `dst`; return when it may be changed again (MPI_Send)."""
+    return issue(group, sync_op, _describe_send, tensor, dst, tag)
+
+
+def recv(
+    tensor: Any,
+    src: int | None = 0,
+    group: Group | None = None,
+    sync_op: bool = True,
+    tag: int = 0,
+) -> Work:
+    """Receive a message of `tensor`'s size and dtype into it (MPI_Recv).
+
+    Args:
+        tensor: the output.
+        src: the sender's world rank; None receives from any rank.
+        group: the group sender and receiver belong to; None for all.
+        sync_op: return when the message has arrived.
+        tag: messages with another tag are left for other receives.
+
+    Returns:
+        Its `Work`; `Work.source` is the world rank the message came from.
+
+    Raises:
+        MismatchError: the message has another size or dtype. It stays where it is.
+    """
+    return issue(group, sync_op, _describe_recv, tensor, src, tag)
+
+
+def isend(tensor: Any, dst: int, group: Group | None = None, tag: int = 0) -> Work:
+    """Begin `send`; `tensor` must be left alone until `Work.wait` (MPI_Isend)."""
+    return issue(group, False, _describe_send, tensor, dst, tag)
+
+
+def irecv(tensor: Any, src: int | None = None, group: Group | None = None, tag: int = 0) -> Work:
+    """Begin `recv`; `tensor` holds the message after `Work.wait` (MPI_Irecv)."""
+    return issue(group, False, _describe_recv, tensor, src, tag)
+
+
+class P2POp(NamedTuple("_P2POp", [("op", Any), ("tensor", Any), ("peer", int), ("group", Any), ("tag", int)])):
+    """One `isend` or `irecv` for `batch_isend_irecv`.
+
+    Args:
+        op: the function `isend` or `irecv` itself.
+        tensor: what is sent or received.
+        peer: the other rank (world rank).
+        group: the group; None for all.
+        tag: as in `send`.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        op: Callable[..., Work],
+        tensor: Any,
+        peer: int | None,
+        group: Group | None = None,
+        tag: int = 0,
+    ) -> P2POp:
+        """Check `op` at once, where the mistake is."""
+        if op not in (isend, irecv):
+            raise UsageError(
+                f"Invalid ``op`` function {op!r}; pass hpcdist.isend or hpcdist.irecv itself"
+            )
+        return super().__new__(cls, op, tensor, peer, group, tag)
+
+
+def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
+    """Begin all sends and receives of the list; return their works in the same order.
+
+    Local. An empty list is fine: ranks at the ends of a pipeline have nothing to do.
+    """
+    if not isinstance(p2p_op_list, (list, tuple)) or not all(
+        isinstance(each, P2POp) for each in p2p_op_list
+    ):
+        raise UsageError(f"batch_isend_irecv needs a list of P2POp, got {p2p_op_list!r}")
+    return [
+        each.op(each.tensor, each.peer, group=each.group, tag=each.tag) for each in p2p_op_list
+    ]
+
+
+def send_object_list(
+    object_list: list[Any],
+    dst: int | None = None,
+    group: Group | None = None,
+    dst_in_group: int | None = None,
+    *,
+    sync_op: bool = True,
+    tag: int = 0,
+) -> Work:
+    """Send the objects of a list to one rank, which calls `recv_object_list`.
+
+    Args:
+        object_list: at least one picklable object; large arrays in them are not copied.
+        dst: the receiver's world rank (default: world rank 0).
+        group: the group both belong to; None for all.
+        dst_in_group: the receiver's rank in the group, instead of `dst`.
+        sync_op: return when the objects may be changed again.
+        tag: as in `send`.
+    """
+    peer = _one_peer(group, dst, dst_in_group, "dst")
+    return issue(group, sync_op, _describe_send_objects, object_list, peer, tag)
+
+
+def recv_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Group | None = None,
+    src_in_group: int | None = None,
+    *,
+    sync_op: bool = True,
+    tag: int = 0,
+) -> Work:
+    """Receive objects into `object_list`, which has as many entries as were sent.
+
+    Args:
+        object_list: its entries are replaced.
+        src: the sender's world rank; None receives from any rank.
+        group: the group both belong to; None for all.
+        src_in_group: the sender's rank in the group, instead of `src`.
+        sync_op: return when the objects have arrived.
+        tag: as in `send`.
+
+    Raises:
+        MismatchError: the list that arrived has another length.
+    """
+    peer = _one_peer(group, src, src_in_group, "src")
+    return issue(group, sync_op, _describe_recv_objects, object_list, peer, tag)
+
+
+# ---- descriptions
+
+
+def _describe_send(group: Group, tensor: Any, dst: Any, tag: Any) -> Call:
+    root = group.root_of(dst, "dst")
+    buffer = as_buffer(tensor)
+    return Call(
+        Kind.SEND,
+        send=buffer.data,
+        dtype=buffer.dtype,
+        shape=buffer.shape,
+        root=root,
+        tag=_check_tag(tag),
+    )
+
+
+def _describe_recv(group: Group, tensor: Any, src: Any, tag: Any) -> Call:
+    root = ANY_SOURCE if src is None else group.root_of(src, "src")
+    buffer = as_output(tensor)
+    return Call(
+        Kind.RECV,
+        recv=buffer.data,
+        dtype=buffer.dtype,
+        shape=buffer.shape,
+        root=root,
+        tag=_check_tag(tag),
+        finish=lambda _: buffer.unpack(),
+    )
+
+
+def _describe_send_objects(group: Group, object_list: Any, dst: Any, tag: Any) -> Call:
+    _check_objects(object_list)
+    root = group.root_of(0 if dst is None else dst, "dst")
+    try:
+        parcel = pack_object(list(object_list))
+    except Exception as error:
+        raise UsageError(f"object_list cannot be pickled: {error}") from error
+    return Call(Kind.SEND_OBJECT_LIST, root=root, tag=_check_tag(tag), parcels=(parcel,))
+
+
+def _describe_recv_objects(group: Group, object_list: Any, src: Any, tag: Any) -> Call:
+    _check_objects(object_list)
+    root = ANY_SOURCE if src is None else group.root_of(src, "src")
+
+    def finish(parcels: list[Parcel]) -> None:
+        received = unpack_object(parcels[0])
+        if len(received) != len(object_list):
+            raise MismatchError(
+                f"{len(received)} objects were sent to rank {group.world_rank}, whose object_list "
+                f"has {len(object_list)} entries; send and receive lists of one length"
+            )
+        object_list[:] = received
+
+    return Call(Kind.RECV_OBJECT_LIST, root=root, tag=_check_tag(tag), finish=finish)
+
+
+def _check_tag(tag: Any) -> int:
+    if not isinstance(tag, int) or isinstance(tag, bool) or tag < 0:
+        raise UsageError(f"tag must be an integer of at least 0, got {tag!r}")
+    return tag
+
+
+def _check_objects(object_list: Any) -> None:
+    if not isinstance(object_list, list) or not object_list:
+        raise UsageError(f"object_list cannot be None or empty, got {object_list!r}")
+
+
+def _one_peer(group: Group | None, world: int | None, in_group: int | None, what: str) -> Any:
+    if world is not None and in_group is not None:
+        raise UsageError(f"Cannot specify both {what} and {what}_in_group")
+    return world if in_group is None else group_at_hand(group).get_global_rank(in_group)

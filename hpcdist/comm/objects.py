@@ -1,0 +1,200 @@
+"""Collectives on Python objects: whatever pickles, of any size.
+
+Large arrays inside objects travel beside the pickle without being copied into it, and arrive
+writable. An object that cannot be pickled on one rank raises on every rank, naming the rank,
+and the group stays usable. Unpickling runs code: only exchange objects within your own job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..arrays.parcel import Parcel, pack_object, parcel_detail, unpack_object
+from ..errors import UsageError
+from ..transport.base import Work
+from ..transport.call import Call, Kind
+from .group import Group
+from .issue import issue
+
+
+def all_gather_object(
+    object_list: list[Any], obj: Any, group: Group | None = None, *, sync_op: bool = True
+) -> Work:
+    """Collect the `obj` of every rank in `object_list` on all ranks.
+
+    Args:
+        object_list: empty (it is filled) or with n entries (they are replaced).
+        obj: this rank's contribution.
+        group: the ranks that take part; None for all.
+        sync_op: return when the objects are there.
+    """
+    return issue(group, sync_op, _describe_all_gather, object_list, obj)
+
+
+def broadcast_object_list(
+    object_list: list[Any], src: int, group: Group | None = None, *, sync_op: bool = True
+) -> Work:
+    """Replace the entries of `object_list`, equally long everywhere, by those of rank `src`."""
+    return issue(group, sync_op, _describe_broadcast, object_list, src)
+
+
+def scatter_object_list(
+    out_object_list: list[Any],
+    in_object_list: list[Any] | None = None,
+    src: int = 0,
+    group: Group | None = None,
+    *,
+    sync_op: bool = True,
+) -> Work:
+    """Hand entry j of rank `src`'s list to rank j; the out list becomes exactly that one entry."""
+    return issue(group, sync_op, _describe_scatter, out_object_list, in_object_list, src)
+
+
+def gather_object(
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int = 0,
+    group: Group | None = None,
+    *,
+    sync_op: bool = True,
+) -> Work:
+    """Collect the `obj` of every rank in rank `dst`'s list, empty (filled) or with n entries."""
+    return issue(group, sync_op, _describe_gather, obj, object_gather_list, dst)
+
+
+def all_to_all_object(
+    out_object_list: list[Any],
+    in_object_list: list[Any],
+    group: Group | None = None,
+    *,
+    sync_op: bool = True,
+) -> Work:
+    """Send entry j of `in_object_list` to rank j; entry i of the out list comes from rank i."""
+    return issue(group, sync_op, _describe_all_to_all, out_object_list, in_object_list)
+
+
+# ---- descriptions
+
+
+def _describe_all_gather(group: Group, object_list: Any, obj: Any) -> Call:
+    kind = Kind.ALL_GATHER_OBJECT
+    try:
+        _check_room(group, object_list, "object_list")
+        parcels = (_pack(obj, "obj"),)
+    except UsageError as error:
+        return _cannot(kind, group, error)
+    return Call(
+        kind, detail=parcel_detail(parcels), parcels=parcels, finish=_replace(object_list)
+    )
+
+
+def _describe_broadcast(group: Group, object_list: Any, src: Any) -> Call:
+    kind, root = Kind.BROADCAST_OBJECT_LIST, group.root_of(src, "src")
+    try:
+        if not isinstance(object_list, list) or not object_list:
+            raise UsageError(f"object_list cannot be None or empty, got {object_list!r}")
+        parcels = (_pack(list(object_list), "object_list"),) if root == group.rank else ()
+    except UsageError as error:
+        return _cannot(kind, group, error, root)
+
+    def finish(received: list[Parcel]) -> None:
+        if root != group.rank:
+            object_list[:] = unpack_object(received[0])
+
+    return Call(
+        kind,
+        shape=(len(object_list),),
+        root=root,
+        detail=len(parcels[0].meta) if parcels else 0,
+        parcels=parcels,
+        finish=finish,
+    )
+
+
+def _describe_scatter(group: Group, out_list: Any, in_list: Any, src: Any) -> Call:
+    kind, root = Kind.SCATTER_OBJECT_LIST, group.root_of(src, "src")
+    parcels: Sequence[Parcel] = ()
+    try:
+        if not isinstance(out_list, list):
+            raise UsageError(f"out_object_list must be a list, got {out_list!r}")
+        if root == group.rank:
+            parcels = _pack_each(group, in_list, "in_object_list")
+    except UsageError as error:
+        return _cannot(kind, group, error, root)
+    return Call(
+        kind,
+        root=root,
+        detail=parcel_detail(parcels),
+        parcels=parcels,
+        finish=_replace(out_list),
+    )
+
+
+def _describe_gather(group: Group, obj: Any, gather_list: Any, dst: Any) -> Call:
+    kind, root = Kind.GATHER_OBJECT, group.root_of(dst, "dst")
+    at_root = root == group.rank
+    try:
+        if at_root:
+            _check_room(group, gather_list, "object_gather_list")
+        parcels = (_pack(obj, "obj"),)
+    except UsageError as error:
+        return _cannot(kind, group, error, root)
+    return Call(
+        kind,
+        root=root,
+        detail=parcel_detail(parcels),
+        parcels=parcels,
+        finish=_replace(gather_list) if at_root else None,
+    )
+
+
+def _describe_all_to_all(group: Group, out_list: Any, in_list: Any) -> Call:
+    kind = Kind.ALL_TO_ALL_OBJECT
+    try:
+        _check_room(group, out_list, "out_object_list")
+        parcels = _pack_each(group, in_list, "in_object_list")
+    except UsageError as error:
+        return _cannot(kind, group, error)
+    return Call(kind, detail=parcel_detail(parcels), parcels=parcels, finish=_replace(out_list))
+
+
+def _replace(target: list[Any]) -> Any:
+    def finish(parcels: list[Parcel]) -> None:
+        target[:] = [unpack_object(parcel) for parcel in parcels]
+
+    return finish
+
+
+def _pack(obj: Any, what: str) -> Parcel:
+    try:
+        return pack_object(obj)
+    except Exception as error:
+        raise UsageError(
+            f"{what} cannot be pickled ({type(error).__name__}: {error}); send plain data, or "
+            "objects whose classes and functions are defined at the top of a module"
+        ) from error
+
+
+def _pack_each(group: Group, objects: Any, what: str) -> list[Parcel]:
+    if not isinstance(objects, (list, tuple)) or len(objects) != group.nranks:
+        got = len(objects) if isinstance(objects, (list, tuple)) else repr(objects)
+        raise UsageError(
+            f"{what} must be a list with one object per rank of group {group.name}: "
+            f"{group.nranks}, got {got}"
+        )
+    return [_pack(obj, f"{what}[{rank}]") for rank, obj in enumerate(objects)]
+
+
+def _check_room(group: Group, target: Any, what: str) -> None:
+    if not isinstance(target, list) or len(target) not in (0, group.nranks):
+        got = f"{len(target)} entries" if isinstance(target, list) else repr(target)
+        raise UsageError(
+            f"{what} must be an empty list or a list of {group.nranks} entries, got {got}"
+        )
+
+
+def _cannot(kind: Kind, group: Group, error: UsageError, root: int = 0) -> Call:
+    named = UsageError(f"rank {group.world_rank}: {error}")
+    named.__cause__ = error.__cause__
+    return Call(kind, root=root, error=named)

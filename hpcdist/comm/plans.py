@@ -1,0 +1,152 @@
+"""Persistent plans: describe a collective once, start it many times on the same arrays.
+
+``plan = plan_all_reduce(x)`` is collective and has the arguments of `all_reduce`; then
+``plan.start().wait()`` in the loop, on every rank, and ``plan.free()`` at the end. Where MPI
+has the collective in persistent form (MPI-4, section 6.13) it is used; it is faster than a
+call, because everything has been checked and set up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from ..errors import UsageError
+from ..transport.base import DONE, REFUSE_START, Plan, Work
+from ..transport.recipes import ReduceOp
+from . import describe
+from .group import Group
+from .issue import issue, not_a_member
+from .session import group_at_hand
+
+
+def plan_all_reduce(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None) -> Plan:
+    """Plan `all_reduce`. Collective.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> plan = dist.plan_all_reduce(np.ones(3))
+        >>> plan.start().wait()
+        True
+        >>> plan.free()
+    """
+    return _plan(group, describe.all_reduce, tensor, op)
+
+
+def plan_reduce(
+    tensor: Any, dst: int, op: int = ReduceOp.SUM, group: Group | None = None
+) -> Plan:
+    """Plan `reduce`. Collective."""
+    return _plan(group, describe.reduce, tensor, dst, op)
+
+
+def plan_reduce_scatter(
+    tensor: Any, tensor_list: Any, op: int = ReduceOp.SUM, group: Group | None = None
+) -> Plan:
+    """Plan `reduce_scatter`. Collective."""
+    return _plan(group, describe.reduce_scatter, tensor, tensor_list, op)
+
+
+def plan_scan(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None) -> Plan:
+    """Plan `scan`. Collective."""
+    return _plan(group, describe.scan, tensor, op)
+
+
+def plan_exscan(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None) -> Plan:
+    """Plan `exscan`. Collective."""
+    return _plan(group, describe.exscan, tensor, op)
+
+
+def plan_broadcast(tensor: Any, src: int, group: Group | None = None) -> Plan:
+    """Plan `broadcast`. Collective."""
+    return _plan(group, describe.broadcast, tensor, src)
+
+
+def plan_all_gather(tensor_list: Any, tensor: Any, group: Group | None = None) -> Plan:
+    """Plan `all_gather`. Collective."""
+    return _plan(group, describe.all_gather, tensor_list, tensor)
+
+
+def plan_gather(
+    tensor: Any, gather_list: Any = None, dst: int = 0, group: Group | None = None
+) -> Plan:
+    """Plan `gather`. Collective."""
+    return _plan(group, describe.gather, tensor, gather_list, dst)
+
+
+def plan_scatter(
+    tensor: Any, tensor_list: Any = None, src: int = 0, group: Group | None = None
+) -> Plan:
+    """Plan `scatter`. Collective."""
+    return _plan(group, describe.scatter, tensor, tensor_list, src)
+
+
+def plan_alltoall(
+    out_tensor_list: Any, in_tensor_list: Any, group: Group | None = None
+) -> Plan:
+    """Plan `alltoall`. Collective."""
+    return _plan(group, describe.alltoall, out_tensor_list, in_tensor_list)
+
+
+def plan_alltoall_single(
+    out_tensor: Any,
+    in_tensor: Any,
+    group: Group | None = None,
+    *,
+    in_split_sizes: Sequence[int] | None = None,
+    out_split_sizes: Sequence[int] | None = None,
+) -> Plan:
+    """Plan `alltoall_single`. Collective."""
+    return _plan(
+        group, describe.alltoall_single, out_tensor, in_tensor, in_split_sizes, out_split_sizes
+    )
+
+
+def plan_barrier(group: Group | None = None) -> Plan:
+    """Plan `barrier`. Collective."""
+    return _plan(group, describe.barrier)
+
+
+def _plan(group: Group | None, describe_call: Callable[..., Any], *args: Any) -> Plan:
+    group = group_at_hand(group)
+    if group.transport is None:
+        not_a_member(group)
+        return _NoPlan()
+    direct = group.transport.plan(describe_call(group, *args))
+    return direct or _ReplayPlan(group, describe_call, args)
+
+
+@final
+class _ReplayPlan(Plan):
+    """A plan for calls without a persistent form: it describes and starts the call anew."""
+
+    def __init__(self, group: Group, describe_call: Any, args: tuple[Any, ...]) -> None:
+        self._group: Group | None = group
+        self._describe = describe_call
+        self._args = args
+        self._work: Work = DONE
+
+    def start(self) -> Work:
+        """Begin the operation on what the arrays hold now."""
+        if self._group is None or not self._work.is_completed():
+            raise UsageError(REFUSE_START)
+        self._work = issue(self._group, False, self._describe, *self._args)
+        return self._work
+
+    def free(self) -> None:
+        """Forget the arrays."""
+        self._work.wait()
+        self._group, self._args = None, ()
+
+
+@final
+class _NoPlan(Plan):
+    """What a rank outside the group gets: nothing happens."""
+
+    def start(self) -> Work:
+        """Return a completed work."""
+        return DONE
+
+    def free(self) -> None:
+        """Do nothing."""

@@ -1,0 +1,99 @@
+"""`Session`: the groups of one world, from `init_parallel_env` to `destroy_process_group`.
+
+A process has at most one; each thread of a simulated world has one of its own. This is the
+only place that keeps groups.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple, final
+
+from ..errors import UsageError
+from ..transport.base import Transport
+from .group import Group
+
+
+class Whereabouts(NamedTuple):
+    """What `ParallelEnv` tells of a rank beyond its group."""
+
+    local_rank: int
+    local_size: int
+    node_rank: int
+    nnodes: int
+    endpoints: tuple[str, ...]
+
+
+@final
+class Session:
+    """The world group and the groups made from it."""
+
+    def __init__(self, transport: Transport, whereabouts: Whereabouts, timeout_s: float) -> None:
+        self.world = Group(range(transport.size), transport.rank, 0, transport)
+        self.groups: dict[int, Group] = {0: self.world}
+        self.whereabouts = whereabouts
+        self.timeout_s = timeout_s
+        self.next_id = 1
+
+    def adopt(self, group: Group) -> Group:
+        """Keep `group` until it is destroyed."""
+        self.groups[group.id] = group
+        self.next_id = max(self.next_id, group.id) + 1
+        return group
+
+
+class _ThisProcess:
+    session: Session | None = None
+
+
+_simulated = threading.local()
+
+
+def current_session() -> Session | None:
+    """Return the session of this thread's simulated world, or of this process, or None."""
+    return getattr(_simulated, "session", _ThisProcess.session)
+
+
+def set_session(session: Session | None) -> None:
+    """Make `session` the one of this process (of this simulated rank, inside `simulate`)."""
+    if is_simulated():
+        _simulated.session = session
+    else:
+        _ThisProcess.session = session
+
+
+def enter_simulation(session: Session) -> None:
+    """Make this thread a rank of a simulated world."""
+    _simulated.session = session
+
+
+def leave_simulation() -> None:
+    """Make this thread an ordinary one again."""
+    del _simulated.session
+
+
+def is_simulated() -> bool:
+    """Say whether this thread is a rank of a simulated world."""
+    return hasattr(_simulated, "session")
+
+
+def session_at_hand() -> Session:
+    """Return the current session, or raise `UsageError`."""
+    session = current_session()
+    if session is None:
+        raise UsageError(
+            "The global group is not initialized; call hpcdist.init_parallel_env() first"
+        )
+    return session
+
+
+def group_at_hand(group: Any) -> Group:
+    """Return `group`, or the world group for None; raise `UsageError` for anything else."""
+    if group is None:
+        return session_at_hand().world
+    if type(group) is not Group:
+        raise UsageError(
+            f"group must be a Group from new_group or get_group, or None for all ranks, got "
+            f"{group!r}"
+        )
+    return group

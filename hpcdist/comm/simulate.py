@@ -1,0 +1,84 @@
+"""`simulate`: a world whose ranks are threads of this process."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..errors import RemoteError, UsageError
+from ..transport.local import LocalTransport, Room
+from .session import (
+    Session,
+    Whereabouts,
+    current_session,
+    enter_simulation,
+    leave_simulation,
+)
+
+T = TypeVar("T")
+
+
+def simulate(
+    n: int, fn: Callable[..., T], *args: Any, timeout: float = 60.0, **kwargs: Any
+) -> list[T]:
+    """Run ``fn(*args, **kwargs)`` on `n` in-process ranks and return their results in rank order.
+
+    Everything in hpcdist works inside `fn`, without MPI: for unit tests, notebooks, teaching.
+    The ranks are threads, so they share modules and global variables, unlike real ranks.
+
+    Args:
+        n: number of ranks.
+        fn: called once per rank; asks `get_rank` who it is.
+        args: arguments of `fn`.
+        timeout: seconds an operation may wait for a rank.
+        kwargs: keyword arguments of `fn`.
+
+    Raises:
+        The first exception of a rank that did not only fail because another one had.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> dist.simulate(3, dist.get_rank)
+        [0, 1, 2]
+    """
+    if not isinstance(n, int) or n < 1:
+        raise UsageError(f"simulate needs at least one rank, got {n!r}")
+    room = Room(range(n))
+    results: list[Any] = [None] * n
+    errors: dict[int, BaseException] = {}
+
+    def one_rank(rank: int) -> None:
+        where = Whereabouts(rank, n, 0, 1, tuple(f"localhost:{rank}" for rank in range(n)))
+        enter_simulation(Session(LocalTransport(room, rank, timeout), where, timeout))
+        why, details = "has ended", ""
+        try:
+            results[rank] = fn(*args, **kwargs)
+        except BaseException as error:
+            errors[rank] = error
+            why, details = f"failed with {type(error).__name__}: {error}", traceback.format_exc()
+        finally:
+            _close_groups()
+            room.leave(rank, why, details)
+            leave_simulation()
+
+    threads = [
+        threading.Thread(target=one_rank, args=(rank,), name=f"rank-{rank}", daemon=True)
+        for rank in range(n)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        own = [error for error in errors.values() if not isinstance(error, RemoteError)]
+        raise (own or list(errors.values()))[0]
+    return results
+
+
+def _close_groups() -> None:
+    session = current_session()
+    for group in session.groups.values() if session is not None else ():
+        if group.transport is not None:
+            group.transport.close()

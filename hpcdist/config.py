@@ -1,0 +1,54 @@
+"""`Config`: every setting hpcdist takes from the environment; nothing else reads ``HPCDIST_*``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .errors import UsageError
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of this process, each from the variable ``HPCDIST_<NAME>``."""
+
+    timeout_s: float = 1800.0
+    """Seconds after which an operation that not all ranks have joined is an error."""
+    piece_mb: float = 4.0
+    """MiB of a large reduction inside one node that are handed to MPI at a time."""
+    allow_singleton: bool = False
+    """Accept a world of one rank although the launcher started more."""
+
+
+def read_config(environ: Mapping[str, str] | None = None) -> Config:
+    """Read the configuration; an unusable value is a `UsageError` naming the variable."""
+    environ = os.environ if environ is None else environ
+    given: dict[str, Any] = {}
+    for field in fields(Config):
+        variable = f"HPCDIST_{field.name.upper()}"
+        text = environ.get(variable)
+        if text:
+            given[field.name] = _READERS[str(field.type)](variable, text)
+    return Config(**given)
+
+
+def _number(variable: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value > 0:
+        raise UsageError(f"{variable}={text!r} is not a positive number; set one or unset it")
+    return value
+
+
+def _switch(variable: str, text: str) -> bool:
+    if text.lower() not in _SWITCHES:
+        raise UsageError(f"{variable}={text!r} is neither 0 nor 1; set one of them or unset it")
+    return _SWITCHES[text.lower()]
+
+
+_SWITCHES = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
+_READERS = {"float": _number, "bool": _switch}

@@ -1,0 +1,49 @@
+"""Every exception and warning hpcdist raises on purpose.
+
+`HpcdistError` is the root. A message says what happened, what was got and what to do.
+"""
+
+from __future__ import annotations
+
+
+class HpcdistError(RuntimeError):
+    """Base of all hpcdist errors."""
+
+
+class UsageError(HpcdistError, ValueError):
+    """The arguments are wrong; found before anything was sent."""
+
+
+class MismatchError(HpcdistError):
+    """The ranks of a group disagree about the operation, its shape, dtype, op or root."""
+
+
+class CollectiveTimeout(HpcdistError, TimeoutError):
+    """An operation was not joined by every rank in time.
+
+    `missing` holds the world ranks that had not entered it.
+    """
+
+    def __init__(self, message: str, missing: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+class RemoteError(HpcdistError):
+    """Another rank failed; `rank` is its world rank, `traceback` what it printed."""
+
+    def __init__(self, message: str, rank: int = -1, traceback: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.traceback = traceback
+
+    def __reduce__(self) -> tuple[type[RemoteError], tuple[str, int, str]]:
+        return type(self), (str(self), self.rank, self.traceback)
+
+
+class TransportError(HpcdistError):
+    """MPI (or another transport below us) failed; the message carries its text."""
+
+
+class NotInGroupWarning(UserWarning):
+    """A rank called an operation of a group it does not belong to; nothing was done."""

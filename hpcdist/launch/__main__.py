@@ -1,0 +1,5 @@
+"""`python -m hpcdist.launch` is `hpcdist run`."""
+
+from hpcdist.launch import launch
+
+launch()

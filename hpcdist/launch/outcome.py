@@ -1,0 +1,72 @@
+"""How a job ended: `Outcome`, and `conclude`, which finds the one exit code that stands for it all."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Outcome(NamedTuple):
+    """How a job ended.
+
+    `code` is an exit code as shells count, 128 + n for signal n. `first` is the first rank that
+    failed and how (negative for a signal), None where no rank is known to have failed by itself.
+    `exits` has the ranks that are known to have ended; `launcher` is the launcher's exit code.
+    """
+
+    code: int
+    first: tuple[int, int] | None
+    exits: Mapping[int, int]
+    launcher: int
+
+
+def conclude(
+    first: tuple[int, int] | None, exits: Mapping[int, int], launcher: int, interrupted: int
+) -> Outcome:
+    """Return what a job came to.
+
+    Args:
+        first: The rank that ended badly first, and its exit code, negative for a signal.
+        exits: The exit codes of all ranks that are known to have ended.
+        launcher: The exit code of the launcher, which carries the code of an `MPI.Abort`.
+        interrupted: The signal we were sent, 0 for none.
+
+    Example:
+        >>> conclude((1, 7), {}, 1, 0).code, conclude((1, -9), {}, 137, 0).code
+        (7, 137)
+        >>> conclude((1, -15), {}, 3, 0)
+        Outcome(code=3, first=None, exits={}, launcher=3)
+
+    """
+    shell = 128 - launcher if launcher < 0 else launcher
+    if first is not None and first[1] < 0:
+        # An abort ends the ranks by a signal, while the launcher tells the code it was given.
+        ended_by = {-first[1], signal.SIGKILL, signal.SIGTERM}
+        if 0 < shell < 128 and shell not in ended_by and not interrupted:
+            first = None
+    if interrupted == signal.SIGINT:
+        return Outcome(128 + signal.SIGINT, first, exits, launcher)
+    if first is None:
+        return Outcome(shell, None, exits, launcher)
+    code = first[1] if first[1] > 0 else 128 - first[1]
+    return Outcome(code, first, exits, launcher)
+
+
+def describe_exit(code: int) -> str:
+    """Return words for an exit code, negative for a signal.
+
+    Args:
+        code: As `subprocess` counts.
+
+    Example:
+        >>> describe_exit(7), describe_exit(-9)
+        ('exit code 7', 'signal SIGKILL')
+
+    """
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"

@@ -1,0 +1,168 @@
+"""`run_job`: start a job, stand in for it towards whoever started us, and return its exit code.
+
+Signals we get go to the job, lines of the ranks go to our output, our input goes to rank 0, and a
+failing job is started again where that was asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from hpcdist.launch.command import Command, Options, Site, build_command
+from hpcdist.launch.job import Job, make_directory, remove_directory
+from hpcdist.launch.outcome import Outcome, describe_exit
+from hpcdist.launch.output import Console
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How to run: label the lines (None: where there are several ranks), log files, restarts."""
+
+    label: bool | None = None
+    log_dir: str | None = None
+    log_overwrite: bool = False
+    max_restart: int = 0
+
+
+def run_job(options: Options, manner: Manner, site: Site, environ: Mapping[str, str]) -> int:
+    """Run a job to its end, again where it fails and `manner` allows.
+
+    Args:
+        options: What to start.
+        manner: How to run it.
+        site: What this machine has.
+        environ: The environment the job inherits.
+
+    Returns:
+        The exit code as a shell counts: that of the first rank that failed, 128 + n for signal n.
+
+    Raises:
+        UsageError: There is no command for these options.
+        OSError: The launcher could not be started.
+
+    Example:
+        >>> run_job(Options(("true",), nprocs=2), Manner(), site, environ)  # doctest: +SKIP
+        0
+
+    """
+    if "PYTHONUNBUFFERED" not in environ:  # else lines would come late: the ranks see no terminal
+        options = replace(options, env={"PYTHONUNBUFFERED": "1", **options.env})
+    for restart in range(manner.max_restart + 1):
+        again = {"HPCDIST_RESTART_COUNT": str(restart)} if manner.max_restart else {}
+        outcome, asked = _run_once(
+            replace(options, env={**options.env, **again}), manner, site, environ
+        )
+        if outcome.code == 0:
+            break
+        _report(outcome, asked)
+        if asked or _nobody_reads(outcome):
+            break
+        if restart < manner.max_restart:
+            _note(f"restart {restart + 1} of {manner.max_restart}")
+    return outcome.code
+
+
+def _run_once(
+    options: Options, manner: Manner, site: Site, environ: Mapping[str, str]
+) -> tuple[Outcome, bool]:
+    """Return the outcome, and whether somebody asked us to end."""
+
+    def command(program: tuple[str, ...]) -> Command:
+        return build_command(replace(options, program=program), site, environ)
+
+    size = command(options.program).size
+    label = size > 1 if manner.label is None else manner.label
+    directory = make_directory()
+    try:
+        with (
+            Console(label, manner.log_dir, manner.log_overwrite) as console,
+            _input() as stdin,
+        ):
+            job = Job(
+                command,
+                options.program,
+                environ,
+                console.write,
+                whole_lines=label or size > 1,
+                stdin=stdin,
+                directory=directory,
+            )
+            with _forwarding(job) as got:
+                outcome = job.run()
+    finally:
+        remove_directory(directory)
+    return outcome, bool({signal.SIGINT, signal.SIGTERM, signal.SIGHUP} & set(got))
+
+
+@contextlib.contextmanager
+def _forwarding(job: Job) -> Iterator[list[int]]:
+    """Pass signals on to the job; the list fills with those that came."""
+    got: list[int] = []
+
+    def forward(number: int, _frame: object) -> None:
+        got.append(number)
+        job.signal(signal.SIGTERM if number == signal.SIGHUP else number)
+
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    try:
+        yield got
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _input() -> Iterator[int | None]:
+    """Give what the launcher shall read: our own input, by a pipe where that is a terminal.
+
+    The launcher lives in a session of its own, from which a terminal cannot be read.
+    """
+    if not os.isatty(0):
+        yield None
+        return
+    if os.tcgetpgrp(0) != os.getpgrp():  # in the background: reading would stop us
+        yield subprocess.DEVNULL
+        return
+    read_end, write_end = os.pipe()
+
+    def pump() -> None:
+        with contextlib.suppress(OSError):
+            while data := os.read(0, 4096):
+                os.write(write_end, data)
+        with contextlib.suppress(OSError):
+            os.close(write_end)
+
+    threading.Thread(target=pump, name="hpcdist stdin", daemon=True).start()
+    try:
+        yield read_end
+    finally:
+        os.close(read_end)
+
+
+def _report(outcome: Outcome, asked: bool) -> None:
+    if asked or _nobody_reads(outcome):
+        return
+    if outcome.first is None:
+        _note(f"the job was aborted, or could not be run: exit code {outcome.code}")
+    else:
+        rank, code = outcome.first
+        _note(f"rank {rank} ended with {describe_exit(code)}, and the job with it")
+
+
+def _nobody_reads(outcome: Outcome) -> bool:
+    return outcome.first is not None and outcome.first[1] == -signal.SIGPIPE
+
+
+def _note(text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write(f"hpcdist run: {text}\n")
+        sys.stderr.flush()

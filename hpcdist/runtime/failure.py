@@ -1,0 +1,53 @@
+"""What happens when a rank fails: its traceback appears once, and the whole job ends.
+
+Without this a rank that dies in plain Python sits in ``MPI_Finalize`` while the others wait
+for it, with every MPI library.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from types import TracebackType
+
+from .mpi import abort
+
+_INTERRUPTED = 130
+_installed = False
+
+
+def end_job_on_failure(rank: int) -> None:
+    """From now on an uncaught exception on this rank ends all ranks.
+
+    Interactive sessions are left alone: there an exception is part of the work.
+    """
+    global _installed
+    if _installed or hasattr(sys, "ps1") or sys.flags.interactive:
+        return
+    _installed = True
+    previous = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            _say(f"[rank {rank}] interrupted")
+            abort(_INTERRUPTED)
+        if previous is not sys.__excepthook__:
+            previous(kind, error, trace)
+        else:
+            lines = "".join(traceback.format_exception(kind, error, trace)).rstrip().split("\n")
+            _say("\n".join(f"[rank {rank}] {line}" for line in lines))
+        abort(1)
+
+    sys.excepthook = hook
+
+
+def _say(text: str) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is sys.stderr:
+                stream.write(text + "\n")
+            stream.flush()
+        except (OSError, ValueError):
+            continue

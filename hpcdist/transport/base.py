@@ -1,0 +1,136 @@
+"""The interfaces of this layer; every other class here is final."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, final
+
+from .call import Call
+
+
+class Work(ABC):
+    """An operation under way; it keeps its buffers alive until it has ended.
+
+    `source` is the world rank a message came from, once a receive has ended.
+    """
+
+    source: int = -1
+
+    @abstractmethod
+    def wait(self, timeout: Any = None) -> bool:
+        """Block until the operation has ended and return True.
+
+        Args:
+            timeout: seconds (or a `datetime.timedelta`) this wait may take; the operation goes
+                on when it is over.
+
+        Raises:
+            CollectiveTimeout: not every rank joined in time.
+            HpcdistError: what went wrong in the operation itself.
+        """
+
+    @abstractmethod
+    def is_completed(self) -> bool:
+        """Say whether the operation has ended, without blocking."""
+
+    def synchronize(self) -> None:
+        """Same as `wait()`."""
+        self.wait()
+
+    def result(self) -> Any:
+        """Wait, and return what the operation returned (gathered objects, for example)."""
+        self.wait()
+        return None
+
+
+@final
+class Done(Work):
+    """The work of an operation that ended before its function returned."""
+
+    def __init__(self, source: int = -1) -> None:
+        self.source = source
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Return True at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+
+DONE = Done()
+
+
+class Plan(ABC):
+    """An operation bound to its buffers, to be started again and again."""
+
+    @abstractmethod
+    def start(self) -> Work:
+        """Begin the operation on what the buffers hold now; the last start must have ended."""
+
+    @abstractmethod
+    def free(self) -> None:
+        """Give back what MPI keeps for the plan; it cannot be started again."""
+
+
+REFUSE_START = (
+    "this plan is under way or has been freed; wait() for its last start before the next one, "
+    "and make a new plan after free()"
+)
+
+
+class Transport(ABC):
+    """Moves the bytes of a `Call` between the ranks of one group.
+
+    `ranks` are the world ranks of the group, in group order.
+    """
+
+    backend: str
+    rank: int
+    size: int
+    ranks: Sequence[int]
+
+    @abstractmethod
+    def run(self, call: Call) -> Any:
+        """Finish `call` before returning."""
+
+    @abstractmethod
+    def start(self, call: Call) -> Work:
+        """Begin `call` and return at once."""
+
+    @abstractmethod
+    def plan(self, call: Call) -> Plan | None:
+        """Prepare `call` to be started many times on the same buffers; collective.
+
+        None (on every rank) where the transport has nothing faster than starting it anew.
+        """
+
+    @abstractmethod
+    def subgroup(self, ranks: Sequence[int], next_id: int, timeout: float) -> tuple[Transport, int]:
+        """Join the members of a new group (ranks of this one) and agree on its id.
+
+        Collective over the members only. Returns the group's transport and the largest
+        `next_id` of its members.
+        """
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block until every collective this rank issued before has ended; local."""
+
+    @abstractmethod
+    def reopen(self) -> Transport:
+        """Return a new transport between the same ranks, after `close`; collective."""
+
+    @abstractmethod
+    def leave(self, why: str) -> None:
+        """Tell the other ranks that this one takes part no longer."""
+
+    @abstractmethod
+    def together_at_end(self) -> bool:
+        """Say whether all ranks arrive here within about a second; once, before the end."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what is under way and give the communicators back."""

@@ -1,0 +1,131 @@
+"""`Call`: everything a transport needs to know about one operation, described but not begun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from ..arrays.dtypes import Dtype
+from ..arrays.libraries import NumpyArray
+from ..arrays.parcel import Parcel
+from .recipes import Recipe, ReduceOp
+
+ANY_SOURCE = -1
+"""As `root` of a receive: take the message from whichever rank sent one."""
+
+
+class Kind(IntEnum):
+    """The operations; the lower-case name is the public one."""
+
+    BARRIER = 0
+    ALL_REDUCE = 1
+    REDUCE = 2
+    REDUCE_SCATTER = 3
+    SCAN = 4
+    EXSCAN = 5
+    BROADCAST = 6
+    ALL_GATHER = 7
+    GATHER = 8
+    SCATTER = 9
+    ALLTOALL = 10
+    BROADCAST_OBJECT_LIST = 11
+    ALL_GATHER_OBJECT = 12
+    GATHER_OBJECT = 13
+    SCATTER_OBJECT_LIST = 14
+    ALL_TO_ALL_OBJECT = 15
+    SEND = 16
+    RECV = 17
+    SEND_OBJECT_LIST = 18
+    RECV_OBJECT_LIST = 19
+
+
+class Block(NamedTuple):
+    """What one rank contributed to a gather: flat memory and its shape."""
+
+    data: NumpyArray
+    shape: tuple[int, ...]
+
+
+class Call(NamedTuple):
+    """One operation of one rank.
+
+    `send` and `recv` are C-contiguous; `recv` alone means in place. `root` is a rank of the
+    group (the peer of a message). `shape` must be equal on all ranks, except for the kinds in
+    `LOOSE`, whose ranks compare `detail` instead. `counts` are elements per peer, sent and
+    received, of an uneven alltoall. `parcels` are pickled objects. `error` says that this rank
+    cannot take part; it is then raised on every rank. `finish` gets what the transport returns.
+    """
+
+    kind: Kind
+    send: NumpyArray | None = None
+    recv: NumpyArray | None = None
+    dtype: Dtype | None = None
+    shape: tuple[int, ...] = ()
+    root: int = 0
+    op: ReduceOp | None = None
+    recipe: Recipe | None = None
+    detail: int = 0
+    counts: tuple[Sequence[int], Sequence[int]] | None = None
+    tag: int = 0
+    parcels: Sequence[Parcel] = ()
+    finish: Callable[[Any], None] | None = None
+    error: Exception | None = None
+
+
+LOOSE = frozenset(
+    {
+        Kind.ALL_GATHER,
+        Kind.GATHER,
+        Kind.ALLTOALL,
+        Kind.BROADCAST_OBJECT_LIST,
+        Kind.ALL_GATHER_OBJECT,
+        Kind.GATHER_OBJECT,
+        Kind.SCATTER_OBJECT_LIST,
+        Kind.ALL_TO_ALL_OBJECT,
+    }
+)
+"""Operations whose ranks may bring different shapes or sizes; see `Call.detail`."""
+
+ROOTED = frozenset(
+    {
+        Kind.REDUCE,
+        Kind.BROADCAST,
+        Kind.GATHER,
+        Kind.SCATTER,
+        Kind.BROADCAST_OBJECT_LIST,
+        Kind.GATHER_OBJECT,
+        Kind.SCATTER_OBJECT_LIST,
+    }
+)
+
+UNEVEN = 1
+"""`detail` of an alltoall whose blocks differ on this rank; hashes of shapes are larger."""
+
+_POSITIVE = (1 << 62) - 1
+
+
+def fingerprint(call: Call) -> int:
+    """Return a number from 0 to 2^62 that is equal on ranks whose calls match."""
+    kind, dtype = call.kind, call.dtype
+    code = -1 if dtype is None else dtype.code
+    op = -1 if call.op is None else call.op
+    shape = () if kind in LOOSE else call.shape
+    return hash((int(kind), int(op), call.root, code, shape)) & _POSITIVE
+
+
+def shape_detail(shape: tuple[int, ...]) -> int:
+    """Return a number above `UNEVEN` that is equal on ranks with equal shapes."""
+    return (hash(shape) & _POSITIVE) + UNEVEN + 1
+
+
+def label(call: Call, ranks: Sequence[int]) -> str:
+    """Say in words what `call` is, for messages; `ranks` are the group's world ranks."""
+    words = []
+    if call.dtype is not None:
+        words = [f"shape {call.shape}", call.dtype.name]
+    if call.op is not None:
+        words.append(call.op.name)
+    if call.kind in ROOTED:
+        words.append(f"root {ranks[call.root]}")
+    return f"{call.kind.name.lower()}({', '.join(words)})"

@@ -1,0 +1,34 @@
+"""`call_site`: the line of the user's program that called into hpcdist."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+
+
+issued = threading.local()
+"""On a lane's thread: `issued.at` is the line that issued the operation under way."""
+
+
+def outer_frame() -> tuple[FrameType | None, int]:
+    """Return the innermost frame outside hpcdist and how many frames above the caller it is."""
+    frame: FrameType | None = sys._getframe(1)
+    depth = 1
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, depth = frame.f_back, depth + 1
+    return frame, depth
+
+
+def call_site() -> str:
+    """Return ``file:line`` of the caller outside hpcdist, for messages."""
+    issued_at: str | None = getattr(issued, "at", None)
+    if issued_at is not None:
+        return issued_at
+    frame, _ = outer_frame()
+    if frame is None:
+        return "an unknown line"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

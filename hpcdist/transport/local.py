@@ -1,0 +1,504 @@
+"""Ranks as threads of one process: no MPI, for unit tests, notebooks and teaching.
+
+All ranks of a group meet in a `Room`. Operation k of a group is a `Meeting`: the last rank to
+arrive compares what all called and computes the result for everyone. Whoever waits in vain
+knows who is missing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import numpy as np
+
+from ..arrays.libraries import NumpyArray
+from ..arrays.parcel import Parcel
+from ..errors import (
+    CollectiveTimeout,
+    HpcdistError,
+    MismatchError,
+    RemoteError,
+)
+from .base import DONE, Done, Plan, Transport, Work
+from .call import ANY_SOURCE, Block, Call, Kind, fingerprint, label
+from .call_site import call_site
+from .lane import Lane
+from .recipes import local_result
+
+
+class Meeting:
+    """One operation of a group."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, Call] = {}
+        self.results: list[Any] | None = None
+        self.error: HpcdistError | None = None
+
+
+@final
+class Room:
+    """What the ranks of one group share; `ranks` are their world ranks."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = tuple(ranks)
+        self.changed = threading.Condition()
+        self.meetings: dict[int, Meeting] = {}
+        self.left: dict[int, tuple[str, str]] = {}
+        self.letters: list[_Letter] = []
+        self.rooms: dict[tuple[tuple[int, ...], int], Room] = {}
+
+    def subroom(self, ranks: tuple[int, ...], nth: int) -> Room:
+        """Return the room of the nth group made of `ranks` (world ranks), made by the first."""
+        with self.changed:
+            return self.rooms.setdefault((ranks, nth), Room(ranks))
+
+    def leave(self, rank: int, why: str, details: str = "") -> None:
+        """Note that a rank will not come any more."""
+        with self.changed:
+            self.left[rank] = (why, details)
+            for room in self.rooms.values():
+                if self.ranks[rank] in room.ranks:
+                    room.leave(room.ranks.index(self.ranks[rank]), why, details)
+            self.changed.notify_all()
+
+    def meet(self, rank: int, sequence: int, call: Call, timeout_s: float) -> Any:
+        """Take part in operation `sequence` and return this rank's result."""
+        with self.changed:
+            meeting = self.meetings.setdefault(sequence, Meeting())
+            meeting.calls[rank] = call
+            if meeting.error is None and len(meeting.calls) == len(self.ranks):
+                self._hold(meeting)
+                self.changed.notify_all()
+            elif meeting.error is None:
+                self._await(meeting, call, sequence, timeout_s)
+            if len(meeting.calls) == len(self.ranks):
+                self.meetings.pop(sequence, None)
+            if call.error is not None:
+                raise call.error
+            if meeting.error is not None:
+                raise meeting.error
+            assert meeting.results is not None
+            return meeting.results[rank]
+
+    def _await(self, meeting: Meeting, call: Call, sequence: int, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while meeting.results is None and meeting.error is None:
+            gone = [rank for rank in self.left if rank not in meeting.calls]
+            if gone:
+                why, details = self.left[gone[0]]
+                meeting.error = RemoteError(
+                    f"rank {self.ranks[gone[0]]} {why} and did not join "
+                    f"{label(call, self.ranks)}; let every rank of a group take part in each of "
+                    "its operations",
+                    self.ranks[gone[0]],
+                    details,
+                )
+            elif not self.changed.wait(min(1.0, deadline - time.monotonic())) and (
+                time.monotonic() >= deadline
+            ):
+                missing = tuple(
+                    self.ranks[each]
+                    for each in range(len(self.ranks))
+                    if each not in meeting.calls
+                )
+                meeting.error = CollectiveTimeout(
+                    f"{label(call, self.ranks)}, operation #{sequence} of the group of ranks "
+                    f"{list(self.ranks)}, was not joined by all ranks within {timeout_s:g} s; "
+                    f"missing ranks: {', '.join(map(str, missing))}. Called at {call_site()}",
+                    missing,
+                )
+        self.changed.notify_all()
+
+    def _hold(self, meeting: Meeting) -> None:
+        """Compute all results; on the last rank to arrive."""
+        calls = [meeting.calls[rank] for rank in range(len(self.ranks))]
+        try:
+            self._agree(calls)
+            meeting.results = _VERBS[calls[0].kind](calls)
+        except HpcdistError as error:
+            meeting.error = error
+
+    def _agree(self, calls: list[Call]) -> None:
+        for rank, call in enumerate(calls):
+            if call.error is not None:
+                raise RemoteError(
+                    f"{label(call, self.ranks)} was called off on all ranks because rank "
+                    f"{self.ranks[rank]} cannot take part: {call.error}",
+                    self.ranks[rank],
+                    "".join(traceback.format_exception(call.error)),
+                )
+        bound = [call for call in calls if call.recv is not None]
+        shapes = {call.shape for call in calls}
+        gathers = calls[0].kind in (Kind.ALL_GATHER, Kind.GATHER)
+        if len({fingerprint(call) for call in calls}) > 1 or (gathers and bound and len(shapes) > 1):
+            raise MismatchError(
+                "the ranks disagree; nothing was sent:\n"
+                + "\n".join(
+                    f"  rank {world}: {label(call, self.ranks)}"
+                    for world, call in zip(self.ranks, calls, strict=True)
+                )
+                + "\nLet every rank call the same operations in the same order, with equal shape, "
+                "dtype, op and root"
+            )
+
+
+# ---- what each operation computes; one function per kind, from all calls to all results
+
+
+def _nothing(calls: list[Call]) -> list[Any]:
+    return [None] * len(calls)
+
+
+def _wires(calls: list[Call]) -> list[NumpyArray]:
+    wires = []
+    for call in calls:
+        data = call.send if call.send is not None else call.recv
+        assert data is not None
+        assert call.recipe is not None
+        flat = data.reshape(-1)
+        wires.append(flat.copy() if call.recipe.encode is None else call.recipe.encode(flat))
+    return wires
+
+
+def _store(call: Call, total: NumpyArray, ranks: int) -> None:
+    assert call.recv is not None
+    assert call.recipe is not None
+    out = call.recv.reshape(-1)
+    if call.recipe.decode is None:
+        out[...] = total
+    else:
+        call.recipe.decode(total.copy(), out, ranks)
+
+
+def _all_reduce(calls: list[Call]) -> list[Any]:
+    assert calls[0].recipe is not None
+    total = local_result(calls[0].recipe, _wires(calls))
+    for call in calls:
+        _store(call, total, len(calls))
+    return _nothing(calls)
+
+
+def _reduce(calls: list[Call]) -> list[Any]:
+    assert calls[0].recipe is not None
+    total = local_result(calls[0].recipe, _wires(calls))
+    _store(calls[calls[0].root], total, len(calls))
+    return _nothing(calls)
+
+
+def _reduce_scatter(calls: list[Call]) -> list[Any]:
+    assert calls[0].recipe is not None
+    total = local_result(calls[0].recipe, _wires(calls))
+    for part, call in zip(np.split(total, len(calls)), calls, strict=True):
+        _store(call, part, len(calls))
+    return _nothing(calls)
+
+
+def _scan(calls: list[Call]) -> list[Any]:
+    return _running(calls, inclusive=True)
+
+
+def _exscan(calls: list[Call]) -> list[Any]:
+    return _running(calls, inclusive=False)
+
+
+def _running(calls: list[Call], *, inclusive: bool) -> list[Any]:
+    wires = _wires(calls)
+    assert calls[0].recipe is not None
+    for rank, call in enumerate(calls):
+        count = rank + inclusive
+        if count:
+            _store(call, local_result(calls[0].recipe, wires[:count]), count)
+    return _nothing(calls)
+
+
+def _broadcast(calls: list[Call]) -> list[Any]:
+    source = calls[calls[0].root].recv
+    for rank, call in enumerate(calls):
+        if rank != call.root:
+            assert call.recv is not None
+            assert source is not None
+            call.recv.reshape(-1)[...] = source.reshape(-1)
+    return _nothing(calls)
+
+
+def _gathered(calls: list[Call], call: Call) -> list[Block]:
+    sends = [each.send.reshape(-1).copy() for each in calls if each.send is not None]
+    if call.recv is not None:
+        call.recv.reshape(-1)[...] = np.concatenate(sends)
+        sends = np.split(call.recv.reshape(-1), len(calls))
+    return [Block(send, each.shape) for send, each in zip(sends, calls, strict=True)]
+
+
+def _all_gather(calls: list[Call]) -> list[Any]:
+    blocks = [_gathered(calls, call._replace(recv=None)) for call in calls]
+    for call, own in zip(calls, blocks, strict=True):
+        if call.recv is not None:
+            call.recv.reshape(-1)[...] = np.concatenate([each.data for each in own])
+    return blocks
+
+
+def _gather(calls: list[Call]) -> list[Any]:
+    root = calls[0].root
+    results: list[Any] = _nothing(calls)
+    results[root] = _gathered(calls, calls[root])
+    return results
+
+
+def _scatter(calls: list[Call]) -> list[Any]:
+    send = calls[calls[0].root].send
+    assert send is not None
+    for part, call in zip(np.split(send.reshape(-1).copy(), len(calls)), calls, strict=True):
+        assert call.recv is not None
+        call.recv.reshape(-1)[...] = part
+    return _nothing(calls)
+
+
+def _alltoall(calls: list[Call]) -> list[Any]:
+    size = len(calls)
+    sent: list[list[NumpyArray]] = []
+    for call in calls:
+        assert call.send is not None
+        counts = call.counts[0] if call.counts else [call.send.size // size] * size
+        sent.append(np.split(call.send.reshape(-1).copy(), np.cumsum(counts)[:-1]))
+    for rank, call in enumerate(calls):
+        assert call.recv is not None
+        counts = call.counts[1] if call.counts else [call.recv.size // size] * size
+        for source, count in enumerate(counts):
+            if sent[source][rank].size != count:
+                raise MismatchError(
+                    f"rank {rank} of the group expects {count} elements from rank {source}, "
+                    f"which sends {sent[source][rank].size}; the split sizes of sender and "
+                    "receiver must agree"
+                )
+    for rank, call in enumerate(calls):
+        assert call.recv is not None
+        call.recv.reshape(-1)[...] = np.concatenate([parts[rank] for parts in sent])
+    return _nothing(calls)
+
+
+def _broadcast_object(calls: list[Call]) -> list[Any]:
+    parcel = calls[calls[0].root].parcels[0]
+    return [[parcel.copy()] for _ in calls]
+
+
+def _all_gather_object(calls: list[Call]) -> list[Any]:
+    return [[each.parcels[0].copy() for each in calls] for _ in calls]
+
+
+def _gather_object(calls: list[Call]) -> list[Any]:
+    root = calls[0].root
+    return [
+        [each.parcels[0].copy() for each in calls] if rank == root else None
+        for rank in range(len(calls))
+    ]
+
+
+def _scatter_object(calls: list[Call]) -> list[Any]:
+    return [[parcel.copy()] for parcel in calls[calls[0].root].parcels]
+
+
+def _all_to_all_object(calls: list[Call]) -> list[Any]:
+    return [[each.parcels[rank].copy() for each in calls] for rank in range(len(calls))]
+
+
+_VERBS: dict[Kind, Callable[[list[Call]], list[Any]]] = {
+    Kind.BARRIER: _nothing,
+    Kind.ALL_REDUCE: _all_reduce,
+    Kind.REDUCE: _reduce,
+    Kind.REDUCE_SCATTER: _reduce_scatter,
+    Kind.SCAN: _scan,
+    Kind.EXSCAN: _exscan,
+    Kind.BROADCAST: _broadcast,
+    Kind.ALL_GATHER: _all_gather,
+    Kind.GATHER: _gather,
+    Kind.SCATTER: _scatter,
+    Kind.ALLTOALL: _alltoall,
+    Kind.BROADCAST_OBJECT_LIST: _broadcast_object,
+    Kind.ALL_GATHER_OBJECT: _all_gather_object,
+    Kind.GATHER_OBJECT: _gather_object,
+    Kind.SCATTER_OBJECT_LIST: _scatter_object,
+    Kind.ALL_TO_ALL_OBJECT: _all_to_all_object,
+}
+
+
+# ---- messages
+
+
+@final
+class _Letter:
+    """A message that was sent and not yet received; its data are the sender's copy."""
+
+    def __init__(self, source: int, to: int, call: Call) -> None:
+        self.source, self.to, self.call = source, to, call
+        self.data = None if call.send is None else call.send.reshape(-1).copy()
+        self.parcels: list[Parcel] = [parcel.copy() for parcel in call.parcels]
+
+
+@final
+class LocalTransport(Transport):
+    """Rank `rank` of a room."""
+
+    backend = "LOCAL"
+
+    def __init__(self, room: Room, rank: int, timeout_s: float) -> None:
+        self.ranks = room.ranks
+        self.rank, self.size = rank, len(room.ranks)
+        self.room = room
+        self.user_comm = None
+        self._timeout_s = timeout_s
+        self._sequence = 0
+        self._made: dict[tuple[int, ...], int] = {}
+        self._lane = Lane(f"hpcdist-local-{rank}")
+
+    def run(self, call: Call) -> Any:
+        """Finish `call` before returning."""
+        if call.kind in _MESSAGE_STARTS:
+            work = self.start(call)
+            work.wait()
+            return work
+        return self._lane.run(self._perform, call)
+
+    def start(self, call: Call) -> Work:
+        """Begin `call`."""
+        make = _MESSAGE_STARTS.get(call.kind)
+        if make is not None:
+            return make(self, call)
+        return self._lane.start(lambda: self._perform(call), label(call, self.ranks))
+
+    def plan(self, call: Call) -> Plan | None:
+        """Have nothing faster than starting `call` anew."""
+        return None
+
+    def subgroup(
+        self, ranks: Sequence[int], next_id: int, timeout: float
+    ) -> tuple[LocalTransport, int]:
+        """Meet the other members in a room of their own."""
+        key = tuple(self.ranks[rank] for rank in ranks)
+        nth = self._made[key] = self._made.get(key, 0) + 1
+        room = self.room.subroom(key, nth)
+        group = LocalTransport(room, key.index(self.ranks[self.rank]), timeout)
+        ids = Call(Kind.ALL_GATHER_OBJECT, parcels=(Parcel(str(next_id).encode()),))
+        return group, max(int(parcel.meta) for parcel in group.run(ids))
+
+    def synchronize(self) -> None:
+        """Wait for the queue."""
+        self._lane.run(lambda: None)
+
+    def reopen(self) -> LocalTransport:
+        """Meet in the same room again."""
+        again = LocalTransport(self.room, self.rank, self._timeout_s)
+        again._sequence = self._sequence
+        return again
+
+    def together_at_end(self) -> bool:
+        """Say yes: simulated ranks end together."""
+        return True
+
+    def leave(self, why: str) -> None:
+        """Tell the other ranks that this one takes part no longer."""
+        self.room.leave(self.rank, why)
+
+    def close(self) -> None:
+        """End what is queued."""
+        self._lane.close()
+
+    def _perform(self, call: Call) -> Any:
+        self._sequence += 1
+        result = self.room.meet(self.rank, self._sequence, call, self._timeout_s)
+        return call.finish(result) if call.finish is not None else result
+
+    def _send(self, call: Call) -> Work:
+        with self.room.changed:
+            self.room.letters.append(_Letter(self.rank, call.root, call))
+            self.room.changed.notify_all()
+        return DONE
+
+    def _receive(self, call: Call) -> Work:
+        return _LocalReceive(self, call)
+
+
+_MESSAGE_STARTS: dict[Kind, Callable[[LocalTransport, Call], Work]] = {
+    Kind.SEND: LocalTransport._send,
+    Kind.SEND_OBJECT_LIST: LocalTransport._send,
+    Kind.RECV: LocalTransport._receive,
+    Kind.RECV_OBJECT_LIST: LocalTransport._receive,
+}
+
+
+@final
+class _LocalReceive(Work):
+    """A receive; matched when it is waited for or asked, in posting order per source."""
+
+    def __init__(self, transport: LocalTransport, call: Call) -> None:
+        self._transport = transport
+        self._call = call
+        self._done: Done | None = None
+
+    def is_completed(self) -> bool:
+        """Say whether the message has arrived."""
+        with self._transport.room.changed:
+            return self._match()
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Block until the message is in the array."""
+        limit = self._transport._timeout_s if timeout is None else float(timeout)
+        deadline = time.monotonic() + limit
+        changed = self._transport.room.changed
+        with changed:
+            while not self._match():
+                self._refuse_other_dtype()
+                if not changed.wait(min(1.0, max(0.0, deadline - time.monotonic()))) and (
+                    time.monotonic() >= deadline
+                ):
+                    raise CollectiveTimeout(
+                        f"{label(self._call, self._transport.ranks)} got no message within "
+                        f"{limit:g} s; called at {call_site()}"
+                    )
+        return True
+
+    def _wanted(self, letter: _Letter) -> bool:
+        call = self._call
+        return (
+            letter.to == self._transport.rank
+            and call.root in (ANY_SOURCE, letter.source)
+            and letter.call.tag == call.tag
+            and (letter.data is None) == (call.recv is None)
+        )
+
+    def _match(self) -> bool:
+        if self._done is not None:
+            return True
+        call = self._call
+        for letter in self._transport.room.letters:
+            if not self._wanted(letter) or letter.call.dtype != call.dtype:
+                continue
+            if call.recv is not None:
+                assert letter.data is not None
+                if letter.data.size != call.recv.size:
+                    raise self._mismatch(letter)
+                call.recv.reshape(-1)[...] = letter.data
+            self._transport.room.letters.remove(letter)
+            self.source = self._transport.ranks[letter.source]
+            self._done = DONE
+            if call.finish is not None:
+                call.finish(letter.parcels if call.recv is None else None)
+            return True
+        return False
+
+    def _refuse_other_dtype(self) -> None:
+        for letter in self._transport.room.letters:
+            if self._wanted(letter):
+                raise self._mismatch(letter)
+
+    def _mismatch(self, letter: _Letter) -> MismatchError:
+        ranks = self._transport.ranks
+        return MismatchError(
+            f"rank {ranks[letter.source]} sent {label(letter.call, ranks)}, but rank "
+            f"{ranks[self._transport.rank]} receives {label(self._call, ranks)}; the message was "
+            "not taken: receive it with an array of its size and dtype"
+        )
+

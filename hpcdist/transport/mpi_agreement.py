@@ -1,0 +1,251 @@
+"""`Agreement`: before any data moves, all ranks of a group make sure they mean the same thing.
+
+Every collective is preceded by one tiny all-reduce (six integers, persistent, polled): among
+them the minimum of a fingerprint and of its negative. If they differ, the ranks tell each other
+what they called and all raise `MismatchError`; if one rank cannot take part, all raise its
+error. Nothing was sent yet, so the group stays usable. The wait is polled from Python, so a
+rank that never comes becomes a `CollectiveTimeout` that names it, and Ctrl-C works.
+
+[Note: time limits] A rank that gives up on an operation cannot take its contribution back, and
+a rank that comes late would find everything there and move data with nobody. So the integers
+also hold the earliest deadline and the latest arrival. If a rank arrived after a deadline, the
+operation is void, and every rank that completes the exchange raises; a rank that gives up waits
+a little beyond its deadline first, so no rank can think otherwise. Ranks that gave up complete
+the exchange before their next operation: after a time-out all are in step again. Clocks of
+different nodes must agree within half a second.
+
+[Note: leaving] A rank that leaves while others still use the group tells them; whoever waits
+for it gets a `RemoteError` at once instead of waiting for the time-out.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn, final
+
+import numpy as np
+from mpi4py import MPI
+
+from ..errors import CollectiveTimeout, MismatchError, RemoteError
+from .call import Call, fingerprint, label
+from .call_site import call_site
+from .patience import SPIN, poll
+
+_NEWS, _ANSWER = 1, 2  # message tags on the group's own communicator
+_ASK, _LEAVE = "ask", "leave"
+_BEYOND_S = 0.5
+_LISTEN_AFTER_S = 0.1
+_LEFT_GRACE_S = 0.2
+_NEVER = 1 << 62
+_CANNOT = -1, -_NEVER
+"""In place of a fingerprint and its negative: never opposite numbers, whatever the others say."""
+
+
+@final
+class Agreement:
+    """The agreement of one group of at least two ranks; collective to create and to call."""
+
+    def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int], timeout_s: float) -> None:
+        self._comm = comm
+        self._ranks = ranks
+        self._timeout_s = timeout_s
+        self._timeout_ns = min(int(timeout_s * 1e9), _NEVER // 2)
+        self.sequence = 0
+        mine, least = np.zeros(6, np.int64), np.zeros(6, np.int64)
+        self._mine, self._least = memoryview(mine), memoryview(least)
+        self._request = comm.Allreduce_init(
+            [mine, 6, MPI.INT64_T], [least, 6, MPI.INT64_T], MPI.MIN
+        )
+        self._start, self._test = self._request.Start, self._request.Test
+        self._unfinished = 0
+        self._left: dict[int, str] = {}
+        self._outbox: list[MPI.Request] = []
+
+    def __call__(self, call: Call) -> tuple[int, int]:
+        """Return the smallest and the largest `detail`, once all ranks issued an equal `call`."""
+        if self._unfinished:
+            self._settle(call)
+        self.sequence += 1
+        now, mine = time.time_ns(), self._mine
+        if call.error is None:
+            number = fingerprint(call)
+            mine[0], mine[1] = number, -number
+        else:
+            mine[0], mine[1] = _CANNOT
+        mine[2], mine[3] = call.detail, -call.detail
+        mine[4], mine[5] = now + self._timeout_ns, -now
+        self._start()
+        test = self._test
+        for _ in range(SPIN):
+            if test():
+                break
+        else:
+            self._wait(call)
+        least = self._least
+        if -least[5] > least[4]:
+            self._void(call, now)
+        if least[0] != -least[1]:
+            self._disagree(call)
+        return least[2], -least[3]
+
+    def leave(self, why: str) -> None:
+        """Tell all other ranks that this one will not come any more."""
+        self._tell_all((_LEAVE, why))
+
+    def is_settled(self) -> bool:
+        """Say whether no exchange is under way."""
+        return not self._unfinished or (self._unfinished == 1 and self._test())
+
+    def close(self) -> bool:
+        """Free the exchange; False if it is still under way."""
+        if not poll(self.is_settled, 1.0):
+            return False
+        self._request.Free()
+        return True
+
+    # ---- waiting
+
+    def _wait(self, call: Call) -> None:
+        try:
+            if not poll(self._test, self._timeout_s, lambda waited: self._attend(call, waited)):
+                self._time_out(call)
+        except BaseException:
+            self._unfinished = 1
+            raise
+
+    def _attend(self, call: Call, waited: float) -> None:
+        if waited < _LISTEN_AFTER_S:
+            return
+        self._listen()
+        if self._left and not poll(self._test, _LEFT_GRACE_S):
+            rank, why = next(iter(self._left.items()))
+            raise RemoteError(
+                f"rank {self._ranks[rank]} {why} and did not join {self._what(call)}; let every "
+                "rank of a group take part in each of its operations",
+                self._ranks[rank],
+            )
+
+    def _time_out(self, call: Call) -> None:
+        """Find out who is missing; return normally if they come in the meantime."""
+        absent = self._who_is_absent()
+        if self._test():
+            return
+        missing = tuple(self._ranks[rank] for rank in absent)
+        names = ", ".join(map(str, missing)) or "none (a rank answers but does not proceed)"
+        raise CollectiveTimeout(
+            f"{self._what(call)} was not joined by all ranks within {self._timeout_s:g} s; "
+            f"missing ranks: {names}. Called at {call_site()}. Look at what these ranks do "
+            "instead, or pass a larger timeout to new_group or init_parallel_env",
+            missing,
+        )
+
+    def _void(self, call: Call, arrived_ns: int) -> NoReturn:
+        """See [Note: time limits]."""
+        late_s = (arrived_ns - self._least[4]) / 1e9
+        late = f"this rank joined {late_s:.1f} s after that" if late_s > 0 else "a rank was late"
+        raise CollectiveTimeout(
+            f"{self._what(call)} was given up by a rank whose time limit was over: {late}. Called "
+            f"at {call_site()}. Pass a larger timeout to new_group or init_parallel_env if ranks "
+            "may be that far apart",
+            (self._ranks[self._comm.rank],) if late_s > 0 else (),
+        )
+
+    def _settle(self, call: Call) -> None:
+        """Complete the exchanges of operations this rank gave up on."""
+        while self._unfinished:
+            if not poll(self._test, self._timeout_s, lambda waited: self._attend(call, waited)):
+                self._unfinished += 1  # this operation is given up, too
+                self.sequence += 1
+                absent = tuple(self._ranks[rank] for rank in self._who_is_absent())
+                raise CollectiveTimeout(
+                    f"{self._what(call)} cannot begin: missing ranks {absent} have not joined an "
+                    f"earlier operation that timed out, nor come within {self._timeout_s:g} s more",
+                    absent,
+                )
+            self._unfinished -= 1
+            if self._unfinished:
+                self._mine[4], self._mine[5] = 0, -_NEVER
+                self._start()
+
+    # ---- talking
+
+    def _listen(self) -> None:
+        """Take in all news and answer questions."""
+        while (message := self._comm.improbe(MPI.ANY_SOURCE, _NEWS)) is not None:
+            status = MPI.Status()
+            subject, content = message.recv(status)
+            if subject == _ASK:
+                self._tell(status.Get_source(), (self.sequence, content), _ANSWER)
+            elif subject == _LEAVE:
+                self._left[status.Get_source()] = content
+
+    def _who_is_absent(self) -> list[int]:
+        """Ask all ranks; those that are waiting in the same operation answer."""
+        ticket = time.monotonic_ns()
+        others = set(range(self._comm.size)) - {self._comm.rank}
+        self._tell_all((_ASK, ticket))
+
+        def all_answered() -> bool:
+            self._listen()
+            while (message := self._comm.improbe(MPI.ANY_SOURCE, _ANSWER)) is not None:
+                status = MPI.Status()
+                sequence, returned = message.recv(status)
+                if returned == ticket and sequence >= self.sequence:
+                    others.discard(status.Get_source())
+            return False
+
+        poll(all_answered, _BEYOND_S)
+        return sorted(others)
+
+    def _tell_all(self, news: Any) -> None:
+        for rank in range(self._comm.size):
+            if rank != self._comm.rank:
+                self._tell(rank, news, _NEWS)
+
+    def _tell(self, rank: int, news: Any, tag: int) -> None:
+        self._outbox = [request for request in self._outbox if not request.Test()]
+        self._outbox.append(self._comm.isend(news, rank, tag))
+
+    # ---- disagreement
+
+    def _disagree(self, call: Call) -> NoReturn:
+        """Tell each other what was called and raise on every rank."""
+        error = call.error
+        report = None
+        if error is not None:
+            report = str(error), "".join(traceback.format_exception(error))
+        told = self._comm.allgather((report, label(call, self._ranks)))
+        if error is not None:
+            raise error
+        for rank, (failure, _) in zip(self._ranks, told, strict=True):
+            if failure is not None:
+                raise RemoteError(
+                    f"{self._what(call)} was called off on all ranks because rank {rank} cannot "
+                    f"take part: {failure[0]}",
+                    rank,
+                    failure[1],
+                )
+        calls = {rank: words for rank, (_, words) in zip(self._ranks, told, strict=True)}
+        raise mismatch(self._what(call), calls)
+
+    def _what(self, call: Call) -> str:
+        ranks = list(self._ranks) if len(self._ranks) <= 16 else f"{len(self._ranks)} ranks"
+        name = label(call, self._ranks)
+        return f"{name}, operation #{self.sequence} of the group of ranks {ranks},"
+
+
+def mismatch(what: str, calls: dict[int, str]) -> MismatchError:
+    """Build the error that lists, per distinct call, the ranks that made it."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, words in calls.items():
+        ranks_of.setdefault(words, []).append(rank)
+    lines = [
+        f"  rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {words}"
+        for words, ranks in ranks_of.items()
+    ]
+    return MismatchError(
+        f"the ranks disagree in {what} nothing was sent:\n" + "\n".join(lines) + "\nLet every "
+        "rank call the same operations in the same order, with equal shape, dtype, op and root"
+    )

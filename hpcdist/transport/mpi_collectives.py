@@ -1,0 +1,326 @@
+"""Array collectives over MPI: one function per operation, one row of `VERBS` each.
+
+Every function gets the host transport, the call, and the range of `Call.detail` over the
+ranks, on which all ranks have agreed before. Reductions follow the call's `Recipe`, in pieces:
+MPI maps its scratch memory anew at every large call, so a few MiB at a time are faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ..arrays.libraries import NumpyArray
+from ..errors import UsageError
+from .call import UNEVEN, Block, Call, Kind, label
+from .mpi_agreement import mismatch
+from .mpi_types import INT_MAX, OPS, block, numbers
+
+if TYPE_CHECKING:
+    from .mpi_host import MpiHost
+
+Range = tuple[int, int]
+
+
+def barrier(host: MpiHost, call: Call, _: Range) -> None:
+    """Nothing to do: agreeing on the call was the barrier."""
+
+
+# ---- reductions
+
+
+def all_reduce(host: MpiHost, call: Call, _: Range) -> None:
+    combine, _wire, encode, decode = call.recipe  # type: ignore[misc]
+    data = call.recv
+    assert data is not None
+    if encode is None and data.nbytes <= host.piece_bytes:
+        host.comm.Allreduce(MPI.IN_PLACE, numbers(data), OPS[combine])
+        if decode is not None:
+            decode(data, data, host.size)
+        return
+    for part in pieces(data, host.piece_bytes):
+        wire = part if encode is None else encode(part)
+        host.comm.Allreduce(MPI.IN_PLACE, numbers(wire), OPS[combine])
+        if decode is not None:
+            decode(wire, part, host.size)
+
+
+def reduce(host: MpiHost, call: Call, _: Range) -> None:
+    at_root = host.rank == call.root
+    data = call.recv if at_root else call.send
+    assert data is not None
+    for part in pieces(data, host.piece_bytes):
+        _reduce_part(host, call, part, call.root, part if at_root else None)
+
+
+def _reduce_part(
+    host: MpiHost, call: Call, part: NumpyArray, root: int, out: NumpyArray | None
+) -> None:
+    """Reduce `part` of every rank to `root`, which gives `out` for the result."""
+    recipe = call.recipe
+    assert recipe is not None
+    wire = part if recipe.encode is None else recipe.encode(part)
+    op = OPS[recipe.combine]
+    if out is None:
+        host.comm.Reduce(numbers(wire), None, op, root)
+        return
+    if wire is out or recipe.encode is not None:
+        host.comm.Reduce(MPI.IN_PLACE, numbers(wire), op, root)
+    else:
+        host.comm.Reduce(numbers(wire), numbers(out), op, root)
+        wire = out
+    if recipe.decode is not None:
+        recipe.decode(wire, out, host.size)
+
+
+def reduce_scatter(host: MpiHost, call: Call, _: Range) -> None:
+    recipe, send, recv = call.recipe, call.send, call.recv
+    assert recipe is not None
+    assert send is not None
+    assert recv is not None
+    flat, out = send.reshape(-1), recv.reshape(-1)
+    if np.may_share_memory(flat, out):
+        flat = flat.copy()
+    if flat.size * recipe.wire.itemsize <= host.piece_bytes:
+        wire = flat if recipe.encode is None else recipe.encode(flat)
+        wire_out = out if recipe.encode is None else np.empty(out.size, recipe.wire)
+        count = out.size
+        own, result = numbers(wire), numbers(wire_out)
+        own[1] = result[1] = count
+        host.comm.Reduce_scatter_block(own, result, OPS[recipe.combine])
+        if recipe.decode is not None:
+            recipe.decode(wire_out, out, host.size)
+        return
+    for root in range(host.size):
+        sent = flat[root * out.size : (root + 1) * out.size]
+        mine = pieces(out, host.piece_bytes) if root == host.rank else None
+        for part in pieces(sent, host.piece_bytes):
+            _reduce_part(host, call, part, root, next(mine) if mine else None)
+
+
+def scan(host: MpiHost, call: Call, _: Range) -> None:
+    _scan(host, call, host.comm.Scan, host.rank + 1)
+
+
+def exscan(host: MpiHost, call: Call, _: Range) -> None:
+    _scan(host, call, host.comm.Exscan, host.rank)
+
+
+def _scan(host: MpiHost, call: Call, verb: Callable[..., None], ranks: int) -> None:
+    recipe, data = call.recipe, call.recv
+    assert recipe is not None
+    assert data is not None
+    for part in pieces(data, host.piece_bytes):
+        wire = part.copy() if recipe.encode is None else recipe.encode(part)
+        verb(MPI.IN_PLACE, numbers(wire), OPS[recipe.combine])
+        if ranks == 0:
+            continue  # the first rank of an exscan keeps what it has
+        if recipe.decode is not None:
+            recipe.decode(wire, part, ranks)
+        else:
+            part[...] = wire
+
+
+def pieces(data: NumpyArray, nbytes: int) -> Iterator[NumpyArray]:
+    """Cut `data` into flat runs of at most `nbytes` bytes; one empty run if it is empty."""
+    flat = data.reshape(-1)
+    step = max(1, nbytes // max(1, flat.itemsize))
+    for start in range(0, max(1, flat.size), step):
+        yield flat[start : start + step]
+
+
+# ---- moving data
+
+
+def broadcast(host: MpiHost, call: Call, _: Range) -> None:
+    assert call.recv is not None
+    host.comm.Bcast(block(call.recv, call.recv.nbytes), call.root)
+
+
+def all_gather(host: MpiHost, call: Call, detail: Range) -> list[Block]:
+    send = call.send
+    assert send is not None
+    if detail[0] != detail[1]:
+        return _all_gather_uneven(host, call, send)
+    recv = call.recv
+    if recv is None:
+        recv = np.empty(host.size * send.size, send.dtype)
+    if np.may_share_memory(send, recv):
+        send = send.copy()
+    host.comm.Allgather(block(send, send.nbytes), block(recv, send.nbytes))
+    return _blocks(recv, [call.shape] * host.size)
+
+
+def _all_gather_uneven(host: MpiHost, call: Call, send: NumpyArray) -> list[Block]:
+    shapes = _exchange_shapes(host, call, bound=call.recv is not None)
+    recv, counts, starts = _room(send, shapes)
+    if recv.nbytes <= INT_MAX:
+        host.comm.Allgatherv(
+            [send, send.nbytes, MPI.BYTE], [recv, counts, starts, MPI.BYTE]
+        )
+    else:
+        blocks = _blocks(recv, shapes)
+        blocks[host.rank].data[...] = send.reshape(-1)
+        for root, each in enumerate(blocks):
+            host.comm.Bcast(block(each.data, each.data.nbytes), root)
+    return _blocks(recv, shapes)
+
+
+def gather(host: MpiHost, call: Call, detail: Range) -> list[Block] | None:
+    send, recv, at_root = call.send, call.recv, host.rank == call.root
+    assert send is not None
+    if detail[0] != detail[1]:
+        return _gather_uneven(host, call, send)
+    if not at_root:
+        host.comm.Gather(block(send, send.nbytes), None, call.root)
+        return None
+    if recv is None:
+        recv = np.empty(host.size * send.size, send.dtype)
+    if np.may_share_memory(send, recv):
+        send = send.copy()
+    host.comm.Gather(block(send, send.nbytes), block(recv, send.nbytes), call.root)
+    return _blocks(recv, [call.shape] * host.size)
+
+
+def _gather_uneven(host: MpiHost, call: Call, send: NumpyArray) -> list[Block] | None:
+    shapes = _exchange_shapes(host, call, bound=call.recv is not None)
+    if host.rank != call.root:
+        host.comm.Send(block(send, send.nbytes), call.root, _PART)
+        return None
+    recv, _, _ = _room(send, shapes)
+    blocks = _blocks(recv, shapes)
+    for rank, each in enumerate(blocks):
+        if rank == host.rank:
+            each.data[...] = send.reshape(-1)
+        else:
+            host.comm.Recv(block(each.data, each.data.nbytes), rank, _PART)
+    return blocks
+
+
+def _exchange_shapes(host: MpiHost, call: Call, *, bound: bool) -> list[tuple[int, ...]]:
+    """Tell all shapes to all ranks; a rank with `bound` memory cannot take different ones."""
+    told = host.comm.allgather((call.shape, bound))
+    if any(is_bound for _, is_bound in told):
+        raise mismatch(
+            f"{call.kind.name.lower()} into given arrays (an empty list takes any shapes);",
+            {
+                host.ranks[rank]: label(call._replace(shape=shape), host.ranks)
+                for rank, (shape, _) in enumerate(told)
+            },
+        )
+    return [shape for shape, _ in told]
+
+
+def _room(
+    send: NumpyArray, shapes: list[tuple[int, ...]]
+) -> tuple[NumpyArray, list[int], list[int]]:
+    """Return memory for blocks of `shapes`, and their lengths and starts in bytes."""
+    sizes = [_size_of(shape, send) for shape in shapes]
+    recv = np.empty(sum(sizes), send.dtype)
+    counts = [size * send.itemsize for size in sizes]
+    starts = [sum(counts[:rank]) for rank in range(len(counts))]
+    return recv, counts, starts
+
+
+def _size_of(shape: tuple[int, ...], like: NumpyArray) -> int:
+    return int(np.prod(shape, dtype=np.int64))
+
+
+def _blocks(recv: NumpyArray, shapes: list[tuple[int, ...]]) -> list[Block]:
+    flat, blocks, start = recv.reshape(-1), [], 0
+    for shape in shapes:
+        stop = start + _size_of(shape, flat)
+        blocks.append(Block(flat[start:stop], shape))
+        start = stop
+    return blocks
+
+
+def scatter(host: MpiHost, call: Call, _: Range) -> None:
+    send, recv = call.send, call.recv
+    assert recv is not None
+    if send is not None and np.may_share_memory(send, recv):
+        send = send.copy()
+    own = None if send is None else block(send, recv.nbytes)
+    host.comm.Scatter(own, block(recv, recv.nbytes), call.root)
+
+
+def alltoall(host: MpiHost, call: Call, detail: Range) -> None:
+    send, recv = call.send, call.recv
+    assert send is not None
+    assert recv is not None
+    if np.may_share_memory(send, recv):
+        send = send.copy()
+    if detail[0] == detail[1] != UNEVEN:
+        nbytes = recv.nbytes // host.size
+        host.comm.Alltoall(block(send, nbytes), block(recv, nbytes))
+        return
+    _alltoall_uneven(host, call, send.reshape(-1), recv.reshape(-1))
+
+
+def _alltoall_uneven(host: MpiHost, call: Call, send: NumpyArray, recv: NumpyArray) -> None:
+    even = [send.size // host.size] * host.size, [recv.size // host.size] * host.size
+    sent, received = (np.array(counts, np.int64) for counts in call.counts or even)
+    incoming = np.empty(host.size, np.int64)
+    host.comm.Alltoall([sent, 1, MPI.INT64_T], [incoming, 1, MPI.INT64_T])
+    wrong = np.flatnonzero(incoming != received)
+    error = None
+    if wrong.size:
+        peer = int(wrong[0])
+        error = UsageError(
+            f"rank {host.ranks[host.rank]} expects {received[peer]} elements from rank "
+            f"{host.ranks[peer]}, which sends {incoming[peer]}; the split sizes of sender and "
+            "receiver must agree"
+        )
+    large = max(send.nbytes, recv.nbytes) > INT_MAX
+    _, any_large = host.agree(call._replace(detail=int(large), error=error))
+    out = [int(count) * send.itemsize for count in sent]
+    into = [int(count) * send.itemsize for count in received]
+    if any_large:
+        _alltoall_in_pairs(host, send, recv, out, into)
+        return
+    host.comm.Alltoallv(
+        [send, out, _starts(out), MPI.BYTE], [recv, into, _starts(into), MPI.BYTE]
+    )
+
+
+def _alltoall_in_pairs(
+    host: MpiHost, send: NumpyArray, recv: NumpyArray, out: list[int], into: list[int]
+) -> None:
+    from_bytes, to_bytes = send.view(np.uint8), recv.view(np.uint8)
+    for step in range(host.size):
+        to, source = (host.rank + step) % host.size, (host.rank - step) % host.size
+        first, start = sum(out[:to]), sum(into[:source])
+        host.comm.Sendrecv(
+            block(from_bytes[first : first + out[to]], out[to]),
+            to,
+            _PART,
+            block(to_bytes[start : start + into[source]], into[source]),
+            source,
+            _PART,
+        )
+
+
+def _starts(counts: list[int]) -> list[int]:
+    return [sum(counts[:rank]) for rank in range(len(counts))]
+
+
+_PART = 5
+
+Verb = Callable[["MpiHost", Call, Range], Any]
+
+VERBS: dict[Kind, Verb] = {
+    Kind.BARRIER: barrier,
+    Kind.ALL_REDUCE: all_reduce,
+    Kind.REDUCE: reduce,
+    Kind.REDUCE_SCATTER: reduce_scatter,
+    Kind.SCAN: scan,
+    Kind.EXSCAN: exscan,
+    Kind.BROADCAST: broadcast,
+    Kind.ALL_GATHER: all_gather,
+    Kind.GATHER: gather,
+    Kind.SCATTER: scatter,
+    Kind.ALLTOALL: alltoall,
+}

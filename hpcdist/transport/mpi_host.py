@@ -1,0 +1,292 @@
+"""`MpiHost`: host memory over MPI.
+
+Each group has three communicators: the user's (`mpi_comm`, never used by hpcdist), one for
+collectives, one for messages. Operations agree first (`mpi_agreement`), then run the MPI verb
+of their row (`mpi_collectives`, `mpi_objects`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, final
+
+from mpi4py import MPI
+
+from ..errors import CollectiveTimeout, TransportError, UsageError
+from .base import REFUSE_START, Plan, Transport, Work
+from .call import Call, Kind, label
+from .call_site import call_site
+from .lane import Lane, seconds
+from .mpi_agreement import Agreement
+from .mpi_messages import Messages
+from .mpi_objects import OBJECT_VERBS
+from .mpi_types import OPS, block, numbers
+from .patience import poll
+
+_MESSAGES = (Kind.SEND, Kind.RECV, Kind.SEND_OBJECT_LIST, Kind.RECV_OBJECT_LIST)
+_MiB = 1 << 20
+_GOODBYE_S = 1.0
+
+
+@final
+class MpiHost(Transport):
+    """The ranks of one MPI communicator; collective to create."""
+
+    backend = "MPI"
+
+    def __init__(
+        self,
+        user_comm: MPI.Intracomm,
+        ranks: Sequence[int],
+        timeout_s: float,
+        piece_mb: float,
+    ) -> None:
+        self.user_comm = user_comm
+        self.ranks = tuple(ranks)
+        self.timeout_s = timeout_s
+        self._piece_mb = piece_mb
+        self.comm = user_comm.Dup()
+        self.rank, self.size = self.comm.rank, self.comm.size
+        self.piece_bytes = int(piece_mb * _MiB) if _on_one_node(self.comm) else 1 << 30
+        self.messages = Messages(user_comm.Dup(), self.ranks, timeout_s)
+        self._agreement = Agreement(self.comm, self.ranks, timeout_s) if self.size > 1 else None
+        self._lane = Lane(f"hpcdist-group-{self.ranks[0]}-{self.size}")
+        self._threads: bool = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+        self._plan_comm: MPI.Intracomm | None = None
+
+    def run(self, call: Call) -> Any:
+        """Finish `call` before returning."""
+        try:
+            if call.kind in _MESSAGES:
+                return self.messages.run(call)
+            return self._lane.run(self._perform, call)
+        except MPI.Exception as error:
+            raise self._failure(call, error) from error
+
+    def start(self, call: Call) -> Work:
+        """Begin `call`; collectives make progress on the group's own thread."""
+        try:
+            if call.kind in _MESSAGES:
+                return self.messages.start(call)
+        except MPI.Exception as error:
+            raise self._failure(call, error) from error
+        if not self._threads:  # MPI may be used by one thread only: finish it here
+            return _Ended(self.run(call))
+        return self._lane.start(lambda: self._guarded(call), label(call, self.ranks))
+
+    def agree(self, call: Call) -> tuple[int, int]:
+        """Make sure all ranks issued an equal `call`; return the range of `detail`."""
+        if self._agreement is not None:
+            return self._agreement(call)
+        if call.error is not None:
+            raise call.error
+        return call.detail, call.detail
+
+    def _perform(self, call: Call) -> Any:
+        detail = self.agree(call)
+        result = OBJECT_VERBS[call.kind](self, call, detail)
+        if call.finish is not None:
+            result = call.finish(result)
+        return result
+
+    def _guarded(self, call: Call) -> Any:
+        try:
+            return self._perform(call)
+        except MPI.Exception as error:
+            raise self._failure(call, error) from error
+
+    def _failure(self, call: Call, error: MPI.Exception) -> TransportError:
+        return TransportError(
+            f"MPI failed in {label(call, self.ranks)} on rank {self.ranks[self.rank]}: {error}; "
+            f"called at {call_site()}. The group may be in an unknown state: end the job"
+        )
+
+    def plan(self, call: Call) -> Plan | None:
+        """Prepare `call` as a persistent MPI collective, where there is one for it."""
+        make = _PERSISTENT.get(call.kind)
+        direct = call.recipe is None or (
+            call.recipe.encode is None and call.recipe.decode is None
+        )
+        if make is None:
+            return None
+        possible = direct and call.finish is None and not _is_large(call)
+        everywhere, _ = self._lane.run(self.agree, call._replace(detail=int(possible)))
+        if not everywhere:
+            return None
+        if self._plan_comm is None:
+            self._plan_comm = self._lane.run(self.comm.Dup)
+        assert self._plan_comm is not None
+        return _MpiPlan(make(self._plan_comm, call), call, self)
+
+    def subgroup(
+        self, ranks: Sequence[int], next_id: int, timeout: float
+    ) -> tuple[MpiHost, int]:
+        """Create the communicators of the group of `ranks`; only its members call this."""
+        mine = self.comm.Get_group()
+        theirs = mine.Incl(ranks)
+        tag = hash(tuple(ranks)) % 32000
+        comm = self.comm.Create_group(theirs, tag)
+        theirs.Free()
+        mine.Free()
+        group_id = comm.allreduce(next_id, MPI.MAX)
+        world_ranks = [self.ranks[rank] for rank in ranks]
+        return MpiHost(comm, world_ranks, timeout, self._piece_mb), group_id
+
+    def synchronize(self) -> None:
+        """Wait for the queue."""
+        self._lane.run(lambda: None)
+
+    def reopen(self) -> MpiHost:
+        """Duplicate the user's communicator again."""
+        return MpiHost(self.user_comm, self.ranks, self.timeout_s, self._piece_mb)
+
+    def together_at_end(self) -> bool:
+        """Meet all ranks that have nothing left to do."""
+        if not self._lane.close() or not self._is_settled():
+            return False
+        return poll(self.comm.Ibarrier().Test, _GOODBYE_S)
+
+    def _is_settled(self) -> bool:
+        return self._agreement is None or self._agreement.is_settled()
+
+    def leave(self, why: str) -> None:
+        """Tell the other ranks that this one takes part no longer."""
+        if self._agreement is not None:
+            self._agreement.leave(why)
+
+    def close(self) -> None:
+        """End what is queued and free the communicators; collective."""
+        ended = self._lane.close()
+        self.messages.close()
+        if not ended or (self._agreement is not None and not self._agreement.close()):
+            return  # an operation is still under way: MPI keeps what it uses
+        for comm in (self._plan_comm, self.messages.comm, self.comm):
+            if comm is not None:
+                comm.Free()
+
+
+def _on_one_node(comm: MPI.Intracomm) -> bool:
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    alone: bool = node.size == comm.size
+    node.Free()
+    return comm.allreduce(alone, MPI.LAND)
+
+
+def _is_large(call: Call) -> bool:
+    return any(array is not None and array.nbytes > (1 << 30) for array in (call.send, call.recv))
+
+
+@final
+class _Ended(Work):
+    """A call that ended at once, with its result."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def result(self) -> Any:
+        return self._value
+
+
+# ---- persistent collectives
+
+
+def _reduction(verb: Callable[..., Any]) -> Callable[[MPI.Intracomm, Call], MPI.Prequest]:
+    def make(comm: MPI.Intracomm, call: Call) -> Any:
+        assert call.recipe is not None
+        assert call.recv is not None
+        return verb(comm, MPI.IN_PLACE, numbers(call.recv), OPS[call.recipe.combine])
+
+    return make
+
+
+def _broadcast(comm: MPI.Intracomm, call: Call) -> Any:
+    assert call.recv is not None
+    return comm.Bcast_init(block(call.recv, call.recv.nbytes), call.root)
+
+
+def _per_rank(verb: Callable[..., Any]) -> Callable[[MPI.Intracomm, Call], MPI.Prequest]:
+    def make(comm: MPI.Intracomm, call: Call) -> Any:
+        assert call.send is not None
+        assert call.recv is not None
+        nbytes = min(call.send.nbytes, call.recv.nbytes // comm.size)
+        return verb(comm, block(call.send, nbytes), block(call.recv, nbytes))
+
+    return make
+
+
+_C = MPI.Intracomm
+_PERSISTENT: dict[Kind, Callable[[MPI.Intracomm, Call], Any]] = {
+    Kind.ALL_REDUCE: _reduction(_C.Allreduce_init),
+    Kind.SCAN: _reduction(_C.Scan_init),
+    Kind.BROADCAST: _broadcast,
+    Kind.BARRIER: lambda comm, call: comm.Barrier_init(),
+}
+
+
+class _Planned(NamedTuple):
+    request: MPI.Prequest
+    call: Call
+
+
+@final
+class _MpiPlan(Plan):
+    """A persistent MPI collective."""
+
+    def __init__(self, request: MPI.Prequest, call: Call, host: MpiHost) -> None:
+        self._planned: _Planned | None = _Planned(request, call)
+        self._begin = request.Start
+        self._work = _PlanWork(request, call, host)
+
+    def start(self) -> Work:
+        """Begin the collective on what the buffers hold now."""
+        work = self._work
+        if work.active:
+            raise UsageError(REFUSE_START)
+        work.active = True
+        self._begin()
+        return work
+
+    def free(self) -> None:
+        """Give the request back to MPI."""
+        planned, self._planned = self._planned, None
+        if planned is not None:
+            self._work.wait()
+            planned.request.Free()
+            self._work.active = True  # refuses further starts
+
+
+@final
+class _PlanWork(Work):
+    """The one work of a persistent collective, active from start to wait."""
+
+    def __init__(self, request: MPI.Prequest, call: Call, host: MpiHost) -> None:
+        self.active = False
+        self._test = request.Test
+        self._call = call
+        self._host = host
+
+    def wait(self, timeout: Any = None) -> bool:
+        if not self._test():
+            self._wait(timeout)
+        self.active = False
+        return True
+
+    def _wait(self, timeout: Any) -> None:
+        limit = seconds(timeout)
+        limit = self._host.timeout_s if limit is None else limit
+        if not poll(self._test, limit):
+            raise CollectiveTimeout(
+                f"the plan of {label(self._call, self._host.ranks)} has not ended within "
+                f"{limit:g} s; called at {call_site()}. Let every rank start its plan"
+            )
+
+    def is_completed(self) -> bool:
+        if self.active and self._test():
+            self.active = False
+        return not self.active

@@ -1,0 +1,378 @@
+"""Point-to-point messages of one group over MPI.
+
+A receive looks at a message before it takes it (matched in posting order, as MPI does): one of
+another size or dtype is a `MismatchError` and stays where it is. Handing MPI a buffer that is
+too small instead corrupts memory in some libraries.
+
+[Note: early messages] A send must not wait for a receive that comes later in the receiver's
+program, or two ranks that send to each other first would wait for ever. So a rank that waits
+for one of its sends takes in what others sent it, and keeps it for the receives to come.
+
+The tag on the wire carries the dtype below the user's tag, so a receive of another dtype does
+not match, and finding out why it waits costs nothing until it has waited.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, final
+
+import numpy as np
+from mpi4py import MPI
+
+from ..arrays.dtypes import BYTES_CODE, Dtype, name_of_code
+from ..arrays.libraries import NumpyArray
+from ..arrays.parcel import Parcel, empty_buffers
+from ..errors import CollectiveTimeout, HpcdistError, MismatchError, TransportError, UsageError
+from .base import Work
+from .call import ANY_SOURCE, Call, Kind
+from .call_site import call_site
+from .lane import seconds
+from .mpi_objects import send_parcel
+from .mpi_types import block, scattered
+from .patience import poll
+
+_CODE_BITS = 5
+_OBJECT_CODE = BYTES_CODE - 1
+_EXPLAIN_AFTER_S = 0.05
+_HELP_AFTER_S = 1e-3
+_IDLE_S = 1e-3
+
+
+@final
+class Messages:
+    """Sends and receives of one group; `comm` is used for nothing else."""
+
+    def __init__(self, comm: MPI.Intracomm, ranks: Any, timeout_s: float) -> None:
+        self.comm = comm
+        self.ranks = ranks
+        self.timeout_s = timeout_s
+        self.lock = threading.RLock()
+        self._posted: list[Receive] = []
+        self._early: list[_Early] = []
+        self._busy: list[Work] = []
+        self._progress: threading.Thread | None = None
+        self._wake = threading.Event()
+        limit = comm.Get_attr(MPI.TAG_UB) or 32767
+        self._largest_tag = int(limit) >> _CODE_BITS
+
+    def start(self, call: Call) -> Work:
+        """Begin a send or receive."""
+        work = self._begin(call)
+        if not work.is_completed():
+            self._keep_moving(work)
+        return work
+
+    def run(self, call: Call) -> Work:
+        """Finish a send or receive before returning."""
+        work = self._begin(call)
+        work.wait()
+        return work
+
+    def close(self) -> None:
+        """Stop the progress thread."""
+        self._busy.clear()
+        if self._progress is not None:
+            self._busy = []
+            progress, self._progress = self._progress, None
+            self._wake.set()
+            progress.join(1.0)
+
+    # ---- starting
+
+    def _begin(self, call: Call) -> Work:
+        tag = self._wire_tag(call)
+        if call.kind is Kind.SEND:
+            assert call.send is not None
+            spec = block(call.send, call.send.nbytes)
+            return Send(self, call, [self.comm.Isend(spec, call.root, tag)])
+        if call.kind is Kind.SEND_OBJECT_LIST:
+            with self.lock:  # the parts of a parcel follow each other
+                requests = [
+                    request
+                    for parcel in call.parcels
+                    for request in send_parcel(self.comm, parcel, call.root, tag)
+                ]
+            return Send(self, call, requests)
+        receive = Receive(self, call, tag)
+        with self.lock:
+            self._posted.append(receive)
+            self.advance()
+        return receive
+
+    def _wire_tag(self, call: Call) -> int:
+        if not 0 <= call.tag <= self._largest_tag:
+            raise UsageError(
+                f"tag {call.tag} is out of range; this MPI allows 0 to {self._largest_tag}"
+            )
+        return call.tag << _CODE_BITS | _wire_code(call.dtype)
+
+    # ---- matching
+
+    def advance(self) -> None:
+        """Match messages that have arrived with receives, in posting order."""
+        with self.lock:
+            self._posted = [receive for receive in self._posted if not receive.match()]
+
+    def withdraw(self, receive: Receive) -> bool:
+        """Take back a receive; False if it has got its message meanwhile."""
+        with self.lock:
+            self.advance()
+            if receive not in self._posted:
+                return False
+            self._posted.remove(receive)
+            return True
+
+    def find(self, source: int, tag: int) -> tuple[int, int, _Early | None] | None:
+        """Look for a message: its source, its bytes, and itself if it was taken in early."""
+        for early in self._early:
+            if early.tag == tag and source in (ANY_SOURCE, early.source):
+                return early.source, len(early.data), early
+        status = MPI.Status()
+        if not self.comm.Iprobe(_mpi_source(source), tag, status):
+            return None
+        return status.Get_source(), status.Get_elements(MPI.BYTE), None
+
+    def take(self, early: _Early) -> bytearray:
+        """Take an early message out of the store."""
+        self._early.remove(early)
+        return early.data
+
+    def receive_next(self, source: int, tag: int, buffers: list[NumpyArray] | None) -> Any:
+        """Receive the next message, which is known to have been sent.
+
+        It goes into `buffers`, one after the other, or into new memory, which is returned.
+        """
+        while (found := self.find(source, tag)) is None:
+            time.sleep(0)
+        _, nbytes, early = found
+        if early is not None:
+            data = self.take(early)
+            for buffer in buffers or ():
+                buffer[...] = np.frombuffer(data[: buffer.size], np.uint8)
+                data = data[buffer.size :]
+            return data
+        if buffers is not None:
+            spec, datatype = scattered(buffers)
+            self.comm.Recv(spec, source, tag)
+            datatype.Free()
+            return None
+        data = bytearray(nbytes)
+        self.comm.Recv(block(data, nbytes), source, tag)
+        return data
+
+    def help_senders(self) -> None:
+        """See [Note: early messages]."""
+        with self.lock:
+            self.advance()
+            status = MPI.Status()
+            while (message := self.comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+                nbytes = status.Get_elements(MPI.BYTE)
+                data = bytearray(nbytes)
+                message.Recv(block(data, nbytes))
+                self._early.append(_Early(status.Get_source(), status.Get_tag(), data))
+            self.advance()
+
+    # ---- progress while the caller computes
+
+    def _keep_moving(self, work: Work) -> None:
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            return
+        with self.lock:
+            self._busy.append(work)
+            if self._progress is None:
+                self._progress = threading.Thread(
+                    target=self._move, name="hpcdist-messages", daemon=True
+                )
+                self._progress.start()
+        self._wake.set()
+
+    def _move(self) -> None:
+        while self._progress is threading.current_thread():
+            self._wake.wait()
+            self._wake.clear()
+            while self._busy:
+                time.sleep(_IDLE_S)
+                with self.lock:
+                    self._busy = [work for work in self._busy if not _ended(work)]
+
+
+def _ended(work: Work) -> bool:
+    try:
+        return work.is_completed()
+    except Exception:
+        return True  # its owner gets the exception from wait()
+
+
+@final
+class _Early:
+    """A message taken in before it was asked for."""
+
+    def __init__(self, source: int, tag: int, data: bytearray) -> None:
+        self.source, self.tag, self.data = source, tag, data
+
+
+@final
+class Send(Work):
+    """One message (or the parts of some parcels) on its way out."""
+
+    def __init__(self, messages: Messages, call: Call, requests: list[MPI.Request]) -> None:
+        self._messages = messages
+        self._call: Call | None = call
+        self._requests = requests
+        self._what = f"{call.kind.name.lower()} to rank {messages.ranks[call.root]}"
+
+    def is_completed(self) -> bool:
+        """Say whether the buffer may be changed again."""
+        if self._requests and MPI.Request.Testall(self._requests):
+            self._requests = []
+            self._call = None
+        return not self._requests
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Block until the buffer may be changed again."""
+        limit = seconds(timeout)
+        limit = self._messages.timeout_s if limit is None else limit
+        if not poll(self.is_completed, limit, self._help, _HELP_AFTER_S):
+            raise CollectiveTimeout(
+                f"{self._what} was not received within {limit:g} s; called at {call_site()}. "
+                "Look whether that rank calls recv with this group and tag"
+            )
+        return True
+
+    def _help(self, waited: float) -> None:
+        self._messages.help_senders()
+
+
+@final
+class Receive(Work):
+    """One message to come; `source` is the world rank it came from, once it has."""
+
+    def __init__(self, messages: Messages, call: Call, tag: int) -> None:
+        self._messages = messages
+        self._call: Call | None = call
+        self._tag = tag
+        self._from = call.root
+        self._request: MPI.Request | None = None
+        self._error: HpcdistError | None = None
+        self._ended = False
+        peer = "any rank" if call.root == ANY_SOURCE else f"rank {messages.ranks[call.root]}"
+        self._what = f"{call.kind.name.lower()} from {peer}"
+
+    def match(self) -> bool:
+        """Begin to receive if the message is there; True if nothing is left to match."""
+        call, messages = self._call, self._messages
+        assert call is not None
+        found = messages.find(self._from, self._tag)
+        if found is None:
+            return False
+        source, nbytes, early = found
+        if call.kind is Kind.RECV_OBJECT_LIST:
+            self._receive_parcels(call, source)
+            return True
+        assert call.recv is not None
+        if nbytes != call.recv.nbytes:
+            self._fail(source, call.dtype, nbytes)
+            return True
+        self._from = source
+        if early is not None:
+            flat = call.recv.reshape(-1).view(np.uint8)
+            flat[...] = np.frombuffer(messages.take(early), np.uint8)
+            self._end(call, None)
+        else:
+            self._request = messages.comm.Irecv(block(call.recv, nbytes), source, self._tag)
+        return True
+
+    def _receive_parcels(self, call: Call, source: int) -> None:
+        """Take all parcels of one send; its parts have been sent without a gap."""
+        parcels, messages = [], self._messages
+        for _ in range(call.detail):
+            meta = messages.receive_next(source, self._tag, None)
+            buffers = empty_buffers(meta)
+            if buffers:
+                messages.receive_next(source, self._tag, buffers)
+            parcels.append(Parcel(meta, buffers))
+        self._from = source
+        self._end(call, parcels)
+
+    def _end(self, call: Call, result: Any) -> None:
+        self.source = self._messages.ranks[self._from]
+        self._call = None
+        try:
+            if call.finish is not None:
+                call.finish(result)
+        except Exception as error:
+            self._error = TransportError(f"{self._what}: {error}")
+            self._error.__cause__ = error
+        self._ended = True
+
+    def _fail(self, source: int, sent: Dtype | int | None, nbytes: int) -> None:
+        call = self._call
+        assert call is not None
+        assert call.recv is not None
+        assert call.dtype is not None
+        name = name_of_code(sent) if isinstance(sent, int) else call.dtype.name
+        ranks = self._messages.ranks
+        self._error = MismatchError(
+            f"rank {ranks[source]} sent {nbytes} bytes of {name}, but rank "
+            f"{ranks[self._messages.comm.rank]} receives {call.recv.nbytes} bytes of "
+            f"{call.dtype.name} (shape {call.shape}) with tag {call.tag}; called at {call_site()}. "
+            "The message was not taken: receive it with an array of its size and dtype"
+        )
+        self._ended = True
+
+    def is_completed(self) -> bool:
+        """Say whether the message has arrived; drives matching."""
+        if self._ended:
+            return True
+        with self._messages.lock:
+            if self._request is None and not self._ended:
+                self._messages.advance()
+            if self._request is not None and self._request.Test():
+                self._request = None
+                call = self._call
+                assert call is not None
+                self._end(call, None)
+        return self._ended
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Block until the message is in the array."""
+        limit = seconds(timeout)
+        limit = self._messages.timeout_s if limit is None else limit
+        if not poll(self.is_completed, limit, self._explain, _EXPLAIN_AFTER_S) and (
+            timeout is not None or self._messages.withdraw(self)
+        ):
+            raise CollectiveTimeout(
+                f"{self._what} got no message within {limit:g} s; called at {call_site()}. "
+                "Look whether that rank sends with this group, tag and dtype",
+                () if self._from == ANY_SOURCE else (self._messages.ranks[self._from],),
+            )
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _explain(self, waited: float) -> None:
+        """Look for a message that does not match only because its dtype is another one."""
+        messages, call = self._messages, self._call
+        if call is None or self._request is not None:
+            return
+        with messages.lock:
+            for code in range(1 << _CODE_BITS):
+                tag = call.tag << _CODE_BITS | code
+                if tag == self._tag or call.dtype is None:
+                    continue
+                found = messages.find(self._from, tag)
+                if found is not None and messages.withdraw(self):
+                    self._fail(found[0], code, found[1])
+                    return
+
+
+def _wire_code(dtype: Dtype | None) -> int:
+    return _OBJECT_CODE if dtype is None else min(dtype.code, BYTES_CODE)
+
+
+def _mpi_source(source: int) -> int:
+    return MPI.ANY_SOURCE if source == ANY_SOURCE else source
+
+

@@ -1,0 +1,170 @@
+"""Object collectives over MPI: parcels (pickles and their large buffers) instead of arrays.
+
+The length of the longest pickle is known from the agreement. Small ones travel padded in one
+collective; larger ones, and buffers, are broadcast or sent from where they lie to where they
+stay, without ever being copied into a pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ..arrays.parcel import EAGER, Parcel, empty_buffers
+from .call import Call, Kind
+from .mpi_collectives import VERBS, Range
+from .mpi_types import block, scattered
+
+if TYPE_CHECKING:
+    from .mpi_host import MpiHost
+
+_PARCEL = 6
+
+
+def broadcast_object_list(host: MpiHost, call: Call, detail: Range) -> list[Parcel]:
+    own = call.parcels[0] if host.rank == call.root else None
+    return [_broadcast_parcel(host.comm, own, detail[1], call.root)]
+
+
+def _broadcast_parcel(comm: MPI.Intracomm, own: Parcel | None, longest: int, root: int) -> Parcel:
+    """Broadcast one parcel whose pickle has `longest` bytes."""
+    meta = bytearray(longest) if own is None else own.meta
+    comm.Bcast(block(meta, longest), root)
+    buffers = empty_buffers(meta) if own is None else own.buffers
+    _broadcast_buffers(comm, buffers, root)
+    return Parcel(meta, buffers) if own is None else own.copy()
+
+
+def _broadcast_buffers(comm: MPI.Intracomm, buffers: Sequence[Any], root: int) -> None:
+    if len(buffers) == 1:
+        comm.Bcast(block(buffers[0], memoryview(buffers[0]).nbytes), root)
+    elif buffers:
+        message, datatype = scattered(list(buffers))
+        comm.Bcast(message, root)
+        datatype.Free()
+
+
+def all_gather_object(host: MpiHost, call: Call, detail: Range) -> list[Parcel]:
+    own, longest, comm = call.parcels[0], detail[1], host.comm
+    if longest <= EAGER:
+        out = np.empty(longest * host.size, np.uint8)
+        comm.Allgather(
+            [own.meta.ljust(longest, b"\0"), longest, MPI.BYTE], [out, longest, MPI.BYTE]
+        )
+        return _cut(out, longest, host.size)
+    lengths = np.empty(host.size, np.int64)
+    mine = np.array([len(own.meta)], np.int64)
+    comm.Allgather([mine, 1, MPI.INT64_T], [lengths, 1, MPI.INT64_T])
+    return [
+        _broadcast_parcel(comm, own if root == host.rank else None, int(lengths[root]), root)
+        for root in range(host.size)
+    ]
+
+
+def gather_object(host: MpiHost, call: Call, detail: Range) -> list[Parcel] | None:
+    own, longest, comm, root = call.parcels[0], detail[1], host.comm, call.root
+    if longest <= EAGER:
+        padded = [own.meta.ljust(longest, b"\0"), longest, MPI.BYTE]
+        if host.rank != root:
+            comm.Gather(padded, None, root)
+            return None
+        out = np.empty(longest * host.size, np.uint8)
+        comm.Gather(padded, [out, longest, MPI.BYTE], root)
+        return _cut(out, longest, host.size)
+    if host.rank != root:
+        MPI.Request.Waitall(send_parcel(comm, own, root, _PARCEL))
+        return None
+    return [
+        own.copy() if rank == root else receive_parcel(comm, rank, _PARCEL)
+        for rank in range(host.size)
+    ]
+
+
+def scatter_object_list(host: MpiHost, call: Call, detail: Range) -> list[Parcel]:
+    longest, comm, root = detail[1], host.comm, call.root
+    if longest <= EAGER:
+        mine = np.empty(longest, np.uint8)
+        sent = None
+        if host.rank == root:
+            joined = b"".join(parcel.meta.ljust(longest, b"\0") for parcel in call.parcels)
+            sent = [joined, longest, MPI.BYTE]
+        comm.Scatter(sent, [mine, longest, MPI.BYTE], root)
+        return _cut(mine, longest, 1)
+    if host.rank != root:
+        return [receive_parcel(comm, root, _PARCEL)]
+    requests = [
+        request
+        for rank, parcel in enumerate(call.parcels)
+        if rank != root
+        for request in send_parcel(comm, parcel, rank, _PARCEL)
+    ]
+    MPI.Request.Waitall(requests)
+    return [call.parcels[root].copy()]
+
+
+def all_to_all_object(host: MpiHost, call: Call, detail: Range) -> list[Parcel]:
+    longest, comm, size = detail[1], host.comm, host.size
+    if longest <= EAGER:
+        joined = b"".join(parcel.meta.ljust(longest, b"\0") for parcel in call.parcels)
+        out = np.empty(longest * size, np.uint8)
+        comm.Alltoall([joined, longest, MPI.BYTE], [out, longest, MPI.BYTE])
+        return _cut(out, longest, size)
+    requests = [
+        request
+        for rank, parcel in enumerate(call.parcels)
+        if rank != host.rank
+        for request in send_parcel(comm, parcel, rank, _PARCEL)
+    ]
+    received = [
+        call.parcels[rank].copy() if rank == host.rank else receive_parcel(comm, rank, _PARCEL)
+        for rank in range(size)
+    ]
+    MPI.Request.Waitall(requests)
+    return received
+
+
+def _cut(padded: Any, longest: int, count: int) -> list[Parcel]:
+    """Cut padded pickles apart; pickle ignores what follows its end."""
+    view = memoryview(padded)
+    return [
+        Parcel(view[start : start + longest])
+        for start in range(0, count * longest, longest)
+    ]
+
+
+def send_parcel(comm: MPI.Intracomm, parcel: Parcel, to: int, tag: int) -> list[MPI.Request]:
+    """Begin to send `parcel`: its meta, then its buffers as one message."""
+    requests = [comm.Isend(block(parcel.meta, len(parcel.meta)), to, tag)]
+    if parcel.buffers:
+        message, datatype = scattered(list(parcel.buffers))
+        requests.append(comm.Isend(message, to, tag))
+        datatype.Free()
+    return requests
+
+
+def receive_parcel(comm: MPI.Intracomm, source: int, tag: int) -> Parcel:
+    """Receive the next parcel from `source`."""
+    status = MPI.Status()
+    message = comm.Mprobe(source, tag, status)
+    nbytes = status.Get_elements(MPI.BYTE)
+    meta = bytearray(nbytes)
+    message.Recv(block(meta, nbytes))
+    buffers = empty_buffers(meta)
+    if buffers:
+        spec, datatype = scattered(list(buffers))
+        comm.Recv(spec, source, tag)
+        datatype.Free()
+    return Parcel(meta, buffers)
+
+
+OBJECT_VERBS: dict[Kind, Callable[[MpiHost, Call, Range], Any]] = {
+    **VERBS,
+    Kind.BROADCAST_OBJECT_LIST: broadcast_object_list,
+    Kind.ALL_GATHER_OBJECT: all_gather_object,
+    Kind.GATHER_OBJECT: gather_object,
+    Kind.SCATTER_OBJECT_LIST: scatter_object_list,
+    Kind.ALL_TO_ALL_OBJECT: all_to_all_object,
+}

@@ -1,0 +1,74 @@
+"""hpcdist's vocabulary in MPI's: datatypes, operators and message specifications."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ..arrays.libraries import NumpyArray
+from .recipes import Combine
+
+TYPES: dict[np.dtype, MPI.Datatype] = {
+    np.dtype(name): datatype
+    for name, datatype in {
+        "?": MPI.C_BOOL,
+        "i1": MPI.INT8_T,
+        "i2": MPI.INT16_T,
+        "i4": MPI.INT32_T,
+        "i8": MPI.INT64_T,
+        "u1": MPI.UINT8_T,
+        "u2": MPI.UINT16_T,
+        "u4": MPI.UINT32_T,
+        "u8": MPI.UINT64_T,
+        "f4": MPI.FLOAT,
+        "f8": MPI.DOUBLE,
+        "c8": MPI.C_FLOAT_COMPLEX,
+        "c16": MPI.C_DOUBLE_COMPLEX,
+    }.items()
+}
+
+OPS: dict[Combine, MPI.Op] = {
+    Combine.ADD: MPI.SUM,
+    Combine.MULTIPLY: MPI.PROD,
+    Combine.MAXIMUM: MPI.MAX,
+    Combine.MINIMUM: MPI.MIN,
+    Combine.OR: MPI.LOR,
+    Combine.AND: MPI.LAND,
+}
+
+INT_MAX = (1 << 31) - 1
+"""The largest count of the MPI-3 interface; larger blocks travel as one big datatype."""
+
+Spec = list[Any]
+
+
+def numbers(array: NumpyArray) -> Spec:
+    """Specify `array` as numbers that MPI can combine."""
+    return [array, array.size, TYPES[array.dtype]]
+
+
+def block(data: Any, nbytes: int) -> Spec:
+    """Specify `nbytes` (per rank) of `data` as one block of bytes, of any length."""
+    if nbytes <= INT_MAX:
+        return [data, nbytes, MPI.BYTE]
+    return [data, 1, _big_type(nbytes)]
+
+
+@lru_cache(maxsize=64)
+def _big_type(nbytes: int) -> MPI.Datatype:
+    return MPI.BYTE.Create_contiguous(nbytes).Commit()
+
+
+def scattered(buffers: list[Any]) -> tuple[Spec, MPI.Datatype]:
+    """Specify many buffers as one message; free the datatype after use."""
+    lengths, places = [], []
+    for buffer in buffers:
+        address, nbytes = MPI.Get_address(buffer), memoryview(buffer).nbytes
+        for start in range(0, nbytes, INT_MAX):
+            lengths.append(min(INT_MAX, nbytes - start))
+            places.append(address + start)
+    datatype = MPI.BYTE.Create_hindexed(lengths, places).Commit()
+    return [MPI.BOTTOM, 1, datatype], datatype

@@ -1,0 +1,54 @@
+"""Waiting without starving anyone: spin, then yield the core, then sleep.
+
+A rank that spins inside MPI on an oversubscribed core keeps the rank it waits for from
+running. These waits poll MPI from Python instead, which also keeps Ctrl-C and time limits
+alive. The sleep grows with the time already waited, so that it costs at most a few percent.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+SPIN = 40
+"""Polls before the first yield: a few microseconds, what a rank that is in step needs."""
+
+_YIELD_S = 2e-3
+_LONGEST_SLEEP_S = 1e-3
+_SHARE = 0.05
+
+
+def poll(
+    done: Callable[[], bool],
+    timeout_s: float,
+    attend: Callable[[float], None] | None = None,
+    attend_every_s: float = 0.02,
+) -> bool:
+    """Poll `done` until it is true or `timeout_s` is over; return its last answer.
+
+    Args:
+        done: cheap and non-blocking.
+        timeout_s: seconds, may be infinite.
+        attend: called now and then, with the seconds waited so far, once the wait is long.
+        attend_every_s: seconds between two calls of `attend`.
+    """
+    for _ in range(SPIN):
+        if done():
+            return True
+    began = time.monotonic()
+    attended = 0.0
+    yield_s = _YIELD_S if threading.current_thread() is threading.main_thread() else 0.0
+    while not done():
+        waited = time.monotonic() - began
+        if waited >= timeout_s:
+            return done()
+        if attend is not None and waited - attended >= attend_every_s:
+            attended = waited
+            attend(waited)
+        if waited < yield_s:
+            os.sched_yield()
+        else:
+            time.sleep(min(_LONGEST_SLEEP_S, max(20e-6, waited * _SHARE)))
+    return True
