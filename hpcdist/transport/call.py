@@ -78,7 +78,6 @@ LOOSE = frozenset(
         Kind.ALL_GATHER,
         Kind.GATHER,
         Kind.ALLTOALL,
-        Kind.BROADCAST_OBJECT_LIST,
         Kind.ALL_GATHER_OBJECT,
         Kind.GATHER_OBJECT,
         Kind.SCATTER_OBJECT_LIST,
@@ -98,6 +97,9 @@ ROOTED = frozenset(
         Kind.SCATTER_OBJECT_LIST,
     }
 )
+
+MESSAGES = frozenset({Kind.SEND, Kind.RECV, Kind.SEND_OBJECT_LIST, Kind.RECV_OBJECT_LIST})
+"""Point-to-point operations; `Call.root` is the peer."""
 
 UNEVEN = 1
 """`detail` of an alltoall whose blocks differ on this rank; hashes of shapes are larger."""
@@ -124,6 +126,8 @@ def label(call: Call, ranks: Sequence[int]) -> str:
     words = []
     if call.dtype is not None:
         words = [f"shape {call.shape}", call.dtype.name]
+    elif call.shape:
+        words = [f"{call.shape[0]} objects"]
     if call.op is not None:
         words.append(call.op.name)
     if call.kind in ROOTED:

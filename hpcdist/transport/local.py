@@ -23,10 +23,11 @@ from ..errors import (
     MismatchError,
     RemoteError,
 )
-from .base import DONE, Done, Plan, Transport, Work
-from .call import ANY_SOURCE, Block, Call, Kind, fingerprint, label
+from .base import Plan, Transport, Work
+from .call import MESSAGES, Block, Call, Kind, fingerprint, label
 from .call_site import call_site
 from .lane import Lane
+from .local_messages import Letter, LetterBox
 from .recipes import local_result
 
 
@@ -48,7 +49,7 @@ class Room:
         self.changed = threading.Condition()
         self.meetings: dict[int, Meeting] = {}
         self.left: dict[int, tuple[str, str]] = {}
-        self.letters: list[_Letter] = []
+        self.letters: list[Letter] = []
         self.rooms: dict[tuple[tuple[int, ...], int], Room] = {}
 
     def subroom(self, ranks: tuple[int, ...], nth: int) -> Room:
@@ -325,19 +326,6 @@ _VERBS: dict[Kind, Callable[[list[Call]], list[Any]]] = {
 }
 
 
-# ---- messages
-
-
-@final
-class _Letter:
-    """A message that was sent and not yet received; its data are the sender's copy."""
-
-    def __init__(self, source: int, to: int, call: Call) -> None:
-        self.source, self.to, self.call = source, to, call
-        self.data = None if call.send is None else call.send.reshape(-1).copy()
-        self.parcels: list[Parcel] = [parcel.copy() for parcel in call.parcels]
-
-
 @final
 class LocalTransport(Transport):
     """Rank `rank` of a room."""
@@ -353,20 +341,20 @@ class LocalTransport(Transport):
         self._sequence = 0
         self._made: dict[tuple[int, ...], int] = {}
         self._lane = Lane(f"hpcdist-local-{rank}")
+        self._box = LetterBox(rank, room.ranks, room.letters, room.changed, timeout_s)
 
     def run(self, call: Call) -> Any:
         """Finish `call` before returning."""
-        if call.kind in _MESSAGE_STARTS:
-            work = self.start(call)
+        if call.kind in MESSAGES:
+            work = self._box.start(call)
             work.wait()
             return work
         return self._lane.run(self._perform, call)
 
     def start(self, call: Call) -> Work:
         """Begin `call`."""
-        make = _MESSAGE_STARTS.get(call.kind)
-        if make is not None:
-            return make(self, call)
+        if call.kind in MESSAGES:
+            return self._box.start(call)
         return self._lane.start(lambda: self._perform(call), label(call, self.ranks))
 
     def plan(self, call: Call) -> Plan | None:
@@ -410,95 +398,3 @@ class LocalTransport(Transport):
         self._sequence += 1
         result = self.room.meet(self.rank, self._sequence, call, self._timeout_s)
         return call.finish(result) if call.finish is not None else result
-
-    def _send(self, call: Call) -> Work:
-        with self.room.changed:
-            self.room.letters.append(_Letter(self.rank, call.root, call))
-            self.room.changed.notify_all()
-        return DONE
-
-    def _receive(self, call: Call) -> Work:
-        return _LocalReceive(self, call)
-
-
-_MESSAGE_STARTS: dict[Kind, Callable[[LocalTransport, Call], Work]] = {
-    Kind.SEND: LocalTransport._send,
-    Kind.SEND_OBJECT_LIST: LocalTransport._send,
-    Kind.RECV: LocalTransport._receive,
-    Kind.RECV_OBJECT_LIST: LocalTransport._receive,
-}
-
-
-@final
-class _LocalReceive(Work):
-    """A receive; matched when it is waited for or asked, in posting order per source."""
-
-    def __init__(self, transport: LocalTransport, call: Call) -> None:
-        self._transport = transport
-        self._call = call
-        self._done: Done | None = None
-
-    def is_completed(self) -> bool:
-        """Say whether the message has arrived."""
-        with self._transport.room.changed:
-            return self._match()
-
-    def wait(self, timeout: Any = None) -> bool:
-        """Block until the message is in the array."""
-        limit = self._transport._timeout_s if timeout is None else float(timeout)
-        deadline = time.monotonic() + limit
-        changed = self._transport.room.changed
-        with changed:
-            while not self._match():
-                self._refuse_other_dtype()
-                if not changed.wait(min(1.0, max(0.0, deadline - time.monotonic()))) and (
-                    time.monotonic() >= deadline
-                ):
-                    raise CollectiveTimeout(
-                        f"{label(self._call, self._transport.ranks)} got no message within "
-                        f"{limit:g} s; called at {call_site()}"
-                    )
-        return True
-
-    def _wanted(self, letter: _Letter) -> bool:
-        call = self._call
-        return (
-            letter.to == self._transport.rank
-            and call.root in (ANY_SOURCE, letter.source)
-            and letter.call.tag == call.tag
-            and (letter.data is None) == (call.recv is None)
-        )
-
-    def _match(self) -> bool:
-        if self._done is not None:
-            return True
-        call = self._call
-        for letter in self._transport.room.letters:
-            if not self._wanted(letter) or letter.call.dtype != call.dtype:
-                continue
-            if call.recv is not None:
-                assert letter.data is not None
-                if letter.data.size != call.recv.size:
-                    raise self._mismatch(letter)
-                call.recv.reshape(-1)[...] = letter.data
-            self._transport.room.letters.remove(letter)
-            self.source = self._transport.ranks[letter.source]
-            self._done = DONE
-            if call.finish is not None:
-                call.finish(letter.parcels if call.recv is None else None)
-            return True
-        return False
-
-    def _refuse_other_dtype(self) -> None:
-        for letter in self._transport.room.letters:
-            if self._wanted(letter):
-                raise self._mismatch(letter)
-
-    def _mismatch(self, letter: _Letter) -> MismatchError:
-        ranks = self._transport.ranks
-        return MismatchError(
-            f"rank {ranks[letter.source]} sent {label(letter.call, ranks)}, but rank "
-            f"{ranks[self._transport.rank]} receives {label(self._call, ranks)}; the message was "
-            "not taken: receive it with an array of its size and dtype"
-        )
-

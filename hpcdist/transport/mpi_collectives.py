@@ -7,6 +7,7 @@ MPI maps its scratch memory anew at every large call, so a few MiB at a time are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -151,22 +152,23 @@ def all_gather(host: MpiHost, call: Call, detail: Range) -> list[Block]:
     if np.may_share_memory(send, recv):
         send = send.copy()
     host.comm.Allgather(block(send, send.nbytes), block(recv, send.nbytes))
-    return _blocks(recv, [call.shape] * host.size)
+    return _even_blocks(recv, call, host.size)
 
 
 def _all_gather_uneven(host: MpiHost, call: Call, send: NumpyArray) -> list[Block]:
     shapes = _exchange_shapes(host, call, bound=call.recv is not None)
-    recv, counts, starts = _room(send, shapes)
-    if recv.nbytes <= INT_MAX:
+    blocks = _room(call, shapes)
+    counts = [each.data.nbytes for each in blocks]
+    if sum(counts) <= INT_MAX:
+        whole = blocks[0].data.base
         host.comm.Allgatherv(
-            [send, send.nbytes, MPI.BYTE], [recv, counts, starts, MPI.BYTE]
+            [send, send.nbytes, MPI.BYTE], [whole, counts, _starts(counts), MPI.BYTE]
         )
     else:
-        blocks = _blocks(recv, shapes)
         blocks[host.rank].data[...] = send.reshape(-1)
         for root, each in enumerate(blocks):
             host.comm.Bcast(block(each.data, each.data.nbytes), root)
-    return _blocks(recv, shapes)
+    return blocks
 
 
 def gather(host: MpiHost, call: Call, detail: Range) -> list[Block] | None:
@@ -182,7 +184,7 @@ def gather(host: MpiHost, call: Call, detail: Range) -> list[Block] | None:
     if np.may_share_memory(send, recv):
         send = send.copy()
     host.comm.Gather(block(send, send.nbytes), block(recv, send.nbytes), call.root)
-    return _blocks(recv, [call.shape] * host.size)
+    return _even_blocks(recv, call, host.size)
 
 
 def _gather_uneven(host: MpiHost, call: Call, send: NumpyArray) -> list[Block] | None:
@@ -190,8 +192,7 @@ def _gather_uneven(host: MpiHost, call: Call, send: NumpyArray) -> list[Block] |
     if host.rank != call.root:
         host.comm.Send(block(send, send.nbytes), call.root, _PART)
         return None
-    recv, _, _ = _room(send, shapes)
-    blocks = _blocks(recv, shapes)
+    blocks = _room(call, shapes)
     for rank, each in enumerate(blocks):
         if rank == host.rank:
             each.data[...] = send.reshape(-1)
@@ -214,28 +215,25 @@ def _exchange_shapes(host: MpiHost, call: Call, *, bound: bool) -> list[tuple[in
     return [shape for shape, _ in told]
 
 
-def _room(
-    send: NumpyArray, shapes: list[tuple[int, ...]]
-) -> tuple[NumpyArray, list[int], list[int]]:
-    """Return memory for blocks of `shapes`, and their lengths and starts in bytes."""
-    sizes = [_size_of(shape, send) for shape in shapes]
-    recv = np.empty(sum(sizes), send.dtype)
-    counts = [size * send.itemsize for size in sizes]
-    starts = [sum(counts[:rank]) for rank in range(len(counts))]
-    return recv, counts, starts
+def _room(call: Call, shapes: list[tuple[int, ...]]) -> list[Block]:
+    """Make new memory with one block per shape, one after the other."""
+    assert call.send is not None
+    assert call.dtype is not None
+    unit = call.send.dtype
+    per_element = call.dtype.numpy.itemsize // unit.itemsize
+    sizes = [math.prod(shape) * per_element for shape in shapes]
+    recv = np.empty(sum(sizes), unit)
+    ends = np.cumsum(sizes)
+    return [
+        Block(recv[end - size : end], shape)
+        for size, end, shape in zip(sizes, ends, shapes, strict=True)
+    ]
 
 
-def _size_of(shape: tuple[int, ...], like: NumpyArray) -> int:
-    return int(np.prod(shape, dtype=np.int64))
-
-
-def _blocks(recv: NumpyArray, shapes: list[tuple[int, ...]]) -> list[Block]:
-    flat, blocks, start = recv.reshape(-1), [], 0
-    for shape in shapes:
-        stop = start + _size_of(shape, flat)
-        blocks.append(Block(flat[start:stop], shape))
-        start = stop
-    return blocks
+def _even_blocks(recv: NumpyArray, call: Call, size: int) -> list[Block]:
+    flat = recv.reshape(-1)
+    step = flat.size // size
+    return [Block(flat[rank * step : (rank + 1) * step], call.shape) for rank in range(size)]
 
 
 def scatter(host: MpiHost, call: Call, _: Range) -> None:

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from ..errors import CollectiveTimeout, TransportError, UsageError
 from .base import REFUSE_START, Plan, Transport, Work
-from .call import Call, Kind, label
+from .call import MESSAGES, Call, Kind, label
 from .call_site import call_site
 from .lane import Lane, seconds
 from .mpi_agreement import Agreement
@@ -23,7 +23,6 @@ from .mpi_objects import OBJECT_VERBS
 from .mpi_types import OPS, block, numbers
 from .patience import poll
 
-_MESSAGES = (Kind.SEND, Kind.RECV, Kind.SEND_OBJECT_LIST, Kind.RECV_OBJECT_LIST)
 _MiB = 1 << 20
 _GOODBYE_S = 1.0
 
@@ -57,7 +56,7 @@ class MpiHost(Transport):
     def run(self, call: Call) -> Any:
         """Finish `call` before returning."""
         try:
-            if call.kind in _MESSAGES:
+            if call.kind in MESSAGES:
                 return self.messages.run(call)
             return self._lane.run(self._perform, call)
         except MPI.Exception as error:
@@ -66,7 +65,7 @@ class MpiHost(Transport):
     def start(self, call: Call) -> Work:
         """Begin `call`; collectives make progress on the group's own thread."""
         try:
-            if call.kind in _MESSAGES:
+            if call.kind in MESSAGES:
                 return self.messages.start(call)
         except MPI.Exception as error:
             raise self._failure(call, error) from error

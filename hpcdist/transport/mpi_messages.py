@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Set as AbstractSet
 from typing import Any, final
 
 import numpy as np
@@ -24,7 +25,7 @@ from mpi4py import MPI
 from ..arrays.dtypes import BYTES_CODE, Dtype, name_of_code
 from ..arrays.libraries import NumpyArray
 from ..arrays.parcel import Parcel, empty_buffers
-from ..errors import CollectiveTimeout, HpcdistError, MismatchError, TransportError, UsageError
+from ..errors import CollectiveTimeout, MismatchError, UsageError
 from .base import Work
 from .call import ANY_SOURCE, Call, Kind
 from .call_site import call_site
@@ -111,9 +112,18 @@ class Messages:
     # ---- matching
 
     def advance(self) -> None:
-        """Match messages that have arrived with receives, in posting order."""
+        """Match messages that have arrived with receives, in posting order.
+
+        A message that arrives in between belongs to the earlier receive, not to a later one.
+        """
         with self.lock:
-            self._posted = [receive for receive in self._posted if not receive.match()]
+            waiting: list[Receive] = []
+            promised: dict[int, set[int]] = {}
+            for receive in self._posted:
+                if not receive.match(promised.get(receive.tag, frozenset())):
+                    waiting.append(receive)
+                    promised.setdefault(receive.tag, set()).add(receive.source_wanted)
+            self._posted = waiting
 
     def withdraw(self, receive: Receive) -> bool:
         """Take back a receive; False if it has got its message meanwhile."""
@@ -252,24 +262,29 @@ class Receive(Work):
     def __init__(self, messages: Messages, call: Call, tag: int) -> None:
         self._messages = messages
         self._call: Call | None = call
-        self._tag = tag
-        self._from = call.root
+        self.tag = tag
+        self.source_wanted = self._from = call.root
         self._request: MPI.Request | None = None
-        self._error: HpcdistError | None = None
+        self._error: Exception | None = None
         self._ended = False
         peer = "any rank" if call.root == ANY_SOURCE else f"rank {messages.ranks[call.root]}"
         self._what = f"{call.kind.name.lower()} from {peer}"
 
-    def match(self) -> bool:
-        """Begin to receive if the message is there; True if nothing is left to match."""
+    def match(self, promised: AbstractSet[int]) -> bool:
+        """Begin to receive if the message is there; True if nothing is left to match.
+
+        Messages from the sources in `promised` belong to earlier receives.
+        """
         call, messages = self._call, self._messages
         assert call is not None
-        found = messages.find(self._from, self._tag)
-        if found is None:
+        if ANY_SOURCE in promised or self.source_wanted in promised:
+            return False
+        found = messages.find(self.source_wanted, self.tag)
+        if found is None or found[0] in promised:
             return False
         source, nbytes, early = found
         if call.kind is Kind.RECV_OBJECT_LIST:
-            self._receive_parcels(call, source)
+            self._receive_parcel(call, source)
             return True
         assert call.recv is not None
         if nbytes != call.recv.nbytes:
@@ -281,20 +296,18 @@ class Receive(Work):
             flat[...] = np.frombuffer(messages.take(early), np.uint8)
             self._end(call, None)
         else:
-            self._request = messages.comm.Irecv(block(call.recv, nbytes), source, self._tag)
+            self._request = messages.comm.Irecv(block(call.recv, nbytes), source, self.tag)
         return True
 
-    def _receive_parcels(self, call: Call, source: int) -> None:
-        """Take all parcels of one send; its parts have been sent without a gap."""
-        parcels, messages = [], self._messages
-        for _ in range(call.detail):
-            meta = messages.receive_next(source, self._tag, None)
-            buffers = empty_buffers(meta)
-            if buffers:
-                messages.receive_next(source, self._tag, buffers)
-            parcels.append(Parcel(meta, buffers))
+    def _receive_parcel(self, call: Call, source: int) -> None:
+        """Take both parts of a parcel; they have been sent without a gap."""
+        messages = self._messages
+        meta = messages.receive_next(source, self.tag, None)
+        buffers = empty_buffers(meta)
+        if buffers:
+            messages.receive_next(source, self.tag, buffers)
         self._from = source
-        self._end(call, parcels)
+        self._end(call, [Parcel(meta, buffers)])
 
     def _end(self, call: Call, result: Any) -> None:
         self.source = self._messages.ranks[self._from]
@@ -303,8 +316,7 @@ class Receive(Work):
             if call.finish is not None:
                 call.finish(result)
         except Exception as error:
-            self._error = TransportError(f"{self._what}: {error}")
-            self._error.__cause__ = error
+            self._error = error
         self._ended = True
 
     def _fail(self, source: int, sent: Dtype | int | None, nbytes: int) -> None:
@@ -360,7 +372,7 @@ class Receive(Work):
         with messages.lock:
             for code in range(1 << _CODE_BITS):
                 tag = call.tag << _CODE_BITS | code
-                if tag == self._tag or call.dtype is None:
+                if tag == self.tag or call.dtype is None:
                     continue
                 found = messages.find(self._from, tag)
                 if found is not None and messages.withdraw(self):

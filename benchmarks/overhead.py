@@ -1,0 +1,123 @@
+"""What a small call costs beyond the same call of mpi4py: ``mpiexec -n 1 python overhead.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+from race import race
+from report import Report, duration, read_options, times
+
+import hpcdist as dist
+from hpcdist.comm import describe
+from hpcdist.comm.session import group_at_hand
+
+WITHIN_S = {"call": 2e-6, "plan": 0.3e-6}
+"""What a call may cost more than mpi4py's: the aim, not a test."""
+
+
+class Pair(NamedTuple):
+    """The same operation through hpcdist and through mpi4py."""
+
+    operation: str
+    aim: str
+    hpcdist: Callable[[], Any]
+    mpi4py: Callable[[], Any]
+
+
+def pairs(comm: MPI.Intracomm) -> list[Pair]:
+    one = np.zeros(1)
+    plan, request = dist.plan_all_reduce(one), comm.Allreduce_init(MPI.IN_PLACE, one)
+    barrier_plan, barrier_request = dist.plan_barrier(), comm.Barrier_init()
+    all_reduce = partial(comm.Allreduce, MPI.IN_PLACE, one)
+    found = [
+        Pair("all_reduce of 8 bytes", "call", partial(dist.all_reduce, one), all_reduce),
+        Pair(
+            "broadcast of 8 bytes",
+            "call",
+            partial(dist.broadcast, one, 0),
+            partial(comm.Bcast, one, 0),
+        ),
+        Pair("barrier", "call", dist.barrier, comm.Barrier),
+        Pair(
+            "plan_all_reduce: start().wait()",
+            "plan",
+            lambda: plan.start().wait(),
+            lambda: (request.Start(), request.Wait()),
+        ),
+        Pair(
+            "plan_barrier: start().wait()",
+            "plan",
+            lambda: barrier_plan.start().wait(),
+            lambda: (barrier_request.Start(), barrier_request.Wait()),
+        ),
+    ]
+    try:
+        import torch
+    except ImportError:
+        return found
+    tensor = torch.zeros(1, dtype=torch.float64)
+    return [
+        *found,
+        Pair("all_reduce of a torch tensor", "call", partial(dist.all_reduce, tensor), all_reduce),
+    ]
+
+
+def steps(comm: MPI.Intracomm) -> dict[str, Callable[[], Any]]:
+    """Return the parts of an all_reduce of 8 bytes, each called alone."""
+    one = np.zeros(1)
+    group = group_at_hand(None)
+    transport: Any = group.transport
+    op = dist.ReduceOp.SUM
+    call = describe.all_reduce(group, one, op)
+    return {
+        "all of it": partial(dist.all_reduce, one),
+        "find the group": partial(group_at_hand, None),
+        "describe": partial(describe.all_reduce, group, one, op),
+        "run the call": partial(transport.run, call),
+        "  agree": partial(transport.agree, call),
+        "  mpi4py": partial(comm.Allreduce, MPI.IN_PLACE, [one, 1, MPI.DOUBLE], MPI.SUM),
+        "an empty call": partial(int),
+    }
+
+
+def main() -> None:
+    options = read_options(__doc__, rounds=101)
+    dist.init_parallel_env()
+    comm = MPI.COMM_WORLD.Dup()
+    report = Report("overhead", options, comm)
+    rows = []
+    for pair in pairs(comm):
+        found = race(
+            comm, {"hpcdist": pair.hpcdist, "mpi4py": pair.mpi4py}, rounds=options.rounds
+        )
+        added, within = found.added("hpcdist", to="mpi4py"), WITHIN_S[pair.aim]
+        rows.append(
+            {
+                "operation": pair.operation,
+                "hpcdist": found.median("hpcdist"),
+                "mpi4py": found.median("mpi4py"),
+                "ratio": found.ratio("hpcdist", to="mpi4py"),
+                "added": added,
+                "aim": within,
+                "reached": "yes" if added <= within else "no",
+            }
+        )
+    shown = {"operation": str, "hpcdist": duration, "mpi4py": duration, "ratio": times}
+    shown |= {"added": duration, "aim": duration, "reached": str}
+    report.table("A small call beside mpi4py's", shown, rows)
+
+    found = race(comm, steps(comm), rounds=options.rounds)
+    report.table(
+        "Where an all_reduce of 8 bytes spends its time",
+        {"step": str, "time": duration},
+        [{"step": step, "time": found.median(step)} for step in found.seconds],
+    )
+    report.close()
+
+
+if __name__ == "__main__":
+    main()

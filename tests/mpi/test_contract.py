@@ -1,0 +1,8 @@
+"""The contract, on the ranks of this MPI job."""
+
+from hpcdist.testing.contract import TransportContract
+
+
+class TestMpiHost(TransportContract):
+    def run(self, check):
+        return [check()]
