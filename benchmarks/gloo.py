@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from mpi4py import MPI
@@ -16,6 +17,7 @@ def start_gloo(comm: MPI.Intracomm) -> Any:
         import torch.distributed as torch_dist
     except ImportError:
         return None
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")  # renamed verbs
     store = None
     if comm.rank == 0:
         store = torch_dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .comm import stream as stream
-from .comm.collectives import (
+from hpcdist.comm import stream as stream
+from hpcdist.comm.collectives import (
     all_gather as all_gather,
     all_gather_into_tensor as all_gather_into_tensor,
     all_reduce as all_reduce,
@@ -31,7 +31,7 @@ from .comm.collectives import (
     scatter as scatter,
     wait as wait,
 )
-from .comm.environment import (
+from hpcdist.comm.environment import (
     ParallelEnv as ParallelEnv,
     destroy_process_group as destroy_process_group,
     get_backend as get_backend,
@@ -48,9 +48,9 @@ from .comm.environment import (
     restart_process_group as restart_process_group,
     shutdown_process_group as shutdown_process_group,
 )
-from .comm.group import Group as Group
-from .comm.memory import empty as empty, empty_like as empty_like, zeros as zeros
-from .comm.messages import (
+from hpcdist.comm.group import Group as Group
+from hpcdist.comm.memory import empty as empty, empty_like as empty_like, zeros as zeros
+from hpcdist.comm.messages import (
     P2POp as P2POp,
     batch_isend_irecv as batch_isend_irecv,
     irecv as irecv,
@@ -60,14 +60,14 @@ from .comm.messages import (
     send as send,
     send_object_list as send_object_list,
 )
-from .comm.objects import (
+from hpcdist.comm.objects import (
     all_gather_object as all_gather_object,
     all_to_all_object as all_to_all_object,
     broadcast_object_list as broadcast_object_list,
     gather_object as gather_object,
     scatter_object_list as scatter_object_list,
 )
-from .comm.plans import (
+from hpcdist.comm.plans import (
     plan_all_gather as plan_all_gather,
     plan_all_reduce as plan_all_reduce,
     plan_alltoall as plan_alltoall,
@@ -81,8 +81,8 @@ from .comm.plans import (
     plan_scan as plan_scan,
     plan_scatter as plan_scatter,
 )
-from .comm.simulate import simulate as simulate
-from .errors import (
+from hpcdist.comm.simulate import simulate as simulate
+from hpcdist.errors import (
     CollectiveTimeout as CollectiveTimeout,
     HpcdistError as HpcdistError,
     MismatchError as MismatchError,
@@ -91,22 +91,22 @@ from .errors import (
     TransportError as TransportError,
     UsageError as UsageError,
 )
-from .events import Event as Event, subscribe as subscribe
-from .transport.base import Plan as Plan, Work as Work
-from .transport.recipes import ReduceOp as ReduceOp
+from hpcdist.events import Event as Event, subscribe as subscribe
+from hpcdist.transport.base import Plan as Plan, Work as Work
+from hpcdist.transport.recipes import ReduceOp as ReduceOp
 
 __version__ = "0.1.0"
 
 
 def spawn(*args: Any, **kwargs: Any) -> Any:
     """Start a function on new ranks; see `hpcdist.launch.spawn`."""
-    from .launch import spawn as start
+    from hpcdist.launch import spawn as start
 
     return start(*args, **kwargs)
 
 
 def launch() -> Any:
     """Run ``hpcdist run`` on this process's command line; see `hpcdist.launch`."""
-    from .launch import launch as start
+    from hpcdist.launch import launch as start
 
     return start()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .errors import UsageError
+from hpcdist.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ def subscribe(listener: Listener) -> Callable[[], None]:
         >>> seen = []
         >>> stop = dist.subscribe(seen.append)
         >>> stop()
+
     """
     listeners.append(listener)
 

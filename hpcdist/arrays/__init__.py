@@ -4,5 +4,5 @@ Read in this order: `dtypes` (the table), `libraries` (one row per array library
 `buffer` (an array becomes a `Buffer`), `layout` (many arrays in one run of memory).
 """
 
-from .buffer import Buffer as Buffer, as_buffer as as_buffer, as_output as as_output
-from .dtypes import Dtype as Dtype, dtype_row as dtype_row
+from hpcdist.arrays.buffer import Buffer as Buffer, as_buffer as as_buffer, as_output as as_output
+from hpcdist.arrays.dtypes import Dtype as Dtype, dtype_row as dtype_row

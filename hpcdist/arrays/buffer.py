@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import UsageError
-from .dtypes import Dtype, dtype_row
-from .libraries import NumpyArray, library_of
+from hpcdist.arrays.dtypes import Dtype, dtype_row
+from hpcdist.arrays.libraries import NumpyArray, library_of
+from hpcdist.errors import UsageError
 
 
 class Buffer(NamedTuple):

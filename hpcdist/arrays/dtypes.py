@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import UsageError
+from hpcdist.errors import UsageError
 
 Family = Literal["bool", "int", "float", "complex", "bytes"]
 
@@ -21,8 +21,10 @@ BYTES_CODE = 31
 
 
 class Dtype(NamedTuple):
-    """One row: `code` is the same on every rank; `carrier` has the bytes where NumPy's buffer
-    protocol cannot say the dtype itself; `wide` is the dtype in which sums are accumulated.
+    """One row of the table.
+
+    `code` is the same on every rank; `carrier` has the bytes where NumPy's buffer protocol
+    cannot say the dtype itself; `wide` is the dtype in which sums are accumulated.
     """
 
     name: str

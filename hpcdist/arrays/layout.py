@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .buffer import Buffer
-from .libraries import NumpyArray
+from hpcdist.arrays.buffer import Buffer
+from hpcdist.arrays.libraries import NumpyArray
 
 
 def join(buffers: Sequence[Buffer]) -> NumpyArray:

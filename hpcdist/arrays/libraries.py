@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import UsageError
+from hpcdist.errors import UsageError
 
 NumpyArray = np.ndarray[Any, Any]
 

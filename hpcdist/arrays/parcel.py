@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .libraries import NumpyArray
+from hpcdist.arrays.libraries import NumpyArray
 
 OUT_OF_BAND = 16 << 10
 """Buffers of at least this many bytes travel beside the pickle."""

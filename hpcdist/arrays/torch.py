@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from ..errors import UsageError
-from .libraries import Library, NumpyArray, device_message
+from hpcdist.arrays.libraries import Library, NumpyArray, device_message
+from hpcdist.errors import UsageError
 
 _RENAMED: dict[torch.dtype, tuple[torch.dtype, Any]] = {
     # torch dtype: (the integer torch shows to NumPy, the dtype those bits mean)

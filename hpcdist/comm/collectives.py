@@ -16,12 +16,12 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from ..transport.base import Work
-from ..transport.recipes import ReduceOp
-from . import describe
-from .group import Group
-from .issue import issue
-from .session import group_at_hand
+from hpcdist.comm import describe
+from hpcdist.comm.group import Group
+from hpcdist.comm.issue import issue
+from hpcdist.comm.session import group_at_hand
+from hpcdist.transport.base import Work
+from hpcdist.transport.recipes import ReduceOp
 
 
 def all_reduce(
@@ -45,6 +45,7 @@ def all_reduce(
         >>> x = np.ones(3)
         >>> dist.all_reduce(x).is_completed()
         True
+
     """
     return issue(group, sync_op, describe.all_reduce, tensor, op)
 
@@ -81,6 +82,7 @@ def reduce_scatter(
         op: a `ReduceOp`.
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
+
     """
     return issue(group, sync_op, describe.reduce_scatter, tensor, tensor_list, op)
 
@@ -119,6 +121,7 @@ def all_gather(
         tensor: this rank's contribution.
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
+
     """
     return issue(group, sync_op, describe.all_gather, tensor_list, tensor)
 
@@ -139,6 +142,7 @@ def gather(
         dst: the world rank that collects.
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
+
     """
     return issue(group, sync_op, describe.gather, tensor, gather_list, dst)
 
@@ -159,6 +163,7 @@ def scatter(
         src: the world rank that hands out.
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
+
     """
     at_hand = group_at_hand(group)
     if tensor_list is not None and at_hand.is_member() and at_hand.world_rank != src:
@@ -182,6 +187,7 @@ def alltoall(
             equal parts along dim 0.
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
+
     """
     return issue(group, sync_op, describe.alltoall, out_tensor_list, in_tensor_list)
 
@@ -205,6 +211,7 @@ def alltoall_single(
         in_split_sizes: rows for each rank; None for equal parts. By keyword only, because their
             order differs between Paddle's two forms.
         out_split_sizes: rows from each rank; None for equal parts.
+
     """
     return issue(
         group,

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.buffer import Buffer, as_buffer, as_output, typed, wrap_like
-from ..arrays.layout import adjacent_view, join, spread
-from ..arrays.libraries import NumpyArray
-from ..errors import UsageError
-from ..transport.call import UNEVEN, Block, Call, Kind, shape_detail
-from ..transport.recipes import check_op, recipe_for
-from .group import Group
+from hpcdist.arrays.buffer import Buffer, as_buffer, as_output, typed, wrap_like
+from hpcdist.arrays.layout import adjacent_view, join, spread
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.comm.group import Group
+from hpcdist.errors import UsageError
+from hpcdist.transport.call import UNEVEN, Block, Call, Kind, shape_detail
+from hpcdist.transport.recipes import check_op, recipe_for
 
 
 def barrier(group: Group) -> Call:
@@ -97,9 +97,7 @@ def broadcast(group: Group, tensor: Any, src: Any) -> Call:
     root = group.root_of(src, "src")
     buffer = as_buffer(tensor) if root == group.rank else as_output(tensor)
     finish = None if buffer.home is None or root == group.rank else _unpack(buffer)
-    return Call(
-        Kind.BROADCAST, None, buffer.data, buffer.dtype, buffer.shape, root, finish=finish
-    )
+    return Call(Kind.BROADCAST, None, buffer.data, buffer.dtype, buffer.shape, root, finish=finish)
 
 
 def all_gather(group: Group, tensor_or_list: Any, tensor: Any) -> Call:

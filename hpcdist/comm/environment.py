@@ -13,13 +13,8 @@ from typing import Any, final
 
 import numpy as np
 
-from ..config import read_config
-from ..errors import UsageError
-from ..runtime.environ import snapshot
-from ..runtime.place import read_place
-from ..transport.lane import seconds
-from .group import Closed, Dormant, Group
-from .session import (
+from hpcdist.comm.group import Closed, Dormant, Group
+from hpcdist.comm.session import (
     Session,
     Whereabouts,
     current_session,
@@ -28,6 +23,11 @@ from .session import (
     session_at_hand,
     set_session,
 )
+from hpcdist.config import read_config
+from hpcdist.errors import UsageError
+from hpcdist.runtime.environ import snapshot
+from hpcdist.runtime.place import read_place
+from hpcdist.transport.lane import seconds
 
 _HOST_BACKENDS = (None, "auto", "mpi", "gloo")
 _HOST_DEVICES = (None, "auto", "cpu")
@@ -64,6 +64,7 @@ def init_parallel_env(
         >>> import hpcdist as dist
         >>> dist.init_parallel_env().nranks >= 1
         True
+
     """
     session = current_session()
     if session is not None:
@@ -76,9 +77,9 @@ def init_parallel_env(
     config = read_config()
     timeout_s = _check_timeout(timeout, config.timeout_s)
 
-    from ..runtime.failure import end_job_on_failure
-    from ..runtime.mpi import start_world
-    from ..transport.mpi_host import MpiHost
+    from hpcdist.runtime.failure import end_job_on_failure
+    from hpcdist.runtime.mpi import start_world
+    from hpcdist.transport.mpi_host import MpiHost
 
     world = start_world(config, comm)
     place = world.place
@@ -189,6 +190,7 @@ def new_group(
         >>> world = dist.init_parallel_env()
         >>> dist.new_group([0]).ranks
         [0]
+
     """
     session = session_at_hand()
     members = _check_ranks(ranks, session.world.nranks)
@@ -265,9 +267,7 @@ def _check_ranks(ranks: Any, size: int) -> list[int]:
         raise UsageError(f"ranks must be integers such as [0, 1], got {ranks!r}")
     given = list(ranks)
     wrong = [
-        rank
-        for rank in given
-        if not isinstance(rank, (int, np.integer)) or isinstance(rank, bool)
+        rank for rank in given if not isinstance(rank, (int, np.integer)) or isinstance(rank, bool)
     ]
     if wrong or not given:
         raise UsageError(f"ranks must be at least one integer, got {given!r}")
@@ -416,7 +416,7 @@ def gloo_barrier() -> None:
     """Wait until every rank has called this. Collective."""
     if not is_initialized():
         raise UsageError("gloo context is not initialized; call gloo_init_parallel_env first")
-    from .collectives import barrier
+    from hpcdist.comm.collectives import barrier
 
     barrier()
 

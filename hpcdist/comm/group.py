@@ -7,9 +7,9 @@ from typing import Any, NoReturn, final
 
 import numpy as np
 
-from ..errors import UsageError
-from ..transport.base import Plan, Transport, Work
-from ..transport.call import Call
+from hpcdist.errors import UsageError
+from hpcdist.transport.base import Plan, Transport, Work
+from hpcdist.transport.call import Call
 
 
 @final
@@ -24,6 +24,7 @@ class Group:
         nranks: how many members there are.
         id: a number on which all members agree; 0 is the world.
         name: the name given to `new_group`, or one made of the id.
+
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Group:
 
         Raises:
             UsageError: `rank` is not in the group.
+
         """
         return self.root_of(rank, "rank") if self.is_member() else -1
 
@@ -87,6 +89,7 @@ class Group:
 
         Raises:
             UsageError: the group has no such rank.
+
         """
         if not self.is_member():
             return -1
@@ -143,9 +146,7 @@ class Closed(Transport):
         """Refuse."""
         self._refuse()
 
-    def subgroup(
-        self, ranks: Sequence[int], next_id: int, timeout: float
-    ) -> tuple[Transport, int]:
+    def subgroup(self, ranks: Sequence[int], next_id: int, timeout: float) -> tuple[Transport, int]:
         """Refuse."""
         self._refuse()
 
@@ -194,9 +195,7 @@ class Dormant(Transport):
         """Restart and plan."""
         return self.wake().plan(call)
 
-    def subgroup(
-        self, ranks: Sequence[int], next_id: int, timeout: float
-    ) -> tuple[Transport, int]:
+    def subgroup(self, ranks: Sequence[int], next_id: int, timeout: float) -> tuple[Transport, int]:
         """Refuse: only some ranks call this, but all must restart."""
         raise UsageError(
             f"group {self._group.name} has been shut down; restart it on all its ranks with "

@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import NotInGroupWarning
-from ..events import Event, listeners
-from ..transport.base import DONE, Work
-from ..transport.call import Call, Kind
-from ..transport.call_site import outer_frame
-from .group import Group
-from .session import group_at_hand
+from hpcdist.comm.group import Group
+from hpcdist.comm.session import group_at_hand
+from hpcdist.errors import NotInGroupWarning
+from hpcdist.events import Event, listeners
+from hpcdist.transport.base import DONE, Work
+from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call_site import outer_frame
 
 Describe = Callable[..., Call]
 

@@ -10,28 +10,33 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays.dtypes import dtype_row
-from ..arrays.libraries import NumpyArray, library_of
-from .group import Group
-from .session import group_at_hand
+from hpcdist.arrays.dtypes import dtype_row
+from hpcdist.arrays.libraries import NumpyArray, library_of
+from hpcdist.comm.group import Group
+from hpcdist.comm.session import group_at_hand
 
 Shape = int | tuple[int, ...]
 
 
-def empty(shape: Shape, dtype: npt.DTypeLike = np.float64, group: Group | None = None) -> NumpyArray:
+def empty(
+    shape: Shape, dtype: npt.DTypeLike = np.float64, group: Group | None = None
+) -> NumpyArray:
     """Return a new array with any contents, for collectives of `group`. Local.
 
     Args:
         shape: its shape.
         dtype: anything NumPy takes as a dtype of fixed size.
         group: the ranks it will be communicated with; None for all.
+
     """
     group_at_hand(group)
     dtype_row(np.dtype(dtype))
     return np.empty(shape, dtype)
 
 
-def zeros(shape: Shape, dtype: npt.DTypeLike = np.float64, group: Group | None = None) -> NumpyArray:
+def zeros(
+    shape: Shape, dtype: npt.DTypeLike = np.float64, group: Group | None = None
+) -> NumpyArray:
     """Return a new array of zeros, for collectives of `group`. Local; see `empty`."""
     array = empty(shape, dtype, group)
     array.fill(0)

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..arrays.buffer import as_buffer, as_output
-from ..arrays.parcel import Parcel, pack_object, unpack_object
-from ..errors import MismatchError, UsageError
-from ..transport.base import Work
-from ..transport.call import ANY_SOURCE, Call, Kind
-from .group import Group
-from .issue import issue
-from .session import group_at_hand
+from hpcdist.arrays.buffer import as_buffer, as_output
+from hpcdist.arrays.parcel import Parcel, pack_object, unpack_object
+from hpcdist.comm.group import Group
+from hpcdist.comm.issue import issue
+from hpcdist.comm.session import group_at_hand
+from hpcdist.errors import MismatchError, UsageError
+from hpcdist.transport.base import Work
+from hpcdist.transport.call import ANY_SOURCE, Call, Kind
 
 
 def send(
@@ -48,6 +48,7 @@ def recv(
 
     Raises:
         MismatchError: the message has another size or dtype. It stays where it is.
+
     """
     return issue(group, sync_op, _describe_recv, tensor, src, tag)
 
@@ -62,7 +63,15 @@ def irecv(tensor: Any, src: int | None = None, group: Group | None = None, tag: 
     return issue(group, False, _describe_recv, tensor, src, tag)
 
 
-class P2POp(NamedTuple("_P2POp", [("op", Any), ("tensor", Any), ("peer", int), ("group", Any), ("tag", int)])):
+class _P2POpFields(NamedTuple):
+    op: Callable[..., Work]
+    tensor: Any
+    peer: int | None
+    group: Group | None
+    tag: int
+
+
+class P2POp(_P2POpFields):
     """One `isend` or `irecv` for `batch_isend_irecv`.
 
     Args:
@@ -71,6 +80,7 @@ class P2POp(NamedTuple("_P2POp", [("op", Any), ("tensor", Any), ("peer", int), (
         peer: the other rank (world rank).
         group: the group; None for all.
         tag: as in `send`.
+
     """
 
     __slots__ = ()
@@ -100,9 +110,7 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
         isinstance(each, P2POp) for each in p2p_op_list
     ):
         raise UsageError(f"batch_isend_irecv needs a list of P2POp, got {p2p_op_list!r}")
-    return [
-        each.op(each.tensor, each.peer, group=each.group, tag=each.tag) for each in p2p_op_list
-    ]
+    return [each.op(each.tensor, each.peer, group=each.group, tag=each.tag) for each in p2p_op_list]
 
 
 def send_object_list(
@@ -123,6 +131,7 @@ def send_object_list(
         dst_in_group: the receiver's rank in the group, instead of `dst`.
         sync_op: return when the objects may be changed again.
         tag: as in `send`.
+
     """
     peer = _one_peer(group, dst, dst_in_group, "dst")
     return issue(group, sync_op, _describe_send_objects, object_list, peer, tag)
@@ -149,6 +158,7 @@ def recv_object_list(
 
     Raises:
         MismatchError: the list that arrived has another length.
+
     """
     peer = _one_peer(group, src, src_in_group, "src")
     return issue(group, sync_op, _describe_recv_objects, object_list, peer, tag)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..arrays.parcel import Parcel, pack_object, parcel_detail, unpack_object
-from ..errors import UsageError
-from ..transport.base import Work
-from ..transport.call import Call, Kind
-from .group import Group
-from .issue import issue
+from hpcdist.arrays.parcel import Parcel, pack_object, parcel_detail, unpack_object
+from hpcdist.comm.group import Group
+from hpcdist.comm.issue import issue
+from hpcdist.errors import UsageError
+from hpcdist.transport.base import Work
+from hpcdist.transport.call import Call, Kind
 
 
 def all_gather_object(
@@ -28,6 +28,7 @@ def all_gather_object(
         obj: this rank's contribution.
         group: the ranks that take part; None for all.
         sync_op: return when the objects are there.
+
     """
     return issue(group, sync_op, _describe_all_gather, object_list, obj)
 
@@ -84,9 +85,7 @@ def _describe_all_gather(group: Group, object_list: Any, obj: Any) -> Call:
         parcels = (_pack(obj, "obj"),)
     except UsageError as error:
         return _cannot(kind, group, error)
-    return Call(
-        kind, detail=parcel_detail(parcels), parcels=parcels, finish=_replace(object_list)
-    )
+    return Call(kind, detail=parcel_detail(parcels), parcels=parcels, finish=_replace(object_list))
 
 
 def _describe_broadcast(group: Group, object_list: Any, src: Any) -> Call:

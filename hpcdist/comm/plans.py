@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from ..errors import UsageError
-from ..transport.base import DONE, REFUSE_START, Plan, Work
-from ..transport.recipes import ReduceOp
-from . import describe
-from .group import Group
-from .issue import issue, not_a_member
-from .session import group_at_hand
+from hpcdist.comm import describe
+from hpcdist.comm.group import Group
+from hpcdist.comm.issue import issue, not_a_member
+from hpcdist.comm.session import group_at_hand
+from hpcdist.errors import UsageError
+from hpcdist.transport.base import DONE, REFUSE_START, Plan, Work
+from hpcdist.transport.recipes import ReduceOp
 
 
 def plan_all_reduce(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None) -> Plan:
@@ -30,13 +30,12 @@ def plan_all_reduce(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = N
         >>> plan.start().wait()
         True
         >>> plan.free()
+
     """
     return _plan(group, describe.all_reduce, tensor, op)
 
 
-def plan_reduce(
-    tensor: Any, dst: int, op: int = ReduceOp.SUM, group: Group | None = None
-) -> Plan:
+def plan_reduce(tensor: Any, dst: int, op: int = ReduceOp.SUM, group: Group | None = None) -> Plan:
     """Plan `reduce`. Collective."""
     return _plan(group, describe.reduce, tensor, dst, op)
 
@@ -82,9 +81,7 @@ def plan_scatter(
     return _plan(group, describe.scatter, tensor, tensor_list, src)
 
 
-def plan_alltoall(
-    out_tensor_list: Any, in_tensor_list: Any, group: Group | None = None
-) -> Plan:
+def plan_alltoall(out_tensor_list: Any, in_tensor_list: Any, group: Group | None = None) -> Plan:
     """Plan `alltoall`. Collective."""
     return _plan(group, describe.alltoall, out_tensor_list, in_tensor_list)
 

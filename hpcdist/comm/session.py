@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from typing import Any, NamedTuple, final
 
-from ..errors import UsageError
-from ..transport.base import Transport
-from .group import Group
+from hpcdist.comm.group import Group
+from hpcdist.errors import UsageError
+from hpcdist.transport.base import Transport
 
 
 class Whereabouts(NamedTuple):

@@ -7,15 +7,15 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..errors import RemoteError, UsageError
-from ..transport.local import LocalTransport, Room
-from .session import (
+from hpcdist.comm.session import (
     Session,
     Whereabouts,
     current_session,
     enter_simulation,
     leave_simulation,
 )
+from hpcdist.errors import RemoteError, UsageError
+from hpcdist.transport.local import LocalTransport, Room
 
 T = TypeVar("T")
 
@@ -42,6 +42,7 @@ def simulate(
         >>> import hpcdist as dist
         >>> dist.simulate(3, dist.get_rank)
         [0, 1, 2]
+
     """
     if not isinstance(n, int) or n < 1:
         raise UsageError(f"simulate needs at least one rank, got {n!r}")

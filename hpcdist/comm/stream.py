@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import UsageError
-from ..transport.base import Work
-from ..transport.recipes import ReduceOp
-from . import collectives, messages
-from .group import Group
+from hpcdist.comm import collectives, messages
+from hpcdist.comm.group import Group
+from hpcdist.errors import UsageError
+from hpcdist.transport.base import Work
+from hpcdist.transport.recipes import ReduceOp
 
 __all__ = [
     "all_gather",
@@ -132,9 +132,7 @@ def alltoall(
 ) -> Work:
     """Do `hpcdist.alltoall`."""
     _check(sync_op, use_calc_stream)
-    return collectives.alltoall(
-        out_tensor_or_tensor_list, in_tensor_or_tensor_list, group, sync_op
-    )
+    return collectives.alltoall(out_tensor_or_tensor_list, in_tensor_or_tensor_list, group, sync_op)
 
 
 def alltoall_single(

@@ -10,7 +10,7 @@ import sys
 import traceback
 from types import TracebackType
 
-from .mpi import abort
+from hpcdist.runtime.mpi import abort
 
 _INTERRUPTED = 130
 _installed = False
@@ -27,9 +27,7 @@ def end_job_on_failure(rank: int) -> None:
     _installed = True
     previous = sys.excepthook
 
-    def hook(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if issubclass(kind, KeyboardInterrupt):
             _say(f"[rank {rank}] interrupted")
             abort(_INTERRUPTED)

@@ -6,10 +6,10 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..config import Config
-from ..errors import TransportError, UsageError
-from .environ import snapshot
-from .place import Place, check_size, read_place
+from hpcdist.config import Config
+from hpcdist.errors import TransportError, UsageError
+from hpcdist.runtime.environ import snapshot
+from hpcdist.runtime.place import Place, check_size, read_place
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,6 +32,7 @@ def start_world(config: Config, comm: Any = None) -> World:
     Raises:
         TransportError: there is no MPI library that mpi4py can load.
         UsageError: the launcher started several ranks but MPI sees only this one.
+
     """
     environ = snapshot()
     place = read_place(environ)

@@ -15,7 +15,7 @@ import pytest
 
 import hpcdist as dist
 
-OPS = {
+OPS: dict[str, Callable[..., Any]] = {
     "SUM": np.sum,
     "PROD": np.prod,
     "MAX": np.max,
@@ -196,10 +196,14 @@ class TransportContract:
         def check() -> None:
             import ml_dtypes
 
-            rank, size = dist.get_rank(), dist.get_world_size()
-            record = np.dtype([("id", "i4"), ("x", "f8", (2,))])
-            names = ["?", *NUMBERS, *FLOATS, *COMPLEX, "M8[ns]", "S5", "U3", record]
-            for dtype in [*map(np.dtype, names), ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn]:
+            rank = dist.get_rank()
+            record: Any = np.dtype([("id", "i4"), ("x", "f8", (2,))])
+            names: list[Any] = ["?", *NUMBERS, *FLOATS, *COMPLEX, "M8[ns]", "S5", "U3", record]
+            for dtype in [
+                *[np.dtype(name) for name in names],
+                ml_dtypes.bfloat16,
+                ml_dtypes.float8_e4m3fn,
+            ]:
                 x = np.zeros(3, dtype)
                 x.view("u1")[:] = 1 if x.dtype == bool else rank + 1
                 gathered: list[Any] = []
@@ -357,11 +361,13 @@ class TransportContract:
         def check() -> None:
             rank, size = dist.get_rank(), dist.get_world_size()
             for root in range(size):
-                shared = [np.full(count, root), "text"] if rank == root else [None, None]
+                shared: list[Any] = [None, None]
+                if rank == root:
+                    shared = [np.full(count, root), "text"]
                 dist.broadcast_object_list(shared, root)
                 assert (shared[0] == root).all()
                 assert shared[1] == "text"
-                out = ["anything", "longer"]
+                out: list[Any] = ["anything", "longer"]
                 given = [np.full(count, each) for each in range(size)]
                 dist.scatter_object_list(out, given if rank == root else None, root)
                 assert len(out) == 1
@@ -479,13 +485,14 @@ class TransportContract:
                 assert x[0] == 5
             else:
                 x = np.array([float(rank)])
-                for call in (
+                calls: list[Callable[[], Any]] = [
                     lambda: dist.all_reduce(x, group=group),
                     lambda: dist.all_gather([], x, group=group),
                     lambda: dist.barrier(group),
                     lambda: dist.broadcast_object_list([1], 0, group=group),
                     lambda: dist.isend(x, 0, group=group),
-                ):
+                ]
+                for call in calls:
                     with self.warned():
                         assert call().is_completed()
                 assert x[0] == rank
@@ -506,7 +513,7 @@ class TransportContract:
             if size == 1:
                 return
             odd = rank == size - 1
-            for call in (
+            calls: list[Callable[[], Any]] = [
                 lambda: dist.all_reduce(np.ones(4 if odd else 6)),
                 lambda: dist.all_reduce(np.ones(4, "i4" if odd else "f4")),
                 lambda: dist.all_reduce(np.ones(4), dist.ReduceOp(1 if odd else 0)),
@@ -514,7 +521,8 @@ class TransportContract:
                 lambda: dist.broadcast(np.ones(4), 0) if odd else dist.all_reduce(np.ones(4)),
                 lambda: dist.all_gather([np.ones(rank + 1)] * size, np.ones(rank + 1)),
                 lambda: dist.broadcast_object_list([1] * (1 + odd), 0),
-            ):
+            ]
+            for call in calls:
                 with pytest.raises(dist.MismatchError, match="rank"):
                     call()
                 x = np.array([1])
@@ -527,13 +535,16 @@ class TransportContract:
         def check() -> None:
             rank, size = dist.get_rank(), dist.get_world_size()
             bad = rank == size - 1
-            for call in (
+            calls: list[Callable[[], Any]] = [
                 lambda: dist.all_gather_object([], (lambda: 0) if bad else 0),
                 lambda: dist.all_gather_object([0] * (size + 1) if bad else [], 0),
-                lambda: dist.scatter(np.empty(1), [np.ones(1)] * (size + 1) if bad else None, size - 1),
+                lambda: dist.scatter(
+                    np.empty(1), [np.ones(1)] * (size + 1) if bad else None, size - 1
+                ),
                 lambda: dist.gather(np.ones(1), [np.ones(2)] * size if bad else None, size - 1),
                 lambda: dist.scatter_object_list([], [0] * (size + 1) if bad else None, size - 1),
-            ):
+            ]
+            for call in calls:
                 with pytest.raises(
                     dist.UsageError if bad else dist.RemoteError, match=f"rank {size - 1}"
                 ):

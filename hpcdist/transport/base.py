@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, final
 
-from .call import Call
+from hpcdist.transport.call import Call
 
 
 class Work(ABC):
@@ -28,6 +28,7 @@ class Work(ABC):
         Raises:
             CollectiveTimeout: not every rank joined in time.
             HpcdistError: what went wrong in the operation itself.
+
         """
 
     @abstractmethod
@@ -35,7 +36,7 @@ class Work(ABC):
         """Say whether the operation has ended, without blocking."""
 
     def synchronize(self) -> None:
-        """Same as `wait()`."""
+        """Do `wait()`."""
         self.wait()
 
     def result(self) -> Any:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from ..arrays.dtypes import Dtype
-from ..arrays.libraries import NumpyArray
-from ..arrays.parcel import Parcel
-from .recipes import Recipe, ReduceOp
+from hpcdist.arrays.dtypes import Dtype
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.arrays.parcel import Parcel
+from hpcdist.transport.recipes import Recipe, ReduceOp
 
 ANY_SOURCE = -1
 """As `root` of a receive: take the message from whichever rank sent one."""

@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, final
 
-from ..errors import CollectiveTimeout
-from .base import Work
-from .call_site import call_site, issued
+from hpcdist.errors import CollectiveTimeout
+from hpcdist.transport.base import Work
+from hpcdist.transport.call_site import call_site, issued
 
 Job = Callable[[], Any]
 

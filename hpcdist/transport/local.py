@@ -15,20 +15,15 @@ from typing import Any, final
 
 import numpy as np
 
-from ..arrays.libraries import NumpyArray
-from ..arrays.parcel import Parcel
-from ..errors import (
-    CollectiveTimeout,
-    HpcdistError,
-    MismatchError,
-    RemoteError,
-)
-from .base import Plan, Transport, Work
-from .call import MESSAGES, Block, Call, Kind, fingerprint, label
-from .call_site import call_site
-from .lane import Lane
-from .local_messages import Letter, LetterBox
-from .recipes import local_result
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.arrays.parcel import Parcel
+from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
+from hpcdist.transport.base import Plan, Transport, Work
+from hpcdist.transport.call import MESSAGES, Block, Call, Kind, fingerprint, label
+from hpcdist.transport.call_site import call_site
+from hpcdist.transport.lane import Lane
+from hpcdist.transport.local_messages import Letter, LetterBox
+from hpcdist.transport.recipes import local_result
 
 
 class Meeting:
@@ -102,9 +97,7 @@ class Room:
                 time.monotonic() >= deadline
             ):
                 missing = tuple(
-                    self.ranks[each]
-                    for each in range(len(self.ranks))
-                    if each not in meeting.calls
+                    self.ranks[each] for each in range(len(self.ranks)) if each not in meeting.calls
                 )
                 meeting.error = CollectiveTimeout(
                     f"{label(call, self.ranks)}, operation #{sequence} of the group of ranks "
@@ -135,7 +128,9 @@ class Room:
         bound = [call for call in calls if call.recv is not None]
         shapes = {call.shape for call in calls}
         gathers = calls[0].kind in (Kind.ALL_GATHER, Kind.GATHER)
-        if len({fingerprint(call) for call in calls}) > 1 or (gathers and bound and len(shapes) > 1):
+        if len({fingerprint(call) for call in calls}) > 1 or (
+            gathers and bound and len(shapes) > 1
+        ):
             raise MismatchError(
                 "the ranks disagree; nothing was sent:\n"
                 + "\n".join(

@@ -11,12 +11,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, final
 
-from ..arrays.parcel import Parcel
-from ..errors import CollectiveTimeout, MismatchError
-from .base import DONE, Work
-from .call import ANY_SOURCE, Call, Kind, label
-from .call_site import call_site
-from .lane import seconds
+from hpcdist.arrays.parcel import Parcel
+from hpcdist.errors import CollectiveTimeout, MismatchError
+from hpcdist.transport.base import DONE, Work
+from hpcdist.transport.call import ANY_SOURCE, Call, Kind, label
+from hpcdist.transport.call_site import call_site
+from hpcdist.transport.lane import seconds
 
 
 class Letter:

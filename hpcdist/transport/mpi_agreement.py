@@ -28,10 +28,10 @@ from typing import Any, NoReturn, final
 import numpy as np
 from mpi4py import MPI
 
-from ..errors import CollectiveTimeout, MismatchError, RemoteError
-from .call import Call, fingerprint, label
-from .call_site import call_site
-from .patience import SPIN, poll
+from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
+from hpcdist.transport.call import Call, fingerprint, label
+from hpcdist.transport.call_site import call_site
+from hpcdist.transport.patience import SPIN, poll
 
 _NEWS, _ANSWER = 1, 2  # message tags on the group's own communicator
 _ASK, _LEAVE = "ask", "leave"
@@ -53,7 +53,8 @@ class Agreement:
         self._timeout_s = timeout_s
         self._timeout_ns = min(int(timeout_s * 1e9), _NEVER // 2)
         self.sequence = 0
-        mine, least = np.zeros(6, np.int64), np.zeros(6, np.int64)
+        mine: Any = np.zeros(6, np.int64)
+        least: Any = np.zeros(6, np.int64)
         self._mine, self._least = memoryview(mine), memoryview(least)
         self._request = comm.Allreduce_init(
             [mine, 6, MPI.INT64_T], [least, 6, MPI.INT64_T], MPI.MIN

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from ..arrays.libraries import NumpyArray
-from ..errors import UsageError
-from .call import UNEVEN, Block, Call, Kind, label
-from .mpi_agreement import mismatch
-from .mpi_types import INT_MAX, OPS, block, numbers
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.errors import UsageError
+from hpcdist.transport.call import UNEVEN, Block, Call, Kind, label
+from hpcdist.transport.mpi_agreement import mismatch
+from hpcdist.transport.mpi_types import INT_MAX, OPS, block, numbers
 
 if TYPE_CHECKING:
-    from .mpi_host import MpiHost
+    from hpcdist.transport.mpi_host import MpiHost
 
 Range = tuple[int, int]
 
@@ -279,9 +279,7 @@ def _alltoall_uneven(host: MpiHost, call: Call, send: NumpyArray, recv: NumpyArr
     if any_large:
         _alltoall_in_pairs(host, send, recv, out, into)
         return
-    host.comm.Alltoallv(
-        [send, out, _starts(out), MPI.BYTE], [recv, into, _starts(into), MPI.BYTE]
-    )
+    host.comm.Alltoallv([send, out, _starts(out), MPI.BYTE], [recv, into, _starts(into), MPI.BYTE])
 
 
 def _alltoall_in_pairs(

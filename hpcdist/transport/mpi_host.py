@@ -12,16 +12,16 @@ from typing import Any, NamedTuple, final
 
 from mpi4py import MPI
 
-from ..errors import CollectiveTimeout, TransportError, UsageError
-from .base import REFUSE_START, Plan, Transport, Work
-from .call import MESSAGES, Call, Kind, label
-from .call_site import call_site
-from .lane import Lane, seconds
-from .mpi_agreement import Agreement
-from .mpi_messages import Messages
-from .mpi_objects import OBJECT_VERBS
-from .mpi_types import OPS, block, numbers
-from .patience import poll
+from hpcdist.errors import CollectiveTimeout, TransportError, UsageError
+from hpcdist.transport.base import REFUSE_START, Plan, Transport, Work
+from hpcdist.transport.call import MESSAGES, Call, Kind, label
+from hpcdist.transport.call_site import call_site
+from hpcdist.transport.lane import Lane, seconds
+from hpcdist.transport.mpi_agreement import Agreement
+from hpcdist.transport.mpi_messages import Messages
+from hpcdist.transport.mpi_objects import OBJECT_VERBS
+from hpcdist.transport.mpi_types import OPS, block, numbers
+from hpcdist.transport.patience import poll
 
 _MiB = 1 << 20
 _GOODBYE_S = 1.0
@@ -103,9 +103,7 @@ class MpiHost(Transport):
     def plan(self, call: Call) -> Plan | None:
         """Prepare `call` as a persistent MPI collective, where there is one for it."""
         make = _PERSISTENT.get(call.kind)
-        direct = call.recipe is None or (
-            call.recipe.encode is None and call.recipe.decode is None
-        )
+        direct = call.recipe is None or (call.recipe.encode is None and call.recipe.decode is None)
         if make is None:
             return None
         possible = direct and call.finish is None and not _is_large(call)
@@ -117,9 +115,7 @@ class MpiHost(Transport):
         assert self._plan_comm is not None
         return _MpiPlan(make(self._plan_comm, call), call, self)
 
-    def subgroup(
-        self, ranks: Sequence[int], next_id: int, timeout: float
-    ) -> tuple[MpiHost, int]:
+    def subgroup(self, ranks: Sequence[int], next_id: int, timeout: float) -> tuple[MpiHost, int]:
         """Create the communicators of the group of `ranks`; only its members call this."""
         mine = self.comm.Get_group()
         theirs = mine.Incl(ranks)
@@ -168,7 +164,8 @@ def _on_one_node(comm: MPI.Intracomm) -> bool:
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     alone: bool = node.size == comm.size
     node.Free()
-    return comm.allreduce(alone, MPI.LAND)
+    everywhere: bool = comm.allreduce(alone, MPI.LAND)
+    return everywhere
 
 
 def _is_large(call: Call) -> bool:

@@ -22,17 +22,17 @@ from typing import Any, final
 import numpy as np
 from mpi4py import MPI
 
-from ..arrays.dtypes import BYTES_CODE, Dtype, name_of_code
-from ..arrays.libraries import NumpyArray
-from ..arrays.parcel import Parcel, empty_buffers
-from ..errors import CollectiveTimeout, MismatchError, UsageError
-from .base import Work
-from .call import ANY_SOURCE, Call, Kind
-from .call_site import call_site
-from .lane import seconds
-from .mpi_objects import send_parcel
-from .mpi_types import block, scattered
-from .patience import poll
+from hpcdist.arrays.dtypes import BYTES_CODE, Dtype, name_of_code
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.arrays.parcel import Parcel, empty_buffers
+from hpcdist.errors import CollectiveTimeout, MismatchError, UsageError
+from hpcdist.transport.base import Work
+from hpcdist.transport.call import ANY_SOURCE, Call, Kind
+from hpcdist.transport.call_site import call_site
+from hpcdist.transport.lane import seconds
+from hpcdist.transport.mpi_objects import send_parcel
+from hpcdist.transport.mpi_types import block, scattered
+from hpcdist.transport.patience import poll
 
 _CODE_BITS = 5
 _OBJECT_CODE = BYTES_CODE - 1
@@ -386,5 +386,3 @@ def _wire_code(dtype: Dtype | None) -> int:
 
 def _mpi_source(source: int) -> int:
     return MPI.ANY_SOURCE if source == ANY_SOURCE else source
-
-

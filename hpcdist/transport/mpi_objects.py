@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from ..arrays.parcel import EAGER, Parcel, empty_buffers
-from .call import Call, Kind
-from .mpi_collectives import VERBS, Range
-from .mpi_types import block, scattered
+from hpcdist.arrays.parcel import EAGER, Parcel, empty_buffers
+from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.mpi_collectives import VERBS, Range
+from hpcdist.transport.mpi_types import block, scattered
 
 if TYPE_CHECKING:
-    from .mpi_host import MpiHost
+    from hpcdist.transport.mpi_host import MpiHost
 
 _PARCEL = 6
 
@@ -129,10 +129,7 @@ def all_to_all_object(host: MpiHost, call: Call, detail: Range) -> list[Parcel]:
 def _cut(padded: Any, longest: int, count: int) -> list[Parcel]:
     """Cut padded pickles apart; pickle ignores what follows its end."""
     view = memoryview(padded)
-    return [
-        Parcel(view[start : start + longest])
-        for start in range(0, count * longest, longest)
-    ]
+    return [Parcel(view[start : start + longest]) for start in range(0, count * longest, longest)]
 
 
 def send_parcel(comm: MPI.Intracomm, parcel: Parcel, to: int, tag: int) -> list[MPI.Request]:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ..arrays.libraries import NumpyArray
-from .recipes import Combine
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.transport.recipes import Combine
 
 TYPES: dict[np.dtype, MPI.Datatype] = {
     np.dtype(name): datatype

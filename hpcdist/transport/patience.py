@@ -33,6 +33,7 @@ def poll(
         timeout_s: seconds, may be infinite.
         attend: called now and then, with the seconds waited so far, once the wait is long.
         attend_every_s: seconds between two calls of `attend`.
+
     """
     for _ in range(SPIN):
         if done():

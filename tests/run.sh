@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Run all tests: tests/run.sh BIN, where BIN holds python (and mpiexec).
+#
+# First those that need one process, then tests/mpi on 1 to 4 ranks with every MPI that is here:
+# the one in BIN, and an MPICH in .mpich, used the way a centre's module is.
+set -euo pipefail
+bin=$(cd "${1:?usage: tests/run.sh BIN}" && pwd)
+cd "$(dirname "$0")/.."
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe OMPI_MCA_osc=^ucx
+export PATH=$bin:$PATH
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+
+mpi_suite() { # NAME MPIEXEC: every rank runs every test; the others' output is kept for failures
+    local name=$1 mpiexec=$2 n
+    for n in 1 2 3 4; do
+        printf '\n=== %s, %s rank(s)\n' "$name" "$n"
+        rm -f "$logs"/rank.*
+        LOGS=$logs "$mpiexec" -n "$n" bash -c '
+            rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}
+            [ "$rank" = 0 ] || exec >"$LOGS/rank.$rank" 2>&1
+            exec "$@"' - \
+            "$bin/python" -m pytest -q --with-mpi -p no:cacheprovider -m "not slow" tests/mpi || {
+            for log in "$logs"/rank.*; do
+                [ -e "$log" ] && printf '\n--- %s\n' "${log##*/}" && tail -n 60 "$log"
+            done
+            return 1
+        }
+    done
+}
+
+"$bin/python" -m pytest -q -m "not slow" tests/unit tests/contract tests/docs tests/launch
+if [ -x "$bin/mpiexec" ]; then
+    mpi_suite "$("$bin/mpiexec" --version | head -n 1)" "$bin/mpiexec"
+fi
+if [ -x .mpich/bin/mpiexec ]; then
+    export MPI4PY_MPIABI=mpich LD_LIBRARY_PATH=$PWD/.mpich/lib
+    mpi_suite "MPICH (site MPI, same mpi4py)" "$PWD/.mpich/bin/mpiexec"
+fi
