@@ -35,7 +35,7 @@ def as_buffer(array: Any, what: str = "tensor") -> Buffer:
     """View `array` for reading, packed only if it is not contiguous."""
     view = array if type(array) is np.ndarray else _view(array, what)
     dtype = dtype_row(view.dtype)
-    if view.flags.c_contiguous and view.dtype.isnative and dtype.carrier is None:
+    if dtype.plain and view.flags.c_contiguous:
         return Buffer(array, view, dtype, view.shape)
     return _packed(array, view, dtype)
 
@@ -51,6 +51,21 @@ def as_output(array: Any, what: str = "tensor") -> Buffer:
             "written; pass a writable copy, for example numpy.array(x)"
         )
     return buffer
+
+
+def ordinary(array: Any) -> Dtype | None:
+    """Return the dtype row of a writable C-contiguous NumPy array that is its own buffer.
+
+    None for everything else: the quick look of the hot path, before `as_output`.
+    """
+    if type(array) is _ndarray:
+        dtype, flags = dtype_row(array.dtype), array.flags
+        if dtype.plain and flags.c_contiguous and flags.writeable:
+            return dtype
+    return None
+
+
+_ndarray = np.ndarray
 
 
 def typed(data: NumpyArray, dtype: Dtype) -> NumpyArray:
@@ -83,5 +98,6 @@ def _view(array: Any, what: str) -> NumpyArray:
 def _packed(array: Any, view: NumpyArray, dtype: Dtype) -> Buffer:
     if view.flags.c_contiguous and view.dtype.isnative:
         return Buffer(array, carried(view, dtype), dtype, view.shape)
+    dtype = dtype_row(dtype.numpy)  # the same, in native byte order
     packed = view.astype(dtype.numpy, order="C", copy=True)
     return Buffer(array, carried(packed, dtype), dtype, view.shape, home=view)

@@ -23,7 +23,7 @@ BYTES_CODE = 31
 class Dtype(NamedTuple):
     """One row of the table.
 
-    `code` is the same on every rank; `carrier` has the bytes where NumPy's buffer protocol
+    `plain` rows are in native byte order and need no carrier. `code` is the same on every rank; `carrier` has the bytes where NumPy's buffer protocol
     cannot say the dtype itself; `wide` is the dtype in which sums are accumulated.
     """
 
@@ -33,6 +33,7 @@ class Dtype(NamedTuple):
     numpy: np.dtype
     carrier: np.dtype | None = None
     wide: np.dtype | None = None
+    plain: bool = True
 
 
 _F4 = np.dtype("f4")
@@ -88,6 +89,7 @@ def _learn(dtype: np.dtype) -> Dtype:
     else:
         code, name, family, carrier, wide = known
         row = Dtype(name, code, family, native, np.dtype(carrier) if carrier else None, wide)
+    row = row._replace(plain=row.carrier is None and dtype.isnative)
     return _ROWS.setdefault(dtype, row)
 
 

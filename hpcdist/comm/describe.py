@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist.arrays.buffer import Buffer, as_buffer, as_output, typed, wrap_like
+from hpcdist.arrays.buffer import Buffer, as_buffer, as_output, ordinary, typed, wrap_like
 from hpcdist.arrays.layout import adjacent_view, join, spread
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import UNEVEN, Block, Call, Kind, shape_detail
-from hpcdist.transport.recipes import check_op, recipe_for
+from hpcdist.transport.recipes import ReduceOp, check_op, recipe_for
 
 
 def barrier(group: Group) -> Call:
@@ -41,14 +41,26 @@ def exscan(group: Group, tensor: Any, op: Any) -> Call:
 
 
 def _in_place(kind: Kind, tensor: Any, op: Any) -> Call:
+    if type(op) is not ReduceOp:
+        op = check_op(op)
+    dtype = ordinary(tensor)
+    if dtype is not None:  # the hot path: no buffer, and not through Call's own constructor
+        recipe = recipe_for(op, dtype)
+        return _new_tuple(Call, (kind, None, tensor, dtype, tensor.shape, 0, op, recipe, *_REST))
     buffer = as_output(tensor)
-    op = check_op(op)
-    recipe = recipe_for(op, buffer.dtype)
-    finish = None if buffer.home is None else _unpack(buffer)
-    # positional, because this is the hot path: see Call
     return Call(
-        kind, None, buffer.data, buffer.dtype, buffer.shape, 0, op, recipe, 0, None, 0, (), finish
+        kind,
+        recv=buffer.data,
+        dtype=buffer.dtype,
+        shape=buffer.shape,
+        op=op,
+        recipe=recipe_for(op, buffer.dtype),
+        finish=None if buffer.home is None else _unpack(buffer),
     )
+
+
+_new_tuple = tuple.__new__
+_REST = tuple(Call._field_defaults[name] for name in Call._fields[8:])
 
 
 def reduce(group: Group, tensor: Any, dst: Any, op: Any) -> Call:
@@ -95,6 +107,9 @@ def reduce_scatter(group: Group, tensor: Any, tensor_list: Any, op: Any) -> Call
 
 def broadcast(group: Group, tensor: Any, src: Any) -> Call:
     root = group.root_of(src, "src")
+    dtype = ordinary(tensor)
+    if dtype is not None:
+        return Call(Kind.BROADCAST, None, tensor, dtype, tensor.shape, root)
     buffer = as_buffer(tensor) if root == group.rank else as_output(tensor)
     finish = None if buffer.home is None or root == group.rank else _unpack(buffer)
     return Call(Kind.BROADCAST, None, buffer.data, buffer.dtype, buffer.shape, root, finish=finish)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from hpcdist.comm.group import Group
-from hpcdist.comm.session import group_at_hand
+from hpcdist.comm.session import group_at_hand, here
 from hpcdist.errors import NotInGroupWarning
 from hpcdist.events import Event, listeners
 from hpcdist.transport.base import DONE, Work
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import MESSAGES, Call
 from hpcdist.transport.call_site import outer_frame
 
 Describe = Callable[..., Call]
@@ -20,7 +20,8 @@ Describe = Callable[..., Call]
 
 def issue(group: Group | None, sync_op: bool, describe: Describe, *args: Any) -> Work:
     """Describe the call, then run or start it; a non-member is warned and nothing happens."""
-    group = group_at_hand(group)
+    session = here.session
+    group = session.world if group is None and session is not None else group_at_hand(group)
     transport = group.transport
     if transport is None:
         return not_a_member(group)
@@ -30,7 +31,7 @@ def issue(group: Group | None, sync_op: bool, describe: Describe, *args: Any) ->
     if not sync_op:
         return transport.start(call)
     ended = transport.run(call)
-    return ended if call.kind >= Kind.SEND else DONE
+    return ended if call.kind >= MESSAGES else DONE
 
 
 def not_a_member(group: Group) -> Work:

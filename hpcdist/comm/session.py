@@ -42,39 +42,42 @@ class Session:
         return group
 
 
-class _ThisProcess:
+class _Here(threading.local):
+    """The class attribute is the process's session; a simulated rank's thread hides it."""
+
     session: Session | None = None
 
 
-_simulated = threading.local()
+here = _Here()
+"""`here.session` is the current session or None; read it, but set it with `set_session`."""
 
 
 def current_session() -> Session | None:
     """Return the session of this thread's simulated world, or of this process, or None."""
-    return getattr(_simulated, "session", _ThisProcess.session)
+    return here.session
 
 
 def set_session(session: Session | None) -> None:
     """Make `session` the one of this process (of this simulated rank, inside `simulate`)."""
     if is_simulated():
-        _simulated.session = session
+        here.session = session
     else:
-        _ThisProcess.session = session
+        _Here.session = session
 
 
 def enter_simulation(session: Session) -> None:
     """Make this thread a rank of a simulated world."""
-    _simulated.session = session
+    here.session = session
 
 
 def leave_simulation() -> None:
     """Make this thread an ordinary one again."""
-    del _simulated.session
+    del here.session
 
 
 def is_simulated() -> bool:
     """Say whether this thread is a rank of a simulated world."""
-    return hasattr(_simulated, "session")
+    return "session" in vars(here)
 
 
 def session_at_hand() -> Session:

@@ -18,6 +18,8 @@ ANY_SOURCE = -1
 class Kind(IntEnum):
     """The operations; the lower-case name is the public one."""
 
+    __hash__ = int.__hash__  # Enum's own is a Python function, and these are looked up a lot
+
     BARRIER = 0
     ALL_REDUCE = 1
     REDUCE = 2
@@ -98,8 +100,8 @@ ROOTED = frozenset(
     }
 )
 
-MESSAGES = frozenset({Kind.SEND, Kind.RECV, Kind.SEND_OBJECT_LIST, Kind.RECV_OBJECT_LIST})
-"""Point-to-point operations; `Call.root` is the peer."""
+MESSAGES = int(Kind.SEND)
+"""From this kind on: point-to-point operations; `Call.root` is the peer."""
 
 UNEVEN = 1
 """`detail` of an alltoall whose blocks differ on this rank; hashes of shapes are larger."""

@@ -27,19 +27,21 @@ class Lane:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._running = threading.Lock()
+        self.running = threading.Lock()
+        """Held while an operation runs."""
+        self.queued = 0
+        """Operations queued and not ended; an inline one may run while it is 0."""
         self._counting = threading.Lock()
-        self._queued = 0
         self._queue: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def run(self, job: Callable[..., Any], *args: Any) -> Any:
         """Run `job` after everything issued before it and return its result."""
-        if not self._queued and self._running.acquire(blocking=False):
+        if not self.queued and self.running.acquire(blocking=False):
             try:
                 return job(*args)
             finally:
-                self._running.release()
+                self.running.release()
         if threading.current_thread() is self._thread:
             return job(*args)  # a callback of an operation: it goes before what is queued
         return self.start(lambda: job(*args), "operation").result()
@@ -48,7 +50,7 @@ class Lane:
         """Queue `job` and return its work."""
         work = QueuedWork(job, label)
         with self._counting:
-            self._queued += 1
+            self.queued += 1
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
@@ -65,10 +67,10 @@ class Lane:
 
     def _serve(self) -> None:
         while (work := self._queue.get()) is not None:
-            with self._running:
+            with self.running:
                 work.execute()
             with self._counting:
-                self._queued -= 1
+                self.queued -= 1
             work.ended.set()
             del work  # its buffers are the caller's again
 

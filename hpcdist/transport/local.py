@@ -340,7 +340,7 @@ class LocalTransport(Transport):
 
     def run(self, call: Call) -> Any:
         """Finish `call` before returning."""
-        if call.kind in MESSAGES:
+        if call.kind >= MESSAGES:
             work = self._box.start(call)
             work.wait()
             return work
@@ -348,7 +348,7 @@ class LocalTransport(Transport):
 
     def start(self, call: Call) -> Work:
         """Begin `call`."""
-        if call.kind in MESSAGES:
+        if call.kind >= MESSAGES:
             return self._box.start(call)
         return self._lane.start(lambda: self._perform(call), label(call, self.ranks))
 

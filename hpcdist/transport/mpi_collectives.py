@@ -34,9 +34,12 @@ def barrier(host: MpiHost, call: Call, _: Range) -> None:
 
 
 def all_reduce(host: MpiHost, call: Call, _: Range) -> None:
-    combine, _wire, encode, decode = call.recipe  # type: ignore[misc]
-    data = call.recv
+    if host.size == 1:
+        return
+    data, recipe = call.recv, call.recipe
     assert data is not None
+    assert recipe is not None
+    combine, _wire, encode, decode = recipe
     if encode is None and data.nbytes <= host.piece_bytes:
         host.comm.Allreduce(MPI.IN_PLACE, numbers(data), OPS[combine])
         if decode is not None:

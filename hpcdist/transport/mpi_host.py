@@ -56,16 +56,22 @@ class MpiHost(Transport):
     def run(self, call: Call) -> Any:
         """Finish `call` before returning."""
         try:
-            if call.kind in MESSAGES:
+            if call.kind >= MESSAGES:
                 return self.messages.run(call)
-            return self._lane.run(self._perform, call)
+            lane = self._lane
+            if lane.queued or not lane.running.acquire(False):
+                return lane.run(self._perform, call)
+            try:  # nothing is ahead: Lane.run, without the calls
+                return self._perform(call)
+            finally:
+                lane.running.release()
         except MPI.Exception as error:
             raise self._failure(call, error) from error
 
     def start(self, call: Call) -> Work:
         """Begin `call`; collectives make progress on the group's own thread."""
         try:
-            if call.kind in MESSAGES:
+            if call.kind >= MESSAGES:
                 return self.messages.start(call)
         except MPI.Exception as error:
             raise self._failure(call, error) from error
@@ -82,7 +88,13 @@ class MpiHost(Transport):
         return call.detail, call.detail
 
     def _perform(self, call: Call) -> Any:
-        detail = self.agree(call)
+        agreement = self._agreement
+        if agreement is not None:
+            detail = agreement(call)
+        elif call.error is not None:
+            raise call.error
+        else:
+            detail = call.detail, call.detail
         result = OBJECT_VERBS[call.kind](self, call, detail)
         if call.finish is not None:
             result = call.finish(result)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +27,8 @@ from hpcdist.errors import UsageError
 class ReduceOp(IntEnum):
     """Reduction operators, with Paddle's numbers."""
 
+    __hash__ = int.__hash__
+
     SUM = 0
     MAX = 1
     MIN = 2
@@ -37,6 +38,8 @@ class ReduceOp(IntEnum):
 
 class Combine(IntEnum):
     """The elementary operators a transport must know."""
+
+    __hash__ = int.__hash__
 
     ADD = 0
     MULTIPLY = 1
@@ -81,9 +84,16 @@ def check_op(op: Any) -> ReduceOp:
     raise UsageError(f"Unknown reduce_op type for {op!r}; use one of {names}")
 
 
-@cache
 def recipe_for(op: ReduceOp, dtype: Dtype) -> Recipe:
     """Return how `op` is computed on `dtype`; raise `UsageError` where it has no meaning."""
+    return _RECIPES[op].get(dtype.code) or _make_recipe(op, dtype)
+
+
+_RECIPES: list[dict[int, Recipe]] = [{} for _ in ReduceOp]
+"""Per operator, by dtype code: made when first used."""
+
+
+def _make_recipe(op: ReduceOp, dtype: Dtype) -> Recipe:
     make = _FAMILIES[dtype.family].get(op)
     if make is None:
         allowed = ", ".join(each.name for each in _FAMILIES[dtype.family]) or "none"
@@ -92,7 +102,7 @@ def recipe_for(op: ReduceOp, dtype: Dtype) -> Recipe:
             f"ReduceOp.{op.name} is not defined for {dtype.name}; operators for it: {allowed}; "
             f"{remedy}"
         )
-    return make(dtype)
+    return _RECIPES[op].setdefault(dtype.code, make(dtype))
 
 
 def _direct(combine: Combine) -> Callable[[Dtype], Recipe]:
