@@ -32,10 +32,7 @@ from hpcdist.comm.collectives import (
     wait as wait,
 )
 from hpcdist.comm.environment import (
-    ParallelEnv as ParallelEnv,
-    destroy_process_group as destroy_process_group,
     get_backend as get_backend,
-    get_group as get_group,
     get_rank as get_rank,
     get_world_size as get_world_size,
     gloo_barrier as gloo_barrier,
@@ -44,11 +41,15 @@ from hpcdist.comm.environment import (
     init_parallel_env as init_parallel_env,
     is_available as is_available,
     is_initialized as is_initialized,
+)
+from hpcdist.comm.group import Group as Group
+from hpcdist.comm.groups import (
+    destroy_process_group as destroy_process_group,
+    get_group as get_group,
     new_group as new_group,
     restart_process_group as restart_process_group,
     shutdown_process_group as shutdown_process_group,
 )
-from hpcdist.comm.group import Group as Group
 from hpcdist.comm.memory import empty as empty, empty_like as empty_like, zeros as zeros
 from hpcdist.comm.messages import (
     P2POp as P2POp,
@@ -67,6 +68,7 @@ from hpcdist.comm.objects import (
     gather_object as gather_object,
     scatter_object_list as scatter_object_list,
 )
+from hpcdist.comm.parallel_env import ParallelEnv as ParallelEnv
 from hpcdist.comm.plans import (
     plan_all_gather as plan_all_gather,
     plan_all_reduce as plan_all_reduce,

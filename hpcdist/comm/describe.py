@@ -7,17 +7,27 @@ that nobody is left waiting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from hpcdist.arrays.buffer import Buffer, as_buffer, as_output, ordinary, typed, wrap_like
+from hpcdist.arrays.buffer import Buffer, as_buffer, as_output, ordinary, wrap_like
 from hpcdist.arrays.layout import adjacent_view, join, spread
-from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.group import Group
+from hpcdist.comm.lists import (
+    as_buffers,
+    as_outputs,
+    blocks_to_send,
+    cannot,
+    empty_for,
+    gathered_into,
+    is_list,
+    one_dtype,
+    unpack,
+)
 from hpcdist.errors import UsageError
-from hpcdist.transport.call import UNEVEN, Block, Call, Kind, shape_detail
+from hpcdist.transport.call import UNEVEN, Call, Kind, shape_detail
 from hpcdist.transport.recipes import ReduceOp, check_op, recipe_for
 
 
@@ -55,7 +65,7 @@ def _in_place(kind: Kind, tensor: Any, op: Any) -> Call:
         shape=buffer.shape,
         op=op,
         recipe=recipe_for(op, buffer.dtype),
-        finish=None if buffer.home is None else _unpack(buffer),
+        finish=None if buffer.home is None else unpack(buffer),
     )
 
 
@@ -78,7 +88,7 @@ def reduce(group: Group, tensor: Any, dst: Any, op: Any) -> Call:
         root=root,
         op=op,
         recipe=recipe,
-        finish=_unpack(buffer) if at_root and buffer.home is not None else None,
+        finish=unpack(buffer) if at_root and buffer.home is not None else None,
     )
 
 
@@ -87,9 +97,9 @@ def reduce_scatter(group: Group, tensor: Any, tensor_list: Any, op: Any) -> Call
     op = check_op(op)
     recipe = recipe_for(op, out.dtype)
     try:
-        send = _blocks_to_send(group, tensor_list, out, "tensor_list")
+        send = blocks_to_send(group, tensor_list, out, "tensor_list")
     except UsageError as error:
-        return _cannot(Kind.REDUCE_SCATTER, group, error)
+        return cannot(Kind.REDUCE_SCATTER, group, error)
     return Call(
         Kind.REDUCE_SCATTER,
         send=send,
@@ -98,7 +108,7 @@ def reduce_scatter(group: Group, tensor: Any, tensor_list: Any, op: Any) -> Call
         shape=out.shape,
         op=op,
         recipe=recipe,
-        finish=_unpack(out),
+        finish=unpack(out),
     )
 
 
@@ -111,16 +121,16 @@ def broadcast(group: Group, tensor: Any, src: Any) -> Call:
     if dtype is not None:
         return Call(Kind.BROADCAST, None, tensor, dtype, tensor.shape, root)
     buffer = as_buffer(tensor) if root == group.rank else as_output(tensor)
-    finish = None if buffer.home is None or root == group.rank else _unpack(buffer)
+    finish = None if buffer.home is None or root == group.rank else unpack(buffer)
     return Call(Kind.BROADCAST, None, buffer.data, buffer.dtype, buffer.shape, root, finish=finish)
 
 
 def all_gather(group: Group, tensor_or_list: Any, tensor: Any) -> Call:
     own = as_buffer(tensor)
     try:
-        recv, finish = _gathered_into(group, tensor_or_list, own, tensor, "tensor_list")
+        recv, finish = gathered_into(group, tensor_or_list, own, tensor, "tensor_list")
     except UsageError as error:
-        return _cannot(Kind.ALL_GATHER, group, error)
+        return cannot(Kind.ALL_GATHER, group, error)
     return Call(
         Kind.ALL_GATHER,
         send=own.data,
@@ -138,9 +148,9 @@ def gather(group: Group, tensor: Any, gather_list: Any, dst: Any) -> Call:
     recv, finish = None, None
     if root == group.rank:
         try:
-            recv, finish = _gathered_into(group, gather_list, own, tensor, "gather_list")
+            recv, finish = gathered_into(group, gather_list, own, tensor, "gather_list")
         except UsageError as error:
-            return _cannot(Kind.GATHER, group, error, root)
+            return cannot(Kind.GATHER, group, error, root)
     return Call(
         Kind.GATHER,
         send=own.data,
@@ -159,9 +169,9 @@ def scatter(group: Group, tensor: Any, tensor_or_list: Any, src: Any) -> Call:
     send = None
     if root == group.rank:
         try:
-            send = _blocks_to_send(group, tensor_or_list, out, "tensor_list")
+            send = blocks_to_send(group, tensor_or_list, out, "tensor_list")
         except UsageError as error:
-            return _cannot(Kind.SCATTER, group, error, root)
+            return cannot(Kind.SCATTER, group, error, root)
     return Call(
         Kind.SCATTER,
         send=send,
@@ -169,28 +179,28 @@ def scatter(group: Group, tensor: Any, tensor_or_list: Any, src: Any) -> Call:
         dtype=out.dtype,
         shape=out.shape,
         root=root,
-        finish=_unpack(out),
+        finish=unpack(out),
     )
 
 
 def alltoall(group: Group, out: Any, given: Any) -> Call:
     """Describe both forms: two lists of one array per rank, or two arrays cut along dim 0."""
-    if _is_list(out) != _is_list(given):
+    if is_list(out) != is_list(given):
         raise UsageError(
             "The output and input should be both tensor or tensor list, got "
             f"{type(out).__name__} and {type(given).__name__}"
         )
-    if not _is_list(out):
+    if not is_list(out):
         return alltoall_single(group, out, given, None, None)
     try:
         return _alltoall_lists(group, out, given)
     except UsageError as error:
-        return _cannot(Kind.ALLTOALL, group, error)
+        return cannot(Kind.ALLTOALL, group, error)
 
 
 def _alltoall_lists(group: Group, out: list[Any], given: Sequence[Any]) -> Call:
-    sent = _buffers(group, given, "in_tensor_list")
-    dtype = _one_dtype(sent, "in_tensor_list")
+    sent = as_buffers(group, given, "in_tensor_list")
+    dtype = one_dtype(sent, "in_tensor_list")
     shapes = {buffer.shape for buffer in sent}
     filled: list[Any] = []
     if len(out) == 0:
@@ -201,15 +211,15 @@ def _alltoall_lists(group: Group, out: list[Any], given: Sequence[Any]) -> Call:
             )
         new = [np.empty(buffer.shape, dtype.numpy) for buffer in sent]
         filled = [wrap_like(given[0], array) for array in new]
-    received = _outputs(group, filled or out, "out_tensor_list")
-    if _one_dtype(received, "out_tensor_list") != dtype:
+    received = as_outputs(group, filled or out, "out_tensor_list")
+    if one_dtype(received, "out_tensor_list") != dtype:
         raise UsageError(
             f"in_tensor_list is {dtype.name} but out_tensor_list is {received[0].dtype.name}; "
             "give both one dtype"
         )
     shapes |= {buffer.shape for buffer in received}
     staged = adjacent_view(received)
-    recv = _empty_for(received) if staged is None else staged
+    recv = empty_for(received) if staged is None else staged
 
     def finish(_: Any) -> None:
         spread(recv, received)
@@ -243,7 +253,7 @@ def alltoall_single(
         sent = _split_counts(group, own, in_split_sizes, "in_split_sizes")
         received = _split_counts(group, out, out_split_sizes, "out_split_sizes")
     except UsageError as error:
-        return _cannot(Kind.ALLTOALL, group, error)
+        return cannot(Kind.ALLTOALL, group, error)
     even = in_split_sizes is None and out_split_sizes is None and own.shape == out.shape
     return Call(
         Kind.ALLTOALL,
@@ -253,7 +263,7 @@ def alltoall_single(
         shape=own.shape,
         detail=shape_detail(own.shape) if even else UNEVEN,
         counts=(sent, received),
-        finish=_unpack(out),
+        finish=unpack(out),
     )
 
 
@@ -275,113 +285,3 @@ def _split_counts(group: Group, buffer: Buffer, sizes: Any, what: str) -> list[i
         )
     per_row = buffer.data.size // rows if rows else 0
     return [size * per_row for size in sizes]
-
-
-# ---- lists of arrays
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
-
-
-def _buffers(group: Group, arrays: Any, what: str) -> list[Buffer]:
-    _check_length(group, arrays, what)
-    return [as_buffer(array, f"{what}[{rank}]") for rank, array in enumerate(arrays)]
-
-
-def _outputs(group: Group, arrays: Any, what: str) -> list[Buffer]:
-    _check_length(group, arrays, what)
-    return [as_output(array, f"{what}[{rank}]") for rank, array in enumerate(arrays)]
-
-
-def _check_length(group: Group, arrays: Any, what: str) -> None:
-    if not _is_list(arrays) or len(arrays) != group.nranks:
-        got = f"{len(arrays)} entries" if _is_list(arrays) else f"a {type(arrays).__name__}"
-        raise UsageError(
-            f"{what} must be a list of {group.nranks} arrays, one per rank of group {group.name}, "
-            f"got {got}"
-        )
-
-
-def _one_dtype(buffers: Sequence[Buffer], what: str) -> Any:
-    names = {buffer.dtype.name for buffer in buffers}
-    if len(names) > 1:
-        raise UsageError(f"{what} mixes dtypes {sorted(names)}; give all arrays one dtype")
-    return buffers[0].dtype
-
-
-def _blocks_to_send(group: Group, given: Any, out: Buffer, what: str) -> NumpyArray:
-    """Return the memory of one block per rank, each like `out`; `given` is a list or an array."""
-    if given is None or (_is_list(given) and not given):
-        raise UsageError(f"The {what} should not be empty on the rank that sends it, got {given!r}")
-    if not _is_list(given):
-        whole = as_buffer(given, what)
-        _check_whole(group, whole, out, what)
-        return whole.data
-    buffers = _buffers(group, given, what)
-    for rank, buffer in enumerate(buffers):
-        _check_like(buffer, out, f"{what}[{rank}]")
-    return join(buffers)
-
-
-def _check_like(buffer: Buffer, like: Buffer, what: str) -> None:
-    if buffer.dtype != like.dtype or buffer.shape != like.shape:
-        raise UsageError(
-            f"{what} is {buffer.dtype.name} of shape {buffer.shape}, but tensor is "
-            f"{like.dtype.name} of shape {like.shape}; they must be alike"
-        )
-
-
-def _check_whole(group: Group, whole: Buffer, part: Buffer, what: str) -> None:
-    if whole.dtype != part.dtype or whole.data.size != group.nranks * part.data.size:
-        raise UsageError(
-            f"{what} is {whole.dtype.name} of shape {whole.shape}, but must be {part.dtype.name} "
-            f"with {group.nranks} times the elements of tensor (shape {part.shape})"
-        )
-
-
-def _gathered_into(
-    group: Group, target: Any, own: Buffer, like: Any, what: str
-) -> tuple[NumpyArray | None, Callable[[Any], None]]:
-    """Say where gathered blocks go: one array, a list of n arrays, or an empty list to fill."""
-    if target is None:
-        raise UsageError(
-            f"{what} is None on the rank that receives; pass an empty list (it is filled) or "
-            f"{group.nranks} arrays"
-        )
-    if not _is_list(target):
-        whole = as_output(target, what)
-        _check_whole(group, whole, own, what)
-        return whole.data, _unpack(whole)
-    if not target:
-        return None, _fill(target, own, like)
-    buffers = _outputs(group, target, what)
-    for rank, buffer in enumerate(buffers):
-        _check_like(buffer, own, f"{what}[{rank}]")
-    staged = adjacent_view(buffers)
-    recv = _empty_for(buffers) if staged is None else staged
-    return recv, lambda _: spread(recv, buffers)
-
-
-def _empty_for(buffers: Sequence[Buffer]) -> NumpyArray:
-    return np.empty(sum(buffer.data.size for buffer in buffers), buffers[0].data.dtype)
-
-
-def _fill(target: list[Any], own: Buffer, like: Any) -> Callable[[Any], None]:
-    def finish(blocks: list[Block]) -> None:
-        for block in blocks:
-            array = typed(block.data, own.dtype).reshape(block.shape)
-            target.append(wrap_like(like, array))
-
-    return finish
-
-
-def _unpack(buffer: Buffer) -> Callable[[Any], None]:
-    return lambda _: buffer.unpack()
-
-
-def _cannot(kind: Kind, group: Group, error: UsageError, root: int = 0) -> Call:
-    """Describe a call in which this rank cannot take part: all ranks raise."""
-    named = UsageError(f"rank {group.world_rank}: {error}")
-    named.__cause__ = error.__cause__
-    return Call(kind, root=root, error=named)

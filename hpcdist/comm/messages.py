@@ -74,7 +74,7 @@ class _P2POpFields(NamedTuple):
 class P2POp(_P2POpFields):
     """One `isend` or `irecv` for `batch_isend_irecv`.
 
-    Args:
+    Attributes:
         op: the function `isend` or `irecv` itself.
         tensor: what is sent or received.
         peer: the other rank (world rank).

@@ -13,6 +13,7 @@ from typing import Any
 from hpcdist.arrays.parcel import Parcel, pack_object, parcel_detail, unpack_object
 from hpcdist.comm.group import Group
 from hpcdist.comm.issue import issue
+from hpcdist.comm.lists import cannot
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
 from hpcdist.transport.call import Call, Kind
@@ -84,7 +85,7 @@ def _describe_all_gather(group: Group, object_list: Any, obj: Any) -> Call:
         _check_room(group, object_list, "object_list")
         parcels = (_pack(obj, "obj"),)
     except UsageError as error:
-        return _cannot(kind, group, error)
+        return cannot(kind, group, error)
     return Call(kind, detail=parcel_detail(parcels), parcels=parcels, finish=_replace(object_list))
 
 
@@ -95,7 +96,7 @@ def _describe_broadcast(group: Group, object_list: Any, src: Any) -> Call:
             raise UsageError(f"object_list cannot be None or empty, got {object_list!r}")
         parcels = (_pack(list(object_list), "object_list"),) if root == group.rank else ()
     except UsageError as error:
-        return _cannot(kind, group, error, root)
+        return cannot(kind, group, error, root)
 
     def finish(received: list[Parcel]) -> None:
         if root != group.rank:
@@ -120,7 +121,7 @@ def _describe_scatter(group: Group, out_list: Any, in_list: Any, src: Any) -> Ca
         if root == group.rank:
             parcels = _pack_each(group, in_list, "in_object_list")
     except UsageError as error:
-        return _cannot(kind, group, error, root)
+        return cannot(kind, group, error, root)
     return Call(
         kind,
         root=root,
@@ -138,7 +139,7 @@ def _describe_gather(group: Group, obj: Any, gather_list: Any, dst: Any) -> Call
             _check_room(group, gather_list, "object_gather_list")
         parcels = (_pack(obj, "obj"),)
     except UsageError as error:
-        return _cannot(kind, group, error, root)
+        return cannot(kind, group, error, root)
     return Call(
         kind,
         root=root,
@@ -154,7 +155,7 @@ def _describe_all_to_all(group: Group, out_list: Any, in_list: Any) -> Call:
         _check_room(group, out_list, "out_object_list")
         parcels = _pack_each(group, in_list, "in_object_list")
     except UsageError as error:
-        return _cannot(kind, group, error)
+        return cannot(kind, group, error)
     return Call(kind, detail=parcel_detail(parcels), parcels=parcels, finish=_replace(out_list))
 
 
@@ -191,9 +192,3 @@ def _check_room(group: Group, target: Any, what: str) -> None:
         raise UsageError(
             f"{what} must be an empty list or a list of {group.nranks} entries, got {got}"
         )
-
-
-def _cannot(kind: Kind, group: Group, error: UsageError, root: int = 0) -> Call:
-    named = UsageError(f"rank {group.world_rank}: {error}")
-    named.__cause__ = error.__cause__
-    return Call(kind, root=root, error=named)

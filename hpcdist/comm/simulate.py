@@ -36,7 +36,7 @@ def simulate(
         kwargs: keyword arguments of `fn`.
 
     Raises:
-        The first exception of a rank that did not only fail because another one had.
+        BaseException: what a rank raised; of several, one that was not caused by another rank.
 
     Example:
         >>> import hpcdist as dist

@@ -1,0 +1,157 @@
+"""Make and end groups. Only the members of a group need to call these."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from hpcdist.comm.group import Closed, Dormant, Group
+from hpcdist.comm.session import group_at_hand, session_at_hand, set_session
+from hpcdist.errors import UsageError
+from hpcdist.transport.lane import seconds
+
+_HOST_BACKENDS = (None, "auto", "mpi", "gloo")
+
+
+def new_group(
+    ranks: Iterable[int] | None = None,
+    backend: str | None = None,
+    timeout: Any = None,
+    *,
+    name: str | None = None,
+) -> Group:
+    """Make a group of some ranks. Collective over the members; nobody else needs to call it.
+
+    Args:
+        ranks: world ranks, in any order (the group is sorted); None for all.
+        backend: as in `init_parallel_env`.
+        timeout: seconds (or a timedelta) for the operations of this group; default: the world's.
+        name: for messages; made of the id by default.
+
+    Returns:
+        The group; on a rank that is not a member one with ``rank == -1``. Members agree on its
+        id, without the others.
+
+    Raises:
+        UsageError: ranks that are no integers, twice there, out of range, or none at all; on
+            every caller, before anything is sent.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> world = dist.init_parallel_env()
+        >>> dist.new_group([0]).ranks
+        [0]
+
+    """
+    session = session_at_hand()
+    members = _check_ranks(ranks, session.world.nranks)
+    check_backend(backend)
+    timeout_s = check_timeout(timeout, session.timeout_s)
+    world = session.world
+    if world.rank not in members:
+        return session.adopt(Group(members, world.rank, session.next_id, None, name))
+    assert world.transport is not None
+    transport, group_id = world.transport.subgroup(members, session.next_id, timeout_s)
+    return session.adopt(Group(members, world.rank, group_id, transport, name))
+
+
+def get_group(id: int = 0) -> Group | None:
+    """Return the group with this id; warn and return None if there is none."""
+    group = session_at_hand().groups.get(id)
+    if group is None:
+        warnings.warn(f"Group {id} is not initialized.", stacklevel=2)
+    return group
+
+
+def destroy_process_group(group: Group | None = None) -> None:
+    """Free the communicators of `group`, or of all groups; they cannot be used any more.
+
+    Collective over the members. After ``destroy_process_group()`` the next
+    `init_parallel_env` starts again.
+    """
+    session = session_at_hand()
+    if group is None or group is session.world:
+        for each in reversed(list(session.groups.values())):
+            _close(each)
+        set_session(None)
+        return
+    group = group_at_hand(group)
+    if session.groups.get(group.id) is not group:
+        raise UsageError(
+            f"Destroy group with id {group.id} is invalid: it has been destroyed before or belongs "
+            "to an earlier init_parallel_env"
+        )
+    del session.groups[group.id]
+    _close(group)
+
+
+def _close(group: Group) -> None:
+    if group.transport is not None:
+        group.transport.close()
+        group.transport = Closed(group.name)
+
+
+def shutdown_process_group(group: Group | None = None) -> None:
+    """Free what `group` (None: the world) keeps in MPI; its next operation restarts it.
+
+    Collective over the members.
+    """
+    group = group_at_hand(group)
+    transport = group.transport
+    if transport is None or isinstance(transport, (Closed, Dormant)):
+        return
+    group.transport = Dormant(group, transport.reopen)
+    transport.close()
+
+
+def restart_process_group(group: Group | None = None) -> None:
+    """Restart a group after `shutdown_process_group`. Collective over the members."""
+    group = group_at_hand(group)
+    if isinstance(group.transport, Dormant):
+        group.transport.wake()
+
+
+def _check_ranks(ranks: Any, size: int) -> list[int]:
+    if ranks is None:
+        return list(range(size))
+    if isinstance(ranks, (str, bytes)) or not isinstance(ranks, Iterable):
+        raise UsageError(f"ranks must be integers such as [0, 1], got {ranks!r}")
+    given = list(ranks)
+    wrong = [
+        rank for rank in given if not isinstance(rank, (int, np.integer)) or isinstance(rank, bool)
+    ]
+    if wrong or not given:
+        raise UsageError(f"ranks must be at least one integer, got {given!r}")
+    members = sorted(int(rank) for rank in given)
+    if members[0] < 0 or members[-1] >= size:
+        raise UsageError(f"ranks {given} are out of range: the world has ranks 0 to {size - 1}")
+    if len(set(members)) < len(members):
+        raise UsageError(f"ranks {given} contain a rank twice; name each rank once")
+    return members
+
+
+def check_backend(backend: Any) -> None:
+    """Raise `UsageError` unless `backend` means the host transport."""
+    if not (backend is None or isinstance(backend, str)) or (
+        (backend.lower() if backend else backend) not in _HOST_BACKENDS
+    ):
+        raise UsageError(
+            f"backend={backend!r} is not available in this installation; use 'auto' or 'mpi' "
+            "('gloo' is accepted and means the same)"
+        )
+
+
+def check_timeout(timeout: Any, default_s: float) -> float:
+    """Return `timeout` in seconds, the default for None; it must be positive."""
+    try:
+        timeout_s = seconds(timeout)
+    except (TypeError, ValueError):
+        timeout_s = -1.0
+    if timeout_s is None:
+        return default_s
+    if not timeout_s > 0:
+        raise UsageError(f"timeout must be a positive number of seconds, got {timeout!r}")
+    return timeout_s

@@ -1,0 +1,132 @@
+"""Lists of arrays as arguments: checked, and turned into one run of memory per rank.
+
+A wrong list is a `UsageError` on this rank; `cannot` makes of it the call that raises it on
+every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hpcdist.arrays.buffer import Buffer, as_buffer, as_output, typed, wrap_like
+from hpcdist.arrays.layout import adjacent_view, join, spread
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.comm.group import Group
+from hpcdist.errors import UsageError
+from hpcdist.transport.call import Block, Call, Kind
+
+
+def is_list(value: Any) -> bool:
+    """Say whether `value` is a list of arrays rather than one array."""
+    return isinstance(value, (list, tuple))
+
+
+def as_buffers(group: Group, arrays: Any, what: str) -> list[Buffer]:
+    """View one array per rank for reading."""
+    _check_length(group, arrays, what)
+    return [as_buffer(array, f"{what}[{rank}]") for rank, array in enumerate(arrays)]
+
+
+def as_outputs(group: Group, arrays: Any, what: str) -> list[Buffer]:
+    """View one array per rank for writing."""
+    _check_length(group, arrays, what)
+    return [as_output(array, f"{what}[{rank}]") for rank, array in enumerate(arrays)]
+
+
+def _check_length(group: Group, arrays: Any, what: str) -> None:
+    if not is_list(arrays) or len(arrays) != group.nranks:
+        got = f"{len(arrays)} entries" if is_list(arrays) else f"a {type(arrays).__name__}"
+        raise UsageError(
+            f"{what} must be a list of {group.nranks} arrays, one per rank of group {group.name}, "
+            f"got {got}"
+        )
+
+
+def one_dtype(buffers: Sequence[Buffer], what: str) -> Any:
+    """Return the dtype that all `buffers` have."""
+    names = {buffer.dtype.name for buffer in buffers}
+    if len(names) > 1:
+        raise UsageError(f"{what} mixes dtypes {sorted(names)}; give all arrays one dtype")
+    return buffers[0].dtype
+
+
+def blocks_to_send(group: Group, given: Any, out: Buffer, what: str) -> NumpyArray:
+    """Return the memory of one block per rank, each like `out`; `given` is a list or an array."""
+    if given is None or (is_list(given) and not given):
+        raise UsageError(f"The {what} should not be empty on the rank that sends it, got {given!r}")
+    if not is_list(given):
+        whole = as_buffer(given, what)
+        _check_whole(group, whole, out, what)
+        return whole.data
+    buffers = as_buffers(group, given, what)
+    for rank, buffer in enumerate(buffers):
+        _check_like(buffer, out, f"{what}[{rank}]")
+    return join(buffers)
+
+
+def _check_like(buffer: Buffer, like: Buffer, what: str) -> None:
+    if buffer.dtype != like.dtype or buffer.shape != like.shape:
+        raise UsageError(
+            f"{what} is {buffer.dtype.name} of shape {buffer.shape}, but tensor is "
+            f"{like.dtype.name} of shape {like.shape}; they must be alike"
+        )
+
+
+def _check_whole(group: Group, whole: Buffer, part: Buffer, what: str) -> None:
+    if whole.dtype != part.dtype or whole.data.size != group.nranks * part.data.size:
+        raise UsageError(
+            f"{what} is {whole.dtype.name} of shape {whole.shape}, but must be {part.dtype.name} "
+            f"with {group.nranks} times the elements of tensor (shape {part.shape})"
+        )
+
+
+def gathered_into(
+    group: Group, target: Any, own: Buffer, like: Any, what: str
+) -> tuple[NumpyArray | None, Callable[[Any], None]]:
+    """Say where gathered blocks go: one array, a list of n arrays, or an empty list to fill."""
+    if target is None:
+        raise UsageError(
+            f"{what} is None on the rank that receives; pass an empty list (it is filled) or "
+            f"{group.nranks} arrays"
+        )
+    if not is_list(target):
+        whole = as_output(target, what)
+        _check_whole(group, whole, own, what)
+        return whole.data, unpack(whole)
+    if not target:
+        return None, _fill(target, own, like)
+    buffers = as_outputs(group, target, what)
+    for rank, buffer in enumerate(buffers):
+        _check_like(buffer, own, f"{what}[{rank}]")
+    staged = adjacent_view(buffers)
+    recv = empty_for(buffers) if staged is None else staged
+    return recv, lambda _: spread(recv, buffers)
+
+
+def empty_for(buffers: Sequence[Buffer]) -> NumpyArray:
+    """Return new memory for the contents of all `buffers`."""
+    return np.empty(sum(buffer.data.size for buffer in buffers), buffers[0].data.dtype)
+
+
+def _fill(target: list[Any], own: Buffer, like: Any) -> Callable[[Any], None]:
+    def finish(blocks: list[Block]) -> None:
+        for block in blocks:
+            array = typed(block.data, own.dtype).reshape(block.shape)
+            target.append(wrap_like(like, array))
+
+    return finish
+
+
+def unpack(buffer: Buffer) -> Callable[[Any], None]:
+    """Return the `finish` of a call that writes into one array."""
+    return lambda _: buffer.unpack()
+
+
+def cannot(kind: Kind, group: Group, error: UsageError, root: int = 0) -> Call:
+    """Describe a call in which this rank cannot take part: all ranks raise."""
+    named = UsageError(f"rank {group.world_rank}: {error}")
+    named.__cause__ = error.__cause__
+    return Call(kind, root=root, error=named)

@@ -1,0 +1,101 @@
+"""`ParallelEnv`: what a rank can know about itself and its job."""
+
+from __future__ import annotations
+
+from typing import final
+
+from hpcdist.comm.session import Whereabouts, current_session
+from hpcdist.config import read_config
+from hpcdist.runtime.environ import snapshot
+from hpcdist.runtime.place import read_place
+
+
+@final
+class ParallelEnv:
+    """What a rank can know about itself and its job (Paddle's `ParallelEnv`).
+
+    Before `init_parallel_env` the launcher's environment answers, afterwards MPI does.
+    """
+
+    def __init__(self) -> None:
+        session = current_session()
+        if session is not None:
+            self._rank, self._size = session.world.rank, session.world.nranks
+            self._where, self._timeout_s = session.whereabouts, session.timeout_s
+            return
+        place = read_place(snapshot())
+        self._rank, self._size = place.rank, place.size
+        self._where = Whereabouts(
+            place.local_rank, place.local_size, place.node_rank, place.nnodes, ()
+        )
+        self._timeout_s = read_config().timeout_s
+
+    @property
+    def rank(self) -> int:
+        """Rank in the world."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks in the world."""
+        return self._size
+
+    @property
+    def nranks(self) -> int:
+        """Same as `world_size`."""
+        return self._size
+
+    @property
+    def local_rank(self) -> int:
+        """Rank on this node."""
+        return self._where.local_rank
+
+    @property
+    def local_size(self) -> int:
+        """Number of ranks on this node."""
+        return self._where.local_size
+
+    @property
+    def node_rank(self) -> int:
+        """Number of this node."""
+        return self._where.node_rank
+
+    @property
+    def nnodes(self) -> int:
+        """Number of nodes."""
+        return self._where.nnodes
+
+    @property
+    def device_id(self) -> int:
+        """Number of this rank's device; 0 on CPUs."""
+        return 0
+
+    @property
+    def dev_id(self) -> int:
+        """Same as `device_id`."""
+        return self.device_id
+
+    @property
+    def device_type(self) -> str:
+        """Kind of this rank's device."""
+        return "cpu"
+
+    @property
+    def current_endpoint(self) -> str:
+        """``host:port`` that names this rank; empty before `init_parallel_env`."""
+        return self.trainer_endpoints[self._rank] if self._where.endpoints else ""
+
+    @property
+    def trainer_endpoints(self) -> list[str]:
+        """The endpoints of all ranks; they name ranks, nobody listens there."""
+        return list(self._where.endpoints)
+
+    @property
+    def nrings(self) -> int:
+        """Communicator rings per group: always 1."""
+        return 1
+
+    @property
+    def pg_timeout(self) -> int:
+        """Time limit of operations in milliseconds."""
+        return int(self._timeout_s * 1000)
