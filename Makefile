@@ -37,7 +37,7 @@ check: .venv/.dev
 	$(BIN)/lint-imports
 
 docs: .venv/.dev
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: .venv/.test .mpich/.done
 	$(BIN)/python benchmarks/run_all.py

@@ -23,8 +23,9 @@ BYTES_CODE = 31
 class Dtype(NamedTuple):
     """One row of the table.
 
-    `plain` rows are in native byte order and need no carrier. `code` is the same on every rank; `carrier` has the bytes where NumPy's buffer protocol
-    cannot say the dtype itself; `wide` is the dtype in which sums are accumulated.
+    `plain` rows are in native byte order and need no carrier. `code` is the same on every
+    rank; `carrier` has the bytes where NumPy's buffer protocol cannot say the dtype itself;
+    `wide` is the dtype in which sums are accumulated.
     """
 
     name: str

@@ -70,9 +70,11 @@ def init_parallel_env(
 
     from hpcdist.runtime.failure import end_job_on_failure
     from hpcdist.runtime.mpi import start_world
+
+    world = start_world(config, comm)  # before anything that imports mpi4py.MPI
+
     from hpcdist.transport.mpi_host import MpiHost
 
-    world = start_world(config, comm)
     place = world.place
     end_job_on_failure(place.rank)
     transport = MpiHost(world.comm, range(place.size), timeout_s, config.piece_mb)

@@ -10,7 +10,7 @@ from typing import Any
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import group_at_hand, here
 from hpcdist.errors import NotInGroupWarning
-from hpcdist.events import Event, listeners
+from hpcdist.events import Event, Phase, listeners
 from hpcdist.transport.base import DONE, Work
 from hpcdist.transport.call import MESSAGES, Call
 from hpcdist.transport.call_site import outer_frame
@@ -50,21 +50,11 @@ def _announce(group: Group, call: Call) -> Call:
     data = call.send if call.send is not None else call.recv
     nbytes = data.nbytes if data is not None else sum(each.nbytes for each in call.parcels)
     name = call.kind.name.lower()
-    finish = call.finish
 
-    def tell(phase: Any, error: BaseException | None = None) -> None:
+    def tell(phase: Phase, error: BaseException | None = None) -> None:
         event = Event(phase, name, group.id, nbytes, time.perf_counter_ns(), error)
         for listener in tuple(listeners):
             listener(event)
 
-    def finish_and_tell(result: Any) -> Any:
-        try:
-            ended = result if finish is None else finish(result)
-        except BaseException as error:
-            tell("end", error)
-            raise
-        tell("end")
-        return ended
-
     tell("begin")
-    return call._replace(finish=finish_and_tell)
+    return call._replace(ended=lambda error: tell("end", error))

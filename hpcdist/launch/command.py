@@ -267,7 +267,9 @@ def _build_srun(options: Options, site: Site, environ: Mapping[str, str]) -> Com
         env["SRUN_CPUS_PER_TASK"] = environ["SLURM_CPUS_PER_TASK"]
     label = options.label and size > 1
     argv += ["--label"] if label else []
-    unset = tuple(n for n in inherited(environ, False) if n != "SLURM_MPI_TYPE")
+    unset = inherited(environ, False)
+    if options.nprocs and "SLURM_NTASKS_PER_NODE" in environ:
+        unset += ("SLURM_NTASKS_PER_NODE",)  # said for another number of ranks
     return Command((*argv, *options.program), env, unset, size, False, "srun" if label else "")
 
 

@@ -9,6 +9,7 @@ The job ends as a whole: a failing rank takes the others along, at the latest af
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import selectors
@@ -22,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from hpcdist.launch.command import Command
+from hpcdist.launch.input import Pump
 from hpcdist.launch.outcome import Outcome, conclude
 from hpcdist.launch.output import Lines, Write, read_label
 from hpcdist.launch.rank import Rank, quietly, shim_program
@@ -31,13 +33,18 @@ from hpcdist.runtime import shim
 # raised to do so, after Ctrl-C, after SIGTERM (a job may save its state: Slurm's own default), and
 # between a request to end and the end by force.
 _FAILED_GRACE_S = 1.0
-_RAISED_GRACE_S = 2.0
+_RAISED_GRACE_S = 1.5
 _INTERRUPT_GRACE_S = 1.5
 _TERM_GRACE_S = 30.0
 _KILL_GRACE_S = 2.0
 
 _PIECE = 1 << 16
-_SRUN_FAILURE = re.compile(rb"srun: error: \S+ tasks? (\d+)[^:]*: Exited with exit code (\d+)")
+
+# srun's own words for the end of a rank, and for signals.
+_SRUN_FAILURE = re.compile(
+    r"srun: error: \S+ tasks? (\d+)[^:]*: (?:Exited with exit code (\d+)|([^(\n]*))"
+)
+_SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()}
 
 
 class Job:
@@ -49,7 +56,7 @@ class Job:
         environ: The environment the job inherits.
         write: Takes what ranks and launcher print.
         whole_lines: Cut the output into lines; else pass it on byte for byte.
-        stdin: What the launcher reads.
+        stdin: A descriptor with the input of rank 0; None for no input.
         directory: A folder for the named pipes; the caller removes it.
 
     """
@@ -62,7 +69,7 @@ class Job:
         write: Write,
         *,
         whole_lines: bool = True,
-        stdin: int | None = subprocess.DEVNULL,
+        stdin: int | None = None,
         directory: str,
     ) -> None:
         plain = command(program)
@@ -80,6 +87,7 @@ class Job:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector = selectors.DefaultSelector()
         self._open_streams = 0
+        self._pump: Pump | None = None
         self._launcher: subprocess.Popen[bytes] | None = None
 
     def run(self) -> Outcome:
@@ -124,6 +132,10 @@ class Job:
         os.mkfifo(events, 0o600)
         # Opened for writing too, so that it has no end while shims come and go.
         self._register(os.open(events, os.O_RDWR | os.O_NONBLOCK), self._on_events(Lines()))
+        if self._stdin is not None:
+            path = f"{self._directory}/0.in"
+            os.mkfifo(path, 0o600)
+            self._pump = Pump(self._stdin, functools.partial(os.open, path, os.O_WRONLY))
         for rank in range(self.command.size):
             for stream, name in ((1, "out"), (2, "err")):
                 path = f"{self._directory}/{rank}.{name}"
@@ -139,14 +151,19 @@ class Job:
         if not self.command.local:
             leash = [sys.executable, "-I", "-S", shim.__file__, "leash", str(os.getpid())]
             argv = leash + argv
+        pumped = None if self.command.local else self._stdin
         launcher = subprocess.Popen(
             argv,
             env={**env, **self.command.env},
-            stdin=self._stdin,
+            stdin=subprocess.DEVNULL if pumped is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+        if pumped is not None and launcher.stdin is not None:
+            to_launcher = os.dup(launcher.stdin.fileno())
+            launcher.stdin.close()
+            self._pump = Pump(pumped, lambda: to_launcher)
         for stream, pipe in ((1, launcher.stdout), (2, launcher.stderr)):
             if pipe is not None:
                 fd = os.dup(pipe.fileno())
@@ -231,9 +248,8 @@ class Job:
         labels = self.command.labels
 
         def put(line: bytes) -> None:
-            failure = None if self.command.local else _SRUN_FAILURE.match(line)
-            if failure:
-                self._fail(int(failure[1]), int(failure[2]), _TERM_GRACE_S)
+            if not self.command.local:
+                self._heed(line.decode(errors="replace"))
             self._put(*(read_label(labels, stream, line) if labels else (-1, stream, line)))
 
         def read(fd: int) -> None:
@@ -251,12 +267,22 @@ class Job:
 
         return read
 
+    def _heed(self, said: str) -> None:
+        """Learn from srun that a rank failed; srun itself ends the others."""
+        failure = _SRUN_FAILURE.match(said)
+        if failure:
+            code = int(failure[2]) if failure[2] else -_SIGNALS.get(failure[3].strip(), 0)
+            if code:
+                self._fail(int(failure[1]), code, _TERM_GRACE_S)
+
     def _put(self, rank: int, stream: int, data: bytes) -> None:
+        if rank < 0 and self._first is not None and self.command.local:
+            return  # we know better than the launcher what happened
         try:
             self._write(rank, stream, data)
         except BrokenPipeError:
             self._write = lambda *_: None
-            self._first = self._first or (max(rank, 0), -signal.SIGPIPE)
+            self._interrupted = signal.SIGPIPE
             self.stop()
 
     # Ending.
@@ -309,6 +335,8 @@ class Job:
             quietly(os.killpg, launcher.pid, signal.SIGKILL)
         launcher.wait()
         self._stages = []
+        if self._pump is not None:
+            self._pump.stop()
         self._kill_ranks_once_told()
         # Grandchildren may keep the pipes open for ever: read on only while there is something.
         until = time.monotonic() + 1.0

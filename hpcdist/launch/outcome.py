@@ -1,4 +1,4 @@
-"""How a job ended: `Outcome`, and `conclude`, which finds the one exit code that stands for it all."""
+"""How a job ended: `Outcome`, and `conclude`, which finds its one exit code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def conclude(
         first: The rank that ended badly first, and its exit code, negative for a signal.
         exits: The exit codes of all ranks that are known to have ended.
         launcher: The exit code of the launcher, which carries the code of an `MPI.Abort`.
-        interrupted: The signal we were sent, 0 for none.
+        interrupted: The signal that we were sent, or that our reader's end amounts to; 0 for none.
 
     Example:
         >>> conclude((1, 7), {}, 1, 0).code, conclude((1, -9), {}, 137, 0).code
@@ -45,8 +45,8 @@ def conclude(
         ended_by = {-first[1], signal.SIGKILL, signal.SIGTERM}
         if 0 < shell < 128 and shell not in ended_by and not interrupted:
             first = None
-    if interrupted == signal.SIGINT:
-        return Outcome(128 + signal.SIGINT, first, exits, launcher)
+    if interrupted in (signal.SIGINT, signal.SIGPIPE):
+        return Outcome(128 + interrupted, first, exits, launcher)
     if first is None:
         return Outcome(shell, None, exits, launcher)
     code = first[1] if first[1] > 0 else 128 - first[1]

@@ -7,20 +7,19 @@ failing job is started again where that was asked for.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from hpcdist.launch.command import Command, Options, Site, build_command
+from hpcdist.launch.input import readable_input
 from hpcdist.launch.job import Job, make_directory, remove_directory
 from hpcdist.launch.outcome import Outcome, describe_exit
 from hpcdist.launch.output import Console
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_NOBODY_READS = 128 + signal.SIGPIPE
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def run_job(options: Options, manner: Manner, site: Site, environ: Mapping[str, 
         if outcome.code == 0:
             break
         _report(outcome, asked)
-        if asked or _nobody_reads(outcome):
+        if asked or outcome.code == _NOBODY_READS:
             break
         if restart < manner.max_restart:
             _note(f"restart {restart + 1} of {manner.max_restart}")
@@ -83,17 +82,14 @@ def _run_once(
     label = size > 1 if manner.label is None else manner.label
     directory = make_directory()
     try:
-        with (
-            Console(label, manner.log_dir, manner.log_overwrite) as console,
-            _input() as stdin,
-        ):
+        with Console(label, manner.log_dir, manner.log_overwrite) as console:
             job = Job(
                 command,
                 options.program,
                 environ,
                 console.write,
                 whole_lines=label or size > 1,
-                stdin=stdin,
+                stdin=readable_input(),
                 directory=directory,
             )
             with _forwarding(job) as got:
@@ -120,46 +116,14 @@ def _forwarding(job: Job) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def _input() -> Iterator[int | None]:
-    """Give what the launcher shall read: our own input, by a pipe where that is a terminal.
-
-    The launcher lives in a session of its own, from which a terminal cannot be read.
-    """
-    if not os.isatty(0):
-        yield None
-        return
-    if os.tcgetpgrp(0) != os.getpgrp():  # in the background: reading would stop us
-        yield subprocess.DEVNULL
-        return
-    read_end, write_end = os.pipe()
-
-    def pump() -> None:
-        with contextlib.suppress(OSError):
-            while data := os.read(0, 4096):
-                os.write(write_end, data)
-        with contextlib.suppress(OSError):
-            os.close(write_end)
-
-    threading.Thread(target=pump, name="hpcdist stdin", daemon=True).start()
-    try:
-        yield read_end
-    finally:
-        os.close(read_end)
-
-
 def _report(outcome: Outcome, asked: bool) -> None:
-    if asked or _nobody_reads(outcome):
+    if asked or outcome.code == _NOBODY_READS:
         return
     if outcome.first is None:
         _note(f"the job was aborted, or could not be run: exit code {outcome.code}")
     else:
         rank, code = outcome.first
         _note(f"rank {rank} ended with {describe_exit(code)}, and the job with it")
-
-
-def _nobody_reads(outcome: Outcome) -> bool:
-    return outcome.first is not None and outcome.first[1] == -signal.SIGPIPE
 
 
 def _note(text: str) -> None:

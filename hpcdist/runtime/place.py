@@ -351,7 +351,9 @@ def _remedy(environ: Environ, name: str, mpi_library: str) -> str:
         if kind == "pmix":
             return f"it was started by the mpiexec of another Open MPI; {own}"
         return f"it was started by Open MPI's mpiexec, while {library} is loaded; {own}"
-    if in_slurm_step(environ) and name in ("PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"):
+    by_hydra = name == "PMI_SIZE" and "MPI_LOCALNRANKS" in environ
+    by_slurm = name in ("PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") and not by_hydra
+    if in_slurm_step(environ) and by_slurm:
         asked = environ.get("SLURM_MPI_TYPE")
         did = f"srun ran with --mpi={asked}" if asked else "srun ran without --mpi"
         if asked == kind:

@@ -71,12 +71,12 @@ def _stand_between(directory: str, program: list[str]) -> NoReturn:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     _tell(events, f"start {rank} {pid} {shim}")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-    code = os.waitstatus_to_exitcode(_await_end(pid, events, wake_read))
+    code = os.waitstatus_to_exitcode(_await_end(pid, events, wake_read, directory))
     _tell(events, f"exit {rank} {code}")
     _end_like(code)
 
 
-def _await_end(pid: int, events: int, wake: int) -> int:
+def _await_end(pid: int, events: int, wake: int, directory: str) -> int:
     """Wait for the program, or end it once nobody reads its events."""
     poll = select.poll()
     poll.register(wake, select.POLLIN)
@@ -96,18 +96,27 @@ def _await_end(pid: int, events: int, wake: int) -> int:
                 os.killpg(pid, number)
             if lost:
                 poll.unregister(events)
+                _clear(directory)
             number, timeout = signal.SIGKILL, _GRACE_S * 1000
 
 
+def _clear(directory: str) -> None:
+    """Remove the folder that its owner can no longer remove."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            os.unlink(f"{directory}/{name}")
+        os.rmdir(directory)
+
+
 def _redirect(stem: str) -> None:
-    """Send output to the pipes made for this rank; where there are none it stays as it was."""
-    for fd, end in ((1, "out"), (2, "err")):
-        try:
-            pipe = os.open(f"{stem}.{end}", os.O_WRONLY)
-        except OSError:
-            continue
-        os.dup2(pipe, fd)
-        os.close(pipe)
+    """Use the pipes made for this rank; without one there is no input, or output stays as is."""
+    ends = ((0, "in", os.O_RDONLY), (1, "out", os.O_WRONLY), (2, "err", os.O_WRONLY))
+    for fd, end, mode in ends:
+        path = f"{stem}.{end}" if os.path.exists(f"{stem}.{end}") or fd else os.devnull
+        with contextlib.suppress(OSError):
+            pipe = os.open(path, mode)
+            os.dup2(pipe, fd)
+            os.close(pipe)
 
 
 def _become(program: list[str]) -> NoReturn:

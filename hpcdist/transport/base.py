@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from hpcdist.transport.call import Call
@@ -62,6 +62,19 @@ class Done(Work):
 
 
 DONE = Done()
+
+
+def watched(run: Callable[[Call], Any], call: Call) -> Any:
+    """Run `call` and tell its `ended` how it ended."""
+    ended = call.ended
+    assert ended is not None
+    try:
+        result = run(call._replace(ended=None))
+    except BaseException as error:
+        ended(error)
+        raise
+    ended(None)
+    return result
 
 
 class Plan(ABC):

@@ -56,7 +56,8 @@ class Call(NamedTuple):
     group (the peer of a message). `shape` must be equal on all ranks, except for the kinds in
     `LOOSE`, whose ranks compare `detail` instead. `counts` are elements per peer, sent and
     received, of an uneven alltoall. `parcels` are pickled objects. `error` says that this rank
-    cannot take part; it is then raised on every rank. `finish` gets what the transport returns.
+    cannot take part; it is then raised on every rank. `finish` gets what the transport
+    returns; `ended` is told once how the operation ended, None for well.
     """
 
     kind: Kind
@@ -71,7 +72,8 @@ class Call(NamedTuple):
     counts: tuple[Sequence[int], Sequence[int]] | None = None
     tag: int = 0
     parcels: Sequence[Parcel] = ()
-    finish: Callable[[Any], None] | None = None
+    finish: Callable[[Any], Any] | None = None
+    ended: Callable[[BaseException | None], None] | None = None
     error: Exception | None = None
 
 

@@ -15,7 +15,7 @@ from typing import Any, final
 
 from hpcdist.arrays.parcel import Parcel
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
-from hpcdist.transport.base import Plan, Transport, Work
+from hpcdist.transport.base import Plan, Transport, Work, watched
 from hpcdist.transport.call import MESSAGES, Call, Kind, fingerprint, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.lane import Lane
@@ -208,6 +208,8 @@ class LocalTransport(Transport):
         self._lane.close()
 
     def _perform(self, call: Call) -> Any:
+        if call.ended is not None:
+            return watched(self._perform, call)
         self._sequence += 1
         result = self.room.meet(self.rank, self._sequence, call, self._timeout_s)
         return call.finish(result) if call.finish is not None else result

@@ -53,6 +53,8 @@ class LetterBox:
             if call.kind in (Kind.SEND, Kind.SEND_OBJECT_LIST):
                 self.letters.append(Letter(self.rank, call.root, call))
                 self.changed.notify_all()
+                if call.ended is not None:
+                    call.ended(None)
                 return DONE
             receive = LocalReceive(self, call)
             self.posted.append(receive)
@@ -93,6 +95,8 @@ class LocalReceive(Work):
                     call.finish(letter.parcels if call.recv is None else None)
             except Exception as error:
                 self._error = error
+            if call.ended is not None:
+                call.ended(self._error)
             return True
         return False
 

@@ -56,8 +56,8 @@ class Agreement:
         mine: Any = np.zeros(6, np.int64)
         least: Any = np.zeros(6, np.int64)
         self._mine, self._least = memoryview(mine), memoryview(least)
-        self._request = comm.Allreduce_init(
-            [mine, 6, MPI.INT64_T], [least, 6, MPI.INT64_T], MPI.MIN
+        self._request = _repeatable(
+            comm, ([mine, 6, MPI.INT64_T], [least, 6, MPI.INT64_T], MPI.MIN)
         )
         self._start, self._test = self._request.Start, self._request.Test
         self._unfinished = 0
@@ -234,7 +234,31 @@ class Agreement:
     def _what(self, call: Call) -> str:
         ranks = list(self._ranks) if len(self._ranks) <= 16 else f"{len(self._ranks)} ranks"
         name = label(call, self._ranks)
-        return f"{name}, operation #{self.sequence} of the group of ranks {ranks},"
+        return f"{name}, operation #{self.sequence} of the group of ranks {ranks}"
+
+
+class _Iallreduce:
+    """A repeatable all-reduce for MPI libraries without persistent collectives (before MPI-4)."""
+
+    def __init__(self, comm: MPI.Intracomm, args: tuple[Any, ...]) -> None:
+        self._comm, self._args = comm, args
+        self._request = MPI.REQUEST_NULL
+
+    def Start(self) -> None:  # noqa: N802 (MPI's name)
+        self._request = self._comm.Iallreduce(*self._args)
+
+    def Test(self) -> bool:  # noqa: N802 (MPI's name)
+        return self._request.Test()
+
+    def Free(self) -> None:  # noqa: N802 (MPI's name)
+        self._request = MPI.REQUEST_NULL
+
+
+def _repeatable(comm: MPI.Intracomm, args: tuple[Any, ...]) -> MPI.Prequest | _Iallreduce:
+    try:
+        return comm.Allreduce_init(*args)
+    except NotImplementedError:
+        return _Iallreduce(comm, args)
 
 
 def mismatch(what: str, calls: dict[int, str]) -> MismatchError:
@@ -247,6 +271,6 @@ def mismatch(what: str, calls: dict[int, str]) -> MismatchError:
         for words, ranks in ranks_of.items()
     ]
     return MismatchError(
-        f"the ranks disagree in {what} nothing was sent:\n" + "\n".join(lines) + "\nLet every "
+        f"the ranks disagree in {what}; nothing was sent:\n" + "\n".join(lines) + "\nLet every "
         "rank call the same operations in the same order, with equal shape, dtype, op and root"
     )

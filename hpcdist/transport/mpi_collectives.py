@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.errors import UsageError
+from hpcdist.errors import MismatchError
 from hpcdist.transport.call import UNEVEN, Block, Call, Kind, label
 from hpcdist.transport.mpi_agreement import mismatch
 from hpcdist.transport.mpi_types import INT_MAX, OPS, block, numbers
@@ -209,7 +209,7 @@ def _exchange_shapes(host: MpiHost, call: Call, *, bound: bool) -> list[tuple[in
     told = host.comm.allgather((call.shape, bound))
     if any(is_bound for _, is_bound in told):
         raise mismatch(
-            f"{call.kind.name.lower()} into given arrays (an empty list takes any shapes);",
+            f"{call.kind.name.lower()} into given arrays (an empty list takes any shapes)",
             {
                 host.ranks[rank]: label(call._replace(shape=shape), host.ranks)
                 for rank, (shape, _) in enumerate(told)
@@ -266,23 +266,37 @@ def _alltoall_uneven(host: MpiHost, call: Call, send: NumpyArray, recv: NumpyArr
     sent, received = (np.array(counts, np.int64) for counts in call.counts or even)
     incoming = np.empty(host.size, np.int64)
     host.comm.Alltoall([sent, 1, MPI.INT64_T], [incoming, 1, MPI.INT64_T])
-    wrong = np.flatnonzero(incoming != received)
-    error = None
-    if wrong.size:
-        peer = int(wrong[0])
-        error = UsageError(
-            f"rank {host.ranks[host.rank]} expects {received[peer]} elements from rank "
-            f"{host.ranks[peer]}, which sends {incoming[peer]}; the split sizes of sender and "
-            "receiver must agree"
-        )
+    wrong = [peer for peer in range(host.size) if incoming[peer] != received[peer]]
     large = max(send.nbytes, recv.nbytes) > INT_MAX
-    _, any_large = host.agree(call._replace(detail=int(large), error=error))
+    _, worst = host.agree(call._replace(detail=_WRONG if wrong else int(large)))
+    if worst == _WRONG:
+        raise _wrong_sizes(host, incoming, received, wrong)
     out = [int(count) * send.itemsize for count in sent]
     into = [int(count) * send.itemsize for count in received]
-    if any_large:
+    if worst:
         _alltoall_in_pairs(host, send, recv, out, into)
         return
     host.comm.Alltoallv([send, out, _starts(out), MPI.BYTE], [recv, into, _starts(into), MPI.BYTE])
+
+
+def _wrong_sizes(
+    host: MpiHost, incoming: NumpyArray, received: NumpyArray, wrong: list[int]
+) -> MismatchError:
+    """Collect on all ranks whose split sizes do not fit together."""
+    own = [
+        f"  rank {host.ranks[host.rank]} expects {received[peer]} elements from rank "
+        f"{host.ranks[peer]}, which sends {incoming[peer]}"
+        for peer in wrong
+    ]
+    lines = [line for lines in host.comm.allgather(own) for line in lines]
+    return MismatchError(
+        "the ranks disagree in alltoall; nothing was sent:\n"
+        + "\n".join(lines)
+        + "\nLet the split sizes (or list entries) of sender and receiver agree"
+    )
+
+
+_WRONG = 2
 
 
 def _alltoall_in_pairs(

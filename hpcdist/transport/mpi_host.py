@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, final
 from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout, TransportError, UsageError
-from hpcdist.transport.base import REFUSE_START, Plan, Transport, Work
+from hpcdist.transport.base import REFUSE_START, Plan, Transport, Work, watched
 from hpcdist.transport.call import MESSAGES, Call, Kind, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.lane import Lane, seconds
@@ -88,6 +88,8 @@ class MpiHost(Transport):
         return call.detail, call.detail
 
     def _perform(self, call: Call) -> Any:
+        if call.ended is not None:
+            return watched(self._perform, call)
         agreement = self._agreement
         if agreement is not None:
             detail = agreement(call)
@@ -125,7 +127,10 @@ class MpiHost(Transport):
         if self._plan_comm is None:
             self._plan_comm = self._lane.run(self.comm.Dup)
         assert self._plan_comm is not None
-        return _MpiPlan(make(self._plan_comm, call), call, self)
+        try:
+            return _MpiPlan(make(self._plan_comm, call), call, self)
+        except NotImplementedError:  # an MPI library older than MPI-4
+            return None
 
     def subgroup(self, ranks: Sequence[int], next_id: int, timeout: float) -> tuple[MpiHost, int]:
         """Create the communicators of the group of `ranks`; only its members call this."""

@@ -235,9 +235,12 @@ class Send(Work):
 
     def is_completed(self) -> bool:
         """Say whether the buffer may be changed again."""
-        if self._requests and MPI.Request.Testall(self._requests):
-            self._requests = []
-            self._call = None
+        with self._messages.lock:
+            if self._requests and MPI.Request.Testall(self._requests):
+                self._requests = []
+                call, self._call = self._call, None
+                if call is not None and call.ended is not None:
+                    call.ended(None)
         return not self._requests
 
     def wait(self, timeout: Any = None) -> bool:
@@ -311,13 +314,17 @@ class Receive(Work):
 
     def _end(self, call: Call, result: Any) -> None:
         self.source = self._messages.ranks[self._from]
-        self._call = None
         try:
             if call.finish is not None:
                 call.finish(result)
         except Exception as error:
             self._error = error
-        self._ended = True
+        self._close(call)
+
+    def _close(self, call: Call) -> None:
+        self._ended, self._call = True, None
+        if call.ended is not None:
+            call.ended(self._error)
 
     def _fail(self, source: int, sent: Dtype | int | None, nbytes: int) -> None:
         call = self._call
@@ -332,7 +339,7 @@ class Receive(Work):
             f"{call.dtype.name} (shape {call.shape}) with tag {call.tag}; called at {call_site()}. "
             "The message was not taken: receive it with an array of its size and dtype"
         )
-        self._ended = True
+        self._close(call)
 
     def is_completed(self) -> bool:
         """Say whether the message has arrived; drives matching."""
