@@ -55,8 +55,8 @@ def reduce(comm: MPI.Intracomm, count: int, gloo: Any) -> Contestants:
 
 
 def reduce_scatter(comm: MPI.Intracomm, count: int, gloo: Any) -> Contestants:
-    x = zeros(max(count, comm.size))
-    out = zeros(x.size // comm.size)
+    out = zeros(max(1, count // comm.size))
+    x = zeros(out.size * comm.size)
     return {
         "hpcdist": partial(dist.reduce_scatter, out, x),
         "mpi4py": partial(comm.Reduce_scatter_block, x, out),
@@ -106,7 +106,7 @@ def all_gather_list(comm: MPI.Intracomm, count: int, gloo: Any) -> Contestants:
 
 
 def alltoall(comm: MPI.Intracomm, count: int, gloo: Any) -> Contestants:
-    rows = max(count, comm.size) // comm.size * comm.size
+    rows = max(1, count // comm.size) * comm.size
     x, out = zeros(rows), zeros(rows)
     return {
         "hpcdist": partial(dist.alltoall_single, out, x),
@@ -217,9 +217,7 @@ def _gloo_all_reduce(gloo: Any, x: np.ndarray) -> Callable[[], Any]:
     return partial(gloo.all_reduce, tensor_of(x))
 
 
-def short_rows(
-    comm: MPI.Intracomm, counts: Sequence[int], gloo: Any, rounds: int
-) -> list[Row]:
+def short_rows(comm: MPI.Intracomm, counts: Sequence[int], gloo: Any, rounds: int) -> list[Row]:
     rows: list[Row] = []
     for count in counts:
         for name, contestants in short_floats(comm, count, gloo).items():
@@ -243,6 +241,8 @@ def main() -> None:
     options = read_options(__doc__, rounds=21)
     dist.init_parallel_env()
     comm = MPI.COMM_WORLD.Dup()
+    if comm.size == 1:
+        raise SystemExit("give it ranks: mpiexec -n 2 python benchmarks/collectives.py")
     gloo = start_gloo(comm)
     report = Report("collectives", options, comm)
     sizes = QUICK_SIZES if options.quick else SIZES
@@ -259,7 +259,9 @@ def main() -> None:
         )
     counts = [nbytes // F4.itemsize for nbytes in sizes[1:]]
     rows = short_rows(comm, counts, gloo, options.rounds)
-    report.table("all_reduce of 16-bit floats: hpcdist takes ... times as long as", SHORT_COLUMNS, rows)
+    report.table(
+        "all_reduce of 16-bit floats: hpcdist takes ... times as long as", SHORT_COLUMNS, rows
+    )
     report.close()
     stop_gloo(gloo)
 

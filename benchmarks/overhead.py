@@ -91,9 +91,7 @@ def main() -> None:
     report = Report("overhead", options, comm)
     rows = []
     for pair in pairs(comm):
-        found = race(
-            comm, {"hpcdist": pair.hpcdist, "mpi4py": pair.mpi4py}, rounds=options.rounds
-        )
+        found = race(comm, {"hpcdist": pair.hpcdist, "mpi4py": pair.mpi4py}, rounds=options.rounds)
         added, within = found.added("hpcdist", to="mpi4py"), WITHIN_S[pair.aim]
         rows.append(
             {

@@ -72,9 +72,7 @@ def python_work(comm: MPI.Intracomm, seconds: float) -> Callable[[], None]:
     return _repeated(comm, lambda: sum(range(2000)), seconds)
 
 
-def _repeated(
-    comm: MPI.Intracomm, step: Callable[[], Any], seconds: float
-) -> Callable[[], None]:
+def _repeated(comm: MPI.Intracomm, step: Callable[[], Any], seconds: float) -> Callable[[], None]:
     alone = race(comm, {"step": step}, rounds=5).median("step")
     turns = range(max(1, round(seconds / alone)))
 

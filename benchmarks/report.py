@@ -46,10 +46,10 @@ def read_options(what: str, *, rounds: int) -> Options:
 class Report:
     """The findings of one run; only rank 0 prints and writes."""
 
-    def __init__(self, name: str, options: Options, comm: Any = None) -> None:
+    def __init__(self, name: str, options: Options, comm: Any = None, mpi: str = "") -> None:
         self._name, self._options = name, options
         self._quiet = comm is not None and comm.rank > 0
-        self._setting = {} if self._quiet else _setting(comm)
+        self._setting = {} if self._quiet else _setting(comm, mpi)
         self._tables: dict[str, Sequence[Row]] = {}
         self._panels: dict[str, Mapping[str, Points]] = {}
         # a rank's terminal is the launcher's invention: plain text of a fixed width
@@ -83,8 +83,8 @@ class Report:
         if self._quiet:
             return
         if self._options.json:
-            words = self._setting["MPI"].split() + self._setting["ranks"].split()[:1]
-            path = RESULTS / ("-".join([self._name, *words]).lower() + ".json")
+            words = f"{self._name} {self._setting['MPI']}".replace(",", "")
+            path = RESULTS / (words.replace(" ", "-") + ".json")
             path.parent.mkdir(exist_ok=True)
             found = {"setting": self._setting, "tables": self._tables, "curves": self._panels}
             path.write_text(json.dumps(found, indent=1, default=float) + "\n")
@@ -93,17 +93,17 @@ class Report:
             _draw(self._panels, self._options.plot)
 
 
-def _setting(comm: Any) -> dict[str, str]:
-    """Say where the numbers come from."""
-    ranks, mpi = "no ranks", "no MPI"
+def _setting(comm: Any, mpi: str) -> dict[str, str]:
+    """Say where the numbers come from; a benchmark that starts the ranks names its `mpi`."""
+    ranks = ""
     if comm is not None:
         from mpi4py import MPI
 
-        ranks = f"{comm.size} rank{'s' * (comm.size > 1)}"
-        mpi = f"{MPI.get_vendor()[0]} {'.'.join(map(str, MPI.get_vendor()[1]))}"
+        vendor, numbers = MPI.get_vendor()
+        mpi = f"{vendor.replace(' ', '')} {'.'.join(map(str, numbers))}".lower()
+        ranks = f", {comm.size} rank{'s' * (comm.size > 1)}"
     return {
-        "ranks": ranks,
-        "MPI": mpi,
+        "MPI": f"{mpi or 'no MPI'}{ranks}",
         "mpi4py": f"mpi4py {version('mpi4py')}",
         "numpy": f"numpy {version('numpy')}",
         "python": f"Python {platform.python_version()}",

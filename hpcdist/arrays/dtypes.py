@@ -10,7 +10,6 @@ import zlib
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hpcdist.errors import UsageError
 
@@ -38,15 +37,16 @@ class Dtype(NamedTuple):
 
 
 _F4 = np.dtype("f4")
+_I4 = np.dtype("i4")
 _NAMED: tuple[tuple[str, Family, str | None, np.dtype | None], ...] = (
     # name, family, carrier, wide
     ("bool", "bool", None, None),
-    ("int8", "int", None, None),
-    ("int16", "int", None, None),
+    ("int8", "int", None, _I4),
+    ("int16", "int", None, _I4),
     ("int32", "int", None, None),
     ("int64", "int", None, None),
-    ("uint8", "int", None, None),
-    ("uint16", "int", None, None),
+    ("uint8", "int", None, _I4),
+    ("uint16", "int", None, _I4),
     ("uint32", "int", None, None),
     ("uint64", "int", None, None),
     ("float16", "float", None, _F4),
@@ -95,6 +95,5 @@ def _learn(dtype: np.dtype) -> Dtype:
 
 
 def _bytes_row(dtype: np.dtype) -> Dtype:
-    described: npt.DTypeLike = dtype.descr if dtype.names else dtype.str
-    code = BYTES_CODE + zlib.crc32(f"{dtype.name} {described}".encode())
+    code = BYTES_CODE + zlib.crc32(str(dtype).encode())
     return Dtype(str(dtype), code, "bytes", dtype, np.dtype("u1"))

@@ -37,10 +37,10 @@ def adjacent_view(buffers: Sequence[Buffer]) -> NumpyArray | None:
         if buffer.home is not None or _address(buffer.data) != expected:
             return None
         expected += buffer.data.nbytes
-    offset = (start - _address(base)) // first.itemsize
+    offset, unaligned = divmod(start - _address(base), first.itemsize)
     count = (expected - start) // first.itemsize
     whole = base.reshape(-1)
-    if offset < 0 or offset + count > whole.size:
+    if unaligned or offset < 0 or offset + count > whole.size:
         return None
     return whole[offset : offset + count]
 

@@ -36,6 +36,8 @@ def _find(array: Any) -> Library:
         if base in _LIBRARIES:
             return _LIBRARIES[base]
         module = base.__module__.partition(".")[0]
+        if base.__name__ == "MaskedArray" and module == "numpy":
+            return Library(_from_masked, np.asarray)  # numpy.ma is slow to import: not asked for
         if module == "torch" and base.__name__ == "Tensor":
             row: Library = importlib.import_module(".torch", __package__).LIBRARY
             return row
@@ -105,6 +107,5 @@ _HOST_DEVICES = (1, 3, 11, 13)
 
 _LIBRARIES: dict[type, Library] = {
     np.ndarray: Library(_from_subclass, np.asarray),
-    np.ma.MaskedArray: Library(_from_masked, np.asarray),
     np.generic: Library(_from_scalar, np.asarray),
 }

@@ -23,6 +23,14 @@ _TORCH_OF = {np.dtype(bits): name for name, (_, bits) in _RENAMED.items()}
 
 
 def _view(tensor: Any) -> NumpyArray:
+    try:
+        array: NumpyArray = tensor.numpy()  # nearly always; the rest says why it cannot
+    except (RuntimeError, TypeError):
+        return _view_of_another_kind(tensor)
+    return array
+
+
+def _view_of_another_kind(tensor: Any) -> NumpyArray:
     if tensor.device.type != "cpu":
         raise UsageError(device_message(f"{tensor.device.type} tensor"))
     if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():

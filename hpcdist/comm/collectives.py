@@ -18,7 +18,7 @@ from typing import Any
 
 from hpcdist.comm import describe
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import issue
+from hpcdist.comm.issue import issue, not_a_member
 from hpcdist.comm.session import group_at_hand
 from hpcdist.transport.base import Work
 from hpcdist.transport.recipes import ReduceOp
@@ -234,9 +234,11 @@ def wait(tensor: Any, group: Group | None = None, use_calc_stream: bool = True) 
 
     Local. For arrays in host memory both values of `use_calc_stream` mean the same.
     """
-    transport = group_at_hand(group).transport
-    if transport is not None:
-        transport.synchronize()
+    group = group_at_hand(group)
+    if group.transport is None:
+        not_a_member(group)
+    else:
+        group.transport.synchronize()
 
 
 all_to_all = alltoall

@@ -7,6 +7,7 @@ that nobody is left waiting.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,9 +21,11 @@ from hpcdist.comm.lists import (
     as_outputs,
     blocks_to_send,
     cannot,
+    check_fillable,
     empty_for,
     gathered_into,
     is_list,
+    keep,
     one_dtype,
     unpack,
 )
@@ -32,7 +35,10 @@ from hpcdist.transport.recipes import ReduceOp, check_op, recipe_for
 
 
 def barrier(group: Group) -> Call:
-    return Call(Kind.BARRIER)
+    return _BARRIER
+
+
+_BARRIER = Call(Kind.BARRIER)
 
 
 # ---- reductions
@@ -76,7 +82,10 @@ _REST = tuple(Call._field_defaults[name] for name in Call._fields[8:])
 def reduce(group: Group, tensor: Any, dst: Any, op: Any) -> Call:
     root = group.root_of(dst, "dst")
     at_root = root == group.rank
-    buffer = as_output(tensor) if at_root else as_buffer(tensor)
+    try:
+        buffer = as_output(tensor) if at_root else as_buffer(tensor)
+    except UsageError as error:
+        return cannot(Kind.REDUCE, group, error, root)
     op = check_op(op)
     recipe = recipe_for(op, buffer.dtype)
     return Call(
@@ -120,8 +129,12 @@ def broadcast(group: Group, tensor: Any, src: Any) -> Call:
     dtype = ordinary(tensor)
     if dtype is not None:
         return Call(Kind.BROADCAST, None, tensor, dtype, tensor.shape, root)
-    buffer = as_buffer(tensor) if root == group.rank else as_output(tensor)
-    finish = None if buffer.home is None or root == group.rank else unpack(buffer)
+    at_root = root == group.rank
+    try:
+        buffer = as_buffer(tensor) if at_root else as_output(tensor)
+    except UsageError as error:
+        return cannot(Kind.BROADCAST, group, error, root)
+    finish = None if buffer.home is None else keep if at_root else unpack(buffer)
     return Call(Kind.BROADCAST, None, buffer.data, buffer.dtype, buffer.shape, root, finish=finish)
 
 
@@ -204,6 +217,7 @@ def _alltoall_lists(group: Group, out: list[Any], given: Sequence[Any]) -> Call:
     shapes = {buffer.shape for buffer in sent}
     filled: list[Any] = []
     if len(out) == 0:
+        check_fillable(out, "out_tensor_list")
         if len(shapes) > 1:
             raise UsageError(
                 f"in_tensor_list has different shapes {sorted(shapes)}, so out_tensor_list must "
@@ -277,7 +291,12 @@ def _split_counts(group: Group, buffer: Buffer, sizes: Any, what: str) -> list[i
                 f"along dim 0; give {what}"
             )
         return [buffer.data.size // group.nranks] * group.nranks
-    sizes = [int(size) for size in sizes]
+    try:
+        sizes = [operator.index(size) for size in sizes]
+    except TypeError as error:
+        raise UsageError(
+            f"{what} must be {group.nranks} integers, got {sizes!r} ({error})"
+        ) from None
     if len(sizes) != group.nranks or min(sizes) < 0 or sum(sizes) != rows:
         raise UsageError(
             f"{what}={sizes} must be {group.nranks} sizes, none negative, whose sum is the length "

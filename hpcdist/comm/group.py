@@ -176,6 +176,7 @@ class Dormant(Transport):
     def __init__(self, group: Group, restart: Callable[[], Transport]) -> None:
         self._group = group
         self._restart = restart
+        self.user_comm = group.mpi_comm
         self.backend = group.backend
 
     def wake(self) -> Transport:

@@ -90,8 +90,11 @@ def destroy_process_group(group: Group | None = None) -> None:
 
 def _close(group: Group) -> None:
     if group.transport is not None:
+        made_for_group = None if group.id == 0 else group.mpi_comm
         group.transport.close()
         group.transport = Closed(group.name)
+        if made_for_group is not None:
+            made_for_group.Free()
 
 
 def shutdown_process_group(group: Group | None = None) -> None:

@@ -97,6 +97,7 @@ def gathered_into(
         _check_whole(group, whole, own, what)
         return whole.data, unpack(whole)
     if not target:
+        check_fillable(target, what)
         return None, _fill(target, own, like)
     buffers = as_outputs(group, target, what)
     for rank, buffer in enumerate(buffers):
@@ -104,6 +105,12 @@ def gathered_into(
     staged = adjacent_view(buffers)
     recv = empty_for(buffers) if staged is None else staged
     return recv, lambda _: spread(recv, buffers)
+
+
+def check_fillable(target: Any, what: str) -> None:
+    """Refuse an empty tuple where an empty list would be filled."""
+    if not isinstance(target, list):
+        raise UsageError(f"{what} is an empty tuple, which cannot be filled; pass an empty list")
 
 
 def empty_for(buffers: Sequence[Buffer]) -> NumpyArray:
@@ -123,6 +130,10 @@ def _fill(target: list[Any], own: Buffer, like: Any) -> Callable[[Any], None]:
 def unpack(buffer: Buffer) -> Callable[[Any], None]:
     """Return the `finish` of a call that writes into one array."""
     return lambda _: buffer.unpack()
+
+
+def keep(_: Any) -> None:
+    """Be the `finish` of a call that only reads a packed array: a plan packs it at every start."""
 
 
 def cannot(kind: Kind, group: Group, error: UsageError, root: int = 0) -> Call:

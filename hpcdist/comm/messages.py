@@ -14,6 +14,7 @@ from hpcdist.arrays.buffer import as_buffer, as_output
 from hpcdist.arrays.parcel import Parcel, pack_object, unpack_object
 from hpcdist.comm.group import Group
 from hpcdist.comm.issue import issue
+from hpcdist.comm.lists import unpack
 from hpcdist.comm.session import group_at_hand
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.transport.base import Work
@@ -93,11 +94,14 @@ class P2POp(_P2POpFields):
         group: Group | None = None,
         tag: int = 0,
     ) -> P2POp:
-        """Check `op` at once, where the mistake is."""
+        """Check everything at once, where the mistake is and before a batch begins."""
         if op not in (isend, irecv):
             raise UsageError(
                 f"Invalid ``op`` function {op!r}; pass hpcdist.isend or hpcdist.irecv itself"
             )
+        where = group_at_hand(group)
+        if where.is_member():
+            (_describe_send if op is isend else _describe_recv)(where, tensor, peer, tag)
         return super().__new__(cls, op, tensor, peer, group, tag)
 
 
@@ -169,29 +173,18 @@ def recv_object_list(
 
 def _describe_send(group: Group, tensor: Any, dst: Any, tag: Any) -> Call:
     root = group.root_of(dst, "dst")
-    buffer = as_buffer(tensor)
-    return Call(
-        Kind.SEND,
-        send=buffer.data,
-        dtype=buffer.dtype,
-        shape=buffer.shape,
-        root=root,
-        tag=_check_tag(tag),
-    )
+    _, data, dtype, shape, _ = as_buffer(tensor)
+    tag = _check_tag(tag)
+    return Call(Kind.SEND, data, None, dtype, shape, root, None, None, 0, None, tag)
 
 
 def _describe_recv(group: Group, tensor: Any, src: Any, tag: Any) -> Call:
     root = ANY_SOURCE if src is None else group.root_of(src, "src")
     buffer = as_output(tensor)
-    return Call(
-        Kind.RECV,
-        recv=buffer.data,
-        dtype=buffer.dtype,
-        shape=buffer.shape,
-        root=root,
-        tag=_check_tag(tag),
-        finish=lambda _: buffer.unpack(),
-    )
+    _, data, dtype, shape, home = buffer
+    tag = _check_tag(tag)
+    finish = None if home is None else unpack(buffer)
+    return Call(Kind.RECV, None, data, dtype, shape, root, None, None, 0, None, tag, (), finish)
 
 
 def _describe_send_objects(group: Group, object_list: Any, dst: Any, tag: Any) -> Call:

@@ -113,11 +113,10 @@ _POSITIVE = (1 << 62) - 1
 
 def fingerprint(call: Call) -> int:
     """Return a number from 0 to 2^62 that is equal on ranks whose calls match."""
-    kind, dtype = call.kind, call.dtype
+    kind, _, _, dtype, shape, root, op = call[:7]
     code = -1 if dtype is None else dtype.code
-    op = -1 if call.op is None else call.op
-    shape = () if kind in LOOSE else call.shape
-    return hash((int(kind), int(op), call.root, code, shape)) & _POSITIVE
+    number = -1 if op is None else op  # the hash of None differs between processes
+    return hash((kind, number, root, code, () if kind in LOOSE else shape)) & _POSITIVE
 
 
 def shape_detail(shape: tuple[int, ...]) -> int:

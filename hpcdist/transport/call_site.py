@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
-from pathlib import Path
 from types import FrameType
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 issued = threading.local()

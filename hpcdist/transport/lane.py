@@ -51,9 +51,9 @@ class Lane:
         work = QueuedWork(job, label)
         with self._counting:
             self.queued += 1
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-            self._thread.start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                self._thread.start()
         self._queue.put(work)
         return work
 
@@ -121,7 +121,8 @@ class QueuedWork(Work):
 
 
 def seconds(timeout: Any) -> float | None:
-    """Turn seconds or a `datetime.timedelta` into seconds; None stays None."""
+    """Turn seconds (infinity, too) or a `datetime.timedelta` into seconds; None stays None."""
     if timeout is None:
         return None
-    return float(timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout)
+    given = timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout
+    return min(float(given), threading.TIMEOUT_MAX)

@@ -20,9 +20,11 @@ for it gets a `RemoteError` at once instead of waiting for the time-out.
 
 from __future__ import annotations
 
+import struct
 import time
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn, final
 
 import numpy as np
@@ -39,6 +41,7 @@ _BEYOND_S = 0.5
 _LISTEN_AFTER_S = 0.1
 _LEFT_GRACE_S = 0.2
 _NEVER = 1 << 62
+_SIX = struct.Struct("6q")
 _CANNOT = -1, -_NEVER
 """In place of a fingerprint and its negative: never opposite numbers, whatever the others say."""
 
@@ -51,11 +54,13 @@ class Agreement:
         self._comm = comm
         self._ranks = ranks
         self._timeout_s = timeout_s
-        self._timeout_ns = min(int(timeout_s * 1e9), _NEVER // 2)
+        self._timeout_ns = int(min(timeout_s * 1e9, _NEVER // 2))
         self.sequence = 0
         mine: Any = np.zeros(6, np.int64)
         least: Any = np.zeros(6, np.int64)
         self._mine, self._least = memoryview(mine), memoryview(least)
+        self._write = partial(_SIX.pack_into, mine, 0)
+        self._read = partial(_SIX.unpack_from, least, 0)
         self._request = _repeatable(
             comm, ([mine, 6, MPI.INT64_T], [least, 6, MPI.INT64_T], MPI.MIN)
         )
@@ -69,14 +74,13 @@ class Agreement:
         if self._unfinished:
             self._settle(call)
         self.sequence += 1
-        now, mine = time.time_ns(), self._mine
+        now, detail = time.time_ns(), call.detail
         if call.error is None:
             number = fingerprint(call)
-            mine[0], mine[1] = number, -number
+            opposite = -number
         else:
-            mine[0], mine[1] = _CANNOT
-        mine[2], mine[3] = call.detail, -call.detail
-        mine[4], mine[5] = now + self._timeout_ns, -now
+            number, opposite = _CANNOT
+        self._write(number, opposite, detail, -detail, now + self._timeout_ns, -now)
         self._start()
         test = self._test
         for _ in range(SPIN):
@@ -84,12 +88,12 @@ class Agreement:
                 break
         else:
             self._wait(call)
-        least = self._least
-        if -least[5] > least[4]:
+        number, opposite, detail, greatest, deadline, arrival = self._read()
+        if -arrival > deadline:
             self._void(call, now)
-        if least[0] != -least[1]:
+        if number != -opposite:
             self._disagree(call)
-        return least[2], -least[3]
+        return detail, -greatest
 
     def leave(self, why: str) -> None:
         """Tell all other ranks that this one will not come any more."""

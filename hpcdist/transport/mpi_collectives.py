@@ -19,6 +19,7 @@ from hpcdist.errors import MismatchError
 from hpcdist.transport.call import UNEVEN, Block, Call, Kind, label
 from hpcdist.transport.mpi_agreement import mismatch
 from hpcdist.transport.mpi_types import INT_MAX, OPS, block, numbers
+from hpcdist.transport.recipes import UFUNCS, Recipe
 
 if TYPE_CHECKING:
     from hpcdist.transport.mpi_host import MpiHost
@@ -88,7 +89,7 @@ def reduce_scatter(host: MpiHost, call: Call, _: Range) -> None:
     flat, out = send.reshape(-1), recv.reshape(-1)
     if np.may_share_memory(flat, out):
         flat = flat.copy()
-    if flat.size * recipe.wire.itemsize <= host.piece_bytes:
+    if flat.size * recipe.wire.itemsize <= _PAIRS_FROM_BYTES:
         wire = flat if recipe.encode is None else recipe.encode(flat)
         wire_out = out if recipe.encode is None else np.empty(out.size, recipe.wire)
         count = out.size
@@ -98,11 +99,35 @@ def reduce_scatter(host: MpiHost, call: Call, _: Range) -> None:
         if recipe.decode is not None:
             recipe.decode(wire_out, out, host.size)
         return
-    for root in range(host.size):
-        sent = flat[root * out.size : (root + 1) * out.size]
-        mine = pieces(out, host.piece_bytes) if root == host.rank else None
-        for part in pieces(sent, host.piece_bytes):
-            _reduce_part(host, call, part, root, next(mine) if mine else None)
+    _reduce_scatter_in_pairs(host, recipe, flat, out)
+
+
+def _reduce_scatter_in_pairs(
+    host: MpiHost, recipe: Recipe, send: NumpyArray, out: NumpyArray
+) -> None:
+    """Exchange blocks rank by rank and combine them here, piece by piece.
+
+    The pairwise-exchange algorithm (Thakur, Rabenseifner, Gropp 2005, section 4.3); NumPy's
+    loops and pieces that stay in the cache make it several times faster than MPI's own.
+    """
+    size, ufunc, encode = host.size, UFUNCS[recipe.combine], recipe.encode
+    blocks = send.reshape(size, out.size)
+    step_items = max(1, _PAIR_BYTES // recipe.wire.itemsize)
+    for start in range(0, out.size, step_items):
+        part = slice(start, start + step_items)
+        mine = blocks[host.rank, part]
+        total = mine.copy() if encode is None else encode(mine)
+        received = np.empty_like(total)
+        for step in range(1, size):
+            to, source = (host.rank + step) % size, (host.rank - step) % size
+            given = blocks[to, part]
+            wire = given if encode is None else encode(given)
+            host.comm.Sendrecv(numbers(wire), to, _PART, numbers(received), source, _PART)
+            ufunc(total, received, out=total)
+        if recipe.decode is not None:
+            recipe.decode(total, out[part], size)
+        else:
+            out[part] = total
 
 
 def scan(host: MpiHost, call: Call, _: Range) -> None:
@@ -321,6 +346,8 @@ def _starts(counts: list[int]) -> list[int]:
 
 
 _PART = 5
+_PAIRS_FROM_BYTES = 128 << 10
+_PAIR_BYTES = 1 << 20
 
 Verb = Callable[["MpiHost", Call, Range], Any]
 

@@ -8,7 +8,9 @@ of their row (`mpi_collectives`, `mpi_objects`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, final
+from weakref import WeakSet
 
 from mpi4py import MPI
 
@@ -52,6 +54,7 @@ class MpiHost(Transport):
         self._lane = Lane(f"hpcdist-group-{self.ranks[0]}-{self.size}")
         self._threads: bool = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self._plan_comm: MPI.Intracomm | None = None
+        self._plans: WeakSet[_MpiPlan] = WeakSet()
 
     def run(self, call: Call) -> Any:
         """Finish `call` before returning."""
@@ -128,9 +131,11 @@ class MpiHost(Transport):
             self._plan_comm = self._lane.run(self.comm.Dup)
         assert self._plan_comm is not None
         try:
-            return _MpiPlan(make(self._plan_comm, call), call, self)
+            plan = _MpiPlan(make(self._plan_comm, call), call, self)
         except NotImplementedError:  # an MPI library older than MPI-4
             return None
+        self._plans.add(plan)
+        return plan
 
     def subgroup(self, ranks: Sequence[int], next_id: int, timeout: float) -> tuple[MpiHost, int]:
         """Create the communicators of the group of `ranks`; only its members call this."""
@@ -170,11 +175,14 @@ class MpiHost(Transport):
         """End what is queued and free the communicators; collective."""
         ended = self._lane.close()
         self.messages.close()
+        for plan in list(self._plans):
+            plan.free()
         if not ended or (self._agreement is not None and not self._agreement.close()):
             return  # an operation is still under way: MPI keeps what it uses
         for comm in (self._plan_comm, self.messages.comm, self.comm):
             if comm is not None:
-                comm.Free()
+                with suppress(MPI.Exception):  # MPICH refuses while messages are unreceived
+                    comm.Free()
 
 
 def _on_one_node(comm: MPI.Intracomm) -> bool:
@@ -259,7 +267,7 @@ class _MpiPlan(Plan):
     def start(self) -> Work:
         """Begin the collective on what the buffers hold now."""
         work = self._work
-        if work.active:
+        if work.active or self._planned is None:
             raise UsageError(REFUSE_START)
         work.active = True
         self._begin()
@@ -271,7 +279,6 @@ class _MpiPlan(Plan):
         if planned is not None:
             self._work.wait()
             planned.request.Free()
-            self._work.active = True  # refuses further starts
 
 
 @final

@@ -35,7 +35,7 @@ def _broadcast_parcel(comm: MPI.Intracomm, own: Parcel | None, longest: int, roo
     comm.Bcast(block(meta, longest), root)
     buffers = empty_buffers(meta) if own is None else own.buffers
     _broadcast_buffers(comm, buffers, root)
-    return Parcel(meta, buffers) if own is None else own.copy()
+    return Parcel(meta, buffers)
 
 
 def _broadcast_buffers(comm: MPI.Intracomm, buffers: Sequence[Any], root: int) -> None:
@@ -55,13 +55,7 @@ def all_gather_object(host: MpiHost, call: Call, detail: Range) -> list[Parcel]:
             [own.meta.ljust(longest, b"\0"), longest, MPI.BYTE], [out, longest, MPI.BYTE]
         )
         return _cut(out, longest, host.size)
-    lengths = np.empty(host.size, np.int64)
-    mine = np.array([len(own.meta)], np.int64)
-    comm.Allgather([mine, 1, MPI.INT64_T], [lengths, 1, MPI.INT64_T])
-    return [
-        _broadcast_parcel(comm, own if root == host.rank else None, int(lengths[root]), root)
-        for root in range(host.size)
-    ]
+    return _exchange(host, [own] * host.size)
 
 
 def gather_object(host: MpiHost, call: Call, detail: Range) -> list[Parcel] | None:
@@ -112,18 +106,21 @@ def all_to_all_object(host: MpiHost, call: Call, detail: Range) -> list[Parcel]:
         out = np.empty(longest * size, np.uint8)
         comm.Alltoall([joined, longest, MPI.BYTE], [out, longest, MPI.BYTE])
         return _cut(out, longest, size)
-    requests = [
-        request
-        for rank, parcel in enumerate(call.parcels)
-        if rank != host.rank
-        for request in send_parcel(comm, parcel, rank, _PARCEL)
-    ]
-    received = [
-        call.parcels[rank].copy() if rank == host.rank else receive_parcel(comm, rank, _PARCEL)
-        for rank in range(size)
-    ]
+    return _exchange(host, call.parcels)
+
+
+def _exchange(host: MpiHost, parcels: Sequence[Parcel]) -> list[Parcel]:
+    """Send parcel j to rank j and receive one from every rank, each from and to its place."""
+    requests = []
+    for step in range(1, host.size):
+        to = (host.rank + step) % host.size
+        requests += send_parcel(host.comm, parcels[to], to, _PARCEL)
+    received = {host.rank: parcels[host.rank].copy()}
+    for step in range(1, host.size):
+        source = (host.rank - step) % host.size
+        received[source] = receive_parcel(host.comm, source, _PARCEL)
     MPI.Request.Waitall(requests)
-    return received
+    return [received[rank] for rank in range(host.size)]
 
 
 def _cut(padded: Any, longest: int, count: int) -> list[Parcel]:

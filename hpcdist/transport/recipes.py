@@ -4,6 +4,8 @@ A `Recipe` says in which dtype the numbers travel and are combined, and how they
 back. It is pure NumPy and shared by all transports, so that they agree to the bit:
 
 - float16 and bfloat16 sums and products are accumulated in float32 and rounded once.
+- Sums of 8- and 16-bit integers are accumulated in int32 and wrap at the end, because Open MPI's
+  own ones saturate on processors with AVX.
 - MAX and MIN of floats travel as integers in the same order, because MPI's MAX drops NaN and
   leaves the sign of zero to chance: NaN becomes the largest (smallest) key and wins, and -0.0
   is below 0.0. The result has the same bits on every rank.
@@ -175,7 +177,7 @@ _FAMILIES: dict[str, dict[ReduceOp, Callable[[Dtype], Recipe]]] = {
         ReduceOp.PROD: _direct(Combine.AND),
     },
     "int": {
-        ReduceOp.SUM: _direct(Combine.ADD),
+        ReduceOp.SUM: _arithmetic(Combine.ADD),
         ReduceOp.MAX: _direct(Combine.MAXIMUM),
         ReduceOp.MIN: _direct(Combine.MINIMUM),
         ReduceOp.PROD: _direct(Combine.MULTIPLY),
