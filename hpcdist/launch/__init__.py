@@ -1,9 +1,9 @@
 """Starting ranks: `hpcdist run` for scripts, `spawn` for functions.
 
 Read `command` (what is started, pure), `site` (what there is to start it with), `job` (one job
-under way, with `output`, `rank` and `outcome`), then the two uses: `run` behind `cli`, and
-`spawning` with its `payload` and `worker`. The package is callable: `hpcdist.launch()` is
-`hpcdist run` with the arguments of this program.
+under way, with `streams`, `output`, `input`, `rank` and `outcome`), then the two uses: `run` behind
+`cli`, and `spawning` with its `context`, `payload` and `worker`. The package is callable:
+`hpcdist.launch()` is `hpcdist run` with the arguments of this program.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpcdist.launch.spawning import MultiprocessContext, spawn
+    from hpcdist.launch.context import MultiprocessContext
+    from hpcdist.launch.spawning import spawn
 
 __all__ = ["MultiprocessContext", "launch", "spawn"]
 

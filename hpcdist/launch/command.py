@@ -2,8 +2,8 @@
 
 `Options` is what the user asks for, `Site` what the machine has, and the environment tells of an
 allocation. The choice is between `srun`, inside a Slurm allocation, and the `mpiexec` of the MPI
-library that the ranks will load. What the kinds of launcher call the same wish is a row of
-`_MPIEXEC`; the variables that a job must not inherit from the job we are in are `_INHERITED`.
+library that the ranks will load. How the families of `mpiexec` are told things is a row of
+`_MPIEXEC` for each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from hpcdist.errors import UsageError
-from hpcdist.runtime.place import parse_counts
+from hpcdist.launch.inherited import inherited
+from hpcdist.runtime.slurm import parse_counts
 
 
 class Launcher(str, Enum):
@@ -108,40 +109,6 @@ _SRUN_MPI = {Family.OPENMPI: "pmix", Family.MPICH: "pmi2", Family.IMPI: "pmi2"}
 # Variables that tell an mpiexec that hosts have been allotted to it.
 _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "COBALT_NODEFILE", "FLUX_URI")
 
-# What launchers set for their ranks: names, or beginnings of names ending in "*". With these left
-# in place MPI would join the job around us, or the new launcher take itself for one of its ranks.
-_INHERITED = (
-    "OMPI_COMM_WORLD_*",
-    "OMPI_WORLD_*",
-    "OMPI_APP_CTX_NUM_PROCS",
-    "OMPI_ARGV",
-    "OMPI_COMMAND",
-    "OMPI_FILE_LOCATION",
-    "OMPI_FIRST_RANKS",
-    "OMPI_NUM_APP_CTX",
-    "OMPI_TOOL_NAME",
-    "OMPI_UNIVERSE_SIZE",
-    "OMPI_MCA_ess",
-    "OMPI_MCA_ess_*",
-    "OMPI_MCA_orte_*",
-    "OMPI_MCA_pmix",
-    "OMPI_MCA_cpu_type",
-    "OMPI_MCA_initial_wdir",
-    "OMPI_MCA_num_procs",
-    "OMPI_MCA_shmem_RUNTIME_QUERY_hint",
-    "PRTE_LAUNCHED",
-    "PRTE_SHARED_FS",
-    "PMIX_*",
-    "PMI_*",
-    "MPI_LOCALNRANKS",
-    "MPI_LOCALRANKID",
-    "MPIR_CVAR_CH3_INTERFACE_HOSTNAME",
-    "HYDI_CONTROL_FD",
-    "PALS_*",
-)
-_KEPT = ("PMIX_MCA_",)
-_SCHEDULERS = ("SLURM_*", "SLURMD_*", "PBS_*", "LSB_*", "COBALT_*", "FLUX_*")
-
 
 def build_command(options: Options, site: Site, environ: Mapping[str, str]) -> Command:
     """Return the command that starts the job; nothing is run.
@@ -185,30 +152,6 @@ def shell_text(command: Command) -> str:
     words = ["env", *unset] if unset else []
     words += [f"{name}={shlex.quote(value)}" for name, value in sorted(command.env.items())]
     return " ".join(words + [shlex.quote(word) for word in command.argv])
-
-
-def inherited(environ: Mapping[str, str], here: bool) -> tuple[str, ...]:
-    """Return the names in `environ` that belong to the job around us and not to a new one.
-
-    Args:
-        environ: The environment the new job would inherit.
-        here: The new job stays on this machine, so that allocations do not concern it either.
-
-    Example:
-        >>> inherited({"PMI_RANK": "0", "PATH": "/bin", "PMIX_MCA_gds": "hash"}, False)
-        ('PMI_RANK',)
-
-    """
-    patterns = _INHERITED + (_SCHEDULERS if here else ())
-    exact = {pattern for pattern in patterns if not pattern.endswith("*")}
-    starts = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
-    return tuple(
-        sorted(
-            name
-            for name in environ
-            if name in exact or (name.startswith(starts) and not name.startswith(_KEPT))
-        )
-    )
 
 
 def _check(options: Options) -> None:

@@ -11,40 +11,30 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
-import selectors
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
 from hpcdist.launch.command import Command
 from hpcdist.launch.input import Pump
-from hpcdist.launch.outcome import Outcome, conclude
-from hpcdist.launch.output import Lines, Write, read_label
+from hpcdist.launch.outcome import Outcome, conclude, read_failure
+from hpcdist.launch.output import Write, in_lines, read_label
 from hpcdist.launch.rank import Rank, quietly, shim_program
+from hpcdist.launch.streams import Streams
 from hpcdist.runtime import shim
 
 # Seconds: for the launcher to end a job in which a rank failed, for the runtime of a rank that
 # raised to do so, after Ctrl-C, after SIGTERM (a job may save its state: Slurm's own default), and
-# between a request to end and the end by force.
+# between a request to end and the end by force, here and where a launcher must ask other nodes.
 _FAILED_GRACE_S = 1.0
 _RAISED_GRACE_S = 1.5
 _INTERRUPT_GRACE_S = 1.5
 _TERM_GRACE_S = 30.0
 _KILL_GRACE_S = 2.0
-
-_PIECE = 1 << 16
-
-# srun's own words for the end of a rank, and for signals.
-_SRUN_FAILURE = re.compile(
-    r"srun: error: \S+ tasks? (\d+)[^:]*: (?:Exited with exit code (\d+)|([^(\n]*))"
-)
-_SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()}
+_REMOTE_KILL_GRACE_S = 10.0
 
 
 class Job:
@@ -85,8 +75,7 @@ class Job:
         self._stages: list[tuple[float, Callable[[], None]]] = []
         self._requests: deque[int] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector = selectors.DefaultSelector()
-        self._open_streams = 0
+        self._streams = Streams()
         self._pump: Pump | None = None
         self._launcher: subprocess.Popen[bytes] | None = None
 
@@ -105,8 +94,7 @@ class Job:
             finally:
                 self._end(launcher)
         finally:
-            self._selector.close()
-            os.close(self._wake_read)
+            self._streams.close()
             wake, self._wake_write = self._wake_write, -1
             os.close(wake)
         exits = {rank: each.code for rank, each in self.ranks.items() if each.code is not None}
@@ -115,8 +103,8 @@ class Job:
     def signal(self, number: int) -> None:
         """Pass a signal on to the job; from any thread or signal handler."""
         self._requests.append(number)
-        if self._wake_write >= 0:
-            quietly(os.write, self._wake_write, b"!")
+        with contextlib.suppress(OSError):  # not running, or so many that it wakes anyway
+            os.write(self._wake_write, b"!")
 
     def stop(self) -> None:
         """End the job, if need be by force; from any thread. `run` returns soon after."""
@@ -125,24 +113,25 @@ class Job:
     # Starting and listening.
 
     def _listen(self) -> None:
-        self._register(self._wake_read, self._on_wake)
+        self._streams.read(self._wake_read, lambda _: None, ends=False)
         if not self.command.local:
             return
-        events = f"{self._directory}/events"
-        os.mkfifo(events, 0o600)
         # Opened for writing too, so that it has no end while shims come and go.
-        self._register(os.open(events, os.O_RDWR | os.O_NONBLOCK), self._on_events(Lines()))
+        events = os.open(self._make_pipe("events"), os.O_RDWR | os.O_NONBLOCK)
+        self._streams.read(events, in_lines(self._on_event), ends=False)
         if self._stdin is not None:
-            path = f"{self._directory}/0.in"
-            os.mkfifo(path, 0o600)
+            path = self._make_pipe("0.in")
             self._pump = Pump(self._stdin, functools.partial(os.open, path, os.O_WRONLY))
         for rank in range(self.command.size):
             for stream, name in ((1, "out"), (2, "err")):
-                path = f"{self._directory}/{rank}.{name}"
-                os.mkfifo(path, 0o600)
-                pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-                self._register(pipe, self._on_output(rank, stream, Lines()))
-                self._open_streams += 1
+                pipe = os.open(self._make_pipe(f"{rank}.{name}"), os.O_RDONLY | os.O_NONBLOCK)
+                put = functools.partial(self._put, rank, stream)
+                self._streams.read(pipe, in_lines(put) if self._whole_lines else put)
+
+    def _make_pipe(self, name: str) -> str:
+        path = f"{self._directory}/{name}"
+        os.mkfifo(path, 0o600)
+        return path
 
     def _start(self) -> subprocess.Popen[bytes]:
         unset = set(self.command.unset)
@@ -169,49 +158,29 @@ class Job:
                 fd = os.dup(pipe.fileno())
                 pipe.close()
                 os.set_blocking(fd, False)
-                self._register(fd, self._on_launcher_output(stream, Lines()))
-                self._open_streams += 1
+                put = functools.partial(self._put_launchers, stream)
+                by_line = self._whole_lines or not self.command.local
+                self._streams.read(fd, in_lines(put) if by_line else put)
         with contextlib.suppress(OSError):  # else the timeout of `_follow` notices the end
-            self._register(os.pidfd_open(launcher.pid), self._unregister)
+            self._streams.wake_for(os.pidfd_open(launcher.pid))
         return launcher
-
-    def _register(self, fd: int, action: Callable[[int], None]) -> None:
-        self._selector.register(fd, selectors.EVENT_READ, action)
-
-    def _unregister(self, fd: int) -> None:
-        self._selector.unregister(fd)
-        os.close(fd)
 
     # Following.
 
-    def _on_wake(self, fd: int) -> None:
-        _drain(fd)
-
     def _follow(self, launcher: subprocess.Popen[bytes]) -> None:
         while launcher.poll() is None:
-            self._turn(0.2)
+            due = self._stages[0][0] - time.monotonic() if self._stages else 0.2
+            self._streams.turn(min(due, 0.2))
             while self._requests:
                 self._obey(self._requests.popleft())
             while self._stages and self._stages[0][0] <= time.monotonic():
                 self._stages.pop(0)[1]()
 
-    def _turn(self, longest_s: float) -> bool:
-        """Wait for something to read and read it; False if there was nothing."""
-        due = self._stages[0][0] - time.monotonic() if self._stages else longest_s
-        ready = self._selector.select(max(0.0, min(longest_s, due)))
-        for key, _ in ready:
-            key.data(key.fd)
-        return bool(ready)
+    def _on_event(self, line: bytes) -> None:
+        kind, rank, *numbers = line.decode().split()
+        self._on_event_of(int(rank), kind, *map(int, numbers))
 
-    def _on_events(self, lines: Lines) -> Callable[[int], None]:
-        def read(fd: int) -> None:
-            for line in lines.feed(_drain(fd)):
-                kind, rank, *numbers = line.split()
-                self._on_event(kind.decode(), int(rank), [int(number) for number in numbers])
-
-        return read
-
-    def _on_event(self, kind: str, rank: int, numbers: list[int]) -> None:
+    def _on_event_of(self, rank: int, kind: str, *numbers: int) -> None:
         if kind == "start":
             self.ranks[rank] = Rank(*numbers)
         elif kind == "exit":
@@ -228,54 +197,16 @@ class Job:
             if not self._stages:
                 self._end_after(grace_s)
 
-    def _on_output(self, rank: int, stream: int, lines: Lines) -> Callable[[int], None]:
-        def read(fd: int) -> None:
-            data = _read(fd)
-            if data is None:
-                return
-            if not self._whole_lines:
-                self._put(rank, stream, data)
-            else:
-                for line in lines.feed(data) if data else lines.end():
-                    self._put(rank, stream, line)
-            if not data:
-                self._open_streams -= 1
-                self._unregister(fd)
-
-        return read
-
-    def _on_launcher_output(self, stream: int, lines: Lines) -> Callable[[int], None]:
+    def _put_launchers(self, stream: int, line: bytes) -> None:
+        failure = None if self.command.local else read_failure(line.decode(errors="replace"))
+        if failure is not None:
+            self._fail(*failure, _TERM_GRACE_S)  # srun itself ends the others
         labels = self.command.labels
-
-        def put(line: bytes) -> None:
-            if not self.command.local:
-                self._heed(line.decode(errors="replace"))
-            self._put(*(read_label(labels, stream, line) if labels else (-1, stream, line)))
-
-        def read(fd: int) -> None:
-            data = _read(fd)
-            if data is None:
-                return
-            if not labels and not self._whole_lines:
-                self._put(-1, stream, data)
-            else:
-                for line in lines.feed(data) if data else lines.end():
-                    put(line)
-            if not data:
-                self._open_streams -= 1
-                self._unregister(fd)
-
-        return read
-
-    def _heed(self, said: str) -> None:
-        """Learn from srun that a rank failed; srun itself ends the others."""
-        failure = _SRUN_FAILURE.match(said)
-        if failure:
-            code = int(failure[2]) if failure[2] else -_SIGNALS.get(failure[3].strip(), 0)
-            if code:
-                self._fail(int(failure[1]), code, _TERM_GRACE_S)
+        self._put(*(read_label(labels, stream, line) if labels else (-1, stream, line)))
 
     def _put(self, rank: int, stream: int, data: bytes) -> None:
+        if not data:
+            return  # the end of a stream that is not read by lines
         if rank < 0 and self._first is not None and self.command.local:
             return  # we know better than the launcher what happened
         try:
@@ -315,7 +246,8 @@ class Job:
                 quietly(os.killpg, self._launcher.pid, signal.SIGKILL)
 
         at = time.monotonic() + grace_s
-        return [(at, ask), (at + _KILL_GRACE_S, force)]
+        more_s = _KILL_GRACE_S if self.command.local else _REMOTE_KILL_GRACE_S
+        return [(at, ask), (at + more_s, force)]
 
     def _ask_launcher(self, number: int) -> None:
         if self._launcher is not None:
@@ -338,13 +270,7 @@ class Job:
         if self._pump is not None:
             self._pump.stop()
         self._kill_ranks_once_told()
-        # Grandchildren may keep the pipes open for ever: read on only while there is something.
-        until = time.monotonic() + 1.0
-        while self._open_streams and time.monotonic() < until and self._turn(0.05):
-            pass
-        for key in list(self._selector.get_map().values()):
-            if key.fd != self._wake_read:
-                self._unregister(key.fd)
+        self._streams.read_rest(1.0)
 
     def _kill_ranks_once_told(self) -> None:
         until = time.monotonic() + 0.2
@@ -352,27 +278,5 @@ class Job:
             left = until - time.monotonic()
             if left <= 0:
                 break
-            self._turn(left)
+            self._streams.turn(left)
         self._kill_ranks()
-
-
-def make_directory() -> str:
-    """Return a new folder of our own for a job's pipes and files; `remove_directory` removes it."""
-    return tempfile.mkdtemp(prefix="hpcdist-")
-
-
-def remove_directory(directory: str) -> None:
-    """Remove the folder of a job, with what is in it."""
-    shutil.rmtree(directory, ignore_errors=True)
-
-
-def _read(fd: int) -> bytes | None:
-    """Read a piece: b"" at the end, None where there is nothing yet."""
-    try:
-        return os.read(fd, _PIECE)
-    except BlockingIOError:
-        return None
-
-
-def _drain(fd: int) -> bytes:
-    return _read(fd) or b""

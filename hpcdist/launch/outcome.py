@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping
 from typing import NamedTuple
+
+# srun's words for the end of a rank, and the system's for a signal.
+_SRUN_FAILURE = re.compile(
+    r"srun: error: \S+ tasks? (\d+)[^:]*: (?:Exited with exit code (\d+)|([^(\n]*))"
+)
+_SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()}
 
 
 class Outcome(NamedTuple):
@@ -51,6 +58,26 @@ def conclude(
         return Outcome(shell, None, exits, launcher)
     code = first[1] if first[1] > 0 else 128 - first[1]
     return Outcome(code, first, exits, launcher)
+
+
+def read_failure(said: str) -> tuple[int, int] | None:
+    """Return the rank and exit code, negative for a signal, where srun says that a rank failed.
+
+    Args:
+        said: A line that srun printed.
+
+    Example:
+        >>> read_failure("srun: error: n1: task 3: Exited with exit code 7")
+        (3, 7)
+        >>> read_failure("srun: error: n2: tasks 4-5: Killed")
+        (4, -9)
+
+    """
+    match = _SRUN_FAILURE.match(said)
+    if match is None:
+        return None
+    code = int(match[2]) if match[2] else -_SIGNALS.get(match[3].strip(), 0)
+    return (int(match[1]), code) if code else None
 
 
 def describe_exit(code: int) -> str:

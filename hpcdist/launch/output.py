@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -65,6 +66,28 @@ class Lines:
         """Return what is left when the stream has ended, made a line."""
         rest, self._rest = self._rest, b""
         return [rest + b"\n"] if rest else []
+
+
+def in_lines(put: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    r"""Return a function that takes pieces, b"" at the end, and gives whole lines to `put`.
+
+    Args:
+        put: Takes a line.
+
+    Example:
+        >>> take = in_lines(print)
+        >>> take(b"a"), take(b"")
+        b'a\n'
+        (None, None)
+
+    """
+    lines = Lines()
+
+    def take(piece: bytes) -> None:
+        for line in lines.feed(piece) if piece else lines.end():
+            put(line)
+
+    return take
 
 
 def read_label(launcher: str, stream: int, line: bytes) -> Labelled:
@@ -143,4 +166,7 @@ class Console:
 
 def _write_all(fd: int, data: bytes) -> None:
     while data:
-        data = data[os.write(fd, data) :]
+        try:
+            data = data[os.write(fd, data) :]
+        except BlockingIOError:  # whoever shares our output has made it so
+            select.select([], [fd], [])

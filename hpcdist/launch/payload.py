@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from hpcdist.errors import UsageError
 
 _MAIN = "__mp_main__"
+_IMPORTING = "__hpcdist_importing__"  # a global of the script while a rank imports it
 _CALL = "call"
 
 
@@ -82,7 +83,7 @@ def pack(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Payload:
 
 def importing_main() -> bool:
     """Tell whether this interpreter is a rank that is just importing the script it came from."""
-    return getattr(sys.modules.get(_MAIN), "hpcdist_is_importing", False)
+    return hasattr(sys.modules.get(_MAIN), _IMPORTING)
 
 
 def write_call(directory: str, payload: Payload) -> None:
@@ -167,14 +168,13 @@ def _main_source() -> tuple[str | None, str | None]:
 def _import_main(path: str | None, name: str | None) -> None:
     """Run the script, or the module, under a name that does not start it again."""
     module = ModuleType(_MAIN)
-    sys.modules[_MAIN] = module
-    vars(module)["hpcdist_is_importing"] = True
+    mark = {_IMPORTING: True}
     if path is not None:
-        content = runpy.run_path(path, run_name=_MAIN)
+        content = runpy.run_path(path, mark, run_name=_MAIN)
     else:
-        content = runpy.run_module(str(name), run_name=_MAIN, alter_sys=True)
+        content = runpy.run_module(str(name), mark, run_name=_MAIN, alter_sys=True)
     vars(module).update(content)
-    vars(module)["hpcdist_is_importing"] = False
+    del vars(module)[_IMPORTING]
     sys.modules["__main__"] = sys.modules[_MAIN] = module
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from hpcdist.launch.command import Command, Options, Site, build_command
 from hpcdist.launch.input import readable_input
-from hpcdist.launch.job import Job, make_directory, remove_directory
+from hpcdist.launch.job import Job
 from hpcdist.launch.outcome import Outcome, describe_exit
 from hpcdist.launch.output import Console
 
@@ -80,22 +81,21 @@ def _run_once(
 
     size = command(options.program).size
     label = size > 1 if manner.label is None else manner.label
-    directory = make_directory()
-    try:
-        with Console(label, manner.log_dir, manner.log_overwrite) as console:
-            job = Job(
-                command,
-                options.program,
-                environ,
-                console.write,
-                whole_lines=label or size > 1,
-                stdin=readable_input(),
-                directory=directory,
-            )
-            with _forwarding(job) as got:
-                outcome = job.run()
-    finally:
-        remove_directory(directory)
+    with (
+        tempfile.TemporaryDirectory(prefix="hpcdist-", ignore_cleanup_errors=True) as directory,
+        Console(label, manner.log_dir, manner.log_overwrite) as console,
+    ):
+        job = Job(
+            command,
+            options.program,
+            environ,
+            console.write,
+            whole_lines=label or size > 1,
+            stdin=readable_input(),
+            directory=directory,
+        )
+        with _forwarding(job) as got:
+            outcome = job.run()
     return outcome, bool({signal.SIGINT, signal.SIGTERM, signal.SIGHUP} & set(got))
 
 

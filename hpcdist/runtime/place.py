@@ -9,11 +9,12 @@ its ranks inherit the numbers of those daemons.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from hpcdist.errors import UsageError
+from hpcdist.runtime.remedy import remedy
+from hpcdist.runtime.slurm import in_slurm_step, parse_counts
 
 Environ = Mapping[str, str]
 
@@ -114,9 +115,6 @@ _LAUNCHERS = (
     ),
 )
 
-# Step ids above this are no steps of ranks: the batch script, `salloc`'s own shell, pending.
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0
-
 
 def read_place(environ: Environ) -> Place:
     """Return the place that the launcher's variables give; local, no communication.
@@ -200,50 +198,9 @@ def check_size(environ: Environ, mpi_size: int, mpi_library: str) -> None:
     library = " ".join(mpi_library.split(",")[0].split()[:4]) or "the MPI library"
     raise UsageError(
         f"{name}={size} says that this job has {size} ranks, but MPI ({library}) sees only one:"
-        f" {_remedy(environ, name, mpi_library)} To run on this one rank on purpose set"
+        f" {remedy(environ, name, mpi_library)} To run on this one rank on purpose set"
         " HPCDIST_ALLOW_SINGLETON=1."
     )
-
-
-def parse_counts(text: str) -> list[int]:
-    """Return the numbers per node that Slurm writes in short, one for each node.
-
-    Args:
-        text: For example `2(x2),1`.
-
-    Raises:
-        UsageError: The text has another form.
-
-    Example:
-        >>> parse_counts("2(x2),1")
-        [2, 2, 1]
-
-    """
-    counts: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if match is None:
-            raise UsageError(
-                f"numbers per node were expected, like '2(x2),1', not {text!r}: start the job"
-                " by srun or mpiexec and leave Slurm's variables as they are"
-            )
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
-
-
-def in_slurm_step(environ: Environ) -> bool:
-    """Tell whether this process is a task of `srun`, not a batch script or a shell of `salloc`.
-
-    Args:
-        environ: The environment of the process.
-
-    Example:
-        >>> in_slurm_step({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})
-        False
-
-    """
-    step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
-    return step.isdigit() and int(step) < _FIRST_SPECIAL_STEP
 
 
 def _slurm_step(environ: Environ, row: _Row) -> dict[str, str]:
@@ -328,50 +285,3 @@ def _size_names(environ: Environ) -> list[str]:
     names += ["WORLD_SIZE"] if "RANK" in environ else []
     names += ["PADDLE_TRAINERS_NUM"] if "PADDLE_TRAINER_ID" in environ else []
     return names
-
-
-# What each kind of start should have been, by the MPI library: a part of its version text, the
-# `--mpi=` of srun, its name.
-_LIBRARIES = (
-    ("Open MPI", "pmix", "Open MPI"),
-    ("Intel", "pmi2", "Intel MPI"),
-    ("MPICH", "pmi2", "MPICH"),
-    ("MVAPICH", "pmi2", "MVAPICH"),
-)
-
-
-def _remedy(environ: Environ, name: str, mpi_library: str) -> str:
-    """Say what to do, for the launcher that set variable `name` and the library that is loaded."""
-    kind, library = next(
-        ((kind, called) for part, kind, called in _LIBRARIES if part in mpi_library),
-        ("pmix", "the loaded MPI"),
-    )
-    own = f"start the job by the mpiexec that belongs to {library}, or by `hpcdist run`."
-    if name == "OMPI_COMM_WORLD_SIZE":
-        if kind == "pmix":
-            return f"it was started by the mpiexec of another Open MPI; {own}"
-        return f"it was started by Open MPI's mpiexec, while {library} is loaded; {own}"
-    by_hydra = name == "PMI_SIZE" and "MPI_LOCALNRANKS" in environ
-    by_slurm = name in ("PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") and not by_hydra
-    if in_slurm_step(environ) and by_slurm:
-        asked = environ.get("SLURM_MPI_TYPE")
-        did = f"srun ran with --mpi={asked}" if asked else "srun ran without --mpi"
-        if asked == kind:
-            other = "`srun --mpi=list` shows what this Slurm can do; or use `hpcdist run`."
-            return f"{did}, which should serve {library} but did not; {other}"
-        return (
-            f"{did}, and {library} needs `srun --mpi={kind}` (or SLURM_MPI_TYPE={kind} in the"
-            " environment)."
-        )
-    if name == "SLURM_NTASKS":
-        return (
-            "inside an allocation a program is one process until srun starts it on every task;"
-            f" put `srun --mpi={kind}` in front of it (or use `hpcdist run`); `srun -n1` or"
-            " `mpiexec -n 1` runs one."
-        )
-    if name == "PMI_SIZE":
-        return f"it was started by a hydra mpiexec (MPICH, Intel MPI) of another MPI; {own}"
-    if name == "FLUX_JOB_SIZE":
-        return f"flux started it without a PMI that {library} knows; use `flux run -o pmi=pmix`."
-    by = "torchrun" if name == "WORLD_SIZE" else "paddle.distributed.launch"
-    return f"{by} starts processes without MPI; use `mpiexec -n {environ[name]}` or `hpcdist run`."

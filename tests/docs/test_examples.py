@@ -15,7 +15,7 @@ from docs_pages import PAGES, ROOT, blocks, examples, run_page, spans
 
 import hpcdist as dist
 from hpcdist.launch.cli import run
-from hpcdist.launch.command import inherited
+from hpcdist.launch.inherited import inherited
 from hpcdist.launch.site import find_site
 
 WITH_EXAMPLES = [page for page in PAGES if examples(page)]

@@ -1,0 +1,302 @@
+"""Real jobs started by `hpcdist run`: their output, their signals, their ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcdist.launch.site import find_site
+from hpcdist.runtime.environ import snapshot
+
+pytestmark = pytest.mark.skipif(find_site(snapshot()).mpiexec is None, reason="no mpiexec")
+
+ROOT = Path(__file__).parents[2]
+RANK = "int(os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ.get('PMI_RANK') or 0)"
+SLEEP = "time.sleep(60)"
+# Far below the sleep, far above the second or two that an end takes on an idle machine.
+SOON_S = 15.0
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Write a script; its ranks know their `rank` without MPI."""
+
+    def write(*lines):
+        path = tmp_path / "script.py"
+        head = ("import os, signal, sys, time", f"rank = {RANK}")
+        path.write_text("\n".join([*head, *lines]) + "\n")
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def leaves_nothing(tmp_path, monkeypatch):
+    """Fail where a process of the test, or a folder of a job, is left."""
+    folders = tempfile.mkdtemp()
+    monkeypatch.setenv("TMPDIR", folders)
+    yield
+    until = time.monotonic() + SOON_S
+    while (left := processes(str(tmp_path))) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert left == []
+    assert list(Path(folders).glob("hpcdist-*")) == []
+    shutil.rmtree(folders, ignore_errors=True)
+
+
+def processes(mark):
+    """Return the command lines of all processes that contain `mark`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if mark in line:
+                found.append(line)
+    return found
+
+
+def command(*words):
+    return [sys.executable, "-m", "hpcdist", "run", *map(str, words)]
+
+
+def environment():
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)}
+
+
+def run(*words, **options):
+    options.setdefault("stdin", None if "input" in options else subprocess.DEVNULL)
+    if options["stdin"] is None:
+        del options["stdin"]
+    return subprocess.run(
+        command(*words),
+        env=environment(),
+        capture_output=True,
+        timeout=40,
+        check=False,
+        **options,
+    )
+
+
+@pytest.fixture
+def start(leaves_nothing):
+    """Start a job and wait until every rank has said that it is up."""
+    started = []
+
+    def start(nprocs, *words):
+        job = subprocess.Popen(
+            command("-n", nprocs, *words),
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(job)
+        for _ in range(nprocs):
+            assert "up" in job.stdout.readline()
+        return job
+
+    yield start
+    for job in started:
+        if job.poll() is None:
+            job.kill()
+        job.communicate()
+
+
+def test_every_line_begins_with_its_rank(script, leaves_nothing):
+    done = run("-n", 3, script("print('one', rank)", "print('two', file=sys.stderr)"))
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == [b"[0] one 0", b"[1] one 1", b"[2] one 2"]
+    assert sorted(done.stderr.splitlines()) == [b"[0] two", b"[1] two", b"[2] two"]
+
+
+def test_lines_stay_whole_however_fast_they_come(script, leaves_nothing):
+    path = script("for i in range(1500): print(f'{rank}:{i}:' + str(rank) * (i % 400))",
+                  "print(str(rank) * 100_000)")  # fmt: skip
+    done = run("-n", 4, path)
+    lines = done.stdout.decode().splitlines()
+    assert len(lines) == 4 * 1501
+    pattern = re.compile(r"\[(\d)\] (?:\1:\d+:)?\1*")
+    assert [line[:80] for line in lines if not pattern.fullmatch(line)] == []
+
+
+def test_a_single_rank_writes_what_it_writes(script, leaves_nothing):
+    done = run("-n", 1, script("sys.stdout.buffer.write(b'a\\rb\\xff\\r\\nno end')"))
+    assert done.stdout == b"a\rb\xff\r\nno end"
+
+
+def test_labels_can_be_asked_for_and_left_out(script, leaves_nothing):
+    path = script("print('x')")
+    assert run("-n", 1, "--label", path).stdout == b"[0] x\n"
+    assert run("-n", 2, "--no-label", path).stdout == b"x\nx\n"
+
+
+def test_each_rank_has_a_log_file(script, tmp_path, leaves_nothing):
+    path = script("print('out', rank)", "print('err', rank, file=sys.stderr)")
+    for expected in (1, 2):
+        run("-n", 2, "--log_dir", tmp_path / "log", path)
+        for rank in range(2):
+            lines = (tmp_path / "log" / f"workerlog.{rank}").read_text().splitlines()
+            assert sorted(lines) == sorted([f"out {rank}", f"err {rank}"] * expected)
+    run("-n", 2, "--log_dir", tmp_path / "log", "--log_overwrite", path)
+    assert len((tmp_path / "log" / "workerlog.0").read_text().splitlines()) == 2
+
+
+def test_the_ranks_are_one_mpi_job_with_their_arguments(script, leaves_nothing):
+    path = script("from mpi4py import MPI", "comm = MPI.COMM_WORLD",
+                  "print(comm.allreduce(comm.rank), comm.size, *sys.argv[1:])")  # fmt: skip
+    done = run("-n", 3, path, "-n", "a b")
+    assert sorted(done.stdout.splitlines()) == [b"[%d] 3 3 -n a b" % rank for rank in range(3)]
+
+
+def test_modules_are_run_too(leaves_nothing):
+    done = run("-n", 2, "-m", "mpi4py.bench", "helloworld")
+    assert b"I am process 1 of 2" in done.stdout
+
+
+def test_input_reaches_rank_0_to_its_end_and_nobody_else(script, leaves_nothing):
+    done = run("-n", 2, script("print(rank, repr(sys.stdin.read()))"), input=b"a\nb")
+    assert sorted(done.stdout.splitlines()) == [b"[0] 0 'a\\nb'", b"[1] 1 ''"]
+
+
+def test_input_from_a_terminal_reaches_rank_0(script, leaves_nothing):
+    path = script("if rank == 0: print('got', input())")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        words = command("-n", 2, path)
+        os.execve(words[0], words, environment())
+    os.write(terminal, b"hello\n")
+    said = b""
+    with contextlib.suppress(OSError):  # the end of a terminal is an error
+        while data := os.read(terminal, 1000):
+            said += data
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert b"[0] got hello" in said
+
+
+def test_the_exit_code_is_that_of_the_failing_rank(script, leaves_nothing):
+    begin = time.monotonic()
+    done = run("-n", 3, script("if rank == 1: sys.exit(7)", SLEEP))
+    assert time.monotonic() - begin < SOON_S
+    assert done.returncode == 7
+    assert b"rank 1 ended with exit code 7" in done.stderr
+
+
+def test_a_rank_that_raises_ends_the_job_and_shows_its_traceback(script, leaves_nothing):
+    begin = time.monotonic()
+    done = run("-n", 3, script("if rank == 2: raise ValueError('boom')", SLEEP))
+    assert time.monotonic() - begin < SOON_S
+    assert done.returncode == 1
+    assert b"[2] ValueError: boom" in done.stderr
+
+
+def test_a_rank_that_is_killed_ends_the_job(script, leaves_nothing):
+    begin = time.monotonic()
+    done = run("-n", 3, script("if rank == 0: os.kill(os.getpid(), signal.SIGKILL)", SLEEP))
+    assert time.monotonic() - begin < SOON_S
+    assert done.returncode == 128 + signal.SIGKILL
+    assert b"rank 0 ended with signal SIGKILL" in done.stderr
+
+
+def test_a_rank_that_is_killed_inside_mpi_ends_the_job(script, leaves_nothing):
+    lines = ("from mpi4py import MPI", "MPI.COMM_WORLD.Barrier()",
+             "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)",
+             "MPI.COMM_WORLD.Barrier()")  # fmt: skip
+    done = run("-n", 3, script(*lines))
+    assert done.returncode == 128 + signal.SIGKILL
+
+
+def test_an_abort_carries_its_code(script, leaves_nothing):
+    lines = ("from mpi4py import MPI", "if rank == 1: MPI.COMM_WORLD.Abort(5)", SLEEP)
+    done = run("-n", 3, script(*lines))
+    assert done.returncode == 5
+
+
+def test_ranks_that_ignore_the_request_to_end_are_ended_by_force(script, leaves_nothing):
+    lines = ("signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+             "time.sleep(0.5)", "if rank == 1: sys.exit(3)", SLEEP)  # fmt: skip
+    begin = time.monotonic()
+    assert run("-n", 2, script(*lines)).returncode == 3
+    assert time.monotonic() - begin < SOON_S
+
+
+def test_what_cannot_be_run_says_so(leaves_nothing):
+    assert run("-n", 2, "nonexistent.py").returncode == 2
+    done = run("-n", 2, "-m", "no_such_module_here")
+    assert done.returncode == 1
+    assert b"No module named no_such_module_here" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_end_ends_everything(script, start, number):
+    job = start(2, script("print('up')", SLEEP))
+    begin = time.monotonic()
+    job.send_signal(number)
+    assert job.wait(20) == 128 + number
+    assert time.monotonic() - begin < SOON_S
+
+
+def test_sigterm_leaves_ranks_the_time_to_save(script, start):
+    lines = ("got = []", "signal.signal(signal.SIGTERM, lambda *_: got.append(1))",
+             "print('up')", "while not got: time.sleep(0.01)",
+             "time.sleep(1)", "print('saved', len(got))")  # fmt: skip
+    job = start(2, script(*lines))
+    job.send_signal(signal.SIGTERM)
+    said, _ = job.communicate(timeout=20)
+    assert sorted(said.splitlines()) == ["[0] saved 1", "[1] saved 1"]
+    assert job.returncode == 0
+
+
+def test_user_signals_reach_every_rank_once(script, start):
+    lines = ("got = []", "signal.signal(signal.SIGUSR1, lambda *_: got.append(1))",
+             "print('up')", "while not got: time.sleep(0.01)",
+             "time.sleep(0.3)", "print('got', len(got))")  # fmt: skip
+    job = start(3, script(*lines))
+    job.send_signal(signal.SIGUSR1)
+    said, _ = job.communicate(timeout=20)
+    assert sorted(said.splitlines()) == [f"[{rank}] got 1" for rank in range(3)]
+    assert job.returncode == 0
+
+
+def test_nothing_outlives_a_launcher_that_is_killed(script, start):
+    job = start(2, script("print('up')", SLEEP))
+    job.kill()
+    job.wait(20)  # `leaves_nothing` looks for the rest
+
+
+def test_a_reader_that_leaves_ends_the_job(script, start):
+    job = start(2, script("print('up')", "time.sleep(1)", "while True: print('more')"))
+    job.stdout.close()
+    assert job.wait(20) == 128 + signal.SIGPIPE
+    job.stdout = open(os.devnull)  # noqa: SIM115
+
+
+def test_a_failing_job_is_started_again_as_often_as_allowed(script, leaves_nothing):
+    path = script("again = int(os.environ['HPCDIST_RESTART_COUNT'])", "print('try', again)",
+                  "sys.exit(0 if again == 2 else 4)")  # fmt: skip
+    done = run("-n", 1, "--max_restart", 3, path)
+    assert done.returncode == 0
+    assert done.stdout.split() == [b"try", b"0", b"try", b"1", b"try", b"2"]
+    assert run("-n", 1, "--max_restart", 1, path).returncode == 4
+
+
+def test_a_job_inside_a_job_is_a_job_of_its_own(script, leaves_nothing):
+    path = script("from mpi4py import MPI", "print('size', MPI.COMM_WORLD.size)")
+    inner = " ".join(command("-n", 1, path))
+    outer = script("from mpi4py import MPI", "MPI.COMM_WORLD.Barrier()",
+                   "if len(sys.argv) > 1: print(os.popen(sys.argv[1]).read())",
+                   "else: print('size', MPI.COMM_WORLD.size)")  # fmt: skip
+    done = run("-n", 2, outer, inner)
+    assert done.stdout.count(b"size 1") == 2
