@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcdist.arrays.dtypes import Dtype, dtype_row
+from hpcdist.arrays.dtypes import ROWS, Dtype, dtype_row
 from hpcdist.arrays.libraries import NumpyArray, library_of
 from hpcdist.errors import UsageError
 
@@ -59,13 +59,14 @@ def ordinary(array: Any) -> Dtype | None:
     None for everything else: the quick look of the hot path, before `as_output`.
     """
     if type(array) is _ndarray:
-        dtype, flags = dtype_row(array.dtype), array.flags
+        dtype, flags = _known(array.dtype) or dtype_row(array.dtype), array.flags
         if dtype.plain and flags.c_contiguous and flags.writeable:
             return dtype
     return None
 
 
 _ndarray = np.ndarray
+_known = ROWS.get
 
 
 def typed(data: NumpyArray, dtype: Dtype) -> NumpyArray:

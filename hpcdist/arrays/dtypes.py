@@ -61,12 +61,13 @@ _NAMED: tuple[tuple[str, Family, str | None, np.dtype | None], ...] = (
     ("float8_e5m2fnuz", "bytes", "u1", None),
 )
 _BY_NAME = {row[0]: (code, *row) for code, row in enumerate(_NAMED)}
-_ROWS: dict[np.dtype, Dtype] = {}
+ROWS: dict[np.dtype, Dtype] = {}
+"""The rows met so far; use `dtype_row`."""
 
 
 def dtype_row(dtype: np.dtype) -> Dtype:
     """Return the row of `dtype`; raise `UsageError` for dtypes without a fixed size."""
-    return _ROWS.get(dtype) or _learn(dtype)
+    return ROWS.get(dtype) or _learn(dtype)
 
 
 def name_of_code(code: int) -> str:
@@ -91,7 +92,7 @@ def _learn(dtype: np.dtype) -> Dtype:
         code, name, family, carrier, wide = known
         row = Dtype(name, code, family, native, np.dtype(carrier) if carrier else None, wide)
     row = row._replace(plain=row.carrier is None and dtype.isnative)
-    return _ROWS.setdefault(dtype, row)
+    return ROWS.setdefault(dtype, row)
 
 
 def _bytes_row(dtype: np.dtype) -> Dtype:

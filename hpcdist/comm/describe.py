@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,19 +45,7 @@ _BARRIER = Call(Kind.BARRIER)
 # ---- reductions
 
 
-def all_reduce(group: Group, tensor: Any, op: Any) -> Call:
-    return _in_place(Kind.ALL_REDUCE, tensor, op)
-
-
-def scan(group: Group, tensor: Any, op: Any) -> Call:
-    return _in_place(Kind.SCAN, tensor, op)
-
-
-def exscan(group: Group, tensor: Any, op: Any) -> Call:
-    return _in_place(Kind.EXSCAN, tensor, op)
-
-
-def _in_place(kind: Kind, tensor: Any, op: Any) -> Call:
+def _in_place(kind: Kind, group: Group, tensor: Any, op: Any) -> Call:
     if type(op) is not ReduceOp:
         op = check_op(op)
     dtype = ordinary(tensor)
@@ -74,6 +63,10 @@ def _in_place(kind: Kind, tensor: Any, op: Any) -> Call:
         finish=None if buffer.home is None else unpack(buffer),
     )
 
+
+all_reduce = partial(_in_place, Kind.ALL_REDUCE)
+scan = partial(_in_place, Kind.SCAN)
+exscan = partial(_in_place, Kind.EXSCAN)
 
 _new_tuple = tuple.__new__
 _REST = tuple(Call._field_defaults[name] for name in Call._fields[8:])
