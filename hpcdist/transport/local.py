@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from hpcdist.arrays.parcel import Parcel
-from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
+from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
 from hpcdist.transport.base import Plan, Transport, Work, watched
 from hpcdist.transport.call import MESSAGES, Call, Kind, fingerprint, label
 from hpcdist.transport.call_site import call_site
@@ -29,7 +29,7 @@ class Meeting:
     def __init__(self) -> None:
         self.calls: dict[int, Call] = {}
         self.results: list[Any] | None = None
-        self.error: HpcdistError | None = None
+        self.error: Exception | None = None
 
 
 @final
@@ -110,7 +110,7 @@ class Room:
         try:
             self._agree(calls)
             meeting.results = VERBS[calls[0].kind](calls)
-        except HpcdistError as error:
+        except Exception as error:  # whatever it is: everyone waits here
             meeting.error = error
 
     def _agree(self, calls: list[Call]) -> None:

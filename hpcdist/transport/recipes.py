@@ -204,6 +204,7 @@ _REMEDIES = {
 }
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def local_result(recipe: Recipe, inputs: list[NumpyArray]) -> NumpyArray:
     """Combine wire arrays in rank order."""
     ufunc = UFUNCS[recipe.combine]

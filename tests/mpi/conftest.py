@@ -6,6 +6,7 @@ that has gone on to the next test.
 
 import os
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 
@@ -17,6 +18,28 @@ def world():
     import hpcdist as dist
 
     return dist.init_parallel_env()
+
+
+@pytest.fixture
+def rank():
+    return MPI.COMM_WORLD.rank
+
+
+@pytest.fixture
+def size():
+    return MPI.COMM_WORLD.size
+
+
+@pytest.fixture
+def and_the_world_goes_on(rank, size):
+    """After the test the ranks are in step: nothing is left over from what was refused."""
+    import hpcdist as dist
+
+    yield
+    dist.barrier()
+    x = np.array([rank + 1])
+    dist.all_reduce(x)
+    assert x[0] == size * (size + 1) // 2
 
 
 @pytest.hookimpl(wrapper=True)

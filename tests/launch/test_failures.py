@@ -1,0 +1,268 @@
+"""Drills: a rank fails in some way under a plain `mpiexec`, and the whole job ends.
+
+Each drill is a small script that all ranks run, once with every MPI that is here.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcdist.launch.command import Options, build_command
+from hpcdist.launch.site import find_site
+from hpcdist.runtime.environ import snapshot
+
+ROOT = Path(__file__).parents[2]
+RANKS = 3
+SOON_S = 10.0
+"""Far above the second or two that an end takes, far below the time limit of an operation."""
+
+HEAD = """
+import os, signal, sys, time
+import numpy as np
+import hpcdist as dist
+world = dist.init_parallel_env(timeout=60)
+rank = world.rank
+dist.barrier()
+
+def fails():
+    print("failing at", time.time(), flush=True)
+"""
+
+
+def environments():
+    """Return the environment for each MPI: this Python's own, and an MPICH in .mpich."""
+    found = {"the MPI of this Python": snapshot()}
+    mpich = ROOT / ".mpich"
+    if (mpich / "bin" / "mpiexec").exists():
+        found["MPICH"] = snapshot() | {
+            "MPI4PY_MPIABI": "mpich",
+            "LD_LIBRARY_PATH": str(mpich / "lib"),
+            "PATH": f"{mpich / 'bin'}:{os.environ['PATH']}",
+        }
+    return {name: env for name, env in found.items() if find_site(env).mpiexec is not None}
+
+
+ENVIRONMENTS = environments()
+
+
+@pytest.fixture(params=ENVIRONMENTS)
+def start(request, tmp_path):
+    """Start ``mpiexec -n 3`` of a script that is given as text; end what is left of it."""
+    environ = ENVIRONMENTS[request.param]
+    started = []
+
+    def start(text):
+        script = tmp_path / "drill.py"
+        script.write_text(HEAD + text)
+        options = Options((sys.executable, str(script)), nprocs=RANKS, here=True, label=False)
+        command = build_command(options, find_site(environ), environ)
+        env = {name: value for name, value in environ.items() if name not in command.unset}
+        env |= {**command.env, "PYTHONPATH": str(ROOT)}
+        job = subprocess.Popen(
+            command.argv,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(job)
+        return job
+
+    yield start
+    for job in started:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+        job.communicate()
+
+
+@pytest.fixture
+def run(start):
+    """Run a drill to its end, which must come soon after its failure."""
+
+    def run(text):
+        job = start(text)
+        out, err = job.communicate(timeout=60)
+        failed_at = re.search(r"failing at ([\d.]+)", out)
+        if failed_at is not None:
+            assert time.time() - float(failed_at[1]) < SOON_S
+        return job.returncode, out, err
+
+    return run
+
+
+pytestmark = pytest.mark.skipif(not ENVIRONMENTS, reason="no mpiexec")
+
+
+def test_an_uncaught_exception_is_shown_once_and_ends_the_job(run):
+    code, _, err = run("""
+if rank == 1:
+    fails()
+    raise RuntimeError("the drill")
+dist.all_reduce(np.ones(1))
+""")
+    assert code != 0
+    assert err.count("RuntimeError: the drill") == 1
+    assert re.search(r"^\[rank 1\] RuntimeError: the drill", err, re.MULTILINE)
+    assert re.search(r"^\[rank 1\] Traceback", err, re.MULTILINE)
+
+
+def test_an_exception_ends_the_job_while_the_others_compute(run):
+    code, _, err = run("""
+if rank == 2:
+    fails()
+    1 / 0
+time.sleep(60)
+""")
+    assert code != 0
+    assert "[rank 2] ZeroDivisionError" in err
+
+
+def test_sys_exit_is_a_remote_error_for_those_who_wait(run):
+    code, out, _ = run("""
+if rank == 1:
+    fails()
+    sys.exit(3)
+try:
+    dist.all_reduce(np.ones(1))
+except dist.RemoteError as error:
+    print("noticed", error.rank, flush=True)
+    os._exit(4) if rank == 0 else time.sleep(60)
+""")
+    assert code != 0
+    assert "noticed 1" in out
+
+
+def test_a_rank_that_ends_early_is_a_remote_error_for_those_who_wait(run):
+    code, out, _ = run("""
+if rank == 0:
+    fails()
+    sys.exit(0)
+try:
+    dist.all_reduce(np.ones(1))
+except dist.RemoteError as error:
+    print(f"noticed {error.rank}: {error}", flush=True)
+""")
+    assert out.count("noticed 0: rank 0 has ended and did not join all_reduce") == RANKS - 1
+    assert code == 0
+
+
+def test_asynchronous_operations_notice_a_rank_that_has_ended(run):
+    code, out, _ = run("""
+if rank == 2:
+    fails()
+    sys.exit(0)
+works = [dist.all_reduce(np.ones(1), sync_op=False) for _ in range(2)]
+for work in works:
+    try:
+        work.wait()
+    except dist.RemoteError as error:
+        print("noticed", error.rank, flush=True)
+""")
+    assert out.count("noticed 2") == 2 * (RANKS - 1)
+    assert code == 0
+
+
+def test_a_killed_rank_ends_the_job(run):
+    code, _, _ = run("""
+if rank == 1:
+    fails()
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.all_reduce(np.ones(1))
+""")
+    assert code != 0
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        "dist.all_reduce(np.ones(1)) if rank else time.sleep(60)",
+        "dist.recv(np.ones(1), 0) if rank else time.sleep(60)",
+        "dist.all_reduce(np.ones(1), sync_op=False).wait() if rank else time.sleep(60)",
+        "time.sleep(60)",
+    ],
+)
+def test_ctrl_c_ends_all_ranks_whatever_they_do(start, busy):
+    job = start(f"""
+os.write(1, b"ready\\n")
+{busy}
+""")
+    for _ in range(RANKS):
+        assert "ready" in job.stdout.readline()
+    time.sleep(0.3)
+    began = time.monotonic()
+    os.killpg(job.pid, signal.SIGINT)
+    job.communicate(timeout=60)
+    assert time.monotonic() - began < SOON_S
+    assert job.returncode != 0
+
+
+def test_works_that_nobody_waited_for_do_not_disturb_the_end(run):
+    code, out, err = run("""
+x = np.ones(100_000)
+works = [dist.all_reduce(x, sync_op=False) for _ in range(10)]
+dist.isend(np.ones(3), (rank + 1) % 3)
+dist.irecv(np.ones(3), (rank - 1) % 3)
+group = dist.new_group()
+dist.all_gather_object([], "text", group, sync_op=False)
+print("end of script", flush=True)
+""")
+    assert code == 0, err
+    assert out.count("end of script") == RANKS
+    assert "Error" not in err
+
+
+def test_the_world_ends_cleanly_with_and_without_destroy(run):
+    code, out, err = run("""
+group = dist.new_group([0, 1])
+if rank != 2:
+    dist.barrier(group)
+if len(sys.argv) == 1:
+    dist.destroy_process_group()
+    dist.init_parallel_env()
+    dist.barrier()
+print("end of script", flush=True)
+""")
+    assert code == 0, err
+    assert out.count("end of script") == RANKS
+
+
+@pytest.mark.parametrize(
+    ("variable", "remedy"),
+    [
+        ("SLURM_NTASKS", "srun"),
+        ("OMPI_COMM_WORLD_SIZE", "mpiexec"),
+        ("PMI_SIZE", "mpiexec"),
+    ],
+)
+def test_a_launcher_of_another_mpi_is_refused_instead_of_singletons(variable, remedy):
+    names = ("OMPI_", "PMI", "PMIX_", "SLURM_", "PALS_")
+    env = {name: value for name, value in snapshot().items() if not name.startswith(names)}
+    script = "import hpcdist as dist; print(dist.init_parallel_env().nranks)"
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env=env | {variable: "4", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode != 0
+    assert f"{variable}=4 says that this job has 4 ranks" in ended.stderr
+    assert remedy in ended.stderr
+    allowed = subprocess.run(
+        [sys.executable, "-c", script],
+        env=env | {variable: "4", "PYTHONPATH": str(ROOT), "HPCDIST_ALLOW_SINGLETON": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert allowed.stdout.strip() == "1", allowed.stderr

@@ -1,0 +1,69 @@
+"""Random programs of collectives, on the ranks of this MPI job, against NumPy.
+
+Rank 0 draws the programs, always the same ones. To shrink a failure, run its program on threads:
+``dist.simulate(size, run_program, program)``.
+"""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from mpi4py import MPI
+
+import hpcdist as dist
+from hpcdist.testing.programs import programs, run_program
+
+world = MPI.COMM_WORLD
+
+
+def draw_programs(count, max_steps):
+    """Return rank 0's programs on every rank."""
+    drawn = []
+
+    @given(programs(world.size, max_steps))
+    @settings(
+        derandomize=True,
+        database=None,
+        deadline=None,
+        max_examples=count,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def collect(program):
+        drawn.append(program)
+
+    collect()
+    return world.bcast(drawn)
+
+
+def test_random_programs_end_as_numpy_says():
+    for program in draw_programs(200, max_steps=6):
+        run_program(program)
+
+
+def test_reductions_cut_into_pieces_end_as_numpy_says(tiny_pieces):
+    for program in draw_programs(60, max_steps=3):
+        run_program(program)
+
+
+@pytest.fixture
+def tiny_pieces(monkeypatch):
+    """Make every reduction of more than two numbers travel in pieces."""
+    monkeypatch.setenv("HPCDIST_PIECE_MB", str(20 / 2**20))
+    dist.destroy_process_group()
+    dist.init_parallel_env()
+    yield
+    dist.destroy_process_group()
+    monkeypatch.undo()
+    dist.init_parallel_env()
+
+
+@pytest.mark.parametrize("count", [1, 7, 1001, 70_000])
+@pytest.mark.parametrize("dtype", ["f2", ml_dtypes.bfloat16, "f4", "f8", "c8", "c16"])
+def test_reductions_of_random_numbers_have_the_same_bits_on_all_ranks(count, dtype):
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.PROD, dist.ReduceOp.AVG):
+        random = np.random.default_rng(dist.get_rank())
+        numbers = random.normal(size=count) + 1j * random.normal(size=count)
+        x = numbers.astype(dtype) if np.dtype(dtype).kind == "c" else numbers.real.astype(dtype)
+        dist.all_reduce(x, op)
+        assert len(set(world.allgather(x.tobytes()))) == 1

@@ -1,0 +1,248 @@
+"""Calls and their fingerprints, lanes, waiting, events, configuration, errors."""
+
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+import hpcdist as dist
+from hpcdist.arrays.dtypes import dtype_row
+from hpcdist.config import Config, read_config
+from hpcdist.transport.call import LOOSE, UNEVEN, Call, Kind, fingerprint, label, shape_detail
+from hpcdist.transport.lane import Lane, seconds
+from hpcdist.transport.patience import poll
+from hpcdist.transport.recipes import ReduceOp
+
+F4, F8 = dtype_row(np.dtype("f4")), dtype_row(np.dtype("f8"))
+CALL = Call(Kind.ALL_REDUCE, dtype=F4, shape=(2, 3), op=ReduceOp.SUM)
+
+# ---- fingerprints
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": Kind.BROADCAST},
+        {"dtype": F8},
+        {"dtype": None},
+        {"shape": (3, 2)},
+        {"shape": (6,)},
+        {"shape": ()},
+        {"op": ReduceOp.MAX},
+        {"op": None},
+        {"root": 1},
+    ],
+)
+def test_calls_that_differ_have_fingerprints_that_differ(change):
+    assert fingerprint(CALL._replace(**change)) != fingerprint(CALL)
+
+
+def test_what_each_rank_may_choose_is_not_in_the_fingerprint():
+    same = CALL._replace(send=np.ones(1), recv=np.ones(2), tag=3, detail=9, finish=print)
+    assert fingerprint(same) == fingerprint(CALL)
+    for kind in LOOSE:
+        loose = CALL._replace(kind=kind)
+        assert fingerprint(loose) == fingerprint(loose._replace(shape=(99,)))
+
+
+def test_fingerprints_are_the_same_in_every_process():
+    script = """
+import numpy as np
+from hpcdist.arrays.dtypes import dtype_row
+from hpcdist.transport.call import Call, Kind, fingerprint, shape_detail
+from hpcdist.transport.recipes import ReduceOp
+for dtype in (None, *map(np.dtype, ("f4", "S5", "M8[s]", [("a", "i4"), ("b", "f8", (2,))]))):
+    row = None if dtype is None else dtype_row(dtype)
+    for op in (None, ReduceOp.AVG):
+        print(fingerprint(Call(Kind.SCATTER, dtype=row, shape=(3, 0), op=op, root=2)))
+print(shape_detail((1, 2)), shape_detail(()))
+"""
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "random")
+    }
+    assert len(told) == 1
+
+
+def test_fingerprints_and_details_fit_into_signed_integers():
+    for shape in [(), (0,), (1,), (2**40, 3), tuple(range(10))]:
+        assert 0 <= fingerprint(CALL._replace(shape=shape)) < 2**62
+        assert UNEVEN < shape_detail(shape) < 2**63 - 1
+
+
+def test_a_call_says_in_words_what_it_is():
+    assert label(CALL, [0, 1]) == "all_reduce(shape (2, 3), float32, SUM)"
+    broadcast = Call(Kind.BROADCAST, dtype=F8, shape=(4,), root=1)
+    assert label(broadcast, [3, 7]) == "broadcast(shape (4,), float64, root 7)"
+    assert label(Call(Kind.BARRIER), [0]) == "barrier()"
+    assert "2 objects" in label(Call(Kind.BROADCAST_OBJECT_LIST, shape=(2,)), [0])
+
+
+# ---- lanes
+
+
+@pytest.fixture
+def lane():
+    lane = Lane("lane under test")
+    yield lane
+    lane.close()
+
+
+def test_a_lane_runs_at_once_what_nothing_is_ahead_of(lane):
+    assert lane.run(threading.current_thread) is threading.current_thread()
+
+
+def test_a_lane_keeps_the_order_of_both_kinds_of_jobs(lane):
+    done, gate = [], threading.Event()
+    lane.start(gate.wait, "gate")
+    for number in range(20):
+        lane.start(lambda number=number: done.append(number), "job")
+    threading.Timer(0.05, gate.set).start()
+    lane.run(done.append, "after all of them")
+    assert done == [*range(20), "after all of them"]
+
+
+def test_a_work_returns_the_result_or_raises_the_error_each_time(lane):
+    assert lane.start(lambda: 42, "job").result() == 42
+    failing = lane.start(lambda: 1 / 0, "job")
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            failing.wait()
+    assert failing.is_completed()
+    assert lane.run(lambda: "goes on") == "goes on"
+    with pytest.raises(ZeroDivisionError):
+        lane.run(lambda: 1 / 0)
+    assert lane.run(lambda: "goes on") == "goes on"
+
+
+def test_a_wait_names_the_operation_when_it_gives_up(lane):
+    gate = threading.Event()
+    work = lane.start(gate.wait, "all_reduce(shape (3,))")
+    with pytest.raises(dist.CollectiveTimeout, match=r"all_reduce\(shape \(3,\)\).*0.01 s"):
+        work.wait(0.01)
+    assert not work.is_completed()
+    gate.set()
+    assert work.wait(timedelta(seconds=10))
+
+
+def test_a_job_may_use_its_own_lane(lane):
+    def outer():
+        return lane.run(lambda: "inner")
+
+    assert lane.start(outer, "job").result() == "inner"
+
+
+def test_many_threads_may_start_a_lane_at_once():
+    for _ in range(20):
+        lane, done = Lane("crowded"), []
+        users = [
+            threading.Thread(target=lambda each=each: lane.start(lambda: done.append(each), "job"))
+            for each in range(4)
+        ]
+        for user in users:
+            user.start()
+        for user in users:
+            user.join()
+        lane.run(lambda: None)
+        assert sorted(done) == [0, 1, 2, 3]
+        assert sum(thread.name == "crowded" for thread in threading.enumerate()) == 1
+        assert lane.close()
+
+
+def test_a_lane_that_is_busy_says_so_at_its_end():
+    lane, gate = Lane("busy"), threading.Event()
+    lane.start(gate.wait, "job")
+    assert not lane.close(patience_s=0.01)
+    gate.set()
+    assert lane.close()
+
+
+def test_time_limits_are_seconds_timedeltas_or_endless():
+    assert seconds(None) is None
+    assert seconds(2) == seconds(timedelta(seconds=2)) == 2.0
+    assert not threading.Event().wait(min(0.001, seconds(float("inf"))))
+    assert 1e9 < seconds(float("inf")) < float("inf")
+
+
+# ---- waiting
+
+
+def test_poll_stops_when_it_is_done_or_when_time_is_up():
+    answers = iter([False] * 100 + [True])
+    assert poll(lambda: next(answers), 10)
+    began = time.monotonic()
+    assert not poll(lambda: False, 0.05)
+    assert time.monotonic() - began >= 0.05
+    assert poll(lambda: True, 0)
+    assert not poll(lambda: False, 0)
+
+
+def test_poll_attends_to_other_things_now_and_then():
+    waited = []
+    poll(lambda: len(waited) >= 3, 10, waited.append, 0.01)
+    assert waited == sorted(waited)
+    assert len(waited) == 3
+
+
+# ---- configuration
+
+
+def test_the_configuration_is_read_from_the_environment():
+    assert read_config({}) == Config(1800.0, 4.0, False)
+    given = {"HPCDIST_TIMEOUT_S": "2.5", "HPCDIST_PIECE_MB": "1", "HPCDIST_ALLOW_SINGLETON": "Yes"}
+    assert read_config(given) == Config(2.5, 1.0, True)
+    assert read_config({"HPCDIST_TIMEOUT_S": ""}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("TIMEOUT_S", "soon"), ("TIMEOUT_S", "0"), ("TIMEOUT_S", "nan"), ("PIECE_MB", "-1")]
+    + [("ALLOW_SINGLETON", "2")],
+)
+def test_a_wrong_setting_is_named_with_its_value(name, value):
+    with pytest.raises(dist.UsageError, match=f"HPCDIST_{name}='{value}'"):
+        read_config({f"HPCDIST_{name}": value})
+
+
+# ---- errors and events
+
+
+def test_errors_are_what_python_programs_expect_and_survive_pickling():
+    assert issubclass(dist.UsageError, ValueError)
+    assert issubclass(dist.CollectiveTimeout, TimeoutError)
+    assert issubclass(dist.NotInGroupWarning, UserWarning)
+    for kind in (dist.UsageError, dist.MismatchError, dist.TransportError):
+        assert issubclass(kind, dist.HpcdistError)
+        assert issubclass(kind, RuntimeError)
+    timeout = pickle.loads(pickle.dumps(dist.CollectiveTimeout("late", (1, 2))))
+    assert (str(timeout), timeout.missing) == ("late", (1, 2))
+    remote = pickle.loads(pickle.dumps(dist.RemoteError("failed", 3, "its traceback")))
+    assert (str(remote), remote.rank, remote.traceback) == ("failed", 3, "its traceback")
+
+
+def test_listeners_come_and_go():
+    seen = []
+    stop = dist.subscribe(seen.append)
+
+    def reduce_once():
+        dist.all_reduce(np.ones(2))
+
+    dist.simulate(1, reduce_once)
+    stop()
+    stop()
+    dist.simulate(1, reduce_once)
+    assert [(event.phase, event.name, event.nbytes) for event in seen] == [
+        ("begin", "all_reduce", 16),
+        ("end", "all_reduce", 16),
+    ]

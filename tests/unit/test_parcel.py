@@ -1,0 +1,83 @@
+"""Objects are packed with their large arrays beside the pickle."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from hpcdist.arrays.parcel import (
+    EAGER,
+    OUT_OF_BAND,
+    Parcel,
+    buffer_lengths,
+    empty_buffers,
+    pack_object,
+    parcel_detail,
+    unpack_object,
+)
+
+
+def travel(obj, padding=0):
+    """Send an object to the same process."""
+    parcel = pack_object(obj)
+    meta = bytes(parcel.meta) + b"\0" * padding
+    buffers = empty_buffers(meta)
+    for buffer, sent in zip(buffers, parcel.buffers, strict=True):
+        buffer[...] = np.frombuffer(sent, np.uint8)
+    return unpack_object(Parcel(meta, buffers))
+
+
+@pytest.mark.parametrize("padding", [0, 100])
+def test_objects_arrive_as_they_were_sent(padding):
+    for obj in (None, 10**50, "ä", b"", {1: [2.5, (3,)]}, {1, 2}, range(3), ValueError("x")):
+        assert repr(travel(obj, padding)) == repr(obj)
+
+
+def test_large_arrays_stay_out_of_the_pickle_and_arrive_writable():
+    for order in "CF":
+        x = np.ones((200, 100), order=order)
+        parcel = pack_object({"x": x, "small": np.ones(3)})
+        assert len(parcel.meta) < 1000
+        assert buffer_lengths(parcel.meta) == (x.nbytes,)
+        assert np.shares_memory(np.frombuffer(parcel.buffers[0], np.uint8), x)
+        arrived = travel(x)
+        arrived[0] = 2
+        assert (x == 1).all()
+        assert arrived.flags.f_contiguous == x.flags.f_contiguous
+
+
+def test_views_and_tiny_arrays_travel_too():
+    x = np.arange(100_000)
+    for view in (x[::3], x[::-1], x[:0], x[:1], x.reshape(100, -1).T[5:50]):
+        np.testing.assert_array_equal(travel(view), view)
+
+
+def test_many_arrays_keep_their_order():
+    arrays = [np.full(OUT_OF_BAND + each, each, np.uint8) for each in range(5)]
+    assert len(pack_object(arrays).buffers) == 5
+    for got, wanted in zip(travel(arrays), arrays, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_copy_of_a_parcel_shares_no_memory():
+    x = np.zeros(OUT_OF_BAND, np.uint8)
+    parcel = pack_object(x)
+    again = unpack_object(parcel.copy())
+    x[:] = 1
+    assert not again.any()
+    again[0] = 5
+    assert parcel.nbytes == len(parcel.meta) + x.nbytes
+
+
+def test_the_detail_tells_small_pickles_from_all_others():
+    small, large = pack_object(1), pack_object(b"x" * EAGER)
+    with_buffer = pack_object(np.zeros(OUT_OF_BAND, np.uint8))
+    assert parcel_detail([small]) == len(small.meta) <= EAGER
+    assert parcel_detail([small, large]) == len(large.meta) > EAGER
+    assert parcel_detail([with_buffer]) > EAGER
+    assert parcel_detail([]) == 0
+
+
+def test_what_pickle_raises_comes_through():
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pack_object(lambda: 0)

@@ -1,0 +1,161 @@
+"""How reductions are computed, against NumPy, without ranks."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from hypothesis.extra.numpy import arrays
+
+import hpcdist as dist
+from hpcdist.arrays.buffer import as_buffer, as_output, typed
+from hpcdist.arrays.dtypes import dtype_row
+from hpcdist.transport.recipes import ReduceOp, check_op, local_result, recipe_for
+
+INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
+FLOATS = ["f2", "f4", "f8"]
+COMPLEX = ["c8", "c16"]
+UFUNCS = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.PROD: np.multiply,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.MIN: np.minimum,
+}
+
+
+def reduced(op, *inputs):
+    """Reduce the inputs of some ranks as a transport does."""
+    inputs = [np.ascontiguousarray(each).reshape(np.shape(each)) for each in inputs]
+    recipe = recipe_for(op, dtype_row(inputs[0].dtype))
+    wires = []
+    for each in inputs:
+        flat = as_buffer(each).data.reshape(-1)
+        wires.append(flat.copy() if recipe.encode is None else recipe.encode(flat))
+    total = local_result(recipe, wires)
+    assert total.dtype == recipe.wire
+    out = as_output(np.empty_like(inputs[0]))
+    if recipe.decode is None:
+        out.data.reshape(-1)[...] = total
+    else:
+        recipe.decode(total, out.data.reshape(-1), len(inputs))
+    return typed(out.data, out.dtype).reshape(inputs[0].shape)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("op", UFUNCS)
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_integers_are_reduced_as_numpy_does_and_wrap(op, dtype, data):
+    inputs = [data.draw(arrays(dtype, 4)) for _ in range(data.draw(st.integers(1, 4)))]
+    expected = UFUNCS[op].reduce(np.stack(inputs), 0, dtype=dtype)
+    np.testing.assert_array_equal(reduced(op, *inputs), expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("op", [ReduceOp.MAX, ReduceOp.MIN])
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_extrema_of_floats_are_exact_and_do_not_depend_on_the_order(op, dtype, data):
+    bits = arrays(f"u{np.dtype(dtype).itemsize}", 4)
+    inputs = [data.draw(bits).view(dtype) for _ in range(data.draw(st.integers(1, 4)))]
+    got = reduced(op, *inputs)
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(got, UFUNCS[op].reduce(np.stack(inputs), 0))
+    assert got.tobytes() == reduced(op, *inputs[::-1]).tobytes()
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, ml_dtypes.bfloat16])
+def test_extrema_order_all_special_values(dtype):
+    ordered = [-np.inf, -1.0, -0.0, 0.0, 1.0, np.inf]
+    for low, high in zip(ordered, ordered[1:], strict=False):
+        x, y = np.array([low], dtype), np.array([high], dtype)
+        for pair in ((x, y), (y, x)):
+            assert reduced(ReduceOp.MAX, *pair).tobytes() == y.tobytes()
+            assert reduced(ReduceOp.MIN, *pair).tobytes() == x.tobytes()
+    for value in ordered:
+        for nan in (np.nan, -np.nan):
+            pair = np.array([value], dtype), np.array([nan], dtype)
+            assert np.isnan(reduced(ReduceOp.MAX, *pair))
+            assert np.isnan(reduced(ReduceOp.MIN, *pair[::-1]))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.PROD])
+def test_sums_and_products_of_numbers(op, dtype):
+    random = np.random.default_rng(0)
+    inputs = [random.uniform(0.5, 2, 50).astype(dtype) for _ in range(3)]
+    expected = UFUNCS[op].reduce(np.stack(inputs).astype("c16"), 0)
+    tolerance = {2: 1e-3, 4: 1e-6, 8: 1e-6, 16: 1e-14}[np.dtype(dtype).itemsize]
+    np.testing.assert_allclose(reduced(op, *inputs).astype("c16"), expected, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX, ml_dtypes.bfloat16])
+def test_an_average_is_the_mean(dtype):
+    inputs = [np.array([1, 2, 3], dtype), np.array([3, 4, 8], dtype)]
+    assert reduced(ReduceOp.AVG, *inputs).astype("c16").tolist() == [2, 3, 5.5]
+    assert inputs[0].astype("c16").tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_short_floats_are_accumulated_wide_and_rounded_once(dtype):
+    tiny = dtype(float(ml_dtypes.finfo(dtype).eps) / 2)
+    inputs = [np.array([1], dtype), *[np.array([tiny], dtype)] * 7]
+    expected = np.float32(1) + 7 * np.float32(tiny)
+    assert reduced(ReduceOp.SUM, *inputs)[0] == dtype(expected)
+    assert reduced(ReduceOp.SUM, *inputs)[0] > 1  # one after the other they would all be lost
+
+
+def test_short_floats_overflow_to_infinity_and_only_at_the_end():
+    big = np.array([6e4], "f2")
+    assert reduced(ReduceOp.SUM, big, big)[0] == np.inf
+    assert reduced(ReduceOp.SUM, big, big, -big)[0] == big[0]
+    assert reduced(ReduceOp.PROD, big, big)[0] == np.inf
+    assert reduced(ReduceOp.AVG, big, big)[0] == big[0]
+    huge = np.array([3e38], ml_dtypes.bfloat16)
+    assert reduced(ReduceOp.PROD, huge, huge)[0] == np.inf
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, ml_dtypes.bfloat16])
+def test_sums_treat_nan_and_infinity_as_ieee_says(dtype):
+    x = np.array([np.nan, np.inf, np.inf, -np.inf, -0.0], dtype)
+    y = np.array([1, 1, -np.inf, 1, -0.0], dtype)
+    got = reduced(ReduceOp.SUM, x, y).astype("f8")
+    np.testing.assert_array_equal(got, [np.nan, np.inf, np.nan, -np.inf, 0])
+    assert np.signbit(got[4])
+
+
+def test_overflow_of_large_floats_is_silent():
+    x = np.array([3e38, -3e38], "f4")
+    np.testing.assert_array_equal(reduced(ReduceOp.SUM, x, x), [np.inf, -np.inf])
+    np.testing.assert_array_equal(reduced(ReduceOp.PROD, x, x), [np.inf, np.inf])
+
+
+def test_sums_of_bool_are_or_and_products_are_and():
+    x, y = np.array([True, True, False, False]), np.array([True, False, True, False])
+    for op in (ReduceOp.SUM, ReduceOp.MAX):
+        assert reduced(op, x, y).tolist() == [True, True, True, False]
+    for op in (ReduceOp.PROD, ReduceOp.MIN):
+        assert reduced(op, x, y).tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "remedy"),
+    [
+        *[(ReduceOp.AVG, dtype, "float64") for dtype in INTEGERS],
+        (ReduceOp.AVG, "?", "int64"),
+        *[(op, dtype, "abs") for op in (ReduceOp.MAX, ReduceOp.MIN) for dtype in COMPLEX],
+        *[(op, dtype, "astype") for op in ReduceOp for dtype in ("S3", "M8[s]", [("a", "i4")])],
+        *[(op, ml_dtypes.float8_e4m3fn, "astype") for op in ReduceOp],
+    ],
+)
+def test_what_has_no_meaning_is_refused_with_what_has_one(op, dtype, remedy):
+    with pytest.raises(dist.UsageError, match=rf"{op.name} is not defined for.*{remedy}"):
+        recipe_for(op, dtype_row(np.dtype(dtype)))
+
+
+def test_operators_have_paddles_numbers_and_may_be_given_as_such():
+    assert [op.value for op in ReduceOp] == [0, 1, 2, 3, 4]
+    assert [op.name for op in ReduceOp] == ["SUM", "MAX", "MIN", "PROD", "AVG"]
+    assert check_op(3) is ReduceOp.PROD
+    for wrong in (5, -1, "SUM", None, 1.0, True):
+        with pytest.raises(dist.UsageError, match="Unknown reduce_op type"):
+            check_op(wrong)

@@ -1,0 +1,165 @@
+"""Worlds of threads: groups, results, failures; and no MPI."""
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import hpcdist as dist
+
+
+def test_neither_importing_nor_simulating_imports_mpi4py_or_torch():
+    script = """
+import sys
+import numpy as np
+import hpcdist as dist
+
+def check():
+    x = np.ones(3)
+    dist.all_reduce(x, sync_op=False).wait()
+    group = dist.new_group([0])
+    gathered = []
+    dist.all_gather_object(gathered, 1)
+    assert dist.ParallelEnv().nranks == 2
+    return len(gathered)
+
+assert dist.simulate(2, check) == [2, 2]
+print(sorted({"mpi4py", "torch", "jax", "cupy"} & set(sys.modules)))
+"""
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.strip() == "[]"
+
+
+def test_results_come_in_rank_order_with_arguments_handed_over():
+    def check(base, *, factor):
+        return base + factor * dist.get_rank()
+
+    assert dist.simulate(4, check, 100, factor=2) == [100, 102, 104, 106]
+
+
+def test_the_first_failure_of_a_rank_is_raised_and_ends_the_others():
+    def check():
+        if dist.get_rank() == 1:
+            raise KeyError("the drill")
+        dist.all_reduce(np.ones(1))
+
+    began = time.monotonic()
+    with pytest.raises(KeyError, match="the drill"):
+        dist.simulate(3, check)
+    assert time.monotonic() - began < 20
+
+
+def test_a_rank_that_ends_early_is_a_remote_error_for_the_others():
+    def check():
+        if dist.get_rank() == 0:
+            return "left"
+        with pytest.raises(dist.RemoteError, match="rank 0 has ended and did not join barrier"):
+            dist.barrier()
+        return "noticed"
+
+    assert dist.simulate(3, check) == ["left", "noticed", "noticed"]
+
+
+def test_the_world_is_that_of_the_thread_and_gone_afterwards():
+    def check():
+        assert dist.is_initialized()
+        assert dist.init_parallel_env() is dist.get_group(0)
+        assert dist.get_backend() == "LOCAL"
+        env = dist.ParallelEnv()
+        return env.rank, env.local_rank, env.local_size, env.nnodes, env.device_type
+
+    initialized = dist.is_initialized()
+    assert dist.simulate(2, check) == [(0, 0, 2, 1, "cpu"), (1, 1, 2, 1, "cpu")]
+    assert dist.is_initialized() is initialized
+
+
+def test_simulations_do_not_see_each_other():
+    def inner():
+        return dist.get_world_size()
+
+    def outer():
+        return dist.simulate(dist.get_rank() + 1, inner), dist.get_world_size()
+
+    assert dist.simulate(2, outer) == [([1], 2), ([2, 2], 2)]
+
+
+def test_groups_know_their_ranks():
+    def check():
+        group = dist.new_group([3, 1, 2], name="odd ones")
+        if dist.get_rank() == 0:
+            return group.rank, group.world_size, group.is_member()
+        assert group.ranks == [1, 2, 3]
+        assert group.name == "odd ones"
+        assert group.get_group_rank(3) == 2
+        assert group.get_global_rank(0) == 1
+        assert dist.get_group(group.id) is group
+        assert repr(group) == (
+            f"rank: {group.rank}, nranks: 3, id: {group.id}, ranks: 1, 2, 3; name: odd ones"
+        )
+        for wrong in (0, 4, -1, "1", 1.0):
+            with pytest.raises(ValueError, match=r"odd ones.*\[1, 2, 3\]"):
+                group.get_group_rank(wrong)
+        return group.rank, group.world_size, group.is_member()
+
+    members = [(0, 3, True), (1, 3, True), (2, 3, True)]
+    assert dist.simulate(4, check) == [(-1, -1, False), *members]
+
+
+def test_group_ids_are_agreed_on_by_the_members_alone():
+    def check():
+        rank = dist.get_rank()
+        for _ in range(rank):
+            dist.new_group([rank])
+        return dist.new_group([0, 2]).id if rank != 1 else dist.new_group([1]).id
+
+    first, _, third = dist.simulate(3, check)
+    assert first == third
+
+
+def test_a_rank_that_is_late_is_named():
+    def check():
+        if dist.get_rank() == 2:
+            time.sleep(0.6)
+        with pytest.raises(dist.CollectiveTimeout) as caught:
+            dist.all_reduce(np.ones(1))
+        return caught.value.missing
+
+    assert dist.simulate(3, check, timeout=0.2)[0] == (2,)
+
+
+def test_floating_point_overflow_is_silent_as_it_is_in_mpi():
+    def check():
+        x = np.array([3e38, np.inf * (1 - 2 * dist.get_rank())], "f4")
+        dist.all_reduce(x)
+        return x
+
+    for x in dist.simulate(2, check):
+        np.testing.assert_array_equal(x, [np.inf, np.nan])
+
+
+@pytest.mark.parametrize("n", [0, -1, "2", 2.0, None])
+def test_a_number_of_ranks_must_be_positive(n):
+    with pytest.raises(dist.UsageError, match="at least one rank"):
+        dist.simulate(n, len)
+
+
+def test_memory_for_collectives_is_ordinary():
+    def check():
+        x, y = dist.zeros((2, 3), "f4"), dist.empty(4)
+        assert (x.shape, x.dtype, x.sum()) == ((2, 3), np.float32, 0)
+        assert (y.shape, y.dtype) == ((4,), np.float64)
+        z = dist.empty_like(np.zeros((3, 2), ">i4").T)
+        assert z.shape == (2, 3)
+        x += 1
+        dist.all_reduce(x)
+        return x[0, 0]
+
+    assert dist.simulate(2, check) == [2, 2]
