@@ -222,7 +222,7 @@ class Act(NamedTuple):
     arrays: list[Array]
     watched: list[Any]
     expected: list[Any]
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {}  # noqa: RUF012 (a NamedTuple default; nobody writes to it)
 
 
 def _in_place(scene: Scene, expected: Array, *more: Any) -> Act:
@@ -288,7 +288,8 @@ def _gathering(scene: Scene, *, receives: bool) -> Act:
 
 
 def _scatter(scene: Scene) -> Act:
-    out, given, arrays = scene.blank(), None, []
+    out, given = scene.blank(), None
+    arrays: list[Array] = []
     if scene.at_root:
         given, arrays = _handed_over(
             scene, [scene.values(scene.me, block) for block in range(scene.size)]

@@ -326,6 +326,6 @@ def test_functions_before_init_say_so():
         lambda: dist.all_gather_object([], 1),
         lambda: dist.P2POp(dist.isend, ones(1), 0),
     ):
-        with pytest.raises(dist.UsageError, match="not initialized; call hpcdist.init_parallel"):
+        with pytest.raises(dist.UsageError, match=r"not initialized; call hpcdist\.init_parallel"):
             call()
     dist.init_parallel_env()

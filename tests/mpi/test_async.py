@@ -100,7 +100,7 @@ def test_a_wait_that_times_out_may_be_repeated(timeout, rank, size):
     x = np.ones(3)
     work = dist.all_reduce(x, sync_op=False)
     if rank != size - 1:
-        with pytest.raises(dist.CollectiveTimeout, match="all_reduce.*can be waited for again"):
+        with pytest.raises(dist.CollectiveTimeout, match=r"all_reduce.*can be waited for again"):
             work.wait(timeout)
         with pytest.raises(TimeoutError):
             work.wait(0)

@@ -476,9 +476,13 @@ def test_two_groups_in_opposite_order_time_out_instead_of_hanging(rank, size):
         return
     groups = [dist.new_group(range(size), timeout=0.5) for _ in range(2)]
     order = groups if rank == 0 else groups[::-1]
-    with pytest.raises(dist.CollectiveTimeout):
+
+    def in_this_order():
         for group in order:
             dist.all_reduce(np.ones(1), group=group)
+
+    with pytest.raises(dist.CollectiveTimeout):
+        in_this_order()
     for group in groups:
         dist.destroy_process_group(group)
 

@@ -28,9 +28,7 @@ def test_tensors_of_every_dtype_are_reduced_in_place(dtype, rank, size):
     assert (x.to(torch.complex128) == size * (size + 1) // 2).all()
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.bool, *INTEGERS, *FLOATS, *COMPLEX, *UNSIGNED, *FLOAT8]
-)
+@pytest.mark.parametrize("dtype", [torch.bool, *INTEGERS, *FLOATS, *COMPLEX, *UNSIGNED, *FLOAT8])
 def test_tensors_of_every_dtype_move(dtype, rank, size):
     def made_by(each):
         return torch.full((4,), float((each + 1) % 2)).to(dtype)

@@ -212,7 +212,7 @@ def test_memory_that_is_read_only_is_an_input_but_no_output(tmp_path):
         np.memmap(tmp_path / "file", np.float64, "r"),
     ):
         assert as_buffer(x).data.size > 0
-        with pytest.raises(dist.UsageError, match="tensor is read-only.*writable copy"):
+        with pytest.raises(dist.UsageError, match=r"tensor is read-only.*writable copy"):
             as_output(x)
     with pytest.raises(dist.UsageError, match="out_tensor is read-only"):
         as_output(b"x", "out_tensor")
@@ -257,7 +257,9 @@ def test_dlpack_memory_of_a_gpu_is_refused_with_the_remedy(device_type):
 
 def test_cuda_arrays_are_refused_with_the_remedy():
     class Cuda:
-        __cuda_array_interface__ = {"shape": (3,), "typestr": "<f4", "data": (64, False)}
+        @property
+        def __cuda_array_interface__(self):
+            return {"shape": (3,), "typestr": "<f4", "data": (64, False)}
 
     with pytest.raises(dist.UsageError, match=r"Cuda lives in GPU memory.*cupy.asnumpy"):
         as_buffer(Cuda())

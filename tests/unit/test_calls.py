@@ -144,12 +144,12 @@ def test_a_job_may_use_its_own_lane(lane):
 
 
 def test_many_threads_may_start_a_lane_at_once():
+    def use(lane, done, each):
+        lane.start(lambda: done.append(each), "job")
+
     for _ in range(20):
         lane, done = Lane("crowded"), []
-        users = [
-            threading.Thread(target=lambda each=each: lane.start(lambda: done.append(each), "job"))
-            for each in range(4)
-        ]
+        users = [threading.Thread(target=use, args=(lane, done, each)) for each in range(4)]
         for user in users:
             user.start()
         for user in users:
@@ -207,8 +207,13 @@ def test_the_configuration_is_read_from_the_environment():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("TIMEOUT_S", "soon"), ("TIMEOUT_S", "0"), ("TIMEOUT_S", "nan"), ("PIECE_MB", "-1")]
-    + [("ALLOW_SINGLETON", "2")],
+    [
+        ("TIMEOUT_S", "soon"),
+        ("TIMEOUT_S", "0"),
+        ("TIMEOUT_S", "nan"),
+        ("PIECE_MB", "-1"),
+        ("ALLOW_SINGLETON", "2"),
+    ],
 )
 def test_a_wrong_setting_is_named_with_its_value(name, value):
     with pytest.raises(dist.UsageError, match=f"HPCDIST_{name}='{value}'"):

@@ -1,5 +1,7 @@
 """How reductions are computed, against NumPy, without ranks."""
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -66,7 +68,7 @@ def test_extrema_of_floats_are_exact_and_do_not_depend_on_the_order(op, dtype, d
 @pytest.mark.parametrize("dtype", [*FLOATS, ml_dtypes.bfloat16])
 def test_extrema_order_all_special_values(dtype):
     ordered = [-np.inf, -1.0, -0.0, 0.0, 1.0, np.inf]
-    for low, high in zip(ordered, ordered[1:], strict=False):
+    for low, high in itertools.pairwise(ordered):
         x, y = np.array([low], dtype), np.array([high], dtype)
         for pair in ((x, y), (y, x)):
             assert reduced(ReduceOp.MAX, *pair).tobytes() == y.tobytes()

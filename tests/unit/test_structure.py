@@ -228,9 +228,10 @@ def test_the_stream_module_offers_what_it_promises():
 
 def test_classes_have_the_promised_members():
     members = {
-        "ParallelEnv": "rank world_size nranks local_rank local_size node_rank nnodes device_id dev_id "
-        "device_type current_endpoint trainer_endpoints nrings pg_timeout",
-        "Group": "world_size process_group backend is_member get_group_rank get_global_rank mpi_comm",
+        "ParallelEnv": "rank world_size nranks local_rank local_size node_rank nnodes device_id "
+        "dev_id device_type current_endpoint trainer_endpoints nrings pg_timeout",
+        "Group": "world_size process_group backend is_member get_group_rank get_global_rank "
+        "mpi_comm",
         "Work": "wait is_completed synchronize result source",
         "Plan": "start free",
         "ReduceOp": "SUM MAX MIN PROD AVG",
@@ -239,7 +240,7 @@ def test_classes_have_the_promised_members():
     for name, words in members.items():
         for word in words.split():
             assert hasattr(getattr(dist, name), word), f"{name}.{word}"
-    for name in ("HpcdistError UsageError MismatchError CollectiveTimeout RemoteError").split():
+    for name in ["HpcdistError", "UsageError", "MismatchError", "CollectiveTimeout", "RemoteError"]:
         assert issubclass(getattr(dist, name), RuntimeError)
 
 
