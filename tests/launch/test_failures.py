@@ -31,7 +31,7 @@ rank = world.rank
 dist.barrier()
 
 def fails():
-    print("failing at", time.time(), flush=True)
+    print(f"failing at {time.time()}", flush=True)
 """
 
 
@@ -133,7 +133,7 @@ if rank == 1:
 try:
     dist.all_reduce(np.ones(1))
 except dist.RemoteError as error:
-    print("noticed", error.rank, flush=True)
+    print(f"noticed {error.rank}", flush=True)
     os._exit(4) if rank == 0 else time.sleep(60)
 """)
     assert code != 0
@@ -164,7 +164,7 @@ for work in works:
     try:
         work.wait()
     except dist.RemoteError as error:
-        print("noticed", error.rank, flush=True)
+        print(f"noticed {error.rank}", flush=True)
 """)
     assert out.count("noticed 2") == 2 * (RANKS - 1)
     assert code == 0
