@@ -13,6 +13,7 @@ from hpcdist.comm.session import (
     Whereabouts,
     current_session,
     group_at_hand,
+    here,
     is_simulated,
     set_session,
 )
@@ -59,6 +60,9 @@ def init_parallel_env(
     """
     session = current_session()
     if session is not None:
+        return session.world
+    if here.restart is not None:
+        set_session(session := here.restart())
         return session.world
     check_backend(backend)
     if device not in _HOST_DEVICES:

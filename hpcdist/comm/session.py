@@ -7,6 +7,7 @@ only place that keeps groups.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
 from hpcdist.comm.group import Group
@@ -46,6 +47,8 @@ class _Here(threading.local):
     """The class attribute is the process's session; a simulated rank's thread hides it."""
 
     session: Session | None = None
+    restart: Callable[[], Session] | None = None
+    """In a simulated rank: makes the session of the next `init_parallel_env`."""
 
 
 here = _Here()
@@ -65,14 +68,14 @@ def set_session(session: Session | None) -> None:
         _Here.session = session
 
 
-def enter_simulation(session: Session) -> None:
-    """Make this thread a rank of a simulated world."""
-    here.session = session
+def enter_simulation(restart: Callable[[], Session]) -> None:
+    """Make this thread a rank of a simulated world, whose sessions `restart` makes."""
+    here.session, here.restart = restart(), restart
 
 
 def leave_simulation() -> None:
     """Make this thread an ordinary one again."""
-    del here.session
+    del here.session, here.restart
 
 
 def is_simulated() -> bool:

@@ -52,7 +52,14 @@ def simulate(
 
     def one_rank(rank: int) -> None:
         where = Whereabouts(rank, n, 0, 1, tuple(f"localhost:{rank}" for rank in range(n)))
-        enter_simulation(Session(LocalTransport(room, rank, timeout), where, timeout))
+        transport = LocalTransport(room, rank, timeout)
+
+        def new_session() -> Session:
+            nonlocal transport
+            transport = transport.reopen()
+            return Session(transport, where, timeout)
+
+        enter_simulation(new_session)
         why, details = "has ended", ""
         try:
             results[rank] = fn(*args, **kwargs)

@@ -2,6 +2,6 @@
 
 Read in this order: `call` (the description), `recipes` (how each dtype is reduced), `base`
 (the interfaces), `lane` (operations of a group, one after the other), then one transport:
-`local` (ranks are threads) or `mpi_host` with `mpi_agreement`, `mpi_collectives`,
+`local` (ranks are threads) or `mpi_host` with `mpi_meeting`, `mpi_agreement`, `mpi_collectives`,
 `mpi_objects`, `mpi_messages`, `mpi_transfers` (host memory over MPI).
 """

@@ -20,6 +20,7 @@ from hpcdist.transport.call import MESSAGES, Call, Kind, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.lane import Lane, seconds
 from hpcdist.transport.mpi_agreement import Agreement
+from hpcdist.transport.mpi_meeting import Meetings
 from hpcdist.transport.mpi_messages import Messages
 from hpcdist.transport.mpi_objects import OBJECT_VERBS
 from hpcdist.transport.mpi_types import OPS, block, numbers
@@ -51,6 +52,7 @@ class MpiHost(Transport):
         self.piece_bytes = int(piece_mb * _MiB) if _on_one_node(self.comm) else 1 << 30
         self.messages = Messages(user_comm.Dup(), self.ranks, timeout_s)
         self._agreement = Agreement(self.comm, self.ranks, timeout_s) if self.size > 1 else None
+        self._meetings = Meetings(self.comm, self.ranks)
         self._lane = Lane(f"hpcdist-group-{self.ranks[0]}-{self.size}")
         self._threads: bool = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self._plan_comm: MPI.Intracomm | None = None
@@ -139,13 +141,12 @@ class MpiHost(Transport):
 
     def subgroup(self, ranks: Sequence[int], next_id: int, timeout: float) -> tuple[MpiHost, int]:
         """Create the communicators of the group of `ranks`; only its members call this."""
+        group_id = self._meetings.meet(tuple(ranks), next_id, self.timeout_s)
         mine = self.comm.Get_group()
         theirs = mine.Incl(ranks)
-        tag = hash(tuple(ranks)) % 32000
-        comm = self.comm.Create_group(theirs, tag)
+        comm = self.comm.Create_group(theirs, hash(tuple(ranks)) % 32000)
         theirs.Free()
         mine.Free()
-        group_id = comm.allreduce(next_id, MPI.MAX)
         world_ranks = [self.ranks[rank] for rank in ranks]
         return MpiHost(comm, world_ranks, timeout, self._piece_mb), group_id
 

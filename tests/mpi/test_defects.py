@@ -471,6 +471,45 @@ def test_a_receive_without_a_message_times_out_and_may_come_later(rank):
     dist.destroy_process_group(group)
 
 
+@pytest.fixture
+def impatient_world():
+    """A world whose ranks wait for each other half a second."""
+    dist.barrier()
+    dist.destroy_process_group()
+    dist.init_parallel_env(timeout=0.5)
+    yield
+    MPI.COMM_WORLD.Barrier()
+    dist.destroy_process_group()
+    dist.init_parallel_env()
+
+
+def test_a_group_whose_member_does_not_come_times_out_and_names_it(rank, size, impatient_world):
+    if size == 1:
+        return
+    if rank < size - 1:
+        with pytest.raises(dist.CollectiveTimeout, match="new_group") as caught:
+            dist.new_group(range(size))
+        assert size - 1 in caught.value.missing
+    MPI.COMM_WORLD.Barrier()
+    if rank == size - 1:
+        with pytest.raises(dist.CollectiveTimeout, match="new_group"):
+            dist.new_group(range(size))
+    MPI.COMM_WORLD.Barrier()
+    dist.barrier(dist.new_group(range(size)))
+
+
+def test_groups_made_in_opposite_order_time_out_instead_of_hanging(rank, size, impatient_world):
+    if size < 3:
+        return
+    part, whole = range(2), range(size)
+    for ranks in (part, whole) if rank == 0 else (whole, part):
+        if rank in ranks:
+            with pytest.raises(dist.CollectiveTimeout, match="new_group"):
+                dist.new_group(ranks)
+    MPI.COMM_WORLD.Barrier()
+    dist.barrier(dist.new_group(whole))
+
+
 def test_two_groups_in_opposite_order_time_out_instead_of_hanging(rank, size):
     if size == 1:
         return

@@ -163,3 +163,14 @@ def test_memory_for_collectives_is_ordinary():
         return x[0, 0]
 
     assert dist.simulate(2, check) == [2, 2]
+
+
+def test_a_simulated_world_starts_again_after_it_was_destroyed():
+    def again():
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+        group = dist.init_parallel_env()
+        dist.barrier()
+        return group.rank, group.nranks, group.backend
+
+    assert dist.simulate(3, again) == [(rank, 3, "LOCAL") for rank in range(3)]

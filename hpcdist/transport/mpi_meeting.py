@@ -1,0 +1,98 @@
+"""`Meeting`: the members of a new group find each other before MPI is asked to join them.
+
+Creating a communicator blocks inside MPI until all members have called; a member that never
+does would hang the others for ever. So every member first reports to the group's first member,
+which answers all of them when all have come, with the group's id. Both waits are polled, so a
+member that does not come becomes a `CollectiveTimeout`. Only the members talk.
+
+As in an `Agreement`, a meeting that is complete only after a member's deadline is void: that
+member may have given up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn, final
+
+from mpi4py import MPI
+
+from hpcdist.errors import CollectiveTimeout
+from hpcdist.transport.call_site import call_site
+from hpcdist.transport.patience import poll
+
+_REPORT, _ANSWER = 7, 8  # message tags on the parent group's own communicator
+_BEYOND_S = 0.5
+"""How much longer a member waits, so that the first one can say who is missing."""
+
+Key = tuple[tuple[int, ...], int]
+
+
+@final
+class Meetings:
+    """The meetings of one rank of a parent group; `world_ranks` name its ranks in messages."""
+
+    def __init__(self, comm: MPI.Intracomm, world_ranks: Sequence[int]) -> None:
+        self._comm = comm
+        self._world_ranks = world_ranks
+        self._held: dict[tuple[int, ...], int] = {}
+        self._reports: dict[Key, dict[int, tuple[int, float]]] = {}
+        self._answers: dict[Key, int | tuple[int, ...]] = {}
+        self._outbox: list[MPI.Request] = []
+
+    def meet(self, ranks: tuple[int, ...], next_id: int, timeout_s: float) -> int:
+        """Wait until all `ranks` have come here and return the largest `next_id` of theirs."""
+        nth = self._held[ranks] = self._held.get(ranks, 0) + 1
+        key, report = (ranks, nth), (next_id, time.time() + timeout_s)
+        if self._comm.rank == ranks[0]:
+            return self._receive(key, report, timeout_s)
+        self._tell(ranks[0], (key, report), _REPORT)
+        if not poll(lambda: self._collect() or key in self._answers, timeout_s + _BEYOND_S):
+            self._fail(ranks, timeout_s, ranks[:1])
+        answer = self._answers.pop(key)
+        if not isinstance(answer, int):
+            self._fail(ranks, timeout_s, answer)
+        return answer
+
+    def _receive(self, key: Key, own: tuple[int, float], timeout_s: float) -> int:
+        """Collect all reports and answer them; on the first member."""
+        ranks = key[0]
+        reports = self._reports.setdefault(key, {})
+        reports[ranks[0]] = own
+        complete = poll(lambda: self._collect() or len(reports) == len(ranks), timeout_s)
+        in_time = time.time() <= min(deadline for _, deadline in reports.values())
+        missing = tuple(rank for rank in ranks if rank not in reports) or ranks[:1]
+        group_id = max(each for each, _ in reports.values())
+        answer = group_id if complete and in_time else missing
+        for rank in reports:
+            if rank != ranks[0]:
+                self._tell(rank, (key, answer), _ANSWER)
+        del self._reports[key]
+        if answer is missing:
+            self._fail(ranks, timeout_s, missing)
+        return group_id
+
+    def _collect(self) -> bool:
+        """Take in what has arrived, of this and other meetings; return False."""
+        status = MPI.Status()
+        for tag in (_REPORT, _ANSWER):
+            while (message := self._comm.improbe(MPI.ANY_SOURCE, tag)) is not None:
+                key, content = message.recv(status)
+                if tag == _ANSWER:
+                    self._answers[key] = content
+                else:
+                    self._reports.setdefault(key, {})[status.Get_source()] = content
+        return False
+
+    def _tell(self, rank: int, content: Any, tag: int) -> None:
+        self._outbox = [request for request in self._outbox if not request.Test()]
+        self._outbox.append(self._comm.isend(content, rank, tag))
+
+    def _fail(self, ranks: Sequence[int], timeout_s: float, absent: Sequence[int]) -> NoReturn:
+        missing = tuple(self._world_ranks[rank] for rank in absent)
+        raise CollectiveTimeout(
+            f"new_group({[self._world_ranks[rank] for rank in ranks]}) was not called by all its "
+            f"members within {timeout_s:g} s; missing ranks: {', '.join(map(str, missing))}. "
+            f"Called at {call_site()}. Let every member make the same groups in the same order",
+            missing,
+        )
