@@ -328,7 +328,11 @@ def test_no_job_outlives_a_program_that_is_killed(daemon):
 
 
 def test_ctrl_c_ends_the_job():
-    then = "import os, signal, threading; threading.Timer(0.5, os.kill, (os.getpid(), 2)).start()"
+    then = (
+        "import os, signal, threading; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # may have been ignored
+        "threading.Timer(0.5, os.kill, (os.getpid(), 2)).start()"
+    )
     done = python(JOB.format(daemon=False, then=f"{then}; context.join()"))
     assert done.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in done.stderr
