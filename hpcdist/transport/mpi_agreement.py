@@ -58,7 +58,6 @@ class Agreement:
         self.sequence = 0
         mine: Any = np.zeros(6, np.int64)
         least: Any = np.zeros(6, np.int64)
-        self._mine, self._least = memoryview(mine), memoryview(least)
         self._write = partial(_SIX.pack_into, mine, 0)
         self._read = partial(_SIX.unpack_from, least, 0)
         self._request = _repeatable(
@@ -90,7 +89,7 @@ class Agreement:
             self._wait(call)
         number, opposite, detail, greatest, deadline, arrival = self._read()
         if -arrival > deadline:
-            self._void(call, now)
+            self._void(call, now, deadline)
         if number != -opposite:
             self._disagree(call)
         return detail, -greatest
@@ -146,9 +145,9 @@ class Agreement:
             missing,
         )
 
-    def _void(self, call: Call, arrived_ns: int) -> NoReturn:
+    def _void(self, call: Call, arrived_ns: int, deadline_ns: int) -> NoReturn:
         """See [Note: time limits]."""
-        late_s = (arrived_ns - self._least[4]) / 1e9
+        late_s = (arrived_ns - deadline_ns) / 1e9
         late = f"this rank joined {late_s:.1f} s after that" if late_s > 0 else "a rank was late"
         raise CollectiveTimeout(
             f"{self._what(call)} was given up by a rank whose time limit was over: {late}. Called "
@@ -171,7 +170,7 @@ class Agreement:
                 )
             self._unfinished -= 1
             if self._unfinished:
-                self._mine[4], self._mine[5] = 0, -_NEVER
+                self._write(0, 0, 0, 0, 0, -_NEVER)  # arrives after every deadline: void
                 self._start()
 
     # ---- talking

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, final
+from typing import Any, final
 from weakref import WeakSet
 
 from mpi4py import MPI
@@ -251,24 +251,19 @@ _PERSISTENT: dict[Kind, Callable[[MPI.Intracomm, Call], Any]] = {
 }
 
 
-class _Planned(NamedTuple):
-    request: MPI.Prequest
-    call: Call
-
-
 @final
 class _MpiPlan(Plan):
     """A persistent MPI collective."""
 
     def __init__(self, request: MPI.Prequest, call: Call, host: MpiHost) -> None:
-        self._planned: _Planned | None = _Planned(request, call)
+        self._request: MPI.Prequest | None = request
         self._begin = request.Start
         self._work = _PlanWork(request, call, host)
 
     def start(self) -> Work:
         """Begin the collective on what the buffers hold now."""
         work = self._work
-        if work.active or self._planned is None:
+        if work.active or self._request is None:
             raise UsageError(REFUSE_START)
         work.active = True
         self._begin()
@@ -276,10 +271,10 @@ class _MpiPlan(Plan):
 
     def free(self) -> None:
         """Give the request back to MPI."""
-        planned, self._planned = self._planned, None
-        if planned is not None:
+        request, self._request = self._request, None
+        if request is not None:
             self._work.wait()
-            planned.request.Free()
+            request.Free()
 
 
 @final

@@ -73,7 +73,6 @@ class Messages:
         """Stop the progress thread."""
         self._busy.clear()
         if self._progress is not None:
-            self._busy = []
             progress, self._progress = self._progress, None
             self._wake.set()
             progress.join(1.0)
