@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, get_args, get_type_hints
 
 from hpcdist.errors import UsageError
 
@@ -20,6 +20,10 @@ class Config:
     """MiB of a large reduction inside one node that are handed to MPI at a time."""
     allow_singleton: bool = False
     """Accept a world of one rank although the launcher started more."""
+    overlap: Literal["auto", "always", "never"] = "auto"
+    """Whether gradients travel while the backward pass computes; "auto" measures."""
+    check_nan: bool = False
+    """Look for NaN in gradients before they are averaged, and name the parameter and the rank."""
 
 
 def read_config(environ: Mapping[str, str] | None = None) -> Config:
@@ -30,7 +34,8 @@ def read_config(environ: Mapping[str, str] | None = None) -> Config:
         variable = f"HPCDIST_{field.name.upper()}"
         text = environ.get(variable)
         if text:
-            given[field.name] = _READERS[str(field.type)](variable, text)
+            reader = _READERS.get(str(field.type), _choice)
+            given[field.name] = reader(variable, text)
     return Config(**given)
 
 
@@ -50,5 +55,15 @@ def _switch(variable: str, text: str) -> bool:
     return _SWITCHES[text.lower()]
 
 
+def _choice(variable: str, text: str) -> str:
+    name = variable.removeprefix("HPCDIST_").lower()
+    choices = get_args(get_type_hints(Config)[name])
+    if text.lower() not in choices:
+        raise UsageError(
+            f"{variable}={text!r} is none of {', '.join(choices)}; set one or unset it"
+        )
+    return text.lower()
+
+
 _SWITCHES = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
-_READERS = {"float": _number, "bool": _switch}
+_READERS: dict[str, Callable[[str, str], Any]] = {"float": _number, "bool": _switch}

@@ -124,6 +124,7 @@ class Closed(Transport):
     """Stands where a destroyed group had its transport: every use is an error."""
 
     backend = "CLOSED"
+    one_node = False
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -178,6 +179,7 @@ class Dormant(Transport):
         self._restart = restart
         self.user_comm = group.mpi_comm
         self.backend = group.backend
+        self.one_node = group.transport is not None and group.transport.one_node
 
     def wake(self) -> Transport:
         """Restart the transport; collective."""

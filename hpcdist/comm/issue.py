@@ -56,5 +56,10 @@ def _announce(group: Group, call: Call) -> Call:
         for listener in tuple(listeners):
             listener(event)
 
+    def ended(error: BaseException | None) -> None:
+        tell("end", error)
+        if call.ended is not None:
+            call.ended(error)
+
     tell("begin")
-    return call._replace(ended=lambda error: tell("end", error))
+    return call._replace(ended=ended)

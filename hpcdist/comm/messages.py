@@ -25,7 +25,7 @@ def send(
     tensor: Any, dst: int = 0, group: Group | None = None, sync_op: bool = True, tag: int = 0
 ) -> Work:
     """Send `tensor` to rank `dst`; return when it may be changed again (MPI_Send)."""
-    return issue(group, sync_op, _describe_send, tensor, dst, tag)
+    return issue(group, sync_op, describe_send, tensor, dst, tag)
 
 
 def recv(
@@ -51,17 +51,17 @@ def recv(
         MismatchError: the message has another size or dtype. It stays where it is.
 
     """
-    return issue(group, sync_op, _describe_recv, tensor, src, tag)
+    return issue(group, sync_op, describe_recv, tensor, src, tag)
 
 
 def isend(tensor: Any, dst: int, group: Group | None = None, tag: int = 0) -> Work:
     """Begin `send`; `tensor` must be left alone until `Work.wait` (MPI_Isend)."""
-    return issue(group, False, _describe_send, tensor, dst, tag)
+    return issue(group, False, describe_send, tensor, dst, tag)
 
 
 def irecv(tensor: Any, src: int | None = None, group: Group | None = None, tag: int = 0) -> Work:
     """Begin `recv`; `tensor` holds the message after `Work.wait` (MPI_Irecv)."""
-    return issue(group, False, _describe_recv, tensor, src, tag)
+    return issue(group, False, describe_recv, tensor, src, tag)
 
 
 class _P2POpFields(NamedTuple):
@@ -101,7 +101,7 @@ class P2POp(_P2POpFields):
             )
         where = group_at_hand(group)
         if where.is_member():
-            (_describe_send if op is isend else _describe_recv)(where, tensor, peer, tag)
+            (describe_send if op is isend else describe_recv)(where, tensor, peer, tag)
         return super().__new__(cls, op, tensor, peer, group, tag)
 
 
@@ -171,14 +171,16 @@ def recv_object_list(
 # ---- descriptions
 
 
-def _describe_send(group: Group, tensor: Any, dst: Any, tag: Any) -> Call:
+def describe_send(group: Group, tensor: Any, dst: Any, tag: Any) -> Call:
+    """Describe `send`."""
     root = group.root_of(dst, "dst")
     _, data, dtype, shape, _ = as_buffer(tensor)
     tag = _check_tag(tag)
     return Call(Kind.SEND, data, None, dtype, shape, root, None, None, 0, None, tag)
 
 
-def _describe_recv(group: Group, tensor: Any, src: Any, tag: Any) -> Call:
+def describe_recv(group: Group, tensor: Any, src: Any, tag: Any) -> Call:
+    """Describe `recv`."""
     root = ANY_SOURCE if src is None else group.root_of(src, "src")
     buffer = as_output(tensor)
     _, data, dtype, shape, home = buffer

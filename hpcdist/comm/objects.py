@@ -31,7 +31,7 @@ def all_gather_object(
         sync_op: return when the objects are there.
 
     """
-    return issue(group, sync_op, _describe_all_gather, object_list, obj)
+    return issue(group, sync_op, describe_all_gather, object_list, obj)
 
 
 def broadcast_object_list(
@@ -79,7 +79,8 @@ def all_to_all_object(
 # ---- descriptions
 
 
-def _describe_all_gather(group: Group, object_list: Any, obj: Any) -> Call:
+def describe_all_gather(group: Group, object_list: Any, obj: Any) -> Call:
+    """Describe `all_gather_object`."""
     kind = Kind.ALL_GATHER_OBJECT
     try:
         _check_room(group, object_list, "object_list")

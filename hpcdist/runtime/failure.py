@@ -6,6 +6,7 @@ for it, with every MPI library.
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 from types import TracebackType
@@ -29,23 +30,27 @@ def end_job_on_failure(rank: int) -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if issubclass(kind, KeyboardInterrupt):
-            _say(f"[rank {rank}] interrupted")
+            _say(f"[rank {rank}] interrupted\n")
             abort(_INTERRUPTED)
         if previous is not sys.__excepthook__:
             previous(kind, error, trace)
+            _say("")
         else:
             lines = "".join(traceback.format_exception(kind, error, trace)).rstrip().split("\n")
-            _say("\n".join(f"[rank {rank}] {line}" for line in lines))
+            _say("\n".join(f"[rank {rank}] {line}" for line in lines) + "\n")
         abort(1)
 
     sys.excepthook = hook
 
 
 def _say(text: str) -> None:
-    for stream in (sys.stdout, sys.stderr):
+    target = sys.stderr
+    if isinstance(target, io.StringIO):  # torch's hook around ours holds everything back
+        text, target = target.getvalue() + text, sys.__stderr__ or target
+    for stream in (sys.stdout, target):
         try:
-            if stream is sys.stderr:
-                stream.write(text + "\n")
+            if stream is target:
+                stream.write(text)
             stream.flush()
         except (OSError, ValueError):
             continue

@@ -98,13 +98,15 @@ REFUSE_START = (
 class Transport(ABC):
     """Moves the bytes of a `Call` between the ranks of one group.
 
-    `ranks` are the world ranks of the group, in group order.
+    `ranks` are the world ranks of the group, in group order; `one_node` says whether they all
+    run on one node.
     """
 
     backend: str
     rank: int
     size: int
     ranks: Sequence[int]
+    one_node: bool
 
     @abstractmethod
     def run(self, call: Call) -> Any:

@@ -47,8 +47,12 @@ class Lane:
         return self.start(lambda: job(*args), "operation").result()
 
     def start(self, job: Job, label: str) -> QueuedWork:
-        """Queue `job` and return its work."""
+        """Queue `job` and return its work; a callback of an operation runs it at once."""
         work = QueuedWork(job, label)
+        if threading.current_thread() is self._thread:
+            work.execute()
+            work.ended.set()
+            return work
         with self._counting:
             self.queued += 1
             if self._thread is None:

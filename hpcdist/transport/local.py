@@ -144,6 +144,7 @@ class LocalTransport(Transport):
     """Rank `rank` of a room."""
 
     backend = "LOCAL"
+    one_node = True
 
     def __init__(self, room: Room, rank: int, timeout_s: float) -> None:
         self.ranks = room.ranks

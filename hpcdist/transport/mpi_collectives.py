@@ -177,9 +177,14 @@ def all_gather(host: MpiHost, call: Call, detail: Range) -> list[Block]:
     recv = call.recv
     if recv is None:
         recv = np.empty(host.size * send.size, send.dtype)
-    if np.may_share_memory(send, recv):
-        send = send.copy()
-    host.comm.Allgather(block(send, send.nbytes), block(recv, send.nbytes))
+    into = block(recv, send.nbytes)
+    if not np.may_share_memory(send, recv):
+        host.comm.Allgather(block(send, send.nbytes), into)
+    else:
+        own = recv.reshape(-1)[host.rank * send.size : (host.rank + 1) * send.size]
+        if own.ctypes.data != send.ctypes.data:
+            own[...] = send.reshape(-1)
+        host.comm.Allgather(MPI.IN_PLACE, into)
     return _even_blocks(recv, call, host.size)
 
 

@@ -49,7 +49,8 @@ class MpiHost(Transport):
         self._piece_mb = piece_mb
         self.comm = user_comm.Dup()
         self.rank, self.size = self.comm.rank, self.comm.size
-        self.piece_bytes = int(piece_mb * _MiB) if _on_one_node(self.comm) else 1 << 30
+        self.one_node = _on_one_node(self.comm)
+        self.piece_bytes = int(piece_mb * _MiB) if self.one_node else 1 << 30
         self.messages = Messages(user_comm.Dup(), self.ranks, timeout_s)
         self._agreement = Agreement(self.comm, self.ranks, timeout_s) if self.size > 1 else None
         self._meetings = Meetings(self.comm, self.ranks)

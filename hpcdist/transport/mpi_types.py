@@ -37,6 +37,10 @@ OPS: dict[Combine, MPI.Op] = {
     Combine.MINIMUM: MPI.MIN,
     Combine.OR: MPI.LOR,
     Combine.AND: MPI.LAND,
+    Combine.XOR: MPI.LXOR,
+    Combine.BIT_AND: MPI.BAND,
+    Combine.BIT_OR: MPI.BOR,
+    Combine.BIT_XOR: MPI.BXOR,
 }
 
 INT_MAX = (1 << 31) - 1

@@ -27,7 +27,7 @@ from hpcdist.errors import UsageError
 
 
 class ReduceOp(IntEnum):
-    """Reduction operators, with Paddle's numbers."""
+    """Reduction operators, with Paddle's numbers; the bitwise ones are for integers and bool."""
 
     __hash__ = int.__hash__
 
@@ -36,6 +36,9 @@ class ReduceOp(IntEnum):
     MIN = 2
     PROD = 3
     AVG = 4
+    BAND = 5
+    BOR = 6
+    BXOR = 7
 
 
 class Combine(IntEnum):
@@ -49,6 +52,10 @@ class Combine(IntEnum):
     MINIMUM = 3
     OR = 4
     AND = 5
+    XOR = 6
+    BIT_AND = 7
+    BIT_OR = 8
+    BIT_XOR = 9
 
 
 UFUNCS: dict[Combine, Any] = {
@@ -58,6 +65,10 @@ UFUNCS: dict[Combine, Any] = {
     Combine.MINIMUM: np.minimum,
     Combine.OR: np.logical_or,
     Combine.AND: np.logical_and,
+    Combine.XOR: np.logical_xor,
+    Combine.BIT_AND: np.bitwise_and,
+    Combine.BIT_OR: np.bitwise_or,
+    Combine.BIT_XOR: np.bitwise_xor,
 }
 
 Encode = Callable[[NumpyArray], NumpyArray]
@@ -175,12 +186,18 @@ _FAMILIES: dict[str, dict[ReduceOp, Callable[[Dtype], Recipe]]] = {
         ReduceOp.MAX: _direct(Combine.OR),
         ReduceOp.MIN: _direct(Combine.AND),
         ReduceOp.PROD: _direct(Combine.AND),
+        ReduceOp.BAND: _direct(Combine.AND),
+        ReduceOp.BOR: _direct(Combine.OR),
+        ReduceOp.BXOR: _direct(Combine.XOR),
     },
     "int": {
         ReduceOp.SUM: _arithmetic(Combine.ADD),
         ReduceOp.MAX: _direct(Combine.MAXIMUM),
         ReduceOp.MIN: _direct(Combine.MINIMUM),
         ReduceOp.PROD: _direct(Combine.MULTIPLY),
+        ReduceOp.BAND: _direct(Combine.BIT_AND),
+        ReduceOp.BOR: _direct(Combine.BIT_OR),
+        ReduceOp.BXOR: _direct(Combine.BIT_XOR),
     },
     "float": {
         ReduceOp.SUM: _arithmetic(Combine.ADD),

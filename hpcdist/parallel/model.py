@@ -1,0 +1,161 @@
+"""`DataParallel`: the same model on every rank, each with its share of the batch."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from typing import Any
+
+from hpcdist.comm.group import Group
+from hpcdist.comm.session import group_at_hand
+from hpcdist.errors import UsageError
+from hpcdist.parallel.pace import CommStats
+
+_MiB = 1 << 20
+
+DEFAULT_MB = 25
+"""The usual bucket across nodes: large enough for the network's full bandwidth."""
+
+NODE_MB = 8
+"""Inside one node: the first bucket leaves earlier, and stays in the processor's cache."""
+
+
+class DataParallel(ABC):
+    """Make `layers` train on all ranks of a group: gradients are averaged in the backward pass.
+
+    Collective over the group to create: parameters and buffers are checked by name, shape and
+    dtype and get the values of the group's first rank. What you get depends on `layers`: for a
+    `torch.nn.Module` it is one, too, and runs on torch's own DistributedDataParallel; anything
+    else with `named_parameters()` (of `hpcdist.Parameter`) runs on hpcdist's engine for arrays.
+    Whatever is not named here falls through to `layers`.
+
+    Args:
+        layers: a `torch.nn.Module`, or an object with ``named_parameters()``.
+        strategy: accepted for Paddle's sake.
+        comm_buffer_size: size of a bucket of gradients in MiB; 0 is one bucket per parameter.
+            At the default, ranks that share one node use 8.
+        last_comm_buffer_size: size in MiB of the bucket that is reduced last, with nothing left
+            to hide it behind.
+        find_unused_parameters: parameters without a gradient contribute zeros; without this
+            they are an error that names them. A parameter that no rank uses keeps its gradient
+            (None).
+        group: the ranks that train together; None for all.
+        check_nan: look for NaN in gradients and name parameter and rank; default: the setting
+            ``HPCDIST_CHECK_NAN``.
+
+    Raises:
+        UsageError: no trainable parameter, or this rank is not in the group.
+        MismatchError: the parameters of two ranks differ in name, order, shape or dtype.
+
+    Reference: Li et al., PyTorch Distributed, VLDB 2020; Paddle's ``paddle.DataParallel``.
+
+    """
+
+    def __new__(cls, layers: Any = None, *args: Any, **kwargs: Any) -> DataParallel:
+        """Make an instance of the engine for `layers`."""
+        return super().__new__(_engine_for(layers) if cls is DataParallel else cls)
+
+    @abstractmethod
+    def __init__(
+        self,
+        layers: Any,
+        strategy: Any = None,
+        comm_buffer_size: float = DEFAULT_MB,
+        last_comm_buffer_size: float = 1,
+        find_unused_parameters: bool = False,
+        group: Group | None = None,
+        *,
+        check_nan: bool | None = None,
+    ) -> None: ...
+
+    @abstractmethod
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Let gradients of forwards inside the context accumulate on this rank, without averaging.
+
+        The forward decides: the next backward of a forward outside averages what has gathered.
+        """
+
+    @abstractmethod
+    def join(
+        self, divide_by_initial_world_size: bool = True, enable: bool = True
+    ) -> AbstractContextManager[None]:
+        """Let ranks have different numbers of batches. Collective over the group.
+
+        A rank that has left its loop contributes zeros until all have; then every rank gets the
+        parameters of one that was last.
+
+        Args:
+            divide_by_initial_world_size: divide sums of gradients by the number of all ranks; if
+                False, by the number of ranks that still have batches.
+            enable: False makes the context do nothing.
+
+        """
+
+    @abstractmethod
+    def comm_stats(self) -> CommStats:
+        """Return what the exchange of gradients has cost so far, and how much was hidden. Local."""
+
+    @abstractmethod
+    def set_state_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
+        """Load what `state_dict` returned. Local: do the same on every rank."""
+
+    def set_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
+        """Do `set_state_dict`."""
+        return self.set_state_dict(state_dict, use_structured_name)
+
+    def load_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
+        """Do `set_state_dict`."""
+        return self.set_state_dict(state_dict, use_structured_name)
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Return `loss`: the mean over ranks needs no scaling (kept for Paddle's sake)."""
+        return loss
+
+    @abstractmethod
+    def apply_collective_grads(self) -> None:
+        """Make sure that the gradients of the last backward have been averaged."""
+
+
+_ENGINES = {
+    ("torch", "Module"): ("hpcdist.torch.data_parallel", "TorchDataParallel"),
+}
+"""By package and class a model's type comes from; loaded when the first such model appears."""
+
+
+def _engine_for(layers: Any) -> type[DataParallel]:
+    for base in type(layers).__mro__:
+        row = _ENGINES.get((base.__module__.partition(".")[0], base.__name__))
+        if row is not None:
+            engine: type[DataParallel] = getattr(importlib.import_module(row[0]), row[1])
+            return engine
+    if callable(getattr(layers, "named_parameters", None)):
+        from hpcdist.parallel.arrays import ArrayDataParallel
+
+        return ArrayDataParallel
+    raise UsageError(
+        f"DataParallel got {layers!r}, which is neither a torch.nn.Module nor an object whose "
+        "named_parameters() yields pairs of a name and an hpcdist.Parameter; give the model one"
+    )
+
+
+def training_group(group: Group | None) -> Group:
+    """Return the group to train on; a rank outside it gets a `UsageError`."""
+    group = group_at_hand(group)
+    if group.transport is None:
+        raise UsageError(
+            f"rank {group.world_rank} is not in group {group.name} (ranks {group.ranks}), so it "
+            "cannot train there; build DataParallel on the members only"
+        )
+    return group
+
+
+def bucket_limits(group: Group, usual_mb: float, last_mb: float) -> tuple[int, int]:
+    """Return the bytes of the bucket that is reduced last, and of the others."""
+    for name, size in (("comm_buffer_size", usual_mb), ("last_comm_buffer_size", last_mb)):
+        if isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 <= size < 1 << 40:
+            raise UsageError(f"{name} must be a number of MiB, at least 0, got {size!r}")
+    assert group.transport is not None
+    if usual_mb == DEFAULT_MB and group.transport.one_node:
+        usual_mb = NODE_MB
+    return int(min(last_mb, usual_mb) * _MiB), int(usual_mb * _MiB)

@@ -1,0 +1,18 @@
+"""torch at home on MPI: ``import hpcdist.torch`` registers the backend ``"hpcdist"``.
+
+After it, ``torch.distributed.init_process_group("hpcdist")`` under ``srun`` or ``mpiexec`` needs no
+address and no socket, and all of torch's own engines run over MPI.
+
+Read in this order: `backend` (registration), `process_group` and `verbs` (torch's collectives in
+terms of hpcdist's), `works` (what is under way), `devices` (tensors on GPUs), `data_parallel`,
+`batch_norm`.
+"""
+
+from hpcdist.torch.backend import init as init, process_group_of as process_group_of, register
+from hpcdist.torch.batch_norm import SyncBatchNorm as SyncBatchNorm
+from hpcdist.torch.data_parallel import TorchDataParallel as DataParallel
+from hpcdist.torch.process_group import HpcdistProcessGroup as HpcdistProcessGroup
+
+__all__ = ["DataParallel", "HpcdistProcessGroup", "SyncBatchNorm", "init", "process_group_of"]
+
+register()

@@ -1,0 +1,95 @@
+"""Registration of the backend ``"hpcdist"`` with torch.distributed, and finding each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as c10d
+from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
+
+from hpcdist.comm.environment import init_parallel_env
+from hpcdist.comm.group import Closed, Group
+from hpcdist.comm.groups import new_group
+from hpcdist.comm.session import is_simulated
+from hpcdist.errors import UsageError
+from hpcdist.runtime.environ import snapshot
+from hpcdist.torch.process_group import BACKEND, HpcdistProcessGroup
+
+_TORCHS_DEFAULT = timedelta(minutes=30)
+
+
+def register() -> None:
+    """Make torch.distributed know the backend; once per process."""
+    if hasattr(c10d.Backend, BACKEND.upper()):
+        return
+    c10d.Backend.register_backend(BACKEND, _make, extended_api=True, devices=["cpu", "cuda"])
+    register_rendezvous_handler(BACKEND, _meet)
+    _answer_for_env()
+
+
+def init(timeout: Any = None) -> None:
+    """Do ``torch.distributed.init_process_group("hpcdist")``, if nothing has done it yet."""
+    if not c10d.is_initialized():
+        c10d.init_process_group(BACKEND, init_method=f"{BACKEND}://", timeout=timeout)
+
+
+def process_group_of(group: Group) -> HpcdistProcessGroup:
+    """Return torch's process group for the ranks of `group`, made when first asked for.
+
+    Collective over the group. `torch.distributed` is initialized if it is not; a world of
+    another backend (gloo, nccl) is left as it is.
+    """
+    if is_simulated():
+        raise UsageError(
+            "torch.distributed has one rank per process, so it cannot run in simulate(); start "
+            "ranks with mpiexec, srun or hpcdist run"
+        )
+    init()
+    world = c10d.group.WORLD
+    if isinstance(world, HpcdistProcessGroup) and group.nranks == world.size():
+        return world
+    known = _made.get(group)
+    if known is None or isinstance(known.group.transport, Closed):
+        known = c10d.new_group(group.ranks, backend=BACKEND, use_local_synchronization=True)
+        _made[group] = known
+    return known
+
+
+_made: WeakKeyDictionary[Group, HpcdistProcessGroup] = WeakKeyDictionary()
+"""By hpcdist group: torch keeps process groups for ever, and finds them by name only."""
+
+
+def _make(options: Any, _: Any = None) -> HpcdistProcessGroup:
+    """Make a process group of some ranks; torch calls this on the members."""
+    world = init_parallel_env()
+    ranks = list(options.global_ranks_in_group) or list(range(world.nranks))
+    timeout = None if options.timeout == _TORCHS_DEFAULT else options.timeout
+    where = options.group_rank, options.group_size
+    group = new_group(ranks, timeout=timeout)
+    if where != (group.rank, group.nranks):
+        group_words = f"rank {group.rank} of {group.nranks}"
+        raise UsageError(
+            f"torch.distributed calls this process rank {where[0]} of {where[1]}, but MPI calls "
+            f"it {group_words}; leave rank and world_size to MPI: init_process_group('{BACKEND}')"
+        )
+    return HpcdistProcessGroup(group, options.store, options.group_id)
+
+
+def _meet(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[c10d.Store, int, int]]:
+    """Tell torch rank and size. MPI connects the ranks: the store stays in this process."""
+    world = init_parallel_env()
+    yield c10d.HashStore(), world.rank, world.nranks
+
+
+def _answer_for_env() -> None:
+    """Let MPI answer for ``env://``, torch's default, where no MASTER_ADDR is set."""
+    torchs_own = _rendezvous_handlers["env"]
+
+    def meet(url: str, *args: Any, **kwargs: Any) -> Any:
+        handler = torchs_own if "MASTER_ADDR" in snapshot() else _meet
+        return handler(url, *args, **kwargs)
+
+    _rendezvous_handlers["env"] = meet

@@ -1,0 +1,329 @@
+"""`TorchDataParallel`: `hpcdist.DataParallel` for a `torch.nn.Module`.
+
+The engine is torch's own DistributedDataParallel (DDP), whose buckets hpcdist's `Exchange`
+averages. What DDP leaves open is settled here: parameters are compared by name, a parameter
+without a gradient is an error that names it on every rank at the end of that very backward pass,
+and evaluation never communicates.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
+
+from hpcdist.comm.collectives import all_reduce
+from hpcdist.comm.group import Group
+from hpcdist.config import read_config
+from hpcdist.errors import UsageError
+from hpcdist.parallel.exchange import Exchange, wait_all
+from hpcdist.parallel.model import DEFAULT_MB, DataParallel, bucket_limits, training_group
+from hpcdist.parallel.pace import CommStats
+from hpcdist.parallel.states import broadcast_states, verify_states
+from hpcdist.torch.backend import process_group_of
+from hpcdist.torch.descriptions import mean
+from hpcdist.torch.process_group import HpcdistProcessGroup
+
+_MiB = 1 << 20
+
+
+@final
+class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
+    """A module like the one it holds, whose gradients are averaged; see `DataParallel`.
+
+    Attributes:
+        module: the module itself (also `_layers`).
+        process_group: torch's process group of the ranks that train together.
+
+    """
+
+    def __init__(
+        self,
+        layers: torch.nn.Module,
+        strategy: Any = None,
+        comm_buffer_size: float = DEFAULT_MB,
+        last_comm_buffer_size: float = 1,
+        find_unused_parameters: bool = False,
+        group: Group | None = None,
+        *,
+        check_nan: bool | None = None,
+    ) -> None:
+        torch.nn.Module.__init__(self)
+        group = training_group(group)
+        _, limit = bucket_limits(group, comm_buffer_size, last_comm_buffer_size)
+        if not any(parameter.requires_grad for parameter in layers.parameters()):
+            raise UsageError(
+                "This model does not have any parameters to train, and does not need to use "
+                "DataParallel; call it as it is, or set requires_grad on what shall be trained"
+            )
+        _equalize(layers, group)
+        self._layers = layers
+        self.group = group
+        self.comm_buffer_size = limit
+        self.find_unused_parameters = find_unused_parameters
+        self.grad_need_sync = True
+        self.process_group: HpcdistProcessGroup = process_group_of(group)
+        self._check_nan = read_config().check_nan if check_nan is None else check_nan
+        self._exchange = Exchange(self.process_group.group, mean)
+        self._hook: tuple[Any, Callable[..., Any]] | None = None
+        self._count_active = False
+        self._passes: list[_Forward] = []
+        self._launched, self._complete = 0, False
+        self._error: BaseException | None = None
+        self._engine = [self._make_engine()]  # a list keeps its parameters from being ours twice
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the module; if gradients are wanted, prepare to average them."""
+        if not torch.is_grad_enabled():
+            return self._layers(*inputs, **kwargs)
+        if self._exchange.failed:  # DDP cannot go on from a backward pass that was broken off
+            self._exchange.failed = False
+            self._engine[0] = self._make_engine()
+        engine = self._engine[0]
+        engine.training = engine.broadcast_buffers = self.training
+        engine.require_backward_grad_sync = self.grad_need_sync
+        output = engine(*inputs, **kwargs)
+        if self.grad_need_sync:
+            self._watch(output)
+        return output
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """See `DataParallel.no_sync`."""
+        before, self.grad_need_sync = self.grad_need_sync, False
+        try:
+            yield
+        finally:
+            self.grad_need_sync = before
+
+    @contextmanager
+    def join(
+        self, divide_by_initial_world_size: bool = True, enable: bool = True
+    ) -> Iterator[None]:
+        """See `DataParallel.join`."""
+        self._count_active = enable and not divide_by_initial_world_size
+        try:
+            with self._engine[0].join(enable=enable):
+                yield
+        finally:
+            self._count_active = False
+
+    def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
+        """Let `hook(state, bucket)` average the buckets, as torch's DDP does.
+
+        For example those of ``torch.distributed.algorithms.ddp_comm_hooks``. Once per model, the
+        same on all ranks.
+        """
+        if self._hook is not None:
+            raise UsageError("a communication hook is registered already; one model takes one")
+        self._hook = state, hook
+
+    def apply_collective_grads(self) -> None:
+        """Do nothing: a backward pass ends when its gradients have been averaged."""
+
+    def comm_stats(self) -> CommStats:
+        """See `DataParallel.comm_stats`; a hook of one's own is not measured."""
+        return self._exchange.stats()
+
+    # ---- one backward pass
+
+    def _watch(self, output: Any) -> None:
+        """Notice when the backward pass reaches `output`, by way of its tensors."""
+        self._passes = []
+        forward = _Forward()
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(partial(self._begin, forward))
+
+    def _begin(self, forward: _Forward, _: torch.Tensor) -> None:
+        if forward.averaged:
+            raise UsageError(
+                "this is a second backward pass through the same forward; its gradients would stay "
+                "on this rank. Call the model again before it, or do the first one in "
+                "`with model.no_sync():`, the forward included"
+            )
+        if not self._passes:
+            self._launched, self._complete, self._error = 0, False, None
+            self._exchange.begin()
+            _at_end(self._end)
+        self._passes.append(forward)
+
+    def _average(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """Average one bucket: DDP's communication hook."""
+        self._launched = bucket.index() + 1
+        self._complete = bucket.is_last()
+        if self._hook is not None:
+            state, hook = self._hook
+            return hook(state, bucket)
+        gradients = bucket.buffer()
+        if gradients.device.type != "cpu":
+            work = self.process_group.allreduce([gradients.div_(self.group.nranks)])
+            return work.get_future().then(lambda future: future.value()[0])
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        if self._count_active and bucket.index() == 0:
+            self._active = self._ranks_with_batches()
+        factor = self.group.nranks / self._active if self._count_active else 1
+
+        def arrived(error: BaseException | None) -> None:
+            self._error = self._error or error
+            future.set_result(gradients if factor == 1 else gradients.mul_(factor))
+
+        self._exchange.average(gradients, self._not_a_number(bucket), arrived)
+        return future
+
+    def _ranks_with_batches(self) -> float:
+        """Count the ranks that are in a backward pass, not just joining; collective."""
+        active = np.array([1.0 if self._passes else 0.0])
+        all_reduce(active, group=self.process_group.group)
+        return float(active[0])
+
+    def _end(self) -> None:
+        """Come to the end of the computing; DDP waits for the buckets, and after that we look."""
+        passes, self._passes = self._passes, []
+        if not self._complete:
+            missing = self._without_gradient()
+            if not missing:
+                return  # not a backward pass to the parameters, but torch.autograd.grad
+            self._call_off(missing)
+        for forward in passes:
+            forward.averaged = True
+        self._exchange.computed()
+        _at_end(self._look)
+
+    def _look(self) -> None:
+        """Raise what went wrong with a bucket: a future would hand C++ its text only."""
+        if self._error is not None:
+            raise self._error
+
+    def _without_gradient(self) -> list[str]:
+        """Ask DDP which parameters got no gradient in this backward pass; none if it ran none."""
+        try:
+            self._engine[0].reducer._rebuild_buckets()
+        except RuntimeError as error:
+            indices = re.search(
+                r"indices which did not receive grad for rank \d+: ([\d ]+)", f"{error}"
+            )
+            if indices is None:
+                raise
+            names = [name for name, _ in _trainable(self._layers)]
+            return [names[int(index)] for index in indices[1].split()]
+        return []
+
+    def _call_off(self, missing: list[str]) -> None:
+        """Tell all ranks, in place of every bucket that cannot be sent, and raise."""
+        error = UsageError(
+            f"no gradient for {', '.join(missing)} in this backward pass; every parameter must "
+            "take part in the loss. Pass find_unused_parameters=True to DataParallel if some do "
+            "not, or set requires_grad=False on what shall not be trained"
+        )
+        buckets = len(self._engine[0].reducer._get_zeros_like_grad_buckets())
+        wait_all([self._exchange.average(None, error) for _ in range(self._launched, buckets)])
+
+    def _not_a_number(self, bucket: Any) -> UsageError | None:
+        if not self._check_nan or not bucket.buffer().isnan().any():
+            return None
+        names = {id(parameter): name for name, parameter in _trainable(self._layers)}
+        pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+        wrong = [names[id(parameter)] for parameter, part in pairs if part.isnan().any()]
+        return UsageError(
+            f"the gradient of {', '.join(wrong)} has NaN; look at the loss and the batch of this "
+            "rank, or clip gradients and lower the learning rate"
+        )
+
+    def _make_engine(self) -> DistributedDataParallel:
+        engine = DistributedDataParallel(
+            self._layers,
+            process_group=self.process_group,
+            init_sync=False,
+            bucket_cap_mb=self.comm_buffer_size / _MiB,
+            find_unused_parameters=self.find_unused_parameters,
+            gradient_as_bucket_view=True,
+        )
+        engine.register_comm_hook(None, lambda _, bucket: self._average(bucket))
+        return engine
+
+    # ---- a module like the one it holds
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The module whose gradients are averaged."""
+        return self._layers
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "_layers":
+                raise
+            return getattr(self._layers, name)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+        """Do what the module does: names have no prefix."""
+        yield from self._layers.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """Do what the module does: names have no prefix."""
+        yield from self._layers.named_buffers(*args, **kwargs)
+
+    def state_dict(
+        self,
+        destination: Any = None,
+        include_sublayers: bool = True,
+        structured_name_prefix: str = "",
+        *,
+        prefix: str = "",
+        keep_vars: bool = False,
+    ) -> dict[str, Any]:
+        """Return the module's state: names have no prefix of ours. Local."""
+        prefix = prefix or structured_name_prefix
+        if not include_sublayers:
+            raise UsageError("a torch module's state_dict always includes its sub-modules")
+        state: dict[str, Any] = self._layers.state_dict(
+            destination=destination, prefix=prefix, keep_vars=keep_vars
+        )
+        return state
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load the module's state. Local: do the same on every rank."""
+        return self._layers.load_state_dict(*args, **kwargs)
+
+    def set_state_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
+        """Do `load_state_dict`. Local."""
+        return self.load_state_dict(state_dict)
+
+
+def _at_end(callback: Callable[[], None]) -> None:
+    """Call `callback` at the end of the backward pass that is running."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+class _Forward:
+    """One call of the model; `averaged` once a backward pass has gone through it."""
+
+    averaged = False
+
+
+def _trainable(layers: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    return [pair for pair in layers.named_parameters() if pair[1].requires_grad]
+
+
+def _equalize(layers: torch.nn.Module, group: Group) -> None:
+    """Give all ranks the states of the first; collective."""
+    states = [*layers.named_parameters(), *layers.named_buffers()]
+    lazy = [name for name, tensor in states if torch.nn.parameter.is_lazy(tensor)]
+    if lazy:
+        raise UsageError(
+            f"{', '.join(lazy)} have no shape yet; call the model once with a batch before "
+            "DataParallel"
+        )
+    verify_states(
+        [(name, tuple(t.shape), f"{t.dtype}".removeprefix("torch.")) for name, t in states], group
+    )
+    broadcast_states([tensor.detach() for _, tensor in states], group, group.ranks[0])

@@ -1,0 +1,149 @@
+"""What torch asks for beyond hpcdist's own operations, in terms of them.
+
+Each function describes one call, like those of `comm.describe`: operators with torch's names,
+lists of tensors of different sizes, sparse tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hpcdist.comm import describe
+from hpcdist.comm.group import Group
+from hpcdist.comm.objects import describe_all_gather as describe_all_gather_objects
+from hpcdist.errors import UsageError
+from hpcdist.transport.call import Call
+from hpcdist.transport.recipes import ReduceOp
+
+_OPS = {
+    "SUM": ReduceOp.SUM,
+    "AVG": ReduceOp.AVG,
+    "PRODUCT": ReduceOp.PROD,
+    "MIN": ReduceOp.MIN,
+    "MAX": ReduceOp.MAX,
+    "BAND": ReduceOp.BAND,
+    "BOR": ReduceOp.BOR,
+    "BXOR": ReduceOp.BXOR,
+    "PREMUL_SUM": ReduceOp.SUM,
+}
+
+
+def _operator(options: Any) -> tuple[ReduceOp, Any]:
+    """Return the operator, and the factor of a PREMUL_SUM (None for others)."""
+    if options is None:
+        return ReduceOp.SUM, None
+    given = options.reduceOp
+    name = getattr(given, "op", given).name
+    return _OPS[name], given.__getstate__()[1] if name == "PREMUL_SUM" else None
+
+
+def all_reduce(group: Group, tensor: torch.Tensor, options: Any) -> Call:
+    """Describe an all-reduce of a dense or sparse tensor."""
+    op, factor = _operator(options)
+    if tensor.is_sparse:
+        return _sparse_all_reduce(group, tensor, op)
+    if factor is not None:
+        tensor.detach().mul_(factor)
+    return describe.all_reduce(group, tensor, op)
+
+
+def mean(group: Group, tensor: torch.Tensor) -> Call:
+    """Describe the averaging of a dense or sparse tensor."""
+    if tensor.is_sparse:
+        return _sparse_all_reduce(group, tensor, ReduceOp.AVG)
+    return describe.all_reduce(group, tensor, ReduceOp.AVG)
+
+
+def reduce(group: Group, tensor: torch.Tensor, dst: int, options: Any) -> Call:
+    """Describe a reduction to world rank `dst`."""
+    op, factor = _operator(options)
+    return describe.reduce(group, tensor if factor is None else tensor * factor, dst, op)
+
+
+def reduce_scatter(group: Group, out: torch.Tensor, given: Any, options: Any) -> Call:
+    """Describe a reduce-scatter of one tensor, or of one per rank, of any sizes."""
+    op, factor = _operator(options)
+    blocks = given if isinstance(given, (list, tuple)) else None
+    if blocks is not None and len({block.shape for block in blocks}) > 1:
+        return _uneven_reduce_scatter(group, out, blocks, op, factor)
+    if factor is not None:
+        given = given * factor if blocks is None else [block * factor for block in blocks]
+    return describe.reduce_scatter(group, out, given, op)
+
+
+def _uneven_reduce_scatter(
+    group: Group, out: torch.Tensor, blocks: Sequence[torch.Tensor], op: ReduceOp, factor: Any
+) -> Call:
+    whole = torch.cat([block.detach().reshape(-1) for block in blocks])
+    if factor is not None:
+        whole.mul_(factor)
+    start = sum(block.numel() for block in blocks[: group.rank])
+    mine = whole[start : start + blocks[group.rank].numel()]
+    if mine.numel() != out.numel():
+        raise UsageError(
+            f"reduce_scatter: the output has {out.numel()} elements, but this rank's block of the "
+            f"input has {mine.numel()}; give both one size"
+        )
+    return _then(
+        describe.all_reduce(group, whole, op), lambda: out.detach().copy_(mine.view(out.shape))
+    )
+
+
+def all_gather(group: Group, outs: Any, own: torch.Tensor) -> Call:
+    """Describe an all-gather into one tensor, or into one per rank, of any sizes."""
+    if not isinstance(outs, (list, tuple)) or all(out.shape == own.shape for out in outs):
+        return describe.all_gather(group, outs, own)
+    blocks: list[torch.Tensor] = []
+    return _then(describe.all_gather(group, blocks, own), lambda: _place(blocks, outs))
+
+
+def gather(group: Group, outs: Any, own: torch.Tensor, dst: int) -> Call:
+    """Describe a gather to world rank `dst`, into one tensor per rank, of any sizes."""
+    if not outs or all(out.shape == own.shape for out in outs):
+        return describe.gather(group, own, outs, dst)
+    blocks: list[torch.Tensor] = []
+    return _then(describe.gather(group, own, blocks, dst), lambda: _place(blocks, outs))
+
+
+def _place(blocks: list[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+    for rank, (block, out) in enumerate(zip(blocks, outs, strict=True)):
+        if block.numel() != out.numel():
+            raise UsageError(
+                f"the output for rank {rank} has shape {tuple(out.shape)}, but that rank sent "
+                f"{tuple(block.shape)}; let them agree"
+            )
+        out.detach().copy_(block.view(out.shape))
+
+
+def _sparse_all_reduce(group: Group, tensor: torch.Tensor, op: ReduceOp) -> Call:
+    """Exchange the nonzero elements; every rank adds them in rank order."""
+    if op not in (ReduceOp.SUM, ReduceOp.AVG):
+        raise UsageError(f"{op.name} of sparse tensors is not defined; use SUM, or to_dense()")
+    own = tensor.detach().coalesce()
+    parts: list[tuple[Any, Any]] = []
+
+    def combine() -> None:
+        indices = torch.cat([torch.from_numpy(each) for each, _ in parts], dim=1)
+        values = torch.cat([each for _, each in parts])
+        total = torch.sparse_coo_tensor(indices, values, tensor.shape, check_invariants=False)
+        total = total.coalesce()
+        tensor.detach().copy_(total / group.nranks if op is ReduceOp.AVG else total)
+
+    return _then(
+        describe_all_gather_objects(group, parts, (own.indices().numpy(), own.values())), combine
+    )
+
+
+def _then(call: Call, after: Callable[[], Any]) -> Call:
+    """Return `call` with `after` at its end."""
+    first = call.finish
+
+    def finish(result: Any) -> None:
+        if first is not None:
+            first(result)
+        after()
+
+    return call._replace(finish=finish)

@@ -1,0 +1,181 @@
+"""`Verbs`: torch's collectives, each described to hpcdist in a line or two.
+
+The methods have the names torch calls: those of its C++ interface, and where torch 2.13 renamed
+one, both names. Arguments are lists of tensors because torch once had several devices a process;
+options carry operator, root (a rank of the group) and whether the call is asynchronous.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+
+import torch
+
+from hpcdist.comm import describe
+from hpcdist.comm.group import Group
+from hpcdist.comm.issue import issue
+from hpcdist.comm.messages import describe_recv, describe_send
+from hpcdist.torch import descriptions
+from hpcdist.torch.works import TorchWork
+from hpcdist.transport.call import Call
+
+
+def _verb(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Hand tensors on other devices over to the backend registered for them."""
+    name = method.__name__
+
+    @wraps(method)
+    def run(self: Verbs, *args: Any) -> Any:
+        tensor = next(_tensors(args), None)
+        if tensor is not None and tensor.device.type != "cpu":
+            return self.on_device(name, tensor.device, *args)
+        return method(self, *args)
+
+    return run
+
+
+def _tensors(args: Any) -> Iterator[torch.Tensor]:
+    for each in args:
+        if isinstance(each, torch.Tensor):
+            yield each
+        elif isinstance(each, (list, tuple)):
+            yield from _tensors(each)
+
+
+class Verbs:
+    """torch's collectives on an hpcdist `Group`; mixed into what torch takes as a process group."""
+
+    group: Group
+
+    @abstractmethod
+    def on_device(self, name: str, device: torch.device, *args: Any) -> Any:
+        """Run the verb `name` of the backend for `device`."""
+
+    # ---- reductions
+
+    @_verb
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        tensors = _listed(tensors)
+        return self._go(opts, tensors, *((descriptions.all_reduce, t, opts) for t in tensors))
+
+    allreduce_coalesced = allreduce
+
+    @_verb
+    def reduce(self, tensors: Any, opts: Any) -> Any:
+        tensors, dst = _listed(tensors), self.group.ranks[opts.rootRank]
+        return self._go(opts, tensors, *((descriptions.reduce, t, dst, opts) for t in tensors))
+
+    @_verb
+    def reduce_scatter(self, outs: Any, ins: Any, opts: Any = None) -> Any:
+        if isinstance(outs, torch.Tensor):
+            outs, ins = [outs], [ins]
+        pairs = zip(outs, ins, strict=True)
+        calls = ((descriptions.reduce_scatter, out, given, opts) for out, given in pairs)
+        return self._go(opts, outs, *calls)
+
+    reduce_scatter_single_coalesced = reduce_scatter
+
+    @_verb
+    def reduce_scatter_single(
+        self, out: torch.Tensor, given: torch.Tensor, opts: Any = None
+    ) -> Any:
+        return self._go(opts, [out], (descriptions.reduce_scatter, out, given, opts))
+
+    # ---- moving data
+
+    @_verb
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        tensors, src = _listed(tensors), self.group.ranks[opts.rootRank]
+        return self._go(opts, tensors, *((describe.broadcast, t, src) for t in tensors))
+
+    @_verb
+    def allgather(self, outs: Any, ins: Any, opts: Any = None) -> Any:
+        if isinstance(ins, torch.Tensor):
+            outs, ins = [outs], [ins]
+        calls = ((descriptions.all_gather, out, own) for out, own in zip(outs, ins, strict=True))
+        return self._go(opts, list(_tensors(outs)), *calls)
+
+    all_gather_single_coalesced = allgather
+
+    @_verb
+    def all_gather_single(self, out: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
+        return self._go(opts, [out], (describe.all_gather, out, given))
+
+    @_verb
+    def allgather_coalesced(self, outs: Any, ins: Any, opts: Any = None) -> Any:
+        return self.allgather([list(column) for column in zip(*outs, strict=True)], ins, opts)
+
+    @_verb
+    def gather(self, outs: Any, ins: Any, opts: Any) -> Any:
+        into, dst = (outs[0] if outs else None), self.group.ranks[opts.rootRank]
+        return self._go(opts, into or [], (descriptions.gather, into, ins[0], dst))
+
+    @_verb
+    def scatter(self, outs: Any, ins: Any, opts: Any) -> Any:
+        given, src = (ins[0] if ins else None), self.group.ranks[opts.rootRank]
+        return self._go(opts, outs, (describe.scatter, outs[0], given, src))
+
+    @_verb
+    def all_to_all_single(
+        self,
+        out: torch.Tensor,
+        given: torch.Tensor,
+        out_sizes: Any,
+        in_sizes: Any,
+        opts: Any = None,
+    ) -> Any:
+        call = (describe.alltoall_single, out, given, in_sizes or None, out_sizes or None)
+        return self._go(opts, [out], call)
+
+    @_verb
+    def alltoall(self, outs: list[torch.Tensor], ins: list[torch.Tensor], opts: Any = None) -> Any:
+        return self._go(opts, outs, (describe.alltoall, outs, ins))
+
+    def barrier(self, opts: Any = None) -> Any:
+        """Meet all ranks."""
+        return self._go(opts, [], (describe.barrier,))
+
+    # ---- messages
+
+    @_verb
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Any:
+        return self._go(None, tensors, (describe_send, tensors[0], self.group.ranks[dst], tag))
+
+    @_verb
+    def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
+        return self._go(None, tensors, (describe_recv, tensors[0], self.group.ranks[src], tag))
+
+    @_verb
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
+        return self._go(None, tensors, (describe_recv, tensors[0], None, tag))
+
+    # ---- names before torch 2.13
+
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _go(self, opts: Any, tensors: list[torch.Tensor], *calls: tuple[Any, ...]) -> TorchWork:
+        """Issue `calls`, each a function that describes and its arguments after the group."""
+        group = self.group
+        if opts is not None and not opts.asyncOp:
+            for describe_call, *args in calls:
+                issue(group, True, describe_call, *args)
+            return TorchWork(group, tensors, 0)
+        work = TorchWork(group, tensors, len(calls))
+        for describe_call, *args in calls:
+            work.works.append(issue(group, False, _watched, work.ended, describe_call, args))
+        return work
+
+
+def _watched(group: Group, ended: Any, describe_call: Callable[..., Call], args: Any) -> Call:
+    return describe_call(group, *args)._replace(ended=ended)
+
+
+def _listed(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors

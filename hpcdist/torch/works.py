@@ -1,0 +1,136 @@
+"""`TorchWork`: an hpcdist operation as torch.distributed sees it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, final
+
+import torch
+import torch.distributed as c10d
+
+from hpcdist.comm.group import Group
+from hpcdist.transport.base import Work
+
+
+@final
+class TorchWork(c10d.Work):  # type: ignore[misc]
+    """One operation of torch's, made of one or more of hpcdist's.
+
+    An exception of the operation is raised by `wait` and by the future; torch's own
+    ``_create_work_from_future`` would swallow it.
+    """
+
+    def __init__(self, group: Group, tensors: Sequence[torch.Tensor], parts: int) -> None:
+        super().__init__()
+        self._group = group
+        self._tensors = list(tensors)
+        self._left = parts
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+        self.works: list[Work] = []
+        """What to wait for; filled by whoever starts the parts."""
+
+    def ended(self, error: BaseException | None) -> None:
+        """Note that one part has ended; the `Call.ended` of the parts."""
+        with self._lock:
+            self._left -= 1
+            self._error = self._error or error
+            future = self._future if self._left == 0 else None
+        if future is not None:
+            self._complete(future)
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Block until the operation has ended; raise what went wrong."""
+        limit = _seconds(timeout)
+        for work in self.works:
+            work.wait(limit)
+        return True
+
+    def is_completed(self) -> bool:
+        """Say whether the operation has ended."""
+        return all(work.is_completed() for work in self.works)
+
+    def is_success(self) -> bool:
+        """Say whether the operation has ended well."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """Return what went wrong, or None."""
+        return self._error
+
+    def synchronize(self) -> None:
+        """Do `wait()`."""
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors that were written."""
+        return self._tensors
+
+    def source_rank(self) -> int:
+        """Return the group rank a message came from, once it has arrived."""
+        return self._group.get_group_rank(self.works[0].source)
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return a future of the tensors that were written."""
+        with self._lock:
+            future = self._future
+            if future is not None:
+                return future
+            future = self._future = torch.futures.Future()
+            ended = self._left == 0
+        if ended:
+            self._complete(future)
+        return future
+
+    def _complete(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
+        if self._error is None:
+            future.set_result(self._tensors)
+        else:
+            future.set_exception(self._error)
+
+
+@final
+class AllOf(c10d.Work):  # type: ignore[misc]
+    """Several works as one: what torch gets at the end of a coalesced block."""
+
+    def __init__(self, works: list[c10d.Work]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait for all."""
+        for work in self._works:
+            work.wait(timeout)
+        return True
+
+    def is_completed(self) -> bool:
+        """Say whether all have ended."""
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        """Say whether all have ended well."""
+        return all(work.is_success() for work in self._works)
+
+    def synchronize(self) -> None:
+        """Do `wait()`."""
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors that were written."""
+        return [tensor for work in self._works for tensor in work.result()]
+
+    def get_future(self) -> torch.futures.Future[list[Any]]:
+        """Return a future of all of them."""
+        return torch.futures.collect_all([work.get_future() for work in self._works])
+
+
+def _seconds(timeout: Any) -> float | None:
+    """Turn torch's timeout into ours; it says "none" with zero or less."""
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
+    return timeout if timeout is not None and timeout > 0 else None
