@@ -130,7 +130,8 @@ def _sparse_all_reduce(group: Group, tensor: torch.Tensor, op: ReduceOp) -> Call
         values = torch.cat([each for _, each in parts])
         total = torch.sparse_coo_tensor(indices, values, tensor.shape, check_invariants=False)
         total = total.coalesce()
-        tensor.detach().copy_(total / group.nranks if op is ReduceOp.AVG else total)
+        with torch.no_grad():  # a detached sparse tensor would get new elements of its own
+            tensor.copy_(total / group.nranks if op is ReduceOp.AVG else total)
 
     return _then(
         describe_all_gather_objects(group, parts, (own.indices().numpy(), own.values())), combine

@@ -1,0 +1,466 @@
+"""DataParallel on torch modules: exact, and clear about what is wrong."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+import hpcdist as dist
+
+torch = pytest.importorskip("torch", minversion="2.11")
+
+from torch import nn  # noqa: E402
+
+import hpcdist.torch  # noqa: E402
+from hpcdist.torch import SyncBatchNorm  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*find_unused_parameters:UserWarning"),
+    pytest.mark.usefixtures("and_the_world_goes_on"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_one_seed():
+    torch.set_num_threads(1)
+    torch.manual_seed(7)
+
+
+def network():
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+class Branches(nn.Module):
+    """A stem and branches, of which a call uses some."""
+
+    def __init__(self, branches=3):
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        self.branches = nn.ModuleList(nn.Linear(4, 2) for _ in range(branches))
+
+    def forward(self, x, used):
+        stem = self.stem(x)
+        return sum(self.branches[index](stem).square().sum() for index in used)
+
+
+def batch(step, rows=12):
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(rows, 6, generator=generator), torch.randn(rows, 3, generator=generator)
+
+
+def mean_loss(model, x, y):
+    return (model(x) - y).square().mean()
+
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.1),
+    "momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+    "Adam": lambda p: torch.optim.Adam(p, 0.01),
+    "AdamW": lambda p: torch.optim.AdamW(p, 0.01),
+}
+
+
+def weights(model):
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+def everywhere(value):
+    told = []
+    dist.all_gather_object(told, value)
+    return told
+
+
+# ---- the same as one process on the whole batch
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_equals_one_process_on_the_whole_batch(name, rank, size):
+    alone = network().double()
+    model = dist.DataParallel(network().double())
+    model.load_state_dict(alone.state_dict())
+    ours, theirs = (OPTIMIZERS[name](each.parameters()) for each in (model, alone))
+    for step in range(5):
+        x, y = (part.double() for part in batch(step))
+        ours.zero_grad()
+        mean_loss(model, x[rank::size], y[rank::size]).backward()
+        ours.step()
+        theirs.zero_grad()
+        mean_loss(alone, x, y).backward()
+        theirs.step()
+    tolerance = 1e-9 if size in (1, 2, 3, 4) else 1e-6
+    torch.testing.assert_close(weights(model), weights(alone), rtol=tolerance, atol=1e-12)
+
+
+def test_ranks_keep_the_same_bits(rank, size):
+    model = dist.DataParallel(network())
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for step in range(4):
+        optimizer.zero_grad()
+        x, y = batch(step * size + rank)
+        mean_loss(model, x, y).backward()
+        optimizer.step()
+    told = everywhere(weights(model).numpy().tobytes())
+    assert len(set(told)) == 1
+
+
+def test_gradients_accumulated_under_no_sync_are_averaged_with_the_next(rank, size):
+    model, alone = dist.DataParallel(network()), network()
+    alone.load_state_dict(model.state_dict())
+    for step in range(3):
+        x, y = batch(step)
+        with model.no_sync() if step < 2 else nullcontext():
+            mean_loss(model, x[rank::size], y[rank::size]).backward()
+        mean_loss(alone, x, y).backward()
+    for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("inside", ["forward", "backward"])
+def test_the_forward_decides_whether_gradients_are_averaged(inside, rank, size):
+    model = dist.DataParallel(nn.Linear(1, 1, bias=False))
+    x = torch.full((1, 1), rank + 1.0)
+    with model.no_sync() if inside == "forward" else nullcontext():
+        loss = model(x).sum()
+    with model.no_sync() if inside == "backward" else nullcontext():
+        loss.backward()
+    mean = (size + 1) / 2
+    assert model.weight.grad.item() == (rank + 1 if inside == "forward" else mean)
+
+
+def test_uneven_numbers_of_batches_are_fine_with_join(rank, size):
+    model = dist.DataParallel(nn.Linear(1, 1, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    start = model.weight.item()
+    with model.join():
+        for _ in range(rank + 1):
+            optimizer.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+    expected = start - sum((size - step) / size for step in range(size))
+    assert everywhere(model.weight.item()) == pytest.approx([expected] * size)
+
+
+def test_join_can_divide_by_the_ranks_that_are_left(rank, size):
+    model = dist.DataParallel(nn.Linear(1, 1, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    start = model.weight.item()
+    with model.join(divide_by_initial_world_size=False):
+        for _ in range(rank + 1):
+            optimizer.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+    assert everywhere(model.weight.item()) == pytest.approx([start - size] * size)
+
+
+# ---- parameters that are not used
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        lambda rank: [[0], [0], [0]],
+        lambda rank: [[0, 1] if rank == 0 else [0], [0, 2]],
+        lambda rank: [[step % 3] for step in range(4)],
+        lambda rank: [[(rank + step) % 3] for step in range(4)],
+    ],
+    ids=["on all ranks", "on some ranks", "changing per step", "changing per rank and step"],
+)
+def test_unused_parameters_contribute_zeros(steps, rank, size):
+    model = dist.DataParallel(Branches(), find_unused_parameters=True)
+    alone = Branches()
+    alone.load_state_dict(model.state_dict())
+    ours, theirs = (torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (model, alone))
+    x = torch.arange(4.0).view(1, 4) / 4
+    for step in range(len(steps(0))):
+        for optimizer in (ours, theirs):
+            optimizer.zero_grad()
+        model(x + rank, steps(rank)[step]).backward()
+        (sum(alone(x + each, steps(each)[step]) for each in range(size)) / size).backward()
+        for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
+            assert (mine.grad is None) == (other.grad is None)
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(weights(model), weights(alone))
+
+
+@pytest.mark.parametrize("overlap", ["never", "always"])
+@pytest.mark.parametrize("steps_before", [0, 3])
+def test_an_unused_parameter_is_an_error_that_names_it(
+    overlap, steps_before, rank, size, monkeypatch
+):
+    monkeypatch.setenv("HPCDIST_OVERLAP", overlap)
+    model = dist.DataParallel(Branches(), comm_buffer_size=0)
+    x = torch.ones(1, 4)
+    for _ in range(steps_before):
+        model(x, [0, 1, 2]).backward()
+    for _ in range(2):
+        with pytest.raises(dist.HpcdistError, match=r"branches\.1\.weight, branches\.1\.bias") as e:
+            model(x, [0, 1, 2] if rank else [0, 2]).backward()
+        assert isinstance(e.value, dist.UsageError if rank == 0 else dist.RemoteError)
+        model.zero_grad()
+    model(x, [0, 1, 2]).backward()
+    assert (
+        everywhere(model.stem.weight.grad.sum().item()).count(model.stem.weight.grad.sum().item())
+        == size
+    )
+
+
+# ---- what a model is told
+
+
+def test_a_second_backward_through_one_forward_is_an_error():
+    model = dist.DataParallel(nn.Linear(2, 1))
+    loss = model(torch.ones(1, 2)).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(dist.UsageError, match="second backward pass"):
+        loss.backward()
+    model(torch.ones(1, 2)).sum().backward()
+
+
+def test_gradients_with_respect_to_the_input_are_no_backward_pass(rank, size):
+    model = dist.DataParallel(nn.Linear(2, 1, bias=False))
+    x = torch.full((1, 2), rank + 1.0, requires_grad=True)
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    (model(x).sum() + slope.square().sum()).backward()
+    expected = (size + 1) / 2 + 2 * model.weight.detach()
+    torch.testing.assert_close(model.weight.grad, expected.view(1, 2))
+
+
+def test_evaluating_on_one_rank_keeps_nobody_waiting(rank):
+    model = dist.DataParallel(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    if rank == 0:
+        with torch.no_grad():
+            model(torch.ones(3, 2))
+        model.eval()
+        model(torch.ones(3, 2))
+        model.train()
+
+
+def test_two_forwards_and_one_backward(rank, size):
+    model = dist.DataParallel(nn.Linear(1, 1, bias=False))
+    x = torch.full((1, 1), float(rank))
+    (model(x).sum() + model(x + 1).sum()).backward()
+    assert model.weight.grad.item() == pytest.approx(sum(2 * r + 1 for r in range(size)) / size)
+
+
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_a_gradient_of_nan_names_the_parameter_and_the_rank(where, rank, size):
+    wrong = 0 if where == "first" else size - 1
+    model = dist.DataParallel(network(), check_nan=True)
+    x, y = batch(0)
+    model.module[2].weight.register_hook(lambda grad: grad * float("nan") if rank == wrong else grad)
+    with pytest.raises(dist.HpcdistError, match=rf"rank {wrong}: the gradient of 2.weight has NaN"):
+        mean_loss(model, x, y).backward()
+
+
+def test_a_model_without_parameters_to_train_is_refused():
+    with pytest.raises(dist.UsageError, match="does not have any parameters to train"):
+        dist.DataParallel(nn.Tanh())
+    with pytest.raises(dist.UsageError, match="does not have any parameters to train"):
+        dist.DataParallel(nn.Linear(2, 2).requires_grad_(False))
+
+
+def test_lazy_parameters_are_refused():
+    with pytest.raises(dist.UsageError, match=r"weight.* no shape yet"):
+        dist.DataParallel(nn.LazyLinear(2))
+
+
+def test_a_rank_outside_the_group_is_refused(rank):
+    group = dist.new_group([0])
+    if rank == 0:
+        model = dist.DataParallel(nn.Linear(2, 1), group=group)
+        model(torch.ones(1, 2)).sum().backward()
+    else:
+        with pytest.raises(dist.UsageError, match=rf"rank {rank} is not in group"):
+            dist.DataParallel(nn.Linear(2, 1), group=group)
+
+
+DIFFERENT = {
+    "name": (nn.ModuleDict({"a": nn.Linear(2, 2)}), nn.ModuleDict({"b": nn.Linear(2, 2)}), "b.we"),
+    "shape": (nn.Linear(2, 2), nn.Linear(3, 2), r"\(2, 3\)"),
+    "dtype": (nn.Linear(2, 2), nn.Linear(2, 2).double(), "float64"),
+    "order": (
+        nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)}),
+        nn.ModuleDict([("b", nn.Linear(2, 2)), ("a", nn.Linear(2, 2))]),
+        "'b.weight'",
+    ),
+    "buffer": (nn.BatchNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False), "running_mean"),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_models_that_differ_between_ranks_are_refused_on_all(what, rank, size):
+    if size == 1:
+        pytest.skip("one rank differs from nobody")
+    one, other, words = DIFFERENT[what]
+    with pytest.raises(dist.MismatchError, match=words):
+        dist.DataParallel(other if rank == size - 1 else one)
+
+
+# ---- states
+
+
+def test_all_ranks_start_from_the_first(rank, size):
+    torch.manual_seed(rank)
+    model = dist.DataParallel(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
+    told = everywhere([tensor.numpy().tobytes() for tensor in model.state_dict().values()])
+    assert all(each == told[0] for each in told)
+
+
+def test_buffers_keep_in_step(rank, size):
+    model = dist.DataParallel(nn.BatchNorm1d(2))
+    for step in range(3):
+        model(torch.randn(4, 2) + rank + step).sum().backward()
+    model(torch.zeros(4, 2))
+    first = everywhere(model.num_batches_tracked.item())
+    assert first == [4] * size
+    model(torch.zeros(4, 2)).sum().backward()
+    model(torch.zeros(4, 2))
+    means = everywhere(model.running_mean.tolist())
+    assert all(each == pytest.approx(means[0]) for each in means)
+
+
+def test_names_have_no_prefix_and_attributes_fall_through():
+    inner = network()
+    inner.motto = "festina lente"
+    model = dist.DataParallel(inner)
+    assert list(model.state_dict()) == list(inner.state_dict())
+    assert [name for name, _ in model.named_parameters()] == list(inner.state_dict())
+    assert len(list(model.parameters())) == len(list(inner.parameters()))
+    assert model.motto == "festina lente"
+    assert model.module is inner
+    assert isinstance(model, nn.Module)
+    assert isinstance(model, dist.DataParallel)
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = model.no_such_thing
+
+
+@pytest.mark.parametrize("name", ["load_state_dict", "set_state_dict", "set_dict", "load_dict"])
+def test_states_are_loaded_under_every_name(name):
+    model, other = dist.DataParallel(nn.Linear(2, 2)), nn.Linear(2, 2)
+    getattr(model, name)(other.state_dict())
+    assert torch.equal(model.weight, other.weight)
+
+
+def test_the_checkpoint_tools_of_torch_see_plain_names():
+    from torch.distributed.checkpoint import state_dict as tools
+
+    model = dist.DataParallel(network())
+    optimizer = torch.optim.Adam(model.parameters())
+    mean_loss(model, *batch(0)).backward()
+    optimizer.step()
+    state, optimizer_state = tools.get_state_dict(model, optimizer)
+    assert set(state) == set(model.state_dict())
+    assert set(optimizer_state["state"]) == set(model.state_dict())
+
+
+# ---- kinds of gradients
+
+
+def test_sparse_embeddings_are_averaged(rank, size):
+    model = dist.DataParallel(nn.Embedding(size + 2, 3, sparse=True))
+    model(torch.tensor([rank, size])).sum().backward()
+    expected = torch.full((size + 2, 3), 1 / size)
+    expected[size], expected[size + 1] = 1, 0
+    torch.testing.assert_close(model.weight.grad.to_dense(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_gradients_of_every_float_are_averaged(dtype, rank, size):
+    model = dist.DataParallel(nn.Embedding(4, 3, dtype=dtype))
+    model(torch.arange(4)).mul(rank + 1).sum().backward()
+    assert model.weight.grad.tolist() == [[(size + 1) / 2] * 3] * 4
+
+
+def test_gradients_are_held_once(size):
+    model = dist.DataParallel(network())
+    for step in range(3):
+        mean_loss(model, *batch(step)).backward()
+    storages = {
+        p.grad.untyped_storage().data_ptr(): p.grad.untyped_storage().nbytes()
+        for p in model.parameters()
+    }
+    assert sum(storages.values()) == sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def test_a_hook_of_ones_own_averages_the_buckets(rank, size):
+    seen = []
+
+    def hook(state, bucket):
+        seen.append(bucket.index())
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer().fill_(state))
+        return future
+
+    model = dist.DataParallel(network())
+    model.register_comm_hook(5.0, hook)
+    mean_loss(model, *batch(rank)).backward()
+    assert seen
+    assert all(bool((p.grad == 5).all()) for p in model.parameters())
+    with pytest.raises(dist.UsageError, match="already"):
+        model.register_comm_hook(None, hook)
+
+
+def test_power_sgd_learns(rank, size):
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    model = dist.DataParallel(network())
+    state = powerSGD_hook.PowerSGDState(model.process_group, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    optimizer = torch.optim.SGD(model.parameters(), 0.2)
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = mean_loss(model, *batch(0))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert len(set(everywhere(weights(model).numpy().tobytes()))) == 1
+
+
+def test_the_statistics_count_what_was_sent(size):
+    model = dist.DataParallel(network())
+    nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    for step in range(4):
+        mean_loss(model, *batch(step)).backward()
+    stats = model.comm_stats()
+    assert stats.backwards == 4
+    assert stats.nbytes == 4 * nbytes
+    assert stats.comm_s > 0
+    assert 0 <= stats.hidden <= 1
+
+
+# ---- groups and batch normalization
+
+
+def test_groups_train_apart(rank, size):
+    half = [each for each in range(size) if each % 2 == rank % 2]
+    model = dist.DataParallel(nn.Linear(1, 1, bias=False), group=dist.new_group(half))
+    model(torch.full((1, 1), float(rank))).sum().backward()
+    assert model.weight.grad.item() == pytest.approx(np.mean(half))
+
+
+@pytest.mark.parametrize("dims", [0, 2])
+def test_sync_batch_norm_is_batch_norm_of_the_whole_batch(dims, rank, size):
+    rows = [each + 2 for each in range(size)]
+    shape = (sum(rows), 3, *[4] * dims)
+    whole = torch.randn(shape, generator=torch.Generator().manual_seed(1)).double()
+    slope = torch.randn(shape, generator=torch.Generator().manual_seed(2)).double()
+    mine = slice(sum(rows[:rank]), sum(rows[: rank + 1]))
+    kind = {0: nn.BatchNorm1d, 2: nn.BatchNorm2d}[dims]
+    plain = kind(3).double()
+    sync = SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(kind(3).double()))[0]
+    x, part = whole.clone().requires_grad_(), whole[mine].clone().requires_grad_()
+    for _ in range(2):
+        expected, found = plain(x), sync(part)
+        torch.testing.assert_close(found, expected[mine])
+    expected.backward(slope)
+    found.backward(slope[mine])
+    torch.testing.assert_close(part.grad, x.grad[mine])
+    torch.testing.assert_close(sync.running_mean, plain.running_mean)
+    torch.testing.assert_close(sync.running_var, plain.running_var)
+    total = sync.weight.grad.clone()
+    dist.all_reduce(total)
+    torch.testing.assert_close(total, plain.weight.grad)
+    torch.testing.assert_close(sync.eval()(part), plain.eval()(x)[mine])
