@@ -57,13 +57,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
     ) -> None:
         torch.nn.Module.__init__(self)
         group = training_group(group)
-        _, limit = bucket_limits(group, comm_buffer_size, last_comm_buffer_size)
-        if not any(parameter.requires_grad for parameter in layers.parameters()):
-            raise UsageError(
-                "This model does not have any parameters to train, and does not need to use "
-                "DataParallel; call it as it is, or set requires_grad on what shall be trained"
-            )
-        _equalize(layers, group)
+        limit = _equalize(layers, group, comm_buffer_size, last_comm_buffer_size)
         self._layers = layers
         self.group = group
         self.comm_buffer_size = limit
@@ -314,16 +308,41 @@ def _trainable(layers: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     return [pair for pair in layers.named_parameters() if pair[1].requires_grad]
 
 
-def _equalize(layers: torch.nn.Module, group: Group) -> None:
-    """Give all ranks the states of the first; collective."""
+def _equalize(layers: torch.nn.Module, group: Group, usual_mb: float, last_mb: float) -> int:
+    """Give all ranks the states of the first, if all can train; collective.
+
+    Returns the size of a bucket in bytes.
+    """
+    states: list[tuple[str, torch.Tensor]] = []
+    problem, limit = None, 0
+    try:
+        _, limit = bucket_limits(group, usual_mb, last_mb)
+        states = _states_of(layers)
+    except UsageError as error:
+        problem = error
+    described = [(name, tuple(tensor.shape), _in_words(tensor)) for name, tensor in states]
+    verify_states(described, group, error=problem)
+    broadcast_states([tensor.detach() for _, tensor in states], group, group.ranks[0])
+    return limit
+
+
+def _in_words(tensor: torch.Tensor) -> str:
+    dtype = f"{tensor.dtype}".removeprefix("torch.")
+    return dtype if tensor.requires_grad else f"{dtype}, not trained"
+
+
+def _states_of(layers: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return names and tensors of a module that can be trained; a `UsageError` says why not."""
     states = [*layers.named_parameters(), *layers.named_buffers()]
+    if not _trainable(layers):
+        raise UsageError(
+            "This model does not have any parameters to train, and does not need to use "
+            "DataParallel; call it as it is, or set requires_grad on what shall be trained"
+        )
     lazy = [name for name, tensor in states if torch.nn.parameter.is_lazy(tensor)]
     if lazy:
         raise UsageError(
             f"{', '.join(lazy)} have no shape yet; call the model once with a batch before "
             "DataParallel"
         )
-    verify_states(
-        [(name, tuple(t.shape), f"{t.dtype}".removeprefix("torch.")) for name, t in states], group
-    )
-    broadcast_states([tensor.detach() for _, tensor in states], group, group.ranks[0])
+    return states

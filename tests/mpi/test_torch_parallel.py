@@ -248,7 +248,9 @@ def test_a_gradient_of_nan_names_the_parameter_and_the_rank(where, rank, size):
     wrong = 0 if where == "first" else size - 1
     model = dist.DataParallel(network(), check_nan=True)
     x, y = batch(0)
-    model.module[2].weight.register_hook(lambda grad: grad * float("nan") if rank == wrong else grad)
+    model.module[2].weight.register_hook(
+        lambda grad: grad * float("nan") if rank == wrong else grad
+    )
     with pytest.raises(dist.HpcdistError, match=rf"rank {wrong}: the gradient of 2.weight has NaN"):
         mean_loss(model, x, y).backward()
 
@@ -258,6 +260,14 @@ def test_a_model_without_parameters_to_train_is_refused():
         dist.DataParallel(nn.Tanh())
     with pytest.raises(dist.UsageError, match="does not have any parameters to train"):
         dist.DataParallel(nn.Linear(2, 2).requires_grad_(False))
+
+
+def test_what_one_rank_cannot_do_is_refused_on_all(rank, size):
+    model = nn.Linear(2, 2).requires_grad_(rank != size - 1)
+    with pytest.raises(dist.HpcdistError, match=rf"rank {size - 1}: This model does not have any"):
+        dist.DataParallel(model)
+    with pytest.raises(dist.HpcdistError, match=rf"rank {size - 1}: comm_buffer_size must be"):
+        dist.DataParallel(nn.Linear(2, 2), comm_buffer_size=-1 if rank == size - 1 else 25)
 
 
 def test_lazy_parameters_are_refused():
@@ -279,6 +289,7 @@ DIFFERENT = {
     "name": (nn.ModuleDict({"a": nn.Linear(2, 2)}), nn.ModuleDict({"b": nn.Linear(2, 2)}), "b.we"),
     "shape": (nn.Linear(2, 2), nn.Linear(3, 2), r"\(2, 3\)"),
     "dtype": (nn.Linear(2, 2), nn.Linear(2, 2).double(), "float64"),
+    "training": (nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False), "not trained"),
     "order": (
         nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)}),
         nn.ModuleDict([("b", nn.Linear(2, 2)), ("a", nn.Linear(2, 2))]),
@@ -293,6 +304,7 @@ def test_models_that_differ_between_ranks_are_refused_on_all(what, rank, size):
     if size == 1:
         pytest.skip("one rank differs from nobody")
     one, other, words = DIFFERENT[what]
+    one.extra, other.extra = nn.Linear(1, 1), nn.Linear(1, 1)
     with pytest.raises(dist.MismatchError, match=words):
         dist.DataParallel(other if rank == size - 1 else one)
 
