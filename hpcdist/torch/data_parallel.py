@@ -16,6 +16,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
+import torch.distributed as c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
@@ -57,13 +58,14 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
     ) -> None:
         torch.nn.Module.__init__(self)
         group = training_group(group)
-        limit = _equalize(layers, group, comm_buffer_size, last_comm_buffer_size)
+        limit = _agree(layers, group, comm_buffer_size, last_comm_buffer_size)
         self._layers = layers
         self.group = group
         self.comm_buffer_size = limit
         self.find_unused_parameters = find_unused_parameters
         self.grad_need_sync = True
         self.process_group: HpcdistProcessGroup = process_group_of(group)
+        _spread(layers, self.process_group)
         self._check_nan = read_config().check_nan if check_nan is None else check_nan
         self._exchange = Exchange(self.process_group.group, mean)
         self._hook: tuple[Any, Callable[..., Any]] | None = None
@@ -308,11 +310,8 @@ def _trainable(layers: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     return [pair for pair in layers.named_parameters() if pair[1].requires_grad]
 
 
-def _equalize(layers: torch.nn.Module, group: Group, usual_mb: float, last_mb: float) -> int:
-    """Give all ranks the states of the first, if all can train; collective.
-
-    Returns the size of a bucket in bytes.
-    """
+def _agree(layers: torch.nn.Module, group: Group, usual_mb: float, last_mb: float) -> int:
+    """Make sure that all ranks can train the same; return the bytes of a bucket. Collective."""
     states: list[tuple[str, torch.Tensor]] = []
     problem, limit = None, 0
     try:
@@ -322,8 +321,18 @@ def _equalize(layers: torch.nn.Module, group: Group, usual_mb: float, last_mb: f
         problem = error
     described = [(name, tuple(tensor.shape), _in_words(tensor)) for name, tensor in states]
     verify_states(described, group, error=problem)
-    broadcast_states([tensor.detach() for _, tensor in states], group, group.ranks[0])
     return limit
+
+
+def _spread(layers: torch.nn.Module, process_group: HpcdistProcessGroup) -> None:
+    """Give all ranks the states of the first; collective."""
+    group = process_group.group
+    tensors = [tensor.detach() for tensor in (*layers.parameters(), *layers.buffers())]
+    on_host = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+    broadcast_states(on_host, group, group.ranks[0])
+    for tensor in tensors:
+        if tensor.device.type != "cpu":
+            process_group.broadcast(tensor, c10d.BroadcastOptions()).wait()
 
 
 def _in_words(tensor: torch.Tensor) -> str:
