@@ -2,8 +2,8 @@
 
     mpiexec -n 4 python examples/train.py
 
-Every rank works on its share of each batch; the gradients are averaged with one all_reduce.
-The result does not depend on the number of ranks, but for rounding.
+Every rank works on its share of each batch; `DataParallel` averages the gradients while they are
+computed. The result does not depend on the number of ranks, but for rounding.
 """
 
 import argparse
@@ -32,66 +32,62 @@ def load(seed):
 
 
 class Network:
-    """64 pixels, one hidden layer of rectified units, 10 digits.
-
-    All parameters are views of one array, and so are all gradients: one all_reduce moves them.
-    """
+    """64 pixels, one hidden layer of rectified units, 10 digits."""
 
     def __init__(self, hidden, seed):
-        shapes = [(64, hidden), (hidden,), (hidden, 10), (10,)]
-        ends = np.cumsum([np.prod(shape) for shape in shapes])
-        self.parameters, self.gradients = np.zeros(ends[-1]), np.zeros(ends[-1])
+        random = np.random.default_rng(seed)
+        self.w1 = dist.Parameter(random.normal(0, np.sqrt(2 / 64), (64, hidden)))
+        self.b1 = dist.Parameter(np.zeros(hidden))
+        self.w2 = dist.Parameter(random.normal(0, np.sqrt(2 / hidden), (hidden, 10)))
+        self.b2 = dist.Parameter(np.zeros(10))
 
-        def views(flat):
-            return [
-                part.reshape(shape)
-                for part, shape in zip(np.split(flat, ends[:-1]), shapes, strict=True)
-            ]
+    def named_parameters(self):
+        return vars(self).items()
 
-        self.w1, self.b1, self.w2, self.b2 = views(self.parameters)
-        self.slopes = views(self.gradients)
-        if dist.get_rank() == 0:
-            generator = np.random.default_rng(seed)
-            self.w1[:] = generator.normal(0, np.sqrt(2 / 64), self.w1.shape)
-            self.w2[:] = generator.normal(0, np.sqrt(2 / hidden), self.w2.shape)
-        dist.broadcast(self.parameters, src=0)
-
-    def forward(self, images):
+    def __call__(self, images):
         """Return the hidden units and the probability of each digit."""
-        hidden = np.maximum(images @ self.w1 + self.b1, 0)
-        scores = hidden @ self.w2 + self.b2
+        hidden = np.maximum(images @ self.w1.data + self.b1.data, 0)
+        scores = hidden @ self.w2.data + self.b2.data
         odds = np.exp(scores - scores.max(axis=1, keepdims=True))
         return hidden, odds / odds.sum(axis=1, keepdims=True)
 
-    def backward(self, images, labels, batch):
-        """Set `gradients` to this share's part of the batch's mean; return its summed loss."""
-        hidden, odds = self.forward(images)
-        loss = -np.log(odds[np.arange(len(labels)), labels]).sum()
-        odds[np.arange(len(labels)), labels] -= 1
-        odds /= batch
-        behind = (odds @ self.w2.T) * (hidden > 0)
-        w1, b1, w2, b2 = self.slopes
-        w1[:], b1[:] = images.T @ behind, behind.sum(axis=0)
-        w2[:], b2[:] = hidden.T @ odds, odds.sum(axis=0)
-        return loss
-
-    def correct(self, images, labels):
-        """Count the images whose digit is recognised."""
-        return int((self.forward(images)[1].argmax(axis=1) == labels).sum())
+    def backward(self, images, hidden, slopes):
+        """Assign all gradients, last layer first, from the slopes of the loss in the scores."""
+        self.b2.grad = slopes.sum(axis=0)
+        self.w2.grad = hidden.T @ slopes
+        behind = (slopes @ self.w2.data.T) * (hidden > 0)
+        self.b1.grad = behind.sum(axis=0)
+        self.w1.grad = images.T @ behind
 
 
-def train_epoch(network, momentum, images, labels, order, rate):
+class Momentum:
+    """Stochastic gradient descent with momentum."""
+
+    def __init__(self, parameters, rate):
+        self.rate = rate
+        self.speeds = [(p, np.zeros(p.shape)) for p in parameters]
+
+    def step(self):
+        for p, speed in self.speeds:
+            speed *= 0.9
+            speed += p.grad
+            p.data -= self.rate * speed
+
+
+def train_epoch(model, optimizer, images, labels, order):
     """Go once through the images in `order`; return the mean loss over all ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     loss = np.zeros(1)
     for start in range(0, len(order), BATCH):
         batch = order[start : start + BATCH]
         share = batch[rank::size]
-        loss += network.backward(images[share], labels[share], len(batch))
-        dist.all_reduce(network.gradients)
-        momentum *= 0.9
-        momentum += network.gradients
-        network.parameters -= rate * momentum
+        hidden, odds = model(images[share])
+        right = np.arange(len(share)), labels[share]
+        loss -= np.log(odds[right]).sum()
+        odds[right] -= 1
+        # times size: the mean over the ranks is then the mean over the batch, whatever the shares
+        model.backward(images[share], hidden, odds * size / len(batch))
+        optimizer.step()
     dist.all_reduce(loss)
     return loss[0] / len(order)
 
@@ -99,7 +95,8 @@ def train_epoch(network, momentum, images, labels, order, rate):
 def test(network, images, labels):
     """Return the share of test images recognised; each rank looks at its own part."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    correct = np.array([network.correct(images[rank::size], labels[rank::size])])
+    _, odds = network(images[rank::size])
+    correct = np.array([(odds.argmax(axis=1) == labels[rank::size]).sum()])
     dist.all_reduce(correct)
     return correct[0] / len(images)
 
@@ -115,7 +112,8 @@ def main():
     world = dist.init_parallel_env()
     images, labels, test_images, test_labels = load(options.seed)
     network = Network(options.hidden, options.seed)
-    momentum = np.zeros_like(network.parameters)
+    model = dist.DataParallel(network)  # every rank gets the parameters of rank 0
+    optimizer = Momentum(model.parameters(), options.rate)
     shuffle = np.random.default_rng(options.seed)  # the same order on every rank
     columns = (
         TextColumn(f"training on {world.nranks} ranks"),
@@ -128,7 +126,7 @@ def main():
         bar = progress.add_task("epochs", total=options.epochs, loss="")
         for _ in range(options.epochs):
             order = shuffle.permutation(len(images))
-            loss = train_epoch(network, momentum, images, labels, order, options.rate)
+            loss = train_epoch(model, optimizer, images, labels, order)
             progress.update(bar, advance=1, loss=f"loss {loss:.4f}")
     accuracy = test(network, test_images, test_labels)
     if world.rank == 0:

@@ -3,8 +3,8 @@
 ``import hpcdist as dist``, then ``srun -n 8 python train.py``.
 
 Read in this order: `arrays` (what is sent), `runtime` (where am I), `transport` (how it
-travels), `comm` (what users call), `launch` (how ranks are started). A module imports only from
-earlier ones.
+travels), `comm` (what users call), `data` (whose samples), `launch` (how ranks are started). A
+module imports only from earlier ones.
 """
 
 from __future__ import annotations
@@ -84,6 +84,11 @@ from hpcdist.comm.plans import (
     plan_scatter as plan_scatter,
 )
 from hpcdist.comm.simulate import simulate as simulate
+from hpcdist.data.sampler import DistributedSampler as DistributedSampler
+from hpcdist.data.sharded import (
+    ShardedDataset as ShardedDataset,
+    shard_dataset as shard_dataset,
+)
 from hpcdist.errors import (
     CollectiveTimeout as CollectiveTimeout,
     HpcdistError as HpcdistError,
@@ -94,6 +99,14 @@ from hpcdist.errors import (
     UsageError as UsageError,
 )
 from hpcdist.events import Event as Event, subscribe as subscribe
+from hpcdist.parallel.averages import (
+    average_gradients as average_gradients,
+    fused_allreduce_gradients as fused_allreduce_gradients,
+)
+from hpcdist.parallel.fused import build_groups as build_groups
+from hpcdist.parallel.holders import sync_params_buffers as sync_params_buffers
+from hpcdist.parallel.model import DataParallel as DataParallel
+from hpcdist.parallel.parameter import Parameter as Parameter
 from hpcdist.transport.base import Plan as Plan, Work as Work
 from hpcdist.transport.recipes import ReduceOp as ReduceOp
 

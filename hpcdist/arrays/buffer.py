@@ -48,7 +48,7 @@ def as_output(array: Any, what: str = "tensor") -> Buffer:
     ):
         raise UsageError(
             f"{what} is read-only ({type(array).__name__}, shape {buffer.shape}) but would be "
-            "written; pass a writable copy, for example numpy.array(x)"
+            f"written; {library_of(array).remedy}"
         )
     return buffer
 

@@ -18,10 +18,14 @@ NumpyArray = np.ndarray[Any, Any]
 
 
 class Library(NamedTuple):
-    """`view` shows an array's own memory; `wrap` turns a fresh NumPy array into the library's."""
+    """`view` shows an array's own memory; `wrap` turns a fresh NumPy array into the library's.
+
+    `remedy` is for messages: what to do about an array that cannot be written.
+    """
 
     view: Callable[[Any], NumpyArray]
     wrap: Callable[[NumpyArray], Any]
+    remedy: str = "pass a writable copy, for example numpy.array(x)"
 
 
 def library_of(array: Any) -> Library:
@@ -38,8 +42,9 @@ def _find(array: Any) -> Library:
         module = base.__module__.partition(".")[0]
         if base.__name__ == "MaskedArray" and module == "numpy":
             return Library(_from_masked, np.asarray)  # numpy.ma is slow to import: not asked for
-        if module == "torch" and base.__name__ == "Tensor":
-            row: Library = importlib.import_module(".torch", __package__).LIBRARY
+        own_file = _OPTIONAL.get((module, base.__name__))
+        if own_file is not None:
+            row: Library = importlib.import_module(own_file).LIBRARY
             return row
     if hasattr(array, "__cuda_array_interface__"):
         return Library(_refuse_device, np.asarray)
@@ -48,9 +53,9 @@ def _find(array: Any) -> Library:
     if not isinstance(array, str) and _has_buffer(array):
         return Library(_from_memory, np.asarray)
     raise UsageError(
-        f"a {cls.__name__} is not an array; pass a numpy.ndarray, a torch.Tensor or an object "
-        "with the buffer protocol or DLPack (numpy.asarray(x) makes one), or send it with an "
-        "object collective such as all_gather_object"
+        f"a {cls.__name__} is not an array; pass a numpy.ndarray, a torch.Tensor, a jax.Array or "
+        "an object with the buffer protocol or DLPack (numpy.asarray(x) makes one), or send it "
+        "with an object collective such as all_gather_object"
     )
 
 
@@ -104,6 +109,14 @@ def device_message(kind: str) -> str:
 
 _HOST_DEVICES = (1, 3, 11, 13)
 """DLPack's kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged: memory the CPU can address."""
+
+_OPTIONAL = {
+    ("torch", "Tensor"): "hpcdist.arrays.torch",
+    ("jaxlib", "ArrayImpl"): "hpcdist.arrays.jax",
+    ("jax", "Tracer"): "hpcdist.arrays.jax",
+    ("jax", "PRNGKeyArray"): "hpcdist.arrays.jax",
+}
+"""By package and name of a class: the file of the library it belongs to."""
 
 _LIBRARIES: dict[type, Library] = {
     np.ndarray: Library(_from_subclass, np.asarray),

@@ -208,7 +208,7 @@ def _alltoall_lists(group: Group, out: list[Any], given: Sequence[Any]) -> Call:
     sent = as_buffers(group, given, "in_tensor_list")
     dtype = one_dtype(sent, "in_tensor_list")
     shapes = {buffer.shape for buffer in sent}
-    filled: list[Any] = []
+    new: list[Any] = []
     if len(out) == 0:
         check_fillable(out, "out_tensor_list")
         if len(shapes) > 1:
@@ -217,8 +217,7 @@ def _alltoall_lists(group: Group, out: list[Any], given: Sequence[Any]) -> Call:
                 "hold arrays of the shapes to receive instead of being empty"
             )
         new = [np.empty(buffer.shape, dtype.numpy) for buffer in sent]
-        filled = [wrap_like(given[0], array) for array in new]
-    received = as_outputs(group, filled or out, "out_tensor_list")
+    received = as_outputs(group, new or out, "out_tensor_list")
     if one_dtype(received, "out_tensor_list") != dtype:
         raise UsageError(
             f"in_tensor_list is {dtype.name} but out_tensor_list is {received[0].dtype.name}; "
@@ -230,7 +229,7 @@ def _alltoall_lists(group: Group, out: list[Any], given: Sequence[Any]) -> Call:
 
     def finish(_: Any) -> None:
         spread(recv, received)
-        out.extend(filled)
+        out.extend(wrap_like(given[0], array) for array in new)
 
     even = len(shapes) == 1
     return Call(

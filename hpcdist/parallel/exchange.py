@@ -42,7 +42,8 @@ class Exchange:
         self._describe_mean = describe_mean or _mean
         self.failed = False
         """Whether a bucket has failed; for the engine to reset."""
-        self._pace = Pace(_cores(group), read_config().overlap)
+        overlap = read_config().overlap if group.nranks > 1 else "never"
+        self._pace = Pace(_cores(group), overlap)
 
     def begin(self) -> None:
         """Call at the first gradient of a backward pass whose gradients are averaged. Local."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.parcel import Parcel
-from hpcdist.transport.recipes import Recipe, ReduceOp
+from hpcdist.transport.recipes import Op, Recipe
 
 ANY_SOURCE = -1
 """As `root` of a receive: take the message from whichever rank sent one."""
@@ -66,7 +66,7 @@ class Call(NamedTuple):
     dtype: Dtype | None = None
     shape: tuple[int, ...] = ()
     root: int = 0
-    op: ReduceOp | None = None
+    op: Op | None = None
     recipe: Recipe | None = None
     detail: int = 0
     counts: tuple[Sequence[int], Sequence[int]] | None = None

@@ -27,7 +27,7 @@ from hpcdist.errors import UsageError
 
 
 class ReduceOp(IntEnum):
-    """Reduction operators, with Paddle's numbers; the bitwise ones are for integers and bool."""
+    """Reduction operators, with Paddle's numbers."""
 
     __hash__ = int.__hash__
 
@@ -36,9 +36,19 @@ class ReduceOp(IntEnum):
     MIN = 2
     PROD = 3
     AVG = 4
+
+
+class BitwiseOp(IntEnum):
+    """Operators on the bits of integers and on bool, which torch has besides; numbered on."""
+
+    __hash__ = int.__hash__
+
     BAND = 5
     BOR = 6
     BXOR = 7
+
+
+Op = ReduceOp | BitwiseOp
 
 
 class Combine(IntEnum):
@@ -87,9 +97,9 @@ class Recipe(NamedTuple):
     decode: Decode | None = None
 
 
-def check_op(op: Any) -> ReduceOp:
+def check_op(op: Any) -> Op:
     """Return `op` as a `ReduceOp`, or raise `UsageError`."""
-    if type(op) is ReduceOp:
+    if type(op) is ReduceOp or type(op) is BitwiseOp:
         return op
     if isinstance(op, int) and not isinstance(op, bool) and 0 <= op < len(ReduceOp):
         return ReduceOp(op)
@@ -97,19 +107,20 @@ def check_op(op: Any) -> ReduceOp:
     raise UsageError(f"Unknown reduce_op type for {op!r}; use one of {names}")
 
 
-def recipe_for(op: ReduceOp, dtype: Dtype) -> Recipe:
+def recipe_for(op: Op, dtype: Dtype) -> Recipe:
     """Return how `op` is computed on `dtype`; raise `UsageError` where it has no meaning."""
     return _RECIPES[op].get(dtype.code) or _make_recipe(op, dtype)
 
 
-_RECIPES: list[dict[int, Recipe]] = [{} for _ in ReduceOp]
+_RECIPES: list[dict[int, Recipe]] = [{} for _ in (*ReduceOp, *BitwiseOp)]
 """Per operator, by dtype code: made when first used."""
 
 
-def _make_recipe(op: ReduceOp, dtype: Dtype) -> Recipe:
+def _make_recipe(op: Op, dtype: Dtype) -> Recipe:
     make = _FAMILIES[dtype.family].get(op)
     if make is None:
-        allowed = ", ".join(each.name for each in _FAMILIES[dtype.family]) or "none"
+        family = _FAMILIES[dtype.family]
+        allowed = ", ".join(each.name for each in family if type(each) is type(op)) or "none"
         remedy = _REMEDIES.get(dtype.family, "use another operator")
         raise UsageError(
             f"ReduceOp.{op.name} is not defined for {dtype.name}; operators for it: {allowed}; "
@@ -180,24 +191,24 @@ def _extremum(combine: Combine) -> Callable[[Dtype], Recipe]:
     return make
 
 
-_FAMILIES: dict[str, dict[ReduceOp, Callable[[Dtype], Recipe]]] = {
+_FAMILIES: dict[str, dict[Op, Callable[[Dtype], Recipe]]] = {
     "bool": {
         ReduceOp.SUM: _direct(Combine.OR),
         ReduceOp.MAX: _direct(Combine.OR),
         ReduceOp.MIN: _direct(Combine.AND),
         ReduceOp.PROD: _direct(Combine.AND),
-        ReduceOp.BAND: _direct(Combine.AND),
-        ReduceOp.BOR: _direct(Combine.OR),
-        ReduceOp.BXOR: _direct(Combine.XOR),
+        BitwiseOp.BAND: _direct(Combine.AND),
+        BitwiseOp.BOR: _direct(Combine.OR),
+        BitwiseOp.BXOR: _direct(Combine.XOR),
     },
     "int": {
         ReduceOp.SUM: _arithmetic(Combine.ADD),
         ReduceOp.MAX: _direct(Combine.MAXIMUM),
         ReduceOp.MIN: _direct(Combine.MINIMUM),
         ReduceOp.PROD: _direct(Combine.MULTIPLY),
-        ReduceOp.BAND: _direct(Combine.BIT_AND),
-        ReduceOp.BOR: _direct(Combine.BIT_OR),
-        ReduceOp.BXOR: _direct(Combine.BIT_XOR),
+        BitwiseOp.BAND: _direct(Combine.BIT_AND),
+        BitwiseOp.BOR: _direct(Combine.BIT_OR),
+        BitwiseOp.BXOR: _direct(Combine.BIT_XOR),
     },
     "float": {
         ReduceOp.SUM: _arithmetic(Combine.ADD),

@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 import hpcdist as dist
 from hpcdist.arrays.buffer import as_buffer, as_output, typed
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.transport.recipes import ReduceOp, check_op, local_result, recipe_for
+from hpcdist.transport.recipes import BitwiseOp, ReduceOp, check_op, local_result, recipe_for
 
 INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
 FLOATS = ["f2", "f4", "f8"]
@@ -161,3 +161,27 @@ def test_operators_have_paddles_numbers_and_may_be_given_as_such():
     for wrong in (5, -1, "SUM", None, 1.0, True):
         with pytest.raises(dist.UsageError, match="Unknown reduce_op type"):
             check_op(wrong)
+
+
+BITWISE = {
+    BitwiseOp.BAND: np.bitwise_and,
+    BitwiseOp.BOR: np.bitwise_or,
+    BitwiseOp.BXOR: np.bitwise_xor,
+}
+
+
+@pytest.mark.parametrize("dtype", ["?", *INTEGERS])
+@pytest.mark.parametrize("op", BITWISE)
+def test_bits_are_combined_as_numpy_combines_them(op, dtype):
+    x, y = np.array([0, 1, 0, 1], dtype), np.array([0, 0, 1, 1], dtype)
+    np.testing.assert_array_equal(reduced(op, x, y), BITWISE[op](x, y))
+
+
+def test_floats_have_no_bits_to_combine():
+    with pytest.raises(UsageError, match="BXOR is not defined for float32; operators for it: none"):
+        recipe_for(BitwiseOp.BXOR, dtype_row(np.dtype("f4")))
+
+
+def test_numbers_mean_the_public_operators_only():
+    with pytest.raises(UsageError, match="Unknown reduce_op type for 5"):
+        check_op(5)

@@ -12,13 +12,26 @@ PACKAGE = Path(dist.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A module imports from its own package and from those before it.
-LAYERS = ["errors", "config events", "arrays", "runtime", "transport", "comm", "launch", "testing"]
+LAYERS = [
+    "errors",
+    "config events",
+    "arrays",
+    "runtime",
+    "transport",
+    "comm",
+    "data",
+    "parallel",
+    "torch",
+    "launch",
+    "testing",
+]
 TOP = ("__init__.py", "__main__.py")
 
 # What may be imported, or used, only here.
 FENCES = {
     "mpi4py": ("runtime/mpi.py", "transport/mpi_*.py"),
     "torch": ("arrays/torch.py", "torch/*.py"),
+    "jax": ("arrays/jax.py",),
     "cupy": ("arrays/cupy.py", "runtime/gpu.py"),
     "os.environ": ("config.py", "runtime/*.py"),
     "os.getenv": (),

@@ -1,0 +1,224 @@
+"""`ArrayDataParallel`: the engine of `DataParallel` for models made of `Parameter`s."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, final
+
+from hpcdist.comm.group import Group
+from hpcdist.config import read_config
+from hpcdist.errors import UsageError
+from hpcdist.parallel.gradients import Gradients
+from hpcdist.parallel.holders import (
+    array_in,
+    buffers_of,
+    described,
+    distinct,
+    holders_of,
+    is_trained,
+    load,
+    spread,
+    trainable,
+)
+from hpcdist.parallel.model import DEFAULT_MB, DataParallel, bucket_limits, training_group
+from hpcdist.parallel.pace import CommStats
+from hpcdist.parallel.parameter import Parameter
+from hpcdist.parallel.states import State, verify_states
+
+
+@final
+class ArrayDataParallel(DataParallel):
+    """Trains a model whose ``named_parameters()`` gives names and `Parameter`s.
+
+    Its backward pass is yours: assign ``p.grad`` (or call ``p.accumulate``) for every parameter,
+    best for those registered last first. As soon as all gradients of a bucket are assigned, the
+    bucket is averaged; with the last gradient the backward pass ends.
+
+    Attributes:
+        group: the ranks that train together.
+        group_indices: the buckets in the order in which they are sent, as lists of the indices
+            of parameters.
+        comm_buffer_size: the size of a bucket that was asked for, in bytes.
+        find_unused_parameters: as given.
+
+    """
+
+    def __init__(
+        self,
+        layers: Any,
+        strategy: Any = None,
+        comm_buffer_size: float = DEFAULT_MB,
+        last_comm_buffer_size: float = 1,
+        find_unused_parameters: bool = False,
+        group: Group | None = None,
+        *,
+        check_nan: bool | None = None,
+    ) -> None:
+        self._layers = layers
+        self.group = training_group(group)
+        self.comm_buffer_size = 0
+        self.find_unused_parameters = bool(find_unused_parameters)
+        limits: Sequence[int] = ()
+        held: list[tuple[str, Any]] = []
+        states: list[State] = []
+        problem = None
+        try:
+            limits = bucket_limits(self.group, comm_buffer_size, last_comm_buffer_size)
+            held = trainable(layers)
+            states = described(held)
+        except UsageError as error:
+            problem = error
+        verify_states(states, self.group, error=problem)
+        self.comm_buffer_size = int(comm_buffer_size * (1 << 20))
+        spread(held, self.group, self.group.ranks[0])
+        trained = [(name, holder) for name, holder in held if is_trained(holder)]
+        for name, parameter in trained:
+            parameter.name = name
+        self._gradients = Gradients(
+            [parameter for _, parameter in trained],
+            self.group,
+            limits,
+            find_unused=self.find_unused_parameters,
+            check_nan=read_config().check_nan if check_nan is None else check_nan,
+            owner=weakref.ref(self),
+            after=partial(_spread_buffers, layers, self.group),
+        )
+        self.group_indices = self._gradients.buckets
+
+    # ---- training
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the model; whether its gradients will be averaged is decided here."""
+        self._gradients.forward()
+        run = self._layers if callable(self._layers) else self._layers.forward
+        return run(*inputs, **kwargs)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Do the same as calling the model."""
+        return self(*inputs, **kwargs)
+
+    def synchronize(self) -> None:
+        """End the backward pass: afterwards all gradients are averaged. Collective.
+
+        It ends by itself when every parameter has its gradient; call this where a parameter may
+        have none.
+
+        Raises:
+            UsageError: a parameter has no gradient on this rank, which `find_unused_parameters`
+                would allow.
+            RemoteError: that is so on another rank.
+
+        """
+        self._gradients.synchronize()
+
+    def apply_collective_grads(self) -> None:
+        """Do `synchronize`."""
+        self.synchronize()
+
+    def zero_grad(self) -> None:
+        """Let no parameter have a gradient; ends a backward pass that is under way."""
+        self._gradients.synchronize_begun()
+        self._gradients.clear()
+
+    @property
+    def grad_need_sync(self) -> bool:
+        """Whether gradients of forward passes from here on will be averaged."""
+        return self._gradients.sync
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients of forwards inside the context accumulate on this rank only.
+
+        The forward decides: the next backward of a forward outside averages what has gathered.
+        Without a forward through the model, the first gradient of a backward pass decides.
+        """
+        gradients, before = self._gradients, self._gradients.sync
+        gradients.sync = False
+        try:
+            yield
+        finally:
+            gradients.sync = before
+            gradients.end_local()
+
+    @contextmanager
+    def join(
+        self, divide_by_initial_world_size: bool = True, enable: bool = True
+    ) -> Iterator[None]:
+        """Let ranks have different numbers of batches. Collective over the group.
+
+        Use no other collectives of the group inside. A rank that has left its loop contributes
+        zeros until all have; then every rank gets the parameters of one that was last.
+
+        Args:
+            divide_by_initial_world_size: divide sums of gradients by the number of all ranks; if
+                False, by the number of ranks that still have batches.
+            enable: False makes the context do nothing.
+
+        """
+        if not enable:
+            yield
+            return
+        gradients = self._gradients
+        gradients.joining, gradients.scale_to_active = True, not divide_by_initial_world_size
+        try:
+            yield
+            gradients.synchronize_begun()
+            last = gradients.shadow()
+        finally:
+            gradients.leave_join()
+        spread(distinct(holders_of(self._layers)), self.group, last)
+
+    def comm_stats(self) -> CommStats:
+        """Return what the exchange of gradients has cost so far, and how much was hidden. Local."""
+        return self._gradients.stats()
+
+    # ---- the model itself
+
+    def parameters(self) -> list[Parameter]:
+        """Return the parameters, each once."""
+        return [parameter for _, parameter in self.named_parameters()]
+
+    def named_parameters(self) -> list[tuple[str, Parameter]]:
+        """Return names, without a prefix, and parameters, each once."""
+        return distinct(self._layers.named_parameters())
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the model's own ``state_dict()``, or its arrays by name, without a prefix."""
+        own = getattr(self._layers, "state_dict", None)
+        if own is not None:
+            return own(*args, **kwargs)
+        return {name: array_in(holder) for name, holder in holders_of(self._layers)}
+
+    def set_state_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
+        """Load what `state_dict` returned. Local: do the same on every rank.
+
+        The model's own ``set_state_dict`` or ``load_state_dict`` does it, if it has one.
+
+        Raises:
+            UsageError: a name is missing or unknown, or an array has another shape.
+
+        """
+        for name in ("set_state_dict", "load_state_dict"):
+            own = getattr(self._layers, name, None)
+            if own is not None:
+                return own(state_dict)
+        load(holders_of(self._layers), state_dict)
+        return None
+
+    load_state_dict = set_state_dict
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_layers":
+            raise AttributeError(name)
+        return getattr(self._layers, name)
+
+    def __repr__(self) -> str:
+        return f"DataParallel({self._layers!r}, {self.group.nranks} ranks)"
+
+
+def _spread_buffers(layers: Any, group: Group, src: int) -> None:
+    """Give the buffers of the model, those it has now, the values of one rank. Collective."""
+    spread(distinct(buffers_of(layers)), group, src)

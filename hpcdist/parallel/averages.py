@@ -1,0 +1,121 @@
+"""Averaging gradients by hand: `average_gradients` of a tree, `fused_allreduce_gradients`.
+
+For training loops without `DataParallel`: call one of them between the backward pass and the
+optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from hpcdist.arrays.buffer import Buffer, as_buffer
+from hpcdist.arrays.tree import leaves, with_leaves
+from hpcdist.comm.collectives import all_reduce
+from hpcdist.comm.group import Group
+from hpcdist.comm.issue import not_a_member
+from hpcdist.comm.session import group_at_hand
+from hpcdist.errors import UsageError
+from hpcdist.parallel.fused import fused
+from hpcdist.parallel.parameter import Parameter
+from hpcdist.parallel.states import state_of, verify_states
+from hpcdist.transport.recipes import ReduceOp, recipe_for
+
+
+def average_gradients(tree: Any, group: Group | None = None) -> Any:
+    """Return `tree` with every array replaced by its mean over the ranks. Collective.
+
+    Arrays that can be written (NumPy, torch) are averaged in place and are the same objects in
+    the result; for those that cannot (JAX) the result holds new ones. Many arrays travel in few
+    operations.
+
+    Args:
+        tree: an array, or dicts, lists and tuples of arrays, nested; None where there is no
+            array. Where jax is in use, also what is registered with it as a pytree.
+        group: the ranks to average over; None for all.
+
+    Raises:
+        MismatchError: the trees of two ranks differ in structure, shape or dtype; on every rank.
+        UsageError: a leaf is no array of floats or complex numbers; names it by its path. The
+            other ranks, if theirs are fine, get a `RemoteError`.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def one_rank():
+        ...     return dist.average_gradients({"w": np.full(2, float(dist.get_rank()))})
+        >>> dist.simulate(2, one_rank)[0]
+        {'w': array([0.5, 0.5])}
+
+    """
+    group = group_at_hand(group)
+    if group.transport is None:
+        not_a_member(group)
+        return tree
+    named = leaves(tree)
+    means = _average(named, group, "array")
+    if all(mean is array for mean, (_, array) in zip(means, named, strict=True)):
+        return tree
+    return with_leaves(tree, means)
+
+
+def fused_allreduce_gradients(
+    parameter_list: Iterable[Any], hcg: Any = None, *, group: Group | None = None
+) -> None:
+    """Average the gradient of every parameter that has one, in place. Collective.
+
+    Args:
+        parameter_list: torch parameters or `Parameter`s, or anything with a ``grad``. Those
+            without a gradient are skipped; all ranks must skip the same.
+        hcg: an object with ``get_data_parallel_group()``, as fleet has.
+        group: the ranks to average over, where `hcg` is None; None for all.
+
+    Raises:
+        MismatchError: two ranks have gradients of different parameters, shapes or dtypes.
+
+    Reference: ``paddle.distributed.fleet.utils.hybrid_parallel_util``.
+
+    """
+    if hcg is not None and group is not None:
+        raise UsageError("fused_allreduce_gradients got both hcg and group; give one of them")
+    group = group_at_hand(hcg.get_data_parallel_group() if hcg is not None else group)
+    if group.transport is None:
+        not_a_member(group)
+        return
+    held = [
+        (f"parameter_list[{index}].grad", parameter, _gradient_of(parameter))
+        for index, parameter in enumerate(parameter_list)
+    ]
+    held = [entry for entry in held if entry[2] is not None]
+    means = _average([(name, gradient) for name, _, gradient in held], group, "gradient")
+    for (_, parameter, gradient), mean in zip(held, means, strict=True):
+        if mean is not gradient:
+            parameter.grad = mean
+
+
+def _gradient_of(parameter: Any) -> Any:
+    return parameter.memory() if type(parameter) is Parameter else parameter.grad
+
+
+def _average(named: Sequence[tuple[str, Any]], group: Group, noun: str) -> list[Any]:
+    buffers: list[Buffer] = []
+    problem = None
+    for path, array in named:
+        try:
+            buffers.append(_to_average(path, array))
+        except UsageError as error:
+            problem = problem or error
+    states = [
+        state_of(path, buffer) for (path, _), buffer in zip(named, buffers, strict=problem is None)
+    ]
+    verify_states(states, group, noun, problem)
+    return fused(buffers, group, partial(all_reduce, op=ReduceOp.AVG, group=group))
+
+
+def _to_average(path: str, array: Any) -> Buffer:
+    buffer = as_buffer(array, path)
+    try:
+        recipe_for(ReduceOp.AVG, buffer.dtype)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+    return buffer

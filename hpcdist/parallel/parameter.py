@@ -1,0 +1,254 @@
+"""`Parameter`: an array that is trained, and its gradient.
+
+On its own a parameter keeps its gradient itself. A data-parallel model gives it a `Seat`: a
+place in one of the model's buckets, and whom to tell when the gradient has been written, so that
+buckets travel while the backward pass goes on.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn, final
+
+import numpy as np
+
+from hpcdist.arrays.dtypes import dtype_row
+from hpcdist.arrays.libraries import NumpyArray, library_of
+from hpcdist.errors import UsageError
+
+_FAMILIES = ("float", "complex")
+_ndarray = np.ndarray
+
+
+class Seat(NamedTuple):
+    """Where a model keeps the gradient of one of its parameters.
+
+    `writing(position, error)` is called before the gradient is written (with an error: instead of
+    it), `written(position)` after that, `reading(position)` before it is read.
+    """
+
+    memory: NumpyArray
+    position: int
+    writing: Callable[[int, UsageError | None], None]
+    written: Callable[[int], None]
+    reading: Callable[[int], None]
+    owner: weakref.ref[Any]
+
+
+@final
+class Parameter:
+    """An array that is trained.
+
+    Args:
+        data: a NumPy, JAX or torch array of floats or complex numbers; kept, not copied.
+        requires_grad: whether it takes gradients; without, it may have any dtype.
+
+    Attributes:
+        name: what its model calls it; for messages.
+        requires_grad: whether it takes gradients.
+        has_grad: whether it has a gradient.
+
+    Raises:
+        UsageError: `data` is no array, or cannot have a gradient.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> w = dist.Parameter(np.zeros(3))
+        >>> w.grad = np.ones(3)
+        >>> w.data -= 0.1 * w.grad
+        >>> w
+        Parameter([-0.1, -0.1, -0.1])
+
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_data",
+        "_memory",
+        "_seat",
+        "_shown",
+        "_wrap",
+        "has_grad",
+        "name",
+        "requires_grad",
+    )
+
+    def __init__(self, data: Any, requires_grad: bool = True) -> None:
+        library = library_of(data)
+        view = library.view(data)
+        family = dtype_row(view.dtype).family
+        if requires_grad and family not in _FAMILIES:
+            raise UsageError(
+                f"a Parameter of dtype {view.dtype} cannot be trained; give it floats or complex "
+                "numbers, or pass requires_grad=False"
+            )
+        self._data = data
+        self._wrap = library.wrap
+        self._memory: NumpyArray | None = None
+        self._shown: Any = None
+        self._seat: Seat | None = None
+        self.name = ""
+        self.requires_grad = bool(requires_grad)
+        self.has_grad = False
+
+    @property
+    def data(self) -> Any:
+        """The array; assign one of the same shape and dtype to replace it."""
+        return self._data
+
+    @data.setter
+    def data(self, data: Any) -> None:
+        old = self._data
+        if data is old:
+            return
+        view = library_of(data).view(data)
+        mine = library_of(old).view(old)
+        if view.shape != mine.shape or view.dtype != mine.dtype:
+            raise UsageError(
+                f"{self._label()} is {mine.dtype} of shape {mine.shape}, but was assigned data of "
+                f"{view.dtype} and shape {view.shape}; both must be alike"
+            )
+        self._data = data if type(data) is type(old) else self._wrap(np.array(view))
+
+    @property
+    def grad(self) -> Any:
+        """The gradient or None, always in the same memory; assigning copies into it.
+
+        Reading it in a model that is data-parallel waits until it has been averaged. For JAX
+        each reading gives a new array. Assigning says that it is ready; to change it afterwards,
+        write into it: ``p.grad[...] *= 0.5``.
+
+        Raises:
+            UsageError: another shape or dtype than the data was assigned.
+
+        """
+        seat = self._seat
+        if seat is not None:
+            seat.reading(seat.position)
+        if not self.has_grad:
+            return None
+        return self._shown if self._shown is not None else self._wrap(self._own_memory())
+
+    @grad.setter
+    def grad(self, gradient: Any) -> None:
+        if gradient is not None:
+            self._take(gradient, adding=False)
+        elif self.has_grad:
+            if self._seat is not None:
+                self._seat.reading(self._seat.position)
+            self.has_grad = False
+
+    def accumulate(self, gradient: Any) -> None:
+        """Add `gradient` to `grad`, or set it if there is none, and say that it is ready.
+
+        Raises:
+            UsageError: it has another shape or dtype than the data.
+
+        """
+        self._take(gradient, adding=True)
+
+    def memory(self) -> NumpyArray | None:
+        """Return the gradient as a writable NumPy view, whatever the library; None without one."""
+        return self._memory if self.grad is not None else None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the data."""
+        return tuple(self._data.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the data, as its library writes it."""
+        return self._data.dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NumpyArray:
+        view = library_of(self._data).view(self._data)
+        if copy or (dtype is not None and dtype != view.dtype):
+            return np.array(view, dtype)
+        return view
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self._data, self.requires_grad, self.name)
+
+    def __repr__(self) -> str:
+        words = np.array2string(self.__array__(), separator=", ", threshold=20)
+        name = f", name={self.name!r}" if self.name else ""
+        frozen = "" if self.requires_grad else ", requires_grad=False"
+        return f"Parameter({words}{name}{frozen})"
+
+    # ---- for models
+
+    def is_free(self) -> bool:
+        """Say whether no model has given the parameter a seat, or that model is gone."""
+        return self._seat is None or self._seat.owner() is None
+
+    def sit(self, seat: Seat) -> None:
+        """Keep the gradient in `seat` from now on; one that is there moves along."""
+        if self.has_grad:
+            seat.memory[...] = self._own_memory()
+        self._seat = seat
+        self._place(seat.memory)
+
+    # ---- the gradient
+
+    def _take(self, gradient: Any, *, adding: bool) -> None:
+        seat, memory = self._seat, self._memory
+        if memory is None:
+            memory = self._own_memory()
+        source = gradient if type(gradient) is _ndarray else self._seen(gradient)
+        if source.shape != memory.shape or source.dtype != memory.dtype:
+            self._refuse(
+                f"{self._label()} is {memory.dtype} of shape {memory.shape}, but its gradient "
+                f"has dtype {source.dtype} and shape {source.shape}; both must be alike"
+            )
+        if seat is not None:
+            seat.writing(seat.position, None)
+        if adding and self.has_grad:
+            np.add(memory, source, out=memory)
+        elif source is not memory:
+            memory[...] = source
+        self.has_grad = True
+        if seat is not None:
+            seat.written(seat.position)
+
+    def _seen(self, gradient: Any) -> NumpyArray:
+        if gradient is self._shown:
+            return self._own_memory()
+        try:
+            return library_of(gradient).view(gradient)
+        except UsageError as error:
+            self._refuse(f"the gradient of {self._label()}: {error}")
+
+    def _refuse(self, why: str) -> NoReturn:
+        """Raise; on the model's other ranks, too, where they wait for this gradient."""
+        error = UsageError(why)
+        if self._seat is not None:
+            self._seat.writing(self._seat.position, error)
+        raise error
+
+    def _own_memory(self) -> NumpyArray:
+        if self._memory is None:
+            if not self.requires_grad:
+                self._refuse(f"{self._label()} takes no gradient; make it with requires_grad=True")
+            like = self.__array__()
+            self._place(np.empty(like.shape, like.dtype))
+        assert self._memory is not None
+        return self._memory
+
+    def _place(self, memory: NumpyArray) -> None:
+        """Let the gradient live in `memory`; show it as the data's library would."""
+        self._memory = memory
+        shown = self._wrap(memory)
+        shares = np.may_share_memory(library_of(shown).view(shown), memory)
+        self._shown = shown if shares else None
+
+    def _label(self) -> str:
+        return f"parameter {self.name!r}" if self.name else "a parameter"
+
+
+def _restored(data: Any, requires_grad: bool, name: str) -> Parameter:
+    """Make what a copy or a pickle of a parameter becomes: free of its model, without gradient."""
+    parameter = Parameter(data, requires_grad)
+    parameter.name = name
+    return parameter

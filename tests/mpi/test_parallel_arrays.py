@@ -1,0 +1,15 @@
+"""Data-parallel training of plain arrays, on the ranks of this MPI job."""
+
+import averaging_checks
+import pytest
+import training_checks
+
+CHECKS = [*training_checks.check, *averaging_checks.check]
+
+
+@pytest.mark.parametrize("overlap", ["never", "always"])
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.usefixtures("and_the_world_goes_on")
+def test_on_the_ranks_of_this_job(check, overlap, monkeypatch):
+    monkeypatch.setenv("HPCDIST_OVERLAP", overlap)
+    check()
