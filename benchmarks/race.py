@@ -26,6 +26,10 @@ class Race(NamedTuple):
     def median(self, name: str) -> float:
         return float(np.median(self.seconds[name]))
 
+    def best(self, name: str) -> float:
+        """What the fastest round took: the least disturbed one."""
+        return float(self.seconds[name].min())
+
     def ratio(self, name: str, to: str) -> float:
         """How many times as long as `to` the contestant `name` takes."""
         return float(np.median(self.seconds[name] / self.seconds[to]))

@@ -22,6 +22,13 @@ Row = Mapping[str, Any]
 Points = Sequence[tuple[float, float]]
 
 
+class Panel(NamedTuple):
+    """One part of the picture: data by contestant, and how they are drawn."""
+
+    draw: Callable[[Any, Mapping[str, Any]], None]
+    data: Mapping[str, Any]
+
+
 class Options(NamedTuple):
     """What every benchmark is told on its command line."""
 
@@ -51,7 +58,7 @@ class Report:
         self._quiet = comm is not None and comm.rank > 0
         self._setting = {} if self._quiet else _setting(comm, mpi)
         self._tables: dict[str, Sequence[Row]] = {}
-        self._panels: dict[str, Mapping[str, Points]] = {}
+        self._panels: dict[str, Panel] = {}
         # a rank's terminal is the launcher's invention: plain text of a fixed width
         self._console = Console(width=120, force_terminal=False, highlight=False)
         if not self._quiet:
@@ -76,7 +83,11 @@ class Report:
 
     def panel(self, title: str, curves: Mapping[str, Points]) -> None:
         """Keep curves for the picture: by contestant, (bytes, seconds)."""
-        self._panels[title] = curves
+        self._panels[title] = Panel(_curves, curves)
+
+    def boxes(self, title: str, samples: Mapping[str, Sequence[float]]) -> None:
+        """Keep seconds for the picture: by contestant, one for each round."""
+        self._panels[title] = Panel(_boxes, samples)
 
     def close(self) -> None:
         """Write the files that were asked for."""
@@ -86,7 +97,8 @@ class Report:
             words = f"{self._name} {self._setting['MPI']}".replace(",", "")
             path = RESULTS / (words.replace(" ", "-") + ".json")
             path.parent.mkdir(exist_ok=True)
-            found = {"setting": self._setting, "tables": self._tables, "curves": self._panels}
+            curves = {title: panel.data for title, panel in self._panels.items()}
+            found = {"setting": self._setting, "tables": self._tables, "curves": curves}
             path.write_text(json.dumps(found, indent=1, default=float) + "\n")
             self._console.print(f"wrote {path}")
         if self._options.plot and self._panels:
@@ -112,8 +124,7 @@ def _setting(comm: Any, mpi: str) -> dict[str, str]:
     }
 
 
-def _draw(panels: Mapping[str, Mapping[str, Points]], path: str) -> None:
-    """Draw each panel log-log: time over size, one line per contestant."""
+def _draw(panels: Mapping[str, Panel], path: str) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -123,15 +134,29 @@ def _draw(panels: Mapping[str, Mapping[str, Points]], path: str) -> None:
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(5 * columns, 3.6 * lines), layout="constrained")
     grid = figure.subplots(lines, columns, squeeze=False).flatten()
-    for axes, (title, curves) in zip(grid, panels.items(), strict=False):
-        for name, points in curves.items():
-            axes.loglog(*zip(*points, strict=True), marker=".", label=name)
-        axes.set(title=title, xlabel="bytes", ylabel="seconds")
+    for axes, (title, panel) in zip(grid, panels.items(), strict=False):
+        panel.draw(axes, panel.data)
+        axes.set(title=title)
         axes.grid(alpha=0.3)
     for axes in grid[len(panels) :]:
         axes.remove()
-    grid[0].legend()
+    if grid[0].get_legend_handles_labels()[1]:
+        grid[0].legend()
     figure.savefig(path, dpi=120)
+
+
+def _curves(axes: Any, curves: Mapping[str, Points]) -> None:
+    """Draw log-log: time over size, one line per contestant."""
+    for name, points in curves.items():
+        axes.loglog(*zip(*points, strict=True), marker=".", label=name)
+    axes.set(xlabel="bytes", ylabel="seconds")
+
+
+def _boxes(axes: Any, samples: Mapping[str, Sequence[float]]) -> None:
+    """Draw how long the middle half of the rounds took, and the middle one, per contestant."""
+    axes.boxplot([[1e3 * each for each in taken] for taken in samples.values()], showfliers=False)
+    axes.set_xticks(range(1, len(samples) + 1), samples, rotation=30, ha="right")
+    axes.set(ylabel="milliseconds", ylim=(0, None))
 
 
 # ---- numbers for people

@@ -15,7 +15,16 @@ from pathlib import Path
 from libraries import Mpi, find_libraries
 
 HERE = Path(__file__).parent
-RANKS = {"overhead": (1, 2), "collectives": (2,), "overlap": (2,), "objects": (2,)}
+RANKS = {
+    "overhead": (1, 2),
+    "collectives": (2,),
+    "overlap": (2,),
+    "objects": (2,),
+    "training": (2,),
+    "hiding": (2,),
+    "hooks": (1,),
+    "memory": (2,),
+}
 
 
 def commands(mpi: Mpi, wanted: list[str], options: list[str]) -> list[list[str]]:
