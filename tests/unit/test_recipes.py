@@ -178,7 +178,9 @@ def test_bits_are_combined_as_numpy_combines_them(op, dtype):
 
 
 def test_floats_have_no_bits_to_combine():
-    with pytest.raises(dist.UsageError, match="BXOR is not defined for float32; operators for it: none"):
+    with pytest.raises(
+        dist.UsageError, match="BXOR is not defined for float32; operators for it: none"
+    ):
         recipe_for(BitwiseOp.BXOR, dtype_row(np.dtype("f4")))
 
 
