@@ -3,8 +3,8 @@
 ``import hpcdist as dist``, then ``srun -n 8 python train.py``.
 
 Read in this order: `arrays` (what is sent), `runtime` (where am I), `transport` (how it
-travels), `comm` (what users call), `data` (whose samples), `launch` (how ranks are started). A
-module imports only from earlier ones.
+travels), `comm` (what users call), `data` (whose samples), `parallel` (training), `torch` (torch at
+home on MPI), `launch` (how ranks are started). A module imports only from earlier ones.
 """
 
 from __future__ import annotations

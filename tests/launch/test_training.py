@@ -13,7 +13,11 @@ from hpcdist.launch.site import find_site
 from hpcdist.runtime.environ import snapshot
 
 ROOT = Path(__file__).parents[2]
-NEEDED = {"train.py": ["sklearn"], "train_jax.py": ["sklearn", "jax"]}
+NEEDED = {
+    "train.py": ["sklearn"],
+    "train_torch.py": ["sklearn", "torch"],
+    "train_jax.py": ["sklearn", "jax"],
+}
 
 
 @pytest.mark.parametrize("example", NEEDED)
