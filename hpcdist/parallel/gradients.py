@@ -80,11 +80,11 @@ class Gradients:
         for bucket in self.buckets:
             self._lay_out(bucket, likes)
         self._exchange = Exchange(group)
+        self._ask = bytearray(b"\1" * len(parameters))  # cleared while a gradient may just come
         for index, parameter in enumerate(parameters):
-            seat = Seat(
-                self._memories[index], index, self._writing, self._written, self._reading, owner
-            )
-            parameter.sit(seat)
+            memory = self._memories[index]
+            hooks = self._writing, self._written, self._reading
+            parameter.sit(Seat(memory, index, self._ask, *hooks, owner))
         self._forward: bool | None = None
         self._synced: bool | None = None  # None: no backward pass is under way
         self._works: list[Work] = []
@@ -148,6 +148,7 @@ class Gradients:
             raise error
 
     def _written(self, index: int) -> None:
+        self._ask[index] = 1
         buckets = self._reducer.ready(index)
         if buckets and self._synced:
             for bucket in buckets:
@@ -176,6 +177,7 @@ class Gradients:
                 self._active = self._roll_call(active=True)
             self._exchange.begin()
         self._synced = synced
+        self._ask[:] = bytes(len(self._ask))
 
     def _send(self, bucket: int, error: UsageError | None = None) -> None:
         error = self._error = self._error or error or self._nan_in(bucket)
@@ -233,6 +235,7 @@ class Gradients:
         self._works.clear()
         self._peeked.clear()
         self._reducer.restart()
+        self._ask[:] = b"\1" * len(self._ask)
 
     # ---- uneven numbers of batches
 

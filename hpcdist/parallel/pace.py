@@ -3,7 +3,8 @@
 [Note: overlap] Communication on a thread of its own hides behind a device that computes. Where
 the backward pass itself keeps all of a rank's cores busy, such a thread only takes a core away:
 reducing each bucket at once is faster. So the first backward passes run inline and measure how
-many cores they keep busy; after that `Pace` decides.
+many cores they want; after that `Pace` decides. Time a thread was ready to run and had no core,
+because another process had it, counts as wanted.
 
 This module computes with clocks only; `exchange` does the communication.
 """
@@ -11,20 +12,25 @@ This module computes with clocks only; `exchange` does the communication.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import Literal, NamedTuple, final
+
+from hpcdist.runtime.cores import wanted_s
 
 Overlap = Literal["auto", "always", "never"]
 
 SPARE_CORES = 0.5
 """A communication thread pays off if the backward pass leaves this many cores idle."""
 
-_MEASURED = 2
-"""The backward pass that decides; the first one still allocates and warms up."""
+_WARM_UP, _MEASURED = 1, 3
+"""Backward passes that allocate and warm up, and those after which `Pace` decides."""
 
 
 class CommStats(NamedTuple):
-    """What the gradient exchange of a model has cost so far, on this rank; times in seconds."""
+    """What the gradient exchange of a model has cost so far, on this rank; times in seconds.
+
+    Where buckets are overlapped, the first backward passes, which only measure, are not counted.
+    """
 
     backwards: int = 0
     """Backward passes whose gradients were averaged."""
@@ -86,15 +92,18 @@ class Pace:
         self.inline = overlap != "always"
         """Whether buckets are reduced at once, not on a thread."""
         self._trips: list[Trip] = []
-        self._began = self._began_cpu = 0.0
+        self._began = self._began_wanted = 0.0
         self._away = self._away_cpu = 0.0
+        self._busy = 0.0
         self._computed = float("inf")
         self._sums = CommStats()
 
     def begin(self) -> None:
         """Start the clocks: a backward pass whose gradients are averaged begins."""
         self._settle()
-        self._began, self._began_cpu = perf_counter(), process_time()
+        if self._undecided:
+            self._began_wanted = wanted_s()
+        self._began = perf_counter()
         self._away = self._away_cpu = 0.0
         self._computed = float("inf")
 
@@ -114,11 +123,20 @@ class Pace:
         self._computed = perf_counter()
         backwards = self._sums.backwards + 1
         self._sums = self._sums._replace(backwards=backwards)
-        if self._undecided and backwards == _MEASURED:
-            wall = self._computed - self._began - self._away
-            cpu = process_time() - self._began_cpu - self._away_cpu
+        if self._undecided and backwards > _WARM_UP:
+            self._measure(decide=backwards == _MEASURED)
+
+    def _measure(self, *, decide: bool) -> None:
+        """Note how many cores this backward pass wanted; the busiest one counts."""
+        wall = self._computed - self._began - self._away
+        wanted = wanted_s() - self._began_wanted - self._away_cpu
+        self._busy = max(self._busy, wanted / max(wall, 1e-9))
+        if decide:
             self._undecided = False
-            self.inline = self._cores - cpu / max(wall, 1e-9) < SPARE_CORES
+            self.inline = self._cores - self._busy < SPARE_CORES
+            if not self.inline:
+                self._trips.clear()
+                self._away, self._sums = 0.0, CommStats()
 
     def stats(self) -> CommStats:
         """Return the sums over all backward passes that have ended."""

@@ -24,12 +24,14 @@ _ndarray = np.ndarray
 class Seat(NamedTuple):
     """Where a model keeps the gradient of one of its parameters.
 
-    `writing(position, error)` is called before the gradient is written (with an error: instead of
-    it), `written(position)` after that, `reading(position)` before it is read.
+    `writing(position, error)` is called before the gradient is written, where `ask[position]` is
+    set (with an error: always, and instead of it), `written(position)` after that,
+    `reading(position)` before it is read.
     """
 
     memory: NumpyArray
     position: int
+    ask: bytearray
     writing: Callable[[int, UsageError | None], None]
     written: Callable[[int], None]
     reading: Callable[[int], None]
@@ -202,7 +204,7 @@ class Parameter:
                 f"{self._label()} is {memory.dtype} of shape {memory.shape}, but its gradient "
                 f"has dtype {source.dtype} and shape {source.shape}; both must be alike"
             )
-        if seat is not None:
+        if seat is not None and seat.ask[seat.position]:
             seat.writing(seat.position, None)
         if adding and self.has_grad:
             np.add(memory, source, out=memory)

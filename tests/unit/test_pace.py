@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hpcdist.parallel.pace import CommStats, Pace, Trip, core_share, travel_times
+from hpcdist.runtime.cores import wanted_s
 
 moments = st.floats(0, 100, allow_nan=False)
 
@@ -59,14 +60,22 @@ def idle():
 
 def test_buckets_are_overlapped_once_the_backward_pass_is_seen_to_leave_cores_idle():
     pace = Pace(cores=1)
-    backward(pace, idle)
-    assert pace.inline
+    for _ in range(2):
+        backward(pace, idle)
+        assert pace.inline
     backward(pace, idle)
     assert not pace.inline
 
 
+def test_the_busiest_backward_pass_decides():
+    pace = Pace(cores=1)
+    for compute in (idle, busy, idle):
+        backward(pace, compute)
+    assert pace.inline
+
+
 def test_buckets_stay_inline_where_the_backward_pass_needs_the_core():
-    pace = Pace(cores=0.6)  # whoever else is running: it cannot have more than it uses
+    pace = Pace(cores=1)
     for _ in range(3):
         backward(pace, busy)
     assert pace.inline
@@ -74,7 +83,7 @@ def test_buckets_stay_inline_where_the_backward_pass_needs_the_core():
 
 def test_time_spent_in_the_exchange_is_not_taken_for_computing():
     pace = Pace(cores=1)
-    for _ in range(2):
+    for _ in range(3):
         pace.begin()
         began, cpu = time.perf_counter(), time.process_time()
         busy()
@@ -104,6 +113,26 @@ def test_the_statistics_add_up_over_backward_passes():
     assert stats.comm_s == pytest.approx(6)
     assert stats.hidden == pytest.approx(0, abs=0.01)
     assert stats.overlapped
+
+
+def test_backward_passes_that_only_measure_are_not_counted_as_exposed():
+    pace = Pace(cores=1)
+    for _ in range(4):
+        pace.begin()
+        pace.paused(0.0, 0.0)
+        now = time.perf_counter()
+        pace.travelled(now - 2, now - 1, 100)
+        idle()
+        pace.computed()
+    assert pace.stats().overlapped
+    assert (pace.stats().backwards, pace.stats().hidden) == (1, 1)
+
+
+def test_a_thread_that_waits_for_a_core_wants_it():
+    began, clock = wanted_s(), time.perf_counter()
+    busy()
+    wanted, passed = wanted_s() - began, time.perf_counter() - clock
+    assert 0.02 <= wanted <= passed + 0.05
 
 
 def test_nothing_sent_is_nothing_hidden():
