@@ -1,4 +1,4 @@
-"""MPI collectives and distributed training for NumPy, CuPy and torch.
+"""MPI collectives and distributed training for NumPy, JAX and torch.
 
 ``import hpcdist as dist``, then ``srun -n 8 python train.py``.
 

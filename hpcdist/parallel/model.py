@@ -36,7 +36,8 @@ class DataParallel(ABC):
         comm_buffer_size: size of a bucket of gradients in MiB; 0 is one bucket per parameter.
             At the default, ranks that share one node use 8.
         last_comm_buffer_size: size in MiB of the bucket that is reduced last, with nothing left
-            to hide it behind.
+            to hide it behind. Not for torch modules, whose buckets are filled in the order in
+            which their gradients become ready.
         find_unused_parameters: parameters without a gradient contribute zeros; without this
             they are an error that names them. A parameter that no rank uses keeps its gradient
             (None).

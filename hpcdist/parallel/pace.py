@@ -136,7 +136,7 @@ class Pace:
             self.inline = self._cores - self._busy < SPARE_CORES
             if not self.inline:
                 self._trips.clear()
-                self._away, self._sums = 0.0, CommStats()
+                self._sums = CommStats()
 
     def stats(self) -> CommStats:
         """Return the sums over all backward passes that have ended."""
@@ -147,8 +147,7 @@ class Pace:
         """Add the trips of the last backward pass to the sums."""
         trips, self._trips = self._trips, []
         comm, exposed = travel_times(trips, self._computed)
+        if self.inline:
+            exposed = comm
         sums = self._sums
-        self._sums = sums._replace(
-            comm_s=sums.comm_s + comm, exposed_s=sums.exposed_s + exposed + self._away
-        )
-        self._away = 0.0
+        self._sums = sums._replace(comm_s=sums.comm_s + comm, exposed_s=sums.exposed_s + exposed)

@@ -69,7 +69,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
         self._check_nan = read_config().check_nan if check_nan is None else check_nan
         self._exchange = Exchange(self.process_group.group, mean)
         self._hook: tuple[Any, Callable[..., Any]] | None = None
-        self._count_active = False
+        self._count_active = self._joining = False
         self._passes: list[_Forward] = []
         self._launched, self._complete = 0, False
         self._error: BaseException | None = None
@@ -105,11 +105,12 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
     ) -> Iterator[None]:
         """See `DataParallel.join`."""
         self._count_active = enable and not divide_by_initial_world_size
+        self._joining = enable
         try:
             with self._engine[0].join(enable=enable):
                 yield
         finally:
-            self._count_active = False
+            self._count_active = self._joining = False
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """Let `hook(state, bucket)` average the buckets, as torch's DDP does.
@@ -194,9 +195,16 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
         _at_end(self._look)
 
     def _look(self) -> None:
-        """Raise what went wrong with a bucket: a future would hand C++ its text only."""
+        """Raise what went wrong with a bucket: a future would hand C++ its text only.
+
+        If all went well, let DDP arrange its buckets anew, now that it knows the order in which
+        gradients come: all ranks are in step here, but not in the next forward, where DDP would
+        do it. With `join`, ranks that have no more batches expect it there.
+        """
         if self._error is not None:
             raise self._error
+        if not self._joining:
+            self._engine[0].reducer._rebuild_buckets()
 
     def _without_gradient(self) -> list[str]:
         """Ask DDP which parameters got no gradient in this backward pass; none if it ran none."""

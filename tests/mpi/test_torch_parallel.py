@@ -226,8 +226,11 @@ def test_gradients_with_respect_to_the_input_are_no_backward_pass(rank, size):
     torch.testing.assert_close(model.weight.grad, expected.view(1, 2))
 
 
-def test_evaluating_on_one_rank_keeps_nobody_waiting(rank):
+@pytest.mark.parametrize("steps_before", [0, 1, 2])
+def test_evaluating_on_one_rank_keeps_nobody_waiting(steps_before, rank):
     model = dist.DataParallel(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    for _ in range(steps_before):
+        model(torch.ones(3, 2)).sum().backward()
     if rank == 0:
         with torch.no_grad():
             model(torch.ones(3, 2))
