@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, final
 
 import numpy as np
 import torch
-import torch.distributed as c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
@@ -25,12 +24,12 @@ from hpcdist.comm.group import Group
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
 from hpcdist.parallel.exchange import Exchange, wait_all
-from hpcdist.parallel.model import DEFAULT_MB, DataParallel, bucket_limits, training_group
+from hpcdist.parallel.model import DEFAULT_MB, DataParallel, training_group
 from hpcdist.parallel.pace import CommStats
-from hpcdist.parallel.states import broadcast_states, verify_states
 from hpcdist.torch.backend import process_group_of
 from hpcdist.torch.descriptions import mean
 from hpcdist.torch.process_group import HpcdistProcessGroup
+from hpcdist.torch.states import agree, spread, trainable
 
 _MiB = 1 << 20
 
@@ -58,14 +57,15 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
     ) -> None:
         torch.nn.Module.__init__(self)
         group = training_group(group)
-        limit = _agree(layers, group, comm_buffer_size, last_comm_buffer_size)
+        limit = agree(layers, group, comm_buffer_size, last_comm_buffer_size)
         self._layers = layers
+        self._trained = trainable(layers)
         self.group = group
         self.comm_buffer_size = limit
         self.find_unused_parameters = find_unused_parameters
         self.grad_need_sync = True
         self.process_group: HpcdistProcessGroup = process_group_of(group)
-        _spread(layers, self.process_group)
+        spread(layers, self.process_group)
         self._check_nan = read_config().check_nan if check_nan is None else check_nan
         self._exchange = Exchange(self.process_group.group, mean)
         self._hook: tuple[Any, Callable[..., Any]] | None = None
@@ -73,22 +73,27 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
         self._passes: list[_Forward] = []
         self._launched, self._complete = 0, False
         self._error: BaseException | None = None
-        self._engine = [self._make_engine()]  # a list keeps its parameters from being ours twice
+        # A list, for a module in it is none of our sub-modules; empty for a rank that is alone.
+        self._engine = [self._make_engine()] if group.nranks > 1 else []
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module; if gradients are wanted, prepare to average them."""
         if not torch.is_grad_enabled():
             return self._layers(*inputs, **kwargs)
+        run = self._prepared_engine() if self._engine else self._layers
+        output = run(*inputs, **kwargs)
+        if self.grad_need_sync:
+            self._watch(output)
+        return output
+
+    def _prepared_engine(self) -> DistributedDataParallel:
         if self._exchange.failed:  # DDP cannot go on from a backward pass that was broken off
             self._exchange.failed = False
             self._engine[0] = self._make_engine()
         engine = self._engine[0]
         engine.training = engine.broadcast_buffers = self.training
         engine.require_backward_grad_sync = self.grad_need_sync
-        output = engine(*inputs, **kwargs)
-        if self.grad_need_sync:
-            self._watch(output)
-        return output
+        return engine
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -107,7 +112,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
         self._count_active = enable and not divide_by_initial_world_size
         self._joining = enable
         try:
-            with self._engine[0].join(enable=enable):
+            with self._engine[0].join(enable=enable) if self._engine else nullcontext():
                 yield
         finally:
             self._count_active = self._joining = False
@@ -121,6 +126,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
         if self._hook is not None:
             raise UsageError("a communication hook is registered already; one model takes one")
         self._hook = state, hook
+        self._engine = self._engine or [self._make_engine()]
 
     def apply_collective_grads(self) -> None:
         """Do nothing: a backward pass ends when its gradients have been averaged."""
@@ -149,6 +155,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
         if not self._passes:
             self._launched, self._complete, self._error = 0, False, None
             self._exchange.begin()
+            self._before = _versions(self._trained) if not self._engine else []
             _at_end(self._end)
         self._passes.append(forward)
 
@@ -172,7 +179,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
             self._error = self._error or error
             future.set_result(gradients if factor == 1 else gradients.mul_(factor))
 
-        self._exchange.average(gradients, self._not_a_number(bucket), arrived)
+        self._exchange.average(gradients, self._check(bucket), arrived)
         return future
 
     def _ranks_with_batches(self) -> float:
@@ -184,7 +191,9 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
     def _end(self) -> None:
         """Come to the end of the computing; DDP waits for the buckets, and after that we look."""
         passes, self._passes = self._passes, []
-        if not self._complete:
+        if not self._engine:
+            self._end_alone()
+        elif not self._complete:
             missing = self._without_gradient()
             if not missing:
                 return  # not a backward pass to the parameters, but torch.autograd.grad
@@ -192,7 +201,22 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
         for forward in passes:
             forward.averaged = True
         self._exchange.computed()
-        _at_end(self._look)
+        if self._engine:
+            _at_end(self._look)
+
+    def _end_alone(self) -> None:
+        """Check the gradients of the only rank, for what would be wrong on many."""
+        before, after = self._before, _versions(self._trained)
+        missing = [
+            name
+            for (name, _), old, new in zip(self._trained, before, after, strict=True)
+            if old[0] is new[0] and old[1] == new[1]
+        ]
+        if missing and len(missing) < len(after) and not self.find_unused_parameters:
+            raise _unused(missing)
+        wrong = [name for name, each in self._trained if self._check_nan and _nan_in(each.grad)]
+        if wrong:
+            raise UsageError(f"rank {self.group.world_rank}: {_not_a_number(wrong)}")
 
     def _look(self) -> None:
         """Raise what went wrong with a bucket: a future would hand C++ its text only.
@@ -216,30 +240,22 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
             )
             if indices is None:
                 raise
-            names = [name for name, _ in _trainable(self._layers)]
-            return [names[int(index)] for index in indices[1].split()]
+            return [self._trained[int(index)][0] for index in indices[1].split()]
         return []
 
     def _call_off(self, missing: list[str]) -> None:
         """Tell all ranks, in place of every bucket that cannot be sent, and raise."""
-        error = UsageError(
-            f"no gradient for {', '.join(missing)} in this backward pass; every parameter must "
-            "take part in the loss. Pass find_unused_parameters=True to DataParallel if some do "
-            "not, or set requires_grad=False on what shall not be trained"
-        )
+        error = _unused(missing)
         buckets = len(self._engine[0].reducer._get_zeros_like_grad_buckets())
         wait_all([self._exchange.average(None, error) for _ in range(self._launched, buckets)])
 
-    def _not_a_number(self, bucket: Any) -> UsageError | None:
-        if not self._check_nan or not bucket.buffer().isnan().any():
+    def _check(self, bucket: Any) -> UsageError | None:
+        if not self._check_nan or not _nan_in(bucket.buffer()):
             return None
-        names = {id(parameter): name for name, parameter in _trainable(self._layers)}
+        names = {id(parameter): name for name, parameter in self._trained}
         pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
-        wrong = [names[id(parameter)] for parameter, part in pairs if part.isnan().any()]
-        return UsageError(
-            f"the gradient of {', '.join(wrong)} has NaN; look at the loss and the batch of this "
-            "rank, or clip gradients and lower the learning rate"
-        )
+        wrong = [names[id(parameter)] for parameter, part in pairs if _nan_in(part)]
+        return UsageError(_not_a_number(wrong))
 
     def _make_engine(self) -> DistributedDataParallel:
         engine = DistributedDataParallel(
@@ -303,6 +319,31 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
         return self.load_state_dict(state_dict)
 
 
+def _unused(missing: list[str]) -> UsageError:
+    return UsageError(
+        f"no gradient for {', '.join(missing)} in this backward pass; every parameter must take "
+        "part in the loss. Pass find_unused_parameters=True to DataParallel if some do not, or "
+        "set requires_grad=False on what shall not be trained"
+    )
+
+
+def _versions(trained: list[tuple[str, torch.nn.Parameter]]) -> list[tuple[Any, int]]:
+    """Return what changes when a gradient is set or added to."""
+    gradients = [parameter.grad for _, parameter in trained]
+    return [(each, 0 if each is None else each._version) for each in gradients]
+
+
+def _nan_in(gradient: torch.Tensor | None) -> bool:
+    return gradient is not None and bool(gradient.isnan().any())
+
+
+def _not_a_number(wrong: list[str]) -> str:
+    return (
+        f"the gradient of {', '.join(wrong)} has NaN; look at the loss and the batch of this rank, "
+        "or clip gradients and lower the learning rate"
+    )
+
+
 def _at_end(callback: Callable[[], None]) -> None:
     """Call `callback` at the end of the backward pass that is running."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
@@ -312,54 +353,3 @@ class _Forward:
     """One call of the model; `averaged` once a backward pass has gone through it."""
 
     averaged = False
-
-
-def _trainable(layers: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    return [pair for pair in layers.named_parameters() if pair[1].requires_grad]
-
-
-def _agree(layers: torch.nn.Module, group: Group, usual_mb: float, last_mb: float) -> int:
-    """Make sure that all ranks can train the same; return the bytes of a bucket. Collective."""
-    states: list[tuple[str, torch.Tensor]] = []
-    problem, limit = None, 0
-    try:
-        _, limit = bucket_limits(group, usual_mb, last_mb)
-        states = _states_of(layers)
-    except UsageError as error:
-        problem = error
-    described = [(name, tuple(tensor.shape), _in_words(tensor)) for name, tensor in states]
-    verify_states(described, group, error=problem)
-    return limit
-
-
-def _spread(layers: torch.nn.Module, process_group: HpcdistProcessGroup) -> None:
-    """Give all ranks the states of the first; collective."""
-    group = process_group.group
-    tensors = [tensor.detach() for tensor in (*layers.parameters(), *layers.buffers())]
-    on_host = [tensor for tensor in tensors if tensor.device.type == "cpu"]
-    broadcast_states(on_host, group, group.ranks[0])
-    for tensor in tensors:
-        if tensor.device.type != "cpu":
-            process_group.broadcast(tensor, c10d.BroadcastOptions()).wait()
-
-
-def _in_words(tensor: torch.Tensor) -> str:
-    dtype = f"{tensor.dtype}".removeprefix("torch.")
-    return dtype if tensor.requires_grad else f"{dtype}, not trained"
-
-
-def _states_of(layers: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return names and tensors of a module that can be trained; a `UsageError` says why not."""
-    states = [*layers.named_parameters(), *layers.named_buffers()]
-    if not _trainable(layers):
-        raise UsageError(
-            "This model does not have any parameters to train, and does not need to use "
-            "DataParallel; call it as it is, or set requires_grad on what shall be trained"
-        )
-    lazy = [name for name, tensor in states if torch.nn.parameter.is_lazy(tensor)]
-    if lazy:
-        raise UsageError(
-            f"{', '.join(lazy)} have no shape yet; call the model once with a batch before "
-            "DataParallel"
-        )
-    return states
