@@ -4,8 +4,8 @@ After it, ``torch.distributed.init_process_group("hpcdist")`` under ``srun`` or 
 address and no socket, and all of torch's own engines run over MPI.
 
 Read in this order: `backend` (registration), `process_group` and `verbs` (torch's collectives in
-terms of hpcdist's), `works` (what is under way), `devices` (tensors on GPUs), `states` and `data_parallel`,
-`batch_norm`.
+terms of hpcdist's), `descriptions` (what has no counterpart there), `works` (what is under way),
+`devices` (tensors on GPUs), `states` and `data_parallel`, `batch_norm`.
 """
 
 from hpcdist.torch.backend import init as init, process_group_of as process_group_of, register

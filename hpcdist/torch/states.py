@@ -1,4 +1,4 @@
-"""Equal modules on all ranks: `agree` checks that they can be trained, `spread` makes them equal."""
+"""Equal modules on all ranks: `agree` checks them, `spread` makes them equal."""
 
 from __future__ import annotations
 
