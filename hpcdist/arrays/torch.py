@@ -1,8 +1,12 @@
-"""torch tensors: seen through NumPy without a copy, for every dtype torch and NumPy share."""
+"""torch tensors: seen through NumPy without a copy, for every dtype torch and NumPy share.
+
+Not by ``tensor.numpy()``: that forbids torch for ever to resize the tensor's memory, which FSDP
+does to give it back between uses.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, final
 
 import ml_dtypes
 import numpy as np
@@ -11,41 +15,68 @@ import torch
 from hpcdist.arrays.libraries import Library, NumpyArray, device_message
 from hpcdist.errors import UsageError
 
-_RENAMED: dict[torch.dtype, tuple[torch.dtype, Any]] = {
-    # torch dtype: (the integer torch shows to NumPy, the dtype those bits mean)
-    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
-    torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
-    torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
-    torch.float8_e4m3fnuz: (torch.uint8, ml_dtypes.float8_e4m3fnuz),
-    torch.float8_e5m2fnuz: (torch.uint8, ml_dtypes.float8_e5m2fnuz),
+_BITS: dict[torch.dtype, Any] = {
+    torch.bfloat16: ml_dtypes.bfloat16,
+    torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn,
+    torch.float8_e5m2: ml_dtypes.float8_e5m2,
+    torch.float8_e4m3fnuz: ml_dtypes.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz: ml_dtypes.float8_e5m2fnuz,
 }
-_TORCH_OF = {np.dtype(bits): name for name, (_, bits) in _RENAMED.items()}
+"""Dtypes NumPy itself does not know: their memory is described as integers first."""
+
+_TORCH_OF = {np.dtype(bits): name for name, bits in _BITS.items()}
+
+_TYPES: dict[torch.dtype, str] = {
+    torch.bool: "|b1",
+    torch.uint8: "|u1",
+    torch.int8: "|i1",
+    torch.uint16: "<u2",
+    torch.int16: "<i2",
+    torch.uint32: "<u4",
+    torch.int32: "<i4",
+    torch.uint64: "<u8",
+    torch.int64: "<i8",
+    torch.float16: "<f2",
+    torch.float32: "<f4",
+    torch.float64: "<f8",
+    torch.complex64: "<c8",
+    torch.complex128: "<c16",
+    **{name: f"<u{np.dtype(bits).itemsize}" for name, bits in _BITS.items()},
+}
+
+
+@final
+class _Memory:
+    """What NumPy's array interface says about a tensor; keeps the tensor alive."""
+
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, tensor: Any, typestr: str) -> None:
+        self._tensor = tensor
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": typestr,
+            "data": (tensor.data_ptr(), False),
+            "shape": tuple(tensor.shape),
+            "strides": tuple([step * size for step in tensor.stride()]),
+        }
 
 
 def _view(tensor: Any) -> NumpyArray:
-    try:
-        array: NumpyArray = tensor.numpy()  # nearly always; the rest says why it cannot
-    except (RuntimeError, TypeError):
-        return _view_of_another_kind(tensor)
-    return array
-
-
-def _view_of_another_kind(tensor: Any) -> NumpyArray:
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise UsageError(device_message(f"{tensor.device.type} tensor"))
     if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
         raise UsageError(
             f"this tensor (layout {tensor.layout}) has no plain memory of its own; send "
             "tensor.to_dense(), tensor.resolve_conj() or tensor.resolve_neg()"
         )
-    tensor = tensor.detach()
-    renamed = _RENAMED.get(tensor.dtype)
-    if renamed is None:
-        array: NumpyArray = tensor.numpy()
-        return array
-    integer, bits = renamed
-    renamed_array: NumpyArray = tensor.view(integer).numpy().view(bits)
-    return renamed_array
+    dtype = tensor.dtype
+    typestr = _TYPES.get(dtype)
+    if typestr is None:
+        raise UsageError(f"NumPy and MPI have no counterpart of {dtype}; convert it with .to()")
+    array: NumpyArray = np.asarray(_Memory(tensor, typestr))
+    return array.view(_BITS[dtype]) if dtype in _BITS else array
 
 
 def _wrap(array: NumpyArray) -> Any:

@@ -45,9 +45,10 @@ def all_reduce(group: Group, tensor: torch.Tensor, options: Any) -> Call:
     op, factor = _operator(options)
     if tensor.is_sparse:
         return _sparse_all_reduce(group, tensor, op)
-    if factor is not None:
-        tensor.detach().mul_(factor)
-    return describe.all_reduce(group, tensor, op)
+    call = describe.all_reduce(group, tensor, op)
+    if factor is None:
+        return call
+    return call._replace(begin=lambda: tensor.detach().mul_(factor))
 
 
 def mean(group: Group, tensor: torch.Tensor) -> Call:
@@ -60,7 +61,14 @@ def mean(group: Group, tensor: torch.Tensor) -> Call:
 def reduce(group: Group, tensor: torch.Tensor, dst: int, options: Any) -> Call:
     """Describe a reduction to world rank `dst`."""
     op, factor = _operator(options)
-    return describe.reduce(group, tensor if factor is None else tensor * factor, dst, op)
+    if factor is None:
+        return describe.reduce(group, tensor, dst, op)
+    if group.root_of(dst, "dst") == group.rank:
+        call = describe.reduce(group, tensor, dst, op)
+        return call._replace(begin=lambda: tensor.detach().mul_(factor))
+    scaled = torch.empty_like(tensor)
+    call = describe.reduce(group, scaled, dst, op)
+    return call._replace(begin=lambda: torch.mul(tensor.detach(), factor, out=scaled))
 
 
 def reduce_scatter(group: Group, out: torch.Tensor, given: Any, options: Any) -> Call:
@@ -69,9 +77,16 @@ def reduce_scatter(group: Group, out: torch.Tensor, given: Any, options: Any) ->
     blocks = given if isinstance(given, (list, tuple)) else None
     if blocks is not None and len({block.shape for block in blocks}) > 1:
         return _uneven_reduce_scatter(group, out, blocks, op, factor)
-    if factor is not None:
-        given = given * factor if blocks is None else [block * factor for block in blocks]
-    return describe.reduce_scatter(group, out, given, op)
+    if factor is None:
+        return describe.reduce_scatter(group, out, given, op)
+    parts = blocks if blocks is not None else [given]
+    scaled = torch.empty((len(parts), *parts[0].shape), dtype=out.dtype)
+
+    def scale() -> None:
+        for part, place in zip(parts, scaled, strict=True):
+            torch.mul(part.detach(), factor, out=place)
+
+    return describe.reduce_scatter(group, out, scaled, op)._replace(begin=scale)
 
 
 def _uneven_reduce_scatter(

@@ -65,7 +65,7 @@ class Verbs:
 
     @_verb
     def reduce(self, tensors: Any, opts: Any) -> Any:
-        tensors, dst = _listed(tensors), self.group.ranks[opts.rootRank]
+        tensors, dst = _listed(tensors), self.group.get_global_rank(opts.rootRank)
         return self._go(opts, tensors, *((descriptions.reduce, t, dst, opts) for t in tensors))
 
     @_verb
@@ -88,7 +88,7 @@ class Verbs:
 
     @_verb
     def broadcast(self, tensors: Any, opts: Any) -> Any:
-        tensors, src = _listed(tensors), self.group.ranks[opts.rootRank]
+        tensors, src = _listed(tensors), self.group.get_global_rank(opts.rootRank)
         return self._go(opts, tensors, *((describe.broadcast, t, src) for t in tensors))
 
     @_verb
@@ -110,12 +110,12 @@ class Verbs:
 
     @_verb
     def gather(self, outs: Any, ins: Any, opts: Any) -> Any:
-        into, dst = (outs[0] if outs else None), self.group.ranks[opts.rootRank]
+        into, dst = (outs[0] if outs else None), self.group.get_global_rank(opts.rootRank)
         return self._go(opts, into or [], (descriptions.gather, into, ins[0], dst))
 
     @_verb
     def scatter(self, outs: Any, ins: Any, opts: Any) -> Any:
-        given, src = (ins[0] if ins else None), self.group.ranks[opts.rootRank]
+        given, src = (ins[0] if ins else None), self.group.get_global_rank(opts.rootRank)
         return self._go(opts, outs, (describe.scatter, outs[0], given, src))
 
     @_verb
@@ -142,11 +142,15 @@ class Verbs:
 
     @_verb
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Any:
-        return self._go(None, tensors, (describe_send, tensors[0], self.group.ranks[dst], tag))
+        return self._go(
+            None, tensors, (describe_send, tensors[0], self.group.get_global_rank(dst), tag)
+        )
 
     @_verb
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
-        return self._go(None, tensors, (describe_recv, tensors[0], self.group.ranks[src], tag))
+        return self._go(
+            None, tensors, (describe_recv, tensors[0], self.group.get_global_rank(src), tag)
+        )
 
     @_verb
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:

@@ -51,7 +51,7 @@ class TorchWork(c10d.Work):  # type: ignore[misc]
 
     def is_completed(self) -> bool:
         """Say whether the operation has ended."""
-        return all(work.is_completed() for work in self.works)
+        return self._left == 0 or all(work.is_completed() for work in self.works)
 
     def is_success(self) -> bool:
         """Say whether the operation has ended well."""

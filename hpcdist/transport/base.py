@@ -65,15 +65,18 @@ DONE = Done()
 
 
 def watched(run: Callable[[Call], Any], call: Call) -> Any:
-    """Run `call` and tell its `ended` how it ended."""
-    ended = call.ended
-    assert ended is not None
+    """Run `call` with its `begin` before it, and tell its `ended` how it ended."""
+    begin, ended = call.begin, call.ended
     try:
-        result = run(call._replace(ended=None))
+        if begin is not None:
+            begin()
+        result = run(call._replace(begin=None, ended=None))
     except BaseException as error:
-        ended(error)
+        if ended is not None:
+            ended(error)
         raise
-    ended(None)
+    if ended is not None:
+        ended(None)
     return result
 
 

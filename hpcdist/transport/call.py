@@ -56,8 +56,9 @@ class Call(NamedTuple):
     group (the peer of a message). `shape` must be equal on all ranks, except for the kinds in
     `LOOSE`, whose ranks compare `detail` instead. `counts` are elements per peer, sent and
     received, of an uneven alltoall. `parcels` are pickled objects. `error` says that this rank
-    cannot take part; it is then raised on every rank. `finish` gets what the transport
-    returns; `ended` is told once how the operation ended, None for well.
+    cannot take part; it is then raised on every rank. `begin` is called when the operation's turn
+    has come, `finish` gets what the transport returns; `ended` is told once how the operation
+    ended, None for well.
     """
 
     kind: Kind
@@ -75,6 +76,7 @@ class Call(NamedTuple):
     finish: Callable[[Any], Any] | None = None
     ended: Callable[[BaseException | None], None] | None = None
     error: Exception | None = None
+    begin: Callable[[], Any] | None = None
 
 
 LOOSE = frozenset(

@@ -209,7 +209,7 @@ class LocalTransport(Transport):
         self._lane.close()
 
     def _perform(self, call: Call) -> Any:
-        if call.ended is not None:
+        if call.ended is not None or call.begin is not None:
             return watched(self._perform, call)
         self._sequence += 1
         result = self.room.meet(self.rank, self._sequence, call, self._timeout_s)

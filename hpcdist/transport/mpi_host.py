@@ -94,7 +94,7 @@ class MpiHost(Transport):
         return call.detail, call.detail
 
     def _perform(self, call: Call) -> Any:
-        if call.ended is not None:
+        if call.ended is not None or call.begin is not None:
             return watched(self._perform, call)
         agreement = self._agreement
         if agreement is not None:
