@@ -29,7 +29,8 @@ class TorchWork(c10d.Work):  # type: ignore[misc]
         self._left = parts
         self._lock = threading.Lock()
         self._error: BaseException | None = None
-        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+        self._signal: torch.futures.Future[None] | None = None
+        self._future: torch.futures.Future[list[torch.Tensor]]
         self.works: list[Work] = []
         """What to wait for; filled by whoever starts the parts."""
 
@@ -38,9 +39,9 @@ class TorchWork(c10d.Work):  # type: ignore[misc]
         with self._lock:
             self._left -= 1
             self._error = self._error or error
-            future = self._future if self._left == 0 else None
-        if future is not None:
-            self._complete(future)
+            signal = self._signal if self._left == 0 else None
+        if signal is not None:
+            signal.set_result(None)
 
     def wait(self, timeout: Any = None) -> bool:
         """Block until the operation has ended; raise what went wrong."""
@@ -76,22 +77,25 @@ class TorchWork(c10d.Work):  # type: ignore[misc]
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Return a future of the tensors that were written."""
-        with self._lock:
-            future = self._future
-            if future is not None:
-                return future
-            future = self._future = torch.futures.Future()
-            ended = self._left == 0
-        if ended:
-            self._complete(future)
-        return future
+        """Return a future of the tensors that were written; it fails with a `RuntimeError`.
 
-    def _complete(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
-        if self._error is None:
-            future.set_result(self._tensors)
-        else:
-            future.set_exception(self._error)
+        It is made by ``then``: what ``Future.set_exception`` sets, C++ takes for a result.
+        """
+        with self._lock:
+            if self._signal is None:
+                self._signal = torch.futures.Future()
+                self._future = self._signal.then(self._outcome)
+                over = self._left == 0
+            else:
+                over = False
+        if over:
+            self._signal.set_result(None)
+        return self._future
+
+    def _outcome(self, _: Any) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise self._error
+        return self._tensors
 
 
 @final
