@@ -6,6 +6,7 @@ ranks, where a sum has one order only.
 """
 
 import itertools
+import tempfile
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -72,7 +73,7 @@ FULL = StateDictOptions(full_state_dict=True)
 
 
 class Job(NamedTuple):
-    """Where a scenario runs; `folder` is empty and seen by all ranks."""
+    """Where a scenario runs; all ranks see `folder`, which does not exist yet."""
 
     rank: int
     size: int
@@ -543,8 +544,10 @@ def store(world):
 
 
 @pytest.fixture
-def folder(tmp_path):
-    return MPI.COMM_WORLD.bcast(tmp_path)
+def folder(rank):
+    with tempfile.TemporaryDirectory() if rank == 0 else nullcontext() as own:
+        yield Path(MPI.COMM_WORLD.bcast(own))
+        MPI.COMM_WORLD.Barrier()
 
 
 @contextmanager
