@@ -143,8 +143,8 @@ def _sparse_all_reduce(group: Group, tensor: torch.Tensor, op: Op) -> Call:
     def combine() -> None:
         indices = torch.cat([torch.from_numpy(each) for each, _ in parts], dim=1)
         values = torch.cat([each for _, each in parts])
-        total = torch.sparse_coo_tensor(indices, values, tensor.shape, check_invariants=False)
-        total = total.coalesce()
+        with torch.sparse.check_sparse_tensor_invariants(False):
+            total = torch.sparse_coo_tensor(indices, values, tensor.shape).coalesce()
         with torch.no_grad():  # a detached sparse tensor would get new elements of its own
             tensor.copy_(total / group.nranks if op is ReduceOp.AVG else total)
 
