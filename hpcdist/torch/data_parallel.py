@@ -191,28 +191,28 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
     def _end(self) -> None:
         """Come to the end of the computing; DDP waits for the buckets, and after that we look."""
         passes, self._passes = self._passes, []
-        if not self._engine:
-            self._end_alone()
-        elif not self._complete:
-            missing = self._without_gradient()
-            if not missing:
+        if not self._complete:
+            missing = self._without_gradient() if self._engine else self._unchanged()
+            if len(missing) == len(self._trained):
                 return  # not a backward pass to the parameters, but torch.autograd.grad
-            self._call_off(missing)
+            if self._engine:
+                self._call_off(missing)
+            else:
+                self._check_alone(missing)
         for forward in passes:
             forward.averaged = True
         self._exchange.computed()
         if self._engine:
             _at_end(self._look)
 
-    def _end_alone(self) -> None:
-        """Check the gradients of the only rank, for what would be wrong on many."""
-        before, after = self._before, _versions(self._trained)
-        missing = [
-            name
-            for (name, _), old, new in zip(self._trained, before, after, strict=True)
-            if old[0] is new[0] and old[1] == new[1]
-        ]
-        if missing and len(missing) < len(after) and not self.find_unused_parameters:
+    def _unchanged(self) -> list[str]:
+        """Find which parameters got no gradient in this backward pass, on the only rank."""
+        triples = zip(self._trained, self._before, _versions(self._trained), strict=True)
+        return [name for (name, _), old, new in triples if old[0] is new[0] and old[1] == new[1]]
+
+    def _check_alone(self, missing: list[str]) -> None:
+        """Raise on the only rank for what would be wrong on many."""
+        if missing and not self.find_unused_parameters:
             raise _unused(missing)
         wrong = [name for name, each in self._trained if self._check_nan and _nan_in(each.grad)]
         if wrong:
@@ -231,7 +231,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
             self._engine[0].reducer._rebuild_buckets()
 
     def _without_gradient(self) -> list[str]:
-        """Ask DDP which parameters got no gradient in this backward pass; none if it ran none."""
+        """Ask DDP which parameters got no gradient in this backward pass."""
         try:
             self._engine[0].reducer._rebuild_buckets()
         except RuntimeError as error:
@@ -241,7 +241,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
             if indices is None:
                 raise
             return [self._trained[int(index)][0] for index in indices[1].split()]
-        return []
+        return [name for name, _ in self._trained]  # DDP has seen no backward pass
 
     def _call_off(self, missing: list[str]) -> None:
         """Tell all ranks, in place of every bucket that cannot be sent, and raise."""

@@ -226,6 +226,15 @@ def test_gradients_with_respect_to_the_input_are_no_backward_pass(rank, size):
     torch.testing.assert_close(model.weight.grad, expected.view(1, 2))
 
 
+def test_the_input_may_have_gradients_before_the_parameters_do(rank, size):
+    model = dist.DataParallel(nn.Linear(2, 1, bias=False))
+    x = torch.full((1, 2), rank + 1.0, requires_grad=True)
+    output = model(x).sum()
+    torch.autograd.grad(output, x, retain_graph=True)
+    output.backward()
+    assert model.weight.grad.tolist() == [[(size + 1) / 2] * 2]
+
+
 @pytest.mark.parametrize("steps_before", [0, 1, 2])
 def test_evaluating_on_one_rank_keeps_nobody_waiting(steps_before, rank):
     model = dist.DataParallel(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
