@@ -6,5 +6,13 @@ together, and when; pure), `exchange` (how they travel), `pace` (inline or overl
 model keeps), `gradients` and `arrays` (the engine for plain arrays), `averages` (without a model).
 """
 
+from hpcdist.parallel.averages import (
+    average_gradients as average_gradients,
+    fused_allreduce_gradients as fused_allreduce_gradients,
+)
 from hpcdist.parallel.buckets import plan_buckets as plan_buckets
+from hpcdist.parallel.fused import build_groups as build_groups
+from hpcdist.parallel.holders import sync_params_buffers as sync_params_buffers
+from hpcdist.parallel.model import DataParallel as DataParallel
+from hpcdist.parallel.parameter import Parameter as Parameter
 from hpcdist.parallel.reducer import Reducer as Reducer
