@@ -18,6 +18,12 @@ class Config:
     """Seconds after which an operation that not all ranks have joined is an error."""
     piece_mb: float = 4.0
     """MiB of a large reduction inside one node that are handed to MPI at a time."""
+    shared_heap_mb: float = 4096.0
+    """MiB of memory shared inside a node that the arrays of one process may take at most."""
+    tuning: str | None = None
+    """File written by ``hpcdist tune``: which way operations take at this site."""
+    kernel: Literal["auto", "never"] = "auto"
+    """Whether reductions in shared memory use the compiled loops, where there are any."""
     allow_singleton: bool = False
     """Accept a world of one rank although the launcher started more."""
     overlap: Literal["auto", "always", "never"] = "auto"
@@ -66,4 +72,8 @@ def _choice(variable: str, text: str) -> str:
 
 
 _SWITCHES = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
-_READERS: dict[str, Callable[[str, str], Any]] = {"float": _number, "bool": _switch}
+_READERS: dict[str, Callable[[str, str], Any]] = {
+    "float": _number,
+    "bool": _switch,
+    "str | None": lambda variable, text: text,
+}

@@ -60,9 +60,9 @@ def pack_object(obj: Any) -> Parcel:
 
 
 def parcel_detail(parcels: Sequence[Parcel]) -> int:
-    """Return the length of the longest pickle; more than `EAGER` if one has buffers."""
+    """Return the bytes of the largest parcel; more than `EAGER` if one has buffers."""
     return max(
-        (max(len(meta), EAGER + 1) if buffers else len(meta) for meta, buffers in parcels),
+        (max(parcel.nbytes, EAGER + 1) if parcel.buffers else len(parcel.meta) for parcel in parcels),
         default=0,
     )
 

@@ -81,7 +81,7 @@ def init_parallel_env(
 
     place = world.place
     end_job_on_failure(place.rank)
-    transport = MpiHost(world.comm, range(place.size), timeout_s, config.piece_mb)
+    transport = MpiHost(world.comm, range(place.size), timeout_s, config)
     endpoints = tuple(
         f"{host}:{_FIRST_PORT + local}"
         for host, local in zip(world.hosts, world.local_ranks, strict=True)

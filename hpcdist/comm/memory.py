@@ -1,10 +1,12 @@
 """`empty`, `zeros`, `empty_like`: arrays made for communication.
 
-They are ordinary NumPy arrays, made where the group's transport moves data best.
+They are ordinary NumPy arrays, in memory that the ranks of a node share: a collective on them
+reads and writes them where they are.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -28,9 +30,18 @@ def empty(
         dtype: anything NumPy takes as a dtype of fixed size.
         group: the ranks it will be communicated with; None for all.
 
+    The memory of all such arrays of a process is bounded by ``HPCDIST_SHARED_HEAP_MB``; it is
+    used again when an array and all views of it are gone. Where it is used up, or does not
+    exist (simulated ranks, a single rank), the array is an ordinary one.
+
     """
-    group_at_hand(group)
-    dtype_row(np.dtype(dtype))
+    transport = group_at_hand(group).transport
+    dtype = np.dtype(dtype)
+    dtype_row(dtype)
+    if transport is not None:
+        room = transport.empty(math.prod(np.atleast_1d(shape)) * dtype.itemsize)
+        if room is not None:
+            return room.view(dtype).reshape(shape)
     return np.empty(shape, dtype)
 
 

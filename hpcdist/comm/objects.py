@@ -107,7 +107,7 @@ def _describe_broadcast(group: Group, object_list: Any, src: Any) -> Call:
         kind,
         shape=(len(object_list),),
         root=root,
-        detail=len(parcels[0].meta) if parcels else 0,
+        detail=parcel_detail(parcels),
         parcels=parcels,
         finish=finish,
     )

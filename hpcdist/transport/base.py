@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
+from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call import Call
 
 
@@ -125,6 +126,10 @@ class Transport(ABC):
 
         None (on every rank) where the transport has nothing faster than starting it anew.
         """
+
+    def empty(self, nbytes: int) -> NumpyArray | None:
+        """Return memory (uint8) for arrays that collectives do not copy; None for ordinary."""
+        return None
 
     @abstractmethod
     def subgroup(self, ranks: Sequence[int], next_id: int, timeout: float) -> tuple[Transport, int]:

@@ -1,6 +1,6 @@
 """`Agreement`: before any data moves, all ranks of a group make sure they mean the same thing.
 
-Every collective is preceded by one tiny all-reduce (six integers, persistent, polled): among
+Every collective is preceded by one tiny all-reduce (six integers; see `mpi_exchange`): among
 them the minimum of a fingerprint and of its negative. If they differ, the ranks tell each other
 what they called and all raise `MismatchError`; if one rank cannot take part, all raise its
 error. Nothing was sent yet, so the group stays usable. The wait is polled from Python, so a
@@ -20,20 +20,18 @@ for it gets a `RemoteError` at once instead of waiting for the time-out.
 
 from __future__ import annotations
 
-import struct
 import time
 import traceback
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NoReturn, final
 
-import numpy as np
 from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
 from hpcdist.transport.call import Call, fingerprint, label
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.patience import SPIN, poll
+from hpcdist.transport.mpi_exchange import SPINS, Exchange, Six
+from hpcdist.transport.patience import poll
 
 _NEWS, _ANSWER = 1, 2  # message tags on the group's own communicator
 _ASK, _LEAVE = "ask", "leave"
@@ -41,7 +39,6 @@ _BEYOND_S = 0.5
 _LISTEN_AFTER_S = 0.1
 _LEFT_GRACE_S = 0.2
 _NEVER = 1 << 62
-_SIX = struct.Struct("6q")
 _CANNOT = -1, -_NEVER
 """In place of a fingerprint and its negative: never opposite numbers, whatever the others say."""
 
@@ -50,26 +47,26 @@ _CANNOT = -1, -_NEVER
 class Agreement:
     """The agreement of one group of at least two ranks; collective to create and to call."""
 
-    def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int], timeout_s: float) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, ranks: Sequence[int], timeout_s: float, exchange: Exchange
+    ) -> None:
         self._comm = comm
         self._ranks = ranks
         self._timeout_s = timeout_s
         self._timeout_ns = int(min(timeout_s * 1e9, _NEVER // 2))
         self.sequence = 0
-        mine: Any = np.zeros(6, np.int64)
-        least: Any = np.zeros(6, np.int64)
-        self._write = partial(_SIX.pack_into, mine, 0)
-        self._read = partial(_SIX.unpack_from, least, 0)
-        self._request = _repeatable(
-            comm, ([mine, 6, MPI.INT64_T], [least, 6, MPI.INT64_T], MPI.MIN)
-        )
-        self._start, self._test = self._request.Start, self._request.Test
+        self._exchange = exchange
+        self._post, self._look = exchange.post, exchange.test
+        self._found: Six | None = None
         self._unfinished = 0
         self._left: dict[int, str] = {}
         self._outbox: list[MPI.Request] = []
 
-    def __call__(self, call: Call) -> tuple[int, int]:
-        """Return the smallest and the largest `detail`, once all ranks issued an equal `call`."""
+    def __call__(self, call: Call, address: int = 0, data: Any = None) -> tuple[int, int]:
+        """Return the smallest and the largest `detail`, once all ranks issued an equal `call`.
+
+        An exchange through shared memory publishes `address` and `data`, too.
+        """
         if self._unfinished:
             self._settle(call)
         self.sequence += 1
@@ -79,15 +76,14 @@ class Agreement:
             opposite = -number
         else:
             number, opposite = _CANNOT
-        self._write(number, opposite, detail, -detail, now + self._timeout_ns, -now)
-        self._start()
-        test = self._test
-        for _ in range(SPIN):
-            if test():
-                break
-        else:
+        found = self._post(
+            number, opposite, detail, -detail, now + self._timeout_ns, -now, address, data, SPINS
+        )
+        if found is None:
             self._wait(call)
-        number, opposite, detail, greatest, deadline, arrival = self._read()
+            found = self._found
+            assert found is not None
+        number, opposite, detail, greatest, deadline, arrival = found
         if -arrival > deadline:
             self._void(call, now, deadline)
         if number != -opposite:
@@ -106,10 +102,15 @@ class Agreement:
         """Free the exchange; False if it is still under way."""
         if not poll(self.is_settled, 1.0):
             return False
-        self._request.Free()
+        self._exchange.close()
         return True
 
     # ---- waiting
+
+    def _test(self) -> bool:
+        """Look whether the exchange is complete, and let MPI proceed."""
+        self._found = self._look()
+        return self._found is not None
 
     def _wait(self, call: Call) -> None:
         try:
@@ -170,8 +171,8 @@ class Agreement:
                 )
             self._unfinished -= 1
             if self._unfinished:
-                self._write(0, 0, 0, 0, 0, -_NEVER)  # arrives after every deadline: void
-                self._start()
+                # arrives after every deadline: void
+                self._post(0, 0, 0, 0, 0, -_NEVER, 0, None, 0)
 
     # ---- talking
 
@@ -238,30 +239,6 @@ class Agreement:
         ranks = list(self._ranks) if len(self._ranks) <= 16 else f"{len(self._ranks)} ranks"
         name = label(call, self._ranks)
         return f"{name}, operation #{self.sequence} of the group of ranks {ranks}"
-
-
-class _Iallreduce:
-    """A repeatable all-reduce for MPI libraries without persistent collectives (before MPI-4)."""
-
-    def __init__(self, comm: MPI.Intracomm, args: tuple[Any, ...]) -> None:
-        self._comm, self._args = comm, args
-        self._request = MPI.REQUEST_NULL
-
-    def Start(self) -> None:  # noqa: N802 (MPI's name)
-        self._request = self._comm.Iallreduce(*self._args)
-
-    def Test(self) -> bool:  # noqa: N802 (MPI's name)
-        return self._request.Test()
-
-    def Free(self) -> None:  # noqa: N802 (MPI's name)
-        self._request = MPI.REQUEST_NULL
-
-
-def _repeatable(comm: MPI.Intracomm, args: tuple[Any, ...]) -> MPI.Prequest | _Iallreduce:
-    try:
-        return comm.Allreduce_init(*args)
-    except NotImplementedError:
-        return _Iallreduce(comm, args)
 
 
 def mismatch(what: str, calls: dict[int, str]) -> MismatchError:

@@ -14,17 +14,24 @@ from weakref import WeakSet
 
 from mpi4py import MPI
 
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.config import Config
 from hpcdist.errors import CollectiveTimeout, TransportError, UsageError
 from hpcdist.transport.base import REFUSE_START, Plan, Transport, Work, watched
 from hpcdist.transport.call import MESSAGES, Call, Kind, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.lane import Lane, seconds
 from hpcdist.transport.mpi_agreement import Agreement
+from hpcdist.transport.mpi_exchange import BoardExchange, Exchange, MpiExchange
 from hpcdist.transport.mpi_meeting import Meetings
 from hpcdist.transport.mpi_messages import Messages
 from hpcdist.transport.mpi_objects import OBJECT_VERBS
 from hpcdist.transport.mpi_types import OPS, block, numbers
 from hpcdist.transport.patience import poll
+from hpcdist.transport.select import Selection, read_rules
+from hpcdist.transport.shared import perform
+from hpcdist.transport.shared_heap import Heap
+from hpcdist.transport.shared_node import SharedNode, open_node
 
 _MiB = 1 << 20
 _GOODBYE_S = 1.0
@@ -41,18 +48,24 @@ class MpiHost(Transport):
         user_comm: MPI.Intracomm,
         ranks: Sequence[int],
         timeout_s: float,
-        piece_mb: float,
+        config: Config,
+        heap: Heap | None = None,
     ) -> None:
         self.user_comm = user_comm
         self.ranks = tuple(ranks)
         self.timeout_s = timeout_s
-        self._piece_mb = piece_mb
+        self._config = config
         self.comm = user_comm.Dup()
         self.rank, self.size = self.comm.rank, self.comm.size
         self.one_node = _on_one_node(self.comm)
-        self.piece_bytes = int(piece_mb * _MiB) if self.one_node else 1 << 30
+        self.piece_bytes = int(config.piece_mb * _MiB) if self.one_node else 1 << 30
         self.messages = Messages(user_comm.Dup(), self.ranks, timeout_s)
-        self._agreement = Agreement(self.comm, self.ranks, timeout_s) if self.size > 1 else None
+        self.heap = heap or Heap(int(config.shared_heap_mb * _MiB))
+        self.node = self._open_node() if self.one_node and self.size > 1 else None
+        self.selection = Selection(
+            read_rules(config.tuning), self.size, several_nodes=not self.one_node
+        )
+        self._agreement = self._make_agreement() if self.size > 1 else None
         self._meetings = Meetings(self.comm, self.ranks)
         self._lane = Lane(f"hpcdist-group-{self.ranks[0]}-{self.size}")
         self._threads: bool = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
@@ -85,10 +98,32 @@ class MpiHost(Transport):
             return _Ended(self.run(call))
         return self._lane.start(lambda: self._guarded(call), label(call, self.ranks))
 
-    def agree(self, call: Call) -> tuple[int, int]:
+    def _open_node(self) -> SharedNode | None:
+        return open_node(
+            self.comm,
+            self.heap,
+            self.ranks,
+            self.timeout_s,
+            self._progress,
+            use_compiled=self._config.kernel == "auto",
+        )
+
+    def _make_agreement(self) -> Agreement:
+        exchange: Exchange
+        if self.node is None:
+            exchange = MpiExchange(self.comm)
+        else:
+            exchange = BoardExchange(self.node.board, self._progress)
+        return Agreement(self.comm, self.ranks, self.timeout_s, exchange)
+
+    def _progress(self) -> None:
+        """Let MPI proceed with messages under way."""
+        self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+
+    def agree(self, call: Call, address: int = 0, data: Any = None) -> tuple[int, int]:
         """Make sure all ranks issued an equal `call`; return the range of `detail`."""
         if self._agreement is not None:
-            return self._agreement(call)
+            return self._agreement(call, address, data)
         if call.error is not None:
             raise call.error
         return call.detail, call.detail
@@ -96,14 +131,10 @@ class MpiHost(Transport):
     def _perform(self, call: Call) -> Any:
         if call.ended is not None or call.begin is not None:
             return watched(self._perform, call)
-        agreement = self._agreement
-        if agreement is not None:
-            detail = agreement(call)
-        elif call.error is not None:
-            raise call.error
+        if self.node is not None:
+            result = perform(self, self.node, call)
         else:
-            detail = call.detail, call.detail
-        result = OBJECT_VERBS[call.kind](self, call, detail)
+            result = OBJECT_VERBS[call.kind](self, call, self.agree(call))
         if call.finish is not None:
             result = call.finish(result)
         return result
@@ -140,6 +171,10 @@ class MpiHost(Transport):
         self._plans.add(plan)
         return plan
 
+    def empty(self, nbytes: int) -> NumpyArray | None:
+        """Return memory of the heap that the ranks of the node share."""
+        return None if self.node is None else self.heap.empty(nbytes)
+
     def subgroup(self, ranks: Sequence[int], next_id: int, timeout: float) -> tuple[MpiHost, int]:
         """Create the communicators of the group of `ranks`; only its members call this."""
         group_id = self._meetings.meet(tuple(ranks), next_id, self.timeout_s)
@@ -149,7 +184,7 @@ class MpiHost(Transport):
         theirs.Free()
         mine.Free()
         world_ranks = [self.ranks[rank] for rank in ranks]
-        return MpiHost(comm, world_ranks, timeout, self._piece_mb), group_id
+        return MpiHost(comm, world_ranks, timeout, self._config, self.heap), group_id
 
     def synchronize(self) -> None:
         """Wait for the queue."""
@@ -157,7 +192,7 @@ class MpiHost(Transport):
 
     def reopen(self) -> MpiHost:
         """Duplicate the user's communicator again."""
-        return MpiHost(self.user_comm, self.ranks, self.timeout_s, self._piece_mb)
+        return MpiHost(self.user_comm, self.ranks, self.timeout_s, self._config, self.heap)
 
     def together_at_end(self) -> bool:
         """Meet all ranks that have nothing left to do."""

@@ -1,6 +1,6 @@
 """Object collectives over MPI: parcels (pickles and their large buffers) instead of arrays.
 
-The length of the longest pickle is known from the agreement. Small ones travel padded in one
+The size of the largest parcel is known from the agreement. Small ones travel padded in one
 collective; larger ones, and buffers, are broadcast or sent from where they lie to where they
 stay, without ever being copied into a pickle.
 """
@@ -29,10 +29,13 @@ def broadcast_object_list(host: MpiHost, call: Call, detail: Range) -> list[Parc
     return [_broadcast_parcel(host.comm, own, detail[1], call.root)]
 
 
-def _broadcast_parcel(comm: MPI.Intracomm, own: Parcel | None, longest: int, root: int) -> Parcel:
-    """Broadcast one parcel whose pickle has `longest` bytes."""
-    meta = bytearray(longest) if own is None else own.meta
-    comm.Bcast(block(meta, longest), root)
+def _broadcast_parcel(comm: MPI.Intracomm, own: Parcel | None, nbytes: int, root: int) -> Parcel:
+    """Broadcast one parcel of `nbytes` in all; small ones are a pickle and nothing else."""
+    length = nbytes
+    if nbytes > EAGER:
+        length = comm.bcast(None if own is None else len(own.meta), root)
+    meta = bytearray(length) if own is None else own.meta
+    comm.Bcast(block(meta, length), root)
     buffers = empty_buffers(meta) if own is None else own.buffers
     _broadcast_buffers(comm, buffers, root)
     return Parcel(meta, buffers)

@@ -199,9 +199,9 @@ def test_poll_attends_to_other_things_now_and_then():
 
 
 def test_the_configuration_is_read_from_the_environment():
-    assert read_config({}) == Config(1800.0, 4.0, False)
+    assert read_config({}) == Config(timeout_s=1800.0, piece_mb=4.0, allow_singleton=False)
     given = {"HPCDIST_TIMEOUT_S": "2.5", "HPCDIST_PIECE_MB": "1", "HPCDIST_ALLOW_SINGLETON": "Yes"}
-    assert read_config(given) == Config(2.5, 1.0, True)
+    assert read_config(given) == Config(timeout_s=2.5, piece_mb=1.0, allow_singleton=True)
     assert read_config({"HPCDIST_TIMEOUT_S": ""}) == Config()
 
 

@@ -1,0 +1,762 @@
+/* The compiled part of the shared-memory transport, all of it optional: `kernel.py` and
+ * `shared_board.py` say what each function does and hold the same in NumPy and Python.
+ *
+ * `combine` reduces in blocks that stay in the cache: it reads the block of every rank,
+ * accumulates in the order of the ranks and writes the result wherever it is wanted. 16-bit
+ * floats are accumulated in float32.
+ *
+ * `Board` is the flags of one group of ranks on one node. A rank publishes with a release store
+ * and looks with acquire loads; nothing here blocks: whoever has looked long enough without
+ * success returns to Python, which yields, sleeps, and watches the clock.
+ *
+ * `Board.begin` and `go_on` reduce ordinary arrays through staging memory, part by part.
+ */
+#define _GNU_SOURCE
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <sched.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define PAUSE() _mm_pause()
+#define CLONES __attribute__((target_clones("avx2", "default")))
+#elif defined(__aarch64__)
+#define PAUSE() __asm__ volatile("yield")
+#define CLONES
+#else
+#define PAUSE() ((void)0)
+#define CLONES
+#endif
+
+/* ---- elements: how they are loaded into an accumulator, combined and stored */
+
+enum { BLOCK = 4096 };          /* elements accumulated at a time: 16 or 32 KiB */
+
+typedef void (*load_t)(void *acc, const void *src, size_t n);
+typedef void (*fold_t)(void *acc, const void *src, size_t n);
+typedef void (*store_t)(void *dst, void *acc, size_t n, double divisor);
+
+#define LOAD(NAME, T, A, EXPR)                                                         \
+    CLONES static void load_##NAME(void *acc_, const void *src_, size_t n) {           \
+        A *acc = acc_;                                                                 \
+        const T *src = src_;                                                           \
+        for (size_t i = 0; i < n; i++) { T x = src[i]; acc[i] = (EXPR); }              \
+    }
+#define FOLD(NAME, T, A, EXPR)                                                         \
+    CLONES static void fold_##NAME(void *acc_, const void *src_, size_t n) {           \
+        A *acc = acc_;                                                                 \
+        const T *src = src_;                                                           \
+        for (size_t i = 0; i < n; i++) { A a = acc[i]; T x = src[i]; acc[i] = (EXPR); } \
+    }
+#define STORE(NAME, T, A, EXPR)                                                        \
+    CLONES static void store_##NAME(void *dst_, void *acc_, size_t n, double divisor) { \
+        T *dst = dst_;                                                                 \
+        A *acc = acc_;                                                                 \
+        if (divisor != 1.0) {                                                          \
+            A by = (A)divisor;                                                         \
+            for (size_t i = 0; i < n; i++) acc[i] = acc[i] / by;                       \
+        }                                                                              \
+        for (size_t i = 0; i < n; i++) { A a = acc[i]; dst[i] = (EXPR); }              \
+    }
+
+/* Plain numbers are accumulated as they are; integers wrap, so signs do not matter to + and *. */
+#define PLAIN(NAME, T)                                                                 \
+    LOAD(NAME, T, T, x)                                                                \
+    STORE(NAME, T, T, a)                                                               \
+    FOLD(NAME##_add, T, T, a + x)                                                      \
+    FOLD(NAME##_mul, T, T, a * x)
+#define ORDERED(NAME, T)                                                               \
+    FOLD(NAME##_max, T, T, a > x ? a : x)                                              \
+    FOLD(NAME##_min, T, T, a < x ? a : x)
+#define BITS(NAME, T)                                                                  \
+    FOLD(NAME##_or, T, T, a | x)                                                       \
+    FOLD(NAME##_and, T, T, a & x)                                                      \
+    FOLD(NAME##_xor, T, T, a ^ x)
+
+PLAIN(f32, float)
+PLAIN(f64, double)
+PLAIN(u8, uint8_t)
+PLAIN(u16, uint16_t)
+PLAIN(u32, uint32_t)
+PLAIN(u64, uint64_t)
+ORDERED(i8, int8_t)
+ORDERED(i16, int16_t)
+ORDERED(i32, int32_t)
+ORDERED(i64, int64_t)
+ORDERED(u8, uint8_t)
+ORDERED(u16, uint16_t)
+ORDERED(u32, uint32_t)
+ORDERED(u64, uint64_t)
+BITS(u8, uint8_t)
+BITS(u16, uint16_t)
+BITS(u32, uint32_t)
+BITS(u64, uint64_t)
+
+static inline float bits_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+static inline uint32_t float_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+/* bfloat16 is the upper half of a float32; round to nearest even, NaN to the quiet one. */
+static inline uint16_t to_bf16(float x) {
+    uint32_t bits = float_bits(x);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    uint32_t nan = ((bits >> 16) & 0x8000) | 0x7fc0;
+    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
+}
+LOAD(bf16, uint16_t, float, bits_float((uint32_t)x << 16))
+FOLD(bf16_add, uint16_t, float, a + bits_float((uint32_t)x << 16))
+FOLD(bf16_mul, uint16_t, float, a * bits_float((uint32_t)x << 16))
+STORE(bf16, uint16_t, float, to_bf16(a))
+
+#if defined(__x86_64__)
+#define HALF __attribute__((target("avx2,f16c")))
+static int have_half(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+}
+#define HALF_LOOP(NAME, EIGHT, ONE)                                                    \
+    HALF static void NAME(void *acc_, const void *src_, size_t n) {                    \
+        float *acc = acc_;                                                             \
+        const uint16_t *src = src_;                                                    \
+        size_t i = 0;                                                                  \
+        for (; i + 8 <= n; i += 8) {                                                   \
+            __m256 x = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(src + i)));   \
+            _mm256_storeu_ps(acc + i, EIGHT);                                          \
+        }                                                                              \
+        for (; i < n; i++) { float x = _cvtsh_ss(src[i]); acc[i] = ONE; }              \
+    }
+HALF_LOOP(load_f16, x, x)
+HALF_LOOP(fold_f16_add, _mm256_add_ps(_mm256_loadu_ps(acc + i), x), acc[i] + x)
+HALF_LOOP(fold_f16_mul, _mm256_mul_ps(_mm256_loadu_ps(acc + i), x), acc[i] * x)
+HALF static void store_f16(void *dst_, void *acc_, size_t n, double divisor) {
+    uint16_t *dst = dst_;
+    float *acc = acc_, by = (float)divisor;
+    if (by != 1.0f)
+        for (size_t i = 0; i < n; i++) acc[i] /= by;
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128((__m128i *)(dst + i), _mm256_cvtps_ph(_mm256_loadu_ps(acc + i), 0));
+    for (; i < n; i++) dst[i] = _cvtss_sh(acc[i], 0);
+}
+#elif defined(__aarch64__)
+static int have_half(void) { return 1; }
+LOAD(f16, __fp16, float, (float)x)
+FOLD(f16_add, __fp16, float, a + (float)x)
+FOLD(f16_mul, __fp16, float, a * (float)x)
+STORE(f16, __fp16, float, (__fp16)a)
+#else
+static int have_half(void) { return 0; }
+#define load_f16 NULL
+#define fold_f16_add NULL
+#define fold_f16_mul NULL
+#define store_f16 NULL
+#endif
+
+/* MAX and MIN of floats, as recipes.py defines them: by the bits, -0.0 below 0.0, NaN wins. */
+#define EXTREMUM(NAME, U, I, SHIFT, LIMIT, INFINITE)                                   \
+    static inline I key_##NAME(U bits, I nan_key) {                                    \
+        I flipped = (I)(bits ^ (((U)((I)bits >> SHIFT)) & LIMIT));                     \
+        return (bits & LIMIT) > INFINITE ? nan_key : flipped;                          \
+    }                                                                                  \
+    LOAD(NAME##_maximum, U, I, key_##NAME(x, (I)LIMIT))                                    \
+    LOAD(NAME##_minimum, U, I, key_##NAME(x, (I)(LIMIT + 1)))                              \
+    static inline I larger_##NAME(I a, I b) { return a > b ? a : b; }                  \
+    static inline I smaller_##NAME(I a, I b) { return a < b ? a : b; }                 \
+    FOLD(NAME##_maximum, U, I, larger_##NAME(a, key_##NAME(x, (I)LIMIT)))                  \
+    FOLD(NAME##_minimum, U, I, smaller_##NAME(a, key_##NAME(x, (I)(LIMIT + 1))))           \
+    CLONES static void store_##NAME##_key(void *dst_, void *acc_, size_t n, double d) { \
+        U *dst = dst_;                                                                 \
+        I *acc = acc_;                                                                 \
+        (void)d;                                                                       \
+        for (size_t i = 0; i < n; i++)                                                 \
+            dst[i] = (U)acc[i] ^ (((U)(acc[i] >> SHIFT)) & LIMIT);                     \
+    }
+EXTREMUM(f32, uint32_t, int32_t, 31, 0x7fffffffu, 0x7f800000u)
+EXTREMUM(f64, uint64_t, int64_t, 63, 0x7fffffffffffffffull, 0x7ff0000000000000ull)
+
+typedef struct {
+    const char *name;
+    size_t item, wide; /* bytes of an element, and of its accumulator */
+    load_t load;
+    fold_t fold;
+    store_t store;
+} kernel_t;
+
+#define ROW(OP, NAME, ITEM, WIDE, TYPE, FOLDED)                                        \
+    {OP "_" NAME, ITEM, WIDE, load_##TYPE, fold_##FOLDED, store_##TYPE}
+#define KEYED(OP, NAME, ITEM, TYPE)                                                    \
+    {#OP "_" NAME, ITEM, ITEM, load_##TYPE##_##OP, fold_##TYPE##_##OP, store_##TYPE##_key}
+#define NUMBERS(NAME, ITEM, TYPE)                                                      \
+    ROW("add", NAME, ITEM, ITEM, TYPE, TYPE##_add), ROW("multiply", NAME, ITEM, ITEM, TYPE, TYPE##_mul)
+#define INTEGERS(NAME, ITEM, TYPE, SIGNED)                                             \
+    NUMBERS(NAME, ITEM, TYPE), ROW("maximum", NAME, ITEM, ITEM, TYPE, SIGNED##_max),   \
+        ROW("minimum", NAME, ITEM, ITEM, TYPE, SIGNED##_min),                          \
+        ROW("bit_and", NAME, ITEM, ITEM, TYPE, TYPE##_and),                            \
+        ROW("bit_or", NAME, ITEM, ITEM, TYPE, TYPE##_or),                              \
+        ROW("bit_xor", NAME, ITEM, ITEM, TYPE, TYPE##_xor)
+#define SHORT_FLOATS(NAME, TYPE)                                                       \
+    ROW("add", NAME, 2, 4, TYPE, TYPE##_add), ROW("multiply", NAME, 2, 4, TYPE, TYPE##_mul)
+
+static const kernel_t KERNELS[] = {
+    NUMBERS("float32", 4, f32),
+    NUMBERS("float64", 8, f64),
+    KEYED(maximum, "float32", 4, f32),
+    KEYED(minimum, "float32", 4, f32),
+    KEYED(maximum, "float64", 8, f64),
+    KEYED(minimum, "float64", 8, f64),
+    SHORT_FLOATS("bfloat16", bf16),
+    SHORT_FLOATS("float16", f16),
+    INTEGERS("int8", 1, u8, i8),
+    INTEGERS("int16", 2, u16, i16),
+    INTEGERS("int32", 4, u32, i32),
+    INTEGERS("int64", 8, u64, i64),
+    INTEGERS("uint8", 1, u8, u8),
+    INTEGERS("uint16", 2, u16, u16),
+    INTEGERS("uint32", 4, u32, u32),
+    INTEGERS("uint64", 8, u64, u64),
+    ROW("or", "bool", 1, 1, u8, u8_or),
+    ROW("and", "bool", 1, 1, u8, u8_and),
+    ROW("xor", "bool", 1, 1, u8, u8_xor),
+    /* two numbers each: `kernel.py` doubles the count */
+    ROW("add", "complex64", 4, 4, f32, f32_add),
+    ROW("add", "complex128", 8, 8, f64, f64_add),
+};
+enum { N_KERNELS = sizeof KERNELS / sizeof *KERNELS };
+
+/* ---- combine */
+
+enum { MOST = 256 }; /* ranks of one node; more of them reduce in Python */
+
+typedef struct {
+    const kernel_t *kernel;
+    int n_sources, n_outs;
+    char *streamed;
+    uintptr_t sources[MOST], outs[MOST];
+    size_t count;
+    double divisor;
+} job_t;
+
+/* Write what another core reads next past the caches: lines that two cores write in turn are slow. */
+static void stream(char *to, const char *from, size_t nbytes) {
+#if defined(__x86_64__)
+    size_t whole = nbytes / 64 * 64;
+    for (size_t i = 0; i < whole; i += 64) {
+        __m128i a = _mm_loadu_si128((const __m128i *)(from + i));
+        __m128i b = _mm_loadu_si128((const __m128i *)(from + i + 16));
+        __m128i c = _mm_loadu_si128((const __m128i *)(from + i + 32));
+        __m128i d = _mm_loadu_si128((const __m128i *)(from + i + 48));
+        _mm_stream_si128((__m128i *)(to + i), a);
+        _mm_stream_si128((__m128i *)(to + i + 16), b);
+        _mm_stream_si128((__m128i *)(to + i + 32), c);
+        _mm_stream_si128((__m128i *)(to + i + 48), d);
+    }
+    memcpy(to + whole, from + whole, nbytes - whole);
+    _mm_sfence();
+#else
+    memcpy(to, from, nbytes);
+#endif
+}
+
+/* Copy what another core wrote: vectors are several times faster at it than "rep movsb". */
+CLONES static void copy(char *restrict to, const char *restrict from, size_t nbytes) {
+    typedef long long vector __attribute__((vector_size(32), aligned(1), may_alias));
+    size_t i = 0;
+    for (; i + 128 <= nbytes; i += 128)
+        for (int j = 0; j < 128; j += 32) *(vector *)(to + i + j) = *(const vector *)(from + i + j);
+    memcpy(to + i, from + i, nbytes - i);
+}
+
+static void combine(const job_t *job) {
+    char accumulator[BLOCK * 8] __attribute__((aligned(64)));
+    char rounded[BLOCK * 8] __attribute__((aligned(64)));
+    const kernel_t *k = job->kernel;
+    for (size_t at = 0; at < job->count; at += BLOCK) {
+        size_t n = job->count - at < BLOCK ? job->count - at : BLOCK, start = at * k->item;
+        k->load(accumulator, (const void *)(job->sources[0] + start), n);
+        for (int s = 1; s < job->n_sources; s++)
+            k->fold(accumulator, (const void *)(job->sources[s] + start), n);
+        for (int o = 0; o < job->n_outs; o++)
+            k->store((void *)(job->outs[o] + start), accumulator, n, o == 0 ? job->divisor : 1.0);
+        if (job->streamed) {
+            k->store(rounded, accumulator, n, job->n_outs == 0 ? job->divisor : 1.0);
+            stream(job->streamed + start, rounded, n * k->item);
+        }
+    }
+}
+
+static const kernel_t *kernel_of(PyObject *code_) {
+    long code = PyLong_AsLong(code_);
+    if (!PyErr_Occurred() && (code < 0 || code >= N_KERNELS))
+        PyErr_SetString(PyExc_ValueError, "no such kernel");
+    return PyErr_Occurred() ? NULL : &KERNELS[code];
+}
+
+static int read_addresses(PyObject *tuple, uintptr_t *into) {
+    Py_ssize_t n = PyTuple_Check(tuple) ? PyTuple_GET_SIZE(tuple) : 0;
+    if (n < 1 || n > MOST) {
+        PyErr_SetString(PyExc_ValueError, "not a tuple of 1 to 256 addresses");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++)
+        into[i] = (uintptr_t)PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(tuple, i));
+    return PyErr_Occurred() ? -1 : (int)n;
+}
+
+static PyObject *py_combine(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    if (n_args != 5) {
+        PyErr_SetString(PyExc_TypeError, "combine(code, sources, outs, count, divisor)");
+        return NULL;
+    }
+    job_t job = {.streamed = NULL};
+    Py_buffer view = {.obj = NULL};
+    job.kernel = kernel_of(args[0]);
+    job.count = PyLong_AsSize_t(args[3]);
+    job.divisor = PyFloat_AsDouble(args[4]);
+    if (PyErr_Occurred() || (job.n_sources = read_addresses(args[1], job.sources)) < 0) return NULL;
+    if (PyTuple_Check(args[2])) {
+        if ((job.n_outs = read_addresses(args[2], job.outs)) < 0) return NULL;
+    } else { /* one array */
+        if (PyObject_GetBuffer(args[2], &view, PyBUF_WRITABLE) < 0) return NULL;
+        job.outs[0] = (uintptr_t)view.buf;
+        job.n_outs = 1;
+    }
+    if (job.count * job.kernel->item > (32 << 10)) {
+        Py_BEGIN_ALLOW_THREADS
+        combine(&job);
+        Py_END_ALLOW_THREADS
+    } else {
+        combine(&job);
+    }
+    if (view.obj) PyBuffer_Release(&view);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_copy(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    Py_buffer to, from;
+    if (n_args != 3) {
+        PyErr_SetString(PyExc_TypeError, "copy(to, from, streamed)");
+        return NULL;
+    }
+    int streamed = PyObject_IsTrue(args[2]);
+    if (PyObject_GetBuffer(args[0], &to, PyBUF_WRITABLE) < 0) return NULL;
+    if (PyObject_GetBuffer(args[1], &from, PyBUF_SIMPLE) < 0) {
+        PyBuffer_Release(&to);
+        return NULL;
+    }
+    size_t nbytes = (size_t)(to.len < from.len ? to.len : from.len);
+    streamed = streamed && (uintptr_t)to.buf % 16 == 0;
+    Py_BEGIN_ALLOW_THREADS
+    (streamed ? stream : copy)(to.buf, from.buf, nbytes);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&to);
+    PyBuffer_Release(&from);
+    Py_RETURN_NONE;
+}
+
+/* ---- the board */
+
+enum { LINE = 64, NUMBERS_AGREED = 6 };
+
+typedef struct {
+    int64_t numbers[NUMBERS_AGREED], address;
+    uint64_t sequence;
+} slot_t; /* one cache line */
+
+/* A reduction on its way through the staging memory; see `pipe_go`. */
+typedef struct {
+    const kernel_t *kernel;
+    const char *send;           /* what this rank contributes */
+    char *mine, *all;           /* where its slice of the result goes, and the others'; or NULL */
+    char *stages[MOST];         /* of every rank: two parts of `size` slices, then two results */
+    size_t slice;               /* elements of a slice in the staging memory */
+    size_t length, stride;      /* all that is in slices of one rank; between slices of two */
+    size_t parts, part;
+    int phase;
+    uint64_t before;            /* this board's step when the pipe began */
+    double divisor;
+} pipe_t;
+
+typedef struct {
+    PyObject_HEAD
+    Py_buffer memory;
+    int rank, size;
+    size_t payload;
+    uint64_t sequence, step;
+    char *steps, *slots, *payloads;
+    pipe_t pipe;
+} board_t;
+
+static slot_t *slot_of(const board_t *b, int rank) {
+    return (slot_t *)(b->slots + ((b->sequence & 1) * (size_t)b->size + (size_t)rank) * LINE);
+}
+
+static uint64_t *step_of(const board_t *b, int rank) {
+    return (uint64_t *)(b->steps + (size_t)rank * LINE);
+}
+
+static int board_init(PyObject *self, PyObject *args, PyObject *kwargs) {
+    board_t *b = (board_t *)self;
+    PyObject *memory;
+    Py_ssize_t payload;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "Oiin", &memory, &b->rank, &b->size, &payload)) return -1;
+    if (PyObject_GetBuffer(memory, &b->memory, PyBUF_WRITABLE) < 0) return -1;
+    b->payload = (size_t)payload;
+    b->sequence = b->step = 0;
+    b->steps = b->memory.buf;
+    b->slots = b->steps + (size_t)b->size * LINE;
+    b->payloads = b->slots + 2 * (size_t)b->size * LINE;
+    if (b->memory.len < (Py_ssize_t)((size_t)b->size * (3 * LINE + 2 * b->payload))) {
+        PyErr_SetString(PyExc_ValueError, "the memory is too small for this board");
+        return -1;
+    }
+    return 0;
+}
+
+static void board_dealloc(PyObject *self) {
+    board_t *b = (board_t *)self;
+    if (b->memory.obj) PyBuffer_Release(&b->memory);
+    PyTypeObject *type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static int is_complete(const board_t *b) {
+    for (int r = 0; r < b->size; r++)
+        if (__atomic_load_n(&slot_of(b, r)->sequence, __ATOMIC_ACQUIRE) != b->sequence) return 0;
+    return 1;
+}
+
+static PyObject *least(const board_t *b) {
+    int64_t found[NUMBERS_AGREED];
+    memcpy(found, slot_of(b, 0)->numbers, sizeof found);
+    for (int r = 1; r < b->size; r++) {
+        const int64_t *theirs = slot_of(b, r)->numbers;
+        for (int i = 0; i < NUMBERS_AGREED; i++)
+            if (theirs[i] < found[i]) found[i] = theirs[i];
+    }
+    PyObject *result = PyTuple_New(NUMBERS_AGREED);
+    for (int i = 0; result && i < NUMBERS_AGREED; i++)
+        PyTuple_SET_ITEM(result, i, PyLong_FromLongLong(found[i]));
+    return result;
+}
+
+static PyObject *board_test(PyObject *self, PyObject *ignored) {
+    (void)ignored;
+    board_t *b = (board_t *)self;
+    if (!is_complete(b)) Py_RETURN_NONE;
+    return least(b);
+}
+
+static PyObject *board_post(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    board_t *b = (board_t *)self;
+    if (n_args != NUMBERS_AGREED + 3) {
+        PyErr_SetString(PyExc_TypeError, "post(six numbers, address, data, spins)");
+        return NULL;
+    }
+    int64_t numbers[NUMBERS_AGREED + 1];
+    for (int i = 0; i <= NUMBERS_AGREED; i++) numbers[i] = PyLong_AsLongLong(args[i]);
+    PyObject *data = args[NUMBERS_AGREED + 1];
+    long spins = PyLong_AsLong(args[NUMBERS_AGREED + 2]);
+    if (PyErr_Occurred()) return NULL;
+    Py_buffer view = {.obj = NULL};
+    if (data != Py_None) {
+        if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0) return NULL;
+        if ((size_t)view.len > b->payload) {
+            PyBuffer_Release(&view);
+            PyErr_SetString(PyExc_ValueError, "the data are larger than the board's payload");
+            return NULL;
+        }
+    }
+    b->sequence++;
+    slot_t *own = slot_of(b, b->rank);
+    memcpy(own->numbers, numbers, sizeof own->numbers);
+    own->address = numbers[NUMBERS_AGREED];
+    if (view.obj) {
+        size_t place = (b->sequence & 1) * (size_t)b->size + (size_t)b->rank;
+        memcpy(b->payloads + place * b->payload, view.buf, (size_t)view.len);
+        PyBuffer_Release(&view);
+    }
+    __atomic_store_n(&own->sequence, b->sequence, __ATOMIC_RELEASE);
+    do {
+        if (is_complete(b)) return least(b);
+        PAUSE();
+    } while (spins-- > 0);
+    Py_RETURN_NONE;
+}
+
+static PyObject *board_addresses(PyObject *self, PyObject *ignored) {
+    (void)ignored;
+    board_t *b = (board_t *)self;
+    PyObject *result = PyTuple_New(b->size);
+    for (int r = 0; result && r < b->size; r++)
+        PyTuple_SET_ITEM(result, r, PyLong_FromLongLong(slot_of(b, r)->address));
+    return result;
+}
+
+static int all_arrived(const board_t *b) {
+    for (int r = 0; r < b->size; r++)
+        if (__atomic_load_n(step_of(b, r), __ATOMIC_ACQUIRE) < b->step) return 0;
+    return 1;
+}
+
+static PyObject *board_arrive(PyObject *self, PyObject *spins_) {
+    board_t *b = (board_t *)self;
+    long spins = PyLong_AsLong(spins_);
+    if (PyErr_Occurred()) return NULL;
+    __atomic_store_n(step_of(b, b->rank), ++b->step, __ATOMIC_RELEASE);
+    do {
+        if (all_arrived(b)) Py_RETURN_TRUE;
+        PAUSE();
+    } while (spins-- > 0);
+    Py_RETURN_FALSE;
+}
+
+static PyObject *board_arrived(PyObject *self, PyObject *ignored) {
+    (void)ignored;
+    return PyBool_FromLong(all_arrived((board_t *)self));
+}
+
+static PyObject *board_behind(PyObject *self, PyObject *ignored) {
+    (void)ignored;
+    board_t *b = (board_t *)self;
+    PyObject *ranks = PyList_New(0);
+    for (int r = 0; ranks && r < b->size; r++) {
+        int here = __atomic_load_n(&slot_of(b, r)->sequence, __ATOMIC_ACQUIRE) == b->sequence &&
+                   __atomic_load_n(step_of(b, r), __ATOMIC_ACQUIRE) >= b->step;
+        PyObject *rank = here ? NULL : PyLong_FromLong(r);
+        if (rank && PyList_Append(ranks, rank) < 0) Py_CLEAR(ranks);
+        Py_XDECREF(rank);
+    }
+    return ranks;
+}
+
+/* ---- the pipe
+ *
+ * The elements are cut into parts of `size` slices. For each part a rank
+ *   IN      copies the slices of the others into its staging memory, where they read them,
+ *   FOLD    combines its own slice, from everyone's staging memory and its own array,
+ *   OUT     copies the other slices of the result from where their owners left them.
+ * IN is one part ahead, so that ranks seldom wait: a rank's steps are in 0, in 1, fold 0, in 2,
+ * fold 1, ... Two parts take turns in the memory: in p+2 comes after out p, hence after everyone's
+ * fold p; fold p+2 comes after everyone's in p+2, hence after everyone's out p.
+ *
+ * In a reduce_scatter the slices of one rank lie one after the other (`stride` apart from the next
+ * rank's); in an all_reduce or reduce they take turns (`stride` is 0).
+ */
+
+enum { IN, AWAIT_IN, FOLD_, AWAIT_FOLD, OUT };
+
+static size_t slice_at(const board_t *b, size_t part, int rank, size_t *offset) {
+    const pipe_t *p = &b->pipe;
+    size_t first, rest;
+    if (p->stride) { /* of `length` elements per rank */
+        first = part * p->slice;
+        rest = p->length - first;
+        *offset = (size_t)rank * p->stride + first;
+        return rest < p->slice ? rest : p->slice;
+    }
+    first = part * p->slice * (size_t)b->size;
+    rest = p->length - first;
+    size_t each = (rest + (size_t)b->size - 1) / (size_t)b->size;
+    each = each < p->slice ? (each + 63) / 64 * 64 : p->slice; /* whole cache lines */
+    if (each > p->slice) each = p->slice;
+    size_t start = (size_t)rank * each;
+    *offset = first + start;
+    return start >= rest ? 0 : rest - start < each ? rest - start : each;
+}
+
+static char *staged_in(const board_t *b, int owner, size_t part, int rank) {
+    const pipe_t *p = &b->pipe;
+    size_t place = (part & 1) * (size_t)b->size + (size_t)rank;
+    return p->stages[owner] + place * p->slice * p->kernel->item;
+}
+
+static char *staged_out(const board_t *b, int owner, size_t part) {
+    const pipe_t *p = &b->pipe;
+    size_t place = 2 * (size_t)b->size + (part & 1);
+    return p->stages[owner] + place * p->slice * p->kernel->item;
+}
+
+static void pipe_in(const board_t *b, size_t part) {
+    const pipe_t *p = &b->pipe;
+    for (int turn = 1; turn < b->size; turn++) {
+        int rank = (b->rank + turn) % b->size;
+        size_t offset, n = slice_at(b, part, rank, &offset), item = p->kernel->item;
+        stream(staged_in(b, b->rank, part, rank), p->send + offset * item, n * item);
+    }
+}
+
+static void pipe_fold(const board_t *b) {
+    const pipe_t *p = &b->pipe;
+    size_t offset, item = p->kernel->item;
+    job_t job = {.kernel = p->kernel, .n_sources = b->size, .n_outs = 0, .divisor = p->divisor};
+    job.count = slice_at(b, p->part, b->rank, &offset);
+    for (int r = 0; r < b->size; r++)
+        job.sources[r] = r == b->rank ? (uintptr_t)(p->send + offset * item)
+                                      : (uintptr_t)staged_in(b, r, p->part, b->rank);
+    if (p->mine) {
+        size_t skipped = p->stride ? (size_t)b->rank * p->stride : 0;
+        job.outs[job.n_outs++] = (uintptr_t)(p->mine + (offset - skipped) * item);
+    }
+    job.streamed = p->stride ? NULL : staged_out(b, b->rank, p->part);
+    combine(&job);
+}
+
+static void pipe_out(const board_t *b) {
+    const pipe_t *p = &b->pipe;
+    for (int turn = 1; p->all && turn < b->size; turn++) {
+        int rank = (b->rank + turn) % b->size;
+        size_t offset, n = slice_at(b, p->part, rank, &offset), item = p->kernel->item;
+        copy(p->all + offset * item, staged_out(b, rank, p->part), n * item);
+    }
+}
+
+static int all_at(const board_t *b, uint64_t step, long patience) {
+    for (long spins = 0; spins < patience; spins++) {
+        int r = 0;
+        while (r < b->size && __atomic_load_n(step_of(b, r), __ATOMIC_ACQUIRE) >= step) r++;
+        if (r == b->size) return 1;
+        if (spins < 1000)
+            PAUSE();
+        else
+            sched_yield();
+    }
+    return 0;
+}
+
+static void take_step(board_t *b) {
+    __atomic_store_n(step_of(b, b->rank), ++b->step, __ATOMIC_RELEASE);
+}
+
+/* Go on as far as the others allow; 1 when all is done. */
+static int pipe_go(board_t *b, long patience) {
+    pipe_t *p = &b->pipe;
+    for (;;) {
+        size_t ahead = p->part + 1 < p->parts;
+        switch (p->phase) {
+        case IN:
+            if (p->part == 0) {
+                pipe_in(b, 0);
+                take_step(b);
+            }
+            if (ahead) pipe_in(b, p->part + 1);
+            take_step(b); /* also where there is nothing ahead: steps are counted */
+            p->phase = AWAIT_IN; /* fall through */
+        case AWAIT_IN:
+            if (!all_at(b, p->before + (p->part ? 2 * p->part : 1), patience)) return 0;
+            p->phase = FOLD_; /* fall through */
+        case FOLD_:
+            pipe_fold(b);
+            take_step(b);
+            p->phase = AWAIT_FOLD; /* fall through */
+        case AWAIT_FOLD:
+            if (!all_at(b, p->before + 2 * p->part + 3, patience)) return 0;
+            p->phase = OUT; /* fall through */
+        case OUT:
+            pipe_out(b);
+            p->phase = IN;
+            if (++p->part == p->parts) return 1;
+        }
+    }
+}
+
+static PyObject *board_go_on(PyObject *self, PyObject *patience_) {
+    board_t *b = (board_t *)self;
+    long patience = PyLong_AsLong(patience_);
+    int done;
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    done = pipe_go(b, patience);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(done);
+}
+
+static PyObject *board_begin(PyObject *self, PyObject *args) {
+    board_t *b = (board_t *)self;
+    pipe_t *p = &b->pipe;
+    PyObject *code, *stages;
+    unsigned long long send, mine, all;
+    Py_ssize_t slice, length, stride;
+    uintptr_t addresses[MOST];
+    if (!PyArg_ParseTuple(args, "OKKKOnnnd", &code, &send, &mine, &all, &stages, &slice, &length,
+                          &stride, &p->divisor))
+        return NULL;
+    if (!(p->kernel = kernel_of(code)) || read_addresses(stages, addresses) < 0) return NULL;
+    if (PyTuple_GET_SIZE(stages) != b->size || slice < 64 || length < 0 || stride < 0) {
+        PyErr_SetString(PyExc_ValueError, "begin: a stage per rank, and slices of 64 or more");
+        return NULL;
+    }
+    for (int r = 0; r < b->size; r++) p->stages[r] = (char *)addresses[r];
+    p->send = (const char *)(uintptr_t)send;
+    p->mine = (char *)(uintptr_t)mine;
+    p->all = (char *)(uintptr_t)all;
+    p->slice = (size_t)slice / 64 * 64;
+    p->length = (size_t)length;
+    p->stride = (size_t)stride;
+    size_t whole = p->stride ? p->slice : p->slice * (size_t)b->size;
+    p->parts = p->length ? (p->length + whole - 1) / whole : 1;
+    p->part = 0;
+    p->phase = IN;
+    p->before = b->step;
+    Py_RETURN_NONE;
+}
+
+static PyObject *board_turn(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromLong((long)(((board_t *)self)->sequence & 1));
+}
+
+static PyMethodDef BOARD_METHODS[] = {
+    {"post", (PyCFunction)(void (*)(void))board_post, METH_FASTCALL, NULL},
+    {"test", board_test, METH_NOARGS, NULL},
+    {"addresses", board_addresses, METH_NOARGS, NULL},
+    {"arrive", board_arrive, METH_O, NULL},
+    {"arrived", board_arrived, METH_NOARGS, NULL},
+    {"behind", board_behind, METH_NOARGS, NULL},
+    {"begin", board_begin, METH_VARARGS, NULL},
+    {"go_on", board_go_on, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+static PyGetSetDef BOARD_GETSET[] = {{"turn", board_turn, NULL, NULL, NULL},
+                                     {NULL, NULL, NULL, NULL, NULL}};
+static PyType_Slot BOARD_SLOTS[] = {
+    {Py_tp_new, PyType_GenericNew},   {Py_tp_init, board_init},
+    {Py_tp_dealloc, board_dealloc},   {Py_tp_methods, BOARD_METHODS},
+    {Py_tp_getset, BOARD_GETSET},     {0, NULL},
+};
+static PyType_Spec BOARD_SPEC = {"hpcdist.transport._kernel.Board", sizeof(board_t), 0,
+                                 Py_TPFLAGS_DEFAULT, BOARD_SLOTS};
+
+static PyMethodDef FUNCTIONS[] = {
+    {"combine", (PyCFunction)(void (*)(void))py_combine, METH_FASTCALL, NULL},
+    {"copy", (PyCFunction)(void (*)(void))py_copy, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernel", NULL, -1, FUNCTIONS,
+                                    NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__kernel(void) {
+    PyObject *module = PyModule_Create(&MODULE), *codes = PyDict_New();
+    PyObject *board = PyType_FromSpec(&BOARD_SPEC);
+    if (!module || !codes || !board) return NULL;
+    for (int i = 0; i < N_KERNELS; i++) {
+        if (strstr(KERNELS[i].name, "_float16") && !have_half()) continue;
+        PyObject *code = PyLong_FromLong(i);
+        if (!code || PyDict_SetItemString(codes, KERNELS[i].name, code) < 0) return NULL;
+        Py_DECREF(code);
+    }
+    if (PyModule_AddObject(module, "CODES", codes) < 0) return NULL;
+    if (PyModule_AddObject(module, "Board", board) < 0) return NULL;
+    return module;
+}

@@ -1,0 +1,105 @@
+"""`combine`: reduce memory of several ranks that one process can see.
+
+The compiled part (`_kernel.c`) carries the common dtypes and operators; NumPy carries the rest,
+and everything where it was not compiled. Both follow the call's `Recipe` to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.transport.call import Call
+from hpcdist.transport.recipes import UFUNCS, Recipe, ReduceOp
+
+try:
+    from hpcdist.transport import _kernel as compiled
+except ImportError:  # no compiler where hpcdist was installed
+    compiled: Any = None  # type: ignore[no-redef]
+
+BLOCK_ITEMS = 32 << 10
+"""Elements that NumPy combines at a time: they stay in the cache."""
+
+
+class Code:
+    """A row of the compiled table: which loop, and how many of its numbers make an element."""
+
+    __slots__ = ("number", "per_item")
+
+    def __init__(self, number: int, per_item: int) -> None:
+        self.number = number
+        self.per_item = per_item
+
+
+def code_of(call: Call) -> Code | None:
+    """Return the compiled loop for a reduction, or None: NumPy does it."""
+    assert call.dtype is not None
+    assert call.op is not None
+    key = call.op, call.dtype.code
+    try:
+        return _codes[key]
+    except KeyError:
+        return _codes.setdefault(key, _find_code(call))
+
+
+_codes: dict[tuple[int, int], Code | None] = {}
+
+
+def _find_code(call: Call) -> Code | None:
+    dtype, recipe = call.dtype, call.recipe
+    assert dtype is not None
+    assert recipe is not None
+    is_complex = dtype.family == "complex"
+    if compiled is None or (is_complex and call.op is ReduceOp.AVG):
+        return None
+    number = compiled.CODES.get(f"{recipe.combine.name.lower()}_{dtype.name}")
+    return None if number is None else Code(number, 1 + is_complex)
+
+
+def divisor_of(call: Call, ranks: int) -> float:
+    """Return by what the compiled loop divides the sum."""
+    return float(ranks) if call.op is ReduceOp.AVG else 1.0
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def combine(
+    recipe: Recipe, sources: Sequence[NumpyArray], outs: Sequence[NumpyArray], ranks: int
+) -> None:
+    """Combine flat `sources`, in their order, and write the result to every array of `outs`.
+
+    An output may be one of the sources; `ranks` is what a mean divides by.
+    """
+    encode, decode, ufunc = recipe.encode, recipe.decode, UFUNCS[recipe.combine]
+    for start in range(0, sources[0].size, BLOCK_ITEMS):
+        part = slice(start, start + BLOCK_ITEMS)
+        first = sources[0][part]
+        total = first.copy() if encode is None else encode(first)
+        for source in sources[1:]:
+            each = source[part]
+            ufunc(total, each if encode is None else encode(each), out=total)
+        result = outs[0][part]
+        if decode is None:
+            result[...] = total
+        else:
+            decode(total, result, ranks)
+        for out in outs[1:]:
+            out[part] = result
+
+
+def copy_in(to: NumpyArray, data: NumpyArray) -> None:
+    """Copy contiguous `data` to memory that other ranks read next."""
+    if compiled is None:
+        np.copyto(to, data)
+    else:
+        compiled.copy(to, data, True)
+
+
+def copy_out(to: NumpyArray, data: NumpyArray) -> None:
+    """Copy contiguous `data` that another rank has written."""
+    if compiled is None:
+        np.copyto(to, data)
+    else:
+        compiled.copy(to, data, False)

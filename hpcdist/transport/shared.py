@@ -1,0 +1,169 @@
+"""`perform`: one collective of a group on one node, through shared memory where that is faster.
+
+The parts are in `shared_node` (whose memory is where), `shared_verbs` (what is taken from where),
+`select` (which way), and `mpi_agreement`, which comes before everything else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcdist.arrays.parcel import EAGER
+from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.kernel import code_of, compiled, divisor_of
+from hpcdist.transport.mpi_objects import OBJECT_VERBS
+from hpcdist.transport.select import Way
+from hpcdist.transport.shared_board import PAYLOAD
+from hpcdist.transport.shared_node import SharedNode, slice_bytes
+from hpcdist.transport.shared_objects import (
+    OBJECTS,
+    close_parcel_segment,
+    exchange_parcels,
+    open_parcel_segment,
+    use_segments,
+)
+from hpcdist.transport.shared_verbs import (
+    SHARED,
+    SMALL_OBJECTS,
+    Range,
+    Shared,
+    fits,
+    small_parcel,
+)
+
+if TYPE_CHECKING:
+    from hpcdist.transport.mpi_host import MpiHost
+
+_NOTHING = -1
+_REDUCED = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER})
+
+
+def perform(host: MpiHost, node: SharedNode, call: Call) -> Any:
+    """Agree on `call`, then run it."""
+    agree = host.agree
+    if call.kind is Kind.ALL_REDUCE and call.error is None:
+        data = call.recv
+        assert data is not None
+        if data.nbytes <= PAYLOAD and node.has_pipe:
+            code = code_of(call)
+            if code is not None:  # the hot path: no places
+                agree(call, 0, data)
+                sources = node.payload_addresses[node.board.turn]
+                compiled.combine(
+                    code.number, sources, data, data.size * code.per_item, divisor_of(call, node.size)
+                )
+                return None
+    if call.kind in OBJECTS and call.error is None:
+        return _objects(host, node, call)
+    row = SHARED.get(call.kind)
+    if row is None or call.error is not None:
+        return OBJECT_VERBS[call.kind](host, call, agree(call))
+    total, offered = row.total(call, node.size), row.offered(call, node.rank)
+    if total <= PAYLOAD:
+        detail = agree(call, 0, offered)
+        if fits(call, detail):
+            return row.take(node, call, node.payloads[node.board.turn])
+        return OBJECT_VERBS[call.kind](host, call, detail)
+    node.check_usable()
+    detail = agree(call, _address(host, node, call, offered, total))
+    return _run_large(host, node, call, detail, row, total)
+
+
+def _address(host: MpiHost, node: SharedNode, call: Call, offered: Any, total: int) -> int:
+    """Return what this rank publishes about a large contribution, copied if that pays."""
+    if offered is None:
+        return _NOTHING
+    address = 0 if _overlaps(call) else node.shared_address(offered)
+    if address and _way(host, call, total, shared=True) is Way.DIRECT:
+        return address
+    if _way(host, call, total, shared=False) is Way.STAGED:
+        return node.stage(offered)
+    return 0
+
+
+def _way(host: MpiHost, call: Call, total: int, *, shared: bool) -> Way:
+    short = call.dtype is not None and call.dtype.wide is not None and call.dtype.family == "float"
+    return host.selection.way(call.kind, total, short=short, shared=shared)
+
+
+def _overlaps(call: Call) -> bool:
+    """Say whether a rank's result would overwrite what others still read."""
+    send, recv = call.send, call.recv
+    if send is None or recv is None:
+        return False
+    if call.kind is Kind.ALL_GATHER:
+        return False  # a block in its own place is not written
+    return bool(np.may_share_memory(send, recv))
+
+
+def _run_large(
+    host: MpiHost, node: SharedNode, call: Call, detail: Range, row: Shared, total: int
+) -> Any:
+    addresses = node.board.addresses()
+    if fits(call, detail) and 0 not in addresses:
+        places = node.places(addresses)
+        read_in_place = [place is not None and place.base != node.own_base for place in places]
+        if all(read_in_place) and row.take_direct is not None:
+            result = row.take_direct(node, call, places)
+            node.finish(call, wait=True)
+            return result
+        result = row.take(node, call, places)
+        if any(read_in_place):
+            node.finish(call, wait=read_in_place[node.rank])
+        return result
+    if (
+        call.kind in _REDUCED
+        and node.has_pipe
+        and _way(host, call, total, shared=False) is Way.PIPE
+        and code_of(call) is not None
+    ):
+        _pipe(node, call)
+        return None
+    return OBJECT_VERBS[call.kind](host, call, detail)
+
+
+def _objects(host: MpiHost, node: SharedNode, call: Call) -> Any:
+    """Exchange objects: small ones on the board, large ones in segments, others by MPI."""
+    descriptor = open_parcel_segment(call, node.rank)
+    try:
+        meta = small_parcel(call, node.rank)
+        detail = host.agree(call, descriptor + 1, meta)
+        if use_segments(call, detail):
+            return exchange_parcels(node, call, descriptor)
+        if detail[1] <= EAGER and call.kind in SMALL_OBJECTS:
+            return SMALL_OBJECTS[call.kind](node, call, node.payloads[node.board.turn])
+        return OBJECT_VERBS[call.kind](host, call, detail)
+    finally:
+        close_parcel_segment(descriptor)
+
+
+def _pipe(node: SharedNode, call: Call) -> None:
+    """Reduce ordinary arrays through the staging memory."""
+    code = code_of(call)
+    assert code is not None
+    send, recv = call.send, call.recv
+    data = send if send is not None else recv
+    assert data is not None
+    if call.kind is Kind.REDUCE_SCATTER:
+        assert recv is not None
+        if np.may_share_memory(data, recv):
+            data = data.copy()
+        length, stride = recv.size, recv.size
+    else:
+        length, stride = data.size, 0
+    out = 0 if recv is None else recv.ctypes.data
+    item = data.itemsize // code.per_item
+    node.board.begin(
+        code.number,
+        data.ctypes.data,
+        out,
+        0 if stride else out,
+        node.pipe_stages,
+        slice_bytes(node.size) // item,
+        length * code.per_item,
+        stride * code.per_item,
+        divisor_of(call, node.size),
+    )
+    node.run_pipe(call)

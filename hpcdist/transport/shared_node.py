@@ -1,0 +1,292 @@
+"""`SharedNode`: the shared memory of one group whose ranks all run on one node.
+
+An operation has three parts: every rank offers its contribution together with the agreement
+(`offer`), takes what it needs from where the others' lie (the verbs of `shared_verbs`), and, if
+others read its own array, waits until they are done.
+
+Where a contribution lies decides how far it is copied:
+
+- up to `PAYLOAD` bytes: in the board itself, written along with the agreement;
+- an array made by `hpcdist.empty`: where it is, nothing is copied;
+- others of medium size: copied to the staging memory of the board, if the operation gains;
+- ordinary arrays to be reduced: through the staging memory part by part (`_kernel.c`, "pipe").
+
+Everything else is left to MPI. What `select` says holds for all ranks alike, because it is asked
+about what they have agreed on.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.errors import CollectiveTimeout, RemoteError, TransportError
+from hpcdist.transport.call import Call, label
+from hpcdist.transport.call_site import call_site
+from hpcdist.transport.patience import poll
+from hpcdist.transport.shared_board import PAYLOAD, board_bytes, board_class, payload_places
+from hpcdist.transport.shared_heap import Heap
+from hpcdist.transport.shared_segment import Segment, address_of, create_segment, open_segment
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SPINS = 300
+"""Looks at the others' slots before Python takes over the waiting: a few microseconds."""
+
+PIPE_PART = 1 << 20
+"""Bytes of an ordinary array that are in the staging memory at a time, twice."""
+
+STAGED = 1 << 20
+"""Largest contribution, in bytes, that is copied to the staging memory as a whole."""
+
+_PATIENCE = 4000
+_NOTHING = -1
+_IN_STAGE = 1 << 62
+_DEAD_AFTER_S = 0.2
+_PAGE = 4096
+
+Bytes = NDArray[np.uint8]
+
+
+class Place(NamedTuple):
+    """Where a contribution lies: a mapped segment, its address here, and the offset in it."""
+
+    memory: Bytes
+    base: int
+    offset: int
+
+    def view(self, nbytes: int, dtype: np.dtype) -> NumpyArray:
+        """Return the contribution as a flat array of `dtype`."""
+        return self.memory[self.offset : self.offset + nbytes].view(dtype)
+
+    @property
+    def address(self) -> int:
+        """Where it lies in this process."""
+        return self.base + self.offset
+
+
+class _Mapped(NamedTuple):
+    memory: Bytes
+    base: int
+
+
+@final
+class SharedNode:
+    """See the module; made by `open_node`. `progress` lets MPI proceed during long waits."""
+
+    def __init__(
+        self,
+        board_memory: mmap.mmap,
+        board_type: Any,
+        heaps: Sequence[_Mapped],
+        heap: Heap,
+        pids: Sequence[int],
+        rank: int,
+        ranks: Sequence[int],
+        timeout_s: float,
+        progress: Callable[[], Any],
+    ) -> None:
+        self.rank, self.size, self.ranks = rank, len(pids), ranks
+        self.heap = heap
+        self.timeout_s = timeout_s
+        self.failed = False
+        self.board = board_type(board_memory, rank, self.size, PAYLOAD)
+        self.has_pipe = hasattr(self.board, "begin")
+        self._progress = progress
+        self._pids = pids
+        self._heaps = heaps
+        self._own = _Mapped(np.frombuffer(board_memory, np.uint8), address_of(board_memory))
+        self._stages = _stage_places(self.size)
+        self.own_base = self._own.base
+        self.pipe_stages = tuple(self._own.base + place for place in self._stages)
+        self.payloads = tuple(
+            tuple(Place(*self._own, offset) for offset in turn)
+            for turn in payload_places(self.size)
+        )
+        self.payload_addresses = tuple(
+            tuple(place.address for place in turn) for turn in self.payloads
+        )
+
+    # ---- offering
+
+    def stage(self, data: NumpyArray) -> int:
+        """Copy a contribution to this rank's staging memory for the next operation."""
+        from hpcdist.transport.kernel import copy_in
+
+        offset = self._stage_offset(self.rank, 1 - self.board.turn)
+        room = self._own.memory[offset : offset + data.nbytes]
+        copy_in(room, data.reshape(-1).view(np.uint8))
+        return _IN_STAGE
+
+    def shared_address(self, data: NumpyArray) -> int:
+        """Return what to publish for an array in the heap; 0 for any other."""
+        offset = self.heap.offset_of(data)
+        return 0 if offset is None else offset + 1
+
+    def places(self, addresses: Sequence[int]) -> list[Place | None]:
+        """Return where the contributions lie that were published as `addresses`."""
+        return [self._place(rank, address) for rank, address in enumerate(addresses)]
+
+    def _place(self, rank: int, address: int) -> Place | None:
+        if address == _NOTHING:
+            return None
+        if address == _IN_STAGE:
+            return Place(*self._own, self._stage_offset(rank, self.board.turn))
+        return Place(*self._heaps[rank], address - 1)
+
+    def _stage_offset(self, rank: int, turn: int) -> int:
+        return self._stages[rank] + pipe_bytes(self.size) + turn * STAGED
+
+    # ---- waiting
+
+    def finish(self, call: Call, *, wait: bool) -> None:
+        """Say that this rank has taken what it needs; `wait` until all others have, too."""
+        if wait:
+            self.step(call)
+        else:
+            self.board.arrive(0)
+
+    def step(self, call: Call) -> None:
+        """Wait until all ranks have come here."""
+        if not self.board.arrive(SPINS):
+            self.await_others(self.board.arrived, call)
+
+    def parcel_segment(self, rank: int) -> Segment | None:
+        """Return the segment whose descriptor a rank published for this operation, if it did."""
+        descriptor = self.board.addresses()[rank] - 1
+        return None if descriptor < 0 else Segment(self._pids[rank], descriptor, 0)
+
+    def run_pipe(self, call: Call) -> None:
+        """Drive the reduction that `board.begin` prepared to its end."""
+        go_on = self.board.go_on
+        if not go_on(_PATIENCE):
+            self.await_others(lambda: go_on(_PATIENCE), call)
+
+    def await_others(self, done: Callable[[], bool], call: Call) -> None:
+        """Poll `done` until it holds; a rank that is missing becomes an error."""
+
+        def look() -> bool:
+            self._progress()
+            return done()
+
+        try:
+            if poll(look, self.timeout_s, lambda _: self.check_alive(call), _DEAD_AFTER_S):
+                return
+        except BaseException:
+            self.give_up()
+            raise
+        self.give_up()
+        missing = tuple(self.ranks[rank] for rank in self.board.behind())
+        raise CollectiveTimeout(
+            f"{label(call, self.ranks)} stopped on its way: missing ranks "
+            f"{', '.join(map(str, missing))} did not proceed within {self.timeout_s:g} s. Called "
+            f"at {call_site()}. Arrays of this operation are in an unknown state: end the job",
+            missing,
+        )
+
+    def give_up(self) -> None:
+        """Never use this memory again: others may be in the middle of an operation."""
+        self.failed = True
+        self.heap.retire()
+
+    def check_alive(self, call: Call) -> None:
+        """Raise if the process of a rank that is waited for has died."""
+        for rank in self.board.behind():
+            if rank != self.rank and _is_dead(self._pids[rank]):
+                self.give_up()
+                raise RemoteError(
+                    f"rank {self.ranks[rank]} died during {label(call, self.ranks)}, called at "
+                    f"{call_site()}; look for its last words above, and end the job",
+                    self.ranks[rank],
+                )
+
+    def check_usable(self) -> None:
+        """Raise if an earlier operation stopped on its way."""
+        if self.failed:
+            raise TransportError(
+                "an earlier operation of this group stopped on its way (see the first error); "
+                "its ranks are no longer in step: end the job"
+            )
+
+
+def pipe_bytes(size: int) -> int:
+    """Return the staging memory of one rank for reductions in parts; see "pipe" in _kernel.c."""
+    return 2 * (size + 1) * slice_bytes(size)
+
+
+def slice_bytes(size: int) -> int:
+    """Return the bytes of one rank's share of a part."""
+    return max(_PAGE, PIPE_PART // size // _PAGE * _PAGE)
+
+
+def _stage_places(size: int) -> tuple[int, ...]:
+    first = -(-board_bytes(size) // _PAGE) * _PAGE
+    each = pipe_bytes(size) + 2 * STAGED
+    return tuple(first + rank * each for rank in range(size))
+
+
+def _segment_bytes(size: int) -> int:
+    return _stage_places(size)[-1] + pipe_bytes(size) + 2 * STAGED
+
+
+def open_node(
+    comm: MPI.Intracomm,
+    heap: Heap,
+    ranks: Sequence[int],
+    timeout_s: float,
+    progress: Callable[[], Any],
+    *,
+    use_compiled: bool,
+) -> SharedNode | None:
+    """Map the memory of a group on one node; None, on all its ranks, if one cannot. Collective."""
+    board_type = board_class(use_compiled=use_compiled)
+    own: Segment | None = None
+    memory = None
+    try:
+        if board_type is not None:
+            own = heap.open()
+            if comm.rank == 0:
+                own_board, memory = create_segment(_segment_bytes(comm.size), "board")
+    except OSError:
+        own = None
+    kind = board_type and board_type.__name__
+    told = comm.allgather((own, own_board if memory is not None else None, kind))
+    segments, board = [segment for segment, *_ in told], told[0][1]
+    mapped: list[_Mapped] = []
+    same = {kind for *_, kind in told} == {told[0][2]}
+    possible = board is not None and None not in segments and same
+    try:
+        if possible:
+            memory = memory or open_segment(board)
+            mapped = [_map(heap, segment) for segment in segments]
+    except OSError:
+        possible = False
+    everywhere = comm.allreduce(int(possible)) == comm.size
+    if comm.rank == 0 and board is not None:
+        os.close(board.descriptor)
+    if not everywhere or memory is None:
+        return None
+    pids = [segment.pid for segment in segments]
+    return SharedNode(
+        memory, board_type, mapped, heap, pids, comm.rank, ranks, timeout_s, progress
+    )
+
+
+def _map(heap: Heap, segment: Segment) -> _Mapped:
+    memory = heap.peer(segment)
+    return _Mapped(np.frombuffer(memory, np.uint8), address_of(memory))
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True

@@ -1,0 +1,129 @@
+"""Large objects between the ranks of a node: written once, read in place.
+
+A sender writes its parcels into a segment of their own. Receivers map it privately and unpickle
+arrays that lie in it: pages are shared until somebody writes to them, and then copied for that
+rank alone (copy on write). So an array broadcast to all ranks of a node is in memory once.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from hpcdist.arrays.parcel import EAGER, Parcel, buffer_lengths
+from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.shared_node import SharedNode
+from hpcdist.transport.shared_segment import Segment, open_segment
+
+LARGE = 256 << 10
+"""Parcels of at least this many bytes go through segments, and with them those of other ranks."""
+
+_PAGE = 4096
+_LINE = 64
+_PAIR = struct.Struct("2q")
+
+OBJECTS = frozenset(
+    {
+        Kind.BROADCAST_OBJECT_LIST,
+        Kind.ALL_GATHER_OBJECT,
+        Kind.GATHER_OBJECT,
+        Kind.SCATTER_OBJECT_LIST,
+        Kind.ALL_TO_ALL_OBJECT,
+    }
+)
+_ONE_SENDER = frozenset({Kind.BROADCAST_OBJECT_LIST, Kind.SCATTER_OBJECT_LIST})
+_PER_RECEIVER = frozenset({Kind.SCATTER_OBJECT_LIST, Kind.ALL_TO_ALL_OBJECT})
+
+
+def open_parcel_segment(call: Call, rank: int) -> int:
+    """Return a new, empty segment's descriptor if this rank has parcels for one, else -1."""
+    sends = call.kind not in _ONE_SENDER or rank == call.root
+    if not sends or call.detail <= EAGER:
+        return -1
+    return os.memfd_create("hpcdist-parcels", os.MFD_CLOEXEC)
+
+
+def use_segments(call: Call, detail: tuple[int, int]) -> bool:
+    """Say, after the agreement, whether parcels go through segments (some are large)."""
+    all_in_segments = call.kind is not Kind.ALL_TO_ALL_OBJECT or detail[0] > EAGER
+    return detail[1] >= LARGE and all_in_segments
+
+
+def exchange_parcels(node: SharedNode, call: Call, descriptor: int) -> list[Parcel] | None:
+    """Send and receive the parcels of an object collective; all ranks have agreed on it."""
+    kind, rank, root = call.kind, node.rank, call.root
+    if descriptor >= 0:
+        _write(descriptor, call.parcels)
+    node.step(call)
+    try:
+        index = rank if kind in _PER_RECEIVER else 0
+        if kind is Kind.GATHER_OBJECT and rank != root:
+            return None
+        senders = [root] if kind in _ONE_SENDER else range(node.size)
+        return [
+            _own(call, index) if sender == rank else _receive(node, sender, index)
+            for sender in senders
+        ]
+    finally:
+        node.step(call)
+
+
+def _receive(node: SharedNode, sender: int, index: int) -> Parcel:
+    segment = node.parcel_segment(sender)
+    if segment is None:  # a small one, on the board
+        place = node.payloads[node.board.turn][sender]
+        return Parcel(place.memory[place.offset : place.offset + EAGER].tobytes())
+    return _read(segment, index)
+
+
+def _own(call: Call, index: int) -> Parcel:
+    parcel = call.parcels[index]
+    return parcel if call.kind is Kind.BROADCAST_OBJECT_LIST else parcel.copy()
+
+
+def _write(descriptor: int, parcels: Sequence[Parcel]) -> None:
+    """Write a table of (where, length of the pickle), then pickles and buffers, aligned."""
+    table = bytearray(_PAIR.size * len(parcels))
+    end = _rounded(len(table), _PAGE)
+    for number, parcel in enumerate(parcels):
+        _PAIR.pack_into(table, number * _PAIR.size, end, len(parcel.meta))
+        for part in (parcel.meta, *parcel.buffers):
+            end = _rounded(_write_at(descriptor, part, end), _LINE)
+        end = _rounded(end, _PAGE)
+    os.truncate(descriptor, max(end, _PAGE))
+    _write_at(descriptor, table, 0)
+
+
+def _write_at(descriptor: int, data: Any, start: int) -> int:
+    """Write all of `data` from `start` on and return where it ends."""
+    raw = memoryview(data).cast("B")
+    while raw.nbytes:
+        written = os.pwrite(descriptor, raw, start)
+        raw, start = raw[written:], start + written
+    return start
+
+
+def _read(segment: Segment, index: int) -> Parcel:
+    """Map a parcel; its buffers keep the mapping alive."""
+    whole = memoryview(open_segment(segment, private=True))
+    start, length = _PAIR.unpack_from(whole, index * _PAIR.size)
+    meta = whole[start : start + length]
+    start = _rounded(start + length, _LINE)
+    buffers = []
+    for nbytes in buffer_lengths(meta):
+        buffers.append(whole[start : start + nbytes])
+        start = _rounded(start + nbytes, _LINE)
+    return Parcel(meta, buffers)
+
+
+def _rounded(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+def close_parcel_segment(descriptor: int) -> None:
+    """Let go of a segment; its memory stays as long as somebody maps it."""
+    if descriptor >= 0:
+        os.close(descriptor)
+

@@ -1,0 +1,286 @@
+"""Collectives in shared memory: one row of `SHARED` per operation.
+
+`Shared.offered` is what a rank contributes (None: nothing), `total` how many bytes the largest
+contribution has, equal on all ranks; `take` gets the places of all contributions and leaves the
+result where the call wants it. `reads_own` says whether the caller's array must stay as it is
+until all ranks have taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.arrays.parcel import EAGER, Parcel
+from hpcdist.transport.call import UNEVEN, Block, Call, Kind
+from hpcdist.transport.kernel import code_of, combine, compiled, copy_out, divisor_of
+from hpcdist.transport.shared_node import Place, SharedNode
+
+Places = Sequence[Place | None]
+Range = tuple[int, int]
+
+
+class Shared(NamedTuple):
+    """A row of the table; see the module."""
+
+    offered: Callable[[Call, int], Any]
+    total: Callable[[Call, int], int]
+    take: Callable[[SharedNode, Call, Places], Any]
+    take_direct: Callable[[SharedNode, Call, Places], Any] | None = None
+    """Instead of `take` where the contributions are the callers' own arrays."""
+
+
+# ---- reductions
+
+
+def reduce_places(
+    node: SharedNode,
+    call: Call,
+    places: Places,
+    outs: Sequence[Any],
+    first: int,
+    count: int,
+    ranks: int,
+) -> None:
+    """Combine `count` elements from `first` on of all places into `outs` (places or arrays)."""
+    assert call.recipe is not None
+    unit = _unit(call)
+    start, nbytes = first * unit.itemsize, count * unit.itemsize
+    sources = [each._replace(offset=each.offset + start) for each in places if each is not None]
+    code = code_of(call) if node.has_pipe else None
+    if code is not None:
+        to: Any = tuple(each.address for each in outs) if isinstance(outs[0], Place) else outs[0]
+        compiled.combine(
+            code.number,
+            tuple(each.address for each in sources),
+            to,
+            count * code.per_item,
+            divisor_of(call, ranks),
+        )
+        return
+    combine(
+        call.recipe,
+        [each.view(nbytes, unit) for each in sources],
+        [each.view(nbytes, unit) if isinstance(each, Place) else each for each in outs],
+        ranks,
+    )
+
+
+def _all_reduce(node: SharedNode, call: Call, places: Places) -> None:
+    assert call.recv is not None
+    out = call.recv.reshape(-1)
+    reduce_places(node, call, places, [out], 0, out.size, node.size)
+
+
+def _all_reduce_direct(node: SharedNode, call: Call, places: Places) -> None:
+    """Combine this rank's slice into everybody's array."""
+    _reduce_slice(node, call, places, [place for place in places if place is not None])
+
+
+def _reduce_slice(
+    node: SharedNode, call: Call, places: Places, targets: Sequence[Place]
+) -> None:
+    data = call.recv if call.recv is not None else call.send
+    assert data is not None
+    first, count = share_of(data.size, node.size, node.rank)
+    if count:
+        start = first * data.itemsize
+        outs = [place._replace(offset=place.offset + start) for place in targets]
+        reduce_places(node, call, places, outs, first, count, node.size)
+
+
+def share_of(items: int, size: int, rank: int, unit: int = 64) -> tuple[int, int]:
+    """Return the first element and the length of a rank's slice; whole cache lines."""
+    each = -(-items // (size * unit)) * unit
+    first = min(items, rank * each)
+    return first, min(items, first + each) - first
+
+
+def _reduce(node: SharedNode, call: Call, places: Places) -> None:
+    if node.rank == call.root:
+        _all_reduce(node, call, places)
+
+
+def _reduce_direct(node: SharedNode, call: Call, places: Places) -> None:
+    """Combine this rank's slice into the root's array."""
+    target = places[call.root]
+    assert target is not None
+    _reduce_slice(node, call, places, [target])
+
+
+def _reduce_scatter(node: SharedNode, call: Call, places: Places) -> None:
+    assert call.recv is not None
+    out = call.recv.reshape(-1)
+    reduce_places(node, call, places, [out], node.rank * out.size, out.size, node.size)
+
+
+def _scan(node: SharedNode, call: Call, places: Places) -> None:
+    _first_ranks(node, call, places[: node.rank + 1])
+
+
+def _exscan(node: SharedNode, call: Call, places: Places) -> None:
+    if node.rank > 0:  # the first rank keeps what it has
+        _first_ranks(node, call, places[: node.rank])
+
+
+def _first_ranks(node: SharedNode, call: Call, places: Places) -> None:
+    assert call.recv is not None
+    out = call.recv.reshape(-1)
+    reduce_places(node, call, places, [out], 0, out.size, len(places))
+
+
+def _unit(call: Call) -> np.dtype:
+    data = call.recv if call.recv is not None else call.send
+    assert data is not None
+    return data.dtype
+
+
+# ---- moving data
+
+
+def _broadcast(node: SharedNode, call: Call, places: Places) -> None:
+    assert call.recv is not None
+    if node.rank != call.root:
+        _fetch(call.recv, places[call.root], 0)
+
+
+def _all_gather(node: SharedNode, call: Call, places: Places) -> list[Block]:
+    send, recv = call.send, call.recv
+    assert send is not None
+    if recv is None:
+        recv = np.empty(node.size * send.size, send.dtype)
+    flat = recv.reshape(-1)
+    blocks = [flat[rank * send.size : (rank + 1) * send.size] for rank in range(node.size)]
+    for turn in range(node.size):
+        rank = (node.rank + turn) % node.size
+        if turn > 0:
+            _fetch(blocks[rank], places[rank], 0)
+        elif not _same_memory(blocks[rank], send):
+            blocks[rank][...] = send.reshape(-1)
+    return [Block(block, call.shape) for block in blocks]
+
+
+def _gather(node: SharedNode, call: Call, places: Places) -> list[Block] | None:
+    return _all_gather(node, call, places) if node.rank == call.root else None
+
+
+def _scatter(node: SharedNode, call: Call, places: Places) -> None:
+    assert call.recv is not None
+    _fetch(call.recv, places[call.root], node.rank * call.recv.nbytes)
+
+
+def _alltoall(node: SharedNode, call: Call, places: Places) -> None:
+    assert call.recv is not None
+    flat = call.recv.reshape(-1)
+    step = flat.size // node.size
+    for turn in range(node.size):
+        rank = (node.rank + turn) % node.size
+        block = flat[rank * step : (rank + 1) * step]
+        _fetch(block, places[rank], node.rank * block.nbytes)
+
+
+def _fetch(out: NumpyArray, place: Place | None, start: int) -> None:
+    """Copy the bytes from `start` on of a contribution into `out`."""
+    assert place is not None
+    begin = place.offset + start
+    copy_out(out.reshape(-1).view(np.uint8), place.memory[begin : begin + out.nbytes])
+
+
+def _same_memory(one: NumpyArray, other: NumpyArray) -> bool:
+    return bool(one.ctypes.data == other.ctypes.data)
+
+
+# ---- small objects
+
+
+def _parcel_at(place: Place | None, longest: int) -> Parcel:
+    assert place is not None
+    return Parcel(bytes(place.memory[place.offset : place.offset + longest]))
+
+
+def _broadcast_object(node: SharedNode, call: Call, places: Places) -> list[Parcel]:
+    if node.rank == call.root:
+        return [call.parcels[0]]
+    return [_parcel_at(places[call.root], EAGER)]
+
+
+def _all_gather_object(node: SharedNode, call: Call, places: Places) -> list[Parcel]:
+    return [_parcel_at(place, EAGER) for place in places]
+
+
+def _gather_object(node: SharedNode, call: Call, places: Places) -> list[Parcel] | None:
+    return _all_gather_object(node, call, places) if node.rank == call.root else None
+
+
+def small_parcel(call: Call, rank: int) -> Any:
+    """Return the pickle that this rank publishes on the board, or None."""
+    sends = call.kind is not Kind.BROADCAST_OBJECT_LIST or rank == call.root
+    small = sends and call.kind in SMALL_OBJECTS and call.detail <= EAGER
+    return call.parcels[0].meta if small else None
+
+
+SMALL_OBJECTS: dict[Kind, Callable[[SharedNode, Call, Places], Any]] = {
+    Kind.BROADCAST_OBJECT_LIST: _broadcast_object,
+    Kind.ALL_GATHER_OBJECT: _all_gather_object,
+    Kind.GATHER_OBJECT: _gather_object,
+}
+
+
+# ---- the table
+
+
+def _in_place(call: Call, rank: int) -> Any:
+    return call.recv
+
+
+def _sent(call: Call, rank: int) -> Any:
+    return call.send
+
+
+def _sent_or_in_place(call: Call, rank: int) -> Any:
+    return call.recv if call.send is None else call.send
+
+
+def _by_root(call: Call, rank: int) -> Any:
+    return call.recv if rank == call.root else None
+
+
+def _nbytes(*names: str) -> Callable[[Call, int], int]:
+    def total(call: Call, size: int) -> int:
+        data = next(each for each in (getattr(call, name) for name in names) if each is not None)
+        nbytes: int = data.nbytes
+        return nbytes
+
+    return total
+
+
+def _per_rank(call: Call, size: int) -> int:
+    assert call.recv is not None
+    return call.recv.nbytes * size
+
+
+SHARED: dict[Kind, Shared] = {
+    Kind.ALL_REDUCE: Shared(_in_place, _nbytes("recv"), _all_reduce, _all_reduce_direct),
+    Kind.REDUCE: Shared(_sent_or_in_place, _nbytes("recv", "send"), _reduce, _reduce_direct),
+    Kind.REDUCE_SCATTER: Shared(_sent, _per_rank, _reduce_scatter),
+    Kind.SCAN: Shared(_in_place, _nbytes("recv"), _scan),
+    Kind.EXSCAN: Shared(_in_place, _nbytes("recv"), _exscan),
+    Kind.BROADCAST: Shared(_by_root, _nbytes("recv"), _broadcast),
+    Kind.ALL_GATHER: Shared(_sent, _nbytes("send"), _all_gather),
+    Kind.GATHER: Shared(_sent, _nbytes("send"), _gather),
+    Kind.SCATTER: Shared(_sent, _per_rank, _scatter),
+    Kind.ALLTOALL: Shared(_sent, _nbytes("send"), _alltoall),
+}
+
+
+def fits(call: Call, detail: Range) -> bool:
+    """Say, after the agreement, whether the ranks' contributions are as large as each other."""
+    kind = call.kind
+    if kind is Kind.ALLTOALL:
+        return detail[0] == detail[1] != UNEVEN
+    if kind in (Kind.ALL_GATHER, Kind.GATHER):
+        return detail[0] == detail[1]
+    return True
