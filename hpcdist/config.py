@@ -24,6 +24,8 @@ class Config:
     """File written by ``hpcdist tune``: which way operations take at this site."""
     kernel: Literal["auto", "never"] = "auto"
     """Whether reductions in shared memory use the compiled loops, where there are any."""
+    ranks_per_node: int | None = None
+    """Take so many ranks for a node, in order, whatever they run on; to try things out."""
     allow_singleton: bool = False
     """Accept a world of one rank although the launcher started more."""
     overlap: Literal["auto", "always", "never"] = "auto"
@@ -75,5 +77,6 @@ _SWITCHES = {"0": False, "false": False, "no": False, "1": True, "true": True, "
 _READERS: dict[str, Callable[[str, str], Any]] = {
     "float": _number,
     "bool": _switch,
+    "int | None": lambda variable, text: int(_number(variable, text)),
     "str | None": lambda variable, text: text,
 }

@@ -6,7 +6,6 @@ reads and writes them where they are.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ def empty(
     dtype = np.dtype(dtype)
     dtype_row(dtype)
     if transport is not None:
-        room = transport.empty(math.prod(np.atleast_1d(shape)) * dtype.itemsize)
+        room = transport.empty(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
         if room is not None:
             return room.view(dtype).reshape(shape)
     return np.empty(shape, dtype)

@@ -15,10 +15,11 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call import Call
 from hpcdist.transport.recipes import UFUNCS, Recipe, ReduceOp
 
+compiled: Any
 try:
-    from hpcdist.transport import _kernel as compiled
+    from hpcdist.transport import _kernel as compiled  # type: ignore[attr-defined, no-redef]
 except ImportError:  # no compiler where hpcdist was installed
-    compiled: Any = None  # type: ignore[no-redef]
+    compiled = None
 
 BLOCK_ITEMS = 32 << 10
 """Elements that NumPy combines at a time: they stay in the cache."""

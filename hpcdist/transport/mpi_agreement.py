@@ -30,8 +30,9 @@ from mpi4py import MPI
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
 from hpcdist.transport.call import Call, fingerprint, label
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.mpi_exchange import SPINS, Exchange, Six
+from hpcdist.transport.mpi_exchange import SPINS, Exchange
 from hpcdist.transport.patience import poll
+from hpcdist.transport.shared_board import Six
 
 _NEWS, _ANSWER = 1, 2  # message tags on the group's own communicator
 _ASK, _LEAVE = "ask", "leave"

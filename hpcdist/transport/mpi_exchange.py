@@ -1,7 +1,7 @@
 """`Exchange`: the least of six integers over all ranks, again and again.
 
-`MpiExchange` is a persistent all-reduce, polled. `BoardExchange` uses the memory that the ranks
-of a node share; it costs a microsecond, and publishes an address and a few data besides.
+By MPI it is a persistent all-reduce, polled. Through the memory that the ranks of a node share
+it costs a microsecond, and publishes an address and a few data besides.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -23,69 +23,52 @@ SPINS = 300
 _SIX = struct.Struct("6q")
 
 
-class Exchange(Protocol):
-    """What an `Agreement` needs."""
+class Exchange(NamedTuple):
+    """What an `Agreement` needs.
+
+    `post(six numbers, address, data or None, looks)` begins, and returns the result if it is
+    there after so many looks; `test()` returns it, or None as long as a rank is missing;
+    `close()` gives back what the exchange uses.
+    """
 
     post: Callable[..., Six | None]
-    """Begin: six numbers, an address, data or None, looks; the result if it is there by then."""
     test: Callable[[], Six | None]
-    """Return the result, or None as long as a rank is missing."""
-
-    def close(self) -> None:
-        """Give back what the exchange uses; it must have ended."""
+    close: Callable[[], None]
 
 
-@final
-class MpiExchange:
-    """Between the ranks of a communicator; collective to create."""
+def mpi_exchange(comm: MPI.Intracomm) -> Exchange:
+    """Exchange by MPI; address and data are not sent. Collective."""
+    mine: Any = np.zeros(6, np.int64)
+    least: Any = np.zeros(6, np.int64)
+    write = partial(_SIX.pack_into, mine, 0)
+    read = partial(_SIX.unpack_from, least, 0)
+    request = _repeatable(comm, ([mine, 6, MPI.INT64_T], [least, 6, MPI.INT64_T], MPI.MIN))
+    start, done = request.Start, request.Test
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        mine: Any = np.zeros(6, np.int64)
-        least: Any = np.zeros(6, np.int64)
-        self._write = partial(_SIX.pack_into, mine, 0)
-        self._read = partial(_SIX.unpack_from, least, 0)
-        self._request = _repeatable(
-            comm, ([mine, 6, MPI.INT64_T], [least, 6, MPI.INT64_T], MPI.MIN)
-        )
-        self._start, self._done = self._request.Start, self._request.Test
-
-    def post(self, *args: Any) -> Six | None:
-        """Begin; address and data are not sent."""
-        self._write(*args[:6])
-        self._start()
-        done = self._done
+    def post(*args: Any) -> Any:
+        write(*args[:6])
+        start()
         for _ in range(SPIN):
             if done():
-                return self._read()
+                return read()
         return None
 
-    def test(self) -> Six | None:
-        """Return the result if it is there."""
-        return self._read() if self._done() else None
+    def test() -> Any:
+        return read() if done() else None
 
-    def close(self) -> None:
-        """Free the request."""
-        self._request.Free()
+    return Exchange(post, test, request.Free)
 
 
-@final
-class BoardExchange:
-    """Between the ranks of a board; `progress` lets MPI proceed while a rank waits."""
+def board_exchange(board: Any, progress: Callable[[], Any]) -> Exchange:
+    """Exchange through a board; `progress` lets MPI proceed while this rank waits."""
 
-    def __init__(self, board: Any, progress: Callable[[], Any]) -> None:
-        self.post = board.post
-        self._test = board.test
-        self._progress = progress
-
-    def test(self) -> Six | None:
-        """Return the result if it is there."""
-        found: Six | None = self._test()
+    def test() -> Any:
+        found = board.test()
         if found is None:
-            self._progress()
+            progress()
         return found
 
-    def close(self) -> None:
-        """Nothing to free: the memory goes with its last user."""
+    return Exchange(board.post, test, lambda: None)
 
 
 class _Iallreduce:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, final
+from typing import Any, Literal, final
 from weakref import WeakSet
 
 from mpi4py import MPI
@@ -22,16 +22,19 @@ from hpcdist.transport.call import MESSAGES, Call, Kind, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.lane import Lane, seconds
 from hpcdist.transport.mpi_agreement import Agreement
-from hpcdist.transport.mpi_exchange import BoardExchange, Exchange, MpiExchange
+from hpcdist.transport.mpi_exchange import board_exchange, mpi_exchange
+from hpcdist.transport.mpi_lanes import Lanes, open_lanes
 from hpcdist.transport.mpi_meeting import Meetings
 from hpcdist.transport.mpi_messages import Messages
+from hpcdist.transport.mpi_node import node_of, open_node
 from hpcdist.transport.mpi_objects import OBJECT_VERBS
 from hpcdist.transport.mpi_types import OPS, block, numbers
 from hpcdist.transport.patience import poll
-from hpcdist.transport.select import Selection, read_rules
+from hpcdist.transport.select import Selection, Way, read_rules
 from hpcdist.transport.shared import perform
+from hpcdist.transport.shared_board import PAYLOAD
 from hpcdist.transport.shared_heap import Heap
-from hpcdist.transport.shared_node import SharedNode, open_node
+from hpcdist.transport.shared_node import SharedNode
 
 _MiB = 1 << 20
 _GOODBYE_S = 1.0
@@ -54,10 +57,11 @@ class MpiHost(Transport):
         self.user_comm = user_comm
         self.ranks = tuple(ranks)
         self.timeout_s = timeout_s
-        self._config = config
+        self.config = config
         self.comm = user_comm.Dup()
         self.rank, self.size = self.comm.rank, self.comm.size
-        self.one_node = _on_one_node(self.comm)
+        self._on_node = node_of(self.comm, self.ranks, config.ranks_per_node)
+        self.one_node = self.comm.allreduce(self._on_node.size == self.size, MPI.LAND)
         self.piece_bytes = int(config.piece_mb * _MiB) if self.one_node else 1 << 30
         self.messages = Messages(user_comm.Dup(), self.ranks, timeout_s)
         self.heap = heap or Heap(int(config.shared_heap_mb * _MiB))
@@ -69,6 +73,7 @@ class MpiHost(Transport):
         self._meetings = Meetings(self.comm, self.ranks)
         self._lane = Lane(f"hpcdist-group-{self.ranks[0]}-{self.size}")
         self._threads: bool = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+        self._lanes: Lanes | Literal["unknown"] | None = "unknown"
         self._plan_comm: MPI.Intracomm | None = None
         self._plans: WeakSet[_MpiPlan] = WeakSet()
 
@@ -104,19 +109,25 @@ class MpiHost(Transport):
             self.heap,
             self.ranks,
             self.timeout_s,
-            self._progress,
-            use_compiled=self._config.kernel == "auto",
+            self.progress,
+            use_compiled=self.config.kernel == "auto",
         )
 
+    @property
+    def lanes(self) -> Lanes | None:
+        """The lanes between the nodes of this group; collective when first used."""
+        if self._lanes == "unknown":
+            self._lanes = open_lanes(self, self._on_node)
+        return self._lanes
+
     def _make_agreement(self) -> Agreement:
-        exchange: Exchange
         if self.node is None:
-            exchange = MpiExchange(self.comm)
+            exchange = mpi_exchange(self.comm)
         else:
-            exchange = BoardExchange(self.node.board, self._progress)
+            exchange = board_exchange(self.node.board, self.progress)
         return Agreement(self.comm, self.ranks, self.timeout_s, exchange)
 
-    def _progress(self) -> None:
+    def progress(self) -> None:
         """Let MPI proceed with messages under way."""
         self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
 
@@ -134,10 +145,24 @@ class MpiHost(Transport):
         if self.node is not None:
             result = perform(self, self.node, call)
         else:
-            result = OBJECT_VERBS[call.kind](self, call, self.agree(call))
+            detail = self.agree(call)
+            lanes = self._lanes_for(call)
+            if lanes is None:
+                result = OBJECT_VERBS[call.kind](self, call, detail)
+            else:
+                lanes.all_reduce(self, call)
+                result = None
         if call.finish is not None:
             result = call.finish(result)
         return result
+
+    def _lanes_for(self, call: Call) -> Lanes | None:
+        """Return the lanes if `call`, on which all ranks have agreed, is to use them."""
+        if call.kind is not Kind.ALL_REDUCE or self.one_node:
+            return None
+        assert call.recv is not None
+        way = self.selection.way(call.kind, call.recv.nbytes, short=False, shared=False)
+        return self.lanes if way is Way.LANES else None
 
     def _guarded(self, call: Call) -> Any:
         try:
@@ -158,6 +183,9 @@ class MpiHost(Transport):
         if make is None:
             return None
         possible = direct and call.finish is None and not _is_large(call)
+        data = call.recv if call.recv is not None else call.send
+        if self.node is not None and data is not None and data.nbytes > PAYLOAD:
+            possible = False  # shared memory is faster than a persistent collective
         everywhere, _ = self._lane.run(self.agree, call._replace(detail=int(possible)))
         if not everywhere:
             return None
@@ -184,7 +212,7 @@ class MpiHost(Transport):
         theirs.Free()
         mine.Free()
         world_ranks = [self.ranks[rank] for rank in ranks]
-        return MpiHost(comm, world_ranks, timeout, self._config, self.heap), group_id
+        return MpiHost(comm, world_ranks, timeout, self.config, self.heap), group_id
 
     def synchronize(self) -> None:
         """Wait for the queue."""
@@ -192,7 +220,7 @@ class MpiHost(Transport):
 
     def reopen(self) -> MpiHost:
         """Duplicate the user's communicator again."""
-        return MpiHost(self.user_comm, self.ranks, self.timeout_s, self._config, self.heap)
+        return MpiHost(self.user_comm, self.ranks, self.timeout_s, self.config, self.heap)
 
     def together_at_end(self) -> bool:
         """Meet all ranks that have nothing left to do."""
@@ -216,18 +244,12 @@ class MpiHost(Transport):
             plan.free()
         if not ended or (self._agreement is not None and not self._agreement.close()):
             return  # an operation is still under way: MPI keeps what it uses
-        for comm in (self._plan_comm, self.messages.comm, self.comm):
+        if isinstance(self._lanes, Lanes):
+            self._lanes.close()
+        for comm in (self._plan_comm, self._on_node, self.messages.comm, self.comm):
             if comm is not None:
                 with suppress(MPI.Exception):  # MPICH refuses while messages are unreceived
                     comm.Free()
-
-
-def _on_one_node(comm: MPI.Intracomm) -> bool:
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    alone: bool = node.size == comm.size
-    node.Free()
-    everywhere: bool = comm.allreduce(alone, MPI.LAND)
-    return everywhere
 
 
 def _is_large(call: Call) -> bool:

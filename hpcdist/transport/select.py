@@ -78,6 +78,7 @@ DEFAULT: tuple[Rule, ...] = (
     Rule("alltoall", "ordinary", Way.STAGED, up_to=MiB),
     Rule("scan", "ordinary", Way.STAGED, up_to=MiB),
     Rule("exscan", "ordinary", Way.STAGED, up_to=MiB),
+    Rule("all_reduce", "ordinary", Way.MPI, up_to=64 * KiB, nodes="several"),
     Rule("all_reduce", "ordinary", Way.LANES, nodes="several"),
 )
 

@@ -52,7 +52,11 @@ def perform(host: MpiHost, node: SharedNode, call: Call) -> Any:
                 agree(call, 0, data)
                 sources = node.payload_addresses[node.board.turn]
                 compiled.combine(
-                    code.number, sources, data, data.size * code.per_item, divisor_of(call, node.size)
+                    code.number,
+                    sources,
+                    data,
+                    data.size * code.per_item,
+                    divisor_of(call, node.size),
                 )
                 return None
     if call.kind in OBJECTS and call.error is None:

@@ -79,7 +79,8 @@ class PythonBoard:
             start = payload_places(self._size)[self.turn][self._rank]
             self._bytes[start : start + len(raw)] = raw
         words[own + AGREED + 1] = self._sequence
-        return _spin(self.test, spins)
+        found: Six | None = _spin(self.test, spins)
+        return found
 
     def test(self) -> Six | None:
         """Return the least of each number once all ranks published theirs, else None."""

@@ -42,7 +42,7 @@ class _Run:
 
 @final
 class Heap:
-    """At most `capacity` bytes, backed by memory as they are needed. Not usable in a forked child."""
+    """At most `capacity` bytes, backed by memory as they are needed; none in a forked child."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity // mmap.PAGESIZE * mmap.PAGESIZE
@@ -78,15 +78,18 @@ class Heap:
 
     def empty(self, nbytes: int) -> NumpyArray | None:
         """Return `nbytes` of uint8, or None (and warn, once) where there is no room."""
-        if nbytes == 0 or self.segment is None or os.getpid() != self._owner:
+        if nbytes <= 0 or self.segment is None or os.getpid() != self._owner:
             return None
         with self._lock:
             try:
                 offset = self._take(-(-nbytes // _LINE) * _LINE)
             except OSError as error:
-                return self._refuse(nbytes, str(error))
+                offset, why = None, str(error)
+            else:
+                why = f"{self.used >> 20} of {self.capacity >> 20} MiB are used"
         if offset is None:
-            return self._refuse(nbytes, f"{self.used >> 20} of {self.capacity >> 20} MiB are used")
+            self._warn(nbytes, why)
+            return None
         assert self._memory is not None
         run = _Run(self._memory, self._base + offset, nbytes)
         length = -(-nbytes // _LINE) * _LINE
@@ -107,7 +110,7 @@ class Heap:
             self._returned = deque(maxlen=0)
             self._backed = self.capacity
 
-    def _refuse(self, nbytes: int, why: str) -> None:
+    def _warn(self, nbytes: int, why: str) -> None:
         if not self._warned:
             self._warned = True
             warnings.warn(
@@ -164,5 +167,3 @@ class Heap:
             else:
                 joined.append((start, size))
         self._free = joined
-
-

@@ -18,9 +18,8 @@ about what they have agreed on.
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +28,11 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import CollectiveTimeout, RemoteError, TransportError
 from hpcdist.transport.call import Call, label
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.kernel import copy_in
 from hpcdist.transport.patience import poll
-from hpcdist.transport.shared_board import PAYLOAD, board_bytes, board_class, payload_places
+from hpcdist.transport.shared_board import PAYLOAD, board_bytes, payload_places
 from hpcdist.transport.shared_heap import Heap
-from hpcdist.transport.shared_segment import Segment, address_of, create_segment, open_segment
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from hpcdist.transport.shared_segment import Segment, address_of
 
 SPINS = 300
 """Looks at the others' slots before Python takes over the waiting: a few microseconds."""
@@ -72,20 +69,22 @@ class Place(NamedTuple):
         return self.base + self.offset
 
 
-class _Mapped(NamedTuple):
+class Mapped(NamedTuple):
+    """A mapped segment: its bytes, and where they begin."""
+
     memory: Bytes
     base: int
 
 
 @final
 class SharedNode:
-    """See the module; made by `open_node`. `progress` lets MPI proceed during long waits."""
+    """See the module; `mpi_node.open_node` makes one. `progress` is called during long waits."""
 
     def __init__(
         self,
         board_memory: mmap.mmap,
         board_type: Any,
-        heaps: Sequence[_Mapped],
+        heaps: Sequence[Mapped],
         heap: Heap,
         pids: Sequence[int],
         rank: int,
@@ -102,7 +101,7 @@ class SharedNode:
         self._progress = progress
         self._pids = pids
         self._heaps = heaps
-        self._own = _Mapped(np.frombuffer(board_memory, np.uint8), address_of(board_memory))
+        self._own = Mapped(np.frombuffer(board_memory, np.uint8), address_of(board_memory))
         self._stages = _stage_places(self.size)
         self.own_base = self._own.base
         self.pipe_stages = tuple(self._own.base + place for place in self._stages)
@@ -118,12 +117,14 @@ class SharedNode:
 
     def stage(self, data: NumpyArray) -> int:
         """Copy a contribution to this rank's staging memory for the next operation."""
-        from hpcdist.transport.kernel import copy_in
-
-        offset = self._stage_offset(self.rank, 1 - self.board.turn)
-        room = self._own.memory[offset : offset + data.nbytes]
+        room = self.staged(self.rank, 1 - self.board.turn, data.nbytes)
         copy_in(room, data.reshape(-1).view(np.uint8))
         return _IN_STAGE
+
+    def staged(self, rank: int, turn: int, nbytes: int) -> Bytes:
+        """Return the staging memory of a rank, for turn 0 or 1; at most `STAGED` bytes."""
+        offset = self._stage_offset(rank, turn)
+        return self._own.memory[offset : offset + nbytes]
 
     def shared_address(self, data: NumpyArray) -> int:
         """Return what to publish for an array in the heap; 0 for any other."""
@@ -232,56 +233,9 @@ def _stage_places(size: int) -> tuple[int, ...]:
     return tuple(first + rank * each for rank in range(size))
 
 
-def _segment_bytes(size: int) -> int:
+def node_bytes(size: int) -> int:
+    """Return the bytes of the segment of a group: the board and the staging memory."""
     return _stage_places(size)[-1] + pipe_bytes(size) + 2 * STAGED
-
-
-def open_node(
-    comm: MPI.Intracomm,
-    heap: Heap,
-    ranks: Sequence[int],
-    timeout_s: float,
-    progress: Callable[[], Any],
-    *,
-    use_compiled: bool,
-) -> SharedNode | None:
-    """Map the memory of a group on one node; None, on all its ranks, if one cannot. Collective."""
-    board_type = board_class(use_compiled=use_compiled)
-    own: Segment | None = None
-    memory = None
-    try:
-        if board_type is not None:
-            own = heap.open()
-            if comm.rank == 0:
-                own_board, memory = create_segment(_segment_bytes(comm.size), "board")
-    except OSError:
-        own = None
-    kind = board_type and board_type.__name__
-    told = comm.allgather((own, own_board if memory is not None else None, kind))
-    segments, board = [segment for segment, *_ in told], told[0][1]
-    mapped: list[_Mapped] = []
-    same = {kind for *_, kind in told} == {told[0][2]}
-    possible = board is not None and None not in segments and same
-    try:
-        if possible:
-            memory = memory or open_segment(board)
-            mapped = [_map(heap, segment) for segment in segments]
-    except OSError:
-        possible = False
-    everywhere = comm.allreduce(int(possible)) == comm.size
-    if comm.rank == 0 and board is not None:
-        os.close(board.descriptor)
-    if not everywhere or memory is None:
-        return None
-    pids = [segment.pid for segment in segments]
-    return SharedNode(
-        memory, board_type, mapped, heap, pids, comm.rank, ranks, timeout_s, progress
-    )
-
-
-def _map(heap: Heap, segment: Segment) -> _Mapped:
-    memory = heap.peer(segment)
-    return _Mapped(np.frombuffer(memory, np.uint8), address_of(memory))
 
 
 def _is_dead(pid: int) -> bool:

@@ -126,4 +126,3 @@ def close_parcel_segment(descriptor: int) -> None:
     """Let go of a segment; its memory stays as long as somebody maps it."""
     if descriptor >= 0:
         os.close(descriptor)
-

@@ -80,9 +80,7 @@ def _all_reduce_direct(node: SharedNode, call: Call, places: Places) -> None:
     _reduce_slice(node, call, places, [place for place in places if place is not None])
 
 
-def _reduce_slice(
-    node: SharedNode, call: Call, places: Places, targets: Sequence[Place]
-) -> None:
+def _reduce_slice(node: SharedNode, call: Call, places: Places, targets: Sequence[Place]) -> None:
     data = call.recv if call.recv is not None else call.send
     assert data is not None
     first, count = share_of(data.size, node.size, node.rank)
@@ -135,7 +133,8 @@ def _first_ranks(node: SharedNode, call: Call, places: Places) -> None:
 def _unit(call: Call) -> np.dtype:
     data = call.recv if call.recv is not None else call.send
     assert data is not None
-    return data.dtype
+    unit: np.dtype = data.dtype
+    return unit
 
 
 # ---- moving data
