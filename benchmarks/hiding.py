@@ -16,12 +16,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from gloo import start_gloo, stop_gloo
 from mpi4py import MPI
-from race import Contestants, Race, race
-from report import Report, Row, duration, percent, read_options
+from report import Report, Row, read_options
 
 import hpcdist as dist
+from hpcdist.bench.figures import duration, percent
+from hpcdist.bench.peers.torch import start_gloo, stop_gloo
+from hpcdist.bench.race import Contestants, Race, race
 
 LAYERS = 20
 ELEMENTS = 2 << 20
@@ -206,7 +207,7 @@ def main() -> None:
     report = Report("hiding", options, comm)
     steps, models = contestants(torch_dist)
     found = race(comm, steps, rounds=options.rounds)
-    rows = [row_of(found, name, models) for name in RIVALS if name in found]
+    rows = [row_of(found, name, models) for name in RIVALS if name in found.seconds]
     report.table(
         f"A backward pass that leaves the processor alone; {percent(AIM)} hidden is the aim",
         COLUMNS,

@@ -11,13 +11,14 @@ from copy import deepcopy
 from typing import Any
 
 import core_per_rank  # noqa: F401  first: NumPy's BLAS looks when it is loaded
-from gloo import start_gloo, stop_gloo
 from mpi4py import MPI
-from networks import Network, numpy_step, random_batch, random_weights, torch_network, torch_step
-from race import Contestants, race
-from report import Report, duration, read_options
+from report import Report, read_options
 
 import hpcdist as dist
+from hpcdist.bench.figures import duration
+from hpcdist.bench.networks import Network, numpy_step, random_batch, random_weights
+from hpcdist.bench.peers.torch import start_gloo, stop_gloo, torch_network, torch_step
+from hpcdist.bench.race import Contestants, race
 
 LAYERS = 200
 WIDTHS = tuple((25, 40)[layer % 2] for layer in range(LAYERS + 1))
@@ -36,8 +37,8 @@ def contestants(rank: int, torch_dist: Any) -> Contestants:
     batch = random_batch(rank, WIDTHS)
     alone, network = Network(weights), Network(weights)
     steps = {
-        "NumPy alone": numpy_step(alone, alone, *batch),
-        "DataParallel, arrays": numpy_step(dist.DataParallel(network), network, *batch),
+        "NumPy alone": numpy_step(alone, alone, batch),
+        "DataParallel, arrays": numpy_step(dist.DataParallel(network), network, batch),
     }
     if torch_dist is None:
         return steps
@@ -49,7 +50,7 @@ def contestants(rank: int, torch_dist: Any) -> Contestants:
         "DataParallel": dist.DataParallel(deepcopy(model)),
         "DDP on gloo": DistributedDataParallel(deepcopy(model)),
     }
-    return steps | {name: torch_step(each, *batch) for name, each in models.items()}
+    return steps | {name: torch_step(each, batch) for name, each in models.items()}
 
 
 def main() -> None:
@@ -61,7 +62,7 @@ def main() -> None:
     found = race(comm, contestants(comm.rank, torch_dist), rounds=options.rounds, sample_s=0.02)
     rows = []
     for name, alone in ALONE.items():
-        if name in found:
+        if name in found.seconds:
             added = found.added(name, to=alone)
             row = {"step": name, "median": found.median(name), "alone": found.median(alone)}
             row |= {

@@ -15,12 +15,13 @@ from typing import Any
 
 import core_per_rank  # noqa: F401  first: NumPy's BLAS looks when it is loaded
 import numpy as np
-from gloo import start_gloo, stop_gloo
 from mpi4py import MPI
-from networks import Network, numpy_step, random_batch, random_weights, torch_network, torch_step
-from report import Report, Row, read_options, times
+from report import Report, Row, read_options
 
 import hpcdist as dist
+from hpcdist.bench.figures import times
+from hpcdist.bench.networks import Network, numpy_step, random_batch, random_weights
+from hpcdist.bench.peers.torch import start_gloo, stop_gloo, torch_network, torch_step
 
 M_MMAP_THRESHOLD = -3
 
@@ -34,13 +35,13 @@ Made = tuple[Callable[[], Any], Callable[[], Iterable[Any]]]
 def torch_made(parallel: Callable[[Any], Any]) -> Made:
     model = parallel(torch_network(random_weights()))
     parameters = list(model.parameters())
-    return torch_step(model, *random_batch(0)), lambda: [each.grad for each in parameters]
+    return torch_step(model, random_batch(0)), lambda: [each.grad for each in parameters]
 
 
 def numpy_made(parallel: Callable[[Any], Any]) -> Made:
     network = Network(random_weights())
     parameters = [parameter for _, parameter in network.named_parameters()]
-    step = numpy_step(parallel(network), network, *random_batch(0))
+    step = numpy_step(parallel(network), network, random_batch(0))
     return step, lambda: [each.grad for each in parameters]
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 from mpi4py.util import pkl5
-from race import Contestants, race
-from report import Report, duration, read_options, times
+from report import Report, read_options
 
 import hpcdist as dist
+from hpcdist.bench.figures import duration, times
+from hpcdist.bench.race import Contestants, race
 
 THINGS: dict[str, Callable[[], Any]] = {
     "small dict": lambda: {"epoch": 3, "loss": 0.25, "name": "train"},

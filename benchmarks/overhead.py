@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
-from race import race
-from report import Report, duration, read_options, times
+from report import Report, read_options
 
 import hpcdist as dist
+from hpcdist.bench.figures import duration, times
+from hpcdist.bench.race import race
 from hpcdist.comm import describe
 from hpcdist.comm.session import group_at_hand
 

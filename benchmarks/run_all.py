@@ -15,6 +15,7 @@ from pathlib import Path
 from libraries import Mpi, find_libraries
 
 HERE = Path(__file__).parent
+STARTERS = "startup", "scale"  # they start their ranks themselves
 RANKS = {
     "overhead": (1, 2),
     "collectives": (2,),
@@ -30,9 +31,10 @@ RANKS = {
 def commands(mpi: Mpi, wanted: list[str], options: list[str]) -> list[list[str]]:
     """Return what to run under one MPI library."""
     found = []
-    if "startup" in wanted:
-        script = str(HERE / "startup.py")
-        found.append([sys.executable, script, "--mpiexec", mpi.mpiexec, *options])
+    for name in STARTERS:
+        if name in wanted:
+            script = str(HERE / f"{name}.py")
+            found.append([sys.executable, script, "--mpiexec", mpi.mpiexec, *options])
     for name, sizes in RANKS.items():
         if name in wanted:
             python = [sys.executable, str(HERE / f"{name}.py"), *options]
@@ -43,7 +45,7 @@ def commands(mpi: Mpi, wanted: list[str], options: list[str]) -> list[list[str]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mpiexec", action="append", default=[], help="may be given repeatedly")
-    parser.add_argument("--only", nargs="*", choices=["startup", *RANKS], help="some of them")
+    parser.add_argument("--only", nargs="*", choices=[*STARTERS, *RANKS], help="some of them")
     parser.add_argument("--quick", action="store_true", help="few rounds, to see that it works")
     given = parser.parse_args()
     libraries = find_libraries(given.mpiexec)
@@ -52,7 +54,7 @@ def main() -> None:
     options = ["--json", *(["--quick"] if given.quick else [])]
     failed = []
     for mpi in libraries:
-        for argv in commands(mpi, given.only or ["startup", *RANKS], options):
+        for argv in commands(mpi, given.only or [*STARTERS, *RANKS], options):
             print(f"\n$ {' '.join(argv)}", flush=True)
             ended = subprocess.run(argv, env=os.environ | mpi.environ)
             failed += [" ".join(argv)] * (ended.returncode != 0)

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from libraries import Mpi, find_libraries
-from report import Options, Report, duration, times
+from report import Options, Report
+
+from hpcdist.bench.figures import duration, times
 
 PROBES = Path(__file__).parent / "probes"
 BASE = "import numpy, mpi4py"

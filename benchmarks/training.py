@@ -12,20 +12,14 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 import core_per_rank  # noqa: F401  first: NumPy's BLAS looks when it is loaded
-from gloo import start_gloo, stop_gloo
 from mpi4py import MPI
-from networks import (
-    Network,
-    numpy_step,
-    random_batch,
-    random_weights,
-    torch_network,
-    torch_step,
-)
-from race import Contestants, Race, race
-from report import Report, Row, duration, percent, read_options, times
+from report import Report, Row, read_options
 
 import hpcdist as dist
+from hpcdist.bench.figures import duration, percent, times
+from hpcdist.bench.networks import Network, numpy_step, random_batch, random_weights
+from hpcdist.bench.peers.torch import start_gloo, stop_gloo, torch_network, torch_step
+from hpcdist.bench.race import Contestants, Race, race
 
 
 class Rival(NamedTuple):
@@ -84,13 +78,13 @@ def sharded(model: Any, mesh: Any) -> Any:
 
 def contestants(rank: int, torch_dist: Any) -> tuple[Contestants, dict[str, Any]]:
     """Return what takes one step, and the models that say what their exchange has cost."""
-    inputs, labels = random_batch(rank)
+    batch = random_batch(rank)
     torches = torch_models(torch_dist) if torch_dist is not None else {}
-    steps = {name: torch_step(model, inputs, labels) for name, model in torches.items()}
+    steps = {name: torch_step(model, batch) for name, model in torches.items()}
     alone, network = Network(random_weights()), Network(random_weights())
     engine = dist.DataParallel(network)
-    steps["NumPy alone"] = numpy_step(alone, alone, inputs, labels)
-    steps["DataParallel, arrays"] = numpy_step(engine, network, inputs, labels)
+    steps["NumPy alone"] = numpy_step(alone, alone, batch)
+    steps["DataParallel, arrays"] = numpy_step(engine, network, batch)
     models = {**torches, "DataParallel, arrays": engine}
     return steps, {name: model for name, model in models.items() if name.startswith("DataP")}
 

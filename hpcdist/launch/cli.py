@@ -13,6 +13,10 @@ import click
 # Name: where the click command is, and its line in `hpcdist --help`.
 COMMANDS = {
     "run": ("hpcdist.launch.cli:run", "Start a script on several ranks."),
+    "bench": (
+        "hpcdist.bench.command:bench",
+        "Measure collectives, messages and training beside other libraries.",
+    ),
 }
 
 # Options of Paddle's launcher that have nothing to do under MPI, and why.

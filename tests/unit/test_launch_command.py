@@ -343,4 +343,5 @@ def test_what_is_not_there_is_refused_with_exit_code_2(invoke, words):
 
 def test_the_help_lists_the_commands():
     result = CliRunner().invoke(cli.main, ["--help"])
-    assert "run  Start a script on several ranks." in " ".join(result.output.split(" "))
+    shown = " ".join(result.output.split())
+    assert all(f"{name} {text}" in shown for name, (_, text) in cli.COMMANDS.items())

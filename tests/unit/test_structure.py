@@ -23,17 +23,18 @@ LAYERS = [
     "parallel",
     "torch",
     "launch",
+    "bench",
     "testing",
 ]
 TOP = ("__init__.py", "__main__.py")
 
 # What may be imported, or used, only here.
 FENCES = {
-    "mpi4py": ("runtime/mpi.py", "transport/mpi_*.py"),
-    "torch": ("arrays/torch.py", "torch/*.py"),
+    "mpi4py": ("runtime/mpi.py", "transport/mpi_*.py", "bench/peers/mpi4py.py"),
+    "torch": ("arrays/torch.py", "torch/*.py", "bench/peers/torch.py"),
     "jax": ("arrays/jax.py",),
     "cupy": ("arrays/cupy.py", "runtime/gpu.py"),
-    "os.environ": ("config.py", "runtime/*.py"),
+    "os.environ": ("config.py", "runtime/*.py", "bench/peers/paddle.py"),
     "os.getenv": (),
 }
 

@@ -1,4 +1,4 @@
-"""A perceptron of 21 million parameters, in torch and in NumPy, with the same weights."""
+"""A perceptron of 21 million parameters in NumPy, and the weights it shares with torch's."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-import hpcdist as dist
+from hpcdist.parallel.parameter import Parameter
 
 WIDTHS = 1024, 2048, 4096, 2048, 1024, 10
 BATCH = 32
 RATE = 1e-4
 """Small: the weights shall stay ordinary numbers however often they are trained."""
 
-Weights = Sequence[tuple[np.ndarray, "np.ndarray | None"]]
+Array = npt.NDArray[Any]
+Batch = tuple[Array, Array]
+"""Inputs and labels."""
+Weights = Sequence[tuple[Array, "Array | None"]]
 """The matrix and the bias (if any) of each layer."""
 
 
@@ -28,70 +32,40 @@ def random_weights(widths: Sequence[int] = WIDTHS) -> Weights:
     ]
 
 
-def random_batch(rank: int, widths: Sequence[int] = WIDTHS) -> tuple[np.ndarray, np.ndarray]:
+def random_batch(rank: int, widths: Sequence[int] = WIDTHS) -> Batch:
     """Return this rank's inputs and labels."""
     random = np.random.default_rng(rank)
     inputs = random.standard_normal((BATCH, widths[0])).astype("f4")
     return inputs, random.integers(0, widths[-1], BATCH)
 
 
-# ---- torch
-
-
-def torch_network(weights: Weights) -> Any:
-    import torch
-
-    torch.set_num_threads(1)
-    layers: list[Any] = []
-    for matrix, bias in weights:
-        linear = torch.nn.Linear(matrix.shape[1], matrix.shape[0], bias=bias is not None)
-        with torch.no_grad():
-            linear.weight.copy_(torch.from_numpy(matrix))
-            if bias is not None:
-                linear.bias.copy_(torch.from_numpy(bias))
-        layers += [linear, torch.nn.ReLU()]
-    return torch.nn.Sequential(*layers[:-1])
-
-
-def torch_step(model: Any, inputs: np.ndarray, labels: np.ndarray) -> Callable[[], None]:
-    """Return what trains `model` (plain or parallel) on one batch."""
-    import torch
-
-    optimizer = torch.optim.SGD(model.parameters(), RATE)
-    x, y = torch.from_numpy(inputs), torch.from_numpy(labels)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-    return step
-
-
-# ---- NumPy
-
-
 class Network:
     """Linear layers with ReLU between them; `backward` assigns each gradient once it is there."""
 
     def __init__(self, weights: Weights) -> None:
-        self._layers = [tuple(map(_parameter, pair)) for pair in weights]
+        self._layers = [
+            (Parameter(matrix.copy()), None if bias is None else Parameter(bias.copy()))
+            for matrix, bias in weights
+        ]
         self._named = [
             (f"{number}.{name}", parameter)
             for number, layer in enumerate(self._layers)
             for name, parameter in zip(("weight", "bias"), layer, strict=True)
             if parameter is not None
         ]
-        self._inputs: list[np.ndarray] = []
+        self._inputs: list[Array] = []
 
-    def named_parameters(self) -> list[tuple[str, dist.Parameter]]:
+    def named_parameters(self) -> list[tuple[str, Parameter]]:
+        """Return the parameters with their names."""
         return self._named
 
     def zero_grad(self) -> None:
+        """Forget the gradients."""
         for _, parameter in self._named:
             parameter.grad = None
 
-    def __call__(self, x: np.ndarray) -> np.ndarray:
+    def __call__(self, x: Array) -> Array:
+        """Return the scores of the inputs; `backward` goes back from here."""
         self._inputs = []
         for weight, bias in self._layers:
             self._inputs.append(np.maximum(x, 0, out=x) if self._inputs else x)
@@ -100,7 +74,7 @@ class Network:
                 x += bias.data
         return x
 
-    def backward(self, slope: np.ndarray) -> None:
+    def backward(self, slope: Array) -> None:
         """Go back from the slope of the loss with respect to the output."""
         for number in reversed(range(len(self._layers))):
             (weight, bias), x = self._layers[number], self._inputs[number]
@@ -112,30 +86,25 @@ class Network:
                 slope *= x > 0
 
 
-def _parameter(array: np.ndarray | None) -> dist.Parameter | None:
-    return None if array is None else dist.Parameter(array.copy())
-
-
-def cross_entropy_slope(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def cross_entropy_slope(scores: Array, labels: Array) -> Array:
     """Return the slope of the mean cross entropy with respect to the scores."""
-    slope = np.exp(scores - scores.max(axis=1, keepdims=True))
+    slope: Array = np.exp(scores - scores.max(axis=1, keepdims=True))
     slope /= slope.sum(axis=1, keepdims=True)
     slope[np.arange(len(labels)), labels] -= 1
     slope /= np.float32(len(labels))
     return slope
 
 
-def numpy_step(
-    model: Any, network: Network, inputs: np.ndarray, labels: np.ndarray
-) -> Callable[[], None]:
+def numpy_step(model: Any, network: Network, batch: Batch) -> Callable[[], None]:
     """Return what trains `network` on one batch; `model` is itself or its DataParallel."""
+    inputs, labels = batch
     parameters = [parameter for _, parameter in network.named_parameters()]
 
     def step() -> None:
         model.zero_grad()
         network.backward(cross_entropy_slope(model(inputs), labels))
         for parameter in parameters:
-            slope = parameter.grad
+            slope: Any = parameter.grad
             slope *= np.float32(RATE)
             parameter.data -= slope
 

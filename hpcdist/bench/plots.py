@@ -1,0 +1,153 @@
+"""Pictures of a run: time over size, log-log, one line for each library; PNG or SVG."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcdist.bench.figures import duration, volume
+from hpcdist.bench.rows import COPY, Row
+from hpcdist.bench.runfile import check_writable
+from hpcdist.bench.tables import title_of
+from hpcdist.errors import UsageError
+
+ENDINGS = (".png", ".svg")
+_COLOURS = {"hpcdist": "C0", "mpi4py": "C1", "torch": "C2", "paddle": "C3"}
+_LIMIT = {"color": "grey", "linestyle": "--", "label": "copying the bytes once"}
+
+Panel = tuple[str, Callable[[Any], None]]
+"""One part of a picture: its title, and what draws it on matplotlib's axes."""
+
+
+def check_plot(path: str) -> None:
+    """Raise `UsageError` where no picture `path` can be drawn."""
+    if Path(path).suffix.lower() not in ENDINGS:
+        raise UsageError(f"--plot {path}: a picture ends in {' or '.join(ENDINGS)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib: pip install matplotlib, or leave it out")
+    check_writable(path)
+
+
+def predicted_path(path: str) -> str:
+    """Return where the picture of the prediction goes beside the one of the run."""
+    target = Path(path)
+    return str(target.with_name(f"{target.stem}-predicted{target.suffix}"))
+
+
+def draw_rows(rows: Sequence[Row], path: str) -> bool:
+    """Draw a run, a panel for each case, dtype, kind of memory and number of ranks.
+
+    Returns:
+        Whether there was anything to draw.
+
+    """
+    return draw_panels(panels_of(rows), path)
+
+
+def panels_of(rows: Sequence[Row]) -> list[Panel]:
+    """Return the panels of a run: curves over the sizes, bars where there are not several."""
+    parts: dict[str, list[Row]] = {}
+    for row in rows:
+        title = title_of(row["case"], row["dtype"], row["memory"], row["ranks"], row["nodes"])
+        parts.setdefault(title, []).append(row)
+    return [(title, _panel_of(part)) for title, part in parts.items()]
+
+
+def _panel_of(rows: list[Row]) -> Callable[[Any], None]:
+    sized = [row for row in rows if row["nbytes"]]
+    if len({row["nbytes"] for row in sized}) > 1:
+        return lambda axes: _curves(axes, sized)
+    return lambda axes: _bars(axes, rows)
+
+
+def _curves(axes: Any, rows: list[Row]) -> None:
+    for library in dict.fromkeys(row["library"] for row in rows):
+        own = sorted((row["nbytes"], row["median_s"]) for row in rows if row["library"] == library)
+        style = {"label": library, "marker": "o", "markersize": 3, "color": _COLOURS.get(library)}
+        axes.plot(*zip(*own, strict=True), **(_LIMIT if library == COPY else style))
+    _set_scales(axes, sorted({row["nbytes"] for row in rows}), volume, "size")
+
+
+def _bars(axes: Any, rows: list[Row]) -> None:
+    several = len({row["nbytes"] for row in rows}) > 1
+    names = [
+        f"{row['library']}, {volume(row['nbytes'])}" if several else row["library"] for row in rows
+    ]
+    colours = [_COLOURS.get(row["library"], "grey") for row in rows]
+    axes.barh(names, [row["median_s"] for row in rows], color=colours)
+    axes.invert_yaxis()
+    axes.xaxis.set_major_formatter(lambda value, _: _short(duration, value))
+    axes.tick_params(axis="x", rotation=30)
+
+
+def draw_predictions(predicted: Sequence[Mapping[str, Any]], path: str) -> bool:
+    """Draw predicted times over ranks, a curve for each size; tell whether there were any."""
+    parts: dict[str, list[Mapping[str, Any]]] = {}
+    for row in predicted:
+        words = (row["case"], row["library"], row["dtype"], row["memory"], "predicted")
+        parts.setdefault(", ".join(filter(None, words)), []).append(row)
+    return draw_panels([(title, _prediction(part)) for title, part in parts.items()], path)
+
+
+def _prediction(rows: list[Mapping[str, Any]]) -> Callable[[Any], None]:
+    def draw(axes: Any) -> None:
+        for nbytes in dict.fromkeys(row["nbytes"] for row in rows):
+            own = sorted((row["ranks"], row["seconds"]) for row in rows if row["nbytes"] == nbytes)
+            label = None if nbytes is None else volume(nbytes)
+            axes.plot(*zip(*own, strict=True), marker="o", markersize=3, label=label)
+        _set_scales(axes, sorted({row["ranks"] for row in rows}), "{:g}".format, "ranks")
+
+    return draw
+
+
+def _set_scales(
+    axes: Any, marks: Sequence[float], show: Callable[[float], str], label: str
+) -> None:
+    """Make both axes logarithmic, with a label at some of the marks and readable times."""
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    shown = marks[:: -(-len(marks) // 8)]
+    axes.set_xticks(shown, [show(mark) for mark in shown], rotation=30, ha="right")
+    axes.set_xticks([], minor=True)
+    axes.yaxis.set_major_formatter(lambda value, _: _short(duration, value))
+    axes.yaxis.set_minor_formatter(lambda value, _: "")
+    axes.set(xlabel=label, ylabel="time")
+
+
+def _short(show: Callable[[float], str], value: float) -> str:
+    """Show a value without zeros behind the point."""
+    number, _, unit = show(value).partition(" ")
+    return f"{float(number):g} {unit}"
+
+
+def draw_panels(panels: Sequence[Panel], path: str) -> bool:
+    """Draw panels into one file; tell whether there were any."""
+    if not panels:
+        return False
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(5.2 * columns, 3.8 * lines), layout="constrained")
+    grid = figure.subplots(lines, columns, squeeze=False).flatten()
+    for axes, (title, draw) in zip(grid, panels, strict=False):
+        draw(axes)
+        axes.set_title(title, fontsize="medium")
+        axes.grid(alpha=0.3)
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    _add_legend(figure)
+    figure.savefig(path, dpi=120)
+    return True
+
+
+def _add_legend(figure: Any) -> None:
+    """Say above the panels what the lines of all of them mean."""
+    lines: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        lines |= dict(zip(labels, handles, strict=True))
+    if lines:
+        figure.legend(lines.values(), lines.keys(), loc="outside upper left", ncols=3)
