@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcdist.arrays.dtypes import ROWS, Dtype, dtype_row
+from hpcdist.arrays.dtypes import Dtype, dtype_row
 from hpcdist.arrays.libraries import NumpyArray, library_of
 from hpcdist.errors import UsageError
 
@@ -58,15 +58,23 @@ def ordinary(array: Any) -> Dtype | None:
 
     None for everything else: the quick look of the hot path, before `as_output`.
     """
-    if type(array) is _ndarray:
-        dtype, flags = _known(array.dtype) or dtype_row(array.dtype), array.flags
-        if dtype.plain and flags.c_contiguous and flags.writeable:
+    if type(array) is _ndarray and array.flags.carray:  # contiguous, aligned and writable
+        dtype = _by_identity.get(id(array.dtype)) or _identify(array.dtype)
+        if dtype.plain:
             return dtype
     return None
 
 
 _ndarray = np.ndarray
-_known = ROWS.get
+_by_identity: dict[int, Dtype] = {}
+"""Rows of NumPy's own dtype objects, which live as long as NumPy: hashing a dtype is slow."""
+
+
+def _identify(dtype: np.dtype) -> Dtype:
+    row = dtype_row(dtype)
+    if dtype.isbuiltin == 1 and dtype is np.dtype(dtype.char):
+        _by_identity[id(dtype)] = row
+    return row
 
 
 def typed(data: NumpyArray, dtype: Dtype) -> NumpyArray:

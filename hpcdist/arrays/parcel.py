@@ -62,7 +62,10 @@ def pack_object(obj: Any) -> Parcel:
 def parcel_detail(parcels: Sequence[Parcel]) -> int:
     """Return the bytes of the largest parcel; more than `EAGER` if one has buffers."""
     return max(
-        (max(parcel.nbytes, EAGER + 1) if parcel.buffers else len(parcel.meta) for parcel in parcels),
+        (
+            max(parcel.nbytes, EAGER + 1) if parcel.buffers else len(parcel.meta)
+            for parcel in parcels
+        ),
         default=0,
     )
 

@@ -17,6 +17,7 @@
 #include <sched.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -299,6 +300,25 @@ static const kernel_t *kernel_of(PyObject *code_) {
     return PyErr_Occurred() ? NULL : &KERNELS[code];
 }
 
+/* An address is given as a number or as the object that owns the memory (the caller keeps it). */
+static int as_address(PyObject *object, uintptr_t *address) {
+    Py_buffer view;
+    if (PyLong_CheckExact(object)) {
+        *address = (uintptr_t)PyLong_AsUnsignedLongLong(object);
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    if (PyObject_GetBuffer(object, &view, PyBUF_SIMPLE) < 0) return -1;
+    *address = (uintptr_t)view.buf;
+    PyBuffer_Release(&view);
+    return 0;
+}
+
+static PyObject *py_address(PyObject *self, PyObject *object) {
+    (void)self;
+    uintptr_t address;
+    return as_address(object, &address) < 0 ? NULL : PyLong_FromUnsignedLongLong(address);
+}
+
 static int read_addresses(PyObject *tuple, uintptr_t *into) {
     Py_ssize_t n = PyTuple_Check(tuple) ? PyTuple_GET_SIZE(tuple) : 0;
     if (n < 1 || n > MOST) {
@@ -360,6 +380,26 @@ static PyObject *py_copy(PyObject *self, PyObject *const *args, Py_ssize_t n_arg
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&to);
     PyBuffer_Release(&from);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_fetch(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    Py_buffer to;
+    if (n_args != 2) {
+        PyErr_SetString(PyExc_TypeError, "fetch(to, address)");
+        return NULL;
+    }
+    const char *from = (const char *)(uintptr_t)PyLong_AsUnsignedLongLong(args[1]);
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[0], &to, PyBUF_WRITABLE) < 0) return NULL;
+    if (to.len > (32 << 10)) {
+        Py_BEGIN_ALLOW_THREADS
+        copy(to.buf, from, (size_t)to.len);
+        Py_END_ALLOW_THREADS
+    } else {
+        memcpy(to.buf, from, (size_t)to.len);
+    }
+    PyBuffer_Release(&to);
     Py_RETURN_NONE;
 }
 
@@ -493,6 +533,66 @@ static PyObject *board_post(PyObject *self, PyObject *const *args, Py_ssize_t n_
         PAUSE();
     } while (spins-- > 0);
     Py_RETURN_NONE;
+}
+
+/* All of a small all_reduce, if nothing unusual happens: post the data, see that all ranks mean
+ * the same in time, combine. False: look with `test` what happened, or wait. */
+static PyObject *board_reduce(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    board_t *b = (board_t *)self;
+    if (n_args != 7) {
+        PyErr_SetString(PyExc_TypeError,
+                        "reduce(fingerprint, timeout_ns, data, code, count, divisor, spins)");
+        return NULL;
+    }
+    int64_t number = PyLong_AsLongLong(args[0]), limit = PyLong_AsLongLong(args[1]);
+    const kernel_t *kernel = kernel_of(args[3]);
+    size_t count = PyLong_AsSize_t(args[4]);
+    double divisor = PyFloat_AsDouble(args[5]);
+    long spins = PyLong_AsLong(args[6]);
+    Py_buffer view;
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[2], &view, PyBUF_WRITABLE) < 0) return NULL;
+    if ((size_t)view.len > b->payload || (size_t)view.len != count * kernel->item) {
+        PyBuffer_Release(&view);
+        PyErr_SetString(PyExc_ValueError, "the data do not fit the count or the board's payload");
+        return NULL;
+    }
+    struct timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
+    int64_t now = time.tv_sec * 1000000000LL + time.tv_nsec;
+    b->sequence++;
+    slot_t *own = slot_of(b, b->rank);
+    size_t first = (b->sequence & 1) * (size_t)b->size;
+    own->numbers[0] = number, own->numbers[1] = -number;
+    own->numbers[2] = own->numbers[3] = 0;
+    own->numbers[4] = now + limit, own->numbers[5] = -now;
+    own->address = 0;
+    memcpy(b->payloads + (first + (size_t)b->rank) * b->payload, view.buf, (size_t)view.len);
+    __atomic_store_n(&own->sequence, b->sequence, __ATOMIC_RELEASE);
+    int agreed = is_complete(b);
+    while (!agreed && spins-- > 0) {
+        PAUSE();
+        agreed = is_complete(b);
+    }
+    int64_t deadline = INT64_MAX, arrival = INT64_MIN;
+    for (int r = 0; agreed && r < b->size; r++) {
+        const int64_t *theirs = slot_of(b, r)->numbers;
+        agreed = theirs[0] == number && theirs[1] == -number;
+        if (theirs[4] < deadline) deadline = theirs[4];
+        if (-theirs[5] > arrival) arrival = -theirs[5];
+    }
+    if (agreed && arrival <= deadline && b->size <= MOST) {
+        job_t job = {.kernel = kernel, .n_sources = b->size, .n_outs = 1, .streamed = NULL};
+        job.count = count;
+        job.divisor = divisor;
+        job.outs[0] = (uintptr_t)view.buf;
+        for (int r = 0; r < b->size; r++)
+            job.sources[r] = (uintptr_t)(b->payloads + (first + (size_t)r) * b->payload);
+        combine(&job);
+    } else {
+        agreed = 0;
+    }
+    PyBuffer_Release(&view);
+    return PyBool_FromLong(agreed);
 }
 
 static PyObject *board_addresses(PyObject *self, PyObject *ignored) {
@@ -685,22 +785,24 @@ static PyObject *board_go_on(PyObject *self, PyObject *patience_) {
 static PyObject *board_begin(PyObject *self, PyObject *args) {
     board_t *b = (board_t *)self;
     pipe_t *p = &b->pipe;
-    PyObject *code, *stages;
-    unsigned long long send, mine, all;
+    PyObject *code, *stages, *send_, *mine_, *all_;
+    uintptr_t send, mine, all;
     Py_ssize_t slice, length, stride;
     uintptr_t addresses[MOST];
-    if (!PyArg_ParseTuple(args, "OKKKOnnnd", &code, &send, &mine, &all, &stages, &slice, &length,
+    if (!PyArg_ParseTuple(args, "OOOOOnnnd", &code, &send_, &mine_, &all_, &stages, &slice, &length,
                           &stride, &p->divisor))
         return NULL;
-    if (!(p->kernel = kernel_of(code)) || read_addresses(stages, addresses) < 0) return NULL;
+    if (!(p->kernel = kernel_of(code)) || read_addresses(stages, addresses) < 0 ||
+        as_address(send_, &send) < 0 || as_address(mine_, &mine) < 0 || as_address(all_, &all) < 0)
+        return NULL;
     if (PyTuple_GET_SIZE(stages) != b->size || slice < 64 || length < 0 || stride < 0) {
         PyErr_SetString(PyExc_ValueError, "begin: a stage per rank, and slices of 64 or more");
         return NULL;
     }
     for (int r = 0; r < b->size; r++) p->stages[r] = (char *)addresses[r];
-    p->send = (const char *)(uintptr_t)send;
-    p->mine = (char *)(uintptr_t)mine;
-    p->all = (char *)(uintptr_t)all;
+    p->send = (const char *)send;
+    p->mine = (char *)mine;
+    p->all = (char *)all;
     p->slice = (size_t)slice / 64 * 64;
     p->length = (size_t)length;
     p->stride = (size_t)stride;
@@ -720,6 +822,7 @@ static PyObject *board_turn(PyObject *self, void *closure) {
 static PyMethodDef BOARD_METHODS[] = {
     {"post", (PyCFunction)(void (*)(void))board_post, METH_FASTCALL, NULL},
     {"test", board_test, METH_NOARGS, NULL},
+    {"reduce", (PyCFunction)(void (*)(void))board_reduce, METH_FASTCALL, NULL},
     {"addresses", board_addresses, METH_NOARGS, NULL},
     {"arrive", board_arrive, METH_O, NULL},
     {"arrived", board_arrived, METH_NOARGS, NULL},
@@ -740,6 +843,8 @@ static PyType_Spec BOARD_SPEC = {"hpcdist.transport._kernel.Board", sizeof(board
 
 static PyMethodDef FUNCTIONS[] = {
     {"combine", (PyCFunction)(void (*)(void))py_combine, METH_FASTCALL, NULL},
+    {"address", py_address, METH_O, NULL},
+    {"fetch", (PyCFunction)(void (*)(void))py_fetch, METH_FASTCALL, NULL},
     {"copy", (PyCFunction)(void (*)(void))py_copy, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -90,6 +90,14 @@ def combine(
             out[part] = result
 
 
+def address_of(data: Any) -> int:
+    """Return where the memory of a contiguous array begins."""
+    if compiled is not None:
+        begin: int = compiled.address(data)
+        return begin
+    return int(np.asarray(data).__array_interface__["data"][0])
+
+
 def copy_in(to: NumpyArray, data: NumpyArray) -> None:
     """Copy contiguous `data` to memory that other ranks read next."""
     if compiled is None:

@@ -81,9 +81,23 @@ class Agreement:
             number, opposite, detail, -detail, now + self._timeout_ns, -now, address, data, SPINS
         )
         if found is None:
-            self._wait(call)
-            found = self._found
-            assert found is not None
+            found = self._wait(call)
+        return self._check(call, now, found)
+
+    def reduce(self, board: Any, call: Call, code: int, count: int, divisor: float) -> bool:
+        """Agree on a small all_reduce and do it; False: agreed, and `board` holds all data."""
+        if self._unfinished:
+            self._settle(call)
+        self.sequence += 1
+        number, data = fingerprint(call), call.recv
+        if board.reduce(number, self._timeout_ns, data, code, count, divisor, SPINS):
+            return True
+        now = time.time_ns()
+        self._check(call, now, self._look() or self._wait(call))
+        return False
+
+    def _check(self, call: Call, now: int, found: Six) -> tuple[int, int]:
+        """Raise if the operation is void or the ranks disagree; return the range of `detail`."""
         number, opposite, detail, greatest, deadline, arrival = found
         if -arrival > deadline:
             self._void(call, now, deadline)
@@ -113,13 +127,15 @@ class Agreement:
         self._found = self._look()
         return self._found is not None
 
-    def _wait(self, call: Call) -> None:
+    def _wait(self, call: Call) -> Six:
         try:
             if not poll(self._test, self._timeout_s, lambda waited: self._attend(call, waited)):
                 self._time_out(call)
         except BaseException:
             self._unfinished = 1
             raise
+        assert self._found is not None
+        return self._found
 
     def _attend(self, call: Call, waited: float) -> None:
         if waited < _LISTEN_AFTER_S:

@@ -69,7 +69,7 @@ class MpiHost(Transport):
         self.selection = Selection(
             read_rules(config.tuning), self.size, several_nodes=not self.one_node
         )
-        self._agreement = self._make_agreement() if self.size > 1 else None
+        self.agreement = self._make_agreement() if self.size > 1 else None
         self._meetings = Meetings(self.comm, self.ranks)
         self._lane = Lane(f"hpcdist-group-{self.ranks[0]}-{self.size}")
         self._threads: bool = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
@@ -133,8 +133,8 @@ class MpiHost(Transport):
 
     def agree(self, call: Call, address: int = 0, data: Any = None) -> tuple[int, int]:
         """Make sure all ranks issued an equal `call`; return the range of `detail`."""
-        if self._agreement is not None:
-            return self._agreement(call, address, data)
+        if self.agreement is not None:
+            return self.agreement(call, address, data)
         if call.error is not None:
             raise call.error
         return call.detail, call.detail
@@ -229,12 +229,12 @@ class MpiHost(Transport):
         return poll(self.comm.Ibarrier().Test, _GOODBYE_S)
 
     def _is_settled(self) -> bool:
-        return self._agreement is None or self._agreement.is_settled()
+        return self.agreement is None or self.agreement.is_settled()
 
     def leave(self, why: str) -> None:
         """Tell the other ranks that this one takes part no longer."""
-        if self._agreement is not None:
-            self._agreement.leave(why)
+        if self.agreement is not None:
+            self.agreement.leave(why)
 
     def close(self) -> None:
         """End what is queued and free the communicators; collective."""
@@ -242,7 +242,7 @@ class MpiHost(Transport):
         self.messages.close()
         for plan in list(self._plans):
             plan.free()
-        if not ended or (self._agreement is not None and not self._agreement.close()):
+        if not ended or (self.agreement is not None and not self.agreement.close()):
             return  # an operation is still under way: MPI keeps what it uses
         if isinstance(self._lanes, Lanes):
             self._lanes.close()

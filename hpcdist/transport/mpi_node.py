@@ -11,10 +11,11 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from mpi4py import MPI
 
+from hpcdist.transport.kernel import address_of
 from hpcdist.transport.shared_board import board_class
 from hpcdist.transport.shared_heap import Heap
 from hpcdist.transport.shared_node import Mapped, SharedNode, node_bytes
-from hpcdist.transport.shared_segment import Segment, address_of, create_segment, open_segment
+from hpcdist.transport.shared_segment import Segment, create_segment, open_segment
 
 
 def node_of(comm: MPI.Intracomm, ranks: tuple[int, ...], pretended: int | None) -> MPI.Intracomm:

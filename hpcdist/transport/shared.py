@@ -43,22 +43,16 @@ _REDUCED = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER})
 def perform(host: MpiHost, node: SharedNode, call: Call) -> Any:
     """Agree on `call`, then run it."""
     agree = host.agree
-    if call.kind is Kind.ALL_REDUCE and call.error is None:
-        data = call.recv
+    if call.kind is Kind.ALL_REDUCE and call.error is None and node.has_pipe:
+        data, code = call.recv, code_of(call)
         assert data is not None
-        if data.nbytes <= PAYLOAD and node.has_pipe:
-            code = code_of(call)
-            if code is not None:  # the hot path: no places
-                agree(call, 0, data)
+        if code is not None and data.nbytes <= PAYLOAD:  # the hot path: one call does it all
+            count, divisor = data.size * code.per_item, divisor_of(call, node.size)
+            assert host.agreement is not None
+            if not host.agreement.reduce(node.board, call, code.number, count, divisor):
                 sources = node.payload_addresses[node.board.turn]
-                compiled.combine(
-                    code.number,
-                    sources,
-                    data,
-                    data.size * code.per_item,
-                    divisor_of(call, node.size),
-                )
-                return None
+                compiled.combine(code.number, sources, data, count, divisor)
+            return None
     if call.kind in OBJECTS and call.error is None:
         return _objects(host, node, call)
     row = SHARED.get(call.kind)
@@ -157,11 +151,11 @@ def _pipe(node: SharedNode, call: Call) -> None:
         length, stride = recv.size, recv.size
     else:
         length, stride = data.size, 0
-    out = 0 if recv is None else recv.ctypes.data
+    out: Any = 0 if recv is None else recv
     item = data.itemsize // code.per_item
     node.board.begin(
         code.number,
-        data.ctypes.data,
+        data,
         out,
         0 if stride else out,
         node.pipe_stages,

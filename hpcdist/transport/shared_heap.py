@@ -19,7 +19,8 @@ from typing import final
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.shared_segment import Segment, address_of, create_segment, open_segment
+from hpcdist.transport.kernel import address_of
+from hpcdist.transport.shared_segment import Segment, create_segment, open_segment
 
 _LINE = 256
 """Arrays begin at multiples of this many bytes."""
@@ -100,7 +101,7 @@ class Heap:
         """Say where in the segment a contiguous array lies; None for other memory."""
         if self.segment is None:
             return None
-        offset = int(array.__array_interface__["data"][0]) - self._base
+        offset = address_of(array) - self._base
         return offset if 0 <= offset <= self.capacity - array.nbytes else None
 
     def retire(self) -> None:

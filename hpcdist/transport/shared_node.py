@@ -28,11 +28,11 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import CollectiveTimeout, RemoteError, TransportError
 from hpcdist.transport.call import Call, label
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.kernel import copy_in
+from hpcdist.transport.kernel import address_of, copy_in
 from hpcdist.transport.patience import poll
 from hpcdist.transport.shared_board import PAYLOAD, board_bytes, payload_places
 from hpcdist.transport.shared_heap import Heap
-from hpcdist.transport.shared_segment import Segment, address_of
+from hpcdist.transport.shared_segment import Segment
 
 SPINS = 300
 """Looks at the others' slots before Python takes over the waiting: a few microseconds."""

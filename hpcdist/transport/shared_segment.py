@@ -55,11 +55,3 @@ def open_segment(segment: Segment, *, private: bool = False) -> mmap.mmap:
         return mmap.mmap(descriptor, segment.nbytes, flags=flags)
     finally:
         os.close(descriptor)
-
-
-def address_of(memory: mmap.mmap) -> int:
-    """Return where this process sees a mapping."""
-    import numpy as np
-
-    address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
-    return address

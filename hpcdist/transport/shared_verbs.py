@@ -16,7 +16,7 @@ import numpy as np
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.parcel import EAGER, Parcel
 from hpcdist.transport.call import UNEVEN, Block, Call, Kind
-from hpcdist.transport.kernel import code_of, combine, compiled, copy_out, divisor_of
+from hpcdist.transport.kernel import code_of, combine, compiled, divisor_of
 from hpcdist.transport.shared_node import Place, SharedNode
 
 Places = Sequence[Place | None]
@@ -184,8 +184,12 @@ def _alltoall(node: SharedNode, call: Call, places: Places) -> None:
 def _fetch(out: NumpyArray, place: Place | None, start: int) -> None:
     """Copy the bytes from `start` on of a contribution into `out`."""
     assert place is not None
-    begin = place.offset + start
-    copy_out(out.reshape(-1).view(np.uint8), place.memory[begin : begin + out.nbytes])
+    memory, base, offset = place
+    if compiled is not None:
+        compiled.fetch(out, base + offset + start)
+        return
+    begin = offset + start
+    out.reshape(-1).view(np.uint8)[...] = memory[begin : begin + out.nbytes]
 
 
 def _same_memory(one: NumpyArray, other: NumpyArray) -> bool:
@@ -247,13 +251,15 @@ def _by_root(call: Call, rank: int) -> Any:
     return call.recv if rank == call.root else None
 
 
-def _nbytes(*names: str) -> Callable[[Call, int], int]:
-    def total(call: Call, size: int) -> int:
-        data = next(each for each in (getattr(call, name) for name in names) if each is not None)
-        nbytes: int = data.nbytes
-        return nbytes
+def _received(call: Call, size: int) -> int:
+    assert call.recv is not None
+    return call.recv.nbytes
 
-    return total
+
+def _offered_bytes(call: Call, size: int) -> int:
+    data = call.recv if call.send is None else call.send
+    assert data is not None
+    return data.nbytes
 
 
 def _per_rank(call: Call, size: int) -> int:
@@ -262,16 +268,16 @@ def _per_rank(call: Call, size: int) -> int:
 
 
 SHARED: dict[Kind, Shared] = {
-    Kind.ALL_REDUCE: Shared(_in_place, _nbytes("recv"), _all_reduce, _all_reduce_direct),
-    Kind.REDUCE: Shared(_sent_or_in_place, _nbytes("recv", "send"), _reduce, _reduce_direct),
+    Kind.ALL_REDUCE: Shared(_in_place, _received, _all_reduce, _all_reduce_direct),
+    Kind.REDUCE: Shared(_sent_or_in_place, _offered_bytes, _reduce, _reduce_direct),
     Kind.REDUCE_SCATTER: Shared(_sent, _per_rank, _reduce_scatter),
-    Kind.SCAN: Shared(_in_place, _nbytes("recv"), _scan),
-    Kind.EXSCAN: Shared(_in_place, _nbytes("recv"), _exscan),
-    Kind.BROADCAST: Shared(_by_root, _nbytes("recv"), _broadcast),
-    Kind.ALL_GATHER: Shared(_sent, _nbytes("send"), _all_gather),
-    Kind.GATHER: Shared(_sent, _nbytes("send"), _gather),
+    Kind.SCAN: Shared(_in_place, _received, _scan),
+    Kind.EXSCAN: Shared(_in_place, _received, _exscan),
+    Kind.BROADCAST: Shared(_by_root, _received, _broadcast),
+    Kind.ALL_GATHER: Shared(_sent, _offered_bytes, _all_gather),
+    Kind.GATHER: Shared(_sent, _offered_bytes, _gather),
     Kind.SCATTER: Shared(_sent, _per_rank, _scatter),
-    Kind.ALLTOALL: Shared(_sent, _nbytes("send"), _alltoall),
+    Kind.ALLTOALL: Shared(_sent, _offered_bytes, _alltoall),
 }
 
 
