@@ -77,11 +77,11 @@ def init_parallel_env(
 
     world = start_world(config, comm)  # before anything that imports mpi4py.MPI
 
-    from hpcdist.transport.mpi_host import MpiHost
+    from hpcdist.transport.mpi_host import MpiHost, make_site
 
     place = world.place
     end_job_on_failure(place.rank)
-    transport = MpiHost(world.comm, range(place.size), timeout_s, config)
+    transport = MpiHost(world.comm, range(place.size), timeout_s, make_site(config, world.nodes))
     endpoints = tuple(
         f"{host}:{_FIRST_PORT + local}"
         for host, local in zip(world.hosts, world.local_ranks, strict=True)

@@ -17,6 +17,14 @@ COMMANDS = {
         "hpcdist.bench.command:bench",
         "Measure collectives, messages and training beside other libraries.",
     ),
+    "tune": (
+        "hpcdist.bench.tune_command:tune",
+        "Measure which way each operation is fastest here, and write it down.",
+    ),
+    "doctor": (
+        "hpcdist.diagnostics.doctor:doctor",
+        "Say what this installation and this job would do, and why.",
+    ),
 }
 
 # Options of Paddle's launcher that have nothing to do under MPI, and why.

@@ -22,6 +22,8 @@ class World(NamedTuple):
     place: Place
     hosts: tuple[str, ...]
     local_ranks: tuple[int, ...]
+    nodes: tuple[int, ...]
+    """For each rank the first rank of its node."""
 
 
 def start_world(config: Config, comm: Any = None) -> World:
@@ -78,7 +80,9 @@ def _be_polite(place: Place) -> None:
     os.environ.setdefault("OMPI_MCA_osc", "^ucx")  # silences a harmless error message
 
 
-def _locate(comm: Any, place: Place, mpi: Any) -> tuple[Place, tuple[str, ...], tuple[int, ...]]:
+def _locate(
+    comm: Any, place: Place, mpi: Any
+) -> tuple[Place, tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
     node = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.rank)
     host, first = socket.gethostname(), node.bcast(comm.rank)
     everyone = comm.allgather((host, first, node.rank))
@@ -92,5 +96,5 @@ def _locate(comm: Any, place: Place, mpi: Any) -> tuple[Place, tuple[str, ...], 
         nnodes=len(firsts),
     )
     node.Free()
-    hosts, local_ranks = zip(*((host, local) for host, _, local in everyone), strict=True)
-    return located, hosts, local_ranks
+    hosts, nodes, local_ranks = zip(*everyone, strict=True)
+    return located, hosts, local_ranks, nodes

@@ -346,6 +346,11 @@ static PyObject *py_combine(PyObject *self, PyObject *const *args, Py_ssize_t n_
         if ((job.n_outs = read_addresses(args[2], job.outs)) < 0) return NULL;
     } else { /* one array */
         if (PyObject_GetBuffer(args[2], &view, PyBUF_WRITABLE) < 0) return NULL;
+        if (job.count > (size_t)view.len / job.kernel->item) {
+            PyBuffer_Release(&view);
+            PyErr_SetString(PyExc_ValueError, "the output is too small");
+            return NULL;
+        }
         job.outs[0] = (uintptr_t)view.buf;
         job.n_outs = 1;
     }
@@ -450,6 +455,10 @@ static int board_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     Py_ssize_t payload;
     (void)kwargs;
     if (!PyArg_ParseTuple(args, "Oiin", &memory, &b->rank, &b->size, &payload)) return -1;
+    if (b->rank < 0 || b->rank >= b->size || payload < 0) {
+        PyErr_SetString(PyExc_ValueError, "a rank from 0 to size - 1, and a payload of 0 or more");
+        return -1;
+    }
     if (PyObject_GetBuffer(memory, &b->memory, PyBUF_WRITABLE) < 0) return -1;
     b->payload = (size_t)payload;
     b->sequence = b->step = 0;
@@ -775,6 +784,8 @@ static PyObject *board_go_on(PyObject *self, PyObject *patience_) {
     board_t *b = (board_t *)self;
     long patience = PyLong_AsLong(patience_);
     int done;
+    if (!PyErr_Occurred() && b->pipe.part >= b->pipe.parts)
+        PyErr_SetString(PyExc_RuntimeError, "go_on: begin first");
     if (PyErr_Occurred()) return NULL;
     Py_BEGIN_ALLOW_THREADS
     done = pipe_go(b, patience);

@@ -21,6 +21,9 @@ try:
 except ImportError:  # no compiler where hpcdist was installed
     compiled = None
 
+MOST = 256
+"""Ranks whose memory the compiled loops combine at once; NumPy does it for more."""
+
 BLOCK_ITEMS = 32 << 10
 """Elements that NumPy combines at a time: they stay in the cache."""
 

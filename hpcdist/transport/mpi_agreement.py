@@ -31,6 +31,7 @@ from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
 from hpcdist.transport.call import Call, fingerprint, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.mpi_exchange import SPINS, Exchange
+from hpcdist.transport.mpi_outbox import Outbox
 from hpcdist.transport.patience import poll
 from hpcdist.transport.shared_board import Six
 
@@ -61,7 +62,7 @@ class Agreement:
         self._found: Six | None = None
         self._unfinished = 0
         self._left: dict[int, str] = {}
-        self._outbox: list[MPI.Request] = []
+        self._tell = Outbox(comm).send
 
     def __call__(self, call: Call, address: int = 0, data: Any = None) -> tuple[int, int]:
         """Return the smallest and the largest `detail`, once all ranks issued an equal `call`.
@@ -225,10 +226,6 @@ class Agreement:
         for rank in range(self._comm.size):
             if rank != self._comm.rank:
                 self._tell(rank, news, _NEWS)
-
-    def _tell(self, rank: int, news: Any, tag: int) -> None:
-        self._outbox = [request for request in self._outbox if not request.Test()]
-        self._outbox.append(self._comm.isend(news, rank, tag))
 
     # ---- disagreement
 

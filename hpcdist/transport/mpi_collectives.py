@@ -7,6 +7,7 @@ MPI maps its scratch memory anew at every large call, so a few MiB at a time are
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -89,7 +90,7 @@ def reduce_scatter(host: MpiHost, call: Call, _: Range) -> None:
     flat, out = send.reshape(-1), recv.reshape(-1)
     if np.may_share_memory(flat, out):
         flat = flat.copy()
-    if flat.size * recipe.wire.itemsize <= _PAIRS_FROM_BYTES:
+    if out.size * recipe.wire.itemsize <= _PAIRS_FROM_BYTES or not host.one_node:
         wire = flat if recipe.encode is None else recipe.encode(flat)
         wire_out = out if recipe.encode is None else np.empty(out.size, recipe.wire)
         count = out.size
@@ -264,6 +265,8 @@ def _room(call: Call, shapes: list[tuple[int, ...]]) -> list[Block]:
 
 
 def _even_blocks(recv: NumpyArray, call: Call, size: int) -> list[Block]:
+    if call.recv is not None:
+        return []  # the caller knows its own memory
     flat = recv.reshape(-1)
     step = flat.size // size
     return [Block(flat[rank * step : (rank + 1) * step], call.shape) for rank in range(size)]
@@ -333,9 +336,10 @@ def _alltoall_in_pairs(
     host: MpiHost, send: NumpyArray, recv: NumpyArray, out: list[int], into: list[int]
 ) -> None:
     from_bytes, to_bytes = send.view(np.uint8), recv.view(np.uint8)
+    out_starts, into_starts = _starts(out), _starts(into)
     for step in range(host.size):
         to, source = (host.rank + step) % host.size, (host.rank - step) % host.size
-        first, start = sum(out[:to]), sum(into[:source])
+        first, start = out_starts[to], into_starts[source]
         host.comm.Sendrecv(
             block(from_bytes[first : first + out[to]], out[to]),
             to,
@@ -347,11 +351,11 @@ def _alltoall_in_pairs(
 
 
 def _starts(counts: list[int]) -> list[int]:
-    return [sum(counts[:rank]) for rank in range(len(counts))]
+    return [0, *itertools.accumulate(counts[:-1])]
 
 
 _PART = 5
-_PAIRS_FROM_BYTES = 128 << 10
+_PAIRS_FROM_BYTES = 64 << 10
 _PAIR_BYTES = 1 << 20
 
 Verb = Callable[["MpiHost", Call, Range], Any]

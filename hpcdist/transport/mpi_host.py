@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Literal, final
+from typing import Any, Literal, NamedTuple, final
 from weakref import WeakSet
 
 from mpi4py import MPI
@@ -26,11 +26,11 @@ from hpcdist.transport.mpi_exchange import board_exchange, mpi_exchange
 from hpcdist.transport.mpi_lanes import Lanes, open_lanes
 from hpcdist.transport.mpi_meeting import Meetings
 from hpcdist.transport.mpi_messages import Messages
-from hpcdist.transport.mpi_node import node_of, open_node
+from hpcdist.transport.mpi_node import open_node
 from hpcdist.transport.mpi_objects import OBJECT_VERBS
 from hpcdist.transport.mpi_types import OPS, block, numbers
 from hpcdist.transport.patience import poll
-from hpcdist.transport.select import Selection, Way, read_rules
+from hpcdist.transport.select import Rule, Selection, Way, read_rules
 from hpcdist.transport.shared import perform
 from hpcdist.transport.shared_board import PAYLOAD
 from hpcdist.transport.shared_heap import Heap
@@ -38,6 +38,32 @@ from hpcdist.transport.shared_node import SharedNode
 
 _MiB = 1 << 20
 _GOODBYE_S = 1.0
+
+
+class Site(NamedTuple):
+    """What the groups of a job have in common.
+
+    `nodes` tells for each world rank the first rank of its node.
+    """
+
+    config: Config
+    heap: Heap
+    nodes: Sequence[int]
+    rules: Sequence[Rule]
+
+
+def make_site(config: Config, nodes: Sequence[int]) -> Site:
+    """Read the tuning file and prepare shared memory; local.
+
+    Raises:
+        UsageError: the tuning file is unusable.
+
+    """
+    pretended = config.ranks_per_node
+    if pretended is not None:
+        nodes = [rank // pretended for rank in range(len(nodes))]
+    heap = Heap(int(config.shared_heap_mb * _MiB))
+    return Site(config, heap, nodes, read_rules(config.tuning))
 
 
 @final
@@ -51,24 +77,19 @@ class MpiHost(Transport):
         user_comm: MPI.Intracomm,
         ranks: Sequence[int],
         timeout_s: float,
-        config: Config,
-        heap: Heap | None = None,
+        site: Site,
     ) -> None:
         self.user_comm = user_comm
         self.ranks = tuple(ranks)
         self.timeout_s = timeout_s
-        self.config = config
+        self.site, self.heap, self.config = site, site.heap, site.config
         self.comm = user_comm.Dup()
         self.rank, self.size = self.comm.rank, self.comm.size
-        self._on_node = node_of(self.comm, self.ranks, config.ranks_per_node)
-        self.one_node = self.comm.allreduce(self._on_node.size == self.size, MPI.LAND)
-        self.piece_bytes = int(config.piece_mb * _MiB) if self.one_node else 1 << 30
+        self.one_node = len({site.nodes[rank] for rank in self.ranks}) == 1
+        self.piece_bytes = int(site.config.piece_mb * _MiB) if self.one_node else 1 << 30
         self.messages = Messages(user_comm.Dup(), self.ranks, timeout_s)
-        self.heap = heap or Heap(int(config.shared_heap_mb * _MiB))
         self.node = self._open_node() if self.one_node and self.size > 1 else None
-        self.selection = Selection(
-            read_rules(config.tuning), self.size, several_nodes=not self.one_node
-        )
+        self.selection = Selection(site.rules, self.size, several_nodes=not self.one_node)
         self.agreement = self._make_agreement() if self.size > 1 else None
         self._meetings = Meetings(self.comm, self.ranks)
         self._lane = Lane(f"hpcdist-group-{self.ranks[0]}-{self.size}")
@@ -117,7 +138,7 @@ class MpiHost(Transport):
     def lanes(self) -> Lanes | None:
         """The lanes between the nodes of this group; collective when first used."""
         if self._lanes == "unknown":
-            self._lanes = open_lanes(self, self._on_node)
+            self._lanes = open_lanes(self, self.site.nodes[self.ranks[self.rank]])
         return self._lanes
 
     def _make_agreement(self) -> Agreement:
@@ -212,7 +233,7 @@ class MpiHost(Transport):
         theirs.Free()
         mine.Free()
         world_ranks = [self.ranks[rank] for rank in ranks]
-        return MpiHost(comm, world_ranks, timeout, self.config, self.heap), group_id
+        return MpiHost(comm, world_ranks, timeout, self.site), group_id
 
     def synchronize(self) -> None:
         """Wait for the queue."""
@@ -220,7 +241,7 @@ class MpiHost(Transport):
 
     def reopen(self) -> MpiHost:
         """Duplicate the user's communicator again."""
-        return MpiHost(self.user_comm, self.ranks, self.timeout_s, self.config, self.heap)
+        return MpiHost(self.user_comm, self.ranks, self.timeout_s, self.site)
 
     def together_at_end(self) -> bool:
         """Meet all ranks that have nothing left to do."""
@@ -246,7 +267,7 @@ class MpiHost(Transport):
             return  # an operation is still under way: MPI keeps what it uses
         if isinstance(self._lanes, Lanes):
             self._lanes.close()
-        for comm in (self._plan_comm, self._on_node, self.messages.comm, self.comm):
+        for comm in (self._plan_comm, self.messages.comm, self.comm):
             if comm is not None:
                 with suppress(MPI.Exception):  # MPICH refuses while messages are unreceived
                     comm.Free()

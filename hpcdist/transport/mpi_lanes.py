@@ -100,14 +100,15 @@ def _parts(items: int, step: int) -> Iterator[_Part]:
         yield _Part(number & 1, first, min(step, items - first))
 
 
-def open_lanes(host: MpiHost, on_node: MPI.Intracomm) -> Lanes | None:
+def open_lanes(host: MpiHost, node_number: int) -> Lanes | None:
     """Set up lanes; None, on all ranks, where some node has no shared memory. Collective.
 
     Args:
         host: the group.
-        on_node: its ranks on this node.
+        node_number: equal for those of its ranks that share this rank's node.
 
     """
+    on_node = cast(MPI.Intracomm, host.comm.Split(node_number, host.rank))
     ranks = on_node.allgather(host.ranks[host.rank])
     node = open_node(
         on_node,
@@ -117,11 +118,13 @@ def open_lanes(host: MpiHost, on_node: MPI.Intracomm) -> Lanes | None:
         host.progress,
         use_compiled=host.config.kernel == "auto",
     )
+    on_node_size, on_node_rank = on_node.size, on_node.rank
+    on_node.Free()
     everywhere = host.comm.allreduce(int(node is not None)) == host.size
     if not everywhere or node is None:
         return None
-    count = host.comm.allreduce(on_node.size, MPI.MIN)
-    has_lane = on_node.rank < count
-    color = on_node.rank if has_lane else MPI.UNDEFINED
+    count = host.comm.allreduce(on_node_size, MPI.MIN)
+    has_lane = on_node_rank < count
+    color = on_node_rank if has_lane else MPI.UNDEFINED
     peers = cast(MPI.Intracomm, host.comm.Split(color, host.rank))
     return Lanes(node, peers if has_lane else None, count)

@@ -13,19 +13,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, NoReturn, final
+from typing import NoReturn, final
 
 from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.mpi_outbox import Outbox
 from hpcdist.transport.patience import poll
 
 _REPORT, _ANSWER = 7, 8  # message tags on the parent group's own communicator
 _BEYOND_S = 0.5
 """How much longer a member waits, so that the first one can say who is missing."""
 
-Key = tuple[tuple[int, ...], int]
+Key = tuple[int, int, int]
+"""A group's first rank, a hash of all its ranks (the same on each), and how often they met."""
 
 
 @final
@@ -35,17 +37,18 @@ class Meetings:
     def __init__(self, comm: MPI.Intracomm, world_ranks: Sequence[int]) -> None:
         self._comm = comm
         self._world_ranks = world_ranks
-        self._held: dict[tuple[int, ...], int] = {}
+        self._held: dict[tuple[int, int], int] = {}
         self._reports: dict[Key, dict[int, tuple[int, float]]] = {}
         self._answers: dict[Key, int | tuple[int, ...]] = {}
-        self._outbox: list[MPI.Request] = []
+        self._tell = Outbox(comm).send
 
     def meet(self, ranks: tuple[int, ...], next_id: int, timeout_s: float) -> int:
         """Wait until all `ranks` have come here and return the largest `next_id` of theirs."""
-        nth = self._held[ranks] = self._held.get(ranks, 0) + 1
-        key, report = (ranks, nth), (next_id, time.time() + timeout_s)
+        group = ranks[0], hash(ranks)
+        nth = self._held[group] = self._held.get(group, 0) + 1
+        key, report = (*group, nth), (next_id, time.time() + timeout_s)
         if self._comm.rank == ranks[0]:
-            return self._receive(key, report, timeout_s)
+            return self._receive(key, ranks, report, timeout_s)
         self._tell(ranks[0], (key, report), _REPORT)
         if not poll(lambda: self._collect() or key in self._answers, timeout_s + _BEYOND_S):
             self._fail(ranks, timeout_s, ranks[:1])
@@ -54,9 +57,10 @@ class Meetings:
             self._fail(ranks, timeout_s, answer)
         return answer
 
-    def _receive(self, key: Key, own: tuple[int, float], timeout_s: float) -> int:
+    def _receive(
+        self, key: Key, ranks: tuple[int, ...], own: tuple[int, float], timeout_s: float
+    ) -> int:
         """Collect all reports and answer them; on the first member."""
-        ranks = key[0]
         reports = self._reports.setdefault(key, {})
         reports[ranks[0]] = own
         complete = poll(lambda: self._collect() or len(reports) == len(ranks), timeout_s)
@@ -83,10 +87,6 @@ class Meetings:
                 else:
                     self._reports.setdefault(key, {})[status.Get_source()] = content
         return False
-
-    def _tell(self, rank: int, content: Any, tag: int) -> None:
-        self._outbox = [request for request in self._outbox if not request.Test()]
-        self._outbox.append(self._comm.isend(content, rank, tag))
 
     def _fail(self, ranks: Sequence[int], timeout_s: float, absent: Sequence[int]) -> NoReturn:
         missing = tuple(self._world_ranks[rank] for rank in absent)

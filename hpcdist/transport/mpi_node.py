@@ -1,4 +1,4 @@
-"""Which ranks share a node, and how they come to share memory; both are collective."""
+"""How the ranks of a node come to share memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import mmap
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -16,20 +16,6 @@ from hpcdist.transport.shared_board import board_class
 from hpcdist.transport.shared_heap import Heap
 from hpcdist.transport.shared_node import Mapped, SharedNode, node_bytes
 from hpcdist.transport.shared_segment import Segment, create_segment, open_segment
-
-
-def node_of(comm: MPI.Intracomm, ranks: tuple[int, ...], pretended: int | None) -> MPI.Intracomm:
-    """Return the ranks of `comm` on this rank's node. Collective.
-
-    Args:
-        comm: a group's communicator.
-        ranks: its world ranks.
-        pretended: take so many world ranks for a node, in order, whatever they run on.
-
-    """
-    if pretended is None:
-        return cast(MPI.Intracomm, comm.Split_type(MPI.COMM_TYPE_SHARED))
-    return cast(MPI.Intracomm, comm.Split(ranks[comm.rank] // pretended, comm.rank))
 
 
 class _Offer(NamedTuple):

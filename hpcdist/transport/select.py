@@ -9,7 +9,8 @@ memory does not win; `hpcdist tune` measures a site and writes rules of its own,
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
@@ -56,6 +57,35 @@ class Rule(NamedTuple):
     nodes: Literal["one", "several", "any"] = "one"
 
 
+STAGED_UP_TO = MiB
+"""Bytes of the largest contribution that fits into the staging memory as a whole."""
+
+_EVERYWHERE = (Way.MPI, Way.STAGED)
+_MOVED = (*_EVERYWHERE, Way.DIRECT)
+_REDUCED = (*_EVERYWHERE, Way.PIPE, Way.DIRECT)
+# The ways an operation can take inside a node. Not here, because a rank would write what others
+# still read: all_reduce staged, where only some ranks bring shared arrays; scans in place.
+_WAYS: dict[str, tuple[Way, ...]] = {
+    "all_reduce": (Way.MPI, Way.PIPE, Way.DIRECT),
+    "reduce": _REDUCED,
+    "reduce_scatter": _REDUCED,
+    **dict.fromkeys(("broadcast", "all_gather", "gather", "scatter", "alltoall"), _MOVED),
+    **dict.fromkeys(("scan", "exscan"), _EVERYWHERE),
+}
+_WAYS_BETWEEN_NODES = {"all_reduce": (Way.MPI, Way.LANES)}
+
+OPERATIONS = tuple(_WAYS)
+"""The operations that have a choice."""
+
+
+def possible_ways(operation: str, arrays: str, *, several_nodes: bool) -> tuple[Way, ...]:
+    """Return the ways that `operation` can take with such arrays; rules for others are ignored."""
+    if several_nodes:
+        return _WAYS_BETWEEN_NODES.get(operation, (Way.MPI,))
+    ways = _WAYS.get(operation, (Way.MPI,))
+    return ways if arrays == "shared" else tuple(way for way in ways if way is not Way.DIRECT)
+
+
 DEFAULT: tuple[Rule, ...] = (
     Rule("all_reduce", "shared", Way.DIRECT),
     Rule("reduce", "shared", Way.DIRECT),
@@ -93,6 +123,7 @@ class Selection:
             for rule in rules
             if rule.ranks[0] <= ranks <= rule.ranks[1]
             and rule.nodes in ("any", "several" if several_nodes else "one")
+            and rule.way in possible_ways(rule.operation, rule.arrays, several_nodes=several_nodes)
         )
         self._found: dict[tuple[Kind, bool, bool], tuple[tuple[float, Way], ...]] = {}
 
@@ -107,15 +138,30 @@ class Selection:
                 return way
         return Way.MPI
 
+    def explain(
+        self, kind: Kind, nbytes: int, *, short: bool, shared: bool
+    ) -> tuple[Way, Rule | None]:
+        """Return the same way, and the rule that names it; None if there is no rule."""
+        for rule in self._fitting(kind, short, shared):
+            if nbytes <= _limit(rule):
+                return rule.way, rule
+        return Way.MPI, None
+
     def _steps(self, kind: Kind, short: bool, shared: bool) -> tuple[tuple[float, Way], ...]:
+        return tuple((_limit(rule), rule.way) for rule in self._fitting(kind, short, shared))
+
+    def _fitting(self, kind: Kind, short: bool, shared: bool) -> Iterator[Rule]:
         name, arrays = kind.name.lower(), "shared" if shared else "ordinary"
-        return tuple(
-            (float("inf") if rule.up_to is None else rule.up_to, rule.way)
-            for rule in self._rules
-            if rule.operation == name
-            and rule.arrays == arrays
-            and rule.numbers in ("any", "short" if short else "wide")
-        )
+        numbers = "any", "short" if short else "wide"
+        for rule in self._rules:
+            if (rule.operation, rule.arrays) == (name, arrays) and rule.numbers in numbers:
+                yield rule
+
+
+def _limit(rule: Rule) -> float:
+    """Return the most bytes that a rule is for."""
+    limit = math.inf if rule.up_to is None else rule.up_to
+    return min(limit, STAGED_UP_TO) if rule.way is Way.STAGED else limit
 
 
 def read_rules(path: str | None) -> tuple[Rule, ...]:

@@ -70,14 +70,17 @@ class PythonBoard:
     def post(self, *args: Any) -> Six | None:
         """Publish six numbers, an address and data (or None); then `test` for `spins` turns."""
         *numbers, data, spins = args
+        raw: Any = b""
+        if data is not None and memoryview(data).nbytes:
+            raw = memoryview(data).cast("B")
+        if len(raw) > self._payload:
+            raise ValueError("the data are larger than the board's payload")
         self._sequence += 1
         own, words = self._slot(self._rank), self._words
         for place, number in enumerate(numbers):
             words[own + place] = number
-        if data is not None:
-            raw = memoryview(data).cast("B") if memoryview(data).nbytes else b""
-            start = payload_places(self._size)[self.turn][self._rank]
-            self._bytes[start : start + len(raw)] = raw
+        start = payload_places(self._size)[self.turn][self._rank]
+        self._bytes[start : start + len(raw)] = raw
         words[own + AGREED + 1] = self._sequence
         found: Six | None = _spin(self.test, spins)
         return found

@@ -28,7 +28,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import CollectiveTimeout, RemoteError, TransportError
 from hpcdist.transport.call import Call, label
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.kernel import address_of, copy_in
+from hpcdist.transport.kernel import MOST, address_of, copy_in
 from hpcdist.transport.patience import poll
 from hpcdist.transport.shared_board import PAYLOAD, board_bytes, payload_places
 from hpcdist.transport.shared_heap import Heap
@@ -97,7 +97,7 @@ class SharedNode:
         self.timeout_s = timeout_s
         self.failed = False
         self.board = board_type(board_memory, rank, self.size, PAYLOAD)
-        self.has_pipe = hasattr(self.board, "begin")
+        self.has_pipe = hasattr(self.board, "begin") and self.size <= MOST
         self._progress = progress
         self._pids = pids
         self._heaps = heaps

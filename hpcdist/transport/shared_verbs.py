@@ -159,7 +159,7 @@ def _all_gather(node: SharedNode, call: Call, places: Places) -> list[Block]:
             _fetch(blocks[rank], places[rank], 0)
         elif not _same_memory(blocks[rank], send):
             blocks[rank][...] = send.reshape(-1)
-    return [Block(block, call.shape) for block in blocks]
+    return [] if call.recv is not None else [Block(block, call.shape) for block in blocks]
 
 
 def _gather(node: SharedNode, call: Call, places: Places) -> list[Block] | None:

@@ -1,0 +1,201 @@
+"""The command `hpcdist tune`: measure every way that operations can take, and write the best down.
+
+It runs on all ranks of a job. Rank 0 alone prints and writes; what stops it stops all ranks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from hpcdist.bench.command import _WORDS, _Bench, _mpi_version, _on_rank_0
+from hpcdist.bench.figures import read_counts, read_sizes, volume
+from hpcdist.bench.runfile import check_writable, describe_setting
+from hpcdist.bench.tables import plain_console, print_table
+from hpcdist.bench.tune import Series, Timing, costs_of, timings_as_json, tuned
+from hpcdist.bench.tune_stage import Effort, Plan, measure
+from hpcdist.comm.environment import init_parallel_env
+from hpcdist.comm.group import Group
+from hpcdist.errors import UsageError
+from hpcdist.runtime.environ import snapshot
+from hpcdist.runtime.place import read_place
+from hpcdist.transport.call import Kind
+from hpcdist.transport.select import (
+    FORMAT,
+    OPERATIONS,
+    Rule,
+    Selection,
+    Way,
+    rules_as_json,
+)
+
+_USUAL, _QUICK = Effort(15, 4e-3), Effort(3, 1e-3)
+_CAPTION = (
+    "the way chosen, and how many times as fast as MPI it was there; short numbers are float16 "
+    "and bfloat16, the slower of both"
+)
+
+
+@click.command(cls=_Bench, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("operations", nargs=-1)
+@click.option("-o", "--output", metavar="FILE.json", help="Write the tuning file.")
+@click.option("--sizes", default="16K:64M:4", show_default=True,
+              help="Bytes of the largest contribution: 64K,2M or 16K:64M (doubling).")  # fmt: skip
+@click.option("--ranks", help="Measure the first 2, the first 4 ranks ..., as 2,4,8; usually all.")
+@click.option("--rounds", type=click.IntRange(1), help="Samples of each measurement (15).")
+@click.option("--quick", is_flag=True, help="Few samples, to see that it works.")
+@click.option("-n", "--nprocs", type=click.IntRange(1), help="Start so many ranks.")
+@click.pass_context
+def tune(ctx: click.Context, /, nprocs: int | None, output: str | None, **given: Any) -> None:
+    """Measure which way each operation is fastest on the ranks of this job.
+
+    Start it like any program, as in `srun -N1 -n 8 hpcdist tune -o site.json`, or let it start its
+    ranks by -n. HPCDIST_TUNING=site.json puts the result in force. OPERATIONS are names such as
+    all_reduce; without a name all that have a choice.
+    """
+    size = read_place(snapshot()).size
+    plan = read_plan(given, nprocs or size)
+    if nprocs and nprocs != size:
+        if size > 1:
+            raise UsageError(f"-n {nprocs}, but this job has {size} ranks: use --ranks for fewer")
+        sys.exit(_start_ranks(nprocs, ctx.meta[_WORDS]))
+    _tune(plan, output)
+
+
+def read_plan(given: dict[str, Any], nranks: int) -> Plan:
+    """Turn the values of the options into a plan for a job of `nranks` ranks.
+
+    Raises:
+        UsageError: names what is wrong.
+
+    """
+    unknown = [name for name in given["operations"] if name not in OPERATIONS]
+    if unknown:
+        raise UsageError(f"{unknown[0]!r} has no choice of ways; there is {', '.join(OPERATIONS)}")
+    ranks = sorted(set(read_counts(given["ranks"].split(",")))) if given["ranks"] else [nranks]
+    if ranks[-1] > nranks:
+        raise UsageError(f"--ranks {ranks[-1]}, but this job has {nranks} ranks")
+    if ranks[0] < 2:
+        raise UsageError("one rank has nobody to talk to: start more by -n, srun or mpiexec")
+    effort = _QUICK if given["quick"] else _USUAL
+    effort = effort._replace(rounds=given["rounds"] or effort.rounds)
+    operations = tuple(dict.fromkeys(given["operations"])) or OPERATIONS
+    return Plan(operations, read_sizes(given["sizes"]), ranks, effort)
+
+
+def _start_ranks(nprocs: int, words: Sequence[str]) -> int:
+    """Run this same command on `nprocs` ranks; return the exit code."""
+    from hpcdist.launch.command import Options
+    from hpcdist.launch.run import Manner, run_job
+    from hpcdist.launch.site import find_site
+
+    environ = snapshot()
+    program = (sys.executable, "-m", "hpcdist", "tune", *words)
+    try:
+        options = Options(program, nprocs=nprocs)
+        return run_job(options, Manner(label=False), find_site(environ), environ)
+    except OSError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _tune(plan: Plan, output: str | None) -> None:
+    """Measure, print and write. Collective."""
+    world = init_parallel_env()
+    if output is not None:
+        _on_rank_0(world, lambda: check_writable(output))
+    nodes = len(set(world.mpi_comm.allgather(read_place(snapshot()).node_rank)))
+    setting = describe_setting(_mpi_version(), world.nranks, nodes)
+    notes: list[str] = []
+    with _progress(world) as at:
+        timings = measure(world, plan, notes, at)
+    _on_rank_0(world, lambda: _report(timings, setting, notes, output))
+
+
+@contextmanager
+def _progress(world: Group) -> Iterator[Callable[[int, int, str], Any]]:
+    """Show on rank 0, if standard error is a terminal, how far it is."""
+    shown = Progress(
+        console=Console(stderr=True),
+        transient=True,
+        auto_refresh=False,  # no thread beside the measurements
+        disable=world.rank > 0 or not sys.stderr.isatty(),
+    )
+    with shown:
+        task = shown.add_task("")
+        yield lambda done, total, text: shown.update(
+            task, completed=done, total=total, description=text, refresh=True
+        )
+
+
+# ---- the result
+
+
+def _report(
+    timings: Sequence[Timing], setting: dict[str, Any], notes: Sequence[str], output: str | None
+) -> None:
+    console = plain_console()
+    rules = tuned(timings)
+    for ranks, nodes in dict.fromkeys((each.ranks, each.nodes) for each in timings):
+        own = [each for each in timings if (each.ranks, each.nodes) == (ranks, nodes)]
+        selection = Selection(rules, ranks, several_nodes=nodes == "several")
+        rows = chosen_rows(own, selection)
+        columns = dict.fromkeys(rows[0], str)
+        print_table(console, f"{ranks} ranks on {nodes} node(s)", columns, rows, _CAPTION)
+    for note in dict.fromkeys(notes):
+        console.print(note)
+    if output is not None and timings:
+        write_tuning(output, setting, rules, timings)
+        console.print(f"wrote {output}: {len(rules)} rules; use it by HPCDIST_TUNING={output}")
+
+
+def chosen_rows(timings: Sequence[Timing], selection: Selection) -> list[dict[str, str]]:
+    """Return, by operation and kind of arrays, which way is taken at each size and its gain."""
+    sizes = sorted({each.nbytes for each in timings})
+    rows = []
+    for series, by_size in costs_of(timings).items():
+        row = {"operation": series.operation, "arrays": _in_words(series)}
+        for nbytes in sizes:
+            way = _chosen(selection, series, nbytes)
+            cost = by_size.get(nbytes, {}).get(way)
+            row[volume(nbytes)] = "" if cost is None else _gain(way, cost.ratio)
+        rows.append(row)
+    return rows
+
+
+def _in_words(series: Series) -> str:
+    return series.arrays if series.numbers == "any" else f"{series.arrays}, {series.numbers}"
+
+
+def _chosen(selection: Selection, series: Series, nbytes: int) -> Way:
+    shared, short = series.arrays == "shared", series.numbers == "short"
+    return selection.way(Kind[series.operation.upper()], nbytes, short=short, shared=shared)
+
+
+def _gain(way: Way, ratio: float) -> str:
+    return way.value if way is Way.MPI else f"{way.value} {1 / ratio:.3g}"
+
+
+def write_tuning(
+    path: str, setting: dict[str, Any], rules: Sequence[Rule], timings: Sequence[Timing]
+) -> None:
+    """Write a tuning file, complete or not at all."""
+    version = importlib.import_module("hpcdist").__version__
+    tuning = {
+        "format": FORMAT,
+        "made": {"hpcdist": version, **setting},
+        "rules": rules_as_json(rules),
+        "measured": timings_as_json(timings),
+    }
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.partial")
+    partial.write_text(json.dumps(tuning, indent=1) + "\n")
+    partial.replace(target)
