@@ -194,7 +194,7 @@ def gradients_stay_where_they_are_in_one_array_per_bucket():
         places.append([p.grad.__array_interface__["data"][0] for p in model.parameters()])
         base = layers.w1.grad.base
         assert all(p.grad.base is base for p in model.parameters())
-        assert base.size == sum(p.grad.size for p in model.parameters())
+        assert base.nbytes == sum(p.grad.nbytes for p in model.parameters())
         model.zero_grad()
     assert places[0] == places[1] == places[2]
 
