@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, final
 
 from mpi4py import MPI
@@ -47,10 +47,18 @@ _CANNOT = -1, -_NEVER
 
 @final
 class Agreement:
-    """The agreement of one group of at least two ranks; collective to create and to call."""
+    """The agreement of one group of at least two ranks; collective to create and to call.
+
+    `check(call)` is called now and then during a long wait, and may raise.
+    """
 
     def __init__(
-        self, comm: MPI.Intracomm, ranks: Sequence[int], timeout_s: float, exchange: Exchange
+        self,
+        comm: MPI.Intracomm,
+        ranks: Sequence[int],
+        timeout_s: float,
+        exchange: Exchange,
+        check: Callable[[Call], None] | None = None,
     ) -> None:
         self._comm = comm
         self._ranks = ranks
@@ -59,6 +67,7 @@ class Agreement:
         self.sequence = 0
         self._exchange = exchange
         self._post, self._look = exchange.post, exchange.test
+        self._check_others = check
         self._found: Six | None = None
         self._unfinished = 0
         self._left: dict[int, str] = {}
@@ -149,6 +158,8 @@ class Agreement:
                 "rank of a group take part in each of its operations",
                 self._ranks[rank],
             )
+        if self._check_others is not None:
+            self._check_others(call)
 
     def _time_out(self, call: Call) -> None:
         """Find out who is missing; return normally if they come in the meantime."""

@@ -143,10 +143,11 @@ class MpiHost(Transport):
 
     def _make_agreement(self) -> Agreement:
         if self.node is None:
-            exchange = mpi_exchange(self.comm)
+            exchange, check = mpi_exchange(self.comm), None
         else:
             exchange = board_exchange(self.node.board, self.progress)
-        return Agreement(self.comm, self.ranks, self.timeout_s, exchange)
+            check = self.node.check_alive
+        return Agreement(self.comm, self.ranks, self.timeout_s, exchange, check)
 
     def progress(self) -> None:
         """Let MPI proceed with messages under way."""

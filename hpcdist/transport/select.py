@@ -115,10 +115,10 @@ DEFAULT: tuple[Rule, ...] = (
 
 @final
 class Selection:
-    """The rules of one job, asked for one group."""
+    """The rules of one job, asked for one group; `rules` are those that fit it."""
 
     def __init__(self, rules: Sequence[Rule], ranks: int, *, several_nodes: bool) -> None:
-        self._rules = tuple(
+        self.rules = tuple(
             rule
             for rule in rules
             if rule.ranks[0] <= ranks <= rule.ranks[1]
@@ -153,7 +153,7 @@ class Selection:
     def _fitting(self, kind: Kind, short: bool, shared: bool) -> Iterator[Rule]:
         name, arrays = kind.name.lower(), "shared" if shared else "ordinary"
         numbers = "any", "short" if short else "wide"
-        for rule in self._rules:
+        for rule in self.rules:
             if (rule.operation, rule.arrays) == (name, arrays) and rule.numbers in numbers:
                 yield rule
 

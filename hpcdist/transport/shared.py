@@ -12,11 +12,11 @@ import numpy as np
 
 from hpcdist.arrays.parcel import EAGER
 from hpcdist.transport.call import Call, Kind
-from hpcdist.transport.kernel import code_of, compiled, divisor_of
+from hpcdist.transport.kernel import address_of, code_of, compiled, divisor_of
 from hpcdist.transport.mpi_objects import OBJECT_VERBS
 from hpcdist.transport.select import Way
 from hpcdist.transport.shared_board import PAYLOAD
-from hpcdist.transport.shared_node import SharedNode, slice_bytes
+from hpcdist.transport.shared_node import STAGED, SharedNode, slice_bytes
 from hpcdist.transport.shared_objects import (
     OBJECTS,
     close_parcel_segment,
@@ -73,10 +73,10 @@ def _address(host: MpiHost, node: SharedNode, call: Call, offered: Any, total: i
     """Return what this rank publishes about a large contribution, copied if that pays."""
     if offered is None:
         return _NOTHING
-    address = 0 if _overlaps(call) else node.shared_address(offered)
+    address = 0 if _overlaps(call, node.rank) else node.shared_address(offered)
     if address and _way(host, call, total, shared=True) is Way.DIRECT:
         return address
-    if _way(host, call, total, shared=False) is Way.STAGED:
+    if total <= STAGED and _way(host, call, total, shared=False) is Way.STAGED:
         return node.stage(offered)
     return 0
 
@@ -86,14 +86,15 @@ def _way(host: MpiHost, call: Call, total: int, *, shared: bool) -> Way:
     return host.selection.way(call.kind, total, short=short, shared=shared)
 
 
-def _overlaps(call: Call) -> bool:
+def _overlaps(call: Call, rank: int) -> bool:
     """Say whether a rank's result would overwrite what others still read."""
     send, recv = call.send, call.recv
     if send is None or recv is None:
         return False
-    if call.kind is Kind.ALL_GATHER:
-        return False  # a block in its own place is not written
-    return bool(np.may_share_memory(send, recv))
+    if not np.may_share_memory(send, recv):
+        return False
+    own = address_of(recv) + rank * send.nbytes
+    return call.kind is not Kind.ALL_GATHER or address_of(send) != own  # its own block
 
 
 def _run_large(
@@ -107,10 +108,11 @@ def _run_large(
             result = row.take_direct(node, call, places)
             node.finish(call, wait=True)
             return result
-        result = row.take(node, call, places)
-        if any(read_in_place):
-            node.finish(call, wait=read_in_place[node.rank])
-        return result
+        if not (any(read_in_place) and row.in_place):
+            result = row.take(node, call, places)
+            if any(read_in_place):
+                node.finish(call, wait=read_in_place[node.rank])
+            return result
     if (
         call.kind in _REDUCED
         and node.has_pipe

@@ -65,6 +65,7 @@ class Heap:
         with self._lock:
             if self.segment is None:
                 self.segment, self._memory = create_segment(self.capacity, "heap")
+                weakref.finalize(self, os.close, self.segment.descriptor).atexit = False
                 self._base = address_of(self._memory)
         return self.segment
 

@@ -13,11 +13,16 @@ from typing import NamedTuple
 
 
 class Segment(NamedTuple):
-    """Where others find a segment: the process that made it, its descriptor there, its bytes."""
+    """Where others find a segment: the process that made it, its descriptor there, its bytes.
+
+    `inode` tells whether what they find is this segment: in another container the same numbers
+    may mean another process.
+    """
 
     pid: int
     descriptor: int
     nbytes: int
+    inode: int = 0
 
 
 def create_segment(nbytes: int, name: str) -> tuple[Segment, mmap.mmap]:
@@ -34,7 +39,7 @@ def create_segment(nbytes: int, name: str) -> tuple[Segment, mmap.mmap]:
     except OSError:
         os.close(descriptor)
         raise
-    return Segment(os.getpid(), descriptor, nbytes), memory
+    return Segment(os.getpid(), descriptor, nbytes, os.fstat(descriptor).st_ino), memory
 
 
 def open_segment(segment: Segment, *, private: bool = False) -> mmap.mmap:
@@ -52,6 +57,8 @@ def open_segment(segment: Segment, *, private: bool = False) -> mmap.mmap:
     descriptor = os.open(path, os.O_RDONLY if private else os.O_RDWR)
     flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
     try:
+        if segment.inode and os.fstat(descriptor).st_ino != segment.inode:
+            raise OSError(f"{path} is not the memory of another rank: do they share a container?")
         return mmap.mmap(descriptor, segment.nbytes, flags=flags)
     finally:
         os.close(descriptor)

@@ -30,7 +30,9 @@ class Shared(NamedTuple):
     total: Callable[[Call, int], int]
     take: Callable[[SharedNode, Call, Places], Any]
     take_direct: Callable[[SharedNode, Call, Places], Any] | None = None
-    """Instead of `take` where the contributions are the callers' own arrays."""
+    """Instead of `take` where all contributions are the callers' own arrays."""
+    in_place: bool = False
+    """Whether `take` writes to what other ranks may still read, unless they read copies."""
 
 
 # ---- reductions
@@ -268,11 +270,11 @@ def _per_rank(call: Call, size: int) -> int:
 
 
 SHARED: dict[Kind, Shared] = {
-    Kind.ALL_REDUCE: Shared(_in_place, _received, _all_reduce, _all_reduce_direct),
-    Kind.REDUCE: Shared(_sent_or_in_place, _offered_bytes, _reduce, _reduce_direct),
+    Kind.ALL_REDUCE: Shared(_in_place, _received, _all_reduce, _all_reduce_direct, True),
+    Kind.REDUCE: Shared(_sent_or_in_place, _offered_bytes, _reduce, _reduce_direct, True),
     Kind.REDUCE_SCATTER: Shared(_sent, _per_rank, _reduce_scatter),
-    Kind.SCAN: Shared(_in_place, _received, _scan),
-    Kind.EXSCAN: Shared(_in_place, _received, _exscan),
+    Kind.SCAN: Shared(_in_place, _received, _scan, None, True),
+    Kind.EXSCAN: Shared(_in_place, _received, _exscan, None, True),
     Kind.BROADCAST: Shared(_by_root, _received, _broadcast),
     Kind.ALL_GATHER: Shared(_sent, _offered_bytes, _all_gather),
     Kind.GATHER: Shared(_sent, _offered_bytes, _gather),
