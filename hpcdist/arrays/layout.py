@@ -6,7 +6,7 @@ block per rank. Arrays that already lie one after the other are used where they 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,12 +14,18 @@ from hpcdist.arrays.buffer import Buffer
 from hpcdist.arrays.libraries import NumpyArray
 
 
-def join(buffers: Sequence[Buffer]) -> NumpyArray:
-    """Return the memory of `buffers` (one dtype) as one flat array, copied only if apart."""
+def join(
+    buffers: Sequence[Buffer], empty: Callable[[int, np.dtype], NumpyArray] = np.empty
+) -> NumpyArray:
+    """Return the memory of `buffers` (one dtype) as one flat array, copied only if apart.
+
+    `empty` makes the memory for a copy.
+    """
     adjacent = adjacent_view(buffers)
     if adjacent is not None:
         return adjacent
-    return np.concatenate([buffer.data.reshape(-1) for buffer in buffers])
+    flats = [buffer.data.reshape(-1) for buffer in buffers]
+    return np.concatenate(flats, out=empty(sum(flat.size for flat in flats), flats[0].dtype))
 
 
 def adjacent_view(buffers: Sequence[Buffer]) -> NumpyArray | None:
@@ -30,6 +36,8 @@ def adjacent_view(buffers: Sequence[Buffer]) -> NumpyArray | None:
         return first
     if not isinstance(base, np.ndarray) or not base.flags.c_contiguous:
         return None
+    if base.dtype == np.uint8 and base.size % first.itemsize == 0:  # memory made by `empty`
+        base = base.reshape(-1).view(first.dtype)
     if base.dtype != first.dtype:
         return None
     expected = start = _address(first)

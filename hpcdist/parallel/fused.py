@@ -7,6 +7,7 @@ as a piece is sent from where it lies. Any layout, library and dtype of fixed si
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hpcdist.arrays.buffer import Buffer, as_buffer, typed, wrap_like
 from hpcdist.arrays.layout import join, spread
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.group import Group
+from hpcdist.comm.memory import empty
 from hpcdist.errors import UsageError
 from hpcdist.parallel.buckets import plan_buckets
 from hpcdist.parallel.model import DEFAULT_MB, bucket_limits
@@ -42,7 +44,7 @@ def fused(buffers: Sequence[Buffer], group: Group, operation: Operation) -> list
     for indices in _pieces(buffers, limit):
         parts = [buffers[index] for index in indices]
         if _is_writable(parts[0]):
-            flat = join(parts)
+            flat = join(parts, partial(empty, group=group))
             operation(typed(flat, parts[0].dtype))
             spread(flat, parts)
         else:
