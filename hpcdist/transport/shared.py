@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcdist.arrays.parcel import EAGER
+from hpcdist.errors import TransportError
 from hpcdist.transport.call import Call, Kind
 from hpcdist.transport.kernel import address_of, code_of, compiled, divisor_of
 from hpcdist.transport.mpi_objects import OBJECT_VERBS
@@ -126,7 +127,11 @@ def _run_large(
 
 def _objects(host: MpiHost, node: SharedNode, call: Call) -> Any:
     """Exchange objects: small ones on the board, large ones in segments, others by MPI."""
-    descriptor = open_parcel_segment(call, node.rank)
+    try:
+        descriptor = open_parcel_segment(call, node.rank)
+    except OSError as error:  # no descriptor is left: nobody goes on
+        reason = TransportError(f"no memory for a large object: {error}; see `ulimit -n`")
+        return host.agree(call._replace(error=reason))
     try:
         meta = small_parcel(call, node.rank)
         detail = host.agree(call, descriptor + 1, meta)

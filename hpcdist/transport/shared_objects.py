@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcdist.arrays.parcel import EAGER, Parcel, buffer_lengths
+from hpcdist.errors import TransportError
 from hpcdist.transport.call import Call, Kind
 from hpcdist.transport.shared_node import SharedNode
 from hpcdist.transport.shared_segment import Segment, open_segment
@@ -54,10 +55,11 @@ def use_segments(call: Call, detail: tuple[int, int]) -> bool:
 def exchange_parcels(node: SharedNode, call: Call, descriptor: int) -> list[Parcel] | None:
     """Send and receive the parcels of an object collective; all ranks have agreed on it."""
     kind, rank, root = call.kind, node.rank, call.root
-    if descriptor >= 0:
-        _write(descriptor, call.parcels)
+    failure = _write_or_fail(descriptor, call.parcels) if descriptor >= 0 else None
     node.step(call)
     try:
+        if failure is not None:
+            raise failure
         index = rank if kind in _PER_RECEIVER else 0
         if kind is Kind.GATHER_OBJECT and rank != root:
             return None
@@ -68,6 +70,16 @@ def exchange_parcels(node: SharedNode, call: Call, descriptor: int) -> list[Parc
         ]
     finally:
         node.step(call)
+
+
+def _write_or_fail(descriptor: int, parcels: Sequence[Parcel]) -> TransportError | None:
+    """Write the parcels; whoever opens a segment that could not be written finds it empty."""
+    try:
+        _write(descriptor, parcels)
+    except OSError as error:
+        os.truncate(descriptor, 0)
+        return TransportError(f"a large object could not be written to shared memory: {error}")
+    return None
 
 
 def _receive(node: SharedNode, sender: int, index: int) -> Parcel:
@@ -107,7 +119,12 @@ def _write_at(descriptor: int, data: Any, start: int) -> int:
 
 def _read(segment: Segment, index: int) -> Parcel:
     """Map a parcel; its buffers keep the mapping alive."""
-    whole = memoryview(open_segment(segment, private=True))
+    try:
+        whole = memoryview(open_segment(segment, private=True))
+    except (OSError, ValueError) as error:
+        raise TransportError(
+            f"a large object of another rank cannot be read from shared memory: {error}"
+        ) from error
     start, length = _PAIR.unpack_from(whole, index * _PAIR.size)
     meta = whole[start : start + length]
     start = _rounded(start + length, _LINE)
