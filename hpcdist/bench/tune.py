@@ -121,13 +121,12 @@ def good_shared_ways(costs: Costs, otherwise: Way) -> Good:
 
     They are taken where they are, or like ordinary arrays, which take the way `otherwise`.
     """
-    like_ordinary = costs[otherwise].ratio if otherwise in costs else 1.0
+    both = {otherwise: costs[otherwise].ratio if otherwise in costs else 1.0}
     direct = costs.get(Way.DIRECT)
-    if direct is None or not direct.wins or direct.ratio > like_ordinary * (1 + MARGIN):
-        return {otherwise: like_ordinary}
-    if direct.ratio < like_ordinary * (1 - MARGIN):
-        return {Way.DIRECT: direct.ratio}
-    return {Way.DIRECT: direct.ratio, otherwise: like_ordinary}
+    if direct is not None and (direct.wins or otherwise is not Way.MPI):
+        both[Way.DIRECT] = direct.ratio
+    enough = min(both.values()) * (1 + MARGIN)
+    return {way: ratio for way, ratio in both.items() if ratio <= enough}
 
 
 # ---- from sizes to steps

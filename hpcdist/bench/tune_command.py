@@ -5,8 +5,9 @@ It runs on all ranks of a job. Rank 0 alone prints and writes; what stops it sto
 
 from __future__ import annotations
 
-import importlib
 import json
+import os
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from hpcdist.bench.tune import Series, Timing, costs_of, timings_as_json, tuned
 from hpcdist.bench.tune_stage import Effort, Plan, measure
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
+from hpcdist.diagnostics.facts import own_version
 from hpcdist.errors import UsageError
 from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.place import read_place
@@ -112,12 +114,17 @@ def _tune(plan: Plan, output: str | None) -> None:
     world = init_parallel_env()
     if output is not None:
         _on_rank_0(world, lambda: check_writable(output))
-    nodes = len(set(world.mpi_comm.allgather(read_place(snapshot()).node_rank)))
+    nodes = len(set(world.mpi_comm.allgather(socket.gethostname())))
     setting = describe_setting(_mpi_version(), world.nranks, nodes)
-    notes: list[str] = []
+    notes = busy(max(world.mpi_comm.allgather(os.getloadavg()[0])))
     with _progress(world) as at:
         timings = measure(world, plan, notes, at)
     _on_rank_0(world, lambda: _report(timings, setting, notes, output))
+
+
+def busy(load: float) -> list[str]:
+    """Return what there is to say of a node that had so many processes running before."""
+    return [f"a node was busy before (load {load:.1f}): measure on idle nodes"] if load > 1 else []
 
 
 @contextmanager
@@ -149,7 +156,8 @@ def _report(
         selection = Selection(rules, ranks, several_nodes=nodes == "several")
         rows = chosen_rows(own, selection)
         columns = dict.fromkeys(rows[0], str)
-        print_table(console, f"{ranks} ranks on {nodes} node(s)", columns, rows, _CAPTION)
+        where = f"{ranks} ranks on {nodes} node{'s' * (nodes == 'several')}"
+        print_table(console, where, columns, rows, _CAPTION)
     for note in dict.fromkeys(notes):
         console.print(note)
     if output is not None and timings:
@@ -188,10 +196,9 @@ def write_tuning(
     path: str, setting: dict[str, Any], rules: Sequence[Rule], timings: Sequence[Timing]
 ) -> None:
     """Write a tuning file, complete or not at all."""
-    version = importlib.import_module("hpcdist").__version__
     tuning = {
         "format": FORMAT,
-        "made": {"hpcdist": version, **setting},
+        "made": {"hpcdist": own_version(), **setting},
         "rules": rules_as_json(rules),
         "measured": timings_as_json(timings),
     }

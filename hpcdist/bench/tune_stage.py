@@ -193,9 +193,20 @@ def _measure_spot(team: Team, spot: Spot, effort: Effort, notes: list[str]) -> l
 
 
 def _maker(group: Group, operation: str) -> Callable[[Task], Call]:
-    if operation == "exscan":
-        return lambda task: partial(collectives.exscan, task.x, ReduceOp.SUM, group)
-    return start_own(group).calls[_case(operation)]
+    """Return what makes the call; arrays are handed in whole, so that they may stay in place."""
+    verbs, at_root = collectives, group.rank == 0
+
+    def scatter(task: Task) -> Call:
+        return partial(verbs.scatter, task.out, task.x if at_root else None, task.root, group)
+
+    def gather(task: Task) -> Call:
+        return partial(verbs.gather, task.x, task.out if at_root else None, task.root, group)
+
+    def exscan(task: Task) -> Call:
+        return partial(verbs.exscan, task.x, ReduceOp.SUM, group)
+
+    own = {make.__name__: make for make in (scatter, gather, exscan)}
+    return own.get(operation) or start_own(group).calls[_case(operation)]
 
 
 def _by(host: Any, selection: Selection, call: Call) -> Call:

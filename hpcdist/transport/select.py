@@ -60,17 +60,15 @@ class Rule(NamedTuple):
 STAGED_UP_TO = MiB
 """Bytes of the largest contribution that fits into the staging memory as a whole."""
 
-_EVERYWHERE = (Way.MPI, Way.STAGED)
-_MOVED = (*_EVERYWHERE, Way.DIRECT)
-_REDUCED = (*_EVERYWHERE, Way.PIPE, Way.DIRECT)
-# The ways an operation can take inside a node. Not here, because a rank would write what others
-# still read: all_reduce staged, where only some ranks bring shared arrays; scans in place.
+_COPIED = (Way.MPI, Way.STAGED)
+_MOVED = (*_COPIED, Way.DIRECT)
+_REDUCED = (*_COPIED, Way.PIPE, Way.DIRECT)
+# The ways an operation can take inside a node. Scans are never direct: a rank's result would
+# overwrite what others still read.
 _WAYS: dict[str, tuple[Way, ...]] = {
-    "all_reduce": (Way.MPI, Way.PIPE, Way.DIRECT),
-    "reduce": _REDUCED,
-    "reduce_scatter": _REDUCED,
+    **dict.fromkeys(("all_reduce", "reduce", "reduce_scatter"), _REDUCED),
     **dict.fromkeys(("broadcast", "all_gather", "gather", "scatter", "alltoall"), _MOVED),
-    **dict.fromkeys(("scan", "exscan"), _EVERYWHERE),
+    **dict.fromkeys(("scan", "exscan"), _COPIED),
 }
 _WAYS_BETWEEN_NODES = {"all_reduce": (Way.MPI, Way.LANES)}
 
@@ -188,10 +186,21 @@ def read_rules(path: str | None) -> tuple[Rule, ...]:
 def _rule(row: dict[str, Any]) -> Rule:
     known = {name: row[name] for name in Rule._fields if name in row}
     rule = Rule(**known)._replace(way=Way(row["way"]))
-    if rule.operation.upper() not in Kind.__members__:
+    if str(rule.operation).upper() not in Kind.__members__:
         raise ValueError(f"unknown operation {rule.operation!r}")
+    for name, choices in _CHOICES.items():
+        if getattr(rule, name) not in choices:
+            raise ValueError(f"{name} {getattr(rule, name)!r} is none of {', '.join(choices)}")
     first, last = rule.ranks
-    return rule._replace(ranks=(int(first), int(last)))
+    up_to = None if rule.up_to is None else int(rule.up_to)
+    return rule._replace(ranks=(int(first), int(last)), up_to=up_to)
+
+
+_CHOICES = {
+    "arrays": ("ordinary", "shared"),
+    "numbers": ("any", "short", "wide"),
+    "nodes": ("one", "several", "any"),
+}
 
 
 def rules_as_json(rules: Iterable[Rule]) -> list[dict[str, Any]]:

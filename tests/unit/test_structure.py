@@ -23,6 +23,7 @@ LAYERS = [
     "parallel",
     "torch",
     "launch",
+    "diagnostics",
     "bench",
     "testing",
 ]

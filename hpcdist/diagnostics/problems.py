@@ -1,0 +1,130 @@
+"""`problems_of`: what is wrong or slow in a job, and what to do about it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hpcdist.config import Config
+from hpcdist.diagnostics.facts import Job
+
+_HARMLESS = ("Python", "NumPy", "mpi4py", "compiled kernel")
+"""What may differ between ranks: it is slower or unusual, but not wrong."""
+
+_ONE_PLACE = (
+    "let the ranks of a node run as the same user in one container, with /proc not hidden (hidepid)"
+)
+
+
+class Problem(NamedTuple):
+    """Something to be put right; `stops` says that the job would be wrong or hang."""
+
+    stops: bool
+    what: str
+    remedy: str
+
+
+def problems_of(job: Job, config: Config, dtypes: list[str]) -> list[Problem]:
+    """Return what is to be put right, the worst first.
+
+    Args:
+        job: what was found.
+        config: the settings.
+        dtypes: those that the compiled kernel reduces; none without one.
+
+    """
+    found = [
+        *_size(job),
+        *_different(job),
+        *_memory(job),
+        *_cores(job),
+        *_threads(job),
+        *_kernel(config, dtypes),
+        *_tuning(job),
+        *_pretended(config),
+    ]
+    return sorted(found, key=lambda problem: not problem.stops)
+
+
+def _size(job: Job) -> Iterator[Problem]:
+    if job.ranks == 1 and job.meant is not None and job.meant[0] > 1:
+        number, variable = job.meant
+        yield Problem(
+            True,
+            f"{variable}={number} says that there are {number} ranks, but MPI sees one",
+            "use the launcher of this MPI library (see `hpcdist run --dry-run`); where one rank "
+            "is meant, unset the variable",
+        )
+
+
+def _different(job: Job) -> Iterator[Problem]:
+    for name in job.differs:
+        yield Problem(
+            name not in _HARMLESS,
+            f"the ranks have different values of: {name}",
+            "start all ranks from one environment, with one installation and one tuning file",
+        )
+
+
+def _memory(job: Job) -> Iterator[Problem]:
+    if job.memory.shared is False:
+        why = f": {job.memory.why_not}" if job.memory.why_not else ""
+        yield Problem(False, f"the ranks of a node do not share memory{why}", _ONE_PLACE)
+
+
+def _cores(job: Job) -> Iterator[Problem]:
+    full = max(job.loads, key=lambda load: load.ranks / load.cores)
+    if full.ranks <= full.cores:
+        return
+    remedy = "give each rank a core of its own, by fewer ranks or by the launcher's binding"
+    if job.yields is False:
+        remedy += "; until then set OMPI_MCA_mpi_yield_when_idle=1, so that waiting ranks give way"
+    yield Problem(False, f"{full.ranks} ranks share {full.cores} core(s) on {full.host}", remedy)
+
+
+def _threads(job: Job) -> Iterator[Problem]:
+    if job.thread_level != "MULTIPLE":
+        yield Problem(
+            False,
+            f"MPI allows threads at level {job.thread_level} only: what is started ends at once "
+            "instead of going on beside the computing",
+            "take an MPI library built for THREAD_MULTIPLE, or start MPI at that level",
+        )
+
+
+def _kernel(config: Config, dtypes: list[str]) -> Iterator[Problem]:
+    if config.kernel == "never":
+        yield Problem(False, "HPCDIST_KERNEL=never: NumPy reduces in shared memory", "unset it")
+    elif not dtypes:
+        yield Problem(
+            False,
+            "hpcdist was installed without a C compiler: NumPy reduces in shared memory, slower",
+            "load a compiler and install again: pip install --force-reinstall --no-deps hpcdist",
+        )
+
+
+def _tuning(job: Job) -> Iterator[Problem]:
+    tuning = job.tuning
+    if tuning.path is not None and job.ranks > 1 and not tuning.fitting:
+        yield Problem(
+            False,
+            f"{tuning.path} has no rule for {job.ranks} ranks on "
+            f"{'one node' if job.one_node else 'several nodes'}; the default rules hold",
+            f"measure them: start {job.ranks} ranks of `hpcdist tune -o FILE`",
+        )
+
+
+def _pretended(config: Config) -> Iterator[Problem]:
+    if config.ranks_per_node is not None:
+        yield Problem(
+            False,
+            f"HPCDIST_RANKS_PER_NODE={config.ranks_per_node}: every {config.ranks_per_node} ranks "
+            "are taken for a node, whatever they run on",
+            "unset it, except to try things out",
+        )
+
+
+def refused(error: Exception) -> Problem:
+    """Return the problem of a job that cannot even start."""
+    what, _, remedy = str(error).partition(";")
+    return Problem(True, what, remedy.strip() or "see above")
