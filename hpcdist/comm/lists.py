@@ -85,7 +85,7 @@ def _check_whole(group: Group, whole: Buffer, part: Buffer, what: str) -> None:
 
 def gathered_into(
     group: Group, target: Any, own: Buffer, like: Any, what: str
-) -> tuple[NumpyArray | None, Callable[[Any], None]]:
+) -> tuple[NumpyArray | None, Callable[[Any], None] | None]:
     """Say where gathered blocks go: one array, a list of n arrays, or an empty list to fill."""
     if target is None:
         raise UsageError(
@@ -127,9 +127,9 @@ def _fill(target: list[Any], own: Buffer, like: Any) -> Callable[[Any], None]:
     return finish
 
 
-def unpack(buffer: Buffer) -> Callable[[Any], None]:
-    """Return the `finish` of a call that writes into one array."""
-    return lambda _: buffer.unpack()
+def unpack(buffer: Buffer) -> Callable[[Any], None] | None:
+    """Return the `finish` of a call that writes into one array; None where nothing is packed."""
+    return None if buffer.home is None else lambda _: buffer.unpack()
 
 
 def keep(_: Any) -> None:
