@@ -135,7 +135,7 @@ def _kinds(outcomes: dict[tuple[str, str], Outcome]) -> Iterator[tuple[str, Outc
         wide, short = (outcomes[arrays, numbers] for numbers in NUMBERS)
         yield arrays, wide
         if short != wide:
-            yield f"{arrays}, 16-bit floats", short
+            yield f"{arrays}, 16-bit floats and means", short
 
 
 def meanings(rows: Iterable[Row]) -> list[dict[str, str]]:

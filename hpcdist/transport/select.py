@@ -45,7 +45,8 @@ class Rule(NamedTuple):
     """One row: operations of at most `up_to` bytes (None: any) take `way`.
 
     `arrays` are "shared" if all contributions are in shared memory. `numbers` are "short" for
-    float16 and bfloat16. `ranks` is the range of ranks per node, both ends included.
+    float16 and bfloat16, and for means: there MPI needs passes of ours before and after. `ranks`
+    is the range of ranks per node, both ends included.
     """
 
     operation: str

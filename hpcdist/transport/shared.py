@@ -15,6 +15,7 @@ from hpcdist.errors import TransportError
 from hpcdist.transport.call import Call, Kind
 from hpcdist.transport.kernel import address_of, code_of, compiled, divisor_of
 from hpcdist.transport.mpi_objects import OBJECT_VERBS
+from hpcdist.transport.recipes import ReduceOp
 from hpcdist.transport.select import Way
 from hpcdist.transport.shared_board import PAYLOAD
 from hpcdist.transport.shared_node import STAGED, SharedNode, slice_bytes
@@ -83,8 +84,14 @@ def _address(host: MpiHost, node: SharedNode, call: Call, offered: Any, total: i
 
 
 def _way(host: MpiHost, call: Call, total: int, *, shared: bool) -> Way:
-    short = call.dtype is not None and call.dtype.wide is not None and call.dtype.family == "float"
-    return host.selection.way(call.kind, total, short=short, shared=shared)
+    return host.selection.way(call.kind, total, short=_needs_passes(call), shared=shared)
+
+
+def _needs_passes(call: Call) -> bool:
+    """Say whether MPI needs passes of ours before or after: 16-bit floats, and means."""
+    dtype = call.dtype
+    is_short = dtype is not None and dtype.wide is not None and dtype.family == "float"
+    return is_short or call.op is ReduceOp.AVG
 
 
 def _overlaps(call: Call, rank: int) -> bool:

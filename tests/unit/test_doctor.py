@@ -177,7 +177,7 @@ def test_rows_that_fare_alike_are_told_once():
     assert [list(row.values())[1:4] for row in folded(rows)] == [
         ["any", "1 KiB", "board"],
         ["ordinary", "64 KiB", "pipe"],
-        ["ordinary, 16-bit floats", "64 KiB, 1 MiB", "pipe"],
+        ["ordinary, 16-bit floats and means", "64 KiB, 1 MiB", "pipe"],
         ["shared", "64 KiB, 1 MiB", "direct"],
         ["ordinary", "1 MiB", "mpi"],
     ]
