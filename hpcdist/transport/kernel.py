@@ -1,7 +1,7 @@
 """`combine`: reduce memory of several ranks that one process can see.
 
 The compiled part (`_kernel.c`) carries the common dtypes and operators; NumPy carries the rest,
-and everything where it was not compiled. Both follow the call's `Recipe` to the bit.
+and everything where it was not compiled. Both follow the call's `Recipe` to the bit, except for which NaN a NaN is.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from typing import final
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.transport.call_site import outer_frame
 from hpcdist.transport.kernel import address_of
 from hpcdist.transport.shared_segment import Segment, create_segment, open_segment
 
@@ -119,7 +120,7 @@ class Heap:
                 f"an array of {nbytes} bytes does not fit into shared memory ({why}); it is an "
                 "ordinary one, and its collectives copy. Set HPCDIST_SHARED_HEAP_MB to allow more",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=outer_frame()[1],
             )
 
     def _take(self, length: int) -> int | None:

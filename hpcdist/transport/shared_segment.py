@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 from typing import NamedTuple
 
 
@@ -62,3 +63,9 @@ def open_segment(segment: Segment, *, private: bool = False) -> mmap.mmap:
         return mmap.mmap(descriptor, segment.nbytes, flags=flags)
     finally:
         os.close(descriptor)
+
+
+def descriptors_are_few() -> bool:
+    """Say whether this process has opened three quarters of the files that it may open. Local."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return len(os.listdir("/proc/self/fd")) >= limit * 3 // 4

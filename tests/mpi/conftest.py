@@ -4,7 +4,9 @@ After each test all ranks compare notes; if one failed, all stop, so that no ran
 that has gone on to the next test.
 """
 
+import json
 import os
+import tempfile
 
 import numpy as np
 import pytest
@@ -40,6 +42,38 @@ def and_the_world_goes_on(rank, size):
     x = np.array([rank + 1])
     dist.all_reduce(x)
     assert x[0] == size * (size + 1) // 2
+
+
+@pytest.fixture
+def world_with(monkeypatch):
+    """Start the world anew with other settings, and end it after the test."""
+
+    import hpcdist as dist
+
+    def start(**settings):
+        for name, value in settings.items():
+            monkeypatch.setenv(f"HPCDIST_{name.upper()}", str(value))
+        dist.destroy_process_group()
+        dist.init_parallel_env()
+
+    yield start
+    dist.destroy_process_group()
+    monkeypatch.undo()
+    dist.init_parallel_env()
+
+
+@pytest.fixture
+def tuned(world_with):
+    """Start the world anew with these rules before the default ones."""
+    from hpcdist.transport.select import FORMAT, rules_as_json
+
+    def start(rules, **settings):
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as tuning:
+            json.dump({"format": FORMAT, "rules": rules_as_json(rules)}, tuning)
+            tuning.flush()
+            world_with(tuning=tuning.name, **settings)
+
+    return start
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 import hpcdist as dist
 from hpcdist.testing.programs import programs, run_program
+from hpcdist.transport.select import Rule, Way
 
 world = MPI.COMM_WORLD
 
@@ -37,7 +38,7 @@ def draw_programs(count, max_steps):
 
 
 def test_random_programs_end_as_numpy_says():
-    for program in draw_programs(200, max_steps=6):
+    for program in draw_programs(350, max_steps=6):
         run_program(program)
 
 
@@ -46,16 +47,33 @@ def test_reductions_cut_into_pieces_end_as_numpy_says(tiny_pieces):
         run_program(program)
 
 
+def test_programs_end_as_numpy_says_without_the_compiled_kernel(without_kernel):
+    for program in draw_programs(60, max_steps=4):
+        run_program(program)
+
+
+def test_programs_end_as_numpy_says_on_several_nodes(two_nodes):
+    for program in draw_programs(60, max_steps=4):
+        run_program(program)
+
+
 @pytest.fixture
-def tiny_pieces(monkeypatch):
+def tiny_pieces(world_with):
     """Make every reduction of more than two numbers travel in pieces."""
-    monkeypatch.setenv("HPCDIST_PIECE_MB", str(20 / 2**20))
-    dist.destroy_process_group()
-    dist.init_parallel_env()
-    yield
-    dist.destroy_process_group()
-    monkeypatch.undo()
-    dist.init_parallel_env()
+    world_with(piece_mb=20 / 2**20)
+
+
+@pytest.fixture
+def without_kernel(world_with):
+    """Leave boards to Python and reductions in shared memory to NumPy."""
+    world_with(kernel="never")
+
+
+@pytest.fixture
+def two_nodes(tuned):
+    """Pretend that the ranks are on several nodes, and let every all_reduce use the lanes."""
+    lanes = Rule("all_reduce", "ordinary", Way.LANES, nodes="several")
+    tuned([lanes], ranks_per_node=2 if world.size > 2 else 1)
 
 
 @pytest.mark.parametrize("count", [1, 7, 1001, 70_000])

@@ -1,0 +1,144 @@
+"""Shared memory when a rank is killed, and the contract without the kernel and on several nodes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcdist.launch.command import Family, Options, build_command
+from hpcdist.launch.site import find_site
+from hpcdist.runtime.environ import snapshot
+
+ROOT = Path(__file__).parents[2]
+RANKS = 3
+SOON_S = 10.0
+"""Far above the second that an end takes, far below the time limit of an operation."""
+
+KEEP_THE_REST = {
+    Family.OPENMPI: ["--enable-recovery"],
+    Family.MPICH: ["-disable-auto-cleanup"],
+    Family.IMPI: ["-disable-auto-cleanup"],
+}
+"""What makes a launcher leave the other ranks alone when one is killed."""
+
+STREAM = """
+import os, signal, sys, threading, time
+import numpy as np
+import hpcdist as dist
+
+rank = dist.init_parallel_env(timeout=60).rank
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # hydra sends it when a rank dies
+x = np.ones(8 << 10)
+shared = dist.zeros(512 << 10)
+operations = {
+    "all_reduce of an ordinary array": lambda: dist.all_reduce(x, dist.ReduceOp.MAX),
+    "all_reduce of a shared array": lambda: dist.all_reduce(shared, dist.ReduceOp.MAX),
+    "barrier": dist.barrier,
+}
+operation = operations[sys.argv[1]]
+operation()
+if rank == 1:
+    print(f"failing at {time.time() + 0.3}", flush=True)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+try:
+    while True:
+        operation()
+except dist.HpcdistError as error:
+    with open(f"rank.{rank}", "w") as words:
+        words.write(f"{type(error).__name__} {getattr(error, 'rank', None)}: {error}")
+    time.sleep(1)
+    os._exit(3)
+"""
+
+
+def environments():
+    """Return the environment for each MPI: this Python's own, and an MPICH in .mpich."""
+    found = {"the MPI of this Python": snapshot()}
+    mpich = ROOT / ".mpich"
+    if (mpich / "bin" / "mpiexec").exists():
+        found["MPICH"] = snapshot() | {
+            "MPI4PY_MPIABI": "mpich",
+            "LD_LIBRARY_PATH": str(mpich / "lib"),
+            "PATH": f"{mpich / 'bin'}:{os.environ['PATH']}",
+        }
+    return {name: env for name, env in found.items() if find_site(env).mpiexec is not None}
+
+
+ENVIRONMENTS = environments()
+pytestmark = pytest.mark.skipif(not ENVIRONMENTS, reason="no mpiexec")
+
+
+def run(environ, program, folder, keep_the_rest=False, **settings):
+    """Run a program on three ranks to its end; return its exit status and what it printed."""
+    site = find_site(environ)
+    options = Options((sys.executable, *program), nprocs=RANKS, here=True, label=False)
+    command = build_command(options, site, environ)
+    launcher, *rest = command.argv
+    kept = KEEP_THE_REST[site.family] if keep_the_rest else []
+    env = {name: value for name, value in environ.items() if name not in command.unset}
+    job = subprocess.Popen(
+        [launcher, *kept, *rest],
+        env={**env, **command.env, "PYTHONPATH": str(ROOT), **settings},
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        out, _ = job.communicate(timeout=80)
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.communicate()
+    return job.returncode, out
+
+
+def own_names():
+    """Return what of ours has a name in /dev/shm: nothing ever should."""
+    return [name for name in os.listdir("/dev/shm") if "hpcdist" in name]
+
+
+OPERATIONS = ["all_reduce of an ordinary array", "all_reduce of a shared array", "barrier"]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("keep_the_rest", [False, True], ids=["ended", "kept"])
+@pytest.mark.parametrize("mpi", ENVIRONMENTS)
+def test_ranks_do_not_wait_for_one_that_is_killed(mpi, keep_the_rest, operation, tmp_path):
+    environ = ENVIRONMENTS[mpi]
+    if keep_the_rest and find_site(environ).family not in KEEP_THE_REST:
+        pytest.skip("no option of this launcher keeps the other ranks")
+    script = tmp_path / "stream.py"
+    script.write_text(STREAM)
+    code, out = run(environ, (str(script), operation), tmp_path, keep_the_rest)
+    failed_at = float(re.search(r"failing at ([\d.]+)", out)[1])
+    assert time.time() - failed_at < SOON_S
+    assert keep_the_rest or code != 0
+    told = {path.name: path.read_text() for path in tmp_path.glob("rank.*")}
+    assert not keep_the_rest or sorted(told) == ["rank.0", "rank.2"], out
+    for words in told.values():
+        assert words.startswith("RemoteError 1: rank 1 died during"), words
+    assert own_names() == []
+
+
+@pytest.mark.parametrize(
+    "setting", [{"HPCDIST_KERNEL": "never"}, {"HPCDIST_RANKS_PER_NODE": "2"}], ids=str
+)
+def test_the_contract_is_kept(setting, tmp_path):
+    tests = str(ROOT / "tests" / "mpi" / "test_contract.py")
+    program = ("-m", "pytest", "-q", "--with-mpi", "-p", "no:cacheprovider", "--rootdir", str(ROOT))
+    environ = next(iter(ENVIRONMENTS.values()))
+    code, out = run(environ, (*program, tests), tmp_path, **setting)
+    assert code == 0, out[-8000:]
+    assert out.count(" passed") == RANKS
+    assert "failed" not in out

@@ -1,0 +1,563 @@
+"""Boards: what ranks tell each other through one piece of memory. All ranks are in this process."""
+
+import itertools
+import mmap
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from hpcdist.arrays.buffer import carried
+from hpcdist.arrays.dtypes import dtype_row
+from hpcdist.transport import kernel
+from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.kernel import code_of, compiled, divisor_of
+from hpcdist.transport.recipes import ReduceOp, recipe_for
+from hpcdist.transport.shared_board import (
+    PAYLOAD,
+    PythonBoard,
+    board_bytes,
+    board_class,
+    payload_places,
+)
+from hpcdist.transport.shared_heap import Heap
+from hpcdist.transport.shared_node import SharedNode, node_bytes
+
+needs_compiled = pytest.mark.skipif(compiled is None, reason="the kernel was not compiled here")
+BOARDS = [pytest.param(PythonBoard, id="Python")]
+BOARDS.append(pytest.param(getattr(compiled, "Board", None), id="compiled", marks=needs_compiled))
+
+
+def boards_of(board_type, size):
+    """Return the memory and the boards of `size` ranks."""
+    memory = mmap.mmap(-1, board_bytes(size))
+    return memory, [board_type(memory, rank, size, PAYLOAD) for rank in range(size)]
+
+
+@pytest.fixture(params=BOARDS)
+def board_type(request):
+    return request.param
+
+
+def post(board, number, address=0, data=None):
+    """Publish six numbers that differ, and do not wait."""
+    return board.post(number, -number, number + 1, 0, 7, -7, address, data, 0)
+
+
+# ---- publishing
+
+
+def test_a_board_of_one_rank_answers_at_once(board_type):
+    _, (board,) = boards_of(board_type, 1)
+    assert post(board, 5) == (5, -5, 6, 0, 7, -7)
+
+
+def test_nobody_learns_anything_before_all_have_published(board_type):
+    _, (one, two, three) = boards_of(board_type, 3)
+    assert post(one, 4) is None
+    assert post(two, 2) is None
+    assert one.test() is None
+    assert post(three, 9) == (2, -9, 3, 0, 7, -7)
+    assert one.test() == two.test() == (2, -9, 3, 0, 7, -7)
+
+
+def test_the_least_of_each_number_is_found_up_to_64_bits(board_type):
+    _, (one, two) = boards_of(board_type, 2)
+    low, high = -(1 << 63), (1 << 63) - 1
+    one.post(low, high, 0, 1, -1, high, high, None, 0)
+    assert two.post(high, high, -1, 2, low, high, low, None, 0) == (low, high, -1, 1, low, high)
+    assert one.addresses() == two.addresses() == (high, low)
+
+
+def test_addresses_are_those_of_the_operation_at_hand(board_type):
+    _, boards = boards_of(board_type, 3)
+    for operation in range(5):
+        for rank, board in enumerate(boards):
+            post(board, 1, address=100 * operation + rank)
+        expected = tuple(100 * operation + rank for rank in range(3))
+        assert [board.addresses() for board in boards] == [expected] * 3
+
+
+def test_operations_take_turns(board_type):
+    _, boards = boards_of(board_type, 2)
+    assert [board.turn for board in boards] == [0, 0]
+    for operation in range(1, 6):
+        for board in boards:
+            post(board, operation)
+        assert [board.turn for board in boards] == [operation & 1] * 2
+
+
+def test_what_was_published_stays_while_another_rank_is_one_operation_ahead(board_type):
+    memory, (slow, fast) = boards_of(board_type, 2)
+    post(slow, 1, address=10, data=b"first of slow")
+    post(fast, 2, address=20, data=b"first of fast")
+    post(fast, 3, address=30, data=b"second of fast")
+    assert slow.test() == (1, -2, 2, 0, 7, -7)
+    assert slow.addresses() == (10, 20)
+    assert payload(memory, slow, 2, 1)[:13] == b"first of fast"
+    assert fast.test() is None
+    assert post(slow, 4) == (3, -4, 4, 0, 7, -7)
+
+
+def payload(memory, board, size, rank):
+    """Return what a rank published for the operation at hand."""
+    start = payload_places(size)[board.turn][rank]
+    return memory[start : start + PAYLOAD]
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 63, 4096, PAYLOAD - 1, PAYLOAD])
+def test_data_of_all_ranks_are_published_whole(board_type, nbytes):
+    memory, boards = boards_of(board_type, 3)
+    for operation in range(3):
+        sent = [np.random.default_rng(9 * operation + rank).bytes(nbytes) for rank in range(3)]
+        for board, data in zip(boards, sent, strict=True):
+            post(board, 1, data=data)
+        for board, rank in itertools.product(boards, range(3)):
+            assert payload(memory, board, 3, rank)[:nbytes] == sent[rank]
+
+
+@pytest.mark.parametrize(
+    "data", [np.arange(6.0).reshape(2, 3), np.array(3.5), np.ones(3, "c16"), np.zeros((0, 2))]
+)
+def test_data_may_be_any_contiguous_array(board_type, data):
+    memory, (board,) = boards_of(board_type, 1)
+    post(board, 1, data=data)
+    assert payload(memory, board, 1, 0)[: data.nbytes] == data.tobytes()
+
+
+def test_data_beyond_the_payload_are_refused_and_nothing_is_published(board_type):
+    memory, (one, two) = boards_of(board_type, 2)
+    with pytest.raises(ValueError, match="payload"):
+        post(one, 1, data=bytes(PAYLOAD + 1))
+    assert memory[:] == bytes(board_bytes(2))
+    assert (post(one, 1), post(two, 1)) == (None, (1, -1, 2, 0, 7, -7))
+
+
+def test_payloads_and_slots_do_not_overlap():
+    for size in (1, 2, 5):
+        places = sorted(place for turn in payload_places(size) for place in turn)
+        assert places[0] == 3 * 64 * size
+        assert {b - a for a, b in itertools.pairwise([*places, board_bytes(size)])} == {PAYLOAD}
+
+
+# ---- steps
+
+
+def test_ranks_wait_for_each_other_step_by_step(board_type):
+    _, (one, two) = boards_of(board_type, 2)
+    assert not one.arrive(0)
+    assert not one.arrived()
+    assert two.arrive(0)
+    assert one.arrived()
+    assert not two.arrive(0)
+    assert one.arrived()
+    assert one.arrive(0)
+
+
+def test_a_rank_may_be_several_steps_ahead(board_type):
+    _, (one, two) = boards_of(board_type, 2)
+    for _ in range(3):
+        assert not one.arrive(0)
+    assert [two.arrive(0), two.arrive(0)] == [True, True]
+    assert not one.arrived()
+    assert two.arrive(0)
+    assert one.arrived()
+
+
+def test_steps_and_operations_are_independent(board_type):
+    _, (one, two) = boards_of(board_type, 2)
+    one.arrive(0)
+    assert (post(one, 1), post(two, 1)) == (None, (1, -1, 2, 0, 7, -7))
+    assert two.arrived()
+    assert not one.arrived()
+
+
+def test_those_behind_are_named(board_type):
+    _, boards = boards_of(board_type, 4)
+    assert boards[0].behind() == []
+    post(boards[0], 1)
+    assert boards[0].behind() == [1, 2, 3]
+    post(boards[2], 1)
+    assert boards[0].behind() == [1, 3]
+    for board in (boards[1], boards[3]):
+        post(board, 1)
+    assert boards[0].behind() == []
+    boards[0].arrive(0)
+    boards[3].arrive(0)
+    assert boards[0].behind() == [1, 2]
+    assert boards[1].behind() == []
+
+
+# ---- random interleavings
+
+
+class Model:
+    """What boards must answer: all that each rank has published, and its steps."""
+
+    def __init__(self, size):
+        self.posted = [[] for _ in range(size)]
+        self.steps = [0] * size
+
+    def may_post(self, rank):
+        """A rank goes on only when its last operation is complete."""
+        return all(len(others) >= len(self.posted[rank]) for others in self.posted)
+
+    def least(self, rank):
+        count = len(self.posted[rank])
+        if any(len(others) < count for others in self.posted):
+            return None
+        rows = [others[count - 1] for others in self.posted]
+        return tuple(min(column) for column in zip(*[row[:6] for row in rows], strict=True))
+
+
+@pytest.mark.parametrize("board_type", BOARDS)
+@given(data=st.data(), size=st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_any_interleaving_gives_what_a_list_of_messages_gives(board_type, size, data):
+    memory, boards = boards_of(board_type, size)
+    model = Model(size)
+    numbers = st.integers(-(1 << 63), (1 << 63) - 1)
+    for _ in range(data.draw(st.integers(1, 25))):
+        rank = data.draw(st.integers(0, size - 1))
+        board = boards[rank]
+        if data.draw(st.booleans()):
+            model.steps[rank] += 1
+            assert board.arrive(0) == (min(model.steps) >= model.steps[rank])
+        elif model.may_post(rank):
+            row = tuple(data.draw(st.tuples(*[numbers] * 7)))
+            content = data.draw(st.none() | st.binary(max_size=80))
+            model.posted[rank].append((*row, content))
+            assert board.post(*row, content, 0) == model.least(rank)
+        count = len(model.posted[rank])
+        assert board.arrived() == (min(model.steps) >= model.steps[rank])
+        if count == 0:
+            continue
+        assert board.test() == model.least(rank)
+        complete = model.least(rank) is not None
+        if complete:
+            rows = [posted[count - 1] for posted in model.posted]
+            assert board.addresses() == tuple(row[6] for row in rows)
+            for peer, row in enumerate(rows):
+                got = payload(memory, board, size, peer)
+                assert row[7] is None or got[: len(row[7])] == row[7]
+        late = [
+            peer
+            for peer in range(size)
+            if len(model.posted[peer]) < count or model.steps[peer] < model.steps[rank]
+        ]
+        assert board.behind() == late
+
+
+# ---- which class
+
+
+def test_the_compiled_board_is_used_where_it_may_be():
+    assert board_class(use_compiled=True) is (PythonBoard if compiled is None else compiled.Board)
+    assert board_class(use_compiled=False) is PythonBoard
+
+
+def test_elsewhere_than_on_x86_python_has_no_board(monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert board_class(use_compiled=False) is None
+
+
+# ---- the compiled board: wrong arguments
+
+
+@needs_compiled
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        ((bytearray(10), 0, 1, PAYLOAD), ValueError),
+        ((bytes(board_bytes(1)), 0, 1, PAYLOAD), (BufferError, TypeError)),
+        ((bytearray(board_bytes(1)), 1, 1, PAYLOAD), ValueError),
+        ((bytearray(board_bytes(1)), -1, 1, PAYLOAD), ValueError),
+        ((bytearray(board_bytes(1)), 0, 0, PAYLOAD), ValueError),
+        ((bytearray(board_bytes(1)), 0, 1, -1), ValueError),
+        ((None, 0, 1, PAYLOAD), TypeError),
+        ((bytearray(board_bytes(1)), 0, 1), TypeError),
+    ],
+)
+def test_boards_that_cannot_be_are_refused(args, error):
+    with pytest.raises(error):
+        compiled.Board(*args)
+
+
+@needs_compiled
+def test_wrong_calls_of_a_board_are_errors_and_leave_it_as_it_was():
+    memory, (one, two) = boards_of(compiled.Board, 2)
+    for method, args, error in [
+        (one.post, (1, 2, 3), TypeError),
+        (one.post, (*[1 << 70] * 6, 0, None, 0), OverflowError),
+        (one.post, (*[1] * 6, 0, "text", 0), TypeError),
+        (one.post, (*[1] * 6, 0, np.ones((4, 4))[:, 1], 0), (BufferError, ValueError)),
+        (one.arrive, ("x",), TypeError),
+        (one.go_on, (1,), RuntimeError),
+        (one.go_on, ("x",), TypeError),
+        (one.reduce, (1, 1), TypeError),
+        (one.reduce, (1, 10**9, np.ones(4, "f4"), 10_000, 4, 1.0, 0), ValueError),
+        (one.reduce, (1, 10**9, np.ones(4, "f4"), 0, 5, 1.0, 0), ValueError),
+        (one.reduce, (1, 10**9, bytes(16), 0, 4, 1.0, 0), (BufferError, TypeError)),
+        (one.begin, (0, 0, 0, 0, (1,), 64, 1, 0, 1.0), ValueError),
+        (one.begin, (0, 0, 0, 0, (1, 1), 63, 1, 0, 1.0), ValueError),
+        (one.begin, (0, 0, 0, 0, (1, 1), 64, -1, 0, 1.0), ValueError),
+        (one.begin, (-1, 0, 0, 0, (1, 1), 64, 1, 0, 1.0), ValueError),
+        (one.begin, (0, 0, 0, 0, [1, 1], 64, 1, 0, 1.0), ValueError),
+        (one.begin, (0, 0, 0), TypeError),
+        (one.go_on, (1,), RuntimeError),
+    ]:
+        with pytest.raises(error):
+            method(*args)
+    assert memory[:] == bytes(board_bytes(2))
+    assert (post(one, 1), post(two, 1)) == (None, (1, -1, 2, 0, 7, -7))
+
+
+# ---- the compiled board: a small all_reduce in one call
+
+LIMIT_NS = 60 * 10**9
+
+
+def reduce_small(board, number, data, limit_ns=LIMIT_NS):
+    return board.reduce(number, limit_ns, data, compiled.CODES["add_float32"], data.size, 1.0, 0)
+
+
+@needs_compiled
+def test_the_last_rank_reduces_at_once_and_the_others_find_all_data():
+    memory, (one, two) = boards_of(compiled.Board, 2)
+    for operation in range(1, 4):
+        x, y = np.full(3, 1, "f4"), np.full(3, operation, "f4")
+        assert not reduce_small(one, 77, x)
+        assert x.tolist() == [1] * 3
+        assert reduce_small(two, 77, y)
+        assert y.tolist() == [1 + operation] * 3
+        assert one.test()[:4] == (77, -77, 0, 0)
+        assert payload(memory, one, 2, 1)[:12] == np.full(3, operation, "f4").tobytes()
+
+
+@needs_compiled
+def test_ranks_that_mean_different_operations_leave_their_data_alone():
+    _, (one, two) = boards_of(compiled.Board, 2)
+    x, y = np.full(3, 1, "f4"), np.full(3, 2, "f4")
+    assert not reduce_small(one, 77, x)
+    assert not reduce_small(two, 78, y)
+    assert y.tolist() == [2] * 3
+    number, opposite, *_ = one.test()
+    assert number != -opposite
+
+
+@needs_compiled
+def test_a_rank_that_comes_after_the_time_limit_leaves_its_data_alone():
+    _, (one, two) = boards_of(compiled.Board, 2)
+    x, y = np.full(3, 1, "f4"), np.full(3, 2, "f4")
+    assert not reduce_small(one, 77, x, limit_ns=-1)
+    assert not reduce_small(two, 77, y)
+    assert y.tolist() == [2] * 3
+    *_, deadline, arrival = two.test()
+    assert -arrival > deadline
+
+
+# ---- the compiled board: reductions in parts
+
+
+class Pipe(NamedTuple):
+    """A reduction of arrays of some ranks; `slice_items` are a rank's share of a part."""
+
+    kind: Kind
+    op: ReduceOp
+    dtype: str
+    inputs: list
+    slice_items: int = 64
+    root: int = 0
+
+    @property
+    def call(self):
+        row = dtype_row(self.inputs[0].dtype)
+        return Call(self.kind, dtype=row, op=self.op, recipe=recipe_for(self.op, row))
+
+
+def inputs_of(name, size, length, seed=0):
+    """Return an array per rank of any numbers."""
+    random = np.random.default_rng(seed)
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return [random.integers(limits.min, limits.max, length, dtype) for _ in range(size)]
+    numbers = random.normal(size=(2, size, length)) * 100
+    if dtype.kind == "c":
+        return list((numbers[0] + 1j * numbers[1]).astype(dtype))
+    return list(numbers[0].astype(dtype))
+
+
+def memory_of(array):
+    return carried(array, dtype_row(array.dtype)).reshape(-1)
+
+
+def begin_all(pipe, boards, stages):
+    """Begin on all ranks and return, per rank, what it contributes and what it gets."""
+    code, size = code_of(pipe.call), len(boards)
+    scatters = pipe.kind is Kind.REDUCE_SCATTER
+    addresses = tuple(stage.ctypes.data for stage in stages)
+    started = []
+    for rank, board in enumerate(boards):
+        send = memory_of(pipe.inputs[rank].copy())
+        length = send.size // size if scatters else send.size
+        if scatters:
+            out = np.zeros(length, send.dtype)
+        else:
+            out = send if pipe.kind is Kind.ALL_REDUCE or rank == pipe.root else 0
+        board.begin(
+            code.number,
+            send,
+            out,
+            0 if scatters else out,
+            addresses,
+            pipe.slice_items,
+            length * code.per_item,
+            length * code.per_item if scatters else 0,
+            divisor_of(pipe.call, size),
+        )
+        started.append((send, out))
+    return started
+
+
+def expected_of(pipe):
+    """Return what NumPy says of the whole arrays."""
+    sources = [memory_of(each) for each in pipe.inputs]
+    out = np.empty_like(sources[0])
+    kernel.combine(pipe.call.recipe, sources, [out], len(sources))
+    return out
+
+
+def drive(boards, order):
+    """Let ranks go on in this order again and again, until all have ended; return the turns."""
+    left, turns = set(range(len(boards))), 0
+    for rank in itertools.cycle(order):
+        if rank in left and boards[rank].go_on(1):
+            left.remove(rank)
+        turns += 1
+        if not left:
+            return turns
+        assert turns < 100_000
+    return turns
+
+
+def run_pipes(pipes, size, order=None):
+    """Run reductions one after the other on the same boards and staging memory, and check."""
+    _, boards = boards_of(compiled.Board, size)
+    slice_bytes = max(pipe.slice_items * pipe.inputs[0].itemsize for pipe in pipes)
+    room = np.full((size, 2 * (size + 1) * slice_bytes + 64), 0xA5, np.uint8)
+    stages = [row[-row.ctypes.data % 64 :] for row in room]
+    for pipe in pipes:
+        started = begin_all(pipe, boards, stages)
+        drive(boards, order or range(size))
+        check_pipe(pipe, started)
+
+
+def check_pipe(pipe, started):
+    expected, size = expected_of(pipe), len(started)
+    for rank, (send, out) in enumerate(started):
+        untouched = memory_of(pipe.inputs[rank]).tobytes()
+        if pipe.kind is Kind.REDUCE_SCATTER:
+            share = expected.size // size
+            assert out.tobytes() == expected[rank * share : (rank + 1) * share].tobytes()
+            assert send.tobytes() == untouched
+        elif pipe.kind is Kind.ALL_REDUCE or rank == pipe.root:
+            assert send.tobytes() == expected.tobytes()
+        else:
+            assert send.tobytes() == untouched
+
+
+PIPED = [
+    (ReduceOp.SUM, "float32"),
+    (ReduceOp.MAX, "float32"),
+    (ReduceOp.SUM, "float16"),
+    (ReduceOp.AVG, "float16"),
+    (ReduceOp.AVG, "bfloat16"),
+    (ReduceOp.PROD, "bfloat16"),
+    (ReduceOp.MIN, "float64"),
+    (ReduceOp.SUM, "complex64"),
+    (ReduceOp.SUM, "int8"),
+    (ReduceOp.PROD, "uint64"),
+]
+KINDS = [Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER]
+
+
+@needs_compiled
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("op", "name"), PIPED)
+def test_arrays_are_reduced_in_parts_as_numpy_reduces_them_whole(op, name, kind, size):
+    unit = size if kind is Kind.REDUCE_SCATTER else 1
+    pipes = [
+        Pipe(kind, op, name, inputs_of(name, size, unit * length, length), root=length % size)
+        for length in (1, 63, 64, 65, 64 * size, 64 * size + 1, 1000, 2048, 3333)
+    ]
+    if code_of(pipes[0].call) is None:
+        pytest.skip(f"{op.name} of {name} is not compiled")
+    run_pipes(pipes, size)
+
+
+@needs_compiled
+@given(data=st.data(), size=st.integers(2, 5))
+@settings(max_examples=100, deadline=None)
+def test_ranks_may_go_on_in_any_order(size, data):
+    pipes = []
+    for seed in range(data.draw(st.integers(1, 3))):
+        kind = data.draw(st.sampled_from(KINDS))
+        op, name = data.draw(st.sampled_from([pair for pair in PIPED if pair[1] != "float16"]))
+        unit = size if kind is Kind.REDUCE_SCATTER else 1
+        length = unit * data.draw(st.integers(0, 2500))
+        slice_items = data.draw(st.sampled_from([64, 100, 128, 640]))
+        root = data.draw(st.integers(0, size - 1))
+        pipes.append(Pipe(kind, op, name, inputs_of(name, size, length, seed), slice_items, root))
+    order = data.draw(st.lists(st.integers(0, size - 1), max_size=20))
+    run_pipes(pipes, size, [*order, *range(size)])
+
+
+@needs_compiled
+def test_no_rank_ends_while_another_has_not_begun_to_go_on():
+    pipe = Pipe(Kind.ALL_REDUCE, ReduceOp.SUM, "float32", inputs_of("float32", 3, 1000))
+    _, boards = boards_of(compiled.Board, 3)
+    stages = [aligned(2 * 4 * 64 * 4) for _ in range(3)]
+    started = begin_all(pipe, boards, stages)
+    for _ in range(20):
+        assert not boards[0].go_on(1)
+        assert not boards[1].go_on(1)
+    assert boards[0].behind() == [2]
+    drive(boards, range(3))
+    check_pipe(pipe, started)
+    assert len(stages) == 3  # alive until here: boards know their addresses only
+
+
+def aligned(nbytes):
+    room = np.zeros(nbytes + 64, np.uint8)
+    return room[-room.ctypes.data % 64 :][:nbytes]
+
+
+@needs_compiled
+def test_steps_before_and_after_a_reduction_are_counted_on():
+    _, boards = boards_of(compiled.Board, 2)
+    stages = [aligned(2 * 3 * 64 * 4) for _ in range(2)]
+    for length in (300, 1, 129):
+        assert [board.arrive(0) for board in boards] == [False, True]
+        pipe = Pipe(Kind.ALL_REDUCE, ReduceOp.SUM, "float32", inputs_of("float32", 2, length))
+        started = begin_all(pipe, boards, stages)
+        drive(boards, [1, 0])
+        check_pipe(pipe, started)
+        assert [board.arrive(0) for board in boards] == [False, True]
+        assert [board.behind() for board in boards] == [[], []]
+
+
+# ---- many ranks
+
+
+@needs_compiled
+@pytest.mark.parametrize(("size", "loops"), [(256, True), (257, False)])
+def test_a_node_with_more_ranks_than_the_loops_take_is_reduced_by_numpy(size, loops):
+    memory = mmap.mmap(-1, node_bytes(size))
+    node = SharedNode(
+        memory, compiled.Board, [], Heap(1 << 20), [0] * size, 0, range(size), 1.0, lambda: None
+    )
+    assert node.has_pipe == loops
