@@ -183,21 +183,63 @@ static int have_half(void) { return 0; }
 EXTREMUM(f32, uint32_t, int32_t, 31, 0x7fffffffu, 0x7f800000u)
 EXTREMUM(f64, uint64_t, int64_t, 63, 0x7fffffffffffffffull, 0x7ff0000000000000ull)
 
+/* Sums and products of plain numbers from i to n: all sources and outputs in one pass, in
+ * registers. Returns the first element that is left to the loops above. */
+#define FUSED(NAME, T, OP)                                                             \
+    CLONES static size_t fused_##NAME(const uintptr_t *sources, int n_sources,         \
+                                      const uintptr_t *outs, int n_outs, size_t i,     \
+                                      size_t n, double divisor) {                      \
+        typedef T vec __attribute__((vector_size(32), aligned(1), may_alias));         \
+        enum { LANES = 32 / sizeof(T), STEP = 4 * LANES };                             \
+        for (; i + STEP <= n; i += STEP) {                                             \
+            const vec *x = (const vec *)((const T *)sources[0] + i);                   \
+            vec a = x[0], b = x[1], c = x[2], d = x[3];                                \
+            for (int s = 1; s < n_sources; s++) {                                      \
+                x = (const vec *)((const T *)sources[s] + i);                          \
+                a = a OP x[0], b = b OP x[1], c = c OP x[2], d = d OP x[3];            \
+            }                                                                          \
+            if (divisor != 1.0) {                                                      \
+                T by = (T)divisor;                                                     \
+                a = a / by, b = b / by, c = c / by, d = d / by;                        \
+            }                                                                          \
+            for (int o = 0; o < n_outs; o++) {                                         \
+                vec *y = (vec *)((T *)outs[o] + i);                                    \
+                y[0] = a, y[1] = b, y[2] = c, y[3] = d;                                \
+            }                                                                          \
+        }                                                                              \
+        return i;                                                                      \
+    }
+FUSED(f32_add, float, +)
+FUSED(f32_mul, float, *)
+FUSED(f64_add, double, +)
+FUSED(f64_mul, double, *)
+FUSED(u32_add, uint32_t, +)
+FUSED(u32_mul, uint32_t, *)
+FUSED(u64_add, uint64_t, +)
+FUSED(u64_mul, uint64_t, *)
+
+typedef size_t (*fused_t)(const uintptr_t *, int, const uintptr_t *, int, size_t, size_t, double);
+
 typedef struct {
     const char *name;
     size_t item, wide; /* bytes of an element, and of its accumulator */
     load_t load;
     fold_t fold;
     store_t store;
+    fused_t fused; /* or NULL */
 } kernel_t;
 
 #define ROW(OP, NAME, ITEM, WIDE, TYPE, FOLDED)                                        \
-    {OP "_" NAME, ITEM, WIDE, load_##TYPE, fold_##FOLDED, store_##TYPE}
+    {OP "_" NAME, ITEM, WIDE, load_##TYPE, fold_##FOLDED, store_##TYPE, NULL}
+#define FAST(OP, NAME, ITEM, TYPE, FOLDED)                                             \
+    {OP "_" NAME, ITEM, ITEM, load_##TYPE, fold_##FOLDED, store_##TYPE, fused_##FOLDED}
 #define KEYED(OP, NAME, ITEM, TYPE)                                                    \
-    {#OP "_" NAME, ITEM, ITEM, load_##TYPE##_##OP, fold_##TYPE##_##OP, store_##TYPE##_key}
+    {#OP "_" NAME, ITEM, ITEM, load_##TYPE##_##OP, fold_##TYPE##_##OP, store_##TYPE##_key, NULL}
 #define NUMBERS(NAME, ITEM, TYPE)                                                      \
     ROW("add", NAME, ITEM, ITEM, TYPE, TYPE##_add), ROW("multiply", NAME, ITEM, ITEM, TYPE, TYPE##_mul)
-#define INTEGERS(NAME, ITEM, TYPE, SIGNED)                                             \
+#define FAST_NUMBERS(NAME, ITEM, TYPE)                                                 \
+    FAST("add", NAME, ITEM, TYPE, TYPE##_add), FAST("multiply", NAME, ITEM, TYPE, TYPE##_mul)
+#define INTEGERS(NUMBERS, NAME, ITEM, TYPE, SIGNED)                                    \
     NUMBERS(NAME, ITEM, TYPE), ROW("maximum", NAME, ITEM, ITEM, TYPE, SIGNED##_max),   \
         ROW("minimum", NAME, ITEM, ITEM, TYPE, SIGNED##_min),                          \
         ROW("bit_and", NAME, ITEM, ITEM, TYPE, TYPE##_and),                            \
@@ -207,28 +249,28 @@ typedef struct {
     ROW("add", NAME, 2, 4, TYPE, TYPE##_add), ROW("multiply", NAME, 2, 4, TYPE, TYPE##_mul)
 
 static const kernel_t KERNELS[] = {
-    NUMBERS("float32", 4, f32),
-    NUMBERS("float64", 8, f64),
+    FAST_NUMBERS("float32", 4, f32),
+    FAST_NUMBERS("float64", 8, f64),
     KEYED(maximum, "float32", 4, f32),
     KEYED(minimum, "float32", 4, f32),
     KEYED(maximum, "float64", 8, f64),
     KEYED(minimum, "float64", 8, f64),
     SHORT_FLOATS("bfloat16", bf16),
     SHORT_FLOATS("float16", f16),
-    INTEGERS("int8", 1, u8, i8),
-    INTEGERS("int16", 2, u16, i16),
-    INTEGERS("int32", 4, u32, i32),
-    INTEGERS("int64", 8, u64, i64),
-    INTEGERS("uint8", 1, u8, u8),
-    INTEGERS("uint16", 2, u16, u16),
-    INTEGERS("uint32", 4, u32, u32),
-    INTEGERS("uint64", 8, u64, u64),
+    INTEGERS(NUMBERS, "int8", 1, u8, i8),
+    INTEGERS(NUMBERS, "int16", 2, u16, i16),
+    INTEGERS(FAST_NUMBERS, "int32", 4, u32, i32),
+    INTEGERS(FAST_NUMBERS, "int64", 8, u64, i64),
+    INTEGERS(NUMBERS, "uint8", 1, u8, u8),
+    INTEGERS(NUMBERS, "uint16", 2, u16, u16),
+    INTEGERS(FAST_NUMBERS, "uint32", 4, u32, u32),
+    INTEGERS(FAST_NUMBERS, "uint64", 8, u64, u64),
     ROW("or", "bool", 1, 1, u8, u8_or),
     ROW("and", "bool", 1, 1, u8, u8_and),
     ROW("xor", "bool", 1, 1, u8, u8_xor),
     /* two numbers each: `kernel.py` doubles the count */
-    ROW("add", "complex64", 4, 4, f32, f32_add),
-    ROW("add", "complex128", 8, 8, f64, f64_add),
+    FAST("add", "complex64", 4, f32, f32_add),
+    FAST("add", "complex128", 8, f64, f64_add),
 };
 enum { N_KERNELS = sizeof KERNELS / sizeof *KERNELS };
 
@@ -275,20 +317,36 @@ CLONES static void copy(char *restrict to, const char *restrict from, size_t nby
     memcpy(to + i, from + i, nbytes - i);
 }
 
-static void combine(const job_t *job) {
+/* Combine the elements from `at` to `end`, at most BLOCK of them. */
+static void combine_block(const job_t *job, size_t at, size_t end) {
     char accumulator[BLOCK * 8] __attribute__((aligned(64)));
     char rounded[BLOCK * 8] __attribute__((aligned(64)));
     const kernel_t *k = job->kernel;
-    for (size_t at = 0; at < job->count; at += BLOCK) {
-        size_t n = job->count - at < BLOCK ? job->count - at : BLOCK, start = at * k->item;
-        k->load(accumulator, (const void *)(job->sources[0] + start), n);
-        for (int s = 1; s < job->n_sources; s++)
-            k->fold(accumulator, (const void *)(job->sources[s] + start), n);
-        for (int o = 0; o < job->n_outs; o++)
-            k->store((void *)(job->outs[o] + start), accumulator, n, o == 0 ? job->divisor : 1.0);
-        if (job->streamed) {
-            k->store(rounded, accumulator, n, job->n_outs == 0 ? job->divisor : 1.0);
-            stream(job->streamed + start, rounded, n * k->item);
+    size_t n = end - at, start = at * k->item;
+    k->load(accumulator, (const void *)(job->sources[0] + start), n);
+    for (int s = 1; s < job->n_sources; s++)
+        k->fold(accumulator, (const void *)(job->sources[s] + start), n);
+    for (int o = 0; o < job->n_outs; o++)
+        k->store((void *)(job->outs[o] + start), accumulator, n, o == 0 ? job->divisor : 1.0);
+    if (job->streamed && job->n_outs == 0) {
+        k->store(rounded, accumulator, n, job->divisor);
+        stream(job->streamed + start, rounded, n * k->item);
+    }
+}
+
+static void combine(const job_t *job) {
+    const kernel_t *k = job->kernel;
+    int fused = k->fused && job->n_outs > 0;
+    size_t step = fused && !job->streamed ? job->count : BLOCK;
+    for (size_t at = 0; at < job->count; at += step) {
+        size_t end = job->count - at < step ? job->count : at + step, next = at;
+        if (fused)
+            next = k->fused(job->sources, job->n_sources, job->outs, job->n_outs, at, end,
+                            job->divisor);
+        if (next < end) combine_block(job, next, end);
+        if (job->streamed && job->n_outs > 0) {
+            size_t start = at * k->item, nbytes = (end - at) * k->item;
+            stream(job->streamed + start, (const char *)(job->outs[0] + start), nbytes);
         }
     }
 }
@@ -411,6 +469,7 @@ static PyObject *py_fetch(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
 /* ---- the board */
 
 enum { LINE = 64, NUMBERS_AGREED = 6 };
+#define NOT_IN_HEAP (1LL << 62) /* addresses from here on mean something else */
 
 typedef struct {
     int64_t numbers[NUMBERS_AGREED], address;
@@ -542,66 +601,6 @@ static PyObject *board_post(PyObject *self, PyObject *const *args, Py_ssize_t n_
         PAUSE();
     } while (spins-- > 0);
     Py_RETURN_NONE;
-}
-
-/* All of a small all_reduce, if nothing unusual happens: post the data, see that all ranks mean
- * the same in time, combine. False: look with `test` what happened, or wait. */
-static PyObject *board_reduce(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
-    board_t *b = (board_t *)self;
-    if (n_args != 7) {
-        PyErr_SetString(PyExc_TypeError,
-                        "reduce(fingerprint, timeout_ns, data, code, count, divisor, spins)");
-        return NULL;
-    }
-    int64_t number = PyLong_AsLongLong(args[0]), limit = PyLong_AsLongLong(args[1]);
-    const kernel_t *kernel = kernel_of(args[3]);
-    size_t count = PyLong_AsSize_t(args[4]);
-    double divisor = PyFloat_AsDouble(args[5]);
-    long spins = PyLong_AsLong(args[6]);
-    Py_buffer view;
-    if (PyErr_Occurred() || PyObject_GetBuffer(args[2], &view, PyBUF_WRITABLE) < 0) return NULL;
-    if ((size_t)view.len > b->payload || (size_t)view.len != count * kernel->item) {
-        PyBuffer_Release(&view);
-        PyErr_SetString(PyExc_ValueError, "the data do not fit the count or the board's payload");
-        return NULL;
-    }
-    struct timespec time;
-    clock_gettime(CLOCK_REALTIME, &time);
-    int64_t now = time.tv_sec * 1000000000LL + time.tv_nsec;
-    b->sequence++;
-    slot_t *own = slot_of(b, b->rank);
-    size_t first = (b->sequence & 1) * (size_t)b->size;
-    own->numbers[0] = number, own->numbers[1] = -number;
-    own->numbers[2] = own->numbers[3] = 0;
-    own->numbers[4] = now + limit, own->numbers[5] = -now;
-    own->address = 0;
-    memcpy(b->payloads + (first + (size_t)b->rank) * b->payload, view.buf, (size_t)view.len);
-    __atomic_store_n(&own->sequence, b->sequence, __ATOMIC_RELEASE);
-    int agreed = is_complete(b);
-    while (!agreed && spins-- > 0) {
-        PAUSE();
-        agreed = is_complete(b);
-    }
-    int64_t deadline = INT64_MAX, arrival = INT64_MIN;
-    for (int r = 0; agreed && r < b->size; r++) {
-        const int64_t *theirs = slot_of(b, r)->numbers;
-        agreed = theirs[0] == number && theirs[1] == -number;
-        if (theirs[4] < deadline) deadline = theirs[4];
-        if (-theirs[5] > arrival) arrival = -theirs[5];
-    }
-    if (agreed && arrival <= deadline && b->size <= MOST) {
-        job_t job = {.kernel = kernel, .n_sources = b->size, .n_outs = 1, .streamed = NULL};
-        job.count = count;
-        job.divisor = divisor;
-        job.outs[0] = (uintptr_t)view.buf;
-        for (int r = 0; r < b->size; r++)
-            job.sources[r] = (uintptr_t)(b->payloads + (first + (size_t)r) * b->payload);
-        combine(&job);
-    } else {
-        agreed = 0;
-    }
-    PyBuffer_Release(&view);
-    return PyBool_FromLong(agreed);
 }
 
 static PyObject *board_addresses(PyObject *self, PyObject *ignored) {
@@ -780,6 +779,118 @@ static int pipe_go(board_t *b, long patience) {
     }
 }
 
+/* Publish a fingerprint and what belongs to it, and look whether all ranks agree, in time. */
+static int agree(board_t *b, int64_t number, int64_t limit, int64_t address, long spins) {
+    struct timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
+    int64_t now = time.tv_sec * 1000000000LL + time.tv_nsec;
+    slot_t *own = slot_of(b, b->rank);
+    own->numbers[0] = number, own->numbers[1] = -number;
+    own->numbers[2] = own->numbers[3] = 0;
+    own->numbers[4] = now + limit, own->numbers[5] = -now;
+    own->address = address;
+    __atomic_store_n(&own->sequence, b->sequence, __ATOMIC_RELEASE);
+    int agreed = is_complete(b);
+    while (!agreed && spins-- > 0) {
+        PAUSE();
+        agreed = is_complete(b);
+    }
+    int64_t deadline = INT64_MAX, arrival = INT64_MIN;
+    for (int r = 0; agreed && r < b->size; r++) {
+        const int64_t *theirs = slot_of(b, r)->numbers;
+        agreed = theirs[0] == number && theirs[1] == -number;
+        if (theirs[4] < deadline) deadline = theirs[4];
+        if (-theirs[5] > arrival) arrival = -theirs[5];
+    }
+    return agreed && arrival <= deadline;
+}
+
+/* All of a small all_reduce, if nothing unusual happens: post the data, see that all ranks mean
+ * the same in time, combine. False: look with `test` what happened, or wait. */
+static PyObject *board_reduce(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    board_t *b = (board_t *)self;
+    if (n_args != 7) {
+        PyErr_SetString(PyExc_TypeError,
+                        "reduce(fingerprint, timeout_ns, data, code, count, divisor, spins)");
+        return NULL;
+    }
+    int64_t number = PyLong_AsLongLong(args[0]), limit = PyLong_AsLongLong(args[1]);
+    job_t job = {.kernel = kernel_of(args[3]), .n_sources = b->size, .n_outs = 1};
+    job.count = PyLong_AsSize_t(args[4]);
+    job.divisor = PyFloat_AsDouble(args[5]);
+    long spins = PyLong_AsLong(args[6]);
+    Py_buffer view;
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[2], &view, PyBUF_WRITABLE) < 0) return NULL;
+    if ((size_t)view.len > b->payload || (size_t)view.len != job.count * job.kernel->item ||
+        b->size > MOST) {
+        PyBuffer_Release(&view);
+        PyErr_SetString(PyExc_ValueError, "the data do not fit the count or the board's payload");
+        return NULL;
+    }
+    b->sequence++;
+    size_t first = (b->sequence & 1) * (size_t)b->size;
+    memcpy(b->payloads + (first + (size_t)b->rank) * b->payload, view.buf, (size_t)view.len);
+    int agreed = agree(b, number, limit, 0, spins);
+    if (agreed) {
+        job.outs[0] = (uintptr_t)view.buf;
+        for (int r = 0; r < b->size; r++)
+            job.sources[r] = (uintptr_t)(b->payloads + (first + (size_t)r) * b->payload);
+        combine(&job);
+    }
+    PyBuffer_Release(&view);
+    return PyBool_FromLong(agreed);
+}
+
+/* This rank's slice of `count` elements: the first, and how many; whole cache lines. */
+static size_t own_share(const board_t *b, size_t count, size_t *first) {
+    size_t unit = 64, size = (size_t)b->size, rank = (size_t)b->rank;
+    size_t each = (count + size * unit - 1) / (size * unit) * unit;
+    *first = rank * each < count ? rank * each : count;
+    size_t end = *first + each < count ? *first + each : count;
+    return end - *first;
+}
+
+/* All of an all_reduce of arrays in shared memory, as far as nothing unusual happens. Returns
+ * 0: look with `test` what happened, or wait; 1: agreed, but some array is not in shared memory;
+ * 2: this rank's slice is in all arrays, but others are not so far; 3: done. */
+static PyObject *board_reduce_shared(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    board_t *b = (board_t *)self;
+    if (n_args != 8) {
+        PyErr_SetString(PyExc_TypeError,
+                        "reduce_shared(fingerprint, timeout_ns, address, bases, code, count, "
+                        "divisor, spins)");
+        return NULL;
+    }
+    int64_t number = PyLong_AsLongLong(args[0]), limit = PyLong_AsLongLong(args[1]);
+    int64_t address = PyLong_AsLongLong(args[2]);
+    job_t job = {.kernel = kernel_of(args[4]), .n_sources = b->size, .n_outs = b->size};
+    size_t count = PyLong_AsSize_t(args[5]), first;
+    job.divisor = PyFloat_AsDouble(args[6]);
+    long spins = PyLong_AsLong(args[7]);
+    if (PyErr_Occurred() || read_addresses(args[3], job.sources) < 0) return NULL;
+    if (PyTuple_GET_SIZE(args[3]) != b->size) {
+        PyErr_SetString(PyExc_ValueError, "reduce_shared: a base per rank");
+        return NULL;
+    }
+    b->sequence++;
+    int state = agree(b, number, limit, address, spins);
+    for (int r = 0; state && r < b->size; r++)
+        if (slot_of(b, r)->address <= 0 || slot_of(b, r)->address >= NOT_IN_HEAP)
+            return PyLong_FromLong(1);
+    if (!state) return PyLong_FromLong(0);
+    job.count = own_share(b, count, &first);
+    for (int r = 0; r < b->size; r++) {
+        job.sources[r] += (uintptr_t)slot_of(b, r)->address - 1 + first * job.kernel->item;
+        job.outs[r] = job.sources[r];
+    }
+    Py_BEGIN_ALLOW_THREADS
+    combine(&job);
+    take_step(b);
+    state = all_at(b, b->step, spins) ? 3 : 2;
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(state);
+}
+
 static PyObject *board_go_on(PyObject *self, PyObject *patience_) {
     board_t *b = (board_t *)self;
     long patience = PyLong_AsLong(patience_);
@@ -834,6 +945,7 @@ static PyMethodDef BOARD_METHODS[] = {
     {"post", (PyCFunction)(void (*)(void))board_post, METH_FASTCALL, NULL},
     {"test", board_test, METH_NOARGS, NULL},
     {"reduce", (PyCFunction)(void (*)(void))board_reduce, METH_FASTCALL, NULL},
+    {"reduce_shared", (PyCFunction)(void (*)(void))board_reduce_shared, METH_FASTCALL, NULL},
     {"addresses", board_addresses, METH_NOARGS, NULL},
     {"arrive", board_arrive, METH_O, NULL},
     {"arrived", board_arrived, METH_NOARGS, NULL},

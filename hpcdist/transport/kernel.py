@@ -1,7 +1,8 @@
 """`combine`: reduce memory of several ranks that one process can see.
 
 The compiled part (`_kernel.c`) carries the common dtypes and operators; NumPy carries the rest,
-and everything where it was not compiled. Both follow the call's `Recipe` to the bit, except for which NaN a NaN is.
+and everything where it was not compiled. Both follow the call's `Recipe` to the bit, except that
+one NaN may be another.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ from hpcdist.transport.mpi_exchange import SPINS, Exchange
 from hpcdist.transport.mpi_outbox import Outbox
 from hpcdist.transport.patience import poll
 from hpcdist.transport.shared_board import Six
+from hpcdist.transport.shared_node import SharedNode
 
 _NEWS, _ANSWER = 1, 2  # message tags on the group's own communicator
 _ASK, _LEAVE = "ask", "leave"
@@ -102,9 +103,26 @@ class Agreement:
         number, data = fingerprint(call), call.recv
         if board.reduce(number, self._timeout_ns, data, code, count, divisor, SPINS):
             return True
-        now = time.time_ns()
-        self._check(call, now, self._look() or self._wait(call))
+        self._check(call, time.time_ns(), self._look() or self._wait(call))
         return False
+
+    def reduce_shared(
+        self, node: SharedNode, call: Call, address: int, code: int, count: int, divisor: float
+    ) -> int:
+        """Agree on an all_reduce of an array in shared memory, and do it as far as it goes.
+
+        Returns 0 or 1 where the ranks have agreed and nothing was done, 2 where this rank's
+        part is done, and 3 where all is.
+        """
+        if self._unfinished:
+            self._settle(call)
+        self.sequence += 1
+        state: int = node.board.reduce_shared(
+            fingerprint(call), self._timeout_ns, address, node.bases, code, count, divisor, SPINS
+        )
+        if state == 0:
+            self._check(call, time.time_ns(), self._look() or self._wait(call))
+        return state
 
     def _check(self, call: Call, now: int, found: Six) -> tuple[int, int]:
         """Raise if the operation is void or the ranks disagree; return the range of `detail`."""

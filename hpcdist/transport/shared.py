@@ -13,7 +13,7 @@ import numpy as np
 from hpcdist.arrays.parcel import EAGER
 from hpcdist.errors import TransportError
 from hpcdist.transport.call import Call, Kind
-from hpcdist.transport.kernel import address_of, code_of, compiled, divisor_of
+from hpcdist.transport.kernel import Code, address_of, code_of, compiled, divisor_of
 from hpcdist.transport.mpi_objects import OBJECT_VERBS
 from hpcdist.transport.recipes import ReduceOp
 from hpcdist.transport.select import Way
@@ -46,15 +46,9 @@ def perform(host: MpiHost, node: SharedNode, call: Call) -> Any:
     """Agree on `call`, then run it."""
     agree = host.agree
     if call.kind is Kind.ALL_REDUCE and call.error is None and node.has_pipe:
-        data, code = call.recv, code_of(call)
-        assert data is not None
-        if code is not None and data.nbytes <= PAYLOAD:  # the hot path: one call does it all
-            count, divisor = data.size * code.per_item, divisor_of(call, node.size)
-            assert host.agreement is not None
-            if not host.agreement.reduce(node.board, call, code.number, count, divisor):
-                sources = node.payload_addresses[node.board.turn]
-                compiled.combine(code.number, sources, data, count, divisor)
-            return None
+        code = code_of(call)
+        if code is not None:
+            return _all_reduce(host, node, call, code)
     if call.kind in OBJECTS and call.error is None:
         return _objects(host, node, call)
     row = SHARED.get(call.kind)
@@ -69,6 +63,31 @@ def perform(host: MpiHost, node: SharedNode, call: Call) -> Any:
     node.check_usable()
     detail = agree(call, _address(host, node, call, offered, total))
     return _run_large(host, node, call, detail, row, total)
+
+
+def _all_reduce(host: MpiHost, node: SharedNode, call: Call, code: Code) -> Any:
+    """Run the operation that matters most with as few steps as there can be."""
+    data, agreement = call.recv, host.agreement
+    assert data is not None
+    assert agreement is not None
+    total, count, divisor = data.nbytes, data.size * code.per_item, divisor_of(call, node.size)
+    if total <= PAYLOAD:
+        if not agreement.reduce(node.board, call, code.number, count, divisor):
+            sources = node.payload_addresses[node.board.turn]
+            compiled.combine(code.number, sources, data, count, divisor)
+        return None
+    node.check_usable()
+    address = _address(host, node, call, data, total)
+    state = agreement.reduce_shared(node, call, address, code.number, count, divisor)
+    if state == DONE_HERE:
+        node.await_others(node.board.arrived, call)
+    if state >= DONE_HERE:
+        return None
+    return _run_large(host, node, call, (0, 0), SHARED[call.kind], total)
+
+
+DONE_HERE = 2
+"""See `Agreement.reduce_shared`."""
 
 
 def _address(host: MpiHost, node: SharedNode, call: Call, offered: Any, total: int) -> int:

@@ -104,6 +104,8 @@ class SharedNode:
         self._own = Mapped(np.frombuffer(board_memory, np.uint8), address_of(board_memory))
         self._stages = _stage_places(self.size)
         self.own_base = self._own.base
+        self.bases = tuple(each.base for each in heaps)
+        """Where this process sees the heap of each rank."""
         self.pipe_stages = tuple(self._own.base + place for place in self._stages)
         self.payloads = tuple(
             tuple(Place(*self._own, offset) for offset in turn)
