@@ -37,7 +37,7 @@ from hpcdist.transport.shared_segment import Segment
 SPINS = 300
 """Looks at the others' slots before Python takes over the waiting: a few microseconds."""
 
-PIPE_PART = 1 << 20
+PIPE_PART = 512 << 10
 """Bytes of an ordinary array that are in the staging memory at a time, twice."""
 
 STAGED = 1 << 20

@@ -153,17 +153,13 @@ def _broadcast(node: SharedNode, call: Call, places: Places) -> None:
 def _all_gather(node: SharedNode, call: Call, places: Places) -> list[Block]:
     send, recv = call.send, call.recv
     assert send is not None
-    if recv is None:
-        recv = np.empty(node.size * send.size, send.dtype)
-    flat = recv.reshape(-1)
-    blocks = [flat[rank * send.size : (rank + 1) * send.size] for rank in range(node.size)]
-    for turn in range(node.size):
-        rank = (node.rank + turn) % node.size
-        if turn > 0:
-            _fetch(blocks[rank], places[rank], 0)
-        elif not _same_memory(blocks[rank], send):
-            blocks[rank][...] = send.reshape(-1)
-    return [] if call.recv is not None else [Block(block, call.shape) for block in blocks]
+    if recv is not None:
+        _collect(node, recv, places, 0, send.nbytes)
+        return []
+    whole = np.empty(node.size * send.size, send.dtype)
+    _collect(node, whole, places, 0, send.nbytes)
+    blocks = np.split(whole, node.size)
+    return [Block(block, call.shape) for block in blocks]
 
 
 def _gather(node: SharedNode, call: Call, places: Places) -> list[Block] | None:
@@ -177,12 +173,20 @@ def _scatter(node: SharedNode, call: Call, places: Places) -> None:
 
 def _alltoall(node: SharedNode, call: Call, places: Places) -> None:
     assert call.recv is not None
-    flat = call.recv.reshape(-1)
-    step = flat.size // node.size
-    for turn in range(node.size):
-        rank = (node.rank + turn) % node.size
-        block = flat[rank * step : (rank + 1) * step]
-        _fetch(block, places[rank], node.rank * block.nbytes)
+    nbytes = call.recv.nbytes // node.size
+    _collect(node, call.recv, places, node.rank * nbytes, nbytes)
+
+
+def _collect(node: SharedNode, out: NumpyArray, places: Places, start: int, nbytes: int) -> None:
+    """Copy `nbytes` from `start` on of every contribution into `out`, one after the other."""
+    given = [place for place in places if place is not None]
+    if node.has_pipe:
+        addresses = tuple(base + offset + start for _, base, offset in given)
+        compiled.gather(out, addresses, nbytes)
+        return
+    flat = out.reshape(-1).view(np.uint8)
+    for rank, (memory, _, offset) in enumerate(given):
+        flat[rank * nbytes : (rank + 1) * nbytes] = memory[offset + start : offset + start + nbytes]
 
 
 def _fetch(out: NumpyArray, place: Place | None, start: int) -> None:
@@ -194,10 +198,6 @@ def _fetch(out: NumpyArray, place: Place | None, start: int) -> None:
         return
     begin = offset + start
     out.reshape(-1).view(np.uint8)[...] = memory[begin : begin + out.nbytes]
-
-
-def _same_memory(one: NumpyArray, other: NumpyArray) -> bool:
-    return bool(one.ctypes.data == other.ctypes.data)
 
 
 # ---- small objects

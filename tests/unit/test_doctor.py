@@ -173,7 +173,7 @@ def test_between_nodes_all_arrays_and_numbers_fare_alike():
 
 def test_rows_that_fare_alike_are_told_once():
     selection = Selection(DEFAULT, 4, several_nodes=False)
-    rows = way_rows(WELL, selection, ["all_reduce"], [KiB, 64 * KiB, MiB])
+    rows = way_rows(WELL, selection, ["reduce"], [KiB, 64 * KiB, MiB])
     assert [list(row.values())[1:4] for row in folded(rows)] == [
         ["any", "1 KiB", "board"],
         ["ordinary", "64 KiB", "pipe"],

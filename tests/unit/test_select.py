@@ -47,11 +47,16 @@ def test_shared_arrays_are_used_where_they_are(kind, nbytes):
 def test_ordinary_arrays_are_reduced_in_parts_if_numbers_are_short_or_arrays_small(kind):
     assert way(DEFAULT, kind, 1 << 40, short=True) is Way.PIPE
     assert way(DEFAULT, kind, 9 * KiB) is Way.PIPE
-    assert way(DEFAULT, kind, 1 << 40) is Way.MPI
 
 
-@pytest.mark.parametrize("kind", [*MOVED, *SCANS])
-def test_ordinary_arrays_of_medium_size_are_staged(kind):
+def test_large_ordinary_arrays_are_reduced_in_parts_only_to_all():
+    assert way(DEFAULT, Kind.ALL_REDUCE, 1 << 40) is Way.PIPE
+    assert way(DEFAULT, Kind.REDUCE, 1 << 40) is Way.MPI
+    assert way(DEFAULT, Kind.REDUCE_SCATTER, 1 << 40) is Way.MPI
+
+
+@pytest.mark.parametrize("kind", [Kind.BROADCAST, *SCANS])
+def test_ordinary_arrays_of_medium_size_that_are_read_more_than_once_are_staged(kind):
     assert way(DEFAULT, kind, STAGED_UP_TO) is Way.STAGED
     assert way(DEFAULT, kind, STAGED_UP_TO + 1) is Way.MPI
 
