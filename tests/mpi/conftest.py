@@ -16,10 +16,18 @@ os.environ.setdefault("HPCDIST_TIMEOUT_S", "30")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def world():
+def _start():
     import hpcdist as dist
 
-    return dist.init_parallel_env()
+    dist.init_parallel_env()
+
+
+@pytest.fixture
+def world():
+    """The group of all ranks at hand: a test before may have started anew."""
+    import hpcdist as dist
+
+    return dist.get_group()
 
 
 @pytest.fixture
@@ -84,7 +92,7 @@ def pytest_runtest_makereport(item, call):
 
 
 @pytest.fixture(autouse=True)
-def _all_ranks_pass(request, world):
+def _all_ranks_pass(request, _start):
     yield
     failed = getattr(request.node, "failed_in_call", False)
     failures = MPI.COMM_WORLD.allgather(failed)

@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner
 from mpi4py import MPI
 
-import hpcdist as dist
 from hpcdist.bench.cases import CASES, choose_cases
 from hpcdist.bench.command import bench
 from hpcdist.bench.plan import Plan, measure
@@ -21,12 +20,6 @@ pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")
 
 KEYS = {*KEY, "nodes", "median_s", "min_s", "p99_s", "straggler", "samples"}
 FEW = Plan((), sizes=(8, 4096), rounds=2, quick=True)
-
-
-@pytest.fixture
-def everyone():
-    """The group of all ranks, which other tests may have made anew."""
-    return dist.get_group()
 
 
 @pytest.fixture
@@ -45,11 +38,11 @@ def names(rows, case):
 
 
 @pytest.mark.parametrize("kind", ["collectives", "messages", "groups", "objects"])
-def test_every_case_has_rows_of_every_library(everyone, kind):
+def test_every_case_has_rows_of_every_library(world, kind):
     plan = FEW._replace(cases=choose_cases([kind]), against=("mpi4py", "paddle"))
     notes = []
-    rows = measure(everyone, plan, Started(0.1, 0.2), notes)
-    possible = [case for case in plan.cases if CASES[case].least <= everyone.nranks]
+    rows = measure(world, plan, Started(0.1, 0.2), notes)
+    possible = [case for case in plan.cases if CASES[case].least <= world.nranks]
     assert {row["case"] for row in rows} == set(possible)
     for case in possible:
         assert {"hpcdist", "mpi4py"} <= names(rows, case)
@@ -58,60 +51,60 @@ def test_every_case_has_rows_of_every_library(everyone, kind):
         assert 0 < row["min_s"] <= row["median_s"]
         assert row["p99_s"] > 0
         assert row["straggler"] >= 1
-        assert row["ranks"] == everyone.nranks
+        assert row["ranks"] == world.nranks
         assert row["samples"] >= 2
     assert any("paddle" in note for note in notes)
 
 
-def test_every_rank_has_the_same_rows(everyone):
-    rows = measure(everyone, FEW._replace(cases=("all_reduce",)), Started(0.1, 0.2), [])
+def test_every_rank_has_the_same_rows(world):
+    rows = measure(world, FEW._replace(cases=("all_reduce",)), Started(0.1, 0.2), [])
     assert all(rows == other for other in MPI.COMM_WORLD.allgather(rows))
     assert names(rows, "all_reduce") == {"hpcdist", "copy"}
     assert [row["nbytes"] for row in rows if row["library"] == "copy"] == [8, 4096]
 
 
-def test_fewer_ranks_measure_while_the_others_wait(everyone):
-    plan = FEW._replace(cases=("broadcast",), ranks=(1, everyone.nranks), against=("mpi4py",))
-    rows = measure(everyone, plan, Started(0.1, 0.2), [])
-    if everyone.rank == 0:
-        assert {row["ranks"] for row in rows} == {1, everyone.nranks}
+def test_fewer_ranks_measure_while_the_others_wait(world):
+    plan = FEW._replace(cases=("broadcast",), ranks=(1, world.nranks), against=("mpi4py",))
+    rows = measure(world, plan, Started(0.1, 0.2), [])
+    if world.rank == 0:
+        assert {row["ranks"] for row in rows} == {1, world.nranks}
 
 
 @pytest.mark.parametrize(("dtype", "op"), [("bfloat16", "SUM"), ("float32", "AVG")])
-def test_reductions_of_mpi4py_do_what_hpcdists_do(everyone, dtype, op):
+def test_reductions_of_mpi4py_do_what_hpcdists_do(world, dtype, op):
     cases = ("all_reduce", "reduce", "reduce_scatter", "scan")
     plan = FEW._replace(cases=cases, sizes=(64,), dtypes=(dtype,), op=op, against=("mpi4py",))
     notes = []
-    rows = measure(everyone, plan, Started(0.1, 0.2), notes)
+    rows = measure(world, plan, Started(0.1, 0.2), notes)
     assert notes == []
     assert all(names(rows, case) == {"hpcdist", "mpi4py", "copy"} for case in cases)
 
 
-def test_overlap_says_what_was_hidden(everyone):
+def test_overlap_says_what_was_hidden(world):
     plan = FEW._replace(cases=("overlap_sleep",), sizes=(64 << 10,), against=("mpi4py",))
-    for row in measure(everyone, plan, Started(0.1, 0.2), []):
+    for row in measure(world, plan, Started(0.1, 0.2), []):
         assert row["compute_s"] > 0
         assert row["alone_s"] > 0
         assert row["hidden"] < 2
 
 
-def test_starting_is_told_of_the_slowest_rank(everyone):
-    seconds = 0.1 * (1 + everyone.rank)
+def test_starting_is_told_of_the_slowest_rank(world):
+    seconds = 0.1 * (1 + world.rank)
     plan = FEW._replace(cases=("startup_init", "startup_process"))
-    init, process = measure(everyone, plan, Started(0.5, seconds), [])
+    init, process = measure(world, plan, Started(0.5, seconds), [])
     assert (init["median_s"], init["straggler"]) == (0.5, 1.0)
-    assert process["median_s"] == pytest.approx(0.1 * everyone.nranks)
-    assert measure(everyone, plan, Started(0.5, None), [])[0]["case"] == "startup_init"
+    assert process["median_s"] == pytest.approx(0.1 * world.nranks)
+    assert measure(world, plan, Started(0.5, None), [])[0]["case"] == "startup_init"
 
 
-def test_a_race_counts_the_slowest_rank(everyone, rank, size):
+def test_a_race_counts_the_slowest_rank(world, rank, size):
     calls = []
-    found = race(everyone.mpi_comm, {"a": lambda: calls.append(0)}, rounds=3, sample_s=1e-4)
+    found = race(world.mpi_comm, {"a": lambda: calls.append(0)}, rounds=3, sample_s=1e-4)
     assert len(set(MPI.COMM_WORLD.allgather(len(calls)))) == 1
     assert found.by_rank["a"].shape == (size, 3)
     assert (found.seconds["a"] == found.by_rank["a"].max(axis=0)).all()
-    everyone = MPI.COMM_WORLD.allgather(found.seconds["a"])
-    assert all(np.array_equal(other, everyone[0]) for other in everyone)
+    world = MPI.COMM_WORLD.allgather(found.seconds["a"])
+    assert all(np.array_equal(other, world[0]) for other in world)
 
 
 # ---- the command
