@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from mpi4py import MPI
 
 from hpcdist.transport.kernel import address_of
 from hpcdist.transport.shared_board import board_class
 from hpcdist.transport.shared_heap import Heap
 from hpcdist.transport.shared_node import Mapped, SharedNode, node_bytes
-from hpcdist.transport.shared_segment import Segment, create_segment, open_segment
+from hpcdist.transport.shared_segment import Bytes, Segment, create_segment, open_segment
 
 
 class _Offer(NamedTuple):
@@ -57,7 +55,7 @@ def open_node(
     board = offers[0].board
     try:
         if not failure and board is not None:
-            memory = memory or open_segment(board)
+            memory = open_segment(board) if memory is None else memory
             mapped = [_map(heap, each.heap) for each in offers if each.heap is not None]
     except OSError as error:
         failure = str(error)
@@ -71,7 +69,7 @@ def open_node(
     return SharedNode(memory, board_type, mapped, heap, pids, comm.rank, ranks, timeout_s, progress)
 
 
-def _offer(comm: MPI.Intracomm, heap: Heap, board_type: Any) -> tuple[_Offer, mmap.mmap | None]:
+def _offer(comm: MPI.Intracomm, heap: Heap, board_type: Any) -> tuple[_Offer, Bytes | None]:
     if board_type is None:
         why = "without the compiled kernel it needs an x86 processor"
         return _Offer(None, None, "", why), None
@@ -87,7 +85,7 @@ def _offer(comm: MPI.Intracomm, heap: Heap, board_type: Any) -> tuple[_Offer, mm
 
 def _map(heap: Heap, segment: Segment) -> Mapped:
     memory = heap.peer(segment)
-    return Mapped(np.frombuffer(memory, np.uint8), address_of(memory))
+    return Mapped(memory, address_of(memory))
 
 
 def _warn(comm: MPI.Intracomm, why: str) -> None:

@@ -14,7 +14,6 @@ processors make stores visible; elsewhere the compiled one is needed.
 
 from __future__ import annotations
 
-import mmap
 import platform
 import time
 from collections.abc import Callable
@@ -56,7 +55,7 @@ def board_class(*, use_compiled: bool) -> Any:
 class PythonBoard:
     """The part of rank `rank` in a board of `size` ranks; every rank maps the same `memory`."""
 
-    def __init__(self, memory: mmap.mmap, rank: int, size: int, payload: int) -> None:
+    def __init__(self, memory: Any, rank: int, size: int, payload: int) -> None:
         self._words = memoryview(memory).cast("q")
         self._bytes = memoryview(memory)
         self._rank, self._size, self._payload = rank, size, payload

@@ -21,7 +21,7 @@ import numpy as np
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call_site import outer_frame
 from hpcdist.transport.kernel import address_of
-from hpcdist.transport.shared_segment import Segment, create_segment, open_segment
+from hpcdist.transport.shared_segment import Bytes, Segment, create_segment, open_segment
 
 _LINE = 256
 """Arrays begin at multiples of this many bytes."""
@@ -32,7 +32,7 @@ class _Run:
 
     __slots__ = ("__array_interface__", "__weakref__", "memory")
 
-    def __init__(self, memory: mmap.mmap, address: int, nbytes: int) -> None:
+    def __init__(self, memory: Bytes, address: int, nbytes: int) -> None:
         self.memory = memory
         self.__array_interface__ = {
             "version": 3,
@@ -51,8 +51,8 @@ class Heap:
         self.segment: Segment | None = None
         self.used = 0
         """Bytes in arrays that are alive."""
-        self._memory: mmap.mmap | None = None
-        self._peers: dict[Segment, mmap.mmap] = {}
+        self._memory: Bytes | None = None
+        self._peers: dict[Segment, Bytes] = {}
         self._base = 0
         self._backed = 0
         self._free: list[tuple[int, int]] = []
@@ -70,7 +70,7 @@ class Heap:
                 self._base = address_of(self._memory)
         return self.segment
 
-    def peer(self, segment: Segment) -> mmap.mmap:
+    def peer(self, segment: Segment) -> Bytes:
         """Map the heap of another process, once."""
         if segment == self.segment:
             assert self._memory is not None

@@ -17,12 +17,10 @@ about what they have agreed on.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import CollectiveTimeout, RemoteError, TransportError
@@ -32,7 +30,7 @@ from hpcdist.transport.kernel import MOST, address_of, copy_in
 from hpcdist.transport.patience import poll
 from hpcdist.transport.shared_board import PAYLOAD, board_bytes, payload_places
 from hpcdist.transport.shared_heap import Heap
-from hpcdist.transport.shared_segment import Segment
+from hpcdist.transport.shared_segment import Bytes, Segment
 
 SPINS = 300
 """Looks at the others' slots before Python takes over the waiting: a few microseconds."""
@@ -48,8 +46,6 @@ _NOTHING = -1
 _IN_STAGE = 1 << 62
 _DEAD_AFTER_S = 0.2
 _PAGE = 4096
-
-Bytes = NDArray[np.uint8]
 
 
 class Place(NamedTuple):
@@ -82,7 +78,7 @@ class SharedNode:
 
     def __init__(
         self,
-        board_memory: mmap.mmap,
+        board_memory: Bytes,
         board_type: Any,
         heaps: Sequence[Mapped],
         heap: Heap,
@@ -101,7 +97,7 @@ class SharedNode:
         self._progress = progress
         self._pids = pids
         self._heaps = heaps
-        self._own = Mapped(np.frombuffer(board_memory, np.uint8), address_of(board_memory))
+        self._own = Mapped(board_memory, address_of(board_memory))
         self._stages = _stage_places(self.size)
         self.own_base = self._own.base
         self.bases = tuple(each.base for each in heaps)

@@ -16,7 +16,7 @@ from hpcdist.arrays.parcel import EAGER, Parcel, buffer_lengths
 from hpcdist.errors import TransportError
 from hpcdist.transport.call import Call, Kind
 from hpcdist.transport.shared_node import SharedNode
-from hpcdist.transport.shared_segment import Segment, descriptors_are_few, open_segment
+from hpcdist.transport.shared_segment import Segment, open_segment
 
 LARGE = 256 << 10
 """Parcels of at least this many bytes go through segments, and with them those of other ranks."""
@@ -118,10 +118,10 @@ def _write_at(descriptor: int, data: Any, start: int) -> int:
 
 
 def _read(segment: Segment, index: int) -> Parcel:
-    """Map a parcel; its buffers keep the mapping alive, and with it a descriptor."""
+    """Map a parcel; its buffers keep the mapping alive."""
     try:
-        whole = memoryview(open_segment(segment, private=True))
-    except (OSError, ValueError) as error:
+        whole = open_segment(segment, private=True).data
+    except OSError as error:
         raise TransportError(
             f"a large object of another rank cannot be read from shared memory: {error}"
         ) from error
@@ -132,8 +132,7 @@ def _read(segment: Segment, index: int) -> Parcel:
     for nbytes in buffer_lengths(meta):
         buffers.append(whole[start : start + nbytes])
         start = _rounded(start + nbytes, _LINE)
-    parcel = Parcel(meta, buffers)
-    return Parcel(bytes(meta), parcel.copy().buffers) if descriptors_are_few() else parcel
+    return Parcel(meta, buffers)
 
 
 def _rounded(number: int, unit: int) -> int:

@@ -7,10 +7,29 @@ however that process ends. It does not live in /dev/shm and is not bounded by it
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
-import resource
+import weakref
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_FAILED = ctypes.c_void_p(-1).value
 
 
 class Segment(NamedTuple):
@@ -26,7 +45,29 @@ class Segment(NamedTuple):
     inode: int = 0
 
 
-def create_segment(nbytes: int, name: str) -> tuple[Segment, mmap.mmap]:
+class _Mapping:
+    """A mapped file, until the last array that shows it is gone.
+
+    Python's own `mmap` would hold a descriptor for each: one for every rank of the node.
+    """
+
+    __slots__ = ("__array_interface__", "__weakref__")
+
+    def __init__(self, descriptor: int, nbytes: int, flags: int) -> None:
+        address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)
+        if address == _FAILED:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        weakref.finalize(self, _libc.munmap, address, nbytes).atexit = False
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+        }
+
+
+def create_segment(nbytes: int, name: str) -> tuple[Segment, Bytes]:
     """Make and map a segment of zeros; memory is used where it is touched. Local.
 
     Raises:
@@ -36,36 +77,32 @@ def create_segment(nbytes: int, name: str) -> tuple[Segment, mmap.mmap]:
     descriptor = os.memfd_create(f"hpcdist-{name}", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, nbytes)
-        memory = mmap.mmap(descriptor, nbytes)
+        memory = np.asarray(_Mapping(descriptor, nbytes, mmap.MAP_SHARED))
     except OSError:
         os.close(descriptor)
         raise
     return Segment(os.getpid(), descriptor, nbytes, os.fstat(descriptor).st_ino), memory
 
 
-def open_segment(segment: Segment, *, private: bool = False) -> mmap.mmap:
+def open_segment(segment: Segment, *, private: bool = False) -> Bytes:
     """Map a segment of another process, which must still hold its descriptor. Local.
 
     Args:
-        segment: as its maker got it.
+        segment: as its maker got it; all of it if it is said to have no bytes.
         private: what is written here is seen by nobody else, and costs memory page by page.
 
     Raises:
-        OSError: it lives in another container, or the system hides its processes.
+        OSError: it lives in another container, the system hides its processes, or it is empty.
 
     """
     path = f"/proc/{segment.pid}/fd/{segment.descriptor}"
     descriptor = os.open(path, os.O_RDONLY if private else os.O_RDWR)
-    flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
     try:
-        if segment.inode and os.fstat(descriptor).st_ino != segment.inode:
+        found = os.fstat(descriptor)
+        if segment.inode and found.st_ino != segment.inode:
             raise OSError(f"{path} is not the memory of another rank: do they share a container?")
-        return mmap.mmap(descriptor, segment.nbytes, flags=flags)
+        nbytes = segment.nbytes or found.st_size
+        flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+        return np.asarray(_Mapping(descriptor, nbytes, flags))
     finally:
         os.close(descriptor)
-
-
-def descriptors_are_few() -> bool:
-    """Say whether this process has opened three quarters of the files that it may open. Local."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return len(os.listdir("/proc/self/fd")) >= limit * 3 // 4

@@ -289,10 +289,24 @@ def test_memory_stays_readable_when_the_process_that_made_it_is_killed():
 
 def test_a_private_mapping_keeps_what_is_written_to_itself():
     segment, memory = create_segment(8192, "test")
-    memory[:4] = b"true"
+    memory.data[:4] = b"true"
     private = open_segment(segment, private=True)
-    private[:4] = b"fake"
-    assert (memory[:4], private[:4]) == (b"true", b"fake")
+    private.data[:4] = b"fake"
+    assert (bytes(memory[:4]), bytes(private[:4])) == (b"true", b"fake")
+    os.close(segment.descriptor)
+
+
+def test_a_mapping_holds_no_descriptor_and_goes_with_its_last_view():
+    def mapped():
+        return Path("/proc/self/maps").read_text().count("hpcdist-gone")
+
+    segment, memory = create_segment(8192, "gone")
+    before = len(os.listdir("/proc/self/fd"))
+    views = [open_segment(segment)[5:9] for _ in range(20)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert mapped() == 21
+    del views, memory
+    assert mapped() == 0
     os.close(segment.descriptor)
 
 
