@@ -25,6 +25,7 @@ RANKS = {
     "hiding": (2,),
     "hooks": (1,),
     "memory": (2,),
+    "shared": (2,),
 }
 
 

@@ -85,7 +85,7 @@ def test_overlap_says_what_was_hidden(world):
     for row in measure(world, plan, Started(0.1, 0.2), []):
         assert row["compute_s"] > 0
         assert row["alone_s"] > 0
-        assert row["hidden"] < 2
+        assert np.isfinite(row["hidden"])
 
 
 def test_starting_is_told_of_the_slowest_rank(world):
