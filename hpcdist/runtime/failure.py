@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 import traceback
 from types import TracebackType
 
 from hpcdist.runtime.mpi import abort
 
 _INTERRUPTED = 130
+_TOLD_S = 0.2
+"""What a launcher is given to pass on the last words: MPICH's drops them when it ends the job."""
 _installed = False
 
 
@@ -54,3 +57,4 @@ def _say(text: str) -> None:
             stream.flush()
         except (OSError, ValueError):
             continue
+    time.sleep(_TOLD_S)
