@@ -21,12 +21,11 @@ RANKS = 3
 SOON_S = 10.0
 """Far above the second that an end takes, far below the time limit of an operation."""
 
-KEEP_THE_REST = {
-    Family.OPENMPI: ["--enable-recovery"],
-    Family.MPICH: ["-disable-auto-cleanup"],
-    Family.IMPI: ["-disable-auto-cleanup"],
-}
-"""What makes a launcher leave the other ranks alone when one is killed."""
+KEEP_THE_REST = {Family.OPENMPI: ["--enable-recovery"]}
+"""What makes a launcher leave the other ranks alone when one is killed.
+
+MPICH's has `-disable-auto-cleanup`, but ends them now and then all the same.
+"""
 
 STREAM = """
 import os, signal, sys, threading, time
@@ -34,7 +33,6 @@ import numpy as np
 import hpcdist as dist
 
 rank = dist.init_parallel_env(timeout=60).rank
-signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # hydra sends it when a rank dies
 x = np.ones(8 << 10)
 shared = dist.zeros(512 << 10)
 operations = {
