@@ -33,7 +33,7 @@ WHOLE = [torch.bool, *INTEGERS, *UNSIGNED]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def backend(world):
+def backend(_start):
     dist.init_process_group("hpcdist")
     yield
     dist.destroy_process_group()

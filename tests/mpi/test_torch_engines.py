@@ -530,7 +530,7 @@ def _one_thread():
 
 
 @pytest.fixture(scope="module")
-def store(world):
+def store(_start):
     """A store for gloo; hpcdist needs none."""
     comm = MPI.COMM_WORLD
     limit = timedelta(seconds=60)
