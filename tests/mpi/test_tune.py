@@ -1,6 +1,7 @@
 """`hpcdist tune` and `hpcdist doctor` on ranks."""
 
 import json
+import tempfile
 
 import numpy as np
 import pytest
@@ -137,8 +138,18 @@ def test_fewer_ranks_measure_while_the_others_wait(world, size):
         assert all(isinstance(each, Timing) for each in timings)
 
 
-def test_the_command_writes_what_is_read_back(rank, size, tmp_path_factory):
-    folder = MPI.COMM_WORLD.bcast(str(tmp_path_factory.mktemp("tune")))
+@pytest.fixture
+def folder():
+    """A folder that all ranks see; pytest's own would be cleaned up by all at once."""
+    comm = MPI.COMM_WORLD
+    made = tempfile.TemporaryDirectory() if comm.rank == 0 else None
+    yield comm.bcast(made.name if made else None)
+    comm.Barrier()
+    if made:
+        made.cleanup()
+
+
+def test_the_command_writes_what_is_read_back(rank, size, folder):
     path = f"{folder}/site.json"
     words = ["broadcast", "--sizes", "64K", "--quick", "--rounds", "2", "-o", path]
     done = CliRunner().invoke(tune, words)
