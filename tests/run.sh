@@ -12,16 +12,18 @@ export PATH=$bin:$PATH
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
-mpi_suite() { # NAME MPIEXEC: every rank runs every test; the others' output is kept for failures
+mpi_suite() { # NAME MPIEXEC: every rank runs every test; what the others say, and the
+# last words of rank 0, which a launcher may drop, are kept for failures
     local name=$1 mpiexec=$2 n
     for n in 1 2 3 4; do
         printf '\n=== %s, %s rank(s)\n' "$name" "$n"
         rm -f "$logs"/rank.*
         LOGS=$logs "$mpiexec" -n "$n" bash -c '
             rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}
-            [ "$rank" = 0 ] || exec >"$LOGS/rank.$rank" 2>&1
+            [ "$rank" = 0 ] && exec 2>"$LOGS/rank.0" || exec >"$LOGS/rank.$rank" 2>&1
             exec "$@"' - \
             "$bin/python" -m pytest -q --with-mpi -p no:cacheprovider -m "not slow" tests/mpi || {
+            printf '\n%s ended with exit code %d\n' "$mpiexec" $?
             for log in "$logs"/rank.*; do
                 [ -e "$log" ] && printf '\n--- %s\n' "${log##*/}" && tail -n 60 "$log"
             done

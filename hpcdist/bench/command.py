@@ -8,64 +8,28 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from hpcdist.bench.cases import CASES
-from hpcdist.bench.figures import volume
 from hpcdist.bench.output import Output, print_predictions
 from hpcdist.bench.peers import PEERS
+from hpcdist.bench.peers.mpi4py import version
 from hpcdist.bench.plan import Progress, measure
 from hpcdist.bench.plots import check_plot
-from hpcdist.bench.request import Request, check_request, read_request, spread_against
+from hpcdist.bench.rank_command import RankCommand, on_rank_0, start_ranks
+from hpcdist.bench.request import Request, check_request, read_request
 from hpcdist.bench.runfile import describe_setting, read_run
 from hpcdist.bench.startup import Started, process_age
 from hpcdist.bench.tables import plain_console, print_table
 from hpcdist.comm.environment import init_parallel_env
-from hpcdist.comm.group import Group
-from hpcdist.errors import UsageError
+from hpcdist.diagnostics.sizes import volume
 from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.place import read_place
 
-_WRONG_USE = 2
-_WORDS = "hpcdist.bench.words"
 
-
-class _Bench(click.Command):
-    """Reports what is wrong with the command line once, and ends all ranks."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_WORDS] = list(args)
-        if read_place(snapshot()).rank > 0 and {"-h", "--help", "--list"} & set(args):
-            ctx.exit(0)
-        with _reported_once():
-            return super().parse_args(ctx, spread_against(args))
-
-    def invoke(self, ctx: click.Context) -> Any:
-        with _reported_once():
-            return super().invoke(ctx)
-
-
-@contextmanager
-def _reported_once() -> Iterator[None]:
-    """Let rank 0 alone report what a user did wrong; then all ranks exit."""
-    try:
-        yield
-    except (click.ClickException, UsageError) as error:
-        shown = error if isinstance(error, click.ClickException) else click.UsageError(str(error))
-        if read_place(snapshot()).size == 1:
-            raise shown from error
-        world = init_parallel_env()
-        if world.rank == 0:
-            shown.show()
-        world.mpi_comm.Barrier()
-        sys.exit(_WRONG_USE)
-
-
-@click.command(cls=_Bench, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=RankCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("cases", nargs=-1)
 @click.option("--list", "listed", is_flag=True, help="Show the cases and stop.")
 @click.option("--sizes", help="Bytes a rank hands in: 8,64K,2M or 8:64M (doubling) or 8:64M:8.")
@@ -96,11 +60,7 @@ def bench(ctx: click.Context, /, nprocs: int | None, listed: bool, **given: Any)
         _print_cases()
         return
     request = read_request(given)
-    size = read_place(snapshot()).size
-    if nprocs and nprocs != size:
-        if size > 1:
-            raise UsageError(f"-n {nprocs}, but this job has {size} ranks: use --ranks for fewer")
-        sys.exit(_start_ranks(nprocs, ctx.meta[_WORDS]))
+    start_ranks(ctx, nprocs)
     code = _predict_saved(request) if request.source else _measure(request)
     if code:
         sys.exit(code)
@@ -125,21 +85,6 @@ def _print_cases() -> None:
     print_table(plain_console(), "Cases; name one, a set, or all", columns, rows)
 
 
-def _start_ranks(nprocs: int, words: Sequence[str]) -> int:
-    """Run this same command on `nprocs` ranks; return the exit code."""
-    from hpcdist.launch.command import Options
-    from hpcdist.launch.run import Manner, run_job
-    from hpcdist.launch.site import find_site
-
-    environ = snapshot()
-    program = (sys.executable, "-m", "hpcdist", "bench", *words)
-    options = Options(program, nprocs=nprocs)
-    try:
-        return run_job(options, Manner(label=False), find_site(environ), environ)
-    except OSError as error:
-        raise click.ClickException(str(error)) from error
-
-
 def _predict_saved(request: Request) -> int:
     """Predict from a saved run; on one process."""
     if read_place(snapshot()).rank == 0:
@@ -154,37 +99,17 @@ def _measure(request: Request) -> int:
     began = time.perf_counter()
     world = init_parallel_env()
     started = Started(time.perf_counter() - began, process_age())
-    baseline = _on_rank_0(world, lambda: check_request(request, world.nranks))
+    baseline = on_rank_0(world, lambda: check_request(request, world.nranks))
     setting = describe_setting(
-        _mpi_version(), world.nranks, len(set(world.mpi_comm.allgather(socket.gethostname())))
+        version(), world.nranks, len(set(world.mpi_comm.allgather(socket.gethostname())))
     )
     notes: list[str] = []
     if world.rank > 0:
         measure(world, request.plan, started, notes)
-        return int(_on_rank_0(world, lambda: 0))
+        return int(on_rank_0(world, lambda: 0))
     output = Output(setting)
     try:
         rows = measure(world, request.plan, started, notes, Progress(output.at, output.found))
     finally:
         output.close()
-    return int(_on_rank_0(world, lambda: output.finish(request, rows, baseline, notes)))
-
-
-def _mpi_version() -> str:
-    from hpcdist.bench.peers.mpi4py import version
-
-    return version()
-
-
-def _on_rank_0(world: Group, do: Callable[[], Any]) -> Any:
-    """Do something on rank 0 and return its result on all; its `UsageError` is everyone's."""
-    done: tuple[Any, str] = (None, "")
-    if world.rank == 0:
-        try:
-            done = (do(), "")
-        except UsageError as error:
-            done = (None, str(error))
-    result, complaint = world.mpi_comm.bcast(done)
-    if complaint:
-        raise UsageError(complaint)
-    return result
+    return int(on_rank_0(world, lambda: output.finish(request, rows, baseline, notes)))

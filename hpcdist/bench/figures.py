@@ -1,13 +1,10 @@
-"""Numbers for people: durations, volumes and ratios as text, and sizes read from text."""
+"""Numbers for people: durations, rates and ratios as text, and sizes read from text."""
 
 from __future__ import annotations
 
-import re
-
+from hpcdist.diagnostics import sizes
+from hpcdist.diagnostics.sizes import read_size
 from hpcdist.errors import UsageError
-
-_SIZE = re.compile(r"(\d+)([KMG]?)(?:iB|B)?", re.IGNORECASE)
-_SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30}
 
 
 def duration(seconds: float) -> str:
@@ -16,14 +13,6 @@ def duration(seconds: float) -> str:
         if abs(seconds) >= scale:
             return f"{seconds / scale:.2f} {unit}"
     return f"{seconds * 1e9:.0f} ns"
-
-
-def volume(nbytes: float) -> str:
-    """Show bytes with a binary unit."""
-    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if nbytes >= 1 << shift:
-            return f"{nbytes / (1 << shift):g} {unit}"
-    return f"{nbytes:g} B"
 
 
 def bandwidth(bytes_per_s: float) -> str:
@@ -52,18 +41,10 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def read_size(text: str) -> int:
-    """Read bytes: ``"8"``, ``"64K"``, ``"2M"``, ``"1GiB"``; the units are powers of two."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise UsageError(f"{text!r} is not a size: write bytes, as 8, 64K, 2M or 1G")
-    return int(found[1]) << _SHIFTS[found[2].upper()]
-
-
 def read_sizes(text: str) -> tuple[int, ...]:
     """Read sizes in bytes: ``"8,64K"``, or ``"8:64M"`` (doubling), ``"8:64M:8"`` (times 8)."""
     if ":" not in text:
-        return tuple(sorted({read_size(part) for part in text.split(",")}))
+        return sizes.read_sizes(text)
     first, last, *factor = text.split(":")
     if len(factor) > 1:
         raise UsageError(f"{text!r} is no range of sizes: write FIRST:LAST or FIRST:LAST:FACTOR")

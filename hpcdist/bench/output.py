@@ -11,12 +11,13 @@ from rich.progress import Progress
 
 from hpcdist.bench.baseline import compare, summary
 from hpcdist.bench.cases import CASES, USUAL_SIZES
-from hpcdist.bench.figures import duration, times, volume
+from hpcdist.bench.figures import duration, times
 from hpcdist.bench.plots import draw_predictions, draw_rows, predicted_path
 from hpcdist.bench.request import Request
 from hpcdist.bench.rows import COPY, OWN, Row
 from hpcdist.bench.runfile import write_run
 from hpcdist.bench.tables import Columns, plain_console, print_rows, print_table
+from hpcdist.diagnostics.sizes import volume
 
 REGRESSED = 1
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from hpcdist.bench.cases import CASES, QUICK_SIZES
-from hpcdist.bench.figures import volume
 from hpcdist.bench.own import start_own
 from hpcdist.bench.peers import start_peers
 from hpcdist.bench.rows import Row, Spot
@@ -16,6 +15,7 @@ from hpcdist.bench.startup import Started
 from hpcdist.bench.task import read_dtype, result_bytes
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import destroy_process_group, new_group
+from hpcdist.diagnostics.sizes import volume
 
 LARGEST = 1 << 30
 """A measurement that would give a rank more bytes than this is left out."""

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcdist.bench.figures import duration, volume
+from hpcdist.bench.figures import duration
 from hpcdist.bench.rows import COPY, Row
 from hpcdist.bench.runfile import check_writable
 from hpcdist.bench.tables import title_of
+from hpcdist.diagnostics.sizes import volume
 from hpcdist.errors import UsageError
 
 ENDINGS = (".png", ".svg")

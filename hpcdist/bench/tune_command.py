@@ -18,8 +18,9 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from hpcdist.bench.command import _WORDS, _Bench, _mpi_version, _on_rank_0
-from hpcdist.bench.figures import read_counts, read_sizes, volume
+from hpcdist.bench.figures import read_counts, read_sizes
+from hpcdist.bench.peers.mpi4py import version
+from hpcdist.bench.rank_command import RankCommand, on_rank_0, start_ranks
 from hpcdist.bench.runfile import check_writable, describe_setting
 from hpcdist.bench.tables import plain_console, print_table
 from hpcdist.bench.tune import Series, Timing, costs_of, timings_as_json, tuned
@@ -27,6 +28,7 @@ from hpcdist.bench.tune_stage import Effort, Plan, measure
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
 from hpcdist.diagnostics.facts import own_version
+from hpcdist.diagnostics.sizes import volume
 from hpcdist.errors import UsageError
 from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.place import read_place
@@ -47,7 +49,7 @@ _CAPTION = (
 )
 
 
-@click.command(cls=_Bench, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=RankCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("operations", nargs=-1)
 @click.option("-o", "--output", metavar="FILE.json", help="Write the tuning file.")
 @click.option("--sizes", default="16K:64M:4", show_default=True,
@@ -64,12 +66,8 @@ def tune(ctx: click.Context, /, nprocs: int | None, output: str | None, **given:
     ranks by -n. HPCDIST_TUNING=site.json puts the result in force. OPERATIONS are names such as
     all_reduce; without a name all that have a choice.
     """
-    size = read_place(snapshot()).size
-    plan = read_plan(given, nprocs or size)
-    if nprocs and nprocs != size:
-        if size > 1:
-            raise UsageError(f"-n {nprocs}, but this job has {size} ranks: use --ranks for fewer")
-        sys.exit(_start_ranks(nprocs, ctx.meta[_WORDS]))
+    plan = read_plan(given, nprocs or read_place(snapshot()).size)
+    start_ranks(ctx, nprocs)
     _tune(plan, output)
 
 
@@ -94,32 +92,17 @@ def read_plan(given: dict[str, Any], nranks: int) -> Plan:
     return Plan(operations, read_sizes(given["sizes"]), ranks, effort)
 
 
-def _start_ranks(nprocs: int, words: Sequence[str]) -> int:
-    """Run this same command on `nprocs` ranks; return the exit code."""
-    from hpcdist.launch.command import Options
-    from hpcdist.launch.run import Manner, run_job
-    from hpcdist.launch.site import find_site
-
-    environ = snapshot()
-    program = (sys.executable, "-m", "hpcdist", "tune", *words)
-    try:
-        options = Options(program, nprocs=nprocs)
-        return run_job(options, Manner(label=False), find_site(environ), environ)
-    except OSError as error:
-        raise click.ClickException(str(error)) from error
-
-
 def _tune(plan: Plan, output: str | None) -> None:
     """Measure, print and write. Collective."""
     world = init_parallel_env()
     if output is not None:
-        _on_rank_0(world, lambda: check_writable(output))
+        on_rank_0(world, lambda: check_writable(output))
     nodes = len(set(world.mpi_comm.allgather(socket.gethostname())))
-    setting = describe_setting(_mpi_version(), world.nranks, nodes)
+    setting = describe_setting(version(), world.nranks, nodes)
     notes = busy(max(world.mpi_comm.allgather(os.getloadavg()[0])))
     with _progress(world) as at:
         timings = measure(world, plan, notes, at)
-    _on_rank_0(world, lambda: _report(timings, setting, notes, output))
+    on_rank_0(world, lambda: _report(timings, setting, notes, output))
 
 
 def busy(load: float) -> list[str]:

@@ -30,7 +30,7 @@ from hpcdist.diagnostics.facts import (
     versions,
 )
 from hpcdist.diagnostics.problems import Problem, problems_of, refused
-from hpcdist.diagnostics.sizes import read_sizes, show
+from hpcdist.diagnostics.sizes import read_sizes, volume
 from hpcdist.diagnostics.ways import Row, folded, meanings, way_rows
 from hpcdist.errors import TransportError, UsageError
 from hpcdist.runtime.environ import snapshot
@@ -72,7 +72,7 @@ def doctor(operations: tuple[str, ...], sizes: str, as_json: bool) -> None:
     """
     rank = _own_rank()
     try:
-        report = examine(_known(operations), read_sizes(sizes))
+        report = examine(_known(operations), _sizes(sizes))
     except UsageError as error:
         if rank == 0:
             raise click.UsageError(str(error)) from error
@@ -109,6 +109,13 @@ def _known(operations: tuple[str, ...]) -> tuple[str, ...]:
     if unknown:
         raise UsageError(f"{unknown[0]!r} has no choice of ways; there is {', '.join(OPERATIONS)}")
     return operations or OPERATIONS
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    sizes = read_sizes(text)
+    if 0 in sizes:
+        raise UsageError("nothing is sent in 0 bytes: write sizes as 8,64K,2M")
+    return sizes
 
 
 def examine(operations: Iterable[str], sizes: Sequence[int]) -> Report | int:
@@ -209,7 +216,7 @@ def job_rows(report: Report) -> list[dict[str, str]]:
             "cores": _cores(job),
             "MPI threads": job.thread_level,
             "memory of the node": _memory(job),
-            "shared arrays": f"{show(job.memory.used)} of {show(job.memory.limit)} on rank 0",
+            "shared arrays": f"{volume(job.memory.used)} of {volume(job.memory.limit)} on rank 0",
             "tuning file": _tuning(job),
             **job.system,
         }

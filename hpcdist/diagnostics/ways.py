@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from hpcdist.diagnostics.facts import Job
-from hpcdist.diagnostics.sizes import show
+from hpcdist.diagnostics.sizes import volume
 from hpcdist.transport.call import Kind
 from hpcdist.transport.select import EXPLAINED, Rule, Selection, Way
 from hpcdist.transport.shared_board import PAYLOAD
@@ -39,7 +39,7 @@ ALONE = Outcome("none", "there is nobody to talk to", "one rank")
 BOARD = Outcome(
     "board",
     "written on the board that the ranks share, together with the agreement",
-    f"{show(PAYLOAD)} or less",
+    f"{volume(PAYLOAD)} or less",
 )
 NOT_SHARED = Outcome(*_MPI, "the ranks do not share memory")
 NO_PIPE = "pipe needs the compiled kernel"
@@ -95,7 +95,7 @@ def _outcome(
 def _in_words(rule: Rule | None, from_file: Sequence[Rule]) -> str:
     if rule is None:
         return "no rule says otherwise"
-    limit = "" if rule.up_to is None else f", up to {show(rule.up_to)}"
+    limit = "" if rule.up_to is None else f", up to {volume(rule.up_to)}"
     return f"rule: {'tuning file' if rule in from_file else 'default'}{limit}"
 
 
@@ -108,7 +108,7 @@ def folded(rows: Sequence[Row]) -> list[dict[str, str]]:
         {
             "operation": operation,
             "arrays": arrays,
-            "sizes": ", ".join(map(show, sizes)),
+            "sizes": ", ".join(map(volume, sizes)),
             "way": outcome.way,
             "why": outcome.why,
         }

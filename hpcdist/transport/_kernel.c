@@ -270,32 +270,31 @@ typedef size_t (*fused_t)(const uintptr_t *, int, const uintptr_t *, int, size_t
 
 typedef struct {
     const char *name;
-    size_t item, wide; /* bytes of an element, and of its accumulator */
+    size_t item; /* bytes of an element */
     load_t load;
     fold_t fold;
     store_t store;
     fused_t fused; /* or NULL */
 } kernel_t;
 
-#define ROW(OP, NAME, ITEM, WIDE, TYPE, FOLDED)                                        \
-    {OP "_" NAME, ITEM, WIDE, load_##TYPE, fold_##FOLDED, store_##TYPE, NULL}
+#define ROW(OP, NAME, ITEM, TYPE, FOLDED)                                              \
+    {OP "_" NAME, ITEM, load_##TYPE, fold_##FOLDED, store_##TYPE, NULL}
 #define FAST(OP, NAME, ITEM, TYPE, FOLDED)                                             \
-    {OP "_" NAME, ITEM, ITEM, load_##TYPE, fold_##FOLDED, store_##TYPE, fused_##FOLDED}
+    {OP "_" NAME, ITEM, load_##TYPE, fold_##FOLDED, store_##TYPE, fused_##FOLDED}
 #define KEYED(OP, NAME, ITEM, TYPE)                                                    \
-    {#OP "_" NAME, ITEM, ITEM, load_##TYPE##_##OP, fold_##TYPE##_##OP, store_##TYPE##_key, NULL}
+    {#OP "_" NAME, ITEM, load_##TYPE##_##OP, fold_##TYPE##_##OP, store_##TYPE##_key, NULL}
 #define NUMBERS(NAME, ITEM, TYPE)                                                      \
-    ROW("add", NAME, ITEM, ITEM, TYPE, TYPE##_add), ROW("multiply", NAME, ITEM, ITEM, TYPE, TYPE##_mul)
+    ROW("add", NAME, ITEM, TYPE, TYPE##_add), ROW("multiply", NAME, ITEM, TYPE, TYPE##_mul)
 #define FAST_NUMBERS(NAME, ITEM, TYPE)                                                 \
     FAST("add", NAME, ITEM, TYPE, TYPE##_add), FAST("multiply", NAME, ITEM, TYPE, TYPE##_mul)
 #define INTEGERS(NUMBERS, NAME, ITEM, TYPE, SIGNED)                                    \
-    NUMBERS(NAME, ITEM, TYPE), ROW("maximum", NAME, ITEM, ITEM, TYPE, SIGNED##_max),   \
-        ROW("minimum", NAME, ITEM, ITEM, TYPE, SIGNED##_min),                          \
-        ROW("bit_and", NAME, ITEM, ITEM, TYPE, TYPE##_and),                            \
-        ROW("bit_or", NAME, ITEM, ITEM, TYPE, TYPE##_or),                              \
-        ROW("bit_xor", NAME, ITEM, ITEM, TYPE, TYPE##_xor)
+    NUMBERS(NAME, ITEM, TYPE), ROW("maximum", NAME, ITEM, TYPE, SIGNED##_max),         \
+        ROW("minimum", NAME, ITEM, TYPE, SIGNED##_min),                                \
+        ROW("bit_and", NAME, ITEM, TYPE, TYPE##_and),                                  \
+        ROW("bit_or", NAME, ITEM, TYPE, TYPE##_or),                                    \
+        ROW("bit_xor", NAME, ITEM, TYPE, TYPE##_xor)
 #define SHORT_FLOATS(NAME, TYPE)                                                       \
-    {"add_" NAME, 2, 4, load_##TYPE, fold_##TYPE##_add, store_##TYPE, fused_##TYPE##_add}, \
-        ROW("multiply", NAME, 2, 4, TYPE, TYPE##_mul)
+    FAST("add", NAME, 2, TYPE, TYPE##_add), ROW("multiply", NAME, 2, TYPE, TYPE##_mul)
 
 static const kernel_t KERNELS[] = {
     FAST_NUMBERS("float32", 4, f32),
@@ -314,9 +313,9 @@ static const kernel_t KERNELS[] = {
     INTEGERS(NUMBERS, "uint16", 2, u16, u16),
     INTEGERS(FAST_NUMBERS, "uint32", 4, u32, u32),
     INTEGERS(FAST_NUMBERS, "uint64", 8, u64, u64),
-    ROW("or", "bool", 1, 1, u8, u8_or),
-    ROW("and", "bool", 1, 1, u8, u8_and),
-    ROW("xor", "bool", 1, 1, u8, u8_xor),
+    ROW("or", "bool", 1, u8, u8_or),
+    ROW("and", "bool", 1, u8, u8_and),
+    ROW("xor", "bool", 1, u8, u8_xor),
     /* two numbers each: `kernel.py` doubles the count */
     FAST("add", "complex64", 4, f32, f32_add),
     FAST("add", "complex128", 8, f64, f64_add),
@@ -625,6 +624,17 @@ static int is_complete(const board_t *b) {
     return 1;
 }
 
+/* Say that this rank's slot is written, and look whether the others' are. */
+static int publish(const board_t *b, long spins) {
+    __atomic_store_n(&slot_of(b, b->rank)->sequence, b->sequence, __ATOMIC_RELEASE);
+    int complete = is_complete(b);
+    while (!complete && spins-- > 0) {
+        PAUSE();
+        complete = is_complete(b);
+    }
+    return complete;
+}
+
 static PyObject *least(const board_t *b) {
     int64_t found[NUMBERS_AGREED];
     memcpy(found, slot_of(b, 0)->numbers, sizeof found);
@@ -675,11 +685,7 @@ static PyObject *board_post(PyObject *self, PyObject *const *args, Py_ssize_t n_
         memcpy(b->payloads + place * b->payload, view.buf, (size_t)view.len);
         PyBuffer_Release(&view);
     }
-    __atomic_store_n(&own->sequence, b->sequence, __ATOMIC_RELEASE);
-    do {
-        if (is_complete(b)) return least(b);
-        PAUSE();
-    } while (spins-- > 0);
+    if (publish(b, spins)) return least(b);
     Py_RETURN_NONE;
 }
 
@@ -692,27 +698,35 @@ static PyObject *board_addresses(PyObject *self, PyObject *ignored) {
     return result;
 }
 
-static int all_arrived(const board_t *b) {
-    for (int r = 0; r < b->size; r++)
-        if (__atomic_load_n(step_of(b, r), __ATOMIC_ACQUIRE) < b->step) return 0;
-    return 1;
+static int all_at(const board_t *b, uint64_t step, long patience) {
+    for (long spins = 0; spins < patience; spins++) {
+        int r = 0;
+        while (r < b->size && __atomic_load_n(step_of(b, r), __ATOMIC_ACQUIRE) >= step) r++;
+        if (r == b->size) return 1;
+        if (spins < 1000)
+            PAUSE();
+        else
+            sched_yield();
+    }
+    return 0;
+}
+
+static void take_step(board_t *b) {
+    __atomic_store_n(step_of(b, b->rank), ++b->step, __ATOMIC_RELEASE);
 }
 
 static PyObject *board_arrive(PyObject *self, PyObject *spins_) {
     board_t *b = (board_t *)self;
     long spins = PyLong_AsLong(spins_);
     if (PyErr_Occurred()) return NULL;
-    __atomic_store_n(step_of(b, b->rank), ++b->step, __ATOMIC_RELEASE);
-    do {
-        if (all_arrived(b)) Py_RETURN_TRUE;
-        PAUSE();
-    } while (spins-- > 0);
-    Py_RETURN_FALSE;
+    take_step(b);
+    return PyBool_FromLong(all_at(b, b->step, spins + 1));
 }
 
 static PyObject *board_arrived(PyObject *self, PyObject *ignored) {
     (void)ignored;
-    return PyBool_FromLong(all_arrived((board_t *)self));
+    board_t *b = (board_t *)self;
+    return PyBool_FromLong(all_at(b, b->step, 1));
 }
 
 static PyObject *board_behind(PyObject *self, PyObject *ignored) {
@@ -810,23 +824,6 @@ static void pipe_out(const board_t *b) {
     }
 }
 
-static int all_at(const board_t *b, uint64_t step, long patience) {
-    for (long spins = 0; spins < patience; spins++) {
-        int r = 0;
-        while (r < b->size && __atomic_load_n(step_of(b, r), __ATOMIC_ACQUIRE) >= step) r++;
-        if (r == b->size) return 1;
-        if (spins < 1000)
-            PAUSE();
-        else
-            sched_yield();
-    }
-    return 0;
-}
-
-static void take_step(board_t *b) {
-    __atomic_store_n(step_of(b, b->rank), ++b->step, __ATOMIC_RELEASE);
-}
-
 /* Go on as far as the others allow; 1 when all is done. */
 static int pipe_go(board_t *b, long patience) {
     pipe_t *p = &b->pipe;
@@ -869,12 +866,7 @@ static int agree(board_t *b, int64_t number, int64_t limit, int64_t address, lon
     own->numbers[2] = own->numbers[3] = 0;
     own->numbers[4] = now + limit, own->numbers[5] = -now;
     own->address = address;
-    __atomic_store_n(&own->sequence, b->sequence, __ATOMIC_RELEASE);
-    int agreed = is_complete(b);
-    while (!agreed && spins-- > 0) {
-        PAUSE();
-        agreed = is_complete(b);
-    }
+    int agreed = publish(b, spins);
     int64_t deadline = INT64_MAX, arrival = INT64_MIN;
     for (int r = 0; agreed && r < b->size; r++) {
         const int64_t *theirs = slot_of(b, r)->numbers;

@@ -70,6 +70,24 @@ def divisor_of(call: Call, ranks: int) -> float:
 
 
 @np.errstate(over="ignore", invalid="ignore")
+def accumulate(recipe: Recipe, sources: Sequence[NumpyArray]) -> NumpyArray:
+    """Combine `sources`, in their order, into new memory of the dtype that travels."""
+    encode, ufunc = recipe.encode, UFUNCS[recipe.combine]
+    total: NumpyArray = sources[0].copy() if encode is None else encode(sources[0])
+    for source in sources[1:]:
+        ufunc(total, source if encode is None else encode(source), out=total)
+    return total
+
+
+def write_out(recipe: Recipe, total: NumpyArray, out: NumpyArray, ranks: int) -> None:
+    """Write what was accumulated over `ranks` ranks to `out`, in its own dtype."""
+    if recipe.decode is None:
+        out[...] = total
+    else:
+        recipe.decode(total, out, ranks)
+
+
+@np.errstate(over="ignore", invalid="ignore")
 def combine(
     recipe: Recipe, sources: Sequence[NumpyArray], outs: Sequence[NumpyArray], ranks: int
 ) -> None:
@@ -77,19 +95,11 @@ def combine(
 
     An output may be one of the sources; `ranks` is what a mean divides by.
     """
-    encode, decode, ufunc = recipe.encode, recipe.decode, UFUNCS[recipe.combine]
     for start in range(0, sources[0].size, BLOCK_ITEMS):
         part = slice(start, start + BLOCK_ITEMS)
-        first = sources[0][part]
-        total = first.copy() if encode is None else encode(first)
-        for source in sources[1:]:
-            each = source[part]
-            ufunc(total, each if encode is None else encode(each), out=total)
+        total = accumulate(recipe, [source[part] for source in sources])
         result = outs[0][part]
-        if decode is None:
-            result[...] = total
-        else:
-            decode(total, result, ranks)
+        write_out(recipe, total, result, ranks)
         for out in outs[1:]:
             out[part] = result
 

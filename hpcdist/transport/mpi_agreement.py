@@ -30,10 +30,10 @@ from mpi4py import MPI
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
 from hpcdist.transport.call import Call, fingerprint, label
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.mpi_exchange import SPINS, Exchange
+from hpcdist.transport.mpi_exchange import Exchange
 from hpcdist.transport.mpi_outbox import Outbox
 from hpcdist.transport.patience import poll
-from hpcdist.transport.shared_board import Six
+from hpcdist.transport.shared_board import SPINS, Six
 from hpcdist.transport.shared_node import SharedNode
 
 _NEWS, _ANSWER = 1, 2  # message tags on the group's own communicator

@@ -17,9 +17,6 @@ from mpi4py import MPI
 from hpcdist.transport.patience import SPIN
 from hpcdist.transport.shared_board import Six
 
-SPINS = 300
-"""Looks at a board before Python takes over the waiting: a few microseconds."""
-
 _SIX = struct.Struct("6q")
 
 

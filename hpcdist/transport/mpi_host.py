@@ -82,13 +82,14 @@ class MpiHost(Transport):
         self.user_comm = user_comm
         self.ranks = tuple(ranks)
         self.timeout_s = timeout_s
-        self.site, self.heap, self.config = site, site.heap, site.config
+        self.site, self.heap = site, site.heap
         self.comm = user_comm.Dup()
         self.rank, self.size = self.comm.rank, self.comm.size
         self.one_node = len({site.nodes[rank] for rank in self.ranks}) == 1
         self.piece_bytes = int(site.config.piece_mb * _MiB) if self.one_node else 1 << 30
         self.messages = Messages(user_comm.Dup(), self.ranks, timeout_s)
-        self.node = self._open_node() if self.one_node and self.size > 1 else None
+        shares = self.one_node and self.size > 1
+        self.node = self.open_node(self.comm, self.ranks) if shares else None
         self.selection = Selection(site.rules, self.size, several_nodes=not self.one_node)
         self.agreement = self._make_agreement() if self.size > 1 else None
         self._meetings = Meetings(self.comm, self.ranks)
@@ -124,14 +125,15 @@ class MpiHost(Transport):
             return _Ended(self.run(call))
         return self._lane.start(lambda: self._guarded(call), label(call, self.ranks))
 
-    def _open_node(self) -> SharedNode | None:
+    def open_node(self, comm: MPI.Intracomm, ranks: Sequence[int]) -> SharedNode | None:
+        """Map the memory of the world ranks `ranks`, those of `comm`. Collective over them."""
         return open_node(
-            self.comm,
+            comm,
             self.heap,
-            self.ranks,
+            ranks,
             self.timeout_s,
             self.progress,
-            use_compiled=self.config.kernel == "auto",
+            use_compiled=self.site.config.kernel == "auto",
         )
 
     @property

@@ -20,11 +20,10 @@ from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call import Call
-from hpcdist.transport.kernel import copy_in, copy_out
-from hpcdist.transport.mpi_node import open_node
+from hpcdist.transport.kernel import accumulate, copy_in, copy_out, write_out
 from hpcdist.transport.mpi_types import OPS, numbers
-from hpcdist.transport.recipes import UFUNCS
-from hpcdist.transport.shared_node import STAGED, SharedNode
+from hpcdist.transport.select import STAGED_UP_TO
+from hpcdist.transport.shared_node import SharedNode
 from hpcdist.transport.shared_verbs import share_of
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class Lanes:
         assert data is not None
         self._node.check_usable()
         flat = data.reshape(-1)
-        for part in _parts(flat.size, STAGED // flat.itemsize):
+        for part in _parts(flat.size, STAGED_UP_TO // flat.itemsize):
             mine = flat[part.first : part.first + part.items]
             copy_in(self._staged(self._node.rank, part, flat.dtype), mine)
             self._node.step(call)
@@ -73,18 +72,11 @@ class Lanes:
         recipe = call.recipe
         assert recipe is not None
         first, count = share_of(part.items, self._count, self._node.rank)
-        chosen, ufunc = slice(first, first + count), UFUNCS[recipe.combine]
+        chosen = slice(first, first + count)
         staged = [self._staged(rank, part, unit)[chosen] for rank in range(self._node.size)]
-        wire = staged[0].copy() if recipe.encode is None else recipe.encode(staged[0])
-        with np.errstate(over="ignore", invalid="ignore"):
-            for each in staged[1:]:
-                ufunc(wire, each if recipe.encode is None else recipe.encode(each), out=wire)
+        wire = accumulate(recipe, staged)
         self._peers.Allreduce(MPI.IN_PLACE, numbers(wire), OPS[recipe.combine])
-        own = staged[self._node.rank]
-        if recipe.decode is None:
-            own[...] = wire
-        else:
-            recipe.decode(wire, own, host.size)
+        write_out(recipe, wire, staged[self._node.rank], host.size)
 
     def _staged(self, rank: int, part: _Part, unit: np.dtype) -> NumpyArray:
         return self._node.staged(rank, part.turn, part.items * unit.itemsize).view(unit)
@@ -109,15 +101,7 @@ def open_lanes(host: MpiHost, node_number: int) -> Lanes | None:
 
     """
     on_node = cast(MPI.Intracomm, host.comm.Split(node_number, host.rank))
-    ranks = on_node.allgather(host.ranks[host.rank])
-    node = open_node(
-        on_node,
-        host.heap,
-        ranks,
-        host.timeout_s,
-        host.progress,
-        use_compiled=host.config.kernel == "auto",
-    )
+    node = host.open_node(on_node, on_node.allgather(host.ranks[host.rank]))
     on_node_size, on_node_rank = on_node.size, on_node.rank
     on_node.Free()
     everywhere = host.comm.allreduce(int(node is not None)) == host.size

@@ -10,35 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcdist.arrays.parcel import EAGER
-from hpcdist.errors import TransportError
 from hpcdist.transport.call import Call, Kind
 from hpcdist.transport.kernel import Code, address_of, code_of, compiled, divisor_of
 from hpcdist.transport.mpi_objects import OBJECT_VERBS
 from hpcdist.transport.recipes import ReduceOp
-from hpcdist.transport.select import Way
+from hpcdist.transport.select import STAGED_UP_TO, Way
 from hpcdist.transport.shared_board import PAYLOAD
-from hpcdist.transport.shared_node import STAGED, SharedNode, slice_bytes
-from hpcdist.transport.shared_objects import (
-    OBJECTS,
-    close_parcel_segment,
-    exchange_parcels,
-    open_parcel_segment,
-    use_segments,
-)
-from hpcdist.transport.shared_verbs import (
-    SHARED,
-    SMALL_OBJECTS,
-    Range,
-    Shared,
-    fits,
-    small_parcel,
-)
+from hpcdist.transport.shared_node import NOTHING, SharedNode, slice_bytes
+from hpcdist.transport.shared_objects import OBJECTS, exchange_objects
+from hpcdist.transport.shared_verbs import SHARED, Range, Shared, fits
 
 if TYPE_CHECKING:
     from hpcdist.transport.mpi_host import MpiHost
 
-_NOTHING = -1
 _REDUCED = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER})
 
 
@@ -50,7 +34,7 @@ def perform(host: MpiHost, node: SharedNode, call: Call) -> Any:
         if code is not None:
             return _all_reduce(host, node, call, code)
     if call.kind in OBJECTS and call.error is None:
-        return _objects(host, node, call)
+        return exchange_objects(host, node, call)
     row = SHARED.get(call.kind)
     if row is None or call.error is not None:
         return OBJECT_VERBS[call.kind](host, call, agree(call))
@@ -93,11 +77,11 @@ DONE_HERE = 2
 def _address(host: MpiHost, node: SharedNode, call: Call, offered: Any, total: int) -> int:
     """Return what this rank publishes about a large contribution, copied if that pays."""
     if offered is None:
-        return _NOTHING
+        return NOTHING
     address = 0 if _overlaps(call, node.rank) else node.shared_address(offered)
     if address and _way(host, call, total, shared=True) is Way.DIRECT:
         return address
-    if total <= STAGED and _way(host, call, total, shared=False) is Way.STAGED:
+    if total <= STAGED_UP_TO and _way(host, call, total, shared=False) is Way.STAGED:
         return node.stage(offered)
     return 0
 
@@ -149,25 +133,6 @@ def _run_large(
         _pipe(node, call)
         return None
     return OBJECT_VERBS[call.kind](host, call, detail)
-
-
-def _objects(host: MpiHost, node: SharedNode, call: Call) -> Any:
-    """Exchange objects: small ones on the board, large ones in segments, others by MPI."""
-    try:
-        descriptor = open_parcel_segment(call, node.rank)
-    except OSError as error:  # no descriptor is left: nobody goes on
-        reason = TransportError(f"no memory for a large object: {error}; see `ulimit -n`")
-        return host.agree(call._replace(error=reason))
-    try:
-        meta = small_parcel(call, node.rank)
-        detail = host.agree(call, descriptor + 1, meta)
-        if use_segments(call, detail):
-            return exchange_parcels(node, call, descriptor)
-        if detail[1] <= EAGER and call.kind in SMALL_OBJECTS:
-            return SMALL_OBJECTS[call.kind](node, call, node.payloads[node.board.turn])
-        return OBJECT_VERBS[call.kind](host, call, detail)
-    finally:
-        close_parcel_segment(descriptor)
 
 
 def _pipe(node: SharedNode, call: Call) -> None:

@@ -22,6 +22,9 @@ from typing import Any, final
 from hpcdist.transport.kernel import compiled
 
 PAYLOAD = 8 << 10
+SPINS = 300
+"""Looks at the others' slots before Python takes over the waiting: a few microseconds."""
+
 LINE = 64
 AGREED = 6
 _WORDS = LINE // 8

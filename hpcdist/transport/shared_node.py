@@ -1,7 +1,7 @@
 """`SharedNode`: the shared memory of one group whose ranks all run on one node.
 
-An operation has three parts: every rank offers its contribution together with the agreement
-(`offer`), takes what it needs from where the others' lie (the verbs of `shared_verbs`), and, if
+An operation has three parts: every rank offers its contribution together with the agreement,
+takes what it needs from where the others' lie (the verbs of `shared_verbs`), and, if
 others read its own array, waits until they are done.
 
 Where a contribution lies decides how far it is copied:
@@ -28,21 +28,18 @@ from hpcdist.transport.call import Call, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.kernel import MOST, address_of, copy_in
 from hpcdist.transport.patience import poll
-from hpcdist.transport.shared_board import PAYLOAD, board_bytes, payload_places
+from hpcdist.transport.select import STAGED_UP_TO
+from hpcdist.transport.shared_board import PAYLOAD, SPINS, board_bytes, payload_places
 from hpcdist.transport.shared_heap import Heap
 from hpcdist.transport.shared_segment import Bytes, Segment
-
-SPINS = 300
-"""Looks at the others' slots before Python takes over the waiting: a few microseconds."""
 
 PIPE_PART = 512 << 10
 """Bytes of an ordinary array that are in the staging memory at a time, twice."""
 
-STAGED = 1 << 20
-"""Largest contribution, in bytes, that is copied to the staging memory as a whole."""
-
 _PATIENCE = 4000
-_NOTHING = -1
+NOTHING = -1
+"""Published instead of an address by a rank that contributes nothing."""
+
 _IN_STAGE = 1 << 62
 _DEAD_AFTER_S = 0.2
 _PAGE = 4096
@@ -120,7 +117,7 @@ class SharedNode:
         return _IN_STAGE
 
     def staged(self, rank: int, turn: int, nbytes: int) -> Bytes:
-        """Return the staging memory of a rank, for turn 0 or 1; at most `STAGED` bytes."""
+        """Return the staging memory of a rank, for turn 0 or 1; at most `STAGED_UP_TO` bytes."""
         offset = self._stage_offset(rank, turn)
         return self._own.memory[offset : offset + nbytes]
 
@@ -134,14 +131,14 @@ class SharedNode:
         return [self._place(rank, address) for rank, address in enumerate(addresses)]
 
     def _place(self, rank: int, address: int) -> Place | None:
-        if address == _NOTHING:
+        if address == NOTHING:
             return None
         if address == _IN_STAGE:
             return Place(*self._own, self._stage_offset(rank, self.board.turn))
         return Place(*self._heaps[rank], address - 1)
 
     def _stage_offset(self, rank: int, turn: int) -> int:
-        return self._stages[rank] + pipe_bytes(self.size) + turn * STAGED
+        return self._stages[rank] + pipe_bytes(self.size) + turn * STAGED_UP_TO
 
     # ---- waiting
 
@@ -227,13 +224,13 @@ def slice_bytes(size: int) -> int:
 
 def _stage_places(size: int) -> tuple[int, ...]:
     first = -(-board_bytes(size) // _PAGE) * _PAGE
-    each = pipe_bytes(size) + 2 * STAGED
+    each = pipe_bytes(size) + 2 * STAGED_UP_TO
     return tuple(first + rank * each for rank in range(size))
 
 
 def node_bytes(size: int) -> int:
     """Return the bytes of the segment of a group: the board and the staging memory."""
-    return _stage_places(size)[-1] + pipe_bytes(size) + 2 * STAGED
+    return _stage_places(size)[-1] + pipe_bytes(size) + 2 * STAGED_UP_TO
 
 
 def _is_dead(pid: int) -> bool:

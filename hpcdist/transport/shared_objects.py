@@ -10,13 +10,17 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcdist.arrays.parcel import EAGER, Parcel, buffer_lengths
 from hpcdist.errors import TransportError
 from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.mpi_objects import OBJECT_VERBS
 from hpcdist.transport.shared_node import SharedNode
 from hpcdist.transport.shared_segment import Segment, open_segment
+
+if TYPE_CHECKING:
+    from hpcdist.transport.mpi_host import MpiHost
 
 LARGE = 256 << 10
 """Parcels of at least this many bytes go through segments, and with them those of other ranks."""
@@ -35,10 +39,51 @@ OBJECTS = frozenset(
     }
 )
 _ONE_SENDER = frozenset({Kind.BROADCAST_OBJECT_LIST, Kind.SCATTER_OBJECT_LIST})
+_SMALL = frozenset({Kind.BROADCAST_OBJECT_LIST, Kind.ALL_GATHER_OBJECT, Kind.GATHER_OBJECT})
 _PER_RECEIVER = frozenset({Kind.SCATTER_OBJECT_LIST, Kind.ALL_TO_ALL_OBJECT})
 
 
-def open_parcel_segment(call: Call, rank: int) -> int:
+def exchange_objects(host: MpiHost, node: SharedNode, call: Call) -> Any:
+    """Agree on `call`, then run it: small parcels by the board, large ones by segments."""
+    try:
+        descriptor = _new_segment(call, node.rank)
+    except OSError as error:  # no descriptor is left: nobody goes on
+        reason = TransportError(f"no memory for a large object: {error}; see `ulimit -n`")
+        return host.agree(call._replace(error=reason))
+    try:
+        detail = host.agree(call, descriptor + 1, _small(call, node.rank))
+        if _in_segments(call, detail):
+            return _exchange_large(node, call, descriptor)
+        if detail[1] <= EAGER and call.kind in _SMALL:
+            return _exchange_small(node, call)
+        return OBJECT_VERBS[call.kind](host, call, detail)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)  # its memory stays as long as somebody maps it
+
+
+def _small(call: Call, rank: int) -> Any:
+    """Return the pickle that this rank publishes on the board, or None."""
+    sends = call.kind is not Kind.BROADCAST_OBJECT_LIST or rank == call.root
+    small = sends and call.kind in _SMALL and call.detail <= EAGER
+    return call.parcels[0].meta if small else None
+
+
+def _exchange_small(node: SharedNode, call: Call) -> list[Parcel] | None:
+    if call.kind is Kind.BROADCAST_OBJECT_LIST:
+        own = node.rank == call.root
+        return [call.parcels[0] if own else _on_board(node, call.root)]
+    if call.kind is Kind.GATHER_OBJECT and node.rank != call.root:
+        return None
+    return [_on_board(node, rank) for rank in range(node.size)]
+
+
+def _on_board(node: SharedNode, sender: int) -> Parcel:
+    place = node.payloads[node.board.turn][sender]
+    return Parcel(bytes(place.memory[place.offset : place.offset + EAGER]))
+
+
+def _new_segment(call: Call, rank: int) -> int:
     """Return a new, empty segment's descriptor if this rank has parcels for one, else -1."""
     sends = call.kind not in _ONE_SENDER or rank == call.root
     if not sends or call.detail <= EAGER:
@@ -46,13 +91,13 @@ def open_parcel_segment(call: Call, rank: int) -> int:
     return os.memfd_create("hpcdist-parcels", os.MFD_CLOEXEC)
 
 
-def use_segments(call: Call, detail: tuple[int, int]) -> bool:
+def _in_segments(call: Call, detail: tuple[int, int]) -> bool:
     """Say, after the agreement, whether parcels go through segments (some are large)."""
     all_in_segments = call.kind is not Kind.ALL_TO_ALL_OBJECT or detail[0] > EAGER
     return detail[1] >= LARGE and all_in_segments
 
 
-def exchange_parcels(node: SharedNode, call: Call, descriptor: int) -> list[Parcel] | None:
+def _exchange_large(node: SharedNode, call: Call, descriptor: int) -> list[Parcel] | None:
     """Send and receive the parcels of an object collective; all ranks have agreed on it."""
     kind, rank, root = call.kind, node.rank, call.root
     failure = _write_or_fail(descriptor, call.parcels) if descriptor >= 0 else None
@@ -85,8 +130,7 @@ def _write_or_fail(descriptor: int, parcels: Sequence[Parcel]) -> TransportError
 def _receive(node: SharedNode, sender: int, index: int) -> Parcel:
     segment = node.parcel_segment(sender)
     if segment is None:  # a small one, on the board
-        place = node.payloads[node.board.turn][sender]
-        return Parcel(place.memory[place.offset : place.offset + EAGER].tobytes())
+        return _on_board(node, sender)
     return _read(segment, index)
 
 
@@ -137,9 +181,3 @@ def _read(segment: Segment, index: int) -> Parcel:
 
 def _rounded(number: int, unit: int) -> int:
     return -(-number // unit) * unit
-
-
-def close_parcel_segment(descriptor: int) -> None:
-    """Let go of a segment; its memory stays as long as somebody maps it."""
-    if descriptor >= 0:
-        os.close(descriptor)

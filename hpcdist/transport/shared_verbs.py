@@ -2,8 +2,7 @@
 
 `Shared.offered` is what a rank contributes (None: nothing), `total` how many bytes the largest
 contribution has, equal on all ranks; `take` gets the places of all contributions and leaves the
-result where the call wants it. `reads_own` says whether the caller's array must stay as it is
-until all ranks have taken.
+result where the call wants it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.arrays.parcel import EAGER, Parcel
 from hpcdist.transport.call import UNEVEN, Block, Call, Kind
 from hpcdist.transport.kernel import code_of, combine, compiled, divisor_of
 from hpcdist.transport.shared_node import Place, SharedNode
@@ -198,42 +196,6 @@ def _fetch(out: NumpyArray, place: Place | None, start: int) -> None:
         return
     begin = offset + start
     out.reshape(-1).view(np.uint8)[...] = memory[begin : begin + out.nbytes]
-
-
-# ---- small objects
-
-
-def _parcel_at(place: Place | None, longest: int) -> Parcel:
-    assert place is not None
-    return Parcel(bytes(place.memory[place.offset : place.offset + longest]))
-
-
-def _broadcast_object(node: SharedNode, call: Call, places: Places) -> list[Parcel]:
-    if node.rank == call.root:
-        return [call.parcels[0]]
-    return [_parcel_at(places[call.root], EAGER)]
-
-
-def _all_gather_object(node: SharedNode, call: Call, places: Places) -> list[Parcel]:
-    return [_parcel_at(place, EAGER) for place in places]
-
-
-def _gather_object(node: SharedNode, call: Call, places: Places) -> list[Parcel] | None:
-    return _all_gather_object(node, call, places) if node.rank == call.root else None
-
-
-def small_parcel(call: Call, rank: int) -> Any:
-    """Return the pickle that this rank publishes on the board, or None."""
-    sends = call.kind is not Kind.BROADCAST_OBJECT_LIST or rank == call.root
-    small = sends and call.kind in SMALL_OBJECTS and call.detail <= EAGER
-    return call.parcels[0].meta if small else None
-
-
-SMALL_OBJECTS: dict[Kind, Callable[[SharedNode, Call, Places], Any]] = {
-    Kind.BROADCAST_OBJECT_LIST: _broadcast_object,
-    Kind.ALL_GATHER_OBJECT: _all_gather_object,
-    Kind.GATHER_OBJECT: _gather_object,
-}
 
 
 # ---- the table

@@ -9,15 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from environments import ENVIRONMENTS, ROOT
 
 from hpcdist.launch.command import Options, build_command
 from hpcdist.launch.site import find_site
 from hpcdist.runtime.environ import snapshot
 
-ROOT = Path(__file__).parents[2]
 RANKS = 3
 SOON_S = 10.0
 """Far above the second or two that an end takes, far below the time limit of an operation."""
@@ -33,22 +32,6 @@ dist.barrier()
 def fails():
     print(f"failing at {time.time()}", flush=True)
 """
-
-
-def environments():
-    """Return the environment for each MPI: this Python's own, and an MPICH in .mpich."""
-    found = {"the MPI of this Python": snapshot()}
-    mpich = ROOT / ".mpich"
-    if (mpich / "bin" / "mpiexec").exists():
-        found["MPICH"] = snapshot() | {
-            "MPI4PY_MPIABI": "mpich",
-            "LD_LIBRARY_PATH": str(mpich / "lib"),
-            "PATH": f"{mpich / 'bin'}:{os.environ['PATH']}",
-        }
-    return {name: env for name, env in found.items() if find_site(env).mpiexec is not None}
-
-
-ENVIRONMENTS = environments()
 
 
 @pytest.fixture(params=ENVIRONMENTS)

@@ -8,15 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from environments import ENVIRONMENTS, ROOT
 
 from hpcdist.launch.command import Family, Options, build_command
 from hpcdist.launch.site import find_site
-from hpcdist.runtime.environ import snapshot
 
-ROOT = Path(__file__).parents[2]
 RANKS = 3
 SOON_S = 10.0
 """Far above the second that an end takes, far below the time limit of an operation."""
@@ -56,20 +54,6 @@ except dist.HpcdistError as error:
 """
 
 
-def environments():
-    """Return the environment for each MPI: this Python's own, and an MPICH in .mpich."""
-    found = {"the MPI of this Python": snapshot()}
-    mpich = ROOT / ".mpich"
-    if (mpich / "bin" / "mpiexec").exists():
-        found["MPICH"] = snapshot() | {
-            "MPI4PY_MPIABI": "mpich",
-            "LD_LIBRARY_PATH": str(mpich / "lib"),
-            "PATH": f"{mpich / 'bin'}:{os.environ['PATH']}",
-        }
-    return {name: env for name, env in found.items() if find_site(env).mpiexec is not None}
-
-
-ENVIRONMENTS = environments()
 pytestmark = pytest.mark.skipif(not ENVIRONMENTS, reason="no mpiexec")
 
 

@@ -15,7 +15,7 @@ from hpcdist.bench import messages
 from hpcdist.bench.baseline import compare, summary
 from hpcdist.bench.cases import CASES, KINDS, choose_cases
 from hpcdist.bench.command import bench
-from hpcdist.bench.figures import bandwidth, duration, rate, read_size, read_sizes, times, volume
+from hpcdist.bench.figures import bandwidth, duration, rate, read_sizes, times
 from hpcdist.bench.output import predictable
 from hpcdist.bench.overlap import hidden
 from hpcdist.bench.own import array_calls, start_own
@@ -30,6 +30,7 @@ from hpcdist.bench.stage import measure_calls
 from hpcdist.bench.task import Messages, Task, make_task, read_dtype, thing_of
 from hpcdist.bench.unavailable import Unavailable
 from hpcdist.comm.group import Group
+from hpcdist.diagnostics.sizes import read_size, volume
 from hpcdist.errors import UsageError
 
 ALONE = Group([0], 0, 0, None)
