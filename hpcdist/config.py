@@ -24,6 +24,18 @@ class Config:
     """File written by ``hpcdist tune``: which way operations take at this site."""
     kernel: Literal["auto", "never"] = "auto"
     """Whether reductions in shared memory use the compiled loops, where there are any."""
+    device: str | None = None
+    """GPU of this process, by its number among those it sees; usually by the rank on the node."""
+    device_way: Literal["auto", "nccl", "mpi", "staged"] = "auto"
+    """How arrays on a GPU travel; "auto" takes the fastest way that is proven on all ranks."""
+    device_chunk_mb: float = 4.0
+    """MiB of a GPU's array that are copied through host memory at a time."""
+    share_gpu: bool = False
+    """Allow several ranks on one GPU, which NCCL then does not use."""
+    nccl_sums: Literal["float32", "native"] = "float32"
+    """Whether 16-bit floats on GPUs are added in float32 and rounded once, or as NCCL does it."""
+    cuda_selftest: bool = False
+    """Try device memory with a CUDA-aware MPI in a child process before it is trusted."""
     ranks_per_node: int | None = None
     """Take so many ranks for a node, in order, whatever they run on; to try things out."""
     allow_singleton: bool = False

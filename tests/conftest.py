@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-LIMIT_S = float(os.environ.get("TEST_LIMIT_S", "90"))
+LIMIT_S = float(os.environ.get("TEST_LIMIT_S", "240"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,7 +2,8 @@
 
 `as_buffer` is for arrays that are read, `as_output` for arrays that are written. An array
 that is not C-contiguous in native byte order is packed here; `Buffer.unpack` writes the
-packed memory back into the user's own array when the operation has ended.
+packed memory back into the user's own array when the operation has ended. Memory of a device is
+packed on the device.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdist.arrays.device import align_streams
 from hpcdist.arrays.dtypes import Dtype, dtype_row
-from hpcdist.arrays.libraries import NumpyArray, library_of
+from hpcdist.arrays.libraries import DeviceView, NumpyArray, library_of
 from hpcdist.errors import UsageError
 
 
@@ -28,12 +30,16 @@ class Buffer(NamedTuple):
     def unpack(self) -> None:
         """Copy packed memory back to the user's array; nothing to do for contiguous ones."""
         if self.home is not None:
-            self.home[...] = typed(self.data, self.dtype).reshape(self.shape)
+            alike = self.data.dtype == self.home.dtype
+            data = self.data if alike else typed(self.data, self.dtype)
+            self.home[...] = data.reshape(self.shape)
 
 
 def as_buffer(array: Any, what: str = "tensor") -> Buffer:
     """View `array` for reading, packed only if it is not contiguous."""
     view = array if type(array) is np.ndarray else _view(array, what)
+    if type(view) is DeviceView:
+        return _on_device(array, view)
     dtype = dtype_row(view.dtype)
     if dtype.plain and view.flags.c_contiguous:
         return Buffer(array, view, dtype, view.shape)
@@ -43,14 +49,17 @@ def as_buffer(array: Any, what: str = "tensor") -> Buffer:
 def as_output(array: Any, what: str = "tensor") -> Buffer:
     """View `array` for writing (and reading); a read-only one is a `UsageError`."""
     buffer = as_buffer(array, what)
-    if not buffer.data.flags.writeable or (
-        buffer.home is not None and not buffer.home.flags.writeable
-    ):
+    if not is_writeable(buffer.data) or not is_writeable(buffer.home):
         raise UsageError(
             f"{what} is read-only ({type(array).__name__}, shape {buffer.shape}) but would be "
             f"written; {library_of(array).remedy}"
         )
     return buffer
+
+
+def is_writeable(data: Any) -> bool:
+    """Say whether memory may be written; that of a device always may."""
+    return data is None or getattr(data.flags, "writeable", True)
 
 
 def ordinary(array: Any) -> Dtype | None:
@@ -87,12 +96,15 @@ def carried(array: NumpyArray, dtype: Dtype) -> NumpyArray:
     return array if dtype.carrier is None else array.reshape(-1).view(dtype.carrier)
 
 
-def wrap_like(like: Any, array: NumpyArray) -> Any:
-    """Hand a fresh NumPy array over to the library that `like` comes from."""
-    return library_of(like).wrap(array)
+def wrap_like(like: Any, data: NumpyArray, dtype: Dtype, shape: tuple[int, ...]) -> Any:
+    """Hand fresh memory over to the library that `like` comes from."""
+    library = library_of(like)
+    if type(data) is not np.ndarray and library.wrap_device is not None:
+        return library.wrap_device(data.reshape(shape), dtype.numpy)
+    return library.wrap(typed(data, dtype).reshape(shape))
 
 
-def _view(array: Any, what: str) -> NumpyArray:
+def _view(array: Any, what: str) -> Any:
     try:
         return library_of(array).view(array)
     except UsageError as error:
@@ -102,6 +114,14 @@ def _view(array: Any, what: str) -> NumpyArray:
             f"{what}: this {type(array).__name__} does not show its memory ({error}); pass "
             "numpy.asarray(x)"
         ) from error
+
+
+def _on_device(array: Any, view: DeviceView) -> Buffer:
+    data, dtype = view.data, dtype_row(view.dtype)
+    if data.flags.c_contiguous:
+        return Buffer(array, data, dtype, data.shape)
+    align_streams(data)
+    return Buffer(array, data.copy(order="C"), dtype, data.shape, home=data)
 
 
 def _packed(array: Any, view: NumpyArray, dtype: Dtype) -> Buffer:

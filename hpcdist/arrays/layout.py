@@ -11,21 +11,26 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hpcdist.arrays.buffer import Buffer
+from hpcdist.arrays.device import align_streams
 from hpcdist.arrays.libraries import NumpyArray
 
 
 def join(
-    buffers: Sequence[Buffer], empty: Callable[[int, np.dtype], NumpyArray] = np.empty
+    buffers: Sequence[Buffer], empty: Callable[[int, np.dtype], NumpyArray] | None = None
 ) -> NumpyArray:
     """Return the memory of `buffers` (one dtype) as one flat array, copied only if apart.
 
-    `empty` makes the memory for a copy.
+    `empty` makes the memory for a copy; by default it is where the first one is.
     """
     adjacent = adjacent_view(buffers)
     if adjacent is not None:
         return adjacent
     flats = [buffer.data.reshape(-1) for buffer in buffers]
-    return np.concatenate(flats, out=empty(sum(flat.size for flat in flats), flats[0].dtype))
+    count = sum(flat.size for flat in flats)
+    if empty is None:
+        align_streams(flats[0])
+        return np.concatenate(flats, out=np.empty_like(flats[0], shape=count))
+    return np.concatenate(flats, out=empty(count, flats[0].dtype))
 
 
 def adjacent_view(buffers: Sequence[Buffer]) -> NumpyArray | None:

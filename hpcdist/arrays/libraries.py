@@ -17,21 +17,47 @@ from hpcdist.errors import UsageError
 NumpyArray = np.ndarray[Any, Any]
 
 
+class DeviceView(NamedTuple):
+    """An array's own memory on a device: `data` in a dtype its library knows, `dtype` the real."""
+
+    data: Any
+    dtype: np.dtype
+
+
 class Library(NamedTuple):
     """`view` shows an array's own memory; `wrap` turns a fresh NumPy array into the library's.
 
-    `remedy` is for messages: what to do about an array that cannot be written.
+    Of an array on a device, `view` is a `DeviceView`, `engine` finds the device that holds memory
+    of such a view, and `wrap_device` turns fresh memory there, and its real dtype, into an array
+    of the library. `remedy` is for messages: what to do about an array that cannot be written.
     """
 
-    view: Callable[[Any], NumpyArray]
+    view: Callable[[Any], Any]
     wrap: Callable[[NumpyArray], Any]
     remedy: str = "pass a writable copy, for example numpy.array(x)"
+    engine: Callable[[Any], Any] | None = None
+    wrap_device: Callable[[Any, np.dtype], Any] | None = None
 
 
 def library_of(array: Any) -> Library:
     """Return the row for `array`, or raise `UsageError` saying what can be sent."""
     cls = type(array)
     return _LIBRARIES.get(cls) or _LIBRARIES.setdefault(cls, _find(array))
+
+
+def view_of(array: Any) -> NumpyArray:
+    """Show an array's memory as one of NumPy, or of its device's library, in its real dtype."""
+    view = library_of(array).view(array)
+    if type(view) is not DeviceView:
+        seen: NumpyArray = view
+        return seen
+    memory: NumpyArray = view.data if view.data.dtype == view.dtype else view.data.view(view.dtype)
+    return memory
+
+
+def register_library(cls: type, library: Library) -> None:
+    """Let arrays of class `cls` be taken; for libraries that hpcdist does not know."""
+    _LIBRARIES[cls] = library
 
 
 def _find(array: Any) -> Library:
@@ -47,7 +73,7 @@ def _find(array: Any) -> Library:
             row: Library = importlib.import_module(own_file).LIBRARY
             return row
     if hasattr(array, "__cuda_array_interface__"):
-        return Library(_refuse_device, np.asarray)
+        return cuda_library()
     if hasattr(array, "__dlpack__"):
         return Library(_from_dlpack, np.asarray)
     if not isinstance(array, str) and _has_buffer(array):
@@ -88,30 +114,43 @@ def _from_memory(array: Any) -> NumpyArray:
     return np.asarray(memoryview(array))
 
 
-def _from_dlpack(array: Any) -> NumpyArray:
+def _from_dlpack(array: Any) -> Any:
     device_type = array.__dlpack_device__()[0]
+    if device_type == _CUDA:
+        return cuda_library().view(array)
     if device_type not in _HOST_DEVICES:
-        _refuse_device(array)
+        raise UsageError(
+            f"this {type(array).__name__} lives in the memory of a device that is no CUDA GPU; "
+            "copy it to the host first and back afterwards"
+        )
     return np.from_dlpack(array)
 
 
-def _refuse_device(array: Any) -> NumpyArray:
-    raise UsageError(device_message(type(array).__name__))
+def cuda_library() -> Library:
+    """Return CuPy's row, through which all arrays in CUDA memory are seen.
+
+    Raises:
+        UsageError: CuPy is not installed.
+
+    """
+    try:
+        row: Library = importlib.import_module("hpcdist.arrays.cupy").LIBRARY
+    except ImportError as error:
+        raise UsageError(
+            f"an array in GPU memory travels through CuPy, which is not usable here ({error}): "
+            "pip install cupy-cuda12x (or cupy-cuda13x), or copy the array to the host first "
+            "(tensor.cpu()) and back afterwards"
+        ) from error
+    return row
 
 
-def device_message(kind: str) -> str:
-    """Say why an array in GPU memory is refused and what to do instead."""
-    return (
-        f"this {kind} lives in GPU memory, which no transport of this installation can reach; "
-        "copy it to the host first (cupy.asnumpy(x), tensor.cpu()) and back afterwards"
-    )
-
-
+_CUDA = 2
 _HOST_DEVICES = (1, 3, 11, 13)
 """DLPack's kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged: memory the CPU can address."""
 
 _OPTIONAL = {
     ("torch", "Tensor"): "hpcdist.arrays.torch",
+    ("cupy", "ndarray"): "hpcdist.arrays.cupy",
     ("jaxlib", "ArrayImpl"): "hpcdist.arrays.jax",
     ("jax", "Tracer"): "hpcdist.arrays.jax",
     ("jax", "PRNGKeyArray"): "hpcdist.arrays.jax",

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from hpcdist.arrays.libraries import Library, NumpyArray, device_message
+from hpcdist.arrays.libraries import Library, NumpyArray, cuda_library
 from hpcdist.errors import UsageError
 
 _BITS: dict[torch.dtype, Any] = {
@@ -63,9 +63,12 @@ class _Memory:
         }
 
 
-def _view(tensor: Any) -> NumpyArray:
-    if not tensor.is_cpu:
-        raise UsageError(device_message(f"{tensor.device.type} tensor"))
+def _view(tensor: Any) -> Any:
+    if not tensor.is_cpu and not tensor.is_cuda:
+        raise UsageError(
+            f"this tensor lives on {tensor.device}, whose memory hpcdist cannot reach; send "
+            "tensor.cpu() and copy the result back"
+        )
     if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
         raise UsageError(
             f"this tensor (layout {tensor.layout}) has no plain memory of its own; send "
@@ -75,8 +78,26 @@ def _view(tensor: Any) -> NumpyArray:
     typestr = _TYPES.get(dtype)
     if typestr is None:
         raise UsageError(f"NumPy and MPI have no counterpart of {dtype}; convert it with .to()")
+    if tensor.is_cuda:
+        return _view_on_device(tensor, np.dtype(_BITS.get(dtype, typestr)))
     array: NumpyArray = np.asarray(_Memory(tensor, typestr))
     return array.view(_BITS[dtype]) if dtype in _BITS else array
+
+
+def _view_on_device(tensor: Any, dtype: np.dtype) -> Any:
+    cuda_library()  # says what is missing, if CuPy is
+    from hpcdist.arrays.cupy import adopt
+
+    steps = tuple([step * tensor.element_size() for step in tensor.stride()])
+    shape = tuple(tensor.shape)
+    return adopt(tensor.data_ptr(), tensor.get_device(), shape, steps, dtype, tensor)
+
+
+def _wrap_device(data: Any, dtype: np.dtype) -> Any:
+    name = _TORCH_OF.get(dtype)
+    if name is None:
+        return torch.from_dlpack(data)
+    return torch.from_dlpack(data.view(f"i{dtype.itemsize}")).view(name)
 
 
 def _wrap(array: NumpyArray) -> Any:
@@ -86,4 +107,4 @@ def _wrap(array: NumpyArray) -> Any:
     return torch.from_numpy(array.view(f"i{array.itemsize}")).view(name)
 
 
-LIBRARY = Library(_view, _wrap)
+LIBRARY = Library(_view, _wrap, wrap_device=_wrap_device)

@@ -165,13 +165,18 @@ def scatter(
         sync_op: return when the operation has ended.
 
     """
+    warn_of_meaningless(tensor_list, src, group)
+    return issue(group, sync_op, describe.scatter, tensor, tensor_list, src)
+
+
+def warn_of_meaningless(tensor_list: Any, src: int, group: Group | None) -> None:
+    """Warn, at the caller's caller, of a list that only rank `src` of a scatter gives."""
     at_hand = group_at_hand(group)
     if tensor_list is not None and at_hand.is_member() and at_hand.world_rank != src:
         warnings.warn(
             f"tensor_list is meaningless on rank {at_hand.world_rank}: rank {src} scatters",
-            stacklevel=2,
+            stacklevel=3,
         )
-    return issue(group, sync_op, describe.scatter, tensor, tensor_list, src)
 
 
 def alltoall(
@@ -232,13 +237,14 @@ def barrier(group: Group | None = None, sync_op: bool = True) -> Work:
 def wait(tensor: Any, group: Group | None = None, use_calc_stream: bool = True) -> None:
     """Block until what this rank issued on the group before has ended, and `tensor` may be used.
 
-    Local. For arrays in host memory both values of `use_calc_stream` mean the same.
+    Local. For arrays in host memory both values of `use_calc_stream` mean the same. For arrays on
+    a GPU the current stream waits, and not the host, unless ``use_calc_stream=False``.
     """
     group = group_at_hand(group)
     if group.transport is None:
         not_a_member(group)
     else:
-        group.transport.synchronize()
+        group.transport.synchronize(on_device=use_calc_stream)
 
 
 all_to_all = alltoall

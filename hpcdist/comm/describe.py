@@ -208,7 +208,7 @@ def _alltoall_lists(group: Group, out: list[Any], given: Sequence[Any]) -> Call:
     sent = as_buffers(group, given, "in_tensor_list")
     dtype = one_dtype(sent, "in_tensor_list")
     shapes = {buffer.shape for buffer in sent}
-    new: list[Any] = []
+    new: list[Buffer] = []
     if len(out) == 0:
         check_fillable(out, "out_tensor_list")
         if len(shapes) > 1:
@@ -216,8 +216,8 @@ def _alltoall_lists(group: Group, out: list[Any], given: Sequence[Any]) -> Call:
                 f"in_tensor_list has different shapes {sorted(shapes)}, so out_tensor_list must "
                 "hold arrays of the shapes to receive instead of being empty"
             )
-        new = [np.empty(buffer.shape, dtype.numpy) for buffer in sent]
-    received = as_outputs(group, new or out, "out_tensor_list")
+        new = [buffer._replace(data=np.empty_like(buffer.data), home=None) for buffer in sent]
+    received = new or as_outputs(group, out, "out_tensor_list")
     if one_dtype(received, "out_tensor_list") != dtype:
         raise UsageError(
             f"in_tensor_list is {dtype.name} but out_tensor_list is {received[0].dtype.name}; "
@@ -229,7 +229,7 @@ def _alltoall_lists(group: Group, out: list[Any], given: Sequence[Any]) -> Call:
 
     def finish(_: Any) -> None:
         spread(recv, received)
-        out.extend(wrap_like(given[0], array) for array in new)
+        out.extend(wrap_like(given[0], each.data, dtype, each.shape) for each in new)
 
     even = len(shapes) == 1
     return Call(

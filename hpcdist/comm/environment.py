@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import check_backend, check_timeout, destroy_process_group
@@ -17,12 +17,11 @@ from hpcdist.comm.session import (
     is_simulated,
     set_session,
 )
-from hpcdist.config import read_config
+from hpcdist.config import Config, read_config
 from hpcdist.errors import UsageError
+from hpcdist.runtime import gpu
 from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.place import read_place
-
-_HOST_DEVICES = (None, "auto", "cpu")
 
 
 def init_parallel_env(
@@ -41,7 +40,9 @@ def init_parallel_env(
     Args:
         nccl_config: accepted for Paddle's sake; NCCL's own settings.
         backend: ``"auto"`` or ``"mpi"`` (``"gloo"`` means the same: host memory).
-        device: ``"auto"`` or ``"cpu"``.
+        device: ``"cpu"``; ``"gpu"`` makes the GPU for this rank's place on its node the current
+            one (of CuPy and torch), ``"gpu:1"`` that one; ``"auto"`` does it where there are GPUs
+            and CuPy is installed. ``HPCDIST_DEVICE`` comes first.
         timeout: seconds (or a timedelta) after which an operation that not all ranks have
             joined is a `CollectiveTimeout`; default 1800, or ``HPCDIST_TIMEOUT_S``.
         comm: an mpi4py communicator to use instead of ``MPI.COMM_WORLD``; hpcdist talks on its
@@ -65,11 +66,8 @@ def init_parallel_env(
         set_session(session := here.restart())
         return session.world
     check_backend(backend)
-    if device not in _HOST_DEVICES:
-        raise UsageError(
-            f"device={device!r} is not available in this installation; use 'auto' or 'cpu'"
-        )
     config = read_config()
+    wanted = _wanted_device(device, config)
     timeout_s = check_timeout(timeout, config.timeout_s)
 
     from hpcdist.runtime.failure import end_job_on_failure
@@ -80,6 +78,10 @@ def init_parallel_env(
     from hpcdist.transport.mpi_host import MpiHost, make_site
 
     place = world.place
+    number = None
+    if wanted is not None:
+        number = gpu.choose(gpu.count(), place.local_rank, wanted.number)
+        gpu.bind(number)
     end_job_on_failure(place.rank)
     transport = MpiHost(world.comm, range(place.size), timeout_s, make_site(config, world.nodes))
     endpoints = tuple(
@@ -87,11 +89,29 @@ def init_parallel_env(
         for host, local in zip(world.hosts, world.local_ranks, strict=True)
     )
     whereabouts = Whereabouts(
-        place.local_rank, place.local_size, place.node_rank, place.nnodes, endpoints
+        place.local_rank, place.local_size, place.node_rank, place.nnodes, endpoints, number
     )
     set_session(session := Session(transport, whereabouts, timeout_s))
     _end_at_exit()
     return session.world
+
+
+class _Wanted(NamedTuple):
+    """A GPU that is asked for; any, if it has no number."""
+
+    number: int | None = None
+
+
+def _wanted_device(device: Any, config: Config) -> _Wanted | None:
+    """Return which GPU is asked for, or None for none."""
+    text = config.device if config.device is not None else device
+    if text is None or text == "auto":
+        return _Wanted() if gpu.has_nodes() and gpu.count() else None
+    if text == "cpu":
+        return None
+    if not isinstance(text, str):
+        raise UsageError(f"device={text!r} is unknown; use 'auto', 'cpu', 'gpu' or 'gpu:0'")
+    return _Wanted(gpu.read_device(text))
 
 
 _FIRST_PORT = 6170

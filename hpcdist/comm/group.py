@@ -151,7 +151,7 @@ class Closed(Transport):
         """Refuse."""
         self._refuse()
 
-    def synchronize(self) -> None:
+    def synchronize(self, *, on_device: bool = False) -> None:
         """Refuse."""
         self._refuse()
 
@@ -205,7 +205,7 @@ class Dormant(Transport):
             "restart_process_group first"
         )
 
-    def synchronize(self) -> None:
+    def synchronize(self, *, on_device: bool = False) -> None:
         """Nothing is under way."""
 
     def reopen(self) -> Transport:

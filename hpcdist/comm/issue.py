@@ -7,12 +7,15 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from hpcdist.comm.group import Group
+from hpcdist.comm.lists import cannot
 from hpcdist.comm.session import group_at_hand, here
-from hpcdist.errors import NotInGroupWarning
+from hpcdist.errors import NotInGroupWarning, UsageError
 from hpcdist.events import Event, Phase, listeners
 from hpcdist.transport.base import DONE, Work
-from hpcdist.transport.call import MESSAGES, Call
+from hpcdist.transport.call import MESSAGES, Call, Kind, locate
 from hpcdist.transport.call_site import outer_frame
 
 Describe = Callable[..., Call]
@@ -25,13 +28,31 @@ def issue(group: Group | None, sync_op: bool, describe: Describe, *args: Any) ->
     transport = group.transport
     if transport is None:
         return not_a_member(group)
-    call = describe(group, *args)
+    call = described(group, describe, *args)
     if listeners:
         call = _announce(group, call)
     if not sync_op:
         return transport.start(call)
     ended = transport.run(call)
-    return ended if call.kind >= MESSAGES else DONE
+    return ended if call.kind >= MESSAGES or call.device is not None else DONE
+
+
+def described(group: Group, describe: Describe, *args: Any) -> Call:
+    """Describe a call and note where its arrays are."""
+    try:
+        call = describe(group, *args)
+    except MemoryError as error:  # no room to pack an array: the others must hear of it
+        reason = UsageError(f"there is no memory to pack an array that is not contiguous: {error}")
+        return cannot(Kind.BARRIER, group, reason)
+    if type(call.recv) in _ON_HOST and type(call.send) in _ON_HOST:
+        return call
+    try:
+        return locate(call)
+    except UsageError as error:
+        return cannot(call.kind, group, error, call.root)
+
+
+_ON_HOST = (np.ndarray, type(None))
 
 
 def not_a_member(group: Group) -> Work:

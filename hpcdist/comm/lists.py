@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist.arrays.buffer import Buffer, as_buffer, as_output, typed, wrap_like
+from hpcdist.arrays.buffer import Buffer, as_buffer, as_output, wrap_like
+from hpcdist.arrays.device import engine_of
 from hpcdist.arrays.layout import adjacent_view, join, spread
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.group import Group
@@ -50,6 +51,8 @@ def one_dtype(buffers: Sequence[Buffer], what: str) -> Any:
     names = {buffer.dtype.name for buffer in buffers}
     if len(names) > 1:
         raise UsageError(f"{what} mixes dtypes {sorted(names)}; give all arrays one dtype")
+    for buffer in buffers[1:]:
+        _check_place(buffer, buffers[0], what)
     return buffers[0].dtype
 
 
@@ -67,7 +70,18 @@ def blocks_to_send(group: Group, given: Any, out: Buffer, what: str) -> NumpyArr
     return join(buffers)
 
 
+def _check_place(buffer: Buffer, like: Buffer, what: str) -> None:
+    """Refuse host memory beside that of a device, and that of two devices."""
+    if type(buffer.data) is np.ndarray is type(like.data):
+        return
+    mine, other = engine_of(buffer.data), engine_of(like.data)
+    if mine is not other:
+        places = " and ".join("the host" if each is None else each.name for each in (mine, other))
+        raise UsageError(f"{what}: arrays in the memory of {places}; move them to one place")
+
+
 def _check_like(buffer: Buffer, like: Buffer, what: str) -> None:
+    _check_place(buffer, like, what)
     if buffer.dtype != like.dtype or buffer.shape != like.shape:
         raise UsageError(
             f"{what} is {buffer.dtype.name} of shape {buffer.shape}, but tensor is "
@@ -76,6 +90,7 @@ def _check_like(buffer: Buffer, like: Buffer, what: str) -> None:
 
 
 def _check_whole(group: Group, whole: Buffer, part: Buffer, what: str) -> None:
+    _check_place(whole, part, what)
     if whole.dtype != part.dtype or whole.data.size != group.nranks * part.data.size:
         raise UsageError(
             f"{what} is {whole.dtype.name} of shape {whole.shape}, but must be {part.dtype.name} "
@@ -115,14 +130,13 @@ def check_fillable(target: Any, what: str) -> None:
 
 def empty_for(buffers: Sequence[Buffer]) -> NumpyArray:
     """Return new memory for the contents of all `buffers`."""
-    return np.empty(sum(buffer.data.size for buffer in buffers), buffers[0].data.dtype)
+    return np.empty_like(buffers[0].data, shape=sum(buffer.data.size for buffer in buffers))
 
 
 def _fill(target: list[Any], own: Buffer, like: Any) -> Callable[[Any], None]:
     def finish(blocks: list[Block]) -> None:
         for block in blocks:
-            array = typed(block.data, own.dtype).reshape(block.shape)
-            target.append(wrap_like(like, array))
+            target.append(wrap_like(like, block.data, own.dtype, block.shape))
 
     return finish
 

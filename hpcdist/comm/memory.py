@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.arrays.libraries import NumpyArray, library_of
+from hpcdist.arrays.libraries import NumpyArray, view_of
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import group_at_hand
 
@@ -55,5 +55,12 @@ def zeros(
 
 def empty_like(array: Any, group: Group | None = None) -> NumpyArray:
     """Return a new NumPy array of the shape and dtype of `array`. Local; see `empty`."""
-    view = array if isinstance(array, np.ndarray) else library_of(array).view(array)
+    view = array if type(array) is np.ndarray else view_of(array)
     return empty(view.shape, view.dtype, group)
+
+
+def empty_near(like: NumpyArray, size: int, group: Group | None = None) -> NumpyArray:
+    """Return new flat memory like that of `view_of`: on its device, or as `empty`. Local."""
+    if type(like) is np.ndarray:
+        return empty(size, like.dtype, group)
+    return np.empty_like(like, shape=size)

@@ -67,8 +67,8 @@ class ParallelEnv:
 
     @property
     def device_id(self) -> int:
-        """Number of this rank's device; 0 on CPUs."""
-        return 0
+        """Number of this rank's GPU among those it sees; 0 on CPUs."""
+        return self._where.gpu or 0
 
     @property
     def dev_id(self) -> int:
@@ -77,8 +77,8 @@ class ParallelEnv:
 
     @property
     def device_type(self) -> str:
-        """Kind of this rank's device."""
-        return "cpu"
+        """Kind of this rank's device: ``"cpu"``, or ``"gpu"`` where one was made current."""
+        return "cpu" if self._where.gpu is None else "gpu"
 
     @property
     def current_endpoint(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any, final
 
 from hpcdist.comm import describe
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import issue, not_a_member
+from hpcdist.comm.issue import described, issue, not_a_member
 from hpcdist.comm.session import group_at_hand
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import DONE, REFUSE_START, Plan, Work
@@ -110,7 +110,7 @@ def _plan(group: Group | None, describe_call: Callable[..., Any], *args: Any) ->
     if group.transport is None:
         not_a_member(group)
         return _NoPlan()
-    direct = group.transport.plan(describe_call(group, *args))
+    direct = group.transport.plan(described(group, describe_call, *args))
     return direct or _ReplayPlan(group, describe_call, args)
 
 

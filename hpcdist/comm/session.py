@@ -23,6 +23,7 @@ class Whereabouts(NamedTuple):
     node_rank: int
     nnodes: int
     endpoints: tuple[str, ...]
+    gpu: int | None = None
 
 
 @final

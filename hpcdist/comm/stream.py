@@ -1,7 +1,9 @@
 """The stream variants: each takes one array or a list, and `use_calc_stream`.
 
-For arrays in host memory there is one stream, the program's own: ``use_calc_stream=True`` runs
-the operation on it, with nothing left to wait for.
+An operation on arrays of a GPU runs on the group's communication stream: it waits there for what
+the current stream has computed, and the current stream waits for it (with ``sync_op=False`` at
+`Work.wait`). With ``use_calc_stream=True`` it runs on the current stream itself, with nothing left
+to wait for. For arrays in host memory there is one stream, the program's own.
 """
 
 from __future__ import annotations
@@ -9,10 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hpcdist.comm import collectives, messages
+from hpcdist.comm import describe
+from hpcdist.comm.collectives import warn_of_meaningless
 from hpcdist.comm.group import Group
+from hpcdist.comm.issue import Describe, issue
+from hpcdist.comm.messages import describe_recv, describe_send
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
+from hpcdist.transport.call import Call
 from hpcdist.transport.recipes import ReduceOp
 
 __all__ = [
@@ -30,9 +36,18 @@ __all__ = [
 ]
 
 
-def _check(sync_op: bool, use_calc_stream: bool) -> None:
-    if use_calc_stream and not sync_op:
+def _issue(
+    group: Group | None, sync_op: bool, use_calc_stream: bool, describe_call: Describe, *args: Any
+) -> Work:
+    if not use_calc_stream:
+        return issue(group, sync_op, describe_call, *args)
+    if not sync_op:
         raise UsageError("use_calc_stream can only be true in sync op behavior.")
+    return issue(group, True, _on_current, describe_call, args)
+
+
+def _on_current(group: Group, describe_call: Describe, args: Sequence[Any]) -> Call:
+    return describe_call(group, *args)._replace(on_current=True)
 
 
 def all_reduce(
@@ -43,8 +58,7 @@ def all_reduce(
     use_calc_stream: bool = False,
 ) -> Work:
     """Do `hpcdist.all_reduce`."""
-    _check(sync_op, use_calc_stream)
-    return collectives.all_reduce(tensor, op, group, sync_op)
+    return _issue(group, sync_op, use_calc_stream, describe.all_reduce, tensor, op)
 
 
 def reduce(
@@ -56,8 +70,7 @@ def reduce(
     use_calc_stream: bool = False,
 ) -> Work:
     """Do `hpcdist.reduce`; `dst` defaults to 0."""
-    _check(sync_op, use_calc_stream)
-    return collectives.reduce(tensor, dst, op, group, sync_op)
+    return _issue(group, sync_op, use_calc_stream, describe.reduce, tensor, dst, op)
 
 
 def reduce_scatter(
@@ -69,8 +82,9 @@ def reduce_scatter(
     use_calc_stream: bool = False,
 ) -> Work:
     """Do `hpcdist.reduce_scatter`."""
-    _check(sync_op, use_calc_stream)
-    return collectives.reduce_scatter(tensor, tensor_or_tensor_list, op, group, sync_op)
+    return _issue(
+        group, sync_op, use_calc_stream, describe.reduce_scatter, tensor, tensor_or_tensor_list, op
+    )
 
 
 def broadcast(
@@ -81,8 +95,7 @@ def broadcast(
     use_calc_stream: bool = False,
 ) -> Work:
     """Do `hpcdist.broadcast`."""
-    _check(sync_op, use_calc_stream)
-    return collectives.broadcast(tensor, src, group, sync_op)
+    return _issue(group, sync_op, use_calc_stream, describe.broadcast, tensor, src)
 
 
 def all_gather(
@@ -93,8 +106,9 @@ def all_gather(
     use_calc_stream: bool = False,
 ) -> Work:
     """Do `hpcdist.all_gather`."""
-    _check(sync_op, use_calc_stream)
-    return collectives.all_gather(tensor_or_tensor_list, tensor, group, sync_op)
+    return _issue(
+        group, sync_op, use_calc_stream, describe.all_gather, tensor_or_tensor_list, tensor
+    )
 
 
 def gather(
@@ -106,8 +120,7 @@ def gather(
     use_calc_stream: bool = False,
 ) -> Work:
     """Do `hpcdist.gather`."""
-    _check(sync_op, use_calc_stream)
-    return collectives.gather(tensor, gather_list, dst, group, sync_op)
+    return _issue(group, sync_op, use_calc_stream, describe.gather, tensor, gather_list, dst)
 
 
 def scatter(
@@ -119,8 +132,10 @@ def scatter(
     use_calc_stream: bool = False,
 ) -> Work:
     """Do `hpcdist.scatter`."""
-    _check(sync_op, use_calc_stream)
-    return collectives.scatter(tensor, tensor_or_tensor_list, src, group, sync_op)
+    warn_of_meaningless(tensor_or_tensor_list, src, group)
+    return _issue(
+        group, sync_op, use_calc_stream, describe.scatter, tensor, tensor_or_tensor_list, src
+    )
 
 
 def alltoall(
@@ -131,8 +146,14 @@ def alltoall(
     use_calc_stream: bool = False,
 ) -> Work:
     """Do `hpcdist.alltoall`."""
-    _check(sync_op, use_calc_stream)
-    return collectives.alltoall(out_tensor_or_tensor_list, in_tensor_or_tensor_list, group, sync_op)
+    return _issue(
+        group,
+        sync_op,
+        use_calc_stream,
+        describe.alltoall,
+        out_tensor_or_tensor_list,
+        in_tensor_or_tensor_list,
+    )
 
 
 def alltoall_single(
@@ -146,14 +167,15 @@ def alltoall_single(
     out_split_sizes: Sequence[int] | None = None,
 ) -> Work:
     """Do `hpcdist.alltoall_single`; split sizes by keyword only, in both forms."""
-    _check(sync_op, use_calc_stream)
-    return collectives.alltoall_single(
-        out_tensor,
-        in_tensor,
+    return _issue(
         group,
         sync_op,
-        in_split_sizes=in_split_sizes,
-        out_split_sizes=out_split_sizes,
+        use_calc_stream,
+        describe.alltoall_single,
+        out_tensor,
+        in_tensor,
+        in_split_sizes,
+        out_split_sizes,
     )
 
 
@@ -166,8 +188,7 @@ def send(
     tag: int = 0,
 ) -> Work:
     """Do `hpcdist.send`."""
-    _check(sync_op, use_calc_stream)
-    return messages.send(tensor, dst, group, sync_op, tag)
+    return _issue(group, sync_op, use_calc_stream, describe_send, tensor, dst, tag)
 
 
 def recv(
@@ -179,8 +200,7 @@ def recv(
     tag: int = 0,
 ) -> Work:
     """Do `hpcdist.recv`."""
-    _check(sync_op, use_calc_stream)
-    return messages.recv(tensor, src, group, sync_op, tag)
+    return _issue(group, sync_op, use_calc_stream, describe_recv, tensor, src, tag)
 
 
 all_to_all = alltoall

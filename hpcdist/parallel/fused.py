@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist.arrays.buffer import Buffer, as_buffer, typed, wrap_like
+from hpcdist.arrays.buffer import Buffer, as_buffer, is_writeable, typed, wrap_like
+from hpcdist.arrays.device import align_streams
 from hpcdist.arrays.layout import join, spread
-from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.arrays.libraries import NumpyArray, library_of
 from hpcdist.comm.group import Group
 from hpcdist.comm.memory import empty
 from hpcdist.errors import UsageError
@@ -44,14 +45,16 @@ def fused(buffers: Sequence[Buffer], group: Group, operation: Operation) -> list
     for indices in _pieces(buffers, limit):
         parts = [buffers[index] for index in indices]
         if _is_writable(parts[0]):
-            flat = join(parts, partial(empty, group=group))
-            operation(typed(flat, parts[0].dtype))
+            host = type(parts[0].data) is np.ndarray
+            flat = join(parts, partial(empty, group=group) if host else None)
+            operation(wrap_like(parts[0].array, flat, parts[0].dtype, (flat.size,)))
             spread(flat, parts)
+            align_streams(flat)  # the arrays' own library reads them next
         else:
             flat = _joined_copy(parts)
             operation(typed(flat, parts[0].dtype))
             for index, array in zip(indices, _cut(flat, parts), strict=True):
-                results[index] = wrap_like(results[index], array)
+                results[index] = library_of(results[index]).wrap(array)
     return results
 
 
@@ -63,8 +66,7 @@ def _pieces(buffers: Sequence[Buffer], limit: int) -> list[list[int]]:
 
 
 def _is_writable(buffer: Buffer) -> bool:
-    target = buffer.data if buffer.home is None else buffer.home
-    return target.flags.writeable
+    return is_writeable(buffer.data if buffer.home is None else buffer.home)
 
 
 def _joined_copy(parts: Sequence[Buffer]) -> NumpyArray:
@@ -99,7 +101,7 @@ def build_groups(vars: Sequence[Any], group_size: int) -> list[list[Any]]:
     buffers = [as_buffer(array, f"vars[{index}]") for index, array in enumerate(vars)]
     return [
         [
-            wrap_like(parts[0].array, typed(_joined_copy(parts), parts[0].dtype)),
+            wrap_like(parts[0].array, _joined_copy(parts), parts[0].dtype, (-1,)),
             [part.array for part in parts],
             [list(part.shape) for part in parts],
         ]

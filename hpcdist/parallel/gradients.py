@@ -18,10 +18,10 @@ from typing import Any, final
 import numpy as np
 
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.arrays.libraries import NumpyArray, library_of
+from hpcdist.arrays.libraries import NumpyArray, view_of
 from hpcdist.comm.collectives import all_gather, all_reduce
 from hpcdist.comm.group import Group
-from hpcdist.comm.memory import empty
+from hpcdist.comm.memory import empty_near
 from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.parallel.buckets import plan_buckets
 from hpcdist.parallel.exchange import Exchange, wait_all
@@ -68,7 +68,7 @@ class Gradients:
         self._find_unused, self._check_nan = find_unused, check_nan
         self._after = after
         self.sync, self.joining, self.scale_to_active = True, False, False
-        likes = [library_of(each.data).view(each.data) for each in parameters]
+        likes = [view_of(each.data) for each in parameters]
         self.buckets = plan_buckets(
             [like.nbytes for like in likes],
             [dtype_row(like.dtype).name for like in likes],
@@ -95,7 +95,7 @@ class Gradients:
 
     def _lay_out(self, bucket: Sequence[int], likes: Sequence[NumpyArray]) -> None:
         sizes = [likes[index].size for index in bucket]
-        flat = empty(sum(sizes), likes[bucket[0]].dtype, self._group)
+        flat = empty_near(likes[bucket[0]], sum(sizes), self._group)
         self._flats.append(flat)
         start = 0
         for index, size in zip(bucket, sizes, strict=True):

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist.arrays.buffer import as_buffer
-from hpcdist.arrays.libraries import NumpyArray, library_of
+from hpcdist.arrays.buffer import as_buffer, is_writeable
+from hpcdist.arrays.libraries import NumpyArray, library_of, view_of
 from hpcdist.comm.group import Group
 from hpcdist.comm.issue import not_a_member
 from hpcdist.comm.session import group_at_hand
@@ -152,7 +152,7 @@ def described(held: Named) -> list[State]:
 
 def _described(name: str, holder: Any) -> State:
     buffer = as_buffer(array_in(holder), repr(name))
-    if type(holder) is not Parameter and not library_of(holder).view(holder).flags.writeable:
+    if type(holder) is not Parameter and not is_writeable(view_of(holder)):
         raise UsageError(
             f"buffer {name!r} of the model is a {type(holder).__name__} that cannot be written; "
             "let named_buffers() give writable NumPy arrays, torch tensors or "
@@ -192,7 +192,7 @@ def load(held: Named, arrays: Mapping[str, Any]) -> None:
 
 
 def _fitting(name: str, mine: Any, array: Any) -> NumpyArray:
-    given = library_of(array).view(array)
+    given = view_of(array)
     if given.shape != tuple(mine.shape):
         raise UsageError(
             f"the state's {name!r} has shape {given.shape}, but the model's has "
@@ -203,9 +203,8 @@ def _fitting(name: str, mine: Any, array: Any) -> NumpyArray:
 
 def _copy(view: NumpyArray, holder: Any) -> None:
     array = array_in(holder)
-    library = library_of(array)
-    target = library.view(array)
-    if target.flags.writeable:
+    target = view_of(array)
+    if is_writeable(target):
         target[...] = view
     else:
-        holder.data = library.wrap(np.array(view, target.dtype))
+        holder.data = library_of(array).wrap(np.array(view, target.dtype))

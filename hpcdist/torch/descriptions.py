@@ -80,7 +80,7 @@ def reduce_scatter(group: Group, out: torch.Tensor, given: Any, options: Any) ->
     if factor is None:
         return describe.reduce_scatter(group, out, given, op)
     parts = blocks if blocks is not None else [given]
-    scaled = torch.empty((len(parts), *parts[0].shape), dtype=out.dtype)
+    scaled = torch.empty((len(parts), *parts[0].shape), dtype=out.dtype, device=out.device)
 
     def scale() -> None:
         for part, place in zip(parts, scaled, strict=True):
@@ -137,7 +137,7 @@ def _sparse_all_reduce(group: Group, tensor: torch.Tensor, op: Op) -> Call:
     """Exchange the nonzero elements; every rank adds them in rank order."""
     if op not in (ReduceOp.SUM, ReduceOp.AVG):
         raise UsageError(f"{op.name} of sparse tensors is not defined; use SUM, or to_dense()")
-    own = tensor.detach().coalesce()
+    own = tensor.detach().coalesce().cpu()
     parts: list[tuple[Any, Any]] = []
 
     def combine() -> None:
@@ -146,7 +146,10 @@ def _sparse_all_reduce(group: Group, tensor: torch.Tensor, op: Op) -> Call:
         with torch.sparse.check_sparse_tensor_invariants(False):
             total = torch.sparse_coo_tensor(indices, values, tensor.shape).coalesce()
         with torch.no_grad():  # a detached sparse tensor would get new elements of its own
-            tensor.copy_(total / group.nranks if op is ReduceOp.AVG else total)
+            total = total / group.nranks if op is ReduceOp.AVG else total
+            tensor.copy_(total.to(tensor.device))
+            if tensor.is_cuda:  # on the stream of this thread, which the caller's knows nothing of
+                torch.cuda.current_stream(tensor.device).synchronize()
 
     return _then(
         describe_all_gather_objects(group, parts, (own.indices().numpy(), own.values())), combine

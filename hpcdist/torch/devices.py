@@ -1,8 +1,10 @@
-"""Tensors on GPUs: handed over to torch's own NCCL backend, where there is one."""
+"""Tensors on GPUs: by CuPy on hpcdist's own ways, or handed over to torch's NCCL backend."""
 
 from __future__ import annotations
 
+import importlib.util
 import socket
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -14,23 +16,40 @@ from hpcdist.comm.objects import broadcast_object_list
 from hpcdist.transport.recipes import ReduceOp
 
 
-def register_devices(process_group: Any) -> list[torch.device]:
-    """Give `process_group` torch's backends for this node's accelerators; collective.
+class Reach(IntEnum):
+    """How tensors on GPUs are reached; a larger number is better."""
 
-    Returns the devices it can serve from now on, besides the CPU: CUDA if every rank has a GPU
-    and a torch with NCCL.
+    NOT = 0
+    TORCH = 1
+    OWN = 2
+
+
+def agree_on_reach(process_group: Any) -> Reach:
+    """Find out what all ranks can do with tensors on GPUs, and prepare it. Collective.
+
+    hpcdist's own ways need CuPy on all ranks. Without it, torch's own NCCL backend is registered
+    if every rank has a GPU and a torch with NCCL.
     """
     group = process_group.group
-    able = np.array([torch.cuda.is_available() and c10d.is_nccl_available()])
-    all_reduce(able, ReduceOp.MIN, group)
-    if not able[0]:
-        return []
-    device = torch.device("cuda")
-    options = c10d.ProcessGroupNCCL.Options()
-    options.global_ranks_in_group = group.ranks
-    backend = c10d.ProcessGroupNCCL(_common_store(group), group.rank, group.nranks, options)
-    process_group._register_backend(device, c10d.ProcessGroup.BackendType.NCCL, backend)
-    return [device]
+    found = np.array([_own_reach()])
+    all_reduce(found, ReduceOp.MIN, group)
+    reach = Reach(int(found[0]))
+    if reach is Reach.TORCH:
+        options = c10d.ProcessGroupNCCL.Options()
+        options.global_ranks_in_group = group.ranks
+        store = _common_store(group)
+        backend = c10d.ProcessGroupNCCL(store, group.rank, group.nranks, options)
+        kind = c10d.ProcessGroup.BackendType.NCCL
+        process_group._register_backend(torch.device("cuda"), kind, backend)
+    return reach
+
+
+def _own_reach() -> Reach:
+    if not torch.cuda.is_available():
+        return Reach.NOT
+    if importlib.util.find_spec("cupy") is not None:
+        return Reach.OWN
+    return Reach.TORCH if c10d.is_nccl_available() else Reach.NOT
 
 
 def _common_store(group: Any) -> Any:

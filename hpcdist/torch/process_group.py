@@ -7,6 +7,7 @@ here); a `BackendBase` of later versions needs a second small class beside this 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, final
 
@@ -16,7 +17,7 @@ import torch.distributed as c10d
 from hpcdist.comm.group import Closed, Group
 from hpcdist.comm.groups import destroy_process_group
 from hpcdist.errors import UsageError
-from hpcdist.torch.devices import register_devices
+from hpcdist.torch.devices import Reach, agree_on_reach
 from hpcdist.torch.verbs import Verbs
 from hpcdist.torch.works import AllOf
 
@@ -32,17 +33,19 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc]
         self.group = group
         self._store, self._name, self._description = store, name, ""
         self._coalesced: list[Any] | None = None
-        self._devices = [torch.device("cpu"), *register_devices(self)]
+        self._reach = agree_on_reach(self)
+        cuda = [] if self._reach is Reach.NOT else [torch.device("cuda")]
+        self._devices = [torch.device("cpu"), *cuda]
 
-    def on_device(self, name: str, device: torch.device, *args: Any) -> Any:
-        """Run a verb of the C++ backend that is registered for `device`."""
+    def handed_over(self, name: str, device: torch.device) -> Callable[..., Any] | None:
+        """Return a verb of torch's backend for `device`; None where it is hpcdist's own."""
         if all(device.type != each.type for each in self._devices):
             raise UsageError(
                 f"{name} got a tensor on {device}, but this process group can reach "
                 f"{', '.join(each.type for each in self._devices)} memory only; move it with "
-                ".cpu(), or install a torch with NCCL"
+                ".cpu(), or install CuPy (or a torch with NCCL) on all ranks"
             )
-        return getattr(c10d.ProcessGroup, name)(self, *args)
+        return None if self._reach is Reach.OWN else getattr(c10d.ProcessGroup, name)
 
     def _go(self, *args: Any) -> Any:
         work = super()._go(*args)

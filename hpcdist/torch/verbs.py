@@ -24,14 +24,16 @@ from hpcdist.transport.call import Call
 
 
 def _verb(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Hand tensors on other devices over to the backend registered for them."""
+    """Hand tensors on devices that hpcdist does not reach itself over to torch's backend."""
     name = method.__name__
 
     @wraps(method)
     def run(self: Verbs, *args: Any) -> Any:
         tensor = next(_tensors(args), None)
         if tensor is not None and tensor.device.type != "cpu":
-            return self.on_device(name, tensor.device, *args)
+            theirs = self.handed_over(name, tensor.device)
+            if theirs is not None:
+                return theirs(self, *args)
         return method(self, *args)
 
     return run
@@ -51,8 +53,8 @@ class Verbs:
     group: Group
 
     @abstractmethod
-    def on_device(self, name: str, device: torch.device, *args: Any) -> Any:
-        """Run the verb `name` of the backend for `device`."""
+    def handed_over(self, name: str, device: torch.device) -> Callable[..., Any] | None:
+        """Return the verb `name` of torch's backend for `device`; None to run our own."""
 
     # ---- reductions
 

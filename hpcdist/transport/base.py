@@ -65,6 +65,26 @@ class Done(Work):
 DONE = Done()
 
 
+@final
+class Ended(Work):
+    """An operation that ended before its function returned, with its result."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Return True at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+    def result(self) -> Any:
+        """Return the result."""
+        return self._value
+
+
 def watched(run: Callable[[Call], Any], call: Call) -> Any:
     """Run `call` with its `begin` before it, and tell its `ended` how it ended."""
     begin, ended = call.begin, call.ended
@@ -140,8 +160,11 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def synchronize(self) -> None:
-        """Block until every collective this rank issued before has ended; local."""
+    def synchronize(self, *, on_device: bool = False) -> None:
+        """Block until every collective this rank issued before has ended; local.
+
+        With `on_device` it is the current streams that wait for what runs on a device.
+        """
 
     @abstractmethod
     def reopen(self) -> Transport:

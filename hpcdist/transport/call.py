@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from hpcdist.arrays.device import Engine, engine_of
 from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.parcel import Parcel
+from hpcdist.errors import UsageError
 from hpcdist.transport.recipes import Op, Recipe
 
 ANY_SOURCE = -1
@@ -58,7 +60,8 @@ class Call(NamedTuple):
     received, of an uneven alltoall. `parcels` are pickled objects. `error` says that this rank
     cannot take part; it is then raised on every rank. `begin` is called when the operation's turn
     has come, `finish` gets what the transport returns; `ended` is told once how the operation
-    ended, None for well.
+    ended, None for well. `device` is where `send` and `recv` are, None for host memory;
+    `on_current` puts the operation on the caller's current stream itself.
     """
 
     kind: Kind
@@ -77,6 +80,22 @@ class Call(NamedTuple):
     ended: Callable[[BaseException | None], None] | None = None
     error: Exception | None = None
     begin: Callable[[], Any] | None = None
+    device: Engine | None = None
+    on_current: bool = False
+
+
+def locate(call: Call) -> Call:
+    """Note in `call` on which device its arrays are; `UsageError` if on several."""
+    found = [engine_of(each) for each in (call.send, call.recv) if each is not None]
+    if not found or all(each is None for each in found):
+        return call
+    if len(set(found)) > 1:
+        places = " and ".join("the host" if each is None else each.name for each in found)
+        raise UsageError(
+            f"the arrays of one {call.kind.name.lower()} are in the memory of {places}; move them "
+            "to one place"
+        )
+    return call._replace(device=found[0])
 
 
 LOOSE = frozenset(
@@ -118,6 +137,8 @@ def fingerprint(call: Call) -> int:
     kind, _, _, dtype, shape, root, op = call[:7]
     code = -1 if dtype is None else dtype.code
     number = -1 if op is None else op  # the hash of None differs between processes
+    if call.device is not None:
+        code = ~code
     return hash((kind, number, root, code, () if kind in LOOSE else shape)) & _POSITIVE
 
 
@@ -131,6 +152,7 @@ def label(call: Call, ranks: Sequence[int]) -> str:
     words = []
     if call.dtype is not None:
         words = [f"shape {call.shape}", call.dtype.name]
+        words += [] if call.device is None else ["on a GPU"]
     elif call.shape:
         words = [f"{call.shape[0]} objects"]
     if call.op is not None:

@@ -61,6 +61,10 @@ class Lane:
         self._queue.put(work)
         return work
 
+    def is_current(self) -> bool:
+        """Say whether this is the lane's own thread: a callback of an operation."""
+        return threading.current_thread() is self._thread
+
     def close(self, patience_s: float = 1.0) -> bool:
         """End the thread after what is queued; say whether it ended in time."""
         if self._thread is None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from hpcdist.arrays.parcel import Parcel
-from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
+from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError, UsageError
 from hpcdist.transport.base import Plan, Transport, Work, watched
 from hpcdist.transport.call import MESSAGES, Call, Kind, fingerprint, label
 from hpcdist.transport.call_site import call_site
@@ -139,6 +139,19 @@ class Room:
             )
 
 
+def _on_host(call: Call) -> Call:
+    """Call off what is in the memory of a device, on all ranks."""
+    if call.device is None:
+        return call
+    error = UsageError(
+        f"simulated ranks exchange arrays in host memory only, and this one is on "
+        f"{call.device.name}; copy it to the host, or start ranks with mpiexec or srun"
+    )
+    if call.kind >= MESSAGES:
+        raise error
+    return Call(call.kind, root=call.root, error=error)
+
+
 @final
 class LocalTransport(Transport):
     """Rank `rank` of a room."""
@@ -159,6 +172,7 @@ class LocalTransport(Transport):
 
     def run(self, call: Call) -> Any:
         """Finish `call` before returning."""
+        call = _on_host(call)
         if call.kind >= MESSAGES:
             work = self._box.start(call)
             work.wait()
@@ -167,6 +181,7 @@ class LocalTransport(Transport):
 
     def start(self, call: Call) -> Work:
         """Begin `call`."""
+        call = _on_host(call)
         if call.kind >= MESSAGES:
             return self._box.start(call)
         return self._lane.start(lambda: self._perform(call), label(call, self.ranks))
@@ -186,7 +201,7 @@ class LocalTransport(Transport):
         ids = Call(Kind.ALL_GATHER_OBJECT, parcels=(Parcel(str(next_id).encode()),))
         return group, max(int(parcel.meta) for parcel in group.run(ids))
 
-    def synchronize(self) -> None:
+    def synchronize(self, *, on_device: bool = False) -> None:
         """Wait for the queue."""
         self._lane.run(lambda: None)
 

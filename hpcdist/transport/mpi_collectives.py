@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,7 +92,7 @@ def reduce_scatter(host: MpiHost, call: Call, _: Range) -> None:
         flat = flat.copy()
     if out.size * recipe.wire.itemsize <= _PAIRS_FROM_BYTES or not host.one_node:
         wire = flat if recipe.encode is None else recipe.encode(flat)
-        wire_out = out if recipe.encode is None else np.empty(out.size, recipe.wire)
+        wire_out = out if recipe.encode is None else np.empty_like(out, recipe.wire)
         count = out.size
         own, result = numbers(wire), numbers(wire_out)
         own[1] = result[1] = count
@@ -177,21 +177,21 @@ def all_gather(host: MpiHost, call: Call, detail: Range) -> list[Block]:
         return _all_gather_uneven(host, call, send)
     recv = call.recv
     if recv is None:
-        recv = np.empty(host.size * send.size, send.dtype)
+        recv = np.empty_like(send, shape=host.size * send.size)
     into = block(recv, send.nbytes)
     if not np.may_share_memory(send, recv):
         host.comm.Allgather(block(send, send.nbytes), into)
     else:
         own = recv.reshape(-1)[host.rank * send.size : (host.rank + 1) * send.size]
-        if own.ctypes.data != send.ctypes.data:
+        if type(own) is not np.ndarray or own.ctypes.data != send.ctypes.data:
             own[...] = send.reshape(-1)
         host.comm.Allgather(MPI.IN_PLACE, into)
-    return _even_blocks(recv, call, host.size)
+    return even_blocks(recv, call, host.size)
 
 
 def _all_gather_uneven(host: MpiHost, call: Call, send: NumpyArray) -> list[Block]:
-    shapes = _exchange_shapes(host, call, bound=call.recv is not None)
-    blocks = _room(call, shapes)
+    shapes = exchange_shapes(host, call, bound=call.recv is not None)
+    blocks = room_for(call, shapes)
     counts = [each.data.nbytes for each in blocks]
     if sum(counts) <= INT_MAX:
         whole = blocks[0].data.base
@@ -214,19 +214,19 @@ def gather(host: MpiHost, call: Call, detail: Range) -> list[Block] | None:
         host.comm.Gather(block(send, send.nbytes), None, call.root)
         return None
     if recv is None:
-        recv = np.empty(host.size * send.size, send.dtype)
+        recv = np.empty_like(send, shape=host.size * send.size)
     if np.may_share_memory(send, recv):
         send = send.copy()
     host.comm.Gather(block(send, send.nbytes), block(recv, send.nbytes), call.root)
-    return _even_blocks(recv, call, host.size)
+    return even_blocks(recv, call, host.size)
 
 
 def _gather_uneven(host: MpiHost, call: Call, send: NumpyArray) -> list[Block] | None:
-    shapes = _exchange_shapes(host, call, bound=call.recv is not None)
+    shapes = exchange_shapes(host, call, bound=call.recv is not None)
     if host.rank != call.root:
         host.comm.Send(block(send, send.nbytes), call.root, _PART)
         return None
-    blocks = _room(call, shapes)
+    blocks = room_for(call, shapes)
     for rank, each in enumerate(blocks):
         if rank == host.rank:
             each.data[...] = send.reshape(-1)
@@ -235,7 +235,7 @@ def _gather_uneven(host: MpiHost, call: Call, send: NumpyArray) -> list[Block] |
     return blocks
 
 
-def _exchange_shapes(host: MpiHost, call: Call, *, bound: bool) -> list[tuple[int, ...]]:
+def exchange_shapes(host: MpiHost, call: Call, *, bound: bool) -> list[tuple[int, ...]]:
     """Tell all shapes to all ranks; a rank with `bound` memory cannot take different ones."""
     told = host.comm.allgather((call.shape, bound))
     if any(is_bound for _, is_bound in told):
@@ -249,14 +249,13 @@ def _exchange_shapes(host: MpiHost, call: Call, *, bound: bool) -> list[tuple[in
     return [shape for shape, _ in told]
 
 
-def _room(call: Call, shapes: list[tuple[int, ...]]) -> list[Block]:
+def room_for(call: Call, shapes: list[tuple[int, ...]]) -> list[Block]:
     """Make new memory with one block per shape, one after the other."""
     assert call.send is not None
     assert call.dtype is not None
-    unit = call.send.dtype
-    per_element = call.dtype.numpy.itemsize // unit.itemsize
+    per_element = call.dtype.numpy.itemsize // call.send.itemsize
     sizes = [math.prod(shape) * per_element for shape in shapes]
-    recv = np.empty(sum(sizes), unit)
+    recv = np.empty_like(call.send, shape=sum(sizes))
     ends = np.cumsum(sizes)
     return [
         Block(recv[end - size : end], shape)
@@ -264,7 +263,7 @@ def _room(call: Call, shapes: list[tuple[int, ...]]) -> list[Block]:
     ]
 
 
-def _even_blocks(recv: NumpyArray, call: Call, size: int) -> list[Block]:
+def even_blocks(recv: NumpyArray, call: Call, size: int) -> list[Block]:
     if call.recv is not None:
         return []  # the caller knows its own memory
     flat = recv.reshape(-1)
@@ -296,20 +295,31 @@ def alltoall(host: MpiHost, call: Call, detail: Range) -> None:
 
 def _alltoall_uneven(host: MpiHost, call: Call, send: NumpyArray, recv: NumpyArray) -> None:
     even = [send.size // host.size] * host.size, [recv.size // host.size] * host.size
-    sent, received = (np.array(counts, np.int64) for counts in call.counts or even)
-    incoming = np.empty(host.size, np.int64)
-    host.comm.Alltoall([sent, 1, MPI.INT64_T], [incoming, 1, MPI.INT64_T])
-    wrong = [peer for peer in range(host.size) if incoming[peer] != received[peer]]
     large = max(send.nbytes, recv.nbytes) > INT_MAX
-    _, worst = host.agree(call._replace(detail=_WRONG if wrong else int(large)))
-    if worst == _WRONG:
-        raise _wrong_sizes(host, incoming, received, wrong)
+    sent, received, any_large = agree_on_counts(host, call, call.counts or even, large=large)
     out = [int(count) * send.itemsize for count in sent]
     into = [int(count) * send.itemsize for count in received]
-    if worst:
+    if any_large:
         _alltoall_in_pairs(host, send, recv, out, into)
         return
     host.comm.Alltoallv([send, out, _starts(out), MPI.BYTE], [recv, into, _starts(into), MPI.BYTE])
+
+
+def agree_on_counts(
+    host: MpiHost, call: Call, counts: Sequence[Sequence[int]], *, large: bool
+) -> tuple[NumpyArray, NumpyArray, bool]:
+    """Make sure that every rank expects what the others send; say whether any of them is `large`.
+
+    Returns the elements sent to and received from each rank. Collective.
+    """
+    sent, received = (np.array(each, np.int64) for each in counts)
+    incoming = np.empty(host.size, np.int64)
+    host.comm.Alltoall([sent, 1, MPI.INT64_T], [incoming, 1, MPI.INT64_T])
+    wrong = [peer for peer in range(host.size) if incoming[peer] != received[peer]]
+    _, worst = host.agree(call._replace(detail=_WRONG if wrong else int(large)))
+    if worst == _WRONG:
+        raise _wrong_sizes(host, incoming, received, wrong)
+    return sent, received, bool(worst)
 
 
 def _wrong_sizes(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 from weakref import WeakSet
 
 from mpi4py import MPI
@@ -17,7 +17,7 @@ from mpi4py import MPI
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.config import Config
 from hpcdist.errors import CollectiveTimeout, TransportError, UsageError
-from hpcdist.transport.base import REFUSE_START, Plan, Transport, Work, watched
+from hpcdist.transport.base import REFUSE_START, Ended, Plan, Transport, Work, watched
 from hpcdist.transport.call import MESSAGES, Call, Kind, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.lane import Lane, seconds
@@ -35,6 +35,9 @@ from hpcdist.transport.shared import perform
 from hpcdist.transport.shared_board import PAYLOAD
 from hpcdist.transport.shared_heap import Heap
 from hpcdist.transport.shared_node import SharedNode
+
+if TYPE_CHECKING:
+    from hpcdist.transport.device import DeviceCalls
 
 _MiB = 1 << 20
 _GOODBYE_S = 1.0
@@ -93,18 +96,21 @@ class MpiHost(Transport):
         self.selection = Selection(site.rules, self.size, several_nodes=not self.one_node)
         self.agreement = self._make_agreement() if self.size > 1 else None
         self._meetings = Meetings(self.comm, self.ranks)
-        self._lane = Lane(f"hpcdist-group-{self.ranks[0]}-{self.size}")
-        self._threads: bool = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+        self.lane = Lane(f"hpcdist-group-{self.ranks[0]}-{self.size}")
+        self.threads: bool = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self._lanes: Lanes | Literal["unknown"] | None = "unknown"
+        self._on_devices: DeviceCalls | None = None
         self._plan_comm: MPI.Intracomm | None = None
         self._plans: WeakSet[_MpiPlan] = WeakSet()
 
     def run(self, call: Call) -> Any:
         """Finish `call` before returning."""
         try:
+            if call.device is not None:
+                return self.on_devices.run(call)
             if call.kind >= MESSAGES:
                 return self.messages.run(call)
-            lane = self._lane
+            lane = self.lane
             if lane.queued or not lane.running.acquire(False):
                 return lane.run(self._perform, call)
             try:  # nothing is ahead: Lane.run, without the calls
@@ -117,13 +123,16 @@ class MpiHost(Transport):
     def start(self, call: Call) -> Work:
         """Begin `call`; collectives make progress on the group's own thread."""
         try:
+            if call.device is not None:
+                return self.on_devices.start(call)
             if call.kind >= MESSAGES:
                 return self.messages.start(call)
         except MPI.Exception as error:
             raise self._failure(call, error) from error
-        if not self._threads:  # MPI may be used by one thread only: finish it here
-            return _Ended(self.run(call))
-        return self._lane.start(lambda: self._guarded(call), label(call, self.ranks))
+        if not self.threads:  # MPI may be used by one thread only: finish it here
+            return Ended(self.run(call))
+        job = lambda: self.guarded(call, self._perform, call)  # noqa: E731
+        return self.lane.start(job, label(call, self.ranks))
 
     def open_node(self, comm: MPI.Intracomm, ranks: Sequence[int]) -> SharedNode | None:
         """Map the memory of the world ranks `ranks`, those of `comm`. Collective over them."""
@@ -135,6 +144,15 @@ class MpiHost(Transport):
             self.progress,
             use_compiled=self.site.config.kernel == "auto",
         )
+
+    @property
+    def on_devices(self) -> DeviceCalls:
+        """The operations on device memory; local."""
+        if self._on_devices is None:
+            from hpcdist.transport.device import DeviceCalls
+
+            self._on_devices = DeviceCalls(self)
+        return self._on_devices
 
     @property
     def lanes(self) -> Lanes | None:
@@ -188,9 +206,14 @@ class MpiHost(Transport):
         way = self.selection.way(call.kind, call.recv.nbytes, short=False, shared=False)
         return self.lanes if way is Way.LANES else None
 
-    def _guarded(self, call: Call) -> Any:
+    def run_inside(self, call: Call) -> Any:
+        """Run `call` as a part of the operation whose turn it is."""
+        return self._perform(call)
+
+    def guarded(self, call: Call, perform: Callable[..., Any], *args: Any) -> Any:
+        """Return ``perform(*args)``, which is done for `call`; `TransportError` where MPI fails."""
         try:
-            return self._perform(call)
+            return perform(*args)
         except MPI.Exception as error:
             raise self._failure(call, error) from error
 
@@ -206,15 +229,15 @@ class MpiHost(Transport):
         direct = call.recipe is None or (call.recipe.encode is None and call.recipe.decode is None)
         if make is None:
             return None
-        possible = direct and call.finish is None and not _is_large(call)
+        possible = call.device is None and direct and call.finish is None and not _is_large(call)
         data = call.recv if call.recv is not None else call.send
         if self.node is not None and data is not None and data.nbytes > PAYLOAD:
             possible = False  # shared memory is faster than a persistent collective
-        everywhere, _ = self._lane.run(self.agree, call._replace(detail=int(possible)))
+        everywhere, _ = self.lane.run(self.agree, call._replace(detail=int(possible)))
         if not everywhere:
             return None
         if self._plan_comm is None:
-            self._plan_comm = self._lane.run(self.comm.Dup)
+            self._plan_comm = self.lane.run(self.comm.Dup)
         assert self._plan_comm is not None
         try:
             plan = _MpiPlan(make(self._plan_comm, call), call, self)
@@ -238,9 +261,11 @@ class MpiHost(Transport):
         world_ranks = [self.ranks[rank] for rank in ranks]
         return MpiHost(comm, world_ranks, timeout, self.site), group_id
 
-    def synchronize(self) -> None:
-        """Wait for the queue."""
-        self._lane.run(lambda: None)
+    def synchronize(self, *, on_device: bool = False) -> None:
+        """Wait for the queue, and on the device for what was put there."""
+        self.lane.run(lambda: None)
+        if self._on_devices is not None:
+            self._on_devices.synchronize(on_device=on_device)
 
     def reopen(self) -> MpiHost:
         """Duplicate the user's communicator again."""
@@ -248,7 +273,7 @@ class MpiHost(Transport):
 
     def together_at_end(self) -> bool:
         """Meet all ranks that have nothing left to do."""
-        if not self._lane.close() or not self._is_settled():
+        if not self.lane.close() or not self._is_settled():
             return False
         return poll(self.comm.Ibarrier().Test, _GOODBYE_S)
 
@@ -259,10 +284,14 @@ class MpiHost(Transport):
         """Tell the other ranks that this one takes part no longer."""
         if self.agreement is not None:
             self.agreement.leave(why)
+        if self._on_devices is not None:
+            self._on_devices.leave()
 
     def close(self) -> None:
         """End what is queued and free the communicators; collective."""
-        ended = self._lane.close()
+        ended = self.lane.close()
+        if ended and self._on_devices is not None:
+            self._on_devices.close()
         self.messages.close()
         for plan in list(self._plans):
             plan.free()
@@ -278,23 +307,6 @@ class MpiHost(Transport):
 
 def _is_large(call: Call) -> bool:
     return any(array is not None and array.nbytes > (1 << 30) for array in (call.send, call.recv))
-
-
-@final
-class _Ended(Work):
-    """A call that ended at once, with its result."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def wait(self, timeout: Any = None) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def result(self) -> Any:
-        return self._value
 
 
 # ---- persistent collectives

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdist.arrays.bfloat16 import narrowed, widened
 from hpcdist.arrays.buffer import typed
 from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
@@ -147,7 +148,9 @@ def _divide(wire: NumpyArray, out: NumpyArray, ranks: int) -> None:
 
 
 def _widen(dtype: Dtype) -> Encode:
-    def encode(data: NumpyArray) -> NumpyArray:
+    def encode(data: Any) -> Any:
+        if _by_bits(data, dtype):
+            return widened(data)
         return typed(data, dtype).astype(dtype.wide)
 
     return encode
@@ -157,10 +160,18 @@ def _narrow(dtype: Dtype, mean: bool) -> Decode:
     def decode(wire: NumpyArray, out: NumpyArray, ranks: int) -> None:
         if mean:
             wire /= ranks
+        if _by_bits(out, dtype):
+            out[...] = narrowed(wire).reshape(out.shape)
+            return
         with np.errstate(over="ignore", invalid="ignore"):
             typed(out, dtype)[...] = wire.reshape(out.shape)
 
     return decode
+
+
+def _by_bits(data: Any, dtype: Dtype) -> bool:
+    """Say whether numbers are bfloat16 on a device, whose library may not know that dtype."""
+    return type(data) is not np.ndarray and dtype.name == "bfloat16"
 
 
 def _extremum(combine: Combine) -> Callable[[Dtype], Recipe]:

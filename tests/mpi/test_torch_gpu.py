@@ -1,6 +1,7 @@
-"""CUDA tensors in the backend "hpcdist": handed over to torch's NCCL, one GPU per rank."""
+"""CUDA tensors in the backend "hpcdist", one GPU per rank: by CuPy, or by torch's own NCCL."""
 
 import pytest
+from requirements import missing
 
 import hpcdist as dist
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.gpu
 def device(rank, size):
     found = torch.cuda.device_count()
     if found < size or not c10d.is_nccl_available():
-        pytest.skip(f"needs {size} GPUs and a torch with NCCL; torch sees {found} GPUs")
+        missing("gpu", f"needs {size} GPUs and a torch with NCCL; torch sees {found} GPUs")
     torch.cuda.set_device(rank)
     return torch.device("cuda", rank)
 

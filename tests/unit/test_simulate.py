@@ -174,3 +174,15 @@ def test_a_simulated_world_starts_again_after_it_was_destroyed():
         return group.rank, group.nranks, group.backend
 
     assert dist.simulate(3, again) == [(rank, 3, "LOCAL") for rank in range(3)]
+
+
+def test_arrays_of_a_device_are_refused_on_all_simulated_ranks():
+    from hpcdist.testing.slow_device import DEVICE
+
+    def check():
+        with pytest.raises((dist.UsageError, dist.RemoteError), match="slow:0"):
+            dist.all_reduce(DEVICE.array(np.ones(3)))
+        with pytest.raises(dist.UsageError, match="host memory only"):
+            dist.send(DEVICE.array(np.ones(3)), 0)
+
+    dist.simulate(2, check)

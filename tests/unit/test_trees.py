@@ -53,7 +53,7 @@ def test_leaves_are_visited_in_the_order_in_which_they_are_found():
 
 def test_jax_arrays_are_read_without_a_copy_and_made_new():
     jnp = pytest.importorskip("jax.numpy")
-    from hpcdist.arrays.buffer import as_buffer, wrap_like
+    from hpcdist.arrays.buffer import as_buffer, carried, wrap_like
 
     for dtype in ("bfloat16", "float32", "complex64", "int8", "bool"):
         x = jnp.ones((2, 3), dtype)
@@ -62,7 +62,7 @@ def test_jax_arrays_are_read_without_a_copy_and_made_new():
         assert buffer.dtype.name == dtype
         assert not buffer.data.flags.writeable
         source = np.ones(4, buffer.dtype.numpy)
-        new = wrap_like(x, source)
+        new = wrap_like(x, carried(source, buffer.dtype), buffer.dtype, (4,))
         source[:] = 0
         assert new.dtype == x.dtype
         assert new.all()

@@ -1,0 +1,134 @@
+"""`OnDevice`: the public API with all arrays on a device, for checks written for host arrays.
+
+Arrays among the arguments are copied to the device, the function is called with the copies, and
+what they hold afterwards is copied back. So the one contract of `contract` holds every transport
+and every array library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, final
+
+import numpy as np
+
+import hpcdist
+from hpcdist.transport.base import Plan, Work
+
+
+class Arrays(NamedTuple):
+    """A device's arrays: how to make one of a host array, and how to read it."""
+
+    to_device: Callable[[Any], Any]
+    to_host: Callable[[Any], Any]
+    is_array: Callable[[Any], bool]
+
+
+_OPERATIONS = frozenset(
+    {
+        *("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "broadcast"),
+        *("all_gather", "all_gather_into_tensor", "gather", "scatter", "alltoall"),
+        *("alltoall_single", "send", "recv", "isend", "irecv"),
+    }
+)
+_PLANS = frozenset({"plan_all_reduce", "plan_broadcast"})
+
+
+@final
+class OnDevice:
+    """Stands in for the module `hpcdist`."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(hpcdist, name)
+        if name in _OPERATIONS:
+            return lambda *args, **options: self._operate(function, args, options)
+        if name in _PLANS:
+            return lambda *args, **options: self._plan(function, args, options)
+        return function
+
+    def _operate(self, function: Any, args: Any, options: Any) -> Any:
+        moved = _Moved(self._arrays)
+        work = function(*map(moved.out, args), **options)
+        if options.get("sync_op", function.__name__ not in ("isend", "irecv")):
+            work.wait()
+            moved.back()
+        return _Arrived(work, moved)
+
+    def _plan(self, function: Any, args: Any, options: Any) -> Any:
+        moved = _Moved(self._arrays)
+        return _Planned(function(*map(moved.out, args), **options), moved)
+
+
+@final
+class _Moved:
+    """The arguments of one call and their counterparts on the device."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+        self._pairs: list[tuple[Any, Any]] = []
+        self._lists: list[tuple[list[Any], list[Any]]] = []
+
+    def out(self, value: Any) -> Any:
+        """Return the counterpart of an argument."""
+        if isinstance(value, np.ndarray):
+            for host, device in self._pairs:  # an argument twice, or a view of another
+                if host is value:
+                    return device
+            device = self._arrays.to_device(value)
+            self._pairs.append((value, device))
+            return device
+        if isinstance(value, list):
+            moved = [self.out(each) for each in value]
+            self._lists.append((value, moved))
+            return moved
+        return value
+
+    def again(self) -> None:
+        """Copy to the device what the host arrays hold now."""
+        for host, device in self._pairs:
+            device[...] = self._arrays.to_device(host)
+
+    def back(self) -> None:
+        """Copy to the host what the device's arrays hold now."""
+        for host, device in self._pairs:
+            if host.flags.writeable:
+                host[...] = self._arrays.to_host(device)
+        for given, moved in self._lists:
+            if not given and moved:
+                assert all(map(self._arrays.is_array, moved))
+                given.extend(map(self._arrays.to_host, moved))
+
+
+@final
+class _Arrived(Work):
+    def __init__(self, work: Work, moved: _Moved) -> None:
+        self._work, self._moved = work, moved
+        self.source = work.source
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._work.wait(timeout)
+        self.source = self._work.source
+        self._moved.back()
+        return True
+
+    def is_completed(self) -> bool:
+        done = self._work.is_completed()
+        if done:
+            self.wait()
+        return done
+
+
+@final
+class _Planned(Plan):
+    def __init__(self, plan: Plan, moved: _Moved) -> None:
+        self._plan, self._moved = plan, moved
+
+    def start(self) -> Work:
+        self._moved.again()
+        return _Arrived(self._plan.start(), self._moved)
+
+    def free(self) -> None:
+        self._plan.free()

@@ -1,0 +1,388 @@
+"""Device memory: which way it takes, how it is cut, and in what NCCL reduces; without a device."""
+
+import threading
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from hypothesis.extra import numpy as arrays
+
+from hpcdist.arrays.bfloat16 import narrowed, widened
+from hpcdist.arrays.dtypes import dtype_row
+from hpcdist.errors import UsageError
+from hpcdist.runtime import gpu
+from hpcdist.transport.call import UNEVEN, Call, Kind
+from hpcdist.transport.device_turns import Turns
+from hpcdist.transport.device_way import Ability, DeviceWay, choose_way
+from hpcdist.transport.nccl_codes import plan_reduction
+from hpcdist.transport.recipes import ReduceOp, recipe_for
+from hpcdist.transport.staged_plan import Shape, is_whole, plan_steps
+
+# ---- the way of a group
+
+
+def able(rank, uuid=None, nccl="", mpi="not CUDA-aware", node=0):
+    return Ability(rank, node, uuid or f"gpu-{rank}", nccl, mpi)
+
+
+def chosen(*abilities, wanted="auto", may_share=False):
+    return choose_way(abilities, wanted=wanted, may_share=may_share).way
+
+
+def test_nccl_is_taken_where_all_ranks_have_it():
+    assert chosen(able(0), able(1)) is DeviceWay.NCCL
+    assert chosen(able(0), able(1), wanted="nccl") is DeviceWay.NCCL
+
+
+def test_without_nccl_a_cuda_aware_mpi_is_taken_and_else_everything_is_staged():
+    bare = [able(rank, nccl="CuPy has no NCCL") for rank in range(2)]
+    aware = [each._replace(mpi="") for each in bare]
+    assert chosen(*aware) is DeviceWay.MPI
+    assert chosen(*bare) is DeviceWay.STAGED
+    assert chosen(aware[0], bare[1]) is DeviceWay.STAGED
+
+
+def test_a_process_with_nccl_never_hands_device_pointers_to_mpi():
+    one_has_it = able(0, mpi=""), able(1, nccl="too old", mpi="")
+    assert chosen(*one_has_it) is DeviceWay.STAGED
+    sharing = able(0, "same", mpi=""), able(1, "same", mpi="")
+    assert chosen(*sharing, may_share=True) is DeviceWay.STAGED
+
+
+def test_ranks_on_one_gpu_are_refused_unless_that_is_allowed():
+    same = able(0, "same"), able(1, "same"), able(2)
+    with pytest.raises(UsageError, match=r"ranks 0, 1 use the same GPU.*--gpu-bind=none"):
+        chosen(*same)
+    assert chosen(*same, may_share=True) is DeviceWay.STAGED
+    with pytest.raises(UsageError, match="ranks 0, 1 share a GPU"):
+        chosen(*same, wanted="nccl", may_share=True)
+
+
+def test_equal_numbers_on_two_nodes_are_two_gpus():
+    assert chosen(able(0, "x", node=0), able(1, "x", node=1)) is DeviceWay.NCCL
+
+
+@pytest.mark.parametrize(("wanted", "why"), [("nccl", "too old"), ("mpi", "not CUDA-aware")])
+def test_a_way_that_is_asked_for_but_closed_is_an_error_that_says_why(wanted, why):
+    with pytest.raises(UsageError, match=f"HPCDIST_DEVICE_WAY={wanted}, but on rank 1 {why}"):
+        chosen(able(0, mpi=""), able(1, nccl="too old"), wanted=wanted)
+
+
+# ---- which GPU
+
+
+def test_a_gpu_is_chosen_by_the_rank_on_the_node():
+    assert [gpu.choose(4, local_rank, None) for local_rank in range(5)] == [0, 1, 2, 3, 0]
+    assert gpu.choose(1, 3, None) == 0
+    assert gpu.choose(4, 1, 2) == 2
+
+
+def test_parts_of_one_gpu_and_gpus_of_like_uuids_are_told_apart(monkeypatch):
+    known = {
+        0: gpu.Gpu(0, "H200", "ab", "0000:01:00.0", 1),
+        1: gpu.Gpu(1, "H200", "ab", "0000:02:00.0", 1),  # CuPy shows it up to a zero byte
+        2: gpu.Gpu(2, "H200 MIG", "cd", "0000:02:00.0", 1),
+    }
+    monkeypatch.setattr(gpu, "describe", known.__getitem__)
+    assert len({gpu.uuid_of(f"cuda:{number}") for number in known}) == len(known)
+    assert gpu.uuid_of("slow:0") == ""
+
+
+def test_a_gpu_that_is_not_there_is_refused():
+    with pytest.raises(UsageError, match="sees none"):
+        gpu.choose(0, 0, None)
+    with pytest.raises(UsageError, match="devices 0 to 1"):
+        gpu.choose(2, 0, 2)
+
+
+def test_devices_have_names():
+    assert [gpu.read_device(text) for text in ("gpu", "cuda", "gpu:1", "cuda:3", "2")] == [
+        None,
+        None,
+        1,
+        3,
+        2,
+    ]
+    with pytest.raises(UsageError, match="'tpu' is unknown"):
+        gpu.read_device("tpu")
+
+
+# ---- steps through host memory
+
+CUT = [
+    *(Kind.ALL_REDUCE, Kind.SCAN, Kind.BROADCAST, Kind.REDUCE, Kind.REDUCE_SCATTER),
+    *(Kind.ALL_GATHER, Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL),
+]
+
+
+def shapes(kind, block, size, root):
+    """Return what each rank brings: elements of send and recv."""
+    whole = block * size
+    sends = {
+        Kind.REDUCE_SCATTER: [whole] * size,
+        Kind.ALL_GATHER: [block] * size,
+        Kind.GATHER: [block] * size,
+        Kind.SCATTER: [whole if rank == root else 0 for rank in range(size)],
+        Kind.ALLTOALL: [whole] * size,
+        Kind.REDUCE: [0 if rank == root else block for rank in range(size)],
+    }.get(kind, [0] * size)
+    receives = {
+        Kind.ALL_GATHER: [whole] * size,
+        Kind.GATHER: [whole if rank == root else 0 for rank in range(size)],
+        Kind.ALLTOALL: [whole] * size,
+        Kind.REDUCE: [block if rank == root else 0 for rank in range(size)],
+    }.get(kind, [block] * size)
+    return [
+        Shape(send, recv, size, rank, rank == root)
+        for rank, (send, recv) in enumerate(zip(sends, receives, strict=True))
+    ]
+
+
+def run_on_host(kind, sends, recvs, root):
+    """Do an operation on NumPy arrays, one pair per rank, in place."""
+    size = len(recvs)
+    if kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.SCAN):
+        given = [recv if send is None else send for send, recv in zip(sends, recvs, strict=True)]
+        sums = np.cumsum(given, axis=0)
+        for rank, recv in enumerate(recvs):
+            if recv is not None:
+                recv[:] = sums[rank] if kind is Kind.SCAN else sums[-1]
+        return
+    if kind is Kind.BROADCAST:
+        for recv in recvs:
+            recv[:] = recvs[root]
+        return
+    gathers = kind in (Kind.ALL_GATHER, Kind.GATHER)
+    blocks = [None if gathers or send is None else np.split(send, size) for send in sends]
+    for rank, recv in enumerate(recvs):
+        if recv is None:
+            continue
+        if kind is Kind.REDUCE_SCATTER:
+            recv[:] = np.sum([each[rank] for each in blocks], axis=0)
+        elif gathers:
+            recv[:] = np.concatenate(sends)
+        elif kind is Kind.SCATTER:
+            recv[:] = blocks[root][rank]
+        else:
+            recv[:] = np.concatenate([each[rank] for each in blocks])
+
+
+@given(
+    kind=st.sampled_from(CUT),
+    block=st.integers(0, 40),
+    size=st.integers(1, 5),
+    chunk=st.integers(1, 50),
+    data=st.data(),
+)
+def test_an_operation_in_steps_is_the_operation(kind, block, size, chunk, data):
+    root = data.draw(st.integers(0, size - 1))
+    where = shapes(kind, block, size, root)
+    draw = np.random.default_rng(7).integers
+    sends = [draw(0, 100, each.send) if each.send or _sends(kind, each) else None for each in where]
+    recvs = [draw(0, 100, each.recv) if _receives(kind, each) else None for each in where]
+    wanted = [None if each is None else each.copy() for each in recvs]
+    run_on_host(kind, sends, wanted, root)
+    plans = [list(plan_steps(kind, each, chunk)) for each in where]
+    assert len({len(plan) for plan in plans}) == 1, "all ranks have the same number of steps"
+    for steps in zip(*plans, strict=True):
+        assert len({step.items for step in steps}) == 1
+        host = [[_room(step.send), _room(step.recv)] for step in steps]
+        for rank, step in enumerate(steps):
+            given_, into = (recvs[rank] if sends[rank] is None else sends[rank]), host[rank]
+            for device, at, items in step.out:
+                into[0 if step.send is not None else 1][at : at + items] = given_[
+                    device : device + items
+                ]
+        run_on_host(kind, [each[0] for each in host], [each[1] for each in host], root)
+        for rank, step in enumerate(steps):
+            for device, at, items in step.into:
+                recvs[rank][device : device + items] = host[rank][1][at : at + items]
+    for got, want in zip(recvs, wanted, strict=True):
+        assert got is None or got.tolist() == want.tolist()
+
+
+def _room(items):
+    return None if items is None else np.zeros(items, int)
+
+
+def _sends(kind, shape):
+    if kind is Kind.SCATTER:
+        return shape.at_root
+    if kind is Kind.REDUCE:
+        return not shape.at_root
+    return kind in (Kind.REDUCE_SCATTER, Kind.ALL_GATHER, Kind.GATHER, Kind.ALLTOALL)
+
+
+def _receives(kind, shape):
+    return shape.at_root if kind in (Kind.GATHER, Kind.REDUCE) else True
+
+
+@given(st.integers(1, 10_000), st.integers(1, 8), st.integers(1, 500))
+def test_no_step_needs_more_host_memory_than_a_chunk(block, size, chunk):
+    for step in plan_steps(Kind.ALLTOALL, Shape(block * size, block * size, size, 0, True), chunk):
+        assert step.send <= max(chunk, size)
+
+
+def test_blocks_that_differ_between_ranks_are_not_cut():
+    assert is_whole(Call(Kind.ALL_GATHER), (3, 4))
+    assert not is_whole(Call(Kind.ALL_GATHER), (3, 3))
+    assert is_whole(Call(Kind.ALLTOALL), (UNEVEN, UNEVEN))
+    assert not is_whole(Call(Kind.ALL_REDUCE), (3, 4))
+
+
+# ---- what NCCL reduces
+
+NAMES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+)
+NCCL = {0: "i1", 1: "u1", 2: "i4", 3: "u4", 4: "i8", 5: "u8", 6: "f2", 7: "f4", 8: "f8"}
+"""nccl.h's numbers (ncclDataType_t), in NumPy's names."""
+
+
+def dtype_of(name):
+    return dtype_row(np.dtype(getattr(ml_dtypes, name, None) or name))
+
+
+def reductions():
+    for name in NAMES:
+        for op in ReduceOp:
+            try:
+                yield name, op, recipe_for(op, dtype_of(name))
+            except UsageError:
+                continue
+
+
+@pytest.mark.parametrize(("name", "op", "recipe"), list(reductions()))
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_nccl_computes_on_what_travels_is_the_reduction(name, op, recipe, ranks):
+    dtype = dtype_of(name)
+    plan = plan_reduction(op, dtype, recipe, ranks, native=False)
+    if plan is None:
+        assert dtype.family == "complex"
+        assert op is ReduceOp.PROD
+        return
+    given = [(np.arange(6) % 3 + rank).astype(dtype.numpy) for rank in range(ranks)]
+    wire = [_on_the_wire(plan, recipe, dtype, each) for each in given]
+    numbers = ml_dtypes.bfloat16 if plan.code == 9 else np.dtype(NCCL[plan.code])
+    seen = [each.view(numbers) for each in wire]
+    assert seen[0].size == given[0].size * plan.per_element
+    total = _as_nccl_would(plan.op, seen)
+    got = _off_the_wire(plan, recipe, dtype, total.view(wire[0].dtype), ranks)
+    np.testing.assert_allclose(
+        got.astype("c16"), _reference(op, dtype, given).astype("c16"), rtol=1e-3
+    )
+
+
+def _carried(array, dtype):
+    return array if dtype.carrier is None else array.view(dtype.carrier)
+
+
+def _on_the_wire(plan, recipe, dtype, array):
+    data = _carried(array, dtype).copy()
+    if plan.encoded:
+        data = recipe.encode(data)
+    return data.astype(plan.wire) if data.dtype.itemsize != plan.wire.itemsize else data
+
+
+def _off_the_wire(plan, recipe, dtype, wire, ranks):
+    if plan.encoded and plan.wire.itemsize != recipe.wire.itemsize:
+        wire = wire.astype(recipe.wire)
+    out = np.zeros(wire.size, dtype.carrier or dtype.numpy)
+    if plan.decoded:
+        recipe.decode(wire, out, ranks)
+    elif wire.dtype.itemsize == out.dtype.itemsize:
+        out[...] = wire.view(out.dtype)
+    else:
+        out[...] = wire
+    return out.view(dtype.numpy)
+
+
+def _as_nccl_would(op, numbers):
+    stacked = np.stack(numbers)
+    if op == 4:
+        return (stacked.astype("f8").sum(0) / len(numbers)).astype(stacked.dtype)
+    combine = [np.add, np.multiply, np.maximum, np.minimum][op]
+    return combine.reduce(stacked, axis=0, dtype=stacked.dtype)
+
+
+def _reference(op, dtype, given):
+    if dtype.family == "bool":
+        any_of = op in (ReduceOp.SUM, ReduceOp.MAX)
+        return np.any(given, axis=0) if any_of else np.all(given, axis=0)
+    exact = np.stack([each.astype("c16" if dtype.family == "complex" else "f8") for each in given])
+    value = {
+        ReduceOp.SUM: np.sum,
+        ReduceOp.PROD: np.prod,
+        ReduceOp.MAX: np.max,
+        ReduceOp.MIN: np.min,
+        ReduceOp.AVG: np.mean,
+    }[op](exact, axis=0)
+    return value.astype(dtype.numpy)
+
+
+def test_sums_of_short_floats_are_native_only_where_that_changes_nothing_or_is_asked_for():
+    half = dtype_of("bfloat16")
+    recipe = recipe_for(ReduceOp.SUM, half)
+
+    def wire(ranks, native):
+        return plan_reduction(ReduceOp.SUM, half, recipe, ranks, native=native).wire.name
+
+    assert wire(2, native=False) == "bfloat16"
+    assert wire(3, native=False) == "float32"
+    assert wire(3, native=True) == "bfloat16"
+
+
+# ---- bfloat16 by its bits
+
+
+@given(arrays.arrays(np.float32, 20, elements=st.floats(width=32)))
+def test_numbers_are_rounded_as_ml_dtypes_rounds_them(wide):
+    with np.errstate(over="ignore", invalid="ignore"):
+        wanted = wide.astype(ml_dtypes.bfloat16)
+    got = narrowed(wide).view(ml_dtypes.bfloat16)
+    same = got.view(np.uint16) == wanted.view(np.uint16)
+    assert (same | (np.isnan(got) & np.isnan(wanted))).all()
+
+
+def test_every_bfloat16_survives_being_widened():
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    wide = widened(bits)
+    np.testing.assert_array_equal(wide, bits.view(ml_dtypes.bfloat16).astype(np.float32))
+    back = narrowed(wide)
+    assert (back[~np.isnan(wide)] == bits[~np.isnan(wide)]).all()
+
+
+# ---- turns
+
+
+def test_turns_pass_in_the_order_in_which_they_were_taken():
+    turns, passed = Turns(), []
+    numbers = [turns.take() for _ in range(20)]
+
+    def go(number):
+        time.sleep(0.001 * (number * 7 % 5))
+        if number % 4 == 3:
+            turns.give_up(number)
+            return
+        with turns.turn(number):
+            passed.append(number)
+
+    threads = [threading.Thread(target=go, args=(number,)) for number in reversed(numbers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert passed == [number for number in numbers if number % 4 != 3]
+
+
+def test_a_turn_that_ends_with_an_error_is_over():
+    turns = Turns()
+    first, second = turns.take(), turns.take()
+    with pytest.raises(ZeroDivisionError), turns.turn(first):
+        raise ZeroDivisionError
+    turns.give_up(first)
+    with turns.turn(second):
+        pass
