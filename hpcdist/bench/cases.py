@@ -18,6 +18,10 @@ OVERLAP_SIZES = read_sizes("256K,2M,16M")
 OBJECT_SIZES = read_sizes("0,1M")
 SMALL = (8,)
 
+HOST, DEVICE = "host", "device"
+BOTH = (HOST, DEVICE)
+NEVER = ()
+
 
 class Case(NamedTuple):
     """One row of the table.
@@ -29,7 +33,8 @@ class Case(NamedTuple):
         sizes: those it is measured at when none are asked for; None if it has no size.
         typed: whether dtype and kind of memory make a difference.
         least: the ranks it needs.
-        usual: whether it is measured when no case is named.
+        usual: where the arrays must be for it to be measured when no case is named.
+        moved: whether what it works on is on the device if there is one, whatever the dtype.
 
     """
 
@@ -39,7 +44,8 @@ class Case(NamedTuple):
     sizes: tuple[int, ...] | None = USUAL_SIZES
     typed: bool = True
     least: int = 1
-    usual: bool = True
+    usual: tuple[str, ...] = BOTH
+    moved: bool = False
 
 
 def _messages(
@@ -47,61 +53,66 @@ def _messages(
     pattern: messages.Pattern,
     parts: Callable[[int], int],
     sizes: tuple[int, ...] = USUAL_SIZES,
-    usual: bool = True,
+    usual: tuple[str, ...] = BOTH,
 ) -> Case:
     measure = partial(stage.measure_messages, pattern, parts)
     return Case("messages", text, measure, sizes, least=2, usual=usual)
 
 
-def _array(text: str, usual: bool = True) -> Case:
+def _array(text: str, usual: tuple[str, ...] = BOTH) -> Case:
     return Case("collectives", text, stage.measure_calls, usual=usual)
 
 
-def _bare(kind: str, text: str, usual: bool = True) -> Case:
+def _bare(kind: str, text: str, usual: tuple[str, ...] = (HOST,)) -> Case:
     return Case(kind, text, stage.measure_calls, None, typed=False, usual=usual)
 
 
 def _objects(text: str) -> Case:
-    return Case("objects", text, stage.measure_calls, OBJECT_SIZES, typed=False)
+    return Case("objects", text, stage.measure_calls, OBJECT_SIZES, typed=False, usual=(HOST,))
 
 
-def _overlap(text: str, computing: str, usual: bool = True) -> Case:
+def _overlap(text: str, computing: str, usual: tuple[str, ...] = BOTH) -> Case:
     measure = partial(stage.measure_overlap, computing)
     return Case("overlap", text, measure, OVERLAP_SIZES, usual=usual)
 
 
 def _start(text: str, measure: Callable[[Stage, Spot], list[Row]]) -> Case:
-    return Case("startup", text, measure, None, typed=False)
+    return Case("startup", text, measure, None, typed=False, usual=(HOST,))
 
 
 CASES: Mapping[str, Case] = {
     "latency": _messages("half of send and back, one pair", messages.send_and_back, lambda _: 2),
     "bandwidth": _messages("a window of 64 messages one way", messages.one_way, messages.window_of),
     "bidirectional": _messages(
-        "a window of 64 messages each way", messages.both_ways, messages.window_of, usual=False
+        "a window of 64 messages each way", messages.both_ways, messages.window_of, usual=NEVER
     ),
     "message_rate": _messages(
         "windows of small messages by all pairs", messages.all_pairs, messages.window_of, SMALL
     ),
     "all_reduce": _array("the reduction on every rank"),
-    "reduce": _array("the reduction on one rank", usual=False),
+    "reduce": _array("the reduction on one rank", usual=NEVER),
     "reduce_scatter": _array("a part of the reduction on every rank"),
     "broadcast": _array("one rank's array on every rank"),
     "all_gather": _array("all arrays on every rank, in one array"),
-    "all_gather_list": _array("all arrays on every rank, one by one", usual=False),
-    "gather": _array("all arrays on one rank", usual=False),
-    "scatter": _array("a part of one rank's array on every rank", usual=False),
-    "alltoall": _array("part j of every rank on rank j, part by part", usual=False),
+    "all_gather_list": _array("all arrays on every rank, one by one", usual=NEVER),
+    "gather": _array("all arrays on one rank", usual=NEVER),
+    "scatter": _array("a part of one rank's array on every rank", usual=NEVER),
+    "alltoall": _array("part j of every rank on rank j, part by part", usual=NEVER),
     "alltoall_single": _array("part j of every rank on rank j, in one array"),
-    "scan": _array("the reduction up to each rank", usual=False),
+    "scan": _array("the reduction up to each rank", usual=NEVER),
     "barrier": _bare("collectives", "all ranks wait for each other"),
-    "new_group": _bare("groups", "a group of all ranks, made and destroyed", usual=False),
+    "new_group": _bare("groups", "a group of all ranks, made and destroyed", usual=NEVER),
     "broadcast_object_list": _objects("a dictionary of rank 0, with an array of this size in it"),
     "all_gather_object": _objects("every rank's dictionary, with an array of this size in it"),
     "overlap_sleep": _overlap("all_reduce behind computing that leaves the core alone", "sleep"),
-    "overlap_numpy": _overlap("all_reduce behind computing that keeps the core busy", "NumPy"),
+    "overlap_numpy": _overlap(
+        "all_reduce behind computing that keeps the core busy", "NumPy", usual=(HOST,)
+    ),
     "overlap_python": _overlap(
-        "all_reduce behind computing under the interpreter's lock", "Python", usual=False
+        "all_reduce behind computing under the interpreter's lock", "Python", usual=NEVER
+    ),
+    "overlap_matmul": _overlap(
+        "all_reduce behind products of matrices, where the array is", "matmul", usual=(DEVICE,)
     ),
     "data_parallel": Case(
         "training",
@@ -109,6 +120,7 @@ CASES: Mapping[str, Case] = {
         stage.measure_step,
         None,
         typed=False,
+        moved=True,
     ),
     "startup_init": _start("init_parallel_env of this job", partial(stage.measure_start, "init_s")),
     "startup_process": _start(
@@ -121,10 +133,11 @@ KINDS = tuple(dict.fromkeys(case.kind for case in CASES.values()))
 """The sets of cases."""
 
 
-def choose_cases(words: Sequence[str]) -> tuple[str, ...]:
+def choose_cases(words: Sequence[str], *, on_device: bool = False) -> tuple[str, ...]:
     """Return the cases that are named, alone or by their set; ``all``; the usual ones for none."""
     if not words:
-        return tuple(name for name, case in CASES.items() if case.usual)
+        where = DEVICE if on_device else HOST
+        return tuple(name for name, case in CASES.items() if where in case.usual)
     chosen: list[str] = []
     for word in words:
         named = [name for name, case in CASES.items() if word in (name, case.kind, "all")]

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from hpcdist.bench.cases import CASES
+from hpcdist.bench.memories import HOST, check_devices, devices
 from hpcdist.bench.output import Output, print_predictions
 from hpcdist.bench.peers import PEERS
 from hpcdist.bench.peers.mpi4py import version
@@ -35,8 +36,9 @@ from hpcdist.runtime.place import read_place
 @click.option("--sizes", help="Bytes a rank hands in: 8,64K,2M or 8:64M (doubling) or 8:64M:8.")
 @click.option("--ranks", help="Measure on the first 2, on the first 4 ranks ..., as 2,4.")
 @click.option("--dtype", default="float32", show_default=True, help="One or more, as a,b.")
-@click.option("--memory", default="ordinary", show_default=True,
-              help="ordinary, shared (arrays of hpcdist.empty), or both, as a,b.")  # fmt: skip
+@click.option("--device", default=HOST, show_default=True,
+              help=f"Where the arrays are: {' or '.join(devices())}.")  # fmt: skip
+@click.option("--memory", help="Of the host: ordinary (the default), shared, or both, as a,b.")
 @click.option("--op", default="SUM", show_default=True, help="What reductions compute.")
 @click.option("--against", multiple=True, help=f"Libraries to measure beside: {' '.join(PEERS)}.")
 @click.option("--rounds", type=click.IntRange(1), help="Samples of each measurement (21).")
@@ -77,7 +79,7 @@ def _print_cases() -> None:
             "set": case.kind,
             "measures": case.text,
             "sizes": sizes(name),
-            "usual": "yes" if case.usual else "",
+            "usual": ", ".join(case.usual),
         }
         for name, case in CASES.items()
     ]
@@ -100,9 +102,10 @@ def _measure(request: Request) -> int:
     world = init_parallel_env()
     started = Started(time.perf_counter() - began, process_age())
     baseline = on_rank_0(world, lambda: check_request(request, world.nranks))
-    setting = describe_setting(
-        version(), world.nranks, len(set(world.mpi_comm.allgather(socket.gethostname())))
-    )
+    comm = world.mpi_comm
+    device = check_devices(comm, request.plan.memories)
+    nodes = len(set(comm.allgather(socket.gethostname())))
+    setting = describe_setting(version(), world.nranks, nodes, device)
     notes: list[str] = []
     if world.rank > 0:
         measure(world, request.plan, started, notes)

@@ -14,7 +14,7 @@ from hpcdist.bench.cases import CASES, USUAL_SIZES
 from hpcdist.bench.figures import duration, times
 from hpcdist.bench.plots import draw_predictions, draw_rows, predicted_path
 from hpcdist.bench.request import Request
-from hpcdist.bench.rows import COPY, OWN, Row
+from hpcdist.bench.rows import LIMITS, OWN, Row
 from hpcdist.bench.runfile import write_run
 from hpcdist.bench.tables import Columns, plain_console, print_rows, print_table
 from hpcdist.diagnostics.sizes import volume
@@ -110,10 +110,11 @@ class Output:
 
 def _in_words(setting: dict[str, Any]) -> str:
     ranks, nodes = setting["ranks"], setting["nodes"]
+    device = f"; arrays on {setting['device']}" if "device" in setting else ""
     return (
         f"{setting['mpi']}, mpi4py {setting['mpi4py']}, NumPy {setting['numpy']}, Python "
         f"{setting['python']}; ranks: {ranks}, nodes: {nodes}, processors of this node: "
-        f"{setting['cores']}"
+        f"{setting['cores']}{device}"
     )
 
 
@@ -134,7 +135,7 @@ def predictable(rows: Iterable[Row]) -> list[Row]:
 
     Where nothing of hpcdist would be left, all rows: their fit says what is missing.
     """
-    rows = [row for row in rows if row["library"] != COPY]
+    rows = [row for row in rows if row["library"] not in LIMITS]
     sizes: dict[tuple[Any, ...], set[Any]] = {}
     for row in rows:
         sizes.setdefault(_series(row), set()).add(row["nbytes"])

@@ -5,42 +5,76 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdist.bench.memories import Memory
 from hpcdist.bench.race import Call, Race, race
+from hpcdist.bench.unavailable import agree, complaint
+from hpcdist.comm.group import Group
 
 COMPUTE_SHARE = 1.5
 """How long to compute, in units of what the operation takes alone."""
 
 
-def sleeper(_: Any, seconds: float) -> Call:
+class Place(NamedTuple):
+    """Where computing takes place: the ranks, and the memory that they compute in."""
+
+    comm: Any
+    group: Group
+    memory: Memory
+
+    def race(self, contestants: Mapping[str, Call]) -> Race:
+        """Time the contestants, shortly. Collective."""
+        return race(self.comm, contestants, rounds=5, wait=self.memory.waiter())
+
+
+def sleeper(_: Place, seconds: float) -> Call:
     """Return what leaves the core alone, as a GPU kernel would."""
     return partial(time.sleep, seconds)
 
 
-def numpy_work(comm: Any, seconds: float) -> Call:
+def numpy_work(place: Place, seconds: float) -> Call:
     """Return what keeps the core busy without the interpreter's lock, in calls of about 50 us."""
     block = np.linspace(1.0, 2.0, 1 << 15)
-    return _repeated(comm, partial(np.sqrt, block, out=block), seconds)
+    return _repeated(place, partial(np.sqrt, block, out=block), seconds)
 
 
-def python_work(comm: Any, seconds: float) -> Call:
+def python_work(place: Place, seconds: float) -> Call:
     """Return what keeps the core busy under the interpreter's lock."""
-    return _repeated(comm, lambda: sum(range(2000)), seconds)
+    return _repeated(place, lambda: sum(range(2000)), seconds)
 
 
-COMPUTING: Mapping[str, Callable[[Any, float], Call]] = {
+def matrix_work(place: Place, seconds: float) -> Call:
+    """Return what multiplies float32 matrices; on a device, on the current stream.
+
+    Raises:
+        Unavailable: the array library cannot multiply, on any of the ranks.
+
+    """
+    device = place.memory.device
+    rows = 256 if device is None else device.matrix
+    a, b, product = (
+        place.memory.zeros(rows * rows, np.dtype(np.float32), place.group).reshape(rows, rows)
+        for _ in range(3)
+    )
+    multiply = partial(np.matmul, a, b, out=product)
+    agree(place.comm, complaint(multiply))
+    return _repeated(place, multiply, seconds)
+
+
+COMPUTING: Mapping[str, Callable[[Place, float], Call]] = {
     "sleep": sleeper,
     "NumPy": numpy_work,
     "Python": python_work,
+    "matmul": matrix_work,
 }
-"""Kinds of computing: each makes, of a communicator and seconds, what computes so long."""
+"""Kinds of computing: each makes, of a place and seconds, what computes so long. Collective."""
 
 
-def _repeated(comm: Any, step: Call, seconds: float) -> Call:
-    alone = race(comm, {"step": step}, rounds=5).median("step")
+def _repeated(place: Place, step: Call, seconds: float) -> Call:
+    alone = place.race({"step": step}).median("step")
     turns = range(max(1, round(seconds / alone)))
 
     def compute() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from hpcdist.bench.cases import CASES, QUICK_SIZES
+from hpcdist.bench.memories import are_on_device
 from hpcdist.bench.own import start_own
 from hpcdist.bench.peers import start_peers
 from hpcdist.bench.rows import Row, Spot
@@ -39,6 +40,11 @@ class Plan(NamedTuple):
         usual = Effort(3, 20, 1e-3) if self.quick else Effort(21, 200, 4e-3)
         return usual._replace(rounds=self.rounds or usual.rounds)
 
+    @property
+    def on_device(self) -> bool:
+        """Whether the arrays are in the memory of a device."""
+        return are_on_device(self.memories)
+
 
 class Progress(NamedTuple):
     """Whom to tell: `at` before each measurement, `found` after each case on some ranks."""
@@ -52,7 +58,9 @@ def spots_of(plan: Plan, case: str, size: int) -> list[Spot]:
     row = CASES[case]
     if size < row.least:
         return []
-    dtypes, memories = (plan.dtypes, plan.memories) if row.typed else ([None], [None])
+    dtypes: Sequence[str | None] = plan.dtypes if row.typed else [None]
+    placed = row.typed or (row.moved and plan.on_device)
+    memories: Sequence[str | None] = plan.memories if placed else [None]
     return [
         Spot(case, dtype, memory, nbytes)
         for dtype in dtypes
@@ -124,7 +132,7 @@ def _enter(world: Group, size: int, plan: Plan, started: Started, notes: list[st
     whole = size == world.nranks
     group = world if whole else new_group(world.ranks[:size])
     comm = group.mpi_comm
-    peers, missing = start_peers(plan.against, comm, whole)
+    peers, missing = start_peers(plan.against, comm, whole, on_device=plan.on_device)
     notes += [f"{name} is left out on {size} ranks: {why}" for name, why in missing.items()]
     nodes = len(set(comm.allgather(socket.gethostname())))
     libraries = [start_own(group), *peers]

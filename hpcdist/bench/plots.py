@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from hpcdist.bench.figures import duration
-from hpcdist.bench.rows import COPY, Row
+from hpcdist.bench.rows import COPY, PINNED, Row
 from hpcdist.bench.runfile import check_writable
 from hpcdist.bench.tables import title_of
 from hpcdist.diagnostics.sizes import volume
 from hpcdist.errors import UsageError
 
 ENDINGS = (".png", ".svg")
-_COLOURS = {"hpcdist": "C0", "mpi4py": "C1", "torch": "C2", "paddle": "C3"}
-_LIMIT = {"color": "grey", "linestyle": "--", "label": "copying the bytes once"}
+_COLOURS = {"hpcdist": "C0", "mpi4py": "C1", "torch": "C2", "paddle": "C3", "nccl": "C4"}
+_LIMIT_STYLES = {
+    COPY: {"color": "grey", "linestyle": "--", "label": "copying the bytes once"},
+    PINNED: {"color": "grey", "linestyle": ":", "label": "copying to locked host memory and back"},
+}
 
 Panel = tuple[str, Callable[[Any], None]]
 """One part of a picture: its title, and what draws it on matplotlib's axes."""
@@ -67,7 +70,7 @@ def _curves(axes: Any, rows: list[Row]) -> None:
     for library in dict.fromkeys(row["library"] for row in rows):
         own = sorted((row["nbytes"], row["median_s"]) for row in rows if row["library"] == library)
         style = {"label": library, "marker": "o", "markersize": 3, "color": _COLOURS.get(library)}
-        axes.plot(*zip(*own, strict=True), **(_LIMIT if library == COPY else style))
+        axes.plot(*zip(*own, strict=True), **_LIMIT_STYLES.get(library, style))
     _set_scales(axes, sorted({row["nbytes"] for row in rows}), volume, "size")
 
 

@@ -2,8 +2,9 @@
 
 Every contestant runs once in every round, and the order rotates, so that whatever else the
 machine does hits all of them alike. A sample is many calls after a barrier on the raw
-communicator; its time is that of the slowest rank. Compare by `ratio` and `added`, which are
-medians over the rounds of what the two took in the same round.
+communicator; its time is that of the slowest rank. Calls that only tell a device what to do are
+put on its stream one after the other, and waited for once, at the end of the sample. Compare by
+`ratio` and `added`, which are medians over the rounds of what the two took in the same round.
 
 The communicator is an mpi4py one that is passed in; nothing here imports mpi4py.
 """
@@ -73,6 +74,7 @@ def race(
     sample_s: float = 4e-3,
     single: int = 0,
     single_s: float = 0.2,
+    wait: Call | None = None,
 ) -> Race:
     """Time the contestants. Collective; every rank gets the same numbers.
 
@@ -84,40 +86,41 @@ def race(
         sample_s: how long one sample should take; a call that takes longer is made once.
         single: how many calls to time one by one besides, for percentiles.
         single_s: the longest time for these, per contestant.
+        wait: blocks until all that was called has ended; for calls that return earlier.
 
     """
     names = list(contestants)
-    calls = {name: _calls_per_sample(comm, contestants[name], sample_s) for name in names}
+    calls = {name: _calls_per_sample(comm, contestants[name], sample_s, wait) for name in names}
     taken = np.empty((rounds, len(names)))
     for number in range(rounds):
         for step in range(len(names)):
             lane = (number + step) % len(names)
             name = names[lane]
-            taken[number, lane] = _sample(comm, contestants[name], calls[name])
+            taken[number, lane] = _sample(comm, contestants[name], calls[name], wait)
     ranks = _from_all_ranks(comm, taken)
     slowest = np.nanmax(ranks, axis=0)
     seconds = {name: slowest[:, lane] for lane, name in enumerate(names)}
     budget = {name: int(single_s / np.median(each)) for name, each in seconds.items()}
     wanted = {name: min(single, budget[name]) for name in names}
-    more = _time_single_calls(comm, contestants, wanted)
+    more = _time_single_calls(comm, contestants, wanted, wait)
     samples = {name: np.concatenate([seconds[name], more[name]]) for name in names}
     by_rank = {name: ranks[:, :, lane] for lane, name in enumerate(names)}
     return Race(seconds, by_rank, samples)
 
 
-def _calls_per_sample(comm: Any, call: Call, sample_s: float) -> int:
+def _calls_per_sample(comm: Any, call: Call, sample_s: float, wait: Call | None) -> int:
     """Warm up, and say how many calls fill a sample; the same number on every rank."""
     calls = 1
-    _sample(comm, call, 1)
+    _sample(comm, call, 1, wait)
     while True:
-        own = np.array([min(_sample(comm, call, calls) for _ in range(3))])
+        own = np.array([min(_sample(comm, call, calls, wait) for _ in range(3))])
         each = float(np.nanmax(_from_all_ranks(comm, own)))
         if each * calls * 4 >= sample_s:
             return max(1, int(sample_s / each))
         calls *= 4
 
 
-def _sample(comm: Any, call: Call, calls: int) -> float:
+def _sample(comm: Any, call: Call, calls: int, wait: Call | None) -> float:
     turns = range(calls)
     comm.Barrier()
     if call is idle:
@@ -125,11 +128,13 @@ def _sample(comm: Any, call: Call, calls: int) -> float:
     began = perf_counter()
     for _ in turns:
         call()
+    if wait is not None:
+        wait()
     return (perf_counter() - began) / calls
 
 
 def _time_single_calls(
-    comm: Any, contestants: Contestants, wanted: Mapping[str, int]
+    comm: Any, contestants: Contestants, wanted: Mapping[str, int], wait: Call | None
 ) -> dict[str, Times]:
     """Time calls one by one, in blocks that take turns."""
     found: dict[str, list[Times]] = {name: [] for name in contestants}
@@ -137,7 +142,7 @@ def _time_single_calls(
         for name, call in contestants.items():
             number = min(_BLOCK, wanted[name] - first)
             if number > 0:
-                found[name].append(_single_calls(comm, call, number))
+                found[name].append(_single_calls(comm, call, number, wait))
     return {
         name: np.nanmax(_from_all_ranks(comm, np.concatenate(blocks)), axis=0)
         if blocks
@@ -146,7 +151,7 @@ def _time_single_calls(
     }
 
 
-def _single_calls(comm: Any, call: Call, number: int) -> Times:
+def _single_calls(comm: Any, call: Call, number: int, wait: Call | None) -> Times:
     marks = np.full(number + 1, np.nan)
     comm.Barrier()
     if call is idle:
@@ -154,6 +159,8 @@ def _single_calls(comm: Any, call: Call, number: int) -> Times:
     marks[0] = perf_counter()
     for turn in range(number):
         call()
+        if wait is not None:
+            wait()
         marks[turn + 1] = perf_counter()
     return np.diff(marks)
 

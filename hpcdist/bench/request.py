@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 from hpcdist.bench.cases import CASES, KINDS, choose_cases
 from hpcdist.bench.figures import read_counts, read_sizes
+from hpcdist.bench.memories import HOST, devices, host_memories
 from hpcdist.bench.peers import PEERS
 from hpcdist.bench.plan import Plan
 from hpcdist.bench.plots import check_plot
 from hpcdist.bench.rows import Row
 from hpcdist.bench.runfile import check_writable, read_run
-from hpcdist.bench.task import MAKE, read_dtype
+from hpcdist.bench.task import read_dtype
 from hpcdist.errors import UsageError
 from hpcdist.transport.recipes import ReduceOp
 
@@ -50,12 +51,13 @@ def spread_against(words: Sequence[str]) -> list[str]:
 
 def read_request(given: Mapping[str, Any]) -> Request:
     """Turn the values of the options into a request; `UsageError` names what is wrong."""
+    device = _device(given["device"])
     plan = Plan(
-        cases=choose_cases(given["cases"]),
+        cases=choose_cases(given["cases"], on_device=device != HOST),
         sizes=read_sizes(given["sizes"]) if given["sizes"] else None,
         ranks=_counts(given["ranks"]) or None,
         dtypes=_words("--dtype", given["dtype"], None),
-        memories=_words("--memory", given["memory"], MAKE),
+        memories=_memories(device, given["memory"]),
         op=_words("--op", given["op"].upper(), ReduceOp.__members__)[0],
         against=_words("--against", ",".join(given["against"]), PEERS, least=0),
         rounds=given["rounds"],
@@ -72,6 +74,20 @@ def read_request(given: Mapping[str, Any]) -> Request:
 
 def _counts(text: str | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(read_counts(text.split(",")))) if text else ()
+
+
+def _device(name: str) -> str:
+    if name not in devices():
+        raise UsageError(f"--device: {name} is unknown; there is {', '.join(devices())}")
+    return name
+
+
+def _memories(device: str, words: str | None) -> tuple[str, ...]:
+    if device == HOST:
+        return _words("--memory", words or "ordinary", host_memories())
+    if words:
+        raise UsageError(f"--memory is a kind of host memory: leave it out with --device {device}")
+    return (device,)
 
 
 def _words(

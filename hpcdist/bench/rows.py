@@ -29,24 +29,34 @@ BUS_FACTOR: Mapping[str, Callable[[int], float]] = {
     "reduce": lambda n: 1,
     "broadcast": lambda n: 1,
     "reduce_scatter": lambda n: (n - 1) / n,
-    "all_gather": lambda n: n - 1,
-    "all_gather_list": lambda n: n - 1,
-    "gather": lambda n: n - 1,
+    "all_gather": lambda n: (n - 1) / n,
+    "all_gather_list": lambda n: (n - 1) / n,
+    "gather": lambda n: (n - 1) / n,
     "scatter": lambda n: (n - 1) / n,
     "alltoall": lambda n: (n - 1) / n,
     "alltoall_single": lambda n: (n - 1) / n,
 }
-"""Bus bandwidth over bandwidth, by the number of ranks; that of nccl-tests.
+"""Bus bandwidth over algorithm bandwidth, by the number of ranks.
 
-It makes of bytes over time the bytes that each link must carry, which the hardware limits
-whatever the number of ranks. nccl-tests counts the larger one of what a rank hands in and gets;
-here size is always what a rank hands in, which is 1/n of it for gathers, so their factor is n
-times as large.
+Source: nccl-tests, doc/PERFORMANCE.md. It makes of bytes over time the bytes that each link must
+carry, which the hardware limits whatever the number of ranks.
 """
-_TIMES_AS_MANY_BYTES = {"bidirectional": 2}
+_TIMES_AS_MANY_BYTES: Mapping[str, Callable[[int], float]] = {
+    "bidirectional": lambda n: 2,
+    "all_gather": lambda n: n,
+    "all_gather_list": lambda n: n,
+    "gather": lambda n: n,
+}
+"""The bytes that algorithm bandwidth counts, over those that a rank hands in.
+
+nccl-tests counts the larger one of what a rank hands in and gets.
+"""
 OWN = "hpcdist"
 COPY = "copy"
-"""The library of the rows that tell what copying the bytes once takes."""
+"""The library of the rows that tell what copying the bytes once takes, where they are."""
+PINNED = "pinned copy"
+"""That of the bytes to locked host memory and as many back, both at the same time."""
+LIMITS = (COPY, PINNED)
 
 
 class Spot(NamedTuple):
@@ -82,14 +92,20 @@ def row_of(
 
 
 def bandwidths(row: Mapping[str, Any]) -> Row:
-    """Return ``bandwidth`` and ``bus_bandwidth`` in bytes per second, where they mean something."""
-    case, nbytes = row["case"], row["nbytes"]
+    """Return ``bandwidth`` and ``bus_bandwidth`` in bytes per second, where they mean something.
+
+    They are the algorithm bandwidth and the bus bandwidth of nccl-tests; of a limit, the bytes that
+    a rank hands in over its time.
+    """
+    case, nbytes, ranks = row["case"], row["nbytes"], row["ranks"]
     if not nbytes or case not in BUS_FACTOR or row["median_s"] <= 0:
         return {}
-    if row["library"] == COPY:
-        return {"bandwidth": nbytes / row["median_s"]}
-    found = _TIMES_AS_MANY_BYTES.get(case, 1) * nbytes / row["median_s"]
-    bus = found * BUS_FACTOR[case](row["ranks"])
+    once = nbytes / row["median_s"]
+    if row["library"] in LIMITS:
+        return {"bandwidth": once}
+    times = _TIMES_AS_MANY_BYTES.get(case)
+    found = once * times(ranks) if times else once
+    bus = found * BUS_FACTOR[case](ranks)
     return {"bandwidth": found} | ({"bus_bandwidth": bus} if bus else {})
 
 

@@ -18,15 +18,17 @@ FORMAT = 1
 _NUMBERS = ("median_s", "min_s")
 
 
-def describe_setting(mpi: str, ranks: int, nodes: int) -> dict[str, Any]:
+def describe_setting(mpi: str, ranks: int, nodes: int, device: str | None = None) -> dict[str, Any]:
     """Return where the numbers come from.
 
     Args:
         mpi: the MPI library and its version.
         ranks: those of the job.
         nodes: those they are on.
+        device: what the arrays are on, None for the host.
 
     """
+    where = {} if device is None else {"device": device}
     return {
         "mpi": mpi,
         "mpi4py": version("mpi4py"),
@@ -36,6 +38,7 @@ def describe_setting(mpi: str, ranks: int, nodes: int) -> dict[str, Any]:
         "nodes": nodes,
         "cores": os.cpu_count() or 1,
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        **where,
     }
 
 

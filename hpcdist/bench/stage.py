@@ -5,19 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from copy import deepcopy
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hpcdist.bench import overlap, startup
+from hpcdist.bench.limits import limits
+from hpcdist.bench.memories import Memory, memory_of
 from hpcdist.bench.messages import Pattern, pairs_of
 from hpcdist.bench.networks import Network, numpy_step, random_batch, random_weights
 from hpcdist.bench.peers import torch as torch_peer
 from hpcdist.bench.race import Call, Contestants, Race, race
-from hpcdist.bench.rows import COPY, OWN, Row, Spot, row_of
+from hpcdist.bench.rows import LIMITS, OWN, Row, Spot, row_of
 from hpcdist.bench.startup import Started
 from hpcdist.bench.task import Library, Task, make_task, read_dtype
+from hpcdist.bench.unavailable import Unavailable, complaint
 from hpcdist.comm.group import Group
 from hpcdist.parallel.model import DataParallel
 
@@ -64,11 +66,20 @@ class Stage(NamedTuple):
         memory = spot.memory or "ordinary"
         return make_task(case or spot.case, self.group, spot.nbytes or 0, dtype, memory, self.op)
 
-    def race(self, contestants: Contestants, patience: float = 1) -> Race:
-        """Time the contestants, in samples `patience` times as long as usual. Collective."""
+    def race(self, contestants: Contestants, memory: Memory, patience: float = 1) -> Race:
+        """Time the contestants, in samples `patience` times as long as usual. Collective.
+
+        What they put on the device of `memory` is waited for.
+        """
         rounds, single, sample_s = self.effort
-        sample_s *= patience
-        return race(self.comm, contestants, rounds=rounds, single=single, sample_s=sample_s)
+        return race(
+            self.comm,
+            contestants,
+            rounds=rounds,
+            single=single,
+            sample_s=patience * sample_s,
+            wait=memory.waiter(),
+        )
 
     def row(self, found: Race, lane: str, library: str, spot: Spot, parts: int = 1) -> Row:
         """Return the row of one lane of the race, and how hpcdist compares with it."""
@@ -86,27 +97,29 @@ def wait_quietly(comm: Any) -> None:
         time.sleep(_NAP_S)
 
 
-def willing(stage: Stage, case: str, contestants: dict[str, Call]) -> dict[str, Call]:
+def willing(stage: Stage, spot: Spot, contestants: dict[str, Call]) -> dict[str, Call]:
     """Call each once, and return those that can do it; hpcdist must. Collective."""
     found = {}
+    wait = memory_of(spot.memory).waiter()
     for name, call in contestants.items():
-        reason = "" if name == OWN else _complaint(call)
+        ended = call if wait is None else _then(call, wait)
+        reason = "" if name == OWN else complaint(ended)
         if name == OWN:
-            call()
+            ended()
         reasons = [each for each in stage.comm.allgather(reason) if each]
         if reasons:
-            stage.notes.append(f"{name} has no row of {case}: {reasons[0]}")
+            stage.notes.append(f"{name} has no row of {spot.case}: {reasons[0]}")
         else:
             found[name] = call
     return found
 
 
-def _complaint(call: Call) -> str:
-    try:
+def _then(call: Call, wait: Call) -> Call:
+    def call_and_wait() -> None:
         call()
-    except Exception as error:  # a peer may raise anything where it lacks an operation
-        return (str(error).splitlines() or [type(error).__name__])[0]
-    return ""
+        wait()
+
+    return call_and_wait
 
 
 # ---- calls, messages
@@ -132,7 +145,7 @@ def measure_messages(
     if spot.case != "message_rate":
         return rows
     pairs = pairs_of(stage.group.nranks)
-    return [row | {"rate": pairs / row["median_s"]} for row in rows if row["library"] != COPY]
+    return [row | {"rate": pairs / row["median_s"]} for row in rows if row["library"] not in LIMITS]
 
 
 def _compare(
@@ -140,23 +153,15 @@ def _compare(
 ) -> list[Row]:
     made = {library.name: make(library) for library in stage.libraries}
     known = {name: call for name, call in made.items() if call is not None}
-    contestants = willing(stage, spot.case, known)
-    if spot.nbytes:
-        contestants[COPY] = _copy(spot.nbytes)
-    found = stage.race(contestants)
-    rows = [stage.row(found, name, name, spot, parts) for name in contestants if name != COPY]
-    if COPY in contestants:
-        row = stage.row(found, COPY, COPY, spot)
-        rows.append(row | {"ratio": row["ratio"] / parts})
-    return rows
-
-
-def _copy(nbytes: int) -> Call:
-    """Return the copy of the bytes that a rank hands in, by all ranks at the same time."""
-    source, target = np.zeros(nbytes, np.uint8), np.empty(nbytes, np.uint8)
-    source.fill(0)
-    target.fill(0)
-    return partial(np.copyto, target, source)
+    contestants, memory = willing(stage, spot, known), memory_of(spot.memory)
+    if not spot.nbytes:
+        found = stage.race(contestants, memory)
+        return [stage.row(found, name, name, spot, parts) for name in contestants]
+    with limits(memory, spot.nbytes, stage.group) as copies:
+        found = stage.race(contestants | copies, memory)
+    rows = [stage.row(found, name, name, spot, parts) for name in contestants]
+    once = [stage.row(found, name, name, spot) for name in copies]
+    return rows + [row | {"ratio": row["ratio"] / parts} for row in once]
 
 
 # ---- overlap
@@ -164,17 +169,22 @@ def _copy(nbytes: int) -> Call:
 
 def measure_overlap(computing: str, stage: Stage, spot: Spot) -> list[Row]:
     """Measure an all_reduce that is begun before computing and waited for after it."""
-    task = stage.task(spot, "all_reduce")
+    task, memory = stage.task(spot, "all_reduce"), memory_of(spot.memory)
     runs = {library.name: library.calls["all_reduce"](task) for library in stage.libraries}
-    runs = willing(stage, spot.case, runs)
-    alone = race(stage.comm, {OWN: runs[OWN]}, rounds=5).median(OWN)
-    compute = overlap.COMPUTING[computing](stage.comm, overlap.COMPUTE_SHARE * alone)
+    runs = willing(stage, spot, runs)
+    place = overlap.Place(stage.comm, stage.group, memory)
+    alone = place.race({OWN: runs[OWN]}).median(OWN)
+    try:
+        compute = overlap.COMPUTING[computing](place, overlap.COMPUTE_SHARE * alone)
+    except Unavailable as reason:
+        stage.notes.append(f"{spot.case} is left out: {reason}")
+        return []
     contestants: dict[str, Call] = {"compute": compute}
     for library in stage.libraries:
         if library.name in runs:
             contestants[library.name] = runs[library.name]
             contestants[f"{library.name} both"] = overlap.both(library.begin(task), compute)
-    found = stage.race(contestants, patience=5)
+    found = stage.race(contestants, memory, patience=5)
     return [
         stage.row(found, f"{name} both", name, spot)
         | {
@@ -190,10 +200,18 @@ def measure_overlap(computing: str, stage: Stage, spot: Spot) -> list[Row]:
 
 
 def measure_step(stage: Stage, spot: Spot) -> list[Row]:
-    """Measure a training step: of a torch module where torch is, else of NumPy arrays."""
-    torch_is_here = all(stage.comm.allgather(startup.importable("torch")))
-    steps = _torch_steps(stage) if torch_is_here else _array_steps(stage)
-    found = stage.race(steps)
+    """Measure a training step: of a torch module where torch is, else of NumPy arrays.
+
+    On a device it is always a torch module, there.
+    """
+    memory = memory_of(spot.memory)
+    where = "cpu" if memory.device is None else memory.device.torch
+    torch_is_here = all(stage.comm.allgather(_can_train_on(where)))
+    if memory.device is not None and not torch_is_here:
+        stage.notes.append(f"{spot.case} is left out: it needs a torch that can use {spot.memory}")
+        return []
+    steps = _torch_steps(stage, where) if torch_is_here else _array_steps(stage)
+    found = stage.race(steps, memory)
     return [
         stage.row(found, name, name, spot)
         | {
@@ -206,14 +224,18 @@ def measure_step(stage: Stage, spot: Spot) -> list[Row]:
     ]
 
 
-def _torch_steps(stage: Stage) -> dict[str, Call]:
-    network = torch_peer.torch_network(random_weights())
+def _can_train_on(device: str) -> bool:
+    return bool(device) and startup.importable("torch") and torch_peer.can_use(device)
+
+
+def _torch_steps(stage: Stage, device: str) -> dict[str, Call]:
+    network = torch_peer.torch_network(random_weights(), device)
     batch = random_batch(stage.group.rank)
     models = {"alone": deepcopy(network)}
     for library in stage.libraries:
         if library.parallel is not None:
             models[library.name] = library.parallel(deepcopy(network))
-    return {name: torch_peer.torch_step(model, batch) for name, model in models.items()}
+    return {name: torch_peer.torch_step(model, batch, device) for name, model in models.items()}
 
 
 def _array_steps(stage: Stage) -> dict[str, Call]:
@@ -245,7 +267,8 @@ def measure_import(stage: Stage, spot: Spot) -> list[Row]:
     """Measure, on rank 0, the import of each library in fresh interpreters, in turns."""
     told: dict[str, list[float]] = {}
     if stage.group.rank == 0:
-        names = [each.name for each in stage.libraries if startup.importable(each.name)]
+        names = [each.name for each in stage.libraries if each.name in startup.IMPORTS]
+        names = [name for name in names if startup.importable(name)]
         told = _import_times(names, max(3, stage.effort.rounds // 3))
     wait_quietly(stage.comm)
     told = stage.comm.bcast(told)

@@ -24,8 +24,8 @@ _SHOWN: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("min", "min_s", duration),
     ("p99", "p99_s", duration),
     ("straggler", "straggler", times),
-    ("bandwidth", "bandwidth", bandwidth),
-    ("bus", "bus_bandwidth", bandwidth),
+    ("algbw", "bandwidth", bandwidth),
+    ("busbw", "bus_bandwidth", bandwidth),
     ("messages", "rate", rate),
     ("alone", "alone_s", duration),
     ("hidden", "hidden", percent),
@@ -90,7 +90,7 @@ def _parts(
 def title_of(case: str, dtype: str | None, memory: str | None, ranks: int, nodes: int) -> str:
     """Say what was measured where."""
     kind = f", {dtype}" if dtype else ""
-    kind += ", shared memory" if memory == "shared" else ""
+    kind += f", {memory} memory" if memory not in (None, "ordinary") else ""
     return f"{case}{kind}, {_several(ranks, 'rank')} on {_several(nodes, 'node')}"
 
 

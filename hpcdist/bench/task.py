@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcdist.arrays.dtypes import dtype_row
+from hpcdist.bench.memories import MEMORIES
 from hpcdist.bench.race import Call
 from hpcdist.comm.group import Group
-from hpcdist.comm.memory import empty
 from hpcdist.errors import UsageError
 
 Array = npt.NDArray[Any]
@@ -98,11 +98,6 @@ _OUT_PER_IN: Mapping[str, Callable[[int], float]] = {
     "alltoall_single": lambda _: 1,
 }
 _CUT_IN = ("scatter", "reduce_scatter", "alltoall", "alltoall_single")
-MAKE: Mapping[str, Callable[[int, np.dtype[Any], Group], Array]] = {
-    "ordinary": lambda count, dtype, _: np.empty(count, dtype),
-    "shared": lambda count, dtype, group: empty(count, dtype, group),
-}
-"""How arrays are made, by the kind of memory; collective."""
 
 
 def read_dtype(name: str) -> np.dtype[Any]:
@@ -122,17 +117,18 @@ def make_task(
 ) -> Task:
     """Return the task of `case` where each rank hands in `nbytes`; collective.
 
-    The arrays hold zeros (sums of them stay finite), and their memory is there already. They have
-    at least one element, for each rank where they are cut.
+    The arrays are in the memory of that name in `MEMORIES`. They hold zeros (sums of them stay
+    finite), and their memory is there already. They have at least one element, for each rank where
+    they are cut.
     """
     size = group.nranks
     cut = size if case in _CUT_IN else 1
     count = max(1, nbytes // dtype.itemsize // cut) * cut
-    make = MAKE[memory]
-    x = _filled(make(count, dtype, group))
+    zeros = MEMORIES[memory].zeros
+    x = zeros(count, dtype, group)
     per_in = _OUT_PER_IN.get(case)
-    out = x if per_in is None else _filled(make(round(count * per_in(size)), dtype, group))
-    parts = _parts(case, x, out, size, lambda: _filled(make(count, dtype, group)))
+    out = x if per_in is None else zeros(round(count * per_in(size)), dtype, group)
+    parts = _parts(case, x, out, size, lambda: zeros(count, dtype, group))
     return Task(group.rank, size, op, x, out, parts, thing_of(nbytes), group.ranks[0])
 
 
@@ -155,8 +151,3 @@ def thing_of(nbytes: int) -> dict[str, Any]:
     """Return a small dictionary, with an array of `nbytes` in it if that is above 0."""
     small = {"epoch": 3, "loss": 0.25, "name": "train"}
     return {**small, "weights": np.zeros(nbytes, np.uint8)} if nbytes else small
-
-
-def _filled(array: Array) -> Array:
-    array.fill(0)
-    return array

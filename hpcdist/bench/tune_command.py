@@ -27,7 +27,7 @@ from hpcdist.bench.tune import Series, Timing, costs_of, timings_as_json, tuned
 from hpcdist.bench.tune_stage import Effort, Plan, measure
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
-from hpcdist.diagnostics.facts import own_version
+from hpcdist.diagnostics.installation import own_version
 from hpcdist.diagnostics.sizes import volume
 from hpcdist.errors import UsageError
 from hpcdist.runtime.environ import snapshot

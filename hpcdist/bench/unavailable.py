@@ -1,13 +1,23 @@
-"""`Unavailable`: why a library cannot take part, agreed by all ranks."""
+"""`Unavailable`: why something cannot be measured, agreed by all ranks."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 
 class Unavailable(Exception):
     """A library cannot take part; the message says why."""
+
+
+def complaint(call: Callable[[], Any]) -> str:
+    """Call, and return the first line of what it raises; empty where it raises nothing."""
+    try:
+        call()
+    except Exception as error:  # a library may raise anything where it lacks an operation
+        return (str(error).splitlines() or [type(error).__name__])[0]
+    return ""
 
 
 def require_module(comm: Any, module: str) -> None:

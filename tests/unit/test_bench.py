@@ -186,21 +186,33 @@ def test_a_row_holds_what_one_of_the_parts_took():
     [
         ("all_reduce", 1.5),
         ("reduce_scatter", 0.75),
-        ("all_gather", 3),  # nccl-tests: 3/4 of the output, which is 4 times what a rank hands in
+        ("all_gather", 0.75),
+        ("gather", 0.75),
         ("broadcast", 1),
+        ("reduce", 1),
+        ("latency", 1),
         ("alltoall_single", 0.75),
     ],
 )
 def test_bus_bandwidth_is_that_of_nccl_tests(case, factor):
     assert BUS_FACTOR[case](4) == factor
     found = bandwidths(row(case, nbytes=100, median_s=2.0, ranks=4))
-    assert found == {"bandwidth": 50.0, "bus_bandwidth": 50.0 * factor}
+    assert found["bus_bandwidth"] == factor * found["bandwidth"]
+
+
+@pytest.mark.parametrize(
+    ("case", "nbytes"),
+    [("all_reduce", 100), ("reduce_scatter", 100), ("all_gather", 400), ("gather", 400)],
+)
+def test_algorithm_bandwidth_counts_the_larger_of_what_a_rank_hands_in_and_gets(case, nbytes):
+    assert bandwidths(row(case, nbytes=100, median_s=2.0, ranks=4))["bandwidth"] == nbytes / 2
 
 
 def test_bandwidth_is_told_only_where_it_means_something():
     assert bandwidths(row("barrier", nbytes=None)) == {}
     assert bandwidths(row("all_gather_object", nbytes=8)) == {}
-    assert bandwidths(row("all_reduce", "copy", 100, 2.0)) == {"bandwidth": 50.0}
+    for limit in ("copy", "pinned copy"):
+        assert bandwidths(row("all_gather", limit, 100, 2.0)) == {"bandwidth": 50.0}
     assert bandwidths(row("bidirectional", nbytes=100, median_s=2.0))["bandwidth"] == 100.0
 
 
@@ -309,7 +321,7 @@ def test_without_a_name_the_usual_cases_are_measured():
 
 def test_a_set_stands_for_its_cases():
     assert choose_cases(["overlap", "barrier"]) == (
-        "overlap_sleep", "overlap_numpy", "overlap_python", "barrier",
+        "overlap_sleep", "overlap_numpy", "overlap_python", "overlap_matmul", "barrier",
     )  # fmt: skip
     assert choose_cases(["all"]) == tuple(CASES)
     assert not set(KINDS) & set(CASES)
@@ -367,9 +379,10 @@ def test_against_takes_several_words(line, spread):
 
 
 GIVEN = {
-    "cases": (), "sizes": None, "ranks": None, "dtype": "float32", "memory": "ordinary",
-    "op": "sum", "against": (), "rounds": None, "quick": False, "json_file": None, "plot": None,
-    "baseline": None, "tolerance": 1.25, "predict": None, "source": None,
+    "cases": (), "sizes": None, "ranks": None, "dtype": "float32", "memory": None,
+    "device": "cpu", "op": "sum", "against": (), "rounds": None, "quick": False,
+    "json_file": None, "plot": None, "baseline": None, "tolerance": 1.25, "predict": None,
+    "source": None,
 }  # fmt: skip
 
 

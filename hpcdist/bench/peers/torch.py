@@ -142,8 +142,15 @@ def _object_calls(torch_dist: Any) -> dict[str, Maker]:
 # ---- training
 
 
-def torch_network(weights: Weights) -> Any:
-    """Return the perceptron of these weights as a torch module, computing on one thread."""
+def can_use(device: str) -> bool:
+    """Say whether torch, which is installed, has a usable device of this name."""
+    import torch
+
+    return device == "cpu" or (device == "cuda" and torch.cuda.is_available())
+
+
+def torch_network(weights: Weights, device: str = "cpu") -> Any:
+    """Return the perceptron of these weights as a torch module; on a CPU it uses one thread."""
     import torch
 
     torch.set_num_threads(1)
@@ -155,15 +162,15 @@ def torch_network(weights: Weights) -> Any:
             if bias is not None:
                 linear.bias.copy_(torch.from_numpy(bias))
         layers += [linear, torch.nn.ReLU()]
-    return torch.nn.Sequential(*layers[:-1])
+    return torch.nn.Sequential(*layers[:-1]).to(device)
 
 
-def torch_step(model: Any, batch: Batch) -> Callable[[], None]:
+def torch_step(model: Any, batch: Batch, device: str = "cpu") -> Callable[[], None]:
     """Return what trains `model` (plain or parallel) on one batch."""
     import torch
 
     optimizer = torch.optim.SGD(model.parameters(), RATE)
-    x, y = (torch.from_numpy(array) for array in batch)
+    x, y = (torch.from_numpy(array).to(device) for array in batch)
 
     def step() -> None:
         optimizer.zero_grad()
