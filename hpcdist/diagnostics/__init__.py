@@ -1,4 +1,5 @@
-"""What is the matter: `hpcdist doctor`. Read `facts`, then `problems` and `ways`, then `doctor`.
+"""What is the matter: `hpcdist doctor`. Read `facts`, `problems`, `checks`, `ways`, then `doctor`.
 
-`facts` looks around, `problems` and `ways` are pure functions of what it found.
+`facts` looks around, with `installation`, `machine`, `gpus` and `network`; `problems`, `hardware`,
+`checks` and `ways` are pure functions of what it found.
 """

@@ -19,19 +19,19 @@ from rich.table import Table
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
 from hpcdist.config import Config, read_config
-from hpcdist.diagnostics.facts import (
-    Job,
-    Setting,
-    compiled_dtypes,
-    look,
-    mpi_library,
-    recorded,
-    settings_of,
-    versions,
+from hpcdist.diagnostics.checks import Row as CheckRow, check_rows
+from hpcdist.diagnostics.facts import Job, Tuning, look, recorded
+from hpcdist.diagnostics.installation import Setting, compiled_dtypes, settings_of, versions
+from hpcdist.diagnostics.problem import Problem, refused
+from hpcdist.diagnostics.problems import problems_of
+from hpcdist.diagnostics.sizes import read_sizes
+from hpcdist.diagnostics.starting import (
+    Starter,
+    find_starter,
+    in_words as starting_words,
+    starter_problems,
 )
-from hpcdist.diagnostics.problems import Problem, problems_of, refused
-from hpcdist.diagnostics.sizes import read_sizes, volume
-from hpcdist.diagnostics.ways import Row, folded, meanings, way_rows
+from hpcdist.diagnostics.ways import Row as WayRow, folded, meanings, way_rows
 from hpcdist.errors import TransportError, UsageError
 from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.mpi import abort
@@ -44,19 +44,30 @@ _PAUSE_S = 1.0
 
 
 class Report(NamedTuple):
-    """What the doctor tells; `job` is None where MPI does not start."""
+    """What the doctor tells; `job` is None where MPI does not start.
+
+    `starter` says what would start ranks from here, where the doctor runs alone; `seconds` is what
+    all of it took.
+    """
 
     versions: Mapping[str, str]
     dtypes: list[str]
     settings: Sequence[Setting]
     problems: Sequence[Problem]
     job: Job | None = None
-    ways: Sequence[Row] = ()
+    ways: Sequence[WayRow] = ()
+    starter: str = ""
+    seconds: float = 0.0
 
     @property
     def code(self) -> int:
         """The exit code."""
         return _WRONG if any(problem.stops for problem in self.problems) else 0
+
+    @property
+    def checks(self) -> list[CheckRow]:
+        """What was looked at, line by line."""
+        return check_rows(self.job, self.dtypes, self.problems, self.starter)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -126,6 +137,7 @@ def examine(operations: Iterable[str], sizes: Sequence[int]) -> Report | int:
         sizes: bytes of their largest contributions.
 
     """
+    began = time.perf_counter()
     dtypes, config = compiled_dtypes(), Config()
     try:
         config = read_config()
@@ -137,7 +149,7 @@ def examine(operations: Iterable[str], sizes: Sequence[int]) -> Report | int:
         return Report(versions(), dtypes, settings, [refused(error)])
     report = None if job is None else _report(world, job, config, dtypes, operations, sizes)
     code: int = world.mpi_comm.bcast(0 if report is None else report.code)
-    return code if report is None else report
+    return code if report is None else report._replace(seconds=time.perf_counter() - began)
 
 
 def _report(
@@ -148,13 +160,16 @@ def _report(
     operations: Iterable[str],
     sizes: Sequence[int],
 ) -> Report:
+    starter = find_starter(snapshot()) if job.launch.launcher == "none" else Starter()
+    problems = [*starter_problems(starter, job.library.vendor), *problems_of(job, config, dtypes)]
     return Report(
-        {**versions(), "MPI library": mpi_library()},
+        {**versions(), "MPI library": job.library.text},
         dtypes,
         settings_of(config, snapshot()),
-        problems_of(job, config, dtypes),
+        problems,
         job,
         way_rows(job, cast(Any, world.transport).selection, operations, sizes),
+        starting_words(starter) if job.launch.launcher == "none" else "",
     )
 
 
@@ -167,25 +182,30 @@ def as_plain(report: Report) -> dict[str, Any]:
     return {
         "versions": dict(report.versions),
         "kernel": report.dtypes,
-        "job": None if job is None else _plain_job(job),
+        "checks": [row._asdict() for row in report.checks],
+        "job": None if job is None else plain(job),
         "settings": [setting._asdict() for setting in report.settings],
-        "problems": [problem._asdict() for problem in report.problems],
-        "ways": [{**row._asdict(), "outcome": row.outcome._asdict()} for row in report.ways],
+        "problems": [{**row._asdict(), "check": row.check.value} for row in report.problems],
+        "ways": [plain(row) for row in report.ways],
+        "seconds": report.seconds,
     }
 
 
-def _plain_job(job: Job) -> dict[str, Any]:
-    tuning = {
-        "path": job.tuning.path,
-        "rules": len(job.tuning.rules),
-        "fitting": job.tuning.fitting,
-    }
-    return {
-        **job._asdict(),
-        "loads": [load._asdict() for load in job.loads],
-        "memory": job.memory._asdict(),
-        "tuning": tuning,
-    }
+def plain(value: Any) -> Any:
+    """Return tuples with names as dictionaries, at any depth; rules of the tuning file as a number.
+
+    Example:
+        >>> plain((Setting("A", "1", "default"),))
+        [{'variable': 'A', 'value': '1', 'source': 'default'}]
+
+    """
+    if isinstance(value, Tuning):
+        return {**value._asdict(), "rules": len(value.rules)}
+    if hasattr(value, "_asdict"):
+        return {name: plain(each) for name, each in value._asdict().items()}
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def in_words(report: Report) -> str:
@@ -194,61 +214,28 @@ def in_words(report: Report) -> str:
     console = Console(width=130, force_terminal=False, highlight=False, markup=False)
     with console.capture() as captured:
         _print(console, "Versions", lines)
-        _print(console, "Installation and job", job_rows(report))
         _print(console, "Settings", (setting._asdict() for setting in report.settings))
         if report.job is not None and report.job.ranks > 1:
             _print(console, "Which way an operation takes, and why", folded(report.ways))
             _print(console, "What the ways are", meanings(report.ways))
-        _print(console, "Problems", problem_rows(report.problems))
-        console.print("no problem found" if not report.problems else "")
+        _print(console, "Checks", (row._asdict() for row in report.checks))
+        console.print(summary(report.problems))
     return captured.get().rstrip()
 
 
-def job_rows(report: Report) -> list[dict[str, str]]:
-    """Return what there is to say about installation and job, line by line."""
-    carried = ", ".join(report.dtypes)
-    rows = {"compiled kernel": f"reduces {carried}" if carried else "none: NumPy reduces"}
-    job = report.job
-    if job is not None:
-        rows |= {
-            "launcher": job.launcher,
-            "ranks": f"{job.ranks} on {job.nodes} node{'s' * (job.nodes > 1)}",
-            "cores": _cores(job),
-            "MPI threads": job.thread_level,
-            "memory of the node": _memory(job),
-            "shared arrays": f"{volume(job.memory.used)} of {volume(job.memory.limit)} on rank 0",
-            "tuning file": _tuning(job),
-            **job.system,
-        }
-    return [{"what": what, "": text} for what, text in rows.items()]
+def summary(problems: Sequence[Problem]) -> str:
+    """Return the last line of the report.
 
+    Example:
+        >>> summary([])
+        'no problem found'
 
-def _cores(job: Job) -> str:
-    full = max(job.loads, key=lambda load: load.ranks / load.cores)
-    return f"{full.cores} for the {full.ranks} rank{'s' * (full.ranks > 1)} on {full.host}"
-
-
-def _memory(job: Job) -> str:
-    memory = job.memory
-    if memory.shared is None:
-        return "one rank: nothing to share"
-    return "shared" if memory.shared else f"not shared: {memory.why_not or 'unknown reason'}"
-
-
-def _tuning(job: Job) -> str:
-    path, rules, fitting = job.tuning
-    if path is None:
-        return "none: the default rules hold (see `hpcdist tune`)"
-    return f"{path}: {len(rules)} rules, {fitting} of them for this job"
-
-
-def problem_rows(problems: Iterable[Problem]) -> list[dict[str, str]]:
-    """Return the problems as text."""
-    kinds = {True: "wrong", False: "slow"}
-    return [
-        {"kind": kinds[stops], "problem": what, "remedy": remedy}
-        for stops, what, remedy in problems
-    ]
+    """
+    wrong = sum(problem.stops for problem in problems)
+    told = [f"{wrong} wrong"] * bool(wrong)
+    warnings = len(problems) - wrong
+    told += [f"{warnings} warning{'s' * (warnings > 1)}"] * bool(warnings)
+    return ", ".join(told) or "no problem found"
 
 
 def _print(console: Console, title: str, rows: Iterable[Mapping[str, str]]) -> None:

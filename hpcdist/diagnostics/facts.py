@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import importlib
-import platform
 import warnings
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
-from importlib import metadata
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import destroy_process_group, new_group
 from hpcdist.config import Config
-from hpcdist.runtime.cores import my_cores
+from hpcdist.diagnostics.installation import (
+    NOT_INSTALLED,
+    Awareness,
+    Library,
+    cuda_awareness,
+    mpi_library,
+    nccl_version,
+    settings_of,
+    versions,
+)
+from hpcdist.diagnostics.machine import Machine, look_around, system
+from hpcdist.diagnostics.network import Network, measure
+from hpcdist.diagnostics.ranges import in_short
 from hpcdist.runtime.environ import snapshot
-from hpcdist.runtime.mpi import load_mpi
 from hpcdist.runtime.place import expected_size, read_place
 from hpcdist.transport.kernel import compiled
 from hpcdist.transport.select import DEFAULT, Rule, Selection, read_rules
 
-_SHARED_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-_PTRACE = Path("/proc/sys/kernel/yama/ptrace_scope")
-_YES = ("1", "true", "yes", "on")
-
-
-class Setting(NamedTuple):
-    """A setting, its value, and where that comes from."""
-
-    variable: str
-    value: str
-    source: str
+_OWN_TO_EACH = ("HPCDIST_DEVICE",)
+"""Settings that may differ between ranks."""
 
 
 class Load(NamedTuple):
@@ -48,10 +45,16 @@ class Load(NamedTuple):
 class Rank(NamedTuple):
     """What one rank tells of itself; `alike` is what should be the same on all."""
 
-    host: str
-    cores: tuple[int, ...]
-    alike: Mapping[str, Any]
-    why_not_shared: str
+    machine: Machine
+    alike: Mapping[str, str]
+    why_not_shared: str = ""
+
+
+class Difference(NamedTuple):
+    """Something that should be the same on all ranks: which ranks have which value."""
+
+    name: str
+    values: Mapping[str, str]
 
 
 class Memory(NamedTuple):
@@ -81,109 +84,74 @@ class Tuning(NamedTuple):
     fitting: int = 0
 
 
+class Launch(NamedTuple):
+    """Who started the ranks, how many it meant to start, and by which variable it says so.
+
+    `mpi` is the ``--mpi=`` of srun, if there was one.
+    """
+
+    launcher: str
+    meant: tuple[int, str] | None = None
+    mpi: str | None = None
+
+
 class Job(NamedTuple):
     """All that rank 0 knows of the job.
 
     Attributes:
-        launcher: who started the ranks.
+        launch: who started the ranks.
         ranks, nodes: of the world.
         one_node: whether hpcdist takes them for ranks of one node.
-        meant: how many ranks the launcher meant to start and the variable that says so.
-        thread_level: what MPI provides.
-        yields: whether a waiting rank leaves its core to others; None for other MPI libraries.
+        library: the MPI library.
         loads: of every node.
+        machines: what each rank found on its node.
         memory: what is shared.
         tuning: which file is in force.
-        differs: names of what is not the same on all ranks, and should be.
+        differs: what is not the same on all ranks, and should be.
+        network: what lies between the nodes.
+        cuda: whether MPI takes GPU memory.
+        nccl: the version of NCCL.
         system: settings of the operating system that matter here.
 
     """
 
-    launcher: str
+    launch: Launch
     ranks: int
     nodes: int
     one_node: bool
-    meant: tuple[int, str] | None
-    thread_level: str
-    yields: bool | None
+    library: Library
     loads: Sequence[Load]
+    machines: Sequence[Machine]
     memory: Memory
     tuning: Tuning = Tuning()
-    differs: Sequence[str] = ()
+    differs: Sequence[Difference] = ()
+    network: Network = Network()
+    cuda: Awareness = Awareness(None, "not asked")
+    nccl: str = NOT_INSTALLED
     system: Mapping[str, str] = {}
-
-
-# ---- of this process alone
-
-
-def own_version() -> str:
-    """Return the version of hpcdist."""
-    return str(importlib.import_module("hpcdist").__version__)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what hpcdist stands on; nothing is started."""
-    return {
-        "hpcdist": own_version(),
-        "Python": platform.python_version(),
-        "NumPy": _version_of("numpy"),
-        "mpi4py": _version_of("mpi4py"),
-    }
-
-
-def _version_of(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def mpi_library() -> str:
-    """Return the MPI library in words; MPI has been started."""
-    mpi = load_mpi()
-    vendor, numbers = mpi.get_vendor()
-    standard = ".".join(map(str, mpi.Get_version()))
-    return f"{vendor} {'.'.join(map(str, numbers))}, MPI {standard}"
-
-
-def compiled_dtypes() -> list[str]:
-    """Return the dtypes that the compiled kernel reduces; none where there is no kernel."""
-    codes = [] if compiled is None else compiled.CODES
-    return list(dict.fromkeys(name.rpartition("_")[2] for name in codes))
-
-
-def settings_of(config: Config, environ: Mapping[str, str]) -> list[Setting]:
-    """Return every setting, its value and its source."""
-    found = []
-    for field in fields(Config):
-        variable = f"HPCDIST_{field.name.upper()}"
-        source = "environment" if environ.get(variable) else "default"
-        found.append(Setting(variable, str(getattr(config, field.name)), source))
-    return found
-
-
-# ---- of the job
 
 
 def look(world: Group, config: Config) -> Job | None:
     """Return what there is to know about the job; None except on rank 0. Collective."""
     environ, host = snapshot(), cast(Any, world.transport)
     shares, pipe, why = _try_sharing(world)
-    name, cores = my_cores()
-    settings = tuple(settings_of(config, environ))
-    own = Rank(name, cores, _alike(config, settings), why)
-    ranks = world.mpi_comm.gather(own)
-    if ranks is None:
+    library, cuda = mpi_library(environ), cuda_awareness()
+    ranks = world.mpi_comm.gather(
+        Rank(look_around(environ, config.device), _alike(config, environ, library, cuda), why)
+    )
+    names = None if ranks is None else [rank.machine.host for rank in ranks]
+    network = measure(world.mpi_comm, host.site.nodes, names)
+    if ranks is None or network is None:
         return None
+    machines = [rank.machine for rank in ranks]
     return Job(
-        launcher=read_place(environ).launcher,
+        launch=_launch(environ),
         ranks=world.nranks,
-        nodes=len({rank.host for rank in ranks}),
+        nodes=len({machine.host for machine in machines}),
         one_node=host.one_node,
-        meant=expected_size(environ),
-        thread_level=_thread_level(),
-        yields=_yields(environ),
-        loads=loads_of(ranks),
+        library=library,
+        loads=loads_of(machines),
+        machines=machines,
         memory=Memory(
             shares if world.nranks > 1 else None,
             next((rank.why_not_shared for rank in ranks if rank.why_not_shared), ""),
@@ -193,32 +161,64 @@ def look(world: Group, config: Config) -> Job | None:
         ),
         tuning=_tuning(config, world.nranks, one_node=host.one_node),
         differs=differing([rank.alike for rank in ranks]),
-        system=dict(_system()) if world.nranks > 1 else {},
+        network=network,
+        cuda=cuda,
+        nccl=nccl_version(),
+        system=dict(system()) if world.nranks > 1 else {},
     )
 
 
-def _alike(config: Config, settings: tuple[Setting, ...]) -> dict[str, Any]:
+def _launch(environ: Mapping[str, str]) -> Launch:
+    place = read_place(environ)
+    asked = environ.get("SLURM_MPI_TYPE") if "SLURM_STEP_ID" in environ else None
+    return Launch(place.launcher, expected_size(environ), asked)
+
+
+def _alike(
+    config: Config, environ: Mapping[str, str], library: Library, cuda: Awareness
+) -> dict[str, str]:
     return {
         **versions(),
-        "MPI library": mpi_library(),
-        "compiled kernel": compiled is not None,
-        "settings": settings,
-        "rules of the tuning file": zlib.crc32(repr(read_rules(config.tuning)).encode()),
+        "MPI library": library.text,
+        "MPI thread level": library.thread_level,
+        "CUDA-aware MPI": str(cuda.aware),
+        "compiled kernel": "there" if compiled is not None else "not there",
+        **{
+            setting.variable: setting.value
+            for setting in settings_of(config, environ)
+            if setting.variable not in _OWN_TO_EACH
+        },
+        "rules of the tuning file": f"{zlib.crc32(repr(read_rules(config.tuning)).encode()):08x}",
     }
 
 
-def differing(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of what is not the same on all ranks."""
-    return [name for name in ranks[0] if any(rank[name] != ranks[0][name] for rank in ranks)]
+def differing(ranks: Sequence[Mapping[str, str]]) -> list[Difference]:
+    """Return what is not the same on all ranks, and who has what."""
+    found = []
+    for name in ranks[0]:
+        holders: dict[str, list[int]] = {}
+        for number, rank in enumerate(ranks):
+            holders.setdefault(rank[name], []).append(number)
+        if len(holders) > 1:
+            found.append(Difference(name, {text: in_short(own) for text, own in holders.items()}))
+    return found
 
 
-def loads_of(ranks: Sequence[Rank]) -> list[Load]:
+def loads_of(machines: Sequence[Machine]) -> list[Load]:
     """Return for each node its ranks and the cores that they may use together."""
-    count = Counter(rank.host for rank in ranks)
+    count = Counter(machine.host for machine in machines)
     cores: dict[str, set[int]] = {}
-    for rank in ranks:
-        cores.setdefault(rank.host, set()).update(rank.cores)
+    for machine in machines:
+        cores.setdefault(machine.host, set()).update(machine.cores)
     return [Load(host, number, len(cores[host])) for host, number in count.items()]
+
+
+def by_host(machines: Sequence[Machine]) -> dict[str, list[Machine]]:
+    """Return for each node what its ranks found, in their order."""
+    found: dict[str, list[Machine]] = {}
+    for machine in machines:
+        found.setdefault(machine.host, []).append(machine)
+    return found
 
 
 def _try_sharing(world: Group) -> tuple[bool, bool, str]:
@@ -246,32 +246,3 @@ def _tuning(config: Config, ranks: int, *, one_node: bool) -> Tuning:
     own = rules[: len(rules) - len(DEFAULT)]
     fitting = Selection(own, ranks, several_nodes=not one_node).rules
     return Tuning(config.tuning, own, len(fitting))
-
-
-def _thread_level() -> str:
-    mpi = load_mpi()
-    names = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
-    return {getattr(mpi, f"THREAD_{name}"): name for name in names}[mpi.Query_thread()]
-
-
-def _yields(environ: Mapping[str, str]) -> bool | None:
-    if load_mpi().get_vendor()[0] != "Open MPI":
-        return None
-    return environ.get("OMPI_MCA_mpi_yield_when_idle", "").lower() in _YES
-
-
-def _system() -> Iterator[tuple[str, str]]:
-    """Give what bears on ranks that share a node."""
-    pages = _read(_SHARED_PAGES).partition("[")[2].partition("]")[0]
-    if pages:
-        yield "large pages for shared memory", f"{pages} ({_SHARED_PAGES})"
-    scope = _read(_PTRACE)
-    if scope not in ("", "0"):
-        yield "reading other processes", f"{_PTRACE} is {scope}: MPI may copy twice in a node"
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

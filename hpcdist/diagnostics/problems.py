@@ -1,12 +1,16 @@
-"""`problems_of`: what is wrong or slow in a job, and what to do about it. Pure."""
+"""`problems_of`: what is wrong or slow in a job, and what to do about it. Pure.
+
+Each function looks at one matter; those of nodes and network are in `hardware`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from hpcdist.config import Config
 from hpcdist.diagnostics.facts import Job
+from hpcdist.diagnostics.hardware import hardware_problems
+from hpcdist.diagnostics.problem import Check, Problem
 
 _HARMLESS = ("Python", "NumPy", "mpi4py", "compiled kernel")
 """What may differ between ranks: it is slower or unusual, but not wrong."""
@@ -14,14 +18,6 @@ _HARMLESS = ("Python", "NumPy", "mpi4py", "compiled kernel")
 _ONE_PLACE = (
     "let the ranks of a node run as the same user in one container, with /proc not hidden (hidepid)"
 )
-
-
-class Problem(NamedTuple):
-    """Something to be put right; `stops` says that the job would be wrong or hang."""
-
-    stops: bool
-    what: str
-    remedy: str
 
 
 def problems_of(job: Job, config: Config, dtypes: list[str]) -> list[Problem]:
@@ -39,6 +35,7 @@ def problems_of(job: Job, config: Config, dtypes: list[str]) -> list[Problem]:
         *_memory(job),
         *_cores(job),
         *_threads(job),
+        *hardware_problems(job),
         *_kernel(config, dtypes),
         *_tuning(job),
         *_pretended(config),
@@ -47,9 +44,11 @@ def problems_of(job: Job, config: Config, dtypes: list[str]) -> list[Problem]:
 
 
 def _size(job: Job) -> Iterator[Problem]:
-    if job.ranks == 1 and job.meant is not None and job.meant[0] > 1:
-        number, variable = job.meant
+    meant = job.launch.meant
+    if job.ranks == 1 and meant is not None and meant[0] > 1:
+        number, variable = meant
         yield Problem(
+            Check.LAUNCH,
             True,
             f"{variable}={number} says that there are {number} ranks, but MPI sees one",
             "use the launcher of this MPI library (see `hpcdist run --dry-run`); where one rank "
@@ -58,10 +57,12 @@ def _size(job: Job) -> Iterator[Problem]:
 
 
 def _different(job: Job) -> Iterator[Problem]:
-    for name in job.differs:
+    for name, values in job.differs:
+        held = "; ".join(f"{text} on {ranks}" for text, ranks in values.items())
         yield Problem(
+            Check.ALIKE,
             name not in _HARMLESS,
-            f"the ranks have different values of: {name}",
+            f"the ranks have different values of {name}: {held}",
             "start all ranks from one environment, with one installation and one tuning file",
         )
 
@@ -69,7 +70,8 @@ def _different(job: Job) -> Iterator[Problem]:
 def _memory(job: Job) -> Iterator[Problem]:
     if job.memory.shared is False:
         why = f": {job.memory.why_not}" if job.memory.why_not else ""
-        yield Problem(False, f"the ranks of a node do not share memory{why}", _ONE_PLACE)
+        what = f"the ranks of a node do not share memory{why}"
+        yield Problem(Check.MEMORY, False, what, _ONE_PLACE)
 
 
 def _cores(job: Job) -> Iterator[Problem]:
@@ -77,26 +79,30 @@ def _cores(job: Job) -> Iterator[Problem]:
     if full.ranks <= full.cores:
         return
     remedy = "give each rank a core of its own, by fewer ranks or by the launcher's binding"
-    if job.yields is False:
+    if job.library.yields is False:
         remedy += "; until then set OMPI_MCA_mpi_yield_when_idle=1, so that waiting ranks give way"
-    yield Problem(False, f"{full.ranks} ranks share {full.cores} core(s) on {full.host}", remedy)
+    what = f"{full.ranks} ranks share {full.cores} core(s) on {full.host}"
+    yield Problem(Check.CORES, False, what, remedy)
 
 
 def _threads(job: Job) -> Iterator[Problem]:
-    if job.thread_level != "MULTIPLE":
+    if job.library.thread_level != "MULTIPLE":
         yield Problem(
+            Check.THREADS,
             False,
-            f"MPI allows threads at level {job.thread_level} only: what is started ends at once "
-            "instead of going on beside the computing",
+            f"MPI allows threads at level {job.library.thread_level} only: what is started ends "
+            "at once instead of going on beside the computing",
             "take an MPI library built for THREAD_MULTIPLE, or start MPI at that level",
         )
 
 
 def _kernel(config: Config, dtypes: list[str]) -> Iterator[Problem]:
     if config.kernel == "never":
-        yield Problem(False, "HPCDIST_KERNEL=never: NumPy reduces in shared memory", "unset it")
+        what = "HPCDIST_KERNEL=never: NumPy reduces in shared memory"
+        yield Problem(Check.KERNEL, False, what, "unset it")
     elif not dtypes:
         yield Problem(
+            Check.KERNEL,
             False,
             "hpcdist was installed without a C compiler: NumPy reduces in shared memory, slower",
             "load a compiler and install again: pip install --force-reinstall --no-deps hpcdist",
@@ -107,6 +113,7 @@ def _tuning(job: Job) -> Iterator[Problem]:
     tuning = job.tuning
     if tuning.path is not None and job.ranks > 1 and not tuning.fitting:
         yield Problem(
+            Check.TUNING,
             False,
             f"{tuning.path} has no rule for {job.ranks} ranks on "
             f"{'one node' if job.one_node else 'several nodes'}; the default rules hold",
@@ -117,14 +124,9 @@ def _tuning(job: Job) -> Iterator[Problem]:
 def _pretended(config: Config) -> Iterator[Problem]:
     if config.ranks_per_node is not None:
         yield Problem(
+            Check.NODES,
             False,
             f"HPCDIST_RANKS_PER_NODE={config.ranks_per_node}: every {config.ranks_per_node} ranks "
             "are taken for a node, whatever they run on",
             "unset it, except to try things out",
         )
-
-
-def refused(error: Exception) -> Problem:
-    """Return the problem of a job that cannot even start."""
-    what, _, remedy = str(error).partition(";")
-    return Problem(True, what, remedy.strip() or "see above")

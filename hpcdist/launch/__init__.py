@@ -2,7 +2,8 @@
 
 Read `command` (what is started, pure), `site` (what there is to start it with), `job` (one job
 under way, with `streams`, `output`, `input`, `rank` and `outcome`), then the two uses: `run` behind
-`cli`, and `spawning` with its `context`, `payload` and `worker`. The package is callable:
+`cli`, and `spawning` with its `context`, `payload` and `worker`. `submit` hands a job to Slurm,
+`modulefile` describes an installation. The package is callable:
 `hpcdist.launch()` is `hpcdist run` with the arguments of this program.
 """
 

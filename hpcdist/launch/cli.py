@@ -13,6 +13,7 @@ import click
 # Name: where the click command is, and its line in `hpcdist --help`.
 COMMANDS = {
     "run": ("hpcdist.launch.cli:run", "Start a script on several ranks."),
+    "submit": ("hpcdist.launch.submit:submit", "Write a batch script, submit it, follow its log."),
     "bench": (
         "hpcdist.bench.command:bench",
         "Measure collectives, messages and training beside other libraries.",
@@ -21,10 +22,15 @@ COMMANDS = {
         "hpcdist.bench.tune_command:tune",
         "Measure which way each operation is fastest here, and write it down.",
     ),
+    "checkpoint": (
+        "hpcdist.checkpoint.command:checkpoint",
+        "Look at checkpoints, verify them, make one file of them.",
+    ),
     "doctor": (
         "hpcdist.diagnostics.doctor:doctor",
         "Say what this installation and this job would do, and why.",
     ),
+    "module": ("hpcdist.launch.modulefile:module", "Print a modulefile for an installation."),
 }
 
 # Options of Paddle's launcher that have nothing to do under MPI, and why.
@@ -136,7 +142,7 @@ def _run(program: tuple[str, ...], given: dict[str, Any]) -> int:
     if given["devices"] and not nprocs and not given["nproc_per_node"]:
         given["nproc_per_node"] = len(given["devices"].split(","))
     options = Options(
-        program=_program(program, given["module"]),
+        program=program_words(program, given["module"]),
         nprocs=nprocs,
         nprocs_per_node=given["nproc_per_node"],
         nnodes=nnodes,
@@ -168,7 +174,7 @@ def _node_count(text: str | None) -> int | None:
     return int(text)
 
 
-def _program(words: tuple[str, ...], module: bool) -> tuple[str, ...]:
+def program_words(words: tuple[str, ...], module: bool) -> tuple[str, ...]:
     """Return the argv of a rank: Python's for scripts and modules, else the program itself."""
     if module:
         return (sys.executable, "-m", *words)

@@ -154,6 +154,20 @@ def shell_text(command: Command) -> str:
     return " ".join(words + [shlex.quote(word) for word in command.argv])
 
 
+def srun_mpi(family: Family | None) -> str | None:
+    """Return the `--mpi=` that srun needs for an MPI library, None where that is not known.
+
+    Args:
+        family: Whose library the ranks load.
+
+    Example:
+        >>> srun_mpi(Family.MPICH)
+        'pmi2'
+
+    """
+    return _SRUN_MPI.get(family) if family else None
+
+
 def _check(options: Options) -> None:
     for name in ("nprocs", "nprocs_per_node", "nnodes"):
         value = getattr(options, name)
@@ -187,6 +201,7 @@ def _build_srun(options: Options, site: Site, environ: Mapping[str, str]) -> Com
     size = _slurm_size(options, environ)
     argv = [site.srun, "-n", str(size)]
     nnodes = options.nnodes or len(options.hosts)
+    _check_nodes(nnodes, environ)
     if nnodes:
         argv += ["-N", str(nnodes)]
     if options.nprocs_per_node:
@@ -220,7 +235,7 @@ def _srun_mpi(site: Site, environ: Mapping[str, str]) -> str | None:
     """Return the `--mpi=` to add, None where the site's own choice in the environment stands."""
     if environ.get("SLURM_MPI_TYPE", "none") != "none":
         return None
-    return _SRUN_MPI.get(site.family) if site.family else None
+    return srun_mpi(site.family)
 
 
 def _slurm_size(options: Options, environ: Mapping[str, str]) -> int:
@@ -258,6 +273,8 @@ def _build_mpiexec(options: Options, site: Site, environ: Mapping[str, str]) -> 
     argv = [site.mpiexec, "-n", str(size)]
     env = _defaults(dialect.env, environ) if dialect else {}
     if site.family is Family.OPENMPI:
+        if "SLURM_JOB_ID" in elsewhere and not options.hosts:
+            _check_slots(size, environ)
         argv += _openmpi_placement(options, site, size, local, env)
     elif options.nprocs_per_node and not local:
         argv += ["-ppn", str(options.nprocs_per_node)]
@@ -272,6 +289,30 @@ def _build_mpiexec(options: Options, site: Site, environ: Mapping[str, str]) -> 
     unset = inherited(environ, options.here)
     labels = dialect.labels if label and dialect else ""
     return Command((*argv, *options.program), env, unset, size, local, labels)
+
+
+def _check_nodes(nnodes: int, environ: Mapping[str, str]) -> None:
+    there = environ.get("SLURM_JOB_NUM_NODES", "")
+    if there.isdigit() and nnodes > int(there):
+        raise UsageError(
+            f"{nnodes} nodes were asked for, and this allocation has {there}: get them by"
+            f" `salloc -N {nnodes}`, or leave the number out"
+        )
+
+
+def _check_slots(size: int, environ: Mapping[str, str]) -> None:
+    """Refuse what Open MPI's mpiexec would refuse, in fewer words."""
+    counts = environ.get("SLURM_TASKS_PER_NODE", "")
+    policy = environ.get("PRTE_MCA_rmaps_default_mapping_policy", "").lower()
+    if not counts or "oversubscribe" in policy.replace("nooversubscribe", ""):
+        return
+    slots = sum(parse_counts(counts))
+    if size > slots:
+        raise UsageError(
+            f"{size} ranks were asked for, and this allocation has {slots} slots"
+            f" (SLURM_TASKS_PER_NODE={counts}), of which Open MPI's mpiexec makes no more: get"
+            f" them by `salloc -n {size}`, or share them by `hpcdist run --launcher srun -n {size}`"
+        )
 
 
 def _openmpi_placement(

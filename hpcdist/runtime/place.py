@@ -198,8 +198,8 @@ def check_size(environ: Environ, mpi_size: int, mpi_library: str) -> None:
     library = " ".join(mpi_library.split(",")[0].split()[:4]) or "the MPI library"
     raise UsageError(
         f"{name}={size} says that this job has {size} ranks, but MPI ({library}) sees only one:"
-        f" {remedy(environ, name, mpi_library)} To run on this one rank on purpose set"
-        " HPCDIST_ALLOW_SINGLETON=1."
+        f" {remedy(environ, name, mpi_library)}; HPCDIST_ALLOW_SINGLETON=1 runs it on this one"
+        " rank all the same"
     )
 
 

@@ -1,4 +1,4 @@
-"""What to do when a launcher and an MPI library do not know each other: in one sentence."""
+"""What to do when a launcher and an MPI library do not know each other: a part of a sentence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def remedy(environ: Mapping[str, str], name: str, mpi_library: str) -> str:
         ((kind, called) for part, kind, called in _LIBRARIES if part in mpi_library),
         ("pmix", "the loaded MPI"),
     )
-    own = f"start the job by the mpiexec that belongs to {library}, or by `hpcdist run`."
+    own = f"start the job by the mpiexec that belongs to {library}, or by `hpcdist run`"
     if name == "OMPI_COMM_WORLD_SIZE":
         if kind == "pmix":
             return f"it was started by the mpiexec of another Open MPI; {own}"
@@ -44,21 +44,21 @@ def remedy(environ: Mapping[str, str], name: str, mpi_library: str) -> str:
         asked = environ.get("SLURM_MPI_TYPE")
         did = f"srun ran with --mpi={asked}" if asked else "srun ran without --mpi"
         if asked == kind:
-            other = "`srun --mpi=list` shows what this Slurm can do; or use `hpcdist run`."
+            other = "`srun --mpi=list` shows what this Slurm can do; or use `hpcdist run`"
             return f"{did}, which should serve {library} but did not; {other}"
         return (
             f"{did}, and {library} needs `srun --mpi={kind}` (or SLURM_MPI_TYPE={kind} in the"
-            " environment)."
+            " environment)"
         )
     if name == "SLURM_NTASKS":
         return (
             "inside an allocation a program is one process until srun starts it on every task;"
             f" put `srun --mpi={kind}` in front of it (or use `hpcdist run`); `srun -n1` or"
-            " `mpiexec -n 1` runs one."
+            " `mpiexec -n 1` runs one"
         )
     if name == "PMI_SIZE":
         return f"it was started by a hydra mpiexec (MPICH, Intel MPI) of another MPI; {own}"
     if name == "FLUX_JOB_SIZE":
-        return f"flux started it without a PMI that {library} knows; use `flux run -o pmi=pmix`."
+        return f"flux started it without a PMI that {library} knows; use `flux run -o pmi=pmix`"
     by = "torchrun" if name == "WORLD_SIZE" else "paddle.distributed.launch"
-    return f"{by} starts processes without MPI; use `mpiexec -n {environ[name]}` or `hpcdist run`."
+    return f"{by} starts processes without MPI; use `mpiexec -n {environ[name]}` or `hpcdist run`"

@@ -2,6 +2,8 @@
 
 import json
 import tempfile
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from hpcdist.bench.tune import Timing, tuned
 from hpcdist.bench.tune_command import tune
 from hpcdist.bench.tune_stage import Effort, Plan, forced, measure
 from hpcdist.config import read_config
+from hpcdist.diagnostics import network
 from hpcdist.diagnostics.doctor import doctor, examine
 from hpcdist.diagnostics.facts import look
 from hpcdist.transport.select import DEFAULT, OPERATIONS, Rule, Selection, Way, read_rules
@@ -178,7 +181,10 @@ def test_the_doctor_finds_what_is_there(world, rank, size):
     assert job.memory.shared is (True if size > 1 else None)
     assert job.memory.limit == world.transport.heap.capacity
     assert job.differs == []
-    assert job.thread_level in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+    assert len(job.machines) == size
+    assert all(machine.cores for machine in job.machines)
+    assert job.cuda.aware in (True, False, None)
+    assert job.library.thread_level in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 
 
 def test_the_doctor_says_what_the_transport_does(world, rank, size):
@@ -192,6 +198,40 @@ def test_the_doctor_says_what_the_transport_does(world, rank, size):
     assert ways["all_reduce", "ordinary", 8] == ("board" if size > 1 else "none")
     assert ways["scan", "ordinary", 64 * KiB] == ("staged" if size > 1 else "none")
     assert ways["all_reduce", "shared", 64 * KiB] == ("direct" if size > 1 else "none")
+
+
+def test_every_pair_of_nodes_is_measured_once(world_with, rank, size):
+    world_with(ranks_per_node=1)
+    job = look(dist.get_group(), read_config())
+    if rank > 0:
+        assert job is None
+        return
+    pairs = [link.nodes for link in job.network.links]
+    assert pairs == [(a, b) for a in range(size) for b in range(a + 1, size)]
+    assert all(link.bytes_per_s > 0 for link in job.network.links)
+    assert len(job.network.names) == len(job.network.skews) == size
+    assert all(abs(skew) < 0.1 for skew in job.network.skews)  # it is one clock
+
+
+def test_a_clock_that_is_ahead_is_noticed(world_with, monkeypatch, rank, size):
+    ahead = SimpleNamespace(
+        time=lambda: time.time() + 0.3 * (rank == 1), perf_counter=time.perf_counter
+    )
+    monkeypatch.setattr(network, "time", ahead)
+    world_with(ranks_per_node=1)
+    job = look(dist.get_group(), read_config())
+    if rank == 0:
+        assert [round(skew, 1) for skew in job.network.skews] == [0.0, 0.3, 0.0, 0.0][:size]
+
+
+def test_what_a_rank_has_otherwise_is_named_with_its_rank(world_with, monkeypatch, rank, size):
+    monkeypatch.setattr("hpcdist.diagnostics.installation.own_version", lambda: str(rank // 2))
+    job = look(dist.get_group(), read_config())
+    if rank == 0 and size > 2:
+        assert [each.name for each in job.differs] == ["hpcdist"]
+        assert job.differs[0].values == {"0": "0-1", "1": "2-3"[: 2 * size - 5]}
+    elif rank == 0:
+        assert job.differs == []
 
 
 def test_rank_0_alone_speaks(rank):

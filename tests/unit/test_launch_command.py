@@ -120,6 +120,22 @@ def test_more_ranks_than_the_allocation_has_cpus_are_overcommitted():
     assert "--overcommit" not in build(on_slurm(OPENMPI), SLURM, nprocs=16).argv
 
 
+def test_more_ranks_than_open_mpi_has_slots_are_refused_unless_it_may_share_them():
+    environ = {**SLURM, "SLURM_TASKS_PER_NODE": "2(x2)"}
+    options = {"launcher": Launcher.MPIEXEC}
+    assert build(OPENMPI, environ, nprocs=4, **options).size == 4
+    assert build(MPICH, environ, nprocs=5, **options).size == 5
+    with pytest.raises(UsageError, match=r"this allocation has 4 slots .* by `salloc -n 5`"):
+        build(OPENMPI, environ, nprocs=5, **options)
+    shared = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    assert build(OPENMPI, environ | shared, nprocs=5, **options).size == 5
+
+
+def test_more_nodes_than_the_allocation_has_are_refused():
+    with pytest.raises(UsageError, match="this allocation has 2: get them by `salloc -N 3`"):
+        build(on_slurm(OPENMPI), SLURM, nnodes=3)
+
+
 def test_one_rank_of_srun_is_not_labelled():
     assert build(on_slurm(OPENMPI), SLURM, nprocs=1).labels == ""
 

@@ -6,7 +6,7 @@ import pytest
 
 from hpcdist.errors import UsageError
 from hpcdist.runtime.place import Place, check_size, expected_size, read_place
-from hpcdist.runtime.slurm import in_slurm_step, parse_counts
+from hpcdist.runtime.slurm import SlurmJob, expand_nodes, in_slurm_step, parse_counts, read_job
 
 # Rank 3 of `srun -N2 -n4 --ntasks-per-node=2`, without MPI.
 SRUN = {
@@ -249,3 +249,34 @@ def test_silent_singletons_stop_with_the_remedy(environ, library, remedy):
     assert remedy in message
     assert "=4 says that this job has 4 ranks" in message
     assert "HPCDIST_ALLOW_SINGLETON=1" in message
+    assert ". " not in message  # one sentence
+
+
+# ---- the Slurm job
+
+
+def test_a_step_tells_its_job_its_nodes_and_its_tasks_on_each():
+    environ = {**SRUN, "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_JOB_NODELIST": "n[1-8]"}
+    assert read_job(environ) == SlurmJob(16, 0, None, 0, "n[1-2]", (2, 2))
+
+
+def test_a_batch_script_of_an_array_that_was_requeued_tells_that():
+    told = {"ARRAY_JOB_ID": "20", "ARRAY_TASK_ID": "3", "RESTART_COUNT": "2"}
+    told |= {"JOB_NODELIST": "n[1-2]", "STEP_NODELIST": "of another step"}
+    environ = {**BATCH, **{f"SLURM_{name}": text for name, text in told.items()}}
+    assert read_job(environ) == SlurmJob(21, None, (20, 3), 2, "n[1-2]", (2, 2))
+
+
+def test_without_slurm_there_is_no_slurm_job():
+    assert read_job({}) is None
+
+
+def test_a_job_number_that_is_none_is_a_usage_error():
+    with pytest.raises(UsageError, match="SLURM_JOB_ID='soon'"):
+        read_job({"SLURM_JOB_ID": "soon"})
+
+
+def test_nodes_cannot_be_expanded_without_scontrol(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="put Slurm's commands on PATH"):
+        expand_nodes("n[1-2]")

@@ -1,0 +1,196 @@
+"""What is installed: versions, settings, and what the MPI library says of itself."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from ctypes.util import find_library
+from dataclasses import fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcdist.config import Config
+from hpcdist.runtime.mpi import load_mpi
+from hpcdist.transport.kernel import compiled
+
+NOT_INSTALLED = "not installed"
+_YES = ("1", "true", "yes", "on")
+_LIBMPI = re.compile(r"/libmpi(ch)?(\.so|_\w+\.so|-[\w.]+\.so)[\d.]*$")
+_KINDS = "mpi_memory_alloc_kinds"
+_QUERY = "MPIX_Query_cuda_support"
+_NCCL_WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
+
+
+class Setting(NamedTuple):
+    """A setting, its value, and where that comes from."""
+
+    variable: str
+    value: str
+    source: str
+
+
+class Library(NamedTuple):
+    """The MPI library that was loaded.
+
+    Attributes:
+        vendor: its name, as mpi4py tells it.
+        text: name, version and the version of the standard.
+        thread_level: what it provides.
+        yields: whether a waiting rank leaves its core to others; None for other libraries than
+            Open MPI.
+
+    """
+
+    vendor: str
+    text: str
+    thread_level: str
+    yields: bool | None
+
+
+class Awareness(NamedTuple):
+    """Whether MPI takes pointers to GPU memory; None if it cannot be asked. And who says so."""
+
+    aware: bool | None
+    source: str
+
+
+# ---- versions and settings
+
+
+def own_version() -> str:
+    """Return the version of hpcdist."""
+    return str(importlib.import_module("hpcdist").__version__)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what hpcdist stands on; nothing is started."""
+    return {
+        "hpcdist": own_version(),
+        "Python": platform.python_version(),
+        "NumPy": _version_of("numpy"),
+        "mpi4py": _version_of("mpi4py"),
+    }
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return NOT_INSTALLED
+
+
+def compiled_dtypes() -> list[str]:
+    """Return the dtypes that the compiled kernel reduces; none where there is no kernel."""
+    codes = [] if compiled is None else compiled.CODES
+    return list(dict.fromkeys(name.rpartition("_")[2] for name in codes))
+
+
+def settings_of(config: Config, environ: Mapping[str, str]) -> list[Setting]:
+    """Return every setting, its value and its source."""
+    found = []
+    for field in fields(Config):
+        variable = f"HPCDIST_{field.name.upper()}"
+        source = "environment" if environ.get(variable) else "default"
+        found.append(Setting(variable, str(getattr(config, field.name)), source))
+    return found
+
+
+# ---- the MPI library; MPI has been started
+
+
+def mpi_library(environ: Mapping[str, str]) -> Library:
+    """Return what the MPI library says of itself."""
+    mpi = load_mpi()
+    vendor, numbers = mpi.get_vendor()
+    standard = ".".join(map(str, mpi.Get_version()))
+    names = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+    levels = {getattr(mpi, f"THREAD_{name}"): name for name in names}
+    return Library(
+        vendor,
+        f"{vendor} {'.'.join(map(str, numbers))}, MPI {standard}",
+        levels[mpi.Query_thread()],
+        environ.get("OMPI_MCA_mpi_yield_when_idle", "").lower() in _YES
+        if vendor == "Open MPI"
+        else None,
+    )
+
+
+def cuda_awareness() -> Awareness:
+    """Ask the MPI library whether it takes pointers to GPU memory.
+
+    The memory kinds of the world are believed from MPI 4.1 on: before that, Open MPI returns what
+    was asked for. Reference: MPI 4.1, chapter 12.4.3; Open MPI, MPIX_Query_cuda_support(3).
+    """
+    mpi = load_mpi()
+    kinds = mpi.COMM_WORLD.Get_info().get(_KINDS) if mpi.Get_version() >= (4, 1) else None
+    if kinds:
+        return Awareness("cuda" in kinds, f"{_KINDS} is {kinds}")
+    query = _query(*loaded(_LIBMPI))
+    if query is None:
+        return Awareness(None, f"the library has no {_QUERY}")
+    vendor, numbers = mpi.get_vendor()
+    built = vendor == "Open MPI" and numbers[0] < 5
+    return Awareness(bool(query()), f"{_QUERY}{', of its build' if built else ''}")
+
+
+def loaded(pattern: re.Pattern[str]) -> list[str]:
+    """Return the paths of the shared libraries in this process that a pattern fits."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if "/" in line)
+    return [path for path in paths if pattern.search(path)]
+
+
+def _query(*paths: str) -> Any:
+    for path in paths:
+        library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        if hasattr(library, _QUERY):
+            return getattr(library, _QUERY)
+    return None
+
+
+# ---- NCCL
+
+
+def nccl_version() -> str:
+    """Return the version of the NCCL that would be loaded, or that there is none."""
+    for path in _nccl_libraries():
+        number = ctypes.c_int()
+        try:
+            ctypes.CDLL(path).ncclGetVersion(ctypes.byref(number))
+        except (OSError, AttributeError):
+            continue
+        return f"{in_parts(number.value)} ({path})"
+    return NOT_INSTALLED
+
+
+def in_parts(number: int) -> str:
+    """Return NCCL's number as it is written: 2.9 and newer count in ten thousands.
+
+    Example:
+        >>> in_parts(22809), in_parts(2708)
+        ('2.28.9', '2.7.8')
+
+    """
+    scale = 10_000 if number >= 10_000 else 1_000
+    return f"{number // scale}.{number % scale // 100}.{number % 100}"
+
+
+def _nccl_libraries() -> Iterator[str]:
+    yield from loaded(re.compile(r"/libnccl\.so[\d.]*$"))
+    for wheel in _NCCL_WHEELS:
+        try:
+            files = metadata.files(wheel) or []
+        except metadata.PackageNotFoundError:
+            continue
+        yield from (str(file.locate()) for file in files if file.name.startswith("libnccl.so"))
+    found = find_library("nccl")
+    if found is not None:
+        yield found

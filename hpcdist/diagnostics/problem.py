@@ -1,0 +1,42 @@
+"""`Problem`: something that is wrong or slow, what to do about it, and the line it belongs to."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class Check(str, Enum):
+    """The lines of the report that something can be the matter with."""
+
+    LAUNCH = "launcher and MPI"
+    ALIKE = "alike on all ranks"
+    THREADS = "MPI threads"
+    NODES = "transport"
+    MEMORY = "shared memory"
+    KERNEL = "compiled kernel"
+    TUNING = "tuning file"
+    CORES = "cores"
+    BINDING = "binding to cores"
+    NUMA = "NUMA"
+    SHM = "/dev/shm"
+    MEMLOCK = "locked memory"
+    GPUS = "GPUs"
+    CLOCKS = "clocks"
+    LINKS = "bandwidth between nodes"
+
+
+class Problem(NamedTuple):
+    """Something to be put right; `stops` says that the job would be wrong or hang."""
+
+    check: Check
+    stops: bool
+    what: str
+    remedy: str
+
+
+def refused(error: Exception) -> Problem:
+    """Return the problem of a job that cannot even start."""
+    text = str(error)
+    what, _, remedy = text.partition(";" if ";" in text else ": ")
+    return Problem(Check.LAUNCH, True, what, remedy.strip() or "see above")

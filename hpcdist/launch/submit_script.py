@@ -1,0 +1,105 @@
+"""The batch script of `hpcdist submit`: `build_script(batch) -> text`; pure.
+
+What it says is all there is: the script alone, handed to sbatch again, is the same job.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_TASKS = ("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core")
+# Options that ask for GPUs, and the number of tasks that means one rank for each.
+_GPUS = (("gpus-per-node", "ntasks-per-node"), ("gres", "ntasks-per-node"), ("gpus", "ntasks"))
+_COUNT = re.compile(r"(?:gpu:|[\w.-]+:)*(\d+)")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What to write.
+
+    Attributes:
+        options: long names and values of sbatch's options, as they were given.
+        program: the argv of every rank.
+        name: what the job and its log are called, unless the options say so.
+        folder: where the job runs.
+        mpi: the ``--mpi=`` of srun; None leaves it to Slurm.
+        said: the command line, for the reader.
+        modules: what `module list` shows, for the reader.
+
+    """
+
+    options: tuple[tuple[str, str | None], ...]
+    program: tuple[str, ...]
+    name: str
+    folder: str
+    mpi: str | None = None
+    said: str = ""
+    modules: str = ""
+
+
+def build_script(batch: Batch) -> str:
+    """Return the batch script.
+
+    Args:
+        batch: what to write.
+
+    Example:
+        >>> batch = Batch((("nodes", "2"),), ("python", "x.py"), "x", "/home/me", "pmix")
+        >>> build_script(batch).splitlines()[-1]
+        'exec srun --mpi=pmix --kill-on-bad-exit=1 python x.py'
+
+    """
+    options = full_options(batch)
+    given = {name for name, _ in options}
+    lines = ["#!/bin/bash", *(_line(name, value) for name, value in options), ""]
+    lines += [f"# Written by: {' '.join(batch.said.split())}"] if batch.said else []
+    lines += [f"# Modules then: {batch.modules}"] if batch.modules else []
+    lines += ["export PYTHONUNBUFFERED=1  # lines come when they are written"]
+    if "cpus-per-task" in given:
+        lines += ["export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # else srun takes one"]
+    mpi = [f"--mpi={batch.mpi}"] if batch.mpi else []
+    srun = shlex.join(["srun", *mpi, "--kill-on-bad-exit=1", *batch.program])
+    return "\n".join([*lines, "", f"exec {srun}", ""])
+
+
+def full_options(batch: Batch) -> list[tuple[str, str | None]]:
+    """Return sbatch's options, with those that were not given but matter here.
+
+    Without a number of tasks there is one rank for each GPU; else what sbatch does, one for each
+    node.
+    """
+    given = dict(batch.options)
+    name = given.get("job-name") or batch.name
+    task = "%A_%a" if "array" in given else "%j"
+    added: dict[str, str | None] = {"job-name": name}
+    if not any(option in given for option in _TASKS):
+        added |= _one_for_each_gpu(given)
+    added |= {"chdir": batch.folder, "output": f"{name}-{task}.out"}
+    added |= {"open-mode": "append"} if "requeue" in given else {}
+    return [
+        *((option, value) for option, value in added.items() if option not in given),
+        *batch.options,
+    ]
+
+
+def _one_for_each_gpu(given: Mapping[str, str | None]) -> dict[str, str | None]:
+    for option, tasks in _GPUS:
+        value = given.get(option) or ""
+        found = _COUNT.fullmatch(value)
+        if found and (option != "gres" or value.startswith("gpu")):
+            return {tasks: found[1]}
+    return {}
+
+
+def log_folder(batch: Batch) -> Path | None:
+    """Return the folder of the log, None where only Slurm knows its name."""
+    folder = Path(batch.folder, dict(full_options(batch))["output"] or "").parent
+    return None if "%" in str(folder) else folder
+
+
+def _line(name: str, value: str | None) -> str:
+    return f"#SBATCH --{name}" if value is None else f"#SBATCH --{name}={shlex.quote(value)}"
