@@ -22,10 +22,13 @@ RANKS = {
     "overlap": (2,),
     "objects": (2,),
     "training": (2,),
+    "sharding": (2,),
     "hiding": (2,),
     "hooks": (1,),
     "memory": (2,),
     "shared": (2,),
+    "device": (1,),
+    "checkpoint": (2,),
 }
 
 

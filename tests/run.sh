@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Run all tests: tests/run.sh BIN, where BIN holds python (and mpiexec).
 #
-# First those that need one process, then tests/mpi on 1 to 4 ranks with every MPI that is here:
-# the one in BIN, and an MPICH in .mpich, used the way a centre's module is.
+# First those that need one process, then those under a private Slurm, then tests/mpi on 1 to 4
+# ranks; the latter two with every MPI that is here: the one in BIN, and an MPICH in .mpich, used the
+# way a centre's module is.
 set -euo pipefail
 bin=$(cd "${1:?usage: tests/run.sh BIN}" && pwd)
 cd "$(dirname "$0")/.."
@@ -33,6 +34,8 @@ mpi_suite() { # NAME MPIEXEC: every rank runs every test; what the others say, a
 }
 
 "$bin/python" -m pytest -q -m "not slow" tests/unit tests/contract tests/docs tests/launch
+printf '\n=== a private Slurm\n'
+"$bin/python" -m pytest -q -m "not slow" tests/slurm
 if [ -x "$bin/mpiexec" ]; then
     mpi_suite "$("$bin/mpiexec" --version | head -n 1)" "$bin/mpiexec"
 fi

@@ -33,17 +33,28 @@ Then = Callable[[BaseException | None], None]
 class Exchange:
     """Averages buckets over `group`; collective to create.
 
-    `describe_mean` describes the averaging of one bucket, for engines whose buckets are more
-    than arrays.
+    `describe_mean` describes the averaging of one bucket, by an operation of `kind`, for engines
+    whose buckets are more than arrays.
     """
 
-    def __init__(self, group: Group, describe_mean: Describe | None = None) -> None:
+    def __init__(
+        self,
+        group: Group,
+        describe_mean: Describe | None = None,
+        kind: Kind = Kind.ALL_REDUCE,
+    ) -> None:
         self._group = group
         self._describe_mean = describe_mean or _mean
+        self._kind = kind
         self.failed = False
         """Whether a bucket has failed; for the engine to reset."""
         overlap = read_config().overlap if group.nranks > 1 else "never"
         self._pace = Pace(_cores(group), overlap)
+
+    @property
+    def inline(self) -> bool:
+        """Whether buckets are averaged at once, not on a thread; for this rank, and for now."""
+        return self._pace.inline
 
     def begin(self) -> None:
         """Call at the first gradient of a backward pass whose gradients are averaged. Local."""
@@ -104,7 +115,7 @@ class Exchange:
         if error is None:
             call = self._describe_mean(group, bucket)
         else:
-            call = cannot(Kind.ALL_REDUCE, group, error)
+            call = cannot(self._kind, group, error)
         nbytes = 0 if call.recv is None else call.recv.nbytes
         return call._replace(ended=partial(ended, nbytes))
 

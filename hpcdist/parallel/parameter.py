@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn, final
 import numpy as np
 
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.arrays.libraries import NumpyArray, library_of
+from hpcdist.arrays.libraries import NumpyArray, library_of, view_of
 from hpcdist.errors import UsageError
 
 _FAMILIES = ("float", "complex")
@@ -36,6 +36,8 @@ class Seat(NamedTuple):
     written: Callable[[int], None]
     reading: Callable[[int], None]
     owner: weakref.ref[Any]
+    adds: bool = False
+    """Whether assigning a gradient adds it to one that is there."""
 
 
 @final
@@ -67,6 +69,7 @@ class Parameter:
     __slots__ = (
         "__weakref__",
         "_data",
+        "_lend",
         "_memory",
         "_seat",
         "_shown",
@@ -78,7 +81,7 @@ class Parameter:
 
     def __init__(self, data: Any, requires_grad: bool = True) -> None:
         library = library_of(data)
-        view = library.view(data)
+        view = view_of(data)
         family = dtype_row(view.dtype).family
         if requires_grad and family not in _FAMILIES:
             raise UsageError(
@@ -86,6 +89,7 @@ class Parameter:
                 "numbers, or pass requires_grad=False"
             )
         self._data = data
+        self._lend: Callable[[], Any] | None = None
         self._wrap = library.wrap
         self._memory: NumpyArray | None = None
         self._shown: Any = None
@@ -96,16 +100,24 @@ class Parameter:
 
     @property
     def data(self) -> Any:
-        """The array; assign one of the same shape and dtype to replace it."""
-        return self._data
+        """The array; assign one of the same shape and dtype to replace it.
+
+        Where the model is sharded (``p_g_os``), reading it gathers the parts that other ranks
+        hold: collective, and the array cannot be written.
+        """
+        return self._data if self._lend is None else self._lend()
 
     @data.setter
     def data(self, data: Any) -> None:
         old = self._data
         if data is old:
             return
-        view = library_of(data).view(data)
-        mine = library_of(old).view(old)
+        if self._lend is not None:
+            raise UsageError(
+                f"{self._label()} is sharded: no rank holds all of it; change it through its "
+                "optimizer, or load_state_dict of the model"
+            )
+        view, mine = view_of(data), view_of(old)
         if view.shape != mine.shape or view.dtype != mine.dtype:
             raise UsageError(
                 f"{self._label()} is {mine.dtype} of shape {mine.shape}, but was assigned data of "
@@ -165,13 +177,14 @@ class Parameter:
         return self._data.dtype
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NumpyArray:
-        view = library_of(self._data).view(self._data)
+        data = self.data
+        view = view_of(data)
         if copy or (dtype is not None and dtype != view.dtype):
             return np.array(view, dtype)
         return view
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._data, self.requires_grad, self.name)
+        return _restored, (self.data, self.requires_grad, self.name)
 
     def __repr__(self) -> str:
         words = np.array2string(self.__array__(), separator=", ", threshold=20)
@@ -184,6 +197,26 @@ class Parameter:
     def is_free(self) -> bool:
         """Say whether no model has given the parameter a seat, or that model is gone."""
         return self._seat is None or self._seat.owner() is None
+
+    def owner(self) -> Any:
+        """Return the model that keeps the gradient, or None."""
+        return None if self._seat is None else self._seat.owner()
+
+    def borrow(self, lend: Callable[[], Any]) -> None:
+        """Give the array away: from now on `data` is what `lend` returns."""
+        shape, dtype = self.shape, view_of(self._data).dtype
+        self._lend, self._data = lend, np.broadcast_to(np.zeros((), dtype), shape)
+
+    def move(self, memory: NumpyArray) -> None:
+        """Keep the gradient in `memory`, of its shape and dtype, from now on. For the seat."""
+        self._place(memory)
+
+    def vacate(self) -> None:
+        """Give back the memory of the gradient, which is lost; the seat `move`s it when written."""
+        assert self._memory is not None
+        nothing = np.zeros((), self._memory.dtype)
+        self._memory, self._shown = np.broadcast_to(nothing, self._memory.shape), None
+        self.has_grad = False
 
     def sit(self, seat: Seat) -> None:
         """Keep the gradient in `seat` from now on; one that is there moves along."""
@@ -206,7 +239,9 @@ class Parameter:
             )
         if seat is not None and seat.ask[seat.position]:
             seat.writing(seat.position, None)
-        if adding and self.has_grad:
+            memory = self._memory  # the seat may have found a place only now
+            assert memory is not None
+        if (adding or (seat is not None and seat.adds)) and self.has_grad:
             np.add(memory, source, out=memory)
         elif source is not memory:
             memory[...] = source
@@ -218,7 +253,7 @@ class Parameter:
         if gradient is self._shown:
             return self._own_memory()
         try:
-            return library_of(gradient).view(gradient)
+            return view_of(gradient)
         except UsageError as error:
             self._refuse(f"the gradient of {self._label()}: {error}")
 
@@ -242,7 +277,7 @@ class Parameter:
         """Let the gradient live in `memory`; show it as the data's library would."""
         self._memory = memory
         shown = self._wrap(memory)
-        shares = np.may_share_memory(library_of(shown).view(shown), memory)
+        shares = np.may_share_memory(view_of(shown), memory)
         self._shown = shown if shares else None
 
     def _label(self) -> str:

@@ -19,8 +19,11 @@ LAYERS = [
     "runtime",
     "transport",
     "comm",
+    "checkpoint",
     "data",
+    "optim",
     "parallel",
+    "sharding",
     "torch",
     "launch",
     "diagnostics",
@@ -34,7 +37,7 @@ FENCES = {
     "mpi4py": ("runtime/mpi.py", "transport/mpi_*.py", "bench/peers/mpi4py.py"),
     "torch": ("arrays/torch.py", "torch/*.py", "bench/peers/torch.py"),
     "jax": ("arrays/jax.py",),
-    "cupy": ("arrays/cupy.py", "runtime/gpu.py"),
+    "cupy": ("arrays/cupy.py", "runtime/gpu.py", "transport/nccl.py", "bench/peers/nccl.py"),
     "os.environ": ("config.py", "runtime/*.py", "bench/peers/paddle.py"),
     "os.getenv": (),
 }
@@ -183,6 +186,17 @@ gloo_release()
 ParallelEnv()
 """
 
+CHECKPOINTS = """
+save_group_sharded_model(model, output, optimizer=None; *group=None)
+save_state_dict(state_dict, path, process_group=None, coordinator_rank=0, unique_id=None, \
+async_save=False, safetensors=False, save_replicas=False)
+load_state_dict(state_dict, path, process_group=None, coordinator_rank=0, unique_id=None, \
+offload=False, mw_name_compatibility=True, aoa_config=None, safetensors=False, \
+worker_groups=None, comm_method=broadcast)
+load_merged_state_dict(path, prefix=None, unique_id=None, offload=False, aoa_config=None, \
+safetensors=False)
+"""
+
 SAME = {
     "all_to_all": "alltoall",
     "all_to_all_single": "alltoall_single",
@@ -219,7 +233,7 @@ def check_signature(line, where):
     assert found == list(promised(line))
 
 
-@pytest.mark.parametrize("line", lines_of(COLLECTIVES, OWN_COLLECTIVES, ENVIRONMENT))
+@pytest.mark.parametrize("line", lines_of(COLLECTIVES, OWN_COLLECTIVES, ENVIRONMENT, CHECKPOINTS))
 def test_names_have_the_promised_parameters(line):
     if line.startswith("gloo_init_parallel_env"):
         line = line.replace("server_endpoint", "server_endpoint=")  # MPI does not need it
@@ -259,7 +273,9 @@ def test_classes_have_the_promised_members():
         assert issubclass(getattr(dist, name), RuntimeError)
 
 
-@pytest.mark.parametrize("line", lines_of(COLLECTIVES, OWN_COLLECTIVES, STREAM, ENVIRONMENT))
+@pytest.mark.parametrize(
+    "line", lines_of(COLLECTIVES, OWN_COLLECTIVES, STREAM, ENVIRONMENT, CHECKPOINTS)
+)
 def test_every_public_name_has_a_docstring(line):
     where = dist.stream if line in lines_of(STREAM) else dist
     assert inspect.getdoc(getattr(where, line.partition("(")[0]))

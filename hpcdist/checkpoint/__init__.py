@@ -1,0 +1,56 @@
+"""Checkpoints: what all ranks hold, in few files, whole at every moment, for any number of ranks.
+
+Read in this order: `shard` (a part of an array; `dtensor`: torch's), `state` (what is saved, as
+plain data), `plan` (who writes what), `formats` and `blocks` (data files), `manifest`, `folder`
+(how it is made whole), `team` (ranks that agree), then `saving`, `background` and `loading`;
+`inspection` and `command`. All but `Shard` is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from hpcdist.checkpoint.shard import Shard as Shard
+
+if TYPE_CHECKING:
+    from hpcdist.checkpoint.inspection import (
+        Summary as Summary,
+        consolidate as consolidate,
+        latest as latest,
+        verify as verify,
+    )
+    from hpcdist.checkpoint.loading import load as load
+    from hpcdist.checkpoint.model import save_group_sharded_model as save_group_sharded_model
+    from hpcdist.checkpoint.paddle import (
+        load_merged_state_dict as load_merged_state_dict,
+        load_state_dict as load_state_dict,
+        save_state_dict as save_state_dict,
+    )
+    from hpcdist.checkpoint.saving import save as save
+
+_MODULES = {
+    "save": "saving",
+    "load": "loading",
+    "latest": "inspection",
+    "verify": "inspection",
+    "consolidate": "inspection",
+    "Summary": "inspection",
+    "save_group_sharded_model": "model",
+    "save_state_dict": "paddle",
+    "load_state_dict": "paddle",
+    "load_merged_state_dict": "paddle",
+}
+"""For each name the module that has it."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

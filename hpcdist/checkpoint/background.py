@@ -1,0 +1,146 @@
+"""`Saving`: a save under way, in a thread of its own beside what the ranks compute.
+
+The ranks that save have one save under way at a time, and a group of their own for it, so that it
+agrees with nobody's order of operations. The threads are no daemons: the program waits for them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple, final
+from weakref import WeakKeyDictionary
+
+from hpcdist.checkpoint.team import Team
+from hpcdist.comm.group import Group
+from hpcdist.comm.groups import new_group
+from hpcdist.errors import CollectiveTimeout
+from hpcdist.runtime.mpi import load_mpi
+from hpcdist.transport.base import Work
+from hpcdist.transport.lane import seconds
+
+
+@final
+class Saving(Work):
+    """The work of a save; without `write` of one that has ended."""
+
+    def __init__(self, folder: str, write: Callable[[], Any] | None = None) -> None:
+        self._folder = folder
+        self._write = write
+        self._error: BaseException | None = None
+        self._told = False
+        self._thread: threading.Thread | None = None
+
+    def begin(self, beside: bool) -> None:
+        """Write: in a thread, or at once."""
+        if not beside:
+            self._run()
+            return
+        name = f"hpcdist-save-{self._folder}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=False)
+        self._thread.start()
+
+    def _run(self) -> None:
+        write, self._write = self._write, None  # the copies can go when they are written
+        try:
+            if write is not None:
+                write()
+        except BaseException as error:
+            self._error = error
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Block until the checkpoint is on disk; raise what went wrong."""
+        limit = seconds(timeout)
+        if self._thread is not None:
+            self._thread.join(limit)
+            if self._thread.is_alive():
+                raise CollectiveTimeout(
+                    f"saving {self._folder} takes more than {limit} s; it goes on: wait() again"
+                )
+        self._told = True
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Say whether the save has ended, well or not."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def result(self) -> str:
+        """Wait, and return the folder of the checkpoint."""
+        self.wait()
+        return self._folder
+
+    def finish(self) -> None:
+        """Wait; warn of an error that nobody has been told yet."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None and not self._told:
+            self._told = True
+            warnings.warn(
+                f"the checkpoint {self._folder} was not saved: {self._error}; call wait() on what "
+                "save(async_save=True) returns",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+class _Desk(NamedTuple):
+    """The group that ranks use for saving beside their work, and their last save."""
+
+    group: Group | None
+    saving: Saving
+
+
+class _Alone:
+    """Stands for the group of a process that has none."""
+
+
+_ALONE = _Alone()
+_desks: WeakKeyDictionary[Any, _Desk] = WeakKeyDictionary()
+"""By group. A thread outlives the call that began it, so someone must know of it."""
+
+
+def start_saving(team: Team, folder: str, write: Callable[[Team], Any]) -> Saving:
+    """Begin `write` beside what comes next; collective, after `finish_saving`.
+
+    Without MPI_THREAD_MULTIPLE it has ended when this returns.
+    """
+    key, known = _desk(team)
+    group = known.group if known else None
+    if group is None and team.group is not None and team.size > 1:
+        group = new_group(team.group.ranks, name=f"saving of {team.group.name}")
+    own = Team(group, team.first_world_rank) if group is not None else Team()
+    saving = Saving(folder, lambda: write(own))
+    _desks[key] = _Desk(group, saving)
+    atexit.unregister(_finish_all)
+    atexit.register(_finish_all)
+    saving.begin(beside=group is None or _may_communicate(group))
+    return saving
+
+
+def finish_saving(team: Team) -> None:
+    """Wait for the save that these ranks have under way, if any."""
+    _, known = _desk(team)
+    if known is not None:
+        known.saving.finish()
+
+
+def _desk(team: Team) -> tuple[Any, _Desk | None]:
+    key = _ALONE if team.group is None else team.group
+    return key, _desks.get(key)
+
+
+def _may_communicate(group: Group) -> bool:
+    """Say whether a thread may communicate beside others."""
+    if group.mpi_comm is None:
+        return True
+    mpi = load_mpi()
+    return bool(mpi.Query_thread() >= mpi.THREAD_MULTIPLE)
+
+
+def _finish_all() -> None:
+    for desk in list(_desks.values()):
+        desk.saving.finish()

@@ -1,0 +1,127 @@
+"""Arrays as bytes in host memory; those of a device through a copy there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcdist.arrays.buffer import Buffer, as_buffer, as_output
+from hpcdist.arrays.device import Engine, engine_of
+from hpcdist.arrays.dtypes import dtype_row
+from hpcdist.arrays.libraries import DeviceView, NumpyArray, library_of
+from hpcdist.errors import UsageError
+
+
+class Target(NamedTuple):
+    """Memory to be filled; `finish` puts it where it belongs, and returns the array that has it.
+
+    `is_new` says that nothing of the user's is overwritten before `finish`.
+    """
+
+    memory: memoryview
+    finish: Callable[[], Any]
+    is_new: bool
+
+
+def bytes_of(array: NumpyArray) -> memoryview:
+    """Return the memory of a contiguous array as bytes."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def look(array: Any, what: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return dtype (in native byte order) and shape of `array`, without touching its data."""
+    try:
+        view = library_of(array).view(array)
+    except UsageError as error:
+        raise UsageError(f"{what}: {error}") from None
+    if view.dtype.hasobject:
+        raise UsageError(
+            f"{what!r} holds Python objects, which cannot be saved; convert it with .astype(...)"
+        )
+    shape = view.data.shape if isinstance(view, DeviceView) else view.shape
+    return dtype_row(view.dtype).numpy, tuple(shape)
+
+
+def to_read(array: Any, what: str, start: int, stop: int) -> memoryview:
+    """Return the bytes of the elements from `start` to before `stop` of `array`, flattened.
+
+    They are its own memory where that is contiguous and the host's.
+    """
+    buffer = as_buffer(array, what)
+    per = buffer.dtype.numpy.itemsize // buffer.data.itemsize
+    run = buffer.data.reshape(-1)[start * per : stop * per]
+    engine = engine_of(run)
+    if engine is None:
+        return bytes_of(run)
+    host, stream = np.empty(run.shape, run.dtype), _joined(engine)
+    engine.copy_to_host(run, host, stream)
+    _wait(engine, stream)
+    return bytes_of(host)
+
+
+def to_write(array: Any, what: str) -> Target:
+    """Return memory to be filled in place of what `array` holds.
+
+    An array that cannot be written, such as JAX's, is replaced by a new one of its library.
+    """
+    try:
+        buffer = as_output(array, what)
+    except UsageError:
+        return _to_replace(array, as_buffer(array, what))
+    engine = engine_of(buffer.data)
+    if engine is not None:
+        return _to_send_up(array, buffer, engine)
+    if buffer.home is None:
+        return Target(bytes_of(buffer.data), lambda: array, is_new=False)
+    buffer = buffer._replace(data=np.empty_like(buffer.data))
+
+    def finish() -> Any:
+        buffer.unpack()
+        return array
+
+    return Target(bytes_of(buffer.data), finish, is_new=True)
+
+
+def new_target(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Target:
+    """Return memory for a new NumPy array."""
+    array = np.empty(shape, dtype)
+    return Target(bytes_of(array), lambda: array, is_new=True)
+
+
+def _to_replace(array: Any, buffer: Buffer) -> Target:
+    new = np.empty(buffer.shape, buffer.dtype.numpy)
+    return Target(bytes_of(new), lambda: library_of(array).wrap(new), is_new=True)
+
+
+def _to_send_up(array: Any, buffer: Buffer, engine: Engine) -> Target:
+    host = np.empty(buffer.data.shape, buffer.data.dtype)
+
+    def finish() -> Any:
+        stream = _joined(engine)
+        engine.copy_to_device(host, buffer.data, stream)
+        _wait(engine, stream)
+        buffer.unpack()
+        _wait(engine, _joined(engine))
+        return array
+
+    return Target(bytes_of(host), finish, is_new=True)
+
+
+def _joined(engine: Engine) -> Any:
+    """Return a stream that goes on when all that was computed so far is complete."""
+    first, *others = engine.current_streams()
+    for other in others:
+        engine.wait_event(first, engine.record(other))
+    return first
+
+
+def _wait(engine: Engine, stream: Any) -> None:
+    event = engine.record(stream)
+    while not engine.is_done(event):
+        time.sleep(_PAUSE_S)
+
+
+_PAUSE_S = 2e-5

@@ -1,0 +1,159 @@
+"""Looking at checkpoints: `latest`, `verify`, and `consolidate` into one ordinary file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from hpcdist.checkpoint.blocks import Files, Piece, Progress, write_file
+from hpcdist.checkpoint.folder import find_checkpoint, open_checkpoint, sync_folder
+from hpcdist.checkpoint.formats import Tensor, lay_out
+from hpcdist.checkpoint.manifest import Manifest
+from hpcdist.checkpoint.team import reading_team
+from hpcdist.comm.group import Group
+from hpcdist.errors import CheckpointError, UsageError
+
+
+class Summary(NamedTuple):
+    """What a checkpoint has."""
+
+    folder: str
+    step: int | None
+    ranks: int
+    """How many saved it."""
+    arrays: int
+    files: int
+    nbytes: int
+    """Bytes of all arrays."""
+
+
+def summary_of(folder: str, manifest: Manifest) -> Summary:
+    """Return what a manifest tells."""
+    return Summary(
+        folder,
+        manifest.step,
+        manifest.ranks,
+        len(manifest.arrays),
+        len(manifest.files),
+        manifest.total,
+    )
+
+
+def latest(path: str | os.PathLike[str], group: Group | None = None) -> str | None:
+    """Return the folder of the last checkpoint of the series at `path`; None if there is none.
+
+    Collective over `group`: its first rank looks. A checkpoint that was not finished is none.
+    """
+
+    def look() -> str | None:
+        with suppress(CheckpointError):
+            return find_checkpoint(os.fspath(path))
+        return None
+
+    return reading_team(group).lead(look)
+
+
+def verify(
+    path: str | os.PathLike[str],
+    group: Group | None = None,
+    *,
+    step: int | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Read all of a checkpoint and compare it with its checksums; return what it has. Collective.
+
+    Args:
+        path: the folder given to `save`; of a series the last checkpoint.
+        group: the ranks that share the reading; None for all.
+        step: of a series this checkpoint.
+        progress: is told again and again how many bytes this rank has just read.
+
+    Raises:
+        CheckpointError: something is damaged or missing; on every rank, naming all of it.
+
+    """
+    team = reading_team(group)
+    folder, manifest = team.lead(lambda: open_checkpoint(os.fspath(path), step))
+    found = team.share(lambda: _damages(folder, manifest, team.rank, team.size, progress))
+    damages = [damage for each in found for damage in each]
+    if damages:
+        raise CheckpointError("\n".join(damages))
+    return summary_of(folder, manifest)
+
+
+def _damages(
+    folder: str, manifest: Manifest, rank: int, size: int, progress: Progress | None
+) -> list[str]:
+    """Say what is wrong with the files that fall to this rank, each thing once."""
+    damages: dict[str, None] = {}
+    with Files(folder, manifest.files, progress) as files:
+        for name, pieces in manifest.pieces.items():
+            for piece in pieces:
+                if piece.file % size == rank:
+                    try:
+                        files.check(name, piece, _nbytes(manifest, name, piece))
+                    except (CheckpointError, OSError) as error:
+                        damages[str(error)] = None
+    return list(damages)
+
+
+def _nbytes(manifest: Manifest, name: str, piece: Piece) -> int:
+    size = manifest.arrays[name].size
+    return manifest.nbytes(name) // size * (piece.stop - piece.start) if size else 0
+
+
+def consolidate(
+    path: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    step: int | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Write all arrays of a checkpoint, whole, to one new file in the safetensors format. Local.
+
+    What is not an array is told, in JSON, by the file's metadata ``structure``.
+
+    Args:
+        path: the folder given to `save`; of a series the last checkpoint.
+        output: a file that does not exist.
+        step: of a series this checkpoint.
+        progress: is told again and again how many bytes have just been written.
+
+    Raises:
+        UsageError: there is something at `output`.
+        CheckpointError: the checkpoint is damaged; nothing is left at `output`.
+
+    """
+    output = os.fspath(output)
+    if os.path.lexists(output):
+        raise UsageError(f"{output} is there and would be overwritten; name a new file")
+    folder, manifest = open_checkpoint(os.fspath(path), step)
+    first, placed = lay_out(
+        (
+            Tensor(name, array.dtype, array.shape, manifest.nbytes(name))
+            for name, array in manifest.arrays.items()
+        ),
+        {"structure": json.dumps(manifest.structure)},
+    )
+    new = f"{output}.new"
+    try:
+        with Files(folder, manifest.files, progress) as files:
+            contents = ((each.offset, _whole(files, manifest, each.name)) for each in placed)
+            write_file(new, first, contents)
+        os.replace(new, output)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or output}: {error.strerror}") from error
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(new)
+    sync_folder(os.path.dirname(output))
+    return summary_of(folder, manifest)
+
+
+def _whole(files: Files, manifest: Manifest, name: str) -> Iterator[memoryview]:
+    for piece in manifest.pieces[name]:
+        nbytes = _nbytes(manifest, name, piece)
+        yield from files.read(name, piece, nbytes, 0, nbytes)

@@ -1,0 +1,120 @@
+"""Paddle's names: `save_state_dict`, `load_state_dict`, `load_merged_state_dict`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hpcdist.checkpoint.folder import open_checkpoint
+from hpcdist.checkpoint.loading import load, load_arrays
+from hpcdist.checkpoint.saving import save
+from hpcdist.comm.group import Group
+from hpcdist.errors import UsageError
+from hpcdist.transport.base import Work
+
+_METHODS = ("send_recv", "broadcast", "multi_group_broadcast", "grouped_send_recv")
+
+
+def save_state_dict(
+    state_dict: Any,
+    path: str | os.PathLike[str],
+    process_group: Group | None = None,
+    coordinator_rank: int = 0,
+    unique_id: int | None = None,
+    async_save: bool = False,
+    safetensors: bool = False,
+    save_replicas: bool = False,
+) -> Work:
+    """Write a state to a folder, as `hpcdist.checkpoint.save` does. Collective.
+
+    Args:
+        state_dict: arrays, `Shard`s and values, nested as you like.
+        path: a folder.
+        process_group: the ranks that hold the state; None for all.
+        coordinator_rank: the world rank that looks at the folder and decides.
+        unique_id: makes `path` a series of checkpoints, of which this is one.
+        async_save: return when the state has been copied; `wait` for the work.
+        safetensors: the format of the data, which it always is.
+        save_replicas: accepted; an array that several ranks have is still written once.
+
+    """
+    return save(
+        state_dict,
+        path,
+        process_group,
+        step=unique_id,
+        async_save=bool(async_save),
+        coordinator_rank=coordinator_rank,
+    )
+
+
+def load_state_dict(
+    state_dict: Any,
+    path: str | os.PathLike[str],
+    process_group: Group | None = None,
+    coordinator_rank: int = 0,
+    unique_id: int | None = None,
+    offload: bool = False,
+    mw_name_compatibility: bool = True,
+    aoa_config: dict[str, list[str]] | None = None,
+    safetensors: bool = False,
+    worker_groups: list[Group] | None = None,
+    comm_method: str = "broadcast",
+) -> None:
+    """Fill a state with what a checkpoint has, as `hpcdist.checkpoint.load` does. Collective.
+
+    Args:
+        state_dict: arrays and `Shard`s are filled, values replaced.
+        path: the folder given to `save_state_dict`.
+        process_group: the ranks that load; None for all.
+        coordinator_rank: the world rank that looks at the folder and decides.
+        unique_id: of a series this checkpoint; None for the last one.
+        offload: accepted: what is read passes through host memory, block by block.
+        mw_name_compatibility: accepted: names are compared as they are.
+        aoa_config: not there: arrays keep their names and shapes.
+        safetensors: the format of the data, which it always is.
+        worker_groups: accepted: each rank reads what it needs, and nothing is sent.
+        comm_method: accepted, as above.
+
+    Raises:
+        UsageError: the checkpoint has other arrays, shapes or dtypes; on every rank.
+        CheckpointError: there is no checkpoint, or it is damaged; on every rank.
+
+    """
+    _refuse_changes(aoa_config)
+    if comm_method not in _METHODS:
+        raise UsageError(f"comm_method must be one of {', '.join(_METHODS)}, got {comm_method!r}")
+    load(state_dict, path, process_group, step=unique_id, coordinator_rank=coordinator_rank)
+
+
+def load_merged_state_dict(
+    path: str | os.PathLike[str],
+    prefix: str | None = None,
+    unique_id: int | None = None,
+    offload: bool = False,
+    aoa_config: dict[str, list[str]] | None = None,
+    safetensors: bool = False,
+) -> dict[str, Any]:
+    """Return the whole arrays of a checkpoint by name, as NumPy arrays. Local: one process reads.
+
+    Args:
+        path: the folder given to `save_state_dict`.
+        prefix: only arrays whose names begin with it, as ``model.layers``.
+        unique_id: of a series this checkpoint; None for the last one.
+        offload: accepted: the arrays are in host memory.
+        aoa_config: not there: arrays keep their names and shapes.
+        safetensors: the format of the data, which it always is.
+
+    """
+    _refuse_changes(aoa_config)
+    folder, manifest = open_checkpoint(os.fspath(path), unique_id)
+    names = [name for name in manifest.arrays if name.startswith(prefix or "")]
+    return load_arrays(folder, manifest, names)
+
+
+def _refuse_changes(aoa_config: Any) -> None:
+    if aoa_config:
+        raise UsageError(
+            "aoa_config is not there: arrays are loaded under the names and in the shapes with "
+            "which they were saved; rename and reshape what load(None, path) returns"
+        )

@@ -1,0 +1,267 @@
+"""`save`: write a state so that it is whole on disk, or not there at all.
+
+First all ranks describe what they hold and the first one plans; then every rank writes its share;
+then the first one commits. What fails anywhere before the commit leaves what was there before.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from hpcdist.checkpoint.background import Saving, finish_saving, start_saving
+from hpcdist.checkpoint.blocks import Piece, blocks_of, write_file
+from hpcdist.checkpoint.folder import (
+    check_step,
+    commit,
+    data_file,
+    prepare,
+    prune,
+    step_folder,
+    tidy,
+)
+from hpcdist.checkpoint.formats import Tensor, lay_out, name_of_dtype
+from hpcdist.checkpoint.host import look, to_read
+from hpcdist.checkpoint.manifest import Manifest
+from hpcdist.checkpoint.plan import Array, Held, Span, join_holdings, share_out
+from hpcdist.checkpoint.shard import Shard, bounds_of
+from hpcdist.checkpoint.state import Node, describe_state, merge_nodes
+from hpcdist.checkpoint.team import Team, team_of
+from hpcdist.comm.group import Group
+from hpcdist.comm.issue import not_a_member
+from hpcdist.errors import MismatchError, UsageError
+from hpcdist.transport.base import Work
+
+
+def save(
+    state: Any,
+    path: str | os.PathLike[str],
+    group: Group | None = None,
+    *,
+    step: int | None = None,
+    keep: int | None = None,
+    async_save: bool = False,
+    coordinator_rank: int | None = None,
+) -> Work:
+    """Write `state` to the folder `path`, each array once, spread over the ranks. Collective.
+
+    An array that several ranks have is taken to be the same on all of them, and one writes it.
+    A `Shard` says which part of an array a rank has. Everything else must be equal on all ranks,
+    but some ranks may have keys that others have not. Whenever the job is killed, the folder holds
+    the whole new checkpoint or what it held before.
+
+    Args:
+        state: arrays, `Shard`s, numbers, strings, bytes and None in dicts, lists and tuples.
+        path: a folder; it is made, and an older checkpoint in it is replaced.
+        group: the ranks that hold the state; None for all. Without `init_parallel_env` this
+            process alone.
+        step: makes `path` a series of checkpoints, of which this is one; a number from 0 on.
+        keep: how many checkpoints of the series stay, with this one; None for all.
+        async_save: return when the state has been copied, and write beside what comes next.
+            The work's `wait` raises what went wrong. A save waits for the one before it, and the
+            program for the last one.
+        coordinator_rank: the world rank that looks and decides; default: the group's first.
+
+    Returns:
+        A work whose `result()` is the folder of the checkpoint.
+
+    Raises:
+        UsageError: something in the state cannot be saved, or is nowhere whole; on every rank.
+        MismatchError: two ranks differ about what is saved; on every rank.
+        CheckpointError: a disk is full or read-only, or something else would be overwritten; on
+            every rank, and what was there is unchanged.
+
+    Example:
+        >>> import numpy as np, tempfile
+        >>> from hpcdist import checkpoint
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     work = checkpoint.save({"weights": np.ones(3), "epoch": 2}, folder)
+        ...     print(checkpoint.load(None, folder))
+        {'weights': array([1., 1., 1.]), 'epoch': 2}
+
+    """
+    team = team_of(group, coordinator_rank)
+    if team.group is not None and not team.group.is_member():
+        return not_a_member(team.group)
+    finish_saving(team)
+    order, views = _plan(team, state, (os.fspath(path), step, keep, async_save))
+    parts = [_part(span, views[span.name]) for span in order.spans]
+    if not async_save:
+        _write(team, order, parts)
+        return Saving(order.folder)
+    copies = [each._replace(memory=memoryview(bytearray(each.memory))) for each in parts]
+    return start_saving(team, order.folder, lambda own: _write(own, order, copies))
+
+
+class _Description(NamedTuple):
+    """What a rank tells the first one."""
+
+    structure: Node
+    held: list[Held]
+    settings: tuple[Any, ...]
+
+
+class _Layout(NamedTuple):
+    """What the first rank keeps for the manifest."""
+
+    structure: Node
+    arrays: dict[str, Array]
+    step: int | None
+    series: str
+    keep: int | None
+
+
+class _Order(NamedTuple):
+    """What the first rank tells each rank to write; the layout it tells itself alone."""
+
+    folder: str
+    file: str
+    spans: list[Span]
+    layout: _Layout | None
+
+
+class _Part(NamedTuple):
+    """A run of elements that this rank writes."""
+
+    span: Span
+    array: Array
+    memory: memoryview
+
+
+class _Written(NamedTuple):
+    """What a rank has written: its file, and where each span is in it."""
+
+    file: str
+    nbytes: int
+    pieces: list[tuple[Span, int, bytes]]
+
+
+def _plan(team: Team, state: Any, settings: tuple[Any, ...]) -> tuple[_Order, dict[str, _View]]:
+    """Agree on who writes what and where. Collective."""
+    views: dict[str, _View] = {}
+
+    def describe() -> _Description:
+        structure, arrays = describe_state(state)
+        views.update((name, _view(name, array)) for name, array in arrays.items())
+        return _Description(structure, [view.held for view in views.values()], settings)
+
+    return team.decide(describe, lambda everyone: _orders(team, everyone)), views
+
+
+def _orders(team: Team, everyone: Sequence[_Description]) -> list[_Order]:
+    """Plan on the first rank, and make the folder."""
+    path, step, keep, _ = everyone[0].settings
+    check_step(step, keep)
+    for rank, each in zip(team.ranks, everyone, strict=True):
+        if each.settings != everyone[0].settings:
+            raise MismatchError(
+                f"the ranks save differently: rank {team.ranks[0]} with (path, step, keep, "
+                f"async_save) = {everyone[0].settings}, but rank {rank} with {each.settings}; let "
+                "all ranks make the same call"
+            )
+    structure = merge_nodes([each.structure for each in everyone], team.ranks)
+    arrays, runs = join_holdings([each.held for each in everyone], team.ranks)
+    shares = share_out(arrays, runs, team.size)
+    folder = path if step is None else step_folder(path, step)
+    token = prepare(folder)
+    layout = _Layout(structure, arrays, step, path, keep)
+    return [
+        _Order(folder, data_file(token, rank), spans, layout if rank == team.first else None)
+        for rank, spans in enumerate(shares)
+    ]
+
+
+# ---- what this rank holds
+
+
+class _View(NamedTuple):
+    """An array of this rank, or the data of its shard."""
+
+    held: Held
+    array: Any
+
+
+def _view(name: str, array: Any) -> _View:
+    """Look at an array or a shard, without its data; a wrong shard is a `UsageError`."""
+    data = array.data if isinstance(array, Shard) else array
+    dtype, shape = look(data, name)
+    start, stop = 0, math.prod(shape)
+    if isinstance(array, Shard):
+        shape, start, stop = bounds_of(array, name, stop)
+    return _View(Held(name, name_of_dtype(dtype), shape, start, stop), data)
+
+
+def _part(span: Span, view: _View) -> _Part:
+    """Take the bytes of a span to host memory."""
+    held = view.held
+    memory = to_read(view.array, span.name, span.start - held.start, span.stop - held.start)
+    return _Part(span, Array(held.dtype, held.shape), memory)
+
+
+# ---- writing
+
+
+def _write(team: Team, order: _Order, parts: Sequence[_Part]) -> None:
+    """Write this rank's parts, and commit if all ranks have. Collective.
+
+    Only the first rank removes files, as it alone knows whether it has committed: another one may
+    hear of nothing any more when a rank dies.
+    """
+    team.decide(
+        lambda: _write_own(order, parts),
+        lambda written: _commit(order, written),
+        undo=lambda: tidy(order.folder),
+    )
+
+
+def _write_own(order: _Order, parts: Sequence[_Part]) -> _Written:
+    if not parts:
+        return _Written(order.file, 0, [])
+    named = {_entry_name(part): part for part in parts}
+    if len(named) < len(parts):
+        raise UsageError("two arrays of the state have confusing names: end none of them in [m:n]")
+    first, placed = lay_out(
+        Tensor(name, part.array.dtype, _entry_shape(part), part.memory.nbytes)
+        for name, part in named.items()
+    )
+    contents = [(each.offset, blocks_of(named[each.name].memory)) for each in placed]
+    sums = write_file(os.path.join(order.folder, order.file), first, contents)
+    pieces = [
+        (named[each.name].span, each.offset, found)
+        for each, found in zip(placed, sums, strict=True)
+    ]
+    return _Written(order.file, placed[-1].offset + placed[-1].nbytes, pieces)
+
+
+def _entry_name(part: _Part) -> str:
+    name, start, stop = part.span
+    return name if stop - start == part.array.size else f"{name}[{start}:{stop}]"
+
+
+def _entry_shape(part: _Part) -> tuple[int, ...]:
+    size = part.span.stop - part.span.start
+    return part.array.shape if size == part.array.size else (size,)
+
+
+def _commit(order: _Order, written: Sequence[_Written]) -> list[None]:
+    """Make what all ranks have written the checkpoint, on the first rank."""
+    layout = order.layout
+    assert layout is not None
+    files = [(each.file, each.nbytes) for each in written if each.pieces]
+    pieces: dict[str, list[Piece]] = {name: [] for name in layout.arrays}
+    for number, each in enumerate(each for each in written if each.pieces):
+        for span, offset, sums in each.pieces:
+            pieces[span.name].append(Piece(number, offset, span.start, span.stop, sums))
+    for found in pieces.values():
+        found.sort(key=operator.attrgetter("start", "stop"))
+    manifest = Manifest(layout.structure, layout.arrays, pieces, files, len(written), layout.step)
+    commit(order.folder, manifest)
+    with suppress(OSError):  # the checkpoint is whole, whatever cannot be removed
+        tidy(order.folder)
+        if layout.step is not None and layout.keep is not None:
+            prune(layout.series, layout.step, layout.keep)
+    return [None] * len(written)

@@ -1,0 +1,179 @@
+"""The formulas: how weights, gradient and state of one block become the next ones, in place.
+
+All arrays are flat, of one length and one floating dtype. The functions use NumPy's ufuncs with
+``out=``, which every array library that implements NumPy's protocols (CuPy) runs on its own
+memory; no array is made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Options = Mapping[str, Any]
+
+
+class Block(NamedTuple):
+    """What a formula works on: `states` are in the order of `Rule.states`.
+
+    `room` is two arrays of the same length whose contents do not matter. `step` counts from 1.
+    """
+
+    weights: Any
+    gradient: Any
+    states: Sequence[Any]
+    room: Sequence[Any]
+    options: Options
+    step: int
+
+
+class Rule(NamedTuple):
+    """One algorithm.
+
+    `advance` uses the gradient once. Where `measure` is given, `advance` changes the state only;
+    then `measure` returns the sums of squares of weights and direction, and `apply` changes the
+    weights, given the ratio of the two norms over the whole parameter.
+    """
+
+    states: tuple[str, ...]
+    advance: Callable[[Block], None]
+    measure: Callable[[Block], tuple[float, float]] | None = None
+    apply: Callable[[Block, float], None] | None = None
+
+
+def sgd(block: Block) -> None:
+    """W -= lr (g + decay w) (Robbins and Monro 1951)."""
+    weights, options, room = block.weights, block.options, block.room
+    slope = _decayed(block)
+    np.multiply(slope, options["learning_rate"], out=room[0])
+    np.subtract(weights, room[0], out=weights)
+
+
+def momentum(block: Block) -> None:
+    """Move by an average of past gradients.
+
+    v = mu v + (1 - dampening) g, w -= lr v; with `nesterov` w -= lr (g + mu v) (Polyak 1964;
+    Sutskever et al. 2013, as torch and Paddle write it). The first step takes v = g.
+    """
+    weights, options, room = block.weights, block.options, block.room
+    (speed,), mu = block.states, options["momentum"]
+    slope = _decayed(block)
+    if block.step == 1:
+        np.copyto(speed, slope)
+    else:
+        np.multiply(speed, mu, out=speed)
+        np.multiply(slope, 1 - options["dampening"], out=room[1])
+        np.add(speed, room[1], out=speed)
+    step = speed
+    if options["nesterov"]:
+        np.multiply(speed, mu, out=room[1])
+        step = np.add(slope, room[1], out=room[1])
+    np.multiply(step, options["learning_rate"], out=room[1])
+    np.subtract(weights, room[1], out=weights)
+
+
+def adam(block: Block) -> None:
+    """Divide an average of gradients by the root of one of their squares.
+
+    m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, w -= lr m' / (sqrt(v') + eps) with
+    m' = m / (1 - b1^t), v' = v / (1 - b2^t) (Kingma and Ba 2015, algorithm 1); decay is added to g.
+    """
+    _moments(block, _decayed(block))
+    _move(block)
+
+
+def adamw(block: Block) -> None:
+    """Do Adam, with decay apart from it: w *= 1 - lr decay (Loshchilov and Hutter 2019)."""
+    weights, options = block.weights, block.options
+    if options["weight_decay"]:
+        factor = 1 - options["learning_rate"] * options["weight_decay"]
+        np.multiply(weights, factor, out=weights)
+    _moments(block, block.gradient)
+    _move(block)
+
+
+def lamb_advance(block: Block) -> None:
+    """Advance the two averages of Adam; see `lamb_apply`."""
+    _moments(block, block.gradient)
+
+
+def lamb_measure(block: Block) -> tuple[float, float]:
+    """Return the sums of squares of the weights and of their direction."""
+    weights, direction = block.weights, _direction(block)
+    return float(np.dot(weights, weights)), float(np.dot(direction, direction))
+
+
+def lamb_apply(block: Block, ratio: float) -> None:
+    """W -= lr ratio u with u = m' / (sqrt(v') + eps) + decay w, ratio = |w| / |u| of the parameter.
+
+    The ratio is 1 where one of the norms is 0 (You et al. 2020, algorithm 2).
+    """
+    weights, direction = block.weights, _direction(block)
+    np.multiply(direction, block.options["learning_rate"] * ratio, out=direction)
+    np.subtract(weights, direction, out=weights)
+
+
+# ---- what they share
+
+
+def _decayed(block: Block) -> Any:
+    """Return the gradient with the weights' decay; maybe in the first of the room."""
+    decay = block.options["weight_decay"]
+    if not decay:
+        return block.gradient
+    np.multiply(block.weights, decay, out=block.room[0])
+    return np.add(block.room[0], block.gradient, out=block.room[0])
+
+
+def _moments(block: Block, slope: Any) -> None:
+    """Advance the averages of the gradient and of its square; uses the second of the room."""
+    (first, second), options, room = block.states, block.options, block.room[1]
+    np.subtract(slope, first, out=room)
+    np.multiply(room, 1 - options["beta1"], out=room)
+    np.add(first, room, out=first)
+    np.multiply(second, options["beta2"], out=second)
+    np.multiply(slope, slope, out=room)
+    np.multiply(room, 1 - options["beta2"], out=room)
+    np.add(second, room, out=second)
+
+
+def _quotient(block: Block) -> float:
+    """Leave m / (sqrt(v) + eps c) in the room; times the result it is m' / (sqrt(v') + eps).
+
+    c is the root of 1 - b2^t: dividing once less than the formula says.
+    """
+    (first, second), options, room = block.states, block.options, block.room[0]
+    root = sqrt(1 - options["beta2"] ** block.step)
+    np.sqrt(second, out=room)
+    np.add(room, options["epsilon"] * root, out=room)
+    np.divide(first, room, out=room)
+    return root / (1 - float(options["beta1"]) ** block.step)
+
+
+def _move(block: Block) -> None:
+    weights, room = block.weights, block.room[0]
+    factor = _quotient(block)
+    np.multiply(room, block.options["learning_rate"] * factor, out=room)
+    np.subtract(weights, room, out=weights)
+
+
+def _direction(block: Block) -> Any:
+    decay, room = block.options["weight_decay"], block.room
+    factor = _quotient(block)
+    np.multiply(room[0], factor, out=room[0])
+    if decay:
+        np.multiply(block.weights, decay, out=room[1])
+        np.add(room[0], room[1], out=room[0])
+    return room[0]
+
+
+_MOMENTS = ("moment1", "moment2")
+
+SGD = Rule((), sgd)
+MOMENTUM = Rule(("velocity",), momentum)
+ADAM = Rule(_MOMENTS, adam)
+ADAMW = Rule(_MOMENTS, adamw)
+LAMB = Rule(_MOMENTS, lamb_advance, lamb_measure, lamb_apply)

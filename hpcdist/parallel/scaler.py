@@ -1,0 +1,139 @@
+"""`GradScaler`: a factor that keeps 16-bit gradients in range, and drops a step that overflows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import numpy as np
+
+from hpcdist.errors import UsageError
+
+
+@final
+class GradScaler:
+    """Scales the loss, and lets all ranks skip a step in which any of them has inf or NaN.
+
+    The factor is divided by two after such a step, and doubled after many steps without one.
+
+    Args:
+        enable: False lets everything pass unchanged.
+        init_loss_scaling: the first factor.
+        incr_ratio: what it is multiplied with after `incr_every_n_steps` good steps.
+        decr_ratio: what it is multiplied with after `decr_every_n_nan_or_inf` bad ones in a row.
+        incr_every_n_steps: see `incr_ratio`.
+        decr_every_n_nan_or_inf: see `decr_ratio`.
+        use_dynamic_loss_scaling: False keeps the factor.
+
+    Raises:
+        UsageError: a ratio is on the wrong side of 1.
+
+    Reference: Micikevicius et al., Mixed Precision Training, ICLR 2018; Paddle's
+    ``paddle.amp.GradScaler``.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> w = dist.Parameter(np.ones(2))
+        >>> optimizer, scaler = dist.optim.SGD([w], 0.5), dist.GradScaler(init_loss_scaling=8.0)
+        >>> w.grad = scaler.scale(1.0) * np.ones(2)
+        >>> scaler.step(optimizer)
+        True
+        >>> scaler.update()
+        >>> w.data
+        array([0.5, 0.5])
+
+    """
+
+    def __init__(
+        self,
+        enable: bool = True,
+        init_loss_scaling: float = 65536.0,
+        incr_ratio: float = 2.0,
+        decr_ratio: float = 0.5,
+        incr_every_n_steps: int = 2000,
+        decr_every_n_nan_or_inf: int = 1,
+        use_dynamic_loss_scaling: bool = True,
+    ) -> None:
+        if incr_ratio <= 1 or not 0 < decr_ratio < 1 or init_loss_scaling <= 0:
+            raise UsageError(
+                "a GradScaler needs incr_ratio above 1, decr_ratio between 0 and 1 and a positive "
+                f"factor, got {incr_ratio}, {decr_ratio} and {init_loss_scaling}"
+            )
+        self._enabled, self._dynamic = enable, use_dynamic_loss_scaling
+        self._scale = float(init_loss_scaling)
+        self._ratios = incr_ratio, decr_ratio
+        self._limits = incr_every_n_steps, decr_every_n_nan_or_inf
+        self._good = self._bad = 0
+        self._finite: bool | None = None
+
+    def scale(self, loss: Any) -> Any:
+        """Return `loss` (or the slope it gives) times the factor."""
+        return loss * self.get_scale()
+
+    def get_scale(self) -> float:
+        """Return the factor; 1 if the scaler is not enabled."""
+        return self._scale if self._enabled else 1.0
+
+    def unscale_(self, optimizer: Any) -> bool:
+        """Divide the gradients by the factor, for example before clipping them.
+
+        Collective where the optimizer is sharded. Say whether they are finite on all ranks.
+        """
+        if self._finite is not None:
+            raise UsageError("the gradients are unscaled already; call update() after each step")
+        self._finite = True
+        if self._enabled:
+            own = getattr(optimizer, "unscale_", None)
+            unscale = own if own is not None else lambda scale: _unscale(optimizer, scale)
+            self._finite = bool(unscale(self._scale))
+        return self._finite
+
+    def step(self, optimizer: Any) -> bool:
+        """Do the optimizer's step, unless a gradient on any rank is inf or NaN; say whether.
+
+        Collective where the optimizer is sharded.
+        """
+        if self._finite is None:
+            self.unscale_(optimizer)
+        if not self._finite:
+            optimizer.clear_grad()
+            return False
+        optimizer.step()
+        return True
+
+    def update(self) -> None:
+        """Adapt the factor to how the step went."""
+        finite, self._finite = self._finite, None
+        if finite is None or not (self._enabled and self._dynamic):
+            return
+        self._good, self._bad = (self._good + 1, 0) if finite else (0, self._bad + 1)
+        up, down = self._ratios
+        if self._good >= self._limits[0]:
+            self._scale, self._good = self._scale * up, 0
+        elif self._bad >= self._limits[1]:
+            self._scale, self._bad = max(1.0, self._scale * down), 0
+
+    def minimize(self, optimizer: Any, *_: Any) -> None:
+        """Do `step` and `update` (Paddle's name)."""
+        self.step(optimizer)
+        self.update()
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the factor, and how many good and bad steps there have been since it changed."""
+        return {"scale": self._scale, "good": self._good, "bad": self._bad}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Load what `state_dict` returned."""
+        self._scale = float(state["scale"])
+        self._good, self._bad = int(state["good"]), int(state["bad"])
+
+
+def _unscale(optimizer: Any, scale: float) -> bool:
+    """Divide the gradients of an optimizer that is not sharded; say whether they are finite."""
+    finite = True
+    for slot in optimizer.slots:
+        gradient = slot.parameter.memory()
+        if gradient is not None:
+            np.multiply(gradient, 1 / scale, out=gradient, casting="unsafe")
+            finite = finite and bool(np.isfinite(gradient).all())
+    return finite

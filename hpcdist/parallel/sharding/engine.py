@@ -1,0 +1,218 @@
+"""`Engine`: one sharded model of arrays; what its model and its optimizer have in common.
+
+The three levels are three choices: ``os`` keeps parameters and gradients whole, ``os_g`` lets the
+memory of gradients go, ``p_g_os`` lends the parameters besides. All of them own the same parts,
+take the same steps and write the same checkpoints.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, Protocol, final, get_args
+
+import numpy as np
+
+from hpcdist.arrays.buffer import is_writeable
+from hpcdist.arrays.dtypes import dtype_row
+from hpcdist.arrays.libraries import NumpyArray, view_of
+from hpcdist.comm.collectives import all_reduce
+from hpcdist.config import read_config
+from hpcdist.errors import UsageError
+from hpcdist.parallel.parameter import Parameter
+from hpcdist.parallel.sharding.gradients import ShardedGradients, Teams
+from hpcdist.parallel.sharding.layout import Item, Unit, layer_of, plan_layers, plan_units
+from hpcdist.parallel.sharding.lent import LentParameters
+from hpcdist.parallel.sharding.whole import WholeParameters, whole_of
+from hpcdist.transport.recipes import ReduceOp
+
+Level = Literal["os", "os_g", "p_g_os"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+
+_MEASURED = 4
+"""Backward passes after which ranks agree whether to gather ahead: `Pace` has decided by then."""
+
+
+class Store(Protocol):
+    """Where the weights of some units are; units are counted from 0."""
+
+    def owned(self, position: int) -> NumpyArray:
+        """Return what this rank owns of a unit."""
+        ...
+
+    def publish(self, position: int) -> None:
+        """Let all ranks have what their owners have made of a unit."""
+        ...
+
+
+@final
+class Engine:
+    """Collective over the teams to create; the parameters must be equal on all ranks.
+
+    Args:
+        named: names and parameters that are trained.
+        level: what is sharded.
+        teams: the ranks.
+        limit: bytes of a unit of gradients.
+        segment: bytes of the least unit of lent parameters.
+        excluded: names of parameters or layers that are never lent.
+        ahead: whether lent parameters may be gathered ahead of their use.
+        owner: the model.
+
+    Attributes:
+        names: of the parameters.
+        parameters: in order of registration.
+        units: what travels together, in the order in which gradients are sent.
+
+    """
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, Parameter]],
+        level: Level,
+        teams: Teams,
+        *,
+        limit: int,
+        segment: int,
+        excluded: Sequence[str],
+        ahead: bool,
+        owner: weakref.ref[Any],
+    ) -> None:
+        self.level, self.teams = level, teams
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        self.shapes = [parameter.shape for parameter in self.parameters]
+        for name, parameter in named:
+            parameter.name = name
+        stay = _excluded(self.names, excluded)
+        items = _items(named, stay)
+        lends = level == "p_g_os"
+        plan, size = (plan_layers, segment) if lends else (plan_units, limit)
+        self.units = plan(items, teams.group.nranks, size)
+        lent = [lends and unit.indices[0] not in stay for unit in self.units]
+        dtypes = [_view(self.parameters[unit.indices[0]]).dtype for unit in self.units]
+        self.lent = LentParameters(self.parameters, _where(self.units, lent, True), teams.group)
+        self.whole = WholeParameters(self.parameters, _where(self.units, lent, False), teams.group)
+        stores: dict[bool, Store] = {True: self.lent, False: self.whole}
+        self._places = [(stores[own], lent[:number].count(own)) for number, own in enumerate(lent)]
+        self.gradients = ShardedGradients(
+            self.parameters,
+            self.units,
+            dtypes,
+            teams,
+            stays=level == "os",
+            owner=owner,
+            after=self._backward_ended,
+        )
+        overlap = read_config().overlap if ahead and teams.group.nranks > 1 else "never"
+        self._undecided = overlap == "auto"
+        self.lent.ahead = overlap == "always"
+        self._backwards = 0
+        self.after_backward = _nothing
+
+    # ---- weights
+
+    def owned(self, number: int) -> NumpyArray:
+        """Return the weights of a unit that this rank owns."""
+        store, position = self._places[number]
+        return store.owned(position)
+
+    def publish(self, number: int) -> None:
+        """Let all ranks have the weights of a unit as their owners have them. Collective."""
+        store, position = self._places[number]
+        store.publish(position)
+
+    def adopt(self, number: int) -> None:
+        """Let this rank own what whole parameters hold now. Local."""
+        store, position = self._places[number]
+        if store is self.whole:
+            self.whole.adopt(position)
+
+    def gathered(self) -> dict[str, NumpyArray]:
+        """Return all weights as new arrays, by name. Collective over the group."""
+        return self.gather([self.owned(number) for number in range(len(self.units))])
+
+    def gather(self, parts: Sequence[NumpyArray | None]) -> dict[str, NumpyArray]:
+        """Return, by name, the arrays of which ranks own `parts` of each unit. Collective."""
+        arrays: dict[str, NumpyArray] = {}
+        for unit, part in zip(self.units, parts, strict=True):
+            if part is None:
+                continue
+            flat = whole_of(part, self.teams.group)
+            per = part.size // unit.share if unit.share else 1
+            for index, start, size in zip(unit.indices, unit.starts, unit.sizes, strict=True):
+                shape = self.shapes[index] if per == 1 else (*self.shapes[index], per)
+                run = flat[start * per : (start + size) * per]
+                arrays[self.names[index]] = run.reshape(shape).copy()
+        return {name: arrays[name] for name in self.names if name in arrays}
+
+    # ---- passes
+
+    def forward(self) -> None:
+        """Begin a forward pass."""
+        self.gradients.forward()
+        self.lent.begin("forward")
+
+    def forward_ended(self) -> None:
+        """End the forward pass: what it has gathered goes."""
+        self.lent.begin("backward")
+
+    def _backward_ended(self, error: UsageError | None) -> None:
+        self.lent.begin("backward")
+        self._backwards += 1
+        if self._undecided and self._backwards == _MEASURED:
+            self._undecided = False
+            self.lent.ahead = self._all_have_cores()
+        if error is None:
+            self.after_backward()
+
+    def _all_have_cores(self) -> bool:
+        """Say whether communication hides behind computing on every rank. Collective."""
+        spare = np.array([not self.gradients.exchange.inline], np.uint8)
+        all_reduce(spare, ReduceOp.MIN, self.teams.group)
+        return bool(spare[0])
+
+
+def _nothing() -> None:
+    pass
+
+
+def _where(units: Iterable[Unit], flags: Iterable[bool], wanted: bool) -> list[Unit]:
+    return [unit for unit, flag in zip(units, flags, strict=True) if flag is wanted]
+
+
+def _view(parameter: Parameter) -> NumpyArray:
+    return view_of(parameter.data)
+
+
+def _items(named: Sequence[tuple[str, Parameter]], stay: set[int]) -> list[Item]:
+    items = []
+    for index, (name, parameter) in enumerate(named):
+        view = _view(parameter)
+        kind = dtype_row(view.dtype).name, is_writeable(view), index in stay
+        items.append(Item(name, view.shape, view.size, view.nbytes, kind))
+    return items
+
+
+def _excluded(names: Sequence[str], excluded: Sequence[str]) -> set[int]:
+    """Return the indices of parameters whose name or layer is excluded.
+
+    Raises:
+        UsageError: an entry is the name of neither.
+
+    """
+    stay: set[int] = set()
+    for entry in excluded:
+        found = {
+            index
+            for index, name in enumerate(names)
+            if entry == name or name.startswith(f"{entry}.")
+        }
+        if not found:
+            layers = sorted({layer_of(name) for name in names})
+            raise UsageError(
+                f"exclude_layer has {entry!r}, which is the name of no layer or parameter; the "
+                f"layers are {', '.join(layers[:8])}"
+            )
+        stay |= found
+    return stay

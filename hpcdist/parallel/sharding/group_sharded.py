@@ -1,0 +1,209 @@
+"""`group_sharded_parallel`: one call that spreads a model's training state over ranks."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from hpcdist.comm.group import Group
+from hpcdist.errors import UsageError
+from hpcdist.optim.optimizer import Optimizer
+from hpcdist.parallel.holders import described, is_trained, spread, trainable
+from hpcdist.parallel.model import training_group
+from hpcdist.parallel.scaler import GradScaler
+from hpcdist.parallel.sharding.engine import LEVELS, Level
+from hpcdist.parallel.sharding.gradients import Teams
+from hpcdist.parallel.sharding.model import ShardedModel
+from hpcdist.parallel.states import State, verify_states
+
+
+class Wishes(NamedTuple):
+    """The arguments of `group_sharded_parallel` as an engine gets them, checked."""
+
+    level: Level
+    teams: Teams
+    offload: bool
+    sync_buffers: bool
+    limit: int
+    segment: int
+    ahead: bool
+    excluded: Sequence[str | int]
+
+
+def group_sharded_parallel(
+    model: Any,
+    optimizer: Any,
+    level: str,
+    scaler: Any = None,
+    group: Group | None = None,
+    offload: bool = False,
+    sync_buffers: bool = False,
+    buffer_max_size: int = 2**23,
+    segment_size: int = 2**20,
+    sync_comm: bool = False,
+    dp_group: Group | None = None,
+    exclude_layer: Sequence[str | int] | None = None,
+) -> tuple[Any, Any, Any]:
+    """Let every rank of a group keep a part of the training state instead of all of it.
+
+    Collective over `group` and `dp_group`: parameters and buffers are checked and get the values
+    of the first rank. Use what is returned in place of what was given.
+
+    Args:
+        model: an object with ``named_parameters()`` (of `hpcdist.Parameter`), which runs on
+            hpcdist's engine for arrays, or a `torch.nn.Module`, which runs on torch's own.
+        optimizer: of exactly the model's parameters, fresh: one of `hpcdist.optim` for arrays, any
+            of `torch.optim` for a module.
+        level: ``"os"`` shards the optimizer's state; ``"os_g"`` the gradients, too; ``"p_g_os"``
+            also the parameters, which are gathered layer by layer while they are used.
+        scaler: a `hpcdist.GradScaler` (arrays) or `torch.amp.GradScaler` (modules), or None. The
+            one that is returned agrees across ranks.
+        group: the ranks that share one copy of the state; None for all.
+        offload: keep the state in host memory. Arrays of NumPy, JAX and torch on the processor are
+            there already, and nothing changes.
+        sync_buffers: give all ranks the first rank's buffers after each backward pass.
+        buffer_max_size: bytes of gradients that are reduced together (levels ``os``, ``os_g``).
+        segment_size: bytes that are gathered together at least (level ``p_g_os``): smaller layers
+            join the next one.
+        sync_comm: never gather a layer ahead of its use.
+        dp_group: the ranks of other groups that own the same parts as this one: gradients are
+            averaged over them, too (hybrid sharding).
+        exclude_layer: names of layers or parameters (of modules, also the ``id`` of a module) whose
+            parameters stay gathered at level ``p_g_os``.
+
+    Returns:
+        Model, optimizer and scaler.
+
+    Raises:
+        UsageError: an argument is wrong, the optimizer has other parameters or has taken steps.
+        MismatchError: the parameters of two ranks differ in name, order, shape or dtype.
+
+    Reference: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter
+    Models, SC 2020 (stages 1, 2, 3); Paddle's
+    ``paddle.distributed.sharding.group_sharded_parallel``, whose ``os`` is its ``os_g``.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> class Line:
+        ...     def __init__(self): self.w = dist.Parameter(np.zeros(3))
+        ...     def named_parameters(self): return [("w", self.w)]
+        ...     def __call__(self, x): return x @ self.w.data
+        >>> _ = dist.init_parallel_env()
+        >>> line = Line()
+        >>> optimizer = dist.optim.SGD(line.named_parameters(), learning_rate=0.5)
+        >>> model, optimizer, _ = dist.group_sharded_parallel(line, optimizer, "p_g_os")
+        >>> _ = model(np.ones((2, 3)))
+        >>> line.w.grad = np.ones(3)
+        >>> optimizer.step()
+        >>> model.state_dict()["w"]
+        array([-0.5, -0.5, -0.5])
+
+    """
+    wishes = Wishes(
+        _level(level),
+        Teams(training_group(group), None if dp_group is None else training_group(dp_group)),
+        bool(offload),
+        bool(sync_buffers),
+        _size("buffer_max_size", buffer_max_size),
+        _size("segment_size", segment_size),
+        not sync_comm,
+        _entries(exclude_layer),
+    )
+    return _engine_for(model)(model, optimizer, scaler, wishes)
+
+
+Shard = Callable[[Any, Any, Any, Wishes], tuple[Any, Any, Any]]
+
+_ENGINES = {("torch", "Module"): ("hpcdist.torch.sharded", "shard_module")}
+"""By package and class a model's type comes from; loaded when the first such model appears."""
+
+
+def _engine_for(model: Any) -> Shard:
+    for base in type(model).__mro__:
+        row = _ENGINES.get((base.__module__.partition(".")[0], base.__name__))
+        if row is not None:
+            engine: Shard = getattr(importlib.import_module(row[0]), row[1])
+            return engine
+    if callable(getattr(model, "named_parameters", None)):
+        return _shard_arrays
+    raise UsageError(
+        f"group_sharded_parallel got {model!r}, which is neither a torch.nn.Module nor an object "
+        "whose named_parameters() yields pairs of a name and an hpcdist.Parameter"
+    )
+
+
+def _shard_arrays(
+    layers: Any, optimizer: Any, scaler: Any, wishes: Wishes
+) -> tuple[ShardedModel, Any, Any]:
+    """Shard a model of `Parameter`s. Collective."""
+    held: list[tuple[str, Any]] = []
+    states: list[State] = []
+    problem = None
+    try:
+        held = trainable(layers)
+        states = described(held)
+        _check_companions(optimizer, scaler, [each for _, each in held if is_trained(each)])
+    except UsageError as error:
+        problem = error
+    for group in _both(wishes.teams):
+        verify_states(states, group, error=problem)
+    for group in _both(wishes.teams):
+        spread(held, group, group.ranks[0])
+    model = ShardedModel(
+        layers,
+        wishes.level,
+        wishes.teams,
+        limit=wishes.limit,
+        segment=wishes.segment,
+        excluded=[str(entry) for entry in wishes.excluded],
+        ahead=wishes.ahead,
+        sync_buffers=wishes.sync_buffers,
+    )
+    return model, model.shard(optimizer), scaler
+
+
+def _both(teams: Teams) -> list[Group]:
+    """Return the groups, replicas first: so the values of one rank reach all."""
+    return [group for group in (teams.replicas, teams.group) if group is not None]
+
+
+def _check_companions(optimizer: Any, scaler: Any, trained: Sequence[Any]) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise UsageError(
+            f"the optimizer of a model of arrays must be one of hpcdist.optim, got {optimizer!r}"
+        )
+    if optimizer.has_stepped():
+        raise UsageError(
+            "the optimizer has taken steps already; shard a fresh one, and let it load the "
+            "state_dict() of this one"
+        )
+    own = {id(slot.parameter) for slot in optimizer.slots}
+    if own != {id(each) for each in trained}:
+        raise UsageError(
+            f"the optimizer must have exactly the {len(trained)} parameters of the model that are "
+            f"trained, but has {len(own)}, or others; make it of model.named_parameters()"
+        )
+    if scaler is not None and type(scaler) is not GradScaler:
+        raise UsageError(
+            f"the scaler of a model of arrays must be an hpcdist.GradScaler or None, got {scaler!r}"
+        )
+
+
+def _level(level: str) -> Level:
+    for known in LEVELS:
+        if level == known:
+            return known
+    raise UsageError(f"The level must be os, os_g or p_g_os, got {level!r}")
+
+
+def _size(name: str, size: int) -> int:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise UsageError(f"{name} must be a number of bytes, at least 0, got {size!r}")
+    return size
+
+
+def _entries(excluded: Sequence[str | int] | None) -> Sequence[str | int]:
+    if isinstance(excluded, str):
+        raise UsageError(f"exclude_layer must be a list of names, got {excluded!r}; write [name]")
+    return list(excluded or ())

@@ -1,0 +1,232 @@
+"""`ShardedModel`: a model of `Parameter`s whose training state is spread over ranks."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import numpy as np
+
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.errors import UsageError
+from hpcdist.optim.optimizer import Optimizer
+from hpcdist.parallel.clipping import Measured
+from hpcdist.parallel.holders import (
+    array_in,
+    buffers_of,
+    distinct,
+    holders_of,
+    is_trained,
+    load,
+    spread,
+)
+from hpcdist.parallel.pace import CommStats
+from hpcdist.parallel.parameter import Parameter
+from hpcdist.parallel.sharding.engine import Engine, Level
+from hpcdist.parallel.sharding.gradients import Teams
+from hpcdist.parallel.sharding.optimizer import ShardedOptimizer
+from hpcdist.parallel.sharding.parts import (
+    Owned,
+    State,
+    as_shards,
+    check_parts,
+    fill_parts,
+    owned_parts,
+)
+
+
+@final
+class ShardedModel:
+    """What `group_sharded_parallel` makes of a model of arrays; the rest falls through to that.
+
+    Its backward pass is yours, as with `DataParallel`: assign ``p.grad`` (or call
+    ``p.accumulate``) for every parameter, last layer first. Gradients go to the ranks that own
+    them: afterwards ``p.grad`` is None everywhere, and the sharded optimizer has what it needs.
+    What several backward passes assign adds up until the optimizer's step.
+
+    At level ``p_g_os`` read ``p.data`` where it is used, in forward and backward: reading gathers
+    the layer of ``p``, and the layer read before is given back. So all ranks must read the same
+    parameters in the same order, and a rank must not read one alone.
+
+    Attributes:
+        level: what is sharded.
+        group: the ranks that share one copy of the model.
+
+    """
+
+    def __init__(
+        self,
+        layers: Any,
+        level: Level,
+        teams: Teams,
+        *,
+        limit: int,
+        segment: int,
+        excluded: Sequence[str],
+        ahead: bool,
+        sync_buffers: bool,
+    ) -> None:
+        self._layers = layers
+        self.level, self.group = level, teams.group
+        named = distinct(layers.named_parameters())
+        self._engine = Engine(
+            [(name, each) for name, each in named if is_trained(each)],
+            level,
+            teams,
+            limit=limit,
+            segment=segment,
+            excluded=excluded,
+            ahead=ahead,
+            owner=weakref.ref(self),
+        )
+        self._optimizer: ShardedOptimizer | None = None
+        if sync_buffers:
+            self._engine.after_backward = self._spread_buffers
+
+    def shard(self, optimizer: Optimizer) -> ShardedOptimizer:
+        """Return the sharded form of the model's optimizer."""
+        self._optimizer = ShardedOptimizer(optimizer, self._engine)
+        return self._optimizer
+
+    # ---- training
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the model; whether its gradients will be reduced is decided here."""
+        self._engine.forward()
+        run = self._layers if callable(self._layers) else self._layers.forward
+        output = run(*inputs, **kwargs)
+        self._engine.forward_ended()
+        return output
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Do the same as calling the model."""
+        return self(*inputs, **kwargs)
+
+    def synchronize(self) -> None:
+        """End the backward pass, which ends by itself with the last gradient. Collective.
+
+        Raises:
+            UsageError: a parameter has no gradient on this rank.
+            RemoteError: that is so on another rank.
+
+        """
+        self._engine.gradients.synchronize()
+
+    def apply_collective_grads(self) -> None:
+        """Do `synchronize`."""
+        self.synchronize()
+
+    def zero_grad(self) -> None:
+        """Forget all gradients; ends a backward pass that is under way."""
+        self._engine.gradients.clear()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients of forwards inside the context add up without communication, if they can.
+
+        They can at level ``os``, where every rank has memory for whole gradients. At the other
+        levels each backward pass is reduced as it comes, and the sums are the same.
+        """
+        gradients, before = self._engine.gradients, self._engine.gradients.sync
+        gradients.sync = False
+        try:
+            yield
+        finally:
+            gradients.sync = before
+
+    def measure_gradients(self, norm_type: float) -> Measured:
+        """Return the norm over all gradients of the model, and what multiplies them. Collective."""
+        if self._optimizer is None:
+            raise UsageError("this model has no sharded optimizer; use group_sharded_parallel")
+        return self._optimizer.measure_gradients(norm_type)
+
+    def comm_stats(self) -> CommStats:
+        """Return what reducing gradients has cost so far, and how much was hidden. Local."""
+        return self._engine.gradients.exchange.stats()
+
+    def _spread_buffers(self) -> None:
+        for group in reversed(self._engine.teams):
+            if group is not None:
+                spread(distinct(buffers_of(self._layers)), group, group.ranks[0])
+
+    # ---- the model itself
+
+    def parameters(self) -> list[Parameter]:
+        """Return the parameters, each once."""
+        return [parameter for _, parameter in self.named_parameters()]
+
+    def named_parameters(self) -> list[tuple[str, Parameter]]:
+        """Return names, without a prefix, and parameters, each once."""
+        return distinct(self._layers.named_parameters())
+
+    def state_dict(self) -> dict[str, NumpyArray]:
+        """Return all parameters and buffers, whole, as new NumPy arrays by name. Collective."""
+        whole = self._engine.gathered()
+        rest = {name: np.array(array_in(holder)) for name, holder in self._rest()}
+        return {name: {**whole, **rest}[name] for name, _ in holders_of(self._layers)}
+
+    def set_state_dict(
+        self, state_dict: Mapping[str, Any], use_structured_name: bool = True
+    ) -> None:
+        """Load whole arrays, as `state_dict` returned them. Collective: the same on every rank.
+
+        Raises:
+            UsageError: a name is missing or unknown, or an array has another shape.
+
+        """
+        known = {name for name, _ in holders_of(self._layers)}
+        different = sorted(map(str, known ^ state_dict.keys()))
+        if different:
+            raise UsageError(
+                f"the state has other names than the model: {', '.join(different[:8])} occur in "
+                "one of them only; load a state_dict() of the same model"
+            )
+        self.load_sharded_state_dict(state_dict)
+
+    load_state_dict = set_state_dict
+
+    def sharded_state_dict(self) -> State:
+        """Return what this rank owns: a `Shard` of each parameter of which it has a part. Local.
+
+        Buffers and parameters that are not trained are whole, on every rank.
+        """
+        rest = {name: array_in(holder) for name, holder in self._rest()}
+        return {**as_shards(self._parts()), **rest}
+
+    def load_sharded_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what this rank needs from a state of `Shard`s or whole arrays. Collective.
+
+        Raises:
+            UsageError: something that this rank needs is missing or has another shape.
+
+        """
+        parts = list(self._parts())
+        check_parts(parts, state)
+        rest = self._rest()
+        load(rest, {name: state[name] for name, _ in rest if name in state})
+        fill_parts(parts, state)
+        for number in range(len(self._engine.units)):
+            self._engine.publish(number)
+        self._engine.lent.release()
+        if self._optimizer is not None:
+            self._optimizer.adopt()
+
+    def _parts(self) -> Iterator[Owned]:
+        engine = self._engine
+        for number, unit in enumerate(engine.units):
+            array, rank = engine.owned(number), engine.teams.group.rank
+            yield from owned_parts(engine.names, engine.shapes, unit, rank, array)
+
+    def _rest(self) -> list[tuple[str, Any]]:
+        """Return names and holders of what is not sharded."""
+        return [pair for pair in holders_of(self._layers) if not is_trained(pair[1])]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_layers":
+            raise AttributeError(name)
+        return getattr(self._layers, name)
+
+    def __repr__(self) -> str:
+        return f"ShardedModel({self._layers!r}, level {self.level!r}, {self.group.nranks} ranks)"

@@ -1,0 +1,282 @@
+"""`ShardedOptimizer`: the steps of an optimizer, taken by each rank on what it owns.
+
+Weights of 16 bits have their master weights in float32 here, like the optimizer's state only
+for what the rank owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from typing import Any, NamedTuple, final
+
+import numpy as np
+
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.comm.collectives import all_reduce
+from hpcdist.errors import UsageError
+from hpcdist.optim.optimizer import Optimizer, check_keys, check_like
+from hpcdist.optim.rules import Options
+from hpcdist.optim.slices import Slice, trust_ratio
+from hpcdist.parallel.clipping import Measured, norm_of, power_sum, scaler
+from hpcdist.parallel.sharding.engine import Engine
+from hpcdist.parallel.sharding.layout import Segment
+from hpcdist.parallel.sharding.parts import (
+    Owned,
+    State,
+    as_shards,
+    check_parts,
+    fill_parts,
+    owned_parts,
+)
+from hpcdist.transport.recipes import ReduceOp
+
+
+class _Run(NamedTuple):
+    """Neighbouring elements that are updated with the same options."""
+
+    options: Options
+    start: int
+    stop: int
+
+
+@final
+class ShardedOptimizer:
+    """What `group_sharded_parallel` makes of an `Optimizer`; with the same methods.
+
+    Attributes:
+        learning_rate: that of the first group; assigning sets that of all groups.
+        param_groups: the groups of the optimizer it was made of.
+
+    """
+
+    def __init__(self, optimizer: Optimizer, engine: Engine) -> None:
+        self._optimizer, self._engine = optimizer, engine
+        self._rule = optimizer.rule
+        given = {id(slot.parameter): slot.options for slot in optimizer.slots}
+        options: list[Options] = [given[id(parameter)] for parameter in engine.parameters]
+        rank = engine.teams.group.rank
+        self._segments = [unit.segments(rank) for unit in engine.units]
+        self._runs = [
+            _runs([(segment, options[segment.parameter]) for segment in segments])
+            for segments in self._segments
+        ]
+        self._options = options
+        self._slices = [
+            Slice(engine.owned(number), self._rule) for number in range(len(engine.units))
+        ]
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the first group; assigning sets that of all groups."""
+        return self._optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._optimizer.learning_rate = value
+
+    def get_lr(self) -> float:
+        """Return the learning rate (Paddle's name)."""
+        return self.learning_rate
+
+    def set_lr(self, value: float) -> None:
+        """Set the learning rate of all groups (Paddle's name)."""
+        self.learning_rate = value
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of parameters; options that are changed here hold from the next step on."""
+        return self._optimizer.param_groups
+
+    # ---- steps
+
+    def step(self) -> None:
+        """Update what this rank owns, and let all ranks have the new weights. Collective.
+
+        Ends the backward pass; afterwards there are no gradients.
+
+        Raises:
+            UsageError: there is no gradient, because no backward pass was reduced since the last
+                step.
+
+        """
+        gradients = self._owned_gradients()
+        for number, gradient in enumerate(gradients):
+            kept = self._slices[number]
+            kept.step += 1
+            for run in self._runs[number]:
+                part = gradient[run.start : run.stop]
+                kept.advance(part, run.options, run.start, run.stop)
+            if self._rule.measure is None:
+                self._engine.publish(number)
+        if self._rule.measure is not None:
+            self._apply(self._ratios())
+        self._engine.gradients.clear()
+
+    def _ratios(self) -> Sequence[float]:
+        """Return the ratio of norms of every parameter, over all its parts. Collective."""
+        squares = np.zeros((len(self._engine.parameters), 2))
+        for kept, segment in self._pieces():
+            index, start, stop, _ = segment
+            squares[index] = kept.measure(self._options[index], start, stop)
+        all_reduce(squares, group=self._engine.teams.group)
+        return [trust_ratio(*pair) for pair in squares]
+
+    def _apply(self, ratios: Sequence[float]) -> None:
+        for kept, segment in self._pieces():
+            index, start, stop, _ = segment
+            kept.apply(self._options[index], start, stop, ratios[index])
+        for number in range(len(self._slices)):
+            self._engine.publish(number)
+
+    def _pieces(self) -> Iterator[tuple[Slice, Segment]]:
+        for kept, segments in zip(self._slices, self._segments, strict=True):
+            for segment in segments:
+                yield kept, segment
+
+    def clear_grad(self) -> None:
+        """Forget all gradients; ends a backward pass that is under way."""
+        self._engine.gradients.clear()
+
+    def zero_grad(self) -> None:
+        """Do `clear_grad` (torch's name)."""
+        self.clear_grad()
+
+    # ---- gradients
+
+    def _owned_gradients(self) -> list[NumpyArray]:
+        self._engine.gradients.synchronize()
+        owned = [each for each in self._engine.gradients.owned if each is not None]
+        if len(owned) < len(self._engine.units):
+            raise UsageError(
+                "there are no gradients: no backward pass has been reduced since the last step; "
+                "assign every parameter its gradient, outside of no_sync(), before step()"
+            )
+        return owned
+
+    def unscale_(self, scale: float) -> bool:
+        """Divide all gradients by `scale`; say whether all of them, on all ranks, are finite.
+
+        Collective; every rank gets the same answer.
+        """
+        finite = True
+        for gradient in self._owned_gradients():
+            np.multiply(gradient, 1 / scale, out=gradient, casting="unsafe")
+            finite = finite and bool(np.isfinite(gradient).all())
+        return self._everywhere(finite)
+
+    def _everywhere(self, flag: bool) -> bool:
+        flags = np.array([flag], np.uint8)
+        for group in self._engine.teams:
+            if group is not None:
+                all_reduce(flags, ReduceOp.MIN, group)
+        return bool(flags[0])
+
+    def measure_gradients(self, norm_type: float) -> Measured:
+        """Return the norm over all gradients of the model, and what multiplies them. Collective."""
+        gradients = self._owned_gradients()
+        sums = [power_sum(gradient, norm_type) for gradient in gradients]
+        total = np.array([max(sums) if norm_type == inf else sum(sums)])
+        op = ReduceOp.MAX if norm_type == inf else ReduceOp.SUM
+        all_reduce(total, op, self._engine.teams.group)
+        return norm_of([float(total[0])], norm_type), scaler(gradients)
+
+    # ---- state
+
+    def state_dict(self) -> State:
+        """Return the whole state on every rank, as `Optimizer.state_dict` does. Collective."""
+        whole: State = {"learning_rate": self.learning_rate}
+        kinds = [dict(kept.named_states()) for kept in self._slices]
+        for kind in dict.fromkeys(name for each in kinds for name in each):
+            arrays = self._engine.gather([each.get(kind) for each in kinds])
+            whole |= {f"{name}.{kind}": array for name, array in arrays.items()}
+        return whole | self._steps()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned, of any level or of none. Local; all or nothing.
+
+        Call `load_state_dict` of the model besides: weights are no state of the optimizer.
+
+        Raises:
+            UsageError: the state is of other parameters or of another algorithm.
+
+        """
+        own = {"learning_rate", *self._steps(), *self._state_names()}
+        check_keys(own, state)
+        for name in ("learning_rate", *self._steps()):
+            check_like(name, 0, state[name])
+        self._fill(state)
+
+    def sharded_state_dict(self) -> State:
+        """Return what this rank owns of the state: `Shard`s, and numbers that all have. Local.
+
+        The shards are views: a checkpoint can be loaded into them in place, and
+        `load_sharded_state_dict` must be called after that.
+        """
+        return {"learning_rate": self.learning_rate, **as_shards(self._parts()), **self._steps()}
+
+    def load_sharded_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what this rank needs from a state of `Shard`s or whole arrays. Collective.
+
+        Raises:
+            UsageError: something that this rank needs is missing or has another shape.
+
+        """
+        for name in ("learning_rate", *self._steps()):
+            if name not in state:
+                raise UsageError(f"the state has no {name!r}; load one of the same optimizer")
+        self._fill(state)
+
+    def _fill(self, state: Mapping[str, Any]) -> None:
+        parts = list(self._parts())
+        check_parts(parts, state)
+        fill_parts(parts, state)
+        self.learning_rate = float(state["learning_rate"])
+        for number, (kept, unit) in enumerate(zip(self._slices, self._engine.units, strict=True)):
+            kept.step = int(state[f"{self._engine.names[unit.indices[0]]}.step"])
+            kept.settle()
+            if kept.master is not None:
+                self._engine.publish(number)
+
+    def adopt(self) -> None:
+        """Take the weights as they are now for the master weights. Local."""
+        for number, kept in enumerate(self._slices):
+            kept.use(self._engine.owned(number))
+            kept.adopt()
+
+    def _parts(self) -> Iterator[Owned]:
+        engine = self._engine
+        for unit, kept in zip(engine.units, self._slices, strict=True):
+            for name, array in kept.named_states():
+                rank = engine.teams.group.rank
+                yield from owned_parts(engine.names, engine.shapes, unit, rank, array, f".{name}")
+
+    def _state_names(self) -> list[str]:
+        """Return what arrays the whole state has."""
+        return [
+            f"{self._engine.names[index]}.{name}"
+            for unit, kept in zip(self._engine.units, self._slices, strict=True)
+            for name, _ in kept.named_states()
+            for index in unit.indices
+        ]
+
+    def _steps(self) -> State:
+        return {
+            f"{self._engine.names[index]}.step": kept.step
+            for unit, kept in zip(self._engine.units, self._slices, strict=True)
+            for index in unit.indices
+        }
+
+    def __repr__(self) -> str:
+        return f"ShardedOptimizer({type(self._optimizer).__name__}, level {self._engine.level!r})"
+
+
+def _runs(segments: Sequence[tuple[Segment, Options]]) -> list[_Run]:
+    """Join neighbouring segments with the same options."""
+    runs: list[_Run] = []
+    for segment, options in segments:
+        if runs and runs[-1].options is options and runs[-1].stop == segment.start:
+            runs[-1] = runs[-1]._replace(stop=segment.stop)
+        else:
+            runs.append(_Run(options, segment.start, segment.stop))
+    return runs

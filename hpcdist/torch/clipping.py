@@ -1,0 +1,28 @@
+"""The norm of torch gradients, sharded or not: what `clip_grad_norm_` does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+
+def measure_tensors(
+    parameters: list[Any], norm_type: float
+) -> tuple[float, Callable[[float], None]]:
+    """Return the norm over all gradients, and what multiplies them.
+
+    Collective where they are `DTensor`s, as those of ``fully_shard``.
+    """
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients, norm_type)
+    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def scale(factor: float) -> None:
+        with torch.no_grad():
+            for gradient in gradients:
+                gradient.mul_(factor)
+
+    return float(whole), scale

@@ -1,0 +1,70 @@
+"""Master weights: any optimizer of torch, stepping float32 copies of 16-bit parameters.
+
+ZeroRedundancyOptimizer makes the optimizer of what a rank owns, so only that is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, final
+
+import torch
+
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+def with_masters(kind: type[torch.optim.Optimizer]) -> Any:
+    """Return what makes an optimizer of `kind` that has master weights where they are needed."""
+    return partial(_make, kind)
+
+
+def _make(kind: type[torch.optim.Optimizer], groups: Any, **defaults: Any) -> torch.optim.Optimizer:
+    listed = [dict(group) for group in groups]
+    parameters = [each for group in listed for each in group["params"]]
+    if any(each.dtype in _NARROW for each in parameters):
+        return MasterOptimizer(kind, listed, defaults)
+    return kind(listed, **defaults)
+
+
+@final
+class MasterOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
+    """An optimizer whose parameters have 16 bits, and whose steps are taken in float32."""
+
+    def __init__(
+        self, kind: type[torch.optim.Optimizer], groups: Any, defaults: dict[str, Any]
+    ) -> None:
+        super().__init__(groups, defaults)
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        wide = [
+            {**group, "params": [self._master(each) for each in group["params"]]}
+            for group in self.param_groups
+        ]
+        self.inner = kind(wide, **defaults)
+
+    def _master(self, parameter: torch.Tensor) -> torch.Tensor:
+        master = torch.nn.Parameter(parameter.detach().to(torch.float32, copy=True))
+        self._pairs.append((parameter, master))
+        return master
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Step the masters, and round them to the parameters. Local."""
+        for mine, theirs in zip(self.param_groups, self.inner.param_groups, strict=True):
+            theirs.update({key: value for key, value in mine.items() if key != "params"})
+        for parameter, master in self._pairs:
+            self._take_loaded(parameter, master)
+            gradient = parameter.grad
+            master.grad = None if gradient is None else gradient.to(torch.float32)
+        loss = self.inner.step(closure) if closure is not None else self.inner.step()
+        for parameter, master in self._pairs:
+            parameter.detach().copy_(master.detach())
+            master.grad = None
+            self.state[parameter] = {**self.inner.state[master], "master": master.detach()}
+        return loss
+
+    def _take_loaded(self, parameter: torch.Tensor, master: torch.Tensor) -> None:
+        """Go on from a state that has been put in the place of ours, by loading."""
+        given = self.state.get(parameter)
+        if given and given["master"].data_ptr() != master.data_ptr():
+            master.detach().copy_(given["master"])
+            self.inner.state[master] = {k: v for k, v in given.items() if k != "master"}

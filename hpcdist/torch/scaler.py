@@ -1,0 +1,52 @@
+"""`AgreeingScaler`: torch's loss scaler, with one verdict for all ranks."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from hpcdist.comm.collectives import all_reduce
+from hpcdist.comm.group import Group
+from hpcdist.transport.recipes import ReduceOp
+
+
+@final
+class AgreeingScaler(torch.amp.GradScaler):  # type: ignore[misc]
+    """Skips a step on all ranks of `group` if a gradient is inf or NaN on any of them.
+
+    Else like the `torch.amp.GradScaler` it is made of, which every rank must have alike.
+    Gradients may be sharded (`DTensor`) or not. `unscale_` and `step` are collective.
+    """
+
+    def __init__(self, like: torch.amp.GradScaler, group: Group) -> None:
+        super().__init__(
+            like._device,
+            init_scale=like.get_scale(),
+            growth_factor=like.get_growth_factor(),
+            backoff_factor=like.get_backoff_factor(),
+            growth_interval=like.get_growth_interval(),
+            enabled=like.is_enabled(),
+        )
+        self._group = group
+
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: torch.Tensor,
+        found_inf: torch.Tensor,
+        allow_fp16: bool = True,
+    ) -> dict[torch.device, torch.Tensor]:
+        """Unscale what this rank has, and let all ranks know of inf and NaN."""
+        by_dtype: dict[torch.dtype, list[Any]] = {}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is not None:
+                    local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                    by_dtype.setdefault(local.dtype, []).append(local)
+        for gradients in by_dtype.values():
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inv_scale)
+        all_reduce(found_inf, ReduceOp.MAX, self._group)
+        return {found_inf.device: found_inf}

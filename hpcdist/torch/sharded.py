@@ -1,0 +1,251 @@
+"""Sharding of torch modules by torch's own engines: what `group_sharded_parallel` does with them.
+
+Level ``os`` is `TorchDataParallel` with torch's ZeroRedundancyOptimizer; ``os_g`` and ``p_g_os``
+are torch's ``fully_shard`` (FSDP2), which gathers parameters once per step or anew in forward and
+backward. All of it communicates through hpcdist's backend.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+
+from hpcdist.comm.group import Group
+from hpcdist.comm.groups import new_group
+from hpcdist.comm.objects import all_gather_object
+from hpcdist.errors import UsageError
+from hpcdist.parallel.sharding.gradients import Teams
+from hpcdist.parallel.sharding.group_sharded import Wishes
+from hpcdist.parallel.states import verify_states
+from hpcdist.torch.backend import process_group_of
+from hpcdist.torch.data_parallel import TorchDataParallel
+from hpcdist.torch.masters import with_masters
+from hpcdist.torch.scaler import AgreeingScaler
+from hpcdist.torch.sharded_state import model_state, optimizer_state
+from hpcdist.torch.states import agree, spread
+from hpcdist.torch.zero import ZeroRedundancyOptimizer
+
+_MiB = 1 << 20
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+class _Recipe(NamedTuple):
+    """What makes an optimizer again, for other parameters: class, options, groups by name."""
+
+    kind: type[torch.optim.Optimizer]
+    defaults: dict[str, Any]
+    groups: list[dict[str, Any]]
+
+
+def shard_module(
+    module: torch.nn.Module, optimizer: Any, scaler: Any, wishes: Wishes
+) -> tuple[Any, Any, Any]:
+    """Shard a module; see `group_sharded_parallel`. Collective.
+
+    Raises:
+        UsageError: the optimizer or the scaler is not torch's, or the optimizer has taken steps or
+            has other parameters than the module.
+
+    """
+    problem = None
+    try:
+        _check(module, optimizer, scaler, wishes)
+    except UsageError as error:
+        problem = error
+    everyone = _union(wishes.teams)
+    verify_states([], everyone, error=problem)
+    agree(module, everyone, wishes.limit / _MiB, wishes.limit / _MiB)
+    recipe = _recipe_of(module, optimizer)
+    shard = _shard_states if wishes.level == "os" else _shard_fully
+    model, sharded = shard(module, recipe, everyone, wishes)
+    _add_states(model, sharded, wishes.teams.group)
+    return model, sharded, None if scaler is None else AgreeingScaler(scaler, everyone)
+
+
+# ---- level os
+
+
+def _shard_states(
+    module: torch.nn.Module, recipe: _Recipe, everyone: Group, wishes: Wishes
+) -> tuple[Any, Any]:
+    model = TorchDataParallel(module, comm_buffer_size=wishes.limit / _MiB, group=everyone)
+    groups = _groups(recipe, dict(module.named_parameters()))
+    optimizer = ZeroRedundancyOptimizer(
+        groups,
+        optimizer_class=with_masters(recipe.kind),
+        process_group=process_group_of(wishes.teams.group),
+        parameters_as_bucket_view=True,
+        **recipe.defaults,
+    )
+    return model, optimizer
+
+
+# ---- levels os_g and p_g_os
+
+
+def _shard_fully(
+    module: torch.nn.Module, recipe: _Recipe, everyone: Group, wishes: Wishes
+) -> tuple[Any, Any]:
+    spread(module, process_group_of(everyone))
+    narrow = {each.dtype for each in module.parameters()} & set(_NARROW)
+    policy = MixedPrecisionPolicy()
+    if narrow:  # master weights: what is sharded has 32 bits, what is gathered has 16
+        dtype = narrow.pop()
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
+        module.to(torch.float32)
+    device = next(module.parameters()).device.type
+    offload = CPUOffloadPolicy() if wishes.offload and device != "cpu" else OffloadPolicy()
+    wrap = partial(
+        fully_shard, mesh=_mesh(wishes.teams, device), mp_policy=policy, offload_policy=offload
+    )
+    lends = wishes.level == "p_g_os"
+    excluded = _excluded(module, wishes.excluded)
+    for each in excluded:
+        wrap(each, reshard_after_forward=False)
+    for each in _units(module, wishes.segment, excluded):
+        wrap(each, reshard_after_forward=lends)
+    model = wrap(module, reshard_after_forward=lends)
+    groups = _groups(recipe, dict(module.named_parameters()))
+    return model, recipe.kind(groups, **recipe.defaults)
+
+
+def _units(
+    module: torch.nn.Module, least: int, excluded: Sequence[torch.nn.Module]
+) -> Iterator[torch.nn.Module]:
+    """Give the deepest modules that have at least `least` bytes; the rest goes with the root."""
+    for child in module.children():
+        if any(child is each for each in excluded) or _nbytes(child) < least:
+            continue
+        deeper = list(_units(child, least, excluded))
+        if deeper:
+            yield from deeper
+        elif any(True for _ in child.parameters()):
+            yield child
+
+
+def _nbytes(module: torch.nn.Module) -> int:
+    return sum(each.numel() * each.element_size() for each in module.parameters())
+
+
+def _excluded(module: torch.nn.Module, wanted: Sequence[str | int]) -> list[torch.nn.Module]:
+    """Return the modules that are excluded, by name or by ``id``."""
+    named = dict(module.named_modules())
+    found = []
+    for entry in wanted:
+        hits = [each for name, each in named.items() if entry in (name, id(each))]
+        if not hits:
+            raise UsageError(
+                f"exclude_layer has {entry!r}, which is neither the name nor the id of a module; "
+                f"the modules are {', '.join(name for name in list(named)[1:9])}"
+            )
+        found += hits
+    return found
+
+
+def _mesh(teams: Teams, device: str) -> DeviceMesh:
+    own = process_group_of(teams.group)
+    if teams.replicas is None:
+        return DeviceMesh.from_group(own, device)
+    rows: list[Any] = []
+    all_gather_object(rows, list(teams.group.ranks), teams.replicas)
+    across = process_group_of(teams.replicas)
+    names = ("replicate", "shard")
+    return DeviceMesh.from_group([across, own], device, torch.tensor(rows), mesh_dim_names=names)
+
+
+# ---- states
+
+
+def _add_states(model: Any, optimizer: Any, group: Group) -> None:
+    """Let both have `sharded_state_dict` and `load_sharded_state_dict`, as those of arrays do."""
+    states = {
+        model: partial(model_state, model, group),
+        optimizer: partial(optimizer_state, model, optimizer, group),
+    }
+    for owner, state in states.items():
+        owner.sharded_state_dict = partial(_state_of, state)
+        owner.load_sharded_state_dict = partial(_load_into, state)
+
+
+State = Callable[[], tuple[Any, Callable[[Mapping[str, Any]], None]]]
+
+
+def _state_of(state: State) -> Any:
+    """Return what this rank owns: `Shard`s by name, and what all have. Collective."""
+    return state()[0]
+
+
+def _load_into(state: State, given: Mapping[str, Any]) -> None:
+    """Load what this rank needs from a state of `Shard`s or whole arrays. Collective."""
+    state()[1](given)
+
+
+# ---- the optimizer and the scaler
+
+
+def _check(module: torch.nn.Module, optimizer: Any, scaler: Any, wishes: Wishes) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"the optimizer of a torch module must be one of torch.optim, got {optimizer!r}"
+        )
+    if optimizer.state:
+        raise UsageError(
+            "the optimizer has taken steps already; shard a fresh one, and let it load the state"
+        )
+    own = {id(each) for each in module.parameters() if each.requires_grad}
+    given = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    if own != given:
+        raise UsageError(
+            f"the optimizer must have exactly the {len(own)} parameters of the module that are "
+            f"trained, but has {len(given)}, or others; make it of model.parameters()"
+        )
+    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+        raise UsageError(
+            f"the scaler of a torch module must be a torch.amp.GradScaler or None, got {scaler!r}"
+        )
+    on_device = any(each.device.type != "cpu" for each in module.parameters())
+    if wishes.offload and wishes.level == "os" and on_device:
+        raise UsageError(
+            "torch's ZeroRedundancyOptimizer cannot keep its state in host memory; use level os_g "
+            "or p_g_os with offload=True"
+        )
+
+
+def _recipe_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> _Recipe:
+    """Return how to make the optimizer again, with names in place of parameters."""
+    names = {id(each): name for name, each in module.named_parameters()}
+    groups = [
+        {**group, "params": [names[id(each)] for each in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    kind = type(optimizer)
+    taken = inspect.signature(kind).parameters  # AdamW has defaults that it does not take
+    defaults = {name: value for name, value in optimizer.defaults.items() if name in taken}
+    return _Recipe(kind, defaults, groups)
+
+
+def _groups(recipe: _Recipe, parameters: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {**group, "params": [parameters[name] for name in group["params"]]}
+        for group in recipe.groups
+    ]
+
+
+def _union(teams: Teams) -> Group:
+    """Return the group of all ranks that train together. Collective over the teams."""
+    if teams.replicas is None:
+        return teams.group
+    rows: list[list[int]] = []
+    all_gather_object(rows, list(teams.group.ranks), teams.replicas)
+    return new_group(sorted(rank for row in rows for rank in row))

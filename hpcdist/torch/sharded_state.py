@@ -1,0 +1,161 @@
+"""States of sharded torch modules and optimizers, as `Shard`s by name, for checkpoints.
+
+The names are those of sharded models of arrays: ``"<parameter>"`` in the model's state,
+``"<parameter>.<state>"`` in the optimizer's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from hpcdist.arrays.libraries import library_of
+from hpcdist.comm.collectives import all_gather
+from hpcdist.comm.group import Group
+from hpcdist.comm.objects import all_gather_object
+from hpcdist.errors import UsageError
+from hpcdist.parallel.sharding.parts import Owned, State, as_shards, check_parts, fill_parts
+from hpcdist.torch.zero import ZeroRedundancyOptimizer
+
+Load = Callable[[Mapping[str, Any]], None]
+
+
+class _Numbers(NamedTuple):
+    """States that are no arrays of weights, by name, and where they are kept."""
+
+    tensors: dict[str, torch.Tensor]
+
+    def values(self) -> State:
+        """Return them as numbers."""
+        return {name: float(tensor) for name, tensor in self.tensors.items()}
+
+
+def model_state(model: Any, group: Group) -> tuple[State, Load]:
+    """Return what this rank owns of a module, and what loads such a state into it.
+
+    Parameters that every rank has are cut into equal parts, so that each is saved once. Buffers
+    are whole.
+    """
+    parts = [
+        part
+        for name, parameter in model.named_parameters()
+        for part in _parts(name, parameter.detach(), group)
+    ]
+    buffers = dict(model.named_buffers())
+
+    def load(state: Mapping[str, Any]) -> None:
+        check_parts(parts, state)
+        missing = sorted(buffers.keys() - state.keys())
+        if missing:
+            raise UsageError(f"the state has no {missing[0]!r}; load one of the same model")
+        fill_parts(parts, state)
+        for parameter in model.parameters():
+            if not isinstance(parameter, DTensor):
+                _complete(parameter.detach().view(-1), group)
+        for name, buffer in buffers.items():
+            buffer.copy_(torch.as_tensor(state[name]))
+
+    return {**as_shards(parts), **{name: each.detach() for name, each in buffers.items()}}, load
+
+
+def optimizer_state(model: Any, optimizer: Any, group: Group) -> tuple[State, Load]:
+    """Return what this rank owns of an optimizer, and what loads such a state. Collective."""
+    zero = isinstance(optimizer, ZeroRedundancyOptimizer)
+    local = optimizer.optim if zero else optimizer
+    _let_there_be_states(local)
+    names = {id(each): name for name, each in model.named_parameters()}
+    parts: list[Owned] = []
+    numbers = _Numbers({})
+    for parameter, states in local.state.items():
+        for key, value in states.items():
+            name = f"{names[id(parameter)]}.{key}"
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                parts += _parts(name, value.detach(), None)
+            elif isinstance(value, torch.Tensor) and value.numel() == 1:
+                numbers.tensors[name] = value
+    known = numbers.values()
+    if zero:
+        known = _everybodys(known, group)
+
+    def load(state: Mapping[str, Any]) -> None:
+        check_parts(parts, state)
+        fill_parts(parts, state)
+        for name, tensor in numbers.tensors.items():
+            tensor.fill_(float(state[name]))
+        for group_, rate in zip(optimizer.param_groups, state["learning_rates"], strict=True):
+            group_["lr"] = rate
+
+    rates = [float(each["lr"]) for each in optimizer.param_groups]
+    return {**as_shards(parts), **known, "learning_rates": rates}, load
+
+
+def _parts(name: str, tensor: torch.Tensor, group: Group | None) -> Iterator[Owned]:
+    """Give what this rank owns; of a whole tensor its equal part, or all where `group` is None."""
+    shape = tuple(tensor.shape)
+    if isinstance(tensor, DTensor):
+        _, first = compute_local_shape_and_global_offset(
+            tensor.shape, tensor.device_mesh, tensor.placements
+        )
+        start = first[0] * math.prod(shape[1:]) if shape else 0
+        flat = tensor.to_local().reshape(-1)
+    elif group is None:
+        start, flat = 0, tensor.reshape(-1)
+    else:
+        share = -(-tensor.numel() // group.nranks)
+        start = min(group.rank * share, tensor.numel())
+        flat = tensor.view(-1)[start : start + share]
+    if flat.numel():
+        yield Owned(name, _memory(flat), shape, start)
+
+
+def _complete(flat: torch.Tensor, group: Group) -> None:
+    """Fill a whole tensor, of which each rank has its equal part. Collective."""
+    share = -(-flat.numel() // group.nranks)
+    padded = flat.new_zeros(share * group.nranks)
+    own = padded[group.rank * share : (group.rank + 1) * share]
+    mine = flat[group.rank * share : (group.rank + 1) * share]
+    own[: mine.numel()] = mine
+    all_gather(padded, own, group)
+    flat.copy_(padded[: flat.numel()])
+
+
+def _memory(flat: torch.Tensor) -> Any:
+    if flat.device.type != "cpu":
+        raise UsageError(
+            f"the state of a module on {flat.device.type} cannot be taken apart in host memory; "
+            "use torch.distributed.checkpoint on hpcdist's backend"
+        )
+    return library_of(flat).view(flat)
+
+
+def _everybodys(own: State, group: Group) -> State:
+    """Return the numbers of all ranks, each of which has those of its own parameters."""
+    gathered: list[State] = []
+    all_gather_object(gathered, own, group)
+    return {name: value for each in gathered for name, value in each.items()}
+
+
+def _let_there_be_states(optimizer: Any) -> None:
+    """Let a fresh optimizer have its states, by a step of length zero that does not count."""
+    if optimizer.state:
+        return
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    kept = [each.grad for each in parameters]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for each in parameters:
+        each.grad = torch.zeros_like(each)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for each, gradient in zip(parameters, kept, strict=True):
+        each.grad = gradient
+        step = optimizer.state[each].get("step")
+        if isinstance(step, torch.Tensor):
+            step.zero_()

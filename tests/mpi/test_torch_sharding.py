@@ -1,0 +1,211 @@
+"""Sharding of torch modules, at every level, on the ranks of this MPI job."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.distributed.tensor import DTensor  # noqa: E402
+
+import hpcdist as dist  # noqa: E402
+
+LEVELS = ["os", "os_g", "p_g_os"]
+MAKERS = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, nesterov=True),
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, 0.01),
+}
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated:DeprecationWarning"),
+]
+
+
+def network(dtype=torch.float32):
+    torch.manual_seed(3)
+    widths = 6, 17, 13, 3
+    layers = []
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), nn.Tanh()]
+    return nn.Sequential(*layers[:-1]).to(dtype)
+
+
+def batches(count, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(5)
+    rows = 2 * dist.get_world_size()
+    for _ in range(count):
+        x, y = torch.randn(rows, 6, generator=generator), torch.randn(rows, 3, generator=generator)
+        yield x.to(dtype), y.to(dtype)
+
+
+def train(model, optimizer, data, clip=None):
+    losses = []
+    for x, y in data:
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        if clip is not None:
+            dist.clip_grad_norm_(model, clip)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def share(data):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return [(x[rank::size], y[rank::size]) for x, y in data]
+
+
+def mean_of(losses):
+    total = np.array(losses)
+    dist.all_reduce(total, dist.ReduceOp.AVG)
+    return total
+
+
+def weights(model):
+    return {
+        name: (each.full_tensor() if isinstance(each, DTensor) else each).detach().clone()
+        for name, each in model.named_parameters()
+    }
+
+
+def sharded(module, maker, level, **options):
+    options = {"segment_size": 0, "buffer_max_size": 300, **options}
+    return dist.group_sharded_parallel(module, maker(module.parameters()), level, **options)
+
+
+def assert_close(found, expected, rtol=1e-4, atol=1e-6):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("maker", MAKERS.values(), ids=MAKERS)
+def test_a_module_trains_as_in_one_process(level, maker):
+    data = list(batches(4))
+    alone = network()
+    expected = train(alone, maker(alone.parameters()), data)
+    model, optimizer, _ = sharded(network(), maker, level)
+    found = mean_of(train(model, optimizer, share(data)))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert_close(weights(model), weights(alone))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_norm_of_gradients_is_that_of_the_whole_module(level):
+    data = list(batches(3))
+    alone = network()
+    train(alone, MAKERS["SGD"](alone.parameters()), data, clip=0.1)
+    model, optimizer, _ = sharded(network(), MAKERS["SGD"], level)
+    train(model, optimizer, share(data), clip=0.1)
+    assert_close(weights(model), weights(alone))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_weights_of_16_bits_have_masters_in_32(level):
+    data = list(batches(3, torch.bfloat16))
+    model, optimizer, _ = sharded(network(torch.bfloat16), MAKERS["AdamW"], level)
+    train(model, optimizer, share(data))
+    states = optimizer.optim.state if level == "os" else optimizer.state
+    assert level != "os" or all("master" in each for each in states.values())
+    assert {v.dtype for each in states.values() for v in each.values()} <= {torch.float32}
+    alone = network(torch.float32).to(torch.bfloat16).to(torch.float32)
+    train(alone, MAKERS["AdamW"](alone.parameters()), [(x.float(), y.float()) for x, y in data])
+    found = {name: each.float() for name, each in weights(model).items()}
+    assert_close(found, weights(alone), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_all_ranks_skip_a_step_in_which_one_has_an_infinite_gradient(level):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    module = network()
+    model, optimizer, scaler = dist.group_sharded_parallel(
+        module, MAKERS["SGD"](module.parameters()), level, scaler, segment_size=0
+    )
+    before = weights(model)
+    (x, y), *_ = share(batches(1))
+    scaler.scale((model(x) - y).square().mean()).backward()
+    if rank == size - 1:
+        for gradient in [each.grad for each in model.parameters()]:
+            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            local.fill_(math.inf)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2
+    assert_close(weights(model), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_replicas_of_a_sharded_module_train_together(level):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size != 4:
+        return
+    rows, columns = ([0, 1], [2, 3]), ([0, 2], [1, 3])
+    own = dist.new_group(rows[rank // 2]), dist.new_group(columns[rank % 2])
+    data = list(batches(3))
+    alone = network()
+    expected = train(alone, MAKERS["AdamW"](alone.parameters()), data)
+    options = {"group": own[0], "dp_group": own[1]}
+    model, optimizer, _ = sharded(network(), MAKERS["AdamW"], level, **options)
+    found = mean_of(train(model, optimizer, share(data)))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_excluded_modules_and_offload_change_no_number():
+    data = list(batches(3))
+    alone = network()
+    expected = train(alone, MAKERS["SGD"](alone.parameters()), data)
+    for options in ({"exclude_layer": ["0"]}, {"offload": True}):
+        model, optimizer, _ = sharded(network(), MAKERS["SGD"], "p_g_os", **options)
+        found = mean_of(train(model, optimizer, share(data)))
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_wrong_companions_are_refused():
+    module = network()
+    stepped = MAKERS["SGD"](module.parameters())
+    module(torch.ones(1, 6)).sum().backward()
+    stepped.step()
+    cases = [
+        (dist.optim.SGD([dist.Parameter(np.ones(2))]), None, "must be one of torch.optim"),
+        (stepped, None, "has taken steps already"),
+        (MAKERS["SGD"](network().parameters()), None, "exactly the 6 parameters"),
+        (MAKERS["SGD"](module.parameters()), dist.GradScaler(), "must be a torch.amp.GradScaler"),
+    ]
+    for optimizer, scaler, words in cases:
+        with pytest.raises(dist.UsageError, match=words):
+            dist.group_sharded_parallel(module, optimizer, "os", scaler)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("maker", MAKERS.values(), ids=MAKERS)
+def test_shards_cover_every_tensor_once_and_load_again(level, maker):
+    data = share(batches(4))
+    model, optimizer, _ = sharded(network(), maker, level)
+    train(model, optimizer, data[:2])
+    whole = {name: each.numpy() for name, each in weights(model).items()}
+    states = []
+    dist.all_gather_object(states, model.sharded_state_dict())
+    found = {name: np.full(each.shape, np.nan) for name, each in whole.items()}
+    for name, part in ((name, part) for state in states for name, part in state.items()):
+        target = found[name].reshape(-1)[part.offset :][: part.data.size]
+        assert np.isnan(target).all()
+        target[...] = part.data
+    for name, value in whole.items():
+        np.testing.assert_array_equal(found[name], value)
+    saved = [
+        {k: v._replace(data=v.data.copy()) if hasattr(v, "offset") else v for k, v in each.items()}
+        for each in (model.sharded_state_dict(), optimizer.sharded_state_dict())
+    ]
+    train(model, optimizer, data[2:])
+    expected = weights(model)
+    again, fresh, _ = sharded(network(), maker, level)
+    again.load_sharded_state_dict(saved[0])
+    fresh.load_sharded_state_dict(saved[1])
+    train(again, fresh, data[2:])
+    assert_close(weights(again), expected, rtol=0, atol=1e-7)
