@@ -3,14 +3,17 @@
 ``import hpcdist as dist``, then ``srun -n 8 python train.py``.
 
 Read in this order: `arrays` (what is sent), `runtime` (where am I), `transport` (how it
-travels), `comm` (what users call), `data` (whose samples), `parallel` (training), `torch` (torch at
-home on MPI), `launch` (how ranks are started). A module imports only from earlier ones.
+travels), `comm` (what users call), `checkpoint` (what is saved), `data` (whose samples), `optim`
+(how weights change), `parallel` (training), `torch` (torch at home on MPI), `launch` (how ranks
+are started). A module imports only from earlier ones.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
+from hpcdist import optim as optim
 from hpcdist.comm import stream as stream
 from hpcdist.comm.collectives import (
     all_gather as all_gather,
@@ -83,6 +86,7 @@ from hpcdist.comm.plans import (
     plan_scan as plan_scan,
     plan_scatter as plan_scatter,
 )
+from hpcdist.comm.preemption import on_preempt as on_preempt, should_stop as should_stop
 from hpcdist.comm.simulate import simulate as simulate
 from hpcdist.data.sampler import DistributedSampler as DistributedSampler
 from hpcdist.data.sharded import (
@@ -90,6 +94,7 @@ from hpcdist.data.sharded import (
     shard_dataset as shard_dataset,
 )
 from hpcdist.errors import (
+    CheckpointError as CheckpointError,
     CollectiveTimeout as CollectiveTimeout,
     HpcdistError as HpcdistError,
     MismatchError as MismatchError,
@@ -103,14 +108,50 @@ from hpcdist.parallel.averages import (
     average_gradients as average_gradients,
     fused_allreduce_gradients as fused_allreduce_gradients,
 )
+from hpcdist.parallel.clipping import clip_grad_norm_ as clip_grad_norm_
 from hpcdist.parallel.fused import build_groups as build_groups
 from hpcdist.parallel.holders import sync_params_buffers as sync_params_buffers
 from hpcdist.parallel.model import DataParallel as DataParallel
 from hpcdist.parallel.parameter import Parameter as Parameter
+from hpcdist.parallel.scaler import GradScaler as GradScaler
+from hpcdist.parallel.sharding.group_sharded import (
+    group_sharded_parallel as group_sharded_parallel,
+)
 from hpcdist.transport.base import Plan as Plan, Work as Work
 from hpcdist.transport.recipes import ReduceOp as ReduceOp
 
+if TYPE_CHECKING:
+    from hpcdist import checkpoint as checkpoint, sharding as sharding
+    from hpcdist.checkpoint.model import save_group_sharded_model as save_group_sharded_model
+    from hpcdist.checkpoint.paddle import (
+        load_merged_state_dict as load_merged_state_dict,
+        load_state_dict as load_state_dict,
+        save_state_dict as save_state_dict,
+    )
+
 __version__ = "0.1.0"
+
+_LAZY = {
+    "checkpoint": "hpcdist.checkpoint",
+    "load_merged_state_dict": "hpcdist.checkpoint.paddle",
+    "load_state_dict": "hpcdist.checkpoint.paddle",
+    "save_group_sharded_model": "hpcdist.checkpoint.model",
+    "save_state_dict": "hpcdist.checkpoint.paddle",
+    "sharding": "hpcdist.sharding",
+}
+"""Names that not every program needs: the module that each is, or is in, is imported when used."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(_LAZY[name])
+    value = globals()[name] = getattr(module, name, module)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
 
 
 def spawn(*args: Any, **kwargs: Any) -> Any:

@@ -45,5 +45,12 @@ class TransportError(HpcdistError):
     """MPI (or another transport below us) failed; the message carries its text."""
 
 
+class CheckpointError(HpcdistError):
+    """A checkpoint cannot be written or read: a full disk, damaged or missing data.
+
+    Raised on every rank of the group. What was there before the call is unchanged.
+    """
+
+
 class NotInGroupWarning(UserWarning):
     """A rank called an operation of a group it does not belong to; nothing was done."""

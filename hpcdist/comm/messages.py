@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from hpcdist.arrays.buffer import as_buffer, as_output
+from hpcdist.arrays.buffer import Buffer, as_buffer, as_output
 from hpcdist.arrays.parcel import Parcel, pack_object, unpack_object
 from hpcdist.comm.group import Group
 from hpcdist.comm.issue import issue
@@ -174,7 +174,7 @@ def recv_object_list(
 def describe_send(group: Group, tensor: Any, dst: Any, tag: Any) -> Call:
     """Describe `send`."""
     root = group.root_of(dst, "dst")
-    _, data, dtype, shape, _ = as_buffer(tensor)
+    _, data, dtype, shape, _ = _packed(as_buffer, tensor)
     tag = _check_tag(tag)
     return Call(Kind.SEND, data, None, dtype, shape, root, None, None, 0, None, tag)
 
@@ -182,11 +182,20 @@ def describe_send(group: Group, tensor: Any, dst: Any, tag: Any) -> Call:
 def describe_recv(group: Group, tensor: Any, src: Any, tag: Any) -> Call:
     """Describe `recv`."""
     root = ANY_SOURCE if src is None else group.root_of(src, "src")
-    buffer = as_output(tensor)
+    buffer = _packed(as_output, tensor)
     _, data, dtype, shape, home = buffer
     tag = _check_tag(tag)
     finish = None if home is None else unpack(buffer)
     return Call(Kind.RECV, None, data, dtype, shape, root, None, None, 0, None, tag, (), finish)
+
+
+def _packed(view: Callable[[Any], Buffer], tensor: Any) -> Buffer:
+    try:
+        return view(tensor)
+    except MemoryError as error:  # of no concern to ranks that are no party to the message
+        raise UsageError(
+            f"there is no memory to pack an array that is not contiguous: {error}"
+        ) from error
 
 
 def _describe_send_objects(group: Group, object_list: Any, dst: Any, tag: Any) -> Call:
