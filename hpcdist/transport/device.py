@@ -29,7 +29,7 @@ from hpcdist.transport.device_way import Ability, Choice, DeviceWay, choose_way
 from hpcdist.transport.lane import Job, QueuedWork
 from hpcdist.transport.nccl import Nccl
 from hpcdist.transport.pinned import Pinned
-from hpcdist.transport.staged import Stage, wait_on_host
+from hpcdist.transport.stage import Stage, wait_on_host
 
 if TYPE_CHECKING:
     from hpcdist.transport.mpi_host import MpiHost

@@ -22,7 +22,7 @@ from hpcdist.arrays.device import Engine, Event, Stream
 from hpcdist.runtime.environ import snapshot
 from hpcdist.transport.call import Call, Kind
 from hpcdist.transport.mpi_collectives import VERBS
-from hpcdist.transport.staged import arrive
+from hpcdist.transport.stage import arrive
 
 if TYPE_CHECKING:
     from hpcdist.transport.mpi_host import MpiHost

@@ -34,6 +34,7 @@ class Pinned:
         self._free: dict[int, list[NumpyArray]] = {}
         self._locked: list[NumpyArray] = []
         self._lost: list[NumpyArray] = []
+        self._others: list[NumpyArray] = []
 
     def take(self, nbytes: int) -> NumpyArray:
         """Return at least `nbytes` of uint8, aligned to pages."""
@@ -47,6 +48,15 @@ class Pinned:
         with self._lock:
             self._free[block.nbytes].append(block)
 
+    def lock(self, memory: NumpyArray) -> None:
+        """Lock memory that is not ours until `close`, once."""
+        with self._lock:
+            if any(each is memory for each in self._others):
+                return
+            self._others.append(memory)
+            if self._engine.pin(memory):
+                self._locked.append(memory)
+
     def lose(self, blocks: list[NumpyArray]) -> None:
         """Keep blocks that the device may still use from ever being used again."""
         with self._lock:
@@ -59,6 +69,7 @@ class Pinned:
                 with suppress(*self._engine.failures):  # the device is gone, and its locks
                     self._engine.unpin(block)
             self._locked.clear()
+            self._others.clear()
             self._free.clear()
 
     def _make(self, length: int) -> NumpyArray:

@@ -121,6 +121,11 @@ class SharedNode:
         offset = self._stage_offset(rank, turn)
         return self._own.memory[offset : offset + nbytes]
 
+    @property
+    def memory(self) -> Bytes:
+        """The segment of the group: the board and everyone's staging memory."""
+        return self._own.memory
+
     def shared_address(self, data: NumpyArray) -> int:
         """Return what to publish for an array in the heap; 0 for any other."""
         offset = self.heap.offset_of(data)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
-from hpcdist.arrays.device import DeviceArray, Engine, Event, Stream
+from hpcdist.arrays.device import DeviceArray, Event
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import CollectiveTimeout, TransportError
+from hpcdist.transport import staged_node
 from hpcdist.transport.base import Work
 from hpcdist.transport.call import Block, Call, Kind, shape_detail
-from hpcdist.transport.patience import poll
-from hpcdist.transport.pinned import Pinned
+from hpcdist.transport.stage import Stage, arrive, wait_on_host
 from hpcdist.transport.staged_plan import Piece, Shape, Step, is_whole, plan_steps
 
 if TYPE_CHECKING:
@@ -29,16 +29,6 @@ if TYPE_CHECKING:
 _GOODBYE_S = 1.0
 AHEAD = 2
 """Steps whose copies to the host are begun before their turn."""
-
-
-class Stage(NamedTuple):
-    """What staging needs of one device: blocks of locked memory and a stream per direction."""
-
-    engine: Engine
-    pinned: Pinned
-    outward: Stream
-    inward: Stream
-    chunk_bytes: int
 
 
 class _Copied(NamedTuple):
@@ -65,6 +55,9 @@ def perform(
         engine.wait_event(stage.inward, event)
     if is_whole(call, detail):
         result = _perform_whole(host, stage, call)
+    elif staged_node.applies(host, call):
+        result = None
+        staged_node.all_reduce(host, stage, call)
     else:
         result = _perform_steps(host, stage, call)
     return result, engine.record(stage.inward)
@@ -257,20 +250,6 @@ def _to_device(stage: Stage, call: Call, data: NumpyArray) -> DeviceArray:
         made = np.empty_like(call.send, shape=data.size)
     stage.engine.copy_to_device(data, made, stage.inward)
     return made
-
-
-def wait_on_host(engine: Engine, event: Event, timeout_s: float) -> bool:
-    """Block the host until `event` is complete, or the time is over; say whether it is."""
-    return poll(lambda: engine.is_done(event), timeout_s)
-
-
-def arrive(engine: Engine, event: Event, timeout_s: float) -> None:
-    """Block the host until `event` is complete; `CollectiveTimeout` when the time is over."""
-    if not wait_on_host(engine, event, timeout_s):
-        raise CollectiveTimeout(
-            f"{engine.name} has not come to the end of what was computed before within "
-            f"{timeout_s:g} s; look for what holds up its streams"
-        )
 
 
 # ---- messages

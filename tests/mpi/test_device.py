@@ -2,6 +2,7 @@
 
 import threading
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -261,3 +262,16 @@ def test_arrays_train_on_the_device(rank, size):
     model(2.0)
     inner.grad = DEVICE.array(np.full(5, rank + 1.0))
     assert (DEVICE.numbers(inner.grad) == (size + 1) / 2).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int16", "complex64"])
+@pytest.mark.parametrize("op", ["SUM", "MAX", "AVG"])
+def test_large_arrays_are_added_on_the_device_as_the_host_adds_them(rank, size, dtype, op):
+    numbers = np.random.default_rng(rank).integers(-50, 50, 1_000_003) / 8
+    exact = numbers.astype(getattr(ml_dtypes, dtype, None) or dtype)
+    if (op == "MAX" and dtype == "complex64") or (op == "AVG" and dtype == "int16"):
+        pytest.skip(f"{op} is not defined for {dtype}")
+    x, y = DEVICE.array(exact), exact.copy()
+    dist.all_reduce(x, dist.ReduceOp[op])
+    dist.all_reduce(y, dist.ReduceOp[op])
+    assert DEVICE.numbers(x).tobytes() == y.tobytes()
