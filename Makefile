@@ -1,7 +1,7 @@
 # Everything a newcomer needs. `make train` and `make test` set up what they use in .venv.
 #
 #   make train    train examples/train.py on 4 ranks
-#   make test     run all tests, with Open MPI and MPICH, on 1 to 4 ranks
+#   make test     run all tests, with Slurm, Open MPI and MPICH, on 1 to 4 ranks
 #   make dev      an environment to develop in
 #   make check    formatting, lint, types, layers
 #   make docs     build the documentation in site/
