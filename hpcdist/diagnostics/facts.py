@@ -14,9 +14,7 @@ from hpcdist.comm.groups import destroy_process_group, new_group
 from hpcdist.config import Config
 from hpcdist.diagnostics.installation import (
     NOT_INSTALLED,
-    Awareness,
     Library,
-    cuda_awareness,
     mpi_library,
     nccl_version,
     settings_of,
@@ -25,6 +23,7 @@ from hpcdist.diagnostics.installation import (
 from hpcdist.diagnostics.machine import Machine, look_around, system
 from hpcdist.diagnostics.network import Network, measure
 from hpcdist.diagnostics.ranges import in_short
+from hpcdist.runtime.cuda_awareness import Awareness, cuda_awareness
 from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.place import expected_size, read_place
 from hpcdist.transport.kernel import compiled

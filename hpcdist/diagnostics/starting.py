@@ -6,13 +6,12 @@ Asked only where the doctor runs alone: inside a job it is too late to choose.
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from hpcdist.diagnostics.problem import Check, Problem
 from hpcdist.launch.command import Family, srun_mpi
-from hpcdist.launch.site import find_site
+from hpcdist.launch.site import find_site, output_of
 
 _VENDORS = {
     "Open MPI": Family.OPENMPI,
@@ -44,26 +43,12 @@ class Starter(NamedTuple):
 def find_starter(environ: Mapping[str, str]) -> Starter:
     """Return what would start ranks from here; asks ``mpiexec --version`` and srun."""
     site = find_site(environ)
-    kinds = () if site.srun is None else read_kinds(_ask(site.srun, environ))
+    kinds = (
+        ()
+        if site.srun is None
+        else read_kinds(output_of([site.srun, "--mpi=list"], environ, _LIMIT_S))
+    )
     return Starter(site.mpiexec, site.family, site.srun, kinds)
-
-
-def _ask(srun: str, environ: Mapping[str, str]) -> str:
-    try:
-        done = subprocess.run(
-            [srun, "--mpi=list"],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=_LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
 
 
 def read_kinds(text: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def find_site(environ: Mapping[str, str]) -> Site:
     mpiexec: str | None = None
     family, version = wanted, 0
     for candidate in _mpiexecs(environ, path):
-        found = identify(_version_text(candidate, environ))
+        found = identify(output_of([candidate, "--version"], environ))
         if wanted is None or found is None or found[0] is wanted:
             mpiexec = candidate
             family, version = found or (wanted, 0)
@@ -115,22 +115,23 @@ def _has_distribution(name: str) -> bool:
     return True
 
 
-def _version_text(mpiexec: str, environ: Mapping[str, str]) -> str:
+def output_of(words: Sequence[str], environ: Mapping[str, str], limit_s: float = 20.0) -> str:
+    """Return what a command prints; empty where it cannot be run, fails, or takes too long."""
     try:
         done = subprocess.run(
-            [mpiexec, "--version"],
+            words,
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=20,
+            timeout=limit_s,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout
+    return done.stdout if done.returncode == 0 else ""
 
 
 def _count_cores(cpus: list[int]) -> int:

@@ -10,7 +10,6 @@ Reduce_scatter and Reduce_local have no device path); MPICH, "GPU support"; mpi4
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, final
 from mpi4py import MPI
 
 from hpcdist.arrays.device import Engine, Event, Stream
+from hpcdist.runtime.cuda_awareness import cuda_awareness
 from hpcdist.runtime.environ import snapshot
 from hpcdist.transport.call import Call, Kind
 from hpcdist.transport.mpi_collectives import VERBS
@@ -58,8 +58,9 @@ def why_not(self_test: bool) -> str:
     trap = "" if row is None else row()
     if trap:
         return trap
-    if not _query():
-        return f"{vendor} says that it is not CUDA-aware"
+    awareness = cuda_awareness()
+    if not awareness.aware:
+        return f"{vendor} is not CUDA-aware: {awareness.source}"
     if self_test and not _survives():
         return f"{vendor} says that it is CUDA-aware, but failed the test with device memory"
     return ""
@@ -106,30 +107,6 @@ class _Comm:
 
 
 # ---- is it CUDA-aware
-
-
-def _query() -> bool:
-    """Ask the library that mpi4py has loaded, at run time."""
-    library = ctypes.CDLL(None)
-    for name in ("MPIX_Query_cuda_support", "PMPIX_Query_cuda_support"):
-        query = getattr(library, name, None) or _in_loaded(name)
-        if query is not None:
-            return bool(query())
-    return False
-
-
-def _in_loaded(name: str) -> Any:
-    """Find a function in the MPI library of this process, which may be loaded privately."""
-    with open("/proc/self/maps") as maps:
-        paths = {line.split()[-1] for line in maps if "/libmpi" in line}
-    for path in sorted(paths):
-        try:
-            function = getattr(ctypes.CDLL(path), name, None)
-        except OSError:  # a file that has been replaced, or a library of another kind
-            continue
-        if function is not None:
-            return function
-    return None
 
 
 def _open_mpi() -> str:

@@ -19,7 +19,7 @@ from hpcdist.diagnostics.facts import (
 )
 from hpcdist.diagnostics.gpus import Gpu, Gpus, chosen
 from hpcdist.diagnostics.hardware import doubly_used
-from hpcdist.diagnostics.installation import Awareness, Library, settings_of
+from hpcdist.diagnostics.installation import Library, settings_of
 from hpcdist.diagnostics.machine import Machine, crowded
 from hpcdist.diagnostics.network import Link, Network, pairings, slow_links, slow_nodes
 from hpcdist.diagnostics.problem import Check, refused
@@ -30,6 +30,7 @@ from hpcdist.diagnostics.starting import Starter, in_words as starting_words, st
 from hpcdist.diagnostics.ways import BOARD, folded, meanings, way_rows
 from hpcdist.errors import UsageError
 from hpcdist.launch.command import Family
+from hpcdist.runtime.cuda_awareness import Awareness
 from hpcdist.transport.select import DEFAULT, EXPLAINED, Rule, Selection, Way
 
 KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
