@@ -66,7 +66,7 @@ class Cluster:
     def run(
         self,
         *command: object,
-        timeout: float = 60,
+        timeout: float = 120,
         cwd: Path | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
@@ -113,7 +113,7 @@ class Cluster:
         if state == "PENDING":  # those of the last run are refused up to the second of its end
             self.run("scontrol", "update", f"JobId={job}", "StartTime=now+2")
 
-    def wait(self, job: str, timeout: float = 60) -> str:
+    def wait(self, job: str, timeout: float = 150) -> str:
         """Return the state in which a job ended; cancel it and raise where it takes longer."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:

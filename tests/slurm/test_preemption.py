@@ -11,7 +11,7 @@ EXAMPLE = ROOT / "examples/preemptible.py"
 TEMPLATE = ROOT / "slurm/requeue.sbatch"
 STEPS = 120
 PAUSE_S = 0.02
-PATIENCE_S = 60
+PATIENCE_S = 150
 
 
 class Training:
