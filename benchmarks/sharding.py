@@ -9,14 +9,11 @@ precision with Adam, beside the formulas of the ZeRO paper.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from copy import deepcopy
-from types import FunctionType, ModuleType
 from typing import Any
 
 import core_per_rank  # noqa: F401  first: NumPy's BLAS looks when it is loaded
-import numpy as np
 from mpi4py import MPI
 from report import Report, Row, read_options
 
@@ -32,6 +29,7 @@ from hpcdist.bench.networks import (
 )
 from hpcdist.bench.peers.torch import start_gloo, stop_gloo, torch_network
 from hpcdist.bench.race import Contestants, Race, race
+from hpcdist.testing.held import held_nbytes
 
 LEVELS = {1: "os", 2: "os_g", 3: "p_g_os"}
 GLOO = {1: "ZeroRedundancyOptimizer", 2: "FSDP2, no reshard", 3: "FSDP2"}
@@ -136,25 +134,6 @@ COLUMNS = {
 
 
 # ---- what a rank holds
-
-
-def held_nbytes(*roots: Any) -> int:
-    """Count the bytes of all arrays that can be reached from objects: each memory once."""
-    seen: set[int] = set()
-    memories: dict[int, int] = {}
-    queue = list(roots)
-    while queue:
-        value = queue.pop()
-        if id(value) in seen or isinstance(value, (type, ModuleType, FunctionType, dist.Group)):
-            continue
-        seen.add(id(value))
-        if isinstance(value, np.ndarray):
-            while isinstance(value.base, np.ndarray):
-                value = value.base
-            memories[id(value)] = value.nbytes
-        else:
-            queue += gc.get_referents(value)
-    return sum(memories.values())
 
 
 def memory_row(stage: int, level: str, ranks: int, batch: Batch) -> Row:

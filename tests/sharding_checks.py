@@ -23,6 +23,7 @@ from checks import (
 
 import hpcdist as dist
 from hpcdist import optim
+from hpcdist.testing.held import held_nbytes
 
 check = Checks()
 
@@ -294,26 +295,6 @@ def a_step_moves_exactly_what_the_paper_says():
             optimizer.step()
             stop()
             assert volume.elements == factor * psi, (level, turn)
-
-
-def held_nbytes(*roots):
-    """Count the bytes of all arrays that can be reached from objects: each memory once."""
-    import gc
-    from types import FunctionType, ModuleType
-
-    seen, memories, queue = set(), {}, list(roots)
-    while queue:
-        value = queue.pop()
-        if id(value) in seen or isinstance(value, (type, ModuleType, FunctionType, dist.Group)):
-            continue
-        seen.add(id(value))
-        if isinstance(value, np.ndarray):
-            while isinstance(value.base, np.ndarray):
-                value = value.base
-            memories[id(value)] = value.nbytes
-        else:
-            queue += gc.get_referents(value)
-    return sum(memories.values())
 
 
 @check

@@ -116,27 +116,18 @@ class CudaEngine(Engine):
 
     def copy_to_host(self, source: Any, target: NumpyArray, stream: Any) -> None:
         """Do cudaMemcpyAsync."""
-        if source.nbytes:
-            with self._device:
-                runtime.memcpyAsync(
-                    target.ctypes.data,
-                    source.data.ptr,
-                    source.nbytes,
-                    runtime.memcpyDeviceToHost,
-                    stream.ptr,
-                )
+        way = runtime.memcpyDeviceToHost
+        self._copy(target.ctypes.data, source.data.ptr, source.nbytes, way, stream)
 
     def copy_to_device(self, source: NumpyArray, target: Any, stream: Any) -> None:
         """Do cudaMemcpyAsync."""
-        if source.nbytes:
+        way = runtime.memcpyHostToDevice
+        self._copy(target.data.ptr, source.ctypes.data, source.nbytes, way, stream)
+
+    def _copy(self, to: int, start: int, nbytes: int, way: int, stream: Any) -> None:
+        if nbytes:
             with self._device:
-                runtime.memcpyAsync(
-                    target.data.ptr,
-                    source.ctypes.data,
-                    source.nbytes,
-                    runtime.memcpyHostToDevice,
-                    stream.ptr,
-                )
+                runtime.memcpyAsync(to, start, nbytes, way, stream.ptr)
 
     def pin(self, memory: NumpyArray) -> bool:
         """Do cudaHostRegister, portable to all contexts."""

@@ -7,7 +7,6 @@ call its own device 0, so devices are told apart by their UUID.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -126,16 +125,3 @@ def order_launches() -> None:
     NCCL_LAUNCH_ORDER_IMPLICIT; NCCL 2.26 and newer).
     """
     os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
-
-
-def near_cores(gpu: Gpu) -> Sequence[int]:
-    """Return the cores of the host that are next to the GPU; all or none if unknown."""
-    listed = Path(f"/sys/bus/pci/devices/{gpu.pci}/local_cpulist")
-    if not listed.exists():
-        return ()
-    return [core for part in listed.read_text().strip().split(",") for core in _cores(part)]
-
-
-def _cores(part: str) -> range:
-    first, _, last = part.partition("-")
-    return range(int(first), int(last or first) + 1) if first else range(0)

@@ -14,7 +14,7 @@ from hpcdist.comm.session import group_at_hand
 
 
 @final
-class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
+class SyncBatchNorm(_BatchNorm):  # type: ignore[misc] # torch is untyped
     """Normalize each channel by mean and variance over the batches of all ranks of `group`.
 
     What `torch.nn.BatchNorm1d` to ``3d`` would do with the whole batch on one rank; ranks may
@@ -110,7 +110,7 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
         return made
 
 
-class _Normalize(torch.autograd.Function):  # type: ignore[misc]
+class _Normalize(torch.autograd.Function):  # type: ignore[misc] # torch is untyped
     """(x - mean) / sqrt(var + eps), over the batches of all ranks."""
 
     @staticmethod

@@ -35,7 +35,7 @@ _MiB = 1 << 20
 
 
 @final
-class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc]
+class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # torch is untyped
     """A module like the one it holds, whose gradients are averaged; see `DataParallel`.
 
     Attributes:

@@ -28,7 +28,7 @@ def _make(kind: type[torch.optim.Optimizer], groups: Any, **defaults: Any) -> to
 
 
 @final
-class MasterOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
+class MasterOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # torch is untyped
     """An optimizer whose parameters have 16 bits, and whose steps are taken in float32."""
 
     def __init__(

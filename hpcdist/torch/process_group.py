@@ -25,7 +25,7 @@ BACKEND = "hpcdist"
 
 
 @final
-class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc]
+class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # torch is untyped
     """The members of `group`; collective to create, for GPUs may open connections of their own."""
 
     def __init__(self, group: Group, store: Any, name: str) -> None:

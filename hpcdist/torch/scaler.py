@@ -13,7 +13,7 @@ from hpcdist.transport.recipes import ReduceOp
 
 
 @final
-class AgreeingScaler(torch.amp.GradScaler):  # type: ignore[misc]
+class AgreeingScaler(torch.amp.GradScaler):  # type: ignore[misc] # torch is untyped
     """Skips a step on all ranks of `group` if a gradient is inf or NaN on any of them.
 
     Else like the `torch.amp.GradScaler` it is made of, which every rank must have alike.

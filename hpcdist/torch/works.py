@@ -15,7 +15,7 @@ from hpcdist.transport.base import Work
 
 
 @final
-class TorchWork(c10d.Work):  # type: ignore[misc]
+class TorchWork(c10d.Work):  # type: ignore[misc] # torch is untyped
     """One operation of torch's, made of one or more of hpcdist's.
 
     An exception of the operation is raised by `wait` and by the future; torch's own
@@ -99,7 +99,7 @@ class TorchWork(c10d.Work):  # type: ignore[misc]
 
 
 @final
-class AllOf(c10d.Work):  # type: ignore[misc]
+class AllOf(c10d.Work):  # type: ignore[misc] # torch is untyped
     """Several works as one: what torch gets at the end of a coalesced block."""
 
     def __init__(self, works: list[c10d.Work]) -> None:

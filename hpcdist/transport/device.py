@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from hpcdist.arrays.device import Engine, Event, Stream
@@ -264,12 +264,8 @@ class DeviceCalls:
     def _by_nccl(self, flight: _Flight, call: Call, detail: tuple[int, int]) -> _Landed:
         engine, communicator = flight.engine, self._communicator(flight.engine)
         stream = flight.streams[-1] if call.on_current else communicator.stream
-        turn = flight.turn
-        if turn is None:
+        with nullcontext() if flight.turn is None else TURNS.turn(flight.turn):
             result = self._put(communicator, flight, call, detail, stream)
-        else:
-            with TURNS.turn(turn):
-                result = self._put(communicator, flight, call, detail, stream)
         if engine.is_capturing(stream):
             return _Landed(result, None)
         return self._finished(flight, call, stream, result, None)

@@ -18,7 +18,7 @@ from hpcdist.transport.recipes import UFUNCS, Recipe, ReduceOp
 
 compiled: Any
 try:
-    from hpcdist.transport import _kernel as compiled  # type: ignore[attr-defined, no-redef]
+    from hpcdist.transport import _kernel as compiled  # type: ignore[attr-defined, no-redef] # C
 except ImportError:  # no compiler where hpcdist was installed
     compiled = None
 

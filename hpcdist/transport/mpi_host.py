@@ -16,11 +16,11 @@ from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.config import Config
-from hpcdist.errors import CollectiveTimeout, TransportError, UsageError
-from hpcdist.transport.base import REFUSE_START, Ended, Plan, Transport, Work, watched
+from hpcdist.errors import TransportError
+from hpcdist.transport.base import Ended, Plan, Transport, Work, watched
 from hpcdist.transport.call import MESSAGES, Call, Kind, label
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.lane import Lane, seconds
+from hpcdist.transport.lane import Lane
 from hpcdist.transport.mpi_agreement import Agreement
 from hpcdist.transport.mpi_exchange import board_exchange, mpi_exchange
 from hpcdist.transport.mpi_lanes import Lanes, open_lanes
@@ -28,7 +28,7 @@ from hpcdist.transport.mpi_meeting import Meetings
 from hpcdist.transport.mpi_messages import Messages
 from hpcdist.transport.mpi_node import open_node
 from hpcdist.transport.mpi_objects import OBJECT_VERBS
-from hpcdist.transport.mpi_types import OPS, block, numbers
+from hpcdist.transport.mpi_plans import PERSISTENT, MpiPlan
 from hpcdist.transport.patience import poll
 from hpcdist.transport.select import Rule, Selection, Way, read_rules
 from hpcdist.transport.shared import perform
@@ -101,7 +101,7 @@ class MpiHost(Transport):
         self._lanes: Lanes | Literal["unknown"] | None = "unknown"
         self._on_devices: DeviceCalls | None = None
         self._plan_comm: MPI.Intracomm | None = None
-        self._plans: WeakSet[_MpiPlan] = WeakSet()
+        self._plans: WeakSet[MpiPlan] = WeakSet()
 
     def run(self, call: Call) -> Any:
         """Finish `call` before returning."""
@@ -225,7 +225,7 @@ class MpiHost(Transport):
 
     def plan(self, call: Call) -> Plan | None:
         """Prepare `call` as a persistent MPI collective, where there is one for it."""
-        make = _PERSISTENT.get(call.kind)
+        make = PERSISTENT.get(call.kind)
         direct = call.recipe is None or (call.recipe.encode is None and call.recipe.decode is None)
         if make is None:
             return None
@@ -240,7 +240,7 @@ class MpiHost(Transport):
             self._plan_comm = self.lane.run(self.comm.Dup)
         assert self._plan_comm is not None
         try:
-            plan = _MpiPlan(make(self._plan_comm, call), call, self)
+            plan = MpiPlan(make(self._plan_comm, call), call, self)
         except NotImplementedError:  # an MPI library older than MPI-4
             return None
         self._plans.add(plan)
@@ -307,96 +307,3 @@ class MpiHost(Transport):
 
 def _is_large(call: Call) -> bool:
     return any(array is not None and array.nbytes > (1 << 30) for array in (call.send, call.recv))
-
-
-# ---- persistent collectives
-
-
-def _reduction(verb: Callable[..., Any]) -> Callable[[MPI.Intracomm, Call], MPI.Prequest]:
-    def make(comm: MPI.Intracomm, call: Call) -> Any:
-        assert call.recipe is not None
-        assert call.recv is not None
-        return verb(comm, MPI.IN_PLACE, numbers(call.recv), OPS[call.recipe.combine])
-
-    return make
-
-
-def _broadcast(comm: MPI.Intracomm, call: Call) -> Any:
-    assert call.recv is not None
-    return comm.Bcast_init(block(call.recv, call.recv.nbytes), call.root)
-
-
-def _per_rank(verb: Callable[..., Any]) -> Callable[[MPI.Intracomm, Call], MPI.Prequest]:
-    def make(comm: MPI.Intracomm, call: Call) -> Any:
-        assert call.send is not None
-        assert call.recv is not None
-        nbytes = min(call.send.nbytes, call.recv.nbytes // comm.size)
-        return verb(comm, block(call.send, nbytes), block(call.recv, nbytes))
-
-    return make
-
-
-_C = MPI.Intracomm
-_PERSISTENT: dict[Kind, Callable[[MPI.Intracomm, Call], Any]] = {
-    Kind.ALL_REDUCE: _reduction(_C.Allreduce_init),
-    Kind.SCAN: _reduction(_C.Scan_init),
-    Kind.BROADCAST: _broadcast,
-    Kind.BARRIER: lambda comm, call: comm.Barrier_init(),
-}
-
-
-@final
-class _MpiPlan(Plan):
-    """A persistent MPI collective."""
-
-    def __init__(self, request: MPI.Prequest, call: Call, host: MpiHost) -> None:
-        self._request: MPI.Prequest | None = request
-        self._begin = request.Start
-        self._work = _PlanWork(request, call, host)
-
-    def start(self) -> Work:
-        """Begin the collective on what the buffers hold now."""
-        work = self._work
-        if work.active or self._request is None:
-            raise UsageError(REFUSE_START)
-        work.active = True
-        self._begin()
-        return work
-
-    def free(self) -> None:
-        """Give the request back to MPI."""
-        request, self._request = self._request, None
-        if request is not None:
-            self._work.wait()
-            request.Free()
-
-
-@final
-class _PlanWork(Work):
-    """The one work of a persistent collective, active from start to wait."""
-
-    def __init__(self, request: MPI.Prequest, call: Call, host: MpiHost) -> None:
-        self.active = False
-        self._test = request.Test
-        self._call = call
-        self._host = host
-
-    def wait(self, timeout: Any = None) -> bool:
-        if not self._test():
-            self._wait(timeout)
-        self.active = False
-        return True
-
-    def _wait(self, timeout: Any) -> None:
-        limit = seconds(timeout)
-        limit = self._host.timeout_s if limit is None else limit
-        if not poll(self._test, limit):
-            raise CollectiveTimeout(
-                f"the plan of {label(self._call, self._host.ranks)} has not ended within "
-                f"{limit:g} s; called at {call_site()}. Let every rank start its plan"
-            )
-
-    def is_completed(self) -> bool:
-        if self.active and self._test():
-            self.active = False
-        return not self.active

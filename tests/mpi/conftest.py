@@ -6,6 +6,7 @@ that has gone on to the next test.
 
 import json
 import os
+import shutil
 import tempfile
 
 import numpy as np
@@ -50,6 +51,19 @@ def and_the_world_goes_on(rank, size):
     x = np.array([rank + 1])
     dist.all_reduce(x)
     assert x[0] == size * (size + 1) // 2
+
+
+@pytest.fixture
+def folder(rank):
+    """A folder to be made that all ranks see; removed after the test."""
+    import hpcdist as dist
+
+    made = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(made, 0)
+    yield os.path.join(made[0], "saved")
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(made[0])
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """Checkpoints under MPI: groups of any size save, any other loads, and what fails fails on all."""
 
 import os
-import shutil
-import tempfile
 
 import numpy as np
 import pytest
@@ -10,17 +8,6 @@ import pytest
 import hpcdist as dist
 from hpcdist import checkpoint
 from hpcdist.checkpoint import Shard
-
-
-@pytest.fixture
-def folder(rank):
-    """A folder that all ranks see; removed after the test."""
-    made = [tempfile.mkdtemp() if rank == 0 else None]
-    dist.broadcast_object_list(made, 0)
-    yield os.path.join(made[0], "saved")
-    dist.barrier()
-    if rank == 0:
-        shutil.rmtree(made[0])
 
 
 def part_of(whole, rank, size, fill=None):

@@ -1,9 +1,5 @@
 """Checkpoints of torch's sharded modules and optimizers: each rank writes what it owns."""
 
-import os
-import shutil
-import tempfile
-
 import numpy as np
 import pytest
 
@@ -16,16 +12,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated:DeprecationWarning"),
 ]
-
-
-@pytest.fixture
-def folder(rank):
-    made = [tempfile.mkdtemp() if rank == 0 else None]
-    dist.broadcast_object_list(made, 0)
-    yield os.path.join(made[0], "saved")
-    dist.barrier()
-    if rank == 0:
-        shutil.rmtree(made[0])
 
 
 @pytest.fixture
