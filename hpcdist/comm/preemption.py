@@ -30,7 +30,7 @@ Handler = Callable[[signal.Signals], Any]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _SAME_S = 2.0
-"""Slurm sends SIGTERM twice at the time limit: what comes this soon is the same request."""
+"""Slurm and srun both send SIGTERM: what comes this soon is the same request."""
 
 
 def on_preempt(handler: Handler | None = None) -> Callable[[], None]:
@@ -134,7 +134,7 @@ class _Notice:
         if not self._previous:
             self._pid = os.getpid()
             self._previous = {number: signal.signal(number, self._note) for number in _SIGNALS}
-            atexit.register(self._stop_listening)
+            atexit.register(self._end)
 
         def forget() -> None:
             if listener in self._listeners:
@@ -170,10 +170,21 @@ class _Notice:
             previous(number, frame)
 
     def _stop_listening(self) -> None:
-        atexit.unregister(self._stop_listening)
+        atexit.unregister(self._end)
         self._restore()
         self.received, self._first_s = 0, None
         self._listeners.clear()
+
+    def _end(self) -> None:
+        """End with the process: who was asked to leave is not killed on the way out.
+
+        Slurm and srun both pass SIGTERM on, and on a busy node one of them comes late.
+        """
+        if self.received and os.getpid() == self._pid:
+            for number in self._previous:
+                signal.signal(number, signal.SIG_IGN)
+        else:
+            self._restore()
 
     def _restore(self) -> None:
         """Put the dispositions back that `listen` found, where they are still ours."""

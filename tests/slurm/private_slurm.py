@@ -24,9 +24,13 @@ ENDED = {"COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "OUT_OF_MEM
 FOREIGN = ("SLURM", "PMI", "OMPI_", "PRTE_", "MPI4PY_", "MPI_LOCAL", "LD_LIBRARY_PATH", "HPCDIST_")
 
 
-# What jobs were seen to die of while MPI started, about once in seventy launches on a busy machine:
-# in Slurm 22.05 with PMI-2, and in Open MPI 5. The causes are not known.
-CRASHES = ("mpi/pmi2: invalid client request", "(ompi_mpi_init+")
+# What jobs were seen to die or to hang of while MPI started, about once in seventy launches on a busy
+# machine: in Slurm 22.05 with PMI-2, and in Open MPI 5. The causes are not known.
+CRASHES = (
+    "mpi/pmi2: invalid client request",
+    "mpi/pmi2: value not properly terminated in client request",
+    "(ompi_mpi_init+",
+)
 
 
 class Unavailable(Exception):
@@ -86,11 +90,16 @@ class Cluster:
         environ = {**(mpi.environ if mpi else {}), **options.pop("environ", {})}
         kind = [f"--mpi={mpi.kind}"] if mpi else []
         flags = ["--quiet", "--kill-on-bad-exit=1", "--time=2", *kind]
-        for _ in range(3):
-            ended = self.run("srun", *flags, *arguments, environ=environ, **options)
+        for _ in range(2):
+            try:
+                ended = self.run("srun", *flags, *arguments, environ=environ, **options)
+            except subprocess.TimeoutExpired as error:
+                if not crashed(str(error.stderr)):
+                    raise
+                continue
             if ended.returncode == 0 or not crashed(ended.stderr):
-                break
-        return ended
+                return ended
+        return self.run("srun", *flags, *arguments, environ=environ, **options)
 
     def sbatch(self, *arguments: object, **options: object) -> str:
         """Submit a batch script and return the number of its job."""

@@ -52,9 +52,12 @@ class Training:
         deadline = time.monotonic() + limit_s
         while not happened():
             assert time.monotonic() < deadline, self.text()
-            state = self.state()
-            if state in ENDED and not happened():
-                assert crashed(self.text()), f"{state}: {self.text()}"
+            state, hangs = self.state(), crashed(self.text())
+            if hangs:
+                self.cluster.run("scancel", self.job)
+                self.cluster.wait(self.job)
+            if (hangs or state in ENDED) and not happened():
+                assert hangs, f"{state}: {self.text()}"
                 self.log.write_text("".join(self.kept_lines()))
                 self.job = self.submit()
             time.sleep(0.1)

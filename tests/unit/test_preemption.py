@@ -106,6 +106,21 @@ def test_a_second_sigterm_later_ends_the_process_at_once():
     assert ended.returncode == -signal.SIGTERM
 
 
+@pytest.mark.parametrize("late", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_that_comes_late_does_not_kill_a_process_that_is_leaving(late):
+    ended = run(
+        "import atexit",
+        "from hpcdist.comm.preemption import _notice",
+        "atexit.unregister(_notice._end)",
+        f"atexit.register(lambda: os.kill(os.getpid(), signal.{late}))",
+        "atexit.register(_notice._end)  # the first to be called",
+        "os.kill(os.getpid(), signal.SIGTERM)",
+        "print(dist.should_stop())",
+    )
+    assert ended.stdout == "True\n", ended.stderr
+    assert ended.returncode == 0
+
+
 def test_a_forked_child_can_be_terminated():
     ended = run(
         "child = os.fork()",
