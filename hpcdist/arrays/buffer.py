@@ -37,6 +37,9 @@ class Buffer(NamedTuple):
 
 def as_buffer(array: Any, what: str = "tensor") -> Buffer:
     """View `array` for reading, packed only if it is not contiguous."""
+    known = ordinary(array)
+    if known is not None:
+        return Buffer(array, array, known, array.shape)
     view = array if type(array) is np.ndarray else _view(array, what)
     if type(view) is DeviceView:
         return _on_device(array, view)
@@ -48,6 +51,9 @@ def as_buffer(array: Any, what: str = "tensor") -> Buffer:
 
 def as_output(array: Any, what: str = "tensor") -> Buffer:
     """View `array` for writing (and reading); a read-only one is a `UsageError`."""
+    known = ordinary(array)
+    if known is not None:
+        return Buffer(array, array, known, array.shape)
     buffer = as_buffer(array, what)
     if not is_writeable(buffer.data) or not is_writeable(buffer.home):
         raise UsageError(

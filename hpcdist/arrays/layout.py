@@ -39,7 +39,9 @@ def adjacent_view(buffers: Sequence[Buffer]) -> NumpyArray | None:
     base = first.base
     if len(buffers) == 1:
         return first
-    if not isinstance(base, np.ndarray) or not base.flags.c_contiguous:
+    if not isinstance(base, np.ndarray) or base.nbytes < sum(each.data.nbytes for each in buffers):
+        return None
+    if not base.flags.c_contiguous:
         return None
     if base.dtype == np.uint8 and base.size % first.itemsize == 0:  # memory made by `empty`
         base = base.reshape(-1).view(first.dtype)

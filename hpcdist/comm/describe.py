@@ -81,16 +81,10 @@ def reduce(group: Group, tensor: Any, dst: Any, op: Any) -> Call:
         return cannot(Kind.REDUCE, group, error, root)
     op = check_op(op)
     recipe = recipe_for(op, buffer.dtype)
+    send, recv = (None, buffer.data) if at_root else (buffer.data, None)
+    finish = unpack(buffer) if at_root else None
     return Call(
-        Kind.REDUCE,
-        send=None if at_root else buffer.data,
-        recv=buffer.data if at_root else None,
-        dtype=buffer.dtype,
-        shape=buffer.shape,
-        root=root,
-        op=op,
-        recipe=recipe,
-        finish=unpack(buffer) if at_root and buffer.home is not None else None,
+        Kind.REDUCE, send, recv, buffer.dtype, buffer.shape, root, op, recipe, finish=finish
     )
 
 
@@ -102,15 +96,9 @@ def reduce_scatter(group: Group, tensor: Any, tensor_list: Any, op: Any) -> Call
         send = blocks_to_send(group, tensor_list, out, "tensor_list")
     except UsageError as error:
         return cannot(Kind.REDUCE_SCATTER, group, error)
+    finish = unpack(out)
     return Call(
-        Kind.REDUCE_SCATTER,
-        send=send,
-        recv=out.data,
-        dtype=out.dtype,
-        shape=out.shape,
-        op=op,
-        recipe=recipe,
-        finish=unpack(out),
+        Kind.REDUCE_SCATTER, send, out.data, out.dtype, out.shape, 0, op, recipe, finish=finish
     )
 
 
@@ -137,15 +125,9 @@ def all_gather(group: Group, tensor_or_list: Any, tensor: Any) -> Call:
         recv, finish = gathered_into(group, tensor_or_list, own, tensor, "tensor_list")
     except UsageError as error:
         return cannot(Kind.ALL_GATHER, group, error)
-    return Call(
-        Kind.ALL_GATHER,
-        send=own.data,
-        recv=recv,
-        dtype=own.dtype,
-        shape=own.shape,
-        detail=shape_detail(own.shape),
-        finish=finish,
-    )
+    _, data, dtype, shape, _ = own
+    detail = shape_detail(shape)
+    return Call(Kind.ALL_GATHER, data, recv, dtype, shape, detail=detail, finish=finish)
 
 
 def gather(group: Group, tensor: Any, gather_list: Any, dst: Any) -> Call:
@@ -157,16 +139,9 @@ def gather(group: Group, tensor: Any, gather_list: Any, dst: Any) -> Call:
             recv, finish = gathered_into(group, gather_list, own, tensor, "gather_list")
         except UsageError as error:
             return cannot(Kind.GATHER, group, error, root)
-    return Call(
-        Kind.GATHER,
-        send=own.data,
-        recv=recv,
-        dtype=own.dtype,
-        shape=own.shape,
-        root=root,
-        detail=shape_detail(own.shape),
-        finish=finish,
-    )
+    _, data, dtype, shape, _ = own
+    detail = shape_detail(shape)
+    return Call(Kind.GATHER, data, recv, dtype, shape, root, detail=detail, finish=finish)
 
 
 def scatter(group: Group, tensor: Any, tensor_or_list: Any, src: Any) -> Call:
@@ -178,15 +153,7 @@ def scatter(group: Group, tensor: Any, tensor_or_list: Any, src: Any) -> Call:
             send = blocks_to_send(group, tensor_or_list, out, "tensor_list")
         except UsageError as error:
             return cannot(Kind.SCATTER, group, error, root)
-    return Call(
-        Kind.SCATTER,
-        send=send,
-        recv=out.data,
-        dtype=out.dtype,
-        shape=out.shape,
-        root=root,
-        finish=unpack(out),
-    )
+    return Call(Kind.SCATTER, send, out.data, out.dtype, out.shape, root, finish=unpack(out))
 
 
 def alltoall(group: Group, out: Any, given: Any) -> Call:

@@ -583,6 +583,11 @@ static slot_t *slot_of(const board_t *b, int rank) {
     return (slot_t *)(b->slots + ((b->sequence & 1) * (size_t)b->size + (size_t)rank) * LINE);
 }
 
+/* Where a rank's contribution to the operation at hand lies. */
+static char *payload_of(const board_t *b, int rank) {
+    return b->payloads + ((b->sequence & 1) * (size_t)b->size + (size_t)rank) * b->payload;
+}
+
 static uint64_t *step_of(const board_t *b, int rank) {
     return (uint64_t *)(b->steps + (size_t)rank * LINE);
 }
@@ -681,8 +686,7 @@ static PyObject *board_post(PyObject *self, PyObject *const *args, Py_ssize_t n_
     memcpy(own->numbers, numbers, sizeof own->numbers);
     own->address = numbers[NUMBERS_AGREED];
     if (view.obj) {
-        size_t place = (b->sequence & 1) * (size_t)b->size + (size_t)b->rank;
-        memcpy(b->payloads + place * b->payload, view.buf, (size_t)view.len);
+        memcpy(payload_of(b, b->rank), view.buf, (size_t)view.len);
         PyBuffer_Release(&view);
     }
     if (publish(b, spins)) return least(b);
@@ -857,59 +861,113 @@ static int pipe_go(board_t *b, long patience) {
 }
 
 /* Publish a fingerprint and what belongs to it, and look whether all ranks agree, in time. */
-static int agree(board_t *b, int64_t number, int64_t limit, int64_t address, long spins) {
+static int agree(board_t *b, int64_t number, int64_t limit, int64_t detail, int64_t address,
+                 long spins) {
     struct timespec time;
     clock_gettime(CLOCK_REALTIME, &time);
     int64_t now = time.tv_sec * 1000000000LL + time.tv_nsec;
     slot_t *own = slot_of(b, b->rank);
     own->numbers[0] = number, own->numbers[1] = -number;
-    own->numbers[2] = own->numbers[3] = 0;
+    own->numbers[2] = detail, own->numbers[3] = -detail;
     own->numbers[4] = now + limit, own->numbers[5] = -now;
     own->address = address;
     int agreed = publish(b, spins);
     int64_t deadline = INT64_MAX, arrival = INT64_MIN;
     for (int r = 0; agreed && r < b->size; r++) {
         const int64_t *theirs = slot_of(b, r)->numbers;
-        agreed = theirs[0] == number && theirs[1] == -number;
+        agreed = theirs[0] == number && theirs[1] == -number && theirs[2] == detail;
         if (theirs[4] < deadline) deadline = theirs[4];
         if (-theirs[5] > arrival) arrival = -theirs[5];
     }
     return agreed && arrival <= deadline;
 }
 
-/* All of a small all_reduce, if nothing unusual happens: post the data, see that all ranks mean
- * the same in time, combine. False: look with `test` what happened, or wait. */
+static void close_small(Py_buffer *from, Py_buffer *to) {
+    if (from->obj) PyBuffer_Release(from);
+    if (to->obj) PyBuffer_Release(to);
+}
+
+/* Open what a rank contributes and what it writes (either may be None); -1: an error is set. */
+static int open_small(const board_t *b, PyObject *data, PyObject *out, Py_buffer *from,
+                      Py_buffer *to) {
+    from->obj = to->obj = NULL;
+    from->len = to->len = 0;
+    if (data != Py_None && PyObject_GetBuffer(data, from, PyBUF_SIMPLE) < 0) return -1;
+    if (out == Py_None || PyObject_GetBuffer(out, to, PyBUF_WRITABLE) == 0) {
+        if ((size_t)from->len <= b->payload) return 0;
+        PyErr_SetString(PyExc_ValueError, "the data are larger than the board's payload");
+    }
+    close_small(from, to);
+    return -1;
+}
+
+/* All of a small reduction, if nothing unusual happens: post the data, see that all ranks mean
+ * the same in time, combine `count` elements from `first` on into `out`. False: look with `test`
+ * what happened, or wait. */
 static PyObject *board_reduce(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     board_t *b = (board_t *)self;
-    if (n_args != 7) {
-        PyErr_SetString(PyExc_TypeError,
-                        "reduce(fingerprint, timeout_ns, data, code, count, divisor, spins)");
+    if (n_args != 9) {
+        PyErr_SetString(PyExc_TypeError, "reduce(fingerprint, timeout_ns, data, out, first, code, "
+                                         "count, divisor, spins)");
         return NULL;
     }
     int64_t number = PyLong_AsLongLong(args[0]), limit = PyLong_AsLongLong(args[1]);
-    job_t job = {.kernel = kernel_of(args[3]), .n_sources = b->size, .n_outs = 1};
-    job.count = PyLong_AsSize_t(args[4]);
-    job.divisor = PyFloat_AsDouble(args[5]);
-    long spins = PyLong_AsLong(args[6]);
-    Py_buffer view;
-    if (PyErr_Occurred() || PyObject_GetBuffer(args[2], &view, PyBUF_WRITABLE) < 0) return NULL;
-    if ((size_t)view.len > b->payload || (size_t)view.len != job.count * job.kernel->item ||
-        b->size > MOST) {
-        PyBuffer_Release(&view);
-        PyErr_SetString(PyExc_ValueError, "the data do not fit the count or the board's payload");
+    size_t first = PyLong_AsSize_t(args[4]);
+    job_t job = {.kernel = kernel_of(args[5]), .n_sources = b->size, .n_outs = 1};
+    job.count = PyLong_AsSize_t(args[6]);
+    job.divisor = PyFloat_AsDouble(args[7]);
+    long spins = PyLong_AsLong(args[8]);
+    Py_buffer data, out;
+    if (PyErr_Occurred() || open_small(b, args[2], args[3], &data, &out) < 0) return NULL;
+    size_t item = job.kernel->item;
+    if (!data.obj || (first + job.count) * item > (size_t)data.len || b->size > MOST ||
+        (out.obj && (size_t)out.len != job.count * item)) {
+        close_small(&data, &out);
+        PyErr_SetString(PyExc_ValueError, "the data do not fit the count");
         return NULL;
     }
     b->sequence++;
-    size_t first = (b->sequence & 1) * (size_t)b->size;
-    memcpy(b->payloads + (first + (size_t)b->rank) * b->payload, view.buf, (size_t)view.len);
-    int agreed = agree(b, number, limit, 0, spins);
-    if (agreed) {
-        job.outs[0] = (uintptr_t)view.buf;
+    memcpy(payload_of(b, b->rank), data.buf, (size_t)data.len);
+    int agreed = agree(b, number, limit, 0, 0, spins);
+    if (agreed && out.obj) {
+        job.outs[0] = (uintptr_t)out.buf;
         for (int r = 0; r < b->size; r++)
-            job.sources[r] = (uintptr_t)(b->payloads + (first + (size_t)r) * b->payload);
+            job.sources[r] = (uintptr_t)payload_of(b, r) + first * item;
         combine(&job);
     }
-    PyBuffer_Release(&view);
+    close_small(&data, &out);
+    return PyBool_FromLong(agreed);
+}
+
+/* All of a small movement of data, if nothing unusual happens: post the data, see that all ranks
+ * mean the same in time, copy to `out`, one after the other, `nbytes` from `first` on of what
+ * `source` has posted, or each rank if `source` is negative. False: as for `reduce`. */
+static PyObject *board_move(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    board_t *b = (board_t *)self;
+    if (n_args != 9) {
+        PyErr_SetString(PyExc_TypeError, "move(fingerprint, detail, timeout_ns, data, out, source, "
+                                         "first, nbytes, spins)");
+        return NULL;
+    }
+    int64_t number = PyLong_AsLongLong(args[0]), detail = PyLong_AsLongLong(args[1]);
+    int64_t limit = PyLong_AsLongLong(args[2]);
+    long source = PyLong_AsLong(args[5]), spins = PyLong_AsLong(args[8]);
+    size_t first = PyLong_AsSize_t(args[6]), nbytes = PyLong_AsSize_t(args[7]);
+    Py_buffer data, out;
+    if (PyErr_Occurred() || open_small(b, args[3], args[4], &data, &out) < 0) return NULL;
+    int begin = source < 0 ? 0 : (int)source, end = source < 0 ? b->size : begin + 1;
+    if (end > b->size || first + nbytes > b->payload ||
+        (out.obj && (size_t)out.len != nbytes * (size_t)(end - begin))) {
+        close_small(&data, &out);
+        PyErr_SetString(PyExc_ValueError, "move: the array has another size");
+        return NULL;
+    }
+    b->sequence++;
+    if (data.obj) memcpy(payload_of(b, b->rank), data.buf, (size_t)data.len);
+    int agreed = agree(b, number, limit, detail, 0, spins);
+    for (int r = begin; agreed && out.obj && r < end; r++)
+        memcpy((char *)out.buf + (size_t)(r - begin) * nbytes, payload_of(b, r) + first, nbytes);
+    close_small(&data, &out);
     return PyBool_FromLong(agreed);
 }
 
@@ -945,7 +1003,7 @@ static PyObject *board_reduce_shared(PyObject *self, PyObject *const *args, Py_s
         return NULL;
     }
     b->sequence++;
-    int state = agree(b, number, limit, address, spins);
+    int state = agree(b, number, limit, 0, address, spins);
     for (int r = 0; state && r < b->size; r++)
         if (slot_of(b, r)->address <= 0 || slot_of(b, r)->address >= NOT_IN_HEAP)
             return PyLong_FromLong(1);
@@ -1017,6 +1075,7 @@ static PyMethodDef BOARD_METHODS[] = {
     {"post", (PyCFunction)(void (*)(void))board_post, METH_FASTCALL, NULL},
     {"test", board_test, METH_NOARGS, NULL},
     {"reduce", (PyCFunction)(void (*)(void))board_reduce, METH_FASTCALL, NULL},
+    {"move", (PyCFunction)(void (*)(void))board_move, METH_FASTCALL, NULL},
     {"reduce_shared", (PyCFunction)(void (*)(void))board_reduce_shared, METH_FASTCALL, NULL},
     {"addresses", board_addresses, METH_NOARGS, NULL},
     {"arrive", board_arrive, METH_O, NULL},

@@ -95,16 +95,41 @@ class Agreement:
             found = self._wait(call)
         return self._check(call, now, found)
 
-    def reduce(self, board: Any, call: Call, code: int, count: int, divisor: float) -> bool:
-        """Agree on a small all_reduce and do it; False: agreed, and `board` holds all data."""
+    def reduce(
+        self,
+        board: Any,
+        call: Call,
+        data: Any,
+        out: Any,
+        first: int,
+        code: int,
+        count: int,
+        divisor: float,
+    ) -> bool:
+        """Agree on a small reduction and do it; False: agreed, and `board` holds all data."""
         if self._unfinished:
             self._settle(call)
         self.sequence += 1
-        number, data = fingerprint(call), call.recv
-        if board.reduce(number, self._timeout_ns, data, code, count, divisor, SPINS):
+        number, limit = fingerprint(call), self._timeout_ns
+        if board.reduce(number, limit, data, out, first, code, count, divisor, SPINS):
             return True
         self._check(call, time.time_ns(), self._look() or self._wait(call))
         return False
+
+    def move(
+        self, board: Any, call: Call, data: Any, out: Any, source: int, first: int, nbytes: int
+    ) -> tuple[int, int] | None:
+        """Agree on a small movement of data and do it, and return None.
+
+        Else the ranks have agreed and `board` holds all data: return the range of `detail`.
+        """
+        if self._unfinished:
+            self._settle(call)
+        self.sequence += 1
+        number, limit = fingerprint(call), self._timeout_ns
+        if board.move(number, call.detail, limit, data, out, source, first, nbytes, SPINS):
+            return None
+        return self._check(call, time.time_ns(), self._look() or self._wait(call))
 
     def reduce_shared(
         self, node: SharedNode, call: Call, address: int, code: int, count: int, divisor: float

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import MismatchError
-from hpcdist.transport.call import UNEVEN, Block, Call, Kind, label
+from hpcdist.transport.call import UNEVEN, Block, Call, Kind, even_blocks, label
 from hpcdist.transport.mpi_agreement import mismatch
 from hpcdist.transport.mpi_types import INT_MAX, OPS, block, numbers
 from hpcdist.transport.recipes import UFUNCS, Recipe
@@ -261,14 +261,6 @@ def room_for(call: Call, shapes: list[tuple[int, ...]]) -> list[Block]:
         Block(recv[end - size : end], shape)
         for size, end, shape in zip(sizes, ends, shapes, strict=True)
     ]
-
-
-def even_blocks(recv: NumpyArray, call: Call, size: int) -> list[Block]:
-    if call.recv is not None:
-        return []  # the caller knows its own memory
-    flat = recv.reshape(-1)
-    step = flat.size // size
-    return [Block(flat[rank * step : (rank + 1) * step], call.shape) for rank in range(size)]
 
 
 def scatter(host: MpiHost, call: Call, _: Range) -> None:

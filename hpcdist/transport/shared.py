@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import Call, Kind, even_blocks
 from hpcdist.transport.kernel import Code, address_of, code_of, compiled, divisor_of
 from hpcdist.transport.mpi_objects import OBJECT_VERBS
 from hpcdist.transport.recipes import ReduceOp
@@ -29,10 +29,10 @@ _REDUCED = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER})
 def perform(host: MpiHost, node: SharedNode, call: Call) -> Any:
     """Agree on `call`, then run it."""
     agree = host.agree
-    if call.kind is Kind.ALL_REDUCE and call.error is None and node.has_pipe:
-        code = code_of(call)
-        if code is not None:
-            return _all_reduce(host, node, call, code)
+    counts = call.kind in _REDUCED and node.has_pipe and call.error is None
+    code = code_of(call) if counts else None
+    if code is not None and call.kind is Kind.ALL_REDUCE:
+        return _all_reduce(host, node, call, code)
     if call.kind in OBJECTS and call.error is None:
         return exchange_objects(host, node, call)
     row = SHARED.get(call.kind)
@@ -40,10 +40,9 @@ def perform(host: MpiHost, node: SharedNode, call: Call) -> Any:
         return OBJECT_VERBS[call.kind](host, call, agree(call))
     total, offered = row.total(call, node.size), row.offered(call, node.rank)
     if total <= PAYLOAD:
-        detail = agree(call, 0, offered)
-        if fits(call, detail):
-            return row.take(node, call, node.payloads[node.board.turn])
-        return OBJECT_VERBS[call.kind](host, call, detail)
+        if code is not None:
+            return _reduce_small(host, node, call, code, offered)
+        return _run_small(host, node, call, row, offered)
     node.check_usable()
     detail = agree(call, _address(host, node, call, offered, total))
     return _run_large(host, node, call, detail, row, total)
@@ -56,7 +55,7 @@ def _all_reduce(host: MpiHost, node: SharedNode, call: Call, code: Code) -> Any:
     assert agreement is not None
     total, count, divisor = data.nbytes, data.size * code.per_item, divisor_of(call, node.size)
     if total <= PAYLOAD:
-        if not agreement.reduce(node.board, call, code.number, count, divisor):
+        if not agreement.reduce(node.board, call, data, data, 0, code.number, count, divisor):
             sources = node.payload_addresses[node.board.turn]
             compiled.combine(code.number, sources, data, count, divisor)
         return None
@@ -68,6 +67,35 @@ def _all_reduce(host: MpiHost, node: SharedNode, call: Call, code: Code) -> Any:
     if state >= DONE_HERE:
         return None
     return _run_large(host, node, call, (0, 0), SHARED[call.kind], total)
+
+
+def _reduce_small(host: MpiHost, node: SharedNode, call: Call, code: Code, offered: Any) -> None:
+    """Do the same for a reduction whose result not every rank gets, or not as a whole."""
+    out, agreement, divisor = call.recv, host.agreement, divisor_of(call, node.size)
+    assert agreement is not None
+    first, count = 0, offered.size * code.per_item
+    if call.kind is Kind.REDUCE_SCATTER:
+        count //= node.size
+        first = node.rank * count
+    done = agreement.reduce(node.board, call, offered, out, first, code.number, count, divisor)
+    if not done:
+        SHARED[call.kind].take(node, call, node.payloads[node.board.turn])
+
+
+def _run_small(host: MpiHost, node: SharedNode, call: Call, row: Shared, offered: Any) -> Any:
+    """Agree on an operation whose data fit into the board, and copy them in the same step."""
+    move = row.move(call, node.rank, node.size) if row.move and node.has_pipe else None
+    if move is None:
+        detail = host.agree(call, 0, offered)
+    else:
+        assert host.agreement is not None
+        found = host.agreement.move(node.board, call, offered, *move)
+        if found is None:
+            return None if move.out is None else even_blocks(move.out, call, node.size)
+        detail = found
+    if fits(call, detail):
+        return row.take(node, call, node.payloads[node.board.turn])
+    return OBJECT_VERBS[call.kind](host, call, detail)
 
 
 DONE_HERE = 2

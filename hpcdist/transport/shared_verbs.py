@@ -13,12 +13,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.call import UNEVEN, Block, Call, Kind
+from hpcdist.transport.call import UNEVEN, Block, Call, Kind, even_blocks
 from hpcdist.transport.kernel import code_of, combine, compiled, divisor_of
 from hpcdist.transport.shared_node import Place, SharedNode
 
 Places = Sequence[Place | None]
 Range = tuple[int, int]
+
+
+class Move(NamedTuple):
+    """Copy `nbytes` from `first` on of what `source` contributes (negative: each rank) to `out`."""
+
+    out: NumpyArray | None
+    source: int
+    first: int
+    nbytes: int
 
 
 class Shared(NamedTuple):
@@ -31,6 +40,8 @@ class Shared(NamedTuple):
     """Instead of `take` where all contributions are the callers' own arrays."""
     in_place: bool = False
     """Whether `take` writes to what other ranks may still read, unless they read copies."""
+    move: Callable[[Call, int, int], Move | None] | None = None
+    """What is copied, where contributions are small and nothing is computed."""
 
 
 # ---- reductions
@@ -156,8 +167,7 @@ def _all_gather(node: SharedNode, call: Call, places: Places) -> list[Block]:
         return []
     whole = np.empty(node.size * send.size, send.dtype)
     _collect(node, whole, places, 0, send.nbytes)
-    blocks = np.split(whole, node.size)
-    return [Block(block, call.shape) for block in blocks]
+    return even_blocks(whole, call, node.size)
 
 
 def _gather(node: SharedNode, call: Call, places: Places) -> list[Block] | None:
@@ -196,6 +206,39 @@ def _fetch(out: NumpyArray, place: Place | None, start: int) -> None:
         return
     begin = offset + start
     out.reshape(-1).view(np.uint8)[...] = memory[begin : begin + out.nbytes]
+
+
+# ---- moving a few bytes
+
+_EACH = -1
+
+
+def _move_from_root(call: Call, rank: int, size: int) -> Move:
+    assert call.recv is not None
+    return Move(None if rank == call.root else call.recv, call.root, 0, call.recv.nbytes)
+
+
+def _move_all(call: Call, rank: int, size: int) -> Move:
+    send, out = call.send, call.recv
+    assert send is not None
+    out = np.empty(size * send.size, send.dtype) if out is None else out
+    return Move(out, _EACH, 0, send.nbytes)
+
+
+def _move_to_root(call: Call, rank: int, size: int) -> Move:
+    return _move_all(call, rank, size) if rank == call.root else Move(None, _EACH, 0, 0)
+
+
+def _move_part(call: Call, rank: int, size: int) -> Move:
+    assert call.recv is not None
+    nbytes = call.recv.nbytes
+    return Move(call.recv, call.root, rank * nbytes, nbytes)
+
+
+def _move_parts(call: Call, rank: int, size: int) -> Move | None:
+    assert call.recv is not None
+    nbytes = call.recv.nbytes // size
+    return None if call.detail == UNEVEN else Move(call.recv, _EACH, rank * nbytes, nbytes)
 
 
 # ---- the table
@@ -239,11 +282,11 @@ SHARED: dict[Kind, Shared] = {
     Kind.REDUCE_SCATTER: Shared(_sent, _per_rank, _reduce_scatter),
     Kind.SCAN: Shared(_in_place, _received, _scan, None, True),
     Kind.EXSCAN: Shared(_in_place, _received, _exscan, None, True),
-    Kind.BROADCAST: Shared(_by_root, _received, _broadcast),
-    Kind.ALL_GATHER: Shared(_sent, _offered_bytes, _all_gather),
-    Kind.GATHER: Shared(_sent, _offered_bytes, _gather),
-    Kind.SCATTER: Shared(_sent, _per_rank, _scatter),
-    Kind.ALLTOALL: Shared(_sent, _offered_bytes, _alltoall),
+    Kind.BROADCAST: Shared(_by_root, _received, _broadcast, move=_move_from_root),
+    Kind.ALL_GATHER: Shared(_sent, _offered_bytes, _all_gather, move=_move_all),
+    Kind.GATHER: Shared(_sent, _offered_bytes, _gather, move=_move_to_root),
+    Kind.SCATTER: Shared(_sent, _per_rank, _scatter, move=_move_part),
+    Kind.ALLTOALL: Shared(_sent, _offered_bytes, _alltoall, move=_move_parts),
 }
 
 

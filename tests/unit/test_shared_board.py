@@ -288,6 +288,7 @@ def test_boards_that_cannot_be_are_refused(args, error):
 @needs_compiled
 def test_wrong_calls_of_a_board_are_errors_and_leave_it_as_it_was():
     memory, (one, two) = boards_of(compiled.Board, 2)
+    four = np.ones(4, "f4")
     for method, args, error in [
         (one.post, (1, 2, 3), TypeError),
         (one.post, (*[1 << 70] * 6, 0, None, 0), OverflowError),
@@ -297,9 +298,18 @@ def test_wrong_calls_of_a_board_are_errors_and_leave_it_as_it_was():
         (one.go_on, (1,), RuntimeError),
         (one.go_on, ("x",), TypeError),
         (one.reduce, (1, 1), TypeError),
-        (one.reduce, (1, 10**9, np.ones(4, "f4"), 10_000, 4, 1.0, 0), ValueError),
-        (one.reduce, (1, 10**9, np.ones(4, "f4"), 0, 5, 1.0, 0), ValueError),
-        (one.reduce, (1, 10**9, bytes(16), 0, 4, 1.0, 0), (BufferError, TypeError)),
+        (one.reduce, (1, 10**9, four, four, 0, 10_000, 4, 1.0, 0), ValueError),
+        (one.reduce, (1, 10**9, four, four, 0, 0, 5, 1.0, 0), ValueError),
+        (one.reduce, (1, 10**9, four, four, 1, 0, 4, 1.0, 0), ValueError),
+        (one.reduce, (1, 10**9, four, four, 0, 0, 3, 1.0, 0), ValueError),
+        (one.reduce, (1, 10**9, None, four, 0, 0, 4, 1.0, 0), ValueError),
+        (one.reduce, (1, 10**9, four, bytes(16), 0, 0, 4, 1.0, 0), (BufferError, TypeError)),
+        (one.move, (1, 1), TypeError),
+        (one.move, (1, 1, 10**9, None, four, -1, 0, 16, 0), ValueError),
+        (one.move, (1, 1, 10**9, None, four, 2, 0, 16, 0), ValueError),
+        (one.move, (1, 1, 10**9, None, None, -1, PAYLOAD, 1, 0), ValueError),
+        (one.move, (1, 1, 10**9, bytes(PAYLOAD + 1), None, -1, 0, 0, 0), ValueError),
+        (one.move, (1, 1, 10**9, None, bytes(16), 0, 0, 16, 0), (BufferError, TypeError)),
         (one.begin, (0, 0, 0, 0, (1,), 64, 1, 0, 1.0), ValueError),
         (one.begin, (0, 0, 0, 0, (1, 1), 63, 1, 0, 1.0), ValueError),
         (one.begin, (0, 0, 0, 0, (1, 1), 64, -1, 0, 1.0), ValueError),
@@ -314,13 +324,14 @@ def test_wrong_calls_of_a_board_are_errors_and_leave_it_as_it_was():
     assert (post(one, 1), post(two, 1)) == (None, (1, -1, 2, 0, 7, -7))
 
 
-# ---- the compiled board: a small all_reduce in one call
+# ---- the compiled board: small operations in one call
 
 LIMIT_NS = 60 * 10**9
 
 
 def reduce_small(board, number, data, limit_ns=LIMIT_NS):
-    return board.reduce(number, limit_ns, data, compiled.CODES["add_float32"], data.size, 1.0, 0)
+    code = compiled.CODES["add_float32"]
+    return board.reduce(number, limit_ns, data, data, 0, code, data.size, 1.0, 0)
 
 
 @needs_compiled
@@ -356,6 +367,53 @@ def test_a_rank_that_comes_after_the_time_limit_leaves_its_data_alone():
     assert y.tolist() == [2] * 3
     *_, deadline, arrival = two.test()
     assert -arrival > deadline
+
+
+@needs_compiled
+def test_small_data_are_moved_in_one_step_once_all_have_posted_theirs():
+    _, boards = boards_of(compiled.Board, 3)
+    given = [np.arange(6, dtype="u1") + 10 * rank for rank in range(3)]
+    gathered, chosen = np.zeros(6, "u1"), np.zeros(2, "u1")
+    assert not boards[0].move(7, 1, LIMIT_NS, given[0], None, -1, 0, 2, 0)
+    assert not boards[1].move(7, 1, LIMIT_NS, given[1], None, -1, 0, 2, 0)
+    assert boards[2].move(7, 1, LIMIT_NS, given[2], gathered, -1, 4, 2, 0)
+    assert gathered.tolist() == [4, 5, 14, 15, 24, 25]
+    for board in boards[:2]:
+        board.move(8, 1, LIMIT_NS, given[0], None, 0, 0, 0, 0)
+    assert boards[2].move(8, 1, LIMIT_NS, None, chosen, 1, 3, 2, 0)
+    assert chosen.tolist() == [3, 4]
+
+
+@needs_compiled
+@pytest.mark.parametrize(("number", "detail"), [(8, 1), (7, 2)])
+def test_nothing_is_moved_where_ranks_mean_different_operations(number, detail):
+    _, (one, two) = boards_of(compiled.Board, 2)
+    out = np.zeros(2, "u1")
+    one.move(7, 1, LIMIT_NS, np.ones(1, "u1"), None, -1, 0, 1, 0)
+    assert not two.move(number, detail, LIMIT_NS, np.ones(1, "u1"), out, -1, 0, 1, 0)
+    assert out.tolist() == [0, 0]
+    assert two.test()[:4] == (7, -number, 1, -detail)
+
+
+@needs_compiled
+def test_nothing_is_moved_once_a_deadline_is_over():
+    _, (late, patient) = boards_of(compiled.Board, 2)
+    late.move(7, 1, -1, np.ones(1, "u1"), None, -1, 0, 1, 0)
+    out = np.zeros(2, "u1")
+    assert not patient.move(7, 1, LIMIT_NS, np.ones(1, "u1"), out, -1, 0, 1, 0)
+    assert out.tolist() == [0, 0]
+
+
+@needs_compiled
+def test_a_rank_takes_its_slice_of_a_small_reduction_or_nothing():
+    _, boards = boards_of(compiled.Board, 3)
+    code = compiled.CODES["add_float64"]
+    given = [np.arange(6.0) + rank for rank in range(3)]
+    boards[0].reduce(1, LIMIT_NS, given[0], None, 0, code, 6, 1.0, 0)
+    boards[1].reduce(1, LIMIT_NS, given[1], None, 0, code, 6, 1.0, 0)
+    out = np.zeros(2)
+    assert boards[2].reduce(1, LIMIT_NS, given[2], out, 4, code, 2, 1.0, 0)
+    assert out.tolist() == [15, 18]
 
 
 # ---- the compiled board: reductions in parts
