@@ -166,3 +166,17 @@ def launch() -> Any:
     from hpcdist.launch import launch as start
 
     return start()
+
+
+__all__ = sorted(  # what a star import gets: no modules that happen to be imported above
+    {
+        "optim",
+        "stream",
+        *_LAZY,
+        *(
+            name
+            for name, value in globals().items()
+            if name[0] != "_" and getattr(value, "__module__", "").startswith(__name__)
+        ),
+    }
+)

@@ -255,6 +255,15 @@ def test_the_stream_module_offers_what_it_promises():
     assert dist.stream.all_to_all is dist.stream.alltoall
 
 
+def test_a_star_import_gets_every_public_name_and_no_modules_that_are_only_used():
+    names = {}
+    exec("from hpcdist import *", names)
+    lines = lines_of(COLLECTIVES, OWN_COLLECTIVES, ENVIRONMENT, CHECKPOINTS)
+    promised = {line.partition("(")[0] for line in lines}
+    assert promised | {"DataParallel", "ReduceOp", "optim", "stream"} <= set(names)
+    assert not {"Any", "importlib", "transport"} & set(names)
+
+
 def test_classes_have_the_promised_members():
     members = {
         "ParallelEnv": "rank world_size nranks local_rank local_size node_rank nnodes device_id "
