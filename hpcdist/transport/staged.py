@@ -57,7 +57,7 @@ def perform(
         result = _perform_whole(host, stage, call)
     elif staged_node.applies(host, call):
         result = None
-        staged_node.all_reduce(host, stage, call)
+        staged_node.reduce(host, stage, call)
     else:
         result = _perform_steps(host, stage, call)
     return result, engine.record(stage.inward)

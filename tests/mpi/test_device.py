@@ -91,6 +91,29 @@ def test_wait_lets_the_current_stream_or_the_host_wait(size):
         assert (DEVICE.numbers(x) == size).all()
 
 
+def test_an_operation_on_the_current_stream_is_put_there_by_its_own_thread(monkeypatch, size):
+    """A thread may have a default stream of its own, which has the same handle in all threads."""
+    group, recorded = dist.new_group(), []
+    record = DEVICE.record
+
+    def recording(stream):
+        if stream is DEVICE.current:
+            recorded.append(threading.current_thread())
+        return record(stream)
+
+    for _ in range(10):
+        ahead = DEVICE.array(np.ones(50_000))
+        x = DEVICE.array(np.ones(4))
+        work = dist.all_reduce(ahead, group=group, sync_op=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(DEVICE, "record", recording)
+            dist.stream.all_reduce(x, group=group, use_calc_stream=True)
+        work.wait()
+        assert (DEVICE.numbers(x) == size).all()
+    assert set(recorded) == {threading.current_thread()}
+    dist.destroy_process_group(group)
+
+
 def test_operations_of_several_groups_pass_in_the_order_of_their_issue(rank, size):
     groups = [dist.new_group() for _ in range(3)]
     arrays = [DEVICE.array(np.full(2000, float(each))) for each in range(12)]
@@ -266,12 +289,20 @@ def test_arrays_train_on_the_device(rank, size):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int16", "complex64"])
 @pytest.mark.parametrize("op", ["SUM", "MAX", "AVG"])
-def test_large_arrays_are_added_on_the_device_as_the_host_adds_them(rank, size, dtype, op):
-    numbers = np.random.default_rng(rank).integers(-50, 50, 1_000_003) / 8
-    exact = numbers.astype(getattr(ml_dtypes, dtype, None) or dtype)
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter"])
+def test_large_arrays_are_added_on_the_device_as_the_host_adds_them(
+    rank, size, dtype, op, operation
+):
     if (op == "MAX" and dtype == "complex64") or (op == "AVG" and dtype == "int16"):
         pytest.skip(f"{op} is not defined for {dtype}")
+    numbers = np.random.default_rng(rank).integers(-50, 50, size * 400_003) / 8
+    exact = numbers.astype(getattr(ml_dtypes, dtype, None) or dtype)
     x, y = DEVICE.array(exact), exact.copy()
-    dist.all_reduce(x, dist.ReduceOp[op])
-    dist.all_reduce(y, dist.ReduceOp[op])
+    arguments = {
+        "all_reduce": lambda array: (array,),
+        "reduce": lambda array: (array, size - 1),
+        "reduce_scatter": lambda array: (array[400_003 * rank : 400_003 * (rank + 1)], array),
+    }[operation]
+    for array in (x, y):
+        getattr(dist, operation)(*arguments(array), dist.ReduceOp[op])
     assert DEVICE.numbers(x).tobytes() == y.tobytes()
