@@ -28,6 +28,7 @@ from hpcdist.transport.mpi_meeting import Meetings
 from hpcdist.transport.mpi_messages import Messages
 from hpcdist.transport.mpi_node import open_node
 from hpcdist.transport.mpi_objects import OBJECT_VERBS
+from hpcdist.transport.mpi_outbox import discard_unread
 from hpcdist.transport.mpi_plans import PERSISTENT, MpiPlan
 from hpcdist.transport.patience import poll
 from hpcdist.transport.select import Rule, Selection, Way, read_rules
@@ -299,10 +300,12 @@ class MpiHost(Transport):
             return  # an operation is still under way: MPI keeps what it uses
         if isinstance(self._lanes, Lanes):
             self._lanes.close()
+        if not poll(self.comm.Ibarrier().Test, _GOODBYE_S):
+            return  # a rank does not come
         for comm in (self._plan_comm, self.messages.comm, self.comm):
             if comm is not None:
-                with suppress(MPI.Exception):  # MPICH refuses while messages are unreceived
-                    comm.Free()
+                discard_unread(comm)
+                comm.Free()
 
 
 def _is_large(call: Call) -> bool:

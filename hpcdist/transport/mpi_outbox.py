@@ -1,10 +1,12 @@
-"""`Outbox`: small messages sent without waiting for anyone to receive them."""
+"""`Outbox`: small messages sent without waiting for anyone to receive them; and their end."""
 
 from __future__ import annotations
 
 from typing import Any, final
 
 from mpi4py import MPI
+
+from hpcdist.transport.mpi_types import block
 
 _FEW = 16
 
@@ -24,3 +26,14 @@ class Outbox:
             self._requests = [request for request in self._requests if not request.Test()]
             self._limit = max(_FEW, 2 * len(self._requests))
         self._requests.append(self._comm.isend(content, rank, tag))
+
+
+def discard_unread(comm: MPI.Intracomm) -> None:
+    """Receive what nobody has taken, before `comm` is freed.
+
+    The library gives its number to a new communicator, whose first receive would get it.
+    """
+    status = MPI.Status()
+    while (message := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+        nbytes = status.Get_elements(MPI.BYTE)
+        message.Recv(block(bytearray(nbytes), nbytes))

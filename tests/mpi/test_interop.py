@@ -82,3 +82,16 @@ def test_a_communicator_must_be_one_of_mpi4py():
         with pytest.raises(dist.UsageError, match="comm must be"):
             dist.init_parallel_env(comm=wrong)
     dist.init_parallel_env()
+
+
+def test_what_nobody_received_does_not_reach_a_communicator_that_is_made_later(rank, size):
+    group = dist.new_group()
+    if size > 1:
+        dist.isend(np.ones(3), (rank + 1) % size, group).wait()
+    dist.barrier()
+    dist.destroy_process_group(group)
+    made = [MPI.COMM_WORLD.Dup() for _ in range(8)]  # one of them has the number of the group's
+    MPI.COMM_WORLD.Barrier()
+    assert not any(comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG) for comm in made)
+    for comm in made:
+        comm.Free()
