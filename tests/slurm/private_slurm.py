@@ -24,8 +24,8 @@ ENDED = {"COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "OUT_OF_MEM
 FOREIGN = ("SLURM", "PMI", "OMPI_", "PRTE_", "MPI4PY_", "MPI_LOCAL", "LD_LIBRARY_PATH", "HPCDIST_")
 
 
-# What jobs were seen to die or to hang of while MPI started, about once in seventy launches on a busy
-# machine: in Slurm 22.05 with PMI-2, and in Open MPI 5. The causes are not known.
+# What jobs were seen to die or to hang of while MPI started, about once in seventy launches on a
+# busy machine: in Slurm 22.05 with PMI-2, and in Open MPI 5. The causes are not known.
 CRASHES = (
     "mpi/pmi2: invalid client request",
     "mpi/pmi2: value not properly terminated in client request",
