@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -31,9 +31,13 @@ class Config:
     device_chunk_mb: float = 4.0
     """MiB of a GPU's array that are copied through host memory at a time."""
     share_gpu: bool = False
-    """Allow several ranks on one GPU, which NCCL then does not use."""
+    """Allow several ranks on one GPU; NCCL 2.30 serves them if it is asked for by device_way."""
+    nccl_binding: Literal["cupy", "nccl4py"] = "cupy"
+    """The Python package whose functions of NCCL are called; the library is the same."""
     nccl_sums: Literal["float32", "native"] = "float32"
     """Whether 16-bit floats on GPUs are added in float32 and rounded once, or as NCCL does it."""
+    device_batches: Literal["staged", "nccl"] = "staged"
+    """How a batch of messages on GPUs travels; "nccl" needs both ranks to batch alike."""
     cuda_selftest: bool = False
     """Try device memory with a CUDA-aware MPI in a child process before it is trusted."""
     ranks_per_node: int | None = None
@@ -59,14 +63,39 @@ def read_config(environ: Mapping[str, str] | None = None) -> Config:
     return Config(**given)
 
 
+def common(config: Config) -> tuple[Any, ...]:
+    """Return the settings that have to be the same on all ranks, for `check_common`."""
+    return tuple(getattr(config, name) for name in _COMMON)
+
+
+def check_common(by_rank: Sequence[tuple[Any, ...]]) -> None:
+    """Raise `UsageError` where the `common` settings of two ranks differ."""
+    for name, values in zip(_COMMON, zip(*by_rank, strict=True), strict=True):
+        for rank, value in enumerate(values):
+            if value != values[0]:
+                variable = f"HPCDIST_{name.upper()}"
+                raise UsageError(
+                    f"{variable} is {values[0]} on rank 0, but {value} on rank {rank}; give all "
+                    "ranks the same value, or none"
+                )
+
+
 def _number(variable: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not value > 0:
+    endless = value == float("inf") and not variable.endswith("_S")
+    if not value > 0 or endless:
         raise UsageError(f"{variable}={text!r} is not a positive number; set one or unset it")
     return value
+
+
+def _whole(variable: str, text: str) -> int:
+    value = _number(variable, text)
+    if not value.is_integer():
+        raise UsageError(f"{variable}={text!r} is not a whole number; set one or unset it")
+    return int(value)
 
 
 def _switch(variable: str, text: str) -> bool:
@@ -85,10 +114,11 @@ def _choice(variable: str, text: str) -> str:
     return text.lower()
 
 
+_COMMON = ("device_way", "device_batches", "nccl_sums")
 _SWITCHES = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 _READERS: dict[str, Callable[[str, str], Any]] = {
     "float": _number,
     "bool": _switch,
-    "int | None": lambda variable, text: int(_number(variable, text)),
+    "int | None": _whole,
     "str | None": lambda variable, text: text,
 }

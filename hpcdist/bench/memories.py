@@ -118,10 +118,10 @@ def _wait_for_streams(engine: Engine) -> None:
 
 
 def _about_gpu(engine: Engine) -> str:
-    from hpcdist.transport import nccl
+    from hpcdist.transport import nccl_binding
 
     name = gpu.describe(int(engine.name.partition(":")[2])).name
-    version = nccl.version()
+    version = nccl_binding.version()
     return f"{name}, NCCL {version}" if version else f"{name}, no NCCL"
 
 

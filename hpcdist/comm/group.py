@@ -52,12 +52,12 @@ class Group:
     @property
     def process_group(self) -> Transport | None:
         """The transport that joins the members; None if this process is none of them."""
-        return self.transport
+        return self.transport if self.is_member() else None
 
     @property
     def backend(self) -> str:
         """Name of the transport, for example ``"MPI"``."""
-        if self.transport is None:
+        if self.transport is None or not self.is_member():
             raise UsageError(
                 f"Invalid group specified: rank {self.world_rank} is not a member of {self.name}"
             )
@@ -121,19 +121,17 @@ def _is_int(value: Any) -> bool:
 
 @final
 class Closed(Transport):
-    """Stands where a destroyed group had its transport: every use is an error."""
+    """Stands where a group had its transport: every use is an error that says `why`."""
 
     backend = "CLOSED"
     one_node = False
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, why: str, former: Transport | None = None) -> None:
+        self._why = why
+        self._former = former  # kept as it is: its end would touch what others use
 
     def _refuse(self) -> NoReturn:
-        raise UsageError(
-            f"group {self._name} has been destroyed by destroy_process_group; make a new one with "
-            "new_group (or init_parallel_env for the world)"
-        )
+        raise UsageError(self._why)
 
     def run(self, call: Call) -> Any:
         """Refuse."""
@@ -193,6 +191,10 @@ class Dormant(Transport):
     def start(self, call: Call) -> Work:
         """Restart and start."""
         return self.wake().start(call)
+
+    def start_batch(self, calls: Sequence[Call]) -> list[Work]:
+        """Restart and start."""
+        return self.wake().start_batch(calls)
 
     def plan(self, call: Call) -> Plan | None:
         """Restart and plan."""

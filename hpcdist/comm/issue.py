@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from hpcdist.comm.lists import cannot
 from hpcdist.comm.session import group_at_hand, here
 from hpcdist.errors import NotInGroupWarning, UsageError
 from hpcdist.events import Event, Phase, listeners
-from hpcdist.transport.base import DONE, Work
+from hpcdist.transport.base import DONE, Transport, Work
 from hpcdist.transport.call import MESSAGES, Call, Kind, locate
 from hpcdist.transport.call_site import outer_frame
 
@@ -35,6 +36,31 @@ def issue(group: Group | None, sync_op: bool, describe: Describe, *args: Any) ->
         return transport.start(call)
     ended = transport.run(call)
     return ended if call.kind >= MESSAGES or call.device is not None else DONE
+
+
+class Message(NamedTuple):
+    """One message of a batch: its group, and how it is described."""
+
+    group: Group | None
+    describe: Describe
+    args: tuple[Any, ...]
+
+
+def issue_batch(messages: Sequence[Message]) -> list[Work]:
+    """Describe all messages, then start those of each group together; return a work for each."""
+    works: dict[int, Work] = {}
+    calls: defaultdict[Transport, dict[int, Call]] = defaultdict(dict)
+    for place, (given, describe, args) in enumerate(messages):
+        group = group_at_hand(given)
+        if group.transport is None:
+            works[place] = not_a_member(group)
+            continue
+        call = described(group, describe, *args)
+        calls[group.transport][place] = _announce(group, call) if listeners else call
+    for transport, of_group in calls.items():
+        begun = transport.start_batch(list(of_group.values()))
+        works.update(zip(of_group, begun, strict=True))
+    return [works[place] for place in range(len(messages))]
 
 
 def described(group: Group, describe: Describe, *args: Any) -> Call:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from hpcdist.arrays.buffer import Buffer, as_buffer, as_output
 from hpcdist.arrays.parcel import Parcel, pack_object, unpack_object
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import issue
+from hpcdist.comm.issue import Message, issue, issue_batch
 from hpcdist.comm.lists import unpack
 from hpcdist.comm.session import group_at_hand
 from hpcdist.errors import MismatchError, UsageError
@@ -101,7 +101,7 @@ class P2POp(_P2POpFields):
             )
         where = group_at_hand(group)
         if where.is_member():
-            (describe_send if op is isend else describe_recv)(where, tensor, peer, tag)
+            _DESCRIBE[op](where, tensor, peer, tag)
         return super().__new__(cls, op, tensor, peer, group, tag)
 
 
@@ -114,7 +114,12 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
         isinstance(each, P2POp) for each in p2p_op_list
     ):
         raise UsageError(f"batch_isend_irecv needs a list of P2POp, got {p2p_op_list!r}")
-    return [each.op(each.tensor, each.peer, group=each.group, tag=each.tag) for each in p2p_op_list]
+    return issue_batch(
+        [
+            Message(each.group, _DESCRIBE[each.op], (each.tensor, each.peer, each.tag))
+            for each in p2p_op_list
+        ]
+    )
 
 
 def send_object_list(
@@ -187,6 +192,9 @@ def describe_recv(group: Group, tensor: Any, src: Any, tag: Any) -> Call:
     tag = _check_tag(tag)
     finish = None if home is None else unpack(buffer)
     return Call(Kind.RECV, None, data, dtype, shape, root, None, None, 0, None, tag, (), finish)
+
+
+_DESCRIBE = {isend: describe_send, irecv: describe_recv}
 
 
 def _packed(view: Callable[[Any], Buffer], tensor: Any) -> Buffer:

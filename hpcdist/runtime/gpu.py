@@ -125,3 +125,11 @@ def order_launches() -> None:
     NCCL_LAUNCH_ORDER_IMPLICIT; NCCL 2.26 and newer).
     """
     os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
+
+
+def let_nccl_share() -> None:
+    """Let NCCL 2.30 and newer serve ranks that share a GPU; before its first communicator.
+
+    It reads the variable once per process (NCCL user guide, NCCL_MULTI_RANK_GPU_ENABLE).
+    """
+    os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")

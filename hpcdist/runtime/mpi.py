@@ -6,7 +6,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcdist.config import Config
+from hpcdist.config import Config, check_common, common
 from hpcdist.errors import TransportError, UsageError
 from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.place import Place, check_size, read_place
@@ -34,7 +34,8 @@ def start_world(config: Config, comm: Any = None) -> World:
 
     Raises:
         TransportError: there is no MPI library that mpi4py can load.
-        UsageError: the launcher started several ranks but MPI sees only this one.
+        UsageError: the launcher started several ranks but MPI sees only this one, or settings that
+            have to be the same on all ranks are not.
 
     """
     environ = snapshot()
@@ -47,7 +48,7 @@ def start_world(config: Config, comm: Any = None) -> World:
             check_size(environ, comm.size, mpi.Get_library_version())
     elif not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:
         raise UsageError(f"comm must be an mpi4py intracommunicator, got {comm!r}")
-    return World(comm, *_locate(comm, place, mpi))
+    return World(comm, *_locate(comm, place, mpi, config))
 
 
 def load_mpi() -> Any:
@@ -103,12 +104,13 @@ def _be_polite(place: Place) -> None:
 
 
 def _locate(
-    comm: Any, place: Place, mpi: Any
+    comm: Any, place: Place, mpi: Any, config: Config
 ) -> tuple[Place, tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
     node = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.rank)
     host, first = socket.gethostname(), node.bcast(comm.rank)
-    everyone = comm.allgather((host, first, node.rank))
-    firsts = sorted({first for _, first, _ in everyone})
+    everyone = comm.allgather((host, first, node.rank, common(config)))
+    hosts, nodes, local_ranks, settings = zip(*everyone, strict=True)
+    firsts = sorted(set(nodes))
     located = place._replace(
         rank=comm.rank,
         size=comm.size,
@@ -118,5 +120,5 @@ def _locate(
         nnodes=len(firsts),
     )
     node.Free()
-    hosts, nodes, local_ranks = zip(*everyone, strict=True)
+    check_common(settings)
     return located, hosts, local_ranks, nodes

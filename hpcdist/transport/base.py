@@ -140,6 +140,10 @@ class Transport(ABC):
     def start(self, call: Call) -> Work:
         """Begin `call` and return at once."""
 
+    def start_batch(self, calls: Sequence[Call]) -> list[Work]:
+        """Begin messages that were issued together; return a work for each."""
+        return [self.start(call) for call in calls]
+
     @abstractmethod
     def plan(self, call: Call) -> Plan | None:
         """Prepare `call` to be started many times on the same buffers; collective.

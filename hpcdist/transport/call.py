@@ -42,6 +42,7 @@ class Kind(IntEnum):
     RECV = 17
     SEND_OBJECT_LIST = 18
     RECV_OBJECT_LIST = 19
+    BATCH_ISEND_IRECV = 20
 
 
 class Block(NamedTuple):

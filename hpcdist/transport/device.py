@@ -14,14 +14,20 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from hpcdist.arrays.device import Engine, Event, Stream
-from hpcdist.errors import CollectiveTimeout, HpcdistError, TransportError, UsageError
+from hpcdist.errors import (
+    CollectiveTimeout,
+    HpcdistError,
+    MismatchError,
+    TransportError,
+    UsageError,
+)
 from hpcdist.runtime import gpu
-from hpcdist.transport import mpi_cuda, nccl, staged
+from hpcdist.transport import mpi_cuda, nccl_binding, staged
 from hpcdist.transport.base import Ended, Work, watched
 from hpcdist.transport.call import MESSAGES, Call, Kind, label
 from hpcdist.transport.device_turns import Turns
@@ -32,16 +38,21 @@ from hpcdist.transport.pinned import Pinned
 from hpcdist.transport.stage import Stage, wait_on_host
 
 if TYPE_CHECKING:
+    from hpcdist.transport.device_batch import Batches
     from hpcdist.transport.mpi_host import MpiHost
 
 _MiB = 1 << 20
 _GOODBYE_S = 1.0
 _NOT_NCCL = ("mpi", "staged")
+_FIRST_BATCH = (
+    "With HPCDIST_DEVICE_BATCHES=nccl the first operation of a group on arrays of a GPU connects "
+    "all its ranks: let all of them call it, or let a collective come first"
+)
 TURNS = Turns()
 """Of this process: its device operations, whatever their groups."""
 
 
-class _Flight(NamedTuple):
+class Flight(NamedTuple):
     """An issued operation: the streams it was issued from, and when their work is complete.
 
     With `on_current` it runs on the last of `streams`, and `ready` are those of the others.
@@ -54,7 +65,7 @@ class _Flight(NamedTuple):
     turn: int | None
 
 
-class _Landed(NamedTuple):
+class Landed(NamedTuple):
     """An operation that is on its stream: what it returned, and the event of its end."""
 
     result: Any
@@ -69,6 +80,7 @@ class DeviceCalls:
         self._host = host
         self._choice: Choice | None = None
         self._nccl: Nccl | None = None
+        self._batches: Batches | None = None
         self._stages: dict[Engine, Stage] = {}
         self._flying: deque[tuple[Call, Event]] = deque()
         """Keeps the arrays of operations that nobody waits for alive until they have ended."""
@@ -87,8 +99,11 @@ class DeviceCalls:
             work = self._start_message(call)
             work.wait()
             return work
+        lane = self._host.lane
+        if call.on_current and lane.queued:
+            lane.run(lambda: None)  # this thread's own stream means nothing on another thread
         flight = self._take_off(call)
-        landed: _Landed = self._host.lane.run(self._land, flight)
+        landed: Landed = lane.run(self._land, flight)
         self._join(flight, landed)
         return DeviceWork(self, flight, Ended(landed))
 
@@ -97,10 +112,13 @@ class DeviceCalls:
         if call.kind >= MESSAGES:
             return self._start_message(call)
         flight = self._take_off(call)
+        return DeviceWork(self, flight, self.queue(call, lambda: self._land(flight)))
+
+    def queue(self, call: Call, land: Callable[[], Landed]) -> Work:
+        """Let `land` bring `call` on its way in the group's queue."""
         host = self._host
         start = host.lane.start if host.threads else _at_once
-        queued = start(lambda: host.guarded(call, self._land, flight), label(call, host.ranks))
-        return DeviceWork(self, flight, queued)
+        return start(lambda: host.guarded(call, land), label(call, host.ranks))
 
     def synchronize(self, *, on_device: bool) -> None:
         """Let the current streams (or the host) wait for everything that was issued."""
@@ -145,18 +163,19 @@ class DeviceCalls:
 
     # ---- the way of an operation
 
-    def _take_off(self, call: Call) -> _Flight:
+    def _take_off(self, call: Call) -> Flight:
         """Note where the current streams are; if the device fails, on all ranks."""
         engine = call.device
         assert engine is not None
         try:
-            return self._noted(call, engine)
+            return self.noted(call, engine)
         except engine.failures as error:
-            reason = _failure(engine, error)
+            reason = device_failure(engine, error)
             self._host.run(Call(call.kind, root=call.root, error=reason))  # raises
             raise
 
-    def _noted(self, call: Call, engine: Engine) -> _Flight:
+    def noted(self, call: Call, engine: Engine) -> Flight:
+        """Note where the current streams are, and take the operation's turn on the device."""
         streams = engine.current_streams()
         capturing = tuple(filter(engine.is_capturing, streams))
         if capturing and not self._can_be_captured(call):
@@ -170,12 +189,12 @@ class DeviceCalls:
         elsewhere = streams[:-1] if call.on_current else streams
         ready = [engine.record(stream) for stream in elsewhere]
         nested = self._host.lane.is_current()  # a callback: it goes before what is queued
-        return _Flight(call, engine, streams, ready, None if nested else TURNS.take())
+        return Flight(call, engine, streams, ready, None if nested else TURNS.take())
 
     def _can_be_captured(self, call: Call) -> bool:
         return call.on_current and self._nccl is not None and self._nccl.is_plain(call)
 
-    def _land(self, flight: _Flight) -> _Landed:
+    def _land(self, flight: Flight) -> Landed:
         """Agree on the operation and put it on its stream; on the queue of the group."""
         call = flight.call
         if self._host.lane.is_current():
@@ -192,22 +211,22 @@ class DeviceCalls:
                     self.await_on_host(call, landed.done)
                 return landed.result
 
-            return _Landed(watched(issue, call), done[0])
+            return Landed(watched(issue, call), done[0])
         finally:
             if flight.turn is not None:
                 TURNS.give_up(flight.turn)
 
-    def _issue(self, flight: _Flight, call: Call) -> _Landed:
+    def _issue(self, flight: Flight, call: Call) -> Landed:
         host, engine = self._host, flight.engine
-        detail = host.agree(self._at_home(call, engine))
-        with self._failing(engine):
+        detail = host.agree(self.at_home(call, engine))
+        with self.failing(engine):
             return self._put_or_stage(flight, call, detail)
 
-    def _put_or_stage(self, flight: _Flight, call: Call, detail: tuple[int, int]) -> _Landed:
+    def _put_or_stage(self, flight: Flight, call: Call, detail: tuple[int, int]) -> Landed:
         host, engine = self._host, flight.engine
-        flight = self._covering_lent_memory(flight, call)
+        flight = self.covering_lent_memory(flight, call)
         way = self._way(engine)
-        if way is DeviceWay.NCCL and self._communicator(engine).can(call):
+        if way is DeviceWay.NCCL and self.communicator(engine).can(call):
             return self._by_nccl(flight, call, detail)
         if flight.turn is not None and way is DeviceWay.STAGED:
             TURNS.give_up(flight.turn)  # nothing is put on the device that waits for another rank
@@ -222,18 +241,22 @@ class DeviceCalls:
             result, done = staged.perform(host, stage, call, detail, ready)
         return self._finished(flight, call, stage.inward, result, done)
 
-    def _at_home(self, call: Call, engine: Engine) -> Call:
+    def at_home(self, call: Call, engine: Engine) -> Call:
         """Make of a call on a device that is not that of NCCL's communicator an error."""
+        reason = self.why_not_at_home(engine)
+        return call if reason is None else call._replace(error=reason)
+
+    def why_not_at_home(self, engine: Engine) -> UsageError | None:
+        """Say what is wrong with an array on `engine`."""
         home = engine if self._nccl is None else self._nccl.engine
         if home is engine:
-            return call
-        reason = UsageError(
+            return None
+        return UsageError(
             f"rank {self._host.ranks[self._host.rank]}: the array is on {engine.name}, but the "
             f"group works on {home.name} of this rank; move it there, or make a group for it"
         )
-        return call._replace(error=reason)
 
-    def _covering_lent_memory(self, flight: _Flight, call: Call) -> _Flight:
+    def covering_lent_memory(self, flight: Flight, call: Call) -> Flight:
         """Let the operation also wait for what was computed since it was issued, if it must.
 
         Arrays that an operation made come from the memory pool of our stream, and go back there
@@ -249,59 +272,60 @@ class DeviceCalls:
         ]
         return flight._replace(ready=[*flight.ready, *later])
 
-    @contextmanager
-    def _failing(self, engine: Engine) -> Iterator[None]:
-        """Turn what the device fails with into `TransportError`."""
-        try:
-            yield
-        except engine.failures as error:
-            if isinstance(error, HpcdistError):
-                raise
-            if self._nccl is not None:
-                self._nccl.abort()
-            raise _failure(engine, error) from error
+    def failing(self, engine: Engine) -> Failing:
+        """Return a block in which the device's failures become a `TransportError`."""
+        return Failing(self, engine)
 
-    def _by_nccl(self, flight: _Flight, call: Call, detail: tuple[int, int]) -> _Landed:
-        engine, communicator = flight.engine, self._communicator(flight.engine)
+    def give_nccl_up(self) -> None:
+        """End what NCCL has under way on this rank, if there is any."""
+        if self._nccl is not None:
+            self._nccl.abort()
+
+    def _by_nccl(self, flight: Flight, call: Call, detail: tuple[int, int]) -> Landed:
+        engine, communicator = flight.engine, self.communicator(flight.engine)
         stream = flight.streams[-1] if call.on_current else communicator.stream
-        with nullcontext() if flight.turn is None else TURNS.turn(flight.turn):
-            result = self._put(communicator, flight, call, detail, stream)
+        result = self.put(
+            communicator, flight, stream, lambda: communicator.perform(call, detail, stream)
+        )
         if engine.is_capturing(stream):
-            return _Landed(result, None)
+            return Landed(result, None)
         return self._finished(flight, call, stream, result, None)
 
-    def _put(
-        self,
-        communicator: Nccl,
-        flight: _Flight,
-        call: Call,
-        detail: tuple[int, int],
-        stream: Stream,
+    def put(
+        self, communicator: Nccl, flight: Flight, stream: Stream, act: Callable[[], Any]
     ) -> Any:
-        communicator.check()
-        for event in flight.ready:
-            flight.engine.wait_event(stream, event)
-        return communicator.perform(call, detail, stream)
+        """Do `act`, which puts something on `stream`, when its turn on the device has come."""
+        with nullcontext() if flight.turn is None else TURNS.turn(flight.turn):
+            communicator.check()
+            for event in flight.ready:
+                flight.engine.wait_event(stream, event)
+            return act()
 
     def _finished(
-        self, flight: _Flight, call: Call, stream: Stream, result: Any, done: Event | None
-    ) -> _Landed:
+        self, flight: Flight, call: Call, stream: Stream, result: Any, done: Event | None
+    ) -> Landed:
         engine = flight.engine
         if call.finish is not None:
             with engine.on(stream):
                 result, done = call.finish(result), None
         done = engine.record(stream) if done is None else done
-        self._flying.append((flight.call, done))
-        return _Landed(result, done)
+        self.keep(flight.call, done)
+        return Landed(result, done)
 
-    def _join(self, flight: _Flight, landed: _Landed) -> None:
-        """Let the current streams wait for the end; see [Note: streams]."""
+    def keep(self, call: Call, done: Event) -> None:
+        """Keep the arrays of `call` alive until `done`."""
+        self._flying.append((call, done))
+
+    def _join(self, flight: Flight, landed: Landed) -> None:
+        """Let the streams of the caller wait for the end; see [Note: streams]."""
         if landed.done is not None:
-            self.await_on_device(flight.engine, landed.done)
+            with self.failing(flight.engine):
+                for stream in flight.streams:  # his current ones, for he has waited
+                    flight.engine.wait_event(stream, landed.done)
 
     def await_on_device(self, engine: Engine, event: Event) -> None:
         """Let the current streams wait for `event`."""
-        with self._failing(engine):
+        with self.failing(engine):
             for stream in engine.current_streams():
                 engine.wait_event(stream, event)
 
@@ -309,19 +333,30 @@ class DeviceCalls:
         """Block the host until `event`; raise what goes wrong on the device meanwhile."""
         engine, host = call.device, self._host
         assert engine is not None
-        with self._failing(engine):
+        limit_s = host.timeout_s
+        if call.kind >= MESSAGES:  # a peer may wait for another of its peers before it begins
+            limit_s = 2 * limit_s + _GOODBYE_S
+        with self.failing(engine):
             if self._nccl is not None:
-                self._nccl.await_on_host(event, call)
-            elif not wait_on_host(engine, event, host.timeout_s):
+                self._nccl.await_on_host(event, call, limit_s)
+            elif not wait_on_host(engine, event, limit_s):
                 raise CollectiveTimeout(
                     f"{label(call, host.ranks)} has not ended on {engine.name} within "
-                    f"{host.timeout_s:g} s; look for what holds up its streams"
+                    f"{limit_s:g} s; look for what holds up its streams"
                 )
 
     def check(self) -> None:
         """Raise what NCCL has reported about the operations under way."""
         if self._nccl is not None:
             self._nccl.check()
+
+    def nccl_trouble(self) -> TransportError | None:
+        """Return what `check` would raise."""
+        try:
+            self.check()
+        except TransportError as error:
+            return error
+        return None
 
     def _forget_landed(self) -> None:
         with self._forgetting:
@@ -350,7 +385,7 @@ class DeviceCalls:
         """Look what this rank can do; whatever goes wrong is a reason and no exception."""
         host, config = self._host, self._host.site.config
         rank = host.ranks[host.rank]
-        node, wanted = host.site.nodes[rank], config.device_way
+        node, wanted, provider = host.site.nodes[rank], config.device_way, config.nccl_binding
         try:
             uuid = gpu.uuid_of(engine.name)
         except (RuntimeError, OSError) as error:
@@ -358,11 +393,13 @@ class DeviceCalls:
             return Ability(rank, node, str(rank), reason, reason)
         no_nccl = "" if uuid else f"{engine.name} is no CUDA device"
         if not no_nccl:
-            no_nccl = f"HPCDIST_DEVICE_WAY={wanted}" if wanted in _NOT_NCCL else nccl.why_not()
+            without = wanted in _NOT_NCCL
+            no_nccl = f"HPCDIST_DEVICE_WAY={wanted}" if without else nccl_binding.why_not(provider)
         no_mpi = mpi_cuda.why_not(config.cuda_selftest) if uuid else no_nccl
-        return Ability(rank, node, uuid or str(rank), no_nccl, no_mpi)
+        version = 0 if no_nccl else nccl_binding.version(provider)
+        return Ability(rank, node, uuid or str(rank), no_nccl, no_mpi, version)
 
-    def _communicator(self, engine: Engine) -> Nccl:
+    def communicator(self, engine: Engine) -> Nccl:
         """Return NCCL's communicator; collective when first asked for."""
         if self._nccl is None:
             self._nccl = Nccl(self._host, engine)
@@ -383,12 +420,53 @@ class DeviceCalls:
         """Send or receive through locked host memory."""
         engine = call.device
         assert engine is not None
-        with self._failing(engine):
-            streams = engine.current_streams()
-            if any(map(engine.is_capturing, streams)):
-                raise _not_capturable(call, self._host)
-            ready = [engine.record(stream) for stream in streams]
+        with self.failing(engine):
+            self._refuse_capture(call, engine)
+            ready = [engine.record(stream) for stream in engine.current_streams()]
             return staged.start_message(self._host, self._stage(engine), call, ready)
+
+    def _refuse_capture(self, call: Call, engine: Engine) -> None:
+        if any(map(engine.is_capturing, engine.current_streams())):
+            raise _not_capturable(call, self._host)
+
+    # ---- batches of messages
+
+    def find_batches(self, call: Call) -> Batches | None:
+        """Return what sends the batches of the group over NCCL; None where they are staged.
+
+        Collective when first asked for, as all ranks of a group choose its way and join in NCCL's
+        communicator; but not where the settings alone say that messages are staged.
+        """
+        config, engine = self._host.site.config, call.device
+        if config.device_batches == "staged" or config.device_way in _NOT_NCCL:
+            return None
+        assert engine is not None
+        with self.failing(engine):
+            if not self._is_open():
+                self._refuse_capture(call, engine)
+                self._host.lane.run(self._open, engine)
+        if self.way is DeviceWay.NCCL and self._batches is None:
+            from hpcdist.transport.device_batch import Batches
+
+            self._batches = Batches(self._host, self)
+        return self._batches
+
+    def _is_open(self) -> bool:
+        return self.way not in (None, DeviceWay.NCCL) or self._nccl is not None
+
+    def _open(self, engine: Engine) -> None:
+        """Choose the way of the group with all its ranks, and connect them; on the queue."""
+        if self._is_open():
+            return
+        if self._host.lane.is_current():
+            engine.use()
+        try:
+            self._host.agree(Call(Kind.BATCH_ISEND_IRECV, device=engine))
+        except (CollectiveTimeout, MismatchError) as error:
+            error.args = (f"{error}. {_FIRST_BATCH}",)
+            raise
+        if self._way(engine) is DeviceWay.NCCL:
+            self.communicator(engine)
 
 
 def _not_capturable(call: Call, host: MpiHost) -> UsageError:
@@ -400,7 +478,8 @@ def _not_capturable(call: Call, host: MpiHost) -> UsageError:
     )
 
 
-def _failure(engine: Engine, error: Exception) -> TransportError:
+def device_failure(engine: Engine, error: Exception) -> TransportError:
+    """Return the error of a device that fails with `error`."""
     return TransportError(f"{engine.name} failed: {error}; end the job")
 
 
@@ -413,6 +492,24 @@ def _at_once(job: Job, label: str) -> QueuedWork:
 
 
 @final
+class Failing:
+    """Makes a `TransportError` of a device's failure, after which NCCL cannot go on either."""
+
+    __slots__ = ("_calls", "_engine")
+
+    def __init__(self, calls: DeviceCalls, engine: Engine) -> None:
+        self._calls, self._engine = calls, engine
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        if isinstance(error, self._engine.failures) and not isinstance(error, HpcdistError):
+            self._calls.give_nccl_up()
+            raise device_failure(self._engine, error) from error
+
+
+@final
 class DeviceWork(Work):
     """An operation on device memory.
 
@@ -420,7 +517,7 @@ class DeviceWork(Work):
     wait for its end; `synchronize` blocks the host until it has ended.
     """
 
-    def __init__(self, calls: DeviceCalls, flight: _Flight, queued: Work) -> None:
+    def __init__(self, calls: DeviceCalls, flight: Flight, queued: Work) -> None:
         self._calls, self._flight, self._queued = calls, flight, queued
 
     def wait(self, timeout: Any = None) -> bool:

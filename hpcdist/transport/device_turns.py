@@ -8,9 +8,7 @@ on different ranks can dead-lock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import final
+from typing import Any, final
 
 
 @final
@@ -18,30 +16,31 @@ class Turns:
     """A queue of numbered turns; one instance per process."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._taken = 0
         self._now = 0
         self._passed: set[int] = set()
 
     def take(self) -> int:
         """Return the number of the next turn; whoever takes one must `turn` or `give_up`."""
-        with self._changed:
+        with self._lock:
             self._taken += 1
             return self._taken - 1
 
-    @contextmanager
-    def turn(self, number: int) -> Iterator[None]:
-        """Wait until all earlier turns are over; the turn is over at the end of the block."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._now == number)
-        try:
-            yield
-        finally:
-            self.give_up(number)
+    def turn(self, number: int) -> Turn:
+        """Return a block that waits until all earlier turns are over, and ends this one."""
+        return Turn(self, number)
+
+    def begin(self, number: int) -> None:
+        """Wait until all earlier turns are over."""
+        if self._now != number:
+            with self._changed:
+                self._changed.wait_for(lambda: self._now == number)
 
     def give_up(self, number: int) -> None:
         """Let the turn be over, now or when it comes."""
-        with self._changed:
+        with self._lock:
             if number < self._now:
                 return
             self._passed.add(number)
@@ -49,3 +48,19 @@ class Turns:
                 self._passed.remove(self._now)
                 self._now += 1
             self._changed.notify_all()
+
+
+@final
+class Turn:
+    """One turn, for a ``with`` statement."""
+
+    __slots__ = ("_number", "_turns")
+
+    def __init__(self, turns: Turns, number: int) -> None:
+        self._turns, self._number = turns, number
+
+    def __enter__(self) -> None:
+        self._turns.begin(self._number)
+
+    def __exit__(self, *_: Any) -> None:
+        self._turns.give_up(self._number)

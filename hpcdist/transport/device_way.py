@@ -14,6 +14,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from hpcdist.errors import UsageError
+from hpcdist.transport.nccl_binding import SHARES_GPUS
 
 
 class DeviceWay(Enum):
@@ -28,7 +29,7 @@ class Ability(NamedTuple):
     """What one rank can do with the device its array is on.
 
     `nccl` and `mpi` are empty where that way is open, else why it is not. `node` tells ranks of
-    one node apart from those of another.
+    one node apart from those of another. `nccl_version` is NCCL's number, as 22809 for 2.28.9.
     """
 
     rank: int
@@ -36,6 +37,7 @@ class Ability(NamedTuple):
     uuid: str
     nccl: str
     mpi: str
+    nccl_version: int = 0
 
 
 class Choice(NamedTuple):
@@ -60,7 +62,7 @@ def choose_way(abilities: Sequence[Ability], *, wanted: str, may_share: bool) ->
     shared = shared_gpus(abilities)
     if shared and not may_share:
         raise UsageError(_complaint(shared))
-    not_nccl = _first("nccl", abilities) or (f"{shared[0]} share a GPU" if shared else "")
+    not_nccl = _first("nccl", abilities) or _not_shared(abilities, shared, wanted)
     if wanted == "staged":
         return Choice(DeviceWay.STAGED, "HPCDIST_DEVICE_WAY=staged")
     if wanted == "nccl" or (wanted == "auto" and not not_nccl):
@@ -92,6 +94,24 @@ def _first(way: str, abilities: Sequence[Ability]) -> str:
         if reason:
             return f"on rank {each.rank} {reason}"
     return ""
+
+
+def _not_shared(abilities: Sequence[Ability], shared: Sequence[str], wanted: str) -> str:
+    """Say why NCCL does not serve the GPUs that ranks share; empty if it does or none is shared.
+
+    It is an experiment of NCCL's (user guide, NCCL_MULTI_RANK_GPU_ENABLE), so not made unasked.
+    """
+    if not shared:
+        return ""
+    oldest = min(abilities, key=lambda each: each.nccl_version)
+    if wanted != "nccl":
+        return f"{shared[0]} share a GPU"
+    if oldest.nccl_version >= SHARES_GPUS:
+        return ""
+    return (
+        f"{shared[0]} share a GPU, for which NCCL {SHARES_GPUS} (2.30) or newer is needed, and "
+        f"rank {oldest.rank} has {oldest.nccl_version}"
+    )
 
 
 def _complaint(shared: Sequence[str]) -> str:

@@ -162,6 +162,11 @@ class Agreement:
         """Tell all other ranks that this one will not come any more."""
         self._tell_all((_LEAVE, why))
 
+    def departed(self) -> dict[int, str]:
+        """Return the ranks of the group that will not come any more, and why."""
+        self._listen()
+        return self._left
+
     def is_settled(self) -> bool:
         """Say whether no exchange is under way."""
         return not self._unfinished or (self._unfinished == 1 and self._test())
@@ -222,6 +227,8 @@ class Agreement:
         """See [Note: time limits]."""
         late_s = (arrived_ns - deadline_ns) / 1e9
         late = f"this rank joined {late_s:.1f} s after that" if late_s > 0 else "a rank was late"
+        if deadline_ns == 0:  # see `_settle`
+            late = "that rank has gone on to later operations since"
         raise CollectiveTimeout(
             f"{self._what(call)} was given up by a rank whose time limit was over: {late}. Called "
             f"at {call_site()}. Pass a larger timeout to new_group or init_parallel_env if ranks "

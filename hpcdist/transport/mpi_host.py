@@ -7,8 +7,7 @@ of their row (`mpi_collectives`, `mpi_objects`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 from weakref import WeakSet
 
@@ -135,6 +134,17 @@ class MpiHost(Transport):
         job = lambda: self.guarded(call, self._perform, call)  # noqa: E731
         return self.lane.start(job, label(call, self.ranks))
 
+    def start_batch(self, calls: Sequence[Call]) -> list[Work]:
+        """Begin messages; those on device memory together, if the group has it so."""
+        on_device = [call for call in calls if call.device is not None]
+        if not on_device:
+            return super().start_batch(calls)
+        batches = self.guarded(on_device[0], self.on_devices.find_batches, on_device[0])
+        if batches is None:
+            return super().start_batch(calls)
+        works = iter(batches.start(on_device))
+        return [self.start(call) if call.device is None else next(works) for call in calls]
+
     def open_node(self, comm: MPI.Intracomm, ranks: Sequence[int]) -> SharedNode | None:
         """Map the memory of the world ranks `ranks`, those of `comm`. Collective over them."""
         return open_node(
@@ -173,6 +183,10 @@ class MpiHost(Transport):
     def progress(self) -> None:
         """Let MPI proceed with messages under way."""
         self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+
+    def departed(self) -> Mapping[int, str]:
+        """Return the ranks of this group that take part no longer, and why."""
+        return {} if self.agreement is None else self.agreement.departed()
 
     def agree(self, call: Call, address: int = 0, data: Any = None) -> tuple[int, int]:
         """Make sure all ranks issued an equal `call`; return the range of `detail`."""

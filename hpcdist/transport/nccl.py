@@ -3,110 +3,56 @@
 All ranks have agreed on an operation, on the host, before it is put on the stream; so a rank that
 is missing or means another operation is an error and not a kernel that waits for ever.
 
-NCCL's functions are taken from `cupy.cuda.nccl`. They are few and have integers for
-pointers and streams, so another binding can take their place in `_Binding`.
+NCCL's functions come from a small table (`nccl_binding`), the communicator from `nccl_start`.
 
 Sources: NCCL user guide (collectives, groups, communicators, error handling).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from hpcdist.arrays.device import DeviceArray, Engine, Event, Stream
+from hpcdist.arrays.dtypes import Dtype
 from hpcdist.errors import CollectiveTimeout, HpcdistError, TransportError
 from hpcdist.runtime import gpu
-from hpcdist.transport.call import UNEVEN, Block, Call, Kind, label
+from hpcdist.transport.call import UNEVEN, Block, Call, Kind, even_blocks, label
+from hpcdist.transport.message_batch import Transfer
 from hpcdist.transport.mpi_collectives import (
     agree_on_counts,
-    even_blocks,
     exchange_shapes,
     room_for,
 )
+from hpcdist.transport.nccl_binding import binding, failure
 from hpcdist.transport.nccl_codes import BYTES, Reduction, plan_reduction
+from hpcdist.transport.nccl_start import connect
 from hpcdist.transport.patience import poll
+from hpcdist.transport.recipes import Op, Recipe
 
 if TYPE_CHECKING:
     from hpcdist.transport.mpi_host import MpiHost
 
-_OLDEST = 21000
-"""NCCL 2.10, the first with the operator AVG."""
-
-
-def why_not() -> str:
-    """Say why this process cannot use NCCL; empty if it can. Local."""
-    try:
-        binding = _binding()
-    except (ImportError, AttributeError, OSError, RuntimeError) as error:
-        return f"CuPy has no NCCL ({error}): pip install nvidia-nccl-cu12 (or nvidia-nccl-cu13)"
-    version = binding.version()
-    if version < _OLDEST:
-        return f"NCCL {version} is older than {_OLDEST}"
-    return ""
-
-
-def version() -> int:
-    """Return the version of the NCCL library in use, as 22809 for 2.28.9; 0 if there is none."""
-    return 0 if why_not() else int(_binding().version())
-
-
-class _Binding(NamedTuple):
-    """The functions of NCCL that are not methods of a communicator."""
-
-    version: Callable[[], int]
-    unique_id: Callable[[], bytes]
-    communicator: Callable[[int, bytes, int], Any]
-    group_start: Callable[[], None]
-    group_end: Callable[[], None]
-
-
-def _binding() -> _Binding:
-    from cupy.cuda import nccl
-
-    if not nccl.available:
-        raise ImportError("libnccl.so.2 was not found")
-    return _Binding(
-        nccl.get_version,
-        nccl.get_unique_id,
-        nccl.NcclCommunicator,
-        nccl.groupStart,
-        nccl.groupEnd,
-    )
-
 
 @final
 class Nccl:
-    """NCCL's communicator for the ranks of a group on one device each. Collective to create.
-
-    It is made from an id of its own and not by ncclCommSplit, which all ranks of the parent
-    would have to call: a group is made by its members alone.
-    """
+    """NCCL's communicator for the ranks of a group on one device each. Collective to create."""
 
     def __init__(self, host: MpiHost, engine: Engine) -> None:
-        self._host, self.engine = host, engine
-        self._nccl = _binding()
-        self.stream, key = self._prepared()
-        with engine.on(self.stream), _told("creating a communicator"):
-            self._comm: Any = self._nccl.communicator(host.size, key, host.rank)
-
-    def _prepared(self) -> tuple[Stream, Any]:
-        """Make stream and id, and make sure that all ranks can go on: NCCL would wait for ever."""
-        host, stream, key, trouble = self._host, None, None, ""
+        config = host.site.config
         gpu.order_launches()
-        try:
-            stream = self.engine.new_stream()
-            key = self._nccl.unique_id() if host.rank == 0 else None
-        except (RuntimeError, KeyError) as error:
-            trouble = f"rank {host.ranks[host.rank]}: {error or type(error).__name__}"
-        told = host.comm.allgather((trouble, key))
-        troubles = [each for each, _ in told if each]
-        if troubles:
-            raise TransportError(f"NCCL's communicator cannot be made: {'; '.join(troubles)}")
-        return stream, told[0][1]
+        if config.share_gpu and config.device_way == "nccl":
+            gpu.let_nccl_share()
+        self._host, self.engine = host, engine
+        self._rank, self._size = host.rank, host.size
+        self._native = config.nccl_sums == "native"
+        self._plans: dict[tuple[Op, int], Reduction | None] = {}
+        self._nccl = binding(config.nccl_binding)
+        self.stream, self._comm = connect(host, engine, self._nccl)
+        self._is_over = False
 
     def can(self, call: Call) -> bool:
         """Say whether NCCL has what `call` needs; equal on all ranks."""
@@ -124,7 +70,7 @@ class Nccl:
         if call.kind in (Kind.ALL_GATHER, Kind.GATHER) and call.recv is None:
             return call.kind is Kind.GATHER and self._rank != call.root
         given, out = call.send, call.recv
-        if given is not None and out is not None and np.may_share_memory(given, out):
+        if given is not None and out is not None and self._overlap(given, out):
             return call.kind is Kind.ALL_GATHER and self._is_in_place(given, out)
         plan = self._reduction(call) if call.kind in _REDUCED else None
         assert call.dtype is not None
@@ -135,18 +81,34 @@ class Nccl:
     def perform(self, call: Call, detail: tuple[int, int], stream: Stream) -> Any:
         """Put `call`, on which all ranks have agreed, on `stream`; the host does not wait."""
         try:
-            with self.engine.on(stream), _told(label(call, self._host.ranks)):
+            with self.engine.on(stream):
                 return _VERBS[call.kind](self, call, detail, stream)
-        except TransportError:
+        except self._nccl.failures as error:
+            if isinstance(error, HpcdistError):
+                raise  # ranks that mean different things; all of them know
             self.abort()  # so that the others do not wait for this rank's kernel
-            raise
+            raise failure(label(call, self._host.ranks), error) from error
 
-    def await_on_host(self, event: Event, call: Call) -> None:
+    def exchange(self, transfers: Sequence[Transfer], stream: Stream) -> None:
+        """Put the messages of a batch on `stream`, as one operation; their peers do the same.
+
+        The nth send to a rank meets its nth receive from this one; see `message_batch`.
+        """
+        try:
+            with self.engine.on(stream), self._together():
+                for each in transfers:
+                    verb = self._send if each.sends else self._receive
+                    verb(_flat(each.data), each.peer, stream)
+        except self._nccl.failures as error:
+            self.abort()
+            raise failure("batch_isend_irecv", error) from error
+
+    def await_on_host(self, event: Event, call: Call, timeout_s: float) -> None:
         """Block the host until `event`; look for errors of NCCL meanwhile.
 
         Raises:
             TransportError: NCCL has failed; the communicator is gone.
-            CollectiveTimeout: the time limit of the group is over; the communicator is gone.
+            CollectiveTimeout: `timeout_s` is over; the communicator is gone.
 
         """
 
@@ -154,59 +116,55 @@ class Nccl:
             self.check()
             self._host.progress()
 
-        if not poll(lambda: self.engine.is_done(event), self._host.timeout_s, attend):
+        if not poll(lambda: self.engine.is_done(event), timeout_s, attend):
             self.abort()
             raise CollectiveTimeout(
                 f"{label(call, self._host.ranks)} was started on all ranks but has not ended on "
-                f"the GPU within {self._host.timeout_s:g} s; NCCL was aborted. Look for a rank "
+                f"the GPU within {timeout_s:g} s; NCCL was aborted. Look for a rank "
                 "whose stream is held up, and run with NCCL_DEBUG=WARN"
             )
 
     def check(self) -> None:
         """Raise what NCCL reports about the operations under way; `TransportError`."""
-        if self._comm is None:
+        if self._is_over:
             raise TransportError("NCCL was aborted in this group; make a new group")
         try:
-            with _told("an operation under way"):
-                self._comm.check_async_error()
-        except TransportError:
+            self._comm.check()
+        except self._nccl.failures as error:
             self.abort()
-            raise
+            raise failure("an operation under way", error) from error
 
     def abort(self) -> None:
         """End what is under way, on this rank; the communicator cannot be used any more."""
-        comm, self._comm = self._comm, None
-        if comm is not None:
-            comm.abort()
+        over, self._is_over = self._is_over, True
+        if not over:
+            self._comm.abort()
 
     def close(self) -> None:
         """Free the communicator; collective, after all operations have ended."""
-        comm, self._comm = self._comm, None
-        if comm is not None:
-            comm.destroy()
+        over, self._is_over = self._is_over, True
+        if not over:
+            self._comm.destroy()
 
     # ---- the operations
-
-    @property
-    def _size(self) -> int:
-        return self._host.size
-
-    @property
-    def _rank(self) -> int:
-        return self._host.rank
 
     def _reduction(self, call: Call) -> Reduction | None:
         assert call.op is not None
         assert call.dtype is not None
-        assert call.recipe is not None
-        native = self._host.site.config.nccl_sums == "native"
-        return plan_reduction(call.op, call.dtype, call.recipe, self._size, native=native)
+        key = call.op, call.dtype.code
+        if key not in self._plans:
+            self._plans[key] = self._planned(call.op, call.dtype, call.recipe)
+        return self._plans[key]
+
+    def _planned(self, op: Op, dtype: Dtype, recipe: Recipe | None) -> Reduction | None:
+        assert recipe is not None
+        return plan_reduction(op, dtype, recipe, self._size, native=self._native)
 
     def all_reduce(self, call: Call, _: Any, stream: Stream) -> None:
         data = _flat(call.recv)
         plan, wire = self._encoded(call, data)
         at, count = self.engine.address(wire), wire.size * plan.per_element
-        self._comm.allReduce(at, at, count, plan.code, plan.op, stream.ptr)
+        self._comm.all_reduce(at, at, count, plan.code, plan.op, stream.ptr)
         self._decode(call, plan, wire, data)
 
     def reduce(self, call: Call, _: Any, stream: Stream) -> None:
@@ -221,12 +179,12 @@ class Nccl:
             self._decode(call, plan, wire, data)
 
     def reduce_scatter(self, call: Call, _: Any, stream: Stream) -> None:
-        given, out = _apart(call)
+        given, out = self._apart(call)
         plan, wire = self._encoded(call, given)
         direct = not plan.encoded and out.dtype.itemsize == wire.dtype.itemsize
         into = out if direct else np.empty_like(wire, shape=out.size)
         count = out.size * plan.per_element
-        self._comm.reduceScatter(
+        self._comm.reduce_scatter(
             self.engine.address(wire),
             self.engine.address(into),
             count,
@@ -274,11 +232,21 @@ class Nccl:
         if recv is None:
             recv = np.empty_like(send, shape=self._size * send.size)
         flat = _flat(recv)
-        if np.may_share_memory(send, flat) and not self._is_in_place(send, flat):
+        if self._overlap(send, flat) and not self._is_in_place(send, flat):
             send = send.copy()
         from_, into = self.engine.address(send), self.engine.address(flat)
-        self._comm.allGather(from_, into, send.nbytes, BYTES, stream.ptr)
+        self._comm.all_gather(from_, into, send.nbytes, BYTES, stream.ptr)
         return even_blocks(recv, call, self._size)
+
+    def _apart(self, call: Call) -> tuple[DeviceArray, DeviceArray]:
+        """Return what is sent and what is received, flat and in different memory."""
+        send, recv = _flat(call.send), _flat(call.recv)
+        return (send.copy() if self._overlap(send, recv) else send), recv
+
+    def _overlap(self, one: DeviceArray, other: DeviceArray) -> bool:
+        """Say whether two contiguous arrays have memory in common."""
+        first, second = self.engine.address(one), self.engine.address(other)
+        return bool(first < second + other.nbytes and second < first + one.nbytes)
 
     def _is_in_place(self, send: DeviceArray, recv: DeviceArray) -> bool:
         """Say whether this rank's part of a gather is where the gather would put it."""
@@ -295,7 +263,7 @@ class Nccl:
         elif at_root:
             if recv is None:
                 recv = np.empty_like(send, shape=self._size * send.size)
-            elif np.may_share_memory(send, recv):
+            elif self._overlap(send, recv):
                 send = send.copy()
             blocks, parts = even_blocks(recv, call, self._size), np.split(_flat(recv), self._size)
         with self._together():
@@ -308,13 +276,13 @@ class Nccl:
         out = _flat(call.recv)
         with self._together():
             if self._rank == call.root:
-                given, _ = _apart(call)
+                given, _ = self._apart(call)
                 for rank, part in enumerate(np.split(given, self._size)):
                     self._send(part, rank, stream)
             self._receive(out, call.root, stream)
 
     def alltoall(self, call: Call, detail: tuple[int, int], stream: Stream) -> None:
-        given, out = _apart(call)
+        given, out = self._apart(call)
         if detail[0] == detail[1] != UNEVEN:
             sent, received = np.split(given, self._size), np.split(out, self._size)
         else:
@@ -358,32 +326,8 @@ class Nccl:
             self._nccl.group_end()
 
 
-@contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Turn NCCL's and CUDA's errors into `TransportError`."""
-    try:
-        yield
-    except (
-        KeyError,
-        MemoryError,
-        RuntimeError,
-    ) as error:  # CuPy's NcclError fails to be made for some codes
-        if isinstance(error, HpcdistError):
-            raise
-        raise TransportError(
-            f"NCCL failed in {what}: {error or type(error).__name__}; run with NCCL_DEBUG=WARN "
-            "to see why, or set HPCDIST_DEVICE_WAY=staged to go on without NCCL"
-        ) from error
-
-
 def _flat(array: Any) -> DeviceArray:
-    return array.reshape(-1)
-
-
-def _apart(call: Call) -> tuple[DeviceArray, DeviceArray]:
-    """Return what is sent and what is received, flat and in different memory."""
-    send, recv = _flat(call.send), _flat(call.recv)
-    return (send.copy() if np.may_share_memory(send, recv) else send), recv
+    return array if array.ndim == 1 else array.reshape(-1)
 
 
 def _cut(flat: DeviceArray, counts: Any) -> list[DeviceArray]:

@@ -1,4 +1,4 @@
-"""`hpcdist bench --device cuda` on GPUs; beside NCCL where each rank has a GPU of its own."""
+"""`hpcdist bench --device cuda` on GPUs; beside NCCL where it takes as many ranks."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hpcdist.bench.plan import Plan, measure
 from hpcdist.bench.startup import Started
 from hpcdist.bench.task import make_task
 from hpcdist.runtime import gpu
-from hpcdist.transport import nccl as nccl_transport
+from hpcdist.transport import nccl_binding
 
 pytestmark = pytest.mark.gpu
 
@@ -32,11 +32,14 @@ def on_gpus(world_with):
 
 
 @pytest.fixture
-def raw(on_gpus, size):
-    """Stop where not every rank has NCCL and a GPU of its own."""
-    reason = nccl_transport.why_not()
-    if reason or gpu.count() < size:
-        missing("nccl", reason or f"{size} ranks, but CUDA sees {gpu.count()} GPUs")
+def raw(on_gpus, world_with, size):
+    """Let hpcdist use NCCL; stop where NCCL is not there, or does not take so many ranks."""
+    reason, version = nccl_binding.why_not(), nccl_binding.version()
+    if gpu.count() < size and 0 < version < nccl_binding.SHARES_GPUS:
+        reason = f"{size} ranks, but CUDA sees {gpu.count()} GPUs, and NCCL is {version}"
+    if reason:
+        missing("nccl", reason)
+    world_with(device="gpu", share_gpu=1, device_way="nccl")
 
 
 @pytest.mark.parametrize("kind", ["collectives", "messages"])

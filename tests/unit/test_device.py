@@ -2,6 +2,7 @@
 
 import threading
 import time
+from itertools import product
 
 import ml_dtypes
 import numpy as np
@@ -23,8 +24,8 @@ from hpcdist.transport.staged_plan import Shape, is_whole, plan_steps
 # ---- the way of a group
 
 
-def able(rank, uuid=None, nccl="", mpi="not CUDA-aware", node=0):
-    return Ability(rank, node, uuid or f"gpu-{rank}", nccl, mpi)
+def able(rank, uuid=None, nccl="", mpi="not CUDA-aware", node=0, version=22809):
+    return Ability(rank, node, uuid or f"gpu-{rank}", nccl, mpi, version)
 
 
 def chosen(*abilities, wanted="auto", may_share=False):
@@ -58,6 +59,56 @@ def test_ranks_on_one_gpu_are_refused_unless_that_is_allowed():
     assert chosen(*same, may_share=True) is DeviceWay.STAGED
     with pytest.raises(UsageError, match="ranks 0, 1 share a GPU"):
         chosen(*same, wanted="nccl", may_share=True)
+
+
+def test_nccl_serves_ranks_on_one_gpu_where_it_can_and_is_asked_to():
+    old, new = (
+        (able(0, "same", version=23000), able(1, "same", version=version))
+        for version in (22999, 23000)
+    )
+    assert chosen(*new, wanted="nccl", may_share=True) is DeviceWay.NCCL
+    assert chosen(*new, may_share=True) is DeviceWay.STAGED
+    with pytest.raises(
+        UsageError, match=r"23000 \(2\.30\) or newer is needed, and rank 1 has 22999"
+    ):
+        chosen(*old, wanted="nccl", may_share=True)
+    with pytest.raises(UsageError, match="use the same GPU"):
+        chosen(*new, wanted="nccl")
+    apart = able(0, version=22809), able(1, version=22809)
+    assert chosen(*apart, wanted="nccl", may_share=True) is DeviceWay.NCCL
+
+
+WANTED = ["auto", "nccl", "mpi", "staged"]
+
+
+@pytest.mark.parametrize("wanted", WANTED)
+@pytest.mark.parametrize("may_share", [False, True])
+def test_all_choices_are_those_of_the_table(wanted, may_share):
+    """Two ranks, each with or without NCCL, old or new, and MPI, on one GPU or two."""
+    versions = (0, 22809, 23203)
+    for first, second, aware, shares in product(versions, versions, (False, True), (False, True)):
+        ranks = [
+            able(rank, "same" if shares else None, "" if has else "none", version=has)
+            for rank, has in enumerate((first, second))
+        ]
+        ranks = [each._replace(mpi="" if aware else "no") for each in ranks]
+        usable = first and second and (not shares or min(first, second) >= 23000)
+        may_be = {
+            "auto": DeviceWay.NCCL
+            if first and second and not shares
+            else DeviceWay.MPI
+            if aware and not first and not second
+            else DeviceWay.STAGED,
+            "nccl": DeviceWay.NCCL if usable else None,
+            "mpi": DeviceWay.MPI if aware else None,
+            "staged": DeviceWay.STAGED,
+        }
+        expected = may_be[wanted] if may_share or not shares else None
+        if expected is None:
+            with pytest.raises(UsageError):
+                chosen(*ranks, wanted=wanted, may_share=may_share)
+        else:
+            assert chosen(*ranks, wanted=wanted, may_share=may_share) is expected
 
 
 def test_equal_numbers_on_two_nodes_are_two_gpus():

@@ -18,8 +18,9 @@ from hpcdist.bench.memories import MEMORIES
 from hpcdist.bench.race import Call
 from hpcdist.bench.task import Array, Library, Maker, Messages, Task
 from hpcdist.bench.unavailable import Unavailable, agree, complaint
+from hpcdist.config import read_config
 from hpcdist.runtime import gpu
-from hpcdist.transport import nccl as transport
+from hpcdist.transport import nccl_binding
 from hpcdist.transport.device_way import Ability, shared_gpus
 
 
@@ -27,7 +28,7 @@ def start(comm: Any, _whole: bool) -> Library:
     """Return NCCL with a communicator of its own for the ranks of `comm`. Collective."""
     cuda = MEMORIES["cuda"].device
     assert cuda is not None
-    agree(comm, cuda.missing() or transport.why_not())
+    agree(comm, cuda.missing() or nccl_binding.why_not())
     engine = cuda.engine()
     _check_own_gpus(comm, engine)
     nccl = _import_nccl()
@@ -44,11 +45,15 @@ def _import_nccl() -> Any:
 
 
 def _check_own_gpus(comm: Any, engine: Engine) -> None:
-    """Make sure that no two ranks share a GPU, which NCCL refuses. Collective."""
-    hosts = comm.allgather(socket.gethostname())
+    """Make sure that no two ranks share a GPU, unless NCCL allows it as asked for. Collective."""
+    hosts, config = comm.allgather(socket.gethostname()), read_config()
     own = Ability(comm.rank, hosts.index(hosts[comm.rank]), gpu.uuid_of(engine.name), "", "")
     shared = shared_gpus(comm.allgather(own))
-    agree(comm, f"{shared[0]} share a GPU, which NCCL refuses" if shared else "")
+    asked = config.share_gpu and config.device_way == "nccl"
+    if asked:
+        gpu.let_nccl_share()
+    refuses = shared and not (asked and nccl_binding.version() >= nccl_binding.SHARES_GPUS)
+    agree(comm, f"{shared[0]} share a GPU, which NCCL refuses" if refuses else "")
 
 
 class Wire(NamedTuple):
