@@ -121,6 +121,8 @@ from hpcdist.transport.base import Plan as Plan, Work as Work
 from hpcdist.transport.recipes import ReduceOp as ReduceOp
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from hpcdist import checkpoint as checkpoint, sharding as sharding
     from hpcdist.checkpoint.model import save_group_sharded_model as save_group_sharded_model
     from hpcdist.checkpoint.paddle import (
@@ -128,6 +130,7 @@ if TYPE_CHECKING:
         load_state_dict as load_state_dict,
         save_state_dict as save_state_dict,
     )
+    from hpcdist.launch import MultiprocessContext
 
 __version__ = "0.1.0"
 
@@ -154,11 +157,18 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_LAZY})
 
 
-def spawn(*args: Any, **kwargs: Any) -> Any:
+def spawn(
+    func: Callable[..., Any],
+    args: Iterable[Any] = (),
+    nprocs: int = -1,
+    join: bool = True,
+    daemon: bool = False,
+    **options: Any,
+) -> MultiprocessContext:
     """Start a function on new ranks; see `hpcdist.launch.spawn`."""
     from hpcdist.launch import spawn as start
 
-    return start(*args, **kwargs)
+    return start(func, args, nprocs, join, daemon, **options)
 
 
 def launch() -> Any:

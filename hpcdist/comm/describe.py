@@ -158,12 +158,7 @@ def scatter(group: Group, tensor: Any, tensor_or_list: Any, src: Any) -> Call:
 
 def alltoall(group: Group, out: Any, given: Any) -> Call:
     """Describe both forms: two lists of one array per rank, or two arrays cut along dim 0."""
-    if is_list(out) != is_list(given):
-        raise UsageError(
-            "The output and input should be both tensor or tensor list, got "
-            f"{type(out).__name__} and {type(given).__name__}"
-        )
-    if not is_list(out):
+    if not is_list(out) and not is_list(given):
         return alltoall_single(group, out, given, None, None)
     try:
         return _alltoall_lists(group, out, given)
@@ -172,6 +167,11 @@ def alltoall(group: Group, out: Any, given: Any) -> Call:
 
 
 def _alltoall_lists(group: Group, out: list[Any], given: Sequence[Any]) -> Call:
+    if not is_list(out) or not is_list(given):
+        raise UsageError(
+            "The output and input should be both tensor or tensor list, got "
+            f"{type(out).__name__} and {type(given).__name__}"
+        )
     sent = as_buffers(group, given, "in_tensor_list")
     dtype = one_dtype(sent, "in_tensor_list")
     shapes = {buffer.shape for buffer in sent}
@@ -218,11 +218,12 @@ def alltoall_single(
     group: Group, out_tensor: Any, in_tensor: Any, in_split_sizes: Any, out_split_sizes: Any
 ) -> Call:
     own, out = as_buffer(in_tensor, "in_tensor"), as_output(out_tensor, "out_tensor")
-    if own.dtype != out.dtype:
-        raise UsageError(
-            f"in_tensor is {own.dtype.name} but out_tensor is {out.dtype.name}; give both one dtype"
-        )
     try:
+        if own.dtype != out.dtype:
+            raise UsageError(
+                f"in_tensor is {own.dtype.name} but out_tensor is {out.dtype.name}; give both one "
+                "dtype"
+            )
         sent = _split_counts(group, own, in_split_sizes, "in_split_sizes")
         received = _split_counts(group, out, out_split_sizes, "out_split_sizes")
     except UsageError as error:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Iterable
 from typing import Any
-
-import numpy as np
 
 from hpcdist.comm.group import Closed, Dormant, Group
 from hpcdist.comm.session import group_at_hand, session_at_hand, set_session
@@ -89,12 +88,15 @@ def destroy_process_group(group: Group | None = None) -> None:
 
 
 def _close(group: Group) -> None:
-    if group.transport is not None:
-        made_for_group = None if group.id == 0 else group.mpi_comm
-        group.transport.close()
-        group.transport = Closed(group.name)
-        if made_for_group is not None:
-            made_for_group.Free()
+    transport, made_for_group = group.transport, None if group.id == 0 else group.mpi_comm
+    if transport is not None:
+        transport.close()
+    group.transport = Closed(
+        f"group {group.name} has been destroyed by destroy_process_group; make a new one with "
+        "new_group (or init_parallel_env for the world)"
+    )
+    if made_for_group is not None:
+        made_for_group.Free()
 
 
 def shutdown_process_group(group: Group | None = None) -> None:
@@ -123,17 +125,23 @@ def _check_ranks(ranks: Any, size: int) -> list[int]:
     if isinstance(ranks, (str, bytes)) or not isinstance(ranks, Iterable):
         raise UsageError(f"ranks must be integers such as [0, 1], got {ranks!r}")
     given = list(ranks)
-    wrong = [
-        rank for rank in given if not isinstance(rank, (int, np.integer)) or isinstance(rank, bool)
-    ]
-    if wrong or not given:
+    try:
+        members = sorted(_rank(each) for each in given)
+    except TypeError:
+        members = []
+    if not members:
         raise UsageError(f"ranks must be at least one integer, got {given!r}")
-    members = sorted(int(rank) for rank in given)
     if members[0] < 0 or members[-1] >= size:
         raise UsageError(f"ranks {given} are out of range: the world has ranks 0 to {size - 1}")
     if len(set(members)) < len(members):
         raise UsageError(f"ranks {given} contain a rank twice; name each rank once")
     return members
+
+
+def _rank(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
 
 
 def check_backend(backend: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import TIMEOUT_MAX
 from typing import final
 
 from hpcdist.comm.session import Whereabouts, current_session
@@ -97,5 +98,5 @@ class ParallelEnv:
 
     @property
     def pg_timeout(self) -> int:
-        """Time limit of operations in milliseconds."""
-        return int(self._timeout_s * 1000)
+        """Time limit of operations in milliseconds; an endless one is a very long one."""
+        return int(min(self._timeout_s, TIMEOUT_MAX) * 1000)

@@ -6,11 +6,12 @@ only place that keeps groups.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
-from hpcdist.comm.group import Group
+from hpcdist.comm.group import Closed, Group
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Transport
 
@@ -104,3 +105,19 @@ def group_at_hand(group: Any) -> Group:
             f"{group!r}"
         )
     return group
+
+
+def _stand_apart() -> None:
+    """Let the groups of a forked child refuse: MPI and shared memory belong to its parent."""
+    session = current_session()
+    for group in session.groups.values() if session is not None else ():
+        if group.transport is not None:
+            group.transport = Closed(
+                f"this process (pid {os.getpid()}) was forked from rank {group.world_rank} and is "
+                "no rank itself, so it cannot communicate; do that in the rank, and hand results "
+                "over with multiprocessing",
+                group.transport,
+            )
+
+
+os.register_at_fork(after_in_child=_stand_apart)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,6 +21,11 @@ DEFAULT_MB = 25
 
 NODE_MB = 8
 """Inside one node: the first bucket leaves earlier, and stays in the processor's cache."""
+
+
+def _without_self(method: Callable[..., None]) -> inspect.Signature:
+    signature = inspect.signature(method)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 class DataParallel(ABC):
@@ -69,6 +76,8 @@ class DataParallel(ABC):
         *,
         check_nan: bool | None = None,
     ) -> None: ...
+
+    __signature__ = _without_self(__init__)
 
     @abstractmethod
     def no_sync(self) -> AbstractContextManager[None]:

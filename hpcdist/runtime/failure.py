@@ -7,6 +7,7 @@ for it, with every MPI library.
 from __future__ import annotations
 
 import io
+import os
 import sys
 import time
 import traceback
@@ -29,9 +30,13 @@ def end_job_on_failure(rank: int) -> None:
     if _installed or hasattr(sys, "ps1") or sys.flags.interactive:
         return
     _installed = True
-    previous = sys.excepthook
+    previous, pid = sys.excepthook, os.getpid()
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() != pid:  # a forked child is no rank, and must not end MPI
+            previous(kind, error, trace)
+            _say("")
+            os._exit(1)
         if issubclass(kind, KeyboardInterrupt):
             _say(f"[rank {rank}] interrupted\n")
             abort(_INTERRUPTED)

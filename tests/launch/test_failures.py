@@ -97,6 +97,22 @@ dist.all_reduce(np.ones(1))
     assert re.search(r"^\[rank 1\] Traceback", err, re.MULTILINE)
 
 
+def test_an_exception_in_a_forked_child_ends_only_the_child(run):
+    code, out, err = run("""
+child = os.fork() if rank == 1 else None
+if child == 0:
+    raise RuntimeError("the drill")
+if rank == 1:
+    print("ended by", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+x = np.ones(1)
+dist.all_reduce(x)
+assert x[0] == world.nranks
+""")
+    assert code == 0
+    assert "ended by 1" in out
+    assert err.count("RuntimeError: the drill") == 1
+
+
 def test_an_exception_ends_the_job_while_the_others_compute(run):
     code, _, err = run("""
 if rank == 2:

@@ -299,7 +299,15 @@ def test_init_refuses_nonsense_and_starts_afterwards(options):
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("TIMEOUT_S", "soon"), ("TIMEOUT_S", "-1"), ("PIECE_MB", "0"), ("ALLOW_SINGLETON", "maybe")],
+    [
+        ("TIMEOUT_S", "soon"),
+        ("TIMEOUT_S", "-1"),
+        ("PIECE_MB", "0"),
+        ("PIECE_MB", "inf"),
+        ("RANKS_PER_NODE", "0.5"),
+        ("RANKS_PER_NODE", "inf"),
+        ("ALLOW_SINGLETON", "maybe"),
+    ],
 )
 def test_unusable_environment_variables_are_named(variable, value, monkeypatch):
     dist.destroy_process_group()
@@ -308,6 +316,12 @@ def test_unusable_environment_variables_are_named(variable, value, monkeypatch):
         dist.init_parallel_env()
     monkeypatch.undo()
     dist.init_parallel_env()
+
+
+def test_the_world_may_have_an_endless_time_limit(world_with):
+    world_with(timeout_s="inf")
+    dist.barrier()
+    assert dist.ParallelEnv().pg_timeout > 1800 * 1000
 
 
 def test_functions_before_init_say_so():

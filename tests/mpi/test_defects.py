@@ -4,7 +4,9 @@ Letters and numbers would say nothing here: every test is named after what must 
 """
 
 import inspect
+import os
 import time
+import warnings
 from datetime import timedelta
 
 import ml_dtypes
@@ -75,7 +77,9 @@ def test_nonsense_ranks_of_a_new_group_are_refused_at_once(ranks):
 
 
 def test_ranks_may_be_any_iterable_of_integers_in_any_order(rank, size):
-    for ranks in (range(size), set(range(size)), np.arange(size)[::-1], iter(range(size))):
+    array = np.arange(size)
+    as_0d = [array[rank : rank + 1].reshape(()) for rank in range(size)]
+    for ranks in (range(size), set(range(size)), array[::-1], iter(range(size)), as_0d):
         group = dist.new_group(ranks)
         assert group.ranks == list(range(size))
         assert group.rank == rank
@@ -121,6 +125,35 @@ def test_destroying_a_group_frees_its_communicators_and_ends_its_use(size):
     ):
         with pytest.raises(dist.UsageError):
             use()
+
+
+def test_a_destroyed_group_is_refused_on_ranks_outside_it_too(rank):
+    group = dist.new_group([0])
+    dist.destroy_process_group(group)
+    with pytest.raises(dist.UsageError, match="has been destroyed"):
+        dist.all_reduce(np.ones(1), group=group)
+    assert dist.get_rank(group) == (0 if rank == 0 else -1)
+
+
+def test_a_forked_child_cannot_communicate_and_disturbs_nobody(rank):
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns of threads
+        child = os.fork()
+    if child == 0:
+        try:
+            dist.all_reduce(np.ones(1))
+            told = "no error"
+        except Exception as error:
+            told = f"{type(error).__name__} on {dist.get_rank()}: {error}"
+        os.write(write, told.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    told = os.read(read, 1000).decode()
+    os.close(read)
+    os.close(write)
+    assert told.startswith(f"UsageError on {rank}: this process")
+    assert f"forked from rank {rank} and is no rank itself" in told
 
 
 def test_local_rank_is_the_rank_on_the_node(rank, size):
@@ -457,6 +490,21 @@ def test_the_time_limit_of_a_group_is_honoured_and_the_group_survives(timeout, r
     dist.destroy_process_group(group)
 
 
+def test_a_rank_that_is_operations_behind_is_told_so(rank, size):
+    if size == 1:
+        return
+    group, late = dist.new_group(range(size), timeout=1), rank == size - 1
+    for _ in range(0 if late else 2):
+        with pytest.raises(dist.CollectiveTimeout):
+            dist.barrier(group)
+    MPI.COMM_WORLD.Barrier()
+    for words in (r"joined \d+\.\d s after", "has gone on to later operations") if late else ():
+        with pytest.raises(dist.CollectiveTimeout, match=words):
+            dist.barrier(group)
+    dist.barrier(group)
+    dist.destroy_process_group(group)
+
+
 def test_a_receive_without_a_message_times_out_and_may_come_later(rank):
     group = dist.new_group([rank], timeout=0.2)
     x = np.zeros(1)
@@ -502,10 +550,12 @@ def test_groups_made_in_opposite_order_time_out_instead_of_hanging(rank, size, i
     if size < 3:
         return
     part, whole = range(2), range(size)
+    MPI.COMM_WORLD.Barrier()
     for ranks in (part, whole) if rank == 0 else (whole, part):
         if rank in ranks:
             with pytest.raises(dist.CollectiveTimeout, match="new_group"):
                 dist.new_group(ranks)
+        time.sleep(0.3 * (rank == 0))  # or it would be early enough for the other one
     MPI.COMM_WORLD.Barrier()
     dist.barrier(dist.new_group(whole))
 

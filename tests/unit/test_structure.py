@@ -37,7 +37,13 @@ FENCES = {
     "mpi4py": ("runtime/mpi.py", "transport/mpi_*.py", "bench/peers/mpi4py.py"),
     "torch": ("arrays/torch.py", "torch/*.py", "bench/peers/torch.py"),
     "jax": ("arrays/jax.py",),
-    "cupy": ("arrays/cupy.py", "runtime/gpu.py", "transport/nccl.py", "bench/peers/nccl.py"),
+    "cupy": (
+        "arrays/cupy.py",
+        "runtime/gpu.py",
+        "transport/nccl_binding.py",
+        "bench/peers/nccl.py",
+    ),
+    "nccl": ("transport/nccl_binding.py",),
     "os.environ": ("config.py", "runtime/*.py", "bench/peers/paddle.py"),
     "os.getenv": (),
 }
@@ -184,6 +190,18 @@ get_backend(group=None)
 gloo_init_parallel_env(rank_id, rank_num, server_endpoint)
 gloo_release()
 ParallelEnv()
+spawn(func, args=(), nprocs=-1, join=True, daemon=False, options)
+"""
+
+TRAINING = """
+DataParallel(layers, strategy=None, comm_buffer_size=25, last_comm_buffer_size=1, \
+find_unused_parameters=False, group=None; *check_nan=None)
+build_groups(vars, group_size)
+sync_params_buffers(model, comm_group=None, src_rank=0, is_model_parallel=False, \
+fuse_params=True, is_moe_sharding_parallel=False)
+group_sharded_parallel(model, optimizer, level, scaler=None, group=None, offload=False, \
+sync_buffers=False, buffer_max_size=8388608, segment_size=1048576, sync_comm=False, \
+dp_group=None, exclude_layer=None)
 """
 
 CHECKPOINTS = """
@@ -233,7 +251,9 @@ def check_signature(line, where):
     assert found == list(promised(line))
 
 
-@pytest.mark.parametrize("line", lines_of(COLLECTIVES, OWN_COLLECTIVES, ENVIRONMENT, CHECKPOINTS))
+@pytest.mark.parametrize(
+    "line", lines_of(COLLECTIVES, OWN_COLLECTIVES, ENVIRONMENT, TRAINING, CHECKPOINTS)
+)
 def test_names_have_the_promised_parameters(line):
     if line.startswith("gloo_init_parallel_env"):
         line = line.replace("server_endpoint", "server_endpoint=")  # MPI does not need it
