@@ -482,6 +482,27 @@ def weights_that_are_loaded_become_master_weights():
     assert (optimizer.state_dict()["w1.master"] == 1).all()
 
 
+@check
+def master_weights_that_are_loaded_with_the_weights_keep_their_digits():
+    data = [(x.astype("f2"), y.astype("f2")) for x, y in batches(2, 4 * dist.get_world_size())]
+    for level in LEVELS:
+        layers = Mlp(seed=0, dtype="f2")
+        model, optimizer = sharded(layers, OPTIMIZERS["AdamW"], level)
+        train(model, layers, optimizer, share(data))
+        again, stepped = sharded(Mlp(seed=1, dtype="f2"), OPTIMIZERS["AdamW"], level)
+        state = stepped.sharded_state_dict()
+        for name, part in optimizer.sharded_state_dict().items():
+            if hasattr(part, "offset"):
+                state[name].data[...] = part.data  # as a checkpoint is loaded: in place
+            else:
+                state[name] = part
+        again.load_sharded_state_dict(model.sharded_state_dict())
+        stepped.load_sharded_state_dict(state)
+        expected, found = optimizer.state_dict(), stepped.state_dict()
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
 # ---- models
 
 

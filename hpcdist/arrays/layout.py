@@ -29,7 +29,7 @@ def join(
     count = sum(flat.size for flat in flats)
     if empty is None:
         align_streams(flats[0])
-        return np.concatenate(flats, out=np.empty_like(flats[0], shape=count))
+        return np.concatenate(flats, out=np.empty_like(flats[0], shape=(count,)))
     return np.concatenate(flats, out=empty(count, flats[0].dtype))
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hpcdist.arrays.buffer import Buffer, as_buffer, as_output
-from hpcdist.arrays.device import Engine, engine_of
+from hpcdist.arrays.device import engine_of
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import DeviceView, NumpyArray, library_of
+from hpcdist.arrays.transfer import await_streams, fill, on_host
 from hpcdist.errors import UsageError
 
 
@@ -53,13 +53,7 @@ def to_read(array: Any, what: str, start: int, stop: int) -> memoryview:
     buffer = as_buffer(array, what)
     per = buffer.dtype.numpy.itemsize // buffer.data.itemsize
     run = buffer.data.reshape(-1)[start * per : stop * per]
-    engine = engine_of(run)
-    if engine is None:
-        return bytes_of(run)
-    host, stream = np.empty(run.shape, run.dtype), _joined(engine)
-    engine.copy_to_host(run, host, stream)
-    _wait(engine, stream)
-    return bytes_of(host)
+    return bytes_of(run if engine_of(run) is None else on_host(run))
 
 
 def to_write(array: Any, what: str) -> Target:
@@ -71,9 +65,8 @@ def to_write(array: Any, what: str) -> Target:
         buffer = as_output(array, what)
     except UsageError:
         return _to_replace(array, as_buffer(array, what))
-    engine = engine_of(buffer.data)
-    if engine is not None:
-        return _to_send_up(array, buffer, engine)
+    if engine_of(buffer.data) is not None:
+        return _to_send_up(array, buffer)
     if buffer.home is None:
         return Target(bytes_of(buffer.data), lambda: array, is_new=False)
     buffer = buffer._replace(data=np.empty_like(buffer.data))
@@ -96,32 +89,15 @@ def _to_replace(array: Any, buffer: Buffer) -> Target:
     return Target(bytes_of(new), lambda: library_of(array).wrap(new), is_new=True)
 
 
-def _to_send_up(array: Any, buffer: Buffer, engine: Engine) -> Target:
+def _to_send_up(array: Any, buffer: Buffer) -> Target:
     host = np.empty(buffer.data.shape, buffer.data.dtype)
 
     def finish() -> Any:
-        stream = _joined(engine)
-        engine.copy_to_device(host, buffer.data, stream)
-        _wait(engine, stream)
+        fill(buffer.data, host)
         buffer.unpack()
-        _wait(engine, _joined(engine))
+        engine = engine_of(buffer.data)
+        assert engine is not None
+        await_streams(engine)
         return array
 
     return Target(bytes_of(host), finish, is_new=True)
-
-
-def _joined(engine: Engine) -> Any:
-    """Return a stream that goes on when all that was computed so far is complete."""
-    first, *others = engine.current_streams()
-    for other in others:
-        engine.wait_event(first, engine.record(other))
-    return first
-
-
-def _wait(engine: Engine, stream: Any) -> None:
-    event = engine.record(stream)
-    while not engine.is_done(event):
-        time.sleep(_PAUSE_S)
-
-
-_PAUSE_S = 2e-5

@@ -130,7 +130,8 @@ def check_fillable(target: Any, what: str) -> None:
 
 def empty_for(buffers: Sequence[Buffer]) -> NumpyArray:
     """Return new memory for the contents of all `buffers`."""
-    return np.empty_like(buffers[0].data, shape=sum(buffer.data.size for buffer in buffers))
+    count = sum(buffer.data.size for buffer in buffers)
+    return np.empty_like(buffers[0].data, shape=(count,))
 
 
 def _fill(target: list[Any], own: Buffer, like: Any) -> Callable[[Any], None]:

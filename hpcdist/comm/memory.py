@@ -63,4 +63,4 @@ def empty_near(like: NumpyArray, size: int, group: Group | None = None) -> Numpy
     """Return new flat memory like that of `view_of`: on its device, or as `empty`. Local."""
     if type(like) is np.ndarray:
         return empty(size, like.dtype, group)
-    return np.empty_like(like, shape=size)
+    return np.empty_like(like, shape=(size,))

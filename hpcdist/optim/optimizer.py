@@ -11,6 +11,7 @@ import numpy as np
 
 from hpcdist.arrays.buffer import is_writeable
 from hpcdist.arrays.libraries import NumpyArray, library_of, view_of
+from hpcdist.arrays.transfer import host_numbers, near, on_host
 from hpcdist.errors import UsageError
 from hpcdist.optim.rules import Options, Rule
 from hpcdist.optim.slices import Slice, trust_ratio
@@ -91,9 +92,10 @@ class Optimizer(ABC):
         self.clear_grad()
 
     def state_dict(self) -> State:
-        """Return the state as a flat dict of arrays of the parameters' shapes, and numbers. Local.
+        """Return the state as a flat dict of new NumPy arrays and of numbers. Local.
 
-        Keys are ``"<parameter>.<state>"``, ``"<parameter>.step"`` and ``"learning_rate"``.
+        Keys are ``"<parameter>.<state>"``, for arrays of the parameter's shape,
+        ``"<parameter>.step"`` and ``"learning_rate"``.
         """
         return self._slots.state_dict()
 
@@ -137,7 +139,7 @@ class Slots:
         kept.step += 1
         kept.advance(gradient, options, 0, stop)
         if self.rule.measure is not None:
-            ratio = trust_ratio(*kept.measure(options, 0, stop))
+            ratio = trust_ratio(*host_numbers(kept.measure(options, 0, stop)))
             kept.apply(options, 0, stop, ratio)
 
     def _slice(self, index: int) -> Slice:
@@ -174,7 +176,7 @@ class Slots:
             kept = self._slice(index)
             label, shape = slot.label(index), slot.parameter.shape
             for name, array in kept.named_states():
-                state[f"{label}.{name}"] = shaped(array, shape).copy()
+                state[f"{label}.{name}"] = on_host(shaped(array, shape))
             state[f"{label}.step"] = kept.step
         return state
 
@@ -187,8 +189,8 @@ class Slots:
         for index, slot in enumerate(self.slots):
             kept, label = self._slice(index), slot.label(index)
             for name, array in kept.named_states():
-                given = np.asarray(state[f"{label}.{name}"])
-                shaped(array, slot.parameter.shape)[...] = given
+                mine = shaped(array, slot.parameter.shape)
+                mine[...] = near(mine, state[f"{label}.{name}"])
             kept.step = int(state[f"{label}.step"])
             kept.settle()
             self._give(index, kept)

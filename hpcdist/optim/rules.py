@@ -34,13 +34,14 @@ class Rule(NamedTuple):
     """One algorithm.
 
     `advance` uses the gradient once. Where `measure` is given, `advance` changes the state only;
-    then `measure` returns the sums of squares of weights and direction, and `apply` changes the
-    weights, given the ratio of the two norms over the whole parameter.
+    then `measure` returns the sums of squares of weights and direction, as numbers of the library
+    of the arrays, and `apply` changes the weights, given the ratio of the two norms over the whole
+    parameter.
     """
 
     states: tuple[str, ...]
     advance: Callable[[Block], None]
-    measure: Callable[[Block], tuple[float, float]] | None = None
+    measure: Callable[[Block], tuple[Any, Any]] | None = None
     apply: Callable[[Block, float], None] | None = None
 
 
@@ -100,10 +101,10 @@ def lamb_advance(block: Block) -> None:
     _moments(block, block.gradient)
 
 
-def lamb_measure(block: Block) -> tuple[float, float]:
+def lamb_measure(block: Block) -> tuple[Any, Any]:
     """Return the sums of squares of the weights and of their direction."""
     weights, direction = block.weights, _direction(block)
-    return float(np.dot(weights, weights)), float(np.dot(direction, direction))
+    return np.dot(weights, weights), np.dot(direction, direction)
 
 
 def lamb_apply(block: Block, ratio: float) -> None:

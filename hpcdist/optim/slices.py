@@ -63,8 +63,14 @@ class Slice:
         self.weights = _real(weights)
 
     def adopt(self) -> None:
-        """Take the weights as they are now for the master weights."""
-        if self.master is not None:
+        """Take the weights as they are now for the master weights, unless these round to them.
+
+        They do where both have been loaded: rounding would lose what the master weights know.
+        """
+        if self.master is None:
+            return
+        rounded = self.master.astype(self.weights.dtype)
+        if not bool((rounded == self.weights).all()):
             np.copyto(self.master, self.weights, casting="unsafe")
 
     @property
@@ -85,13 +91,17 @@ class Slice:
             if self.rule.apply is None:
                 self._round(where)
 
-    def measure(self, options: Options, start: int, stop: int) -> tuple[float, float]:
-        """Return the sums of squares that `Rule.measure` finds from `start` to `stop`."""
+    def measure(self, options: Options, start: int, stop: int) -> tuple[Any, Any]:
+        """Return the sums of squares that `Rule.measure` finds from `start` to `stop`.
+
+        They are where the weights are: see `host_numbers`.
+        """
         assert self.rule.measure is not None
-        total = np.zeros(2)
+        sums: tuple[Any, Any] = (np.float64(0), np.float64(0))
         for block, _ in self._blocks(None, options, start, stop):
-            total += self.rule.measure(block)
-        return float(total[0]), float(total[1])
+            found = self.rule.measure(block)
+            sums = sums[0] + found[0], sums[1] + found[1]
+        return sums
 
     def apply(self, options: Options, start: int, stop: int, ratio: float) -> None:
         """Change the weights from `start` to `stop` as `Rule.apply` says."""

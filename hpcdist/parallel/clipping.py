@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from hpcdist.arrays.device import on_device
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.arrays.transfer import host_numbers
 from hpcdist.errors import UsageError
 from hpcdist.parallel.parameter import Parameter
 
@@ -104,7 +106,7 @@ def measure_parameters(parameters: list[Any], norm_type: float) -> Measured:
             found: Measured = sharded(norm_type)
             return found
     memories = [memory for each in parameters if (memory := each.memory()) is not None]
-    return norm_of([power_sum(each, norm_type) for each in memories], norm_type), scaler(memories)
+    return norm_of(power_sums(memories, norm_type), norm_type), scaler(memories)
 
 
 def _check_all(parameters: list[Any], owner: Any) -> None:
@@ -126,26 +128,38 @@ def scaler(gradients: Iterable[NumpyArray]) -> Callable[[float], None]:
     return scale
 
 
-def power_sum(gradient: NumpyArray, norm_type: float) -> float:
-    """Return the sum of absolute values to a power, in float64; for infinity, the largest."""
+def power_sums(gradients: Iterable[NumpyArray], norm_type: float) -> list[float]:
+    """Return of each gradient the sum of absolute values to a power; for infinity, the largest."""
+    return host_numbers([_power_sum(each, norm_type) for each in gradients])
+
+
+def _power_sum(gradient: NumpyArray, norm_type: float) -> Any:
+    """Return a sum in float64, or a largest value, where the gradient is."""
+    if gradient.size == 0:
+        return 0.0
     if norm_type == inf:
-        return float(np.abs(gradient).max(initial=0))
+        return np.abs(gradient).max()
     if norm_type == 2 and gradient.dtype.kind == "f" and gradient.dtype.itemsize > 2:
+        if on_device(gradient):
+            return np.sum(np.square(gradient), dtype=np.float64)
         flat = gradient.reshape(-1)
         return sum(
             float(np.dot(part, part))
             for part in (flat[start : start + _PART] for start in range(0, flat.size, _PART))
         )
     wide = np.abs(gradient).astype(np.float64)
-    return float((wide**norm_type).sum())
+    return (wide**norm_type).sum()
 
 
 _PART = 1 << 16
-"""Elements that are summed in their own dtype; the sums of parts are added in float64."""
+"""Elements that are summed in their own dtype; the sums of parts are added in float64.
+
+On a device one kernel adds the squares in float64.
+"""
 
 
 def norm_of(sums: Iterable[float], norm_type: float) -> float:
-    """Return the norm, given `power_sum` of each part."""
+    """Return the norm, given `power_sums` of its parts."""
     listed = list(sums)
     if norm_type == inf:
         return max(listed, default=0.0)

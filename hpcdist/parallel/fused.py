@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hpcdist.arrays.buffer import Buffer, as_buffer, is_writeable, typed, wrap_like
-from hpcdist.arrays.device import align_streams
+from hpcdist.arrays.device import align_streams, engine_of
 from hpcdist.arrays.layout import join, spread
 from hpcdist.arrays.libraries import NumpyArray, library_of
 from hpcdist.comm.group import Group
@@ -60,7 +60,7 @@ def fused(buffers: Sequence[Buffer], group: Group, operation: Operation) -> list
 
 def _pieces(buffers: Sequence[Buffer], limit: int) -> list[list[int]]:
     nbytes = [buffer.data.nbytes for buffer in buffers]
-    kinds = [(buffer.dtype.name, _is_writable(buffer)) for buffer in buffers]
+    kinds = [(each.dtype.name, _is_writable(each), engine_of(each.data)) for each in buffers]
     large = [index for index, size in enumerate(nbytes) if size >= limit]
     return plan_buckets(nbytes, kinds, [limit], sparse=large)
 

@@ -17,6 +17,7 @@ from typing import Any, final
 
 import numpy as np
 
+from hpcdist.arrays.device import engine_of
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray, view_of
 from hpcdist.comm.collectives import all_gather, all_reduce
@@ -71,7 +72,7 @@ class Gradients:
         likes = [view_of(each.data) for each in parameters]
         self.buckets = plan_buckets(
             [like.nbytes for like in likes],
-            [dtype_row(like.dtype).name for like in likes],
+            [(dtype_row(like.dtype).name, engine_of(like)) for like in likes],
             limits,
         )
         self._reducer = Reducer(self.buckets)

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from hpcdist.arrays.buffer import as_buffer, is_writeable
+from hpcdist.arrays.device import on_device
 from hpcdist.arrays.libraries import NumpyArray, library_of, view_of
+from hpcdist.arrays.transfer import near
 from hpcdist.comm.group import Group
 from hpcdist.comm.issue import not_a_member
 from hpcdist.comm.session import group_at_hand
@@ -159,8 +161,9 @@ def _described(name: str, holder: Any) -> State:
             "hpcdist.Parameter(x, requires_grad=False)"
         )
     _, shape, dtype = state_of(name, buffer)
+    place = ", on a GPU" if on_device(buffer.data) else ""
     frozen = type(holder) is Parameter and not holder.requires_grad
-    return name, shape, f"{dtype}, not trained" if frozen else dtype
+    return name, shape, f"{dtype}{place}{', not trained' if frozen else ''}"
 
 
 def spread(held: Named, group: Group, src: int) -> None:
@@ -204,6 +207,7 @@ def _fitting(name: str, mine: Any, array: Any) -> NumpyArray:
 def _copy(view: NumpyArray, holder: Any) -> None:
     array = array_in(holder)
     target = view_of(array)
+    view = near(target, view)
     if is_writeable(target):
         target[...] = view
     else:

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, NoReturn, final
 
 import numpy as np
 
+from hpcdist.arrays.device import engine_of, on_device
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray, library_of, view_of
+from hpcdist.arrays.transfer import near
 from hpcdist.errors import UsageError
 
 _FAMILIES = ("float", "complex")
@@ -45,7 +47,8 @@ class Parameter:
     """An array that is trained.
 
     Args:
-        data: a NumPy, JAX or torch array of floats or complex numbers; kept, not copied.
+        data: a NumPy, CuPy, JAX or torch array (of torch: in host memory) of floats or complex
+            numbers; kept, not copied.
         requires_grad: whether it takes gradients; without, it may have any dtype.
 
     Attributes:
@@ -88,6 +91,11 @@ class Parameter:
                 f"a Parameter of dtype {view.dtype} cannot be trained; give it floats or complex "
                 "numbers, or pass requires_grad=False"
             )
+        if requires_grad and library.engine is None and on_device(view):
+            raise UsageError(
+                f"a Parameter cannot be a {type(data).__name__} on a GPU; give it a CuPy array "
+                "(cupy.from_dlpack(x)), or train a torch.nn.Module"
+            )
         self._data = data
         self._lend: Callable[[], Any] | None = None
         self._wrap = library.wrap
@@ -123,7 +131,7 @@ class Parameter:
                 f"{self._label()} is {mine.dtype} of shape {mine.shape}, but was assigned data of "
                 f"{view.dtype} and shape {view.shape}; both must be alike"
             )
-        self._data = data if type(data) is type(old) else self._wrap(np.array(view))
+        self._data = data if type(data) is type(old) else self._wrap(near(mine, view).copy())
 
     @property
     def grad(self) -> Any:
@@ -163,7 +171,10 @@ class Parameter:
         self._take(gradient, adding=True)
 
     def memory(self) -> NumpyArray | None:
-        """Return the gradient as a writable NumPy view, whatever the library; None without one."""
+        """Return the gradient as its memory is seen by NumPy, writable; None without one.
+
+        What is on a device is seen by the device's library.
+        """
         return self._memory if self.grad is not None else None
 
     @property
@@ -212,10 +223,12 @@ class Parameter:
         self._place(memory)
 
     def vacate(self) -> None:
-        """Give back the memory of the gradient, which is lost; the seat `move`s it when written."""
-        assert self._memory is not None
-        nothing = np.zeros((), self._memory.dtype)
-        self._memory, self._shown = np.broadcast_to(nothing, self._memory.shape), None
+        """Give back the memory of the gradient, which is lost; the seat `move`s it when written.
+
+        Until then it is the memory that the seat came with.
+        """
+        assert self._seat is not None
+        self._memory, self._shown = self._seat.memory, None
         self.has_grad = False
 
     def sit(self, seat: Seat) -> None:
@@ -236,6 +249,11 @@ class Parameter:
             self._refuse(
                 f"{self._label()} is {memory.dtype} of shape {memory.shape}, but its gradient "
                 f"has dtype {source.dtype} and shape {source.shape}; both must be alike"
+            )
+        if type(source) is not type(memory) and engine_of(source) is not engine_of(memory):
+            self._refuse(
+                f"{self._label()} is in memory of {_place(memory)}, but its gradient in that of "
+                f"{_place(source)}; copy it first, for example by cupy.asarray or cupy.asnumpy"
             )
         if seat is not None and seat.ask[seat.position]:
             seat.writing(seat.position, None)
@@ -268,8 +286,7 @@ class Parameter:
         if self._memory is None:
             if not self.requires_grad:
                 self._refuse(f"{self._label()} takes no gradient; make it with requires_grad=True")
-            like = self.__array__()
-            self._place(np.empty(like.shape, like.dtype))
+            self._place(np.empty_like(self.__array__(), order="C"))
         assert self._memory is not None
         return self._memory
 
@@ -282,6 +299,11 @@ class Parameter:
 
     def _label(self) -> str:
         return f"parameter {self.name!r}" if self.name else "a parameter"
+
+
+def _place(memory: NumpyArray) -> str:
+    engine = engine_of(memory)
+    return "the host" if engine is None else engine.name
 
 
 def _restored(data: Any, requires_grad: bool, name: str) -> Parameter:

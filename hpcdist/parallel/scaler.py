@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
 
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.arrays.transfer import host_numbers
 from hpcdist.errors import UsageError
 
 
@@ -84,8 +86,10 @@ class GradScaler:
         self._finite = True
         if self._enabled:
             own = getattr(optimizer, "unscale_", None)
-            unscale = own if own is not None else lambda scale: _unscale(optimizer, scale)
-            self._finite = bool(unscale(self._scale))
+            if own is not None:
+                self._finite = bool(own(self._scale))
+            else:
+                self._finite = unscale(_gradients(optimizer), self._scale)
         return self._finite
 
     def step(self, optimizer: Any) -> bool:
@@ -128,12 +132,16 @@ class GradScaler:
         self._good, self._bad = int(state["good"]), int(state["bad"])
 
 
-def _unscale(optimizer: Any, scale: float) -> bool:
-    """Divide the gradients of an optimizer that is not sharded; say whether they are finite."""
-    finite = True
-    for slot in optimizer.slots:
-        gradient = slot.parameter.memory()
-        if gradient is not None:
-            np.multiply(gradient, 1 / scale, out=gradient, casting="unsafe")
-            finite = finite and bool(np.isfinite(gradient).all())
-    return finite
+def unscale(gradients: Sequence[NumpyArray], scale: float) -> bool:
+    """Divide gradients by `scale` in place; say whether all of them are finite. Local."""
+    finite = []
+    for gradient in gradients:
+        np.multiply(gradient, 1 / scale, out=gradient, casting="unsafe")
+        finite.append(np.isfinite(gradient).all())
+    return all(host_numbers(finite))
+
+
+def _gradients(optimizer: Any) -> list[NumpyArray]:
+    """Return the gradients of an optimizer that is not sharded."""
+    memories = [slot.parameter.memory() for slot in optimizer.slots]
+    return [memory for memory in memories if memory is not None]

@@ -10,9 +10,9 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
@@ -21,33 +21,152 @@ from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import DeviceView, Library, NumpyArray, register_library
 
 
-class SlowArray(np.ndarray):
-    """An array whose memory only the device touches: all arithmetic waits for its stream."""
+class Flags(NamedTuple):
+    """What CuPy's flags say; there is no ``writeable``."""
 
-    def __array_function__(self, *args: Any) -> Any:
+    c_contiguous: bool
+    f_contiguous: bool
+    owndata: bool
+
+
+@final
+class SlowArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array whose memory only the device touches: all arithmetic waits for its stream.
+
+    It has what CuPy's has of NumPy's: the functions of NEP 13 and NEP 18, for arrays on the device
+    and for numbers. Reductions stay on the device, and NumPy gets no numbers of it unasked.
+    """
+
+    def __init__(self, memory: NumpyArray) -> None:
+        self.memory = memory
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("Implicit conversion to a NumPy array is not allowed")
+
+    def __array_function__(self, function: Any, _: Any, args: Any, options: Any) -> Any:
         DEVICE.arrive()
-        return super().__array_function__(*args)
+        _refuse(options.keys() & _UNKNOWN)
+        if function in _LIKE and not options.get("shape", True):
+            options = {name: value for name, value in options.items() if name != "shape"}  # CuPy 14
+        return _on_device(function(*_bare(args), **_bare(options)))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **options: Any) -> Any:
         DEVICE.arrive()
-        bare = [each.view(np.ndarray) if type(each) is SlowArray else each for each in given]
-        out = options.pop("out", (None,))[0]
-        if out is not None:
-            options["out"] = out.view(np.ndarray)
-        result = getattr(ufunc, method)(*bare, **options)
-        return out if out is not None else np.asarray(result).view(SlowArray)
+        _refuse({method} - {"__call__"})
+        result = ufunc(*_bare(given), **_bare(options))
+        return options["out"][0] if "out" in options else _on_device(result)
+
+    # ---- what is known without waiting
+
+    shape = property(lambda self: self.memory.shape)
+    strides = property(lambda self: self.memory.strides)
+    dtype = property(lambda self: self.memory.dtype)
+    ndim = property(lambda self: self.memory.ndim)
+    size = property(lambda self: self.memory.size)
+    nbytes = property(lambda self: self.memory.nbytes)
+    itemsize = property(lambda self: self.memory.itemsize)
+    real = property(lambda self: SlowArray(self.memory.real))
+    base = property(lambda self: None if self.memory.base is None else SlowArray(self.memory.base))
+    T = property(lambda self: SlowArray(self.memory.T))
+
+    @property
+    def flags(self) -> Flags:
+        flags = self.memory.flags
+        return Flags(flags.c_contiguous, flags.f_contiguous, flags.owndata)
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+    def view(self, dtype: Any) -> Any:
+        """See the memory in another dtype; as `numpy.ndarray`, for whoever plays the device."""
+        return self.memory if dtype is np.ndarray else SlowArray(self.memory.view(dtype))
+
+    def reshape(self, *shape: Any) -> SlowArray:
+        if not self.flags.c_contiguous:  # a copy
+            DEVICE.arrive()
+        return SlowArray(self.memory.reshape(*shape))
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, SlowArray):
+            DEVICE.arrive()
+        return _on_device(self.memory[_bare(key)])
+
+    # ---- work on the device
 
     def __setitem__(self, key: Any, value: Any) -> None:
         DEVICE.arrive()
-        super().__setitem__(key, value)
+        self.memory[_bare(key)] = _bare(value)
 
-    def copy(self, order: Any = "C") -> Any:
+    def fill(self, value: Any) -> None:
         DEVICE.arrive()
-        return super().copy(order)
+        self.memory.fill(value)
 
-    def astype(self, *args: Any, **options: Any) -> Any:
+    def copy(self, order: Any = "C") -> SlowArray:
         DEVICE.arrive()
-        return super().astype(*args, **options)
+        return SlowArray(self.memory.copy(order))
+
+    def astype(self, dtype: Any, order: Any = "K", *, copy: bool = True) -> SlowArray:
+        DEVICE.arrive()
+        return SlowArray(self.memory.astype(dtype, order, copy=copy))
+
+    def sum(self, axis: Any = None, dtype: Any = None) -> Any:
+        return np.sum(self, axis=axis, dtype=dtype)
+
+    def max(self, axis: Any = None) -> Any:
+        return np.max(self, axis=axis)
+
+    def all(self, axis: Any = None) -> Any:
+        return np.all(self, axis=axis)
+
+    def any(self, axis: Any = None) -> Any:
+        return np.any(self, axis=axis)
+
+    # ---- numbers for the host, which waits for them
+
+    def tolist(self) -> Any:
+        return DEVICE.numbers_here(self).tolist()
+
+    def item(self) -> Any:
+        return DEVICE.numbers_here(self).item()
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+
+_LIKE = (np.empty_like, np.zeros_like, np.ones_like)
+_UNKNOWN = {"initial", "subok"}
+"""Arguments of NumPy's functions that CuPy's do not take."""
+
+
+def _refuse(unknown: Iterable[str]) -> None:
+    if unknown:
+        raise TypeError(f"CuPy has no {', '.join(unknown)} here")
+
+
+def _bare(value: Any) -> Any:
+    """Return arguments with the memory of arrays in place of arrays; none may be NumPy's."""
+    if isinstance(value, SlowArray):
+        return value.memory
+    if isinstance(value, np.ndarray):
+        raise TypeError("Unsupported type <class 'numpy.ndarray'>")
+    if isinstance(value, dict):
+        return {name: _bare(each) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_bare, value))
+    return value
+
+
+def _on_device(result: Any) -> Any:
+    """Return the results of a function where CuPy leaves them: numbers are arrays, too."""
+    if isinstance(result, (np.ndarray, np.generic)):
+        return SlowArray(np.asarray(result))
+    return type(result)(map(_on_device, result)) if type(result) in (list, tuple) else result
 
 
 @final
@@ -98,12 +217,17 @@ class SlowDevice(Engine):
         )
         made = room[..., ::gaps] if gaps > 1 else room
         self.current.put(lambda: np.copyto(made, given))
-        return made.view(SlowArray)
+        return SlowArray(made)
 
     def numbers(self, array: Any) -> NumpyArray:
         """Return what the array holds when the current stream has come to this point."""
         self._drain(self.current)
-        return np.array(array.view(np.ndarray))
+        return np.array(array.memory)
+
+    def numbers_here(self, array: SlowArray) -> NumpyArray:
+        """Return what the array holds when the stream of this thread has come to this point."""
+        self.arrive()
+        return np.array(array.memory)
 
     def arrive(self) -> None:
         """Wait until the stream that is current in this thread has come to this point."""
@@ -150,13 +274,13 @@ class SlowDevice(Engine):
         return False
 
     def address(self, array: Any) -> int:
-        return int(array.ctypes.data)
+        return int(array.memory.ctypes.data)
 
     def copy_to_host(self, source: Any, target: NumpyArray, stream: Any) -> None:
-        stream.put(lambda: np.copyto(target, source.view(np.ndarray)))
+        stream.put(lambda: np.copyto(target, source.memory))
 
     def copy_to_device(self, source: NumpyArray, target: Any, stream: Any) -> None:
-        stream.put(lambda: np.copyto(target.view(np.ndarray), source))
+        stream.put(lambda: np.copyto(target.memory, source))
 
     def pin(self, memory: NumpyArray) -> bool:
         if self._can_pin:
@@ -176,11 +300,15 @@ def _in_carrier(array: Any, carrier: np.dtype) -> Any:
     return array.view(carrier)
 
 
+def _wrap(array: Any) -> Any:
+    return array if isinstance(array, SlowArray) else DEVICE.array(array)
+
+
 def _wrap_device(data: Any, dtype: np.dtype) -> Any:
     return data.view(dtype)
 
 
 DEVICE = SlowDevice()
 register_library(
-    SlowArray, Library(_view, np.asarray, engine=lambda _: DEVICE, wrap_device=_wrap_device)
+    SlowArray, Library(_view, _wrap, engine=lambda _: DEVICE, wrap_device=_wrap_device)
 )

@@ -177,7 +177,7 @@ def all_gather(host: MpiHost, call: Call, detail: Range) -> list[Block]:
         return _all_gather_uneven(host, call, send)
     recv = call.recv
     if recv is None:
-        recv = np.empty_like(send, shape=host.size * send.size)
+        recv = np.empty_like(send, shape=(host.size * send.size,))
     into = block(recv, send.nbytes)
     if not np.may_share_memory(send, recv):
         host.comm.Allgather(block(send, send.nbytes), into)
@@ -214,7 +214,7 @@ def gather(host: MpiHost, call: Call, detail: Range) -> list[Block] | None:
         host.comm.Gather(block(send, send.nbytes), None, call.root)
         return None
     if recv is None:
-        recv = np.empty_like(send, shape=host.size * send.size)
+        recv = np.empty_like(send, shape=(host.size * send.size,))
     if np.may_share_memory(send, recv):
         send = send.copy()
     host.comm.Gather(block(send, send.nbytes), block(recv, send.nbytes), call.root)
@@ -255,7 +255,7 @@ def room_for(call: Call, shapes: list[tuple[int, ...]]) -> list[Block]:
     assert call.dtype is not None
     per_element = call.dtype.numpy.itemsize // call.send.itemsize
     sizes = [math.prod(shape) * per_element for shape in shapes]
-    recv = np.empty_like(call.send, shape=sum(sizes))
+    recv = np.empty_like(call.send, shape=(sum(sizes),))
     ends = np.cumsum(sizes)
     return [
         Block(recv[end - size : end], shape)

@@ -182,7 +182,7 @@ class Nccl:
         given, out = self._apart(call)
         plan, wire = self._encoded(call, given)
         direct = not plan.encoded and out.dtype.itemsize == wire.dtype.itemsize
-        into = out if direct else np.empty_like(wire, shape=out.size)
+        into = out if direct else np.empty_like(wire, shape=(out.size,))
         count = out.size * plan.per_element
         self._comm.reduce_scatter(
             self.engine.address(wire),
@@ -230,7 +230,7 @@ class Nccl:
                 self._receive_from_all([block.data for block in blocks], stream)
             return blocks
         if recv is None:
-            recv = np.empty_like(send, shape=self._size * send.size)
+            recv = np.empty_like(send, shape=(self._size * send.size,))
         flat = _flat(recv)
         if self._overlap(send, flat) and not self._is_in_place(send, flat):
             send = send.copy()
@@ -262,7 +262,7 @@ class Nccl:
             parts = [block.data for block in blocks]
         elif at_root:
             if recv is None:
-                recv = np.empty_like(send, shape=self._size * send.size)
+                recv = np.empty_like(send, shape=(self._size * send.size,))
             elif self._overlap(send, recv):
                 send = send.copy()
             blocks, parts = even_blocks(recv, call, self._size), np.split(_flat(recv), self._size)

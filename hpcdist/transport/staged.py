@@ -211,7 +211,7 @@ def _with_room(host: MpiHost, call: Call) -> tuple[Call, Any]:
     if not gathers or call.recv is not None:
         return call, [] if gathers else None
     assert call.send is not None
-    recv = np.empty_like(call.send, shape=host.size * call.send.size)
+    recv = np.empty_like(call.send, shape=(host.size * call.send.size,))
     blocks = [Block(part, call.shape) for part in np.split(recv, host.size)]
     return call._replace(recv=recv), blocks
 
@@ -247,7 +247,7 @@ def _perform_whole(host: MpiHost, stage: Stage, call: Call) -> Any:
 def _to_device(stage: Stage, call: Call, data: NumpyArray) -> DeviceArray:
     assert call.send is not None
     with stage.engine.on(stage.inward):
-        made = np.empty_like(call.send, shape=data.size)
+        made = np.empty_like(call.send, shape=(data.size,))
     stage.engine.copy_to_device(data, made, stage.inward)
     return made
 

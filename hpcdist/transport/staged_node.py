@@ -106,7 +106,7 @@ class _Run(NamedTuple):
         own = self._slice(self.node.rank, step)
         if own.stop > own.start:
             with engine.on(inward):
-                out = np.empty_like(self.given, shape=own.stop - own.start)
+                out = np.empty_like(self.given, shape=(own.stop - own.start,))
             self._add(step, turn, own, out)
             engine.copy_to_host(out, self._staged(self.node.rank, step, turn)[own], inward)
         self.await_(engine.record(inward))

@@ -46,7 +46,7 @@ class HostCarrier:
         for each in transfers:
             verb = self._comm.Isend if each.sends else self._comm.Irecv
             requests.append(verb([each.data.view(np.ndarray), MPI.BYTE], each.peer, 0))
-        while not all([each.Test() for each in requests]):
+        while not all(each.Test() for each in requests):
             time.sleep(1e-4)
 
     def await_on_host(self, event, call, timeout_s):

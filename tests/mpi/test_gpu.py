@@ -1,7 +1,7 @@
 """Arrays on GPUs: the contract on every way they can take, streams, and torch's tensors.
 
-On a machine with one GPU all ranks share it, which NCCL is not used for; with one rank, or a GPU
-for each, every way is tried.
+On a machine with one GPU all ranks share it, which takes NCCL 2.30 or newer; with one rank, or a
+GPU for each, any NCCL.
 """
 
 import time
@@ -11,10 +11,12 @@ import pytest
 from requirements import missing
 
 import hpcdist as dist
+from hpcdist.config import read_config
 from hpcdist.runtime import gpu
 from hpcdist.testing import contract
 from hpcdist.testing.contract import TransportContract
 from hpcdist.testing.on_device import Arrays, OnDevice
+from hpcdist.transport import nccl_binding
 
 pytestmark = pytest.mark.gpu
 LARGE = 1 << 24
@@ -34,15 +36,30 @@ def cupy():
 @pytest.fixture(params=["nccl", "mpi", "staged"])
 def way(request, cupy, world_with, rank, size):
     """Start the world anew with all arrays going one way."""
-    from hpcdist.transport import mpi_cuda, nccl
+    from hpcdist.transport import mpi_cuda
 
-    found = gpu.count()
-    if request.param == "nccl" and (nccl.why_not() or found < size):
-        missing("nccl", nccl.why_not() or f"{size} ranks, but CUDA sees {found} GPUs")
+    if request.param == "nccl":
+        reason = why_not_nccl(gpu.count(), size)
+        if reason:
+            missing("nccl", reason)
     if request.param == "mpi" and mpi_cuda.why_not(False):
         missing("cuda_aware", mpi_cuda.why_not(False))
     world_with(device_way=request.param, device="gpu", share_gpu=1)
     return request.param
+
+
+def why_not_nccl(gpus, ranks):
+    """Say why NCCL does not connect so many ranks here; empty if it does."""
+    provider = read_config().nccl_binding
+    version = nccl_binding.version(provider)
+    if not version:
+        return nccl_binding.why_not(provider)
+    if gpus < ranks and version < nccl_binding.SHARES_GPUS:
+        return (
+            f"{ranks} ranks, but CUDA sees {gpus} GPUs, and NCCL {version} is older than "
+            f"{nccl_binding.SHARES_GPUS}: it has no NCCL_MULTI_RANK_GPU_ENABLE"
+        )
+    return ""
 
 
 def arrays_of(cupy):
@@ -204,6 +221,114 @@ def test_ranks_that_share_a_gpu_without_leave_are_refused(cupy, world_with, size
         dist.all_reduce(cupy.ones(3))
 
 
+# ---- batches of messages
+
+
+@pytest.fixture
+def batches(cupy, world_with, size):
+    """Start the world anew, with batches of messages that travel over NCCL."""
+    reason = why_not_nccl(gpu.count(), size)
+    if reason:
+        missing("nccl", reason)
+    world_with(device_way="nccl", device="gpu", share_gpu=1, device_batches="nccl")
+
+
+def exchange(*messages):
+    for work in dist.batch_isend_irecv(list(messages)):
+        work.wait()
+
+
+def test_a_ring_brings_each_rank_the_numbers_of_its_left(cupy, batches, rank, size):
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for count in (1, 1000, 1 << 20):
+        with cupy.cuda.Stream(non_blocking=True):
+            outbox, inbox = cupy.zeros(count, "f4"), cupy.zeros(count, "f4")
+            slow(cupy, outbox, rank + 1)
+            exchange(dist.P2POp(dist.isend, outbox, right), dist.P2POp(dist.irecv, inbox, left))
+            doubled = inbox * 2
+            inbox[...] = -1
+            assert (cupy.asnumpy(doubled) == 2 * (left + 1)).all()
+
+
+def test_messages_of_several_tags_meet_whatever_the_order_of_the_lists(cupy, batches, rank, size):
+    inboxes = {(peer, tag): cupy.zeros(tag + 1, "i8") for peer in range(size) for tag in (4, 0, 9)}
+    receives = [dist.P2POp(dist.irecv, x, peer, None, tag) for (peer, tag), x in inboxes.items()]
+    sends = [
+        dist.P2POp(dist.isend, cupy.full(tag + 1, 100 * rank + tag), peer, None, tag)
+        for peer in range(size)
+        for tag in (0, 9, 4)
+    ]
+    exchange(*(receives + sends if rank % 2 else sends[::-1] + receives))
+    for (peer, tag), inbox in inboxes.items():
+        assert (cupy.asnumpy(inbox) == 100 * peer + tag).all()
+
+
+def test_halos_are_exchanged_and_smoothed_step_by_step(cupy, batches, rank, size):
+    rows, width, steps = 6, 5, 4
+    whole = np.random.default_rng(3).random((rows * size, width))
+    expected = whole.copy()
+    for _ in range(steps):
+        expected = (np.roll(expected, 1, 0) + expected + np.roll(expected, -1, 0)) / 3
+    mine = cupy.zeros((rows + 2, width))
+    mine[1:-1] = cupy.asarray(whole[rank * rows : (rank + 1) * rows])
+    up, down = (rank - 1) % size, (rank + 1) % size
+    for _ in range(steps):
+        exchange(
+            dist.P2POp(dist.isend, mine[1], up, None, 1),
+            dist.P2POp(dist.isend, mine[-2], down, None, 2),
+            dist.P2POp(dist.irecv, mine[0], up, None, 2),
+            dist.P2POp(dist.irecv, mine[-1], down, None, 1),
+        )
+        mine[1:-1] = (mine[:-2] + mine[1:-1] + mine[2:]) / 3
+    own = expected[rank * rows : (rank + 1) * rows]
+    np.testing.assert_allclose(cupy.asnumpy(mine[1:-1]), own, rtol=1e-12)
+
+
+def test_columns_with_gaps_travel_in_a_batch(cupy, batches, rank, size):
+    right, left = (rank + 1) % size, (rank - 1) % size
+    field = cupy.zeros((50, 40))
+    field[:, 0] = cupy.arange(50) + rank
+    exchange(dist.P2POp(dist.isend, field[:, 0], right), dist.P2POp(dist.irecv, field[:, -1], left))
+    assert (cupy.asnumpy(field[:, -1]) == np.arange(50) + left).all()
+    assert not cupy.asnumpy(field[:, 1:-1]).any()
+
+
+def test_batches_and_collectives_may_be_under_way_together(cupy, batches, rank, size):
+    right, left = (rank + 1) % size, (rank - 1) % size
+    works, results = [], []
+    for step in range(20):
+        x, inbox = cupy.full(1 << 16, rank + step, "f4"), cupy.zeros(1 << 16, "f4")
+        works += dist.batch_isend_irecv(
+            [dist.P2POp(dist.irecv, inbox, left), dist.P2POp(dist.isend, x, right)]
+        )
+        total = cupy.ones(1 << 16, "f4")
+        works.append(dist.all_reduce(total, sync_op=False))
+        results.append((step, inbox, total))
+    works[-1].synchronize()
+    assert all(work.is_completed() for work in works)
+    for work in works:
+        work.wait()
+    for step, inbox, total in results:
+        assert (cupy.asnumpy(inbox) == left + step).all()
+        assert (cupy.asnumpy(total) == size).all()
+
+
+def test_a_pair_that_disagrees_in_a_batch_is_an_error_on_both(cupy, batches, rank, size):
+    outbox, inbox = cupy.zeros(3 + (rank == 0)), cupy.zeros(3)
+    peers = (rank + 1) % size, (rank - 1) % size
+    works = dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, outbox, peers[0]), dist.P2POp(dist.irecv, inbox, peers[1])]
+    )
+    spoilt = {0, 1 % size}
+    for work, peer in zip(works, peers, strict=True):
+        if {rank, peer} == spoilt:
+            with pytest.raises(dist.MismatchError, match="do not match"):
+                work.wait()
+        else:
+            work.wait()
+    dist.all_reduce(inbox)
+
+
 # ---- training
 
 
@@ -224,6 +349,50 @@ def test_arrays_train_on_the_gpu(cupy, way, rank, size):
     model(2.0)
     net.w.grad = cupy.full(5, rank + 1.0)
     assert (cupy.asnumpy(net.w.grad) == (size + 1) / 2).all()
+
+
+@pytest.mark.parametrize("level", ["os", "os_g", "p_g_os"])
+def test_sharded_arrays_train_on_the_gpu_as_on_the_host(cupy, way, level, folder, rank):
+    class Layers:
+        def __init__(self, put):
+            numbers = np.random.default_rng(3).integers(-8, 8, (3, 40, 7)).astype("f4")
+            self.put, self.weights = put, [dist.Parameter(put(each)) for each in numbers]
+
+        def named_parameters(self):
+            return [(f"{n}.weight", each) for n, each in enumerate(self.weights)]
+
+        def __call__(self, x):
+            return [weight.data * x for weight in self.weights]
+
+    def train(layers, model, optimizer):
+        random, norms = np.random.default_rng(rank), []
+        for _ in range(3):
+            assert all(type(each) is type(layers.put([1.0])) for each in model(2.0))
+            for weight in reversed(layers.weights):
+                weight.grad = layers.put(random.integers(-8, 8, (40, 7)).astype("f4"))
+            norms.append(dist.clip_grad_norm_(model, 1.0))
+            optimizer.step()
+        return norms
+
+    def made(put):
+        layers = Layers(put)
+        optimizer = dist.optim.LAMB(layers.named_parameters())
+        return layers, *dist.group_sharded_parallel(layers, optimizer, level, segment_size=0)[:2]
+
+    device, host = made(cupy.asarray), made(np.asarray)
+    np.testing.assert_allclose(train(*device), train(*host), rtol=1e-5)
+    for mine, expected in zip(device[1:], host[1:], strict=True):
+        for name, numbers in expected.state_dict().items():
+            np.testing.assert_allclose(mine.state_dict()[name], numbers, rtol=1e-4, atol=1e-6)
+    dist.save_group_sharded_model(device[1], folder, device[2])
+    other = made(cupy.asarray)
+    state = {"model": other[1].sharded_state_dict(), "optimizer": other[2].sharded_state_dict()}
+    dist.checkpoint.load(state, folder)
+    other[1].load_sharded_state_dict(state["model"])
+    other[2].load_sharded_state_dict(state["optimizer"])
+    for mine, expected in zip(other[1:], device[1:], strict=True):
+        for name, numbers in expected.state_dict().items():
+            np.testing.assert_array_equal(mine.state_dict()[name], numbers)
 
 
 def test_modules_train_on_the_gpu(cupy, way, rank, size):

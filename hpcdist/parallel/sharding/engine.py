@@ -14,8 +14,10 @@ from typing import Any, Literal, Protocol, final, get_args
 import numpy as np
 
 from hpcdist.arrays.buffer import is_writeable
+from hpcdist.arrays.device import engine_of
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray, view_of
+from hpcdist.arrays.transfer import on_host
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
@@ -90,7 +92,9 @@ class Engine:
         plan, size = (plan_layers, segment) if lends else (plan_units, limit)
         self.units = plan(items, teams.group.nranks, size)
         lent = [lends and unit.indices[0] not in stay for unit in self.units]
-        dtypes = [_view(self.parameters[unit.indices[0]]).dtype for unit in self.units]
+        firsts = [_view(self.parameters[unit.indices[0]]) for unit in self.units]
+        likes = [np.empty_like(first, shape=(0,)) for first in firsts]
+        del firsts  # level p_g_os lets go of the memory
         self.lent = LentParameters(self.parameters, _where(self.units, lent, True), teams.group)
         self.whole = WholeParameters(self.parameters, _where(self.units, lent, False), teams.group)
         stores: dict[bool, Store] = {True: self.lent, False: self.whole}
@@ -98,7 +102,7 @@ class Engine:
         self.gradients = ShardedGradients(
             self.parameters,
             self.units,
-            dtypes,
+            likes,
             teams,
             stays=level == "os",
             owner=owner,
@@ -129,11 +133,11 @@ class Engine:
             self.whole.adopt(position)
 
     def gathered(self) -> dict[str, NumpyArray]:
-        """Return all weights as new arrays, by name. Collective over the group."""
+        """Return all weights as new NumPy arrays, by name. Collective over the group."""
         return self.gather([self.owned(number) for number in range(len(self.units))])
 
     def gather(self, parts: Sequence[NumpyArray | None]) -> dict[str, NumpyArray]:
-        """Return, by name, the arrays of which ranks own `parts` of each unit. Collective."""
+        """Return, by name, whole NumPy arrays of which ranks own `parts` in units. Collective."""
         arrays: dict[str, NumpyArray] = {}
         for unit, part in zip(self.units, parts, strict=True):
             if part is None:
@@ -143,7 +147,7 @@ class Engine:
             for index, start, size in zip(unit.indices, unit.starts, unit.sizes, strict=True):
                 shape = self.shapes[index] if per == 1 else (*self.shapes[index], per)
                 run = flat[start * per : (start + size) * per]
-                arrays[self.names[index]] = run.reshape(shape).copy()
+                arrays[self.names[index]] = on_host(run.reshape(shape))
         return {name: arrays[name] for name in self.names if name in arrays}
 
     # ---- passes
@@ -189,7 +193,7 @@ def _items(named: Sequence[tuple[str, Parameter]], stay: set[int]) -> list[Item]
     items = []
     for index, (name, parameter) in enumerate(named):
         view = _view(parameter)
-        kind = dtype_row(view.dtype).name, is_writeable(view), index in stay
+        kind = dtype_row(view.dtype).name, is_writeable(view), engine_of(view), index in stay
         items.append(Item(name, view.shape, view.size, view.nbytes, kind))
     return items
 

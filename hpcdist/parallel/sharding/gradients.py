@@ -23,7 +23,7 @@ import numpy as np
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm import describe
 from hpcdist.comm.group import Group
-from hpcdist.comm.memory import empty
+from hpcdist.comm.memory import empty_near
 from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.parallel.exchange import Exchange
 from hpcdist.parallel.parameter import Parameter, Seat
@@ -60,7 +60,7 @@ class ShardedGradients:
     Args:
         parameters: those that are trained, in order of registration.
         units: what travels together, in the order in which it is sent.
-        dtypes: of each unit.
+        likes: for each unit an array, maybe without elements, of its dtype and kind of memory.
         teams: the ranks.
         stays: whether the memory of whole units stays between backward passes.
         owner: the model, which frees the parameters when it goes.
@@ -76,14 +76,14 @@ class ShardedGradients:
         self,
         parameters: Sequence[Parameter],
         units: Sequence[Unit],
-        dtypes: Sequence[np.dtype],
+        likes: Sequence[NumpyArray],
         teams: Teams,
         *,
         stays: bool,
         owner: weakref.ref[Any],
         after: Callable[[UsageError | None], None],
     ) -> None:
-        self._parameters, self._units, self._dtypes = parameters, units, dtypes
+        self._parameters, self._units, self._likes = parameters, units, likes
         self._teams, self._stays, self._after = teams, stays, after
         self.sync = True
         self.owned: list[NumpyArray | None] = [None] * len(units)
@@ -94,10 +94,13 @@ class ShardedGradients:
         self._replicas = None if teams.replicas is None else Exchange(teams.replicas)
         self._ask = bytearray(b"\1" * len(parameters))
         hooks = self._writing, self._written, self._reading
-        for index, parameter in enumerate(parameters):
-            memory = np.broadcast_to(np.zeros((), dtypes[self._unit_of(index)]), parameter.shape)
-            parameter.has_grad = False
-            parameter.sit(Seat(memory, index, self._ask, *hooks, owner, adds=True))
+        for unit, like in zip(units, likes, strict=True):
+            nothing = np.zeros_like(like, shape=(1,)).reshape(())
+            for index in unit.indices:
+                parameter = parameters[index]
+                memory = np.broadcast_to(nothing, parameter.shape)
+                parameter.has_grad = False
+                parameter.sit(Seat(memory, index, self._ask, *hooks, owner, adds=True))
         self._forward: bool | None = None
         self._synced: bool | None = None
         self._error: UsageError | None = None
@@ -168,8 +171,8 @@ class ShardedGradients:
         if self._flats[unit] is not None:
             return
         plan = self._units[unit]
-        flat = empty(plan.share * self._teams.group.nranks, self._dtypes[unit], self._teams.group)
-        self._flats[unit] = flat
+        group = self._teams.group
+        flat = self._flats[unit] = empty_near(self._likes[unit], plan.share * group.nranks, group)
         flat[sum(plan.sizes) :] = 0
         for index, start, size in zip(plan.indices, plan.starts, plan.sizes, strict=True):
             memory = flat[start : start + size].reshape(self._parameters[index].shape)
@@ -194,7 +197,7 @@ class ShardedGradients:
             return flat[rank * share : (rank + 1) * share]
         kept = self._kept[unit]
         if kept is None:
-            kept = self._kept[unit] = empty(share, self._dtypes[unit], self._teams.group)
+            kept = self._kept[unit] = empty_near(self._likes[unit], share, self._teams.group)
         return kept
 
     # ---- a backward pass
@@ -214,9 +217,9 @@ class ShardedGradients:
         self._error = self._error or error
         self._receive(only_completed=True)
         flat = self._flats[unit]
-        share, dtype = self._units[unit].share, self._dtypes[unit]
+        share, like = self._units[unit].share, self._likes[unit]
         fresh = self._stays or self.owned[unit] is not None
-        arriving = empty(share, dtype, self._teams.group) if fresh else self._mine(unit)
+        arriving = empty_near(like, share, self._teams.group) if fresh else self._mine(unit)
         try:
             work = self.exchange.average((arriving, flat), self._error)
         except CollectiveTimeout:

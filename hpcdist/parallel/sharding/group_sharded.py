@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from hpcdist.arrays.device import on_device
+from hpcdist.arrays.libraries import view_of
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
 from hpcdist.optim.optimizer import Optimizer
@@ -61,7 +63,7 @@ def group_sharded_parallel(
             one that is returned agrees across ranks.
         group: the ranks that share one copy of the state; None for all.
         offload: keep the state in host memory. Arrays of NumPy, JAX and torch on the processor are
-            there already, and nothing changes.
+            there already, and nothing changes; for arrays on a device it is refused.
         sync_buffers: give all ranks the first rank's buffers after each backward pass.
         buffer_max_size: bytes of gradients that are reduced together (levels ``os``, ``os_g``).
         segment_size: bytes that are gathered together at least (level ``p_g_os``): smaller layers
@@ -143,7 +145,9 @@ def _shard_arrays(
     try:
         held = trainable(layers)
         states = described(held)
-        _check_companions(optimizer, scaler, [each for _, each in held if is_trained(each)])
+        trained = [each for _, each in held if is_trained(each)]
+        _check_companions(optimizer, scaler, trained)
+        _check_offload(wishes, trained)
     except UsageError as error:
         problem = error
     for group in _both(wishes.teams):
@@ -187,6 +191,14 @@ def _check_companions(optimizer: Any, scaler: Any, trained: Sequence[Any]) -> No
     if scaler is not None and type(scaler) is not GradScaler:
         raise UsageError(
             f"the scaler of a model of arrays must be an hpcdist.GradScaler or None, got {scaler!r}"
+        )
+
+
+def _check_offload(wishes: Wishes, trained: Sequence[Any]) -> None:
+    if wishes.offload and any(on_device(view_of(each.data)) for each in trained):
+        raise UsageError(
+            "offload=True, but there are parameters on a device, whose state is kept where they "
+            "are; pass offload=False, or give the model NumPy arrays"
         )
 
 

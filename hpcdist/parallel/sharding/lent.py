@@ -22,7 +22,7 @@ from hpcdist.arrays.libraries import NumpyArray, library_of
 from hpcdist.comm import describe
 from hpcdist.comm.group import Group
 from hpcdist.comm.issue import issue
-from hpcdist.comm.memory import empty
+from hpcdist.comm.memory import empty_near
 from hpcdist.parallel.parameter import Parameter
 from hpcdist.parallel.sharding.layout import Unit
 from hpcdist.parallel.sharding.whole import cut, flatten
@@ -72,7 +72,7 @@ class LentParameters:
 
     def _keep_own(self, unit: Unit) -> NumpyArray:
         flat = flatten(self._parameters, unit, self._group)
-        own = empty(unit.share, flat.dtype, self._group)
+        own = empty_near(flat, unit.share, self._group)
         own[...] = flat[self._group.rank * unit.share :][: unit.share]
         return own
 
@@ -123,7 +123,6 @@ class LentParameters:
         if coming is None or coming.position != position:
             coming = self._gather(position, wait=True)
         for index, view in cut(self._parameters, self._units[position], coming.flat):
-            view.flags.writeable = False
             self._held[index] = self._shown(index, view)
         self._holding = position
         self._order[self._phase].append(position)
@@ -137,15 +136,16 @@ class LentParameters:
             self._coming = self._gather(expected[count], wait=False)
 
     def _shown(self, index: int, view: NumpyArray) -> Any:
-        """Show a parameter in its library; a torch tensor cannot be read-only."""
+        """Show a parameter in its library; arrays of torch and CuPy cannot be read-only."""
         wrap = self._libraries[index].wrap
-        if wrap is np.asarray:
-            return view
-        return wrap(view.copy())
+        if type(view) is not np.ndarray:
+            return wrap(view)
+        view.flags.writeable = False
+        return view if wrap is np.asarray else wrap(view.copy())
 
     def _gather(self, position: int, *, wait: bool) -> _Coming:
         own = self._owned[position]
-        flat = empty(own.size * self._group.nranks, own.dtype, self._group)
+        flat = empty_near(own, own.size * self._group.nranks, self._group)
         self.gathers += 1
         return _Coming(
             position, flat, issue(self._group, wait, _describe_gather, flat, own, position)

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
-import numpy as np
-
-from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.arrays.libraries import NumpyArray, view_of
+from hpcdist.arrays.transfer import on_host
 from hpcdist.errors import UsageError
 from hpcdist.optim.optimizer import Optimizer
 from hpcdist.parallel.clipping import Measured
@@ -164,7 +163,7 @@ class ShardedModel:
     def state_dict(self) -> dict[str, NumpyArray]:
         """Return all parameters and buffers, whole, as new NumPy arrays by name. Collective."""
         whole = self._engine.gathered()
-        rest = {name: np.array(array_in(holder)) for name, holder in self._rest()}
+        rest = {name: on_host(view_of(array_in(holder))) for name, holder in self._rest()}
         return {name: {**whole, **rest}[name] for name, _ in holders_of(self._layers)}
 
     def set_state_dict(

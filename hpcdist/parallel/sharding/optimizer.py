@@ -13,12 +13,14 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.arrays.transfer import host_numbers
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.errors import UsageError
 from hpcdist.optim.optimizer import Optimizer, check_keys, check_like
 from hpcdist.optim.rules import Options
 from hpcdist.optim.slices import Slice, trust_ratio
-from hpcdist.parallel.clipping import Measured, norm_of, power_sum, scaler
+from hpcdist.parallel.clipping import Measured, norm_of, power_sums, scaler
+from hpcdist.parallel.scaler import unscale
 from hpcdist.parallel.sharding.engine import Engine
 from hpcdist.parallel.sharding.layout import Segment
 from hpcdist.parallel.sharding.parts import (
@@ -116,9 +118,11 @@ class ShardedOptimizer:
     def _ratios(self) -> Sequence[float]:
         """Return the ratio of norms of every parameter, over all its parts. Collective."""
         squares = np.zeros((len(self._engine.parameters), 2))
-        for kept, segment in self._pieces():
-            index, start, stop, _ = segment
-            squares[index] = kept.measure(self._options[index], start, stop)
+        sums: list[Any] = []
+        for kept, (index, start, stop, _) in self._pieces():
+            sums += kept.measure(self._options[index], start, stop)
+        mine = [segment.parameter for _, segment in self._pieces()]
+        squares[mine] = np.array(host_numbers(sums)).reshape(-1, 2)
         all_reduce(squares, group=self._engine.teams.group)
         return [trust_ratio(*pair) for pair in squares]
 
@@ -159,11 +163,7 @@ class ShardedOptimizer:
 
         Collective; every rank gets the same answer.
         """
-        finite = True
-        for gradient in self._owned_gradients():
-            np.multiply(gradient, 1 / scale, out=gradient, casting="unsafe")
-            finite = finite and bool(np.isfinite(gradient).all())
-        return self._everywhere(finite)
+        return self._everywhere(unscale(self._owned_gradients(), scale))
 
     def _everywhere(self, flag: bool) -> bool:
         flags = np.array([flag], np.uint8)
@@ -175,7 +175,7 @@ class ShardedOptimizer:
     def measure_gradients(self, norm_type: float) -> Measured:
         """Return the norm over all gradients of the model, and what multiplies them. Collective."""
         gradients = self._owned_gradients()
-        sums = [power_sum(gradient, norm_type) for gradient in gradients]
+        sums = power_sums(gradients, norm_type)
         total = np.array([max(sums) if norm_type == inf else sum(sums)])
         op = ReduceOp.MAX if norm_type == inf else ReduceOp.SUM
         all_reduce(total, op, self._engine.teams.group)
@@ -239,7 +239,7 @@ class ShardedOptimizer:
                 self._engine.publish(number)
 
     def adopt(self) -> None:
-        """Take the weights as they are now for the master weights. Local."""
+        """Take the weights as they are now for the master weights; see `Slice.adopt`. Local."""
         for number, kept in enumerate(self._slices):
             kept.use(self._engine.owned(number))
             kept.adopt()

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray, view_of
+from hpcdist.arrays.transfer import near
 from hpcdist.checkpoint.shard import Shard
 from hpcdist.errors import UsageError
 from hpcdist.parallel.sharding.layout import Unit
@@ -72,7 +73,7 @@ def check_parts(parts: Iterable[Owned], state: Mapping[str, Any]) -> None:
 def fill_parts(parts: Iterable[Owned], state: Mapping[str, Any]) -> None:
     """Copy what the parts need out of a state of `Shard`s or whole arrays."""
     for part in parts:
-        part.data[...] = _source(part, state[part.name])
+        part.data[...] = near(part.data, _source(part, state[part.name]))
 
 
 def _source(part: Owned, given: Any) -> NumpyArray:

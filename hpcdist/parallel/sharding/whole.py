@@ -12,7 +12,7 @@ from hpcdist.arrays.buffer import is_writeable
 from hpcdist.arrays.libraries import NumpyArray, library_of, view_of
 from hpcdist.comm.collectives import all_gather
 from hpcdist.comm.group import Group
-from hpcdist.comm.memory import empty
+from hpcdist.comm.memory import empty_near
 from hpcdist.parallel.parameter import Parameter
 from hpcdist.parallel.sharding.layout import Unit
 
@@ -21,8 +21,8 @@ from hpcdist.parallel.sharding.layout import Unit
 class WholeParameters:
     """The weights of some units, which are moved into flat memory. Local to create.
 
-    Parameters of NumPy and torch are views of that memory from then on; those of JAX, which never
-    change, are replaced, and flat memory is there only while it is gathered.
+    Parameters of NumPy, CuPy and torch are views of that memory from then on; those of JAX, which
+    never change, are replaced, and flat memory is there only while it is gathered.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class WholeParameters:
 
 
 def flatten(parameters: Sequence[Parameter], unit: Unit, group: Group) -> NumpyArray:
-    """Return new memory with the weights of a unit and zeros after them."""
+    """Return new memory with the weights of a unit and zeros after them, where the weights are."""
     views = [_view(parameters[index]) for index in unit.indices]
-    flat = empty(unit.share * group.nranks, views[0].dtype, group)
+    flat = empty_near(views[0], unit.share * group.nranks, group)
     for view, start, size in zip(views, unit.starts, unit.sizes, strict=True):
         flat[start : start + size] = view.reshape(-1)
     flat[sum(unit.sizes) :] = 0
@@ -101,6 +101,6 @@ def cut(
 
 def whole_of(owned: NumpyArray, group: Group) -> NumpyArray:
     """Return what all ranks own of a unit, one after the other. Collective."""
-    flat = empty(owned.size * group.nranks, owned.dtype, group)
+    flat = empty_near(owned, owned.size * group.nranks, group)
     all_gather(flat, owned, group)
     return flat
