@@ -23,14 +23,8 @@ from hpcdist.arrays.device import Event
 from hpcdist.errors import HpcdistError, RemoteError, UsageError
 from hpcdist.transport.base import Work
 from hpcdist.transport.call import ANY_SOURCE, Call, Kind
-from hpcdist.transport.device import (
-    TURNS,
-    DeviceCalls,
-    DeviceWork,
-    Flight,
-    Landed,
-    device_failure,
-)
+from hpcdist.transport.device import TURNS, DeviceCalls
+from hpcdist.transport.device_work import DeviceWork, Flight, Landed, device_failure
 from hpcdist.transport.message_batch import Entry, by_peer, entry_of, plan_pair, transfer_of
 from hpcdist.transport.mpi_handshake import Handshakes
 

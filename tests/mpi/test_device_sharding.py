@@ -15,6 +15,7 @@ from hpcdist.checkpoint import Shard
 from hpcdist.testing.slow_device import DEVICE, SlowArray
 
 LEVELS = "os", "os_g", "p_g_os"
+CHANGES = ("os", "p_g_os"), ("p_g_os", "os_g"), ("os_g", "os_g")
 OPTIMIZERS = {
     "SGD": lambda named: optim.SGD(named, 0.5, weight_decay=0.25),
     "AdamW": lambda named: optim.AdamW(named, 0.01, weight_decay=0.1),
@@ -81,8 +82,7 @@ def assert_equal(state, expected):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("make", OPTIMIZERS)
-@pytest.mark.parametrize("dtype", ["f4", "f2", "c8"])
+@pytest.mark.parametrize(("make", "dtype"), [("SGD", "f4"), ("AdamW", "f2"), ("LAMB", "c8")])
 def test_every_level_trains_on_the_device_as_on_the_host(level, make, dtype):
     trained = []
     for put in (DEVICE.array, on_host):
@@ -180,8 +180,7 @@ def test_all_ranks_skip_a_step_in_which_one_has_an_infinite_gradient(level, rank
     assert_equal(model.state_dict(), other.state_dict())
 
 
-@pytest.mark.parametrize("first", LEVELS)
-@pytest.mark.parametrize("then", LEVELS)
+@pytest.mark.parametrize(("first", "then"), CHANGES)
 def test_states_go_from_the_device_to_the_host_and_back(first, then):
     network = Network()
     model, optimizer = sharded(network, first)
@@ -201,8 +200,7 @@ def test_states_go_from_the_device_to_the_host_and_back(first, then):
     assert_equal(again.state_dict(), weights)
 
 
-@pytest.mark.parametrize("first", LEVELS)
-@pytest.mark.parametrize("then", LEVELS)
+@pytest.mark.parametrize(("first", "then"), CHANGES)
 def test_a_checkpoint_of_any_level_loads_at_any_other(first, then, folder):
     network = Network(dtype="f2")
     model, optimizer = sharded(network, first)
