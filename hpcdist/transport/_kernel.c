@@ -892,8 +892,10 @@ static int open_small(const board_t *b, PyObject *data, PyObject *out, Py_buffer
                       Py_buffer *to) {
     from->obj = to->obj = NULL;
     from->len = to->len = 0;
-    if (data != Py_None && PyObject_GetBuffer(data, from, PyBUF_SIMPLE) < 0) return -1;
+    int in_place = data == out && data != Py_None; /* then it is opened once, as what is written */
+    if (!in_place && data != Py_None && PyObject_GetBuffer(data, from, PyBUF_SIMPLE) < 0) return -1;
     if (out == Py_None || PyObject_GetBuffer(out, to, PyBUF_WRITABLE) == 0) {
+        if (in_place) from->buf = to->buf, from->len = to->len;
         if ((size_t)from->len <= b->payload) return 0;
         PyErr_SetString(PyExc_ValueError, "the data are larger than the board's payload");
     }
@@ -920,7 +922,7 @@ static PyObject *board_reduce(PyObject *self, PyObject *const *args, Py_ssize_t 
     Py_buffer data, out;
     if (PyErr_Occurred() || open_small(b, args[2], args[3], &data, &out) < 0) return NULL;
     size_t item = job.kernel->item;
-    if (!data.obj || (first + job.count) * item > (size_t)data.len || b->size > MOST ||
+    if (args[2] == Py_None || (first + job.count) * item > (size_t)data.len || b->size > MOST ||
         (out.obj && (size_t)out.len != job.count * item)) {
         close_small(&data, &out);
         PyErr_SetString(PyExc_ValueError, "the data do not fit the count");
@@ -963,7 +965,7 @@ static PyObject *board_move(PyObject *self, PyObject *const *args, Py_ssize_t n_
         return NULL;
     }
     b->sequence++;
-    if (data.obj) memcpy(payload_of(b, b->rank), data.buf, (size_t)data.len);
+    if (data.len) memcpy(payload_of(b, b->rank), data.buf, (size_t)data.len);
     int agreed = agree(b, number, limit, detail, 0, spins);
     for (int r = begin; agreed && out.obj && r < end; r++)
         memcpy((char *)out.buf + (size_t)(r - begin) * nbytes, payload_of(b, r) + first, nbytes);
