@@ -32,15 +32,12 @@ from hpcdist.transport.call import Call, fingerprint, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.mpi_exchange import Exchange
 from hpcdist.transport.mpi_outbox import Outbox
-from hpcdist.transport.patience import poll
+from hpcdist.transport.patience import BEYOND_S, LEFT_GRACE_S, LISTEN_AFTER_S, poll
 from hpcdist.transport.shared_board import SPINS, Six
 from hpcdist.transport.shared_node import SharedNode
 
 _NEWS, _ANSWER = 1, 2  # message tags on the group's own communicator
 _ASK, _LEAVE = "ask", "leave"
-_BEYOND_S = 0.5
-_LISTEN_AFTER_S = 0.1
-_LEFT_GRACE_S = 0.2
 _NEVER = 1 << 62
 _CANNOT = -1, -_NEVER
 """In place of a fingerprint and its negative: never opposite numbers, whatever the others say."""
@@ -196,10 +193,10 @@ class Agreement:
         return self._found
 
     def _attend(self, call: Call, waited: float) -> None:
-        if waited < _LISTEN_AFTER_S:
+        if waited < LISTEN_AFTER_S:
             return
         self._listen()
-        if self._left and not poll(self._test, _LEFT_GRACE_S):
+        if self._left and not poll(self._test, LEFT_GRACE_S):
             rank, why = next(iter(self._left.items()))
             raise RemoteError(
                 f"rank {self._ranks[rank]} {why} and did not join {self._what(call)}; let every "
@@ -280,7 +277,7 @@ class Agreement:
                     others.discard(status.Get_source())
             return False
 
-        poll(all_answered, _BEYOND_S)
+        poll(all_answered, BEYOND_S)
         return sorted(others)
 
     def _tell_all(self, news: Any) -> None:

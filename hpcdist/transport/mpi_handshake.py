@@ -22,12 +22,9 @@ from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout, HpcdistError, RemoteError
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.patience import poll
+from hpcdist.transport.patience import BEYOND_S, LEFT_GRACE_S, LISTEN_AFTER_S, poll
 
 _LETTER = 9  # message tag on the group's own communicator
-_BEYOND_S = 0.5
-_LISTEN_AFTER_S = 0.1
-_LEFT_GRACE_S = 0.2
 
 
 class _Letter(NamedTuple):
@@ -109,15 +106,15 @@ class Handshakes:
             return not waiting and (bool(answers.troubles) or MPI.Request.Testall(sent))
 
         def listen(waited: float) -> None:
-            if waited < _LISTEN_AFTER_S:
+            if waited < LISTEN_AFTER_S:
                 return
             gone = {rank: why for rank, why in self._departed().items() if rank in waiting}
-            if gone and not poll(complete, _LEFT_GRACE_S):
+            if gone and not poll(complete, LEFT_GRACE_S):
                 for peer in gone.keys() & waiting:
                     answers.troubles[peer] = self._left(peer, gone[peer], what)
                     waiting.discard(peer)
 
-        poll(complete, self._timeout_s + _BEYOND_S, listen)
+        poll(complete, self._timeout_s + BEYOND_S, listen)
         return letters
 
     def _take(self, peer: int, letters: dict[int, _Letter]) -> bool:

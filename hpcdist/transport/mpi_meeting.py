@@ -20,10 +20,9 @@ from mpi4py import MPI
 from hpcdist.errors import CollectiveTimeout
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.mpi_outbox import Outbox
-from hpcdist.transport.patience import poll
+from hpcdist.transport.patience import BEYOND_S, poll
 
 _REPORT, _ANSWER = 7, 8  # message tags on the parent group's own communicator
-_BEYOND_S = 0.5
 """How much longer a member waits, so that the first one can say who is missing."""
 
 Key = tuple[int, int, int]
@@ -50,7 +49,7 @@ class Meetings:
         if self._comm.rank == ranks[0]:
             return self._receive(key, ranks, report, timeout_s)
         self._tell(ranks[0], (key, report), _REPORT)
-        if not poll(lambda: self._collect() or key in self._answers, timeout_s + _BEYOND_S):
+        if not poll(lambda: self._collect() or key in self._answers, timeout_s + BEYOND_S):
             self._fail(ranks, timeout_s, ranks[:1])
         answer = self._answers.pop(key)
         if not isinstance(answer, int):

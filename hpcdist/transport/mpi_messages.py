@@ -27,6 +27,7 @@ from hpcdist.errors import UsageError
 from hpcdist.transport.base import DONE, Done, Work
 from hpcdist.transport.call import ANY_SOURCE, Call, Kind
 from hpcdist.transport.mpi_objects import send_parcel
+from hpcdist.transport.mpi_outbox import take_in
 from hpcdist.transport.mpi_transfers import CODE_BITS, Receive, Send
 from hpcdist.transport.mpi_types import block, scattered
 from hpcdist.transport.patience import SPIN
@@ -198,12 +199,8 @@ class Messages:
         """See [Note: early messages]."""
         with self.lock:
             self.advance()
-            status = MPI.Status()
-            while (message := self.comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
-                nbytes = status.Get_elements(MPI.BYTE)
-                data = bytearray(nbytes)
-                message.Recv(block(data, nbytes))
-                self._early.append(_Early(status.Get_source(), status.Get_tag(), data))
+            for taken in take_in(self.comm):
+                self._early.append(_Early(*taken))
             self.advance()
 
     # ---- progress while the caller computes

@@ -1,7 +1,8 @@
-"""`Outbox`: small messages sent without waiting for anyone to receive them; and their end."""
+"""`Outbox`: small messages sent without waiting for anyone to receive them; and `take_in`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, final
 
 from mpi4py import MPI
@@ -28,12 +29,20 @@ class Outbox:
         self._requests.append(self._comm.isend(content, rank, tag))
 
 
+def take_in(comm: MPI.Intracomm) -> Iterator[tuple[int, int, bytearray]]:
+    """Receive whatever has been sent in `comm`: source, tag and bytes of each message."""
+    status = MPI.Status()
+    while (message := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+        nbytes = status.Get_elements(MPI.BYTE)
+        data = bytearray(nbytes)
+        message.Recv(block(data, nbytes))
+        yield status.Get_source(), status.Get_tag(), data
+
+
 def discard_unread(comm: MPI.Intracomm) -> None:
     """Receive what nobody has taken, before `comm` is freed.
 
     The library gives its number to a new communicator, whose first receive would get it.
     """
-    status = MPI.Status()
-    while (message := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
-        nbytes = status.Get_elements(MPI.BYTE)
-        message.Recv(block(bytearray(nbytes), nbytes))
+    for _ in take_in(comm):
+        pass

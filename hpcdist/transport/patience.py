@@ -15,6 +15,15 @@ from collections.abc import Callable
 SPIN = 40
 """Polls before the first yield: a few microseconds, what a rank that is in step needs."""
 
+BEYOND_S = 0.5
+"""How much longer than the time limit a rank waits for the answers of others to it."""
+
+LISTEN_AFTER_S = 0.1
+"""From this long a wait on a rank listens to whether others have left."""
+
+LEFT_GRACE_S = 0.2
+"""How long what a rank sent before it left may still be on its way."""
+
 _YIELD_S = 2e-3
 _LONGEST_SLEEP_S = 1e-3
 _SHARE = 0.05
