@@ -17,6 +17,7 @@ from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
 from hpcdist.runtime.environ import snapshot
+from hpcdist.runtime.failure import let_be_heard
 from hpcdist.runtime.place import read_place
 
 _WRONG_USE = 2
@@ -52,6 +53,7 @@ def _reported_once() -> Iterator[None]:
         world = init_parallel_env()
         if world.rank == 0:
             shown.show()
+            let_be_heard()
         world.mpi_comm.Barrier()
         sys.exit(_WRONG_USE)
 

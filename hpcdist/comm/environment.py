@@ -18,9 +18,10 @@ from hpcdist.comm.session import (
     set_session,
 )
 from hpcdist.config import Config, read_config
-from hpcdist.errors import UsageError
+from hpcdist.errors import HpcdistError, UsageError
 from hpcdist.runtime import gpu
 from hpcdist.runtime.environ import snapshot
+from hpcdist.runtime.failure import end_job_on_failure, let_refusal_be_heard
 from hpcdist.runtime.place import read_place
 
 
@@ -65,12 +66,19 @@ def init_parallel_env(
     if here.restart is not None:
         set_session(session := here.restart())
         return session.world
+    try:
+        return _start(backend, device, timeout, comm)
+    except HpcdistError:
+        let_refusal_be_heard()
+        raise
+
+
+def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> Group:
     check_backend(backend)
     config = read_config()
     wanted = _wanted_device(device, config)
     timeout_s = check_timeout(timeout, config.timeout_s)
 
-    from hpcdist.runtime.failure import end_job_on_failure
     from hpcdist.runtime.mpi import start_world
 
     world = start_world(config, comm)  # before anything that imports mpi4py.MPI
