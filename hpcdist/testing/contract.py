@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import hpcdist as dist
+from hpcdist.testing.message_programs import PROGRAMS, SIZES
 
 OPS: dict[str, Callable[..., Any]] = {
     "SUM": np.sum,
@@ -308,6 +309,11 @@ class TransportContract:
             assert [int(x[0]) for x in arrays] == list(range(8))
 
         self.run(check)
+
+    @pytest.mark.parametrize("size", SIZES)
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_a_send_waits_for_no_receive_that_comes_later(self, program: str, size: str) -> None:
+        self.run(lambda: PROGRAMS[program](SIZES[size]))
 
     def test_tags_choose_messages_and_any_source_tells_the_sender(self) -> None:
         def check() -> None:
