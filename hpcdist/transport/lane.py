@@ -127,7 +127,7 @@ class QueuedWork(Work):
             return self.ended.wait(timeout_s)
         if self.ended.wait(doing.NOTE_AFTER_S):
             return True
-        wait = doing.Wait(lambda: "", lambda: doing.blockers_of(self.thread))
+        wait = doing.Wait(lambda: self._label, thread=self.thread)
         with doing.noted(wait, doing.NOTE_AFTER_S):
             return self.ended.wait(None if timeout_s is None else timeout_s - doing.NOTE_AFTER_S)
 

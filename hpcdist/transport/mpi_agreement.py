@@ -261,7 +261,7 @@ class Agreement:
         answers = self.news.ask(others, wait, self._timeout_s, all_the_time=True)
         joined = {rank for rank, each in answers.items() if each.sequence >= self.sequence}
         absent = sorted(set(others) - joined)
-        return absent, self.news.account(absent, answers)
+        return absent, self.news.account(absent, answers, self._timeout_s)
 
     # ---- disagreement
 

@@ -106,7 +106,7 @@ class Meetings:
         if self._news is not None:
             others = [rank for rank in absent if rank != self._comm.rank]
             answers = self._news.ask(others, self._as_wait(ranks), timeout_s)
-            account = self._news.account(others, answers)
+            account = self._news.account(others, answers, timeout_s)
         raise CollectiveTimeout(
             f"{self._what(ranks)} was not called by all its "
             f"members within {timeout_s:g} s; missing ranks: {', '.join(map(str, missing))}. "

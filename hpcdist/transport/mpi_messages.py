@@ -316,7 +316,7 @@ class Messages:
             return f". This rank {complaint}" if complaint else ""
         others = self.news.others
         asked = others if peer == ANY_SOURCE else [each for each in others if each == peer]
-        return self.news.account(asked, self.news.ask(asked, wait, waited_s))
+        return self.news.account(asked, self.news.ask(asked, wait, waited_s), waited_s)
 
     # ---- progress while the caller computes
 

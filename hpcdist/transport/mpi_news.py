@@ -26,7 +26,7 @@ from typing import NamedTuple, final
 from mpi4py import MPI
 
 from hpcdist.transport import doing
-from hpcdist.transport.doing import Wait
+from hpcdist.transport.doing import NOTHING, GivenUp, Wait, account_of
 from hpcdist.transport.mpi_early import Allowance
 from hpcdist.transport.mpi_outbox import Outbox
 from hpcdist.transport.patience import BEYOND_S, LISTEN_AFTER_S, do_errands, poll
@@ -97,7 +97,7 @@ class News:
         self.left: dict[int, str] = {}
         self.sent_before_leaving: dict[int, int] = {}
         self._answers: dict[int, dict[int, Answer]] = {}
-        self._given_up: dict[int, str] = {}
+        self._given_up: dict[int, GivenUp] = {}
         self._tell = Outbox(comm).send
         self._subjects: dict[str, Callable[..., None]] = {
             "ask": self._answer,
@@ -167,31 +167,29 @@ class News:
         return f"{words}, and {complaint}" if complaint else words
 
     def _answer(self, rank: int, ticket: int, words: str) -> None:
-        self._given_up[rank] = words
+        self._given_up[rank] = GivenUp(words, time.monotonic())
         self._tell(rank, ("answer", ticket, self._count.begun(), self._own_words()), _NEWS)
 
     def _note_answer(self, rank: int, ticket: int, sequence: int, words: str) -> None:
         if ticket in self._answers:
             self._answers[ticket][rank] = Answer(sequence, words)
 
-    def account(self, ranks: Iterable[int], answers: Mapping[int, Answer]) -> str:
+    def account(self, ranks: Iterable[int], answers: Mapping[int, Answer], waited_s: float) -> str:
         """Return sentences on what `ranks` were doing, to be put behind an error message."""
-        asked = list(ranks)
-        sentences = [self._account_of(rank, answers.get(rank)) for rank in asked[:_FEW]]
+        asked, since = list(ranks), time.monotonic() - waited_s - BEYOND_S
+        sentences = [
+            account_of(
+                self._ranks[rank],
+                self.left.get(rank),
+                self._given_up.get(rank, NOTHING).since(since),
+                None if rank not in answers else answers[rank].words,
+            )
+            for rank in asked[:_FEW]
+        ]
         complaint = self._allowance.complaint()
         if complaint:
             sentences.append(f"This rank {complaint}.")
         return "".join(f"\n{sentence}" for sentence in sentences)
-
-    def _account_of(self, rank: int, answer: Answer | None) -> str:
-        world = self._ranks[rank]
-        if answer is not None:
-            return f"Rank {world} waits in {answer.words or 'another operation'}."
-        if rank in self.left:
-            return f"Rank {world} {self.left[rank]}."
-        if rank in self._given_up:
-            return f"Rank {world} has given up {self._given_up[rank]}."
-        return f"Rank {world} does not answer: it waits in no operation of hpcdist."
 
     # ---- circles
 

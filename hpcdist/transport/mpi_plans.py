@@ -103,7 +103,8 @@ class _PlanWork(Work):
         if not poll(self._test, limit, wait=wait):
             account = ""
             if news is not None and timeout is None:
-                account = news.account(news.others, news.ask(news.others, wait, limit))
+                answers = news.ask(news.others, wait, limit)
+                account = news.account(news.others, answers, limit)
             raise CollectiveTimeout(
                 f"{what} has not ended within {limit:g} s; called at {call_site()}. Let every rank "
                 f"start its plan{account}"
