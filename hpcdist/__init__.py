@@ -55,6 +55,7 @@ from hpcdist.comm.groups import (
 )
 from hpcdist.comm.memory import empty as empty, empty_like as empty_like, zeros as zeros
 from hpcdist.comm.messages import (
+    PROC_NULL as PROC_NULL,
     P2POp as P2POp,
     batch_isend_irecv as batch_isend_irecv,
     irecv as irecv,

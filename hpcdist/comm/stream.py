@@ -15,7 +15,7 @@ from hpcdist.comm import describe
 from hpcdist.comm.collectives import warn_of_meaningless
 from hpcdist.comm.group import Group
 from hpcdist.comm.issue import Describe, issue
-from hpcdist.comm.messages import describe_recv, describe_send
+from hpcdist.comm.messages import describe_recv, describe_send, is_nobody, to_nobody
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
 from hpcdist.transport.call import Call
@@ -188,6 +188,8 @@ def send(
     tag: int = 0,
 ) -> Work:
     """Do `hpcdist.send`."""
+    if is_nobody(dst):
+        return to_nobody(group, describe_send, tensor, tag)
     return _issue(group, sync_op, use_calc_stream, describe_send, tensor, dst, tag)
 
 
@@ -200,6 +202,8 @@ def recv(
     tag: int = 0,
 ) -> Work:
     """Do `hpcdist.recv`."""
+    if is_nobody(src):
+        return to_nobody(group, describe_recv, tensor, tag)
     return _issue(group, sync_op, use_calc_stream, describe_recv, tensor, src, tag)
 
 

@@ -6,6 +6,7 @@ public API. Checks hold at any number of ranks.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import hpcdist as dist
+from hpcdist.testing.message_programs import PROGRAMS, SIZES
 
 OPS: dict[str, Callable[..., Any]] = {
     "SUM": np.sum,
@@ -309,6 +311,11 @@ class TransportContract:
 
         self.run(check)
 
+    @pytest.mark.parametrize("size", SIZES)
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_a_send_waits_for_no_receive_that_comes_later(self, program: str, size: str) -> None:
+        self.run(lambda: PROGRAMS[program](SIZES[size]))
+
     def test_tags_choose_messages_and_any_source_tells_the_sender(self) -> None:
         def check() -> None:
             rank, size = dist.get_rank(), dist.get_world_size()
@@ -329,16 +336,136 @@ class TransportContract:
 
     def test_a_message_of_another_size_or_dtype_is_an_error_and_stays(self) -> None:
         def check() -> None:
-            rank = dist.get_rank()
-            work = dist.isend(np.arange(4.0), rank)
-            for wrong in (np.full(3, 7.0), np.full(5, 7.0), np.full(4, 7)):
-                with pytest.raises(dist.MismatchError, match="sent"):
-                    dist.recv(wrong, rank)
-                assert (wrong == 7).all()
-            right = np.empty(4)
-            dist.recv(right, rank)
-            work.wait()
-            assert right.tolist() == [0, 1, 2, 3]
+            rank, size = dist.get_rank(), dist.get_world_size()
+            for to in (0, 1):  # to oneself, and round the ring
+                source = (rank - to) % size
+                work = dist.isend(np.arange(4.0), (rank + to) % size)
+                for wrong in (np.full(3, 7.0), np.full(5, 7.0), np.full(4, 7)):
+                    with pytest.raises(dist.MismatchError, match=f"rank {source} sent"):
+                        dist.recv(wrong, source)
+                    assert (wrong == 7).all()
+                right = np.empty(4)
+                dist.recv(right, source)
+                work.wait()
+                assert right.tolist() == [0, 1, 2, 3]
+
+        self.run(check)
+
+    @pytest.mark.parametrize("pause", [0, 1])
+    def test_messages_match_by_their_dtype_whatever_the_timing(self, pause: int) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            if rank % 2 == 0 and rank + 1 < size:
+                for dtype in ("f8", "i4", "f8"):
+                    dist.send(np.full(3, 7, dtype), rank + 1)
+                    time.sleep(pause)
+            elif rank % 2:
+                for dtype in ("i4", "f8", "f8"):
+                    got = np.zeros(3, dtype)
+                    dist.recv(got, rank - 1)
+                    assert (got == 7).all()
+            dist.barrier()
+
+        self.run(check)
+
+    def test_a_sender_that_waits_for_a_third_rank_may_still_send_what_matches(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            got = np.zeros(1, "i4")
+            if size < 3:
+                return
+            if rank == 0:
+                dist.send(np.ones(1), 1)
+                dist.recv(got, 2)
+                dist.send(got, 1)
+            elif rank == 1:
+                dist.recv(got, 0)
+                assert got[0] == 7
+                dist.recv(np.zeros(1), 0)
+            elif rank == 2:
+                time.sleep(1)
+                dist.send(np.full(1, 7, "i4"), 0)
+            dist.barrier()
+
+        self.run(check)
+
+    @pytest.mark.parametrize("sender_goes_on_to", ["barrier", "recv", "all_reduce", "wait"])
+    def test_a_message_of_another_dtype_only_is_an_error_that_names_both(
+        self, sender_goes_on_to: str
+    ) -> None:
+        def go_on(peer: int) -> None:
+            if sender_goes_on_to == "recv":
+                dist.recv(np.empty(1), peer)
+            elif sender_goes_on_to == "all_reduce":
+                dist.all_reduce(np.ones(1))
+            elif sender_goes_on_to == "wait":
+                dist.all_reduce(np.ones(1), sync_op=False).wait()
+            else:
+                dist.barrier()
+
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            if size == 1:
+                return
+            if rank == 0:
+                dist.send(np.ones(4), 1)
+            if rank == 1:
+                with pytest.raises(dist.MismatchError) as caught:
+                    dist.recv(np.ones(4, "i4"), 0)
+                for words in ("rank 0 sent", "float64", "rank 1 receives", "int32"):
+                    assert words in str(caught.value)
+                dist.recv(np.empty(4), 0)
+                if sender_goes_on_to == "recv":
+                    dist.send(np.ones(1), 0)
+            if rank != 1 or sender_goes_on_to != "recv":
+                go_on(1) if rank == 0 or sender_goes_on_to != "recv" else None
+
+        self.run(check)
+
+    def test_what_goes_to_no_rank_is_gone_and_nothing_comes_from_there(self) -> None:
+        def check() -> None:
+            nobody, x = dist.PROC_NULL, np.full(3, 7.0)
+            objects: list[Any] = ["old"]
+            works = [
+                dist.send(x, nobody),
+                dist.recv(x, nobody),
+                dist.isend(x, np.int64(nobody)),
+                dist.irecv(x, nobody, tag=3),
+                dist.stream.recv(x, nobody),
+                dist.send_object_list(objects, nobody),
+                dist.recv_object_list(objects, nobody),
+                dist.recv_object_list(objects, src_in_group=nobody),
+            ]
+            for work in works:
+                assert work.is_completed()
+                work.wait()
+            assert works[1].source == nobody
+            assert (x == 7).all()
+            assert objects == ["old"]
+            with pytest.raises(dist.UsageError, match="tag"):
+                dist.send(x, nobody, tag=-1)
+            with pytest.raises(dist.UsageError):
+                dist.recv("no array", nobody)
+
+        self.run(check)
+
+    def test_ranks_at_the_ends_of_a_line_have_a_neighbour_that_is_no_rank(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            left = rank - 1 if rank > 0 else dist.PROC_NULL
+            right = rank + 1 if rank + 1 < size else dist.PROC_NULL
+            halo = np.full(2, -1)
+            ops = [
+                dist.P2POp(dist.irecv, halo[:1], left),
+                dist.P2POp(dist.irecv, halo[1:], right),
+                dist.P2POp(dist.isend, np.array([rank]), left),
+                dist.P2POp(dist.isend, np.array([rank]), right),
+            ]
+            works = dist.batch_isend_irecv(ops)
+            for work in works:
+                work.wait()
+            assert halo.tolist() == [rank - 1, rank + 1 if rank + 1 < size else -1]
+            assert (works[1].source == dist.PROC_NULL) == (right == dist.PROC_NULL)
 
         self.run(check)
 
@@ -572,5 +699,32 @@ class TransportContract:
             x = np.array([1])
             dist.all_reduce(x, group=group)  # the group is not lost
             assert x[0] == size
+
+        self.run(check)
+
+    def test_a_message_against_a_collective_names_both_on_every_rank(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            if size == 1:
+                return
+            group = dist.new_group(timeout=2)
+
+            def disagree() -> None:
+                if rank == 0:
+                    dist.recv(np.empty(3), 1, group, tag=5)
+                else:
+                    dist.all_reduce(np.ones(4), group=group)
+
+            dist.barrier()
+            with pytest.raises(dist.CollectiveTimeout) as caught:
+                disagree()
+            told = str(caught.value)
+            for words in (
+                r"recv(\(shape \(3,\), float64\))? from rank 1.* with tag 5",
+                r"all_reduce\(shape \(4,\), float64, SUM\), operation #\d",
+                r"(?i)called at.*\n.*called at",
+            ):
+                assert re.search(words, told), told
+            dist.barrier()
 
         self.run(check)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from hpcdist.errors import CollectiveTimeout
+from hpcdist.transport import doing
 from hpcdist.transport.base import Work
 from hpcdist.transport.call_site import call_site, issued
 
@@ -58,6 +59,7 @@ class Lane:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
                 self._thread.start()
+        work.thread = self._thread.ident
         self._queue.put(work)
         return work
 
@@ -89,6 +91,8 @@ class QueuedWork(Work):
 
     def __init__(self, job: Job, label: str) -> None:
         self.ended = threading.Event()
+        self.thread: int | None = None
+        """The thread that runs the operation."""
         self._job: Job | None = job
         self._label = label
         self._site = call_site()
@@ -108,7 +112,7 @@ class QueuedWork(Work):
 
     def wait(self, timeout: Any = None) -> bool:
         """Block until the operation has ended; raise what it raised."""
-        if not self.ended.wait(seconds(timeout)):
+        if not self._await_end(seconds(timeout)):
             raise CollectiveTimeout(
                 f"{self._label} has not ended after {seconds(timeout):g} s of wait(); it goes on, "
                 "and can be waited for again. A rank that never joins it is named when the "
@@ -117,6 +121,15 @@ class QueuedWork(Work):
         if self._error is not None:
             raise self._error
         return True
+
+    def _await_end(self, timeout_s: float | None) -> bool:
+        if timeout_s is not None and timeout_s <= doing.NOTE_AFTER_S:
+            return self.ended.wait(timeout_s)
+        if self.ended.wait(doing.NOTE_AFTER_S):
+            return True
+        wait = doing.Wait(lambda: self._label, thread=self.thread)
+        with doing.noted(wait, doing.NOTE_AFTER_S):
+            return self.ended.wait(None if timeout_s is None else timeout_s - doing.NOTE_AFTER_S)
 
     def is_completed(self) -> bool:
         """Say whether the operation has ended."""

@@ -15,6 +15,7 @@ from typing import Any, final
 
 from hpcdist.arrays.parcel import Parcel
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError, UsageError
+from hpcdist.transport import doing
 from hpcdist.transport.base import Plan, Transport, Work, watched
 from hpcdist.transport.call import MESSAGES, Call, Kind, fingerprint, label
 from hpcdist.transport.call_site import call_site
@@ -43,6 +44,10 @@ class Room:
         self.left: dict[int, tuple[str, str]] = {}
         self.letters: list[Letter] = []
         self.rooms: dict[tuple[tuple[int, ...], int], Room] = {}
+        self.threads: dict[int, int] = {}
+        """The thread that each rank runs on."""
+        self.given_up: dict[int, doing.GivenUp] = {}
+        """What each rank waited for when its time was over."""
 
     def subroom(self, ranks: tuple[int, ...], nth: int) -> Room:
         """Return the room of the nth group made of `ranks` (world ranks), made by the first."""
@@ -67,7 +72,7 @@ class Room:
                 self._hold(meeting)
                 self.changed.notify_all()
             elif meeting.error is None:
-                self._await(meeting, call, sequence, timeout_s)
+                self._await(rank, meeting, call, sequence, timeout_s)
             if len(meeting.calls) == len(self.ranks):
                 self.meetings.pop(sequence, None)
             if call.error is not None:
@@ -77,7 +82,54 @@ class Room:
             assert meeting.results is not None
             return meeting.results[rank]
 
-    def _await(self, meeting: Meeting, call: Call, sequence: int, timeout_s: float) -> None:
+    # ---- what other ranks are doing
+
+    def awaits(self, rank: int, thread: int, seen: frozenset[int] = frozenset()) -> bool:
+        """Return whether `rank` can do nothing before the rank on `thread` does.
+
+        It waits for it, or for a rank that does.
+        """
+        own = self.threads.get(rank, 0)
+        if own == thread:
+            return True
+        return own not in seen and any(
+            room.awaits(each, thread, seen | {own}) for room, each in doing.blockers_of(own)
+        )
+
+    def account(self, ranks: Sequence[int], own: int, waited_s: float) -> str:
+        """Return sentences on what `ranks` are doing, to be put behind an error message."""
+        now = time.monotonic()
+        self.given_up[own] = doing.GivenUp(doing.told(self.threads.get(own)), now)
+        return "".join(
+            "\n"
+            + doing.account_of(
+                self.ranks[rank],
+                self.left.get(rank, (None, ""))[0],
+                self.given_up.get(rank, doing.NOTHING).since(now - waited_s),
+                doing.told(self.threads.get(rank)) or None,
+            )
+            for rank in ranks
+            if rank != own
+        )
+
+    def _await(
+        self, rank: int, meeting: Meeting, call: Call, sequence: int, timeout_s: float
+    ) -> None:
+        what = (
+            f"{label(call, self.ranks)}, operation #{sequence} of the group of ranks "
+            f"{list(self.ranks)}"
+        )
+
+        def absent() -> list[int]:
+            is_over = meeting.results is not None or meeting.error is not None
+            return [] if is_over else [each for each in range(len(self.ranks)) if each not in calls]
+
+        calls = meeting.calls
+        wait = doing.Wait(lambda: what, lambda: [(self, each) for each in absent()])
+        with doing.noted(wait):
+            self._await_others(rank, meeting, what, timeout_s)
+
+    def _await_others(self, rank: int, meeting: Meeting, what: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while meeting.results is None and meeting.error is None:
             gone = [rank for rank in self.left if rank not in meeting.calls]
@@ -85,21 +137,20 @@ class Room:
                 why, details = self.left[gone[0]]
                 meeting.error = RemoteError(
                     f"rank {self.ranks[gone[0]]} {why} and did not join "
-                    f"{label(call, self.ranks)}; let every rank of a group take part in each of "
-                    "its operations",
+                    f"{label(meeting.calls[rank], self.ranks)}; let every rank of a group take "
+                    "part in each of its operations",
                     self.ranks[gone[0]],
                     details,
                 )
             elif not self.changed.wait(min(1.0, deadline - time.monotonic())) and (
                 time.monotonic() >= deadline
             ):
-                missing = tuple(
-                    self.ranks[each] for each in range(len(self.ranks)) if each not in meeting.calls
-                )
+                absent = [each for each in range(len(self.ranks)) if each not in meeting.calls]
+                missing = tuple(self.ranks[each] for each in absent)
                 meeting.error = CollectiveTimeout(
-                    f"{label(call, self.ranks)}, operation #{sequence} of the group of ranks "
-                    f"{list(self.ranks)}, was not joined by all ranks within {timeout_s:g} s; "
-                    f"missing ranks: {', '.join(map(str, missing))}. Called at {call_site()}",
+                    f"{what} was not joined by all ranks within {timeout_s:g} s; missing ranks: "
+                    f"{', '.join(map(str, missing))}. Called at {call_site()}"
+                    f"{self.account(absent, rank, timeout_s)}",
                     missing,
                 )
         self.changed.notify_all()
@@ -168,7 +219,8 @@ class LocalTransport(Transport):
         self._sequence = 0
         self._made: dict[tuple[int, ...], int] = {}
         self._lane = Lane(f"hpcdist-local-{rank}")
-        self._box = LetterBox(rank, room.ranks, room.letters, room.changed, timeout_s)
+        self._box = LetterBox(rank, room, timeout_s)
+        room.threads[rank] = threading.get_ident()
 
     def run(self, call: Call) -> Any:
         """Finish `call` before returning."""

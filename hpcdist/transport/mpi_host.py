@@ -21,10 +21,12 @@ from hpcdist.transport.call import MESSAGES, Call, Kind, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.lane import Lane
 from hpcdist.transport.mpi_agreement import Agreement
+from hpcdist.transport.mpi_early import Allowance
 from hpcdist.transport.mpi_exchange import board_exchange, mpi_exchange
 from hpcdist.transport.mpi_lanes import Lanes, open_lanes
 from hpcdist.transport.mpi_meeting import Meetings
 from hpcdist.transport.mpi_messages import Messages
+from hpcdist.transport.mpi_news import Circles, Count, News
 from hpcdist.transport.mpi_node import open_node
 from hpcdist.transport.mpi_objects import OBJECT_VERBS
 from hpcdist.transport.mpi_outbox import discard_unread
@@ -53,6 +55,8 @@ class Site(NamedTuple):
     heap: Heap
     nodes: Sequence[int]
     rules: Sequence[Rule]
+    allowance: Allowance
+    circles: Circles
 
 
 def make_site(config: Config, nodes: Sequence[int]) -> Site:
@@ -66,7 +70,8 @@ def make_site(config: Config, nodes: Sequence[int]) -> Site:
     if pretended is not None:
         nodes = [rank // pretended for rank in range(len(nodes))]
     heap = Heap(int(config.shared_heap_mb * _MiB))
-    return Site(config, heap, nodes, read_rules(config.tuning))
+    allowance = Allowance(int(config.early_mb * _MiB))
+    return Site(config, heap, nodes, read_rules(config.tuning), allowance, Circles())
 
 
 @final
@@ -90,13 +95,15 @@ class MpiHost(Transport):
         self.rank, self.size = self.comm.rank, self.comm.size
         self.one_node = len({site.nodes[rank] for rank in self.ranks}) == 1
         self.piece_bytes = int(site.config.piece_mb * _MiB) if self.one_node else 1 << 30
-        self.messages = Messages(user_comm.Dup(), self.ranks, timeout_s)
+        comm, allowance, circles = user_comm.Dup(), site.allowance, site.circles
+        self.messages = Messages(comm, self.ranks, timeout_s, allowance, circles)
         shares = self.one_node and self.size > 1
         self.node = self.open_node(self.comm, self.ranks) if shares else None
         self.selection = Selection(site.rules, self.size, several_nodes=not self.one_node)
         self.agreement = self._make_agreement() if self.size > 1 else None
-        self._meetings = Meetings(self.comm, self.ranks)
         self.lane = Lane(f"hpcdist-group-{self.ranks[0]}-{self.size}")
+        self.news = self._make_news() if self.agreement is not None else None
+        self._meetings = Meetings(self.comm, self.ranks, self.news)
         self.threads: bool = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self._lanes: Lanes | Literal["unknown"] | None = "unknown"
         self._on_devices: DeviceCalls | None = None
@@ -180,13 +187,27 @@ class MpiHost(Transport):
             check = self.node.check_alive
         return Agreement(self.comm, self.ranks, self.timeout_s, exchange, check)
 
+    def _make_news(self) -> News:
+        """Let the group's agreement and its messages tell each other's news."""
+        agreement, messages, lane = self.agreement, self.messages, self.lane
+        assert agreement is not None
+        count = Count(
+            lambda: agreement.sequence,
+            lambda: agreement.sequence + lane.queued,
+            lambda rank: messages.sent[rank],
+        )
+        site = self.site
+        news = News(self.comm, self.ranks, site.allowance, site.circles, count)
+        agreement.news = messages.news = news
+        return news
+
     def progress(self) -> None:
         """Let MPI proceed with messages under way."""
         self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
 
     def departed(self) -> Mapping[int, str]:
         """Return the ranks of this group that take part no longer, and why."""
-        return {} if self.agreement is None else self.agreement.departed()
+        return {} if self.news is None else self.news.departed()
 
     def agree(self, call: Call, address: int = 0, data: Any = None) -> tuple[int, int]:
         """Make sure all ranks issued an equal `call`; return the range of `detail`."""
@@ -297,8 +318,8 @@ class MpiHost(Transport):
 
     def leave(self, why: str) -> None:
         """Tell the other ranks that this one takes part no longer."""
-        if self.agreement is not None:
-            self.agreement.leave(why)
+        if self.news is not None:
+            self.news.leave(why)
         if self._on_devices is not None:
             self._on_devices.leave()
 
@@ -310,15 +331,16 @@ class MpiHost(Transport):
         self.messages.close()
         for plan in list(self._plans):
             plan.free()
-        if not ended or (self.agreement is not None and not self.agreement.close()):
-            return  # an operation is still under way: MPI keeps what it uses
-        if isinstance(self._lanes, Lanes):
+        is_free = ended and (self.agreement is None or self.agreement.close())
+        if is_free and isinstance(self._lanes, Lanes):
             self._lanes.close()
-        if not poll(self.comm.Ibarrier().Test, _GOODBYE_S):
-            return  # a rank does not come
+        is_free = is_free and poll(self.comm.Ibarrier().Test, _GOODBYE_S)
+        self.messages.stop_taking_in(_GOODBYE_S)
+        if not is_free:
+            return  # a rank does not come, or an operation is under way: MPI keeps what it uses
         for comm in (self._plan_comm, self.messages.comm, self.comm):
             if comm is not None:
-                discard_unread(comm)
+                discard_unread(comm, _GOODBYE_S)
                 comm.Free()
 
 

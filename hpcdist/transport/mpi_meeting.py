@@ -19,6 +19,8 @@ from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.doing import Wait
+from hpcdist.transport.mpi_news import News
 from hpcdist.transport.mpi_outbox import Outbox
 from hpcdist.transport.patience import BEYOND_S, poll
 
@@ -31,11 +33,15 @@ Key = tuple[int, int, int]
 
 @final
 class Meetings:
-    """The meetings of one rank of a parent group; `world_ranks` name its ranks in messages."""
+    """The meetings of one rank of a parent group; `world_ranks` name its ranks in messages.
 
-    def __init__(self, comm: MPI.Intracomm, world_ranks: Sequence[int]) -> None:
+    `news` are those of the parent group, None if it has one rank.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, world_ranks: Sequence[int], news: News | None) -> None:
         self._comm = comm
         self._world_ranks = world_ranks
+        self._news = news
         self._held: dict[tuple[int, int], int] = {}
         self._reports: dict[Key, dict[int, tuple[int, float]]] = {}
         self._answers: dict[Key, int | tuple[int, ...]] = {}
@@ -49,7 +55,8 @@ class Meetings:
         if self._comm.rank == ranks[0]:
             return self._receive(key, ranks, report, timeout_s)
         self._tell(ranks[0], (key, report), _REPORT)
-        if not poll(lambda: self._collect() or key in self._answers, timeout_s + BEYOND_S):
+        answered, wait = lambda: self._collect() or key in self._answers, self._as_wait(ranks)
+        if not poll(answered, timeout_s + BEYOND_S, wait=wait):
             self._fail(ranks, timeout_s, ranks[:1])
         answer = self._answers.pop(key)
         if not isinstance(answer, int):
@@ -62,7 +69,8 @@ class Meetings:
         """Collect all reports and answer them; on the first member."""
         reports = self._reports.setdefault(key, {})
         reports[ranks[0]] = own
-        complete = poll(lambda: self._collect() or len(reports) == len(ranks), timeout_s)
+        met, wait = lambda: self._collect() or len(reports) == len(ranks), self._as_wait(ranks)
+        complete = poll(met, timeout_s, wait=wait)
         in_time = time.time() <= min(deadline for _, deadline in reports.values())
         missing = tuple(rank for rank in ranks if rank not in reports) or ranks[:1]
         group_id = max(each for each, _ in reports.values())
@@ -87,11 +95,22 @@ class Meetings:
                     self._reports.setdefault(key, {})[status.Get_source()] = content
         return False
 
+    def _what(self, ranks: Sequence[int]) -> str:
+        return f"new_group({[self._world_ranks[rank] for rank in ranks]})"
+
+    def _as_wait(self, ranks: Sequence[int]) -> Wait:
+        return Wait(lambda: self._what(ranks))
+
     def _fail(self, ranks: Sequence[int], timeout_s: float, absent: Sequence[int]) -> NoReturn:
-        missing = tuple(self._world_ranks[rank] for rank in absent)
+        missing, account = tuple(self._world_ranks[rank] for rank in absent), ""
+        if self._news is not None:
+            others = [rank for rank in absent if rank != self._comm.rank]
+            answers = self._news.ask(others, self._as_wait(ranks), timeout_s)
+            account = self._news.account(others, answers, timeout_s)
         raise CollectiveTimeout(
-            f"new_group({[self._world_ranks[rank] for rank in ranks]}) was not called by all its "
+            f"{self._what(ranks)} was not called by all its "
             f"members within {timeout_s:g} s; missing ranks: {', '.join(map(str, missing))}. "
-            f"Called at {call_site()}. Let every member make the same groups in the same order",
+            f"Called at {call_site()}. Let every member make the same groups in the same order"
+            f"{account}",
             missing,
         )

@@ -26,6 +26,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import CollectiveTimeout, RemoteError, TransportError
 from hpcdist.transport.call import Call, label
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.doing import Wait
 from hpcdist.transport.kernel import MOST, address_of, copy_in
 from hpcdist.transport.patience import poll
 from hpcdist.transport.select import STAGED_UP_TO
@@ -178,7 +179,8 @@ class SharedNode:
             return done()
 
         try:
-            if poll(look, self.timeout_s, lambda _: self.check_alive(call), _DEAD_AFTER_S):
+            wait = Wait(lambda: label(call, self.ranks))
+            if poll(look, self.timeout_s, lambda _: self.check_alive(call), _DEAD_AFTER_S, wait):
                 return
         except BaseException:
             self.give_up()
