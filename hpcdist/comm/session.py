@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, final
 
 from hpcdist.comm.group import Closed, Group
@@ -83,6 +84,24 @@ def leave_simulation() -> None:
 def is_simulated() -> bool:
     """Say whether this thread is a rank of a simulated world."""
     return "session" in vars(here)
+
+
+def simulated_rank() -> dict[str, Any]:
+    """Return what makes this thread a rank of a simulated world; nothing if it is none."""
+    return dict(vars(here))
+
+
+@contextmanager
+def standing_for(rank: dict[str, Any]) -> Iterator[None]:
+    """Let this thread stand for a `simulated_rank`, whose own thread it is not."""
+    if not rank or is_simulated():
+        yield
+        return
+    vars(here).update(rank)
+    try:
+        yield
+    finally:
+        vars(here).clear()
 
 
 def session_at_hand() -> Session:

@@ -86,12 +86,10 @@ class Ended(Work):
 
 
 def watched(run: Callable[[Call], Any], call: Call) -> Any:
-    """Run `call` with its `begin` before it, and tell its `ended` how it ended."""
-    begin, ended = call.begin, call.ended
+    """Run `call`, then tell its `ended` how it ended."""
+    ended = call.ended
     try:
-        if begin is not None:
-            begin()
-        result = run(call._replace(begin=None, ended=None))
+        result = run(call._replace(ended=None))
     except BaseException as error:
         if ended is not None:
             ended(error)

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, final
 
 from hpcdist.arrays.parcel import Parcel
@@ -18,7 +19,7 @@ from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError, UsageE
 from hpcdist.transport.base import Plan, Transport, Work, watched
 from hpcdist.transport.call import MESSAGES, Call, Kind, fingerprint, label
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.lane import Lane
+from hpcdist.transport.lane import Lane, inside
 from hpcdist.transport.local_messages import Letter, LetterBox
 from hpcdist.transport.local_verbs import VERBS
 
@@ -167,7 +168,7 @@ class LocalTransport(Transport):
         self._timeout_s = timeout_s
         self._sequence = 0
         self._made: dict[tuple[int, ...], int] = {}
-        self._lane = Lane(f"hpcdist-local-{rank}")
+        self.lane = Lane(f"hpcdist-local-{rank}")
         self._box = LetterBox(rank, room.ranks, room.letters, room.changed, timeout_s)
 
     def run(self, call: Call) -> Any:
@@ -177,14 +178,17 @@ class LocalTransport(Transport):
             work = self._box.start(call)
             work.wait()
             return work
-        return self._lane.run(self._perform, call)
+        if call.ended is not None:  # told when the group is free again: it may use it
+            return watched(self.run, call)
+        return self.lane.run(self._perform, call)
 
     def start(self, call: Call) -> Work:
         """Begin `call`."""
         call = _on_host(call)
         if call.kind >= MESSAGES:
             return self._box.start(call)
-        return self._lane.start(lambda: self._perform(call), label(call, self.ranks))
+        perform = self._perform if call.ended is None else partial(watched, self._perform)
+        return self.lane.start(lambda: perform(call), label(call, self.ranks))
 
     def plan(self, call: Call) -> Plan | None:
         """Have nothing faster than starting `call` anew."""
@@ -203,7 +207,7 @@ class LocalTransport(Transport):
 
     def synchronize(self, *, on_device: bool = False) -> None:
         """Wait for the queue."""
-        self._lane.run(lambda: None)
+        self.lane.run(lambda: None)
 
     def reopen(self) -> LocalTransport:
         """Meet in the same room again."""
@@ -221,11 +225,13 @@ class LocalTransport(Transport):
 
     def close(self) -> None:
         """End what is queued."""
-        self._lane.close()
+        self.lane.refuse_nested()
+        self.lane.close()
 
+    @inside(lambda local: local["self"].lane)
     def _perform(self, call: Call) -> Any:
-        if call.ended is not None or call.begin is not None:
-            return watched(self._perform, call)
+        if call.begin is not None:
+            call.begin()
         self._sequence += 1
         result = self.room.meet(self.rank, self._sequence, call, self._timeout_s)
         return call.finish(result) if call.finish is not None else result

@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from hpcdist.errors import UsageError
+
 SPIN = 40
 """Polls before the first yield: a few microseconds, what a rank that is in step needs."""
 
@@ -23,6 +25,13 @@ LISTEN_AFTER_S = 0.1
 
 LEFT_GRACE_S = 0.2
 """How long what a rank sent before it left may still be on its way."""
+
+held: list[UsageError] = []
+"""What left a signal handler in the middle of an operation; raised when that has ended.
+
+An operation of a group was refused there. If it broke off the one under way, other ranks would wait
+for this one. Only the main thread runs signal handlers.
+"""
 
 _YIELD_S = 2e-3
 _LONGEST_SLEEP_S = 1e-3
@@ -43,11 +52,37 @@ def poll(
         attend: called now and then, with the seconds waited so far, once the wait is long.
         attend_every_s: seconds between two calls of `attend`.
 
+    A refusal of a nested operation that comes out of a signal handler is `held`.
+
     """
+    began = time.monotonic()
+    while True:
+        try:
+            return _poll(done, timeout_s, attend, attend_every_s, began)
+        except UsageError as error:
+            if not error.nested:
+                raise
+            held.append(error)
+
+
+def raise_held() -> None:
+    """Raise what is `held`; at the end of an operation, on the main thread."""
+    if threading.current_thread() is threading.main_thread():
+        error = held[0]
+        held.clear()
+        raise error
+
+
+def _poll(
+    done: Callable[[], bool],
+    timeout_s: float,
+    attend: Callable[[float], None] | None,
+    attend_every_s: float,
+    began: float,
+) -> bool:
     for _ in range(SPIN):
         if done():
             return True
-    began = time.monotonic()
     attended = 0.0
     yield_s = _YIELD_S if threading.current_thread() is threading.main_thread() else 0.0
     while not done():
