@@ -321,6 +321,7 @@ class MpiHost(Transport):
         """Tell the other ranks that this one takes part no longer."""
         if self.agreement is not None:
             self.agreement.leave(why)
+        self.messages.close()
         if self._on_devices is not None:
             self._on_devices.leave()
 
