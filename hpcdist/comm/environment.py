@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from hpcdist.comm.group import Closed, Group
 from hpcdist.comm.groups import check_backend, check_timeout, destroy_process_group
 from hpcdist.comm.session import (
+    OneThread,
     Session,
     Whereabouts,
     current_session,
@@ -68,6 +69,17 @@ def init_parallel_env(
         return session.world
     if here.restart is not None:
         set_session(session := here.restart())
+        return session.world
+    with _starts.alone("init_parallel_env", patient=True):
+        return _start(backend, device, timeout, comm)
+
+
+_starts = OneThread()
+"""MPI starts once in a process."""
+
+
+def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> Group:
+    if (session := current_session()) is not None:  # another thread has just started
         return session.world
     check_backend(backend)
     config = read_config()

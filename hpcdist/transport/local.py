@@ -195,14 +195,14 @@ class LocalTransport(Transport):
         return None
 
     def subgroup(
-        self, ranks: Sequence[int], next_id: int, timeout: float
+        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
     ) -> tuple[LocalTransport, int]:
         """Meet the other members in a room of their own."""
         key = tuple(self.ranks[rank] for rank in ranks)
         nth = self._made[key] = self._made.get(key, 0) + 1
         room = self.room.subroom(key, nth)
         group = LocalTransport(room, key.index(self.ranks[self.rank]), timeout)
-        ids = Call(Kind.ALL_GATHER_OBJECT, parcels=(Parcel(str(next_id).encode()),))
+        ids = Call(Kind.ALL_GATHER_OBJECT, parcels=(Parcel(str(next_id).encode()),), error=error)
         return group, max(int(parcel.meta) for parcel in group.run(ids))
 
     def synchronize(self, *, on_device: bool = False) -> None:

@@ -287,8 +287,14 @@ class MpiHost(Transport):
         """Return memory of the heap that the ranks of the node share."""
         return None if self.node is None else self.heap.empty(nbytes)
 
-    def subgroup(self, ranks: Sequence[int], next_id: int, timeout: float) -> tuple[MpiHost, int]:
+    def subgroup(
+        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
+    ) -> tuple[MpiHost, int]:
         """Create the communicators of the group of `ranks`; only its members call this."""
+        if error is not None:
+            if self.threads:  # else another thread is in MPI
+                self._meetings.call_off(tuple(ranks), error, self.timeout_s)
+            raise error
         group_id = self._meetings.meet(tuple(ranks), next_id, self.timeout_s)
         mine = self.comm.Get_group()
         theirs = mine.Incl(ranks)

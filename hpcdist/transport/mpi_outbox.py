@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any, final
 
@@ -20,13 +21,15 @@ class Outbox:
         self._comm = comm
         self._requests: list[MPI.Request] = []
         self._limit = _FEW
+        self._lock = threading.Lock()
 
     def send(self, rank: int, content: Any, tag: int) -> None:
         """Send any object that pickles."""
-        if len(self._requests) >= self._limit:  # at twice as many: each is tested a few times
-            self._requests = [request for request in self._requests if not request.Test()]
-            self._limit = max(_FEW, 2 * len(self._requests))
-        self._requests.append(self._comm.isend(content, rank, tag))
+        with self._lock:
+            if len(self._requests) >= self._limit:  # at twice as many: each is tested a few times
+                self._requests = [request for request in self._requests if not request.Test()]
+                self._limit = max(_FEW, 2 * len(self._requests))
+            self._requests.append(self._comm.isend(content, rank, tag))
 
 
 def take_in(comm: MPI.Intracomm) -> Iterator[tuple[int, int, bytearray]]:
