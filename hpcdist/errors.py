@@ -13,6 +13,9 @@ class HpcdistError(RuntimeError):
 class UsageError(HpcdistError, ValueError):
     """The arguments are wrong; found before anything was sent."""
 
+    nested = False
+    """Whether it refuses an operation in the middle of another one of the same group."""
+
 
 class MismatchError(HpcdistError):
     """The ranks of a group disagree about the operation, its shape, dtype, op or root."""

@@ -145,7 +145,9 @@ class Closed(Transport):
         """Refuse."""
         self._refuse()
 
-    def subgroup(self, ranks: Sequence[int], next_id: int, timeout: float) -> tuple[Transport, int]:
+    def subgroup(
+        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
+    ) -> tuple[Transport, int]:
         """Refuse."""
         self._refuse()
 
@@ -200,7 +202,9 @@ class Dormant(Transport):
         """Restart and plan."""
         return self.wake().plan(call)
 
-    def subgroup(self, ranks: Sequence[int], next_id: int, timeout: float) -> tuple[Transport, int]:
+    def subgroup(
+        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
+    ) -> tuple[Transport, int]:
         """Refuse: only some ranks call this, but all must restart."""
         raise UsageError(
             f"group {self._group.name} has been shut down; restart it on all its ranks with "

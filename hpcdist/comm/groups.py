@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import warnings
 from collections.abc import Iterable
 from typing import Any
 
 from hpcdist.comm.group import Closed, Dormant, Group
-from hpcdist.comm.session import group_at_hand, session_at_hand, set_session
+from hpcdist.comm.session import Session, group_at_hand, session_at_hand, set_session
 from hpcdist.errors import UsageError
 from hpcdist.transport.lane import seconds
 
@@ -36,7 +37,8 @@ def new_group(
 
     Raises:
         UsageError: ranks that are no integers, twice there, out of range, or none at all; on
-            every caller, before anything is sent.
+            every caller, before anything is sent. Another thread of this rank is making or ending
+            a group; the other members get a `RemoteError`.
 
     Example:
         >>> import hpcdist as dist
@@ -49,12 +51,20 @@ def new_group(
     members = _check_ranks(ranks, session.world.nranks)
     check_backend(backend)
     timeout_s = check_timeout(timeout, session.timeout_s)
-    world = session.world
-    if world.rank not in members:
-        return session.adopt(Group(members, world.rank, session.next_id, None, name))
-    assert world.transport is not None
-    transport, group_id = world.transport.subgroup(members, session.next_id, timeout_s)
-    return session.adopt(Group(members, world.rank, group_id, transport, name))
+    world, parent = session.world, session.world.transport
+    is_member = world.rank in members
+    assert parent is not None
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(session.groups_change.alone(f"new_group({members})"))
+        except UsageError as error:
+            if is_member:
+                parent.subgroup(members, session.next_id, timeout_s, error)
+            raise
+        transport, group_id = None, session.next_id
+        if is_member:
+            transport, group_id = parent.subgroup(members, group_id, timeout_s)
+        return session.adopt(Group(members, world.rank, group_id, transport, name))
 
 
 def get_group(id: int = 0) -> Group | None:
@@ -72,6 +82,11 @@ def destroy_process_group(group: Group | None = None) -> None:
     `init_parallel_env` starts again.
     """
     session = session_at_hand()
+    with session.groups_change.alone("destroy_process_group"):
+        _destroy(session, group)
+
+
+def _destroy(session: Session, group: Group | None) -> None:
     if group is None or group is session.world:
         for each in reversed(list(session.groups.values())):
             _close(each)

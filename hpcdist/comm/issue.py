@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections import defaultdict
@@ -12,9 +13,9 @@ import numpy as np
 
 from hpcdist.comm.group import Group
 from hpcdist.comm.lists import cannot
-from hpcdist.comm.session import group_at_hand, here
+from hpcdist.comm.session import group_at_hand, here, simulated_rank, standing_for
 from hpcdist.errors import NotInGroupWarning, UsageError
-from hpcdist.events import Event, Phase, listeners
+from hpcdist.events import Event, Listener, Phase, listeners
 from hpcdist.transport.base import DONE, Transport, Work
 from hpcdist.transport.call import MESSAGES, Call, Kind, locate
 from hpcdist.transport.call_site import outer_frame
@@ -92,16 +93,46 @@ def not_a_member(group: Group) -> Work:
     return DONE
 
 
+class _Telling(threading.local):
+    """What this thread is telling, from inside out."""
+
+    to: tuple[Listener, ...] = ()
+    message: str = ""
+
+
+_telling = _Telling()
+
+
 def _announce(group: Group, call: Call) -> Call:
-    """Tell the listeners that `call` begins, and arrange that they hear of its end."""
+    """Tell the listeners that `call` begins, and arrange that they hear of its end.
+
+    Not the listener that issues it: it would hear of itself without end.
+    """
+    name = call.kind.name.lower()
+    if _telling.message:
+        raise UsageError(
+            f"{name} was called by a listener that was being told the end of a "
+            f"{_telling.message}, which holds up all messages of the group: note it there, and "
+            "communicate after the message"
+        )
+    hearers = [listener for listener in listeners if listener not in _telling.to]
+    rank = simulated_rank()
     data = call.send if call.send is not None else call.recv
     nbytes = data.nbytes if data is not None else sum(each.nbytes for each in call.parcels)
-    name = call.kind.name.lower()
 
     def tell(phase: Phase, error: BaseException | None = None) -> None:
         event = Event(phase, name, group.id, nbytes, time.perf_counter_ns(), error)
-        for listener in tuple(listeners):
-            listener(event)
+        before = _telling.to, _telling.message
+        if phase == "end" and call.kind >= MESSAGES:
+            _telling.message = name
+        try:
+            for listener in hearers:
+                if listener in listeners:
+                    _telling.to = (*before[0], listener)
+                    with standing_for(rank):
+                        listener(event)
+        finally:
+            _telling.to, _telling.message = before
 
     def ended(error: BaseException | None) -> None:
         tell("end", error)

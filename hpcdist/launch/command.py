@@ -154,6 +154,24 @@ def shell_text(command: Command) -> str:
     return " ".join(words + [shlex.quote(word) for word in command.argv])
 
 
+def one_program(program: tuple[str, ...]) -> tuple[str, ...]:
+    """Return an argv that every launcher takes for one program.
+
+    A lone ":" begins the next program for srun and for every mpiexec; a shell hides it.
+
+    Args:
+        program: The argv of each rank.
+
+    Example:
+        >>> one_program(("python", "x.py")), one_program(("cut", "-d", ":"))
+        (('python', 'x.py'), ('sh', '-c', 'exec cut -d :'))
+
+    """
+    if ":" not in program:
+        return program
+    return ("sh", "-c", f"exec {shlex.join(program)}")
+
+
 def srun_mpi(family: Family | None) -> str | None:
     """Return the `--mpi=` that srun needs for an MPI library, None where that is not known.
 
@@ -228,7 +246,9 @@ def _build_srun(options: Options, site: Site, environ: Mapping[str, str]) -> Com
     unset = inherited(environ, False)
     if options.nprocs and "SLURM_NTASKS_PER_NODE" in environ:
         unset += ("SLURM_NTASKS_PER_NODE",)  # said for another number of ranks
-    return Command((*argv, *options.program), env, unset, size, False, "srun" if label else "")
+    return Command(
+        (*argv, *one_program(options.program)), env, unset, size, False, "srun" if label else ""
+    )
 
 
 def _srun_mpi(site: Site, environ: Mapping[str, str]) -> str | None:
@@ -288,7 +308,7 @@ def _build_mpiexec(options: Options, site: Site, environ: Mapping[str, str]) -> 
         argv += ["--tag-output"] if old else dialect.label
     unset = inherited(environ, options.here)
     labels = dialect.labels if label and dialect else ""
-    return Command((*argv, *options.program), env, unset, size, local, labels)
+    return Command((*argv, *one_program(options.program)), env, unset, size, local, labels)
 
 
 def _check_nodes(nnodes: int, environ: Mapping[str, str]) -> None:

@@ -86,12 +86,10 @@ class Ended(Work):
 
 
 def watched(run: Callable[[Call], Any], call: Call) -> Any:
-    """Run `call` with its `begin` before it, and tell its `ended` how it ended."""
-    begin, ended = call.begin, call.ended
+    """Run `call`, then tell its `ended` how it ended."""
+    ended = call.ended
     try:
-        if begin is not None:
-            begin()
-        result = run(call._replace(begin=None, ended=None))
+        result = run(call._replace(ended=None))
     except BaseException as error:
         if ended is not None:
             ended(error)
@@ -156,11 +154,14 @@ class Transport(ABC):
         return None
 
     @abstractmethod
-    def subgroup(self, ranks: Sequence[int], next_id: int, timeout: float) -> tuple[Transport, int]:
+    def subgroup(
+        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
+    ) -> tuple[Transport, int]:
         """Join the members of a new group (ranks of this one) and agree on its id.
 
         Collective over the members only. Returns the group's transport and the largest
-        `next_id` of its members.
+        `next_id` of its members. With `error`, which says that this rank cannot take part, it
+        tells the others, who raise `RemoteError`, and raises it.
         """
 
     @abstractmethod

@@ -86,6 +86,8 @@ class DeviceCalls:
             work.wait()
             return work
         lane = self._host.lane
+        if lane.running.locked():
+            lane.refuse_nested()  # before it takes a turn
         if call.on_current and lane.queued:
             lane.run(lambda: None)  # this thread's own stream means nothing on another thread
         flight = self._take_off(call)

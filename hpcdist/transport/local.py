@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, final
 
 from hpcdist.arrays.parcel import Parcel
@@ -19,7 +20,7 @@ from hpcdist.transport import doing
 from hpcdist.transport.base import Plan, Transport, Work, watched
 from hpcdist.transport.call import MESSAGES, Call, Kind, fingerprint, label
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.lane import Lane
+from hpcdist.transport.lane import Lane, inside
 from hpcdist.transport.local_messages import Letter, LetterBox
 from hpcdist.transport.local_verbs import VERBS
 
@@ -99,7 +100,7 @@ class Room:
     def account(self, ranks: Sequence[int], own: int, waited_s: float) -> str:
         """Return sentences on what `ranks` are doing, to be put behind an error message."""
         now = time.monotonic()
-        self.given_up[own] = doing.GivenUp(doing.told(self.threads.get(own)), now)
+        self._note_given_up(own)
         return "".join(
             "\n"
             + doing.account_of(
@@ -111,6 +112,10 @@ class Room:
             for rank in ranks
             if rank != own
         )
+
+    def _note_given_up(self, rank: int) -> None:
+        told = doing.told(self.threads.get(rank))
+        self.given_up[rank] = doing.GivenUp(told, time.monotonic())
 
     def _await(
         self, rank: int, meeting: Meeting, call: Call, sequence: int, timeout_s: float
@@ -147,6 +152,8 @@ class Room:
             ):
                 absent = [each for each in range(len(self.ranks)) if each not in meeting.calls]
                 missing = tuple(self.ranks[each] for each in absent)
+                for each in meeting.calls:  # the error is that of all who wait here
+                    self._note_given_up(each)
                 meeting.error = CollectiveTimeout(
                     f"{what} was not joined by all ranks within {timeout_s:g} s; missing ranks: "
                     f"{', '.join(map(str, missing))}. Called at {call_site()}"
@@ -218,7 +225,7 @@ class LocalTransport(Transport):
         self._timeout_s = timeout_s
         self._sequence = 0
         self._made: dict[tuple[int, ...], int] = {}
-        self._lane = Lane(f"hpcdist-local-{rank}")
+        self.lane = Lane(f"hpcdist-local-{rank}")
         self._box = LetterBox(rank, room, timeout_s)
         room.threads[rank] = threading.get_ident()
 
@@ -229,33 +236,36 @@ class LocalTransport(Transport):
             work = self._box.start(call)
             work.wait()
             return work
-        return self._lane.run(self._perform, call)
+        if call.ended is not None:  # told when the group is free again: it may use it
+            return watched(self.run, call)
+        return self.lane.run(self._perform, call)
 
     def start(self, call: Call) -> Work:
         """Begin `call`."""
         call = _on_host(call)
         if call.kind >= MESSAGES:
             return self._box.start(call)
-        return self._lane.start(lambda: self._perform(call), label(call, self.ranks))
+        perform = self._perform if call.ended is None else partial(watched, self._perform)
+        return self.lane.start(lambda: perform(call), label(call, self.ranks))
 
     def plan(self, call: Call) -> Plan | None:
         """Have nothing faster than starting `call` anew."""
         return None
 
     def subgroup(
-        self, ranks: Sequence[int], next_id: int, timeout: float
+        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
     ) -> tuple[LocalTransport, int]:
         """Meet the other members in a room of their own."""
         key = tuple(self.ranks[rank] for rank in ranks)
         nth = self._made[key] = self._made.get(key, 0) + 1
         room = self.room.subroom(key, nth)
         group = LocalTransport(room, key.index(self.ranks[self.rank]), timeout)
-        ids = Call(Kind.ALL_GATHER_OBJECT, parcels=(Parcel(str(next_id).encode()),))
+        ids = Call(Kind.ALL_GATHER_OBJECT, parcels=(Parcel(str(next_id).encode()),), error=error)
         return group, max(int(parcel.meta) for parcel in group.run(ids))
 
     def synchronize(self, *, on_device: bool = False) -> None:
         """Wait for the queue."""
-        self._lane.run(lambda: None)
+        self.lane.run(lambda: None)
 
     def reopen(self) -> LocalTransport:
         """Meet in the same room again."""
@@ -273,11 +283,13 @@ class LocalTransport(Transport):
 
     def close(self) -> None:
         """End what is queued."""
-        self._lane.close()
+        self.lane.refuse_nested()
+        self.lane.close()
 
+    @inside(lambda local: local["self"].lane)
     def _perform(self, call: Call) -> Any:
-        if call.ended is not None or call.begin is not None:
-            return watched(self._perform, call)
+        if call.begin is not None:
+            call.begin()
         self._sequence += 1
         result = self.room.meet(self.rank, self._sequence, call, self._timeout_s)
         return call.finish(result) if call.finish is not None else result

@@ -8,6 +8,7 @@ of their row (`mpi_collectives`, `mpi_objects`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 from weakref import WeakSet
 
@@ -19,7 +20,7 @@ from hpcdist.errors import TransportError
 from hpcdist.transport.base import Ended, Plan, Transport, Work, watched
 from hpcdist.transport.call import MESSAGES, Call, Kind, label
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.lane import Lane
+from hpcdist.transport.lane import Lane, inside, refusal
 from hpcdist.transport.mpi_agreement import Agreement
 from hpcdist.transport.mpi_early import Allowance
 from hpcdist.transport.mpi_exchange import board_exchange, mpi_exchange
@@ -31,7 +32,7 @@ from hpcdist.transport.mpi_node import open_node
 from hpcdist.transport.mpi_objects import OBJECT_VERBS
 from hpcdist.transport.mpi_outbox import discard_unread
 from hpcdist.transport.mpi_plans import PERSISTENT, MpiPlan
-from hpcdist.transport.patience import poll
+from hpcdist.transport.patience import held, poll, raise_held
 from hpcdist.transport.select import Rule, Selection, Way, read_rules
 from hpcdist.transport.shared import perform
 from hpcdist.transport.shared_board import PAYLOAD
@@ -110,20 +111,26 @@ class MpiHost(Transport):
         self._plan_comm: MPI.Intracomm | None = None
         self._plans: WeakSet[MpiPlan] = WeakSet()
 
+    @inside(lambda local: local.get("lane"))
     def run(self, call: Call) -> Any:
         """Finish `call` before returning."""
         try:
             if call.device is not None:
                 return self.on_devices.run(call)
             if call.kind >= MESSAGES:
-                return self.messages.run(call)
+                return self._run_message(call)
+            if call.ended is not None:  # told when the group is free again: it may use it
+                return watched(self.run, call)
             lane = self.lane
             if lane.queued or not lane.running.acquire(False):
                 return lane.run(self._perform, call)
             try:  # nothing is ahead: Lane.run, without the calls
-                return self._perform(call)
+                result = self._perform(call)
             finally:
                 lane.running.release()
+            if held:
+                raise_held()
+            return result
         except MPI.Exception as error:
             raise self._failure(call, error) from error
 
@@ -133,13 +140,27 @@ class MpiHost(Transport):
             if call.device is not None:
                 return self.on_devices.start(call)
             if call.kind >= MESSAGES:
+                self._refuse_nested_message()
                 return self.messages.start(call)
         except MPI.Exception as error:
             raise self._failure(call, error) from error
         if not self.threads:  # MPI may be used by one thread only: finish it here
             return Ended(self.run(call))
-        job = lambda: self.guarded(call, self._perform, call)  # noqa: E731
+        perform = self._perform if call.ended is None else partial(watched, self._perform)
+        job = lambda: self.guarded(call, perform, call)  # noqa: E731
         return self.lane.start(job, label(call, self.ranks))
+
+    def _run_message(self, call: Call) -> Work:
+        self._refuse_nested_message()
+        work = self.messages.run(call)
+        if held:
+            raise_held()
+        return work
+
+    def _refuse_nested_message(self) -> None:
+        """Raise where this thread is in the middle of matching messages; see [Note: nested]."""
+        if self.messages.lock._is_owned():  # type: ignore[attr-defined]
+            raise refusal()
 
     def start_batch(self, calls: Sequence[Call]) -> list[Work]:
         """Begin messages; those on device memory together, if the group has it so."""
@@ -193,7 +214,7 @@ class MpiHost(Transport):
         assert agreement is not None
         count = Count(
             lambda: agreement.sequence,
-            lambda: agreement.sequence + lane.queued,
+            lambda: agreement.sequence + len(lane.queued),
             lambda rank: messages.sent[rank],
         )
         site = self.site
@@ -217,9 +238,10 @@ class MpiHost(Transport):
             raise call.error
         return call.detail, call.detail
 
+    @inside(lambda local: local["self"].lane)
     def _perform(self, call: Call) -> Any:
-        if call.ended is not None or call.begin is not None:
-            return watched(self._perform, call)
+        if call.begin is not None:
+            call.begin()
         if self.node is not None:
             result = perform(self, self.node, call)
         else:
@@ -286,8 +308,14 @@ class MpiHost(Transport):
         """Return memory of the heap that the ranks of the node share."""
         return None if self.node is None else self.heap.empty(nbytes)
 
-    def subgroup(self, ranks: Sequence[int], next_id: int, timeout: float) -> tuple[MpiHost, int]:
+    def subgroup(
+        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
+    ) -> tuple[MpiHost, int]:
         """Create the communicators of the group of `ranks`; only its members call this."""
+        if error is not None:
+            if self.threads:  # else another thread is in MPI
+                self._meetings.call_off(tuple(ranks), error, self.timeout_s)
+            raise error
         group_id = self._meetings.meet(tuple(ranks), next_id, self.timeout_s)
         mine = self.comm.Get_group()
         theirs = mine.Incl(ranks)
@@ -320,11 +348,13 @@ class MpiHost(Transport):
         """Tell the other ranks that this one takes part no longer."""
         if self.news is not None:
             self.news.leave(why)
+        self.messages.close()
         if self._on_devices is not None:
             self._on_devices.leave()
 
     def close(self) -> None:
         """End what is queued and free the communicators; collective."""
+        self.lane.refuse_nested()
         ended = self.lane.close()
         if ended and self._on_devices is not None:
             self._on_devices.close()

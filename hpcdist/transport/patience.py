@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from hpcdist.errors import UsageError
 from hpcdist.transport import doing
 from hpcdist.transport.doing import Wait
 
@@ -33,6 +34,13 @@ LEFT_GRACE_S = 0.2
 
 ERRAND_AFTER_S = 1e-3
 """From this long a thread that waits does errands, and so often at most."""
+
+held: list[UsageError] = []
+"""What left a signal handler in the middle of an operation; raised when that has ended.
+
+An operation of a group was refused there. If it broke off the one under way, other ranks would wait
+for this one. Only the main thread runs signal handlers.
+"""
 
 _YIELD_S = 2e-3
 _LONGEST_SLEEP_S = 1e-3
@@ -89,11 +97,38 @@ def poll(
         attend_every_s: seconds between two calls of `attend`.
         wait: what is waited for, for other ranks that ask.
 
+    A refusal of a nested operation that comes out of a signal handler is `held`.
+
     """
+    began = time.monotonic()
+    while True:
+        try:
+            return _poll(done, timeout_s, attend, attend_every_s, wait, began)
+        except UsageError as error:
+            if not error.nested:
+                raise
+            held.append(error)
+
+
+def raise_held() -> None:
+    """Raise what is `held`; at the end of an operation, on the main thread."""
+    if threading.current_thread() is threading.main_thread():
+        error = held[0]
+        held.clear()
+        raise error
+
+
+def _poll(
+    done: Callable[[], bool],
+    timeout_s: float,
+    attend: Callable[[float], None] | None,
+    attend_every_s: float,
+    wait: Wait | None,
+    began: float,
+) -> bool:
     for _ in range(SPIN):
         if done():
             return True
-    began = time.monotonic()
     attended, errands_at, is_noted = 0.0, ERRAND_AFTER_S, False
     yield_s = _YIELD_S if threading.current_thread() is threading.main_thread() else 0.0
     try:

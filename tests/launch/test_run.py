@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from environments import ENVIRONMENTS
 
 from hpcdist.launch.site import find_site
 from hpcdist.runtime.environ import snapshot
@@ -70,18 +71,18 @@ def command(*words):
     return [sys.executable, "-m", "hpcdist", "run", *map(str, words)]
 
 
-def environment():
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)}
+def environment(environ=os.environ):
+    path = os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")])
+    return {**environ, "PYTHONPATH": path.rstrip(os.pathsep)}
 
 
-def run(*words, **options):
+def run(*words, environ=os.environ, **options):
     options.setdefault("stdin", None if "input" in options else subprocess.DEVNULL)
     if options["stdin"] is None:
         del options["stdin"]
     return subprocess.run(
         command(*words),
-        env=environment(),
+        env=environment(environ),
         capture_output=True,
         timeout=40,
         check=False,
@@ -159,6 +160,28 @@ def test_the_ranks_are_one_mpi_job_with_their_arguments(script, leaves_nothing):
                   "print(comm.allreduce(comm.rank), comm.size, *sys.argv[1:])")  # fmt: skip
     done = run("-n", 3, path, "-n", "a b")
     assert sorted(done.stdout.splitlines()) == [b"[%d] 3 3 -n a b" % rank for rank in range(3)]
+
+
+@pytest.mark.parametrize("mpi", ENVIRONMENTS)
+def test_arguments_arrive_unchanged_whatever_they_hold(script, leaves_nothing, mpi, tmp_path):
+    odd = [
+        ":",
+        "--",
+        "",
+        "it's",
+        'a "$HOME" `id`',
+        "a\\n",
+        "a\nb",
+        "\x1b\t",
+        "é\u2028",
+        "-n",
+        "3",
+        "%r",
+    ]
+    path = script("print([os.fsencode(word) for word in sys.argv[1:]])")
+    done = run("-n", 2, path, *odd, environ=ENVIRONMENTS[mpi])
+    told = str([os.fsencode(word) for word in odd])
+    assert sorted(done.stdout.decode().splitlines()) == [f"[0] {told}", f"[1] {told}"], done.stderr
 
 
 def test_modules_are_run_too(leaves_nothing):

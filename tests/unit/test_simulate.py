@@ -186,3 +186,40 @@ def test_arrays_of_a_device_are_refused_on_all_simulated_ranks():
             dist.send(DEVICE.array(np.ones(3)), 0)
 
     dist.simulate(2, check)
+
+
+class _Calls:
+    """Communicates when it is unpickled."""
+
+    def __reduce__(self):
+        return dist.barrier, ()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_an_object_that_communicates_while_it_is_unpickled_is_refused(n):
+    def program():
+        with pytest.raises(dist.UsageError, match="in the middle of another one"):
+            dist.all_gather_object([], _Calls())
+        dist.barrier()
+
+    dist.simulate(n, program)
+
+
+@pytest.mark.parametrize("phase", ["begin", "end"])
+@pytest.mark.parametrize("sync_op", [True, False])
+def test_a_listener_of_all_ranks_may_communicate(phase, sync_op):
+    def listener(event):
+        if event.phase == phase and event.name == "all_reduce":
+            dist.barrier()
+
+    def program():
+        for _ in range(3):
+            x = np.array([dist.get_rank() + 1.0])
+            dist.all_reduce(x, sync_op=sync_op).wait()
+            assert x[0] == 6
+
+    stop = dist.subscribe(listener)
+    try:
+        dist.simulate(3, program)
+    finally:
+        stop()
