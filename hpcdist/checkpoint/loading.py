@@ -133,10 +133,13 @@ def load_into(
     with Files(folder, manifest.files) as files:
         wishes: dict[str, _Wish] = {}
         team.share(lambda: wishes.update(_wishes(files, manifest, matching.wanted)))
+        fresh = {name: each for name, each in wishes.items() if each.target.is_new}
+        yours = {name: each for name, each in wishes.items() if not each.target.is_new}
         if check_first:
-            team.share(lambda: _check(files, manifest, wishes))
+            team.share(lambda: _check(files, manifest, yours))
+        team.share(lambda: _read(files, manifest, fresh))
         _load_small(team, early)
-        team.share(lambda: _read(files, manifest, wishes))
+        team.share(lambda: _read(files, manifest, yours))
     finish = _finisher(wishes)
     team.share(lambda: _load_all(late, finish))
     return fills[0](finish), told
@@ -292,11 +295,10 @@ def _reads(
 
 
 def _check(files: Files, manifest: Manifest, wishes: Mapping[str, _Wish]) -> None:
-    """Read what will be written over arrays of the user."""
+    """Compare what is wanted with its checksums."""
     for name, wish in wishes.items():
-        if not wish.target.is_new:
-            for piece, nbytes, first, last, _ in _reads(manifest, name, wish):
-                files.check(name, piece, nbytes, first, last)
+        for piece, nbytes, first, last, _ in _reads(manifest, name, wish):
+            files.check(name, piece, nbytes, first, last)
 
 
 def _read(files: Files, manifest: Manifest, wishes: Mapping[str, _Wish]) -> None:

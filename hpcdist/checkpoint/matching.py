@@ -69,7 +69,7 @@ EXACT = Rule(more=False, less=False, same=True, below=_exact)
 FREE = Rule(more=True, less=True, same=False, below=_free)
 """What becomes as it was saved."""
 
-_OBJECT = Rule(more=False, less=False, same=False, below=_free)
+_OBJECT = EXACT._replace(below=_free)
 """The state of an object: its entries are fixed, what is in them is its own."""
 
 _MODEL = EXACT._replace(below=lambda key: FREE if str(key).endswith(_EXTRA) else EXACT)
@@ -166,8 +166,13 @@ class Matching:
         if not rule.same:
             return self._new(node, path)
         here = here or f"a {type(value).__name__} here"
-        self.problems.append(f"{name_of(path)!r} is {noun(node)} in the checkpoint, {here}")
-        return lambda _: value
+        problem = f"{name_of(path)!r} is {noun(node)} in the checkpoint, {here}"
+        return self._refuse(value, node, path, problem)
+
+    def _refuse(self, value: Any, node: Node, path: Path, problem: str) -> Fill:
+        self.problems.append(problem)
+        self._loaded.update(deeper for deeper, _ in leaves(node, path))  # named once is enough
+        return _always(value)
 
     # ---- arrays
 
@@ -180,8 +185,7 @@ class Matching:
         except UsageError as error:
             if not rule.same:
                 return self._new(node, path)
-            self.problems.append(str(error))
-            return lambda _: value
+            return self._refuse(value, node, path, str(error))
         self._loaded.add(path)
         return lambda get: _filled(value, get(name))
 
@@ -217,13 +221,10 @@ class Matching:
             return self._dict(value, opened, dict(content), path, rule, keep)
         if len(content) == len(opened.items):
             return self._row(value, opened, content, path, rule, keep)
-        if rule.same:
-            self.problems.append(
-                f"{name_of(path)!r} has {len(content)} entries in the checkpoint, "
-                f"{len(opened.items)} here"
-            )
-            return lambda _: value
-        return self._new(node, path)
+        if not rule.same:
+            return self._new(node, path)
+        lengths = f"{len(content)} entries in the checkpoint, {len(opened.items)} here"
+        return self._refuse(value, node, path, f"{name_of(path)!r} has {lengths}")
 
     def _row(
         self,
@@ -277,16 +278,14 @@ class Matching:
         try:
             template = template_of(thing, node, self._arrays)
         except Exception as error:
-            self.problems.append(
-                f"{name_of(path)!r} is a {type(thing).__name__} whose state cannot be taken: "
-                f"{error}"
-            )
-            return lambda _: thing
+            kind = type(thing).__name__
+            problem = f"{name_of(path)!r} is a {kind} whose state cannot be taken: {error}"
+            return self._refuse(thing, node, path, problem)
         known = len(self.wanted)
         fill = self._match(template, node, path, rule_of(template, thing), keep=False)
         has_arrays = len(self.wanted) > known
         self.objects.append(ObjectState(name_of(path), thing, template, fill, has_arrays))
-        return lambda _: thing
+        return _always(thing)
 
 
 def _always(value: Any) -> Fill:
@@ -308,5 +307,6 @@ def _refilled(value: Any, contents: dict[Any, Any], keep: bool) -> Any:
     known = value if keep else copy.copy(value)
     if known.keys() != contents.keys():
         known.clear()
-    known.update(contents)
+    for key, each in contents.items():  # update() of a Counter would add
+        known[key] = each
     return known

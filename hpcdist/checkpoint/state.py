@@ -196,7 +196,8 @@ def open_container(value: Any) -> Opened | None:
     if isinstance(value, dict):
 
         def update(children: list[Any]) -> Any:
-            value.update(zip(list(value), children, strict=True))
+            for key, child in zip(list(value), children, strict=True):
+                value[key] = child
             return value
 
         return Opened("dict", list(value.items()), update)
