@@ -217,10 +217,8 @@ VALUES = [
 ]
 
 
-@@
-@pytest.mark.parametrize(
-    "way", [lambda value: None, lambda value: {"x": None}], ids=["None", "key"]
-)
+@pytest.mark.parametrize("value", VALUES, ids=[type(value).__name__ for value in VALUES])
+@pytest.mark.parametrize("template", [None, {"x": None}], ids=["None", "key"])
 def test_a_value_comes_back_as_what_it_was(folder, value, template):
     checkpoint.save({"x": value}, folder)
     found = checkpoint.load(template and dict(template), folder)["x"]
