@@ -86,7 +86,8 @@ def from_json(text: bytes, where: str) -> Manifest:
         raise CheckpointError(
             f"{where} does not belong to a checkpoint of hpcdist; name the folder given to save"
         )
-    if text[:_BEFORE] != (_START % checksum(content)).encode():
+    whole = text.endswith(b"}") and text[:_BEFORE] == (_START % checksum(content)).encode()
+    if not whole:
         raise CheckpointError(
             f"{where} is damaged: it is not what was saved; load another checkpoint"
         )
