@@ -215,6 +215,8 @@ class Matching:
         alike = {kind, opened.kind} == {"list", "tuple"} and rule.same
         if kind != opened.kind and not alike:
             return self._differs(value, node, path, rule, f"a {opened.kind} here")
+        if rule is EXACT and not opened.items:
+            rule = FREE  # who has nothing yet takes what there is
         if kind == "dict":
             if rule is EXACT and is_optimizer_state(value):
                 rule = _OPTIMIZER
@@ -222,7 +224,8 @@ class Matching:
         if len(content) == len(opened.items):
             return self._row(value, opened, content, path, rule, keep)
         if not rule.same:
-            return self._new(node, path)
+            fill = self._new(node, path)
+            return lambda get: _relisted(value, fill(get), keep)
         lengths = f"{len(content)} entries in the checkpoint, {len(opened.items)} here"
         return self._refuse(value, node, path, f"{name_of(path)!r} has {lengths}")
 
@@ -299,6 +302,13 @@ def _filled(value: Any, array: Any) -> Any:
     if is_dtensor(value):
         return value
     return array[()] if isinstance(value, np.generic) else array
+
+
+def _relisted(value: Any, contents: Any, keep: bool) -> Any:
+    if not (isinstance(value, list) and keep):
+        return contents
+    value[:] = contents
+    return value
 
 
 def _refilled(value: Any, contents: dict[Any, Any], keep: bool) -> Any:

@@ -195,6 +195,21 @@ def test_going_back_forgets_the_steps_in_between(folder):
     assert state["epoch"] == 0
 
 
+def test_empty_dicts_and_lists_take_what_was_saved(folder):
+    checkpoint.save({"losses": [0.5, 0.25], "more": {"a": {"x": np.ones(2)}}, "pair": (1,)}, folder)
+    losses, more = [], {}
+    state = {"losses": losses, "more": more, "pair": ()}
+    checkpoint.load(state, folder)
+    assert losses == [0.5, 0.25]
+    assert (more["a"]["x"] == 1).all()
+    assert state["losses"] is losses
+    assert state["more"] is more
+    assert state["pair"] == (1,)
+    whole = {}
+    assert checkpoint.load(whole, folder) is whole
+    assert whole.keys() == state.keys()
+
+
 # ---- what comes back is what it was
 
 VALUES = [
