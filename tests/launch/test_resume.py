@@ -47,7 +47,7 @@ def run_job(ranks, folder, losses, *head):
     env = {name: value for name, value in environ.items() if name not in command.unset}
     done = subprocess.run(
         command.argv,
-        env={**env, **command.env, "PYTHONPATH": str(ROOT), "HPCDIST_TIMEOUT_S": "60"},
+        env={**env, **command.env, "PYTHONPATH": str(ROOT), "HPCDIST_TIMEOUT_S": "20"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -362,6 +362,19 @@ def test_damage_is_an_error_on_all_ranks(forged):
     assert dist.simulate(3, load) == [0, 0, 0]
 
 
+def test_the_command_shows_names_as_they_are_and_obeys_none(tmp_path):
+    from click.testing import CliRunner
+
+    from hpcdist.checkpoint.command import checkpoint as command
+
+    names = ["[/red]", "[bold]x", "a\x1b[2Jb", "\nline"]
+    checkpoint.save({name: np.ones(1) for name in names}, tmp_path)
+    done = CliRunner().invoke(command, ["ls", str(tmp_path)])
+    assert done.exit_code == 0, done.exception
+    assert "\x1b[2J" not in done.output
+    assert all(shown in done.output for shown in ("[/red]", "[bold]x", r"a\x1b[2Jb", r"\nline"))
+
+
 def test_the_command_tells_of_damage_without_a_traceback(forged):
     from click.testing import CliRunner
 
