@@ -96,6 +96,7 @@ from hpcdist.data.sharded import (
 )
 from hpcdist.errors import (
     CheckpointError as CheckpointError,
+    CheckpointWarning as CheckpointWarning,
     CollectiveTimeout as CollectiveTimeout,
     HpcdistError as HpcdistError,
     MismatchError as MismatchError,

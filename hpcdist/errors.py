@@ -49,10 +49,14 @@ class TransportError(HpcdistError):
 
 
 class CheckpointError(HpcdistError):
-    """A checkpoint cannot be written or read: a full disk, damaged or missing data.
+    """A checkpoint cannot be written or read: a full disk, damaged data, another state.
 
     Raised on every rank of the group. What was there before the call is unchanged.
     """
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint and a state differ; what both have was loaded, as ``strict=False`` wishes."""
 
 
 class NotInGroupWarning(UserWarning):

@@ -1,8 +1,9 @@
 """Checkpoints: what all ranks hold, in few files, whole at every moment, for any number of ranks.
 
-Read in this order: `shard` (a part of an array; `dtensor`: torch's), `state` (what is saved, as
-plain data), `plan` (who writes what), `formats` and `blocks` (data files), `manifest`, `folder`
-(how it is made whole), `team` (ranks that agree), then `saving`, `background` and `loading`;
+Read in this order: `shard` (a part of an array; `dtensor`: torch's), `nodes` (a state as plain
+data), `objects` (what has a state of its own), `state` (how it is taken apart), `plan` (who writes
+what), `formats` and `blocks` (data files), `schema` and `manifest`, `claim` and `folder` (how it is
+made whole), `team` (ranks that agree), then `saving` and `background`; `matching` and `loading`;
 `inspection` and `command`. All but `Shard` is imported when it is used.
 """
 
