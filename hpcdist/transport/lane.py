@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from hpcdist.errors import CollectiveTimeout
-from hpcdist.transport.base import Work
+from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call_site import call_site, issued
 
 Job = Callable[[], Any]
@@ -126,6 +126,10 @@ class QueuedWork(Work):
         """Wait, and return what the job returned."""
         self.wait()
         return self._value
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known(self._label, self.ended.is_set(), self._error)
 
 
 def seconds(timeout: Any) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any, final
 
 from hpcdist.arrays.parcel import Parcel
 from hpcdist.errors import CollectiveTimeout, MismatchError
-from hpcdist.transport.base import DONE, Work
+from hpcdist.transport.base import DONE, Known, Work
 from hpcdist.transport.call import ANY_SOURCE, Call, Kind, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.lane import seconds
@@ -125,6 +125,10 @@ class LocalReceive(Work):
         if self._error is not None:
             raise self._error
         return True
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known(label(self._call, self._box.ranks), self._ended, self._error)
 
     def _wanted(self, letter: Letter) -> bool:
         call = self._call

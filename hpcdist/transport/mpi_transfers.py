@@ -11,7 +11,7 @@ from mpi4py import MPI
 from hpcdist.arrays.dtypes import Dtype, name_of_code
 from hpcdist.arrays.parcel import Parcel, empty_buffers
 from hpcdist.errors import CollectiveTimeout, MismatchError
-from hpcdist.transport.base import Work
+from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call import ANY_SOURCE, Call, Kind
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.lane import seconds
@@ -61,6 +61,10 @@ class Send(Work):
 
     def _help(self, waited: float) -> None:
         self._messages.help_senders()
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known(self._what, not self._requests)
 
 
 @final
@@ -175,6 +179,10 @@ class Receive(Work):
         if self._error is not None:
             raise self._error
         return True
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known(self._what, self._ended, self._error)
 
     def _explain(self, waited: float) -> None:
         """Look for a message that does not match only because its dtype is another one."""
