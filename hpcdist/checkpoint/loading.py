@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hpcdist.checkpoint.background import finish_saving
 from hpcdist.checkpoint.blocks import Files, Piece
-from hpcdist.checkpoint.folder import open_checkpoint
+from hpcdist.checkpoint.folder import check_order, open_checkpoint
 from hpcdist.checkpoint.formats import dtype_of_name, name_of_dtype
 from hpcdist.checkpoint.host import Target, look, new_target, to_write
 from hpcdist.checkpoint.manifest import Manifest
@@ -62,6 +62,7 @@ def load(
         CheckpointError: there is no checkpoint, or it is damaged; on every rank.
 
     """
+    check_order("load", state, path)
     team = reading_team(group, coordinator_rank)
     if team.group is not None and not team.group.is_member():
         not_a_member(team.group)
