@@ -9,6 +9,14 @@ from __future__ import annotations
 class HpcdistError(RuntimeError):
     """Base of all hpcdist errors."""
 
+    def __repr__(self) -> str:
+        fields = "".join(
+            f", {name}={value!r}"
+            for name, value in vars(self).items()
+            if name[0] != "_" and name != "traceback" and value != ()
+        )
+        return f"{type(self).__name__}({str(self)!r}{fields})"
+
 
 class UsageError(HpcdistError, ValueError):
     """The arguments are wrong; found before anything was sent."""

@@ -45,12 +45,16 @@ _MODULES = {
 """For each name the module that has it."""
 
 
-def __getattr__(name: str) -> Any:
+def _lazy(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     value = globals()[name] = getattr(module, name)
     return value
+
+
+if not TYPE_CHECKING:  # or no checker would find a misspelt name
+    __getattr__ = _lazy
 
 
 def __dir__() -> list[str]:

@@ -291,3 +291,13 @@ def _remove(path: str) -> None:
     with suppress(OSError):
         if stat.S_ISREG(os.lstat(path).st_mode):
             os.unlink(path)
+
+
+def check_order(verb: str, state: object, path: object) -> None:
+    """Raise `UsageError` where the arguments of `save` or `load` have changed places."""
+    if isinstance(state, (str, os.PathLike)) and not isinstance(path, (str, bytes, os.PathLike)):
+        folder = os.fspath(state)
+        raise UsageError(
+            f"checkpoint.{verb} takes the state first and the folder second, but got the folder "
+            f"{folder!r} and a {type(path).__name__}: write checkpoint.{verb}(state, {folder!r})"
+        )

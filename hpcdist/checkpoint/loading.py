@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from hpcdist.checkpoint.background import finish_saving
 from hpcdist.checkpoint.blocks import Files, Piece
-from hpcdist.checkpoint.folder import named, open_checkpoint
+from hpcdist.checkpoint.folder import check_order, named, open_checkpoint
 from hpcdist.checkpoint.formats import dtype_of_name
 from hpcdist.checkpoint.host import Target, new_target, to_write
 from hpcdist.checkpoint.manifest import Manifest
@@ -69,6 +69,7 @@ def load(
             has other names, shapes or dtypes; on every rank.
 
     """
+    check_order("load", state, path)
     loaded, told = load_into(
         state, path, group, step, _strictly if strict else _as_far, check_first, coordinator_rank
     )

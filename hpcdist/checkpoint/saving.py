@@ -17,6 +17,7 @@ from hpcdist.checkpoint.background import Saving, finish_saving, start_saving
 from hpcdist.checkpoint.blocks import Piece, blocks_of, write_file
 from hpcdist.checkpoint.claim import Claim, release
 from hpcdist.checkpoint.folder import (
+    check_order,
     check_step,
     commit,
     data_file,
@@ -89,6 +90,7 @@ def save(
         {'weights': array([1., 1., 1.]), 'epoch': 2}
 
     """
+    check_order("save", state, path)
     team = team_of(group, coordinator_rank)
     if team.group is not None and not team.group.is_member():
         return not_a_member(team.group)

@@ -108,11 +108,18 @@ class Group:
         return rank
 
     def __repr__(self) -> str:
-        ranks = ", ".join(map(str, self.ranks))
+        shown = [*map(str, self.ranks)]
+        if self.nranks > _SHOWN:
+            shown[_SHOWN - 2 : -1] = ["..."]
+        state = _STATES.get(type(self.transport), "")
         return (
-            f"rank: {self.rank}, nranks: {self.nranks}, id: {self.id}, ranks: {ranks}; "
-            f"name: {self.name}"
+            f"rank: {self.rank}, nranks: {self.nranks}, id: {self.id}, ranks: {', '.join(shown)}; "
+            f"name: {self.name}{state}"
         )
+
+
+_SHOWN = 16
+"""Ranks that are written out; of more, the first ones and the last."""
 
 
 def _is_int(value: Any) -> bool:
@@ -227,3 +234,7 @@ class Dormant(Transport):
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+_STATES: dict[type, str] = {Closed: "; closed", Dormant: "; shut down"}
+"""What is said of a group besides, by the transport it has."""

@@ -116,6 +116,15 @@ class P2POp(_P2POpFields):
             _DESCRIBE[op](where, tensor, where.world_rank if is_nobody(peer) else peer, tag)
         return super().__new__(cls, op, tensor, peer, group, tag)
 
+    def __repr__(self) -> str:
+        shape = getattr(self.tensor, "shape", None)
+        dtype = getattr(self.tensor, "dtype", type(self.tensor).__name__)
+        what = f"{dtype}" if shape is None else f"{dtype} of shape {tuple(shape)}"
+        peer = "any rank" if self.peer is None else f"rank {self.peer}"
+        way = "to" if self.op is isend else "from"
+        where = "" if self.group is None else f", group {self.group.name}"
+        return f"P2POp({self.op.__name__} {way} {peer}, {what}, tag {self.tag}{where})"
+
 
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     """Begin all sends and receives of the list; return their works in the same order.

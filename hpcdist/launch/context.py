@@ -45,6 +45,13 @@ class SpawnedProcess:
             return known.code
         return None if self._context.alive() else -signal.SIGKILL
 
+    def __repr__(self) -> str:
+        known = self._context.job.ranks.get(self.rank)
+        if known is None:
+            return f"<SpawnedProcess {self.name}, not started>"
+        state = "running" if known.code is None else describe_exit(known.code)
+        return f"<SpawnedProcess {self.name}, pid {known.pid}, {state}>"
+
     def is_alive(self) -> bool:
         """Tell whether the rank has not ended."""
         return self.exitcode is None
@@ -83,6 +90,9 @@ class ReturnQueue:
         if not self._context.join(timeout):
             raise TimeoutError(f"the job was still running after {timeout} s")
         return self._context.results[self._rank]
+
+    def __repr__(self) -> str:
+        return f"<ReturnQueue of rank {self._rank}>"
 
 
 class MultiprocessContext:
@@ -132,6 +142,10 @@ class MultiprocessContext:
             bodies = self._answers[0]
             self.results = [load_result(bodies.get(p.rank)) for p in self.processes]
         return True
+
+    def __repr__(self) -> str:
+        state = "under way" if self.alive() else "ended"
+        return f"<MultiprocessContext of {len(self.processes)} ranks, {state}>"
 
     def alive(self) -> bool:
         """Tell whether the job has not ended."""

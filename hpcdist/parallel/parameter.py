@@ -16,7 +16,7 @@ import numpy as np
 from hpcdist.arrays.device import engine_of, on_device
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray, library_of, view_of
-from hpcdist.arrays.transfer import near
+from hpcdist.arrays.transfer import near, on_host
 from hpcdist.errors import UsageError
 
 _FAMILIES = ("float", "complex")
@@ -198,10 +198,15 @@ class Parameter:
         return _restored, (self.data, self.requires_grad, self.name)
 
     def __repr__(self) -> str:
-        words = np.array2string(self.__array__(), separator=", ", threshold=20)
+        words = self._in_words()
         name = f", name={self.name!r}" if self.name else ""
         frozen = "" if self.requires_grad else ", requires_grad=False"
         return f"Parameter({words}{name}{frozen})"
+
+    def _in_words(self) -> str:
+        if self._lend is not None:  # to see all of it is collective
+            return f"sharded {view_of(self._data).dtype} of shape {self.shape}"
+        return np.array2string(on_host(view_of(self._data)), separator=", ", threshold=20)
 
     # ---- for models
 

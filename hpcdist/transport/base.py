@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call import Call
+
+
+class Known(NamedTuple):
+    """What a process knows of an operation without asking anyone; for words."""
+
+    what: str
+    ended: bool | None = None
+    """None where that is not known."""
+    error: BaseException | None = None
+
+    def __str__(self) -> str:
+        if self.error is not None:
+            return f"{self.what}, failed with {type(self.error).__name__}"
+        return {None: self.what, False: f"{self.what}, under way", True: f"{self.what}, ended"}[
+            self.ended
+        ]
 
 
 class Work(ABC):
@@ -45,6 +61,14 @@ class Work(ABC):
         self.wait()
         return None
 
+    def known(self) -> Known:
+        """Return what is known of the operation, without asking MPI or a device."""
+        return Known("operation")
+
+    def __repr__(self) -> str:
+        source = f", from rank {self.source}" if self.source >= 0 else ""
+        return f"<Work: {self.known()}{source}>"
+
 
 @final
 class Done(Work):
@@ -60,6 +84,10 @@ class Done(Work):
     def is_completed(self) -> bool:
         """Return True."""
         return True
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known("operation", True)
 
 
 DONE = Done()
@@ -83,6 +111,10 @@ class Ended(Work):
     def result(self) -> Any:
         """Return the result."""
         return self._value
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known("operation", True)
 
 
 def watched(run: Callable[[Call], Any], call: Call) -> Any:
@@ -110,6 +142,13 @@ class Plan(ABC):
     def free(self) -> None:
         """Give back what MPI keeps for the plan; it cannot be started again."""
 
+    def __repr__(self) -> str:
+        return f"<Plan: {self.in_words()}>"
+
+    def in_words(self) -> str:
+        """Say what is planned and how it stands, without asking MPI."""
+        return "operation"
+
 
 REFUSE_START = (
     "this plan is under way or has been freed; wait() for its last start before the next one, "
@@ -129,6 +168,10 @@ class Transport(ABC):
     size: int
     ranks: Sequence[int]
     one_node: bool
+
+    def __repr__(self) -> str:
+        place = f", rank {self.rank} of {self.size}" if hasattr(self, "rank") else ""
+        return f"<Transport {self.backend}{place}>"
 
     @abstractmethod
     def run(self, call: Call) -> Any:

@@ -25,7 +25,7 @@ from typing import Any, TypeVar, final
 
 from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.transport import doing
-from hpcdist.transport.base import Work
+from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call_site import call_site, issued
 from hpcdist.transport.patience import held, raise_held
 
@@ -230,6 +230,10 @@ class QueuedWork(Work):
     def _value_at_end(self) -> Any:
         self._await()
         return self._value
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known(self._label, self.ended.is_set(), self._error)
 
 
 def seconds(timeout: Any) -> float | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 from hpcdist.arrays.parcel import Parcel
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
 from hpcdist.transport import doing
-from hpcdist.transport.base import DONE, Work
+from hpcdist.transport.base import DONE, Known, Work
 from hpcdist.transport.call import ANY_SOURCE, Call, Kind, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.lane import seconds
@@ -125,6 +125,10 @@ class LocalReceive(Work):
         if self._error is not None:
             raise self._error
         return True
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known(label(self._call, self._box.ranks), self._ended, self._error)
 
     def _what(self) -> str:
         box = self._box

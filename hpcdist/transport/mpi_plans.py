@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout, UsageError
-from hpcdist.transport.base import REFUSE_START, Plan, Work
+from hpcdist.transport.base import REFUSE_START, Known, Plan, Work
 from hpcdist.transport.call import Call, Kind, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.doing import Wait
@@ -78,6 +78,11 @@ class MpiPlan(Plan):
             self._work.wait()
             request.Free()
 
+    def in_words(self) -> str:
+        """See `Plan.in_words`."""
+        state = "under way" if self._work.active else "ready"
+        return f"{self._work.known().what}, {'freed' if self._request is None else state}"
+
 
 @final
 class _PlanWork(Work):
@@ -114,3 +119,6 @@ class _PlanWork(Work):
         if self.active and self._test():
             self.active = False
         return not self.active
+
+    def known(self) -> Known:
+        return Known(label(self._call, self._host.ranks), not self.active)

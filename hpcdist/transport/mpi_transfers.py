@@ -17,7 +17,7 @@ from mpi4py import MPI
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.parcel import Parcel, empty_buffers
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
-from hpcdist.transport.base import Work
+from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call import ANY_SOURCE, Call, Kind
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.doing import Wait
@@ -70,6 +70,10 @@ class Send(Work):
 
     def _what(self) -> str:
         return _words(self._call, self._messages.ranks, "to")
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known(self._what(), not self._requests)
 
 
 @final
@@ -179,6 +183,10 @@ class Receive(Work):
         if self._error is not None:
             raise self._error
         return True
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known(self._what(), self._ended, self._error)
 
     def _what(self) -> str:
         return _words(self._call, self._messages.ranks, "from")

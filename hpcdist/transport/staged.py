@@ -18,7 +18,7 @@ from hpcdist.arrays.device import DeviceArray, Event
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import CollectiveTimeout, TransportError
 from hpcdist.transport import staged_node
-from hpcdist.transport.base import Work
+from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call import Block, Call, Kind, shape_detail
 from hpcdist.transport.stage import Stage, arrive, wait_on_host
 from hpcdist.transport.staged_plan import Piece, Shape, Step, is_whole, plan_steps
@@ -320,6 +320,9 @@ class _StagedMessage(Work):
     def is_completed(self) -> bool:
         engine = self._stage.engine
         return self._work.is_completed() and all(map(engine.is_done, self._arrived or ()))
+
+    def known(self) -> Known:
+        return self._work.known()
 
     def result(self) -> Any:
         self.wait()

@@ -7,6 +7,7 @@ import threading
 import pytest
 from click.testing import CliRunner
 
+import hpcdist
 from hpcdist.errors import UsageError
 from hpcdist.launch import cli
 from hpcdist.launch.command import (
@@ -361,3 +362,8 @@ def test_the_help_lists_the_commands():
     result = CliRunner().invoke(cli.main, ["--help"])
     shown = " ".join(result.output.split())
     assert all(f"{name} {text}" in shown for name, (_, text) in cli.COMMANDS.items())
+
+
+def test_the_command_says_its_version():
+    done = CliRunner().invoke(cli.main, ["--version"])
+    assert (done.exit_code, done.output) == (0, f"hpcdist {hpcdist.__version__}\n")
