@@ -945,7 +945,7 @@ def test_a_mistake_of_one_rank_is_an_error_on_every_rank(name, run, rank, size):
         (lambda: dist.all_reduce(torch.ones(3, device="meta")), "meta"),
         (lambda: dist.all_reduce(torch.ones(3).to(torch.float8_e5m2)), "float8_e5m2"),
         (lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND), "BAND.*float32"),
-        (lambda: dist.all_reduce(torch.ones(3, dtype=int), dist.ReduceOp.AVG), "AVG.*int64"),
+        (lambda: dist.all_reduce(torch.ones(3, dtype=bool), dist.ReduceOp.AVG), "AVG.*bool"),
         (lambda: dist.all_reduce(torch.ones(3, dtype=torch.cfloat), dist.ReduceOp.MAX), "complex"),
         (lambda: dist.broadcast(torch.ones(3), 99), "99"),
         (lambda: dist.all_reduce([torch.ones(3)]), "tensor"),
