@@ -205,7 +205,7 @@ def count(function, *args):
 
 
 def watch(function, *args):
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
         result = function(*args)
     averages = profiler.key_averages()
     return result, {each.key: each.count for each in averages if each.key.startswith("c10d::")}
