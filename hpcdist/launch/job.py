@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,9 +23,10 @@ from hpcdist.launch.command import Command
 from hpcdist.launch.input import Pump
 from hpcdist.launch.outcome import Outcome, conclude, read_failure
 from hpcdist.launch.output import Write, in_lines, read_label
-from hpcdist.launch.rank import Rank, quietly, shim_program
+from hpcdist.launch.rank import Rank, placed_program, quietly, shim_program
 from hpcdist.launch.streams import Streams
 from hpcdist.runtime import shim
+from hpcdist.runtime.torchrun import NOTE
 
 # Seconds: for the launcher to end a job in which a rank failed, for the runtime of a rank that
 # raised to do so, after Ctrl-C, after SIGTERM (a job may save its state: Slurm's own default), and
@@ -63,7 +65,8 @@ class Job:
         directory: str,
     ) -> None:
         plain = command(program)
-        self.command = command(shim_program(directory, program)) if plain.local else plain
+        wrapped = shim_program(directory, program) if plain.local else placed_program(program)
+        self.command = command(wrapped)
         self.ranks: dict[int, Rank] = {}
         self._environ = environ
         self._write = write
@@ -78,6 +81,7 @@ class Job:
         self._streams = Streams()
         self._pump: Pump | None = None
         self._launcher: subprocess.Popen[bytes] | None = None
+        self._port: socket.socket | None = None
 
     def run(self) -> Outcome:
         """Start the job and return when nothing of it is left.
@@ -94,6 +98,8 @@ class Job:
             finally:
                 self._end(launcher)
         finally:
+            if self._port is not None:
+                self._port.close()
             self._streams.close()
             wake, self._wake_write = self._wake_write, -1
             os.close(wake)
@@ -136,6 +142,8 @@ class Job:
     def _start(self) -> subprocess.Popen[bytes]:
         unset = set(self.command.unset)
         env = {name: value for name, value in self._environ.items() if name not in unset}
+        if self.command.local:
+            env |= self._meeting_point(env)
         argv = list(self.command.argv)
         if not self.command.local:
             leash = [sys.executable, "-I", "-S", shim.__file__, "leash", str(os.getpid())]
@@ -164,6 +172,17 @@ class Job:
         with contextlib.suppress(OSError):  # else the timeout of `_follow` notices the end
             self._streams.wake_for(os.pidfd_open(launcher.pid))
         return launcher
+
+    def _meeting_point(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return what is not set of torchrun's address; while the job runs its port is its own."""
+        # Bound, but not listening: who binds it, too, may listen, and nobody else gets the number.
+        self._port = socket.socket()
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind(("127.0.0.1", 0))
+        number = self._port.getsockname()[1]
+        point = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(number)}
+        found = {name: value for name, value in point.items() if name not in environ}
+        return {**found, NOTE: ",".join(found)}
 
     # Following.
 

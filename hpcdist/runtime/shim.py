@@ -1,9 +1,12 @@
-"""The two small programs that a launch puts in between; standard library only, run by path.
+"""The small programs that a launch puts in between; standard library only, run by path.
 
 `shim.py rank DIR PROGRAM...` stands between a launcher and one rank. It starts the program with
 its output going to the named pipes in DIR, tells DIR/events of its start and end, passes signals
 on, and ends it when the reader of DIR/events is gone; then it ends as the program did. So whoever
 began the job knows how each rank ended, whichever launcher there is, and no rank outlives it.
+
+`shim.py place PROGRAM...` turns into the program. It and `rank` tell the program its place by
+torchrun's variables.
 
 `shim.py leash PARENT PROGRAM...` turns into the program, which gets SIGTERM when PARENT dies.
 """
@@ -12,11 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
 import resource
 import select
 import signal
 import sys
+import types
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
@@ -36,6 +41,9 @@ _FORWARDED = (
 def main(arguments: list[str]) -> NoReturn:
     """Be the program that the first argument names; see the module's text."""
     role, where, *program = arguments
+    if role == "place":
+        _tell_place()
+        _become([where, *program])
     if role == "leash":
         _die_with_parent(signal.SIGTERM, int(where))
         _become(program)
@@ -60,6 +68,7 @@ def _stand_between(directory: str, program: list[str]) -> NoReturn:
         _die_with_parent(signal.SIGKILL, shim)
         _redirect(f"{directory}/{rank}")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        _tell_place()
         _become(program)
 
     def forward(number: int, _frame: object) -> None:
@@ -117,6 +126,15 @@ def _redirect(stem: str) -> None:
             pipe = os.open(path, mode)
             os.dup2(pipe, fd)
             os.close(pipe)
+
+
+def _tell_place() -> None:
+    """Set torchrun's variables; what is wrong with the launcher's the program itself will find."""
+    package = types.ModuleType("hpcdist")  # without what its __init__ imports: NumPy is not here
+    package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+    sys.modules["hpcdist"] = package
+    with contextlib.suppress(Exception):
+        importlib.import_module("hpcdist.runtime.torchrun").set_torchrun_variables()
 
 
 def _become(program: list[str]) -> NoReturn:

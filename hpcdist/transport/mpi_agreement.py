@@ -60,8 +60,7 @@ class Agreement:
     ) -> None:
         self._comm = comm
         self._ranks = ranks
-        self._timeout_s = timeout_s
-        self._timeout_ns = int(min(timeout_s * 1e9, _NEVER // 2))
+        self.set_timeout(timeout_s)
         self.sequence = 0
         self._exchange = exchange
         self._post, self._look = exchange.post, exchange.test
@@ -69,6 +68,11 @@ class Agreement:
         self._found: Six | None = None
         self._unfinished = 0
         self.news: News
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Change how long operations from now on wait for other ranks; local."""
+        self._timeout_s = timeout_s
+        self._timeout_ns = int(min(timeout_s * 1e9, _NEVER // 2))
 
     def __call__(self, call: Call, address: int = 0, data: Any = None) -> tuple[int, int]:
         """Return the smallest and the largest `detail`, once all ranks issued an equal `call`.

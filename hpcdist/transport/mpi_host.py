@@ -222,6 +222,12 @@ class MpiHost(Transport):
         agreement.news = messages.news = news
         return news
 
+    def set_timeout(self, timeout_s: float) -> None:
+        """Change the time limit of operations from now on; local."""
+        self.timeout_s = self.messages.timeout_s = timeout_s
+        if self.agreement is not None:
+            self.agreement.set_timeout(timeout_s)
+
     def progress(self) -> None:
         """Let MPI proceed with messages under way."""
         self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
