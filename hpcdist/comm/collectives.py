@@ -16,10 +16,13 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from hpcdist.comm import describe
 from hpcdist.comm.group import Group
 from hpcdist.comm.issue import issue, not_a_member
 from hpcdist.comm.session import group_at_hand
+from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
 from hpcdist.transport.recipes import ReduceOp
 
@@ -218,6 +221,7 @@ def alltoall_single(
         out_split_sizes: rows from each rank; None for equal parts.
 
     """
+    check_no_split_sizes(group, sync_op)
     return issue(
         group,
         sync_op,
@@ -227,6 +231,18 @@ def alltoall_single(
         in_split_sizes,
         out_split_sizes,
     )
+
+
+def check_no_split_sizes(group: Any, sync_op: Any) -> None:
+    """Refuse split sizes where `group` and `sync_op` are: other libraries have them there."""
+    if sync_op is None or isinstance(group, _SIZES) or isinstance(sync_op, _SIZES):
+        raise UsageError(
+            f"alltoall_single got {group!r} for its group and {sync_op!r} for sync_op, where other "
+            "libraries have split sizes; give them by keyword: in_split_sizes=, out_split_sizes="
+        )
+
+
+_SIZES = (list, tuple, np.ndarray)
 
 
 def barrier(group: Group | None = None, sync_op: bool = True) -> Work:

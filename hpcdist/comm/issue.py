@@ -24,6 +24,8 @@ Describe = Callable[..., Call]
 
 def issue(group: Group | None, sync_op: bool, describe: Describe, *args: Any) -> Work:
     """Describe the call, then run or start it; a non-member is warned and nothing happens."""
+    if sync_op is not True:  # the hot path asks nothing more
+        sync_op = as_flag(sync_op, "sync_op")
     session = here.session
     group = session.world if group is None and session is not None else group_at_hand(group)
     transport = group.transport
@@ -36,6 +38,16 @@ def issue(group: Group | None, sync_op: bool, describe: Describe, *args: Any) ->
         return transport.start(call)
     ended = transport.run(call)
     return ended if call.kind >= MESSAGES or call.device is not None else DONE
+
+
+def as_flag(value: Any, what: str) -> bool:
+    """Return `value` if it is a bool, Python's or NumPy's; anything else is misplaced."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise UsageError(
+        f"{what} must be True or False, got {value!r}; give what follows the group by keyword "
+        "(sync_op=, tag=, in_split_sizes=), because its order differs between libraries"
+    )
 
 
 class Message(NamedTuple):
