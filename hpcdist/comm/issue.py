@@ -16,7 +16,7 @@ from hpcdist.comm.session import group_at_hand, here
 from hpcdist.errors import NotInGroupWarning, UsageError
 from hpcdist.events import Event, Phase, listeners
 from hpcdist.transport.base import DONE, Transport, Work
-from hpcdist.transport.call import MESSAGES, Call, Kind, locate
+from hpcdist.transport.call import MESSAGES, Call, Kind, bytes_of, locate
 from hpcdist.transport.call_site import outer_frame
 
 Describe = Callable[..., Call]
@@ -106,8 +106,7 @@ def not_a_member(group: Group) -> Work:
 
 def _announce(group: Group, call: Call) -> Call:
     """Tell the listeners that `call` begins, and arrange that they hear of its end."""
-    data = call.send if call.send is not None else call.recv
-    nbytes = data.nbytes if data is not None else sum(each.nbytes for each in call.parcels)
+    nbytes = bytes_of(call)
     name = call.kind.name.lower()
 
     def tell(phase: Phase, error: BaseException | None = None) -> None:
