@@ -22,7 +22,6 @@ from hpcdist.comm.lists import (
     blocks_to_send,
     cannot,
     check_fillable,
-    differing,
     disentangled,
     fill,
     gathered_into,
@@ -97,13 +96,14 @@ def reduce_scatter(group: Group, tensor: Any, tensor_list: Any, op: Any) -> Call
     op = check_op(op)
     recipe = recipe_for(op, out.dtype)
     try:
-        send, sends, shapes = blocks_to_send(group, tensor_list, out, "tensor_list")
+        given = blocks_to_send(group, tensor_list, out, "tensor_list")
     except UsageError as error:
         return cannot(Kind.REDUCE_SCATTER, group, error)
+    send, sends, shapes = given
     finish = unpack(out)
     shape: Any = shapes or out.shape
     call = Call(Kind.REDUCE_SCATTER, send, out.data, out.dtype, shape, 0, op, recipe, finish=finish)
-    return _with_lists(group, call, Given(send, sends, shapes), None)
+    return _with_lists(group, call, given, _NO_ROOM) if sends or shapes else call
 
 
 # ---- moving data
@@ -143,15 +143,16 @@ def gather(group: Group, tensor: Any, gather_list: Any, dst: Any) -> Call:
     return _gathering(Kind.GATHER, group, own, room, root)
 
 
-_NO_ROOM = Room(None, (), (), None)
+_NO_ROOM: Room = (None, (), (), None)
+_NOTHING_GIVEN: Given = (None, (), ())
 
 
 def _gathering(kind: Kind, group: Group, own: Buffer, room: Room, root: int) -> Call:
     _, data, dtype, shape, _ = own
     recv, receives, shapes, finish = room
-    detail = UNEVEN if shapes else shape_detail(shape, apart=bool(receives))
+    detail = UNEVEN if shapes else shape_detail(shape) | bool(receives)
     call = Call(kind, data, recv, dtype, shape, root, detail=detail, finish=finish)
-    return _with_lists(group, call, None, room) if receives or shapes else call
+    return _with_lists(group, call, _NOTHING_GIVEN, room) if receives or shapes else call
 
 
 def scatter(group: Group, tensor: Any, tensor_or_list: Any, src: Any) -> Call:
@@ -164,12 +165,9 @@ def scatter(group: Group, tensor: Any, tensor_or_list: Any, src: Any) -> Call:
             return cannot(Kind.SCATTER, group, error, root)
     send, sends, shapes = given
     _, data, dtype, shape, _ = out
-    detail = UNEVEN if shapes else shape_detail(shape, apart=bool(sends))
+    detail = UNEVEN if shapes else shape_detail(shape) | bool(sends)
     call = Call(Kind.SCATTER, send, data, dtype, shape, root, detail=detail, finish=unpack(out))
-    return _with_lists(group, call, given, None) if sends or shapes else call
-
-
-_NOTHING_GIVEN = Given(None, (), ())
+    return _with_lists(group, call, given, _NO_ROOM) if sends or shapes else call
 
 
 def alltoall(group: Group, out: Any, given: Any) -> Call:
@@ -191,11 +189,10 @@ def _alltoall_lists(group: Group, out: list[Any], given: Sequence[Any]) -> Call:
     sent = as_buffers(group, given, "in_tensor_list")
     dtype = one_dtype(sent, "in_tensor_list")
     shape, shapes = sent[0].shape, tuple(buffer.shape for buffer in sent)
-    counts = [buffer.data.size for buffer in sent]
+    room, expected, all_shapes = _NO_ROOM, None, set(shapes)
     if len(out) == 0:
         check_fillable(out, "out_tensor_list")
-        room, expected = Room(None, (), (), fill(out, sent[0], given[0])), None
-        even = all(each == shape for each in shapes)
+        room = None, (), (), fill(out, sent[0], given[0])
     else:
         received = as_outputs(group, out, "out_tensor_list")
         if one_dtype(received, "out_tensor_list") != dtype:
@@ -204,26 +201,27 @@ def _alltoall_lists(group: Group, out: list[Any], given: Sequence[Any]) -> Call:
                 "give both one dtype"
             )
         room, expected = room_in(received), [buffer.data.size for buffer in received]
-        even = not differing([*sent, *received], shape)
+        all_shapes.update(buffer.shape for buffer in received)
     send, sends = memory_of(sent)
-    apart = bool(sends or room.receives)
+    recv, receives, _, finish = room
     call = Call(
         Kind.ALLTOALL,
         send=send,
-        recv=room.recv,
+        recv=recv,
         dtype=dtype,
         shape=shape,
-        detail=shape_detail(shape, apart=apart) if even else UNEVEN,
-        counts=(counts, expected),
-        finish=room.finish,
+        detail=UNEVEN if len(all_shapes) > 1 else shape_detail(shape) | bool(sends or receives),
+        counts=([buffer.data.size for buffer in sent], expected),
+        finish=finish,
+        shapes=shapes,
     )
-    return _with_lists(group, call, Given(send, sends, shapes), room)
+    return _with_lists(group, call, (send, sends, shapes), room) if sends or receives else call
 
 
-def _with_lists(group: Group, call: Call, given: Given | None, room: Room | None) -> Call:
+def _with_lists(group: Group, call: Call, given: Given, room: Room) -> Call:
     """Add to a call what its lists have beyond one array: runs, and shapes that differ."""
-    sends, shapes = ((), ()) if given is None else given[1:]
-    receives, expected = ((), ()) if room is None else room[1:3]
+    _, sends, shapes = given
+    _, receives, expected, _ = room
     call = call._replace(sends=sends, receives=receives, shapes=shapes or expected)
     if shapes and call.counts is None:
         call = call._replace(counts=(counts_of(call, shapes), None))

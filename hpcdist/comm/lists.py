@@ -10,7 +10,7 @@ every rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -67,21 +67,11 @@ def one_dtype(buffers: Sequence[Buffer], what: str) -> Any:
     return buffers[0].dtype
 
 
-class Given(NamedTuple):
-    """What a rank sends to each: one array or runs; `shapes` where the blocks differ."""
+Given = tuple[NumpyArray | None, Sequence[NumpyArray], Sequence[Shape]]
+"""What a rank sends to each: as one array, or as runs; and the shapes, where they differ."""
 
-    send: NumpyArray | None
-    sends: Sequence[NumpyArray]
-    shapes: Sequence[Shape]
-
-
-class Room(NamedTuple):
-    """Where a rank receives from each; neither array nor runs: in new memory."""
-
-    recv: NumpyArray | None
-    receives: Sequence[NumpyArray]
-    shapes: Sequence[Shape]
-    finish: Callable[[Any], None] | None
+Room = tuple[NumpyArray | None, Sequence[NumpyArray], Sequence[Shape], Callable[[Any], None] | None]
+"""Where a rank receives from each: an array or runs, else new memory; shapes; the `finish`."""
 
 
 def blocks_to_send(group: Group, given: Any, out: Buffer, what: str) -> Given:
@@ -91,11 +81,29 @@ def blocks_to_send(group: Group, given: Any, out: Buffer, what: str) -> Given:
     if not is_list(given):
         whole = as_buffer(given, what)
         _check_whole(group, whole, out, what)
-        return Given(whole.data, (), ())
+        return whole.data, (), ()
     buffers = as_buffers(group, given, what)
-    _check_like(buffers[group.rank], out, f"{what}[{group.rank}]")
-    one_dtype(buffers, what)
-    return Given(*memory_of(buffers), differing(buffers, out.shape))
+    shapes = _check_entries(buffers, group.rank, out, what)
+    return *memory_of(buffers), shapes
+
+
+def _check_entries(buffers: Sequence[Buffer], own: int, like: Buffer, what: str) -> Sequence[Shape]:
+    """Return the shapes of a list's arrays if they are not all that of `like`, else nothing.
+
+    All must have its dtype, and the one that stands for this rank its shape, too.
+    """
+    even = True
+    for rank, buffer in enumerate(buffers):
+        _check_place(buffer, like, what)
+        alike = buffer.shape == like.shape
+        if buffer.dtype != like.dtype or (rank == own and not alike):
+            raise UsageError(
+                f"{what}[{rank}] is {buffer.dtype.name} of shape {buffer.shape}, but tensor is "
+                f"{like.dtype.name} of shape {like.shape}; all must have one dtype, and this "
+                f"rank's own entry, {what}[{own}], the shape of tensor"
+            )
+        even = even and alike
+    return () if even else tuple(buffer.shape for buffer in buffers)
 
 
 def memory_of(buffers: Sequence[Buffer]) -> tuple[NumpyArray | None, Sequence[NumpyArray]]:
@@ -113,9 +121,9 @@ def room_in(buffers: Sequence[Buffer], shapes: Sequence[Shape] = ()) -> Room:
         runs = _runs(buffers)
         if not overlap_each_other(runs):
             packed = [buffer for buffer in buffers if buffer.home is not None]
-            return Room(None, runs, shapes, unpack_all(packed) if packed else None)
+            return None, runs, shapes, unpack_all(packed) if packed else None
     recv = empty_for(buffers) if whole is None else whole
-    return Room(recv, (), shapes, lambda _: spread(recv, buffers))
+    return recv, (), shapes, lambda _: spread(recv, buffers)
 
 
 def _runs(buffers: Sequence[Buffer]) -> list[NumpyArray]:
@@ -127,13 +135,6 @@ def _are_large(buffers: Sequence[Buffer]) -> bool:
     return type(buffers[0].data) is np.ndarray and (
         max(buffer.data.nbytes for buffer in buffers) >= APART_FROM
     )
-
-
-def differing(buffers: Sequence[Buffer], shape: Shape) -> Sequence[Shape]:
-    """Return the shapes of `buffers`; nothing if all have this `shape`."""
-    if all(buffer.shape == shape for buffer in buffers):
-        return ()
-    return tuple(buffer.shape for buffer in buffers)
 
 
 def disentangled(call: Call, rank: int) -> Call:
@@ -165,16 +166,6 @@ def _check_place(buffer: Buffer, like: Buffer, what: str) -> None:
         raise UsageError(f"{what}: arrays in the memory of {places}; move them to one place")
 
 
-def _check_like(buffer: Buffer, like: Buffer, what: str) -> None:
-    """Refuse an array of a list that stands for this rank and is not like its `tensor`."""
-    _check_place(buffer, like, what)
-    if buffer.dtype != like.dtype or buffer.shape != like.shape:
-        raise UsageError(
-            f"{what} is {buffer.dtype.name} of shape {buffer.shape}, but tensor is "
-            f"{like.dtype.name} of shape {like.shape}; this rank's own entry must be like tensor"
-        )
-
-
 def _check_whole(group: Group, whole: Buffer, part: Buffer, what: str) -> None:
     _check_place(whole, part, what)
     if whole.dtype != part.dtype or whole.data.size != group.nranks * part.data.size:
@@ -194,14 +185,12 @@ def gathered_into(group: Group, target: Any, own: Buffer, like: Any, what: str) 
     if not is_list(target):
         whole = as_output(target, what)
         _check_whole(group, whole, own, what)
-        return Room(whole.data, (), (), unpack(whole))
+        return whole.data, (), (), unpack(whole)
     if not target:
         check_fillable(target, what)
-        return Room(None, (), (), fill(target, own, like))
+        return None, (), (), fill(target, own, like)
     buffers = as_outputs(group, target, what)
-    _check_like(buffers[group.rank], own, f"{what}[{group.rank}]")
-    one_dtype(buffers, what)
-    return room_in(buffers, differing(buffers, own.shape))
+    return room_in(buffers, _check_entries(buffers, group.rank, own, what))
 
 
 def check_fillable(target: Any, what: str) -> None:

@@ -144,6 +144,7 @@ UNEVEN = 1
 """`detail` of an operation whose blocks differ on this rank; hashes of shapes are larger."""
 
 _POSITIVE = (1 << 62) - 1
+_EVEN = _POSITIVE - 1
 
 
 def fingerprint(call: Call) -> int:
@@ -156,12 +157,12 @@ def fingerprint(call: Call) -> int:
     return hash((kind, number, root, code, () if kind in LOOSE else shape)) & _POSITIVE
 
 
-def shape_detail(shape: Shape, *, apart: bool = False) -> int:
-    """Return a number above `UNEVEN` that is equal on ranks with equal shapes.
+def shape_detail(shape: Shape) -> int:
+    """Return an even number above `UNEVEN` that is equal on ranks with equal shapes.
 
-    But for its last bit, which tells that a rank's arrays lie `apart`.
+    A rank whose arrays lie apart sets the last bit; see `is_apart`.
     """
-    return (hash(shape) & _POSITIVE & ~1) + UNEVEN + 1 + apart
+    return (hash(shape) & _EVEN) + UNEVEN + 1
 
 
 def is_even(detail: tuple[int, int]) -> bool:

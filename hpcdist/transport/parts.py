@@ -15,7 +15,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import MismatchError
 from hpcdist.transport.call import ROOTED, Block, Call, Kind, Shape
 
-APART_FROM = 32 << 10
+APART_FROM = 64 << 10
 """Bytes of the largest array of a list from which on none is copied to lie next to the others.
 
 Larger than what travels on a board (`shared_board.PAYLOAD`), so that small operations have one
