@@ -76,12 +76,12 @@ def reduce_scatter(
 ) -> Work:
     """Write into `tensor` the reduction of the blocks meant for this rank.
 
-    (MPI_Reduce_scatter_block.)
+    (MPI_Reduce_scatter_block, MPI_Reduce_scatter.)
 
     Args:
         tensor: the output.
-        tensor_list: one array like `tensor` per rank of the group, or one array of n times its
-            elements.
+        tensor_list: one array per rank of the group, each like the `tensor` of that rank, or one
+            array of n times the elements.
         op: a `ReduceOp`.
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
@@ -115,12 +115,12 @@ def broadcast(tensor: Any, src: int, group: Group | None = None, sync_op: bool =
 def all_gather(
     tensor_list: Any, tensor: Any, group: Group | None = None, sync_op: bool = True
 ) -> Work:
-    """Collect the `tensor` of every rank on all ranks (MPI_Allgather).
+    """Collect the `tensor` of every rank on all ranks (MPI_Allgather, MPI_Allgatherv).
 
     Args:
-        tensor_list: an empty list is filled with one new array per rank, whose shapes may
-            differ; a list of n arrays like `tensor` is written in place; one array of n times
-            the elements takes them one after the other.
+        tensor_list: an empty list is filled with one new array per rank; a list of n arrays,
+            each like the `tensor` of that rank, is written in place; one array of n times the
+            elements takes them one after the other, if all are alike.
         tensor: this rank's contribution.
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
@@ -136,7 +136,7 @@ def gather(
     group: Group | None = None,
     sync_op: bool = True,
 ) -> Work:
-    """Collect the `tensor` of every rank on rank `dst` (MPI_Gather).
+    """Collect the `tensor` of every rank on rank `dst` (MPI_Gather, MPI_Gatherv).
 
     Args:
         tensor: this rank's contribution.
@@ -157,12 +157,12 @@ def scatter(
     group: Group | None = None,
     sync_op: bool = True,
 ) -> Work:
-    """Hand one array of rank `src` to each rank, into `tensor` (MPI_Scatter).
+    """Hand one array of rank `src` to each rank, into `tensor` (MPI_Scatter, MPI_Scatterv).
 
     Args:
         tensor: the output.
-        tensor_list: on `src`: one array like `tensor` per rank, or one array of n times its
-            elements. Meaningless (and warned of) on the other ranks.
+        tensor_list: on `src`: one array per rank, each like the `tensor` of that rank, or one
+            array of n times the elements. Meaningless (and warned of) on the other ranks.
         src: the world rank that hands out.
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
@@ -190,9 +190,9 @@ def alltoall(
     (MPI_Alltoall, MPI_Alltoallv.)
 
     Args:
-        out_tensor_list: n arrays, whose shapes may differ, or an empty list to fill.
-        in_tensor_list: n arrays of one dtype. Both may instead be one array each, cut into
-            equal parts along dim 0.
+        out_tensor_list: n arrays, of the sizes that the others send, or an empty list to fill.
+        in_tensor_list: n arrays of one dtype, whose shapes may differ. Both may instead be one
+            array each, cut into equal parts along dim 0.
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
 

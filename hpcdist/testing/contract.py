@@ -6,6 +6,7 @@ public API. Checks hold at any number of ranks.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -381,7 +382,7 @@ class TransportContract:
                 lambda x: np.repeat(x, 2, -1)[..., ::2] if x.ndim else x,
                 lambda x: x[::-1].copy()[::-1] if x.ndim else x,
             ]
-            for number, dtype in enumerate(["f4", "?", "c16", "S5", ml_dtypes.bfloat16, "M8[ns]"]):
+            for number, dtype in enumerate(["f4", "?", "c16", "i2", ml_dtypes.bfloat16]):
                 laid = layouts[number % len(layouts)]
                 inputs = [ragged(each, 20_000).astype("i8").astype(dtype) for each in range(size)]
                 outs = [laid(np.zeros_like(each)) for each in inputs]
@@ -453,20 +454,18 @@ class TransportContract:
     def test_ranks_may_give_lists_of_any_making_for_the_same_operation(self) -> None:
         def check() -> None:
             rank, size = dist.get_rank(), dist.get_world_size()
-            for count, offset in ((3, 0), (20_000, 0), (20_000, 1), (20_000, 2), (20_000, 3)):
-                whole = np.zeros((size, count))
-                one = np.zeros(count)
-                makers: list[Callable[[], Any]] = [
-                    lambda: [np.zeros(count) for _ in range(size)],
-                    lambda: np.zeros((size, count)),
-                    lambda: [dist.zeros(count) for _ in range(size)],
-                    lambda: list(np.zeros((size, count))),
-                ]
-                make = makers[(rank + offset) % len(makers)]
-                outs = make()
+            makers: list[Callable[[int], Any]] = [
+                lambda count: [np.zeros(count) for _ in range(size)],
+                lambda count: np.zeros((size, count)),
+                lambda count: [dist.zeros(count) for _ in range(size)],
+                lambda count: list(np.zeros((size, count))),
+            ]
+            for count, offset in itertools.product((3, 20_000), range(len(makers))):
+                make, one = makers[(rank + offset) % len(makers)], np.zeros(count)
+                outs = make(count)
                 dist.all_gather(outs, np.full(count, float(rank)))
                 assert all((outs[each] == each).all() for each in range(size))
-                given, outs = make(), make()
+                given, outs = make(count), make(count)
                 for each in range(size):
                     given[each][...] = 10 * rank + each
                 dist.alltoall(*as_pair(outs, given))
@@ -475,7 +474,6 @@ class TransportContract:
                 assert (one == sum(10 * each + rank for each in range(size))).all()
                 dist.scatter(one, given if rank == size - 1 else None, size - 1)
                 assert (one == 10 * (size - 1) + rank).all()
-                assert (whole == 0).all()
 
         self.run(check)
 

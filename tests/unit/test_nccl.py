@@ -13,8 +13,8 @@ from hpcdist.config import Config
 from hpcdist.errors import MismatchError, TransportError
 from hpcdist.transport import nccl as transport, nccl_binding
 from hpcdist.transport.call import UNEVEN, Call, Kind
-from hpcdist.transport.mpi_collectives import Agreed
 from hpcdist.transport.message_batch import Transfer
+from hpcdist.transport.mpi_collectives import Agreed
 from hpcdist.transport.nccl import Nccl
 from hpcdist.transport.nccl_binding import Communicator, failure, version, why_not
 from hpcdist.transport.recipes import ReduceOp, recipe_for
