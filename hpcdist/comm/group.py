@@ -103,7 +103,8 @@ class Group:
         if rank is None:
             raise UsageError(
                 f"{what}={world_rank!r} can not be found inside the group {self.name}, whose "
-                f"world ranks are {self.ranks}; {what} is always a world rank"
+                f"world ranks are {self.ranks}; {what} is always a world rank, and what is no rank "
+                "is given by keyword (op=, group=, sync_op=)"
             )
         return rank
 

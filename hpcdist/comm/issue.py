@@ -17,7 +17,7 @@ from hpcdist.comm.session import group_at_hand, here, simulated_rank, standing_f
 from hpcdist.errors import NotInGroupWarning, UsageError
 from hpcdist.events import Event, Listener, Phase, listeners
 from hpcdist.transport.base import DONE, Transport, Work
-from hpcdist.transport.call import MESSAGES, Call, Kind, locate
+from hpcdist.transport.call import MESSAGES, Call, Kind, bytes_of, locate
 from hpcdist.transport.call_site import outer_frame
 
 Describe = Callable[..., Call]
@@ -25,6 +25,8 @@ Describe = Callable[..., Call]
 
 def issue(group: Group | None, sync_op: bool, describe: Describe, *args: Any) -> Work:
     """Describe the call, then run or start it; a non-member is warned and nothing happens."""
+    if sync_op is not True:  # the hot path asks nothing more
+        sync_op = as_flag(sync_op, "sync_op")
     session = here.session
     group = session.world if group is None and session is not None else group_at_hand(group)
     transport = group.transport
@@ -37,6 +39,16 @@ def issue(group: Group | None, sync_op: bool, describe: Describe, *args: Any) ->
         return transport.start(call)
     ended = transport.run(call)
     return ended if call.kind >= MESSAGES or call.device is not None else DONE
+
+
+def as_flag(value: Any, what: str) -> bool:
+    """Return `value` if it is a bool, Python's or NumPy's; anything else is misplaced."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise UsageError(
+        f"{what} must be True or False, got {value!r}; give what follows the group by keyword "
+        "(sync_op=, tag=, in_split_sizes=), because its order differs between libraries"
+    )
 
 
 class Message(NamedTuple):
@@ -116,9 +128,7 @@ def _announce(group: Group, call: Call) -> Call:
             "communicate after the message"
         )
     hearers = [listener for listener in listeners if listener not in _telling.to]
-    rank = simulated_rank()
-    data = call.send if call.send is not None else call.recv
-    nbytes = data.nbytes if data is not None else sum(each.nbytes for each in call.parcels)
+    rank, nbytes = simulated_rank(), bytes_of(call)
 
     def tell(phase: Phase, error: BaseException | None = None) -> None:
         event = Event(phase, name, group.id, nbytes, time.perf_counter_ns(), error)

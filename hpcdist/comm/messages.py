@@ -16,7 +16,7 @@ import numpy as np
 from hpcdist.arrays.buffer import Buffer, as_buffer, as_output
 from hpcdist.arrays.parcel import Parcel, pack_object, unpack_object
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import Describe, Message, issue, issue_batch, not_a_member
+from hpcdist.comm.issue import Describe, Message, as_flag, issue, issue_batch, not_a_member
 from hpcdist.comm.lists import unpack
 from hpcdist.comm.session import group_at_hand
 from hpcdist.errors import MismatchError, UsageError
@@ -215,6 +215,7 @@ def _issue(
     tag: int,
 ) -> Work:
     if is_nobody(peer):
+        as_flag(sync_op, "sync_op")
         return to_nobody(group, describe, what, tag)
     return issue(group, sync_op, describe, what, peer, tag)
 

@@ -156,7 +156,7 @@ def group_at_hand(group: Any) -> Group:
     if type(group) is not Group:
         raise UsageError(
             f"group must be a Group from new_group or get_group, or None for all ranks, got "
-            f"{group!r}"
+            f"{group!r}; give what is no group by keyword (op=, sync_op=, tag=)"
         )
     return group
 

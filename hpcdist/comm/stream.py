@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcdist.comm import describe
-from hpcdist.comm.collectives import warn_of_meaningless
+from hpcdist.comm.collectives import check_no_split_sizes, warn_of_meaningless
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import Describe, issue
+from hpcdist.comm.issue import Describe, as_flag, issue
 from hpcdist.comm.messages import describe_recv, describe_send, is_nobody, to_nobody
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
@@ -39,9 +39,9 @@ __all__ = [
 def _issue(
     group: Group | None, sync_op: bool, use_calc_stream: bool, describe_call: Describe, *args: Any
 ) -> Work:
-    if not use_calc_stream:
+    if not as_flag(use_calc_stream, "use_calc_stream"):
         return issue(group, sync_op, describe_call, *args)
-    if not sync_op:
+    if not as_flag(sync_op, "sync_op"):
         raise UsageError("use_calc_stream can only be true in sync op behavior.")
     return issue(group, True, _on_current, describe_call, args)
 
@@ -167,6 +167,7 @@ def alltoall_single(
     out_split_sizes: Sequence[int] | None = None,
 ) -> Work:
     """Do `hpcdist.alltoall_single`; split sizes by keyword only, in both forms."""
+    check_no_split_sizes(group, sync_op)
     return _issue(
         group,
         sync_op,

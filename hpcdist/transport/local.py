@@ -22,7 +22,7 @@ from hpcdist.transport.call import MESSAGES, Call, Kind, fingerprint, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.lane import Lane, inside
 from hpcdist.transport.local_messages import Letter, LetterBox
-from hpcdist.transport.local_verbs import VERBS
+from hpcdist.transport.local_verbs import VERBS, check_fit
 
 
 class Meeting:
@@ -180,12 +180,7 @@ class Room:
                     self.ranks[rank],
                     "".join(traceback.format_exception(call.error)),
                 )
-        bound = [call for call in calls if call.recv is not None]
-        shapes = {call.shape for call in calls}
-        gathers = calls[0].kind in (Kind.ALL_GATHER, Kind.GATHER)
-        if len({fingerprint(call) for call in calls}) > 1 or (
-            gathers and bound and len(shapes) > 1
-        ):
+        if len({fingerprint(call) for call in calls}) > 1:
             raise MismatchError(
                 "the ranks disagree; nothing was sent:\n"
                 + "\n".join(
@@ -195,6 +190,7 @@ class Room:
                 + "\nLet every rank call the same operations in the same order, with equal shape, "
                 "dtype, op and root"
             )
+        check_fit(calls, self.ranks)
 
 
 def _on_host(call: Call) -> Call:

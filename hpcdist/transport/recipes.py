@@ -105,7 +105,10 @@ def check_op(op: Any) -> Op:
     if isinstance(op, int) and not isinstance(op, bool) and 0 <= op < len(ReduceOp):
         return ReduceOp(op)
     names = ", ".join(f"ReduceOp.{each.name}" for each in ReduceOp)
-    raise UsageError(f"Unknown reduce_op type for {op!r}; use one of {names}")
+    raise UsageError(
+        f"Unknown reduce_op type for {op!r}; use one of {names}, and give what is no operator by "
+        "keyword (group=, sync_op=)"
+    )
 
 
 def recipe_for(op: Op, dtype: Dtype) -> Recipe:
