@@ -128,6 +128,57 @@ class TransportContract:
 
         self.run(check)
 
+    @pytest.mark.parametrize("dtype", ["bool", *NUMBERS])
+    def test_bits_and_truth_are_combined_as_numpy_combines_them(self, dtype: str) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            inputs = [(contribution(each, "int64") % 5).astype(dtype) for each in range(size)]
+            for op, ufunc in [
+                (dist.ReduceOp.BAND, np.bitwise_and),
+                (dist.ReduceOp.BOR, np.bitwise_or),
+                (dist.ReduceOp.BXOR, np.bitwise_xor),
+                (dist.ReduceOp.LAND, np.logical_and),
+                (dist.ReduceOp.LOR, np.logical_or),
+                (dist.ReduceOp.LXOR, np.logical_xor),
+            ]:
+                x = inputs[rank].copy()
+                dist.all_reduce(x, op)
+                expected = ufunc.reduce(np.stack(inputs), 0).astype(dtype)
+                np.testing.assert_array_equal(x, expected, str(op))
+
+        self.run(check)
+
+    def test_long_doubles_times_and_pairs_are_reduced_without_a_loss(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            tiny = np.finfo("longdouble").eps
+            x = np.full(3, 1 if rank == 0 else tiny, "longdouble")
+            dist.all_reduce(x)
+            assert (x == 1 + (size - 1) * tiny).all()
+            dist.all_reduce(x, dist.ReduceOp.MIN)
+            assert (x == 1 + (size - 1) * tiny).all()
+            z = np.full(3, (rank + 1) * (1 + 1j), "clongdouble") * tiny
+            dist.all_reduce(z, dist.ReduceOp.AVG)
+            assert (z == (size + 1) / np.longdouble(2) * (1 + 1j) * tiny).all()
+            day = np.array([rank, -rank, "NaT" if rank == size - 1 else 0], "M8[D]")
+            for op, expected in [("MAX", [size - 1, 0, "NaT"]), ("MIN", [0, 1 - size, "NaT"])]:
+                y = day.copy()
+                dist.all_reduce(y, dist.ReduceOp[op])
+                np.testing.assert_array_equal(y, np.array(expected, "M8[D]"))
+            values = [rank, -rank, 7, np.nan if rank else 1]
+            for op, value, index in [
+                ("MAXLOC", [size - 1, 0, 7], [size - 1, 0, 0]),
+                ("MINLOC", [0, 1 - size, 7], [0, size - 1, 0]),
+            ]:
+                pairs = np.zeros(4, [("value", "f8"), ("index", "i4")])
+                pairs["value"], pairs["index"] = values, rank
+                dist.all_reduce(pairs, dist.ReduceOp[op])
+                assert (pairs["value"][:3].tolist(), pairs["index"][:3].tolist()) == (value, index)
+                assert np.isnan(pairs["value"][3]) == (size > 1)
+                assert pairs["index"][3] == min(1, size - 1)
+
+        self.run(check)
+
     def test_reduce_changes_only_the_destination(self) -> None:
         def check() -> None:
             rank, size = dist.get_rank(), dist.get_world_size()

@@ -16,22 +16,22 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.objects import describe_all_gather as describe_all_gather_objects
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import Call
-from hpcdist.transport.recipes import BitwiseOp, Op, ReduceOp
+from hpcdist.transport.recipes import ReduceOp
 
-_OPS: dict[str, Op] = {
+_OPS: dict[str, ReduceOp] = {
     "SUM": ReduceOp.SUM,
     "AVG": ReduceOp.AVG,
     "PRODUCT": ReduceOp.PROD,
     "MIN": ReduceOp.MIN,
     "MAX": ReduceOp.MAX,
-    "BAND": BitwiseOp.BAND,
-    "BOR": BitwiseOp.BOR,
-    "BXOR": BitwiseOp.BXOR,
+    "BAND": ReduceOp.BAND,
+    "BOR": ReduceOp.BOR,
+    "BXOR": ReduceOp.BXOR,
     "PREMUL_SUM": ReduceOp.SUM,
 }
 
 
-def _operator(options: Any) -> tuple[Op, Any]:
+def _operator(options: Any) -> tuple[ReduceOp, Any]:
     """Return the operator, and the factor of a PREMUL_SUM (None for others)."""
     if options is None:
         return ReduceOp.SUM, None
@@ -90,7 +90,7 @@ def reduce_scatter(group: Group, out: torch.Tensor, given: Any, options: Any) ->
 
 
 def _uneven_reduce_scatter(
-    group: Group, out: torch.Tensor, blocks: Sequence[torch.Tensor], op: Op, factor: Any
+    group: Group, out: torch.Tensor, blocks: Sequence[torch.Tensor], op: ReduceOp, factor: Any
 ) -> Call:
     whole = torch.cat([block.detach().reshape(-1) for block in blocks])
     if factor is not None:
@@ -133,7 +133,7 @@ def _place(blocks: list[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
         out.detach().copy_(block.view(out.shape))
 
 
-def _sparse_all_reduce(group: Group, tensor: torch.Tensor, op: Op) -> Call:
+def _sparse_all_reduce(group: Group, tensor: torch.Tensor, op: ReduceOp) -> Call:
     """Exchange the nonzero elements; every rank adds them in rank order."""
     if op not in (ReduceOp.SUM, ReduceOp.AVG):
         raise UsageError(f"{op.name} of sparse tensors is not defined; use SUM, or to_dense()")

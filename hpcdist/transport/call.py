@@ -11,7 +11,7 @@ from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.parcel import Parcel
 from hpcdist.errors import UsageError
-from hpcdist.transport.recipes import Op, Recipe
+from hpcdist.transport.recipes import Recipe, ReduceOp
 
 ANY_SOURCE = -1
 """As `root` of a receive: take the message from whichever rank sent one."""
@@ -71,7 +71,7 @@ class Call(NamedTuple):
     dtype: Dtype | None = None
     shape: tuple[int, ...] = ()
     root: int = 0
-    op: Op | None = None
+    op: ReduceOp | None = None
     recipe: Recipe | None = None
     detail: int = 0
     counts: tuple[Sequence[int], Sequence[int]] | None = None
