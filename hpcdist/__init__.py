@@ -45,6 +45,7 @@ from hpcdist.comm.environment import (
     is_available as is_available,
     is_initialized as is_initialized,
 )
+from hpcdist.comm.grid import Grid as Grid
 from hpcdist.comm.group import Group as Group
 from hpcdist.comm.groups import (
     destroy_process_group as destroy_process_group,
@@ -118,7 +119,9 @@ from hpcdist.parallel.sharding.group_sharded import (
     group_sharded_parallel as group_sharded_parallel,
 )
 from hpcdist.transport.base import Plan as Plan, Work as Work
+from hpcdist.transport.call import PROC_NULL as PROC_NULL
 from hpcdist.transport.recipes import ReduceOp as ReduceOp
+from hpcdist.transport.together import wait_all as wait_all, wait_any as wait_any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -6,6 +6,7 @@ public API. Checks hold at any number of ranks.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -505,7 +506,217 @@ class TransportContract:
 
         self.run(check)
 
+    def test_all_works_are_waited_for_together_and_any_of_them_alone(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            arrays = [np.empty(1, int) for _ in range(4)]
+            incoming = [dist.irecv(x, (rank - 1) % size, tag=t) for t, x in enumerate(arrays)]
+            assert dist.wait_all([]) is True
+            outgoing = [dist.isend(np.array([tag]), (rank + 1) % size, tag=tag) for tag in (3, 1)]
+            arrived = []
+            for _ in outgoing:
+                at, work = dist.wait_any(incoming)
+                assert work is incoming.pop(at)
+                arrived.append(int(arrays.pop(at)[0]))
+            assert sorted(arrived) == [1, 3]
+            dist.barrier()
+            outgoing += [dist.isend(np.array([tag]), (rank + 1) % size, tag=tag) for tag in (0, 2)]
+            x = np.ones(3)
+            works = [*incoming, *outgoing, dist.all_reduce(x, sync_op=False)]
+            assert dist.wait_all(works, timeout=60) is True
+            assert [int(each[0]) for each in arrays] == [0, 2]
+            assert (x == size).all()
+
+        self.run(check)
+
+    def test_waiting_for_works_that_do_not_end_is_limited(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            x = np.empty(1, int)
+            work = dist.irecv(x, (rank - 1) % size, tag=5)
+            for wait in (dist.wait_all, dist.wait_any):
+                with pytest.raises(dist.CollectiveTimeout, match=r"within 0\.01 s"):
+                    wait([work], timeout=0.01)
+            dist.barrier()
+            dist.send(np.array([rank]), (rank + 1) % size, tag=5)
+            assert dist.wait_any([work])[0] == 0
+            assert x[0] == (rank - 1) % size
+            with pytest.raises(dist.UsageError, match="no works"):
+                dist.wait_any([])
+
+        self.run(check)
+
+    def test_wait_all_ends_everything_and_raises_what_went_wrong(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            wrong, x = np.ones(2 + (rank == size - 1)), np.ones(3)
+            works = [dist.all_reduce(each, sync_op=False) for each in (wrong, x)]
+            if size == 1:
+                return
+            with pytest.raises(dist.MismatchError, match="rank"):
+                dist.wait_all(works)
+            assert all(work.is_completed() for work in works)
+            assert (x == size).all()
+            with pytest.raises(dist.MismatchError, match="rank"):
+                dist.wait_any(works[:1])
+
+        self.run(check)
+
+    def test_works_are_awaited_while_the_event_loop_goes_on(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+
+            async def relay() -> list[int]:
+                """Receive from the rank below what that rank sends when it has ticked."""
+                ticks, x = 0, np.empty(1, int)
+                receive = dist.irecv(x, (rank - 1) % size)
+
+                async def tick() -> None:
+                    nonlocal ticks
+                    for _ in range(20):
+                        await asyncio.sleep(0)
+                        ticks += 1
+                    await dist.isend(np.array([rank]), (rank + 1) % size)
+
+                got, _ = await asyncio.gather(receive, tick())
+                assert got is receive
+                gathered: list[Any] = []
+                await dist.all_gather_object(gathered, ticks, sync_op=False)
+                assert gathered == [20] * size
+                return [got.source, int(x[0])]
+
+            assert asyncio.run(relay()) == [(rank - 1) % size] * 2
+
+        self.run(check)
+
+    def test_a_coroutine_that_is_cancelled_leaves_the_operation_under_way(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            x, wrong = np.empty(1, int), np.ones(2 + (rank == size - 1))
+
+            async def give_up() -> dist.Work:
+                receive = dist.irecv(x, (rank - 1) % size, tag=9)
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(receive, 0.02)
+                if size > 1:
+                    with pytest.raises(dist.MismatchError, match="rank"):
+                        await dist.all_reduce(wrong, sync_op=False)
+                return receive
+
+            receive = asyncio.run(give_up())
+            dist.barrier()
+            dist.send(np.array([rank]), (rank + 1) % size, tag=9)
+            receive.wait()
+            assert x[0] == (rank - 1) % size
+
+        self.run(check)
+
     # ---- groups
+
+    def test_split_makes_a_group_for_each_color_in_the_order_of_the_keys(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            world = dist.get_group()
+            assert world is not None
+            for key, turned in ((None, False), (rank, False), (-rank, True), (7, False)):
+                group = world.split(rank % 2, key)
+                members = list(range(rank % 2, size, 2))
+                assert group.ranks == (members[::-1] if turned else members)
+                gathered: list[Any] = []
+                dist.all_gather(gathered, np.array([rank]), group)
+                assert [int(x[0]) for x in gathered] == group.ranks
+                x = np.array([rank])
+                dist.broadcast(x, group.ranks[-1], group)
+                assert x[0] == group.ranks[-1]
+                largest = members[-1]
+                half = group.split(None if rank == largest else 0)
+                if rank == largest:
+                    assert (half.rank, half.ranks, half.is_member()) == (-1, [], False)
+                    with self.warned():
+                        dist.barrier(half)
+                else:
+                    assert half.ranks == [each for each in group.ranks if each != largest]
+                    dist.barrier(half)
+                    dist.destroy_process_group(half)
+                dist.destroy_process_group(group)
+
+        self.run(check)
+
+    def test_a_color_that_is_none_is_refused_on_every_rank(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            world, bad = dist.get_group(), rank == size - 1
+            assert world is not None
+            wrong: list[tuple[Any, Any]] = [(-1, 0), ("red", 0), (1.5, 0), (True, 0), (0, "last")]
+            for color, key in wrong:
+                error = dist.UsageError if bad else dist.RemoteError
+                with pytest.raises(error, match=f"rank {size - 1}.*(color|key) must be"):
+                    world.split(*((color, key) if bad else (0, 0)))
+
+        self.run(check)
+
+    def test_neighbours_on_a_grid_exchange_the_edges_of_their_arrays(self) -> None:
+        def check() -> None:
+            size, world = dist.get_world_size(), dist.get_group()
+            assert world is not None
+            for dims in ([-1, -1], [0, 1], [1, -1]):
+                for periodic in (False, True, (True, False)):
+                    grid = world.grid(dims, periodic)
+                    assert np.prod(grid.dims) == size
+                    self.exchange_edges(grid)
+                    self.tell_neighbours(grid)
+
+        self.run(check)
+
+    def exchange_edges(self, grid: dist.Grid) -> None:
+        """Fill the halo of a block of a matrix whose numbers say where they are."""
+        rows, columns = grid.dims
+        height, width = 3, 4
+        whole = np.arange(rows * height * columns * width).reshape(rows * height, columns * width)
+        whole = np.pad(whole, 1, constant_values=-1)
+        for axis, wraps in enumerate(grid.periodic):
+            if wraps:
+                near, far = (
+                    np.moveaxis(whole, axis, 0)[at] for at in (slice(0, 1), slice(-1, None))
+                )
+                near[...], far[...] = (np.moveaxis(whole, axis, 0)[at].copy() for at in (-2, 1))
+        top, left = grid.coords[0] * height, grid.coords[1] * width
+        expected = whole[top : top + height + 2, left : left + width + 2].copy()
+        x = np.full_like(expected, -1)
+        x[1:-1, 1:-1] = expected[1:-1, 1:-1]
+        halo = [x[0, 1:-1], x[-1, 1:-1], x[1:-1, 0], x[1:-1, -1]]
+        grid.neighbor_alltoall(halo, [x[1, 1:-1], x[-2, 1:-1], x[1:-1, 1], x[1:-1, -2]])
+        for corner in ((0, 0), (0, -1), (-1, 0), (-1, -1)):
+            expected[corner] = -1
+        np.testing.assert_array_equal(x, expected)
+
+    def tell_neighbours(self, grid: dist.Grid) -> None:
+        """Compare what neighbours send with who they are."""
+        rank = dist.get_rank()
+        told: list[Any] = []
+        grid.neighbor_all_gather(told, np.array([rank]), sync_op=False).wait()
+        ranks = [dist.PROC_NULL if x is None else int(x[0]) for x in told]
+        assert ranks == grid.neighbors
+        assert ranks == [end for axis in (0, 1) for end in grid.shift(axis)]
+
+    def test_an_axis_of_a_grid_has_a_group_of_its_own(self) -> None:
+        def check() -> None:
+            rank, size, world = dist.get_rank(), dist.get_world_size(), dist.get_group()
+            assert world is not None
+            grid = world.split(0, -rank).grid((-1, -1), periodic=True)
+            assert grid.rank_of(grid.coords) == rank
+            for axis in (0, 1):
+                along = grid.sub(axis)
+                assert along is grid.sub(axis)
+                assert along.dims == (grid.dims[axis],)
+                assert along.coords == (grid.coords[axis],)
+                x = np.array([grid.coords[1 - axis]])
+                dist.all_reduce(x, dist.ReduceOp.MAX, along.group)
+                assert x[0] == grid.coords[1 - axis]  # all of them are on one line
+                assert along.shift(0, 1) == grid.shift(axis, 1)
+            assert grid.sub(1, 0).group.ranks == list(range(size))[::-1]
+
+        self.run(check)
 
     def test_groups_overlap_and_agree_on_their_ids(self) -> None:
         def check() -> None:

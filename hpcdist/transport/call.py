@@ -16,6 +16,12 @@ from hpcdist.transport.recipes import Recipe, ReduceOp
 ANY_SOURCE = -1
 """As `root` of a receive: take the message from whichever rank sent one."""
 
+PROC_NULL = -2
+"""As a rank: nobody. A message to or from it ends at once and moves nothing."""
+
+UNDEFINED = -32766
+"""As a color: no group. It is MPI_UNDEFINED of Open MPI, of MPICH, and of MPI's standard ABI."""
+
 
 class Kind(IntEnum):
     """The operations; the lower-case name is the public one."""

@@ -100,6 +100,11 @@ class LocalReceive(Work):
             return True
         return False
 
+    @property
+    def limit_s(self) -> float:
+        """The time limit of the group."""
+        return self._box.timeout_s
+
     def is_completed(self) -> bool:
         """Say whether the message has arrived."""
         with self._box.changed:

@@ -38,6 +38,11 @@ class Send(Work):
         self._requests = requests
         self._what = f"{call.kind.name.lower()} to rank {messages.ranks[call.root]}"
 
+    @property
+    def limit_s(self) -> float:
+        """The time limit of the group."""
+        return self._messages.timeout_s
+
     def is_completed(self) -> bool:
         """Say whether the buffer may be changed again."""
         with self._messages.lock:
@@ -145,6 +150,11 @@ class Receive(Work):
             "The message was not taken: receive it with an array of its size and dtype"
         )
         self._close(call)
+
+    @property
+    def limit_s(self) -> float:
+        """The time limit of the group."""
+        return self._messages.timeout_s
 
     def is_completed(self) -> bool:
         """Say whether the message has arrived; drives matching."""
