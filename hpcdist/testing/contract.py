@@ -7,9 +7,10 @@ public API. Checks hold at any number of ranks.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -31,6 +32,11 @@ def contribution(rank: int, dtype: str, shape: tuple[int, ...] = (3, 4)) -> Any:
     """Return an array that differs between ranks and is exact in every dtype."""
     count = int(np.prod(shape))
     return (np.arange(count).reshape(shape) % 3 + rank + 1).astype(dtype)
+
+
+class _Pair(NamedTuple):
+    a: Any
+    b: Any
 
 
 class TransportContract:
@@ -211,6 +217,98 @@ class TransportContract:
             dist.exscan(y)
             assert x[0] == (rank + 1) * (rank + 2) // 2
             assert y[0] == (rank * (rank + 1) // 2 if rank else 1)
+
+        self.run(check)
+
+    def test_numbers_and_trees_of_them_are_reduced_and_returned(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            total = size * (size + 1) // 2
+            for value in (rank + 1, rank + 1.0, (rank + 1) * 1j, np.float32(rank + 1)):
+                got = dist.all_reduced(value)
+                assert type(got) is type(value)
+                assert got == (total * 1j if isinstance(value, complex) else total)
+            array = np.full((2, 3), rank + 1, "f2")
+            tree = {
+                "loss": 0.5 * (rank + 1),
+                "samples": rank + 1,
+                "best": [np.float32(rank), (array, array[:, 1])],
+                "any": rank == 0,
+                "pair": _Pair(np.int8(1), None),
+                3: np.array(1j),
+            }
+            got = dist.all_reduced(tree)
+            assert (got["loss"], got["samples"], got["any"]) == (0.5 * total, total, True)
+            assert got["best"][0] == size * (size - 1) / 2
+            assert (got["best"][1][0] == np.full((2, 3), total, "f2")).all()
+            assert (got["best"][1][1] == np.full(2, total, "f2")).all()
+            assert type(got["pair"]) is _Pair
+            assert got["pair"].b is None
+            assert (got["pair"].a, got["pair"].a.dtype, got[3]) == (size, np.int8, size * 1j)
+            kinds = [type(got[key]) for key in ("loss", "samples", "any", 3)]
+            assert kinds == [float, int, bool, np.ndarray]
+            assert (array == rank + 1).all()  # what was given stays as it was
+            assert tree["samples"] == rank + 1
+            assert dist.all_reduced({}) == {}
+            assert dist.all_reduced(None) is None
+
+        self.run(check)
+
+    def test_reductions_of_numbers_take_every_operator(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            op = dist.ReduceOp
+            mean = (size - 1) / 2
+            values = [rank, rank == 0, float(rank), np.int16(rank), np.array([rank, 0])]
+            got = dist.all_reduced(values, op.AVG)
+            assert got[:4] == [mean, 1 / size, mean, mean]
+            assert [type(each) for each in got[:4]] == [float, float, float, np.float64]
+            assert got[4].tolist() == [mean, 0]
+            assert dist.all_reduced([rank, -float(rank)], op.MAX) == [size - 1, 0.0]
+            assert dist.all_reduced([rank, rank == 0], op.MIN) == [0, size == 1]
+            assert dist.all_reduced({"a": 1 << rank}, op.BOR) == {"a": (1 << size) - 1}
+            assert dist.all_reduced(rank + 1, op.PROD) == math.factorial(size)
+            place = np.array([(rank % 3, rank)], "f8,i8")
+            assert tuple(dist.all_reduced(place, op.MAXLOC)[0]) == (min(size - 1, 2),) * 2
+
+        self.run(check)
+
+    def test_sums_of_ints_are_exact_and_products_too_large_are_refused(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            largest, least = (1 << 63) - 1, -(1 << 63)
+            assert dist.all_reduced([largest, least, -1]) == [size * largest, size * least, -size]
+            assert dist.all_reduced(largest, dist.ReduceOp.MIN) == largest
+            assert dist.all_reduced(largest, dist.ReduceOp.AVG) == float(largest)
+            factor = (1 << 62) if rank == 0 else 2
+            if size > 1:
+                with pytest.raises(dist.UsageError, match=r"tree\['n'\].*does not fit"):
+                    dist.all_reduced({"n": factor}, dist.ReduceOp.PROD)
+            bad = rank == size - 1
+            with pytest.raises(dist.UsageError if bad else dist.RemoteError, match="64 bits"):
+                dist.all_reduced({"n": 1 << 63 if bad else 1})
+
+        self.run(check)
+
+    def test_trees_that_differ_between_ranks_name_the_difference(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            if size == 1:
+                return
+            odd = rank == size - 1
+            trees: list[tuple[Any, str]] = [
+                ({"a": 1.0} | ({"b": 2.0} if odd else {}), r"rank 0 has no more.*tree\['b'\]"),
+                ({"b" if odd else "a": 1.0}, r"tree\['a'\].*tree\['b'\]"),
+                ([1 if odd else 1.0], r"tree\[0\].*float.*int"),
+                (np.ones(3 if odd else 2), r"shape \(2,\).*shape \(3,\)"),
+                ({} if odd else {"a": 1}, f"tree.*rank {size - 1} has no more"),
+            ]
+            for tree, words in trees:
+                with pytest.raises(dist.MismatchError, match=words):
+                    dist.all_reduced(tree)
+            with pytest.raises(dist.UsageError if odd else dist.RemoteError, match="str is not"):
+                dist.all_reduced({"a": "text" if odd else 1})
+            assert dist.all_reduced(1) == size
 
         self.run(check)
 
@@ -754,6 +852,8 @@ class TransportContract:
                     lambda: dist.broadcast_object_list([1], 0, group=group),
                     lambda: dist.isend(x, 0, group=group),
                 ]
+                with self.warned():
+                    assert dist.all_reduced(7, group=group) == 7
                 for call in calls:
                     with self.warned():
                         assert call().is_completed()
