@@ -78,16 +78,16 @@ def test_plans_messages_of_any_size_and_objects_are_awaited(rank, size):
     plan.free()
 
 
-def test_hundreds_of_works_may_be_awaited_at_once(rank, size):
-    arrays = [np.empty(1, int) for _ in range(300)]
+def test_many_works_may_be_awaited_at_once(rank, size):
+    arrays = [np.empty(1, int) for _ in range(20)]
 
     async def exchange():
         receives = [dist.irecv(x, (rank - 1) % size, tag=tag) for tag, x in enumerate(arrays)]
-        sends = [dist.isend(np.array([tag]), (rank + 1) % size, tag=tag) for tag in range(300)]
+        sends = [dist.isend(np.array([tag]), (rank + 1) % size, tag=tag) for tag in range(20)]
         await asyncio.gather(*receives, *sends)
 
     asyncio.run(exchange())
-    assert [int(x[0]) for x in arrays] == list(range(300))
+    assert [int(x[0]) for x in arrays] == list(range(20))
 
 
 @threads
