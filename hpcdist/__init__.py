@@ -52,6 +52,7 @@ from hpcdist.comm.environment import (
     is_available as is_available,
     is_initialized as is_initialized,
 )
+from hpcdist.comm.grid import Grid as Grid
 from hpcdist.comm.group import Group as Group
 from hpcdist.comm.groups import (
     destroy_process_group as destroy_process_group,
@@ -62,7 +63,6 @@ from hpcdist.comm.groups import (
 )
 from hpcdist.comm.memory import empty as empty, empty_like as empty_like, zeros as zeros
 from hpcdist.comm.messages import (
-    PROC_NULL as PROC_NULL,
     P2POp as P2POp,
     batch_isend_irecv as batch_isend_irecv,
     irecv as irecv,
@@ -95,6 +95,7 @@ from hpcdist.comm.plans import (
     plan_scatter as plan_scatter,
 )
 from hpcdist.comm.preemption import on_preempt as on_preempt, should_stop as should_stop
+from hpcdist.comm.reduced import all_reduced as all_reduced
 from hpcdist.comm.simulate import simulate as simulate
 from hpcdist.data.sampler import DistributedSampler as DistributedSampler
 from hpcdist.data.sharded import (
@@ -127,7 +128,9 @@ from hpcdist.parallel.sharding.group_sharded import (
     group_sharded_parallel as group_sharded_parallel,
 )
 from hpcdist.transport.base import Plan as Plan, Work as Work
+from hpcdist.transport.call import PROC_NULL as PROC_NULL
 from hpcdist.transport.recipes import ReduceOp as ReduceOp
+from hpcdist.transport.together import wait_all as wait_all, wait_any as wait_any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

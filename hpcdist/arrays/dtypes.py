@@ -1,7 +1,7 @@
 """The dtype table: what can be sent, and as what it is reduced.
 
 `dtype_row` finds the row of a NumPy dtype. Every fixed-size dtype can be moved; the ones
-that have no row of their own travel as bytes and cannot be reduced.
+that have no row of their own travel as bytes and cannot be reduced, except times and pairs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import numpy as np
 
 from hpcdist.errors import UsageError
 
-Family = Literal["bool", "int", "float", "complex", "bytes"]
+Family = Literal["bool", "int", "float", "complex", "time", "pair", "bytes"]
+"""`time` is datetime64 and timedelta64; a `pair` is a structured dtype of a number and an index."""
 
 BYTES_CODE = 31
 """Codes from here on belong to dtypes without a row; a code below fits in five bits."""
@@ -59,8 +60,10 @@ _NAMED: tuple[tuple[str, Family, str | None, np.dtype | None], ...] = (
     ("float8_e5m2", "bytes", "u1", None),
     ("float8_e4m3fnuz", "bytes", "u1", None),
     ("float8_e5m2fnuz", "bytes", "u1", None),
+    (np.dtype("longdouble").name, "float", None, None),
+    (np.dtype("clongdouble").name, "complex", None, None),
 )
-_BY_NAME = {row[0]: (code, *row) for code, row in enumerate(_NAMED)}
+_BY_NAME = {row[0]: (code, *row) for code, row in reversed(list(enumerate(_NAMED)))}
 ROWS: dict[np.dtype, Dtype] = {}
 """The rows met so far; use `dtype_row`."""
 
@@ -87,7 +90,7 @@ def _learn(dtype: np.dtype) -> Dtype:
     native = dtype.newbyteorder("=")
     known = _BY_NAME.get(native.name)
     if known is None:
-        row = _bytes_row(native)
+        row = _unnamed_row(native)
     else:
         code, name, family, carrier, wide = known
         row = Dtype(name, code, family, native, np.dtype(carrier) if carrier else None, wide)
@@ -95,6 +98,18 @@ def _learn(dtype: np.dtype) -> Dtype:
     return ROWS.setdefault(dtype, row)
 
 
-def _bytes_row(dtype: np.dtype) -> Dtype:
+def _unnamed_row(dtype: np.dtype) -> Dtype:
     code = BYTES_CODE + zlib.crc32(str(dtype).encode())
+    if dtype.kind in "mM":
+        return Dtype(str(dtype), code, "time", dtype, np.dtype("i8"))
+    if _is_pair(dtype):
+        return Dtype(str(dtype), code, "pair", dtype)
     return Dtype(str(dtype), code, "bytes", dtype, np.dtype("u1"))
+
+
+def _is_pair(dtype: np.dtype) -> bool:
+    """Return whether `dtype` has two fields: a real number, and an integer behind it."""
+    if dtype.fields is None or len(dtype.fields) != 2:
+        return False
+    (value, start), (index, after) = (dtype.fields[name][:2] for name in dtype.names or ())
+    return value.kind in "iuf" and index.kind in "iu" and after >= start + value.itemsize

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcdist.bench.cases import CASES, KINDS, choose_cases
@@ -58,7 +58,7 @@ def read_request(given: Mapping[str, Any]) -> Request:
         ranks=_counts(given["ranks"]) or None,
         dtypes=_words("--dtype", given["dtype"], None),
         memories=_memories(device, given["memory"]),
-        op=_words("--op", given["op"].upper(), ReduceOp.__members__)[0],
+        op=_words("--op", given["op"].upper(), _OPS)[0],
         against=_words("--against", ",".join(given["against"]), PEERS, least=0),
         rounds=given["rounds"],
         quick=given["quick"],
@@ -70,6 +70,10 @@ def read_request(given: Mapping[str, Any]) -> Request:
         raise UsageError("--from FILE is for --predict: say for how many ranks, as --predict 8,64")
     same = ("json_file", "plot", "baseline", "tolerance", "source")
     return Request(plan, predict=predict, **{name: given[name] for name in same})
+
+
+_OPS = [op.name for op in ReduceOp][:5]
+"""Those that have a meaning for floats."""
 
 
 def _counts(text: str | None) -> tuple[int, ...]:
@@ -91,7 +95,7 @@ def _memories(device: str, words: str | None) -> tuple[str, ...]:
 
 
 def _words(
-    option: str, text: str, known: Mapping[str, Any] | None, least: int = 1
+    option: str, text: str, known: Collection[str] | None, least: int = 1
 ) -> tuple[str, ...]:
     words = tuple(dict.fromkeys(filter(None, text.replace(",", " ").split())))
     unknown = [word for word in words if known is not None and word not in known]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from hpcdist.arrays.dtypes import dtype_row
+from hpcdist.arrays.dtypes import BYTES_CODE, dtype_row
 from hpcdist.errors import CheckpointError
 
 DtypeName = Any
@@ -60,7 +60,7 @@ class Tensor(NamedTuple):
 def name_of_dtype(dtype: np.dtype[Any]) -> DtypeName:
     """Return what the manifest says of `dtype`; `UsageError` for one without a fixed size."""
     row = dtype_row(dtype)
-    if row.name in _CODES or row.family != "bytes" or row.name.startswith("float8"):
+    if row.name in _CODES or row.code < BYTES_CODE or row.name.startswith("float8"):
         return row.name
     return _as_json(np.lib.format.dtype_to_descr(dtype))
 

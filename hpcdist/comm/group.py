@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import numpy as np
 
@@ -11,12 +11,16 @@ from hpcdist.errors import UsageError
 from hpcdist.transport.base import Plan, Transport, Work
 from hpcdist.transport.call import Call
 
+if TYPE_CHECKING:
+    from hpcdist.comm.grid import Grid
+
 
 @final
 class Group:
-    """A set of ranks that communicate with each other, in ascending order of world rank.
+    """A set of ranks that communicate with each other.
 
-    Made by `init_parallel_env` (the world) and `new_group`.
+    Made by `init_parallel_env` (the world), `new_group` and `split`. The ranks are in ascending
+    order of world rank, unless the keys of a `split` have ordered them.
 
     Attributes:
         rank: this process's rank in the group, -1 if it is not a member.
@@ -96,6 +100,59 @@ class Group:
         if not _is_int(rank) or not 0 <= rank < self.nranks:
             raise UsageError(f"group {self.name} has ranks 0 to {self.nranks - 1}, got {rank!r}")
         return self.ranks[rank]
+
+    def split(
+        self,
+        color: int | None,
+        key: int | None = None,
+        *,
+        timeout: Any = None,
+        name: str | None = None,
+    ) -> Group:
+        """Make groups of the ranks with equal `color`; return this rank's (MPI_Comm_split).
+
+        Collective over this group.
+
+        Args:
+            color: an integer of at least 0; None (or ``MPI.UNDEFINED``) for no group.
+            key: an integer: the ranks of the new group are in ascending order of their keys, and
+                of their ranks in this group where keys are equal. None is 0.
+            timeout: as in `new_group`.
+            name: as in `new_group`.
+
+        Returns:
+            This rank's group; where `color` is None one without ranks, of which nobody is a
+            member. `src` and `dst` stay world ranks.
+
+        Example:
+            >>> import hpcdist as dist
+            >>> world = dist.init_parallel_env()
+            >>> world.split(world.rank % 2).ranks
+            [0]
+
+        """
+        from hpcdist.comm.groups import split  # which makes groups
+
+        return split(self, color, key, timeout, name)
+
+    def grid(self, dims: int | Sequence[int], periodic: bool | Sequence[bool] = False) -> Grid:
+        """Lay the ranks out on a Cartesian grid, in C order (MPI_Cart_create). Local.
+
+        Args:
+            dims: ranks along each axis, whose product is the number of ranks; those that are 0
+                or -1 are chosen, as equal as can be (MPI_Dims_create).
+            periodic: whether the last rank of an axis is next to its first; a bool per axis, or
+                one for all.
+
+        Example:
+            >>> import hpcdist as dist
+            >>> dist.init_parallel_env().grid((-1, -1), periodic=True).dims
+            (1, 1)
+
+        """
+        from hpcdist.comm.grid import Grid  # which is made of groups
+
+        return Grid(self, dims, periodic)
 
     def root_of(self, world_rank: Any, what: str) -> int:
         """Turn the argument `what`, a world rank, into a rank of this group."""

@@ -9,8 +9,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from hpcdist.comm.group import Closed, Dormant, Group
+from hpcdist.comm.issue import issue, not_a_member
+from hpcdist.comm.lists import cannot
+from hpcdist.comm.objects import describe_all_gather
 from hpcdist.comm.session import Session, group_at_hand, session_at_hand, set_session
 from hpcdist.errors import UsageError
+from hpcdist.transport.call import UNDEFINED, Call, Kind
 from hpcdist.transport.lane import seconds
 
 _HOST_BACKENDS = (None, "auto", "mpi", "gloo")
@@ -47,9 +51,14 @@ def new_group(
         [0]
 
     """
-    session = session_at_hand()
-    members = _check_ranks(ranks, session.world.nranks)
+    members = _check_ranks(ranks, session_at_hand().world.nranks)
     check_backend(backend)
+    return group_of(members, timeout, name)
+
+
+def group_of(members: list[int], timeout: Any = None, name: str | None = None) -> Group:
+    """Make the group of the world ranks `members`, in this order."""
+    session = session_at_hand()
     timeout_s = check_timeout(timeout, session.timeout_s)
     world, parent = session.world, session.world.transport
     is_member = world.rank in members
@@ -65,6 +74,46 @@ def new_group(
         if is_member:
             transport, group_id = parent.subgroup(members, group_id, timeout_s)
         return session.adopt(Group(members, world.rank, group_id, transport, name))
+
+
+def split(group: Group, color: Any, key: Any, timeout: Any, name: str | None) -> Group:
+    """Do what `Group.split` says."""
+    if group.transport is None:
+        not_a_member(group)
+        return group_of([])
+    session = session_at_hand()
+    check_timeout(timeout, session.timeout_s)
+    told: list[Any] = []
+    issue(group, True, _describe_split, told, color, key)
+    own = told[group.rank][0]
+    members = sorted((key, rank) for rank, (color, key) in enumerate(told) if color == own)
+    if own is None:
+        members = []
+    return group_of([group.ranks[rank] for _, rank in members], timeout, name)
+
+
+def _describe_split(group: Group, told: list[Any], color: Any, key: Any) -> Call:
+    try:
+        entry = _color(color), 0 if key is None else _integer(key, "key")
+    except UsageError as error:
+        return cannot(Kind.ALL_GATHER_OBJECT, group, error)
+    return describe_all_gather(group, told, entry)
+
+
+def _color(color: Any) -> int | None:
+    if color is None:
+        return None
+    number = _integer(color, "color")
+    if number < 0 and number != UNDEFINED:
+        raise UsageError(f"color must be at least 0, or None for no group, got {color!r}")
+    return None if number == UNDEFINED else number
+
+
+def _integer(value: Any, what: str) -> int:
+    try:
+        return _rank(value)
+    except TypeError:
+        raise UsageError(f"{what} must be an integer or None, got {value!r}") from None
 
 
 def get_group(id: int = 0) -> Group | None:

@@ -21,13 +21,7 @@ from hpcdist.comm.lists import unpack
 from hpcdist.comm.session import group_at_hand
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.transport.base import Done, Work
-from hpcdist.transport.call import ANY_SOURCE, Call, Kind
-
-PROC_NULL = -1000
-"""No rank at all: what is sent to it is gone, what is received from it leaves the array as it is.
-
-The neighbour of the ranks at the edge of a grid; mpi4py's ``MPI.PROC_NULL`` means the same.
-"""
+from hpcdist.transport.call import ANY_SOURCE, PROC_NULL, Call, Kind
 
 
 def send(

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, final
 
 from hpcdist.comm.group import Group
+from hpcdist.comm.states import State, verify_states
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
 from hpcdist.parallel.gradients import Gradients
@@ -26,7 +27,6 @@ from hpcdist.parallel.holders import (
 from hpcdist.parallel.model import DEFAULT_MB, DataParallel, bucket_limits, training_group
 from hpcdist.parallel.pace import CommStats
 from hpcdist.parallel.parameter import Parameter
-from hpcdist.parallel.states import State, verify_states
 
 
 @final

@@ -16,10 +16,10 @@ from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.comm.issue import not_a_member
 from hpcdist.comm.session import group_at_hand
+from hpcdist.comm.states import state_of, verify_states
 from hpcdist.errors import UsageError
 from hpcdist.parallel.fused import fused
 from hpcdist.parallel.parameter import Parameter
-from hpcdist.parallel.states import state_of, verify_states
 from hpcdist.transport.recipes import ReduceOp, recipe_for
 
 

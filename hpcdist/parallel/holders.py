@@ -19,9 +19,10 @@ from hpcdist.arrays.transfer import near
 from hpcdist.comm.group import Group
 from hpcdist.comm.issue import not_a_member
 from hpcdist.comm.session import group_at_hand
+from hpcdist.comm.states import State, state_of, verify_states
 from hpcdist.errors import UsageError
 from hpcdist.parallel.parameter import Parameter
-from hpcdist.parallel.states import State, broadcast_states, state_of, verify_states
+from hpcdist.parallel.states import broadcast_states
 
 Named = Sequence[tuple[str, Any]]
 """Names and holders."""

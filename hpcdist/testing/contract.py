@@ -6,11 +6,13 @@ public API. Checks hold at any number of ranks.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import math
 import re
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -33,6 +35,11 @@ def contribution(rank: int, dtype: str, shape: tuple[int, ...] = (3, 4)) -> Any:
     """Return an array that differs between ranks and is exact in every dtype."""
     count = int(np.prod(shape))
     return (np.arange(count).reshape(shape) % 3 + rank + 1).astype(dtype)
+
+
+class _Pair(NamedTuple):
+    a: Any
+    b: Any
 
 
 def ragged(number: int, count: int, giver: int = 0) -> Any:
@@ -154,6 +161,57 @@ class TransportContract:
 
         self.run(check)
 
+    @pytest.mark.parametrize("dtype", ["bool", *NUMBERS])
+    def test_bits_and_truth_are_combined_as_numpy_combines_them(self, dtype: str) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            inputs = [(contribution(each, "int64") % 5).astype(dtype) for each in range(size)]
+            for op, ufunc in [
+                (dist.ReduceOp.BAND, np.bitwise_and),
+                (dist.ReduceOp.BOR, np.bitwise_or),
+                (dist.ReduceOp.BXOR, np.bitwise_xor),
+                (dist.ReduceOp.LAND, np.logical_and),
+                (dist.ReduceOp.LOR, np.logical_or),
+                (dist.ReduceOp.LXOR, np.logical_xor),
+            ]:
+                x = inputs[rank].copy()
+                dist.all_reduce(x, op)
+                expected = ufunc.reduce(np.stack(inputs), 0).astype(dtype)
+                np.testing.assert_array_equal(x, expected, str(op))
+
+        self.run(check)
+
+    def test_long_doubles_times_and_pairs_are_reduced_without_a_loss(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            tiny = np.finfo("longdouble").eps
+            x = np.full(3, 1 if rank == 0 else tiny, "longdouble")
+            dist.all_reduce(x)
+            assert (x == 1 + (size - 1) * tiny).all()
+            dist.all_reduce(x, dist.ReduceOp.MIN)
+            assert (x == 1 + (size - 1) * tiny).all()
+            z = np.full(3, (rank + 1) * (1 + 1j), "clongdouble") * tiny
+            dist.all_reduce(z, dist.ReduceOp.AVG)
+            assert (z == (size + 1) / np.longdouble(2) * (1 + 1j) * tiny).all()
+            day = np.array([rank, -rank, "NaT" if rank == size - 1 else 0], "M8[D]")
+            for op, expected in [("MAX", [size - 1, 0, "NaT"]), ("MIN", [0, 1 - size, "NaT"])]:
+                y = day.copy()
+                dist.all_reduce(y, dist.ReduceOp[op])
+                np.testing.assert_array_equal(y, np.array(expected, "M8[D]"))
+            values = [rank, -rank, 7, np.nan if rank else 1]
+            for op, value, index in [
+                ("MAXLOC", [size - 1, 0, 7], [size - 1, 0, 0]),
+                ("MINLOC", [0, 1 - size, 7], [0, size - 1, 0]),
+            ]:
+                pairs = np.zeros(4, [("value", "f8"), ("index", "i4")])
+                pairs["value"], pairs["index"] = values, rank
+                dist.all_reduce(pairs, dist.ReduceOp[op])
+                assert (pairs["value"][:3].tolist(), pairs["index"][:3].tolist()) == (value, index)
+                assert np.isnan(pairs["value"][3]) == (size > 1)
+                assert pairs["index"][3] == min(1, size - 1)
+
+        self.run(check)
+
     def test_reduce_changes_only_the_destination(self) -> None:
         def check() -> None:
             rank, size = dist.get_rank(), dist.get_world_size()
@@ -185,6 +243,98 @@ class TransportContract:
             dist.exscan(y)
             assert x[0] == (rank + 1) * (rank + 2) // 2
             assert y[0] == (rank * (rank + 1) // 2 if rank else 1)
+
+        self.run(check)
+
+    def test_numbers_and_trees_of_them_are_reduced_and_returned(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            total = size * (size + 1) // 2
+            for value in (rank + 1, rank + 1.0, (rank + 1) * 1j, np.float32(rank + 1)):
+                got = dist.all_reduced(value)
+                assert type(got) is type(value)
+                assert got == (total * 1j if isinstance(value, complex) else total)
+            array = np.full((2, 3), rank + 1, "f2")
+            tree = {
+                "loss": 0.5 * (rank + 1),
+                "samples": rank + 1,
+                "best": [np.float32(rank), (array, array[:, 1])],
+                "any": rank == 0,
+                "pair": _Pair(np.int8(1), None),
+                3: np.array(1j),
+            }
+            got = dist.all_reduced(tree)
+            assert (got["loss"], got["samples"], got["any"]) == (0.5 * total, total, True)
+            assert got["best"][0] == size * (size - 1) / 2
+            assert (got["best"][1][0] == np.full((2, 3), total, "f2")).all()
+            assert (got["best"][1][1] == np.full(2, total, "f2")).all()
+            assert type(got["pair"]) is _Pair
+            assert got["pair"].b is None
+            assert (got["pair"].a, got["pair"].a.dtype, got[3]) == (size, np.int8, size * 1j)
+            kinds = [type(got[key]) for key in ("loss", "samples", "any", 3)]
+            assert kinds == [float, int, bool, np.ndarray]
+            assert (array == rank + 1).all()  # what was given stays as it was
+            assert tree["samples"] == rank + 1
+            assert dist.all_reduced({}) == {}
+            assert dist.all_reduced(None) is None
+
+        self.run(check)
+
+    def test_reductions_of_numbers_take_every_operator(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            op = dist.ReduceOp
+            mean = (size - 1) / 2
+            values = [rank, rank == 0, float(rank), np.int16(rank), np.array([rank, 0])]
+            got = dist.all_reduced(values, op.AVG)
+            assert got[:4] == [mean, 1 / size, mean, mean]
+            assert [type(each) for each in got[:4]] == [float, float, float, np.float64]
+            assert got[4].tolist() == [mean, 0]
+            assert dist.all_reduced([rank, -float(rank)], op.MAX) == [size - 1, 0.0]
+            assert dist.all_reduced([rank, rank == 0], op.MIN) == [0, size == 1]
+            assert dist.all_reduced({"a": 1 << rank}, op.BOR) == {"a": (1 << size) - 1}
+            assert dist.all_reduced(rank + 1, op.PROD) == math.factorial(size)
+            place = np.array([(rank % 3, rank)], "f8,i8")
+            assert tuple(dist.all_reduced(place, op.MAXLOC)[0]) == (min(size - 1, 2),) * 2
+
+        self.run(check)
+
+    def test_sums_of_ints_are_exact_and_products_too_large_are_refused(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            largest, least = (1 << 63) - 1, -(1 << 63)
+            assert dist.all_reduced([largest, least, -1]) == [size * largest, size * least, -size]
+            assert dist.all_reduced(largest, dist.ReduceOp.MIN) == largest
+            assert dist.all_reduced(largest, dist.ReduceOp.AVG) == float(largest)
+            factor = (1 << 62) if rank == 0 else 2
+            if size > 1:
+                with pytest.raises(dist.UsageError, match=r"tree\['n'\].*does not fit"):
+                    dist.all_reduced({"n": factor}, dist.ReduceOp.PROD)
+            bad = rank == size - 1
+            with pytest.raises(dist.UsageError if bad else dist.RemoteError, match="64 bits"):
+                dist.all_reduced({"n": 1 << 63 if bad else 1})
+
+        self.run(check)
+
+    def test_trees_that_differ_between_ranks_name_the_difference(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            if size == 1:
+                return
+            odd = rank == size - 1
+            trees: list[tuple[Any, str]] = [
+                ({"a": 1.0} | ({"b": 2.0} if odd else {}), r"rank 0 has no more.*tree\['b'\]"),
+                ({"b" if odd else "a": 1.0}, r"tree\['a'\].*tree\['b'\]"),
+                ([1 if odd else 1.0], r"tree\[0\].*float.*int"),
+                (np.ones(3 if odd else 2), r"shape \(2,\).*shape \(3,\)"),
+                ({} if odd else {"a": 1}, f"tree.*rank {size - 1} has no more"),
+            ]
+            for tree, words in trees:
+                with pytest.raises(dist.MismatchError, match=words):
+                    dist.all_reduced(tree)
+            with pytest.raises(dist.UsageError if odd else dist.RemoteError, match="str is not"):
+                dist.all_reduced({"a": "text" if odd else 1})
+            assert dist.all_reduced(1) == size
 
         self.run(check)
 
@@ -799,7 +949,217 @@ class TransportContract:
 
         self.run(check)
 
+    def test_all_works_are_waited_for_together_and_any_of_them_alone(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            arrays = [np.empty(1, int) for _ in range(4)]
+            incoming = [dist.irecv(x, (rank - 1) % size, tag=t) for t, x in enumerate(arrays)]
+            assert dist.wait_all([]) is True
+            outgoing = [dist.isend(np.array([tag]), (rank + 1) % size, tag=tag) for tag in (3, 1)]
+            arrived = []
+            for _ in outgoing:
+                at, work = dist.wait_any(incoming)
+                assert work is incoming.pop(at)
+                arrived.append(int(arrays.pop(at)[0]))
+            assert sorted(arrived) == [1, 3]
+            dist.barrier()
+            outgoing += [dist.isend(np.array([tag]), (rank + 1) % size, tag=tag) for tag in (0, 2)]
+            x = np.ones(3)
+            works = [*incoming, *outgoing, dist.all_reduce(x, sync_op=False)]
+            assert dist.wait_all(works, timeout=60) is True
+            assert [int(each[0]) for each in arrays] == [0, 2]
+            assert (x == size).all()
+
+        self.run(check)
+
+    def test_waiting_for_works_that_do_not_end_is_limited(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            x = np.empty(1, int)
+            work = dist.irecv(x, (rank - 1) % size, tag=5)
+            for wait in (dist.wait_all, dist.wait_any):
+                with pytest.raises(dist.CollectiveTimeout, match=r"within 0\.01 s"):
+                    wait([work], timeout=0.01)
+            dist.barrier()
+            dist.send(np.array([rank]), (rank + 1) % size, tag=5)
+            assert dist.wait_any([work])[0] == 0
+            assert x[0] == (rank - 1) % size
+            with pytest.raises(dist.UsageError, match="no works"):
+                dist.wait_any([])
+
+        self.run(check)
+
+    def test_wait_all_ends_everything_and_raises_what_went_wrong(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            wrong, x = np.ones(2 + (rank == size - 1)), np.ones(3)
+            works = [dist.all_reduce(each, sync_op=False) for each in (wrong, x)]
+            if size == 1:
+                return
+            with pytest.raises(dist.MismatchError, match="rank"):
+                dist.wait_all(works)
+            assert all(work.is_completed() for work in works)
+            assert (x == size).all()
+            with pytest.raises(dist.MismatchError, match="rank"):
+                dist.wait_any(works[:1])
+
+        self.run(check)
+
+    def test_works_are_awaited_while_the_event_loop_goes_on(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+
+            async def relay() -> list[int]:
+                """Receive from the rank below what that rank sends when it has ticked."""
+                ticks, x = 0, np.empty(1, int)
+                receive = dist.irecv(x, (rank - 1) % size)
+
+                async def tick() -> None:
+                    nonlocal ticks
+                    for _ in range(20):
+                        await asyncio.sleep(0)
+                        ticks += 1
+                    await dist.isend(np.array([rank]), (rank + 1) % size)
+
+                got, _ = await asyncio.gather(receive, tick())
+                assert got is receive
+                gathered: list[Any] = []
+                await dist.all_gather_object(gathered, ticks, sync_op=False)
+                assert gathered == [20] * size
+                return [got.source, int(x[0])]
+
+            assert asyncio.run(relay()) == [(rank - 1) % size] * 2
+
+        self.run(check)
+
+    def test_a_coroutine_that_is_cancelled_leaves_the_operation_under_way(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            x, wrong = np.empty(1, int), np.ones(2 + (rank == size - 1))
+
+            async def give_up() -> dist.Work:
+                receive = dist.irecv(x, (rank - 1) % size, tag=9)
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(receive, 0.02)
+                if size > 1:
+                    with pytest.raises(dist.MismatchError, match="rank"):
+                        await dist.all_reduce(wrong, sync_op=False)
+                return receive
+
+            receive = asyncio.run(give_up())
+            dist.barrier()
+            dist.send(np.array([rank]), (rank + 1) % size, tag=9)
+            receive.wait()
+            assert x[0] == (rank - 1) % size
+
+        self.run(check)
+
     # ---- groups
+
+    def test_split_makes_a_group_for_each_color_in_the_order_of_the_keys(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            world = dist.get_group()
+            assert world is not None
+            for key, turned in ((None, False), (rank, False), (-rank, True), (7, False)):
+                group = world.split(rank % 2, key)
+                members = list(range(rank % 2, size, 2))
+                assert group.ranks == (members[::-1] if turned else members)
+                gathered: list[Any] = []
+                dist.all_gather(gathered, np.array([rank]), group)
+                assert [int(x[0]) for x in gathered] == group.ranks
+                x = np.array([rank])
+                dist.broadcast(x, group.ranks[-1], group)
+                assert x[0] == group.ranks[-1]
+                largest = members[-1]
+                half = group.split(None if rank == largest else 0)
+                if rank == largest:
+                    assert (half.rank, half.ranks, half.is_member()) == (-1, [], False)
+                    with self.warned():
+                        dist.barrier(half)
+                else:
+                    assert half.ranks == [each for each in group.ranks if each != largest]
+                    dist.barrier(half)
+                    dist.destroy_process_group(half)
+                dist.destroy_process_group(group)
+
+        self.run(check)
+
+    def test_a_color_that_is_none_is_refused_on_every_rank(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            world, bad = dist.get_group(), rank == size - 1
+            assert world is not None
+            wrong: list[tuple[Any, Any]] = [(-1, 0), ("red", 0), (1.5, 0), (True, 0), (0, "last")]
+            for color, key in wrong:
+                error = dist.UsageError if bad else dist.RemoteError
+                with pytest.raises(error, match=f"rank {size - 1}.*(color|key) must be"):
+                    world.split(*((color, key) if bad else (0, 0)))
+
+        self.run(check)
+
+    def test_neighbours_on_a_grid_exchange_the_edges_of_their_arrays(self) -> None:
+        def check() -> None:
+            size, world = dist.get_world_size(), dist.get_group()
+            assert world is not None
+            for dims in ([-1, -1], [0, 1], [1, -1]):
+                for periodic in (False, True, (True, False)):
+                    grid = world.grid(dims, periodic)
+                    assert np.prod(grid.dims) == size
+                    self.exchange_edges(grid)
+                    self.tell_neighbours(grid)
+
+        self.run(check)
+
+    def exchange_edges(self, grid: dist.Grid) -> None:
+        """Fill the halo of a block of a matrix whose numbers say where they are."""
+        rows, columns = grid.dims
+        height, width = 3, 4
+        whole = np.arange(rows * height * columns * width).reshape(rows * height, columns * width)
+        whole = np.pad(whole, 1, constant_values=-1)
+        for axis, wraps in enumerate(grid.periodic):
+            if wraps:
+                near, far = (
+                    np.moveaxis(whole, axis, 0)[at] for at in (slice(0, 1), slice(-1, None))
+                )
+                near[...], far[...] = (np.moveaxis(whole, axis, 0)[at].copy() for at in (-2, 1))
+        top, left = grid.coords[0] * height, grid.coords[1] * width
+        expected = whole[top : top + height + 2, left : left + width + 2].copy()
+        x = np.full_like(expected, -1)
+        x[1:-1, 1:-1] = expected[1:-1, 1:-1]
+        halo = [x[0, 1:-1], x[-1, 1:-1], x[1:-1, 0], x[1:-1, -1]]
+        grid.neighbor_alltoall(halo, [x[1, 1:-1], x[-2, 1:-1], x[1:-1, 1], x[1:-1, -2]])
+        for corner in ((0, 0), (0, -1), (-1, 0), (-1, -1)):
+            expected[corner] = -1
+        np.testing.assert_array_equal(x, expected)
+
+    def tell_neighbours(self, grid: dist.Grid) -> None:
+        """Compare what neighbours send with who they are."""
+        rank = dist.get_rank()
+        told: list[Any] = []
+        grid.neighbor_all_gather(told, np.array([rank]), sync_op=False).wait()
+        ranks = [dist.PROC_NULL if x is None else int(x[0]) for x in told]
+        assert ranks == grid.neighbors
+        assert ranks == [end for axis in (0, 1) for end in grid.shift(axis)]
+
+    def test_an_axis_of_a_grid_has_a_group_of_its_own(self) -> None:
+        def check() -> None:
+            rank, size, world = dist.get_rank(), dist.get_world_size(), dist.get_group()
+            assert world is not None
+            grid = world.split(0, -rank).grid((-1, -1), periodic=True)
+            assert grid.rank_of(grid.coords) == rank
+            for axis in (0, 1):
+                along = grid.sub(axis)
+                assert along is grid.sub(axis)
+                assert along.dims == (grid.dims[axis],)
+                assert along.coords == (grid.coords[axis],)
+                x = np.array([grid.coords[1 - axis]])
+                dist.all_reduce(x, dist.ReduceOp.MAX, along.group)
+                assert x[0] == grid.coords[1 - axis]  # all of them are on one line
+                assert along.shift(0, 1) == grid.shift(axis, 1)
+            assert grid.sub(1, 0).group.ranks == list(range(size))[::-1]
+
+        self.run(check)
 
     def test_groups_overlap_and_agree_on_their_ids(self) -> None:
         def check() -> None:
@@ -837,6 +1197,8 @@ class TransportContract:
                     lambda: dist.broadcast_object_list([1], 0, group=group),
                     lambda: dist.isend(x, 0, group=group),
                 ]
+                with self.warned():
+                    assert dist.all_reduced(7, group=group) == 7
                 for call in calls:
                     with self.warned():
                         assert call().is_completed()

@@ -17,22 +17,22 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.objects import describe_all_gather as describe_all_gather_objects
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import Call
-from hpcdist.transport.recipes import BitwiseOp, Op, ReduceOp
+from hpcdist.transport.recipes import ReduceOp
 
-_OPS: dict[str, Op] = {
+_OPS: dict[str, ReduceOp] = {
     "SUM": ReduceOp.SUM,
     "AVG": ReduceOp.AVG,
     "PRODUCT": ReduceOp.PROD,
     "MIN": ReduceOp.MIN,
     "MAX": ReduceOp.MAX,
-    "BAND": BitwiseOp.BAND,
-    "BOR": BitwiseOp.BOR,
-    "BXOR": BitwiseOp.BXOR,
+    "BAND": ReduceOp.BAND,
+    "BOR": ReduceOp.BOR,
+    "BXOR": ReduceOp.BXOR,
     "PREMUL_SUM": ReduceOp.SUM,
 }
 
 
-def _operator(options: Any) -> tuple[Op, Any]:
+def _operator(options: Any) -> tuple[ReduceOp, Any]:
     """Return the operator, and the factor of a PREMUL_SUM (None for others)."""
     if options is None:
         return ReduceOp.SUM, None
@@ -88,7 +88,7 @@ def reduce_scatter(group: Group, out: torch.Tensor, given: Any, options: Any) ->
     return _reduce_scatter(group, out, given, op, factor)
 
 
-def _reduce_scatter(group: Group, out: torch.Tensor, given: Any, op: Op, factor: Any) -> Call:
+def _reduce_scatter(group: Group, out: torch.Tensor, given: Any, op: ReduceOp, factor: Any) -> Call:
     blocks = given if isinstance(given, (list, tuple)) else None
     if blocks is not None and len({block.shape for block in blocks}) > 1:
         return _uneven_reduce_scatter(group, out, blocks, op, factor)
@@ -105,7 +105,7 @@ def _reduce_scatter(group: Group, out: torch.Tensor, given: Any, op: Op, factor:
 
 
 def _uneven_reduce_scatter(
-    group: Group, out: torch.Tensor, blocks: Sequence[torch.Tensor], op: Op, factor: Any
+    group: Group, out: torch.Tensor, blocks: Sequence[torch.Tensor], op: ReduceOp, factor: Any
 ) -> Call:
     whole = torch.cat([block.detach().reshape(-1) for block in blocks])
     if factor is not None:
@@ -148,7 +148,7 @@ def _place(blocks: list[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
         out.detach().copy_(block.view(out.shape))
 
 
-def _is_average_of_integers(op: Op, tensor: torch.Tensor) -> bool:
+def _is_average_of_integers(op: ReduceOp, tensor: torch.Tensor) -> bool:
     """Return whether hpcdist itself refuses this average, which torch's backends round."""
     kind = tensor.dtype
     whole = not (kind.is_floating_point or kind.is_complex or kind is torch.bool)
@@ -169,7 +169,7 @@ _WITHOUT_DIVISION = (torch.uint16, torch.uint32, torch.uint64)
 """Integers without a sign that torch cannot divide on the CPU."""
 
 
-def _sparse_all_reduce(group: Group, tensor: torch.Tensor, op: Op) -> Call:
+def _sparse_all_reduce(group: Group, tensor: torch.Tensor, op: ReduceOp) -> Call:
     """Exchange the nonzero elements; every rank adds them in rank order."""
     if op not in (ReduceOp.SUM, ReduceOp.AVG):
         raise UsageError(f"{op.name} of sparse tensors is not defined; use SUM, or to_dense()")

@@ -24,10 +24,10 @@ from torch.distributed.fsdp import (
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import new_group
 from hpcdist.comm.objects import all_gather_object
+from hpcdist.comm.states import verify_states
 from hpcdist.errors import UsageError
 from hpcdist.parallel.sharding.gradients import Teams
 from hpcdist.parallel.sharding.group_sharded import Wishes
-from hpcdist.parallel.states import verify_states
 from hpcdist.torch.backend import process_group_of
 from hpcdist.torch.data_parallel import TorchDataParallel
 from hpcdist.torch.masters import with_masters

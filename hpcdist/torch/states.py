@@ -6,9 +6,10 @@ import torch
 import torch.distributed as c10d
 
 from hpcdist.comm.group import Group
+from hpcdist.comm.states import verify_states
 from hpcdist.errors import UsageError
 from hpcdist.parallel.model import bucket_limits
-from hpcdist.parallel.states import broadcast_states, verify_states
+from hpcdist.parallel.states import broadcast_states
 from hpcdist.torch.process_group import HpcdistProcessGroup
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, final
 
 from hpcdist.arrays.libraries import NumpyArray
@@ -33,6 +34,11 @@ class Work(ABC):
     """
 
     source: int = -1
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds after which `wait` gives up; infinity where the operation ends by itself."""
+        return math.inf
 
     @abstractmethod
     def wait(self, timeout: Any = None) -> bool:
@@ -68,6 +74,15 @@ class Work(ABC):
     def __repr__(self) -> str:
         source = f", from rank {self.source}" if self.source >= 0 else ""
         return f"<Work: {self.known()}{source}>"
+
+    def __await__(self) -> Generator[Any, None, Work]:
+        """Wait in a coroutine of asyncio, whose event loop goes on; ``await work`` is `work`.
+
+        Raises what `wait` raises. The operation goes on when the coroutine is cancelled.
+        """
+        from hpcdist.transport.together import ended  # which is made of works
+
+        return ended(self).__await__()
 
 
 @final

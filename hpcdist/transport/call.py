@@ -11,10 +11,19 @@ from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.parcel import Parcel
 from hpcdist.errors import UsageError
-from hpcdist.transport.recipes import Op, Recipe
+from hpcdist.transport.recipes import Recipe, ReduceOp
 
 ANY_SOURCE = -1
 """As `root` of a receive: take the message from whichever rank sent one."""
+
+PROC_NULL = -1000
+"""No rank at all: what is sent to it is gone, what is received from it leaves the array as it is.
+
+The neighbour of the ranks at the edge of a grid; mpi4py's ``MPI.PROC_NULL`` means the same.
+"""
+
+UNDEFINED = -32766
+"""As a color: no group. It is MPI_UNDEFINED of Open MPI, of MPICH, and of MPI's standard ABI."""
 
 
 class Kind(IntEnum):
@@ -77,7 +86,7 @@ class Call(NamedTuple):
     dtype: Dtype | None = None
     shape: tuple[int, ...] = ()
     root: int = 0
-    op: Op | None = None
+    op: ReduceOp | None = None
     recipe: Recipe | None = None
     detail: int = 0
     counts: tuple[Sequence[int], Sequence[int] | None] | None = None

@@ -103,6 +103,11 @@ class LocalReceive(Work):
         if self._call.ended is not None:
             self._call.ended(error)
 
+    @property
+    def limit_s(self) -> float:
+        """The time limit of the group."""
+        return self._box.timeout_s
+
     def is_completed(self) -> bool:
         """Say whether the message has arrived."""
         with self._box.changed:

@@ -94,6 +94,11 @@ class _PlanWork(Work):
         self._call = call
         self._host = host
 
+    @property
+    def limit_s(self) -> float:
+        """The time limit of the group."""
+        return self._host.timeout_s
+
     def wait(self, timeout: Any = None) -> bool:
         if not self._test():
             self._wait(timeout)

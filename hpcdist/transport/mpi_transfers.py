@@ -44,6 +44,11 @@ class Send(Work):
         self._requests = requests
         self._peer = call.root
 
+    @property
+    def limit_s(self) -> float:
+        """The time limit of the group."""
+        return self._messages.timeout_s
+
     def is_completed(self) -> bool:
         """Say whether the buffer may be changed again."""
         with self._messages.lock:
@@ -158,6 +163,11 @@ class Receive(Work):
     def _parcels(self) -> list[Parcel]:
         meta, *rest = self._parts
         return [Parcel(meta[0], rest[0] if rest else [])]
+
+    @property
+    def limit_s(self) -> float:
+        """The time limit of the group."""
+        return self._messages.timeout_s
 
     def is_completed(self) -> bool:
         """Say whether the message has arrived; drives matching."""

@@ -28,7 +28,7 @@ from hpcdist.transport.nccl_codes import BYTES, Reduction, plan_reduction
 from hpcdist.transport.nccl_start import connect
 from hpcdist.transport.parts import counts_of, cut, from_each, new_blocks, to_each, with_room
 from hpcdist.transport.patience import poll
-from hpcdist.transport.recipes import Op, Recipe
+from hpcdist.transport.recipes import Recipe, ReduceOp
 
 if TYPE_CHECKING:
     from hpcdist.transport.mpi_host import MpiHost
@@ -46,7 +46,7 @@ class Nccl:
         self._host, self.engine = host, engine
         self._rank, self._size = host.rank, host.size
         self._native = config.nccl_sums == "native"
-        self._plans: dict[tuple[Op, int], Reduction | None] = {}
+        self._plans: dict[tuple[ReduceOp, int], Reduction | None] = {}
         self._nccl = binding(config.nccl_binding)
         self.stream, self._comm = connect(host, engine, self._nccl)
         self._is_over = False
@@ -153,7 +153,7 @@ class Nccl:
             self._plans[key] = self._planned(call.op, call.dtype, call.recipe)
         return self._plans[key]
 
-    def _planned(self, op: Op, dtype: Dtype, recipe: Recipe | None) -> Reduction | None:
+    def _planned(self, op: ReduceOp, dtype: Dtype, recipe: Recipe | None) -> Reduction | None:
         assert recipe is not None
         return plan_reduction(op, dtype, recipe, self._size, native=self._native)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hpcdist.arrays.dtypes import Dtype
-from hpcdist.transport.recipes import Combine, Op, Recipe, ReduceOp
+from hpcdist.transport.recipes import Combine, Recipe, ReduceOp
 
 BYTES = 1
 """ncclUint8: how everything moves that is not reduced."""
@@ -40,6 +40,9 @@ _OPS = {
 }
 """bool travels as uint8, of which all values are 0 or 1: their maximum is OR, their minimum AND."""
 
+_WIDEST = {"complex": 16}
+"""Bytes of the widest numbers: long doubles are unknown to NCCL."""
+
 _STAND_INS = {"bool": "uint8", "int16": "int32", "uint16": "uint32"}
 
 
@@ -60,7 +63,7 @@ class Reduction(NamedTuple):
 
 
 def plan_reduction(
-    op: Op, dtype: Dtype, recipe: Recipe, ranks: int, *, native: bool
+    op: ReduceOp, dtype: Dtype, recipe: Recipe, ranks: int, *, native: bool
 ) -> Reduction | None:
     """Say how NCCL computes `op` on `dtype`; None where it cannot. Equal on all ranks.
 
@@ -76,7 +79,7 @@ def plan_reduction(
     if is_short_sum and (native or ranks <= 2):
         return Reduction(_CODES[dtype.name], _AVG if op is ReduceOp.AVG else _SUM, dtype.numpy)
     number = _OPS.get(recipe.combine)
-    if number is None:
+    if number is None or dtype.numpy.itemsize > _WIDEST.get(dtype.family, 8):
         return None
     if dtype.family == "complex":
         return _complex(op, dtype) if recipe.combine is Combine.ADD else None
@@ -87,6 +90,6 @@ def plan_reduction(
     return Reduction(_CODES[name], number, np.dtype(name), 1, encoded, decoded)
 
 
-def _complex(op: Op, dtype: Dtype) -> Reduction:
+def _complex(op: ReduceOp, dtype: Dtype) -> Reduction:
     part = np.dtype(f"f{dtype.numpy.itemsize // 2}")
     return Reduction(_CODES[part.name], _AVG if op is ReduceOp.AVG else _SUM, dtype.numpy, 2)

@@ -10,6 +10,10 @@ back. It is pure NumPy and shared by all transports, so that they agree to the b
   leaves the sign of zero to chance: NaN becomes the largest (smallest) key and wins, and -0.0
   is below 0.0. The result has the same bits on every rank.
 - AVG is SUM, divided at the end; bool is reduced by the logical operators.
+- What MPI has no operator for is a `Combine` of its own, and a function here: MAXLOC and MINLOC,
+  and the extrema of long double, whose bits no integer holds. They are evaluated in the order of
+  the ranks, so that the bits are the same on every rank all the same.
+- The extrema of times travel as integers, moved by one for MAX: NaT, the smallest, is the largest.
 """
 
 from __future__ import annotations
@@ -28,7 +32,13 @@ from hpcdist.errors import UsageError
 
 
 class ReduceOp(IntEnum):
-    """Reduction operators, with Paddle's numbers."""
+    """Reduction operators. The first five have Paddle's numbers.
+
+    `BAND`, `BOR` and `BXOR` combine the bits of integers. `LAND`, `LOR` and `LXOR` ask of each
+    integer whether it is other than 0, and give 0 or 1. `MAXLOC` and `MINLOC` work on arrays of
+    pairs, a structured dtype of two fields such as ``[("value", "f8"), ("index", "i8")]``: the
+    pair with the largest (smallest) value wins, of equal values the one with the smallest index.
+    """
 
     __hash__ = int.__hash__
 
@@ -37,19 +47,14 @@ class ReduceOp(IntEnum):
     MIN = 2
     PROD = 3
     AVG = 4
-
-
-class BitwiseOp(IntEnum):
-    """Operators on the bits of integers and on bool, which torch has besides; numbered on."""
-
-    __hash__ = int.__hash__
-
     BAND = 5
     BOR = 6
     BXOR = 7
-
-
-Op = ReduceOp | BitwiseOp
+    LAND = 8
+    LOR = 9
+    LXOR = 10
+    MAXLOC = 11
+    MINLOC = 12
 
 
 class Combine(IntEnum):
@@ -67,6 +72,42 @@ class Combine(IntEnum):
     BIT_AND = 7
     BIT_OR = 8
     BIT_XOR = 9
+    LARGER = 10
+    SMALLER = 11
+    MAXLOC = 12
+    MINLOC = 13
+
+
+@np.errstate(invalid="ignore")
+def _larger(left: NumpyArray, right: NumpyArray, out: NumpyArray) -> None:
+    """Write the maximum of long doubles to `out`: NaN wins, and 0.0 is above -0.0."""
+    best = np.maximum(left, right)
+    np.copyto(best, left + right, where=(left == 0) & (right == 0))
+    out[...] = best
+
+
+def _smaller(left: NumpyArray, right: NumpyArray, out: NumpyArray) -> None:
+    """Write the minimum of long doubles to `out`: NaN wins, and -0.0 is below 0.0."""
+    _larger(-left, -right, out)
+    np.negative(out, out=out)
+
+
+def _located(better: Callable[[NumpyArray, NumpyArray], NumpyArray]) -> Callable[..., None]:
+    """Return what combines pairs: the better value wins (NaN the most), then the lower index."""
+
+    @np.errstate(invalid="ignore")
+    def combine(left: NumpyArray, right: NumpyArray, out: NumpyArray) -> None:
+        assert left.dtype.names is not None
+        value, index = left.dtype.names
+        x, y = left[value], right[value]
+        wins, ties = better(y, x), x == y
+        if x.dtype.kind == "f":
+            x_nan, y_nan = np.isnan(x), np.isnan(y)
+            wins, ties = wins | (y_nan & ~x_nan), ties | (x_nan & y_nan)
+        wins |= ties & (right[index] < left[index])
+        out[...] = np.where(wins, right, left)
+
+    return combine
 
 
 UFUNCS: dict[Combine, Any] = {
@@ -80,7 +121,13 @@ UFUNCS: dict[Combine, Any] = {
     Combine.BIT_AND: np.bitwise_and,
     Combine.BIT_OR: np.bitwise_or,
     Combine.BIT_XOR: np.bitwise_xor,
+    Combine.LARGER: _larger,
+    Combine.SMALLER: _smaller,
+    Combine.MAXLOC: _located(np.greater),
+    Combine.MINLOC: _located(np.less),
 }
+OWN = frozenset({Combine.LARGER, Combine.SMALLER, Combine.MAXLOC, Combine.MINLOC})
+"""Those that are functions of this module, which neither MPI nor a device's library has."""
 
 Encode = Callable[[NumpyArray], NumpyArray]
 Decode = Callable[[NumpyArray, NumpyArray, int], None]
@@ -98,9 +145,9 @@ class Recipe(NamedTuple):
     decode: Decode | None = None
 
 
-def check_op(op: Any) -> Op:
+def check_op(op: Any) -> ReduceOp:
     """Return `op` as a `ReduceOp`, or raise `UsageError`."""
-    if type(op) is ReduceOp or type(op) is BitwiseOp:
+    if type(op) is ReduceOp:
         return op
     if isinstance(op, int) and not isinstance(op, bool) and 0 <= op < len(ReduceOp):
         return ReduceOp(op)
@@ -111,26 +158,37 @@ def check_op(op: Any) -> Op:
     )
 
 
-def recipe_for(op: Op, dtype: Dtype) -> Recipe:
+def recipe_for(op: ReduceOp, dtype: Dtype) -> Recipe:
     """Return how `op` is computed on `dtype`; raise `UsageError` where it has no meaning."""
     return _RECIPES[op].get(dtype.code) or _make_recipe(op, dtype)
 
 
-_RECIPES: list[dict[int, Recipe]] = [{} for _ in (*ReduceOp, *BitwiseOp)]
+_RECIPES: list[dict[int, Recipe]] = [{} for _ in ReduceOp]
 """Per operator, by dtype code: made when first used."""
 
 
-def _make_recipe(op: Op, dtype: Dtype) -> Recipe:
-    make = _FAMILIES[dtype.family].get(op)
+def _make_recipe(op: ReduceOp, dtype: Dtype) -> Recipe:
+    family = _FAMILIES[dtype.family]
+    make = family.get(op)
     if make is None:
-        family = _FAMILIES[dtype.family]
-        allowed = ", ".join(each.name for each in family if type(each) is type(op)) or "none"
-        remedy = _REMEDIES.get(dtype.family, "use another operator")
+        allowed = ", ".join(each.name for each in family) or "none"
         raise UsageError(
             f"ReduceOp.{op.name} is not defined for {dtype.name}; operators for it: {allowed}; "
-            f"{remedy}"
+            f"{_remedy(op, dtype)}"
         )
     return _RECIPES[op].setdefault(dtype.code, make(dtype))
+
+
+def _remedy(op: ReduceOp, dtype: Dtype) -> str:
+    if op in (ReduceOp.MAXLOC, ReduceOp.MINLOC) and dtype.family != "bytes":
+        return (
+            "it needs pairs of a number and an index, an array of a dtype such as "
+            "[('value', 'f8'), ('index', 'i8')]"
+        )
+    if dtype.family == "bytes":
+        kind = dtype.numpy.char if dtype.numpy.names is None else "fields"
+        return _OF_BYTES.get(kind, "convert it first, for example x.astype(numpy.float32)")
+    return _REMEDIES.get(dtype.family, "use another operator")
 
 
 def _direct(combine: Combine) -> Callable[[Dtype], Recipe]:
@@ -177,8 +235,37 @@ def _by_bits(data: Any, dtype: Dtype) -> bool:
     return type(data) is not np.ndarray and dtype.name == "bfloat16"
 
 
+def _truth(combine: Combine) -> Callable[[Dtype], Recipe]:
+    def encode(data: NumpyArray) -> NumpyArray:
+        truth: NumpyArray = data != 0
+        return truth
+
+    def decode(wire: NumpyArray, out: NumpyArray, ranks: int) -> None:
+        out[...] = wire.reshape(out.shape)
+
+    return lambda dtype: Recipe(combine, np.dtype(bool), encode, decode)
+
+
+def _latest(dtype: Dtype) -> Recipe:
+    def encode(data: NumpyArray) -> NumpyArray:
+        shifted: NumpyArray = data - 1
+        return shifted
+
+    def decode(wire: NumpyArray, out: NumpyArray, ranks: int) -> None:
+        np.add(wire, 1, out=out)
+
+    return Recipe(Combine.MAXIMUM, np.dtype("i8"), encode, decode)
+
+
+def _earliest(dtype: Dtype) -> Recipe:
+    return Recipe(Combine.MINIMUM, np.dtype("i8"))
+
+
 def _extremum(combine: Combine) -> Callable[[Dtype], Recipe]:
     def make(dtype: Dtype) -> Recipe:
+        if dtype.numpy.itemsize > 8:
+            own = Combine.LARGER if combine is Combine.MAXIMUM else Combine.SMALLER
+            return Recipe(own, dtype.numpy)
         key = np.dtype(f"i{dtype.numpy.itemsize}")
         limits = np.iinfo(key)
         infinity = np.array(np.inf, dtype.numpy).view(key)[()]
@@ -205,24 +292,30 @@ def _extremum(combine: Combine) -> Callable[[Dtype], Recipe]:
     return make
 
 
-_FAMILIES: dict[str, dict[Op, Callable[[Dtype], Recipe]]] = {
+_FAMILIES: dict[str, dict[ReduceOp, Callable[[Dtype], Recipe]]] = {
     "bool": {
         ReduceOp.SUM: _direct(Combine.OR),
         ReduceOp.MAX: _direct(Combine.OR),
         ReduceOp.MIN: _direct(Combine.AND),
         ReduceOp.PROD: _direct(Combine.AND),
-        BitwiseOp.BAND: _direct(Combine.AND),
-        BitwiseOp.BOR: _direct(Combine.OR),
-        BitwiseOp.BXOR: _direct(Combine.XOR),
+        ReduceOp.BAND: _direct(Combine.AND),
+        ReduceOp.BOR: _direct(Combine.OR),
+        ReduceOp.BXOR: _direct(Combine.XOR),
+        ReduceOp.LAND: _direct(Combine.AND),
+        ReduceOp.LOR: _direct(Combine.OR),
+        ReduceOp.LXOR: _direct(Combine.XOR),
     },
     "int": {
         ReduceOp.SUM: _arithmetic(Combine.ADD),
         ReduceOp.MAX: _direct(Combine.MAXIMUM),
         ReduceOp.MIN: _direct(Combine.MINIMUM),
         ReduceOp.PROD: _direct(Combine.MULTIPLY),
-        BitwiseOp.BAND: _direct(Combine.BIT_AND),
-        BitwiseOp.BOR: _direct(Combine.BIT_OR),
-        BitwiseOp.BXOR: _direct(Combine.BIT_XOR),
+        ReduceOp.BAND: _direct(Combine.BIT_AND),
+        ReduceOp.BOR: _direct(Combine.BIT_OR),
+        ReduceOp.BXOR: _direct(Combine.BIT_XOR),
+        ReduceOp.LAND: _truth(Combine.AND),
+        ReduceOp.LOR: _truth(Combine.OR),
+        ReduceOp.LXOR: _truth(Combine.XOR),
     },
     "float": {
         ReduceOp.SUM: _arithmetic(Combine.ADD),
@@ -236,13 +329,26 @@ _FAMILIES: dict[str, dict[Op, Callable[[Dtype], Recipe]]] = {
         ReduceOp.PROD: _arithmetic(Combine.MULTIPLY),
         ReduceOp.AVG: _arithmetic(Combine.ADD, mean=True),
     },
+    "time": {ReduceOp.MAX: _latest, ReduceOp.MIN: _earliest},
+    "pair": {
+        ReduceOp.MAXLOC: _direct(Combine.MAXLOC),
+        ReduceOp.MINLOC: _direct(Combine.MINLOC),
+    },
     "bytes": {},
 }
 _REMEDIES = {
-    "bytes": "convert it first, for example x.astype(numpy.float32)",
+    "float": "reduce x != 0, or the bits in a view of integers such as x.view(numpy.int64)",
+    "time": "reduce the integers behind it, x.view(numpy.int64)",
+    "pair": "reduce one field at a time, numpy.ascontiguousarray(x['name'])",
     "int": "reduce x.astype(numpy.float64) for a mean",
     "bool": "reduce x.astype(numpy.int64) to count",
     "complex": "complex numbers have no order; reduce numpy.abs(x)",
+}
+_OF_BYTES = {
+    "fields": "reduce one field at a time, numpy.ascontiguousarray(x['name'])",
+    "S": "collect it with all_gather and combine it there",
+    "U": "collect it with all_gather and combine it there",
+    "V": "view it as numbers, for example x.view(numpy.uint8)",
 }
 
 

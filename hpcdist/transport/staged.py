@@ -304,6 +304,10 @@ class _StagedMessage(Work):
         self._stage, self._work, self._block, self._arrived = stage, work, block, arrived
         self._ended = False
 
+    @property
+    def limit_s(self) -> float:
+        return self._work.limit_s
+
     def wait(self, timeout: Any = None) -> bool:
         self._work.wait(timeout)
         self.source = self._work.source

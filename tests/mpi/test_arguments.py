@@ -43,7 +43,7 @@ WRONG_EVERYWHERE = [
     (lambda: dist.all_reduce(np.array([{}])), "all_gather_object"),
     (lambda: dist.all_reduce(np.ma.ones(3)), "masked.*filled"),
     (lambda: dist.all_reduce(np.array(["a"])), "SUM is not defined for"),
-    (lambda: dist.all_reduce(np.array(["2000"], "M8[D]")), "SUM is not defined for"),
+    (lambda: dist.all_reduce(np.array(["2000"], "M8[D]")), "SUM is not defined for.*view"),
     (lambda: dist.broadcast(np.array([None]), 0), "all_gather_object"),
     (lambda: dist.reduce_scatter(frozen(), blocks()), "read-only"),
     (lambda: dist.scatter(frozen(), blocks() if dist.get_rank() == 0 else None), "read-only"),

@@ -1,5 +1,6 @@
 """Asynchronous operations: their order, their time limits, their errors and their memory."""
 
+import asyncio
 import gc
 import threading
 import time
@@ -32,6 +33,61 @@ def test_operations_of_one_group_take_effect_in_the_order_of_their_calls(rank, s
     works[-1].wait()
     assert all(work.is_completed() for work in works)
     assert gathered[0][0] == (size * (size + 1) / 2) ** size
+
+
+def test_an_awaited_message_that_does_not_come_is_a_timeout_and_may_still_come(rank, size):
+    group, x = dist.new_group(timeout=0.2), np.empty(1, int)
+
+    async def receive():
+        work = dist.irecv(x, (rank - 1) % size, group)
+        with pytest.raises(dist.CollectiveTimeout, match=r"within 0\.2 s of await"):
+            await work
+        return work
+
+    work = asyncio.run(receive())
+    dist.barrier()
+    sent = dist.isend(np.array([rank]), (rank + 1) % size, group)
+
+    async def again():
+        while not work.is_completed():  # the sender may be slow
+            await asyncio.sleep(0.001)
+        return await work
+
+    assert asyncio.run(again()) is work
+    assert work.source == x[0] == (rank - 1) % size
+    sent.wait()
+    dist.destroy_process_group(group)
+
+
+def test_plans_messages_of_any_size_and_objects_are_awaited(rank, size):
+    x, y, got = np.ones(3), np.full(300_000, float(rank)), np.empty(300_000)
+    plan = dist.plan_all_reduce(x)
+
+    async def all_of_them():
+        below, above, objects = (rank - 1) % size, (rank + 1) % size, [None]
+        await asyncio.gather(dist.isend(y, above), dist.irecv(got, below))
+        sends = dist.send_object_list([{"from": rank}], above, sync_op=False)
+        receive = dist.recv_object_list(objects, below, sync_op=False)
+        await asyncio.gather(sends, receive, plan.start())
+        await plan.start()
+        return objects
+
+    assert asyncio.run(all_of_them()) == [{"from": (rank - 1) % size}]
+    assert (got == (rank - 1) % size).all()
+    assert (x == size**2).all()
+    plan.free()
+
+
+def test_many_works_may_be_awaited_at_once(rank, size):
+    arrays = [np.empty(1, int) for _ in range(20)]
+
+    async def exchange():
+        receives = [dist.irecv(x, (rank - 1) % size, tag=tag) for tag, x in enumerate(arrays)]
+        sends = [dist.isend(np.array([tag]), (rank + 1) % size, tag=tag) for tag in range(20)]
+        await asyncio.gather(*receives, *sends)
+
+    asyncio.run(exchange())
+    assert [int(x[0]) for x in arrays] == list(range(20))
 
 
 @threads

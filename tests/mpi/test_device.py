@@ -255,6 +255,24 @@ def test_arrays_are_averaged_together_where_they_are(rank, size):
         assert (DEVICE.numbers(array) == (size + 1) / 2).all()
 
 
+def test_numbers_and_device_arrays_are_reduced_together_into_new_ones(rank, size):
+    total = size * (size + 1) // 2
+    given = {"x": DEVICE.array(np.full((2, 3), rank + 1.0)), "n": rank + 1, "y": np.ones(2)}
+    more = DEVICE.array(np.full(4, rank + 1, ml_dtypes.bfloat16)), DEVICE.array(np.full(5, rank))
+    got, (short, ints) = dist.all_reduced((given, more))
+    assert (DEVICE.numbers(got["x"]) == total).all()
+    assert (DEVICE.numbers(given["x"]) == rank + 1).all()
+    assert (got["n"], got["y"].tolist()) == (total, [size, size])
+    assert (DEVICE.numbers(short) == total).all()
+    assert DEVICE.numbers(short).dtype == ml_dtypes.bfloat16
+    assert (DEVICE.numbers(ints) == total - size).all()
+    means = dist.all_reduced(more, dist.ReduceOp.AVG)
+    assert DEVICE.numbers(means[1]).tolist() == [(size - 1) / 2] * 5
+    if size > 1:
+        with pytest.raises(dist.MismatchError, match="on a device"):
+            dist.all_reduced(given["x"] if rank == 0 else np.ones((2, 3)))
+
+
 def test_host_memory_is_locked_once_and_unlocked_at_the_end(rank, size):
     group = dist.new_group()
     before = len(DEVICE.pinned)

@@ -66,7 +66,7 @@ def reduced(op, arrays):
 def operators(name):
     """Return the operators that have a meaning for a dtype."""
     banned = {"int64": {"AVG"}, "complex128": {"MAX", "MIN"}}.get(name, set())
-    return [op for op in dist.ReduceOp if op.name not in banned]
+    return [op for op in list(dist.ReduceOp)[:5] if op.name not in banned]
 
 
 def assert_bits(got, expected):

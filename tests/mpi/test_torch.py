@@ -159,3 +159,18 @@ def test_tensors_without_plain_memory_are_refused_with_the_remedy(tensor, words,
     with pytest.raises(dist.UsageError, match=words):
         dist.all_reduce(tensor())
     dist.barrier()
+
+
+def test_trees_of_tensors_are_reduced_into_new_tensors(rank, size):
+    total = size * (size + 1) // 2
+    x = torch.full((2, 3), rank + 1.0, requires_grad=True)
+    tree = {"x": x, "short": torch.full((2,), rank + 1, dtype=torch.bfloat16), "n": rank + 1}
+    got = dist.all_reduced(tree)
+    assert got["n"] == total
+    for name in ("x", "short"):
+        assert type(got[name]) is torch.Tensor
+        assert got[name].dtype is tree[name].dtype
+        assert (got[name] == total).all()
+    assert (x == rank + 1).all()
+    mean = dist.all_reduced(torch.tensor(rank), dist.ReduceOp.AVG)
+    assert mean.item() == (size - 1) / 2

@@ -22,14 +22,12 @@ NAMED = [
     "complex64",
     "complex128",
 ]
+LONG = [np.dtype(each).name for each in ("longdouble", "clongdouble")]
 ML = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
 OTHERS = [
     "S5",
     "U3",
     "V7",
-    "M8[ns]",
-    "m8[s]",
-    np.longdouble,
     np.dtype([("a", "i4"), ("b", "f8", (2,))]),
     np.dtype([("a", "u1"), ("b", "f8")], align=True),
     np.dtype({"names": ["a", "b"], "formats": ["i4", "i2"], "offsets": [4, 0], "itemsize": 12}),
@@ -46,9 +44,10 @@ OTHERS = [
 def test_every_dtype_with_a_row_has_a_code_of_its_own_that_names_it():
     rows = [dtype_row(np.dtype(name)) for name in NAMED]
     rows += [dtype_row(np.dtype(getattr(ml_dtypes, name))) for name in ML]
+    rows += [dtype_row(np.dtype(name)) for name in LONG]
     assert len({row.code for row in rows}) == len(rows)
     assert all(row.code < BYTES_CODE for row in rows)
-    assert [name_of_code(row.code) for row in rows] == NAMED + ML
+    assert [name_of_code(row.code) for row in rows] == NAMED + ML + LONG
 
 
 @pytest.mark.parametrize("dtype", OTHERS, ids=str)
@@ -60,6 +59,30 @@ def test_every_other_fixed_size_dtype_travels_as_bytes(dtype):
     buffer = as_buffer(x)
     assert buffer.data.dtype == np.uint8
     assert buffer.data.nbytes == x.nbytes
+
+
+@pytest.mark.parametrize("dtype", ["M8[ns]", "m8[s]"])
+def test_times_travel_as_integers(dtype):
+    row = dtype_row(np.dtype(dtype))
+    assert row.family == "time"
+    assert row.code >= BYTES_CODE
+    buffer = as_buffer(np.zeros((2, 3), dtype))
+    assert (buffer.data.dtype, buffer.data.shape) == (np.int64, (6,))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["f8,i4", "i4,u1", "g,i8", np.dtype([("value", "f8"), ("index", "i4")], align=True)],
+    ids=str,
+)
+def test_pairs_of_a_number_and_an_index_travel_as_they_are(dtype):
+    x = np.zeros((2, 3), dtype)
+    row = dtype_row(x.dtype)
+    assert row.family == "pair"
+    assert row.code >= BYTES_CODE
+    assert as_buffer(x).data is x
+    assert as_buffer(x[::2]).data.dtype == x.dtype
+    memoryview(x).release()  # which MPI needs
 
 
 def test_dtypes_that_differ_have_codes_that_differ():

@@ -312,8 +312,8 @@ def test_what_nccl_computes_on_what_travels_is_the_reduction(name, op, recipe, r
     dtype = dtype_of(name)
     plan = plan_reduction(op, dtype, recipe, ranks, native=False)
     if plan is None:
-        assert dtype.family == "complex"
-        assert op is ReduceOp.PROD
+        by_bits = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR, ReduceOp.LXOR)
+        assert (dtype.family, op) == ("complex", ReduceOp.PROD) or op in by_bits
         return
     given = [(np.arange(6) % 3 + rank).astype(dtype.numpy) for rank in range(ranks)]
     wire = [_on_the_wire(plan, recipe, dtype, each) for each in given]
@@ -325,6 +325,13 @@ def test_what_nccl_computes_on_what_travels_is_the_reduction(name, op, recipe, r
     np.testing.assert_allclose(
         got.astype("c16"), _reference(op, dtype, given).astype("c16"), rtol=1e-3
     )
+
+
+@pytest.mark.parametrize("name", ["longdouble", "clongdouble"])
+def test_nccl_leaves_numbers_it_does_not_know_to_the_host(name):
+    for op in (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.AVG):
+        recipe = recipe_for(op, dtype_of(name))
+        assert plan_reduction(op, dtype_of(name), recipe, 2, native=False) is None
 
 
 def _carried(array, dtype):
@@ -360,8 +367,8 @@ def _as_nccl_would(op, numbers):
 
 
 def _reference(op, dtype, given):
-    if dtype.family == "bool":
-        any_of = op in (ReduceOp.SUM, ReduceOp.MAX)
+    if dtype.family == "bool" or op in (ReduceOp.LAND, ReduceOp.LOR):
+        any_of = op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.BOR, ReduceOp.LOR)
         return np.any(given, axis=0) if any_of else np.all(given, axis=0)
     exact = np.stack([each.astype("c16" if dtype.family == "complex" else "f8") for each in given])
     value = {

@@ -6,8 +6,8 @@ from hypothesis import given, strategies as st
 
 import hpcdist as dist
 from hpcdist.arrays.buffer import as_buffer
+from hpcdist.comm.states import first_difference
 from hpcdist.parallel.fused import fused
-from hpcdist.parallel.states import first_difference
 
 MiB = 1 << 20
 

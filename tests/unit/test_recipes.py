@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 import hpcdist as dist
 from hpcdist.arrays.buffer import as_buffer, as_output, typed
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.transport.recipes import BitwiseOp, ReduceOp, check_op, local_result, recipe_for
+from hpcdist.transport.recipes import ReduceOp, check_op, local_result, recipe_for
 
 INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
 FLOATS = ["f2", "f4", "f8"]
@@ -139,14 +139,26 @@ def test_sums_of_bool_are_or_and_products_are_and():
         assert reduced(op, x, y).tolist() == [True, False, False, False]
 
 
+LOC = [("value", "f8"), ("index", "i8")]
+LOCATING = (ReduceOp.MAXLOC, ReduceOp.MINLOC)
+LOGICAL = (ReduceOp.LAND, ReduceOp.LOR, ReduceOp.LXOR)
+OTHERS = tuple(op for op in ReduceOp if op not in LOCATING)
+
+
 @pytest.mark.parametrize(
     ("op", "dtype", "remedy"),
     [
         *[(ReduceOp.AVG, dtype, "float64") for dtype in INTEGERS],
         (ReduceOp.AVG, "?", "int64"),
-        *[(op, dtype, "abs") for op in (ReduceOp.MAX, ReduceOp.MIN) for dtype in COMPLEX],
-        *[(op, dtype, "astype") for op in ReduceOp for dtype in ("S3", "M8[s]", [("a", "i4")])],
+        *[(op, dtype, "abs") for op in (ReduceOp.MAX, ReduceOp.MIN) for dtype in [*COMPLEX, "G"]],
+        *[(op, dtype, "all_gather") for op in OTHERS for dtype in ("S3", "U3")],
+        *[(op, [("a", "S3")], "one field") for op in ReduceOp],
         *[(op, ml_dtypes.float8_e4m3fn, "astype") for op in ReduceOp],
+        *[(ReduceOp.SUM, dtype, "view.*int64") for dtype in ("M8[s]", "m8[ns]")],
+        *[(ReduceOp.BAND, dtype, "view of integers") for dtype in ("f4", "g")],
+        *[(ReduceOp.LOR, dtype, "!= 0") for dtype in ("f4", "g")],
+        *[(op, LOC, "one field") for op in OTHERS],
+        *[(op, dtype, "pairs") for op in LOCATING for dtype in ("?", "i4", "f8", "c8", "M8[s]")],
     ],
 )
 def test_what_has_no_meaning_is_refused_with_what_has_one(op, dtype, remedy):
@@ -154,19 +166,105 @@ def test_what_has_no_meaning_is_refused_with_what_has_one(op, dtype, remedy):
         recipe_for(op, dtype_row(np.dtype(dtype)))
 
 
+@pytest.mark.parametrize("dtype", ["g", "G", "M8[ns]", "m8[s]", LOC])
+def test_no_remedy_gives_precision_away(dtype):
+    complaints = []
+    for op in ReduceOp:
+        try:
+            recipe_for(op, dtype_row(np.dtype(dtype)))
+        except dist.UsageError as error:
+            complaints.append(str(error))
+    assert complaints
+    assert not any("float32" in each or "float64" in each for each in complaints)
+
+
 def test_operators_have_paddles_numbers_and_may_be_given_as_such():
-    assert [op.value for op in ReduceOp] == [0, 1, 2, 3, 4]
-    assert [op.name for op in ReduceOp] == ["SUM", "MAX", "MIN", "PROD", "AVG"]
+    assert [op.value for op in ReduceOp] == list(range(len(ReduceOp)))
+    assert [op.name for op in ReduceOp][:5] == ["SUM", "MAX", "MIN", "PROD", "AVG"]
     assert check_op(3) is ReduceOp.PROD
-    for wrong in (5, -1, "SUM", None, 1.0, True):
+    for wrong in (len(ReduceOp), -1, "SUM", None, 1.0, True):
         with pytest.raises(dist.UsageError, match="Unknown reduce_op type"):
             check_op(wrong)
 
 
+# ---- long double
+
+
+def test_long_doubles_keep_all_their_digits():
+    tiny = np.finfo("g").eps
+    x, y = np.array([1, 1j], "G"), np.array([tiny, tiny * 1j], "G")
+    np.testing.assert_array_equal(reduced(ReduceOp.SUM, x, y), x + y)
+    np.testing.assert_array_equal(reduced(ReduceOp.AVG, x, y), (x + y) / 2)
+    np.testing.assert_array_equal(reduced(ReduceOp.PROD, x + y, x), (x + y) * x)
+    x, y = x.real[:1], y.real[:1]
+    assert reduced(ReduceOp.SUM, x, y)[0] == np.longdouble(1) + tiny
+    assert reduced(ReduceOp.SUM, x, y)[0] > 1
+    assert reduced(ReduceOp.MAX, x, x + y)[0] > 1
+    assert reduced(ReduceOp.MIN, x, x - y)[0] < 1
+
+
+def test_extrema_of_long_doubles_follow_the_rule_of_the_other_floats():
+    values = [-np.inf, -1, -0.0, 0.0, 1, np.inf, np.nan]
+    x, y = (each.ravel() for each in np.meshgrid(values, values))
+    for op in (ReduceOp.MAX, ReduceOp.MIN):
+        got, expected = reduced(op, x.astype("g"), y.astype("g")), reduced(op, x, y)
+        np.testing.assert_array_equal(got.astype("f8"), expected)
+        np.testing.assert_array_equal(
+            np.signbit(got[expected == 0]), np.signbit(expected[expected == 0])
+        )
+
+
+# ---- times
+
+
+@pytest.mark.parametrize("dtype", ["M8[ns]", "m8[s]"])
+@given(data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_extrema_of_times_are_those_of_numpy(dtype, data):
+    limits = np.iinfo("i8")
+    numbers = st.sampled_from([limits.min, limits.min + 1, -1, 0, 1, limits.max])
+    inputs = [
+        data.draw(arrays("i8", 4, elements=numbers | st.integers(-5, 5))).view(dtype)
+        for _ in range(data.draw(st.integers(1, 4)))
+    ]
+    for op in (ReduceOp.MAX, ReduceOp.MIN):
+        np.testing.assert_array_equal(
+            reduced(op, *inputs), UFUNCS[op].reduce(np.stack(inputs), 0)
+        )  # where NaT, the smallest integer, wins
+
+
+# ---- pairs
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, "g"])
+@pytest.mark.parametrize("op", LOCATING)
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_pairs_tell_the_best_value_and_the_first_place_it_is_at(op, dtype, data):
+    special = [np.nan, np.inf, -np.inf, -0.0, 1.0, 1.0]
+    values = np.array(special if np.dtype(dtype).kind == "f" else [0, 1, 2, 2, 3, 3], dtype)
+    order = data.draw(st.permutations(range(len(values))))
+    column = np.array([values[each] for each in order])[: data.draw(st.integers(1, 6))]
+    for pair in ([("value", dtype), ("index", "i4")], np.dtype(f"{dtype},u2", align=True)):
+        value, index = np.dtype(pair).names
+        inputs = []
+        for place in data.draw(st.permutations(range(len(column)))):  # on whatever rank it is
+            x = np.zeros(1, pair)
+            x[value], x[index] = column[place], 10 + place
+            inputs.append(x)
+        got = reduced(op, *inputs)
+        best = np.argmax(column) if op is ReduceOp.MAXLOC else np.argmin(column)
+        assert got[index][0] == 10 + best
+        np.testing.assert_array_equal(got[value][0], column[best])
+
+
+# ---- bits and truth
+
+
 BITWISE = {
-    BitwiseOp.BAND: np.bitwise_and,
-    BitwiseOp.BOR: np.bitwise_or,
-    BitwiseOp.BXOR: np.bitwise_xor,
+    ReduceOp.BAND: np.bitwise_and,
+    ReduceOp.BOR: np.bitwise_or,
+    ReduceOp.BXOR: np.bitwise_xor,
 }
 
 
@@ -177,13 +275,9 @@ def test_bits_are_combined_as_numpy_combines_them(op, dtype):
     np.testing.assert_array_equal(reduced(op, x, y), BITWISE[op](x, y))
 
 
-def test_floats_have_no_bits_to_combine():
-    with pytest.raises(
-        dist.UsageError, match="BXOR is not defined for float32; operators for it: none"
-    ):
-        recipe_for(BitwiseOp.BXOR, dtype_row(np.dtype("f4")))
-
-
-def test_numbers_mean_the_public_operators_only():
-    with pytest.raises(dist.UsageError, match="Unknown reduce_op type for 5"):
-        check_op(5)
+@pytest.mark.parametrize("dtype", ["?", *INTEGERS])
+@pytest.mark.parametrize("op", LOGICAL)
+def test_logical_operators_ask_whether_numbers_are_0(op, dtype):
+    x, y = np.array([0, 4, 0, 4], dtype), np.array([0, 0, 2, 2], dtype)
+    ufunc = getattr(np, f"logical_{op.name[1:].lower()}")
+    np.testing.assert_array_equal(reduced(op, x, y), ufunc(x, y).astype(dtype))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from hpcdist.arrays.device import on_device
 from hpcdist.arrays.libraries import view_of
 from hpcdist.comm.group import Group
+from hpcdist.comm.states import State, verify_states
 from hpcdist.errors import UsageError
 from hpcdist.optim.optimizer import Optimizer
 from hpcdist.parallel.holders import described, is_trained, spread, trainable
@@ -17,7 +18,6 @@ from hpcdist.parallel.scaler import GradScaler
 from hpcdist.parallel.sharding.engine import LEVELS, Level
 from hpcdist.parallel.sharding.gradients import Teams
 from hpcdist.parallel.sharding.model import ShardedModel
-from hpcdist.parallel.states import State, verify_states
 
 
 class Wishes(NamedTuple):

@@ -1,0 +1,103 @@
+"""`verify_states`: whether all ranks have the same arrays, and if not, where they first differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import zip_longest
+
+import numpy as np
+
+from hpcdist.arrays.buffer import Buffer
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.comm import describe
+from hpcdist.comm.group import Group
+from hpcdist.comm.issue import issue
+from hpcdist.comm.lists import cannot
+from hpcdist.comm.objects import all_gather_object
+from hpcdist.comm.session import group_at_hand
+from hpcdist.errors import MismatchError, UsageError
+from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.recipes import ReduceOp
+
+State = tuple[str, tuple[int, ...], str]
+"""Name, shape and dtype of one array, in words that all ranks can compare."""
+
+_REMEDIES = {
+    "parameter": "Build the same model, with the same layers in the same order, on every rank",
+    "gradient": "Let the same parameters have a gradient on every rank",
+    "value": "Pass the same keys, with values of the same kinds, on every rank",
+    "array": "Pass trees of the same structure, shapes and dtypes on every rank",
+}
+
+
+def verify_states(
+    named: Iterable[State],
+    group: Group | None = None,
+    noun: str = "parameter",
+    error: UsageError | None = None,
+) -> None:
+    """Make sure that all ranks have the same arrays, in the same order. Collective over `group`.
+
+    Args:
+        named: name, shape and name of the dtype of each array.
+        group: the ranks to compare; None for all.
+        noun: what they are: "parameter", "gradient", "array" or "value", for the message.
+        error: why this rank cannot go on, if it cannot; every rank then raises.
+
+    Raises:
+        MismatchError: two ranks differ; on every rank, naming the first difference.
+        UsageError: this rank gave `error`.
+        RemoteError: another rank did.
+
+    """
+    group = group_at_hand(group)
+    states = tuple((str(name), tuple(shape), str(dtype)) for name, shape, dtype in named)
+    mark = _digest(states)
+    extremes = np.array([mark, -mark])
+    issue(group, True, _describe_comparison, extremes, error)
+    if extremes[0] == -extremes[1]:
+        return
+    everyone: list[Sequence[State]] = []
+    all_gather_object(everyone, states, group)
+    raise MismatchError(first_difference(everyone, group.ranks, noun))
+
+
+@lru_cache(maxsize=64)
+def _digest(states: Sequence[State]) -> int:
+    return int.from_bytes(blake2b(repr(states).encode(), digest_size=7).digest(), "little")
+
+
+def _describe_comparison(group: Group, extremes: NumpyArray, error: UsageError | None) -> Call:
+    if error is not None:
+        return cannot(Kind.ALL_REDUCE, group, error)
+    call: Call = describe.all_reduce(group, extremes, ReduceOp.MIN)
+    return call
+
+
+def first_difference(
+    everyone: Sequence[Sequence[State]], ranks: Sequence[int], noun: str = "parameter"
+) -> str:
+    """Say where the states of two of the `ranks` first differ, and what to do about it."""
+    for position, states in enumerate(zip_longest(*everyone)):
+        for rank, state in zip(ranks, states, strict=True):
+            if state != states[0]:
+                return (
+                    f"the ranks have different {noun}s; the first difference is {noun} {position}, "
+                    f"counted from 0: rank {ranks[0]} has {_in_words(states[0])}, but rank {rank} "
+                    f"has {_in_words(state)}. {_REMEDIES[noun]}"
+                )
+    return f"the ranks have different {noun}s"
+
+
+def _in_words(state: State | None) -> str:
+    if state is None:
+        return "no more"
+    name, shape, dtype = state
+    return f"{name!r} of shape {shape}, {dtype}"
+
+
+def state_of(name: str, buffer: Buffer) -> State:
+    """Return what ranks compare of an array."""
+    return name, buffer.shape, buffer.dtype.name
