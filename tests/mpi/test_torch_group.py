@@ -11,13 +11,19 @@ from mpi4py import MPI
 
 torch = pytest.importorskip("torch", minversion="2.11")
 
-from torch._C._distributed_c10d import FakeWork  # noqa: E402
+from torch._C._distributed_c10d import (  # noqa: E402
+    AllgatherOptions,
+    AllreduceOptions,
+    FakeWork,
+)
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh  # noqa: E402
 from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import hpcdist.torch  # noqa: E402
+from hpcdist.torch.behind import PYTHON_MAKES_BACKENDS  # noqa: E402
+from hpcdist.torch.verbs import torchs_own  # noqa: E402
 
 dist = torch.distributed
 c10d = dist.distributed_c10d
@@ -27,6 +33,8 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*Please use `torch:FutureWarning",
 )
 among_several = pytest.mark.mpi(min_size=2)
+
+GLOO_KNOWS_ALL_TO_ALL = hasattr(c10d.ProcessGroup, "all_gather_single")  # both since torch 2.13
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -161,7 +169,8 @@ def every_verb(group, rank, size):
     dist.gather(part, blocks if rank == 0 else None, group=group)
     dist.scatter(part, [each + 1 for each in blocks] if rank == 0 else None, group=group)
     dist.all_to_all_single(exchanged, out + rank, group=group)
-    dist.all_to_all(blocks, list((out - rank).chunk(size)), group=group)
+    if GLOO_KNOWS_ALL_TO_ALL:
+        dist.all_to_all(blocks, list((out - rank).chunk(size)), group=group)
     dist.all_reduce_coalesced([x, part], group=group)
     dist.barrier(group=group)
     work = dist.all_reduce(part, group=group, async_op=True)
@@ -196,7 +205,7 @@ def count(function, *args):
 
 
 def watch(function, *args):
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
         result = function(*args)
     averages = profiler.key_averages()
     return result, {each.key: each.count for each in averages if each.key.startswith("c10d::")}
@@ -244,6 +253,20 @@ def test_an_error_is_the_same_where_somebody_looks_on(rank, size):
     x = numbers(rank)
     dist.all_reduce(x)
     assert torch.equal(x, sum(map(numbers, range(size))))
+
+
+def test_torchs_backend_does_what_is_handed_over_to_it(both, rank, size):
+    group, gloo = both
+    if not PYTHON_MAKES_BACKENDS:  # as for tensors on GPUs, in the place of which gloo stands here
+        cpu = torch.device("cpu")
+        kind = c10d.ProcessGroup.BackendType.GLOO
+        group._register_backend(cpu, kind, gloo._get_backend(cpu))
+    x, gathered = numbers(rank), torch.zeros(6 * size)
+    options = AllreduceOptions(), AllgatherOptions()
+    torchs_own("allreduce")(group, [x], options[0]).wait()
+    torchs_own("all_gather_single")(group, gathered, numbers(rank), options[1]).wait()
+    assert torch.equal(x, sum(map(numbers, range(size))))
+    assert torch.equal(gathered, torch.cat([numbers(each) for each in range(size)]))
 
 
 def test_a_mode_may_answer_in_the_place_of_the_group(rank):
@@ -355,6 +378,7 @@ def test_an_average_of_integers_is_the_sum_divided_towards_zero(reduce, dtype, r
 # ---- DTensor
 
 
+@among_several
 @pytest.mark.parametrize("shape", [(4, 6), (3, 5), (1, 7), (12, 12)])
 def test_shards_are_exchanged_and_nothing_is_gathered(shape, rank, size):
     mesh = init_device_mesh("cpu", (size,))
