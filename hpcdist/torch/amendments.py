@@ -19,14 +19,14 @@ import torch
 import torch.distributed as c10d
 from torch._C._distributed_c10d import AllgatherOptions, ReduceScatterOptions
 from torch.distributed import distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
 
+from hpcdist.torch.batch_norm import SyncBatchNorm
 from hpcdist.torch.behind import PYTHON_MAKES_BACKENDS
 from hpcdist.torch.process_group import HpcdistProcessGroup
 from hpcdist.torch.verbs import FORMER_NAMES
 
 _Function = Callable[..., Any]
-_REDISTRIBUTION = "torch.distributed.tensor._collective_utils"
-_PLACEMENTS = "torch.distributed.tensor.placement_types"
 
 
 def amend() -> None:
@@ -36,13 +36,20 @@ def amend() -> None:
     _replace(distributed_c10d, "_set_pg_timeout", _set_pg_timeout)
     if not PYTHON_MAKES_BACKENDS:
         _serve_out_variants()
-    _when_imported(_REDISTRIBUTION, lambda module: _replace(module, *_SHARDS))
-    if _PLACEMENTS in sys.modules:
-        _replace(sys.modules[_PLACEMENTS], *_SHARDS)
+    for row in _LATER:
+        _amend_later(*row)
 
 
 def _replace(module: ModuleType, name: str, make: Callable[[_Function], _Function]) -> None:
     setattr(module, name, make(getattr(module, name)))
+
+
+def _amend_later(
+    defining: str, importing: str, name: str, make: Callable[[_Function], _Function]
+) -> None:
+    _when_imported(defining, lambda module: _replace(module, name, make))
+    if importing in sys.modules:
+        _replace(sys.modules[importing], name, make)
 
 
 def _ours(group: Any) -> Any:
@@ -96,7 +103,39 @@ def _shard_dim_alltoall(torchs: _Function) -> _Function:
     return shard_dim_alltoall
 
 
-_SHARDS = "shard_dim_alltoall", _shard_dim_alltoall
+# ---- ignite
+
+
+def _auto_model(ignites: _Function) -> _Function:
+    """Wrap models on hpcdist, too; ignite would silently leave the ranks to train apart."""
+
+    @wraps(ignites)
+    def auto_model(model: Any, sync_bn: bool = False, **kwargs: Any) -> Any:
+        model = ignites(model, sync_bn, **kwargs)
+        group = _ours(None)
+        if group is None or group.size() == 1 or isinstance(model, DistributedDataParallel):
+            return model
+        if sync_bn:
+            model = SyncBatchNorm.convert_sync_batchnorm(model)
+        if torch.cuda.is_available():
+            kwargs["device_ids"] = [torch.cuda.current_device()]
+        return DistributedDataParallel(model, **kwargs)
+
+    return auto_model
+
+
+# ---- modules that may be imported later
+
+_LATER = [
+    (
+        "torch.distributed.tensor._collective_utils",
+        "torch.distributed.tensor.placement_types",
+        "shard_dim_alltoall",
+        _shard_dim_alltoall,
+    ),
+    ("ignite.distributed.auto", "ignite.distributed", "auto_model", _auto_model),
+]
+"""The module that defines a function, one that imports it by name, the name, and the change."""
 
 
 def _when_imported(name: str, change: Callable[[ModuleType], None]) -> None:

@@ -17,7 +17,7 @@ from hpcdist.comm import describe
 from hpcdist.comm.group import Closed, Dormant, Group
 from hpcdist.comm.groups import check_timeout, destroy_process_group
 from hpcdist.comm.issue import issue
-from hpcdist.errors import UsageError
+from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.torch.behind import stand_behind
 from hpcdist.torch.devices import Reach, agree_on_reach
 from hpcdist.torch.verbs import Verbs, torchs_own
@@ -113,19 +113,27 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Meet all ranks within `timeout`, or raise `CollectiveTimeout`, which names the missing.
 
-        They are always named all, on every rank.
+        Torch's words for it come first: they name one rank, or all if `wait_all_ranks`. Then all
+        are named, on every rank.
         """
         transport = self._open_transport()
         usual_s = transport.timeout_s
+        if timeout in (0, timedelta(0)):
+            raise CollectiveTimeout(_no_time_left(self.rank()))
         limit_s = usual_s if timeout is None else _limit_s(timeout)
-        issue(
-            self.group,
-            True,
-            lambda group: describe.barrier(group)._replace(
-                begin=lambda: transport.set_timeout(limit_s),
-                ended=lambda _: transport.set_timeout(usual_s),
-            ),
-        )
+        try:
+            issue(
+                self.group,
+                True,
+                lambda group: describe.barrier(group)._replace(
+                    begin=lambda: transport.set_timeout(limit_s),
+                    ended=lambda _: transport.set_timeout(usual_s),
+                ),
+            )
+        except CollectiveTimeout as error:
+            missing = [self.group.get_group_rank(rank) for rank in error.missing]
+            words = _of_monitored_barrier(self.rank(), missing, wait_all_ranks)
+            raise CollectiveTimeout(f"{words}: {error}", error.missing) from None
 
     def _open_transport(self) -> Any:
         transport = self.group.transport
@@ -167,6 +175,24 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
             destroy_process_group(self.group)
 
     abort = shutdown
+
+
+def _of_monitored_barrier(rank: int, missing: list[int], every: bool) -> str:
+    """Return what torch says of a barrier without the ranks `missing`; programs look for it."""
+    if rank != 0:
+        return (
+            f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting "
+            "for send/recv from rank 0"
+        )
+    if not missing:
+        return _no_time_left(rank)
+    named = sorted(missing) if every else sorted(missing)[:1]
+    ranks = ", ".join(map(str, named))
+    return f"Rank{'s' * (len(named) > 1)} {ranks} failed to pass monitoredBarrier"
+
+
+def _no_time_left(rank: int) -> str:
+    return f"Rank {rank} timed out in monitoredBarrier"
 
 
 def _limit_s(timeout: Any) -> float:
