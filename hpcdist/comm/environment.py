@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.util
+import socket
 from typing import Any, NamedTuple
 
 from hpcdist.comm.group import Closed, Group
@@ -20,12 +21,19 @@ from hpcdist.comm.session import (
     set_session,
 )
 from hpcdist.config import Config, read_config
-from hpcdist.errors import HpcdistError, UsageError
+from hpcdist.errors import HpcdistError, TransportError, UsageError
 from hpcdist.runtime import gpu
 from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.failure import end_job_on_failure, let_refusal_be_heard
-from hpcdist.runtime.mpi import FINALIZED, before_finalize, check_not_finalized, start_world
+from hpcdist.runtime.mpi import (
+    FINALIZED,
+    before_finalize,
+    check_not_finalized,
+    is_alone,
+    start_world,
+)
 from hpcdist.runtime.place import read_place
+from hpcdist.transport.local import LocalTransport, Room
 
 
 def init_parallel_env(
@@ -38,7 +46,8 @@ def init_parallel_env(
 ) -> Group:
     """Start hpcdist and return the group of all ranks. Every rank calls this first; collective.
 
-    Works under ``srun``, ``mpirun``, ``hpcdist run``, `spawn` and alone (a world of one rank).
+    Works under ``srun``, ``mpirun``, ``hpcdist run``, `spawn` and alone (a world of one rank,
+    also where there is no MPI library).
     A second call returns the same group.
 
     Args:
@@ -55,7 +64,7 @@ def init_parallel_env(
     Raises:
         UsageError: the launcher started several ranks but MPI sees one (launcher and MPI
             library do not match), or an argument is wrong.
-        TransportError: there is no MPI library.
+        TransportError: there is no MPI library, but the launcher started several ranks.
 
     Example:
         >>> import hpcdist as dist
@@ -91,7 +100,12 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
     wanted = _wanted_device(device, config)
     timeout_s = check_timeout(timeout, config.timeout_s)
 
-    world = start_world(config, comm)  # before anything that imports mpi4py.MPI
+    try:
+        world = start_world(config, comm)  # before anything that imports mpi4py.MPI
+    except TransportError as error:
+        if comm is not None or not is_alone(snapshot(), config):
+            raise
+        return _start_alone(wanted, timeout_s, str(error))
 
     from hpcdist.transport.mpi_host import MpiHost, make_site
 
@@ -111,6 +125,20 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
     )
     set_session(session := Session(transport, whereabouts, timeout_s))
     _end_with_program()
+    return session.world
+
+
+def _start_alone(wanted: _Wanted | None, timeout_s: float, without_mpi: str) -> Group:
+    """Start a world of this rank alone, without MPI."""
+    number = None
+    if wanted is not None:
+        number = gpu.choose(gpu.count(), 0, wanted.number)
+        gpu.bind(number)
+    transport = LocalTransport(Room([0]), 0, timeout_s, without_mpi)
+    endpoints = (f"{socket.gethostname()}:{_FIRST_PORT}",)
+    set_session(
+        session := Session(transport, Whereabouts(0, 1, 0, 1, endpoints, number), timeout_s)
+    )
     return session.world
 
 

@@ -72,7 +72,14 @@ class Group:
         """The mpi4py communicator of the members, free for your own use.
 
         hpcdist never communicates on it. None in simulated worlds and for non-members.
+
+        Raises:
+            UsageError: this rank is alone because there is no MPI library.
+
         """
+        without_mpi = getattr(self.transport, "without_mpi", None)
+        if without_mpi is not None:
+            raise UsageError(f"group {self.name} has no communicator of MPI: {without_mpi}")
         return getattr(self.transport, "user_comm", None)
 
     def is_member(self) -> bool:
@@ -242,7 +249,7 @@ class Dormant(Transport):
     def __init__(self, group: Group, restart: Callable[[], Transport]) -> None:
         self._group = group
         self._restart = restart
-        self.user_comm = group.mpi_comm
+        self.user_comm = getattr(group.transport, "user_comm", None)
         self.backend = group.backend
         self.one_node = group.transport is not None and group.transport.one_node
 

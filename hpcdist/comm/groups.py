@@ -152,7 +152,8 @@ def _destroy(session: Session, group: Group | None) -> None:
 
 
 def _close(group: Group) -> None:
-    transport, made_for_group = group.transport, None if group.id == 0 else group.mpi_comm
+    transport = group.transport
+    made_for_group = None if group.id == 0 else getattr(transport, "user_comm", None)
     if transport is not None:
         transport.close()
     group.transport = Closed(

@@ -147,6 +147,10 @@ def examine(operations: Iterable[str], sizes: Sequence[int]) -> Report | int:
         config = read_config()
         with recorded():
             world = init_parallel_env()
+        without_mpi = getattr(world.transport, "without_mpi", None)
+        if without_mpi is not None:  # alone, as a job of one rank may be
+            settings = settings_of(config, snapshot())
+            return Report(versions(), dtypes, settings, [refused(without_mpi, stops=False)])
         job = look(world, config)
     except (UsageError, TransportError) as error:
         settings = settings_of(config, snapshot())

@@ -75,7 +75,8 @@ class Command(NamedTuple):
 
     `env` is added to the environment and `unset` removed from it. `local` tells that all ranks run
     on this machine, as children of a launcher here; else `labels` names how the launcher labels
-    lines ("" for not at all).
+    lines ("" for not at all). `checked` tells that the launcher's exit code is 0 only where all
+    ranks have ended well; that of an `mpiexec` is not.
     """
 
     argv: tuple[str, ...]
@@ -84,6 +85,7 @@ class Command(NamedTuple):
     size: int
     local: bool
     labels: str
+    checked: bool = False
 
 
 class _Dialect(NamedTuple):
@@ -246,9 +248,9 @@ def _build_srun(options: Options, site: Site, environ: Mapping[str, str]) -> Com
     unset = inherited(environ, False)
     if options.nprocs and "SLURM_NTASKS_PER_NODE" in environ:
         unset += ("SLURM_NTASKS_PER_NODE",)  # said for another number of ranks
-    return Command(
-        (*argv, *one_program(options.program)), env, unset, size, False, "srun" if label else ""
-    )
+    labels = "srun" if label else ""
+    argv += one_program(options.program)
+    return Command(tuple(argv), env, unset, size, False, labels, checked=True)
 
 
 def _srun_mpi(site: Site, environ: Mapping[str, str]) -> str | None:

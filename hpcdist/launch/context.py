@@ -173,7 +173,7 @@ class MultiprocessContext:
         outcome, errors = self._outcome, self._answers[1]
         if outcome is None or outcome.code == 0:
             return
-        rank, code = outcome.first or (-1, outcome.code)
+        rank, code = outcome.first or (min(outcome.lost, default=-1), outcome.code)
         if rank < 0 and errors:
             rank = min(errors)
         if rank in errors:

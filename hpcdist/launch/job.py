@@ -2,7 +2,9 @@
 
 The launcher starts each rank through `hpcdist/runtime/shim.py` where all ranks are on this machine:
 then the job reads every rank's output from a named pipe of its own, hears how each rank ends, and
-sends signals to the ranks themselves. On other machines the launcher's labels and messages must do.
+sends signals to the ranks themselves. On other machines the launcher's labels and messages must do,
+and the shim tells of the end of its rank on a line of its output. No job has ended well before all
+ranks have said so: an `mpiexec` that loses a node may say 0.
 The job ends as a whole: a failing rank takes the others along, at the latest after a grace time.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -23,7 +26,13 @@ from hpcdist.launch.command import Command
 from hpcdist.launch.input import Pump
 from hpcdist.launch.outcome import Outcome, conclude, read_failure
 from hpcdist.launch.output import Write, in_lines, read_label
-from hpcdist.launch.rank import Rank, placed_program, quietly, shim_program
+from hpcdist.launch.rank import (
+    Rank,
+    placed_program,
+    quietly,
+    reporting_program,
+    shim_program,
+)
 from hpcdist.launch.streams import Streams
 from hpcdist.runtime import shim
 from hpcdist.runtime.torchrun import NOTE
@@ -37,6 +46,9 @@ _INTERRUPT_GRACE_S = 1.5
 _TERM_GRACE_S = 30.0
 _KILL_GRACE_S = 2.0
 _REMOTE_KILL_GRACE_S = 10.0
+# Seconds for the last words of ranks after those of the launcher, and where it said all is well.
+_TOLD_S = 0.2
+_LATE_S = 5.0
 
 
 class Job:
@@ -65,9 +77,16 @@ class Job:
         directory: str,
     ) -> None:
         plain = command(program)
-        wrapped = shim_program(directory, program) if plain.local else placed_program(program)
-        self.command = command(wrapped)
+        self._word = f"hpcdist-{secrets.token_hex(8)}"
+        if plain.local:
+            program = shim_program(directory, program)
+        elif plain.checked:
+            program = placed_program(program)
+        else:
+            program = reporting_program(self._word, program)
+        self.command = command(program)
         self.ranks: dict[int, Rank] = {}
+        self._told: dict[int, int] = {}
         self._environ = environ
         self._write = write
         self._whole_lines = whole_lines
@@ -104,7 +123,9 @@ class Job:
             wake, self._wake_write = self._wake_write, -1
             os.close(wake)
         exits = {rank: each.code for rank, each in self.ranks.items() if each.code is not None}
-        return conclude(self._first, exits, launcher.returncode, self._interrupted)
+        told_of = 0 if self.command.checked else self.command.size
+        exits = {**self._told, **exits}
+        return conclude(self._first, exits, launcher.returncode, self._interrupted, told_of)
 
     def signal(self, number: int) -> None:
         """Pass a signal on to the job; from any thread or signal handler."""
@@ -221,7 +242,18 @@ class Job:
         if failure is not None:
             self._fail(*failure, _TERM_GRACE_S)  # srun itself ends the others
         labels = self.command.labels
-        self._put(*(read_label(labels, stream, line) if labels else (-1, stream, line)))
+        rank, stream, text = read_label(labels, stream, line) if labels else (-1, stream, line)
+        text, word, told = text.partition(self._word.encode())
+        if word:
+            self._on_report(told.decode().split())
+        if text:
+            self._put(rank, stream, text + b"\n" if word else text)
+
+    def _on_report(self, words: list[str]) -> None:
+        rank, code = map(int, words[1:3])
+        self._told[rank] = code
+        if code:
+            self._fail(rank, code, _TERM_GRACE_S)  # the launcher itself ends the others
 
     def _put(self, rank: int, stream: int, data: bytes) -> None:
         if not data:
@@ -288,11 +320,11 @@ class Job:
         self._stages = []
         if self._pump is not None:
             self._pump.stop()
-        self._kill_ranks_once_told()
+        self._kill_ranks_once_told(_LATE_S if launcher.returncode == 0 else _TOLD_S)
         self._streams.read_rest(1.0)
 
-    def _kill_ranks_once_told(self) -> None:
-        until = time.monotonic() + 0.2
+    def _kill_ranks_once_told(self, longest_s: float) -> None:
+        until = time.monotonic() + longest_s
         while any(each.code is None for each in self.ranks.values()):
             left = until - time.monotonic()
             if left <= 0:

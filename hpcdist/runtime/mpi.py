@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdist.config import Config, check_common, common
 from hpcdist.errors import TransportError, UsageError
 from hpcdist.runtime.environ import snapshot
-from hpcdist.runtime.place import Place, check_size, read_place
+from hpcdist.runtime.place import Place, check_size, expected_size, read_place
 from hpcdist.runtime.pmi import check_pmi
 
 if TYPE_CHECKING:
@@ -93,6 +93,25 @@ def load_mpi() -> Any:
         )
     check_not_finalized()
     return MPI
+
+
+def is_alone(environ: Mapping[str, str], config: Config) -> bool:
+    """Return whether nothing says that there are other ranks, or which MPI library to load.
+
+    Args:
+        environ: The environment as it was when the process started.
+        config: Its `allow_singleton` says that this rank is to be alone.
+
+    Example:
+        >>> is_alone({}, Config()), is_alone({"SLURM_NTASKS": "4"}, Config())
+        (True, False)
+
+    """
+    if any(name in environ for name in ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")):
+        return False
+    expected = expected_size(environ)
+    several = read_place(environ).size > 1 or (expected is not None and expected[0] > 1)
+    return config.allow_singleton or not several
 
 
 def check_not_finalized() -> None:

@@ -213,11 +213,15 @@ class LocalTransport(Transport):
     backend = "LOCAL"
     one_node = True
 
-    def __init__(self, room: Room, rank: int, timeout_s: float) -> None:
+    def __init__(
+        self, room: Room, rank: int, timeout_s: float, without_mpi: str | None = None
+    ) -> None:
         self.ranks = room.ranks
         self.rank, self.size = rank, len(room.ranks)
         self.room = room
         self.user_comm = None
+        self.without_mpi = without_mpi
+        """Why there is no MPI, where a rank that is none of a simulated world is alone."""
         self._timeout_s = timeout_s
         self._sequence = 0
         self._made: dict[tuple[int, ...], int] = {}
@@ -255,7 +259,8 @@ class LocalTransport(Transport):
         key = tuple(self.ranks[rank] for rank in ranks)
         nth = self._made[key] = self._made.get(key, 0) + 1
         room = self.room.subroom(key, nth)
-        group = LocalTransport(room, key.index(self.ranks[self.rank]), timeout)
+        place = key.index(self.ranks[self.rank])
+        group = LocalTransport(room, place, timeout, self.without_mpi)
         ids = Call(Kind.ALL_GATHER_OBJECT, parcels=(Parcel(str(next_id).encode()),), error=error)
         return group, max(int(parcel.meta) for parcel in group.run(ids))
 
@@ -265,7 +270,7 @@ class LocalTransport(Transport):
 
     def reopen(self) -> LocalTransport:
         """Meet in the same room again."""
-        again = LocalTransport(self.room, self.rank, self._timeout_s)
+        again = LocalTransport(self.room, self.rank, self._timeout_s, self.without_mpi)
         again._sequence = self._sequence
         return again
 

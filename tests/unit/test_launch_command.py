@@ -284,6 +284,17 @@ def test_the_exit_code_is_that_of_the_rank_that_failed(first, launcher, interrup
 
 
 @pytest.mark.parametrize(
+    ("exits", "lost"),
+    [({0: 0, 1: 0, 2: 0}, ()), ({0: 0, 2: 0}, (1,)), ({}, (0, 1, 2)), ({0: 0, 1: 0, 2: 3}, (2,))],
+)
+def test_a_job_has_ended_well_where_all_its_ranks_have(exits, lost):
+    outcome = conclude(None, exits, 0, 0, told_of=3)
+    assert (outcome.code, outcome.lost) == (int(bool(lost)), lost)
+    assert conclude(None, exits, 4, 0, told_of=3).code == 4
+    assert conclude(None, exits, 0, 0).code == 0  # nobody tells: the launcher is believed
+
+
+@pytest.mark.parametrize(
     ("said", "failure"),
     [
         ("srun: error: n1: task 1: Exited with exit code 7", (1, 7)),
