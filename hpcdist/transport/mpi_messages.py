@@ -40,6 +40,8 @@ _OBJECT_CODE = BYTES_CODE - 1
 _IDLE_S = 1e-3
 _AT_ONCE = 4096
 """Up to so many bytes a message has arrived when it is found, in every MPI library."""
+_ARRIVAL_SPIN = 500
+"""Looks at a message of medium size that is arriving, before the wait becomes a patient one."""
 
 
 class Found(NamedTuple):
@@ -103,10 +105,9 @@ class Messages:
     def run(self, call: Call) -> Work:
         """Finish a send or receive before returning."""
         if call.kind is Kind.RECV and call.ended is None:
-            source = self._receive_at_once(call)
-            if source >= 0:
-                return Done(self.ranks[source])
-        work = self._begin(call)
+            work = self._receive_at_once(call) or self._begin(call)
+        else:
+            work = self._begin(call)
         work.wait()
         return work
 
@@ -127,31 +128,35 @@ class Messages:
             self._allowance.give_back(early)
         keep([early.request for early in dropped], patience_s)
 
-    def _receive_at_once(self, call: Call) -> int:
-        """Receive a small message that is there already, or very soon; return its source, or -1.
+    def _receive_at_once(self, call: Call) -> Work | None:
+        """Receive a message that is there already, or very soon; return None if it is not.
 
         Only while nothing else waits for messages. Anything unusual is left to `Receive`.
         """
         recv, tag, status = call.recv, self._wire_tag(call), MPI.Status()
         assert recv is not None
-        if recv.nbytes > _AT_ONCE:
-            return -1
+        nbytes = recv.nbytes
         with self.lock:
             if self._posted or self._early:
-                return -1
+                return None
             for _ in range(SPIN):
                 if self.comm.Iprobe(_mpi_source(call.root), tag, status):
                     break
             else:
-                return -1
-            if status.Get_elements(MPI.BYTE) != recv.nbytes:
-                return -1
+                return None
+            if status.Get_elements(MPI.BYTE) != nbytes:
+                return None
             source: int = status.Get_source()
-            self.comm.Recv(block(recv, recv.nbytes), source, tag)
             self.taken[source] += 1
+            if nbytes <= _AT_ONCE:
+                self.comm.Recv(block(recv, nbytes), source, tag)
+            else:
+                test = self.comm.Irecv(block(recv, nbytes), source, tag).Test
+                if not any(test() for _ in range(_ARRIVAL_SPIN)):
+                    return Receive.under_way(self, call, tag, source, test)
         if call.finish is not None:
             call.finish(None)
-        return source
+        return Done(self.ranks[source])
 
     # ---- starting
 

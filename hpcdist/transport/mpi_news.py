@@ -151,6 +151,7 @@ class News:
         asked, ticket = list(ranks), time.monotonic_ns()
         answers = self._answers[ticket] = {}
         with doing.noted(wait, waited_s):
+            self._circles.given_up = GivenUp(doing.told()[:_WORDS], time.monotonic())
             for rank in asked:
                 self._tell(rank, ("ask", ticket, self._own_words()), _NEWS)
 
@@ -167,11 +168,16 @@ class News:
         return f"{words}, and {complaint}" if complaint else words
 
     def _answer(self, rank: int, ticket: int, words: str) -> None:
-        self._given_up[rank] = GivenUp(words, time.monotonic())
-        self._tell(rank, ("answer", ticket, self._count.begun(), self._own_words()), _NEWS)
+        now, (given_up, when) = time.monotonic(), self._circles.given_up
+        self._given_up[rank] = GivenUp(words, now)
+        answer = self._count.begun(), self._own_words(), given_up, now - when
+        self._tell(rank, ("answer", ticket, *answer), _NEWS)
 
-    def _note_answer(self, rank: int, ticket: int, sequence: int, words: str) -> None:
+    def _note_answer(
+        self, rank: int, ticket: int, sequence: int, words: str, given_up: str, ago_s: float
+    ) -> None:
         if ticket in self._answers:
+            self._given_up[rank] = GivenUp(given_up, time.monotonic() - ago_s)
             self._answers[ticket][rank] = Answer(sequence, words)
 
     def account(self, ranks: Iterable[int], answers: Mapping[int, Answer], waited_s: float) -> str:
@@ -229,9 +235,13 @@ def is_single_threaded() -> bool:
 
 @final
 class Circles:
-    """What has come of the chases of this process, and which ones of others it has handed on."""
+    """What has come of the chases of this process, and which ones of others it has handed on.
+
+    `given_up` is the last thing this process has waited for in vain.
+    """
 
     def __init__(self) -> None:
+        self.given_up = NOTHING
         self._closed: dict[int, set[int]] = {}
         self._handed_on: dict[int, tuple[int, set[int]]] = {}
 

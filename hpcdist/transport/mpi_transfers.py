@@ -100,6 +100,17 @@ class Receive(Work):
         self._ticket: int | None = None
         self._ask_at = LISTEN_AFTER_S
 
+    @classmethod
+    def under_way(
+        cls, messages: Messages, call: Call, tag: int, source: int, arrived: Callable[[], bool]
+    ) -> Receive:
+        """Return the receive of an array that MPI is receiving already."""
+        receive = cls(messages, call, tag)
+        assert call.recv is not None
+        receive.source_wanted, receive._parts = source, [[call.recv]]
+        receive._arrived, receive._is_matched = arrived, True
+        return receive
+
     @property
     def has_begun(self) -> bool:
         """Whether a part of its message has been taken."""
