@@ -70,7 +70,10 @@ def start_ranks(ctx: click.Context, nprocs: int | None) -> None:
     from hpcdist.launch.site import find_site
 
     environ = snapshot()
-    program = (sys.executable, "-m", "hpcdist", str(ctx.command.name), *ctx.meta[_WORDS])
+    words = ctx.meta[_WORDS]
+    if ctx.params["progress"] is None and sys.stderr.isatty():  # which the ranks do not see
+        words = [*words, "--progress"]
+    program = (sys.executable, "-m", "hpcdist", str(ctx.command.name), *words)
     options = Options(program, nprocs=nprocs)
     try:
         sys.exit(run_job(options, Manner(label=False), find_site(environ), environ))

@@ -15,7 +15,7 @@ import numpy as np
 
 from hpcdist.arrays.device import engine_of, on_device
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.arrays.libraries import NumpyArray, library_of, view_of
+from hpcdist.arrays.libraries import NumpyArray, in_kind, library_of, view_of
 from hpcdist.arrays.transfer import near, on_host
 from hpcdist.errors import UsageError
 
@@ -131,7 +131,12 @@ class Parameter:
                 f"{self._label()} is {mine.dtype} of shape {mine.shape}, but was assigned data of "
                 f"{view.dtype} and shape {view.shape}; both must be alike"
             )
-        self._data = data if type(data) is type(old) else self._wrap(near(mine, view).copy())
+        if type(data) is type(old):
+            self._data = data
+        elif isinstance(data, np.ndarray) and isinstance(old, np.ndarray):
+            self._data = in_kind(old, view)
+        else:
+            self._data = self._wrap(near(mine, view).copy())
 
     @property
     def grad(self) -> Any:
