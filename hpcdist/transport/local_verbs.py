@@ -12,7 +12,6 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call import Block, Call, Kind, Shape
 from hpcdist.transport.parts import (
     FITTING,
-    counts_of,
     expected_counts,
     from_each,
     misfit,
@@ -129,7 +128,7 @@ def _gathered(calls: list[Call], receivers: Iterable[int]) -> list[Any]:
 
 def _written(call: Call, shapes: list[Shape], sends: list[NumpyArray]) -> list[Block]:
     """Write what all ranks send to where `call` wants it; return the blocks that are new."""
-    filled = with_room(call, counts_of(call, shapes))
+    filled = with_room(call, [send.size for send in sends])
     for run, send in zip(from_each(filled, len(shapes)), sends, strict=True):
         run[...] = send
     return new_blocks(call, filled, shapes)
