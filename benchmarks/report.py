@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcdist.bench.plots import Panel, check_plot, draw_panels, panels_of
+from hpcdist.bench.plots import Panel, check_plot, draw_panels, heading_of, panels_of
 from hpcdist.bench.runfile import describe_setting
 from hpcdist.bench.tables import plain_console, print_rows, print_table
 from hpcdist.errors import UsageError
@@ -92,7 +92,7 @@ class Report:
             path.write_text(json.dumps(found, indent=1, default=float) + "\n")
             self._console.print(f"wrote {path}")
         if self._options.plot:
-            draw_panels(self._panels, self._options.plot)
+            draw_panels(self._panels, self._options.plot, heading_of(self._setting))
 
 
 def _setting(comm: Any, mpi: str) -> dict[str, Any]:

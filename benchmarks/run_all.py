@@ -27,6 +27,7 @@ RANKS = {
     "hooks": (1,),
     "memory": (2,),
     "shared": (2,),
+    "lists": (2,),
     "device": (1,),
     "checkpoint": (2,),
 }

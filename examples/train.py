@@ -1,6 +1,6 @@
 """Train a small network on real handwritten digits, data-parallel, with plain NumPy.
 
-    mpiexec -n 4 python examples/train.py
+    hpcdist run -n 4 examples/train.py
 
 Every rank works on its share of each batch; `DataParallel` averages the gradients while they are
 computed. The result does not depend on the number of ranks, but for rounding.

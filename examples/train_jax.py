@@ -1,6 +1,6 @@
 """Train a small network on real handwritten digits, data-parallel, with plain JAX.
 
-    mpiexec -n 4 python examples/train_jax.py
+    hpcdist run -n 4 examples/train_jax.py
 
 Every rank works on its share of each batch; `average_gradients` averages what `jax.grad` gives.
 The result does not depend on the number of ranks, but for rounding.

@@ -1,6 +1,6 @@
 """Train a small convolutional network on real handwritten digits, data-parallel, with torch.
 
-    mpiexec -n 4 python examples/train_torch.py
+    hpcdist run -n 4 examples/train_torch.py
 
 `shard_dataset` gives every rank its share of each batch; `DataParallel` averages the gradients
 while they are computed. Any number of ranks that divides the batch of 96 gives the same result, but

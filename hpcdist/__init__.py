@@ -11,7 +11,14 @@ are started). A module imports only from earlier ones.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    raise ImportError(
+        "hpcdist relies on the global interpreter lock, but this free-threaded Python runs without "
+        "it; start it with PYTHON_GIL=1 in the environment, or use an ordinary Python"
+    )
 
 from hpcdist import optim as optim
 from hpcdist.comm import stream as stream
@@ -97,6 +104,7 @@ from hpcdist.data.sharded import (
 )
 from hpcdist.errors import (
     CheckpointError as CheckpointError,
+    CheckpointWarning as CheckpointWarning,
     CollectiveTimeout as CollectiveTimeout,
     HpcdistError as HpcdistError,
     MismatchError as MismatchError,
@@ -149,12 +157,16 @@ _LAZY = {
 """Names that not every program needs: the module that each is, or is in, is imported when used."""
 
 
-def __getattr__(name: str) -> Any:
+def _lazy(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(_LAZY[name])
     value = globals()[name] = getattr(module, name, module)
     return value
+
+
+if not TYPE_CHECKING:  # or no checker would find a misspelt name
+    __getattr__ = _lazy
 
 
 def __dir__() -> list[str]:

@@ -20,6 +20,8 @@ class Config:
     """MiB of a large reduction inside one node that are handed to MPI at a time."""
     shared_heap_mb: float = 4096.0
     """MiB of memory shared inside a node that the arrays of one process may take at most."""
+    early_mb: float = 1024.0
+    """MiB of messages that a rank takes in, at most, before the receives for them are called."""
     tuning: str | None = None
     """File written by ``hpcdist tune``: which way operations take at this site."""
     kernel: Literal["auto", "never"] = "auto"

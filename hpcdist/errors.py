@@ -9,9 +9,20 @@ from __future__ import annotations
 class HpcdistError(RuntimeError):
     """Base of all hpcdist errors."""
 
+    def __repr__(self) -> str:
+        fields = "".join(
+            f", {name}={value!r}"
+            for name, value in vars(self).items()
+            if name[0] != "_" and name != "traceback" and value != ()
+        )
+        return f"{type(self).__name__}({str(self)!r}{fields})"
+
 
 class UsageError(HpcdistError, ValueError):
     """The arguments are wrong; found before anything was sent."""
+
+    nested = False
+    """Whether it refuses an operation in the middle of another one of the same group."""
 
 
 class MismatchError(HpcdistError):
@@ -46,10 +57,14 @@ class TransportError(HpcdistError):
 
 
 class CheckpointError(HpcdistError):
-    """A checkpoint cannot be written or read: a full disk, damaged or missing data.
+    """A checkpoint cannot be written or read: a full disk, damaged data, another state.
 
     Raised on every rank of the group. What was there before the call is unchanged.
     """
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint and a state differ; what both have was loaded, as ``strict=False`` wishes."""
 
 
 class NotInGroupWarning(UserWarning):

@@ -36,7 +36,8 @@ def subscribe(listener: Listener) -> Callable[[], None]:
     """Call `listener(event)` when an operation of this process begins and ends.
 
     Local. The listener runs on the thread of the operation and must be quick. Asynchronous
-    operations end on their own thread.
+    operations end on their own thread. It may communicate where those of all ranks do, except at
+    the end of a message; what it issues itself it does not hear of.
 
     Returns:
         A function that ends the subscription.

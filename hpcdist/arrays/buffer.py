@@ -14,7 +14,7 @@ import numpy as np
 
 from hpcdist.arrays.device import align_streams
 from hpcdist.arrays.dtypes import Dtype, dtype_row
-from hpcdist.arrays.libraries import DeviceView, NumpyArray, library_of
+from hpcdist.arrays.libraries import DeviceView, NumpyArray, in_kind, library_of
 from hpcdist.errors import UsageError
 
 
@@ -103,7 +103,10 @@ def carried(array: NumpyArray, dtype: Dtype) -> NumpyArray:
 
 
 def wrap_like(like: Any, data: NumpyArray, dtype: Dtype, shape: tuple[int, ...]) -> Any:
-    """Hand fresh memory over to the library that `like` comes from."""
+    """Hand fresh memory over to the library, or subclass of NumPy's, that `like` comes from."""
+    if isinstance(like, np.ndarray):
+        fresh = typed(data, dtype).reshape(shape)
+        return in_kind(like, fresh) if fresh.ndim == like.ndim else fresh
     library = library_of(like)
     if type(data) is not np.ndarray and library.wrap_device is not None:
         return library.wrap_device(data.reshape(shape), dtype.numpy)

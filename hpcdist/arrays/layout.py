@@ -7,6 +7,7 @@ block per rank. Arrays that already lie one after the other are used where they 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -70,6 +71,33 @@ def spread(flat: NumpyArray, buffers: Sequence[Buffer]) -> None:
             target[...] = flat[start:stop]
         buffer.unpack()
         start = stop
+
+
+def same_memory(one: NumpyArray, other: NumpyArray) -> bool:
+    """Return whether two contiguous host arrays are the same bytes."""
+    return one.nbytes == other.nbytes and _address(one) == _address(other)
+
+
+def overlap(arrays: Sequence[NumpyArray], others: Sequence[NumpyArray]) -> bool:
+    """Return whether contiguous host arrays have memory in common with others."""
+    ends = [0, 0]
+    spans = [(array, whose) for whose, given in enumerate((arrays, others)) for array in given]
+    for begin, end, whose in sorted(_span(array, whose) for array, whose in spans if array.nbytes):
+        if begin < ends[1 - whose]:
+            return True
+        ends[whose] = max(ends[whose], end)
+    return False
+
+
+def overlap_each_other(arrays: Sequence[NumpyArray]) -> bool:
+    """Return whether any two of these contiguous host arrays have memory in common."""
+    spans = sorted(_span(array) for array in arrays if array.nbytes)
+    return any(after[0] < before[1] for before, after in pairwise(spans))
+
+
+def _span(array: NumpyArray, whose: int = 0) -> tuple[int, int, int]:
+    begin = _address(array)
+    return begin, begin + array.nbytes, whose
 
 
 def _address(array: NumpyArray) -> int:

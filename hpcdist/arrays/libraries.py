@@ -55,6 +55,19 @@ def view_of(array: Any) -> NumpyArray:
     return memory
 
 
+def in_kind(like: NumpyArray, array: NumpyArray) -> NumpyArray:
+    """Show an array of NumPy's as the subclass that `like` is, with its attributes.
+
+    A memory map is one by its file, in which `array` is not.
+    """
+    kind = type(like)
+    if kind is np.ndarray or isinstance(like, np.memmap):
+        return array
+    shown: NumpyArray = array.view(kind)
+    shown.__array_finalize__(like)
+    return shown
+
+
 def register_library(cls: type, library: Library) -> None:
     """Let arrays of class `cls` be taken; for libraries that hpcdist does not know."""
     _LIBRARIES[cls] = library

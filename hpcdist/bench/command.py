@@ -19,6 +19,7 @@ from hpcdist.bench.peers import PEERS
 from hpcdist.bench.peers.mpi4py import version
 from hpcdist.bench.plan import Progress, measure
 from hpcdist.bench.plots import check_plot
+from hpcdist.bench.progress import on_terminal, progress_option
 from hpcdist.bench.rank_command import RankCommand, on_rank_0, start_ranks
 from hpcdist.bench.request import Request, check_request, read_request
 from hpcdist.bench.runfile import describe_setting, read_run
@@ -51,8 +52,16 @@ from hpcdist.runtime.place import read_place
 @click.option("--predict", metavar="8,64,...", help="Tell what it would take on so many ranks.")
 @click.option("--from", "source", metavar="FILE", help="Predict from this saved run.")
 @click.option("-n", "--nprocs", type=click.IntRange(1), help="Start so many ranks.")
+@progress_option
 @click.pass_context
-def bench(ctx: click.Context, /, nprocs: int | None, listed: bool, **given: Any) -> None:
+def bench(
+    ctx: click.Context,
+    /,
+    nprocs: int | None,
+    listed: bool,
+    progress: bool | None,
+    **given: Any,
+) -> None:
     """Measure messages, collectives, training and start-up on the ranks of this job.
 
     Start it like any program, as in `srun -n 8 hpcdist bench all_reduce --against mpi4py torch`, or
@@ -63,7 +72,7 @@ def bench(ctx: click.Context, /, nprocs: int | None, listed: bool, **given: Any)
         return
     request = read_request(given)
     start_ranks(ctx, nprocs)
-    code = _predict_saved(request) if request.source else _measure(request)
+    code = _predict_saved(request) if request.source else _measure(request, on_terminal(progress))
     if code:
         sys.exit(code)
 
@@ -92,11 +101,12 @@ def _predict_saved(request: Request) -> int:
     if read_place(snapshot()).rank == 0:
         if request.plot:
             check_plot(request.plot)
-        print_predictions(plain_console(), request, read_run(str(request.source))["rows"])
+        run = read_run(str(request.source))
+        print_predictions(plain_console(), request, run["rows"], run.get("setting", {}))
     return 0
 
 
-def _measure(request: Request) -> int:
+def _measure(request: Request, progress: bool) -> int:
     """Measure and report; return the exit code. Collective."""
     began = time.perf_counter()
     world = init_parallel_env()
@@ -110,7 +120,7 @@ def _measure(request: Request) -> int:
     if world.rank > 0:
         measure(world, request.plan, started, notes)
         return int(on_rank_0(world, lambda: 0))
-    output = Output(setting)
+    output = Output(setting, progress)
     try:
         rows = measure(world, request.plan, started, notes, Progress(output.at, output.found))
     finally:

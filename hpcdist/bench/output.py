@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 
 from hpcdist.bench.baseline import compare, summary
 from hpcdist.bench.cases import CASES, USUAL_SIZES
 from hpcdist.bench.figures import duration, times
-from hpcdist.bench.plots import draw_predictions, draw_rows, predicted_path
+from hpcdist.bench.plots import draw_predictions, draw_rows, heading_of, predicted_path
+from hpcdist.bench.progress import Bar
 from hpcdist.bench.request import Request
 from hpcdist.bench.rows import LIMITS, OWN, Row
 from hpcdist.bench.runfile import write_run
@@ -45,43 +44,25 @@ _PREDICTIONS: Columns = {
 
 
 class Output:
-    """Prints tables to standard output and, on a terminal, progress to standard error."""
+    """Prints tables to standard output and, if wanted, progress to standard error."""
 
-    def __init__(self, setting: dict[str, Any]) -> None:
+    def __init__(self, setting: dict[str, Any], progress: bool) -> None:
         self._setting = setting
         self._console = plain_console()
-        self._progress = Progress(
-            console=Console(stderr=True),
-            transient=True,
-            auto_refresh=False,  # no thread beside the measurements
-            redirect_stdout=False,  # tables go to standard output, wherever that leads
-            redirect_stderr=False,
-            disable=not sys.stderr.isatty(),
-        )
-        self._task = self._progress.add_task("")
+        self._bar = Bar(progress)
+        self.at = self._bar.at
+        self.close = self._bar.clear
         self._console.print(_in_words(setting))
         if setting["ranks"] == 1:
             self._console.print("one rank has nobody to talk to: start more by -n, srun or mpiexec")
-        self._progress.start()
-
-    def at(self, done: int, total: int, text: str) -> None:
-        """Show how far it is."""
-        self._progress.update(
-            self._task, completed=done, total=total, description=text, refresh=True
-        )
 
     def found(self, case: str, rows: list[Row]) -> None:
         """Print the rows of one case."""
-        self._progress.stop()  # it may be on the same terminal
+        self._bar.clear()  # it may be on the same terminal
         if rows:
             print_rows(self._console, rows)
         elif CASES[case].least > 1:
             self._console.print(f"{case} needs {CASES[case].least} ranks")
-        self._progress.start()
-
-    def close(self) -> None:
-        """Take the progress away."""
-        self._progress.stop()
 
     def finish(
         self, request: Request, rows: list[Row], baseline: list[Row], notes: Sequence[str]
@@ -94,10 +75,10 @@ class Output:
             write_run(request.json_file, self._setting, rows)
             say(f"wrote {request.json_file}")
         if request.plot:
-            _draw(say, draw_rows, rows, request.plot)
+            _draw(say, draw_rows, rows, request.plot, self._setting)
         code = self._compare(request, rows, baseline) if request.baseline else 0
         if request.predict:
-            print_predictions(self._console, request, rows)
+            print_predictions(self._console, request, rows, self._setting)
         return code
 
     def _compare(self, request: Request, rows: list[Row], baseline: list[Row]) -> int:
@@ -118,7 +99,9 @@ def _in_words(setting: dict[str, Any]) -> str:
     )
 
 
-def print_predictions(console: Console, request: Request, rows: Iterable[Row]) -> None:
+def print_predictions(
+    console: Console, request: Request, rows: Iterable[Row], setting: dict[str, Any]
+) -> None:
     """Fit models to the rows and print, and draw, what they say for more ranks."""
     from hpcdist.bench.predict import explain, fit, predict
 
@@ -127,7 +110,7 @@ def print_predictions(console: Console, request: Request, rows: Iterable[Row]) -
     found = predict(models, request.predict, request.plan.sizes or USUAL_SIZES)
     print_table(console, "Predicted", _PREDICTIONS, found)
     if request.plot:
-        _draw(console.print, draw_predictions, found, predicted_path(request.plot))
+        _draw(console.print, draw_predictions, found, predicted_path(request.plot), setting)
 
 
 def predictable(rows: Iterable[Row]) -> list[Row]:
@@ -147,5 +130,12 @@ def _series(row: Row) -> tuple[Any, ...]:
     return row["case"], row["library"], row["dtype"], row["memory"]
 
 
-def _draw(say: Callable[..., Any], draw: Callable[[Any, str], bool], rows: Any, path: str) -> None:
-    say(f"wrote {path}" if draw(rows, path) else f"nothing to draw: {path} was not written")
+def _draw(
+    say: Callable[..., Any],
+    draw: Callable[[Any, str, str], bool],
+    rows: Any,
+    path: str,
+    setting: dict[str, Any],
+) -> None:
+    drawn = draw(rows, path, heading_of(setting))
+    say(f"wrote {path}" if drawn else f"nothing to draw: {path} was not written")

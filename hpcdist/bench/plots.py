@@ -1,4 +1,8 @@
-"""Pictures of a run: time over size, log-log, one line for each library; PNG or SVG."""
+"""Pictures of a run: time over size, log-log, one line for each library; PNG or SVG.
+
+The line is the median; the band around it, or the whisker of a bar, goes from the fastest round
+to the 99th percentile.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hpcdist.bench.figures import duration
 from hpcdist.bench.rows import COPY, PINNED, Row
 from hpcdist.bench.runfile import check_writable
-from hpcdist.bench.tables import title_of
+from hpcdist.bench.tables import several, title_of
 from hpcdist.diagnostics.sizes import volume
 from hpcdist.errors import UsageError
 
@@ -20,6 +26,9 @@ _LIMIT_STYLES = {
     COPY: {"color": "grey", "linestyle": "--", "label": "copying the bytes once"},
     PINNED: {"color": "grey", "linestyle": ":", "label": "copying to locked host memory and back"},
 }
+
+_LOG_FROM = 100
+"""Bars whose lengths differ by this factor or more are drawn logarithmically."""
 
 Panel = tuple[str, Callable[[Any], None]]
 """One part of a picture: its title, and what draws it on matplotlib's axes."""
@@ -40,14 +49,23 @@ def predicted_path(path: str) -> str:
     return str(target.with_name(f"{target.stem}-predicted{target.suffix}"))
 
 
-def draw_rows(rows: Sequence[Row], path: str) -> bool:
+def heading_of(setting: Mapping[str, Any]) -> str:
+    """Say where and when a run was measured, and below it of what, as far as it tells."""
+    where = [setting.get("host"), setting.get("date", "")[:10]]
+    what = [setting.get("mpi"), setting.get("device")]
+    what += [several(setting[f"{of}s"], of) for of in ("rank", "node") if f"{of}s" in setting]
+    lines = [", ".join(filter(None, words)) for words in (where, what)]
+    return "\n".join(filter(None, lines))
+
+
+def draw_rows(rows: Sequence[Row], path: str, heading: str = "") -> bool:
     """Draw a run, a panel for each case, dtype, kind of memory and number of ranks.
 
     Returns:
         Whether there was anything to draw.
 
     """
-    return draw_panels(panels_of(rows), path)
+    return draw_panels(panels_of(rows), path, heading)
 
 
 def panels_of(rows: Sequence[Row]) -> list[Panel]:
@@ -68,10 +86,20 @@ def _panel_of(rows: list[Row]) -> Callable[[Any], None]:
 
 def _curves(axes: Any, rows: list[Row]) -> None:
     for library in dict.fromkeys(row["library"] for row in rows):
-        own = sorted((row["nbytes"], row["median_s"]) for row in rows if row["library"] == library)
+        own = sorted((row["nbytes"], *_spread(row)) for row in rows if row["library"] == library)
+        sizes, fastest, medians, slowest = zip(*own, strict=True)
         style = {"label": library, "marker": "o", "markersize": 3, "color": _COLOURS.get(library)}
-        axes.plot(*zip(*own, strict=True), **_LIMIT_STYLES.get(library, style))
+        (line,) = axes.plot(sizes, medians, **_LIMIT_STYLES.get(library, style))
+        if library not in _LIMIT_STYLES:
+            axes.fill_between(
+                sizes, fastest, slowest, color=line.get_color(), alpha=0.15, linewidth=0
+            )
     _set_scales(axes, sorted({row["nbytes"] for row in rows}), volume, "size")
+
+
+def _spread(row: Row) -> tuple[float, float, float]:
+    """Return the fastest time, the median, and the 99th percentile where a run has it."""
+    return row["min_s"], row["median_s"], max(row.get("p99_s", 0.0), row["median_s"])
 
 
 def _bars(axes: Any, rows: list[Row]) -> None:
@@ -80,19 +108,25 @@ def _bars(axes: Any, rows: list[Row]) -> None:
         f"{row['library']}, {volume(row['nbytes'])}" if several else row["library"] for row in rows
     ]
     colours = [_COLOURS.get(row["library"], "grey") for row in rows]
-    axes.barh(names, [row["median_s"] for row in rows], color=colours)
+    fastest, medians, slowest = map(np.array, zip(*map(_spread, rows), strict=True))
+    whiskers = [np.maximum(medians - fastest, 0), slowest - medians]
+    axes.barh(names, medians, color=colours, xerr=whiskers, error_kw={"alpha": 0.6, "capsize": 2})
     axes.invert_yaxis()
+    if medians.min() > 0 and slowest.max() >= _LOG_FROM * fastest.min():
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(lambda value, _: "")
     axes.xaxis.set_major_formatter(lambda value, _: _short(duration, value))
     axes.tick_params(axis="x", rotation=30)
 
 
-def draw_predictions(predicted: Sequence[Mapping[str, Any]], path: str) -> bool:
+def draw_predictions(predicted: Sequence[Mapping[str, Any]], path: str, heading: str = "") -> bool:
     """Draw predicted times over ranks, a curve for each size; tell whether there were any."""
     parts: dict[str, list[Mapping[str, Any]]] = {}
     for row in predicted:
         words = (row["case"], row["library"], row["dtype"], row["memory"], "predicted")
         parts.setdefault(", ".join(filter(None, words)), []).append(row)
-    return draw_panels([(title, _prediction(part)) for title, part in parts.items()], path)
+    panels = [(title, _prediction(part)) for title, part in parts.items()]
+    return draw_panels(panels, path, heading)
 
 
 def _prediction(rows: list[Mapping[str, Any]]) -> Callable[[Any], None]:
@@ -126,8 +160,8 @@ def _short(show: Callable[[float], str], value: float) -> str:
     return f"{float(number):g} {unit}"
 
 
-def draw_panels(panels: Sequence[Panel], path: str) -> bool:
-    """Draw panels into one file; tell whether there were any."""
+def draw_panels(panels: Sequence[Panel], path: str, heading: str = "") -> bool:
+    """Draw panels into one file, under a heading; tell whether there were any."""
     if not panels:
         return False
     from matplotlib.figure import Figure
@@ -142,16 +176,18 @@ def draw_panels(panels: Sequence[Panel], path: str) -> bool:
         axes.grid(alpha=0.3)
     for axes in grid[len(panels) :]:
         axes.remove()
+    if heading:
+        figure.suptitle(heading, fontsize="medium", x=0.01, ha="left")
     _add_legend(figure)
     figure.savefig(path, dpi=120)
     return True
 
 
 def _add_legend(figure: Any) -> None:
-    """Say above the panels what the lines of all of them mean."""
+    """Say below the panels what the lines of all of them mean."""
     lines: dict[str, Any] = {}
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
         lines |= dict(zip(labels, handles, strict=True))
     if lines:
-        figure.legend(lines.values(), lines.keys(), loc="outside upper left", ncols=3)
+        figure.legend(lines.values(), lines.keys(), loc="outside lower left", ncols=3)

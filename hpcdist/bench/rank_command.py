@@ -17,6 +17,7 @@ from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
 from hpcdist.runtime.environ import snapshot
+from hpcdist.runtime.failure import let_be_heard
 from hpcdist.runtime.place import read_place
 
 _WRONG_USE = 2
@@ -52,6 +53,7 @@ def _reported_once() -> Iterator[None]:
         world = init_parallel_env()
         if world.rank == 0:
             shown.show()
+            let_be_heard()
         world.mpi_comm.Barrier()
         sys.exit(_WRONG_USE)
 
@@ -68,7 +70,10 @@ def start_ranks(ctx: click.Context, nprocs: int | None) -> None:
     from hpcdist.launch.site import find_site
 
     environ = snapshot()
-    program = (sys.executable, "-m", "hpcdist", str(ctx.command.name), *ctx.meta[_WORDS])
+    words = ctx.meta[_WORDS]
+    if ctx.params["progress"] is None and sys.stderr.isatty():  # which the ranks do not see
+        words = [*words, "--progress"]
+    program = (sys.executable, "-m", "hpcdist", str(ctx.command.name), *words)
     options = Options(program, nprocs=nprocs)
     try:
         sys.exit(run_job(options, Manner(label=False), find_site(environ), environ))

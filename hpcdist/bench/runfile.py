@@ -30,6 +30,7 @@ def describe_setting(mpi: str, ranks: int, nodes: int, device: str | None = None
     """
     where = {} if device is None else {"device": device}
     return {
+        "host": platform.node(),
         "mpi": mpi,
         "mpi4py": version("mpi4py"),
         "numpy": version("numpy"),

@@ -16,6 +16,9 @@ from hpcdist.diagnostics.sizes import volume
 Columns = Mapping[str, Callable[[Any], str]]
 """How the value of each column is shown, by heading."""
 
+_TAKES = "hpcdist takes"
+_RATIO = f"{_TAKES}: its time / the time of the row; above 1 x it is slower"
+
 # Heading, key of the row, how it is shown. A column without values is left out.
 _SHOWN: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("size", "nbytes", volume),
@@ -30,7 +33,7 @@ _SHOWN: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("alone", "alone_s", duration),
     ("hidden", "hidden", percent),
     ("communication", "communication_s", duration),
-    ("hpcdist takes", "ratio", times),
+    (_TAKES, "ratio", times),
 )
 
 
@@ -71,10 +74,16 @@ def print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
         ]
         columns = {heading: show for heading, _, show in used}
         shown = [{heading: row.get(key) for heading, key, _ in used} for row in part]
-        fewest = min(row["samples"] for row in part)
-        caption = f"p99 of {fewest} samples is nearly their largest"
-        few = 1 < fewest < ENOUGH_SAMPLES
-        print_table(console, title, columns, shown, caption if few else None)
+        print_table(console, title, columns, shown, _caption(part, columns))
+
+
+def _caption(rows: Sequence[Mapping[str, Any]], columns: Columns) -> str | None:
+    """Return what the reader of a table must know."""
+    fewest = min(row["samples"] for row in rows)
+    few = 1 < fewest < ENOUGH_SAMPLES
+    words = [_RATIO] if _TAKES in columns else []
+    words += [f"p99 of {fewest} samples is nearly their largest"] if few else []
+    return "\n".join(words) or None
 
 
 def _parts(
@@ -91,8 +100,9 @@ def title_of(case: str, dtype: str | None, memory: str | None, ranks: int, nodes
     """Say what was measured where."""
     kind = f", {dtype}" if dtype else ""
     kind += f", {memory} memory" if memory not in (None, "ordinary") else ""
-    return f"{case}{kind}, {_several(ranks, 'rank')} on {_several(nodes, 'node')}"
+    return f"{case}{kind}, {several(ranks, 'rank')} on {several(nodes, 'node')}"
 
 
-def _several(number: int, what: str) -> str:
+def several(number: int, what: str) -> str:
+    """Say how many there are."""
     return f"{number} {what}{'s' * (number != 1)}"

@@ -8,25 +8,21 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 
 from hpcdist.bench.figures import read_counts, read_sizes
 from hpcdist.bench.peers.mpi4py import version
+from hpcdist.bench.progress import Bar, on_terminal, progress_option
 from hpcdist.bench.rank_command import RankCommand, on_rank_0, start_ranks
 from hpcdist.bench.runfile import check_writable, describe_setting
 from hpcdist.bench.tables import plain_console, print_table
 from hpcdist.bench.tune import Series, Timing, costs_of, timings_as_json, tuned
 from hpcdist.bench.tune_stage import Effort, Plan, measure
 from hpcdist.comm.environment import init_parallel_env
-from hpcdist.comm.group import Group
 from hpcdist.diagnostics.installation import own_version
 from hpcdist.diagnostics.sizes import volume
 from hpcdist.errors import UsageError
@@ -58,8 +54,16 @@ _CAPTION = (
 @click.option("--rounds", type=click.IntRange(1), help="Samples of each measurement (15).")
 @click.option("--quick", is_flag=True, help="Few samples, to see that it works.")
 @click.option("-n", "--nprocs", type=click.IntRange(1), help="Start so many ranks.")
+@progress_option
 @click.pass_context
-def tune(ctx: click.Context, /, nprocs: int | None, output: str | None, **given: Any) -> None:
+def tune(
+    ctx: click.Context,
+    /,
+    nprocs: int | None,
+    output: str | None,
+    progress: bool | None,
+    **given: Any,
+) -> None:
     """Measure which way each operation is fastest on the ranks of this job.
 
     Start it like any program, as in `srun -N1 -n 8 hpcdist tune -o site.json`, or let it start its
@@ -68,7 +72,7 @@ def tune(ctx: click.Context, /, nprocs: int | None, output: str | None, **given:
     """
     plan = read_plan(given, nprocs or read_place(snapshot()).size)
     start_ranks(ctx, nprocs)
-    _tune(plan, output)
+    _tune(plan, output, on_terminal(progress))
 
 
 def read_plan(given: dict[str, Any], nranks: int) -> Plan:
@@ -92,7 +96,7 @@ def read_plan(given: dict[str, Any], nranks: int) -> Plan:
     return Plan(operations, read_sizes(given["sizes"]), ranks, effort)
 
 
-def _tune(plan: Plan, output: str | None) -> None:
+def _tune(plan: Plan, output: str | None, progress: bool) -> None:
     """Measure, print and write. Collective."""
     world = init_parallel_env()
     if output is not None:
@@ -100,30 +104,17 @@ def _tune(plan: Plan, output: str | None) -> None:
     nodes = len(set(world.mpi_comm.allgather(socket.gethostname())))
     setting = describe_setting(version(), world.nranks, nodes)
     notes = busy(max(world.mpi_comm.allgather(os.getloadavg()[0])))
-    with _progress(world) as at:
-        timings = measure(world, plan, notes, at)
+    bar = Bar(progress and world.rank == 0)
+    try:
+        timings = measure(world, plan, notes, bar.at)
+    finally:
+        bar.clear()
     on_rank_0(world, lambda: _report(timings, setting, notes, output))
 
 
 def busy(load: float) -> list[str]:
     """Return what there is to say of a node that had so many processes running before."""
     return [f"a node was busy before (load {load:.1f}): measure on idle nodes"] if load > 1 else []
-
-
-@contextmanager
-def _progress(world: Group) -> Iterator[Callable[[int, int, str], Any]]:
-    """Show on rank 0, if standard error is a terminal, how far it is."""
-    shown = Progress(
-        console=Console(stderr=True),
-        transient=True,
-        auto_refresh=False,  # no thread beside the measurements
-        disable=world.rank > 0 or not sys.stderr.isatty(),
-    )
-    with shown:
-        task = shown.add_task("")
-        yield lambda done, total, text: shown.update(
-            task, completed=done, total=total, description=text, refresh=True
-        )
 
 
 # ---- the result

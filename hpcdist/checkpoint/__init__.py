@@ -1,8 +1,9 @@
 """Checkpoints: what all ranks hold, in few files, whole at every moment, for any number of ranks.
 
-Read in this order: `shard` (a part of an array; `dtensor`: torch's), `state` (what is saved, as
-plain data), `plan` (who writes what), `formats` and `blocks` (data files), `manifest`, `folder`
-(how it is made whole), `team` (ranks that agree), then `saving`, `background` and `loading`;
+Read in this order: `shard` (a part of an array; `dtensor`: torch's), `nodes` (a state as plain
+data), `objects` (what has a state of its own), `state` (how it is taken apart), `plan` (who writes
+what), `formats` and `blocks` (data files), `schema` and `manifest`, `claim` and `folder` (how it is
+made whole), `team` (ranks that agree), then `saving` and `background`; `matching` and `loading`;
 `inspection` and `command`. All but `Shard` is imported when it is used.
 """
 
@@ -44,12 +45,16 @@ _MODULES = {
 """For each name the module that has it."""
 
 
-def __getattr__(name: str) -> Any:
+def _lazy(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     value = globals()[name] = getattr(module, name)
     return value
+
+
+if not TYPE_CHECKING:  # or no checker would find a misspelt name
+    __getattr__ = _lazy
 
 
 def __dir__() -> list[str]:

@@ -18,7 +18,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.groups import new_group
 from hpcdist.errors import CollectiveTimeout
 from hpcdist.runtime.mpi import load_mpi
-from hpcdist.transport.base import Work
+from hpcdist.transport.base import Known, Work
 from hpcdist.transport.lane import seconds
 
 
@@ -67,6 +67,10 @@ class Saving(Work):
     def is_completed(self) -> bool:
         """Say whether the save has ended, well or not."""
         return self._thread is None or not self._thread.is_alive()
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known(f"save of {self._folder}", self.is_completed(), self._error)
 
     def result(self) -> str:
         """Wait, and return the folder of the checkpoint."""

@@ -7,7 +7,9 @@ but for the blocks at its ends.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -24,6 +26,9 @@ CHECKSUM = "xxh3_64"
 """What the manifest calls the checksum; 8 bytes, little-endian, per block."""
 
 checksum = xxhash.xxh3_64_intdigest
+
+_OPEN = 64
+"""So many data files are open at a time: a process may have few, and ranks have saved many."""
 
 Progress = Callable[[int], Any]
 """Is told how many bytes have just been read or written."""
@@ -55,7 +60,7 @@ def write_file(
 
     """
     found = []
-    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW) as fd:
         _write(fd, memoryview(first), 0)
         for offset, blocks in contents:
             sums = bytearray()
@@ -96,6 +101,44 @@ def opened(path: str, flags: int) -> Iterator[int]:
         os.close(fd)
 
 
+def open_regular(path: str) -> int:
+    """Open a file for reading; return its descriptor.
+
+    Anything else than a file of its own (a link, a FIFO, a device) could lead elsewhere, or let
+    the one who opens it wait for ever.
+
+    Raises:
+        CheckpointError: it is no regular file.
+        OSError: it cannot be opened.
+
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    _check_regular(path, os.lstat(path).st_mode)  # opening a device can change it
+    try:
+        fd = os.open(path, flags)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise CheckpointError(_NOT_REGULAR % path) from error
+        raise
+    try:
+        _check_regular(path, os.fstat(fd).st_mode)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+_NOT_REGULAR = (
+    "%s is a link or a device, not a file: it was not opened; put the file itself there, or load "
+    "another checkpoint"
+)
+
+
+def _check_regular(path: str, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise CheckpointError(_NOT_REGULAR % path)
+
+
 @final
 class Files:
     """The data files of a checkpoint in a folder, open for reading until `close`."""
@@ -120,6 +163,20 @@ class Files:
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()
+
+    def measure(self, numbers: Iterable[int]) -> None:
+        """Compare the sizes of these files with what was saved, before memory is taken for them.
+
+        Raises:
+            CheckpointError: one is missing, of another size, or no regular file.
+
+        """
+        for number in numbers:
+            path = self._path(number)
+            with self._naming(path):
+                found = os.lstat(path)
+            _check_regular(path, found.st_mode)
+            self._check_size(number, found.st_size)
 
     def check(self, name: str, piece: Piece, nbytes: int, start: int = 0, stop: int = -1) -> None:
         """Read the blocks with bytes from `start` to before `stop` of a piece of `nbytes` bytes.
@@ -193,18 +250,27 @@ class Files:
 
     def _fd(self, file: int) -> int:
         if file not in self._open:
+            if len(self._open) >= _OPEN:
+                os.close(self._open.pop(next(iter(self._open))))
             path = self._path(file)
-            try:
-                self._open[file] = fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError as error:
-                raise CheckpointError(
-                    f"{path} is missing: the checkpoint is not whole; bring the file back, or load "
-                    "another checkpoint"
-                ) from error
-            size = os.fstat(fd).st_size
-            if size != self._files[file][1]:
-                raise CheckpointError(self._too_short(file, size))
+            with self._naming(path):
+                self._open[file] = open_regular(path)
+            self._check_size(file, os.fstat(self._open[file]).st_size)
         return self._open[file]
+
+    @contextmanager
+    def _naming(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"{path} is missing: the checkpoint is not whole; bring the file back, or load "
+                "another checkpoint"
+            ) from error
+
+    def _check_size(self, file: int, size: int) -> None:
+        if size != self._files[file][1]:
+            raise CheckpointError(self._too_short(file, size))
 
     def _too_short(self, file: int, size: int) -> str:
         return (

@@ -76,14 +76,19 @@ def _show_arrays(path: str, step: int | None) -> None:
     for name, array in manifest.arrays.items():
         parts = str(len(manifest.pieces[name]))
         nbytes = f"{manifest.nbytes(name):,}"
-        table.add_row(name, str(array.dtype), str(array.shape), nbytes, parts)
+        table.add_row(_shown(name), str(array.dtype), str(array.shape), nbytes, parts)
     _console().print(table)
+
+
+def _shown(name: str) -> str:
+    """Return a name as a terminal can show it: whoever wrote the checkpoint has chosen it."""
+    return name if name.isprintable() else ascii(name)
 
 
 def _console() -> Console:
     """Return a console that a pipe or a file gives room enough."""
-    console = Console()
-    return console if console.is_terminal else Console(width=200)
+    console = Console(markup=False)
+    return console if console.is_terminal else Console(markup=False, width=200)
 
 
 @checkpoint.command("verify")
@@ -131,7 +136,7 @@ def consolidate_command(path: str, output: str, step: int | None) -> None:
 def _bar(text: str, total: int) -> Iterator[Callable[[int], Any]]:
     """Show how far it is, on a terminal."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),

@@ -3,7 +3,8 @@
 A checkpoint is a folder with data files and one manifest that names them. A new one writes data
 files of new names, then puts its manifest in the place of the old one, which no kill can divide,
 and removes the old data at last. A series is a folder with one such folder per step. Only one rank
-calls these functions.
+calls these functions. Links are not followed below the folder that the user has named, and only
+files of the names that hpcdist gives are removed.
 """
 
 from __future__ import annotations
@@ -11,19 +12,38 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
-from collections.abc import Iterable
+import stat
 from contextlib import suppress
+from typing import Any
 
-from hpcdist.checkpoint.blocks import opened
-from hpcdist.checkpoint.manifest import Manifest, from_json, to_json
+from hpcdist.checkpoint.blocks import open_regular, opened
+from hpcdist.checkpoint.claim import CLAIM_FILE, Claim, Holder, check, claim, judge, release
+from hpcdist.checkpoint.manifest import LARGEST, Manifest, from_json, to_json
+from hpcdist.checkpoint.schema import DATA_FILE
 from hpcdist.errors import CheckpointError, UsageError
 
 MANIFEST = "checkpoint.json"
 
-_STEP = re.compile(r"step-(\d{6}|[1-9]\d{6,})")
-_OWN = re.compile(r"[0-9a-f]{12}-\d+\.safetensors|checkpoint\.json\.new")
-"""Names of what hpcdist writes: nothing else is ever removed."""
+_STEP = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,})")
+_NEW = re.compile(r"checkpoint\.json\.(?:([0-9a-f]{12})\.)?new")
+_OWN = (DATA_FILE, CLAIM_FILE, _NEW)
+"""Names of what hpcdist writes, with the token of the save: nothing else is ever removed."""
+
+
+def named(path: str | os.PathLike[str]) -> str:
+    """Return the path that a user has given as text.
+
+    Raises:
+        UsageError: no file can have this name.
+
+    """
+    try:
+        text = os.fsdecode(path)
+    except TypeError as error:
+        raise UsageError(f"a path must be text or a Path, got {path!r}") from error
+    if not text or "\0" in text:
+        raise UsageError(f"no folder can have the name {text!r}; name the folder of a checkpoint")
+    return text
 
 
 def step_folder(path: str, step: int) -> str:
@@ -73,10 +93,14 @@ def read_manifest(folder: str) -> Manifest:
     """
     where = os.path.join(folder, MANIFEST)
     try:
-        with open(where, "rb") as file:
-            return from_json(file.read(), where)
-    except FileNotFoundError as error:
+        fd = open_regular(where)
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(f"there is no checkpoint in {folder}: {_contents(folder)}") from error
+    with os.fdopen(fd, "rb") as file:
+        text = file.read(LARGEST + 1)
+    if len(text) > LARGEST:
+        raise CheckpointError(f"{where} is damaged: it has more than {LARGEST} bytes")
+    return from_json(text, where)
 
 
 def open_checkpoint(path: str, step: int | None = None) -> tuple[str, Manifest]:
@@ -85,14 +109,16 @@ def open_checkpoint(path: str, step: int | None = None) -> tuple[str, Manifest]:
     return folder, read_manifest(folder)
 
 
-def prepare(folder: str) -> str:
-    """Make a folder for a checkpoint, unless it is there; return the token of its data files.
+def prepare(folder: str, step: int | None = None) -> Claim:
+    """Make a folder for a checkpoint, unless it is there; return the claim to save into it.
 
     Raises:
-        CheckpointError: something else would be overwritten.
+        CheckpointError: something else would be overwritten, or somebody else is saving there.
         OSError: the folder cannot be made.
 
     """
+    if step is not None and os.path.islink(folder):
+        raise CheckpointError(f"{folder} is a link, which is not followed; save somewhere else")
     missing = []
     above = os.path.abspath(folder)
     while not os.path.isdir(above):
@@ -110,34 +136,57 @@ def prepare(folder: str) -> str:
             f"{where} does not belong to a checkpoint of hpcdist and would be overwritten; save "
             "somewhere else"
         )
-    return secrets.token_hex(6)
+    return claim(folder)
 
 
-def commit(folder: str, manifest: Manifest) -> None:
-    """Make `manifest`, whose data are on disk, the one of the checkpoint in `folder`."""
-    new = os.path.join(folder, f"{MANIFEST}.new")
+def commit(mine: Claim, manifest: Manifest) -> None:
+    """Make `manifest`, whose data are on disk, the one of the checkpoint in the claimed folder."""
+    folder = mine.folder
+    new = os.path.join(folder, f"{MANIFEST}.{mine.token}.new")
     content = memoryview(to_json(manifest))
     sync_folder(folder)
-    with opened(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
+    with opened(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW) as fd:
         while content:
             content = content[os.write(fd, content) :]
         os.fsync(fd)
+    check(mine)
     os.replace(new, os.path.join(folder, MANIFEST))
     sync_folder(folder)
 
 
-def tidy(folder: str) -> None:
-    """Remove what other saves have left in `folder` beside its checkpoint, as far as possible."""
+def finish(mine: Claim) -> None:
+    """Remove what this save and dead ones have left beside the checkpoint; give the claim back."""
     with suppress(OSError, CheckpointError):
-        kept = read_manifest(folder).files if _has_manifest(folder) else []
-        _sweep(folder, [name for name, _ in kept])
+        _sweep(mine.folder, mine.token)
+    release(mine)
 
 
-def _sweep(folder: str, kept: Iterable[str]) -> None:
-    names = {*kept, MANIFEST}
-    for name in os.listdir(folder):
-        if name not in names and _OWN.fullmatch(name):
+def _sweep(folder: str, own: str = "") -> None:
+    """Remove what belongs to saves that are over, and not to the checkpoint that stands.
+
+    A save is found to be over before the manifest is read: one that commits in between stands.
+    """
+    found, own_claim = _own_files(folder), f"{own}.saving"
+    tokens = {token for _, token in found}
+    over = {each for each in tokens if each == own or judge(folder, each, True) is Holder.DEAD}
+    try:
+        files = read_manifest(folder).files if _has_manifest(folder) else []
+    except CheckpointError:  # nobody knows what is in it
+        over, files = {own}, []
+    kept = {name for name, _ in files}
+    for name, token in found:
+        if token in over and name not in kept and name != own_claim:
             _remove(os.path.join(folder, name))
+
+
+def _own_files(folder: str) -> list[tuple[str, str]]:
+    """Return the names of files that hpcdist has written beside a manifest, and their tokens."""
+    return [
+        (name, match[1] or "")
+        for name in os.listdir(folder)
+        for pattern in _OWN
+        if (match := pattern.fullmatch(name))
+    ]
 
 
 def prune(path: str, step: int, keep: int) -> None:
@@ -153,21 +202,32 @@ def prune(path: str, step: int, keep: int) -> None:
 
 
 def remove_checkpoint(folder: str) -> None:
-    """Remove the checkpoint in `folder`, and the folder if nothing else is in it."""
-    _remove(os.path.join(folder, MANIFEST))  # first: without it nobody takes it for a checkpoint
-    with suppress(OSError):
-        _sweep(folder, ())
+    """Remove the checkpoint in `folder`, and the folder if nothing else is in it.
+
+    What is not of hpcdist, or leads elsewhere, stays; so does what somebody is saving.
+    """
+    where = os.path.join(folder, MANIFEST)
+    with suppress(OSError, CheckpointError):
+        if not _is_folder(folder) or (os.path.lexists(where) and not _is_own(where)):
+            return
+        mine = claim(folder)
+        try:
+            _remove(where)  # first: without it nobody takes it for a checkpoint
+            _sweep(folder, mine.token)
+        finally:
+            release(mine)
         os.rmdir(folder)
 
 
-def check_step(step: object, keep: object) -> None:
+def check_step(step: Any, keep: object) -> None:
     """Refuse what is no step, or no number of checkpoints to keep.
 
     Raises:
         UsageError: `step` or `keep` is wrong.
 
     """
-    if step is not None and (not isinstance(step, int) or isinstance(step, bool) or step < 0):
+    whole = isinstance(step, int) and not isinstance(step, bool)
+    if step is not None and not (whole and 0 <= step < 1 << 63):
         raise UsageError(f"step must be a number from 0 on, or None, got {step!r}")
     if keep is None:
         return
@@ -197,12 +257,20 @@ def _step_folders(path: str) -> list[tuple[int, str]]:
 
 
 def _has_manifest(folder: str) -> bool:
-    return os.path.isfile(os.path.join(folder, MANIFEST))
+    return os.path.lexists(os.path.join(folder, MANIFEST))
+
+
+def _is_folder(path: str) -> bool:
+    return stat.S_ISDIR(os.lstat(path).st_mode)
 
 
 def _is_own(where: str) -> bool:
-    """Say whether a manifest is one of hpcdist, be it damaged."""
-    with open(where, "rb") as file:
+    """Return whether a manifest is one of hpcdist, be it damaged."""
+    try:
+        fd = open_regular(where)
+    except CheckpointError:
+        return False
+    with os.fdopen(fd, "rb") as file:
         start = file.read(120)
     return b'"hpcdist checkpoint"' in start
 
@@ -219,5 +287,17 @@ def _contents(path: str) -> str:
 
 
 def _remove(path: str) -> None:
+    """Remove a file, not a link."""
     with suppress(OSError):
-        os.unlink(path)
+        if stat.S_ISREG(os.lstat(path).st_mode):
+            os.unlink(path)
+
+
+def check_order(verb: str, state: object, path: object) -> None:
+    """Raise `UsageError` where the arguments of `save` or `load` have changed places."""
+    if isinstance(state, (str, os.PathLike)) and not isinstance(path, (str, bytes, os.PathLike)):
+        folder = os.fspath(state)
+        raise UsageError(
+            f"checkpoint.{verb} takes the state first and the folder second, but got the folder "
+            f"{folder!r} and a {type(path).__name__}: write checkpoint.{verb}(state, {folder!r})"
+        )

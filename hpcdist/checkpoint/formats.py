@@ -40,6 +40,9 @@ _CODES = {
 }
 """What safetensors calls a dtype; the bytes of others are kept as U8."""
 
+_TENSORS = {*_CODES, "complex128", "float8_e4m3fnuz", "float8_e5m2fnuz"}
+"""The dtypes that torch and JAX have."""
+
 _ALIGNMENT = 4096
 """The data of a file begin at a multiple of this: whole pages go to disk."""
 
@@ -72,8 +75,13 @@ def dtype_of_name(name: DtypeName) -> np.dtype[Any]:
     try:
         own = getattr(ml_dtypes, name, None) if isinstance(name, str) else None
         return np.dtype(own or np.lib.format.descr_to_dtype(_from_json(name)))
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # NumPy's parser has errors of many kinds
         raise CheckpointError(f"the checkpoint has arrays of an unknown dtype, {name!r}") from error
+
+
+def is_tensor_dtype(name: DtypeName) -> bool:
+    """Return whether torch and JAX have this dtype."""
+    return isinstance(name, str) and name in _TENSORS
 
 
 def lay_out(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
 from hpcdist.checkpoint.blocks import Files, Piece, Progress, write_file
-from hpcdist.checkpoint.folder import find_checkpoint, open_checkpoint, sync_folder
+from hpcdist.checkpoint.folder import find_checkpoint, named, open_checkpoint, sync_folder
 from hpcdist.checkpoint.formats import Tensor, lay_out
 from hpcdist.checkpoint.manifest import Manifest
 from hpcdist.checkpoint.team import reading_team
@@ -50,7 +51,7 @@ def latest(path: str | os.PathLike[str], group: Group | None = None) -> str | No
 
     def look() -> str | None:
         with suppress(CheckpointError):
-            return find_checkpoint(os.fspath(path))
+            return find_checkpoint(named(path))
         return None
 
     return reading_team(group).lead(look)
@@ -76,7 +77,7 @@ def verify(
 
     """
     team = reading_team(group)
-    folder, manifest = team.lead(lambda: open_checkpoint(os.fspath(path), step))
+    folder, manifest = team.lead(lambda: open_checkpoint(named(path), step))
     found = team.share(lambda: _damages(folder, manifest, team.rank, team.size, progress))
     damages = [damage for each in found for damage in each]
     if damages:
@@ -127,10 +128,10 @@ def consolidate(
         CheckpointError: the checkpoint is damaged; nothing is left at `output`.
 
     """
-    output = os.fspath(output)
+    output = named(output)
     if os.path.lexists(output):
         raise UsageError(f"{output} is there and would be overwritten; name a new file")
-    folder, manifest = open_checkpoint(os.fspath(path), step)
+    folder, manifest = open_checkpoint(named(path), step)
     first, placed = lay_out(
         (
             Tensor(name, array.dtype, array.shape, manifest.nbytes(name))
@@ -138,7 +139,7 @@ def consolidate(
         ),
         {"structure": json.dumps(manifest.structure)},
     )
-    new = f"{output}.new"
+    new = f"{output}.{secrets.token_hex(6)}.new"
     try:
         with Files(folder, manifest.files, progress) as files:
             contents = ((each.offset, _whole(files, manifest, each.name)) for each in placed)

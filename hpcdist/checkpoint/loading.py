@@ -1,29 +1,32 @@
 """`load`: read a checkpoint on any number of ranks, into arrays or shards of any division.
 
-The first rank finds the checkpoint and tells the others what is in it; each rank then reads the
-bytes that it wants, and no others.
+The first rank finds the checkpoint and tells the others what is in it; all compare it with their
+states (`matching`); each rank then reads the bytes that it wants, and no others. Nothing is changed
+before all ranks have found that everything fits.
 """
 
 from __future__ import annotations
 
-import math
+import copy
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from hpcdist.checkpoint.background import finish_saving
 from hpcdist.checkpoint.blocks import Files, Piece
-from hpcdist.checkpoint.folder import open_checkpoint
-from hpcdist.checkpoint.formats import dtype_of_name, name_of_dtype
-from hpcdist.checkpoint.host import Target, look, new_target, to_write
+from hpcdist.checkpoint.folder import check_order, named, open_checkpoint
+from hpcdist.checkpoint.formats import dtype_of_name
+from hpcdist.checkpoint.host import Target, new_target, to_write
 from hpcdist.checkpoint.manifest import Manifest
-from hpcdist.checkpoint.plan import Array
-from hpcdist.checkpoint.shard import Shard, bounds_of
-from hpcdist.checkpoint.state import fill_state, match_state
-from hpcdist.checkpoint.team import reading_team
+from hpcdist.checkpoint.matching import Fill, Matching, ObjectState, Wanted
+from hpcdist.checkpoint.nodes import Path, name_of, topmost
+from hpcdist.checkpoint.objects import give
+from hpcdist.checkpoint.team import Team, reading_team
 from hpcdist.comm.group import Group
 from hpcdist.comm.issue import not_a_member
-from hpcdist.errors import UsageError
+from hpcdist.errors import CheckpointError, CheckpointWarning
 
 _SHOWN = 5
 """So many differences between a state and a checkpoint are told."""
@@ -35,6 +38,7 @@ def load(
     group: Group | None = None,
     *,
     step: int | None = None,
+    strict: bool = True,
     check_first: bool = True,
     coordinator_rank: int | None = None,
 ) -> Any:
@@ -44,12 +48,15 @@ def load(
     whole arrays or `Shard`s. Without `init_parallel_env` this process reads alone, without MPI.
 
     Args:
-        state: as given to `save`. Arrays are filled where they are, dicts and lists, too; what
-            cannot change (numbers, JAX arrays) is replaced in them. It may want less than was
-            saved. None, here or in place of any part, becomes what was saved, with NumPy arrays.
+        state: as given to `save`. Objects with ``load_state_dict``, such as models, optimizers and
+            schedulers, load their state. Arrays are filled where they are, dicts and lists, too;
+            what cannot change (numbers, JAX arrays) is replaced in them. None, here or in place of
+            any part, becomes what was saved: tensors of torch, arrays of NumPy or JAX, values.
         path: the folder given to `save`; of a series the last checkpoint.
         group: the ranks that load; None for all.
         step: of a series this checkpoint.
+        strict: refuse a checkpoint that has something that no rank wants, or has not what a rank
+            wants; False: load what both have, and name the rest in a `CheckpointWarning`.
         check_first: read twice what is written over arrays of yours, so that a damaged checkpoint
             changes nothing; without, they may be partly filled when damage is found.
         coordinator_rank: the world rank that looks and decides; default: the group's first.
@@ -58,29 +65,174 @@ def load(
         The state; a new one where it cannot be changed.
 
     Raises:
-        UsageError: the checkpoint has other arrays, shapes or dtypes than `state`; on every rank.
-        CheckpointError: there is no checkpoint, or it is damaged; on every rank.
+        CheckpointError: there is no checkpoint, it is damaged, or it is not one of this state: it
+            has other names, shapes or dtypes; on every rank.
 
     """
+    check_order("load", state, path)
+    loaded, told = load_into(
+        state, path, group, step, _strictly if strict else _as_far, check_first, coordinator_rank
+    )
+    if told:
+        warnings.warn(told, CheckpointWarning, stacklevel=2)
+    return loaded
+
+
+class Report(NamedTuple):
+    """What a rank has found of its state: contradictions, and what only one of both has."""
+
+    problems: list[str]
+    missing: list[str]
+    left: set[Path]
+
+
+Tolerance = Callable[[list[str], list[str]], list[str]]
+"""Of what only the state has, and only the checkpoint, returns what is refused."""
+
+
+def _strictly(missing: list[str], left: list[str]) -> list[str]:
+    return [*missing, *left]
+
+
+def _as_far(missing: list[str], left: list[str]) -> list[str]:
+    return []
+
+
+def what_is_wanted(missing: list[str], left: list[str]) -> list[str]:
+    """Refuse only what is wanted, and not there."""
+    return missing
+
+
+def load_into(
+    state: Any,
+    path: str | os.PathLike[str],
+    group: Group | None,
+    step: int | None,
+    refused: Tolerance,
+    check_first: bool = True,
+    coordinator_rank: int | None = None,
+) -> tuple[Any, str]:
+    """Do what `load` does; return the state, and what was tolerated, in words."""
     team = reading_team(group, coordinator_rank)
     if team.group is not None and not team.group.is_member():
         not_a_member(team.group)
-        return state
+        return state, ""
     finish_saving(team)
-    folder, manifest = team.lead(lambda: open_checkpoint(os.fspath(path), step))
-    wishes: dict[str, _Wish] = {}
-    team.share(lambda: wishes.update(_wishes(state, manifest, folder)))
+    folder, manifest = team.lead(lambda: open_checkpoint(named(path), step))
+    matching = Matching(manifest.arrays)
+    fills: list[Fill] = []
+
+    def compare() -> Report:
+        fills.append(matching.match(state, manifest.structure))
+        return Report(matching.problems, matching.missing, matching.left(manifest.structure))
+
+    told = team.decide(
+        compare, lambda found: [_judge(found, folder, manifest, refused)] * team.size
+    )
+    early = [each for each in matching.objects if not each.has_arrays]
+    late = [each for each in matching.objects if each.has_arrays]
     with Files(folder, manifest.files) as files:
+        wishes: dict[str, _Wish] = {}
+        team.share(lambda: wishes.update(_wishes(files, manifest, matching.wanted)))
+        fresh = {name: each for name, each in wishes.items() if each.target.is_new}
+        yours = {name: each for name, each in wishes.items() if not each.target.is_new}
         if check_first:
-            team.share(lambda: _check(files, manifest, wishes))
-        team.share(lambda: _read(files, manifest, wishes))
-    return fill_state(state, manifest.structure, lambda name: wishes[name].target.finish())
+            team.share(lambda: _check(files, manifest, yours))
+        team.share(lambda: _read(files, manifest, fresh))
+        _load_small(team, early)
+        team.share(lambda: _read(files, manifest, yours))
+    finish = _finisher(wishes)
+    team.share(lambda: _load_all(late, finish))
+    return fills[0](finish), told
+
+
+def _judge(found: Sequence[Report], folder: str, manifest: Manifest, refused: Tolerance) -> str:
+    """Return what only one of the state and the checkpoint has, in words.
+
+    A part of the checkpoint is left if no rank wants it.
+
+    Raises:
+        CheckpointError: there are contradictions, or this is refused.
+
+    """
+    paths = topmost(manifest.structure, set.intersection(*(each.left for each in found)))
+    left = [f"{name_of(path)!r} is in the checkpoint, but not in the state" for path in paths]
+    missing = _each_once(
+        f"{name!r} is not in the checkpoint" for each in found for name in each.missing
+    )
+    problems = _each_once(problem for each in found for problem in each.problems)
+    if problems or refused(missing, left):
+        remedy = "" if problems else "; strict=False loads what both have"
+        raise CheckpointError(
+            f"the checkpoint {folder} is not one of this state; nothing was loaded: "
+            f"{_listed([*problems, *refused(missing, left)])}{remedy}"
+        )
+    if not missing and not left:
+        return ""
+    return f"not all of the checkpoint {folder} and of the state: {_listed([*missing, *left])}"
+
+
+def _each_once(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(texts))
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = len(texts) - _SHOWN
+    return "; ".join(texts[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+# ---- objects
+
+
+def _load_small(team: Team, objects: Sequence[ObjectState]) -> None:
+    """Let objects without arrays load their states, or none of them: an object can refuse one.
+
+    They come before anything else is changed.
+    """
+    begun: list[tuple[Any, Any]] = []
+
+    def load_all() -> None:
+        for each in objects:
+            begun.append((each.thing, copy.deepcopy(each.before)))
+            _load_one(each, _no_array)
+
+    try:
+        team.share(load_all)
+    except Exception:
+        for thing, before in reversed(begun):
+            with suppress(Exception):
+                give(thing, before)
+        raise
+
+
+def _no_array(name: str) -> Any:
+    raise KeyError(name)
+
+
+def _load_all(objects: Sequence[ObjectState], finish: Callable[[str], Any]) -> None:
+    for each in objects:
+        _load_one(each, finish)
+
+
+def _load_one(each: ObjectState, finish: Callable[[str], Any]) -> None:
+    try:
+        give(each.thing, each.fill(finish))
+    except Exception as error:
+        loaded = "; other parts of the state have been loaded" if each.has_arrays else ""
+        raise CheckpointError(
+            f"{each.name!r}, a {type(each.thing).__name__}, refuses the state that was saved: "
+            f"{error}{loaded}"
+        ) from error
+
+
+# ---- arrays
 
 
 def load_arrays(folder: str, manifest: Manifest, names: Iterable[str]) -> dict[str, Any]:
     """Return new arrays with what a checkpoint has under these names; local."""
-    wishes = {name: _new_wish(manifest.arrays[name]) for name in names}
+    wanted = {name: Wanted(0, manifest.arrays[name].size, None) for name in names}
     with Files(folder, manifest.files) as files:
+        wishes = _wishes(files, manifest, wanted)
         _read(files, manifest, wishes)
     return {name: wish.target.finish() for name, wish in wishes.items()}
 
@@ -93,40 +245,34 @@ class _Wish(NamedTuple):
     target: Target
 
 
-def _wishes(state: Any, manifest: Manifest, folder: str) -> dict[str, _Wish]:
-    """Return what this rank wants, by name; all that does not fit is one `UsageError`."""
-    given, problems, new = match_state(state, manifest.structure)
-    wishes = {name: _new_wish(manifest.arrays[name]) for name in new}
-    for name, array in given.items():
-        try:
-            wishes[name] = _wish(name, array, manifest.arrays[name])
-        except UsageError as error:
-            problems.append(str(error))
-    if problems:
-        more = len(problems) - _SHOWN
-        told = "; ".join(problems[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
-        raise UsageError(
-            f"the checkpoint {folder} is not one of this state; nothing was loaded: {told}"
-        )
-    return wishes
+def _wishes(files: Files, manifest: Manifest, wanted: Mapping[str, Wanted]) -> dict[str, _Wish]:
+    """Take memory for what is wanted, if the files have as many bytes as they should."""
+    files.measure(_files_of(manifest, wanted))
+    return {name: _wish(manifest, name, each) for name, each in wanted.items()}
 
 
-def _new_wish(array: Array) -> _Wish:
-    return _Wish(0, array.size, new_target(dtype_of_name(array.dtype), array.shape))
+def _wish(manifest: Manifest, name: str, wanted: Wanted) -> _Wish:
+    start, stop, into = wanted
+    if into is not None:
+        return _Wish(start, stop, to_write(into, name))
+    array = manifest.arrays[name]
+    return _Wish(start, stop, new_target(dtype_of_name(array.dtype), array.shape))
 
 
-def _wish(name: str, given: Any, saved: Array) -> _Wish:
-    data = given.data if isinstance(given, Shard) else given
-    dtype, shape = look(data, name)
-    start, stop = 0, saved.size
-    if isinstance(given, Shard):
-        shape, start, stop = bounds_of(given, name, math.prod(shape))
-    if (name_of_dtype(dtype), shape) != saved:
-        raise UsageError(
-            f"{name!r} is {saved.dtype} of shape {saved.shape} in the checkpoint, but "
-            f"{name_of_dtype(dtype)} of shape {shape} here"
-        )
-    return _Wish(start, stop, to_write(data, name))
+def _finisher(wishes: Mapping[str, _Wish]) -> Callable[[str], Any]:
+    return lambda name: wishes[name].target.finish()
+
+
+def _files_of(manifest: Manifest, wanted: Mapping[str, Wanted]) -> list[int]:
+    """Return the numbers of the files in which something is that is wanted."""
+    return sorted(
+        {
+            piece.file
+            for name, each in wanted.items()
+            for piece in manifest.pieces[name]
+            if piece.start < each.stop and each.start < piece.stop
+        }
+    )
 
 
 def _reads(
@@ -150,11 +296,10 @@ def _reads(
 
 
 def _check(files: Files, manifest: Manifest, wishes: Mapping[str, _Wish]) -> None:
-    """Read what will be written over arrays of the user."""
+    """Compare what is wanted with its checksums."""
     for name, wish in wishes.items():
-        if not wish.target.is_new:
-            for piece, nbytes, first, last, _ in _reads(manifest, name, wish):
-                files.check(name, piece, nbytes, first, last)
+        for piece, nbytes, first, last, _ in _reads(manifest, name, wish):
+            files.check(name, piece, nbytes, first, last)
 
 
 def _read(files: Files, manifest: Manifest, wishes: Mapping[str, _Wish]) -> None:

@@ -1,6 +1,6 @@
 """`Manifest`: what a checkpoint consists of; the last file to be written, and the first to be read.
 
-It is JSON with a checksum of its own in front.
+It is JSON with a checksum of its own in front. `schema` says what must be in it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,18 @@ import json
 from typing import Any, NamedTuple
 
 from hpcdist.checkpoint.blocks import BLOCK, CHECKSUM, Piece, checksum
-from hpcdist.checkpoint.formats import dtype_of_name
+from hpcdist.checkpoint.formats import dtype_of_name, is_tensor_dtype
+from hpcdist.checkpoint.nodes import CONTAINERS, Node
 from hpcdist.checkpoint.plan import Array
-from hpcdist.checkpoint.state import Node
+from hpcdist.checkpoint.schema import Wrong, check_manifest
 from hpcdist.errors import CheckpointError
 
 FORMAT = "hpcdist checkpoint"
-VERSION = 1
+VERSION = 2
+"""1 did not tell torch's and JAX's arrays from NumPy's."""
+
+LARGEST = 1 << 30
+"""Bytes of the largest manifest that is read."""
 
 _START = f'{{"{CHECKSUM}":"%016x","content":'
 _BEFORE, _AFTER = len(_START % 0), 1
@@ -81,25 +86,60 @@ def from_json(text: bytes, where: str) -> Manifest:
         raise CheckpointError(
             f"{where} does not belong to a checkpoint of hpcdist; name the folder given to save"
         )
-    if text[:_BEFORE] != (_START % checksum(content)).encode():
+    whole = text.endswith(b"}") and text[:_BEFORE] == (_START % checksum(content)).encode()
+    if not whole:
         raise CheckpointError(
             f"{where} is damaged: it is not what was saved; load another checkpoint"
         )
-    found: dict[str, Any] = json.loads(content)
-    if found["version"] > VERSION or found["block"] != BLOCK:
-        raise CheckpointError(
-            f"{where} is of version {found['version']}, which this hpcdist cannot read; install a "
-            "newer one"
-        )
+    try:
+        found = json.loads(content, object_pairs_hook=_without_doubles, parse_constant=_refuse)
+        _check_version(found, where)
+        check_manifest(found)
+    except (ValueError, RecursionError) as error:
+        problem = str(error) if isinstance(error, Wrong) else "it is no proper JSON"
+        raise CheckpointError(f"{where} is damaged: {problem}; load another checkpoint") from error
     rows = found["arrays"].items()
+    structure = found["structure"]
     return Manifest(
-        structure=found["structure"],
+        structure=structure if found["version"] > 1 else _with_tensors(structure, found["arrays"]),
         arrays={name: Array(row["dtype"], tuple(row["shape"])) for name, row in rows},
         pieces={name: [_piece(*each) for each in row["pieces"]] for name, row in rows},
         files=[(name, nbytes) for name, nbytes in found["files"]],
         ranks=found["ranks"],
         step=found["step"],
     )
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise Wrong("it has two entries of one name")
+    return found
+
+
+def _refuse(constant: str) -> Any:
+    raise Wrong(f"it has {constant}")
+
+
+def _check_version(found: Any, where: str) -> None:
+    version = found.get("version") if isinstance(found, dict) else None
+    if type(version) is int and version > VERSION:
+        raise CheckpointError(
+            f"{where} is of version {version}, which this hpcdist cannot read; install a newer one"
+        )
+
+
+def _with_tensors(node: Node, arrays: Any, inside: bool = False) -> Node:
+    """Return a node of version 1 in which the arrays of torch's optimizers are tensors."""
+    ((kind, content),) = node.items()
+    if kind == "array" and inside and is_tensor_dtype(arrays[content]["dtype"]):
+        return {"tensor": content}
+    if kind == "dict":
+        inside = inside or {"state", "param_groups"} <= {key for key, _ in content}
+        return {kind: [[key, _with_tensors(child, arrays, inside)] for key, child in content]}
+    if kind in CONTAINERS:
+        return {kind: [_with_tensors(child, arrays, inside) for child in content]}
+    return node
 
 
 def _piece(file: int, offset: int, start: int, stop: int, checksums: str) -> Piece:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from hpcdist.checkpoint.objects import is_object
 from hpcdist.checkpoint.saving import save
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
@@ -21,9 +22,7 @@ def save_group_sharded_model(
 
     Nothing is gathered: each rank writes what it owns. The checkpoint has the keys ``model`` and
     ``optimizer``; it can be loaded on any number of ranks, sharded at any level or not at all, by
-    `hpcdist.checkpoint.load` into what their ``sharded_state_dict()`` (or, of a module or optimizer
-    of torch, ``state_dict()``) returns, which their ``load_sharded_state_dict()``
-    (``load_state_dict()``) then takes.
+    ``hpcdist.checkpoint.load({"model": model, "optimizer": optimizer}, output)``.
 
     Args:
         model: what `group_sharded_parallel` returned, or anything with ``state_dict()``.
@@ -36,21 +35,16 @@ def save_group_sharded_model(
         CheckpointError: it cannot be written; on every rank, and what was there is unchanged.
 
     """
-    state = {"model": _state_of(model, "model")}
+    state = {"model": _checked(model, "model")}
     if optimizer is not None:
-        found = _state_of(optimizer, "optimizer")
-        if found is not None:
-            state["optimizer"] = found
+        state["optimizer"] = _checked(optimizer, "optimizer")
     save(state, output, group)
 
 
-def _state_of(thing: Any, what: str) -> Any:
-    """Return the part of a state that this rank has; None for none at all."""
-    if hasattr(thing, "sharded_state_dict"):
-        return thing.sharded_state_dict()
-    if hasattr(thing, "consolidate_state_dict"):  # torch's ZeroRedundancyOptimizer
-        thing.consolidate_state_dict(to=0)
-        return thing.state_dict() if thing.rank == 0 else None
+def _checked(thing: Any, what: str) -> Any:
+    """Return an object whose state `save` takes, or its state."""
+    if is_object(thing):
+        return thing
     if hasattr(thing, "state_dict"):
         return thing.state_dict()
     raise UsageError(

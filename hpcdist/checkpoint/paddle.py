@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hpcdist.checkpoint.folder import open_checkpoint
-from hpcdist.checkpoint.loading import load, load_arrays
+from hpcdist.checkpoint.folder import named, open_checkpoint
+from hpcdist.checkpoint.loading import load_arrays, load_into, what_is_wanted
 from hpcdist.checkpoint.saving import save
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
@@ -63,6 +63,8 @@ def load_state_dict(
 ) -> None:
     """Fill a state with what a checkpoint has, as `hpcdist.checkpoint.load` does. Collective.
 
+    The state may want less than was saved; all that it wants must be there.
+
     Args:
         state_dict: arrays and `Shard`s are filled, values replaced.
         path: the folder given to `save_state_dict`.
@@ -77,14 +79,21 @@ def load_state_dict(
         comm_method: accepted, as above.
 
     Raises:
-        UsageError: the checkpoint has other arrays, shapes or dtypes; on every rank.
-        CheckpointError: there is no checkpoint, or it is damaged; on every rank.
+        CheckpointError: there is no checkpoint, it is damaged, or it has other arrays, shapes or
+            dtypes; on every rank.
 
     """
     _refuse_changes(aoa_config)
     if comm_method not in _METHODS:
         raise UsageError(f"comm_method must be one of {', '.join(_METHODS)}, got {comm_method!r}")
-    load(state_dict, path, process_group, step=unique_id, coordinator_rank=coordinator_rank)
+    load_into(
+        state_dict,
+        path,
+        process_group,
+        unique_id,
+        what_is_wanted,
+        coordinator_rank=coordinator_rank,
+    )
 
 
 def load_merged_state_dict(
@@ -107,7 +116,7 @@ def load_merged_state_dict(
 
     """
     _refuse_changes(aoa_config)
-    folder, manifest = open_checkpoint(os.fspath(path), unique_id)
+    folder, manifest = open_checkpoint(named(path), unique_id)
     names = [name for name in manifest.arrays if name.startswith(prefix or "")]
     return load_arrays(folder, manifest, names)
 

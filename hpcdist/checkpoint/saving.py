@@ -9,27 +9,31 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from hpcdist.checkpoint.background import Saving, finish_saving, start_saving
 from hpcdist.checkpoint.blocks import Piece, blocks_of, write_file
+from hpcdist.checkpoint.claim import Claim, release
 from hpcdist.checkpoint.folder import (
+    check_order,
     check_step,
     commit,
     data_file,
+    finish,
+    named,
     prepare,
     prune,
     step_folder,
-    tidy,
 )
 from hpcdist.checkpoint.formats import Tensor, lay_out, name_of_dtype
 from hpcdist.checkpoint.host import look, to_read
 from hpcdist.checkpoint.manifest import Manifest
+from hpcdist.checkpoint.nodes import Node
 from hpcdist.checkpoint.plan import Array, Held, Span, join_holdings, share_out
 from hpcdist.checkpoint.shard import Shard, bounds_of
-from hpcdist.checkpoint.state import Node, describe_state, merge_nodes
+from hpcdist.checkpoint.state import describe_state, merge_nodes
 from hpcdist.checkpoint.team import Team, team_of
 from hpcdist.comm.group import Group
 from hpcdist.comm.issue import not_a_member
@@ -51,11 +55,13 @@ def save(
 
     An array that several ranks have is taken to be the same on all of them, and one writes it.
     A `Shard` says which part of an array a rank has. Everything else must be equal on all ranks,
-    but some ranks may have keys that others have not. Whenever the job is killed, the folder holds
-    the whole new checkpoint or what it held before.
+    but some ranks may have keys that others have not. Of objects, such as models, optimizers and
+    schedulers, the ``state_dict()`` is saved, of sharded ones each rank's part. Whenever the job is
+    killed, the folder holds the whole new checkpoint or what it held before.
 
     Args:
-        state: arrays, `Shard`s, numbers, strings, bytes and None in dicts, lists and tuples.
+        state: arrays, `Shard`s, numbers, strings, bytes, None, and objects that have
+            ``state_dict`` and ``load_state_dict``, in dicts, lists and tuples.
         path: a folder; it is made, and an older checkpoint in it is replaced.
         group: the ranks that hold the state; None for all. Without `init_parallel_env` this
             process alone.
@@ -72,8 +78,8 @@ def save(
     Raises:
         UsageError: something in the state cannot be saved, or is nowhere whole; on every rank.
         MismatchError: two ranks differ about what is saved; on every rank.
-        CheckpointError: a disk is full or read-only, or something else would be overwritten; on
-            every rank, and what was there is unchanged.
+        CheckpointError: a disk is full or read-only, something else would be overwritten, or
+            another job is saving to this folder; on every rank, and what was there is unchanged.
 
     Example:
         >>> import numpy as np, tempfile
@@ -84,17 +90,25 @@ def save(
         {'weights': array([1., 1., 1.]), 'epoch': 2}
 
     """
+    check_order("save", state, path)
     team = team_of(group, coordinator_rank)
     if team.group is not None and not team.group.is_member():
         return not_a_member(team.group)
     finish_saving(team)
-    order, views = _plan(team, state, (os.fspath(path), step, keep, async_save))
-    parts = [_part(span, views[span.name]) for span in order.spans]
+    order, views = _plan(team, state, (named(path), step, keep, async_save))
+
+    def take() -> list[_Part]:
+        return [_part(span, views[span.name]) for span in order.spans]
+
     if not async_save:
-        _write(team, order, parts)
+        _write(team, order, take)
         return Saving(order.folder)
-    copies = [each._replace(memory=memoryview(bytearray(each.memory))) for each in parts]
-    return start_saving(team, order.folder, lambda own: _write(own, order, copies))
+    copies = _copied(take)
+    try:
+        return start_saving(team, order.folder, lambda own: _write(own, order, copies))
+    except BaseException:
+        _release(order)
+        raise
 
 
 class _Description(NamedTuple):
@@ -113,6 +127,7 @@ class _Layout(NamedTuple):
     step: int | None
     series: str
     keep: int | None
+    claim: Claim
 
 
 class _Order(NamedTuple):
@@ -149,11 +164,17 @@ def _plan(team: Team, state: Any, settings: tuple[Any, ...]) -> tuple[_Order, di
         views.update((name, _view(name, array)) for name, array in arrays.items())
         return _Description(structure, [view.held for view in views.values()], settings)
 
-    return team.decide(describe, lambda everyone: _orders(team, everyone)), views
+    claims: list[Claim] = []
+    try:
+        return team.decide(describe, lambda everyone: _orders(team, everyone, claims)), views
+    except BaseException:
+        for each in claims:
+            release(each)
+        raise
 
 
-def _orders(team: Team, everyone: Sequence[_Description]) -> list[_Order]:
-    """Plan on the first rank, and make the folder."""
+def _orders(team: Team, everyone: Sequence[_Description], claims: list[Claim]) -> list[_Order]:
+    """Plan on the first rank, and make and claim the folder."""
     path, step, keep, _ = everyone[0].settings
     check_step(step, keep)
     for rank, each in zip(team.ranks, everyone, strict=True):
@@ -167,10 +188,11 @@ def _orders(team: Team, everyone: Sequence[_Description]) -> list[_Order]:
     arrays, runs = join_holdings([each.held for each in everyone], team.ranks)
     shares = share_out(arrays, runs, team.size)
     folder = path if step is None else step_folder(path, step)
-    token = prepare(folder)
-    layout = _Layout(structure, arrays, step, path, keep)
+    claim = prepare(folder, step)
+    claims.append(claim)
+    layout = _Layout(structure, arrays, step, path, keep, claim)
     return [
-        _Order(folder, data_file(token, rank), spans, layout if rank == team.first else None)
+        _Order(folder, data_file(claim.token, rank), spans, layout if rank == team.first else None)
         for rank, spans in enumerate(shares)
     ]
 
@@ -205,17 +227,49 @@ def _part(span: Span, view: _View) -> _Part:
 # ---- writing
 
 
-def _write(team: Team, order: _Order, parts: Sequence[_Part]) -> None:
+Take = Callable[[], list[_Part]]
+"""Takes what this rank writes; raises what went wrong with it."""
+
+
+def _copied(take: Take) -> Take:
+    """Copy what this rank writes, now. An error is raised later, when all ranks hear of it."""
+    try:
+        copies = [each._replace(memory=memoryview(bytearray(each.memory))) for each in take()]
+    except Exception as error:
+        failure = error
+
+        def fail() -> list[_Part]:
+            raise failure
+
+        return fail
+    return lambda: copies
+
+
+def _write(team: Team, order: _Order, take: Take) -> None:
     """Write this rank's parts, and commit if all ranks have. Collective.
 
     Only the first rank removes files, as it alone knows whether it has committed: another one may
     hear of nothing any more when a rank dies.
     """
-    team.decide(
-        lambda: _write_own(order, parts),
-        lambda written: _commit(order, written),
-        undo=lambda: tidy(order.folder),
-    )
+    try:
+        team.decide(
+            lambda: _write_own(order, take()),
+            lambda written: _commit(order, written),
+            undo=lambda: _undo(order),
+        )
+    except BaseException:
+        _release(order)  # where a rank never answers, nobody undoes
+        raise
+
+
+def _undo(order: _Order) -> None:
+    if order.layout is not None:
+        finish(order.layout.claim)
+
+
+def _release(order: _Order) -> None:
+    if order.layout is not None:
+        release(order.layout.claim)
 
 
 def _write_own(order: _Order, parts: Sequence[_Part]) -> _Written:
@@ -259,9 +313,9 @@ def _commit(order: _Order, written: Sequence[_Written]) -> list[None]:
     for found in pieces.values():
         found.sort(key=operator.attrgetter("start", "stop"))
     manifest = Manifest(layout.structure, layout.arrays, pieces, files, len(written), layout.step)
-    commit(order.folder, manifest)
+    commit(layout.claim, manifest)
+    finish(layout.claim)
     with suppress(OSError):  # the checkpoint is whole, whatever cannot be removed
-        tidy(order.folder)
         if layout.step is not None and layout.keep is not None:
             prune(layout.series, layout.step, layout.keep)
     return [None] * len(written)

@@ -23,6 +23,10 @@ class Shard(NamedTuple):
     offset: int
     """Where the first of the elements stands in the whole, flattened array."""
 
+    def __repr__(self) -> str:
+        data = getattr(self.data, "size", type(self.data).__name__)
+        return f"Shard({data} elements from {self.offset} on, of shape {self.global_shape})"
+
 
 def bounds_of(shard: Shard, name: str, size: int) -> tuple[tuple[int, ...], int, int]:
     """Return the whole shape, and the first element and the one after the last, of a shard.

@@ -16,10 +16,13 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from hpcdist.comm import describe
 from hpcdist.comm.group import Group
 from hpcdist.comm.issue import issue, not_a_member
 from hpcdist.comm.session import group_at_hand
+from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
 from hpcdist.transport.recipes import ReduceOp
 
@@ -73,12 +76,12 @@ def reduce_scatter(
 ) -> Work:
     """Write into `tensor` the reduction of the blocks meant for this rank.
 
-    (MPI_Reduce_scatter_block.)
+    (MPI_Reduce_scatter_block, MPI_Reduce_scatter.)
 
     Args:
         tensor: the output.
-        tensor_list: one array like `tensor` per rank of the group, or one array of n times its
-            elements.
+        tensor_list: one array per rank of the group, each like the `tensor` of that rank, or one
+            array of n times the elements.
         op: a `ReduceOp`.
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
@@ -112,12 +115,12 @@ def broadcast(tensor: Any, src: int, group: Group | None = None, sync_op: bool =
 def all_gather(
     tensor_list: Any, tensor: Any, group: Group | None = None, sync_op: bool = True
 ) -> Work:
-    """Collect the `tensor` of every rank on all ranks (MPI_Allgather).
+    """Collect the `tensor` of every rank on all ranks (MPI_Allgather, MPI_Allgatherv).
 
     Args:
-        tensor_list: an empty list is filled with one new array per rank, whose shapes may
-            differ; a list of n arrays like `tensor` is written in place; one array of n times
-            the elements takes them one after the other.
+        tensor_list: an empty list is filled with one new array per rank; a list of n arrays,
+            each like the `tensor` of that rank, is written in place; one array of n times the
+            elements takes them one after the other, if all are alike.
         tensor: this rank's contribution.
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
@@ -133,7 +136,7 @@ def gather(
     group: Group | None = None,
     sync_op: bool = True,
 ) -> Work:
-    """Collect the `tensor` of every rank on rank `dst` (MPI_Gather).
+    """Collect the `tensor` of every rank on rank `dst` (MPI_Gather, MPI_Gatherv).
 
     Args:
         tensor: this rank's contribution.
@@ -154,12 +157,12 @@ def scatter(
     group: Group | None = None,
     sync_op: bool = True,
 ) -> Work:
-    """Hand one array of rank `src` to each rank, into `tensor` (MPI_Scatter).
+    """Hand one array of rank `src` to each rank, into `tensor` (MPI_Scatter, MPI_Scatterv).
 
     Args:
         tensor: the output.
-        tensor_list: on `src`: one array like `tensor` per rank, or one array of n times its
-            elements. Meaningless (and warned of) on the other ranks.
+        tensor_list: on `src`: one array per rank, each like the `tensor` of that rank, or one
+            array of n times the elements. Meaningless (and warned of) on the other ranks.
         src: the world rank that hands out.
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
@@ -187,9 +190,9 @@ def alltoall(
     (MPI_Alltoall, MPI_Alltoallv.)
 
     Args:
-        out_tensor_list: n arrays, whose shapes may differ, or an empty list to fill.
-        in_tensor_list: n arrays of one dtype. Both may instead be one array each, cut into
-            equal parts along dim 0.
+        out_tensor_list: n arrays, of the sizes that the others send, or an empty list to fill.
+        in_tensor_list: n arrays of one dtype, whose shapes may differ. Both may instead be one
+            array each, cut into equal parts along dim 0.
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
 
@@ -218,6 +221,7 @@ def alltoall_single(
         out_split_sizes: rows from each rank; None for equal parts.
 
     """
+    check_no_split_sizes(group, sync_op)
     return issue(
         group,
         sync_op,
@@ -227,6 +231,18 @@ def alltoall_single(
         in_split_sizes,
         out_split_sizes,
     )
+
+
+def check_no_split_sizes(group: Any, sync_op: Any) -> None:
+    """Refuse split sizes where `group` and `sync_op` are: other libraries have them there."""
+    if sync_op is None or isinstance(group, _SIZES) or isinstance(sync_op, _SIZES):
+        raise UsageError(
+            f"alltoall_single got {group!r} for its group and {sync_op!r} for sync_op, where other "
+            "libraries have split sizes; give them by keyword: in_split_sizes=, out_split_sizes="
+        )
+
+
+_SIZES = (list, tuple, np.ndarray)
 
 
 def barrier(group: Group | None = None, sync_op: bool = True) -> Work:

@@ -12,26 +12,29 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from hpcdist.arrays.buffer import Buffer, as_buffer, as_output, ordinary, wrap_like
-from hpcdist.arrays.layout import adjacent_view, join, spread
+from hpcdist.arrays.buffer import Buffer, as_buffer, as_output, ordinary
 from hpcdist.comm.group import Group
 from hpcdist.comm.lists import (
+    Given,
+    Room,
     as_buffers,
     as_outputs,
     blocks_to_send,
     cannot,
     check_fillable,
-    empty_for,
+    disentangled,
+    fill,
     gathered_into,
     is_list,
     keep,
+    memory_of,
     one_dtype,
+    room_in,
     unpack,
 )
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import UNEVEN, Call, Kind, shape_detail
+from hpcdist.transport.parts import counts_of
 from hpcdist.transport.recipes import ReduceOp, check_op, recipe_for
 
 
@@ -93,13 +96,14 @@ def reduce_scatter(group: Group, tensor: Any, tensor_list: Any, op: Any) -> Call
     op = check_op(op)
     recipe = recipe_for(op, out.dtype)
     try:
-        send = blocks_to_send(group, tensor_list, out, "tensor_list")
+        given = blocks_to_send(group, tensor_list, out, "tensor_list")
     except UsageError as error:
         return cannot(Kind.REDUCE_SCATTER, group, error)
+    send, sends, shapes = given
     finish = unpack(out)
-    return Call(
-        Kind.REDUCE_SCATTER, send, out.data, out.dtype, out.shape, 0, op, recipe, finish=finish
-    )
+    shape: Any = shapes or out.shape
+    call = Call(Kind.REDUCE_SCATTER, send, out.data, out.dtype, shape, 0, op, recipe, finish=finish)
+    return _with_lists(group, call, given, _NO_ROOM) if sends or shapes else call
 
 
 # ---- moving data
@@ -122,38 +126,48 @@ def broadcast(group: Group, tensor: Any, src: Any) -> Call:
 def all_gather(group: Group, tensor_or_list: Any, tensor: Any) -> Call:
     own = as_buffer(tensor)
     try:
-        recv, finish = gathered_into(group, tensor_or_list, own, tensor, "tensor_list")
+        room = gathered_into(group, tensor_or_list, own, tensor, "tensor_list")
     except UsageError as error:
         return cannot(Kind.ALL_GATHER, group, error)
-    _, data, dtype, shape, _ = own
-    detail = shape_detail(shape)
-    return Call(Kind.ALL_GATHER, data, recv, dtype, shape, detail=detail, finish=finish)
+    return _gathering(Kind.ALL_GATHER, group, own, room, 0)
 
 
 def gather(group: Group, tensor: Any, gather_list: Any, dst: Any) -> Call:
     root = group.root_of(dst, "dst")
-    own = as_buffer(tensor)
-    recv, finish = None, None
+    own, room = as_buffer(tensor), _NO_ROOM
     if root == group.rank:
         try:
-            recv, finish = gathered_into(group, gather_list, own, tensor, "gather_list")
+            room = gathered_into(group, gather_list, own, tensor, "gather_list")
         except UsageError as error:
             return cannot(Kind.GATHER, group, error, root)
+    return _gathering(Kind.GATHER, group, own, room, root)
+
+
+_NO_ROOM: Room = (None, (), (), None)
+_NOTHING_GIVEN: Given = (None, (), ())
+
+
+def _gathering(kind: Kind, group: Group, own: Buffer, room: Room, root: int) -> Call:
     _, data, dtype, shape, _ = own
-    detail = shape_detail(shape)
-    return Call(Kind.GATHER, data, recv, dtype, shape, root, detail=detail, finish=finish)
+    recv, receives, shapes, finish = room
+    detail = UNEVEN if shapes else shape_detail(shape) | bool(receives)
+    call = Call(kind, data, recv, dtype, shape, root, detail=detail, finish=finish)
+    return _with_lists(group, call, _NOTHING_GIVEN, room) if receives or shapes else call
 
 
 def scatter(group: Group, tensor: Any, tensor_or_list: Any, src: Any) -> Call:
     root = group.root_of(src, "src")
-    out = as_output(tensor)
-    send = None
+    out, given = as_output(tensor), _NOTHING_GIVEN
     if root == group.rank:
         try:
-            send = blocks_to_send(group, tensor_or_list, out, "tensor_list")
+            given = blocks_to_send(group, tensor_or_list, out, "tensor_list")
         except UsageError as error:
             return cannot(Kind.SCATTER, group, error, root)
-    return Call(Kind.SCATTER, send, out.data, out.dtype, out.shape, root, finish=unpack(out))
+    send, sends, shapes = given
+    _, data, dtype, shape, _ = out
+    detail = UNEVEN if shapes else shape_detail(shape) | bool(sends)
+    call = Call(Kind.SCATTER, send, data, dtype, shape, root, detail=detail, finish=unpack(out))
+    return _with_lists(group, call, given, _NO_ROOM) if sends or shapes else call
 
 
 def alltoall(group: Group, out: Any, given: Any) -> Call:
@@ -174,44 +188,44 @@ def _alltoall_lists(group: Group, out: list[Any], given: Sequence[Any]) -> Call:
         )
     sent = as_buffers(group, given, "in_tensor_list")
     dtype = one_dtype(sent, "in_tensor_list")
-    shapes = {buffer.shape for buffer in sent}
-    new: list[Buffer] = []
+    shape, shapes = sent[0].shape, tuple(buffer.shape for buffer in sent)
+    room, expected, all_shapes = _NO_ROOM, None, set(shapes)
     if len(out) == 0:
         check_fillable(out, "out_tensor_list")
-        if len(shapes) > 1:
+        room = None, (), (), fill(out, sent[0], given[0])
+    else:
+        received = as_outputs(group, out, "out_tensor_list")
+        if one_dtype(received, "out_tensor_list") != dtype:
             raise UsageError(
-                f"in_tensor_list has different shapes {sorted(shapes)}, so out_tensor_list must "
-                "hold arrays of the shapes to receive instead of being empty"
+                f"in_tensor_list is {dtype.name} but out_tensor_list is {received[0].dtype.name}; "
+                "give both one dtype"
             )
-        new = [buffer._replace(data=np.empty_like(buffer.data), home=None) for buffer in sent]
-    received = new or as_outputs(group, out, "out_tensor_list")
-    if one_dtype(received, "out_tensor_list") != dtype:
-        raise UsageError(
-            f"in_tensor_list is {dtype.name} but out_tensor_list is {received[0].dtype.name}; "
-            "give both one dtype"
-        )
-    shapes |= {buffer.shape for buffer in received}
-    staged = adjacent_view(received)
-    recv = empty_for(received) if staged is None else staged
-
-    def finish(_: Any) -> None:
-        spread(recv, received)
-        out.extend(wrap_like(given[0], each.data, dtype, each.shape) for each in new)
-
-    even = len(shapes) == 1
-    return Call(
+        room, expected = room_in(received), [buffer.data.size for buffer in received]
+        all_shapes.update(buffer.shape for buffer in received)
+    send, sends = memory_of(sent)
+    recv, receives, _, finish = room
+    call = Call(
         Kind.ALLTOALL,
-        send=join(sent),
+        send=send,
         recv=recv,
         dtype=dtype,
-        shape=sent[0].shape,
-        detail=shape_detail(sent[0].shape) if even else UNEVEN,
-        counts=(
-            [buffer.data.size for buffer in sent],
-            [buffer.data.size for buffer in received],
-        ),
+        shape=shape,
+        detail=UNEVEN if len(all_shapes) > 1 else shape_detail(shape) | bool(sends or receives),
+        counts=([buffer.data.size for buffer in sent], expected),
         finish=finish,
+        shapes=shapes,
     )
+    return _with_lists(group, call, (send, sends, shapes), room) if sends or receives else call
+
+
+def _with_lists(group: Group, call: Call, given: Given, room: Room) -> Call:
+    """Add to a call what its lists have beyond one array: runs, and shapes that differ."""
+    _, sends, shapes = given
+    _, receives, expected, _ = room
+    call = call._replace(sends=sends, receives=receives, shapes=shapes or expected)
+    if shapes and call.counts is None:
+        call = call._replace(counts=(counts_of(call, shapes), None))
+    return disentangled(call, group.rank)
 
 
 def alltoall_single(
@@ -224,11 +238,12 @@ def alltoall_single(
                 f"in_tensor is {own.dtype.name} but out_tensor is {out.dtype.name}; give both one "
                 "dtype"
             )
-        sent = _split_counts(group, own, in_split_sizes, "in_split_sizes")
-        received = _split_counts(group, out, out_split_sizes, "out_split_sizes")
+        rows, sent = _split_counts(group, own, in_split_sizes, "in_split_sizes")
+        _, received = _split_counts(group, out, out_split_sizes, "out_split_sizes")
     except UsageError as error:
         return cannot(Kind.ALLTOALL, group, error)
     even = in_split_sizes is None and out_split_sizes is None and own.shape == out.shape
+    parts = [] if even else [(length, *own.shape[1:]) for length in rows]
     return Call(
         Kind.ALLTOALL,
         send=own.data,
@@ -238,11 +253,14 @@ def alltoall_single(
         detail=shape_detail(own.shape) if even else UNEVEN,
         counts=(sent, received),
         finish=unpack(out),
+        shapes=parts,
     )
 
 
-def _split_counts(group: Group, buffer: Buffer, sizes: Any, what: str) -> list[int]:
-    """Turn split sizes along dim 0 into elements of the buffer's memory per rank."""
+def _split_counts(
+    group: Group, buffer: Buffer, sizes: Any, what: str
+) -> tuple[list[int], list[int]]:
+    """Return, per rank, the rows along dim 0 and the elements of the buffer's memory."""
     rows = buffer.shape[0] if buffer.shape else 0
     if sizes is None:
         if rows % group.nranks or not buffer.shape:
@@ -250,7 +268,8 @@ def _split_counts(group: Group, buffer: Buffer, sizes: Any, what: str) -> list[i
                 f"an array of shape {buffer.shape} cannot be cut into {group.nranks} equal parts "
                 f"along dim 0; give {what}"
             )
-        return [buffer.data.size // group.nranks] * group.nranks
+        n = group.nranks
+        return [rows // n] * n, [buffer.data.size // n] * n
     try:
         sizes = [operator.index(size) for size in sizes]
     except TypeError as error:
@@ -263,4 +282,4 @@ def _split_counts(group: Group, buffer: Buffer, sizes: Any, what: str) -> list[i
             f"{rows} of dim 0 of the array of shape {buffer.shape}"
         )
     per_row = buffer.data.size // rows if rows else 0
-    return [size * per_row for size in sizes]
+    return sizes, [size * per_row for size in sizes]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
+import socket
 from typing import Any, NamedTuple
 
-from hpcdist.comm.group import Group
+from hpcdist.comm.group import Closed, Group
 from hpcdist.comm.groups import check_backend, check_timeout, destroy_process_group
 from hpcdist.comm.session import (
+    OneThread,
     Session,
     Whereabouts,
     current_session,
@@ -18,10 +21,19 @@ from hpcdist.comm.session import (
     set_session,
 )
 from hpcdist.config import Config, read_config
-from hpcdist.errors import UsageError
+from hpcdist.errors import HpcdistError, TransportError, UsageError
 from hpcdist.runtime import gpu
 from hpcdist.runtime.environ import snapshot
+from hpcdist.runtime.failure import end_job_on_failure, let_refusal_be_heard
+from hpcdist.runtime.mpi import (
+    FINALIZED,
+    before_finalize,
+    check_not_finalized,
+    is_alone,
+    start_world,
+)
 from hpcdist.runtime.place import read_place
+from hpcdist.transport.local import LocalTransport, Room
 
 
 def init_parallel_env(
@@ -34,7 +46,8 @@ def init_parallel_env(
 ) -> Group:
     """Start hpcdist and return the group of all ranks. Every rank calls this first; collective.
 
-    Works under ``srun``, ``mpirun``, ``hpcdist run``, `spawn` and alone (a world of one rank).
+    Works under ``srun``, ``mpirun``, ``hpcdist run``, `spawn` and alone (a world of one rank,
+    also where there is no MPI library).
     A second call returns the same group.
 
     Args:
@@ -51,7 +64,7 @@ def init_parallel_env(
     Raises:
         UsageError: the launcher started several ranks but MPI sees one (launcher and MPI
             library do not match), or an argument is wrong.
-        TransportError: there is no MPI library.
+        TransportError: there is no MPI library, but the launcher started several ranks.
 
     Example:
         >>> import hpcdist as dist
@@ -61,19 +74,38 @@ def init_parallel_env(
     """
     session = current_session()
     if session is not None:
+        if not is_simulated():
+            check_not_finalized()
         return session.world
     if here.restart is not None:
         set_session(session := here.restart())
+        return session.world
+    try:
+        with _starts.alone("init_parallel_env", patient=True):
+            return _start(backend, device, timeout, comm)
+    except HpcdistError:
+        let_refusal_be_heard()
+        raise
+
+
+_starts = OneThread()
+"""MPI starts once in a process."""
+
+
+def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> Group:
+    if (session := current_session()) is not None:  # another thread has just started
         return session.world
     check_backend(backend)
     config = read_config()
     wanted = _wanted_device(device, config)
     timeout_s = check_timeout(timeout, config.timeout_s)
 
-    from hpcdist.runtime.failure import end_job_on_failure
-    from hpcdist.runtime.mpi import start_world
-
-    world = start_world(config, comm)  # before anything that imports mpi4py.MPI
+    try:
+        world = start_world(config, comm)  # before anything that imports mpi4py.MPI
+    except TransportError as error:
+        if comm is not None or not is_alone(snapshot(), config):
+            raise
+        return _start_alone(wanted, timeout_s, str(error))
 
     from hpcdist.transport.mpi_host import MpiHost, make_site
 
@@ -92,7 +124,21 @@ def init_parallel_env(
         place.local_rank, place.local_size, place.node_rank, place.nnodes, endpoints, number
     )
     set_session(session := Session(transport, whereabouts, timeout_s))
-    _end_at_exit()
+    _end_with_program()
+    return session.world
+
+
+def _start_alone(wanted: _Wanted | None, timeout_s: float, without_mpi: str) -> Group:
+    """Start a world of this rank alone, without MPI."""
+    number = None
+    if wanted is not None:
+        number = gpu.choose(gpu.count(), 0, wanted.number)
+        gpu.bind(number)
+    transport = LocalTransport(Room([0]), 0, timeout_s, without_mpi)
+    endpoints = (f"{socket.gethostname()}:{_FIRST_PORT}",)
+    set_session(
+        session := Session(transport, Whereabouts(0, 1, 0, 1, endpoints, number), timeout_s)
+    )
     return session.world
 
 
@@ -118,9 +164,16 @@ _FIRST_PORT = 6170
 """Paddle's first port: endpoints name ranks; nobody listens there."""
 
 
-def _end_at_exit() -> None:
+def _end_with_program() -> None:
+    global _ends_with_mpi
     atexit.unregister(_leave_at_exit)
     atexit.register(_leave_at_exit)
+    if not _ends_with_mpi:
+        _ends_with_mpi = True
+        before_finalize(_leave_at_finalize)
+
+
+_ends_with_mpi = False
 
 
 def _leave_at_exit() -> None:
@@ -129,6 +182,25 @@ def _leave_at_exit() -> None:
     if session is None:
         return
     set_session(None)
+    _leave(session)
+
+
+def _leave_at_finalize() -> None:
+    """End what is under way before the program ends MPI; what comes later is told why."""
+    session = current_session()
+    if session is None:
+        return
+    groups = [group for group in session.groups.values() if group.transport is not None]
+    for group in groups:
+        with contextlib.suppress(HpcdistError):  # its owner hears of it in wait()
+            if group.transport is not None:
+                group.transport.synchronize(on_device=False)
+    _leave(session)
+    for group in groups:
+        group.transport = Closed(FINALIZED)
+
+
+def _leave(session: Session) -> None:
     groups = [group for group in reversed(session.groups.values()) if group.transport is not None]
     transport = session.world.transport
     if transport is None or not transport.together_at_end():

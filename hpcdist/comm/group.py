@@ -72,7 +72,14 @@ class Group:
         """The mpi4py communicator of the members, free for your own use.
 
         hpcdist never communicates on it. None in simulated worlds and for non-members.
+
+        Raises:
+            UsageError: this rank is alone because there is no MPI library.
+
         """
+        without_mpi = getattr(self.transport, "without_mpi", None)
+        if without_mpi is not None:
+            raise UsageError(f"group {self.name} has no communicator of MPI: {without_mpi}")
         return getattr(self.transport, "user_comm", None)
 
     def is_member(self) -> bool:
@@ -160,16 +167,24 @@ class Group:
         if rank is None:
             raise UsageError(
                 f"{what}={world_rank!r} can not be found inside the group {self.name}, whose "
-                f"world ranks are {self.ranks}; {what} is always a world rank"
+                f"world ranks are {self.ranks}; {what} is always a world rank, and what is no rank "
+                "is given by keyword (op=, group=, sync_op=)"
             )
         return rank
 
     def __repr__(self) -> str:
-        ranks = ", ".join(map(str, self.ranks))
+        shown = [*map(str, self.ranks)]
+        if self.nranks > _SHOWN:
+            shown[_SHOWN - 2 : -1] = ["..."]
+        state = _STATES.get(type(self.transport), "")
         return (
-            f"rank: {self.rank}, nranks: {self.nranks}, id: {self.id}, ranks: {ranks}; "
-            f"name: {self.name}"
+            f"rank: {self.rank}, nranks: {self.nranks}, id: {self.id}, ranks: {', '.join(shown)}; "
+            f"name: {self.name}{state}"
         )
+
+
+_SHOWN = 16
+"""Ranks that are written out; of more, the first ones and the last."""
 
 
 def _is_int(value: Any) -> bool:
@@ -202,7 +217,9 @@ class Closed(Transport):
         """Refuse."""
         self._refuse()
 
-    def subgroup(self, ranks: Sequence[int], next_id: int, timeout: float) -> tuple[Transport, int]:
+    def subgroup(
+        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
+    ) -> tuple[Transport, int]:
         """Refuse."""
         self._refuse()
 
@@ -232,7 +249,7 @@ class Dormant(Transport):
     def __init__(self, group: Group, restart: Callable[[], Transport]) -> None:
         self._group = group
         self._restart = restart
-        self.user_comm = group.mpi_comm
+        self.user_comm = getattr(group.transport, "user_comm", None)
         self.backend = group.backend
         self.one_node = group.transport is not None and group.transport.one_node
 
@@ -257,7 +274,9 @@ class Dormant(Transport):
         """Restart and plan."""
         return self.wake().plan(call)
 
-    def subgroup(self, ranks: Sequence[int], next_id: int, timeout: float) -> tuple[Transport, int]:
+    def subgroup(
+        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
+    ) -> tuple[Transport, int]:
         """Refuse: only some ranks call this, but all must restart."""
         raise UsageError(
             f"group {self._group.name} has been shut down; restart it on all its ranks with "
@@ -280,3 +299,7 @@ class Dormant(Transport):
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+_STATES: dict[type, str] = {Closed: "; closed", Dormant: "; shut down"}
+"""What is said of a group besides, by the transport it has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import warnings
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from hpcdist.comm.group import Closed, Dormant, Group
 from hpcdist.comm.issue import issue, not_a_member
 from hpcdist.comm.lists import cannot
 from hpcdist.comm.objects import describe_all_gather
-from hpcdist.comm.session import group_at_hand, session_at_hand, set_session
+from hpcdist.comm.session import Session, group_at_hand, session_at_hand, set_session
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import UNDEFINED, Call, Kind
 from hpcdist.transport.lane import seconds
@@ -40,7 +41,8 @@ def new_group(
 
     Raises:
         UsageError: ranks that are no integers, twice there, out of range, or none at all; on
-            every caller, before anything is sent.
+            every caller, before anything is sent. Another thread of this rank is making or ending
+            a group; the other members get a `RemoteError`.
 
     Example:
         >>> import hpcdist as dist
@@ -57,12 +59,21 @@ def new_group(
 def group_of(members: list[int], timeout: Any = None, name: str | None = None) -> Group:
     """Make the group of the world ranks `members`, in this order."""
     session = session_at_hand()
-    timeout_s, world = check_timeout(timeout, session.timeout_s), session.world
-    if world.rank not in members:
-        return session.adopt(Group(members, world.rank, session.next_id, None, name))
-    assert world.transport is not None
-    transport, group_id = world.transport.subgroup(members, session.next_id, timeout_s)
-    return session.adopt(Group(members, world.rank, group_id, transport, name))
+    timeout_s = check_timeout(timeout, session.timeout_s)
+    world, parent = session.world, session.world.transport
+    is_member = world.rank in members
+    assert parent is not None
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(session.groups_change.alone(f"new_group({members})"))
+        except UsageError as error:
+            if is_member:
+                parent.subgroup(members, session.next_id, timeout_s, error)
+            raise
+        transport, group_id = None, session.next_id
+        if is_member:
+            transport, group_id = parent.subgroup(members, group_id, timeout_s)
+        return session.adopt(Group(members, world.rank, group_id, transport, name))
 
 
 def split(group: Group, color: Any, key: Any, timeout: Any, name: str | None) -> Group:
@@ -120,6 +131,11 @@ def destroy_process_group(group: Group | None = None) -> None:
     `init_parallel_env` starts again.
     """
     session = session_at_hand()
+    with session.groups_change.alone("destroy_process_group"):
+        _destroy(session, group)
+
+
+def _destroy(session: Session, group: Group | None) -> None:
     if group is None or group is session.world:
         for each in reversed(list(session.groups.values())):
             _close(each)
@@ -136,7 +152,8 @@ def destroy_process_group(group: Group | None = None) -> None:
 
 
 def _close(group: Group) -> None:
-    transport, made_for_group = group.transport, None if group.id == 0 else group.mpi_comm
+    transport = group.transport
+    made_for_group = None if group.id == 0 else getattr(transport, "user_comm", None)
     if transport is not None:
         transport.close()
     group.transport = Closed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections import defaultdict
@@ -12,11 +13,11 @@ import numpy as np
 
 from hpcdist.comm.group import Group
 from hpcdist.comm.lists import cannot
-from hpcdist.comm.session import group_at_hand, here
+from hpcdist.comm.session import group_at_hand, here, simulated_rank, standing_for
 from hpcdist.errors import NotInGroupWarning, UsageError
-from hpcdist.events import Event, Phase, listeners
+from hpcdist.events import Event, Listener, Phase, listeners
 from hpcdist.transport.base import DONE, Transport, Work
-from hpcdist.transport.call import MESSAGES, Call, Kind, locate
+from hpcdist.transport.call import MESSAGES, Call, Kind, bytes_of, locate
 from hpcdist.transport.call_site import outer_frame
 
 Describe = Callable[..., Call]
@@ -24,6 +25,8 @@ Describe = Callable[..., Call]
 
 def issue(group: Group | None, sync_op: bool, describe: Describe, *args: Any) -> Work:
     """Describe the call, then run or start it; a non-member is warned and nothing happens."""
+    if sync_op is not True:  # the hot path asks nothing more
+        sync_op = as_flag(sync_op, "sync_op")
     session = here.session
     group = session.world if group is None and session is not None else group_at_hand(group)
     transport = group.transport
@@ -36,6 +39,16 @@ def issue(group: Group | None, sync_op: bool, describe: Describe, *args: Any) ->
         return transport.start(call)
     ended = transport.run(call)
     return ended if call.kind >= MESSAGES or call.device is not None else DONE
+
+
+def as_flag(value: Any, what: str) -> bool:
+    """Return `value` if it is a bool, Python's or NumPy's; anything else is misplaced."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise UsageError(
+        f"{what} must be True or False, got {value!r}; give what follows the group by keyword "
+        "(sync_op=, tag=, in_split_sizes=), because its order differs between libraries"
+    )
 
 
 class Message(NamedTuple):
@@ -92,16 +105,44 @@ def not_a_member(group: Group) -> Work:
     return DONE
 
 
+class _Telling(threading.local):
+    """What this thread is telling, from inside out."""
+
+    to: tuple[Listener, ...] = ()
+    message: str = ""
+
+
+_telling = _Telling()
+
+
 def _announce(group: Group, call: Call) -> Call:
-    """Tell the listeners that `call` begins, and arrange that they hear of its end."""
-    data = call.send if call.send is not None else call.recv
-    nbytes = data.nbytes if data is not None else sum(each.nbytes for each in call.parcels)
+    """Tell the listeners that `call` begins, and arrange that they hear of its end.
+
+    Not the listener that issues it: it would hear of itself without end.
+    """
     name = call.kind.name.lower()
+    if _telling.message:
+        raise UsageError(
+            f"{name} was called by a listener that was being told the end of a "
+            f"{_telling.message}, which holds up all messages of the group: note it there, and "
+            "communicate after the message"
+        )
+    hearers = [listener for listener in listeners if listener not in _telling.to]
+    rank, nbytes = simulated_rank(), bytes_of(call)
 
     def tell(phase: Phase, error: BaseException | None = None) -> None:
         event = Event(phase, name, group.id, nbytes, time.perf_counter_ns(), error)
-        for listener in tuple(listeners):
-            listener(event)
+        before = _telling.to, _telling.message
+        if phase == "end" and call.kind >= MESSAGES:
+            _telling.message = name
+        try:
+            for listener in hearers:
+                if listener in listeners:
+                    _telling.to = (*before[0], listener)
+                    with standing_for(rank):
+                        listener(event)
+        finally:
+            _telling.to, _telling.message = before
 
     def ended(error: BaseException | None) -> None:
         tell("end", error)

@@ -1,31 +1,34 @@
 """Point-to-point messages. `src`, `dst` and `peer` are world ranks; None receives from any.
 
-A message is matched by sender, tag and dtype, in the order in which messages were sent. `send`
-never waits for a receive that the receiver posts later in its program: ranks that send to each
-other first do not dead-lock.
+Messages match by sender (or any), tag and dtype, in the order sent, whatever the timing. `send`
+never waits for a receive that the receiver posts later in its program: whoever waits in hpcdist
+takes in what others have sent to it. What goes to or comes from `PROC_NULL` is no message at all.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from hpcdist.arrays.buffer import Buffer, as_buffer, as_output
 from hpcdist.arrays.parcel import Parcel, pack_object, unpack_object
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import Message, issue, issue_batch
+from hpcdist.comm.issue import Describe, Message, as_flag, issue, issue_batch, not_a_member
 from hpcdist.comm.lists import unpack
 from hpcdist.comm.session import group_at_hand
 from hpcdist.errors import MismatchError, UsageError
-from hpcdist.transport.base import Work
-from hpcdist.transport.call import ANY_SOURCE, Call, Kind
+from hpcdist.transport.base import Done, Work
+from hpcdist.transport.call import ANY_SOURCE, PROC_NULL, Call, Kind
 
 
 def send(
     tensor: Any, dst: int = 0, group: Group | None = None, sync_op: bool = True, tag: int = 0
 ) -> Work:
     """Send `tensor` to rank `dst`; return when it may be changed again (MPI_Send)."""
-    return issue(group, sync_op, describe_send, tensor, dst, tag)
+    return _issue(group, sync_op, describe_send, tensor, dst, tag)
 
 
 def recv(
@@ -48,20 +51,23 @@ def recv(
         Its `Work`; `Work.source` is the world rank the message came from.
 
     Raises:
-        MismatchError: the message has another size or dtype. It stays where it is.
+        MismatchError: the first message that matches has another size; or the sender has sent
+            other dtypes only, and cannot go on before this rank does, or not in time. The message
+            stays where it is.
+        RemoteError: the sender has ended and sent nothing that matches.
 
     """
-    return issue(group, sync_op, describe_recv, tensor, src, tag)
+    return _issue(group, sync_op, describe_recv, tensor, src, tag)
 
 
 def isend(tensor: Any, dst: int, group: Group | None = None, tag: int = 0) -> Work:
     """Begin `send`; `tensor` must be left alone until `Work.wait` (MPI_Isend)."""
-    return issue(group, False, describe_send, tensor, dst, tag)
+    return _issue(group, False, describe_send, tensor, dst, tag)
 
 
 def irecv(tensor: Any, src: int | None = None, group: Group | None = None, tag: int = 0) -> Work:
     """Begin `recv`; `tensor` holds the message after `Work.wait` (MPI_Irecv)."""
-    return issue(group, False, describe_recv, tensor, src, tag)
+    return _issue(group, False, describe_recv, tensor, src, tag)
 
 
 class _P2POpFields(NamedTuple):
@@ -101,8 +107,17 @@ class P2POp(_P2POpFields):
             )
         where = group_at_hand(group)
         if where.is_member():
-            _DESCRIBE[op](where, tensor, peer, tag)
+            _DESCRIBE[op](where, tensor, where.world_rank if is_nobody(peer) else peer, tag)
         return super().__new__(cls, op, tensor, peer, group, tag)
+
+    def __repr__(self) -> str:
+        shape = getattr(self.tensor, "shape", None)
+        dtype = getattr(self.tensor, "dtype", type(self.tensor).__name__)
+        what = f"{dtype}" if shape is None else f"{dtype} of shape {tuple(shape)}"
+        peer = "any rank" if self.peer is None else f"rank {self.peer}"
+        way = "to" if self.op is isend else "from"
+        where = "" if self.group is None else f", group {self.group.name}"
+        return f"P2POp({self.op.__name__} {way} {peer}, {what}, tag {self.tag}{where})"
 
 
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
@@ -114,12 +129,21 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
         isinstance(each, P2POp) for each in p2p_op_list
     ):
         raise UsageError(f"batch_isend_irecv needs a list of P2POp, got {p2p_op_list!r}")
-    return issue_batch(
-        [
-            Message(each.group, _DESCRIBE[each.op], (each.tensor, each.peer, each.tag))
-            for each in p2p_op_list
-        ]
+    real = [each for each in p2p_op_list if not is_nobody(each.peer)]
+    works = iter(
+        issue_batch(
+            [
+                Message(each.group, _DESCRIBE[each.op], (each.tensor, each.peer, each.tag))
+                for each in real
+            ]
+        )
     )
+    return [
+        to_nobody(each.group, _DESCRIBE[each.op], each.tensor, each.tag)
+        if is_nobody(each.peer)
+        else next(works)
+        for each in p2p_op_list
+    ]
 
 
 def send_object_list(
@@ -143,7 +167,7 @@ def send_object_list(
 
     """
     peer = _one_peer(group, dst, dst_in_group, "dst")
-    return issue(group, sync_op, _describe_send_objects, object_list, peer, tag)
+    return _issue(group, sync_op, _describe_send_objects, object_list, peer, tag)
 
 
 def recv_object_list(
@@ -170,7 +194,43 @@ def recv_object_list(
 
     """
     peer = _one_peer(group, src, src_in_group, "src")
-    return issue(group, sync_op, _describe_recv_objects, object_list, peer, tag)
+    return _issue(group, sync_op, _describe_recv_objects, object_list, peer, tag)
+
+
+# ---- no rank at all
+
+
+def _issue(
+    group: Group | None,
+    sync_op: bool,
+    describe: Callable[..., Call],
+    what: Any,
+    peer: Any,
+    tag: int,
+) -> Work:
+    if is_nobody(peer):
+        as_flag(sync_op, "sync_op")
+        return to_nobody(group, describe, what, tag)
+    return issue(group, sync_op, describe, what, peer, tag)
+
+
+def is_nobody(peer: Any) -> bool:
+    """Return whether `peer` is `PROC_NULL`, ours or that of the MPI library in use."""
+    if type(peer) is int and peer >= 0:
+        return False
+    if peer is None or not isinstance(peer, (int, np.integer)) or peer >= 0:
+        return False
+    mpi = sys.modules.get("mpi4py.MPI")
+    return peer == PROC_NULL or (mpi is not None and peer == mpi.PROC_NULL)
+
+
+def to_nobody(group: Group | None, describe: Describe, what: Any, tag: int) -> Work:
+    """Exchange nothing; what is wrong with the arguments is an error all the same."""
+    where = group_at_hand(group)
+    if not where.is_member():
+        return not_a_member(where)
+    describe(where, what, where.world_rank, tag)
+    return Done(PROC_NULL)
 
 
 # ---- descriptions
@@ -246,4 +306,6 @@ def _check_objects(object_list: Any) -> None:
 def _one_peer(group: Group | None, world: int | None, in_group: int | None, what: str) -> Any:
     if world is not None and in_group is not None:
         raise UsageError(f"Cannot specify both {what} and {what}_in_group")
-    return world if in_group is None else group_at_hand(group).get_global_rank(in_group)
+    if in_group is None or is_nobody(in_group):
+        return world if in_group is None else in_group
+    return group_at_hand(group).get_global_rank(in_group)

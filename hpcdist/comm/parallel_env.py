@@ -100,3 +100,10 @@ class ParallelEnv:
     def pg_timeout(self) -> int:
         """Time limit of operations in milliseconds; an endless one is a very long one."""
         return int(min(self._timeout_s, TIMEOUT_MAX) * 1000)
+
+    def __repr__(self) -> str:
+        where = self._where
+        return (
+            f"ParallelEnv(rank {self.rank} of {self.world_size}, local rank {where.local_rank} of "
+            f"{where.local_size}, node {where.node_rank} of {where.nnodes}, {self.device_type})"
+        )

@@ -17,6 +17,7 @@ from hpcdist.comm.issue import described, issue, not_a_member
 from hpcdist.comm.session import group_at_hand
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import DONE, REFUSE_START, Plan, Work
+from hpcdist.transport.call import label
 from hpcdist.transport.recipes import ReduceOp
 
 
@@ -110,18 +111,20 @@ def _plan(group: Group | None, describe_call: Callable[..., Any], *args: Any) ->
     if group.transport is None:
         not_a_member(group)
         return _NoPlan()
-    direct = group.transport.plan(described(group, describe_call, *args))
-    return direct or _ReplayPlan(group, describe_call, args)
+    call = described(group, describe_call, *args)
+    what = label(call, group.ranks)
+    return group.transport.plan(call) or _ReplayPlan(group, describe_call, args, what)
 
 
 @final
 class _ReplayPlan(Plan):
     """A plan for calls without a persistent form: it describes and starts the call anew."""
 
-    def __init__(self, group: Group, describe_call: Any, args: tuple[Any, ...]) -> None:
+    def __init__(self, group: Group, describe_call: Any, args: tuple[Any, ...], what: str) -> None:
         self._group: Group | None = group
         self._describe = describe_call
         self._args = args
+        self._what = what
         self._work: Work = DONE
 
     def start(self) -> Work:
@@ -136,6 +139,11 @@ class _ReplayPlan(Plan):
         self._work.wait()
         self._group, self._args = None, ()
 
+    def in_words(self) -> str:
+        """See `Plan.in_words`."""
+        state = "under way" if self._work.known().ended is False else "ready"
+        return f"{self._what}, {'freed' if self._group is None else state}"
+
 
 @final
 class _NoPlan(Plan):
@@ -147,3 +155,7 @@ class _NoPlan(Plan):
 
     def free(self) -> None:
         """Do nothing."""
+
+    def in_words(self) -> str:
+        """See `Plan.in_words`."""
+        return "nothing: this rank is not in the group"

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, final
 
 from hpcdist.comm.group import Closed, Group
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Transport
+from hpcdist.transport.call_site import call_site
 
 
 class Whereabouts(NamedTuple):
@@ -28,6 +30,39 @@ class Whereabouts(NamedTuple):
 
 
 @final
+class OneThread:
+    """Lets one thread at a time change what groups there are."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder = 0, ""
+
+    @contextmanager
+    def alone(self, what: str, *, patient: bool = False) -> Iterator[None]:
+        """Do `what` alone; wait for another thread if `patient`.
+
+        Raises:
+            UsageError: another thread is there, or this one.
+
+        """
+        if not self._lock.acquire(blocking=False):
+            holder, doing = self._holder
+            if not patient or holder == threading.get_ident():
+                raise UsageError(
+                    f"{what} was called at {call_site()} while another thread of this rank is in "
+                    f"{doing or what}: the ranks could not tell which of their calls belong "
+                    "together; let one thread make and end all groups, before the others begin"
+                )
+            self._lock.acquire()
+        self._holder = threading.get_ident(), what
+        try:
+            yield
+        finally:
+            self._holder = 0, ""
+            self._lock.release()
+
+
+@final
 class Session:
     """The world group and the groups made from it."""
 
@@ -37,6 +72,7 @@ class Session:
         self.whereabouts = whereabouts
         self.timeout_s = timeout_s
         self.next_id = 1
+        self.groups_change = OneThread()
 
     def adopt(self, group: Group) -> Group:
         """Keep `group` until it is destroyed."""
@@ -85,6 +121,24 @@ def is_simulated() -> bool:
     return "session" in vars(here)
 
 
+def simulated_rank() -> dict[str, Any]:
+    """Return what makes this thread a rank of a simulated world; nothing if it is none."""
+    return dict(vars(here))
+
+
+@contextmanager
+def standing_for(rank: dict[str, Any]) -> Iterator[None]:
+    """Let this thread stand for a `simulated_rank`, whose own thread it is not."""
+    if not rank or is_simulated():
+        yield
+        return
+    vars(here).update(rank)
+    try:
+        yield
+    finally:
+        vars(here).clear()
+
+
 def session_at_hand() -> Session:
     """Return the current session, or raise `UsageError`."""
     session = current_session()
@@ -102,7 +156,7 @@ def group_at_hand(group: Any) -> Group:
     if type(group) is not Group:
         raise UsageError(
             f"group must be a Group from new_group or get_group, or None for all ranks, got "
-            f"{group!r}"
+            f"{group!r}; give what is no group by keyword (op=, sync_op=, tag=)"
         )
     return group
 

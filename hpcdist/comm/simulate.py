@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -36,7 +37,8 @@ def simulate(
         kwargs: keyword arguments of `fn`.
 
     Raises:
-        BaseException: what a rank raised; of several, one that was not caused by another rank.
+        BaseException: what a rank raised; of several, the first that was not caused by another
+            rank. A note names the rank (from Python 3.11 on).
 
     Example:
         >>> import hpcdist as dist
@@ -79,10 +81,22 @@ def simulate(
         thread.start()
     for thread in threads:
         thread.join()
-    if errors:
-        own = [error for error in errors.values() if not isinstance(error, RemoteError)]
-        raise (own or list(errors.values()))[0]
+    if errors:  # in the order in which they were raised
+        own = [rank for rank, error in errors.items() if not _is_secondary(error)]
+        rank = (own or [*errors])[0]
+        error = errors[rank]
+        if sys.version_info >= (3, 11):
+            error.add_note(f"raised on rank {rank} of the {n} that simulate runs")
+        own_frames = error.__traceback__ and error.__traceback__.tb_next
+        raise error.with_traceback(own_frames)
     return results
+
+
+def _is_secondary(error: BaseException | None) -> bool:
+    """Return whether an error came of another rank's failure, or while one was handled."""
+    while error is not None and not isinstance(error, RemoteError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _close_groups() -> None:

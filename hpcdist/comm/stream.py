@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcdist.comm import describe
-from hpcdist.comm.collectives import warn_of_meaningless
+from hpcdist.comm.collectives import check_no_split_sizes, warn_of_meaningless
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import Describe, issue
-from hpcdist.comm.messages import describe_recv, describe_send
+from hpcdist.comm.issue import Describe, as_flag, issue
+from hpcdist.comm.messages import describe_recv, describe_send, is_nobody, to_nobody
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
 from hpcdist.transport.call import Call
@@ -39,9 +39,9 @@ __all__ = [
 def _issue(
     group: Group | None, sync_op: bool, use_calc_stream: bool, describe_call: Describe, *args: Any
 ) -> Work:
-    if not use_calc_stream:
+    if not as_flag(use_calc_stream, "use_calc_stream"):
         return issue(group, sync_op, describe_call, *args)
-    if not sync_op:
+    if not as_flag(sync_op, "sync_op"):
         raise UsageError("use_calc_stream can only be true in sync op behavior.")
     return issue(group, True, _on_current, describe_call, args)
 
@@ -167,6 +167,7 @@ def alltoall_single(
     out_split_sizes: Sequence[int] | None = None,
 ) -> Work:
     """Do `hpcdist.alltoall_single`; split sizes by keyword only, in both forms."""
+    check_no_split_sizes(group, sync_op)
     return _issue(
         group,
         sync_op,
@@ -188,6 +189,8 @@ def send(
     tag: int = 0,
 ) -> Work:
     """Do `hpcdist.send`."""
+    if is_nobody(dst):
+        return to_nobody(group, describe_send, tensor, tag)
     return _issue(group, sync_op, use_calc_stream, describe_send, tensor, dst, tag)
 
 
@@ -200,6 +203,8 @@ def recv(
     tag: int = 0,
 ) -> Work:
     """Do `hpcdist.recv`."""
+    if is_nobody(src):
+        return to_nobody(group, describe_recv, tensor, tag)
     return _issue(group, sync_op, use_calc_stream, describe_recv, tensor, src, tag)
 
 

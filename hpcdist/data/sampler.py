@@ -151,6 +151,17 @@ class DistributedSampler:
         self._check_state(state)
         self._go_to(int(state["epoch"]), int(state["consumed"]))
 
+    def __repr__(self) -> str:
+        return f"DistributedSampler({self.in_words()})"
+
+    def in_words(self) -> str:
+        """Say whose share of what this is, in which order, and where it stands."""
+        order = f"shuffled with seed {self._seed}" if self._shuffle else "in order"
+        return (
+            f"{self._length} samples {order}, rank {self._rank} of {self._size}, "
+            f"epoch {self._epoch}, {self._taken} handed out"
+        )
+
     def _go_to(self, epoch: int, position: int) -> None:
         self._epoch = epoch
         self._begun, self._taken, self._ended = position, 0, False

@@ -119,3 +119,6 @@ class ShardedDataset:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was made, on any number of ranks. See `DistributedSampler`."""
         self.sampler.load_state_dict(state)
+
+    def __repr__(self) -> str:
+        return f"ShardedDataset({self.sampler.in_words()})"

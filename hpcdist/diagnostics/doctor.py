@@ -34,6 +34,7 @@ from hpcdist.diagnostics.starting import (
 from hpcdist.diagnostics.ways import Row as WayRow, folded, meanings, way_rows
 from hpcdist.errors import TransportError, UsageError
 from hpcdist.runtime.environ import snapshot
+from hpcdist.runtime.failure import let_be_heard, let_refusal_be_heard
 from hpcdist.runtime.mpi import abort
 from hpcdist.runtime.place import read_place
 from hpcdist.transport.select import OPERATIONS
@@ -86,6 +87,7 @@ def doctor(operations: tuple[str, ...], sizes: str, as_json: bool) -> None:
         report = examine(_known(operations), _sizes(sizes))
     except UsageError as error:
         if rank == 0:
+            let_refusal_be_heard()
             raise click.UsageError(str(error)) from error
         time.sleep(_PAUSE_S)
         sys.exit(_WRONG_USE)
@@ -96,6 +98,8 @@ def doctor(operations: tuple[str, ...], sizes: str, as_json: bool) -> None:
         click.echo(f"rank {rank}: {report.problems[0].what}", err=True)
     else:
         click.echo(json.dumps(as_plain(report), indent=1) if as_json else in_words(report))
+    if report.code:
+        let_be_heard()
     if report.job is None and _others_wait():
         abort(report.code)
     sys.exit(report.code)
@@ -143,6 +147,10 @@ def examine(operations: Iterable[str], sizes: Sequence[int]) -> Report | int:
         config = read_config()
         with recorded():
             world = init_parallel_env()
+        without_mpi = getattr(world.transport, "without_mpi", None)
+        if without_mpi is not None:  # alone, as a job of one rank may be
+            settings = settings_of(config, snapshot())
+            return Report(versions(), dtypes, settings, [refused(without_mpi, stops=False)])
         job = look(world, config)
     except (UsageError, TransportError) as error:
         settings = settings_of(config, snapshot())

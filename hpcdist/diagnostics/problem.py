@@ -35,8 +35,8 @@ class Problem(NamedTuple):
     remedy: str
 
 
-def refused(error: Exception) -> Problem:
-    """Return the problem of a job that cannot even start."""
+def refused(error: Exception | str, *, stops: bool = True) -> Problem:
+    """Return the problem of a job that cannot even start, or not (`stops`) with other ranks."""
     text = str(error)
     what, _, remedy = text.partition(";" if ";" in text else ": ")
-    return Problem(Check.LAUNCH, True, what, remedy.strip() or "see above")
+    return Problem(Check.LAUNCH, stops, what, remedy.strip() or "see above")

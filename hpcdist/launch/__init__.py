@@ -47,9 +47,13 @@ class _Launch(ModuleType):
 sys.modules[__name__].__class__ = _Launch
 
 
-def __getattr__(name: str) -> Any:
+def _lazy(name: str) -> Any:
     if name in ("spawn", "MultiprocessContext"):
         from hpcdist.launch import spawning
 
         return getattr(spawning, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if not TYPE_CHECKING:  # or no checker would find a misspelt name
+    __getattr__ = _lazy

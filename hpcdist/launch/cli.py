@@ -70,6 +70,11 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(
+    importlib.import_module("hpcdist").__version__,
+    prog_name="hpcdist",
+    message="%(prog)s %(version)s",
+)
 def main() -> None:
     """Run and examine MPI jobs with hpcdist."""
 

@@ -75,7 +75,8 @@ class Command(NamedTuple):
 
     `env` is added to the environment and `unset` removed from it. `local` tells that all ranks run
     on this machine, as children of a launcher here; else `labels` names how the launcher labels
-    lines ("" for not at all).
+    lines ("" for not at all). `checked` tells that the launcher's exit code is 0 only where all
+    ranks have ended well; that of an `mpiexec` is not.
     """
 
     argv: tuple[str, ...]
@@ -84,6 +85,7 @@ class Command(NamedTuple):
     size: int
     local: bool
     labels: str
+    checked: bool = False
 
 
 class _Dialect(NamedTuple):
@@ -152,6 +154,24 @@ def shell_text(command: Command) -> str:
     words = ["env", *unset] if unset else []
     words += [f"{name}={shlex.quote(value)}" for name, value in sorted(command.env.items())]
     return " ".join(words + [shlex.quote(word) for word in command.argv])
+
+
+def one_program(program: tuple[str, ...]) -> tuple[str, ...]:
+    """Return an argv that every launcher takes for one program.
+
+    A lone ":" begins the next program for srun and for every mpiexec; a shell hides it.
+
+    Args:
+        program: The argv of each rank.
+
+    Example:
+        >>> one_program(("python", "x.py")), one_program(("cut", "-d", ":"))
+        (('python', 'x.py'), ('sh', '-c', 'exec cut -d :'))
+
+    """
+    if ":" not in program:
+        return program
+    return ("sh", "-c", f"exec {shlex.join(program)}")
 
 
 def srun_mpi(family: Family | None) -> str | None:
@@ -228,7 +248,9 @@ def _build_srun(options: Options, site: Site, environ: Mapping[str, str]) -> Com
     unset = inherited(environ, False)
     if options.nprocs and "SLURM_NTASKS_PER_NODE" in environ:
         unset += ("SLURM_NTASKS_PER_NODE",)  # said for another number of ranks
-    return Command((*argv, *options.program), env, unset, size, False, "srun" if label else "")
+    labels = "srun" if label else ""
+    argv += one_program(options.program)
+    return Command(tuple(argv), env, unset, size, False, labels, checked=True)
 
 
 def _srun_mpi(site: Site, environ: Mapping[str, str]) -> str | None:
@@ -288,7 +310,7 @@ def _build_mpiexec(options: Options, site: Site, environ: Mapping[str, str]) -> 
         argv += ["--tag-output"] if old else dialect.label
     unset = inherited(environ, options.here)
     labels = dialect.labels if label and dialect else ""
-    return Command((*argv, *options.program), env, unset, size, local, labels)
+    return Command((*argv, *one_program(options.program)), env, unset, size, local, labels)
 
 
 def _check_nodes(nnodes: int, environ: Mapping[str, str]) -> None:

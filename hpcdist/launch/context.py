@@ -45,6 +45,13 @@ class SpawnedProcess:
             return known.code
         return None if self._context.alive() else -signal.SIGKILL
 
+    def __repr__(self) -> str:
+        known = self._context.job.ranks.get(self.rank)
+        if known is None:
+            return f"<SpawnedProcess {self.name}, not started>"
+        state = "running" if known.code is None else describe_exit(known.code)
+        return f"<SpawnedProcess {self.name}, pid {known.pid}, {state}>"
+
     def is_alive(self) -> bool:
         """Tell whether the rank has not ended."""
         return self.exitcode is None
@@ -83,6 +90,9 @@ class ReturnQueue:
         if not self._context.join(timeout):
             raise TimeoutError(f"the job was still running after {timeout} s")
         return self._context.results[self._rank]
+
+    def __repr__(self) -> str:
+        return f"<ReturnQueue of rank {self._rank}>"
 
 
 class MultiprocessContext:
@@ -133,6 +143,10 @@ class MultiprocessContext:
             self.results = [load_result(bodies.get(p.rank)) for p in self.processes]
         return True
 
+    def __repr__(self) -> str:
+        state = "under way" if self.alive() else "ended"
+        return f"<MultiprocessContext of {len(self.processes)} ranks, {state}>"
+
     def alive(self) -> bool:
         """Tell whether the job has not ended."""
         return not self._over.is_set()
@@ -159,7 +173,7 @@ class MultiprocessContext:
         outcome, errors = self._outcome, self._answers[1]
         if outcome is None or outcome.code == 0:
             return
-        rank, code = outcome.first or (-1, outcome.code)
+        rank, code = outcome.first or (min(outcome.lost, default=-1), outcome.code)
         if rank < 0 and errors:
             rank = min(errors)
         if rank in errors:

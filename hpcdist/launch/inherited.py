@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hpcdist.runtime.torchrun import NOTE, set_by_hpcdist
+
 # What launchers set for their ranks: names, or beginnings of names ending in "*". With these left
 # in place MPI would join the job around us, or the new launcher take itself for one of its ranks.
 _INHERITED = (
@@ -52,7 +54,9 @@ def inherited(environ: Mapping[str, str], here: bool) -> tuple[str, ...]:
 
     """
     patterns = _INHERITED + (_SCHEDULERS if here else ())
-    exact = {pattern for pattern in patterns if not pattern.endswith("*")}
+    exact = {NOTE, *set_by_hpcdist(environ)} | {
+        pattern for pattern in patterns if not pattern.endswith("*")
+    }
     starts = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
     return tuple(
         sorted(

@@ -2,7 +2,9 @@
 
 The launcher starts each rank through `hpcdist/runtime/shim.py` where all ranks are on this machine:
 then the job reads every rank's output from a named pipe of its own, hears how each rank ends, and
-sends signals to the ranks themselves. On other machines the launcher's labels and messages must do.
+sends signals to the ranks themselves. On other machines the launcher's labels and messages must do,
+and the shim tells of the end of its rank on a line of its output. No job has ended well before all
+ranks have said so: an `mpiexec` that loses a node may say 0.
 The job ends as a whole: a failing rank takes the others along, at the latest after a grace time.
 """
 
@@ -11,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,9 +26,16 @@ from hpcdist.launch.command import Command
 from hpcdist.launch.input import Pump
 from hpcdist.launch.outcome import Outcome, conclude, read_failure
 from hpcdist.launch.output import Write, in_lines, read_label
-from hpcdist.launch.rank import Rank, quietly, shim_program
+from hpcdist.launch.rank import (
+    Rank,
+    placed_program,
+    quietly,
+    reporting_program,
+    shim_program,
+)
 from hpcdist.launch.streams import Streams
 from hpcdist.runtime import shim
+from hpcdist.runtime.torchrun import NOTE
 
 # Seconds: for the launcher to end a job in which a rank failed, for the runtime of a rank that
 # raised to do so, after Ctrl-C, after SIGTERM (a job may save its state: Slurm's own default), and
@@ -35,6 +46,9 @@ _INTERRUPT_GRACE_S = 1.5
 _TERM_GRACE_S = 30.0
 _KILL_GRACE_S = 2.0
 _REMOTE_KILL_GRACE_S = 10.0
+# Seconds for the last words of ranks after those of the launcher, and where it said all is well.
+_TOLD_S = 0.2
+_LATE_S = 5.0
 
 
 class Job:
@@ -63,8 +77,16 @@ class Job:
         directory: str,
     ) -> None:
         plain = command(program)
-        self.command = command(shim_program(directory, program)) if plain.local else plain
+        self._word = f"hpcdist-{secrets.token_hex(8)}"
+        if plain.local:
+            program = shim_program(directory, program)
+        elif plain.checked:
+            program = placed_program(program)
+        else:
+            program = reporting_program(self._word, program)
+        self.command = command(program)
         self.ranks: dict[int, Rank] = {}
+        self._told: dict[int, int] = {}
         self._environ = environ
         self._write = write
         self._whole_lines = whole_lines
@@ -78,6 +100,7 @@ class Job:
         self._streams = Streams()
         self._pump: Pump | None = None
         self._launcher: subprocess.Popen[bytes] | None = None
+        self._port: socket.socket | None = None
 
     def run(self) -> Outcome:
         """Start the job and return when nothing of it is left.
@@ -94,11 +117,15 @@ class Job:
             finally:
                 self._end(launcher)
         finally:
+            if self._port is not None:
+                self._port.close()
             self._streams.close()
             wake, self._wake_write = self._wake_write, -1
             os.close(wake)
         exits = {rank: each.code for rank, each in self.ranks.items() if each.code is not None}
-        return conclude(self._first, exits, launcher.returncode, self._interrupted)
+        told_of = 0 if self.command.checked else self.command.size
+        exits = {**self._told, **exits}
+        return conclude(self._first, exits, launcher.returncode, self._interrupted, told_of)
 
     def signal(self, number: int) -> None:
         """Pass a signal on to the job; from any thread or signal handler."""
@@ -136,6 +163,8 @@ class Job:
     def _start(self) -> subprocess.Popen[bytes]:
         unset = set(self.command.unset)
         env = {name: value for name, value in self._environ.items() if name not in unset}
+        if self.command.local:
+            env |= self._meeting_point(env)
         argv = list(self.command.argv)
         if not self.command.local:
             leash = [sys.executable, "-I", "-S", shim.__file__, "leash", str(os.getpid())]
@@ -164,6 +193,17 @@ class Job:
         with contextlib.suppress(OSError):  # else the timeout of `_follow` notices the end
             self._streams.wake_for(os.pidfd_open(launcher.pid))
         return launcher
+
+    def _meeting_point(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return what is not set of torchrun's address; while the job runs its port is its own."""
+        # Bound, but not listening: who binds it, too, may listen, and nobody else gets the number.
+        self._port = socket.socket()
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind(("127.0.0.1", 0))
+        number = self._port.getsockname()[1]
+        point = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(number)}
+        found = {name: value for name, value in point.items() if name not in environ}
+        return {**found, NOTE: ",".join(found)}
 
     # Following.
 
@@ -202,7 +242,18 @@ class Job:
         if failure is not None:
             self._fail(*failure, _TERM_GRACE_S)  # srun itself ends the others
         labels = self.command.labels
-        self._put(*(read_label(labels, stream, line) if labels else (-1, stream, line)))
+        rank, stream, text = read_label(labels, stream, line) if labels else (-1, stream, line)
+        text, word, told = text.partition(self._word.encode())
+        if word:
+            self._on_report(told.decode().split())
+        if text:
+            self._put(rank, stream, text + b"\n" if word else text)
+
+    def _on_report(self, words: list[str]) -> None:
+        rank, code = map(int, words[1:3])
+        self._told[rank] = code
+        if code:
+            self._fail(rank, code, _TERM_GRACE_S)  # the launcher itself ends the others
 
     def _put(self, rank: int, stream: int, data: bytes) -> None:
         if not data:
@@ -269,11 +320,11 @@ class Job:
         self._stages = []
         if self._pump is not None:
             self._pump.stop()
-        self._kill_ranks_once_told()
+        self._kill_ranks_once_told(_LATE_S if launcher.returncode == 0 else _TOLD_S)
         self._streams.read_rest(1.0)
 
-    def _kill_ranks_once_told(self) -> None:
-        until = time.monotonic() + 0.2
+    def _kill_ranks_once_told(self, longest_s: float) -> None:
+        until = time.monotonic() + longest_s
         while any(each.code is None for each in self.ranks.values()):
             left = until - time.monotonic()
             if left <= 0:

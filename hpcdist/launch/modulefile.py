@@ -15,7 +15,7 @@ import click
 
 from hpcdist.errors import UsageError
 
-_PLAIN = re.compile(r"[\w./+@=:,-]+")
+_PLAIN = re.compile(r"(?!-)[\w./+@=:,-]+")
 _DIST_INFO = re.compile(r"hpcdist-(?P<version>[^-]+)\.dist-info")
 _ABOUT = "MPI collectives and distributed training for NumPy, CuPy and torch"
 
@@ -140,7 +140,8 @@ def check_plain(*words: str) -> None:
     for word in words:
         if not _PLAIN.fullmatch(word):
             raise UsageError(
-                f"{word!r} cannot stand in a modulefile: take letters, digits and ./+@=:,-_ only"
+                f"{word!r} cannot stand in a modulefile: take letters, digits and ./+@=:,-_ only, "
+                "the first not a -"
             )
 
 
@@ -175,7 +176,7 @@ def module(
             name, version or place.version, mpi, str(tuning.absolute()) if tuning else None, needs
         )
         values = [value for _, value in (*variables_of(place, wishes), *paths_of(place))]
-        check_plain(wishes.name, wishes.version, *wishes.needs, *values)
+        check_plain(wishes.name, wishes.version, place.version, *wishes.needs, *values)
     except UsageError as error:
         raise click.UsageError(str(error)) from error
     click.echo((tcl_text if tcl else lua_text)(place, wishes), nl=False)

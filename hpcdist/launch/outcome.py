@@ -20,16 +20,22 @@ class Outcome(NamedTuple):
     `code` is an exit code as shells count, 128 + n for signal n. `first` is the first rank that
     failed and how (negative for a signal), None where no rank is known to have failed by itself.
     `exits` has the ranks that are known to have ended; `launcher` is the launcher's exit code.
+    `lost` are the ranks of which nobody heard that they ended well, though the launcher says so.
     """
 
     code: int
     first: tuple[int, int] | None
     exits: Mapping[int, int]
     launcher: int
+    lost: tuple[int, ...] = ()
 
 
 def conclude(
-    first: tuple[int, int] | None, exits: Mapping[int, int], launcher: int, interrupted: int
+    first: tuple[int, int] | None,
+    exits: Mapping[int, int],
+    launcher: int,
+    interrupted: int,
+    told_of: int = 0,
 ) -> Outcome:
     """Return what a job came to.
 
@@ -38,12 +44,15 @@ def conclude(
         exits: The exit codes of all ranks that are known to have ended.
         launcher: The exit code of the launcher, which carries the code of an `MPI.Abort`.
         interrupted: The signal that we were sent, or that our reader's end amounts to; 0 for none.
+        told_of: How many ranks there are whose ends we are told of.
 
     Example:
         >>> conclude((1, 7), {}, 1, 0).code, conclude((1, -9), {}, 137, 0).code
         (7, 137)
         >>> conclude((1, -15), {}, 3, 0)
-        Outcome(code=3, first=None, exits={}, launcher=3)
+        Outcome(code=3, first=None, exits={}, launcher=3, lost=())
+        >>> conclude(None, {0: 0}, 0, 0, told_of=3).lost
+        (1, 2)
 
     """
     shell = 128 - launcher if launcher < 0 else launcher
@@ -54,6 +63,9 @@ def conclude(
             first = None
     if interrupted in (signal.SIGINT, signal.SIGPIPE):
         return Outcome(128 + interrupted, first, exits, launcher)
+    if first is None and shell == 0:
+        lost = tuple(rank for rank in range(told_of) if exits.get(rank) != 0)
+        return Outcome(int(bool(lost)), None, exits, launcher, lost)
     if first is None:
         return Outcome(shell, None, exits, launcher)
     code = first[1] if first[1] > 0 else 128 - first[1]

@@ -49,6 +49,24 @@ def shim_program(directory: str, program: tuple[str, ...]) -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", shim.__file__, "rank", directory, *program)
 
 
+def placed_program(program: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the argv that tells a program of Python its place, as torchrun would, and runs it."""
+    if program[0] != sys.executable:
+        return program
+    return (sys.executable, "-I", "-S", shim.__file__, "place", *program)
+
+
+def reporting_program(word: str, program: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the argv that runs a program on another machine and tells how it ended.
+
+    Args:
+        word: What the line that tells it begins with.
+        program: The argv of the rank.
+
+    """
+    return (sys.executable, "-I", "-S", shim.__file__, "report", word, *program)
+
+
 def quietly(function: Callable[..., object], *arguments: object) -> None:
     """Call, and let it be where the process or pipe is gone."""
     with contextlib.suppress(ProcessLookupError, BlockingIOError, BrokenPipeError):

@@ -119,7 +119,14 @@ def _forwarding(job: Job) -> Iterator[list[int]]:
 def _report(outcome: Outcome, asked: bool) -> None:
     if asked or outcome.code == _NOBODY_READS:
         return
-    if outcome.first is None:
+    if outcome.lost:
+        lost = ", ".join(map(str, outcome.lost))
+        _note(
+            f"{'rank' if len(outcome.lost) == 1 else 'ranks'} {lost} did not end well, though the "
+            "launcher says so (exit code 0): the node or the launcher's daemon there was lost, or "
+            "another rank ended without MPI_Finalize (os._exit) while they waited for it"
+        )
+    elif outcome.first is None:
         _note(f"the job was aborted, or could not be run: exit code {outcome.code}")
     else:
         rank, code = outcome.first

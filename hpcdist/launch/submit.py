@@ -75,7 +75,7 @@ def _batch(words: Words, args: list[str], module: bool, mpi: str | None) -> Batc
         words.program[0].rpartition(".")[2] if module else Path(words.program[0]).stem,
         os.getcwd(),
         mpi or _mpi(environ),
-        f"hpcdist submit {shlex.join(args)}",
+        ("hpcdist", "submit", *args),
         environ.get("LOADEDMODULES", ""),
     )
 

@@ -5,16 +5,21 @@ What it says is all there is: the script alone, handed to sbatch again, is the s
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from hpcdist.errors import UsageError
+from hpcdist.launch.command import one_program
 
 _TASKS = ("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core")
 # Options that ask for GPUs, and the number of tasks that means one rank for each.
 _GPUS = (("gpus-per-node", "ntasks-per-node"), ("gres", "ntasks-per-node"), ("gpus", "ntasks"))
 _COUNT = re.compile(r"(?:gpu:|[\w.-]+:)*(\d+)")
+_OPTION = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class Batch:
         name: what the job and its log are called, unless the options say so.
         folder: where the job runs.
         mpi: the ``--mpi=`` of srun; None leaves it to Slurm.
-        said: the command line, for the reader.
+        said: the words of the command line, for the reader.
         modules: what `module list` shows, for the reader.
 
     """
@@ -37,7 +42,7 @@ class Batch:
     name: str
     folder: str
     mpi: str | None = None
-    said: str = ""
+    said: tuple[str, ...] = ()
     modules: str = ""
 
 
@@ -45,7 +50,11 @@ def build_script(batch: Batch) -> str:
     """Return the batch script.
 
     Args:
-        batch: what to write.
+        batch: what to write. The program's arguments may hold anything, newlines too.
+
+    Raises:
+        UsageError: something else holds a character that cannot be seen: a newline would begin a
+            line of the script, and what stands there would be run.
 
     Example:
         >>> batch = Batch((("nodes", "2"),), ("python", "x.py"), "x", "/home/me", "pmix")
@@ -53,16 +62,17 @@ def build_script(batch: Batch) -> str:
         'exec srun --mpi=pmix --kill-on-bad-exit=1 python x.py'
 
     """
+    _check(batch)
     options = full_options(batch)
     given = {name for name, _ in options}
     lines = ["#!/bin/bash", *(_line(name, value) for name, value in options), ""]
-    lines += [f"# Written by: {' '.join(batch.said.split())}"] if batch.said else []
+    lines += [f"# Written by: {_join(batch.said)}"] if batch.said else []
     lines += [f"# Modules then: {batch.modules}"] if batch.modules else []
     lines += ["export PYTHONUNBUFFERED=1  # lines come when they are written"]
     if "cpus-per-task" in given:
         lines += ["export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # else srun takes one"]
     mpi = [f"--mpi={batch.mpi}"] if batch.mpi else []
-    srun = shlex.join(["srun", *mpi, "--kill-on-bad-exit=1", *batch.program])
+    srun = _join(["srun", *mpi, "--kill-on-bad-exit=1", *one_program(batch.program)])
     return "\n".join([*lines, "", f"exec {srun}", ""])
 
 
@@ -101,5 +111,42 @@ def log_folder(batch: Batch) -> Path | None:
     return None if "%" in str(folder) else folder
 
 
+def _check(batch: Batch) -> None:
+    """Refuse what would not be one line of the script, or not be what the reader sees there."""
+    texts = [
+        ("the folder", batch.folder),
+        ("the name of the program", batch.name),
+        ("--mpi", batch.mpi or ""),
+        ("LOADEDMODULES", batch.modules),
+    ]
+    for name, value in batch.options:
+        if not _OPTION.fullmatch(name):
+            raise UsageError(f"{'--' + name!r} is not the name of an option of sbatch")
+        texts.append((f"--{name}", value or ""))
+    for what, text in texts:
+        if not text.isprintable():
+            raise UsageError(
+                f"{what} is {text!r}, which holds a character that cannot be seen (a newline, an "
+                "escape, ...) and would not mean the same in a batch script: leave it out or "
+                "rename it"
+            )
+
+
+def _join(words: Iterable[str]) -> str:
+    return " ".join(map(_quote, words))
+
+
+def _quote(word: str) -> str:
+    """Quote a word for bash, on one line whatever it holds."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = {each: f"\\x{each:02x}" for each in (*range(32), *range(127, 256))}
+    escaped |= {ord("\\"): "\\\\", ord("'"): "\\'"}
+    return f"$'{os.fsencode(word).decode('latin-1').translate(escaped)}'"
+
+
 def _line(name: str, value: str | None) -> str:
-    return f"#SBATCH --{name}" if value is None else f"#SBATCH --{name}={shlex.quote(value)}"
+    if value is None:
+        return f"#SBATCH --{name}"
+    # sbatch reads quotes as a shell does, but a backslash escapes inside of them, too.
+    return f"#SBATCH --{name}={shlex.quote(value.replace(chr(92), chr(92) * 2))}"

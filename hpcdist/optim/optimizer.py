@@ -108,6 +108,10 @@ class Optimizer(ABC):
         """
         self._slots.load(state)
 
+    def __repr__(self) -> str:
+        slots = getattr(self, "_slots", None)
+        return f"{type(self).__name__}({slots.in_words() if slots else 'nothing'})"
+
 
 @final
 class Slots:
@@ -164,6 +168,17 @@ class Slots:
             view[...] = mine
         else:
             parameter.data = library.wrap(mine)
+
+    def in_words(self) -> str:
+        """Say how many parameters there are, and the options of the first group."""
+        several = f" in {len(self.groups)} groups" if len(self.groups) > 1 else ""
+        options = {name: value for name, value in self.groups[0].items() if name != "params"}
+        return ", ".join(
+            [
+                f"{len(self.slots)} parameter{'s' * (len(self.slots) != 1)}{several}",
+                *(f"{name}={value!r}" for name, value in options.items()),
+            ]
+        )
 
     def has_stepped(self) -> bool:
         """Say whether there is a state to lose."""

@@ -21,7 +21,7 @@ from hpcdist.config import read_config
 from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.parallel.pace import CommStats, Pace, core_share
 from hpcdist.runtime.cores import my_cores
-from hpcdist.transport.base import DONE, Work
+from hpcdist.transport.base import DONE, Known, Work
 from hpcdist.transport.call import Call, Kind
 from hpcdist.transport.recipes import ReduceOp
 
@@ -154,6 +154,10 @@ class Failed(Work):
     def is_completed(self) -> bool:
         """Return True."""
         return True
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known("operation", True, self._error)
 
 
 def wait_all(works: list[Work]) -> None:

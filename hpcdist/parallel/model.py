@@ -7,12 +7,17 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import group_at_hand
 from hpcdist.errors import UsageError
 from hpcdist.parallel.pace import CommStats
+
+if TYPE_CHECKING:  # calling the class makes an engine, which is and has what the model is and has
+    _Interface: TypeAlias = Any
+else:
+    _Interface = ABC
 
 _MiB = 1 << 20
 
@@ -28,7 +33,7 @@ def _without_self(method: Callable[..., None]) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-class DataParallel(ABC):
+class DataParallel(_Interface):  # type: ignore[misc] # of Any
     """Make `layers` train on all ranks of a group: gradients are averaged in the backward pass.
 
     Collective over the group to create: parameters and buffers are checked by name, shape and
@@ -62,7 +67,8 @@ class DataParallel(ABC):
 
     def __new__(cls, layers: Any = None, *args: Any, **kwargs: Any) -> DataParallel:
         """Make an instance of the engine for `layers`."""
-        return super().__new__(_engine_for(layers) if cls is DataParallel else cls)
+        made: DataParallel = super().__new__(_engine_for(layers) if cls is DataParallel else cls)
+        return made
 
     @abstractmethod
     def __init__(

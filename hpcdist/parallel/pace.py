@@ -11,7 +11,7 @@ This module computes with clocks only; `exchange` does the communication.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import Literal, NamedTuple, final
 
@@ -82,12 +82,23 @@ def core_share(mine: Collection[int], everyone: Sequence[Collection[int]]) -> fl
     return sum(1.0 / sum(core in cores for cores in everyone) for core in mine)
 
 
+class Clock(NamedTuple):
+    """What time it is, and how many seconds of cores this process has wanted so far."""
+
+    now: Callable[[], float] = perf_counter
+    wanted: Callable[[], float] = wanted_s
+
+
+_MACHINE = Clock()
+
+
 @final
 class Pace:
-    """The clock of one model's backward passes; `cores` is the rank's share of its node."""
+    """Times one model's backward passes; `cores` is the rank's share of its node."""
 
-    def __init__(self, cores: float, overlap: Overlap = "auto") -> None:
+    def __init__(self, cores: float, overlap: Overlap = "auto", clock: Clock = _MACHINE) -> None:
         self._cores = cores
+        self._clock = clock
         self._undecided = overlap == "auto"
         self.inline = overlap != "always"
         """Whether buckets are reduced at once, not on a thread."""
@@ -102,8 +113,8 @@ class Pace:
         """Start the clocks: a backward pass whose gradients are averaged begins."""
         self._settle()
         if self._undecided:
-            self._began_wanted = wanted_s()
-        self._began = perf_counter()
+            self._began_wanted = self._clock.wanted()
+        self._began = self._clock.now()
         self._away = self._away_cpu = 0.0
         self._computed = float("inf")
 
@@ -120,7 +131,7 @@ class Pace:
 
     def computed(self) -> None:
         """Note that the last gradient is there: what follows is waiting."""
-        self._computed = perf_counter()
+        self._computed = self._clock.now()
         backwards = self._sums.backwards + 1
         self._sums = self._sums._replace(backwards=backwards)
         if self._undecided and backwards > _WARM_UP:
@@ -129,7 +140,7 @@ class Pace:
     def _measure(self, *, decide: bool) -> None:
         """Note how many cores this backward pass wanted; the busiest one counts."""
         wall = self._computed - self._began - self._away
-        wanted = wanted_s() - self._began_wanted - self._away_cpu
+        wanted = self._clock.wanted() - self._began_wanted - self._away_cpu
         self._busy = max(self._busy, wanted / max(wall, 1e-9))
         if decide:
             self._undecided = False

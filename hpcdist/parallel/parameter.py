@@ -15,8 +15,8 @@ import numpy as np
 
 from hpcdist.arrays.device import engine_of, on_device
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.arrays.libraries import NumpyArray, library_of, view_of
-from hpcdist.arrays.transfer import near
+from hpcdist.arrays.libraries import NumpyArray, in_kind, library_of, view_of
+from hpcdist.arrays.transfer import near, on_host
 from hpcdist.errors import UsageError
 
 _FAMILIES = ("float", "complex")
@@ -131,7 +131,12 @@ class Parameter:
                 f"{self._label()} is {mine.dtype} of shape {mine.shape}, but was assigned data of "
                 f"{view.dtype} and shape {view.shape}; both must be alike"
             )
-        self._data = data if type(data) is type(old) else self._wrap(near(mine, view).copy())
+        if type(data) is type(old):
+            self._data = data
+        elif isinstance(data, np.ndarray) and isinstance(old, np.ndarray):
+            self._data = in_kind(old, view)
+        else:
+            self._data = self._wrap(near(mine, view).copy())
 
     @property
     def grad(self) -> Any:
@@ -198,10 +203,15 @@ class Parameter:
         return _restored, (self.data, self.requires_grad, self.name)
 
     def __repr__(self) -> str:
-        words = np.array2string(self.__array__(), separator=", ", threshold=20)
+        words = self._in_words()
         name = f", name={self.name!r}" if self.name else ""
         frozen = "" if self.requires_grad else ", requires_grad=False"
         return f"Parameter({words}{name}{frozen})"
+
+    def _in_words(self) -> str:
+        if self._lend is not None:  # to see all of it is collective
+            return f"sharded {view_of(self._data).dtype} of shape {self.shape}"
+        return np.array2string(on_host(view_of(self._data)), separator=", ", threshold=20)
 
     # ---- for models
 

@@ -126,6 +126,9 @@ class GradScaler:
         """Return the factor, and how many good and bad steps there have been since it changed."""
         return {"scale": self._scale, "good": self._good, "bad": self._bad}
 
+    def __repr__(self) -> str:
+        return f"GradScaler({self._scale:g}{'' if self._enabled else ', not enabled'})"
+
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Load what `state_dict` returned."""
         self._scale = float(state["scale"])

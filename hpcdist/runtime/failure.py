@@ -2,22 +2,35 @@
 
 Without this a rank that dies in plain Python sits in ``MPI_Finalize`` while the others wait
 for it, with every MPI library.
+
+[Note: last words] A launcher that ends a job because one rank has failed (``mpiexec``,
+``srun --kill-on-bad-exit``) closes the output of all ranks at once, and drops what it has not
+passed on, the reason of the failure too. A rank that is about to fail therefore waits until its
+words have been taken, `let_be_heard`.
 """
 
 from __future__ import annotations
 
+import atexit
+import fcntl
 import io
 import os
+import stat
 import sys
+import termios
 import time
 import traceback
+from contextlib import suppress
 from types import TracebackType
+from typing import TextIO
 
 from hpcdist.runtime.mpi import abort
 
 _INTERRUPTED = 130
+_TAKEN_S = 2.0
+"""How long a launcher may take to read what this rank wrote."""
 _TOLD_S = 0.2
-"""What a launcher is given to pass on the last words: MPICH's drops them when it ends the job."""
+"""What it is given to pass on what it has read."""
 _installed = False
 
 
@@ -51,15 +64,42 @@ def end_job_on_failure(rank: int) -> None:
     sys.excepthook = hook
 
 
+def let_refusal_be_heard() -> None:
+    """From now on the end of this process waits for its words; for what is refused at the start."""
+    atexit.unregister(let_be_heard)
+    atexit.register(let_be_heard)
+
+
+def let_be_heard() -> None:
+    """Wait until the launcher has passed on what this rank has said; see [Note: last words]."""
+    _flush(sys.stdout)
+    _flush(sys.stderr)
+    deadline = time.monotonic() + _TAKEN_S
+    while any(map(_unread, (1, 2))) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(_TOLD_S)
+
+
+def _unread(file: int) -> int:
+    """Return how many bytes written to a pipe have not been read; 0 where that is not known."""
+    with suppress(OSError):
+        if stat.S_ISFIFO(os.fstat(file).st_mode):
+            waiting = fcntl.ioctl(file, termios.FIONREAD, bytes(4))
+            return int.from_bytes(waiting, sys.byteorder)
+    return 0
+
+
 def _say(text: str) -> None:
     target = sys.stderr
     if isinstance(target, io.StringIO):  # torch's hook around ours holds everything back
         text, target = target.getvalue() + text, sys.__stderr__ or target
-    for stream in (sys.stdout, target):
-        try:
-            if stream is target:
-                stream.write(text)
-            stream.flush()
-        except (OSError, ValueError):
-            continue
-    time.sleep(_TOLD_S)
+    _flush(sys.stdout)
+    with suppress(OSError, ValueError):
+        target.write(text)
+    _flush(target)
+    let_be_heard()
+
+
+def _flush(stream: TextIO) -> None:
+    with suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+        stream.flush()

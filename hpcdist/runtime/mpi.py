@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdist.config import Config, check_common, common
 from hpcdist.errors import TransportError, UsageError
 from hpcdist.runtime.environ import snapshot
-from hpcdist.runtime.place import Place, check_size, read_place
+from hpcdist.runtime.place import Place, check_size, expected_size, read_place
 from hpcdist.runtime.pmi import check_pmi
 
 if TYPE_CHECKING:
@@ -56,7 +58,8 @@ def load_mpi() -> Any:
 
     Raises:
         TransportError: there is no MPI library that mpi4py can load.
-        UsageError: MPI would fail to start with what the launcher told.
+        UsageError: MPI would fail to start with what the launcher told, was told not to start, or
+            has ended.
 
     """
     try:
@@ -82,7 +85,57 @@ def load_mpi() -> Any:
         check_pmi(snapshot(), MPI.Get_library_version())
         level = settings.thread_level if settings.threads else "single"
         MPI.Init_thread(getattr(MPI, f"THREAD_{level.upper()}"))
+    if not MPI.Is_initialized():
+        raise UsageError(
+            "mpi4py.rc.initialize is False and MPI has not been started: call "
+            "MPI.Init_thread(MPI.THREAD_MULTIPLE) before init_parallel_env (and MPI.Finalize() at "
+            "the end of the program), or leave mpi4py.rc.initialize as it is"
+        )
+    check_not_finalized()
     return MPI
+
+
+def is_alone(environ: Mapping[str, str], config: Config) -> bool:
+    """Return whether nothing says that there are other ranks, or which MPI library to load.
+
+    Args:
+        environ: The environment as it was when the process started.
+        config: Its `allow_singleton` says that this rank is to be alone.
+
+    Example:
+        >>> is_alone({}, Config()), is_alone({"SLURM_NTASKS": "4"}, Config())
+        (True, False)
+
+    """
+    if any(name in environ for name in ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")):
+        return False
+    expected = expected_size(environ)
+    several = read_place(environ).size > 1 or (expected is not None and expected[0] > 1)
+    return config.allow_singleton or not several
+
+
+def check_not_finalized() -> None:
+    """Raise `UsageError` where MPI has ended."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_finalized():
+        raise UsageError(FINALIZED)
+
+
+FINALIZED = (
+    "MPI has ended in this process, by MPI.Finalize(), and cannot start again: take MPI.Finalize() "
+    "out of the program (MPI ends by itself when the program does), or make it the last line"
+)
+
+
+def before_finalize(act: Callable[[], None]) -> None:
+    """Call `act` when somebody calls MPI_Finalize, while MPI can still be used."""
+    from mpi4py import MPI
+
+    # MPI frees COMM_SELF before it does anything else (MPI-4.0, section 11.2.4).
+    def freed(*_: Any) -> None:
+        act()
+
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=freed), None)
 
 
 def abort(code: int) -> None:

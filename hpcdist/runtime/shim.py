@@ -1,9 +1,16 @@
-"""The two small programs that a launch puts in between; standard library only, run by path.
+"""The small programs that a launch puts in between; standard library only, run by path.
 
 `shim.py rank DIR PROGRAM...` stands between a launcher and one rank. It starts the program with
 its output going to the named pipes in DIR, tells DIR/events of its start and end, passes signals
 on, and ends it when the reader of DIR/events is gone; then it ends as the program did. So whoever
 began the job knows how each rank ended, whichever launcher there is, and no rank outlives it.
+
+`shim.py report WORD PROGRAM...` is the same for a launcher that starts ranks on other machines.
+The output of the program stays where it goes, and its end is told there, on a line of standard
+error that begins with WORD. Where that never comes the rank did not end well, whatever is said.
+
+`shim.py place PROGRAM...` turns into the program. It, `rank` and `report` tell the program its
+place by torchrun's variables.
 
 `shim.py leash PARENT PROGRAM...` turns into the program, which gets SIGTERM when PARENT dies.
 """
@@ -12,11 +19,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
 import resource
 import select
 import signal
 import sys
+import types
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
@@ -36,19 +45,25 @@ _FORWARDED = (
 def main(arguments: list[str]) -> NoReturn:
     """Be the program that the first argument names; see the module's text."""
     role, where, *program = arguments
+    if role == "place":
+        _tell_place()
+        _become([where, *program])
     if role == "leash":
         _die_with_parent(signal.SIGTERM, int(where))
         _become(program)
-    _stand_between(where, program)
-
-
-def _stand_between(directory: str, program: list[str]) -> NoReturn:
-    rank = next((os.environ[name] for name in _RANK_NAMES if name in os.environ), "0")
+    if role == "report":
+        _stand_between(os.dup(2), f"{where} ", None, program)
     try:
         # Fails where nobody reads any more: the job is over before we have begun.
-        events = os.open(f"{directory}/events", os.O_WRONLY | os.O_NONBLOCK)
+        events = os.open(f"{where}/events", os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
         os._exit(1)
+    _stand_between(events, "", where, program)
+
+
+def _stand_between(events: int, word: str, directory: str | None, program: list[str]) -> NoReturn:
+    """Run the program, and tell `events` of its end; of its start too, where it has pipes."""
+    rank = next((os.environ[name] for name in _RANK_NAMES if name in os.environ), "0")
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signals = {*_FORWARDED, signal.SIGCHLD}
@@ -58,8 +73,10 @@ def _stand_between(directory: str, program: list[str]) -> NoReturn:
     if pid == 0:
         os.setpgid(0, 0)
         _die_with_parent(signal.SIGKILL, shim)
-        _redirect(f"{directory}/{rank}")
+        if directory is not None:
+            _redirect(f"{directory}/{rank}")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        _tell_place()
         _become(program)
 
     def forward(number: int, _frame: object) -> None:
@@ -69,14 +86,15 @@ def _stand_between(directory: str, program: list[str]) -> NoReturn:
     for number in _FORWARDED:
         signal.signal(number, forward)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    _tell(events, f"start {rank} {pid} {shim}")
+    if directory is not None:
+        _tell(events, f"start {rank} {pid} {shim}")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     code = os.waitstatus_to_exitcode(_await_end(pid, events, wake_read, directory))
-    _tell(events, f"exit {rank} {code}")
+    _tell(events, f"{word}exit {rank} {code}")
     _end_like(code)
 
 
-def _await_end(pid: int, events: int, wake: int, directory: str) -> int:
+def _await_end(pid: int, events: int, wake: int, directory: str | None) -> int:
     """Wait for the program, or end it once nobody reads its events."""
     poll = select.poll()
     poll.register(wake, select.POLLIN)
@@ -96,7 +114,8 @@ def _await_end(pid: int, events: int, wake: int, directory: str) -> int:
                 os.killpg(pid, number)
             if lost:
                 poll.unregister(events)
-                _clear(directory)
+                if directory is not None:
+                    _clear(directory)
             number, timeout = signal.SIGKILL, _GRACE_S * 1000
 
 
@@ -117,6 +136,15 @@ def _redirect(stem: str) -> None:
             pipe = os.open(path, mode)
             os.dup2(pipe, fd)
             os.close(pipe)
+
+
+def _tell_place() -> None:
+    """Set torchrun's variables; what is wrong with the launcher's the program itself will find."""
+    package = types.ModuleType("hpcdist")  # without what its __init__ imports: NumPy is not here
+    package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+    sys.modules["hpcdist"] = package
+    with contextlib.suppress(Exception):
+        importlib.import_module("hpcdist.runtime.torchrun").set_torchrun_variables()
 
 
 def _become(program: list[str]) -> NoReturn:

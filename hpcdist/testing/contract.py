@@ -7,7 +7,9 @@ public API. Checks hold at any number of ranks.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
+import re
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 
 import hpcdist as dist
+from hpcdist.testing.message_programs import PROGRAMS, SIZES
 
 OPS: dict[str, Callable[..., Any]] = {
     "SUM": np.sum,
@@ -37,6 +40,29 @@ def contribution(rank: int, dtype: str, shape: tuple[int, ...] = (3, 4)) -> Any:
 class _Pair(NamedTuple):
     a: Any
     b: Any
+
+
+def ragged(number: int, count: int, giver: int = 0) -> Any:
+    """Return an array whose shape depends on `number`: 0-d, empty, or of one to three axes."""
+    shape = [(), (0, 3), (count,), (2, count), (count, 1, 2)][number % 5]
+    values = np.arange(int(np.prod(shape)), dtype=float) % 97 + number + 100 * giver
+    return values.reshape(shape)
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    """Compare lists of arrays: shapes, dtypes and contents."""
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def as_pair(outs: Any, given: Any) -> tuple[Any, Any]:
+    """Return what an alltoall takes: two lists or two arrays."""
+    if isinstance(outs, list):
+        return outs, given
+    return outs.reshape(-1), given.reshape(-1)
 
 
 class TransportContract:
@@ -434,6 +460,200 @@ class TransportContract:
 
         self.run(check)
 
+    # ---- lists whose arrays differ in shape
+
+    @pytest.mark.parametrize("sync_op", [True, False])
+    @pytest.mark.parametrize("count", [1, 20_000])
+    def test_lists_may_hold_arrays_of_different_shapes(self, count: int, sync_op: bool) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            for root in range(size):
+                mine = ragged(rank, count)
+                outs = [np.zeros_like(ragged(each, count)) for each in range(size)]
+                dist.all_gather(outs, mine, sync_op=sync_op).wait()
+                assert_equal(outs, [ragged(each, count) for each in range(size)])
+                outs = [np.zeros_like(out) for out in outs]
+                dist.gather(mine, outs if rank == root else None, root, sync_op=sync_op).wait()
+                if rank == root:
+                    assert_equal(outs, [ragged(each, count) for each in range(size)])
+                given = [ragged(each, count, root) for each in range(size)]
+                out = np.zeros_like(ragged(rank, count))
+                dist.scatter(out, given if rank == root else None, root, sync_op=sync_op).wait()
+                assert_equal([out], [ragged(rank, count, root)])
+            given = [ragged(each, count, rank) for each in range(size)]
+            out = np.zeros_like(ragged(rank, count))
+            dist.reduce_scatter(out, given, sync_op=sync_op).wait()
+            assert_equal([out], [sum(ragged(rank, count, each) for each in range(size))])
+
+        self.run(check)
+
+    @pytest.mark.parametrize("sync_op", [True, False])
+    @pytest.mark.parametrize("count", [1, 20_000])
+    def test_an_alltoall_of_different_shapes_fills_lists_of_any_kind(
+        self, count: int, sync_op: bool
+    ) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            wanted = [ragged(each + rank, count, each) for each in range(size)]
+            filled: list[Any] = []
+            targets = [filled, [np.zeros_like(each) for each in wanted]]
+            for target in (targets[0], targets[1], targets[rank % 2]):  # ranks may differ
+                filled.clear()
+                given = [ragged(rank + each, count, rank) for each in range(size)]
+                dist.alltoall(target, given, sync_op=sync_op).wait()
+                assert_equal(target, wanted)
+
+        self.run(check)
+
+    @pytest.mark.parametrize("count", [1, 20_000])
+    def test_lists_in_a_group_of_some_ranks_may_be_ragged(self, count: int) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            group = dist.new_group(range(size // 2, size))
+            if group.is_member():
+                shapes = [ragged(each, count) for each in group.ranks]
+                outs = [np.zeros_like(each) for each in shapes]
+                dist.stream.all_gather(outs, shapes[group.rank], group)
+                assert_equal(outs, shapes)
+                filled: list[Any] = []
+                given = [ragged(to, count, rank) for to in group.ranks]
+                dist.stream.alltoall(filled, given, group, sync_op=False).wait()
+                assert_equal(filled, [ragged(rank, count, each) for each in group.ranks])
+            dist.destroy_process_group(group)
+
+        self.run(check)
+
+    def test_ragged_lists_have_any_layout_and_dtype(self) -> None:
+        def check() -> None:
+            import ml_dtypes
+
+            rank, size = dist.get_rank(), dist.get_world_size()
+            layouts: list[Callable[[Any], Any]] = [
+                np.array,
+                lambda x: x.copy(order="F"),
+                lambda x: np.repeat(x, 2, -1)[..., ::2] if x.ndim else x,
+                lambda x: x[::-1].copy()[::-1] if x.ndim else x,
+            ]
+            for number, dtype in enumerate(["f4", "?", "c16", "i2", ml_dtypes.bfloat16]):
+                laid = layouts[number % len(layouts)]
+                inputs = [ragged(each, 20_000).astype("i8").astype(dtype) for each in range(size)]
+                outs = [laid(np.zeros_like(each)) for each in inputs]
+                dist.all_gather(outs, laid(inputs[rank]))
+                assert_equal(outs, inputs)
+                out = laid(np.zeros_like(inputs[rank]))
+                dist.scatter(out, [laid(x) for x in inputs] if rank == 0 else None)
+                assert_equal([out], [inputs[rank]])
+
+        self.run(check)
+
+    @pytest.mark.parametrize("count", [2, 20_000])
+    def test_what_does_not_fit_is_named_on_every_rank_and_nothing_is_written(
+        self, count: int
+    ) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            if size == 1:
+                return
+            last = rank == size - 1
+            fitting = [np.full((count, each + 1), -1.0) for each in range(size)]
+            spoilt = [np.full((count + 3, 1), -1.0), *fitting[1:]]  # the one for rank 0
+            mine, x = (spoilt if last else fitting), np.ones((count, rank + 1))
+            out = fitting[rank] if rank else spoilt[0]
+            to_all = [np.ones((count, rank + 1))] * size
+            calls: list[Callable[[], Any]] = [
+                lambda: dist.all_gather(mine, x),
+                lambda: dist.all_gather(mine, x, sync_op=False).wait(),
+                lambda: dist.gather(x, mine if last else None, size - 1),
+                lambda: dist.scatter(out, fitting if last else None, size - 1),
+                lambda: dist.stream.scatter(out, fitting if last else None, size - 1),
+                lambda: dist.reduce_scatter(fitting[rank], mine),
+                lambda: dist.alltoall(mine, to_all),
+                lambda: dist.alltoall(mine, to_all, sync_op=False).wait(),
+            ]
+            for call in calls:
+                with pytest.raises(dist.MismatchError, match=f"rank.*{count}") as caught:
+                    call()
+                words = str(caught.value)
+                assert "rank 0" in words or "ranks 0" in words
+                assert f"{count + 3}" in words
+                assert all((each == -1).all() for each in [*fitting, *spoilt])
+                y = np.array([1])
+                dist.all_reduce(y)
+                assert y[0] == size
+
+        self.run(check)
+
+    def test_lists_of_another_length_are_refused_on_every_rank(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            bad = rank == size - 1
+            given = [ragged(each, 1) for each in range(size + bad)]
+            calls: list[Callable[[], Any]] = [
+                lambda: dist.all_gather(given, ragged(rank, 1)),
+                lambda: dist.reduce_scatter(ragged(rank, 1), given),
+                lambda: dist.alltoall([], given),
+                lambda: dist.scatter(ragged(rank, 1), given if bad else None, size - 1),
+            ]
+            for call in calls:
+                with pytest.raises(
+                    dist.UsageError if bad else dist.RemoteError, match=f"rank {size - 1}"
+                ):
+                    call()
+                dist.barrier()
+
+        self.run(check)
+
+    def test_ranks_may_give_lists_of_any_making_for_the_same_operation(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            makers: list[Callable[[int], Any]] = [
+                lambda count: [np.zeros(count) for _ in range(size)],
+                lambda count: np.zeros((size, count)),
+                lambda count: [dist.zeros(count) for _ in range(size)],
+                lambda count: list(np.zeros((size, count))),
+            ]
+            for count, offset in itertools.product((3, 20_000), range(len(makers))):
+                make, one = makers[(rank + offset) % len(makers)], np.zeros(count)
+                outs = make(count)
+                dist.all_gather(outs, np.full(count, float(rank)))
+                assert all((outs[each] == each).all() for each in range(size))
+                given, outs = make(count), make(count)
+                for each in range(size):
+                    given[each][...] = 10 * rank + each
+                dist.alltoall(*as_pair(outs, given))
+                assert all((outs[each] == 10 * each + rank).all() for each in range(size))
+                dist.reduce_scatter(one, given)
+                assert (one == sum(10 * each + rank for each in range(size))).all()
+                dist.scatter(one, given if rank == size - 1 else None, size - 1)
+                assert (one == 10 * (size - 1) + rank).all()
+
+        self.run(check)
+
+    @pytest.mark.parametrize("count", [2, 20_000])
+    def test_lists_may_overlap_what_is_sent(self, count: int) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            outs = [np.zeros(count) for _ in range(size)]
+            outs[rank][...] = rank
+            dist.all_gather(outs, outs[rank])
+            assert all((outs[each] == each).all() for each in range(size))
+            outs[-1][...] = rank
+            dist.all_gather(outs, outs[-1])
+            assert all((outs[each] == each).all() for each in range(size))
+            for each in range(size):
+                outs[each][...] = 10 * rank + each
+            dist.alltoall(outs, outs[::1])
+            assert all((outs[each] == 10 * each + rank).all() for each in range(size))
+            same = [np.zeros(count)] * size
+            dist.all_gather(same, np.full(count, float(rank)))
+            whole = np.zeros(count + size - 1)
+            dist.all_gather(
+                [whole[each : each + count] for each in range(size)], np.full(count, float(rank))
+            )
+            assert whole[:size].tolist() == list(range(size))
+
+        self.run(check)
+
     # ---- messages
 
     def test_a_ring_of_blocking_sends_does_not_lock(self) -> None:
@@ -459,6 +679,11 @@ class TransportContract:
 
         self.run(check)
 
+    @pytest.mark.parametrize("size", SIZES)
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_a_send_waits_for_no_receive_that_comes_later(self, program: str, size: str) -> None:
+        self.run(lambda: PROGRAMS[program](SIZES[size]))
+
     def test_tags_choose_messages_and_any_source_tells_the_sender(self) -> None:
         def check() -> None:
             rank, size = dist.get_rank(), dist.get_world_size()
@@ -479,16 +704,136 @@ class TransportContract:
 
     def test_a_message_of_another_size_or_dtype_is_an_error_and_stays(self) -> None:
         def check() -> None:
-            rank = dist.get_rank()
-            work = dist.isend(np.arange(4.0), rank)
-            for wrong in (np.full(3, 7.0), np.full(5, 7.0), np.full(4, 7)):
-                with pytest.raises(dist.MismatchError, match="sent"):
-                    dist.recv(wrong, rank)
-                assert (wrong == 7).all()
-            right = np.empty(4)
-            dist.recv(right, rank)
-            work.wait()
-            assert right.tolist() == [0, 1, 2, 3]
+            rank, size = dist.get_rank(), dist.get_world_size()
+            for to in (0, 1):  # to oneself, and round the ring
+                source = (rank - to) % size
+                work = dist.isend(np.arange(4.0), (rank + to) % size)
+                for wrong in (np.full(3, 7.0), np.full(5, 7.0), np.full(4, 7)):
+                    with pytest.raises(dist.MismatchError, match=f"rank {source} sent"):
+                        dist.recv(wrong, source)
+                    assert (wrong == 7).all()
+                right = np.empty(4)
+                dist.recv(right, source)
+                work.wait()
+                assert right.tolist() == [0, 1, 2, 3]
+
+        self.run(check)
+
+    @pytest.mark.parametrize("pause", [0, 1])
+    def test_messages_match_by_their_dtype_whatever_the_timing(self, pause: int) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            if rank % 2 == 0 and rank + 1 < size:
+                for dtype in ("f8", "i4", "f8"):
+                    dist.send(np.full(3, 7, dtype), rank + 1)
+                    time.sleep(pause)
+            elif rank % 2:
+                for dtype in ("i4", "f8", "f8"):
+                    got = np.zeros(3, dtype)
+                    dist.recv(got, rank - 1)
+                    assert (got == 7).all()
+            dist.barrier()
+
+        self.run(check)
+
+    def test_a_sender_that_waits_for_a_third_rank_may_still_send_what_matches(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            got = np.zeros(1, "i4")
+            if size < 3:
+                return
+            if rank == 0:
+                dist.send(np.ones(1), 1)
+                dist.recv(got, 2)
+                dist.send(got, 1)
+            elif rank == 1:
+                dist.recv(got, 0)
+                assert got[0] == 7
+                dist.recv(np.zeros(1), 0)
+            elif rank == 2:
+                time.sleep(1)
+                dist.send(np.full(1, 7, "i4"), 0)
+            dist.barrier()
+
+        self.run(check)
+
+    @pytest.mark.parametrize("sender_goes_on_to", ["barrier", "recv", "all_reduce", "wait"])
+    def test_a_message_of_another_dtype_only_is_an_error_that_names_both(
+        self, sender_goes_on_to: str
+    ) -> None:
+        def go_on(peer: int) -> None:
+            if sender_goes_on_to == "recv":
+                dist.recv(np.empty(1), peer)
+            elif sender_goes_on_to == "all_reduce":
+                dist.all_reduce(np.ones(1))
+            elif sender_goes_on_to == "wait":
+                dist.all_reduce(np.ones(1), sync_op=False).wait()
+            else:
+                dist.barrier()
+
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            if size == 1:
+                return
+            if rank == 0:
+                dist.send(np.ones(4), 1)
+            if rank == 1:
+                with pytest.raises(dist.MismatchError) as caught:
+                    dist.recv(np.ones(4, "i4"), 0)
+                for words in ("rank 0 sent", "float64", "rank 1 receives", "int32"):
+                    assert words in str(caught.value)
+                dist.recv(np.empty(4), 0)
+                if sender_goes_on_to == "recv":
+                    dist.send(np.ones(1), 0)
+            if rank != 1 or sender_goes_on_to != "recv":
+                go_on(1) if rank == 0 or sender_goes_on_to != "recv" else None
+
+        self.run(check)
+
+    def test_what_goes_to_no_rank_is_gone_and_nothing_comes_from_there(self) -> None:
+        def check() -> None:
+            nobody, x = dist.PROC_NULL, np.full(3, 7.0)
+            objects: list[Any] = ["old"]
+            works = [
+                dist.send(x, nobody),
+                dist.recv(x, nobody),
+                dist.isend(x, np.int64(nobody)),
+                dist.irecv(x, nobody, tag=3),
+                dist.stream.recv(x, nobody),
+                dist.send_object_list(objects, nobody),
+                dist.recv_object_list(objects, nobody),
+                dist.recv_object_list(objects, src_in_group=nobody),
+            ]
+            for work in works:
+                assert work.is_completed()
+                work.wait()
+            assert works[1].source == nobody
+            assert (x == 7).all()
+            assert objects == ["old"]
+            with pytest.raises(dist.UsageError, match="tag"):
+                dist.send(x, nobody, tag=-1)
+            with pytest.raises(dist.UsageError):
+                dist.recv("no array", nobody)
+
+        self.run(check)
+
+    def test_ranks_at_the_ends_of_a_line_have_a_neighbour_that_is_no_rank(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            left = rank - 1 if rank > 0 else dist.PROC_NULL
+            right = rank + 1 if rank + 1 < size else dist.PROC_NULL
+            halo = np.full(2, -1)
+            ops = [
+                dist.P2POp(dist.irecv, halo[:1], left),
+                dist.P2POp(dist.irecv, halo[1:], right),
+                dist.P2POp(dist.isend, np.array([rank]), left),
+                dist.P2POp(dist.isend, np.array([rank]), right),
+            ]
+            works = dist.batch_isend_irecv(ops)
+            for work in works:
+                work.wait()
+            assert halo.tolist() == [rank - 1, rank + 1 if rank + 1 < size else -1]
+            assert (works[1].source == dist.PROC_NULL) == (right == dist.PROC_NULL)
 
         self.run(check)
 
@@ -934,5 +1279,32 @@ class TransportContract:
             x = np.array([1])
             dist.all_reduce(x, group=group)  # the group is not lost
             assert x[0] == size
+
+        self.run(check)
+
+    def test_a_message_against_a_collective_names_both_on_every_rank(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            if size == 1:
+                return
+            group = dist.new_group(timeout=2)
+
+            def disagree() -> None:
+                if rank == 0:
+                    dist.recv(np.empty(3), 1, group, tag=5)
+                else:
+                    dist.all_reduce(np.ones(4), group=group)
+
+            dist.barrier()
+            with pytest.raises(dist.CollectiveTimeout) as caught:
+                disagree()
+            told = str(caught.value)
+            for words in (
+                r"recv(\(shape \(3,\), float64\))? from rank 1.* with tag 5",
+                r"all_reduce\(shape \(4,\), float64, SUM\), operation #\d",
+                r"(?i)called at.*\n.*called at",
+            ):
+                assert re.search(words, told), told
+            dist.barrier()
 
         self.run(check)

@@ -312,10 +312,12 @@ def _exscan(scene: Scene) -> Act:
 
 
 def _reduce_scatter(scene: Scene) -> Act:
-    out, size = scene.blank(), scene.size
-    blocks = [scene.values(scene.me, block) for block in range(size)]
+    size, shapes = scene.size, _shapes(scene)
+    out = scene.blank(shapes[scene.me])
+    blocks = [scene.values(scene.me, block, shapes[block]) for block in range(size)]
     given, arrays = _handed_over(scene, blocks)
-    expected = scene.reduced([scene.values(rank, scene.me) for rank in range(size)])
+    mine = [scene.values(rank, scene.me, shapes[scene.me]) for rank in range(size)]
+    expected = scene.reduced(mine)
     return Act((out, given, scene.step.op), arrays, [out, *arrays], [expected, *_pristine(arrays)])
 
 
@@ -334,41 +336,37 @@ def _gather(scene: Scene) -> Act:
 
 
 def _gathering(scene: Scene, *, receives: bool) -> Act:
-    step, size = scene.step, scene.size
-    uneven = step.uneven and step.given == "empty" and len(step.shape) > 0
-    grow = [rank if uneven else 0 for rank in range(size)]
-    shapes = [(step.shape[0] + more, *step.shape[1:]) if more else step.shape for more in grow]
-    inputs = [scene.values(rank, 0, shapes[rank]) for rank in range(size)]
+    shapes = _shapes(scene)
+    inputs = [scene.values(rank, 0, shape) for rank, shape in enumerate(shapes)]
     x = scene.laid(inputs[scene.me])
     if not receives:
         return Act((None, x), [x], [x], [inputs[scene.me]])
-    target = _room(scene)
+    target = _room(scene, shapes)
     return Act((target, x), [x], [target, x], [inputs, inputs[scene.me]])
 
 
 def _scatter(scene: Scene) -> Act:
-    out, given = scene.blank(), None
+    shapes = _shapes(scene)
+    out, given = scene.blank(shapes[scene.me]), None
     arrays: list[Array] = []
     if scene.at_root:
         given, arrays = _handed_over(
-            scene, [scene.values(scene.me, block) for block in range(scene.size)]
+            scene, [scene.values(scene.me, block, shape) for block, shape in enumerate(shapes)]
         )
-    expected = scene.values(scene.step.root, scene.me)
+    expected = scene.values(scene.step.root, scene.me, shapes[scene.me])
     return Act((out, given, scene.root), arrays, [out, *arrays], [expected, *_pristine(arrays)])
 
 
 def _alltoall(scene: Scene) -> Act:
     step, me, size = scene.step, scene.me, scene.size
-    uneven = step.uneven and step.given == "list"
+    uneven = step.uneven and step.given != "array"
 
     def block(source: int, to: int) -> Array:
         return scene.values(source, to, (source + 2 * to, *step.shape) if uneven else step.shape)
 
     given, arrays = _handed_over(scene, [block(me, to) for to in range(size)])
     expected = [block(source, me) for source in range(size)]
-    out: Any = _room(scene)
-    if step.given == "list":
-        out = [scene.blank(each.shape) for each in expected]
+    out = _room(scene, [each.shape for each in expected])
     return Act((out, given), arrays, [out, *arrays], [expected, *_pristine(arrays)])
 
 
@@ -392,6 +390,15 @@ def _alltoall_single(scene: Scene) -> Act:
     return Act((out, x), [x], [out, x], [expected, *_pristine([x])], options)
 
 
+def _shapes(scene: Scene) -> list[tuple[int, ...]]:
+    """Return the shape of each rank's block: longer ones, or of one axis more, where uneven."""
+    step = scene.step
+    if not step.uneven or step.given == "array":
+        return [step.shape] * scene.size
+    first, rest = (step.shape or (1,))[0], step.shape[1:]
+    return [(first + rank, *rest, *[1] * (rank % 3)) for rank in range(scene.size)]
+
+
 def _handed_over(scene: Scene, blocks: list[Array]) -> tuple[Any, list[Array]]:
     """Lay out one block per rank as a list or as one array; also return the arrays in it."""
     if scene.step.given == "array":
@@ -401,13 +408,13 @@ def _handed_over(scene: Scene, blocks: list[Array]) -> tuple[Any, list[Array]]:
     return laid, laid
 
 
-def _room(scene: Scene) -> Any:
-    """Return what receives one block per rank."""
+def _room(scene: Scene, shapes: Sequence[Sequence[int]]) -> Any:
+    """Return what receives one block per rank, of these `shapes`."""
     if scene.step.given == "empty":
         return []
     if scene.step.given == "array":
-        return scene.blank((scene.size, *scene.step.shape))
-    return [scene.blank() for _ in range(scene.size)]
+        return scene.blank((scene.size, *shapes[0]))
+    return [scene.blank(shape) for shape in shapes]
 
 
 def _pristine(arrays: list[Array]) -> list[Array]:

@@ -1,11 +1,12 @@
 """torch at home on MPI: ``import hpcdist.torch`` registers the backend ``"hpcdist"``.
 
 After it, ``torch.distributed.init_process_group("hpcdist")`` under ``srun`` or ``mpiexec`` needs no
-address and no socket, and all of torch's own engines run over MPI.
+address, and all of torch's own engines run over MPI.
 
-Read in this order: `backend` (registration), `process_group` and `verbs` (torch's collectives in
-terms of hpcdist's), `descriptions` (what has no counterpart there), `works` (what is under way),
-`devices` (tensors on GPUs), `states` and `data_parallel`, `batch_norm`.
+Read in this order: `backend` (registration), `stores` (where other backends meet), `process_group`
+and `verbs` (torch's collectives in terms of hpcdist's), `descriptions` (what has no counterpart
+there), `works` (what is under way), `onlookers`, `behind` and `amendments` (what torch's tools look
+for), `devices` (tensors on GPUs), `states` and `data_parallel`, `batch_norm`.
 """
 
 from hpcdist.torch.backend import init as init, process_group_of as process_group_of, register

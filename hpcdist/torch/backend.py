@@ -16,7 +16,10 @@ from hpcdist.comm.groups import new_group
 from hpcdist.comm.session import is_simulated
 from hpcdist.errors import UsageError
 from hpcdist.runtime.environ import snapshot
+from hpcdist.runtime.torchrun import set_by_hpcdist, set_torchrun_variables
+from hpcdist.torch.amendments import amend
 from hpcdist.torch.process_group import BACKEND, HpcdistProcessGroup
+from hpcdist.torch.stores import shared_store
 
 _TORCHS_DEFAULT = timedelta(minutes=30)
 
@@ -28,6 +31,8 @@ def register() -> None:
     c10d.Backend.register_backend(BACKEND, _make, extended_api=True, devices=["cpu", "cuda"])
     register_rendezvous_handler(BACKEND, _meet)
     _answer_for_env()
+    amend()
+    set_torchrun_variables()
 
 
 def init(timeout: Any = None) -> None:
@@ -79,17 +84,19 @@ def _make(options: Any, _: Any = None) -> HpcdistProcessGroup:
 
 
 def _meet(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[c10d.Store, int, int]]:
-    """Tell torch rank and size. MPI connects the ranks: the store stays in this process."""
+    """Tell torch rank and size as MPI knows them, and open a store that all ranks share."""
     world = init_parallel_env()
-    yield c10d.HashStore(), world.rank, world.nranks
+    yield shared_store(world), world.rank, world.nranks
 
 
 def _answer_for_env() -> None:
-    """Let MPI answer for ``env://``, torch's default, where no MASTER_ADDR is set."""
+    """Let MPI answer for ``env://``, torch's default, unless the user has set MASTER_ADDR."""
     torchs_own = _rendezvous_handlers["env"]
 
     def meet(url: str, *args: Any, **kwargs: Any) -> Any:
-        handler = torchs_own if "MASTER_ADDR" in snapshot() else _meet
+        environ = snapshot()
+        told = environ.keys() - set_by_hpcdist(environ)
+        handler = torchs_own if "MASTER_ADDR" in told else _meet
         return handler(url, *args, **kwargs)
 
     _rendezvous_handlers["env"] = meet

@@ -271,6 +271,10 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
 
     # ---- a module like the one it holds
 
+    def extra_repr(self) -> str:
+        """Say how many ranks train together; torch shows it with the module."""
+        return f"{self.group.nranks} ranks"
+
     @property
     def module(self) -> torch.nn.Module:
         """The module whose gradients are averaged."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from hpcdist.comm import describe
@@ -45,6 +46,9 @@ def all_reduce(group: Group, tensor: torch.Tensor, options: Any) -> Call:
     op, factor = _operator(options)
     if tensor.is_sparse:
         return _sparse_all_reduce(group, tensor, op)
+    if _is_average_of_integers(op, tensor):
+        call = describe.all_reduce(group, tensor, ReduceOp.SUM)
+        return _then(call, lambda: _divide(tensor, group.nranks))
     call = describe.all_reduce(group, tensor, op)
     if factor is None:
         return call
@@ -61,6 +65,10 @@ def mean(group: Group, tensor: torch.Tensor) -> Call:
 def reduce(group: Group, tensor: torch.Tensor, dst: int, options: Any) -> Call:
     """Describe a reduction to world rank `dst`."""
     op, factor = _operator(options)
+    if _is_average_of_integers(op, tensor):
+        call = describe.reduce(group, tensor, dst, ReduceOp.SUM)
+        at_root = group.root_of(dst, "dst") == group.rank
+        return _then(call, lambda: _divide(tensor, group.nranks)) if at_root else call
     if factor is None:
         return describe.reduce(group, tensor, dst, op)
     if group.root_of(dst, "dst") == group.rank:
@@ -74,6 +82,13 @@ def reduce(group: Group, tensor: torch.Tensor, dst: int, options: Any) -> Call:
 def reduce_scatter(group: Group, out: torch.Tensor, given: Any, options: Any) -> Call:
     """Describe a reduce-scatter of one tensor, or of one per rank, of any sizes."""
     op, factor = _operator(options)
+    if _is_average_of_integers(op, out):
+        call = _reduce_scatter(group, out, given, ReduceOp.SUM, None)
+        return _then(call, lambda: _divide(out, group.nranks))
+    return _reduce_scatter(group, out, given, op, factor)
+
+
+def _reduce_scatter(group: Group, out: torch.Tensor, given: Any, op: ReduceOp, factor: Any) -> Call:
     blocks = given if isinstance(given, (list, tuple)) else None
     if blocks is not None and len({block.shape for block in blocks}) > 1:
         return _uneven_reduce_scatter(group, out, blocks, op, factor)
@@ -131,6 +146,27 @@ def _place(blocks: list[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
                 f"{tuple(block.shape)}; let them agree"
             )
         out.detach().copy_(block.view(out.shape))
+
+
+def _is_average_of_integers(op: ReduceOp, tensor: torch.Tensor) -> bool:
+    """Return whether hpcdist itself refuses this average, which torch's backends round."""
+    kind = tensor.dtype
+    whole = not (kind.is_floating_point or kind.is_complex or kind is torch.bool)
+    return op is ReduceOp.AVG and whole
+
+
+def _divide(total: torch.Tensor, size: int) -> None:
+    """Divide in place, towards zero."""
+    total = total.detach()
+    if total.dtype in _WITHOUT_DIVISION and not total.is_cuda:
+        array = total.numpy()
+        np.floor_divide(array, size, out=array)
+    else:
+        total.div_(size, rounding_mode="trunc")
+
+
+_WITHOUT_DIVISION = (torch.uint16, torch.uint32, torch.uint64)
+"""Integers without a sign that torch cannot divide on the CPU."""
 
 
 def _sparse_all_reduce(group: Group, tensor: torch.Tensor, op: ReduceOp) -> Call:

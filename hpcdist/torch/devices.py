@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import socket
 from enum import IntEnum
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as c10d
 
 from hpcdist.comm.collectives import all_reduce
-from hpcdist.comm.objects import broadcast_object_list
+from hpcdist.torch.stores import shared_store
 from hpcdist.transport.recipes import ReduceOp
 
 
@@ -37,8 +36,7 @@ def agree_on_reach(process_group: Any) -> Reach:
     if reach is Reach.TORCH:
         options = c10d.ProcessGroupNCCL.Options()
         options.global_ranks_in_group = group.ranks
-        store = _common_store(group)
-        backend = c10d.ProcessGroupNCCL(store, group.rank, group.nranks, options)
+        backend = c10d.ProcessGroupNCCL(shared_store(group), group.rank, group.nranks, options)
         kind = c10d.ProcessGroup.BackendType.NCCL
         process_group._register_backend(torch.device("cuda"), kind, backend)
     return reach
@@ -50,17 +48,3 @@ def _own_reach() -> Reach:
     if importlib.util.find_spec("cupy") is not None:
         return Reach.OWN
     return Reach.TORCH if c10d.is_nccl_available() else Reach.NOT
-
-
-def _common_store(group: Any) -> Any:
-    """Open a store on the group's first rank, over which NCCL's ranks find each other."""
-    place: list[Any] = [None]
-    if group.rank == 0:
-        host = socket.gethostname() if not group.transport.one_node else "127.0.0.1"
-        store = c10d.TCPStore(host, 0, group.nranks, is_master=True, wait_for_workers=False)
-        place = [(host, store.port)]
-    broadcast_object_list(place, group.ranks[0], group)
-    if group.rank == 0:
-        return store
-    host, port = place[0]
-    return c10d.TCPStore(host, port, group.nranks, is_master=False, wait_for_workers=False)

@@ -1,8 +1,7 @@
 """`HpcdistProcessGroup`: an hpcdist group that torch takes for one of its own.
 
-torch up to 2.13 lets Python subclass `ProcessGroup` only (its C++ part forwards to the methods
-here); a `BackendBase` of later versions needs a second small class beside this one, on the same
-`Verbs`.
+It is a subclass of torch's `ProcessGroup`, whose C++ part forwards to the methods here. From
+torch 2.14 on there is a `Backend` behind it, too, where torch's tools look for one.
 """
 
 from __future__ import annotations
@@ -14,11 +13,14 @@ from typing import Any, final
 import torch
 import torch.distributed as c10d
 
-from hpcdist.comm.group import Closed, Group
-from hpcdist.comm.groups import destroy_process_group
-from hpcdist.errors import UsageError
+from hpcdist.comm import describe
+from hpcdist.comm.group import Closed, Dormant, Group
+from hpcdist.comm.groups import check_timeout, destroy_process_group
+from hpcdist.comm.issue import issue
+from hpcdist.errors import CollectiveTimeout, UsageError
+from hpcdist.torch.behind import stand_behind
 from hpcdist.torch.devices import Reach, agree_on_reach
-from hpcdist.torch.verbs import Verbs
+from hpcdist.torch.verbs import Verbs, torchs_own
 from hpcdist.torch.works import AllOf
 
 BACKEND = "hpcdist"
@@ -36,6 +38,7 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
         self._reach = agree_on_reach(self)
         cuda = [] if self._reach is Reach.NOT else [torch.device("cuda")]
         self._devices = [torch.device("cpu"), *cuda]
+        self._behind = stand_behind(self)
 
     def handed_over(self, name: str, device: torch.device) -> Callable[..., Any] | None:
         """Return a verb of torch's backend for `device`; None where it is hpcdist's own."""
@@ -45,7 +48,7 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
                 f"{', '.join(each.type for each in self._devices)} memory only; move it with "
                 ".cpu(), or install CuPy (or a torch with NCCL) on all ranks"
             )
-        return None if self._reach is Reach.OWN else getattr(c10d.ProcessGroup, name)
+        return None if self._reach is Reach.OWN else torchs_own(name)
 
     def _go(self, *args: Any) -> Any:
         work = super()._go(*args)
@@ -102,17 +105,56 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
         return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Refuse: time limits are agreed on when a group is made."""
-        raise UsageError(
-            f"the time limit of a group cannot be changed to {timeout}; give it to new_group or "
-            "init_process_group"
-        )
+        """Change the time limit of operations from now on. Local: each rank waits its own."""
+        self._open_transport().set_timeout(_limit_s(timeout))
+
+    _set_default_timeout = set_timeout
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Meet all ranks within `timeout`, or raise `CollectiveTimeout`, which names the missing.
+
+        Torch's words for it come first: they name one rank, or all if `wait_all_ranks`. Then all
+        are named, on every rank.
+        """
+        transport = self._open_transport()
+        usual_s = transport.timeout_s
+        if timeout in (0, timedelta(0)):
+            raise CollectiveTimeout(_no_time_left(self.rank()))
+        limit_s = usual_s if timeout is None else _limit_s(timeout)
+        try:
+            issue(
+                self.group,
+                True,
+                lambda group: describe.barrier(group)._replace(
+                    begin=lambda: transport.set_timeout(limit_s),
+                    ended=lambda _: transport.set_timeout(usual_s),
+                ),
+            )
+        except CollectiveTimeout as error:
+            missing = [self.group.get_group_rank(rank) for rank in error.missing]
+            words = _of_monitored_barrier(self.rank(), missing, wait_all_ranks)
+            raise CollectiveTimeout(f"{words}: {error}", error.missing) from None
+
+    def _open_transport(self) -> Any:
+        transport = self.group.transport
+        return transport.wake() if isinstance(transport, Dormant) else transport
 
     def _set_sequence_number_for_group(self) -> None:
         """Do nothing: hpcdist numbers the operations of a group itself."""
 
     def _has_hooks(self) -> bool:
         return False
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """Return what serves tensors on `device`: before torch 2.14 this group itself."""
+        if self._behind is None and all(device.type != each.type for each in self._devices):
+            raise UsageError(
+                f"this process group has no backend for {device}, only for "
+                f"{', '.join(each.type for each in self._devices)}"
+            )
+        if self._behind is None and (device.type == "cpu" or self._reach is Reach.OWN):
+            return self
+        return super()._get_backend(device)
 
     # ---- coalescing: several operations, one work
 
@@ -123,6 +165,8 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
         works, self._coalesced = self._coalesced or [], None
         return AllOf(works)
 
+    start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
+
     # ---- the end
 
     def shutdown(self) -> None:
@@ -131,3 +175,26 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
             destroy_process_group(self.group)
 
     abort = shutdown
+
+
+def _of_monitored_barrier(rank: int, missing: list[int], every: bool) -> str:
+    """Return what torch says of a barrier without the ranks `missing`; programs look for it."""
+    if rank != 0:
+        return (
+            f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting "
+            "for send/recv from rank 0"
+        )
+    if not missing:
+        return _no_time_left(rank)
+    named = sorted(missing) if every else sorted(missing)[:1]
+    ranks = ", ".join(map(str, named))
+    return f"Rank{'s' * (len(named) > 1)} {ranks} failed to pass monitoredBarrier"
+
+
+def _no_time_left(rank: int) -> str:
+    return f"Rank {rank} timed out in monitoredBarrier"
+
+
+def _limit_s(timeout: Any) -> float:
+    """Return torch's time limit in seconds; it must be positive."""
+    return check_timeout(timeout, 0.0)

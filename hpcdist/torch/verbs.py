@@ -3,6 +3,8 @@
 The methods have the names torch calls: those of its C++ interface, and where torch 2.13 renamed
 one, both names. Arguments are lists of tensors because torch once had several devices a process;
 options carry operator, root (a rank of the group) and whether the call is asynchronous.
+
+A call goes straight to hpcdist, unless a tool of torch looks on (`onlookers`).
 """
 
 from __future__ import annotations
@@ -13,22 +15,34 @@ from functools import wraps
 from typing import Any
 
 import torch
+import torch.distributed as c10d
 
 from hpcdist.comm import describe
 from hpcdist.comm.group import Group
 from hpcdist.comm.issue import issue
 from hpcdist.comm.messages import describe_recv, describe_send
 from hpcdist.torch import descriptions
+from hpcdist.torch.onlookers import shown, somebody_looks_on
 from hpcdist.torch.works import TorchWork
 from hpcdist.transport.call import Call
 
+FORMER_NAMES = {
+    "all_gather_single": "_allgather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+}
+"""What verbs were called before torch 2.13."""
+
 
 def _verb(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Hand tensors on devices that hpcdist does not reach itself over to torch's backend."""
+    """Make the verb that torch calls of what it does, which goes to `UNSEEN`."""
     name = method.__name__
 
     @wraps(method)
-    def run(self: Verbs, *args: Any) -> Any:
+    def unseen(self: Verbs, *args: Any) -> Any:
+        """Do it; tensors on devices hpcdist does not reach itself go to torch's backend."""
         tensor = next(_tensors(args), None)
         if tensor is not None and tensor.device.type != "cpu":
             theirs = self.handed_over(name, tensor.device)
@@ -36,7 +50,35 @@ def _verb(method: Callable[..., Any]) -> Callable[..., Any]:
                 return theirs(self, *args)
         return method(self, *args)
 
+    @wraps(method)
+    def run(self: Verbs, *args: Any, **named: Any) -> Any:
+        args += tuple(named.values())  # torch names the options of a barrier
+        if somebody_looks_on():
+            return shown(torchs_own(name), unseen, self, *args)
+        return unseen(self, *args)
+
+    UNSEEN[name] = unseen
     return run
+
+
+UNSEEN: dict[str, Callable[..., Any]] = {}
+"""All verbs by name, as they are when nobody looks on; functions of a process group."""
+
+
+def torchs_own(name: str) -> Callable[..., Any]:
+    """Return the method of torch's process groups, which sends an operation to its dispatcher.
+
+    C++ calls the Python method of this name, unless it is called from there: pybind11 knows that
+    by the name of the caller.
+    """
+    known = name if hasattr(c10d.ProcessGroup, name) else FORMER_NAMES[name]
+    method = getattr(c10d.ProcessGroup, known)
+
+    def dispatch(self: Any, *args: Any) -> Any:
+        return method(self, *args)
+
+    dispatch.__code__ = dispatch.__code__.replace(co_name=known)
+    return dispatch
 
 
 def _tensors(args: Any) -> Iterator[torch.Tensor]:
@@ -63,7 +105,9 @@ class Verbs:
         tensors = _listed(tensors)
         return self._go(opts, tensors, *((descriptions.all_reduce, t, opts) for t in tensors))
 
-    allreduce_coalesced = allreduce
+    @_verb
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
+        return UNSEEN["allreduce"](self, tensors, opts)
 
     @_verb
     def reduce(self, tensors: Any, opts: Any) -> Any:
@@ -78,7 +122,9 @@ class Verbs:
         calls = ((descriptions.reduce_scatter, out, given, opts) for out, given in pairs)
         return self._go(opts, outs, *calls)
 
-    reduce_scatter_single_coalesced = reduce_scatter
+    @_verb
+    def reduce_scatter_single_coalesced(self, outs: Any, ins: Any, opts: Any = None) -> Any:
+        return UNSEEN["reduce_scatter"](self, outs, ins, opts)
 
     @_verb
     def reduce_scatter_single(
@@ -100,7 +146,9 @@ class Verbs:
         calls = ((descriptions.all_gather, out, own) for out, own in zip(outs, ins, strict=True))
         return self._go(opts, list(_tensors(outs)), *calls)
 
-    all_gather_single_coalesced = allgather
+    @_verb
+    def all_gather_single_coalesced(self, outs: Any, ins: Any, opts: Any = None) -> Any:
+        return UNSEEN["allgather"](self, outs, ins, opts)
 
     @_verb
     def all_gather_single(self, out: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
@@ -108,7 +156,9 @@ class Verbs:
 
     @_verb
     def allgather_coalesced(self, outs: Any, ins: Any, opts: Any = None) -> Any:
-        return self.allgather([list(column) for column in zip(*outs, strict=True)], ins, opts)
+        return UNSEEN["allgather"](
+            self, [list(column) for column in zip(*outs, strict=True)], ins, opts
+        )
 
     @_verb
     def gather(self, outs: Any, ins: Any, opts: Any) -> Any:
@@ -136,8 +186,8 @@ class Verbs:
     def alltoall(self, outs: list[torch.Tensor], ins: list[torch.Tensor], opts: Any = None) -> Any:
         return self._go(opts, outs, (describe.alltoall, outs, ins))
 
+    @_verb
     def barrier(self, opts: Any = None) -> Any:
-        """Meet all ranks."""
         return self._go(opts, [], (describe.barrier,))
 
     # ---- messages
@@ -158,14 +208,6 @@ class Verbs:
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
         return self._go(None, tensors, (describe_recv, tensors[0], None, tag))
 
-    # ---- names before torch 2.13
-
-    _allgather_base = all_gather_single
-    _reduce_scatter_base = reduce_scatter_single
-    alltoall_base = all_to_all_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
     def _go(self, opts: Any, tensors: list[torch.Tensor], *calls: tuple[Any, ...]) -> TorchWork:
         """Issue `calls`, each a function that describes and its arguments after the group."""
         group = self.group
@@ -177,6 +219,15 @@ class Verbs:
         for describe_call, *args in calls:
             work.works.append(issue(group, False, _watched, work.ended, describe_call, args))
         return work
+
+
+for _now, _formerly in FORMER_NAMES.items():
+    # Where torch knows both names, its C++ calls one of the other; of these two it does not.
+    if not hasattr(c10d.ProcessGroup, _now) or _now in (
+        "all_gather_single",
+        "reduce_scatter_single",
+    ):
+        setattr(Verbs, _formerly, getattr(Verbs, _now))
 
 
 def _watched(group: Group, ended: Any, describe_call: Callable[..., Call], args: Any) -> Call:

@@ -426,13 +426,13 @@ static PyObject *py_address(PyObject *self, PyObject *object) {
 }
 
 static int read_addresses(PyObject *tuple, uintptr_t *into) {
-    Py_ssize_t n = PyTuple_Check(tuple) ? PyTuple_GET_SIZE(tuple) : 0;
+    Py_ssize_t n = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : 0;
     if (n < 1 || n > MOST) {
         PyErr_SetString(PyExc_ValueError, "not a tuple of 1 to 256 addresses");
         return -1;
     }
     for (Py_ssize_t i = 0; i < n; i++)
-        into[i] = (uintptr_t)PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(tuple, i));
+        into[i] = (uintptr_t)PyLong_AsUnsignedLongLong(PyTuple_GetItem(tuple, i));
     return PyErr_Occurred() ? -1 : (int)n;
 }
 
@@ -619,7 +619,7 @@ static void board_dealloc(PyObject *self) {
     board_t *b = (board_t *)self;
     if (b->memory.obj) PyBuffer_Release(&b->memory);
     PyTypeObject *type = Py_TYPE(self);
-    type->tp_free(self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
 
@@ -650,7 +650,7 @@ static PyObject *least(const board_t *b) {
     }
     PyObject *result = PyTuple_New(NUMBERS_AGREED);
     for (int i = 0; result && i < NUMBERS_AGREED; i++)
-        PyTuple_SET_ITEM(result, i, PyLong_FromLongLong(found[i]));
+        PyTuple_SetItem(result, i, PyLong_FromLongLong(found[i]));
     return result;
 }
 
@@ -698,7 +698,7 @@ static PyObject *board_addresses(PyObject *self, PyObject *ignored) {
     board_t *b = (board_t *)self;
     PyObject *result = PyTuple_New(b->size);
     for (int r = 0; result && r < b->size; r++)
-        PyTuple_SET_ITEM(result, r, PyLong_FromLongLong(slot_of(b, r)->address));
+        PyTuple_SetItem(result, r, PyLong_FromLongLong(slot_of(b, r)->address));
     return result;
 }
 
@@ -1000,7 +1000,7 @@ static PyObject *board_reduce_shared(PyObject *self, PyObject *const *args, Py_s
     job.divisor = PyFloat_AsDouble(args[6]);
     long spins = PyLong_AsLong(args[7]);
     if (PyErr_Occurred() || read_addresses(args[3], job.sources) < 0) return NULL;
-    if (PyTuple_GET_SIZE(args[3]) != b->size) {
+    if (PyTuple_Size(args[3]) != b->size) {
         PyErr_SetString(PyExc_ValueError, "reduce_shared: a base per rank");
         return NULL;
     }
@@ -1049,7 +1049,7 @@ static PyObject *board_begin(PyObject *self, PyObject *args) {
     if (!(p->kernel = kernel_of(code)) || read_addresses(stages, addresses) < 0 ||
         as_address(send_, &send) < 0 || as_address(mine_, &mine) < 0 || as_address(all_, &all) < 0)
         return NULL;
-    if (PyTuple_GET_SIZE(stages) != b->size || slice < 64 || length < 0 || stride < 0) {
+    if (PyTuple_Size(stages) != b->size || slice < 64 || length < 0 || stride < 0) {
         PyErr_SetString(PyExc_ValueError, "begin: a stage per rank, and slices of 64 or more");
         return NULL;
     }

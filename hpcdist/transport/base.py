@@ -5,10 +5,26 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call import Call
+
+
+class Known(NamedTuple):
+    """What a process knows of an operation without asking anyone; for words."""
+
+    what: str
+    ended: bool | None = None
+    """None where that is not known."""
+    error: BaseException | None = None
+
+    def __str__(self) -> str:
+        if self.error is not None:
+            return f"{self.what}, failed with {type(self.error).__name__}"
+        return {None: self.what, False: f"{self.what}, under way", True: f"{self.what}, ended"}[
+            self.ended
+        ]
 
 
 class Work(ABC):
@@ -51,6 +67,14 @@ class Work(ABC):
         self.wait()
         return None
 
+    def known(self) -> Known:
+        """Return what is known of the operation, without asking MPI or a device."""
+        return Known("operation")
+
+    def __repr__(self) -> str:
+        source = f", from rank {self.source}" if self.source >= 0 else ""
+        return f"<Work: {self.known()}{source}>"
+
     def __await__(self) -> Generator[Any, None, Work]:
         """Wait in a coroutine of asyncio, whose event loop goes on; ``await work`` is `work`.
 
@@ -76,6 +100,10 @@ class Done(Work):
         """Return True."""
         return True
 
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known("operation", True)
+
 
 DONE = Done()
 
@@ -99,14 +127,16 @@ class Ended(Work):
         """Return the result."""
         return self._value
 
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known("operation", True)
+
 
 def watched(run: Callable[[Call], Any], call: Call) -> Any:
-    """Run `call` with its `begin` before it, and tell its `ended` how it ended."""
-    begin, ended = call.begin, call.ended
+    """Run `call`, then tell its `ended` how it ended."""
+    ended = call.ended
     try:
-        if begin is not None:
-            begin()
-        result = run(call._replace(begin=None, ended=None))
+        result = run(call._replace(ended=None))
     except BaseException as error:
         if ended is not None:
             ended(error)
@@ -127,6 +157,13 @@ class Plan(ABC):
     def free(self) -> None:
         """Give back what MPI keeps for the plan; it cannot be started again."""
 
+    def __repr__(self) -> str:
+        return f"<Plan: {self.in_words()}>"
+
+    def in_words(self) -> str:
+        """Say what is planned and how it stands, without asking MPI."""
+        return "operation"
+
 
 REFUSE_START = (
     "this plan is under way or has been freed; wait() for its last start before the next one, "
@@ -146,6 +183,10 @@ class Transport(ABC):
     size: int
     ranks: Sequence[int]
     one_node: bool
+
+    def __repr__(self) -> str:
+        place = f", rank {self.rank} of {self.size}" if hasattr(self, "rank") else ""
+        return f"<Transport {self.backend}{place}>"
 
     @abstractmethod
     def run(self, call: Call) -> Any:
@@ -171,11 +212,14 @@ class Transport(ABC):
         return None
 
     @abstractmethod
-    def subgroup(self, ranks: Sequence[int], next_id: int, timeout: float) -> tuple[Transport, int]:
+    def subgroup(
+        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
+    ) -> tuple[Transport, int]:
         """Join the members of a new group (ranks of this one) and agree on its id.
 
         Collective over the members only. Returns the group's transport and the largest
-        `next_id` of its members.
+        `next_id` of its members. With `error`, which says that this rank cannot take part, it
+        tells the others, who raise `RemoteError`, and raises it.
         """
 
     @abstractmethod

@@ -16,8 +16,11 @@ from hpcdist.transport.recipes import Recipe, ReduceOp
 ANY_SOURCE = -1
 """As `root` of a receive: take the message from whichever rank sent one."""
 
-PROC_NULL = -2
-"""As a rank: nobody. A message to or from it ends at once and moves nothing."""
+PROC_NULL = -1000
+"""No rank at all: what is sent to it is gone, what is received from it leaves the array as it is.
+
+The neighbour of the ranks at the edge of a grid; mpi4py's ``MPI.PROC_NULL`` means the same.
+"""
 
 UNDEFINED = -32766
 """As a color: no group. It is MPI_UNDEFINED of Open MPI, of MPICH, and of MPI's standard ABI."""
@@ -51,11 +54,14 @@ class Kind(IntEnum):
     BATCH_ISEND_IRECV = 20
 
 
+Shape = tuple[int, ...]
+
+
 class Block(NamedTuple):
     """What one rank contributed to a gather: flat memory and its shape."""
 
     data: NumpyArray
-    shape: tuple[int, ...]
+    shape: Shape
 
 
 class Call(NamedTuple):
@@ -63,12 +69,15 @@ class Call(NamedTuple):
 
     `send` and `recv` are C-contiguous; `recv` alone means in place. `root` is a rank of the
     group (the peer of a message). `shape` must be equal on all ranks, except for the kinds in
-    `LOOSE`, whose ranks compare `detail` instead. `counts` are elements per peer, sent and
-    received, of an uneven alltoall. `parcels` are pickled objects. `error` says that this rank
+    `LOOSE`, whose ranks compare `detail` instead; of an uneven reduce_scatter it holds the shapes
+    of all blocks. `counts` are elements per peer, sent and received (None: whatever comes), where
+    blocks may differ. `parcels` are pickled objects. `error` says that this rank
     cannot take part; it is then raised on every rank. `begin` is called when the operation's turn
     has come, `finish` gets what the transport returns; `ended` is told once how the operation
     ended, None for well. `device` is where `send` and `recv` are, None for host memory;
-    `on_current` puts the operation on the caller's current stream itself.
+    `on_current` puts the operation on the caller's current stream itself. `sends` and `receives`
+    are flat runs of host memory, one per rank of the group, instead of `send` and `recv` where
+    these would be copies; `shapes` are those of a list's arrays, where they differ.
     """
 
     kind: Kind
@@ -80,7 +89,7 @@ class Call(NamedTuple):
     op: ReduceOp | None = None
     recipe: Recipe | None = None
     detail: int = 0
-    counts: tuple[Sequence[int], Sequence[int]] | None = None
+    counts: tuple[Sequence[int], Sequence[int] | None] | None = None
     tag: int = 0
     parcels: Sequence[Parcel] = ()
     finish: Callable[[Any], Any] | None = None
@@ -89,6 +98,9 @@ class Call(NamedTuple):
     begin: Callable[[], Any] | None = None
     device: Engine | None = None
     on_current: bool = False
+    sends: Sequence[NumpyArray] = ()
+    receives: Sequence[NumpyArray] = ()
+    shapes: Sequence[Shape] = ()
 
 
 def locate(call: Call) -> Call:
@@ -109,6 +121,7 @@ LOOSE = frozenset(
     {
         Kind.ALL_GATHER,
         Kind.GATHER,
+        Kind.SCATTER,
         Kind.ALLTOALL,
         Kind.ALL_GATHER_OBJECT,
         Kind.GATHER_OBJECT,
@@ -130,13 +143,17 @@ ROOTED = frozenset(
     }
 )
 
+MAKERS = frozenset({Kind.ALL_GATHER, Kind.GATHER, Kind.ALLTOALL})
+"""Operations that make their result themselves where a rank gives no memory for it."""
+
 MESSAGES = int(Kind.SEND)
 """From this kind on: point-to-point operations; `Call.root` is the peer."""
 
 UNEVEN = 1
-"""`detail` of an alltoall whose blocks differ on this rank; hashes of shapes are larger."""
+"""`detail` of an operation whose blocks differ on this rank; hashes of shapes are larger."""
 
 _POSITIVE = (1 << 62) - 1
+_EVEN = _POSITIVE - 1
 
 
 def fingerprint(call: Call) -> int:
@@ -149,9 +166,30 @@ def fingerprint(call: Call) -> int:
     return hash((kind, number, root, code, () if kind in LOOSE else shape)) & _POSITIVE
 
 
-def shape_detail(shape: tuple[int, ...]) -> int:
-    """Return a number above `UNEVEN` that is equal on ranks with equal shapes."""
-    return (hash(shape) & _POSITIVE) + UNEVEN + 1
+def shape_detail(shape: Shape) -> int:
+    """Return an even number above `UNEVEN` that is equal on ranks with equal shapes.
+
+    A rank whose arrays lie apart sets the last bit; see `is_apart`.
+    """
+    return (hash(shape) & _EVEN) + UNEVEN + 1
+
+
+def is_even(detail: tuple[int, int]) -> bool:
+    """Return whether all blocks of an operation are alike, from the range of `detail`."""
+    return detail[0] != UNEVEN and detail[0] | 1 == detail[1] | 1
+
+
+def is_apart(detail: tuple[int, int]) -> bool:
+    """Return whether the arrays of some rank lie apart, where all blocks are alike."""
+    return bool(detail[1] & 1)
+
+
+def bytes_of(call: Call) -> int:
+    """Return how many bytes a rank contributes; where it only receives, how many it does."""
+    data = call.send if call.send is not None else call.recv
+    if data is not None and not call.sends:
+        return int(data.nbytes)
+    return sum(each.nbytes for each in call.sends or call.receives or call.parcels)
 
 
 def even_blocks(gathered: NumpyArray, call: Call, size: int) -> list[Block]:

@@ -28,7 +28,7 @@ from hpcdist.errors import (
 from hpcdist.runtime import gpu
 from hpcdist.transport import mpi_cuda, nccl_binding, staged
 from hpcdist.transport.base import Ended, Work, watched
-from hpcdist.transport.call import MESSAGES, Call, Kind, label
+from hpcdist.transport.call import MAKERS, MESSAGES, Call, Kind, label
 from hpcdist.transport.device_turns import Turns
 from hpcdist.transport.device_way import Ability, Choice, DeviceWay, choose_way
 from hpcdist.transport.device_work import (
@@ -86,6 +86,8 @@ class DeviceCalls:
             work.wait()
             return work
         lane = self._host.lane
+        if lane.running.locked():
+            lane.refuse_nested()  # before it takes a turn
         if call.on_current and lane.queued:
             lane.run(lambda: None)  # this thread's own stream means nothing on another thread
         flight = self._take_off(call)
@@ -248,7 +250,7 @@ class DeviceCalls:
         Arrays that an operation made come from the memory pool of our stream, and go back there
         when the caller drops them, perhaps while his streams still read them.
         """
-        if call.recv is None and call.kind in (Kind.ALL_GATHER, Kind.GATHER):
+        if call.recv is None and call.kind in MAKERS:
             self._lends = True
         if not self._lends or not self._host.lane.is_current():
             return flight

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from hpcdist.arrays.device import Event
 from hpcdist.errors import HpcdistError, RemoteError, UsageError
-from hpcdist.transport.base import Work
+from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call import ANY_SOURCE, Call, Kind
 from hpcdist.transport.device import TURNS, DeviceCalls
 from hpcdist.transport.device_work import DeviceWork, Flight, Landed, device_failure
@@ -188,3 +188,7 @@ class _BatchedMessage(Work):
         """Block the host until the batch has ended."""
         self.wait()
         self._batch.synchronize()
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return self._batch.known()

@@ -10,6 +10,8 @@ from __future__ import annotations
 import threading
 from typing import Any, final
 
+from hpcdist.transport.lane import refusal
+
 
 @final
 class Turns:
@@ -21,9 +23,18 @@ class Turns:
         self._taken = 0
         self._now = 0
         self._passed: set[int] = set()
+        self.holder: int | None = None
+        """The thread whose turn it is."""
 
     def take(self) -> int:
-        """Return the number of the next turn; whoever takes one must `turn` or `give_up`."""
+        """Return the number of the next turn; whoever takes one must `turn` or `give_up`.
+
+        Raises:
+            UsageError: this thread is in the middle of a turn, after which the next would come.
+
+        """
+        if self.holder == threading.get_ident():
+            raise refusal()
         with self._lock:
             self._taken += 1
             return self._taken - 1
@@ -61,6 +72,8 @@ class Turn:
 
     def __enter__(self) -> None:
         self._turns.begin(self._number)
+        self._turns.holder = threading.get_ident()
 
     def __exit__(self, *_: Any) -> None:
+        self._turns.holder = None
         self._turns.give_up(self._number)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from hpcdist.arrays.device import Engine, Event, Stream
 from hpcdist.errors import HpcdistError, TransportError
-from hpcdist.transport.base import Work
+from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call import Call
 from hpcdist.transport.lane import Job, QueuedWork
 
@@ -83,6 +83,11 @@ class DeviceWork(Work):
         """Do `wait`, and return what the operation returned."""
         self.wait()
         return self._queued.result().result
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        what, begun, error = self._queued.known()
+        return Known(what, None if begun else False, error)
 
 
 @final

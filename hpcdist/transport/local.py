@@ -11,16 +11,18 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, final
 
 from hpcdist.arrays.parcel import Parcel
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError, UsageError
+from hpcdist.transport import doing
 from hpcdist.transport.base import Plan, Transport, Work, watched
 from hpcdist.transport.call import MESSAGES, Call, Kind, fingerprint, label
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.lane import Lane
+from hpcdist.transport.lane import Lane, inside
 from hpcdist.transport.local_messages import Letter, LetterBox
-from hpcdist.transport.local_verbs import VERBS
+from hpcdist.transport.local_verbs import VERBS, check_fit
 
 
 class Meeting:
@@ -43,6 +45,10 @@ class Room:
         self.left: dict[int, tuple[str, str]] = {}
         self.letters: list[Letter] = []
         self.rooms: dict[tuple[tuple[int, ...], int], Room] = {}
+        self.threads: dict[int, int] = {}
+        """The thread that each rank runs on."""
+        self.given_up: dict[int, doing.GivenUp] = {}
+        """What each rank waited for when its time was over."""
 
     def subroom(self, ranks: tuple[int, ...], nth: int) -> Room:
         """Return the room of the nth group made of `ranks` (world ranks), made by the first."""
@@ -67,7 +73,7 @@ class Room:
                 self._hold(meeting)
                 self.changed.notify_all()
             elif meeting.error is None:
-                self._await(meeting, call, sequence, timeout_s)
+                self._await(rank, meeting, call, sequence, timeout_s)
             if len(meeting.calls) == len(self.ranks):
                 self.meetings.pop(sequence, None)
             if call.error is not None:
@@ -77,7 +83,58 @@ class Room:
             assert meeting.results is not None
             return meeting.results[rank]
 
-    def _await(self, meeting: Meeting, call: Call, sequence: int, timeout_s: float) -> None:
+    # ---- what other ranks are doing
+
+    def awaits(self, rank: int, thread: int, seen: frozenset[int] = frozenset()) -> bool:
+        """Return whether `rank` can do nothing before the rank on `thread` does.
+
+        It waits for it, or for a rank that does.
+        """
+        own = self.threads.get(rank, 0)
+        if own == thread:
+            return True
+        return own not in seen and any(
+            room.awaits(each, thread, seen | {own}) for room, each in doing.blockers_of(own)
+        )
+
+    def account(self, ranks: Sequence[int], own: int, waited_s: float) -> str:
+        """Return sentences on what `ranks` are doing, to be put behind an error message."""
+        now = time.monotonic()
+        self._note_given_up(own)
+        return "".join(
+            "\n"
+            + doing.account_of(
+                self.ranks[rank],
+                self.left.get(rank, (None, ""))[0],
+                self.given_up.get(rank, doing.NOTHING).since(now - waited_s),
+                doing.told(self.threads.get(rank)) or None,
+            )
+            for rank in ranks
+            if rank != own
+        )
+
+    def _note_given_up(self, rank: int) -> None:
+        told = doing.told(self.threads.get(rank))
+        self.given_up[rank] = doing.GivenUp(told, time.monotonic())
+
+    def _await(
+        self, rank: int, meeting: Meeting, call: Call, sequence: int, timeout_s: float
+    ) -> None:
+        what = (
+            f"{label(call, self.ranks)}, operation #{sequence} of the group of ranks "
+            f"{list(self.ranks)}"
+        )
+
+        def absent() -> list[int]:
+            is_over = meeting.results is not None or meeting.error is not None
+            return [] if is_over else [each for each in range(len(self.ranks)) if each not in calls]
+
+        calls = meeting.calls
+        wait = doing.Wait(lambda: what, lambda: [(self, each) for each in absent()])
+        with doing.noted(wait):
+            self._await_others(rank, meeting, what, timeout_s)
+
+    def _await_others(self, rank: int, meeting: Meeting, what: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while meeting.results is None and meeting.error is None:
             gone = [rank for rank in self.left if rank not in meeting.calls]
@@ -85,21 +142,22 @@ class Room:
                 why, details = self.left[gone[0]]
                 meeting.error = RemoteError(
                     f"rank {self.ranks[gone[0]]} {why} and did not join "
-                    f"{label(call, self.ranks)}; let every rank of a group take part in each of "
-                    "its operations",
+                    f"{label(meeting.calls[rank], self.ranks)}; let every rank of a group take "
+                    "part in each of its operations",
                     self.ranks[gone[0]],
                     details,
                 )
             elif not self.changed.wait(min(1.0, deadline - time.monotonic())) and (
                 time.monotonic() >= deadline
             ):
-                missing = tuple(
-                    self.ranks[each] for each in range(len(self.ranks)) if each not in meeting.calls
-                )
+                absent = [each for each in range(len(self.ranks)) if each not in meeting.calls]
+                missing = tuple(self.ranks[each] for each in absent)
+                for each in meeting.calls:  # the error is that of all who wait here
+                    self._note_given_up(each)
                 meeting.error = CollectiveTimeout(
-                    f"{label(call, self.ranks)}, operation #{sequence} of the group of ranks "
-                    f"{list(self.ranks)}, was not joined by all ranks within {timeout_s:g} s; "
-                    f"missing ranks: {', '.join(map(str, missing))}. Called at {call_site()}",
+                    f"{what} was not joined by all ranks within {timeout_s:g} s; missing ranks: "
+                    f"{', '.join(map(str, missing))}. Called at {call_site()}"
+                    f"{self.account(absent, rank, timeout_s)}",
                     missing,
                 )
         self.changed.notify_all()
@@ -122,12 +180,7 @@ class Room:
                     self.ranks[rank],
                     "".join(traceback.format_exception(call.error)),
                 )
-        bound = [call for call in calls if call.recv is not None]
-        shapes = {call.shape for call in calls}
-        gathers = calls[0].kind in (Kind.ALL_GATHER, Kind.GATHER)
-        if len({fingerprint(call) for call in calls}) > 1 or (
-            gathers and bound and len(shapes) > 1
-        ):
+        if len({fingerprint(call) for call in calls}) > 1:
             raise MismatchError(
                 "the ranks disagree; nothing was sent:\n"
                 + "\n".join(
@@ -137,6 +190,7 @@ class Room:
                 + "\nLet every rank call the same operations in the same order, with equal shape, "
                 "dtype, op and root"
             )
+        check_fit(calls, self.ranks)
 
 
 def _on_host(call: Call) -> Call:
@@ -159,16 +213,21 @@ class LocalTransport(Transport):
     backend = "LOCAL"
     one_node = True
 
-    def __init__(self, room: Room, rank: int, timeout_s: float) -> None:
+    def __init__(
+        self, room: Room, rank: int, timeout_s: float, without_mpi: str | None = None
+    ) -> None:
         self.ranks = room.ranks
         self.rank, self.size = rank, len(room.ranks)
         self.room = room
         self.user_comm = None
+        self.without_mpi = without_mpi
+        """Why there is no MPI, where a rank that is none of a simulated world is alone."""
         self._timeout_s = timeout_s
         self._sequence = 0
         self._made: dict[tuple[int, ...], int] = {}
-        self._lane = Lane(f"hpcdist-local-{rank}")
-        self._box = LetterBox(rank, room.ranks, room.letters, room.changed, timeout_s)
+        self.lane = Lane(f"hpcdist-local-{rank}")
+        self._box = LetterBox(rank, room, timeout_s)
+        room.threads[rank] = threading.get_ident()
 
     def run(self, call: Call) -> Any:
         """Finish `call` before returning."""
@@ -177,37 +236,41 @@ class LocalTransport(Transport):
             work = self._box.start(call)
             work.wait()
             return work
-        return self._lane.run(self._perform, call)
+        if call.ended is not None:  # told when the group is free again: it may use it
+            return watched(self.run, call)
+        return self.lane.run(self._perform, call)
 
     def start(self, call: Call) -> Work:
         """Begin `call`."""
         call = _on_host(call)
         if call.kind >= MESSAGES:
             return self._box.start(call)
-        return self._lane.start(lambda: self._perform(call), label(call, self.ranks))
+        perform = self._perform if call.ended is None else partial(watched, self._perform)
+        return self.lane.start(lambda: perform(call), label(call, self.ranks))
 
     def plan(self, call: Call) -> Plan | None:
         """Have nothing faster than starting `call` anew."""
         return None
 
     def subgroup(
-        self, ranks: Sequence[int], next_id: int, timeout: float
+        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
     ) -> tuple[LocalTransport, int]:
         """Meet the other members in a room of their own."""
         key = tuple(self.ranks[rank] for rank in ranks)
         nth = self._made[key] = self._made.get(key, 0) + 1
         room = self.room.subroom(key, nth)
-        group = LocalTransport(room, key.index(self.ranks[self.rank]), timeout)
-        ids = Call(Kind.ALL_GATHER_OBJECT, parcels=(Parcel(str(next_id).encode()),))
+        place = key.index(self.ranks[self.rank])
+        group = LocalTransport(room, place, timeout, self.without_mpi)
+        ids = Call(Kind.ALL_GATHER_OBJECT, parcels=(Parcel(str(next_id).encode()),), error=error)
         return group, max(int(parcel.meta) for parcel in group.run(ids))
 
     def synchronize(self, *, on_device: bool = False) -> None:
         """Wait for the queue."""
-        self._lane.run(lambda: None)
+        self.lane.run(lambda: None)
 
     def reopen(self) -> LocalTransport:
         """Meet in the same room again."""
-        again = LocalTransport(self.room, self.rank, self._timeout_s)
+        again = LocalTransport(self.room, self.rank, self._timeout_s, self.without_mpi)
         again._sequence = self._sequence
         return again
 
@@ -221,11 +284,13 @@ class LocalTransport(Transport):
 
     def close(self) -> None:
         """End what is queued."""
-        self._lane.close()
+        self.lane.refuse_nested()
+        self.lane.close()
 
+    @inside(lambda local: local["self"].lane)
     def _perform(self, call: Call) -> Any:
-        if call.ended is not None or call.begin is not None:
-            return watched(self._perform, call)
+        if call.begin is not None:
+            call.begin()
         self._sequence += 1
         result = self.room.meet(self.rank, self._sequence, call, self._timeout_s)
         return call.finish(result) if call.finish is not None else result

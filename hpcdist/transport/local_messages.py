@@ -1,22 +1,28 @@
 """Point-to-point messages between ranks that are threads: letters in a shared box.
 
-A send copies its data into a letter and has ended. Receives are matched with letters in the
-order in which they were posted, as MPI does.
+A send copies its data into a letter and has ended. Receives are matched with letters by sender,
+tag and dtype, in the order in which they were posted, as in `mpi_messages`. A letter of another
+dtype is an error only when no other can come any more.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from hpcdist.arrays.parcel import Parcel
-from hpcdist.errors import CollectiveTimeout, MismatchError
-from hpcdist.transport.base import DONE, Work
+from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
+from hpcdist.transport import doing
+from hpcdist.transport.base import DONE, Known, Work
 from hpcdist.transport.call import ANY_SOURCE, Call, Kind, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.lane import seconds
+
+if TYPE_CHECKING:
+    from hpcdist.transport.local import Room
+
+_LOOK_AGAIN_S = 0.05
 
 
 class Letter:
@@ -30,20 +36,13 @@ class Letter:
 
 @final
 class LetterBox:
-    """The messages of one rank of a group; `letters` and `changed` are shared by all ranks."""
+    """The messages of one rank of a room; the letters are shared by all its ranks."""
 
-    def __init__(
-        self,
-        rank: int,
-        ranks: Sequence[int],
-        letters: list[Letter],
-        changed: threading.Condition,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, rank: int, room: Room, timeout_s: float) -> None:
         self.rank = rank
-        self.ranks = ranks
-        self.letters = letters
-        self.changed = changed
+        self.room, self.ranks = room, room.ranks
+        self.letters: list[Letter] = room.letters
+        self.changed: threading.Condition = room.changed
         self.timeout_s = timeout_s
         self.posted: list[LocalReceive] = []
 
@@ -79,26 +78,30 @@ class LocalReceive(Work):
         """Take the first letter that fits; True if nothing is left to match."""
         call = self._call
         for letter in self._box.letters:
-            if not self._wanted(letter) or letter.call.dtype != call.dtype:
+            if not self._fits(letter):
                 continue
-            self._ended = True
             if call.recv is not None:
                 assert letter.data is not None
                 if letter.data.size != call.recv.size:
-                    self._error = self._mismatch(letter)
+                    self._end(self._mismatch(letter))
                     return True
                 call.recv.reshape(-1)[...] = letter.data
             self._box.letters.remove(letter)
             self.source = self._box.ranks[letter.source]
+            failure = None
             try:
                 if call.finish is not None:
                     call.finish(letter.parcels if call.recv is None else None)
             except Exception as error:
-                self._error = error
-            if call.ended is not None:
-                call.ended(self._error)
+                failure = error
+            self._end(failure)
             return True
         return False
+
+    def _end(self, error: Exception | None) -> None:
+        self._ended, self._error = True, error
+        if self._call.ended is not None:
+            self._call.ended(error)
 
     @property
     def limit_s(self) -> float:
@@ -114,22 +117,37 @@ class LocalReceive(Work):
 
     def wait(self, timeout: Any = None) -> bool:
         """Block until the message is in the array."""
-        limit = seconds(timeout)
-        limit = self._box.timeout_s if limit is None else limit
+        box, limit = self._box, seconds(timeout)
+        limit = box.timeout_s if limit is None else limit
         deadline = time.monotonic() + limit
-        with self._box.changed:
+        with box.changed, doing.noted(doing.Wait(self._what, self._blockers)):
             while not self.is_completed():
-                self._refuse_other_dtype()
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise CollectiveTimeout(
-                        f"{label(self._call, self._box.ranks)} got no message within {limit:g} s; "
-                        f"called at {call_site()}"
-                    )
-                self._box.changed.wait(min(1.0, left))
+                    self._time_out(limit, goes_on=timeout is not None)
+                elif not self._no_other_will_come():
+                    box.changed.wait(min(_LOOK_AGAIN_S, left))
         if self._error is not None:
             raise self._error
         return True
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known(label(self._call, self._box.ranks), self._ended, self._error)
+
+    def _what(self) -> str:
+        box = self._box
+        call, ranks = self._call, list(box.ranks)
+        peer = "any rank" if call.root == ANY_SOURCE else f"rank {ranks[call.root]}"
+        return f"{label(call, ranks)} from {peer} with tag {call.tag} in the group of ranks {ranks}"
+
+    def _blockers(self) -> list[tuple[Room, int]]:
+        """Return who has to send something before this receive can end, if it is one rank."""
+        if self._ended or self._call.root == ANY_SOURCE:
+            return []
+        if any(map(self._fits, tuple(self._box.letters))):
+            return []
+        return [(self._box.room, self._call.root)]
 
     def _wanted(self, letter: Letter) -> bool:
         call = self._call
@@ -137,20 +155,66 @@ class LocalReceive(Work):
             letter.to == self._box.rank
             and call.root in (ANY_SOURCE, letter.source)
             and letter.call.tag == call.tag
-            and (letter.data is None) == (call.recv is None)
         )
 
-    def _refuse_other_dtype(self) -> None:
-        for letter in self._box.letters:
-            if self._wanted(letter):
-                self._box.posted.remove(self)
-                self._ended, self._error = True, self._mismatch(letter)
-                return
+    def _fits(self, letter: Letter) -> bool:
+        return self._wanted(letter) and letter.call.dtype == self._call.dtype
 
-    def _mismatch(self, letter: Letter) -> MismatchError:
+    # ---- what can go wrong
+
+    def _no_other_will_come(self) -> bool:
+        """End with an error if what is wanted cannot be sent any more; return whether it did."""
+        box, root = self._box, self._call.root
+        other = next(filter(self._wanted, box.letters), None)
+        if other is not None:
+            own, left = box.room.threads[box.rank], box.room.left
+            sources = range(len(box.ranks)) if root == ANY_SOURCE else [root]
+            if not all(each in left or box.room.awaits(each, own) for each in sources):
+                return False
+            self._give_up(self._mismatch(other))
+            return True
+        if root in box.room.left:
+            self._give_up(self._gone(root))
+            return True
+        return False
+
+    def _time_out(self, limit: float, *, goes_on: bool) -> None:
+        box, root = self._box, self._call.root
+        other = next(filter(self._wanted, box.letters), None)
+        asked = [each for each in range(len(box.ranks)) if root in (each, ANY_SOURCE)]
+        account = box.room.account(asked, box.rank, limit)
+        if other is not None and not goes_on:
+            self._give_up(self._mismatch(other, f" within {limit:g} s", account))
+            return
+        if not goes_on:
+            box.posted.remove(self)
+        there = "" if other is None else f" There is {label(other.call, box.ranks)}, which stays."
+        raise CollectiveTimeout(
+            f"{self._what()} got no message within {limit:g} s; called at {call_site()}."
+            f"{there}{account}",
+            () if root == ANY_SOURCE else (box.ranks[root],),
+        )
+
+    def _give_up(self, error: HpcdistError) -> None:
+        self._box.posted.remove(self)
+        self._end(error)
+
+    def _mismatch(self, letter: Letter, within: str = "", account: str = "") -> MismatchError:
         ranks = self._box.ranks
+        none = "" if self._fits(letter) else f", and sent none of that{within}"
         return MismatchError(
             f"rank {ranks[letter.source]} sent {label(letter.call, ranks)}, but rank "
-            f"{ranks[self._box.rank]} receives {label(self._call, ranks)}; the message was not "
-            "taken: receive it with an array of its size and dtype"
+            f"{ranks[self._box.rank]} receives {label(self._call, ranks)} with tag "
+            f"{self._call.tag}{none}; called at {call_site()}. The message was not taken: receive "
+            f"it with an array of its size and dtype{account}"
+        )
+
+    def _gone(self, root: int) -> RemoteError:
+        why, details = self._box.room.left[root]
+        rank = self._box.ranks[root]
+        return RemoteError(
+            f"rank {rank} {why} and sent nothing for {self._what()}, called at {call_site()}; let "
+            "it send with this group, tag and dtype",
+            rank,
+            details,
         )

@@ -5,15 +5,25 @@ One function per kind, from the calls of all ranks (in rank order) to their resu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.errors import MismatchError
-from hpcdist.transport.call import Block, Call, Kind
-from hpcdist.transport.recipes import local_result
+from hpcdist.transport.call import Block, Call, Kind, Shape
+from hpcdist.transport.parts import (
+    FITTING,
+    counts_of,
+    expected_counts,
+    from_each,
+    misfit,
+    new_blocks,
+    shapes_to_each,
+    to_each,
+    unfitting,
+    with_room,
+    wrong_counts,
+)
+from hpcdist.transport.recipes import Recipe, local_result
 
 
 def _nothing(calls: list[Call]) -> list[Any]:
@@ -26,9 +36,12 @@ def _wires(calls: list[Call]) -> list[NumpyArray]:
         data = call.send if call.send is not None else call.recv
         assert data is not None
         assert call.recipe is not None
-        flat = data.reshape(-1)
-        wires.append(flat.copy() if call.recipe.encode is None else call.recipe.encode(flat))
+        wires.append(_wire(call.recipe, data.reshape(-1)))
     return wires
+
+
+def _wire(recipe: Recipe, flat: NumpyArray) -> NumpyArray:
+    return flat.copy() if recipe.encode is None else recipe.encode(flat)
 
 
 def _store(call: Call, total: NumpyArray, ranks: int) -> None:
@@ -57,10 +70,15 @@ def _reduce(calls: list[Call]) -> list[Any]:
 
 
 def _reduce_scatter(calls: list[Call]) -> list[Any]:
-    assert calls[0].recipe is not None
-    total = local_result(calls[0].recipe, _wires(calls))
-    for part, call in zip(np.split(total, len(calls)), calls, strict=True):
-        _store(call, part, len(calls))
+    recipe = calls[0].recipe
+    assert recipe is not None
+    blocks = [to_each(call, len(calls)) for call in calls]
+    totals = [
+        local_result(recipe, [_wire(recipe, each[rank]) for each in blocks])
+        for rank in range(len(calls))
+    ]
+    for call, total in zip(calls, totals, strict=True):
+        _store(call, total, len(calls))
     return _nothing(calls)
 
 
@@ -92,33 +110,34 @@ def _broadcast(calls: list[Call]) -> list[Any]:
     return _nothing(calls)
 
 
-def _gathered(calls: list[Call], call: Call) -> list[Block]:
-    sends = [each.send.reshape(-1).copy() for each in calls if each.send is not None]
-    if call.recv is not None:
-        call.recv.reshape(-1)[...] = np.concatenate(sends)
-        sends = np.split(call.recv.reshape(-1), len(calls))
-    return [Block(send, each.shape) for send, each in zip(sends, calls, strict=True)]
-
-
 def _all_gather(calls: list[Call]) -> list[Any]:
-    blocks = [_gathered(calls, call._replace(recv=None)) for call in calls]
-    for call, own in zip(calls, blocks, strict=True):
-        if call.recv is not None:
-            call.recv.reshape(-1)[...] = np.concatenate([each.data for each in own])
-    return blocks
+    return _gathered(calls, range(len(calls)))
 
 
 def _gather(calls: list[Call]) -> list[Any]:
-    root = calls[0].root
+    return _gathered(calls, [calls[0].root])
+
+
+def _gathered(calls: list[Call], receivers: Iterable[int]) -> list[Any]:
+    sends = [call.send.reshape(-1).copy() for call in calls if call.send is not None]
+    shapes = [call.shape for call in calls]
     results: list[Any] = _nothing(calls)
-    results[root] = _gathered(calls, calls[root])
+    for rank in receivers:
+        results[rank] = _written(calls[rank], shapes, sends)
     return results
 
 
+def _written(call: Call, shapes: list[Shape], sends: list[NumpyArray]) -> list[Block]:
+    """Write what all ranks send to where `call` wants it; return the blocks that are new."""
+    filled = with_room(call, counts_of(call, shapes))
+    for run, send in zip(from_each(filled, len(shapes)), sends, strict=True):
+        run[...] = send
+    return new_blocks(call, filled, shapes)
+
+
 def _scatter(calls: list[Call]) -> list[Any]:
-    send = calls[calls[0].root].send
-    assert send is not None
-    for part, call in zip(np.split(send.reshape(-1).copy(), len(calls)), calls, strict=True):
+    parts = [part.copy() for part in to_each(calls[calls[0].root], len(calls))]
+    for call, part in zip(calls, parts, strict=True):
         assert call.recv is not None
         call.recv.reshape(-1)[...] = part
     return _nothing(calls)
@@ -126,25 +145,32 @@ def _scatter(calls: list[Call]) -> list[Any]:
 
 def _alltoall(calls: list[Call]) -> list[Any]:
     size = len(calls)
-    sent: list[list[NumpyArray]] = []
-    for call in calls:
-        assert call.send is not None
-        counts = call.counts[0] if call.counts else [call.send.size // size] * size
-        sent.append(np.split(call.send.reshape(-1).copy(), np.cumsum(counts)[:-1]))
-    for rank, call in enumerate(calls):
-        assert call.recv is not None
-        counts = call.counts[1] if call.counts else [call.recv.size // size] * size
-        for source, count in enumerate(counts):
-            if sent[source][rank].size != count:
-                raise MismatchError(
-                    f"rank {rank} of the group expects {count} elements from rank {source}, "
-                    f"which sends {sent[source][rank].size}; the split sizes of sender and "
-                    "receiver must agree"
-                )
-    for rank, call in enumerate(calls):
-        assert call.recv is not None
-        call.recv.reshape(-1)[...] = np.concatenate([parts[rank] for parts in sent])
-    return _nothing(calls)
+    sent = [[part.copy() for part in to_each(call, size)] for call in calls]
+    shapes = [shapes_to_each(call, size) for call in calls]
+    return [
+        _written(call, [each[rank] for each in shapes], [each[rank] for each in sent])
+        for rank, call in enumerate(calls)
+    ]
+
+
+# ---- what does not fit
+
+
+def check_fit(calls: list[Call], ranks: Sequence[int]) -> None:
+    """Raise `MismatchError` if a rank (named as in `ranks`) has no room for what it gets."""
+    kind = calls[0].kind
+    lines: list[str] = []
+    if kind is Kind.ALLTOALL:
+        sent = [[part.size for part in to_each(call, len(calls))] for call in calls]
+        for rank, call in enumerate(calls):
+            incoming = [counts[rank] for counts in sent]
+            lines += wrong_counts(ranks, rank, expected_counts(call, len(calls)), incoming)
+    elif kind in FITTING:
+        shapes = [call.shape for call in calls]
+        for rank, call in enumerate(calls):
+            lines += unfitting(call, ranks, rank, shapes)
+    if lines:
+        raise misfit(kind, lines)
 
 
 def _broadcast_object(calls: list[Call]) -> list[Any]:

@@ -14,8 +14,8 @@ a little beyond its deadline first, so no rank can think otherwise. Ranks that g
 the exchange before their next operation: after a time-out all are in step again. Clocks of
 different nodes must agree within half a second.
 
-[Note: leaving] A rank that leaves while others still use the group tells them; whoever waits
-for it gets a `RemoteError` at once instead of waiting for the time-out.
+[Note: leaving] A rank that leaves while others still use the group tells them (`mpi_news`); whoever
+waits for it gets a `RemoteError` at once instead of waiting for the time-out.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from mpi4py import MPI
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
 from hpcdist.transport.call import Call, fingerprint, label
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.doing import Wait
 from hpcdist.transport.mpi_exchange import Exchange
-from hpcdist.transport.mpi_outbox import Outbox
-from hpcdist.transport.patience import BEYOND_S, LEFT_GRACE_S, LISTEN_AFTER_S, poll
+from hpcdist.transport.mpi_news import Blocker, News, Step
+from hpcdist.transport.patience import LEFT_GRACE_S, LISTEN_AFTER_S, poll
 from hpcdist.transport.shared_board import SPINS, Six
 from hpcdist.transport.shared_node import SharedNode
 
-_NEWS, _ANSWER = 1, 2  # message tags on the group's own communicator
-_ASK, _LEAVE = "ask", "leave"
 _NEVER = 1 << 62
 _CANNOT = -1, -_NEVER
 """In place of a fingerprint and its negative: never opposite numbers, whatever the others say."""
@@ -47,7 +46,8 @@ _CANNOT = -1, -_NEVER
 class Agreement:
     """The agreement of one group of at least two ranks; collective to create and to call.
 
-    `check(call)` is called now and then during a long wait, and may raise.
+    `check(call)` is called now and then during a long wait, and may raise. `news` has to be set
+    before the first call.
     """
 
     def __init__(
@@ -60,16 +60,19 @@ class Agreement:
     ) -> None:
         self._comm = comm
         self._ranks = ranks
-        self._timeout_s = timeout_s
-        self._timeout_ns = int(min(timeout_s * 1e9, _NEVER // 2))
+        self.set_timeout(timeout_s)
         self.sequence = 0
         self._exchange = exchange
         self._post, self._look = exchange.post, exchange.test
         self._check_others = check
         self._found: Six | None = None
         self._unfinished = 0
-        self._left: dict[int, str] = {}
-        self._tell = Outbox(comm).send
+        self.news: News
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Change how long operations from now on wait for other ranks; local."""
+        self._timeout_s = timeout_s
+        self._timeout_ns = int(min(timeout_s * 1e9, _NEVER // 2))
 
     def __call__(self, call: Call, address: int = 0, data: Any = None) -> tuple[int, int]:
         """Return the smallest and the largest `detail`, once all ranks issued an equal `call`.
@@ -155,15 +158,6 @@ class Agreement:
             self._disagree(call)
         return detail, -greatest
 
-    def leave(self, why: str) -> None:
-        """Tell all other ranks that this one will not come any more."""
-        self._tell_all((_LEAVE, why))
-
-    def departed(self) -> dict[int, str]:
-        """Return the ranks of the group that will not come any more, and why."""
-        self._listen()
-        return self._left
-
     def is_settled(self) -> bool:
         """Say whether no exchange is under way."""
         return not self._unfinished or (self._unfinished == 1 and self._test())
@@ -184,7 +178,7 @@ class Agreement:
 
     def _wait(self, call: Call) -> Six:
         try:
-            if not poll(self._test, self._timeout_s, lambda waited: self._attend(call, waited)):
+            if not self._poll(call, self._as_wait(call)):
                 self._time_out(call)
         except BaseException:
             self._unfinished = 1
@@ -192,12 +186,25 @@ class Agreement:
         assert self._found is not None
         return self._found
 
+    def _poll(self, call: Call, wait: Wait) -> bool:
+        attend = lambda waited: self._attend(call, waited)  # noqa: E731
+        return poll(self._test, self._timeout_s, attend, wait=wait)
+
+    def _as_wait(self, call: Call) -> Wait:
+        return Wait(lambda: self._what(call), self._blockers)
+
+    def _blockers(self) -> list[Blocker]:
+        """Return who may be missing: one rank that does not come is enough."""
+        step = Step(False, self.sequence)
+        return [Blocker(self.news, rank, step) for rank in self.news.others]
+
     def _attend(self, call: Call, waited: float) -> None:
         if waited < LISTEN_AFTER_S:
             return
-        self._listen()
-        if self._left and not poll(self._test, LEFT_GRACE_S):
-            rank, why = next(iter(self._left.items()))
+        self.news.listen()
+        left = self.news.left
+        if left and not poll(self._test, LEFT_GRACE_S):
+            rank, why = next(iter(left.items()))
             raise RemoteError(
                 f"rank {self._ranks[rank]} {why} and did not join {self._what(call)}; let every "
                 "rank of a group take part in each of its operations",
@@ -208,7 +215,7 @@ class Agreement:
 
     def _time_out(self, call: Call) -> None:
         """Find out who is missing; return normally if they come in the meantime."""
-        absent = self._who_is_absent()
+        absent, account = self._who_is_absent(call)
         if self._test():
             return
         missing = tuple(self._ranks[rank] for rank in absent)
@@ -216,7 +223,7 @@ class Agreement:
         raise CollectiveTimeout(
             f"{self._what(call)} was not joined by all ranks within {self._timeout_s:g} s; "
             f"missing ranks: {names}. Called at {call_site()}. Look at what these ranks do "
-            "instead, or pass a larger timeout to new_group or init_parallel_env",
+            f"instead, or pass a larger timeout to new_group or init_parallel_env{account}",
             missing,
         )
 
@@ -236,13 +243,15 @@ class Agreement:
     def _settle(self, call: Call) -> None:
         """Complete the exchanges of operations this rank gave up on."""
         while self._unfinished:
-            if not poll(self._test, self._timeout_s, lambda waited: self._attend(call, waited)):
+            if not self._poll(call, Wait(lambda: self._what(call))):
                 self._unfinished += 1  # this operation is given up, too
                 self.sequence += 1
-                absent = tuple(self._ranks[rank] for rank in self._who_is_absent())
+                ranks, account = self._who_is_absent(call)
+                absent = tuple(self._ranks[rank] for rank in ranks)
                 raise CollectiveTimeout(
                     f"{self._what(call)} cannot begin: missing ranks {absent} have not joined an "
-                    f"earlier operation that timed out, nor come within {self._timeout_s:g} s more",
+                    f"earlier operation that timed out, nor come within {self._timeout_s:g} s more"
+                    f"{account}",
                     absent,
                 )
             self._unfinished -= 1
@@ -250,40 +259,13 @@ class Agreement:
                 # arrives after every deadline: void
                 self._post(0, 0, 0, 0, 0, -_NEVER, 0, None, 0)
 
-    # ---- talking
-
-    def _listen(self) -> None:
-        """Take in all news and answer questions."""
-        while (message := self._comm.improbe(MPI.ANY_SOURCE, _NEWS)) is not None:
-            status = MPI.Status()
-            subject, content = message.recv(status)
-            if subject == _ASK:
-                self._tell(status.Get_source(), (self.sequence, content), _ANSWER)
-            elif subject == _LEAVE:
-                self._left[status.Get_source()] = content
-
-    def _who_is_absent(self) -> list[int]:
-        """Ask all ranks; those that are waiting in the same operation answer."""
-        ticket = time.monotonic_ns()
-        others = set(range(self._comm.size)) - {self._comm.rank}
-        self._tell_all((_ASK, ticket))
-
-        def all_answered() -> bool:
-            self._listen()
-            while (message := self._comm.improbe(MPI.ANY_SOURCE, _ANSWER)) is not None:
-                status = MPI.Status()
-                sequence, returned = message.recv(status)
-                if returned == ticket and sequence >= self.sequence:
-                    others.discard(status.Get_source())
-            return False
-
-        poll(all_answered, BEYOND_S)
-        return sorted(others)
-
-    def _tell_all(self, news: Any) -> None:
-        for rank in range(self._comm.size):
-            if rank != self._comm.rank:
-                self._tell(rank, news, _NEWS)
+    def _who_is_absent(self, call: Call) -> tuple[list[int], str]:
+        """Ask all ranks; those that wait in the same operation are not absent, others say where."""
+        wait, others = self._as_wait(call), self.news.others
+        answers = self.news.ask(others, wait, self._timeout_s, all_the_time=True)
+        joined = {rank for rank, each in answers.items() if each.sequence >= self.sequence}
+        absent = sorted(set(others) - joined)
+        return absent, self.news.account(absent, answers, self._timeout_s)
 
     # ---- disagreement
 

@@ -8,18 +8,40 @@ MPI maps its scratch memory anew at every large call, so a few MiB at a time are
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
+from hpcdist.arrays.layout import same_memory
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import MismatchError
-from hpcdist.transport.call import UNEVEN, Block, Call, Kind, even_blocks, label
-from hpcdist.transport.mpi_agreement import mismatch
+from hpcdist.transport.call import (
+    Block,
+    Call,
+    Kind,
+    Shape,
+    even_blocks,
+    is_apart,
+    is_even,
+)
 from hpcdist.transport.mpi_types import INT_MAX, OPS, block, numbers
+from hpcdist.transport.parts import (
+    APART_FROM,
+    counts_of,
+    entries,
+    expected_counts,
+    from_each,
+    joined,
+    misfit,
+    new_blocks,
+    shapes_to_each,
+    to_each,
+    unfitting,
+    with_room,
+    wrong_counts,
+)
 from hpcdist.transport.recipes import UFUNCS, Recipe
 
 if TYPE_CHECKING:
@@ -83,28 +105,34 @@ def _reduce_part(
 
 
 def reduce_scatter(host: MpiHost, call: Call, _: Range) -> None:
-    recipe, send, recv = call.recipe, call.send, call.recv
+    recipe, recv = call.recipe, call.recv
     assert recipe is not None
-    assert send is not None
     assert recv is not None
-    flat, out = send.reshape(-1), recv.reshape(-1)
-    if np.may_share_memory(flat, out):
-        flat = flat.copy()
-    if out.size * recipe.wire.itemsize <= _PAIRS_FROM_BYTES or not host.one_node:
-        wire = flat if recipe.encode is None else recipe.encode(flat)
-        wire_out = out if recipe.encode is None else np.empty_like(out, recipe.wire)
-        count = out.size
-        own, result = numbers(wire), numbers(wire_out)
-        own[1] = result[1] = count
-        host.comm.Reduce_scatter_block(own, result, OPS[recipe.combine])
-        if recipe.decode is not None:
-            recipe.decode(wire_out, out, host.size)
+    out, on_host = recv.reshape(-1), type(recv) is np.ndarray
+    counts = None if call.counts is None else list(call.counts[0])
+    in_pairs = max(counts or [out.size]) * recipe.wire.itemsize > _PAIRS_FROM_BYTES
+    in_pairs = in_pairs and host.one_node
+    if call.send is not None and np.may_share_memory(call.send, out):
+        call = call._replace(send=call.send.copy())
+    if in_pairs or (counts is not None and not on_host):
+        _reduce_scatter_in_pairs(host, recipe, to_each(call, host.size), out)
         return
-    _reduce_scatter_in_pairs(host, recipe, flat, out)
+    flat = joined(call).send
+    assert flat is not None
+    wire = flat.reshape(-1) if recipe.encode is None else recipe.encode(flat.reshape(-1))
+    wire_out = out if recipe.encode is None else np.empty_like(out, recipe.wire)
+    own, result = numbers(wire), numbers(wire_out)
+    if counts is None:
+        own[1] = result[1] = out.size
+        host.comm.Reduce_scatter_block(own, result, OPS[recipe.combine])
+    else:
+        host.comm.Reduce_scatter(own, result, counts, OPS[recipe.combine])
+    if recipe.decode is not None:
+        recipe.decode(wire_out, out, host.size)
 
 
 def _reduce_scatter_in_pairs(
-    host: MpiHost, recipe: Recipe, send: NumpyArray, out: NumpyArray
+    host: MpiHost, recipe: Recipe, blocks: Sequence[NumpyArray], out: NumpyArray
 ) -> None:
     """Exchange blocks rank by rank and combine them here, piece by piece.
 
@@ -112,16 +140,15 @@ def _reduce_scatter_in_pairs(
     loops and pieces that stay in the cache make it several times faster than MPI's own.
     """
     size, ufunc, encode = host.size, UFUNCS[recipe.combine], recipe.encode
-    blocks = send.reshape(size, out.size)
     step_items = max(1, _PAIR_BYTES // recipe.wire.itemsize)
-    for start in range(0, out.size, step_items):
+    for start in range(0, max(each.size for each in blocks), step_items):
         part = slice(start, start + step_items)
-        mine = blocks[host.rank, part]
+        mine = blocks[host.rank][part]
         total = mine.copy() if encode is None else encode(mine)
         received = np.empty_like(total)
         for step in range(1, size):
             to, source = (host.rank + step) % size, (host.rank - step) % size
-            given = blocks[to, part]
+            given = blocks[to][part]
             wire = given if encode is None else encode(given)
             host.comm.Sendrecv(numbers(wire), to, _PART, numbers(received), source, _PART)
             ufunc(total, received, out=total)
@@ -173,8 +200,10 @@ def broadcast(host: MpiHost, call: Call, _: Range) -> None:
 def all_gather(host: MpiHost, call: Call, detail: Range) -> list[Block]:
     send = call.send
     assert send is not None
-    if detail[0] != detail[1]:
-        return _all_gather_uneven(host, call, send)
+    if not is_even(detail):
+        return _all_gather_apart(host, call, exchange_shapes(host, call))
+    if is_apart(detail):
+        return _all_gather_apart(host, call, [call.shape] * host.size)
     recv = call.recv
     if recv is None:
         recv = np.empty_like(send, shape=(host.size * send.size,))
@@ -189,27 +218,55 @@ def all_gather(host: MpiHost, call: Call, detail: Range) -> list[Block]:
     return even_blocks(recv, call, host.size)
 
 
-def _all_gather_uneven(host: MpiHost, call: Call, send: NumpyArray) -> list[Block]:
-    shapes = exchange_shapes(host, call, bound=call.recv is not None)
-    blocks = room_for(call, shapes)
-    counts = [each.data.nbytes for each in blocks]
-    if sum(counts) <= INT_MAX:
-        whole = blocks[0].data.base
-        host.comm.Allgatherv(
-            [send, send.nbytes, MPI.BYTE], [whole, counts, _starts(counts), MPI.BYTE]
-        )
+def _all_gather_apart(host: MpiHost, call: Call, shapes: list[Shape]) -> list[Block]:
+    """Gather where MPI's Allgather cannot: blocks differ in size, or do not lie together."""
+    filled = with_room(call, counts_of(call, shapes))
+    send, runs = _apart_from_room(call), from_each(filled, host.size)
+    counts = [run.nbytes for run in runs]
+    if max(counts) < APART_FROM:  # so small that they lie together, on every rank
+        into = [filled.recv, counts, _starts(counts), MPI.BYTE]
+        host.comm.Allgatherv([send, send.nbytes, MPI.BYTE], into)
     else:
-        blocks[host.rank].data[...] = send.reshape(-1)
-        for root, each in enumerate(blocks):
-            host.comm.Bcast(block(each.data, each.data.nbytes), root)
-    return blocks
+        _pass_around(host, send, runs)
+    return new_blocks(call, filled, shapes)
+
+
+def _apart_from_room(call: Call) -> NumpyArray:
+    """Return what a gather sends as a flat array that does not change while it is received."""
+    send = call.send
+    assert send is not None
+    if call.recv is not None and np.may_share_memory(send, call.recv):
+        send = send.copy()
+    return send.reshape(-1)
+
+
+def _pass_around(host: MpiHost, send: NumpyArray, runs: Sequence[NumpyArray]) -> None:
+    """Gather on all ranks, each run where it is to lie: every rank passes on what came last.
+
+    The ring algorithm, as MPI libraries have it for long messages (Thakur, Rabenseifner, Gropp
+    2005, section 4.1).
+    """
+    size, rank = host.size, host.rank
+    _copy_own(send, runs[rank])
+    to, source = (rank + 1) % size, (rank - 1) % size
+    for step in range(size - 1):
+        given, into = runs[(rank - step) % size], runs[(rank - step - 1) % size]
+        host.comm.Sendrecv(_bytes(given), to, _PART, _bytes(into), source, _PART)
+
+
+def _copy_own(send: NumpyArray, run: NumpyArray) -> None:
+    """Copy what a rank sends to itself, unless it is there already."""
+    if type(run) is not np.ndarray or not same_memory(send, run):
+        run[...] = send
 
 
 def gather(host: MpiHost, call: Call, detail: Range) -> list[Block] | None:
     send, recv, at_root = call.send, call.recv, host.rank == call.root
     assert send is not None
-    if detail[0] != detail[1]:
-        return _gather_uneven(host, call, send)
+    if not is_even(detail):
+        return _gather_apart(host, call, exchange_shapes(host, call))
+    if is_apart(detail):
+        return _gather_apart(host, call, [call.shape] * host.size)
     if not at_root:
         host.comm.Gather(block(send, send.nbytes), None, call.root)
         return None
@@ -221,135 +278,140 @@ def gather(host: MpiHost, call: Call, detail: Range) -> list[Block] | None:
     return even_blocks(recv, call, host.size)
 
 
-def _gather_uneven(host: MpiHost, call: Call, send: NumpyArray) -> list[Block] | None:
-    shapes = exchange_shapes(host, call, bound=call.recv is not None)
+def _gather_apart(host: MpiHost, call: Call, shapes: list[Shape]) -> list[Block] | None:
+    """Gather blocks that differ, or each to its place."""
+    send = _apart_from_room(call)
     if host.rank != call.root:
-        host.comm.Send(block(send, send.nbytes), call.root, _PART)
+        host.comm.Send(_bytes(send), call.root, _PART)
         return None
-    blocks = room_for(call, shapes)
-    for rank, each in enumerate(blocks):
+    filled = with_room(call, counts_of(call, shapes))
+    for rank, run in enumerate(from_each(filled, host.size)):
         if rank == host.rank:
-            each.data[...] = send.reshape(-1)
+            _copy_own(send, run)
         else:
-            host.comm.Recv(block(each.data, each.data.nbytes), rank, _PART)
-    return blocks
+            host.comm.Recv(_bytes(run), rank, _PART)
+    return new_blocks(call, filled, shapes)
 
 
-def exchange_shapes(host: MpiHost, call: Call, *, bound: bool) -> list[tuple[int, ...]]:
-    """Tell all shapes to all ranks; a rank with `bound` memory cannot take different ones."""
-    told = host.comm.allgather((call.shape, bound))
-    if any(is_bound for _, is_bound in told):
-        raise mismatch(
-            f"{call.kind.name.lower()} into given arrays (an empty list takes any shapes)",
-            {
-                host.ranks[rank]: label(call._replace(shape=shape), host.ranks)
-                for rank, (shape, _) in enumerate(told)
-            },
-        )
-    return [shape for shape, _ in told]
+def exchange_shapes(host: MpiHost, call: Call) -> list[Shape]:
+    """Tell all shapes to all ranks, and raise on all where one's list does not fit. Collective.
+
+    A rank with a list tells what shapes it is for as one number, as they are told by all.
+    """
+    fitting = entries(call, host.rank, host.size)
+    told = host.comm.allgather((call.shape, hash(tuple(fitting)) if fitting else None))
+    shapes = [shape for shape, _ in told]
+    if any(number not in (None, hash(tuple(shapes))) for _, number in told):
+        raise _tell_all(host, call.kind, unfitting(call, host.ranks, host.rank, shapes))
+    return shapes
 
 
-def room_for(call: Call, shapes: list[tuple[int, ...]]) -> list[Block]:
-    """Make new memory with one block per shape, one after the other."""
-    assert call.send is not None
-    assert call.dtype is not None
-    per_element = call.dtype.numpy.itemsize // call.send.itemsize
-    sizes = [math.prod(shape) * per_element for shape in shapes]
-    recv = np.empty_like(call.send, shape=(sum(sizes),))
-    ends = np.cumsum(sizes)
-    return [
-        Block(recv[end - size : end], shape)
-        for size, end, shape in zip(sizes, ends, shapes, strict=True)
-    ]
+def _tell_all(host: MpiHost, kind: Kind, own: list[str]) -> MismatchError:
+    """Collect on all ranks what does not fit on any."""
+    return misfit(kind, [line for lines in host.comm.allgather(own) for line in lines])
 
 
-def scatter(host: MpiHost, call: Call, _: Range) -> None:
+def scatter(host: MpiHost, call: Call, detail: Range) -> None:
     send, recv = call.send, call.recv
     assert recv is not None
+    even = is_even(detail)
+    if not even:
+        exchange_shapes(host, call)
     if send is not None and np.may_share_memory(send, recv):
         send = send.copy()
-    own = None if send is None else block(send, recv.nbytes)
-    host.comm.Scatter(own, block(recv, recv.nbytes), call.root)
+    if even and not is_apart(detail):
+        own = None if send is None else block(send, recv.nbytes)
+        host.comm.Scatter(own, block(recv, recv.nbytes), call.root)
+    elif host.rank == call.root:
+        for rank, part in enumerate(to_each(call._replace(send=send), host.size)):
+            if rank == host.rank:
+                _copy_own(part, recv.reshape(-1))
+            else:
+                host.comm.Send(_bytes(part), rank, _PART)
+    else:
+        host.comm.Recv(_bytes(recv), call.root, _PART)
 
 
-def alltoall(host: MpiHost, call: Call, detail: Range) -> None:
-    send, recv = call.send, call.recv
-    assert send is not None
-    assert recv is not None
-    if np.may_share_memory(send, recv):
-        send = send.copy()
-    if detail[0] == detail[1] != UNEVEN:
-        nbytes = recv.nbytes // host.size
-        host.comm.Alltoall(block(send, nbytes), block(recv, nbytes))
-        return
-    _alltoall_uneven(host, call, send.reshape(-1), recv.reshape(-1))
+def alltoall(host: MpiHost, call: Call, detail: Range) -> list[Block]:
+    size, send, recv = host.size, call.send, call.recv
+    if send is not None and recv is not None and np.may_share_memory(send, recv):
+        call = call._replace(send=send.copy())
+    if not is_even(detail):
+        return _alltoall_uneven(host, call)
+    if not is_apart(detail):
+        assert call.send is not None
+        into = np.empty_like(call.send).reshape(-1) if recv is None else recv
+        nbytes = into.nbytes // size
+        host.comm.Alltoall(block(call.send, nbytes), block(into, nbytes))
+        return even_blocks(into, call, size)
+    given = to_each(call, size)
+    filled = with_room(call, [run.size for run in given])
+    _alltoall_in_pairs(host, given, from_each(filled, size))
+    return new_blocks(call, filled, [call.shape] * size)
 
 
-def _alltoall_uneven(host: MpiHost, call: Call, send: NumpyArray, recv: NumpyArray) -> None:
-    even = [send.size // host.size] * host.size, [recv.size // host.size] * host.size
-    large = max(send.nbytes, recv.nbytes) > INT_MAX
-    sent, received, any_large = agree_on_counts(host, call, call.counts or even, large=large)
-    out = [int(count) * send.itemsize for count in sent]
-    into = [int(count) * send.itemsize for count in received]
-    if any_large:
-        _alltoall_in_pairs(host, send, recv, out, into)
-        return
-    host.comm.Alltoallv([send, out, _starts(out), MPI.BYTE], [recv, into, _starts(into), MPI.BYTE])
+def _alltoall_uneven(host: MpiHost, call: Call) -> list[Block]:
+    agreed = agree_on_counts(host, call)
+    filled = with_room(call, agreed.received)
+    given, runs = to_each(call, host.size), from_each(filled, host.size)
+    if agreed.in_pairs:
+        _alltoall_in_pairs(host, given, runs)
+    else:
+        out, into = [run.nbytes for run in given], [run.nbytes for run in runs]
+        host.comm.Alltoallv(
+            [call.send, out, _starts(out), MPI.BYTE], [filled.recv, into, _starts(into), MPI.BYTE]
+        )
+    return new_blocks(call, filled, agreed.shapes)
 
 
-def agree_on_counts(
-    host: MpiHost, call: Call, counts: Sequence[Sequence[int]], *, large: bool
-) -> tuple[NumpyArray, NumpyArray, bool]:
-    """Make sure that every rank expects what the others send; say whether any of them is `large`.
+class Agreed(NamedTuple):
+    """What the ranks of an uneven alltoall have told each other.
 
-    Returns the elements sent to and received from each rank. Collective.
+    `received` are the elements that come from each rank, of these `shapes`. `in_pairs` says that
+    some rank has more bytes than one MPI call counts, or arrays that lie apart.
     """
-    sent, received = (np.array(each, np.int64) for each in counts)
-    incoming = np.empty(host.size, np.int64)
-    host.comm.Alltoall([sent, 1, MPI.INT64_T], [incoming, 1, MPI.INT64_T])
-    wrong = [peer for peer in range(host.size) if incoming[peer] != received[peer]]
-    _, worst = host.agree(call._replace(detail=_WRONG if wrong else int(large)))
+
+    received: list[int]
+    shapes: list[Shape]
+    in_pairs: bool
+
+
+def agree_on_counts(host: MpiHost, call: Call) -> Agreed:
+    """Make sure that every rank expects what the others send. Collective."""
+    size = host.size
+    given, expected = to_each(call, size), expected_counts(call, size)
+    told = np.empty((size, 2), np.int64)
+    told[:, 0], told[:, 1] = [run.size for run in given], expected is None
+    incoming = np.empty_like(told)
+    host.comm.Alltoall([told, 2, MPI.INT64_T], [incoming, 2, MPI.INT64_T])
+    received = incoming[:, 0].tolist()
+    unfit = wrong_counts(host.ranks, host.rank, expected, received)
+    most = max(sum(run.size for run in given), sum(received)) * given[0].itemsize
+    in_pairs = bool(call.sends or call.receives) or most > INT_MAX
+    _, worst = host.agree(call._replace(detail=_WRONG if unfit else int(in_pairs)))
     if worst == _WRONG:
-        raise _wrong_sizes(host, incoming, received, wrong)
-    return sent, received, bool(worst)
-
-
-def _wrong_sizes(
-    host: MpiHost, incoming: NumpyArray, received: NumpyArray, wrong: list[int]
-) -> MismatchError:
-    """Collect on all ranks whose split sizes do not fit together."""
-    own = [
-        f"  rank {host.ranks[host.rank]} expects {received[peer]} elements from rank "
-        f"{host.ranks[peer]}, which sends {incoming[peer]}"
-        for peer in wrong
-    ]
-    lines = [line for lines in host.comm.allgather(own) for line in lines]
-    return MismatchError(
-        "the ranks disagree in alltoall; nothing was sent:\n"
-        + "\n".join(lines)
-        + "\nLet the split sizes (or list entries) of sender and receiver agree"
-    )
+        raise _tell_all(host, call.kind, unfit)
+    shapes: list[Shape] = [()] * size
+    if incoming[:, 1].any():  # a rank has an empty list to be filled
+        shapes = host.comm.alltoall(shapes_to_each(call, size))
+    return Agreed(received, shapes, bool(worst))
 
 
 _WRONG = 2
 
 
 def _alltoall_in_pairs(
-    host: MpiHost, send: NumpyArray, recv: NumpyArray, out: list[int], into: list[int]
+    host: MpiHost, given: Sequence[NumpyArray], runs: Sequence[NumpyArray]
 ) -> None:
-    from_bytes, to_bytes = send.view(np.uint8), recv.view(np.uint8)
-    out_starts, into_starts = _starts(out), _starts(into)
-    for step in range(host.size):
+    """Exchange with one rank after the other, each run from and to where it lies."""
+    _copy_own(given[host.rank], runs[host.rank])
+    for step in range(1, host.size):
         to, source = (host.rank + step) % host.size, (host.rank - step) % host.size
-        first, start = out_starts[to], into_starts[source]
-        host.comm.Sendrecv(
-            block(from_bytes[first : first + out[to]], out[to]),
-            to,
-            _PART,
-            block(to_bytes[start : start + into[source]], into[source]),
-            source,
-            _PART,
-        )
+        host.comm.Sendrecv(_bytes(given[to]), to, _PART, _bytes(runs[source]), source, _PART)
+
+
+def _bytes(run: NumpyArray) -> Any:
+    return block(run, run.nbytes)
 
 
 def _starts(counts: list[int]) -> list[int]:

@@ -22,6 +22,7 @@ from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout, HpcdistError, RemoteError
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.doing import Wait
 from hpcdist.transport.patience import BEYOND_S, LEFT_GRACE_S, LISTEN_AFTER_S, poll
 
 _LETTER = 9  # message tag on the group's own communicator
@@ -114,7 +115,7 @@ class Handshakes:
                     answers.troubles[peer] = self._left(peer, gone[peer], what)
                     waiting.discard(peer)
 
-        poll(complete, self._timeout_s + BEYOND_S, listen)
+        poll(complete, self._timeout_s + BEYOND_S, listen, wait=Wait(lambda: what))
         return letters
 
     def _take(self, peer: int, letters: dict[int, _Letter]) -> bool:

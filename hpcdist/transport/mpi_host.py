@@ -8,6 +8,7 @@ of their row (`mpi_collectives`, `mpi_objects`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 from weakref import WeakSet
 
@@ -19,17 +20,19 @@ from hpcdist.errors import TransportError
 from hpcdist.transport.base import Ended, Plan, Transport, Work, watched
 from hpcdist.transport.call import MESSAGES, Call, Kind, label
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.lane import Lane
+from hpcdist.transport.lane import Lane, inside, refusal
 from hpcdist.transport.mpi_agreement import Agreement
+from hpcdist.transport.mpi_early import Allowance
 from hpcdist.transport.mpi_exchange import board_exchange, mpi_exchange
 from hpcdist.transport.mpi_lanes import Lanes, open_lanes
 from hpcdist.transport.mpi_meeting import Meetings
 from hpcdist.transport.mpi_messages import Messages
+from hpcdist.transport.mpi_news import Circles, Count, News
 from hpcdist.transport.mpi_node import open_node
 from hpcdist.transport.mpi_objects import OBJECT_VERBS
 from hpcdist.transport.mpi_outbox import discard_unread
 from hpcdist.transport.mpi_plans import PERSISTENT, MpiPlan
-from hpcdist.transport.patience import poll
+from hpcdist.transport.patience import held, poll, raise_held
 from hpcdist.transport.select import Rule, Selection, Way, read_rules
 from hpcdist.transport.shared import perform
 from hpcdist.transport.shared_board import PAYLOAD
@@ -53,6 +56,8 @@ class Site(NamedTuple):
     heap: Heap
     nodes: Sequence[int]
     rules: Sequence[Rule]
+    allowance: Allowance
+    circles: Circles
 
 
 def make_site(config: Config, nodes: Sequence[int]) -> Site:
@@ -66,7 +71,8 @@ def make_site(config: Config, nodes: Sequence[int]) -> Site:
     if pretended is not None:
         nodes = [rank // pretended for rank in range(len(nodes))]
     heap = Heap(int(config.shared_heap_mb * _MiB))
-    return Site(config, heap, nodes, read_rules(config.tuning))
+    allowance = Allowance(int(config.early_mb * _MiB))
+    return Site(config, heap, nodes, read_rules(config.tuning), allowance, Circles())
 
 
 @final
@@ -90,33 +96,41 @@ class MpiHost(Transport):
         self.rank, self.size = self.comm.rank, self.comm.size
         self.one_node = len({site.nodes[rank] for rank in self.ranks}) == 1
         self.piece_bytes = int(site.config.piece_mb * _MiB) if self.one_node else 1 << 30
-        self.messages = Messages(user_comm.Dup(), self.ranks, timeout_s)
+        comm, allowance, circles = user_comm.Dup(), site.allowance, site.circles
+        self.messages = Messages(comm, self.ranks, timeout_s, allowance, circles)
         shares = self.one_node and self.size > 1
         self.node = self.open_node(self.comm, self.ranks) if shares else None
         self.selection = Selection(site.rules, self.size, several_nodes=not self.one_node)
         self.agreement = self._make_agreement() if self.size > 1 else None
-        self._meetings = Meetings(self.comm, self.ranks)
         self.lane = Lane(f"hpcdist-group-{self.ranks[0]}-{self.size}")
+        self.news = self._make_news() if self.agreement is not None else None
+        self._meetings = Meetings(self.comm, self.ranks, self.news)
         self.threads: bool = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self._lanes: Lanes | Literal["unknown"] | None = "unknown"
         self._on_devices: DeviceCalls | None = None
         self._plan_comm: MPI.Intracomm | None = None
         self._plans: WeakSet[MpiPlan] = WeakSet()
 
+    @inside(lambda local: local.get("lane"))
     def run(self, call: Call) -> Any:
         """Finish `call` before returning."""
         try:
             if call.device is not None:
                 return self.on_devices.run(call)
             if call.kind >= MESSAGES:
-                return self.messages.run(call)
+                return self._run_message(call)
+            if call.ended is not None:  # told when the group is free again: it may use it
+                return watched(self.run, call)
             lane = self.lane
             if lane.queued or not lane.running.acquire(False):
                 return lane.run(self._perform, call)
             try:  # nothing is ahead: Lane.run, without the calls
-                return self._perform(call)
+                result = self._perform(call)
             finally:
                 lane.running.release()
+            if held:
+                raise_held()
+            return result
         except MPI.Exception as error:
             raise self._failure(call, error) from error
 
@@ -126,13 +140,27 @@ class MpiHost(Transport):
             if call.device is not None:
                 return self.on_devices.start(call)
             if call.kind >= MESSAGES:
+                self._refuse_nested_message()
                 return self.messages.start(call)
         except MPI.Exception as error:
             raise self._failure(call, error) from error
         if not self.threads:  # MPI may be used by one thread only: finish it here
             return Ended(self.run(call))
-        job = lambda: self.guarded(call, self._perform, call)  # noqa: E731
+        perform = self._perform if call.ended is None else partial(watched, self._perform)
+        job = lambda: self.guarded(call, perform, call)  # noqa: E731
         return self.lane.start(job, label(call, self.ranks))
+
+    def _run_message(self, call: Call) -> Work:
+        self._refuse_nested_message()
+        work = self.messages.run(call)
+        if held:
+            raise_held()
+        return work
+
+    def _refuse_nested_message(self) -> None:
+        """Raise where this thread is in the middle of matching messages; see [Note: nested]."""
+        if self.messages.lock._is_owned():  # type: ignore[attr-defined]
+            raise refusal()
 
     def start_batch(self, calls: Sequence[Call]) -> list[Work]:
         """Begin messages; those on device memory together, if the group has it so."""
@@ -180,13 +208,33 @@ class MpiHost(Transport):
             check = self.node.check_alive
         return Agreement(self.comm, self.ranks, self.timeout_s, exchange, check)
 
+    def _make_news(self) -> News:
+        """Let the group's agreement and its messages tell each other's news."""
+        agreement, messages, lane = self.agreement, self.messages, self.lane
+        assert agreement is not None
+        count = Count(
+            lambda: agreement.sequence,
+            lambda: agreement.sequence + len(lane.queued),
+            lambda rank: messages.sent[rank],
+        )
+        site = self.site
+        news = News(self.comm, self.ranks, site.allowance, site.circles, count)
+        agreement.news = messages.news = news
+        return news
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Change the time limit of operations from now on; local."""
+        self.timeout_s = self.messages.timeout_s = timeout_s
+        if self.agreement is not None:
+            self.agreement.set_timeout(timeout_s)
+
     def progress(self) -> None:
         """Let MPI proceed with messages under way."""
         self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
 
     def departed(self) -> Mapping[int, str]:
         """Return the ranks of this group that take part no longer, and why."""
-        return {} if self.agreement is None else self.agreement.departed()
+        return {} if self.news is None else self.news.departed()
 
     def agree(self, call: Call, address: int = 0, data: Any = None) -> tuple[int, int]:
         """Make sure all ranks issued an equal `call`; return the range of `detail`."""
@@ -196,9 +244,10 @@ class MpiHost(Transport):
             raise call.error
         return call.detail, call.detail
 
+    @inside(lambda local: local["self"].lane)
     def _perform(self, call: Call) -> Any:
-        if call.ended is not None or call.begin is not None:
-            return watched(self._perform, call)
+        if call.begin is not None:
+            call.begin()
         if self.node is not None:
             result = perform(self, self.node, call)
         else:
@@ -265,8 +314,14 @@ class MpiHost(Transport):
         """Return memory of the heap that the ranks of the node share."""
         return None if self.node is None else self.heap.empty(nbytes)
 
-    def subgroup(self, ranks: Sequence[int], next_id: int, timeout: float) -> tuple[MpiHost, int]:
+    def subgroup(
+        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
+    ) -> tuple[MpiHost, int]:
         """Create the communicators of the group of `ranks`; only its members call this."""
+        if error is not None:
+            if self.threads:  # else another thread is in MPI
+                self._meetings.call_off(tuple(ranks), error, self.timeout_s)
+            raise error
         group_id = self._meetings.meet(tuple(ranks), next_id, self.timeout_s)
         mine = self.comm.Get_group()
         theirs = mine.Incl(ranks)
@@ -297,28 +352,31 @@ class MpiHost(Transport):
 
     def leave(self, why: str) -> None:
         """Tell the other ranks that this one takes part no longer."""
-        if self.agreement is not None:
-            self.agreement.leave(why)
+        if self.news is not None:
+            self.news.leave(why)
+        self.messages.close()
         if self._on_devices is not None:
             self._on_devices.leave()
 
     def close(self) -> None:
         """End what is queued and free the communicators; collective."""
+        self.lane.refuse_nested()
         ended = self.lane.close()
         if ended and self._on_devices is not None:
             self._on_devices.close()
         self.messages.close()
         for plan in list(self._plans):
             plan.free()
-        if not ended or (self.agreement is not None and not self.agreement.close()):
-            return  # an operation is still under way: MPI keeps what it uses
-        if isinstance(self._lanes, Lanes):
+        is_free = ended and (self.agreement is None or self.agreement.close())
+        if is_free and isinstance(self._lanes, Lanes):
             self._lanes.close()
-        if not poll(self.comm.Ibarrier().Test, _GOODBYE_S):
-            return  # a rank does not come
+        is_free = is_free and poll(self.comm.Ibarrier().Test, _GOODBYE_S)
+        self.messages.stop_taking_in(_GOODBYE_S)
+        if not is_free:
+            return  # a rank does not come, or an operation is under way: MPI keeps what it uses
         for comm in (self._plan_comm, self.messages.comm, self.comm):
             if comm is not None:
-                discard_unread(comm)
+                discard_unread(comm, _GOODBYE_S)
                 comm.Free()
 
 

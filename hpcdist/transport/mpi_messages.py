@@ -1,57 +1,99 @@
 """Point-to-point messages of one group over MPI.
 
-A receive looks at a message before it takes it (matched in posting order, as MPI does): one of
-another size or dtype is a `MismatchError` and stays where it is. Handing MPI a buffer that is
-too small instead corrupts memory in some libraries.
-
-[Note: early messages] A send must not wait for a receive that comes later in the receiver's
-program, or two ranks that send to each other first would wait for ever. So a rank that waits
-for one of its sends takes in what others sent it, and keeps it for the receives to come.
+They match by sender, tag and dtype, in the order in which they were sent, and receives in the
+order in which they were posted, as in MPI. A receive looks at a message before it takes it: one of
+another size is a `MismatchError` and stays where it is. Handing MPI a buffer that is too small
+instead corrupts memory in some libraries.
 
 The tag on the wire carries the dtype below the user's tag, so a receive of another dtype does
-not match, and finding out why it waits costs nothing until it has waited.
+not match, and finding out why it waits costs nothing until it has waited (`mpi_transfers`).
+
+Whoever waits takes in what has been sent to it: [Note: early messages] in `mpi_early`. All
+receiving happens under the lock of the group, so what a probe has found is still there for the
+receive. Nothing is waited for under the lock.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import Any, final
+from collections.abc import Callable
+from typing import Any, NamedTuple, final
 
-import numpy as np
 from mpi4py import MPI
 
-from hpcdist.arrays.dtypes import BYTES_CODE, Dtype
+from hpcdist.arrays.dtypes import BYTES_CODE, Dtype, name_of_code
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import DONE, Done, Work
 from hpcdist.transport.call import ANY_SOURCE, Call, Kind
+from hpcdist.transport.doing import Wait
+from hpcdist.transport.mpi_early import Allowance, Early
+from hpcdist.transport.mpi_news import Circles, News, Step, is_single_threaded
 from hpcdist.transport.mpi_objects import send_parcel
-from hpcdist.transport.mpi_outbox import take_in
+from hpcdist.transport.mpi_outbox import keep, take_in
 from hpcdist.transport.mpi_transfers import CODE_BITS, Receive, Send
 from hpcdist.transport.mpi_types import block, scattered
-from hpcdist.transport.patience import SPIN
+from hpcdist.transport.patience import LISTEN_AFTER_S, SPIN, add_errand, remove_errand
 
 _OBJECT_CODE = BYTES_CODE - 1
 _IDLE_S = 1e-3
+_AT_ONCE = 4096
+"""Up to so many bytes a message has arrived when it is found, in every MPI library."""
+_ARRIVAL_SPIN = 500
+"""Looks at a message of medium size that is arriving, before the wait becomes a patient one."""
+
+
+class Found(NamedTuple):
+    """A message that can be received: in MPI, or taken in early."""
+
+    source: int
+    tag: int
+    nbytes: int
+    early: Early | None
+
+    @property
+    def dtype(self) -> str:
+        """The name of its dtype, for messages."""
+        code = self.tag & ((1 << CODE_BITS) - 1)
+        return "pickled objects" if code == _OBJECT_CODE else name_of_code(code)
 
 
 @final
 class Messages:
-    """Sends and receives of one group; `comm` is used for nothing else."""
+    """Sends and receives of one group; `comm` is used for nothing else.
 
-    def __init__(self, comm: MPI.Intracomm, ranks: Any, timeout_s: float) -> None:
+    `allowance` and `circles` are those of the process; `news` has to be set where the group has
+    several ranks.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        ranks: Any,
+        timeout_s: float,
+        allowance: Allowance,
+        circles: Circles,
+    ) -> None:
         self.comm = comm
         self.ranks = ranks
         self.timeout_s = timeout_s
         self.lock = threading.RLock()
+        self.news: News | None = None
+        self.circles = circles
+        self._allowance = allowance
         self._posted: list[Receive] = []
-        self._early: list[_Early] = []
+        self._early: list[Early] = []
+        self.sent = [0] * comm.size
+        self.taken = [0] * comm.size
+        """Messages sent to each rank, and taken from MPI from each."""
         self._busy: list[Work] = []
         self._progress: threading.Thread | None = None
         self._wake = threading.Event()
         limit = comm.Get_attr(MPI.TAG_UB) or 32767
         self._largest_tag = int(limit) >> CODE_BITS
+        self._any_thread = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
+        add_errand(self._errand)
 
     def start(self, call: Call) -> Work:
         """Begin a send or receive."""
@@ -63,10 +105,9 @@ class Messages:
     def run(self, call: Call) -> Work:
         """Finish a send or receive before returning."""
         if call.kind is Kind.RECV and call.ended is None:
-            source = self._receive_at_once(call)
-            if source >= 0:
-                return Done(self.ranks[source])
-        work = self._begin(call)
+            work = self._receive_at_once(call) or self._begin(call)
+        else:
+            work = self._begin(call)
         work.wait()
         return work
 
@@ -78,28 +119,44 @@ class Messages:
             self._wake.set()
             progress.join(1.0)
 
-    def _receive_at_once(self, call: Call) -> int:
-        """Receive a message that is there already, or very soon; return its source, or -1.
+    def stop_taking_in(self, patience_s: float) -> None:
+        """Drop what was taken in and not received, before the communicator is freed."""
+        remove_errand(self._errand)
+        with self.lock:
+            dropped, self._early = self._early, []
+        for early in dropped:
+            self._allowance.give_back(early)
+        keep([early.request for early in dropped], patience_s)
+
+    def _receive_at_once(self, call: Call) -> Work | None:
+        """Receive a message that is there already, or very soon; return None if it is not.
 
         Only while nothing else waits for messages. Anything unusual is left to `Receive`.
         """
         recv, tag, status = call.recv, self._wire_tag(call), MPI.Status()
         assert recv is not None
+        nbytes = recv.nbytes
         with self.lock:
             if self._posted or self._early:
-                return -1
+                return None
             for _ in range(SPIN):
                 if self.comm.Iprobe(_mpi_source(call.root), tag, status):
                     break
             else:
-                return -1
-            if status.Get_elements(MPI.BYTE) != recv.nbytes:
-                return -1
+                return None
+            if status.Get_elements(MPI.BYTE) != nbytes:
+                return None
             source: int = status.Get_source()
-            self.comm.Recv(block(recv, recv.nbytes), source, tag)
+            self.taken[source] += 1
+            if nbytes <= _AT_ONCE:
+                self.comm.Recv(block(recv, nbytes), source, tag)
+            else:
+                test = self.comm.Irecv(block(recv, nbytes), source, tag).Test
+                if not any(test() for _ in range(_ARRIVAL_SPIN)):
+                    return Receive.under_way(self, call, tag, source, test)
         if call.finish is not None:
             call.finish(None)
-        return source
+        return Done(self.ranks[source])
 
     # ---- starting
 
@@ -107,6 +164,7 @@ class Messages:
         tag = self._wire_tag(call)
         if call.kind is Kind.SEND:
             assert call.send is not None
+            self.sent[call.root] += 1
             request = self.comm.Isend(block(call.send, call.send.nbytes), call.root, tag)
             if call.ended is None and request.Test():
                 return DONE
@@ -118,6 +176,7 @@ class Messages:
                     for parcel in call.parcels
                     for request in send_parcel(self.comm, parcel, call.root, tag)
                 ]
+                self.sent[call.root] += len(requests)
             return Send(self, call, requests)
         receive = Receive(self, call, tag)
         with self.lock:
@@ -149,59 +208,120 @@ class Messages:
             self._posted = waiting
 
     def withdraw(self, receive: Receive) -> bool:
-        """Take back a receive; False if it has got its message meanwhile."""
+        """Take back a receive; False if a message for it has come meanwhile."""
         with self.lock:
             self.advance()
-            if receive not in self._posted:
+            if receive not in self._posted or receive.has_begun:
                 return False
             self._posted.remove(receive)
             return True
 
-    def find(self, source: int, tag: int) -> tuple[int, int, _Early | None] | None:
-        """Look for a message: its source, its bytes, and itself if it was taken in early."""
+    def find(self, source: int, tag: int) -> Found | None:
+        """Look for a message."""
         for early in self._early:
             if early.tag == tag and source in (ANY_SOURCE, early.source):
-                return early.source, len(early.data), early
+                return Found(early.source, tag, early.data.nbytes, early)
         status = MPI.Status()
         if not self.comm.Iprobe(_mpi_source(source), tag, status):
             return None
-        return status.Get_source(), status.Get_elements(MPI.BYTE), None
+        return Found(status.Get_source(), tag, status.Get_elements(MPI.BYTE), None)
 
-    def take(self, early: _Early) -> bytearray:
-        """Take an early message out of the store."""
-        self._early.remove(early)
-        return early.data
-
-    def receive_next(self, source: int, tag: int, buffers: list[NumpyArray] | None) -> Any:
-        """Receive the next message, which is known to have been sent.
-
-        It goes into `buffers`, one after the other, or into new memory, which is returned.
-        """
-        while (found := self.find(source, tag)) is None:
-            time.sleep(0)
-        _, nbytes, early = found
-        if early is not None:
-            data = self.take(early)
-            for buffer in buffers or ():
-                buffer[...] = np.frombuffer(data[: buffer.size], np.uint8)
-                data = data[buffer.size :]
-            return data
-        if buffers is not None:
-            spec, datatype = scattered(buffers)
-            self.comm.Recv(spec, source, tag)
-            datatype.Free()
-            return None
-        data = bytearray(nbytes)
-        self.comm.Recv(block(data, nbytes), source, tag)
-        return data
-
-    def help_senders(self) -> None:
-        """See [Note: early messages]."""
+    def find_of_other_dtype(self, receive: Receive) -> Found | None:
+        """Look for a message that a receive does not match only because of its dtype."""
+        others = (receive.user_tag << CODE_BITS | code for code in range(1 << CODE_BITS))
         with self.lock:
+            found = (self.find(receive.source_wanted, tag) for tag in others if tag != receive.tag)
+            return next(filter(None, found), None)
+
+    def deliver(self, found: Found, buffers: list[NumpyArray]) -> Callable[[], bool]:
+        """Begin to receive what was found; return what tells, until it is, whether it is there.
+
+        The message goes into `buffers`, one after the other, which are as large together.
+        """
+        early = found.early
+        if early is None:
+            self.taken[found.source] += 1
+            if len(buffers) == 1:
+                spec = block(buffers[0], found.nbytes)
+                return self.comm.Irecv(spec, found.source, found.tag).Test
+            spec, datatype = scattered(buffers)
+            request = self.comm.Irecv(spec, found.source, found.tag)
+            datatype.Free()
+            return request.Test
+        self._early.remove(early)
+
+        def arrived() -> bool:
+            if not early.has_arrived():
+                return False
+            early.copy_to(buffers)
+            self._allowance.give_back(early)
+            return True
+
+        return arrived
+
+    # ---- what others have sent
+
+    def _errand(self, waited: float) -> None:
+        """Take in what has been sent to this rank, and listen; see [Note: early messages]."""
+        if not (self._any_thread or MPI.Is_thread_main()):
+            return
+        if self.news is not None and waited >= LISTEN_AFTER_S:
+            self.news.listen()
+        if self.lock.acquire(blocking=False):
+            try:
+                self._take_in()
+            finally:
+                self.lock.release()
+
+    def _take_in(self) -> None:
+        status = MPI.Status()
+        while True:
             self.advance()
-            for taken in take_in(self.comm):
-                self._early.append(_Early(*taken))
-            self.advance()
+            if not self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+                return
+            source, tag, nbytes = (
+                status.Get_source(),
+                status.Get_tag(),
+                status.Get_elements(MPI.BYTE),
+            )
+            world, user_tag = self.ranks[source], tag >> CODE_BITS
+            if not self._allowance.admits(nbytes, world, user_tag):
+                return
+            early = Early(take_in(self.comm, source, tag, nbytes), world, user_tag)
+            self.taken[source] += 1
+            self._allowance.take(early)
+            self._early.append(early)
+
+    def says_all(self, source: int, ticket: int | None) -> bool:
+        """Return whether no message can come from `source` before this rank has done something.
+
+        `ticket` is of the chases that `ask_for_more` began.
+        """
+        if source == ANY_SOURCE:
+            return all(self.says_all(rank, ticket) for rank in range(self.comm.size))
+        if self.news is None or source == self.comm.rank:
+            return is_single_threaded()
+        if source in self.news.left:
+            return self.taken[source] == self.news.sent_before_leaving[source]
+        return ticket is not None and source in self.circles.closed(ticket)
+
+    def ask_for_more(self, source: int) -> int:
+        """Find out whether messages of `source` can still come; return the ticket."""
+        ticket = self.circles.open()
+        if self.news is not None:
+            others = self.news.others
+            for rank in others if source == ANY_SOURCE else {source} & set(others):
+                self.news.chase(ticket, rank, Step(True, self.taken[rank]))
+        return ticket
+
+    def account(self, peer: int, wait: Wait, waited_s: float) -> str:
+        """Ask a peer (or any) what it does; return sentences to be put behind an error message."""
+        if self.news is None:
+            complaint = self._allowance.complaint()
+            return f". This rank {complaint}" if complaint else ""
+        others = self.news.others
+        asked = others if peer == ANY_SOURCE else [each for each in others if each == peer]
+        return self.news.account(asked, self.news.ask(asked, wait, waited_s), waited_s)
 
     # ---- progress while the caller computes
 
@@ -232,14 +352,6 @@ def _ended(work: Work) -> bool:
         return work.is_completed()
     except Exception:
         return True  # its owner gets the exception from wait()
-
-
-@final
-class _Early:
-    """A message taken in before it was asked for."""
-
-    def __init__(self, source: int, tag: int, data: bytearray) -> None:
-        self.source, self.tag, self.data = source, tag, data
 
 
 def _wire_code(dtype: Dtype | None) -> int:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, final
+import threading
+from typing import Any, NamedTuple, final
 
+import numpy as np
 from mpi4py import MPI
 
+from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.mpi_types import block
+from hpcdist.transport.patience import poll
 
 _FEW = 16
+_orphans: list[MPI.Request] = []
+"""Receives that outlive their communicator; MPI writes into their memory to the end."""
 
 
 @final
@@ -20,29 +25,46 @@ class Outbox:
         self._comm = comm
         self._requests: list[MPI.Request] = []
         self._limit = _FEW
+        self._lock = threading.Lock()
 
     def send(self, rank: int, content: Any, tag: int) -> None:
         """Send any object that pickles."""
-        if len(self._requests) >= self._limit:  # at twice as many: each is tested a few times
-            self._requests = [request for request in self._requests if not request.Test()]
-            self._limit = max(_FEW, 2 * len(self._requests))
-        self._requests.append(self._comm.isend(content, rank, tag))
+        with self._lock:
+            if len(self._requests) >= self._limit:  # at twice as many: each is tested a few times
+                self._requests = [request for request in self._requests if not request.Test()]
+                self._limit = max(_FEW, 2 * len(self._requests))
+            self._requests.append(self._comm.isend(content, rank, tag))
 
 
-def take_in(comm: MPI.Intracomm) -> Iterator[tuple[int, int, bytearray]]:
-    """Receive whatever has been sent in `comm`: source, tag and bytes of each message."""
-    status = MPI.Status()
-    while (message := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
-        nbytes = status.Get_elements(MPI.BYTE)
-        data = bytearray(nbytes)
-        message.Recv(block(data, nbytes))
-        yield status.Get_source(), status.Get_tag(), data
+class Incoming(NamedTuple):
+    """A message that MPI is receiving into memory of ours; `request` says when it is there."""
+
+    source: int
+    tag: int
+    data: NumpyArray
+    request: MPI.Request
 
 
-def discard_unread(comm: MPI.Intracomm) -> None:
+def take_in(comm: MPI.Intracomm, source: int, tag: int, nbytes: int) -> Incoming:
+    """Begin to receive a message that a probe has found; nobody else may receive in `comm`."""
+    data = np.empty(nbytes, np.uint8)
+    return Incoming(source, tag, data, comm.Irecv(block(data, nbytes), source, tag))
+
+
+def discard_unread(comm: MPI.Intracomm, patience_s: float) -> None:
     """Receive what nobody has taken, before `comm` is freed.
 
-    The library gives its number to a new communicator, whose first receive would get it.
+    The library gives its number to a new communicator, whose first receive would get it. A sender
+    that does not let MPI proceed is not waited for any longer than `patience_s`.
     """
-    for _ in take_in(comm):
-        pass
+    status, requests = MPI.Status(), []
+    while comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+        nbytes = status.Get_elements(MPI.BYTE)
+        requests.append(take_in(comm, status.Get_source(), status.Get_tag(), nbytes).request)
+    keep(requests, patience_s)
+
+
+def keep(requests: list[MPI.Request], patience_s: float) -> None:
+    """Wait for receives whose messages nobody wants, and keep the memory of those under way."""
+    if requests and not poll(lambda: MPI.Request.Testall(requests), patience_s):
+        _orphans.extend(requests)

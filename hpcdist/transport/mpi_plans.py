@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, final
 from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout, UsageError
-from hpcdist.transport.base import REFUSE_START, Plan, Work
+from hpcdist.transport.base import REFUSE_START, Known, Plan, Work
 from hpcdist.transport.call import Call, Kind, label
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.doing import Wait
 from hpcdist.transport.lane import seconds
 from hpcdist.transport.mpi_types import OPS, block, numbers
 from hpcdist.transport.patience import poll
@@ -77,6 +78,11 @@ class MpiPlan(Plan):
             self._work.wait()
             request.Free()
 
+    def in_words(self) -> str:
+        """See `Plan.in_words`."""
+        state = "under way" if self._work.active else "ready"
+        return f"{self._work.known().what}, {'freed' if self._request is None else state}"
+
 
 @final
 class _PlanWork(Work):
@@ -102,13 +108,22 @@ class _PlanWork(Work):
     def _wait(self, timeout: Any) -> None:
         limit = seconds(timeout)
         limit = self._host.timeout_s if limit is None else limit
-        if not poll(self._test, limit):
+        what = f"the plan of {label(self._call, self._host.ranks)}"
+        wait, news = Wait(lambda: what), self._host.news
+        if not poll(self._test, limit, wait=wait):
+            account = ""
+            if news is not None and timeout is None:
+                answers = news.ask(news.others, wait, limit)
+                account = news.account(news.others, answers, limit)
             raise CollectiveTimeout(
-                f"the plan of {label(self._call, self._host.ranks)} has not ended within "
-                f"{limit:g} s; called at {call_site()}. Let every rank start its plan"
+                f"{what} has not ended within {limit:g} s; called at {call_site()}. Let every rank "
+                f"start its plan{account}"
             )
 
     def is_completed(self) -> bool:
         if self.active and self._test():
             self.active = False
         return not self.active
+
+    def known(self) -> Known:
+        return Known(label(self._call, self._host.ranks), not self.active)

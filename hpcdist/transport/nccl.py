@@ -20,16 +20,13 @@ from hpcdist.arrays.device import DeviceArray, Engine, Event, Stream
 from hpcdist.arrays.dtypes import Dtype
 from hpcdist.errors import CollectiveTimeout, HpcdistError, TransportError
 from hpcdist.runtime import gpu
-from hpcdist.transport.call import UNEVEN, Block, Call, Kind, even_blocks, label
+from hpcdist.transport.call import Block, Call, Kind, even_blocks, is_even, label
 from hpcdist.transport.message_batch import Transfer
-from hpcdist.transport.mpi_collectives import (
-    agree_on_counts,
-    exchange_shapes,
-    room_for,
-)
+from hpcdist.transport.mpi_collectives import agree_on_counts, exchange_shapes
 from hpcdist.transport.nccl_binding import binding, failure
 from hpcdist.transport.nccl_codes import BYTES, Reduction, plan_reduction
 from hpcdist.transport.nccl_start import connect
+from hpcdist.transport.parts import counts_of, cut, from_each, new_blocks, to_each, with_room
 from hpcdist.transport.patience import poll
 from hpcdist.transport.recipes import Recipe, ReduceOp
 
@@ -181,6 +178,9 @@ class Nccl:
     def reduce_scatter(self, call: Call, _: Any, stream: Stream) -> None:
         given, out = self._apart(call)
         plan, wire = self._encoded(call, given)
+        if call.counts is not None:
+            self._reduce_to_each(call, plan, wire, out, stream)
+            return
         direct = not plan.encoded and out.dtype.itemsize == wire.dtype.itemsize
         into = out if direct else np.empty_like(wire, shape=(out.size,))
         count = out.size * plan.per_element
@@ -192,6 +192,27 @@ class Nccl:
             plan.op,
             stream.ptr,
         )
+        self._decode(call, plan, into, out)
+
+    def _reduce_to_each(
+        self, call: Call, plan: Reduction, wire: DeviceArray, out: DeviceArray, stream: Stream
+    ) -> None:
+        """Reduce the blocks of a reduce_scatter, which differ, each to its rank."""
+        assert call.counts is not None
+        into = np.empty_like(wire, shape=(out.size,))
+        with self._together():
+            for root, part in enumerate(cut(wire, call.counts[0])):
+                if part.size:
+                    at, to = self.engine.address(part), self.engine.address(into)
+                    self._comm.reduce(
+                        at,
+                        to if root == self._rank else 0,
+                        part.size * plan.per_element,
+                        plan.code,
+                        plan.op,
+                        root,
+                        stream.ptr,
+                    )
         self._decode(call, plan, into, out)
 
     def _encoded(self, call: Call, data: DeviceArray) -> tuple[Reduction, DeviceArray]:
@@ -223,12 +244,15 @@ class Nccl:
 
     def all_gather(self, call: Call, detail: tuple[int, int], stream: Stream) -> list[Block]:
         send, recv = _flat(call.send), call.recv
-        if detail[0] != detail[1]:
-            blocks = self._uneven_room(call, everywhere=True)
+        if not is_even(detail):
+            shapes = exchange_shapes(self._host, call)
+            filled = with_room(call, counts_of(call, shapes))
+            if recv is not None and self._overlap(send, _flat(recv)):
+                send = send.copy()
             with self._together():
                 self._send_to_all(send, stream)
-                self._receive_from_all([block.data for block in blocks], stream)
-            return blocks
+                self._receive_from_all(from_each(filled, self._size), stream)
+            return new_blocks(call, filled, shapes)
         if recv is None:
             recv = np.empty_like(send, shape=(self._size * send.size,))
         flat = _flat(recv)
@@ -255,56 +279,55 @@ class Nccl:
 
     def gather(self, call: Call, detail: tuple[int, int], stream: Stream) -> list[Block] | None:
         send, recv, at_root = _flat(call.send), call.recv, self._rank == call.root
-        blocks: list[Block] = []
-        parts: list[DeviceArray] = []
-        if detail[0] != detail[1]:
-            blocks = self._uneven_room(call, everywhere=at_root)
-            parts = [block.data for block in blocks]
-        elif at_root:
-            if recv is None:
-                recv = np.empty_like(send, shape=(self._size * send.size,))
-            elif self._overlap(send, recv):
+        even = is_even(detail)
+        shapes = [call.shape] * self._size if even else exchange_shapes(self._host, call)
+        filled = call
+        if at_root:
+            if recv is not None and self._overlap(send, _flat(recv)):
                 send = send.copy()
-            blocks, parts = even_blocks(recv, call, self._size), np.split(_flat(recv), self._size)
+            counts = [send.size] * self._size if even else counts_of(call, shapes)
+            filled = with_room(call, counts)
         with self._together():
             self._send(send, call.root, stream)
             if at_root:
-                self._receive_from_all(parts, stream)
-        return blocks if at_root else None
+                self._receive_from_all(from_each(filled, self._size), stream)
+        return new_blocks(call, filled, shapes) if at_root else None
 
-    def scatter(self, call: Call, _: Any, stream: Stream) -> None:
+    def scatter(self, call: Call, detail: tuple[int, int], stream: Stream) -> None:
         out = _flat(call.recv)
+        if not is_even(detail):
+            exchange_shapes(self._host, call)
         with self._together():
             if self._rank == call.root:
                 given, _ = self._apart(call)
-                for rank, part in enumerate(np.split(given, self._size)):
+                for rank, part in enumerate(to_each(call._replace(send=given), self._size)):
                     self._send(part, rank, stream)
             self._receive(out, call.root, stream)
 
-    def alltoall(self, call: Call, detail: tuple[int, int], stream: Stream) -> None:
-        given, out = self._apart(call)
-        if detail[0] == detail[1] != UNEVEN:
-            sent, received = np.split(given, self._size), np.split(out, self._size)
+    def alltoall(self, call: Call, detail: tuple[int, int], stream: Stream) -> list[Block]:
+        if call.recv is not None:
+            call = call._replace(send=self._apart(call)[0])
+        shapes = [call.shape] * self._size
+        if is_even(detail):
+            filled = call
+            if call.recv is None:
+                filled = with_room(call, [run.size for run in to_each(call, self._size)])
         else:
-            counts = call.counts or ([given.size // self._size] * self._size,) * 2
-            out_counts, in_counts, _ = agree_on_counts(self._host, call, counts, large=False)
-            sent, received = _cut(given, out_counts), _cut(out, in_counts)
+            agreed = agree_on_counts(self._host, call)
+            filled, shapes = with_room(call, agreed.received), agreed.shapes
         with self._together():
-            for rank, part in enumerate(sent):
+            for rank, part in enumerate(to_each(call, self._size)):
                 self._send(part, rank, stream)
-            self._receive_from_all(received, stream)
+            self._receive_from_all(from_each(filled, self._size), stream)
+        return new_blocks(call, filled, shapes)
 
     # ---- messages inside a collective
-
-    def _uneven_room(self, call: Call, *, everywhere: bool) -> list[Block]:
-        shapes = exchange_shapes(self._host, call, bound=call.recv is not None)
-        return room_for(call, shapes) if everywhere else []
 
     def _send_to_all(self, part: DeviceArray, stream: Stream) -> None:
         for rank in range(self._size):
             self._send(part, rank, stream)
 
-    def _receive_from_all(self, parts: list[DeviceArray], stream: Stream) -> None:
+    def _receive_from_all(self, parts: Sequence[DeviceArray], stream: Stream) -> None:
         for rank, part in enumerate(parts):
             self._receive(part, rank, stream)
 
@@ -328,11 +351,6 @@ class Nccl:
 
 def _flat(array: Any) -> DeviceArray:
     return array if array.ndim == 1 else array.reshape(-1)
-
-
-def _cut(flat: DeviceArray, counts: Any) -> list[DeviceArray]:
-    parts: list[DeviceArray] = np.split(flat, np.cumsum(counts)[:-1].tolist())
-    return parts
 
 
 _REDUCED = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER})

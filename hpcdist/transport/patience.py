@@ -3,6 +3,10 @@
 A rank that spins inside MPI on an oversubscribed core keeps the rank it waits for from
 running. These waits poll MPI from Python instead, which also keeps Ctrl-C and time limits
 alive. The sleep grows with the time already waited, so that it costs at most a few percent.
+
+[Note: errands] Whoever waits also does what keeps other ranks going: it takes in what they have
+sent to this process, and answers what they ask (`Messages.errand`, `News.listen`). One thread at a
+time does this for all groups; nothing of it waits for anyone.
 """
 
 from __future__ import annotations
@@ -12,21 +16,69 @@ import threading
 import time
 from collections.abc import Callable
 
+from hpcdist.errors import UsageError
+from hpcdist.transport import doing
+from hpcdist.transport.doing import Wait
+
 SPIN = 40
 """Polls before the first yield: a few microseconds, what a rank that is in step needs."""
 
 BEYOND_S = 0.5
 """How much longer than the time limit a rank waits for the answers of others to it."""
 
-LISTEN_AFTER_S = 0.1
+LISTEN_AFTER_S = doing.NOTE_AFTER_S
 """From this long a wait on a rank listens to whether others have left."""
 
 LEFT_GRACE_S = 0.2
 """How long what a rank sent before it left may still be on its way."""
 
+ERRAND_AFTER_S = 1e-3
+"""From this long a thread that waits does errands, and so often at most."""
+
+held: list[UsageError] = []
+"""What left a signal handler in the middle of an operation; raised when that has ended.
+
+An operation of a group was refused there. If it broke off the one under way, other ranks would wait
+for this one. Only the main thread runs signal handlers.
+"""
+
 _YIELD_S = 2e-3
 _LONGEST_SLEEP_S = 1e-3
 _SHARE = 0.05
+_ERRANDS_SHARE = 0.1
+
+Errand = Callable[[float], None]
+_errands: list[Errand] = []
+_at_it = threading.Lock()
+
+
+def add_errand(errand: Errand) -> None:
+    """Let whoever waits call `errand` now and then, with the seconds waited so far.
+
+    It must not wait for anything, nor call what may.
+    """
+    with _at_it:
+        _errands.append(errand)
+
+
+def remove_errand(errand: Errand) -> None:
+    """End what `add_errand` began; afterwards `errand` is not under way on any thread."""
+    with _at_it:
+        if errand in _errands:
+            _errands.remove(errand)
+
+
+def do_errands(waited: float) -> float:
+    """Do all errands, unless another thread is at it; return how many seconds it took."""
+    if not _at_it.acquire(blocking=False):
+        return 0.0
+    try:
+        began = time.monotonic()
+        for errand in _errands:
+            errand(waited)
+        return time.monotonic() - began
+    finally:
+        _at_it.release()
 
 
 def poll(
@@ -34,6 +86,7 @@ def poll(
     timeout_s: float,
     attend: Callable[[float], None] | None = None,
     attend_every_s: float = 0.02,
+    wait: Wait | None = None,
 ) -> bool:
     """Poll `done` until it is true or `timeout_s` is over; return its last answer.
 
@@ -42,23 +95,61 @@ def poll(
         timeout_s: seconds, may be infinite.
         attend: called now and then, with the seconds waited so far, once the wait is long.
         attend_every_s: seconds between two calls of `attend`.
+        wait: what is waited for, for other ranks that ask.
+
+    A refusal of a nested operation that comes out of a signal handler is `held`.
 
     """
+    began = time.monotonic()
+    while True:
+        try:
+            return _poll(done, timeout_s, attend, attend_every_s, wait, began)
+        except UsageError as error:
+            if not error.nested:
+                raise
+            held.append(error)
+
+
+def raise_held() -> None:
+    """Raise what is `held`; at the end of an operation, on the main thread."""
+    if threading.current_thread() is threading.main_thread():
+        error = held[0]
+        held.clear()
+        raise error
+
+
+def _poll(
+    done: Callable[[], bool],
+    timeout_s: float,
+    attend: Callable[[float], None] | None,
+    attend_every_s: float,
+    wait: Wait | None,
+    began: float,
+) -> bool:
     for _ in range(SPIN):
         if done():
             return True
-    began = time.monotonic()
-    attended = 0.0
+    attended, errands_at, is_noted = 0.0, ERRAND_AFTER_S, False
     yield_s = _YIELD_S if threading.current_thread() is threading.main_thread() else 0.0
-    while not done():
-        waited = time.monotonic() - began
-        if waited >= timeout_s:
-            return done()
-        if attend is not None and waited - attended >= attend_every_s:
-            attended = waited
-            attend(waited)
-        if waited < yield_s:
-            os.sched_yield()
-        else:
-            time.sleep(min(_LONGEST_SLEEP_S, max(20e-6, waited * _SHARE)))
+    try:
+        while not done():
+            waited = time.monotonic() - began
+            if waited >= timeout_s:
+                return done()
+            if waited >= errands_at:
+                if wait is not None and not is_noted and waited >= doing.NOTE_AFTER_S:
+                    doing.note(wait, waited)
+                    is_noted = True
+                cost = do_errands(waited)
+                errands_at = waited + max(ERRAND_AFTER_S, cost / _ERRANDS_SHARE)
+            if attend is not None and waited - attended >= attend_every_s:
+                attended = waited
+                attend(waited)
+            if waited < yield_s:
+                os.sched_yield()
+            else:
+                time.sleep(min(_LONGEST_SLEEP_S, max(20e-6, waited * _SHARE)))
+    finally:
+        if is_noted:
+            doing.forget()
     return True

@@ -152,7 +152,10 @@ def check_op(op: Any) -> ReduceOp:
     if isinstance(op, int) and not isinstance(op, bool) and op in _NUMBERED:
         return ReduceOp(op)
     names = ", ".join(f"ReduceOp.{each.name}" for each in ReduceOp)
-    raise UsageError(f"Unknown reduce_op type for {op!r}; use one of {names}")
+    raise UsageError(
+        f"Unknown reduce_op type for {op!r}; use one of {names}, and give what is no operator by "
+        "keyword (group=, sync_op=)"
+    )
 
 
 _NUMBERED = range(5)

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcdist.transport.call import Call, Kind, even_blocks
+from hpcdist.transport.call import UNEVEN, Call, Kind, even_blocks
 from hpcdist.transport.kernel import Code, address_of, code_of, compiled, divisor_of
 from hpcdist.transport.mpi_objects import OBJECT_VERBS
+from hpcdist.transport.parts import joined
 from hpcdist.transport.recipes import ReduceOp
 from hpcdist.transport.select import STAGED_UP_TO, Way
 from hpcdist.transport.shared_board import PAYLOAD
 from hpcdist.transport.shared_node import NOTHING, SharedNode, slice_bytes
 from hpcdist.transport.shared_objects import OBJECTS, exchange_objects
-from hpcdist.transport.shared_verbs import SHARED, Range, Shared, fits
+from hpcdist.transport.shared_verbs import SHARED, Range, Shared, fits, own_block
 
 if TYPE_CHECKING:
     from hpcdist.transport.mpi_host import MpiHost
@@ -44,7 +45,7 @@ def perform(host: MpiHost, node: SharedNode, call: Call) -> Any:
             return _reduce_small(host, node, call, code, offered)
         return _run_small(host, node, call, row, offered)
     node.check_usable()
-    detail = agree(call, _address(host, node, call, offered, total))
+    detail = agree(call, *_address(host, node, call, offered, total))
     return _run_large(host, node, call, detail, row, total)
 
 
@@ -60,7 +61,7 @@ def _all_reduce(host: MpiHost, node: SharedNode, call: Call, code: Code) -> Any:
             compiled.combine(code.number, sources, data, count, divisor)
         return None
     node.check_usable()
-    address = _address(host, node, call, data, total)
+    address, _ = _address(host, node, call, data, total)
     state = agreement.reduce_shared(node, call, address, code.number, count, divisor)
     if state == DONE_HERE:
         node.await_others(node.board.arrived, call)
@@ -75,16 +76,18 @@ def _reduce_small(host: MpiHost, node: SharedNode, call: Call, code: Code, offer
     assert agreement is not None
     first, count = 0, offered.size * code.per_item
     if call.kind is Kind.REDUCE_SCATTER:
-        count //= node.size
-        first = node.rank * count
+        assert out is not None
+        count = out.size * code.per_item
+        first = own_block(call, node.rank, node.size) // offered.itemsize * code.per_item
     done = agreement.reduce(node.board, call, offered, out, first, code.number, count, divisor)
     if not done:
-        SHARED[call.kind].take(node, call, node.payloads[node.board.turn])
+        _take_small(node, call, SHARED[call.kind])
 
 
 def _run_small(host: MpiHost, node: SharedNode, call: Call, row: Shared, offered: Any) -> Any:
     """Agree on an operation whose data fit into the board, and copy them in the same step."""
-    move = row.move(call, node.rank, node.size) if row.move and node.has_pipe else None
+    moves = row.move is not None and node.has_pipe and call.detail != UNEVEN
+    move = row.move(call, node.rank, node.size) if row.move is not None and moves else None
     if move is None:
         detail = host.agree(call, 0, offered)
     else:
@@ -94,24 +97,39 @@ def _run_small(host: MpiHost, node: SharedNode, call: Call, row: Shared, offered
             return None if move.out is None else even_blocks(move.out, call, node.size)
         detail = found
     if fits(call, detail):
-        return row.take(node, call, node.payloads[node.board.turn])
+        return _take_small(node, call, row)
     return OBJECT_VERBS[call.kind](host, call, detail)
+
+
+def _take_small(node: SharedNode, call: Call, row: Shared) -> Any:
+    """Take what is wanted from the contributions on the board."""
+    places = node.payloads[node.board.turn]
+    begin = row.part(call, node.rank, node.size) if row.part else 0
+    if begin:
+        places = tuple(place._replace(offset=place.offset + begin) for place in places)
+    return row.take(node, call, places)
 
 
 DONE_HERE = 2
 """See `Agreement.reduce_shared`."""
 
 
-def _address(host: MpiHost, node: SharedNode, call: Call, offered: Any, total: int) -> int:
+def _address(
+    host: MpiHost, node: SharedNode, call: Call, offered: Any, total: int
+) -> tuple[int, Any]:
     """Return what this rank publishes about a large contribution, copied if that pays."""
     if offered is None:
-        return NOTHING
-    address = 0 if _overlaps(call, node.rank) else node.shared_address(offered)
+        return NOTHING, None
+    address, payload = 0, None
+    if call.sends:
+        address, payload = node.shared_list(offered)
+    elif not _overlaps(call, node.rank):
+        address = node.shared_address(offered)
     if address and _way(host, call, total, shared=True) is Way.DIRECT:
-        return address
+        return address, payload
     if total <= STAGED_UP_TO and _way(host, call, total, shared=False) is Way.STAGED:
-        return node.stage(offered)
-    return 0
+        return node.stage(np.concatenate(offered) if call.sends else offered), None
+    return 0, None
 
 
 def _way(host: MpiHost, call: Call, total: int, *, shared: bool) -> Way:
@@ -128,7 +146,7 @@ def _needs_passes(call: Call) -> bool:
 def _overlaps(call: Call, rank: int) -> bool:
     """Say whether a rank's result would overwrite what others still read."""
     send, recv = call.send, call.recv
-    if send is None or recv is None:
+    if send is None or recv is None or call.receives:
         return False
     if not np.may_share_memory(send, recv):
         return False
@@ -141,7 +159,7 @@ def _run_large(
 ) -> Any:
     addresses = node.board.addresses()
     if fits(call, detail) and 0 not in addresses:
-        places = node.places(addresses)
+        places = node.places(addresses, row.part(call, node.rank, node.size) if row.part else 0)
         read_in_place = [place is not None and place.base != node.own_base for place in places]
         if all(read_in_place) and row.take_direct is not None:
             result = row.take_direct(node, call, places)
@@ -155,10 +173,11 @@ def _run_large(
     if (
         call.kind in _REDUCED
         and node.has_pipe
+        and call.counts is None
         and _way(host, call, total, shared=False) is Way.PIPE
         and code_of(call) is not None
     ):
-        _pipe(node, call)
+        _pipe(node, joined(call))
         return None
     return OBJECT_VERBS[call.kind](host, call, detail)
 

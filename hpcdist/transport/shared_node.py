@@ -26,6 +26,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import CollectiveTimeout, RemoteError, TransportError
 from hpcdist.transport.call import Call, label
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.doing import Wait
 from hpcdist.transport.kernel import MOST, address_of, copy_in
 from hpcdist.transport.patience import poll
 from hpcdist.transport.select import STAGED_UP_TO
@@ -41,6 +42,9 @@ NOTHING = -1
 """Published instead of an address by a rank that contributes nothing."""
 
 _IN_STAGE = 1 << 62
+_IN_LIST = _IN_STAGE + 1
+"""Published instead of an address by a rank whose payload says where each rank's part lies."""
+_OFFSET = np.dtype(np.int64)
 _DEAD_AFTER_S = 0.2
 _PAGE = 4096
 
@@ -131,16 +135,27 @@ class SharedNode:
         offset = self.heap.offset_of(data)
         return 0 if offset is None else offset + 1
 
-    def places(self, addresses: Sequence[int]) -> list[Place | None]:
-        """Return where the contributions lie that were published as `addresses`."""
-        return [self._place(rank, address) for rank, address in enumerate(addresses)]
+    def shared_list(self, runs: Sequence[NumpyArray]) -> tuple[int, NumpyArray | None]:
+        """Return what to publish for one array per rank, and the payload; 0 for none."""
+        offsets = [self.heap.offset_of(run) for run in runs]
+        if None in offsets or len(offsets) * _OFFSET.itemsize > PAYLOAD:
+            return 0, None
+        return _IN_LIST, np.array(offsets, _OFFSET)
 
-    def _place(self, rank: int, address: int) -> Place | None:
+    def places(self, addresses: Sequence[int], part: int = 0) -> list[Place | None]:
+        """Return where contributions lie that were published; those to be cut, from `part` on."""
+        return [self._place(rank, address, part) for rank, address in enumerate(addresses)]
+
+    def _place(self, rank: int, address: int, part: int) -> Place | None:
         if address == NOTHING:
             return None
         if address == _IN_STAGE:
-            return Place(*self._own, self._stage_offset(rank, self.board.turn))
-        return Place(*self._heaps[rank], address - 1)
+            return Place(*self._own, self._stage_offset(rank, self.board.turn) + part)
+        if address == _IN_LIST:
+            payload = self.payloads[self.board.turn][rank]
+            offsets = payload.view(self.size * _OFFSET.itemsize, _OFFSET)
+            return Place(*self._heaps[rank], int(offsets[self.rank]))
+        return Place(*self._heaps[rank], address - 1 + part)
 
     def _stage_offset(self, rank: int, turn: int) -> int:
         return self._stages[rank] + pipe_bytes(self.size) + turn * STAGED_UP_TO
@@ -178,7 +193,8 @@ class SharedNode:
             return done()
 
         try:
-            if poll(look, self.timeout_s, lambda _: self.check_alive(call), _DEAD_AFTER_S):
+            wait = Wait(lambda: label(call, self.ranks))
+            if poll(look, self.timeout_s, lambda _: self.check_alive(call), _DEAD_AFTER_S, wait):
                 return
         except BaseException:
             self.give_up()

@@ -1,8 +1,8 @@
 """Collectives in shared memory: one row of `SHARED` per operation.
 
 `Shared.offered` is what a rank contributes (None: nothing), `total` how many bytes the largest
-contribution has, equal on all ranks; `take` gets the places of all contributions and leaves the
-result where the call wants it.
+contribution has, equal on all ranks; `take` gets the places of all contributions (of this rank's
+`part` in them) and leaves the result where the call wants it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.call import UNEVEN, Block, Call, Kind, even_blocks
-from hpcdist.transport.kernel import code_of, combine, compiled, divisor_of
+from hpcdist.transport.call import LOOSE, Block, Call, Kind, bytes_of, even_blocks, is_even
+from hpcdist.transport.kernel import address_of, code_of, combine, compiled, divisor_of
 from hpcdist.transport.shared_node import Place, SharedNode
 
 Places = Sequence[Place | None]
@@ -38,9 +38,11 @@ class Shared(NamedTuple):
     take: Callable[[SharedNode, Call, Places], Any]
     take_direct: Callable[[SharedNode, Call, Places], Any] | None = None
     """Instead of `take` where all contributions are the callers' own arrays."""
+    part: Callable[[Call, int, int], int] | None = None
+    """Where in a contribution that has a part for each rank that of this one begins, in bytes."""
     in_place: bool = False
     """Whether `take` writes to what other ranks may still read, unless they read copies."""
-    move: Callable[[Call, int, int], Move | None] | None = None
+    move: Callable[[Call, int, int], Move] | None = None
     """What is copied, where contributions are small and nothing is computed."""
 
 
@@ -81,6 +83,7 @@ def reduce_places(
 
 
 def _all_reduce(node: SharedNode, call: Call, places: Places) -> None:
+    """Combine all contributions, or the parts of them that are this rank's, here."""
     assert call.recv is not None
     out = call.recv.reshape(-1)
     reduce_places(node, call, places, [out], 0, out.size, node.size)
@@ -122,12 +125,6 @@ def _reduce_direct(node: SharedNode, call: Call, places: Places) -> None:
     _reduce_slice(node, call, places, [target])
 
 
-def _reduce_scatter(node: SharedNode, call: Call, places: Places) -> None:
-    assert call.recv is not None
-    out = call.recv.reshape(-1)
-    reduce_places(node, call, places, [out], node.rank * out.size, out.size, node.size)
-
-
 def _scan(node: SharedNode, call: Call, places: Places) -> None:
     _first_ranks(node, call, places[: node.rank + 1])
 
@@ -156,18 +153,13 @@ def _unit(call: Call) -> np.dtype:
 def _broadcast(node: SharedNode, call: Call, places: Places) -> None:
     assert call.recv is not None
     if node.rank != call.root:
-        _fetch(call.recv, places[call.root], 0)
+        _fetch(call.recv, places[call.root])
 
 
 def _all_gather(node: SharedNode, call: Call, places: Places) -> list[Block]:
-    send, recv = call.send, call.recv
+    send = call.send
     assert send is not None
-    if recv is not None:
-        _collect(node, recv, places, 0, send.nbytes)
-        return []
-    whole = np.empty(node.size * send.size, send.dtype)
-    _collect(node, whole, places, 0, send.nbytes)
-    return even_blocks(whole, call, node.size)
+    return _collect(node, call, places, send.size, send)
 
 
 def _gather(node: SharedNode, call: Call, places: Places) -> list[Block] | None:
@@ -176,36 +168,44 @@ def _gather(node: SharedNode, call: Call, places: Places) -> list[Block] | None:
 
 def _scatter(node: SharedNode, call: Call, places: Places) -> None:
     assert call.recv is not None
-    _fetch(call.recv, places[call.root], node.rank * call.recv.nbytes)
+    _fetch(call.recv, places[call.root])
 
 
-def _alltoall(node: SharedNode, call: Call, places: Places) -> None:
-    assert call.recv is not None
-    nbytes = call.recv.nbytes // node.size
-    _collect(node, call.recv, places, node.rank * nbytes, nbytes)
+def _alltoall(node: SharedNode, call: Call, places: Places) -> list[Block]:
+    like = call.sends[0] if call.send is None else call.send
+    return _collect(node, call, places, like.size if call.sends else like.size // node.size, like)
 
 
-def _collect(node: SharedNode, out: NumpyArray, places: Places, start: int, nbytes: int) -> None:
-    """Copy `nbytes` from `start` on of every contribution into `out`, one after the other."""
+def _collect(
+    node: SharedNode, call: Call, places: Places, count: int, like: NumpyArray
+) -> list[Block]:
+    """Copy `count` elements of every contribution to where `call` wants them."""
     given = [place for place in places if place is not None]
+    if call.receives:
+        for run, place in zip(call.receives, given, strict=True):
+            _fetch(run, place)
+        return []
+    out = np.empty(node.size * count, like.dtype) if call.recv is None else call.recv
+    nbytes = count * like.itemsize
     if node.has_pipe:
-        addresses = tuple(base + offset + start for _, base, offset in given)
-        compiled.gather(out, addresses, nbytes)
-        return
-    flat = out.reshape(-1).view(np.uint8)
-    for rank, (memory, _, offset) in enumerate(given):
-        flat[rank * nbytes : (rank + 1) * nbytes] = memory[offset + start : offset + start + nbytes]
+        compiled.gather(out, tuple(place.address for place in given), nbytes)
+    else:
+        flat = out.reshape(-1).view(np.uint8)
+        for rank, (memory, _, offset) in enumerate(given):
+            flat[rank * nbytes : (rank + 1) * nbytes] = memory[offset : offset + nbytes]
+    return even_blocks(out, call, node.size)
 
 
-def _fetch(out: NumpyArray, place: Place | None, start: int) -> None:
-    """Copy the bytes from `start` on of a contribution into `out`."""
+def _fetch(out: NumpyArray, place: Place | None) -> None:
+    """Copy a contribution into `out`, which may be its place."""
     assert place is not None
-    memory, base, offset = place
-    if compiled is not None:
-        compiled.fetch(out, base + offset + start)
-        return
-    begin = offset + start
-    out.reshape(-1).view(np.uint8)[...] = memory[begin : begin + out.nbytes]
+    if compiled is None:
+        out.reshape(-1).view(np.uint8)[...] = place.view(out.nbytes, _BYTE)
+    elif place.address != address_of(out):
+        compiled.fetch(out, place.address)
+
+
+_BYTE = np.dtype(np.uint8)
 
 
 # ---- moving a few bytes
@@ -235,10 +235,12 @@ def _move_part(call: Call, rank: int, size: int) -> Move:
     return Move(call.recv, call.root, rank * nbytes, nbytes)
 
 
-def _move_parts(call: Call, rank: int, size: int) -> Move | None:
-    assert call.recv is not None
-    nbytes = call.recv.nbytes // size
-    return None if call.detail == UNEVEN else Move(call.recv, _EACH, rank * nbytes, nbytes)
+def _move_parts(call: Call, rank: int, size: int) -> Move:
+    send = call.send
+    assert send is not None
+    nbytes, out = send.nbytes // size, call.recv
+    out = np.empty(send.size, send.dtype) if out is None else out
+    return Move(out, _EACH, rank * nbytes, nbytes)
 
 
 # ---- the table
@@ -249,7 +251,7 @@ def _in_place(call: Call, rank: int) -> Any:
 
 
 def _sent(call: Call, rank: int) -> Any:
-    return call.send
+    return call.sends or call.send
 
 
 def _sent_or_in_place(call: Call, rank: int) -> Any:
@@ -266,35 +268,41 @@ def _received(call: Call, size: int) -> int:
 
 
 def _offered_bytes(call: Call, size: int) -> int:
-    data = call.recv if call.send is None else call.send
-    assert data is not None
-    return data.nbytes
+    return bytes_of(call)
 
 
 def _per_rank(call: Call, size: int) -> int:
+    """Return the bytes of the root; where it has others for each, they do not fit anyway."""
     assert call.recv is not None
-    return call.recv.nbytes * size
+    return max(call.recv.nbytes * size, bytes_of(call))
+
+
+def own_block(call: Call, rank: int, size: int) -> int:
+    """Return where this rank's part begins, which it receives; those of other ranks may differ."""
+    assert call.recv is not None
+    before = rank * call.recv.size if call.counts is None else sum(call.counts[0][:rank])
+    return before * call.recv.itemsize
+
+
+def _own_share(call: Call, rank: int, size: int) -> int:
+    """Return the same where a rank sends as much as it receives."""
+    return rank * (bytes_of(call) // size)
 
 
 SHARED: dict[Kind, Shared] = {
-    Kind.ALL_REDUCE: Shared(_in_place, _received, _all_reduce, _all_reduce_direct, True),
-    Kind.REDUCE: Shared(_sent_or_in_place, _offered_bytes, _reduce, _reduce_direct, True),
-    Kind.REDUCE_SCATTER: Shared(_sent, _per_rank, _reduce_scatter),
-    Kind.SCAN: Shared(_in_place, _received, _scan, None, True),
-    Kind.EXSCAN: Shared(_in_place, _received, _exscan, None, True),
+    Kind.ALL_REDUCE: Shared(_in_place, _received, _all_reduce, _all_reduce_direct, in_place=True),
+    Kind.REDUCE: Shared(_sent_or_in_place, _offered_bytes, _reduce, _reduce_direct, in_place=True),
+    Kind.REDUCE_SCATTER: Shared(_sent, _offered_bytes, _all_reduce, part=own_block),
+    Kind.SCAN: Shared(_in_place, _received, _scan, in_place=True),
+    Kind.EXSCAN: Shared(_in_place, _received, _exscan, in_place=True),
     Kind.BROADCAST: Shared(_by_root, _received, _broadcast, move=_move_from_root),
     Kind.ALL_GATHER: Shared(_sent, _offered_bytes, _all_gather, move=_move_all),
     Kind.GATHER: Shared(_sent, _offered_bytes, _gather, move=_move_to_root),
-    Kind.SCATTER: Shared(_sent, _per_rank, _scatter, move=_move_part),
-    Kind.ALLTOALL: Shared(_sent, _offered_bytes, _alltoall, move=_move_parts),
+    Kind.SCATTER: Shared(_sent, _per_rank, _scatter, part=own_block, move=_move_part),
+    Kind.ALLTOALL: Shared(_sent, _offered_bytes, _alltoall, part=_own_share, move=_move_parts),
 }
 
 
 def fits(call: Call, detail: Range) -> bool:
     """Say, after the agreement, whether the ranks' contributions are as large as each other."""
-    kind = call.kind
-    if kind is Kind.ALLTOALL:
-        return detail[0] == detail[1] != UNEVEN
-    if kind in (Kind.ALL_GATHER, Kind.GATHER):
-        return detail[0] == detail[1]
-    return True
+    return call.kind not in LOOSE or is_even(detail)

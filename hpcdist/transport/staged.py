@@ -18,8 +18,9 @@ from hpcdist.arrays.device import DeviceArray, Event
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import CollectiveTimeout, TransportError
 from hpcdist.transport import staged_node
-from hpcdist.transport.base import Work
-from hpcdist.transport.call import Block, Call, Kind, shape_detail
+from hpcdist.transport.base import Known, Work
+from hpcdist.transport.call import MAKERS, Block, Call, Kind, shape_detail
+from hpcdist.transport.parts import new_blocks, with_room
 from hpcdist.transport.stage import Stage, arrive, wait_on_host
 from hpcdist.transport.staged_plan import Piece, Shape, Step, is_whole, plan_steps
 
@@ -206,14 +207,13 @@ def _release(stage: Stage, blocks: list[NumpyArray]) -> None:
 
 
 def _with_room(host: MpiHost, call: Call) -> tuple[Call, Any]:
-    """Give a gather that makes its own result the memory for it, and its blocks."""
-    gathers = call.kind is Kind.ALL_GATHER or (call.kind is Kind.GATHER and host.rank == call.root)
-    if not gathers or call.recv is not None:
-        return call, [] if gathers else None
+    """Give an operation that makes its own result the memory for it, and its blocks."""
+    if call.kind not in MAKERS or (call.kind is Kind.GATHER and host.rank != call.root):
+        return call, None
     assert call.send is not None
-    recv = np.empty_like(call.send, shape=(host.size * call.send.size,))
-    blocks = [Block(part, call.shape) for part in np.split(recv, host.size)]
-    return call._replace(recv=recv), blocks
+    block = call.send.size // (host.size if call.kind is Kind.ALLTOALL else 1)
+    filled = call if call.recv is not None else with_room(call, [block] * host.size)
+    return filled, new_blocks(call, filled, [call.shape] * host.size)
 
 
 def _flat(array: DeviceArray | None) -> DeviceArray | None:
@@ -324,6 +324,9 @@ class _StagedMessage(Work):
     def is_completed(self) -> bool:
         engine = self._stage.engine
         return self._work.is_completed() and all(map(engine.is_done, self._arrived or ()))
+
+    def known(self) -> Known:
+        return self._work.known()
 
     def result(self) -> Any:
         self.wait()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from hpcdist.transport.call import UNEVEN, Call, Kind
+from hpcdist.transport.call import LOOSE, Call, Kind, is_even
 
 
 class Piece(NamedTuple):
@@ -47,9 +47,9 @@ class Shape(NamedTuple):
 
 def is_whole(call: Call, detail: tuple[int, int]) -> bool:
     """Say whether the ranks' blocks differ, so that the operation cannot be cut."""
-    if call.kind in (Kind.ALL_GATHER, Kind.GATHER):
-        return detail[0] != detail[1]
-    return call.kind is Kind.ALLTOALL and not detail[0] == detail[1] != UNEVEN
+    if call.kind in LOOSE:
+        return not is_even(detail)
+    return call.kind is Kind.REDUCE_SCATTER and call.counts is not None
 
 
 def plan_steps(kind: Kind, shape: Shape, chunk: int) -> Iterator[Step]:

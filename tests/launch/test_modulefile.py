@@ -182,6 +182,10 @@ def test_an_empty_folder_is_refused_with_the_remedy(tmp_path):
     [
         (["--name", "a b"], "'a b' cannot stand in a modulefile"),
         (["--version", "1;exit"], "cannot stand in a modulefile"),
+        (["--version", "1\nos.execute('id')"], "cannot stand in a modulefile"),
+        (["--name", "a\u2028b"], "cannot stand in a modulefile"),
+        (["--mpi", "pmix\n"], "cannot stand in a modulefile"),
+        (["--needs", "-f"], "'-f' cannot stand in a modulefile"),
         (["--needs", "$HOME"], "cannot stand in a modulefile"),
         (["--tuning", "/nowhere.json"], "there is no tuning file /nowhere.json"),
     ],
@@ -190,3 +194,12 @@ def test_what_would_break_a_modulefile_is_refused(prefix, options, said):
     done = CliRunner().invoke(main, ["module", "--prefix", str(prefix), *options])
     assert done.exit_code == 2
     assert said in " ".join(done.output.split())
+
+
+def test_a_version_that_would_break_a_modulefile_is_refused_where_it_was_found(tmp_path):
+    packages = tmp_path / "lib" / "python3.12" / "site-packages"
+    (packages / "hpcdist-0.9]]) os.exit(1)\n.dist-info").mkdir(parents=True)
+    words = ["module", "--prefix", str(tmp_path), "--version", "1"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2
+    assert "cannot stand in a modulefile" in " ".join(done.output.split())

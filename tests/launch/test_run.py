@@ -15,7 +15,10 @@ import time
 from pathlib import Path
 
 import pytest
+from environments import ENVIRONMENTS
 
+from hpcdist.launch.command import Command
+from hpcdist.launch.job import Job
 from hpcdist.launch.site import find_site
 from hpcdist.runtime.environ import snapshot
 
@@ -70,18 +73,18 @@ def command(*words):
     return [sys.executable, "-m", "hpcdist", "run", *map(str, words)]
 
 
-def environment():
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)}
+def environment(environ=os.environ):
+    path = os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")])
+    return {**environ, "PYTHONPATH": path.rstrip(os.pathsep)}
 
 
-def run(*words, **options):
+def run(*words, environ=os.environ, **options):
     options.setdefault("stdin", None if "input" in options else subprocess.DEVNULL)
     if options["stdin"] is None:
         del options["stdin"]
     return subprocess.run(
         command(*words),
-        env=environment(),
+        env=environment(environ),
         capture_output=True,
         timeout=40,
         check=False,
@@ -159,6 +162,28 @@ def test_the_ranks_are_one_mpi_job_with_their_arguments(script, leaves_nothing):
                   "print(comm.allreduce(comm.rank), comm.size, *sys.argv[1:])")  # fmt: skip
     done = run("-n", 3, path, "-n", "a b")
     assert sorted(done.stdout.splitlines()) == [b"[%d] 3 3 -n a b" % rank for rank in range(3)]
+
+
+@pytest.mark.parametrize("mpi", ENVIRONMENTS)
+def test_arguments_arrive_unchanged_whatever_they_hold(script, leaves_nothing, mpi, tmp_path):
+    odd = [
+        ":",
+        "--",
+        "",
+        "it's",
+        'a "$HOME" `id`',
+        "a\\n",
+        "a\nb",
+        "\x1b\t",
+        "é\u2028",
+        "-n",
+        "3",
+        "%r",
+    ]
+    path = script("print([os.fsencode(word) for word in sys.argv[1:]])")
+    done = run("-n", 2, path, *odd, environ=ENVIRONMENTS[mpi])
+    told = str([os.fsencode(word) for word in odd])
+    assert sorted(done.stdout.decode().splitlines()) == [f"[0] {told}", f"[1] {told}"], done.stderr
 
 
 def test_modules_are_run_too(leaves_nothing):
@@ -300,3 +325,90 @@ def test_a_job_inside_a_job_is_a_job_of_its_own(script, leaves_nothing):
                    "else: print('size', MPI.COMM_WORLD.size)")  # fmt: skip
     done = run("-n", 2, outer, inner)
     assert done.stdout.count(b"size 1") == 2
+
+
+# ---- launchers that say that all is well
+
+
+FORGIVING = """
+import os, signal, subprocess, sys, time
+ranks = [subprocess.Popen(sys.argv[2:], env={**os.environ, "PMI_RANK": str(rank)})
+         for rank in range(3)]
+if sys.argv[1] == "kills":
+    time.sleep(0.5)
+    ranks[1].kill()
+for each in ranks:
+    each.wait()
+"""
+"""A launcher that ends with 0 whatever has become of its ranks, as an mpiexec that lost a node."""
+
+
+def outcome_of(directory, program, *, local, does="waits", size=3):
+    def command(program):
+        argv = (sys.executable, "-c", FORGIVING, does, *program)
+        return Command(argv, {}, (), size, local, "")
+
+    said = []
+    job = Job(
+        command, program, environment(), lambda *each: said.append(each), directory=str(directory)
+    )
+    return job.run(), said
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_all_is_well_only_where_every_rank_has_said_so(script, leaves_nothing, tmp_path, local):
+    path = script("sys.stderr.write('no newline')")
+    outcome, said = outcome_of(tmp_path, (sys.executable, path), local=local)
+    assert (outcome.code, outcome.lost) == (0, ())
+    assert sorted(outcome.exits.items()) == [(0, 0), (1, 0), (2, 0)]
+    assert b"".join(data.strip() for _, _, data in said) == 3 * b"no newline"
+
+
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize(
+    ("line", "failed"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", (1, -9)),
+        ("sys.exit(5)", (1, 5)),
+    ],
+)
+def test_a_rank_that_fails_is_known_whatever_its_launcher_says(
+    script, leaves_nothing, tmp_path, local, line, failed
+):
+    path = script(f"if rank == 1: {line}")
+    outcome, _ = outcome_of(tmp_path, (sys.executable, path), local=local)
+    assert outcome.launcher == 0
+    assert outcome.first == failed
+    assert outcome.code == (failed[1] if failed[1] > 0 else 128 - failed[1])
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_rank_that_is_lost_is_named_whatever_its_launcher_says(
+    script, leaves_nothing, tmp_path, local
+):
+    path = script("if rank == 1: time.sleep(60)")
+    outcome, _ = outcome_of(tmp_path, (sys.executable, path), local=local, does="kills")
+    assert outcome.launcher == 0
+    assert (outcome.code, outcome.lost) == (1, (1,))
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_ranks_that_were_never_started_are_missed(script, leaves_nothing, tmp_path, local):
+    outcome, _ = outcome_of(tmp_path, (sys.executable, script("")), local=local, size=5)
+    assert (outcome.code, outcome.lost) == (1, (3, 4))
+
+
+LEAVES = (
+    "import hpcdist as dist",
+    "world = dist.init_parallel_env(timeout=60)",
+    "dist.barrier()",
+    "if world.rank == 1: os._exit(0)",
+    "dist.barrier()",
+)
+
+
+@pytest.mark.parametrize("mpi", ENVIRONMENTS)
+def test_a_rank_that_leaves_without_a_word_is_no_success(script, leaves_nothing, mpi):
+    done = run("-n", 2, script(*LEAVES), environ=ENVIRONMENTS[mpi])
+    assert done.returncode != 0
+    assert b"hpcdist run: " in done.stderr

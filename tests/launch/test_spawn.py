@@ -373,3 +373,16 @@ def test_unknown_and_contradicting_options_are_refused(options, named):
 
 def test_start_methods_of_multiprocessing_are_accepted():
     assert spawn(tell_place, nprocs=1, start_method="fork").results == [(0, 1)]
+
+
+def test_what_spawn_returns_tells_its_ranks_and_how_they_stand():
+    context = spawn(rank_of_me, nprocs=2, join=False)
+    assert repr(context).startswith("<MultiprocessContext of 2 ranks, ")
+    context.join()
+    assert repr(context) == "<MultiprocessContext of 2 ranks, ended>"
+    assert [repr(each).split(", ")[0] for each in context.processes] == [
+        "<SpawnedProcess rank 0",
+        "<SpawnedProcess rank 1",
+    ]
+    assert all(repr(each).endswith("exit code 0>") for each in context.processes)
+    assert repr(context.return_queues[1]) == "<ReturnQueue of rank 1>"

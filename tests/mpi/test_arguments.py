@@ -25,6 +25,10 @@ def blocks(count=3):
     return [np.ones(count) for _ in range(dist.get_world_size())]
 
 
+def halves():
+    return ones(dist.get_world_size()), ones(dist.get_world_size())
+
+
 # what is called, and the words that the message must have
 WRONG_EVERYWHERE = [
     # arrays
@@ -88,7 +92,7 @@ WRONG_EVERYWHERE = [
     (lambda: dist.all_gather(None, ones(3)), "tensor_list is None.*empty list"),
     (lambda: dist.all_gather((), ones(3)), "empty tuple.*empty list"),
     (lambda: dist.all_gather([*blocks(), ones(3)], ones(3)), r"tensor_list must be.*got \d entr"),
-    (lambda: dist.all_gather(blocks(4), ones(3)), r"tensor_list\[0\].*\(4,\).*\(3,\)"),
+    (lambda: dist.all_gather(blocks(4), ones(3)), r"tensor_list\[\d\].*\(4,\).*\(3,\)"),
     (lambda: dist.all_gather(blocks(), ones(3, "f4")), "float64.*float32"),
     (lambda: dist.all_gather(ones(7), ones(3)), "times the elements"),
     (lambda: dist.reduce_scatter(ones(3), None), "should not be empty"),
@@ -108,6 +112,42 @@ WRONG_EVERYWHERE = [
         for bad in (3, "abc", ["a"], [1.5], [100], [-1], [None], [])
     ],
     (lambda: dist.alltoall_single(ones(12), ones(12), out_split_sizes=[5]), "out_split_sizes"),
+    # other libraries' order of arguments
+    *[
+        (lambda given=given: dist.alltoall_single(*halves(), *given), "in_split_sizes=")
+        for given in ((None, None), ([1], [1]), (None, [1]), ([1],), (None, ones(1)))
+    ],
+    *[
+        (lambda call=call: call(*halves(), None, None, in_split_sizes=[1]), "in_split_sizes=")
+        for call in (dist.alltoall_single, dist.stream.alltoall_single)
+    ],
+    *[
+        (lambda call=call, bad=bad: call(bad), "sync_op must be True or False.*sync_op=")
+        for bad in (None, 0, 1, "yes", 2.0)
+        for call in (
+            lambda bad: dist.all_reduce(ones(3), dist.ReduceOp.SUM, None, bad),
+            lambda bad: dist.broadcast(ones(3), 0, None, bad),
+            lambda bad: dist.reduce_scatter(ones(3), blocks(), dist.ReduceOp.SUM, None, bad),
+            lambda bad: dist.scatter(ones(3), blocks(), dist.get_rank(), None, bad),
+            lambda bad: dist.all_gather([], ones(3), None, bad),
+            lambda bad: dist.stream.all_reduce(ones(3), sync_op=bad),
+            lambda bad: dist.stream.all_reduce(ones(3), sync_op=bad, use_calc_stream=True),
+            lambda bad: dist.barrier(None, bad),
+            lambda bad: dist.send(ones(3), 0, None, bad),
+            lambda bad: dist.recv(ones(3), 0, None, bad),
+            lambda bad: dist.all_gather_object([], 1, sync_op=bad),
+            lambda bad: dist.send_object_list([1], 0, sync_op=bad),
+        )
+    ],
+    (lambda: dist.stream.all_reduce(ones(3), use_calc_stream=None), "use_calc_stream must be"),
+    (
+        lambda: dist.reduce_scatter(ones(3), blocks(), dist.get_group()),
+        "operator by keyword.*group=",
+    ),
+    (lambda: dist.all_reduce(ones(3), dist.get_group()), "operator by keyword.*group="),
+    (lambda: dist.broadcast(ones(3), dist.get_group()), "keyword.*group="),
+    (lambda: dist.broadcast(ones(3), 0, True), "must be a Group.*sync_op="),
+    (lambda: dist.all_gather([], ones(3), dist.ReduceOp.SUM), "must be a Group.*op="),
     # messages
     (lambda: dist.send(ones(3), 0, tag=-1), "tag must be an integer.*-1"),
     (lambda: dist.send(ones(3), 0, tag="x"), "tag must be an integer.*'x'"),
@@ -160,6 +200,16 @@ def test_what_is_wrong_on_every_rank_is_refused_on_every_rank(call, words):
         call()
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, RuntimeError)
+
+
+@pytest.mark.parametrize("kind", [bool, np.bool_])
+def test_a_bool_of_either_kind_says_whether_to_wait(kind, size):
+    for form in (dist, dist.stream):
+        x = ones(3)
+        assert form.all_reduce(x, sync_op=kind(True)).is_completed()
+        assert (x == size).all()
+        form.all_reduce(x, sync_op=kind(False)).wait()
+        assert (x == size**2).all()
 
 
 WRONG_ON_THE_LAST_RANK = {

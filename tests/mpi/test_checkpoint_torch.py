@@ -95,6 +95,136 @@ def test_the_states_of_a_zero_redundancy_optimizer_are_saved(folder, torch_world
         assert np.allclose(saved[index]["exp_avg"], states["exp_avg"], atol=1e-6)
 
 
+# ---- objects
+
+
+def alone(_):
+    model = network()
+    return model, torch.optim.Adam(model.parameters())
+
+
+def wrapped(_):
+    model = dist.DataParallel(network())
+    return model, torch.optim.Adam(model.parameters())
+
+
+def fully_sharded(_):
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    fully_shard(model)
+    return model, torch.optim.Adam(model.parameters())
+
+
+def zero(_):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = network()
+    return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)
+
+
+def group_sharded(level):
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters())
+    return dist.group_sharded_parallel(model, optimizer, level)[:2]
+
+
+MAKERS = {
+    "alone": (alone, None),
+    "DataParallel": (wrapped, None),
+    "fully_shard": (fully_sharded, None),
+    "ZeRO": (zero, None),
+}
+LEVELS = {level: (group_sharded, level) for level in ("os", "os_g", "p_g_os")}
+CHANGES = [
+    *((one, other) for one in MAKERS for other in MAKERS),
+    *((one, other) for one in LEVELS for other in LEVELS),
+]
+
+
+def made(name, steps):
+    """Return a model and its optimizer after some steps, and the schedule of its rate."""
+    maker, level = {**MAKERS, **LEVELS}[name]
+    torch.manual_seed(steps)
+    model, optimizer = maker(level)
+    for _ in range(steps):
+        one_step(model, optimizer)
+    return model, optimizer
+
+
+def weights_of(model):
+    """Return all parameters, whole."""
+    parameters = [each.detach() for each in model.parameters()]
+    return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in parameters]
+
+
+@pytest.mark.parametrize("stepped", [0, 1], ids=["fresh", "stepped"])
+@pytest.mark.parametrize(("one", "other"), CHANGES)
+def test_a_model_and_its_optimizer_are_loaded_into_any_other(
+    folder, torch_world, one, other, stepped
+):
+    model, optimizer = made(one, 2)
+    checkpoint.save({"model": model, "optimizer": optimizer, "epoch": 2}, folder)
+    fresh, again = made(other, stepped)
+    with torch.no_grad():
+        for each in fresh.parameters():
+            each += 1
+    state = {"model": fresh, "optimizer": again, "epoch": 0}
+    checkpoint.load(state, folder)
+    assert state["epoch"] == 2
+    for mine, saved in zip(weights_of(fresh), weights_of(model), strict=True):
+        assert torch.equal(mine, saved)
+    one_step(fresh, again)
+    one_step(model, optimizer)
+    for mine, expected in zip(weights_of(fresh), weights_of(model), strict=True):
+        assert torch.allclose(mine, expected, rtol=0, atol=1e-6)  # sums of gradients round
+
+
+@pytest.mark.parametrize("name", ["DataParallel", "fully_shard", "ZeRO"])
+def test_another_number_of_ranks_loads_the_same(folder, torch_world, rank, name):
+    """What all ranks have saved, the first one loads alone, and goes on alike."""
+    model, optimizer = made(name, 2)
+    checkpoint.save({"model": model, "optimizer": optimizer}, folder)
+    one_step(model, optimizer)
+    expected = weights_of(model)
+    group = dist.new_group([0])
+    if rank == 0:
+        fresh, again = alone(None)
+        checkpoint.load({"model": fresh, "optimizer": again}, folder, group)
+        one_step(fresh, again)
+        for mine, other in zip(weights_of(fresh), expected, strict=True):
+            assert torch.allclose(mine, other, rtol=0, atol=1e-6)
+
+
+def test_a_smaller_job_can_be_gone_on_with_sharded(folder, torch_world, rank):
+    model, optimizer = made("alone", 2)
+    group = dist.new_group([0])
+    if rank == 0:
+        checkpoint.save({"model": model, "optimizer": optimizer}, folder, group)
+    dist.barrier()
+    fresh, again = fully_sharded(None)
+    checkpoint.load({"model": fresh, "optimizer": again}, folder)
+    one_step(fresh, again)
+    one_step(model, optimizer)
+    for mine, expected in zip(weights_of(fresh), weights_of(model), strict=True):
+        assert torch.allclose(mine, expected, rtol=0, atol=1e-6)
+
+
+def test_another_sharded_model_is_refused_on_all_ranks_unchanged(folder, torch_world, size):
+    model, optimizer = made("fully_shard", 1)
+    checkpoint.save({"model": model, "optimizer": optimizer}, folder)
+    from torch.distributed.fsdp import fully_shard
+
+    wider = torch.nn.Sequential(torch.nn.Linear(7, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3))
+    fully_shard(wider)
+    again = torch.optim.Adam(wider.parameters())
+    before = [each.clone() for each in weights_of(wider)]
+    with pytest.raises(dist.CheckpointError, match=r"'model\.0\.weight' is float32 of shape"):
+        checkpoint.load({"model": wider, "optimizer": again}, folder)
+    assert all(map(torch.equal, before, weights_of(wider)))
+    assert not again.state
+
+
 def test_a_tensor_that_is_divided_by_columns_is_refused_with_the_remedy(folder, torch_world, size):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor

@@ -100,3 +100,32 @@ def test_a_pickle_in_one_piece():
     else:
         dist.recv_object_list(shared, 0)
         assert (len(shared[0]), shared[0][-1:]) == (COUNT, b"x")
+
+
+def test_ragged_lists_of_more_than_2_31_bytes_are_gathered_scattered_and_exchanged():
+    rank, first = dist.get_rank(), dist.get_rank() == 0
+    x = pattern(rank) if first else np.full((3, 7), 2, np.int8)
+    outs = [np.zeros(COUNT, np.int8), np.zeros((3, 7), np.int8)]
+    dist.all_gather(outs, x)
+    assert ends(outs[0]) == [10, 1, 10, 1, 10]
+    assert (outs[1] == 2).all()
+    outs[0][...] = 0
+    dist.gather(x, outs if rank == 1 else None, 1)
+    assert ends(outs[0]) == ([10, 1, 10, 1, 10] if rank == 1 else [0] * 5)
+    x[...] = 0
+    dist.scatter(x, outs if rank == 1 else None, 1)
+    assert (ends(x) if first else x[0, 0]) == ([10, 1, 10, 1, 10] if first else 2)
+    del outs
+    filled = []
+    small = np.zeros((2, rank + 1), np.int8)
+    dist.alltoall(filled, [small, x] if first else [x, small])
+    assert [each.shape for each in filled] == ([(2, 1), (3, 7)] if first else [(COUNT,), (2, 2)])
+    assert first or ends(filled[0]) == [10, 1, 10, 1, 10]
+
+
+def test_ragged_blocks_of_more_than_2_31_bytes_are_reduced_and_scattered():
+    rank, first = dist.get_rank(), dist.get_rank() == 0
+    blocks = [pattern(rank), np.ones((3, 7), np.int8)]
+    out = np.zeros_like(blocks[rank])
+    dist.reduce_scatter(out, blocks)
+    assert (ends(out) if first else out[0, 0]) == ([30, 3, 30, 3, 30] if first else 2)

@@ -59,6 +59,28 @@ def test_a_job_is_submitted_and_followed_to_its_end(submitted, mpi, tmp_path, cl
     assert (tmp_path / f"train-{again}.out").read_text() == done.stdout
 
 
+IN_FOLDER = ("sh", "-c", 'cd "$0" && exec "$@"')
+
+
+def test_odd_names_and_arguments_arrive_as_they_are(cluster, tmp_path):
+    odd = [":", "", "it's", 'a "$HOME" `id`', "a\\n", "a\nb", "a\r\nb", "\x1b é", "-n"]
+    name = 'it\'s a \\ "job" #1'
+    (tmp_path / "tell.py").write_text("import sys; print(ascii(sys.argv[1:]))")
+    words = ["submit", "tell.py", "-J", name, "-o", "tell.out", "--", *odd]
+    done = cluster.run(*IN_FOLDER, tmp_path, sys.executable, "-m", "hpcdist", *words)
+    assert done.stdout == f"{odd!a}\n", done.stderr
+    told = cluster.run("scontrol", "--oneliner", "show", "job", job_of(done)).stdout
+    assert f" JobName={name} " in told
+
+
+def test_a_newline_in_a_name_runs_nothing(cluster, tmp_path):
+    words = ["submit", "tell.py", "-J", "a\ntouch evil"]
+    done = cluster.run(*IN_FOLDER, tmp_path, sys.executable, "-m", "hpcdist", *words)
+    assert done.returncode == 2
+    assert "--job-name is 'a\\ntouch evil', which holds a character" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_exit_code_is_that_of_the_program(submitted):
     done = submitted("train.py", "-n", "2", "--", "7")
     assert done.returncode == 7, done.stderr

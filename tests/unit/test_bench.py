@@ -21,12 +21,14 @@ from hpcdist.bench.overlap import hidden
 from hpcdist.bench.own import array_calls, start_own
 from hpcdist.bench.peers import PEERS, start_peer, start_peers
 from hpcdist.bench.plan import Plan, spots_of
-from hpcdist.bench.plots import check_plot, draw_predictions, draw_rows
+from hpcdist.bench.plots import check_plot, draw_predictions, draw_rows, heading_of, panels_of
+from hpcdist.bench.progress import Bar, on_terminal
 from hpcdist.bench.race import Race, idle, race
 from hpcdist.bench.request import check_request, read_request, spread_against
 from hpcdist.bench.rows import BUS_FACTOR, Spot, bandwidths, row_of
 from hpcdist.bench.runfile import read_run, write_run
 from hpcdist.bench.stage import measure_calls
+from hpcdist.bench.tables import plain_console, print_rows
 from hpcdist.bench.task import Messages, Task, make_task, read_dtype, thing_of
 from hpcdist.bench.unavailable import Unavailable
 from hpcdist.comm.group import Group
@@ -520,6 +522,32 @@ def test_a_saved_run_is_enough_for_a_prediction(tmp_path):
     assert "1 KiB" in predicted
 
 
+def test_a_table_says_what_its_ratio_is(capsys):
+    compared = [row(ratio=1.0), row(library="torch", ratio=2.0)]
+    print_rows(plain_console(), compared)
+    assert "hpcdist takes: its time / the time of the row; above 1 x it is slower" in (
+        capsys.readouterr().out
+    )
+    print_rows(plain_console(), compared[:1])
+    assert "hpcdist takes" not in capsys.readouterr().out
+
+
+def test_without_a_terminal_there_is_no_progress(capsys):
+    bar = Bar(on_terminal(None))
+    bar.at(1, 2, "barrier")
+    bar.clear()
+    assert capsys.readouterr() == ("", "")
+    bar = Bar(on_terminal(True))
+    bar.at(1, 2, "barrier")
+    shown = capsys.readouterr().err
+    bar.clear()
+    assert shown.startswith("\x1b[2K")
+    assert "barrier" in shown
+    assert "50%" in shown
+    assert shown.endswith("\r")
+    assert capsys.readouterr() == ("", "\x1b[2K\r")
+
+
 # ---- pictures
 
 
@@ -544,6 +572,48 @@ def test_a_picture_shows_sizes_and_libraries_and_the_limit(tmp_path):
     text = path.read_text()
     for words in ("torch", "copying the bytes once", "1 MiB", "all_reduce, float32", " us"):
         assert words in text
+
+
+SETTING = {"host": "node17", "date": "2026-11-22T06:00:00+0000", "mpi": "Open MPI 5.0.8"}
+SETTING |= {"ranks": 2, "nodes": 1}
+
+
+def test_a_picture_says_where_and_when_it_was_measured(tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    assert heading_of(SETTING) == "node17, 2026-11-22\nOpen MPI 5.0.8, 2 ranks, 1 node"
+    assert heading_of({"mpi": "none"}) == "none"
+    path = tmp_path / "run.svg"
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        draw_rows([row(nbytes=8), row(nbytes=16)], str(path), heading_of(SETTING))
+    assert "node17, 2026-11-22" in path.read_text()
+
+
+def axes_of(rows):
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    axes = figure.subplots()
+    ((_, draw),) = panels_of(rows)
+    draw(axes)
+    return axes
+
+
+def test_curves_have_a_band_from_the_fastest_to_the_99th_percentile():
+    axes = axes_of([row(nbytes=size) for size in (8, 1 << 20)])
+    (band,) = axes.collections
+    heights = {point[1] for point in band.get_paths()[0].vertices}
+    assert heights == {1e-6, 4e-6}  # half the median, and twice
+
+
+@pytest.mark.parametrize(("longest", "scale"), [(90, "linear"), (200, "log")])
+def test_bars_have_whiskers_and_are_logarithmic_where_they_differ_by_100(longest, scale):
+    rows = [
+        row("barrier", name, None, seconds, min_s=seconds, p99_s=1.05 * seconds)
+        for name, seconds in {"hpcdist": 1e-6, "torch": longest * 1e-6}.items()
+    ]
+    axes = axes_of(rows)
+    assert axes.get_xscale() == scale
+    (whiskers,) = axes.collections
+    ends = [segment[:, 0].tolist() for segment in whiskers.get_segments()]
+    assert ends == [pytest.approx([each["min_s"], each["p99_s"]]) for each in rows]
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path):

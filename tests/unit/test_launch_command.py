@@ -7,6 +7,7 @@ import threading
 import pytest
 from click.testing import CliRunner
 
+import hpcdist
 from hpcdist.errors import UsageError
 from hpcdist.launch import cli
 from hpcdist.launch.command import (
@@ -283,6 +284,17 @@ def test_the_exit_code_is_that_of_the_rank_that_failed(first, launcher, interrup
 
 
 @pytest.mark.parametrize(
+    ("exits", "lost"),
+    [({0: 0, 1: 0, 2: 0}, ()), ({0: 0, 2: 0}, (1,)), ({}, (0, 1, 2)), ({0: 0, 1: 0, 2: 3}, (2,))],
+)
+def test_a_job_has_ended_well_where_all_its_ranks_have(exits, lost):
+    outcome = conclude(None, exits, 0, 0, told_of=3)
+    assert (outcome.code, outcome.lost) == (int(bool(lost)), lost)
+    assert conclude(None, exits, 4, 0, told_of=3).code == 4
+    assert conclude(None, exits, 0, 0).code == 0  # nobody tells: the launcher is believed
+
+
+@pytest.mark.parametrize(
     ("said", "failure"),
     [
         ("srun: error: n1: task 1: Exited with exit code 7", (1, 7)),
@@ -361,3 +373,8 @@ def test_the_help_lists_the_commands():
     result = CliRunner().invoke(cli.main, ["--help"])
     shown = " ".join(result.output.split())
     assert all(f"{name} {text}" in shown for name, (_, text) in cli.COMMANDS.items())
+
+
+def test_the_command_says_its_version():
+    done = CliRunner().invoke(cli.main, ["--version"])
+    assert (done.exit_code, done.output) == (0, f"hpcdist {hpcdist.__version__}\n")

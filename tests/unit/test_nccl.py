@@ -14,6 +14,7 @@ from hpcdist.errors import MismatchError, TransportError
 from hpcdist.transport import nccl as transport, nccl_binding
 from hpcdist.transport.call import UNEVEN, Call, Kind
 from hpcdist.transport.message_batch import Transfer
+from hpcdist.transport.mpi_collectives import Agreed
 from hpcdist.transport.nccl import Nccl
 from hpcdist.transport.nccl_binding import Communicator, failure, version, why_not
 from hpcdist.transport.recipes import ReduceOp, recipe_for
@@ -379,8 +380,8 @@ def test_messages_of_an_alltoall_go_together_and_none_is_empty(told):
     given, out = np.ones(3), np.zeros(4)
     counts = [0, 1, 2], [0, 4, 0]
 
-    def agree(host, call, counts, **_):
-        return (*counts, False)
+    def agree(host, call):
+        return Agreed(call.counts[1], [(count,) for count in call.counts[1]], False)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transport, "agree_on_counts", agree)

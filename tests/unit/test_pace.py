@@ -2,12 +2,11 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 from hypothesis import given, strategies as st
 
-from hpcdist.parallel.pace import CommStats, Pace, Trip, core_share, travel_times
+from hpcdist.parallel.pace import Clock, CommStats, Pace, Trip, core_share, travel_times
 
 moments = st.floats(0, 100, allow_nan=False)
 
@@ -43,87 +42,97 @@ def test_the_shares_of_all_ranks_are_the_cores_of_the_node(ranks):
     assert shares == pytest.approx(len(set.union(*ranks)))
 
 
+class Cores:
+    """A machine whose clock moves only while a test lets it compute or wait."""
+
+    def __init__(self):
+        self.now = self.wanted = 0.0
+
+    def busy(self):
+        self.now += 1
+        self.wanted += 1
+
+    def idle(self):
+        self.now += 1
+
+    def pace(self, overlap="auto"):
+        """Return a `Pace` of a rank with one core of this machine."""
+        return Pace(1, overlap, Clock(lambda: self.now, lambda: self.wanted))
+
+
+@pytest.fixture
+def machine():
+    return Cores()
+
+
 def backward(pace, compute):
     pace.begin()
     compute()
     pace.computed()
 
 
-def busy():
-    end = time.process_time() + 0.02
-    while time.process_time() < end:
-        pass
-
-
-def idle():
-    time.sleep(0.02)
-
-
-def test_buckets_are_overlapped_once_the_backward_pass_is_seen_to_leave_cores_idle():
-    pace = Pace(cores=1)
+def test_buckets_are_overlapped_once_the_backward_pass_is_seen_to_leave_cores_idle(machine):
+    pace = machine.pace()
     for _ in range(2):
-        backward(pace, idle)
+        backward(pace, machine.idle)
         assert pace.inline
-    backward(pace, idle)
+    backward(pace, machine.idle)
     assert not pace.inline
 
 
-def test_the_busiest_backward_pass_decides():
-    pace = Pace(cores=1)
-    for compute in (idle, busy, idle):
+def test_the_busiest_backward_pass_decides(machine):
+    pace = machine.pace()
+    for compute in (machine.idle, machine.busy, machine.idle):
         backward(pace, compute)
     assert pace.inline
 
 
-def test_buckets_stay_inline_where_the_backward_pass_needs_the_core():
-    pace = Pace(cores=1)
+def test_buckets_stay_inline_where_the_backward_pass_needs_the_core(machine):
+    pace = machine.pace()
     for _ in range(3):
-        backward(pace, busy)
+        backward(pace, machine.busy)
     assert pace.inline
 
 
-def test_time_spent_in_the_exchange_is_not_taken_for_computing():
-    pace = Pace(cores=1)
+def test_time_spent_in_the_exchange_is_not_taken_for_computing(machine):
+    pace = machine.pace()
     for _ in range(3):
         pace.begin()
-        began, cpu = time.perf_counter(), time.process_time()
-        busy()
-        pace.paused(time.perf_counter() - began, time.process_time() - cpu)
-        idle()
+        machine.busy()
+        pace.paused(wall_s=1, cpu_s=1)
+        machine.idle()
         pace.computed()
     assert not pace.inline
 
 
 @pytest.mark.parametrize(("overlap", "inline"), [("always", False), ("never", True)])
-def test_a_setting_decides_at_once_and_for_good(overlap, inline):
-    pace = Pace(cores=1, overlap=overlap)
-    for compute in (idle, idle, busy):
+def test_a_setting_decides_at_once_and_for_good(machine, overlap, inline):
+    pace = machine.pace(overlap)
+    for compute in (machine.idle, machine.idle, machine.busy):
         assert pace.inline is inline
         backward(pace, compute)
 
 
-def test_the_statistics_add_up_over_backward_passes():
-    pace = Pace(cores=1, overlap="always")
+def test_the_statistics_add_up_over_backward_passes(machine):
+    pace = machine.pace("always")
     for _ in range(3):
         pace.begin()
-        now = time.perf_counter()
-        pace.travelled(now, now + 2, 100)
+        pace.travelled(machine.now, machine.now + 2, 100)
         pace.computed()
     stats = pace.stats()
     assert (stats.backwards, stats.buckets, stats.nbytes) == (3, 3, 300)
-    assert stats.comm_s == pytest.approx(6)
-    assert stats.hidden == pytest.approx(0, abs=0.01)
+    assert stats.comm_s == 6
+    assert stats.hidden == 0
     assert stats.overlapped
 
 
-def test_backward_passes_that_only_measure_are_not_counted_as_exposed():
-    pace = Pace(cores=1)
+def test_backward_passes_that_only_measure_are_not_counted_as_exposed(machine):
+    pace = machine.pace()
     for _ in range(4):
         pace.begin()
         pace.paused(0.0, 0.0)
-        now = time.perf_counter()
-        pace.travelled(now - 2, now - 1, 100)
-        idle()
+        pace.travelled(machine.now - 2, machine.now - 1, 100)
+        machine.idle()
         pace.computed()
     assert pace.stats().overlapped
     assert (pace.stats().backwards, pace.stats().hidden) == (1, 1)

@@ -1,15 +1,23 @@
-"""The recipes for Spack, EasyBuild and Apptainer agree with pyproject.toml."""
+"""Wheels and archives are complete; Spack, EasyBuild and Apptainer agree with pyproject.toml."""
 
 import ast
+import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
+import zipfile
+from email import message_from_bytes
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import hpcdist as dist
+from hpcdist.transport.kernel import compiled
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "slurm"
@@ -116,7 +124,7 @@ def test_the_container_copies_what_the_build_needs():
     for source, target in copied:
         assert (ROOT / source).exists(), source
         assert target == f"/opt/src/{source}"
-    needed = {"hpcdist", "pyproject.toml", field("readme"), "LICENSE", "setup.cfg"}
+    needed = {"hpcdist", "pyproject.toml", field("readme"), "LICENSE", "setup.py", "setup.cfg"}
     assert {source for source, _ in copied} == needed
     assert '"/opt/src[{{ extras }}]"' in sections["post"]
     extras = sections["arguments"].split("=")[1].strip()
@@ -127,3 +135,113 @@ def test_the_container_copies_what_the_build_needs():
 def test_the_command_is_where_the_recipes_look_for_it():
     assert re.search(r'^hpcdist = "hpcdist.launch.cli:main"$', PROJECT, re.M)
     assert "bin/hpcdist" in easyconfig()["sanity_check_paths"]["files"]
+
+
+# ---- wheels and the archive of the sources
+
+
+def build(what, tree, into, compiler=None):
+    """Let setuptools build a "wheel" or an "sdist" of a tree; return the file."""
+    script = f"from setuptools import build_meta as m; print('\\n' + m.build_{what}({str(into)!r}))"
+    environ = {**os.environ, **({"CC": compiler} if compiler else {})}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tree, env=environ, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return into / done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Return a tree of the sources, its archive, what is in that, and wheels of both."""
+    folder = tmp_path_factory.mktemp("built")
+    ignored = shutil.ignore_patterns(
+        ".*", "build", "dist", "site", "results", "__pycache__", "*.egg-info", "*.so"
+    )
+    tree = shutil.copytree(ROOT, folder / "tree", ignore=ignored)
+    sdist = build("sdist", tree, folder)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(
+            folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
+        )
+    unpacked = folder / sdist.name.removesuffix(".tar.gz")
+    (folder / "unpacked").mkdir()
+    compiled = build("wheel", tree, folder)
+    (tree / "hpcdist/transport/_kernel.c").touch()  # what has been compiled is old now
+    return SimpleNamespace(
+        tree=tree,
+        unpacked=unpacked,
+        compiled=compiled,
+        pure=build("wheel", tree, folder, "/bin/false"),
+        of_sdist=build("wheel", unpacked, folder / "unpacked", "/bin/false"),
+    )
+
+
+def members(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return {info.filename: archive.read(info) for info in archive.infolist()}
+
+
+def metadata(wheel, name):
+    """Return the fields of METADATA or WHEEL."""
+    return message_from_bytes(members(wheel)[f"hpcdist-{dist.__version__}.dist-info/{name}"])
+
+
+def test_a_wheel_without_the_kernel_is_for_every_python_and_system(built):
+    assert built.pure.name == f"hpcdist-{dist.__version__}-py3-none-any.whl"
+    assert metadata(built.pure, "WHEEL")["Root-Is-Purelib"] == "true"
+    assert not [name for name in members(built.pure) if name.endswith((".so", ".c"))]
+
+
+@pytest.mark.skipif(compiled is None, reason="the kernel was not compiled here")
+def test_a_wheel_with_the_kernel_is_for_this_system_and_the_pythons_that_can_load_it(built):
+    tag = metadata(built.compiled, "WHEEL")["Tag"]
+    names = [name for name in members(built.compiled) if name.endswith((".so", ".c"))]
+    stable = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
+    assert ("-abi3-" in tag) is stable
+    assert ("-any" in tag) is False
+    (kernel,) = names
+    assert kernel.startswith("hpcdist/transport/_kernel.")
+    assert (".abi3.so" in kernel) is stable
+    assert set(members(built.compiled)) - {kernel} == set(members(built.pure))
+
+
+def test_a_wheel_of_the_archive_equals_one_of_the_tree(built):
+    assert members(built.of_sdist) == members(built.pure)
+
+
+def test_the_archive_has_all_sources(built):
+    def files(tree):
+        left = ("build", f"{field('name')}.egg-info")
+        return {
+            str(path.relative_to(tree))
+            for path in tree.rglob("*")
+            if path.is_file() and path.relative_to(tree).parts[0] not in left
+        }
+
+    assert files(built.unpacked) - files(built.tree) == {"PKG-INFO"}
+    assert files(built.tree) <= files(built.unpacked)
+
+
+def test_a_wheel_says_where_the_project_is(built):
+    urls = dict(
+        each.split(", ") for each in metadata(built.pure, "METADATA").get_all("Project-URL")
+    )
+    assert {"Homepage", "Documentation", "Changelog", "Issues"} <= set(urls)
+    assert all(url.startswith("https://") and "example" not in url for url in urls.values())
+
+
+def test_the_classifiers_have_the_pythons_that_are_tested():
+    told = re.findall(r"Python :: 3\.(\d+)", PROJECT)
+    (tested,) = re.findall(r"^envlist = py{([\d,]+)}", (ROOT / "setup.cfg").read_text(), re.M)
+    assert [f"3{minor}" for minor in told] == tested.split(",")
+    assert f"3.{told[0]}" == field("requires-python").removeprefix(">=")
+
+
+def test_a_python_without_the_gil_is_refused_with_the_remedy():
+    script = "import sys; sys._is_gil_enabled = lambda: False; import hpcdist"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ImportError: hpcdist relies on the global interpreter lock" in done.stderr
+    assert "PYTHON_GIL=1" in done.stderr

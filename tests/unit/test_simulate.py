@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,6 +56,39 @@ def test_the_first_failure_of_a_rank_is_raised_and_ends_the_others():
     with pytest.raises(KeyError, match="the drill"):
         dist.simulate(3, check)
     assert time.monotonic() - began < 20
+
+
+def fail_on_rank_1():
+    dist.barrier()
+    if dist.get_rank() == 1:
+        raise KeyError("the drill")
+    try:
+        dist.all_reduce(np.ones(1))
+    except dist.RemoteError:
+        raise ValueError("what follows from it")  # noqa: B904 (as users do)
+
+
+def test_a_failure_is_shown_with_its_rank_and_its_own_traceback_alone():
+    script = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import hpcdist as dist
+from test_simulate import fail_on_rank_1
+dist.simulate(3, fail_on_rank_1)
+"""
+    environ = {"PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    lines = done.stderr.splitlines()
+    assert done.stdout == ""
+    assert done.stderr.count("Traceback (most recent call last)") == 1
+    assert lines[0] == "Traceback (most recent call last):"
+    assert [line for line in lines if "in one_rank" in line] == []
+    assert [line for line in lines if "what follows" in line] == []
+    assert "in fail_on_rank_1" in done.stderr
+    last = lines.index("KeyError: 'the drill'")
+    named = ["raised on rank 1 of the 3 that simulate runs"] if sys.version_info >= (3, 11) else []
+    assert lines[last + 1 :] == named
 
 
 def test_a_rank_that_ends_early_is_a_remote_error_for_the_others():
@@ -186,3 +220,40 @@ def test_arrays_of_a_device_are_refused_on_all_simulated_ranks():
             dist.send(DEVICE.array(np.ones(3)), 0)
 
     dist.simulate(2, check)
+
+
+class _Calls:
+    """Communicates when it is unpickled."""
+
+    def __reduce__(self):
+        return dist.barrier, ()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_an_object_that_communicates_while_it_is_unpickled_is_refused(n):
+    def program():
+        with pytest.raises(dist.UsageError, match="in the middle of another one"):
+            dist.all_gather_object([], _Calls())
+        dist.barrier()
+
+    dist.simulate(n, program)
+
+
+@pytest.mark.parametrize("phase", ["begin", "end"])
+@pytest.mark.parametrize("sync_op", [True, False])
+def test_a_listener_of_all_ranks_may_communicate(phase, sync_op):
+    def listener(event):
+        if event.phase == phase and event.name == "all_reduce":
+            dist.barrier()
+
+    def program():
+        for _ in range(3):
+            x = np.array([dist.get_rank() + 1.0])
+            dist.all_reduce(x, sync_op=sync_op).wait()
+            assert x[0] == 6
+
+    stop = dist.subscribe(listener)
+    try:
+        dist.simulate(3, program)
+    finally:
+        stop()

@@ -97,7 +97,7 @@ def test_the_script_has_all_that_was_asked_for():
         "x",
         "/home/me",
         "pmix",
-        "hpcdist submit x.py -N 2",
+        ("hpcdist", "submit", "x.py", "-N", "2"),
         "openmpi/5.0",
     )
     assert (
@@ -120,12 +120,76 @@ exec srun --mpi=pmix --kill-on-bad-exit=1 python x.py 'a b'
 
 
 def test_the_script_is_one_that_bash_understands():
-    batch = Batch((("comment", "a 'b\" $c"),), ("python", "x 'y\" $z.py"), "x", "/", said="a\nb")
+    batch = Batch((("comment", "a 'b\" $c"),), ("python", "x 'y\" $z.py"), "x", "/", said=("a\nb",))
     text = build_script(batch)
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
     told = text.replace("exec srun", "printf '%s|'")
     done = subprocess.run(["bash"], input=told, text=True, capture_output=True)
     assert done.stdout == "--kill-on-bad-exit=1|python|x 'y\" $z.py|"
+
+
+UNSEEN = ["\n", "\r", "\0", "\x1b[2J", "\t", "\x7f", "\x85", "\u2028", "\u2029", "\u202e", "\udcff"]
+
+
+@pytest.mark.parametrize("unseen", UNSEEN)
+@pytest.mark.parametrize(
+    "field", ["name", "folder", "mpi", "modules", "job-name", "chdir", "export"]
+)
+def test_what_cannot_be_seen_is_refused_wherever_it_would_be_in_the_script(field, unseen):
+    text = f"x{unseen}touch /tmp/evil"
+    fields = {"name": "x", "folder": "/home/me"}
+    options = ()
+    if field in ("job-name", "chdir", "export"):
+        options = ((field, text),)
+    else:
+        fields[field] = text
+    with pytest.raises(UsageError) as refused:
+        build_script(Batch(options, ("python", "x.py"), **fields))
+    assert "cannot be seen" in str(refused.value)
+    assert repr(text) in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["a\nb", "time 1", "", "-x", "a#", "a\u2028b"])
+def test_only_a_name_is_the_name_of_an_option(name):
+    with pytest.raises(UsageError, match="not the name of an option of sbatch"):
+        build_script(Batch(((name, "1"),), ("python", "x.py"), "x", "/home/me"))
+
+
+ODD = [
+    *(f"a{unseen}b" for unseen in UNSEEN if unseen != "\0"),
+    "\nmore",
+    "it's",
+    '"$HOME" `id` $(id) \\n \\',
+    "-N",
+    "--",
+    ":",
+    "",
+    "\n'\\\"\x1b é \udcff\udc80",
+    "#SBATCH --time=1",
+    "a\n#SBATCH --time=1",
+]
+
+
+def test_arguments_of_the_program_arrive_unchanged_whatever_they_hold():
+    tell = "import os, sys; print([os.fsencode(word) for word in sys.argv[1:]])"
+    program = (sys.executable, "-c", tell, *ODD)
+    said = ("hpcdist", "submit", "x.py", "--", *ODD)
+    text = build_script(Batch((), program, "x", "/home/me", said=said))
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert [line for line in text.split("\n") if line.startswith("#SBATCH")] == [
+        "#SBATCH --job-name=x",
+        "#SBATCH --chdir=/home/me",
+        "#SBATCH --output=x-%j.out",
+    ]
+    for locale in ("C", "C.UTF-8"):  # a batch script runs in the locale of the job
+        done = subprocess.run(
+            ["bash", "-c", text.replace("exec srun --kill-on-bad-exit=1", "exec")],
+            capture_output=True,
+            text=True,
+            env={"LC_ALL": locale, "PATH": os.environ["PATH"]},
+        )
+        assert done.stdout.strip() == str([os.fsencode(word) for word in ODD]), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -351,6 +415,8 @@ def test_a_module_is_run_as_one():
     [
         (["-N", "2"], "name the program"),
         (["train.py", "-N"], "--nodes needs a value"),
+        (["train.py", "--mpi", "pmix", "-J", "a\nrm -rf ~"], "--job-name is 'a\\nrm -rf ~', which"),
+        (["a\nb.py", "--mpi", "pmix"], "the name of the program is 'a\\nb'"),
         (["train.py", "--mpi", "pmix"], "sbatch was not found on PATH: log in to a node"),
     ],
 )

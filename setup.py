@@ -1,0 +1,64 @@
+"""The compiled kernel, which is optional; pyproject.toml has everything else.
+
+A wheel with the kernel is one for this system, and for all Pythons from 3.11 on where this Python
+has their stable ABI. Where the kernel does not compile, the wheel is pure and says so.
+"""
+
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+# The buffers that the kernel reads are in the stable ABI since 3.11.
+STABLE = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
+class BuildKernel(build_ext):
+    """Build what compiles, and let the distribution have no extension but that.
+
+    Nothing of an earlier build stays: it would be imported in place of this one.
+    """
+
+    def run(self):
+        self.built = []
+        if self.inplace:
+            for old in Path("hpcdist/transport").glob("_kernel.*so"):
+                old.unlink()
+        super().run()
+        self.distribution.ext_modules[:] = self.built
+
+    def build_extension(self, extension):
+        try:
+            super().build_extension(extension)
+        except Exception:
+            Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)
+            raise
+        self.built.append(extension)
+
+
+class Wheel(bdist_wheel):
+    """Tag the wheel by what has been built."""
+
+    def run(self):
+        self.run_command("build")
+        self.root_is_pure = not self.distribution.has_ext_modules()
+        super().run()
+
+
+setup(
+    cmdclass={"build_ext": BuildKernel, "bdist_wheel": Wheel},
+    ext_modules=[
+        Extension(
+            "hpcdist.transport._kernel",
+            sources=["hpcdist/transport/_kernel.c"],
+            extra_compile_args=["-O3", "-fwrapv", "-g0"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
+            py_limited_api=STABLE,
+            optional=True,
+        )
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
+)

@@ -1,0 +1,140 @@
+"""Programs that start or end MPI themselves, with every MPI, on one rank and on two."""
+
+import subprocess
+import sys
+
+import pytest
+from environments import ENVIRONMENTS, ROOT
+
+from hpcdist.launch.command import Options, build_command
+from hpcdist.launch.site import find_site
+
+pytestmark = pytest.mark.skipif(not ENVIRONMENTS, reason="no mpiexec")
+
+HEAD = """
+import mpi4py
+{settings}
+import numpy as np
+import hpcdist as dist
+from mpi4py import MPI
+
+def told(act, *said):
+    try:
+        act()
+    except dist.UsageError as error:
+        assert all(each in str(error) for each in said), error
+    else:
+        raise AssertionError("not refused")
+"""
+USED = """
+world = dist.init_parallel_env(timeout=60)
+half = dist.new_group()
+x = np.ones(1 << 18)
+dist.all_reduce(x)
+dist.all_reduce(x, group=half, sync_op=False).wait()
+work = dist.isend(x[:10], world.rank)
+dist.recv(x[:10].copy(), world.rank)
+work.wait()
+assert x[0] == world.nranks ** 2
+"""
+AFTER = """
+for act in (
+    lambda: dist.all_reduce(x),
+    lambda: dist.all_reduce(x, group=half, sync_op=False),
+    dist.barrier,
+    dist.init_parallel_env,
+):
+    told(act, "MPI has ended in this process", "take MPI.Finalize() out of the program")
+assert dist.simulate(2, dist.get_rank) == [0, 1]
+"""
+
+
+@pytest.fixture(params=[(name, n) for name in ENVIRONMENTS for n in (1, 2)], ids=str)
+def run(request, tmp_path):
+    """Run a program on the ranks; it must end well and print "good" once for each."""
+    name, n = request.param
+    environ = ENVIRONMENTS[name]
+
+    def run(text, settings=""):
+        script = tmp_path / "program.py"
+        script.write_text(HEAD.format(settings=settings) + text + "\nprint('good', flush=True)\n")
+        options = Options((sys.executable, str(script)), nprocs=n, here=True, label=False)
+        command = build_command(options, find_site(environ), environ)
+        env = {name: value for name, value in environ.items() if name not in command.unset}
+        done = subprocess.run(
+            command.argv,
+            env=env | command.env | {"PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == ["good"] * n, done.stderr
+
+    return run
+
+
+def test_a_program_may_end_mpi_itself(run):
+    run(USED + "MPI.Finalize()\n")
+
+
+def test_what_comes_after_the_end_of_mpi_is_refused_with_the_remedy(run):
+    run(USED + "MPI.Finalize()\n" + AFTER)
+
+
+def test_a_world_that_was_destroyed_cannot_start_again_after_the_end_of_mpi(run):
+    run(USED + "MPI.Finalize()\ndist.destroy_process_group()\n"
+        "told(dist.init_parallel_env, 'MPI has ended in this process')")  # fmt: skip
+
+
+def test_the_world_cannot_start_after_the_end_of_mpi(run):
+    run("MPI.Finalize()\ntold(dist.init_parallel_env, 'MPI has ended in this process')")
+
+
+def test_the_end_of_mpi_waits_for_what_is_under_way(run):
+    run(
+        USED
+        + """
+y = np.ones(1 << 18)
+works = [dist.all_reduce(y, sync_op=False, group=half) for _ in range(4)]
+received = np.zeros(10)
+MPI.Finalize()
+for work in works:
+    work.wait()
+assert y[0] == world.nranks ** 4
+"""
+        + AFTER
+    )
+
+
+def test_a_rank_that_ends_mpi_alone_is_missed_by_name(run):
+    run(
+        USED
+        + """
+if world.rank == 0:
+    MPI.Finalize()
+else:
+    try:
+        dist.barrier()
+    except dist.RemoteError as error:
+        assert "rank 0 has ended" in str(error)
+    else:
+        raise AssertionError
+"""
+    )
+
+
+@pytest.mark.parametrize("level", ["SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"])
+def test_a_program_may_start_mpi_itself_at_any_thread_level(run, level):
+    run(
+        f"MPI.Init_thread(MPI.THREAD_{level})\n{USED}MPI.Finalize()", "mpi4py.rc.initialize = False"
+    )
+
+
+def test_an_mpi_that_was_told_not_to_start_is_asked_for(run):
+    run(
+        "told(dist.init_parallel_env, 'mpi4py.rc.initialize is False', 'call MPI.Init_thread(')\n"
+        f"MPI.Init()\n{USED}MPI.Finalize()",
+        "mpi4py.rc.initialize = False",
+    )

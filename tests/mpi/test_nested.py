@@ -1,0 +1,289 @@
+"""Operations called while another one is under way on the same thread: told, refused, never hung.
+
+What must come in the middle of a wait comes there: a thread looks at the stack of the main thread,
+and sends the signal once that waits; the other ranks join when the handler has run.
+"""
+
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hpcdist as dist
+
+pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")
+
+REFUSED = "in the middle of another one of the same group"
+TAG = 4711
+
+
+@pytest.fixture
+def hears():
+    """Subscribe a listener for the test."""
+    ends = []
+    yield lambda listener: ends.append(dist.subscribe(listener))
+    for end in ends:
+        end()
+
+
+@pytest.fixture
+def interrupted(rank, size):
+    """Call `operation` on all ranks; on the first one `handler` runs in the middle of it."""
+    if size == 1:
+        pytest.skip("a rank alone waits for nobody")
+    main = threading.get_ident()
+
+    def waits():
+        frame = sys._current_frames()[main]
+        while frame is not None:
+            if frame.f_code.co_name == "_poll":
+                return True
+            frame = frame.f_back
+        return False
+
+    def interrupt(stop):
+        while not stop.is_set():
+            if waits():
+                signal.pthread_kill(main, signal.SIGUSR1)
+                return
+            time.sleep(1e-3)
+
+    def call(operation, handler, elsewhere=None):
+        """The others do `elsewhere` first, which the handler may take part in."""
+        if rank:
+            MPI.COMM_WORLD.recv(source=0, tag=TAG)
+            if elsewhere is not None:
+                elsewhere()
+            return operation()
+
+        def handle(*_):
+            if elsewhere is not None:
+                tell()
+            try:
+                handler()
+            finally:
+                tell()
+
+        told = []
+
+        def tell():
+            for each in range(1, size) if not told else ():
+                MPI.COMM_WORLD.send(None, each, TAG)
+            told.append(True)
+
+        previous, stop = signal.signal(signal.SIGUSR1, handle), threading.Event()
+        interrupter = threading.Thread(target=interrupt, args=(stop,))
+        interrupter.start()
+        try:
+            result = operation()
+            assert told
+            return result
+        finally:
+            stop.set()
+            interrupter.join()
+            signal.signal(signal.SIGUSR1, previous)
+
+    return call
+
+
+def total(size):
+    return size * (size + 1) // 2
+
+
+def summed(rank, sync_op=True, group=None):
+    x = np.array([rank + 1.0])
+    work = dist.all_reduce(x, sync_op=sync_op, group=group)
+    return x if sync_op else (x, work)
+
+
+# ---- signal handlers
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        lambda: dist.barrier(),
+        lambda: dist.all_reduce(np.ones(1)),
+        lambda: dist.all_gather_object([], "x"),
+        lambda: dist.all_reduce(np.ones(1 << 20)),
+        lambda: dist.plan_all_reduce(np.ones(1)),
+        lambda: dist.destroy_process_group(),
+    ],
+    ids=["barrier", "all_reduce", "object", "large", "plan", "destroy"],
+)
+def test_a_signal_handler_is_refused_and_the_operation_goes_on(interrupted, rank, size, nested):
+    said = []
+
+    def handler():
+        with pytest.raises(dist.UsageError, match=REFUSED) as refused:
+            nested()
+        said.append(str(refused.value))
+
+    assert interrupted(lambda: summed(rank), handler) == total(size)
+    assert len(said) == (rank == 0)
+    assert all(f"{__file__}:" in each for each in said)
+
+
+def test_a_refusal_that_leaves_the_handler_is_raised_once_the_operation_has_ended(
+    interrupted, rank, size
+):
+    x = np.array([rank + 1.0])
+
+    def operation():
+        if rank:
+            dist.all_reduce(x)
+        else:
+            with pytest.raises(dist.UsageError, match=REFUSED):
+                dist.all_reduce(x)
+
+    interrupted(operation, dist.barrier)
+    assert x[0] == total(size)
+
+
+def test_a_signal_handler_may_issue_an_operation_but_not_wait_for_it(interrupted, rank, size):
+    issued = []
+
+    def handler():
+        x, work = summed(rank, sync_op=False)
+        issued.append((x, work))
+        with pytest.raises(dist.UsageError, match=REFUSED):
+            work.wait()
+
+    assert interrupted(lambda: summed(rank), handler) == total(size)
+    x, work = issued[0] if issued else summed(rank, sync_op=False)
+    work.wait()
+    assert x[0] == total(size)
+
+
+def test_a_signal_handler_may_use_another_group(interrupted, rank, size):
+    other, sums = dist.new_group(), []
+
+    def elsewhere():
+        sums.append(summed(rank, group=other)[0])
+
+    sums.append(interrupted(lambda: summed(rank), elsewhere, elsewhere)[0])
+    assert sums == [total(size)] * 2
+    dist.destroy_process_group(other)
+
+
+# ---- what runs while an object is unpickled
+
+
+class Calls:
+    """Communicates when it is unpickled."""
+
+    def __init__(self, nested):
+        self.nested = nested
+
+    def __reduce__(self):
+        return self.nested, ()
+
+
+def _barrier():
+    dist.barrier()
+
+
+def _send_to_oneself():
+    dist.send(np.ones(1), dist.get_rank())
+
+
+def test_an_object_that_communicates_while_it_is_unpickled_is_refused(rank, size):
+    with pytest.raises(dist.UsageError, match=REFUSED):
+        dist.all_gather_object([], Calls(_barrier))
+
+
+def test_a_message_whose_object_sends_while_it_is_unpickled_is_refused(rank, size):
+    dist.send_object_list([Calls(_send_to_oneself)], rank)
+    with pytest.raises(dist.UsageError, match=REFUSED):
+        dist.recv_object_list([None], rank)
+
+
+# ---- listeners
+
+
+@pytest.mark.parametrize("phase", ["begin", "end"])
+@pytest.mark.parametrize("sync_op", [True, False])
+@pytest.mark.parametrize("nested_sync", [True, False])
+def test_a_listener_may_communicate_at_the_beginning_and_at_the_end(
+    hears, rank, size, phase, sync_op, nested_sync
+):
+    sums, told = [], []
+
+    def listener(event):
+        told.append((event.phase, event.name))
+        if event.phase == phase and event.name == "all_reduce":
+            x = np.array([rank + 1.0])
+            work = dist.all_reduce(x, dist.ReduceOp.MAX, sync_op=nested_sync)
+            work.wait()
+            sums.append(x[0])
+
+    hears(listener)
+    for _ in range(3):
+        x = np.array([rank + 1.0])
+        dist.all_reduce(x, sync_op=sync_op).wait()
+        assert x[0] == total(size)
+    dist.barrier()
+    assert sums == [size] * 3
+    assert told == [("begin", "all_reduce"), ("end", "all_reduce")] * 3 + [
+        ("begin", "barrier"),
+        ("end", "barrier"),
+    ]
+
+
+def test_what_a_listener_issues_is_told_to_the_others(hears, rank, size):
+    told = []
+
+    def communicates(event):
+        if event.phase == "end":
+            dist.barrier()
+
+    hears(communicates)
+    hears(lambda event: told.append((event.phase, event.name)))
+    dist.all_reduce(np.ones(1))
+    assert sorted(told) == sorted(
+        (phase, name) for phase in ("begin", "end") for name in ("all_reduce", "barrier")
+    )
+
+
+def test_a_listener_may_not_wait_for_what_is_to_come_after_it(hears, rank, size):
+    said = []
+
+    def listener(event):
+        if event.phase == "end" and not said:
+            with pytest.raises(dist.UsageError, match="by a listener") as refused:
+                later[0].wait()
+            said.append(str(refused.value))
+
+    later = []
+    hears(listener)
+    gate = threading.Lock()
+    group = dist.get_group()
+    with gate:
+        first = group.transport.lane.start(gate.acquire, "gate")
+        works = [dist.all_reduce(np.ones(1), sync_op=False) for _ in range(2)]
+        later.append(works[1])
+    first.wait()
+    for work in works:
+        work.wait()
+    assert len(said) == 1
+
+
+def test_a_listener_that_is_told_the_end_of_a_message_is_refused(hears, rank, size):
+    said = []
+
+    def listener(event):
+        if event.phase == "end" and event.name == "recv":
+            for nested in (dist.barrier, _send_to_oneself):
+                with pytest.raises(dist.UsageError, match="the end of a recv") as refused:
+                    nested()
+                said.append(str(refused.value))
+
+    hears(listener)
+    work = dist.isend(np.ones(1), rank)
+    dist.recv(np.zeros(1), rank)
+    work.wait()
+    assert len(said) == 2
