@@ -14,7 +14,7 @@ from hpcdist.transport.patience import ERRAND_AFTER_S, do_errands, poll
 
 W = TypeVar("W", bound=Any)
 
-_LONGEST_PAUSE_S = 2e-3
+_LONGEST_PAUSE_S = 5e-3
 _SHARE = 0.05
 
 
