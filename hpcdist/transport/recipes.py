@@ -32,7 +32,7 @@ from hpcdist.errors import UsageError
 
 
 class ReduceOp(IntEnum):
-    """Reduction operators. The first five have Paddle's numbers.
+    """Reduction operators. The first five are those of Paddle, and may be given as its numbers.
 
     `BAND`, `BOR` and `BXOR` combine the bits of integers. `LAND`, `LOR` and `LXOR` ask of each
     integer whether it is other than 0, and give 0 or 1. `MAXLOC` and `MINLOC` work on arrays of
@@ -149,13 +149,17 @@ def check_op(op: Any) -> ReduceOp:
     """Return `op` as a `ReduceOp`, or raise `UsageError`."""
     if type(op) is ReduceOp:
         return op
-    if isinstance(op, int) and not isinstance(op, bool) and 0 <= op < len(ReduceOp):
+    if isinstance(op, int) and not isinstance(op, bool) and op in _NUMBERED:
         return ReduceOp(op)
     names = ", ".join(f"ReduceOp.{each.name}" for each in ReduceOp)
     raise UsageError(
         f"Unknown reduce_op type for {op!r}; use one of {names}, and give what is no operator by "
         "keyword (group=, sync_op=)"
     )
+
+
+_NUMBERED = range(5)
+"""Those of Paddle, which may be given as numbers."""
 
 
 def recipe_for(op: ReduceOp, dtype: Dtype) -> Recipe:

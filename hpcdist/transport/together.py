@@ -10,11 +10,11 @@ from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.transport.base import Work
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.lane import seconds
-from hpcdist.transport.patience import poll
+from hpcdist.transport.patience import ERRAND_AFTER_S, do_errands, poll
 
 W = TypeVar("W", bound=Any)
 
-_LONGEST_PAUSE_S = 2e-3
+_LONGEST_PAUSE_S = 5e-3
 _SHARE = 0.05
 
 
@@ -91,7 +91,8 @@ def wait_any(works: Iterable[W], timeout: Any = None) -> tuple[int, W]:
 async def ended(work: W) -> W:
     """Return `work` when its operation has ended, or raise what it raised.
 
-    Looks now and then, so that the event loop runs on and no core is kept busy.
+    Looks now and then, so that the event loop runs on and no core is kept busy; in between it
+    does what every wait does for other ranks ([Note: errands] in `patience`).
     """
     import asyncio  # slow to import, and at hand where a coroutine runs
 
@@ -100,6 +101,8 @@ async def ended(work: W) -> W:
         waited = time.monotonic() - began
         if waited >= work.limit_s:
             raise _too_late("awaited", work.limit_s, "await")
+        if waited >= ERRAND_AFTER_S:
+            do_errands(waited)
         await asyncio.sleep(min(_LONGEST_PAUSE_S, waited * _SHARE))
     work.wait()
     return work

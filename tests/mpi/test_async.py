@@ -78,6 +78,18 @@ def test_plans_messages_of_any_size_and_objects_are_awaited(rank, size):
     plan.free()
 
 
+@pytest.mark.parametrize("count", [3, 300_000])
+def test_an_awaited_send_does_not_wait_for_a_receive_that_comes_later(count, rank, size):
+    got = np.empty(count)
+
+    async def send_first():
+        await dist.isend(np.full(count, float(rank)), (rank + 1) % size)
+        await dist.irecv(got, (rank - 1) % size)
+
+    asyncio.run(send_first())
+    assert (got == (rank - 1) % size).all()
+
+
 def test_many_works_may_be_awaited_at_once(rank, size):
     arrays = [np.empty(1, int) for _ in range(20)]
 

@@ -182,7 +182,7 @@ def test_operators_have_paddles_numbers_and_may_be_given_as_such():
     assert [op.value for op in ReduceOp] == list(range(len(ReduceOp)))
     assert [op.name for op in ReduceOp][:5] == ["SUM", "MAX", "MIN", "PROD", "AVG"]
     assert check_op(3) is ReduceOp.PROD
-    for wrong in (len(ReduceOp), -1, "SUM", None, 1.0, True):
+    for wrong in (5, len(ReduceOp), -1, "SUM", None, 1.0, True):
         with pytest.raises(dist.UsageError, match="Unknown reduce_op type"):
             check_op(wrong)
 
