@@ -308,6 +308,8 @@ class Messages:
     def ask_for_more(self, source: int) -> int:
         """Find out whether messages of `source` can still come; return the ticket."""
         ticket = self.circles.open()
+        with self.lock:
+            self._take_in()
         if self.news is not None:
             others = self.news.others
             for rank in others if source == ANY_SOURCE else {source} & set(others):
