@@ -105,7 +105,10 @@ class Messages:
     def run(self, call: Call) -> Work:
         """Finish a send or receive before returning."""
         if call.kind is Kind.RECV and call.ended is None:
-            work = self._receive_at_once(call) or self._begin(call)
+            received = self._receive_at_once(call)
+            if type(received) is Done:
+                return received
+            work = received or self._begin(call)
         else:
             work = self._begin(call)
         work.wait()
