@@ -208,7 +208,8 @@ def _issue(
     peer: Any,
     tag: int,
 ) -> Work:
-    if is_nobody(peer):
+    is_rank = type(peer) is int and peer >= 0
+    if not is_rank and is_nobody(peer):
         as_flag(sync_op, "sync_op")
         return to_nobody(group, describe, what, tag)
     return issue(group, sync_op, describe, what, peer, tag)
@@ -216,8 +217,6 @@ def _issue(
 
 def is_nobody(peer: Any) -> bool:
     """Return whether `peer` is `PROC_NULL`, ours or that of the MPI library in use."""
-    if type(peer) is int and peer >= 0:
-        return False
     if peer is None or not isinstance(peer, (int, np.integer)) or peer >= 0:
         return False
     mpi = sys.modules.get("mpi4py.MPI")

@@ -716,6 +716,7 @@ class TransportContract:
                 dist.recv(right, source)
                 work.wait()
                 assert right.tolist() == [0, 1, 2, 3]
+                dist.barrier()
 
         self.run(check)
 

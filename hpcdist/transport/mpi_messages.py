@@ -105,7 +105,10 @@ class Messages:
     def run(self, call: Call) -> Work:
         """Finish a send or receive before returning."""
         if call.kind is Kind.RECV and call.ended is None:
-            work = self._receive_at_once(call) or self._begin(call)
+            received = self._receive_at_once(call)
+            if type(received) is Done:
+                return received
+            work = received or self._begin(call)
         else:
             work = self._begin(call)
         work.wait()
@@ -308,6 +311,8 @@ class Messages:
     def ask_for_more(self, source: int) -> int:
         """Find out whether messages of `source` can still come; return the ticket."""
         ticket = self.circles.open()
+        with self.lock:
+            self._take_in()
         if self.news is not None:
             others = self.news.others
             for rank in others if source == ANY_SOURCE else {source} & set(others):

@@ -228,9 +228,16 @@ class News:
 
 
 def is_single_threaded() -> bool:
-    """Return whether what this process does next is up to its main thread alone."""
+    """Return whether what this process sends next is up to its main thread alone.
+
+    Daemon threads do not count: they belong to hpcdist and to other libraries.
+    """
     main = threading.main_thread()
-    return all(each is main or each.name.startswith("hpcdist") for each in threading.enumerate())
+    return all(each is main or each.daemon or _is_ours(each) for each in threading.enumerate())
+
+
+def _is_ours(thread: threading.Thread) -> bool:
+    return thread.name.startswith("hpcdist")
 
 
 @final

@@ -236,7 +236,7 @@ class Receive(Work):
                 self._fail(self._gone(source))
         elif other is not None and waited >= self._ask_at:
             self._forget_chase()
-            self._ask_at = 2 * waited
+            self._ask_at = min(2 * waited, waited + 1)
             self._ticket = messages.ask_for_more(source)
 
     def _has_left(self, source: int) -> bool:
