@@ -72,10 +72,10 @@ FREE = Rule(more=True, less=True, same=False, below=_free)
 _OBJECT = EXACT._replace(below=_free)
 """The state of an object: its entries are fixed, what is in them is its own."""
 
+_EXTRA = "_extra_state"
+
 _MODEL = EXACT._replace(below=lambda key: FREE if str(key).endswith(_EXTRA) else EXACT)
 """The state of a model: `EXACT`, but for what modules of torch add by ``get_extra_state``."""
-
-_EXTRA = "_extra_state"
 
 _GROUP = Rule(True, less=False, same=True, below=lambda key: EXACT if key == "params" else FREE)
 _GROUPS = EXACT._replace(below=lambda _: _GROUP)
@@ -84,12 +84,10 @@ _OPTIMIZER = EXACT._replace(below=lambda key: _PARTS.get(key, FREE))
 """The state of one of torch's optimizers, which is empty before the first step."""
 
 
-def rule_of(template: Any, thing: Any = None) -> Rule:
-    """Return the rule for a dict that is given as it is, or for the state of `thing`."""
+def _rule_of(thing: Any, template: Any) -> Rule:
+    """Return the rule for the state of an object, which has that of `template` now."""
     if is_optimizer_state(template):
         return _OPTIMIZER
-    if thing is None:
-        return EXACT
     if is_model(thing):
         return _MODEL
     return _OBJECT if template and isinstance(template, dict) else FREE
@@ -285,7 +283,7 @@ class Matching:
             problem = f"{name_of(path)!r} is a {kind} whose state cannot be taken: {error}"
             return self._refuse(thing, node, path, problem)
         known = len(self.wanted)
-        fill = self._match(template, node, path, rule_of(template, thing), keep=False)
+        fill = self._match(template, node, path, _rule_of(thing, template), keep=False)
         has_arrays = len(self.wanted) > known
         self.objects.append(ObjectState(name_of(path), thing, template, fill, has_arrays))
         return _always(thing)

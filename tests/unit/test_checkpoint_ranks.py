@@ -397,3 +397,24 @@ def test_a_sharded_model_goes_on_at_another_level_on_other_ranks(tmp_path, level
         assert {name: array.shape for name, array in found.items()} == {"w": (5, 7), "b": (3,)}
         for name, array in found.items():
             assert np.allclose(array, wanted[name], rtol=1e-12)
+
+
+@pytest.mark.parametrize("level", ["os", "p_g_os"])
+def test_a_sharded_model_and_its_optimizer_are_objects_of_a_state(tmp_path, level):
+    def save():
+        line, model, optimizer = sharded(level)
+        one_step(line, model, optimizer)
+        checkpoint.save({"model": model, "optimizer": optimizer}, tmp_path)
+        one_step(line, model, optimizer)
+        return model.state_dict()
+
+    def load():
+        line, model, optimizer = sharded("os_g")
+        checkpoint.load({"model": model, "optimizer": optimizer}, tmp_path)
+        one_step(line, model, optimizer)
+        return model.state_dict()
+
+    wanted = dist.simulate(3, save)[0]
+    for found in dist.simulate(2, load):
+        assert found.keys() == wanted.keys()
+        assert all(np.allclose(found[name], wanted[name], rtol=1e-12) for name in wanted)
