@@ -64,6 +64,8 @@ class Nccl:
         """
         if call.finish is not None or not self.can(call):
             return False
+        if call.kind is Kind.REDUCE_SCATTER and call.counts is not None:
+            return False
         if call.kind in (Kind.ALL_GATHER, Kind.GATHER) and call.recv is None:
             return call.kind is Kind.GATHER and self._rank != call.root
         given, out = call.send, call.recv

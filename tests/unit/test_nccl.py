@@ -351,6 +351,19 @@ def test_a_reduce_scatter_counts_what_is_received(told):
     assert calls == [("reduce_scatter", given.ctypes.data, out.ctypes.data, 2, 8, 0, 5)]
 
 
+def test_blocks_that_differ_are_reduced_each_to_its_rank(told):
+    given, out = np.ones(7), np.zeros(4)
+    call = reduced(Kind.REDUCE_SCATTER, given, out)._replace(counts=([4, 0, 3], None))
+    [begin, first, last, end], _ = told.perform(call)
+    at = given.ctypes.data
+    assert (begin, end) == (("group_start",), ("group_end",))
+    assert first[:2] == ("reduce", at)
+    assert first[2] != 0
+    assert first[3:] == (4, 8, 0, 0, 5)
+    assert last == ("reduce", at + 32, 0, 3, 8, 0, 2, 5)
+    assert not told.nccl.is_plain(call)
+
+
 def test_a_result_inside_of_what_is_sent_is_sent_from_a_copy(told):
     whole = np.arange(6.0)
     calls, _ = told.perform(reduced(Kind.REDUCE_SCATTER, whole, whole[2:4]))
@@ -395,6 +408,24 @@ def test_messages_of_an_alltoall_go_together_and_none_is_empty(told):
         ("recv", to, 32, 1, 1, 5),
         ("group_end",),
     ]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_scatter_of_blocks_that_differ_sends_each_as_it_is(monkeypatch, rank):
+    told, given, out = Told(monkeypatch, rank), np.ones(6), np.zeros(2 + rank)
+    monkeypatch.setattr(transport, "exchange_shapes", lambda host, call: [(2,), (3,), (1,)])
+    call = Call(Kind.SCATTER, given if rank == 1 else None, out, root=1)
+    call = call._replace(counts=([2, 3, 1], None)) if rank == 1 else call
+    calls, _ = told.perform(call, (UNEVEN, 8))
+    at = given.ctypes.data
+    sent = [
+        ("send", at, 16, 1, 0, 5),
+        ("send", at + 16, 24, 1, 1, 5),
+        ("send", at + 40, 8, 1, 2, 5),
+    ]
+    received = ("recv", out.ctypes.data, out.nbytes, 1, 1, 5)
+    expected = [*(sent if rank == 1 else []), received]
+    assert calls == [("group_start",), *expected, ("group_end",)]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
