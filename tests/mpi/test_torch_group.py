@@ -3,6 +3,8 @@
 What a tool sees of a program on hpcdist is what it sees of the same program on gloo.
 """
 
+import gc
+import os
 import time
 from datetime import timedelta
 
@@ -118,6 +120,21 @@ def test_a_new_beginning_has_a_store_of_its_own(rank, size):
         assert torch.equal(x, sum(map(numbers, range(size))))
         dist.destroy_process_group()
         dist.init_process_group("hpcdist")
+
+
+def test_an_end_leaves_nothing_open(rank, size):
+    def open_files():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    def begin_anew():
+        dist.destroy_process_group()
+        dist.init_process_group("hpcdist")
+        dist.barrier()
+        return open_files()
+
+    begin_anew()
+    assert begin_anew() == begin_anew() == begin_anew()
 
 
 def test_a_store_of_the_user_is_taken(folder, rank, size):
