@@ -322,6 +322,14 @@ def test_the_time_limit_of_a_group_can_be_changed(new_group, rank, size):
     MPI.COMM_WORLD.Barrier()
 
 
+def test_a_destroyed_group_has_no_time_limit_to_change(rank):
+    group = dist.new_group()
+    dist.destroy_process_group(group)
+    for use in (group.set_timeout, group.monitored_barrier):
+        with pytest.raises(hpcdist.UsageError, match="destroyed"):
+            use(timedelta(seconds=1))
+
+
 @among_several
 def test_a_monitored_barrier_names_the_ranks_that_are_missing(new_group, rank, size):
     group = new_group()
