@@ -175,6 +175,8 @@ class Job:
 
     def _meeting_point(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return what is not set of torchrun's address; while the job runs its port is its own."""
+        if "MASTER_PORT" in environ:
+            return {}
         # Bound, but not listening: who binds it, too, may listen, and nobody else gets the number.
         self._port = socket.socket()
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

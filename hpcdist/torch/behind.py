@@ -5,6 +5,7 @@ Earlier versions do not let Python make a `Backend`.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -35,7 +36,12 @@ class _Behind(Backend):
 
     def __init__(self, process_group: Any) -> None:
         super().__init__(process_group.rank(), process_group.size())
-        self.process_group = process_group
+        self._group = weakref.ref(process_group)  # which holds us, in C++, where no cycle is found
+
+    @property
+    def process_group(self) -> Any:
+        """The process group before us."""
+        return self._group()
 
     # Properties that C++ asks Python for: torch's own would ask C++ again.
     supports_splitting = supports_coalescing = supports_shrinking = False

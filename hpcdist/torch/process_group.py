@@ -137,7 +137,7 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
 
     def _open_transport(self) -> Any:
         transport = self.group.transport
-        return transport.wake() if isinstance(transport, Dormant) else transport
+        return transport.reopen() if isinstance(transport, (Closed, Dormant)) else transport
 
     def _set_sequence_number_for_group(self) -> None:
         """Do nothing: hpcdist numbers the operations of a group itself."""

@@ -3,6 +3,8 @@
 What a tool sees of a program on hpcdist is what it sees of the same program on gloo.
 """
 
+import gc
+import os
 import time
 from datetime import timedelta
 
@@ -118,6 +120,21 @@ def test_a_new_beginning_has_a_store_of_its_own(rank, size):
         assert torch.equal(x, sum(map(numbers, range(size))))
         dist.destroy_process_group()
         dist.init_process_group("hpcdist")
+
+
+def test_an_end_leaves_nothing_open(rank, size):
+    def open_files():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    def begin_anew():
+        dist.destroy_process_group()
+        dist.init_process_group("hpcdist")
+        dist.barrier()
+        return open_files()
+
+    begin_anew()
+    assert begin_anew() == begin_anew() == begin_anew()
 
 
 def test_a_store_of_the_user_is_taken(folder, rank, size):
@@ -303,6 +320,14 @@ def test_the_time_limit_of_a_group_can_be_changed(new_group, rank, size):
         with pytest.raises(hpcdist.CollectiveTimeout, match=r"within 0\.3 s"):
             dist.all_reduce(numbers(rank), group=group)
     MPI.COMM_WORLD.Barrier()
+
+
+def test_a_destroyed_group_has_no_time_limit_to_change(rank):
+    group = dist.new_group()
+    dist.destroy_process_group(group)
+    for use in (group.set_timeout, group.monitored_barrier):
+        with pytest.raises(hpcdist.UsageError, match="destroyed"):
+            use(timedelta(seconds=1))
 
 
 @among_several
