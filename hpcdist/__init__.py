@@ -196,6 +196,7 @@ def launch() -> Any:
 
 __all__ = sorted(  # what a star import gets: no modules that happen to be imported above
     {
+        "PROC_NULL",
         "optim",
         "stream",
         *_LAZY,

@@ -41,11 +41,13 @@ def optimizer(name):
 # A way to make one of each public class, and words that its repr has.
 EXAMPLES = {
     "CheckpointError": (lambda: dist.CheckpointError("a full disk"), ["a full disk"]),
+    "CheckpointWarning": (lambda: dist.CheckpointWarning("not loaded: w"), ["not loaded: w"]),
     "CollectiveTimeout": (lambda: dist.CollectiveTimeout("late", (2,)), ["late", "missing=(2,)"]),
     "DataParallel": (lambda: dist.DataParallel(Line()), ["DataParallel", "Line", "2 ranks"]),
     "DistributedSampler": (lambda: dist.DistributedSampler(10), ["10 samples", "rank ", " of 2"]),
     "Event": (lambda: dist.Event("begin", "all_reduce", 0, 8, 1), ["begin", "all_reduce"]),
     "GradScaler": (lambda: dist.GradScaler(init_loss_scaling=8.0), ["GradScaler(8)"]),
+    "Grid": (lambda: dist.get_group(0).grid([2]), ["dims=(2,)", "coords=("]),
     "Group": (lambda: dist.get_group(0), ["nranks: 2", "ranks: 0, 1", "name: _default_pg"]),
     "HpcdistError": (lambda: dist.HpcdistError("what happened"), ["what happened"]),
     "MismatchError": (lambda: dist.MismatchError("they disagree"), ["they disagree"]),
