@@ -96,10 +96,14 @@ class Room:
             room.awaits(each, thread, seen | {own}) for room, each in doing.blockers_of(own)
         )
 
+    def _note_giving_up(self, rank: int) -> None:
+        words = doing.told(self.threads.get(rank))
+        self.given_up[rank] = doing.GivenUp(words, time.monotonic())
+
     def account(self, ranks: Sequence[int], own: int, waited_s: float) -> str:
         """Return sentences on what `ranks` are doing, to be put behind an error message."""
         now = time.monotonic()
-        self.given_up[own] = doing.GivenUp(doing.told(self.threads.get(own)), now)
+        self._note_giving_up(own)
         return "".join(
             "\n"
             + doing.account_of(
@@ -153,6 +157,8 @@ class Room:
                     f"{self.account(absent, rank, timeout_s)}",
                     missing,
                 )
+        if isinstance(meeting.error, CollectiveTimeout):
+            self._note_giving_up(rank)
         self.changed.notify_all()
 
     def _hold(self, meeting: Meeting) -> None:
