@@ -97,10 +97,14 @@ class Room:
             room.awaits(each, thread, seen | {own}) for room, each in doing.blockers_of(own)
         )
 
+    def _note_giving_up(self, rank: int) -> None:
+        words = doing.told(self.threads.get(rank))
+        self.given_up[rank] = doing.GivenUp(words, time.monotonic())
+
     def account(self, ranks: Sequence[int], own: int, waited_s: float) -> str:
         """Return sentences on what `ranks` are doing, to be put behind an error message."""
         now = time.monotonic()
-        self._note_given_up(own)
+        self._note_giving_up(own)
         return "".join(
             "\n"
             + doing.account_of(
@@ -112,10 +116,6 @@ class Room:
             for rank in ranks
             if rank != own
         )
-
-    def _note_given_up(self, rank: int) -> None:
-        told = doing.told(self.threads.get(rank))
-        self.given_up[rank] = doing.GivenUp(told, time.monotonic())
 
     def _await(
         self, rank: int, meeting: Meeting, call: Call, sequence: int, timeout_s: float
@@ -152,14 +152,14 @@ class Room:
             ):
                 absent = [each for each in range(len(self.ranks)) if each not in meeting.calls]
                 missing = tuple(self.ranks[each] for each in absent)
-                for each in meeting.calls:  # the error is that of all who wait here
-                    self._note_given_up(each)
                 meeting.error = CollectiveTimeout(
                     f"{what} was not joined by all ranks within {timeout_s:g} s; missing ranks: "
                     f"{', '.join(map(str, missing))}. Called at {call_site()}"
                     f"{self.account(absent, rank, timeout_s)}",
                     missing,
                 )
+        if isinstance(meeting.error, CollectiveTimeout):
+            self._note_giving_up(rank)
         self.changed.notify_all()
 
     def _hold(self, meeting: Meeting) -> None:
