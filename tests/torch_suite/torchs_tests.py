@@ -46,10 +46,8 @@ class TorchsTests:
         from torch.testing._internal.distributed import distributed_test
 
         distributed_test.BACKEND = Named(backend)
-        if (
-            size > 2
-        ):  # torch has its tests of the group [1, 2] run on 8 ranks, or in the guise "mpi"
-            os.environ["BACKEND"] = "mpi"
+        # torch runs its tests of the group [1, 2] on 8 ranks, or on as few as they need on "mpi"
+        os.environ["BACKEND"] = "mpi" if size > 2 else "gloo"
         self._module = distributed_test
         self._class = _class_of(distributed_test)
 
