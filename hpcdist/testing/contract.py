@@ -684,6 +684,17 @@ class TransportContract:
     def test_a_send_waits_for_no_receive_that_comes_later(self, program: str, size: str) -> None:
         self.run(lambda: PROGRAMS[program](SIZES[size]))
 
+    def test_many_receives_may_wait_at_once(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            arrays = [np.zeros(3) for _ in range(1000)]
+            works = [dist.irecv(array, (rank - 1) % size) for array in arrays]
+            works += [dist.isend(np.full(3, at), (rank + 1) % size) for at in np.arange(1000.0)]
+            dist.wait_all(works)
+            assert [array[0] for array in arrays] == list(range(1000))
+
+        self.run(check)
+
     def test_tags_choose_messages_and_any_source_tells_the_sender(self) -> None:
         def check() -> None:
             rank, size = dist.get_rank(), dist.get_world_size()

@@ -186,7 +186,7 @@ class Receive(Work):
             return True
         with self._messages.lock:
             if not self._is_matched:
-                self._messages.advance()
+                self._messages.look()
             if self._is_matched and not self._ended and self._arrived():
                 self._end()
         return self._ended
