@@ -26,6 +26,9 @@ from hpcdist.errors import CheckpointError
 from hpcdist.runtime.environ import snapshot
 
 CLAIM_FILE = re.compile(r"([0-9a-f]{12})\.saving")
+NEW_CLAIM = re.compile(r"([0-9a-f]{12})\.saving\.new")
+"""A claim that does not tell yet whose it is, or never will; it is none."""
+
 
 _TRIES = 5
 _PAUSE_S = 0.2
@@ -140,19 +143,23 @@ def judge(folder: str, token: str, bury: bool = False) -> Holder:
 
 
 def _put(folder: str) -> Claim | None:
-    """Make a claim; None if somebody has looked at it before it was locked."""
+    """Make a claim, whole and locked from the first; None if somebody has swept it away."""
     token = secrets.token_hex(6)
+    path = _path(folder, token)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    mine = Claim(folder, token, os.open(_path(folder, token), flags, 0o666))
+    mine = Claim(folder, token, os.open(f"{path}.new", flags, 0o666))
     try:
         os.write(mine.fd, json.dumps(_myself()).encode())
-        if _lock(mine.fd, fcntl.LOCK_EX) is not False and _stands(mine):
-            return mine
-    except BaseException:
-        release(mine)
+        _lock(mine.fd, fcntl.LOCK_EX)
+        os.rename(f"{path}.new", path)
+    except BaseException as error:
+        os.close(mine.fd)
+        with suppress(FileNotFoundError):
+            os.unlink(f"{path}.new")
+        if isinstance(error, FileNotFoundError):
+            return None
         raise
-    release(mine)
-    return None
+    return mine
 
 
 def _stands(mine: Claim) -> bool:

@@ -17,7 +17,16 @@ from contextlib import suppress
 from typing import Any
 
 from hpcdist.checkpoint.blocks import open_regular, opened
-from hpcdist.checkpoint.claim import CLAIM_FILE, Claim, Holder, check, claim, judge, release
+from hpcdist.checkpoint.claim import (
+    CLAIM_FILE,
+    NEW_CLAIM,
+    Claim,
+    Holder,
+    check,
+    claim,
+    judge,
+    release,
+)
 from hpcdist.checkpoint.manifest import LARGEST, Manifest, from_json, to_json
 from hpcdist.checkpoint.schema import DATA_FILE
 from hpcdist.errors import CheckpointError, UsageError
@@ -26,7 +35,7 @@ MANIFEST = "checkpoint.json"
 
 _STEP = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,})")
 _NEW = re.compile(r"checkpoint\.json\.(?:([0-9a-f]{12})\.)?new")
-_OWN = (DATA_FILE, CLAIM_FILE, _NEW)
+_OWN = (DATA_FILE, CLAIM_FILE, NEW_CLAIM, _NEW)
 """Names of what hpcdist writes, with the token of the save: nothing else is ever removed."""
 
 

@@ -338,6 +338,29 @@ def no_locks(fd, kind):
     raise OSError(95, "Operation not supported")
 
 
+def test_a_claim_is_whole_and_locked_from_its_first_moment(folder, monkeypatch):
+    seen = []
+    real = os.rename
+
+    def looking(old, new):
+        assert claim.tokens_claimed(folder) == []
+        real(old, new)
+        seen.append(claim.judge(folder, claim.tokens_claimed(folder)[0]))
+
+    monkeypatch.setattr(os, "rename", looking)
+    checkpoint.save(STATE, folder)
+    assert seen == [claim.Holder.ALIVE]
+
+
+def test_a_process_that_was_killed_while_it_made_a_claim_leaves_nothing_for_long(tmp_path):
+    series = tmp_path / "series"
+    for step in (1, 2):
+        checkpoint.save(STATE, series, step=step)
+    (series / "step-000001" / f"{'a' * 12}.saving.new").touch()
+    checkpoint.save(STATE, series, step=3, keep=2)
+    assert sorted(os.listdir(series)) == ["step-000002", "step-000003"]
+
+
 def test_what_a_job_of_another_machine_left_goes_after_a_day(folder):
     token = "a" * 12
     left = [folder / f"{token}.saving", folder / f"{token}-00000.safetensors"]
