@@ -835,13 +835,12 @@ class TransportContract:
             left = rank - 1 if rank > 0 else dist.PROC_NULL
             right = rank + 1 if rank + 1 < size else dist.PROC_NULL
             halo = np.full(2, -1)
-            ops = [
-                dist.P2POp(dist.irecv, halo[:1], left),
-                dist.P2POp(dist.irecv, halo[1:], right),
-                dist.P2POp(dist.isend, np.array([rank]), left),
-                dist.P2POp(dist.isend, np.array([rank]), right),
+            works = [
+                dist.irecv(halo[:1], left),
+                dist.irecv(halo[1:], right),
+                dist.isend(np.array([rank]), left),
+                dist.isend(np.array([rank]), right),
             ]
-            works = dist.batch_isend_irecv(ops)
             for work in works:
                 work.wait()
             assert halo.tolist() == [rank - 1, rank + 1 if rank + 1 < size else -1]

@@ -242,6 +242,23 @@ def test_objects_against_an_array_are_a_mismatch(rank, size):
 # ---- names of other libraries
 
 
+def test_a_batch_may_hold_messages_to_no_rank(rank, size):
+    left = rank - 1 if rank > 0 else dist.PROC_NULL
+    right = rank + 1 if rank + 1 < size else dist.PROC_NULL
+    halo = np.full(2, -1)
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.irecv, halo[:1], left),
+            dist.P2POp(dist.irecv, halo[1:], right),
+            dist.P2POp(dist.isend, np.array([rank]), left),
+            dist.P2POp(dist.isend, np.array([rank]), right),
+        ]
+    )
+    dist.wait_all(works)
+    assert halo.tolist() == [rank - 1, rank + 1 if rank + 1 < size else -1]
+    assert (works[1].source == dist.PROC_NULL) == (right == dist.PROC_NULL)
+
+
 def test_the_null_process_of_mpi4py_is_no_rank_either(rank):
     x = np.full(3, 7.0)
     dist.send(x, MPI.PROC_NULL)

@@ -50,3 +50,4 @@ def test_a_torch_module_says_how_many_ranks_train_it():
     told = repr(dist.DataParallel(torch.nn.Linear(2, 1)))
     assert f"{world.nranks} ranks" in told
     assert "Linear" in told
+    torch.distributed.destroy_process_group()
