@@ -147,8 +147,8 @@ def _destroy(session: Session, group: Group | None) -> None:
             f"Destroy group with id {group.id} is invalid: it has been destroyed before or belongs "
             "to an earlier init_parallel_env"
         )
-    del session.groups[group.id]
     _close(group)
+    del session.groups[group.id]
 
 
 def _close(group: Group) -> None:
@@ -173,8 +173,8 @@ def shutdown_process_group(group: Group | None = None) -> None:
     transport = group.transport
     if transport is None or isinstance(transport, (Closed, Dormant)):
         return
-    group.transport = Dormant(group, transport.reopen)
     transport.close()
+    group.transport = Dormant(group, transport.reopen)
 
 
 def restart_process_group(group: Group | None = None) -> None:

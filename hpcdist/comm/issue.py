@@ -149,5 +149,12 @@ def _announce(group: Group, call: Call) -> Call:
         if call.ended is not None:
             call.ended(error)
 
-    tell("begin")
+    try:
+        tell("begin")
+    except Exception as error:
+        if call.kind >= MESSAGES:
+            raise
+        failed = UsageError(f"a listener failed when {name} was about to begin: {error!r}")
+        failed.__cause__ = error
+        return cannot(call.kind, group, failed, call.root)
     return call._replace(ended=ended)

@@ -63,6 +63,9 @@ def all_reduced(tree: Any, op: int = ReduceOp.SUM, group: Group | None = None) -
         opened = [_open(path, leaf, op, group.nranks) for path, leaf in leaves(tree)]
     except UsageError as reason:
         error = reason
+    except Exception as reason:  # whatever it is: the other ranks wait
+        error = UsageError(f"the value cannot be read: {reason!r}")
+        error.__cause__ = reason
     verify_states([leaf.state for leaf in opened], group, "value", error)
     reduced = _reduce([part for leaf in opened for part in leaf.parts], group)
     results = iter(reduced)

@@ -94,7 +94,7 @@ def _say(text: str) -> None:
     if isinstance(target, io.StringIO):  # torch's hook around ours holds everything back
         text, target = target.getvalue() + text, sys.__stderr__ or target
     _flush(sys.stdout)
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, AttributeError):
         target.write(text)
     _flush(target)
     let_be_heard()

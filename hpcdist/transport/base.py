@@ -67,6 +67,9 @@ class Work(ABC):
         self.wait()
         return None
 
+    def attend(self, waited: float) -> None:  # noqa: B027 (few operations can tell)
+        """End with an error if the operation cannot end otherwise; asked in a long wait."""
+
     def known(self) -> Known:
         """Return what is known of the operation, without asking MPI or a device."""
         return Known("operation")

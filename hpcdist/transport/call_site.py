@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 from types import FrameType
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_INSIDE = _PACKAGE, contextlib.__file__
+"""Where frames of hpcdist's own come from; context managers have one of `contextlib` in between."""
 
 
 issued = threading.local()
@@ -18,7 +21,7 @@ def outer_frame() -> tuple[FrameType | None, int]:
     """Return the innermost frame outside hpcdist and how many frames above the caller it is."""
     frame: FrameType | None = sys._getframe(1)
     depth = 1
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
         frame, depth = frame.f_back, depth + 1
     return frame, depth
 

@@ -124,8 +124,14 @@ def account_of(rank: int, left: str | None, given_up: str, waits: str | None) ->
     parts = [f"has given up {given_up}"] if given_up else []
     if left is not None:
         parts.append(left)
-    elif waits is not None:
+    elif waits is not None and not _is_part(waits, given_up):
         parts.append(f"waits in {waits or 'an operation that is about to end'}")
     elif not given_up:
         parts.append("does not answer: it waits in no operation of hpcdist")
     return f"Rank {rank} {', and '.join(parts)}."
+
+
+def _is_part(waits: str, given_up: str) -> bool:
+    """Return whether what a rank waits for, and nothing else, is what it gives up right now."""
+    wait, _, time_s = waits.rpartition(", for ")
+    return bool(wait) and wait in given_up and time_s.removesuffix(" s").replace(".", "").isdigit()

@@ -222,12 +222,16 @@ class LocalTransport(Transport):
         self.user_comm = None
         self.without_mpi = without_mpi
         """Why there is no MPI, where a rank that is none of a simulated world is alone."""
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._sequence = 0
         self._made: dict[tuple[int, ...], int] = {}
         self.lane = Lane(f"hpcdist-local-{rank}")
         self._box = LetterBox(rank, room, timeout_s)
         room.threads[rank] = threading.get_ident()
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Change the time limit of operations from now on; local."""
+        self.timeout_s = self._box.timeout_s = timeout_s
 
     def run(self, call: Call) -> Any:
         """Finish `call` before returning."""
@@ -270,7 +274,7 @@ class LocalTransport(Transport):
 
     def reopen(self) -> LocalTransport:
         """Meet in the same room again."""
-        again = LocalTransport(self.room, self.rank, self._timeout_s, self.without_mpi)
+        again = LocalTransport(self.room, self.rank, self.timeout_s, self.without_mpi)
         again._sequence = self._sequence
         return again
 
@@ -292,5 +296,5 @@ class LocalTransport(Transport):
         if call.begin is not None:
             call.begin()
         self._sequence += 1
-        result = self.room.meet(self.rank, self._sequence, call, self._timeout_s)
+        result = self.room.meet(self.rank, self._sequence, call, self.timeout_s)
         return call.finish(result) if call.finish is not None else result

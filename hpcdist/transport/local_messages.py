@@ -101,7 +101,10 @@ class LocalReceive(Work):
     def _end(self, error: Exception | None) -> None:
         self._ended, self._error = True, error
         if self._call.ended is not None:
-            self._call.ended(error)
+            try:
+                self._call.ended(error)
+            except Exception as raised:  # of a listener
+                self._error = error or raised
 
     @property
     def limit_s(self) -> float:
@@ -130,6 +133,12 @@ class LocalReceive(Work):
         if self._error is not None:
             raise self._error
         return True
+
+    def attend(self, waited: float) -> None:
+        """See whether what is wanted cannot be sent any more."""
+        with self._box.changed:
+            if not self._ended:
+                self._no_other_will_come()
 
     def known(self) -> Known:
         """See `Work.known`."""
@@ -186,14 +195,15 @@ class LocalReceive(Work):
         if other is not None and not goes_on:
             self._give_up(self._mismatch(other, f" within {limit:g} s", account))
             return
-        if not goes_on:
-            box.posted.remove(self)
         there = "" if other is None else f" There is {label(other.call, box.ranks)}, which stays."
-        raise CollectiveTimeout(
+        error = CollectiveTimeout(
             f"{self._what()} got no message within {limit:g} s; called at {call_site()}."
             f"{there}{account}",
             () if root == ANY_SOURCE else (box.ranks[root],),
         )
+        if goes_on:
+            raise error
+        self._give_up(error)
 
     def _give_up(self, error: HpcdistError) -> None:
         self._box.posted.remove(self)

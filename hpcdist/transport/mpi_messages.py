@@ -100,7 +100,7 @@ class Messages:
         """Begin a send or receive."""
         work = self._begin(call)
         if not work.is_completed():
-            self._keep_moving(work)
+            self.keep_moving(work)
         return work
 
     def run(self, call: Call) -> Work:
@@ -338,11 +338,13 @@ class Messages:
 
     # ---- progress while the caller computes
 
-    def _keep_moving(self, work: Work) -> None:
-        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-            return
+    def keep_moving(self, work: Work) -> None:
+        """Keep a work until it has ended, and let it proceed where there may be a thread for it."""
         with self.lock:
-            self._busy.append(work)
+            if work not in self._busy:
+                self._busy.append(work)
+            if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+                return
             if self._progress is None:
                 self._progress = threading.Thread(
                     target=self._move, name="hpcdist-messages", daemon=True

@@ -67,8 +67,10 @@ class Send(Work):
         if not poll(self.is_completed, limit, wait=wait):
             account = "" if timeout is not None else self._messages.account(self._peer, wait, limit)
             if not self.is_completed():
+                self._messages.keep_moving(self)  # MPI reads the array to the end: it must stay
                 raise CollectiveTimeout(
                     f"{self._what()} was not received within {limit:g} s; called at {call_site()}. "
+                    "It cannot be taken back: leave the array alone, for it is still to be sent. "
                     f"Look whether that rank calls recv with this group and tag{account}"
                 )
         return True
@@ -169,7 +171,10 @@ class Receive(Work):
                 self._error = error
         self._parts = []
         if call.ended is not None:
-            call.ended(self._error)
+            try:
+                call.ended(self._error)
+            except Exception as error:  # of a listener
+                self._error = self._error or error
 
     def _parcels(self) -> list[Parcel]:
         meta, *rest = self._parts
@@ -197,7 +202,7 @@ class Receive(Work):
         limit = self._messages.timeout_s if limit is None else limit
         wait = Wait(self._what, self._blockers)
         try:
-            if not poll(self.is_completed, limit, self._explain, _EXPLAIN_AFTER_S, wait):
+            if not poll(self.is_completed, limit, self.attend, _EXPLAIN_AFTER_S, wait):
                 self._time_out(wait, limit, goes_on=timeout is not None)
         finally:
             self._forget_chase()
@@ -223,7 +228,7 @@ class Receive(Work):
 
     # ---- what can go wrong
 
-    def _explain(self, waited: float) -> None:
+    def attend(self, waited: float) -> None:
         """See whether no message will come that matches; see [Note: other dtypes]."""
         messages, source = self._messages, self.source_wanted
         if self._is_matched or self.has_begun:
@@ -269,15 +274,19 @@ class Receive(Work):
         other = messages.find_of_other_dtype(self)
         if not goes_on and not messages.withdraw(self):
             self.wait()  # it came in this moment
-        elif other is not None and not goes_on:
+            return
+        if other is not None and not goes_on:
             self._fail(self._mismatch(other, f" within {limit:g} s", account))
-        else:
-            there = "" if other is None else f" There is a message of {other.dtype}, which stays."
-            raise CollectiveTimeout(
-                f"{self._what()} got no message within {limit:g} s; called at {call_site()}. "
-                f"Look whether that rank sends with this group, tag and dtype.{there}{account}",
-                self._missing(),
-            )
+            return
+        there = "" if other is None else f" There is a message of {other.dtype}, which stays."
+        error = CollectiveTimeout(
+            f"{self._what()} got no message within {limit:g} s; called at {call_site()}. "
+            f"Look whether that rank sends with this group, tag and dtype.{there}{account}",
+            self._missing(),
+        )
+        if goes_on:
+            raise error
+        self._fail(error)
 
     def _missing(self) -> tuple[int, ...]:
         source = self.source_wanted

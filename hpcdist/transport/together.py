@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, final
 
 from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.transport.base import Work
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.doing import Wait
 from hpcdist.transport.lane import seconds
 from hpcdist.transport.patience import ERRAND_AFTER_S, do_errands, poll
 
@@ -16,6 +17,7 @@ W = TypeVar("W", bound=Any)
 
 _LONGEST_PAUSE_S = 5e-3
 _SHARE = 0.05
+_ATTEND_EVERY_S = 0.05
 
 
 def wait_all(works: Iterable[Work], timeout: Any = None) -> bool:
@@ -29,8 +31,8 @@ def wait_all(works: Iterable[Work], timeout: Any = None) -> bool:
             its own time limit.
 
     """
-    waiting, limit = list(works), seconds(timeout)
-    if limit is not None and not poll(lambda: not _under_way(waiting), limit):
+    waiting, limit = _listed(works, "wait_all"), seconds(timeout)
+    if limit is not None and not _poll(lambda: not _under_way(waiting), limit, waiting, "wait_all"):
         raise _too_late(f"{_under_way(waiting)} of {len(waiting)}", limit, "wait_all()")
     errors: list[Exception] = []
     for work in waiting:
@@ -43,9 +45,30 @@ def wait_all(works: Iterable[Work], timeout: Any = None) -> bool:
     return True
 
 
+def _listed(works: Any, verb: str) -> list[Any]:
+    try:
+        listed = list(works)
+    except TypeError:
+        listed = [None]
+    if not all(hasattr(work, "wait") and hasattr(work, "is_completed") for work in listed):
+        raise UsageError(f"{verb} takes a list of works, as irecv returns them, got {works!r}")
+    return listed
+
+
 def _under_way(works: Sequence[Work]) -> int:
     """Return how many of `works` have not ended; looks at each, which lets it proceed."""
     return sum(not work.is_completed() for work in works)
+
+
+def _poll(done: Callable[[], bool], limit: float, works: Sequence[Work], verb: str) -> bool:
+    wait = Wait(lambda: f"{verb} of {len(works)} operations")
+    return poll(done, limit, lambda waited: _attend(works, waited), _ATTEND_EVERY_S, wait)
+
+
+def _attend(works: Sequence[Work], waited: float) -> None:
+    for work in works:
+        if isinstance(work, Work) and not work.is_completed():
+            work.attend(waited)
 
 
 def _too_late(which: str, limit: float, wait: str) -> CollectiveTimeout:
@@ -69,23 +92,22 @@ def wait_any(works: Iterable[W], timeout: Any = None) -> tuple[int, W]:
         HpcdistError: what went wrong in the operation that has ended.
 
     """
-    waiting = list(works)
+    waiting = _listed(works, "wait_any")
     if not waiting:
         raise UsageError("wait_any got no works, so none of them can end; ask for an empty list")
     limit = seconds(timeout)
     if limit is None:
         limit = max(getattr(work, "limit_s", float("inf")) for work in waiting)
-    found: list[int] = []
-
-    def look() -> bool:
-        found.extend(at for at, work in enumerate(waiting) if not found and work.is_completed())
-        return bool(found)
-
-    if not poll(look, limit):
+    if not _poll(lambda: _first_ended(waiting) is not None, limit, waiting, "wait_any"):
         raise _too_late(f"all {len(waiting)}", limit, "wait_any()")
-    work = waiting[found[0]]
-    work.wait()
-    return found[0], work
+    at = _first_ended(waiting)
+    assert at is not None
+    waiting[at].wait()
+    return at, waiting[at]
+
+
+def _first_ended(works: Sequence[Work]) -> int | None:
+    return next((at for at, work in enumerate(works) if work.is_completed()), None)
 
 
 async def ended(work: W) -> W:
@@ -96,13 +118,16 @@ async def ended(work: W) -> W:
     """
     import asyncio  # slow to import, and at hand where a coroutine runs
 
-    began = time.monotonic()
+    began, attend_at = time.monotonic(), _ATTEND_EVERY_S
     while not work.is_completed():
         waited = time.monotonic() - began
         if waited >= work.limit_s:
             raise _too_late("awaited", work.limit_s, "await")
         if waited >= ERRAND_AFTER_S:
             do_errands(waited)
+        if waited >= attend_at:
+            attend_at = 2 * waited  # of many works that are awaited, each does this for itself
+            work.attend(waited)
         await asyncio.sleep(min(_LONGEST_PAUSE_S, waited * _SHARE))
     work.wait()
     return work
@@ -127,3 +152,7 @@ class Together(Work):
     def is_completed(self) -> bool:
         """Return whether all parts have ended."""
         return not _under_way(self._works)
+
+    def attend(self, waited: float) -> None:
+        """Let its parts see what has become of them."""
+        _attend(self._works, waited)

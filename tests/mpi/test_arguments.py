@@ -48,6 +48,8 @@ WRONG_EVERYWHERE = [
     (lambda: dist.reduce_scatter(frozen(), blocks()), "read-only"),
     (lambda: dist.scatter(frozen(), blocks() if dist.get_rank() == 0 else None), "read-only"),
     (lambda: dist.recv(frozen(), 0), "read-only"),
+    (lambda: dist.wait_all(None), "wait_all takes a list of works.*None"),
+    (lambda: dist.wait_any([1]), "wait_any takes a list of works"),
     (lambda: dist.irecv(frozen(), 0), "read-only"),
     (lambda: dist.all_gather(frozen(3 * dist.get_world_size()), ones(3)), "read-only"),
     (lambda: dist.alltoall_single(frozen(dist.get_world_size()), ones(1)), "read-only"),

@@ -330,3 +330,18 @@ def test_listeners_hear_the_beginning_and_the_end_of_every_operation(rank, size)
         assert all(end.time_ns >= begins[0].time_ns for end in ends)
     failed = [type(event.error) for event in seen if event.error is not None]
     assert failed == [dist.MismatchError] * (size > 1)
+
+
+def test_a_listener_that_fails_calls_the_operation_off_on_all_ranks(rank):
+    def fail(event):
+        raise KeyError("no such key")
+
+    stop = dist.subscribe(fail) if rank == 0 else lambda: None
+    try:
+        with pytest.raises((dist.UsageError, dist.RemoteError), match="no such key"):
+            dist.all_reduce(np.ones(3))
+    finally:
+        stop()
+    x = np.ones(1)
+    dist.all_reduce(x)
+    assert x[0] == dist.get_world_size()

@@ -239,6 +239,37 @@ def test_objects_against_an_array_are_a_mismatch(rank, size):
     dist.recv(np.empty(3), source)
 
 
+def test_what_was_not_received_in_time_arrives_whole_all_the_same(world_with, rank, size):
+    """MPI cannot take it back, and reads the array until it is received."""
+    if size == 1:
+        return
+    world_with(early_mb=1)
+    limited = dist.new_group(timeout=1)
+    count = 4 * MB
+    if rank == 0:
+        told = raised(dist.CollectiveTimeout, dist.send, np.full(count, 7.0), 1, limited)
+        assert "leave the array alone" in told
+        other = [np.full(count, 3.0) for _ in range(4)]  # in the memory of the first, if it is free
+        assert other[0][0] == 3
+    elif rank == 1:
+        raised(dist.CollectiveTimeout, dist.recv, np.zeros(1), 0, limited, tag=9)
+    dist.barrier()
+    if rank == 1:
+        got = np.zeros(count)
+        dist.new_group([1])  # whatever happens in between
+        dist.recv(got, 0, limited)
+        assert (got == 7).all()
+    dist.barrier()
+
+
+def test_many_receives_may_wait_at_once(rank, size):
+    arrays = [np.zeros(3) for _ in range(1000)]
+    works = [dist.irecv(array, (rank - 1) % size) for array in arrays]
+    works += [dist.isend(np.full(3, at), (rank + 1) % size) for at in np.arange(1000.0)]
+    dist.wait_all(works)
+    assert [array[0] for array in arrays] == list(range(1000))
+
+
 # ---- names of other libraries
 
 
