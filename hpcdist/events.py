@@ -36,8 +36,9 @@ def subscribe(listener: Listener) -> Callable[[], None]:
     """Call `listener(event)` when an operation of this process begins and ends.
 
     Local. The listener runs on the thread of the operation and must be quick. Asynchronous
-    operations end on their own thread. It may communicate where those of all ranks do, except at
-    the end of a message; what it issues itself it does not hear of.
+    operations end on their own thread. It may communicate where the listeners of all ranks
+    do, except at the end of a message; what it issues itself it does not hear of. If it fails when
+    a collective is about to begin, that is called off on all ranks.
 
     Returns:
         A function that ends the subscription.
