@@ -116,6 +116,9 @@ class _Arrived(Work):
         self._moved.back()
         return True
 
+    def attend(self, waited: float) -> None:
+        self._work.attend(waited)
+
     def is_completed(self) -> bool:
         done = self._work.is_completed()
         if done:

@@ -325,6 +325,9 @@ class _StagedMessage(Work):
         engine = self._stage.engine
         return self._work.is_completed() and all(map(engine.is_done, self._arrived or ()))
 
+    def attend(self, waited: float) -> None:
+        self._work.attend(waited)
+
     def known(self) -> Known:
         return self._work.known()
 
