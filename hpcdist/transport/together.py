@@ -10,7 +10,7 @@ from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.transport.base import Work
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.lane import seconds
-from hpcdist.transport.patience import ERRAND_AFTER_S, do_errands, poll
+from hpcdist.transport.patience import ERRAND_AFTER_S, do_errands, poll, raising_held
 
 W = TypeVar("W", bound=Any)
 
@@ -18,6 +18,7 @@ _LONGEST_PAUSE_S = 5e-3
 _SHARE = 0.05
 
 
+@raising_held
 def wait_all(works: Iterable[Work], timeout: Any = None) -> bool:
     """Block until all `works` have ended and return True; raise what the first of them raised.
 
@@ -55,6 +56,7 @@ def _too_late(which: str, limit: float, wait: str) -> CollectiveTimeout:
     )
 
 
+@raising_held
 def wait_any(works: Iterable[W], timeout: Any = None) -> tuple[int, W]:
     """Block until one of `works` has ended; return its position and the work itself.
 
