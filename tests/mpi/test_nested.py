@@ -343,7 +343,7 @@ def test_a_signal_handler_in_the_middle_of_matching_messages_does_not_match_othe
         def interrupted_match(receive, promised):
             depths.append(len(inside))
             inside.append(True)
-            if len(depths) == 1:
+            if not sums and threading.current_thread() is threading.main_thread():
                 interrupt()  # as Python calls a signal handler: between two instructions
             try:
                 return match(receive, promised)
