@@ -16,6 +16,7 @@ from hpcdist.comm.session import Session, group_at_hand, session_at_hand, set_se
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import UNDEFINED, Call, Kind
 from hpcdist.transport.lane import seconds
+from hpcdist.transport.patience import raising_held
 
 _HOST_BACKENDS = (None, "auto", "mpi", "gloo")
 
@@ -56,6 +57,7 @@ def new_group(
     return group_of(members, timeout, name)
 
 
+@raising_held
 def group_of(members: list[int], timeout: Any = None, name: str | None = None) -> Group:
     """Make the group of the world ranks `members`, in this order."""
     session = session_at_hand()
@@ -124,6 +126,7 @@ def get_group(id: int = 0) -> Group | None:
     return group
 
 
+@raising_held
 def destroy_process_group(group: Group | None = None) -> None:
     """Free the communicators of `group`, or of all groups; they cannot be used any more.
 
@@ -164,6 +167,7 @@ def _close(group: Group) -> None:
         made_for_group.Free()
 
 
+@raising_held
 def shutdown_process_group(group: Group | None = None) -> None:
     """Free what `group` (None: the world) keeps in MPI; its next operation restarts it.
 

@@ -8,6 +8,7 @@ on different ranks can dead-lock.
 from __future__ import annotations
 
 import threading
+from itertools import count
 from typing import Any, final
 
 from hpcdist.transport.lane import refusal
@@ -18,9 +19,9 @@ class Turns:
     """A queue of numbered turns; one instance per process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._taken = 0
+        self._numbers = count()
         self._now = 0
         self._passed: set[int] = set()
         self.holder: int | None = None
@@ -35,9 +36,7 @@ class Turns:
         """
         if self.holder == threading.get_ident():
             raise refusal()
-        with self._lock:
-            self._taken += 1
-            return self._taken - 1
+        return next(self._numbers)
 
     def turn(self, number: int) -> Turn:
         """Return a block that waits until all earlier turns are over, and ends this one."""

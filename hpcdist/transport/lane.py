@@ -27,7 +27,7 @@ from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.transport import doing
 from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call_site import call_site, issued
-from hpcdist.transport.patience import held, raise_held
+from hpcdist.transport.patience import drop_held, held, raise_held
 
 Job = Callable[[], Any]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -74,7 +74,7 @@ class Lane:
         self._queue: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    @_own
+    @inside(lambda local: local.get("lane"))
     def run(self, job: Callable[..., Any], *args: Any) -> Any:
         """Run `job` after everything issued before it and return its result.
 
@@ -82,17 +82,22 @@ class Lane:
             UsageError: this thread is in the middle of an operation; see [Note: nested].
 
         """
-        if not self.queued and self.running.acquire(blocking=False):
+        lane = self  # as long as this is bound, `run` counts as being inside
+        if not lane.queued and lane.running.acquire(blocking=False):
             try:
                 result = job(*args)
+            except BaseException:
+                drop_held()
+                raise
             finally:
-                self.running.release()
+                lane.running.release()
             if held:
                 raise_held()
             return result
         self.refuse_nested()
         if self.is_current():
             return job(*args)  # a callback of an operation: it goes before what is queued
+        del lane  # it runs on the lane's thread
         return self.start(lambda: job(*args), "operation")._value_at_end()
 
     def start(self, job: Job, label: str) -> QueuedWork:
@@ -145,9 +150,16 @@ class Lane:
         return False
 
     def close(self, patience_s: float = 1.0) -> bool:
-        """End the thread after what is queued; say whether it ended in time."""
+        """End the thread after what is queued; say whether it ended in time.
+
+        Raises:
+            UsageError: this is the thread; a listener cannot end what tells it.
+
+        """
         if self._thread is None:
             return True
+        if self.is_current():
+            raise refusal()
         self._queue.put(None)
         self._thread.join(patience_s)
         return not self._thread.is_alive()

@@ -50,7 +50,7 @@ class Allowance:
         self._limit = limit_bytes
         self._held = 0
         self._kept: Counter[tuple[int, int]] = Counter()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._refused: tuple[int, int, int] | None = None
 
     def admits(self, nbytes: int, world: int, user_tag: int) -> bool:

@@ -32,7 +32,7 @@ from hpcdist.transport.mpi_node import open_node
 from hpcdist.transport.mpi_objects import OBJECT_VERBS
 from hpcdist.transport.mpi_outbox import discard_unread
 from hpcdist.transport.mpi_plans import PERSISTENT, MpiPlan
-from hpcdist.transport.patience import held, poll, raise_held
+from hpcdist.transport.patience import drop_held, held, is_at_errands, poll, raise_held
 from hpcdist.transport.select import Rule, Selection, Way, read_rules
 from hpcdist.transport.shared import perform
 from hpcdist.transport.shared_board import PAYLOAD
@@ -123,9 +123,13 @@ class MpiHost(Transport):
                 return watched(self.run, call)
             lane = self.lane
             if lane.queued or not lane.running.acquire(False):
-                return lane.run(self._perform, call)
+                del lane  # what marks this as being inside: it may only wait there
+                return self.lane.run(self._perform, call)
             try:  # nothing is ahead: Lane.run, without the calls
                 result = self._perform(call)
+            except BaseException:
+                drop_held()
+                raise
             finally:
                 lane.running.release()
             if held:
@@ -140,7 +144,7 @@ class MpiHost(Transport):
             if call.device is not None:
                 return self.on_devices.start(call)
             if call.kind >= MESSAGES:
-                self._refuse_nested_message()
+                self.messages.refuse_nested()
                 return self.messages.start(call)
         except MPI.Exception as error:
             raise self._failure(call, error) from error
@@ -151,16 +155,11 @@ class MpiHost(Transport):
         return self.lane.start(job, label(call, self.ranks))
 
     def _run_message(self, call: Call) -> Work:
-        self._refuse_nested_message()
+        self.messages.refuse_nested()
         work = self.messages.run(call)
         if held:
             raise_held()
         return work
-
-    def _refuse_nested_message(self) -> None:
-        """Raise where this thread is in the middle of matching messages; see [Note: nested]."""
-        if self.messages.lock._is_owned():  # type: ignore[attr-defined]
-            raise refusal()
 
     def start_batch(self, calls: Sequence[Call]) -> list[Work]:
         """Begin messages; those on device memory together, if the group has it so."""
@@ -361,6 +360,9 @@ class MpiHost(Transport):
     def close(self) -> None:
         """End what is queued and free the communicators; collective."""
         self.lane.refuse_nested()
+        self.messages.refuse_nested()
+        if is_at_errands():  # maybe of this group, whose communicators are to be freed
+            raise refusal()
         ended = self.lane.close()
         if ended and self._on_devices is not None:
             self._on_devices.close()

@@ -12,9 +12,9 @@ member may have given up.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import NamedTuple, NoReturn, final
 
 from mpi4py import MPI
@@ -55,10 +55,9 @@ class Meetings:
         self._comm = comm
         self._world_ranks = world_ranks
         self._news = news
-        self._held: dict[tuple[int, int], int] = {}
+        self._numbers: dict[tuple[int, int], Iterator[int]] = {}
         self._reports: dict[Key, dict[int, _Report]] = {}
         self._answers: dict[Key, int | Refusal | tuple[int, ...]] = {}
-        self._counting = threading.Lock()
         self._tell = Outbox(comm).send
 
     def meet(self, ranks: tuple[int, ...], next_id: int, timeout_s: float) -> int:
@@ -86,9 +85,7 @@ class Meetings:
 
     def _next(self, ranks: tuple[int, ...]) -> Key:
         group = ranks[0], hash(ranks)
-        with self._counting:
-            nth = self._held[group] = self._held.get(group, 0) + 1
-        return (*group, nth)
+        return (*group, next(self._numbers.setdefault(group, count(1))))
 
     def _receive(self, key: Key, ranks: tuple[int, ...], own: _Report, timeout_s: float) -> int:
         """Collect all reports and answer them; on the first member."""

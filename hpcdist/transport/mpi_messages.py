@@ -28,6 +28,7 @@ from hpcdist.errors import UsageError
 from hpcdist.transport.base import DONE, Done, Work
 from hpcdist.transport.call import ANY_SOURCE, Call, Kind
 from hpcdist.transport.doing import Wait
+from hpcdist.transport.lane import refusal
 from hpcdist.transport.mpi_early import Allowance, Early
 from hpcdist.transport.mpi_news import Circles, News, Step, is_single_threaded
 from hpcdist.transport.mpi_objects import send_parcel
@@ -131,6 +132,11 @@ class Messages:
         for early in dropped:
             self._allowance.give_back(early)
         keep([early.request for early in dropped], patience_s)
+
+    def refuse_nested(self) -> None:
+        """Raise where this thread is in the middle of matching messages; see [Note: nested]."""
+        if self.lock._is_owned():  # type: ignore[attr-defined]
+            raise refusal()
 
     def _receive_at_once(self, call: Call) -> Work | None:
         """Receive a message that is there already, or very soon; return None if it is not.
@@ -278,7 +284,7 @@ class Messages:
             return
         if self.news is not None and waited >= LISTEN_AFTER_S:
             self.news.listen()
-        if self.lock.acquire(blocking=False):
+        if not self.lock._is_owned() and self.lock.acquire(blocking=False):  # type: ignore[attr-defined]
             try:
                 self._take_in()
             finally:

@@ -23,17 +23,26 @@ class Outbox:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
-        self._requests: list[MPI.Request] = []
+        self._requests: dict[int, MPI.Request] = {}
         self._limit = _FEW
-        self._lock = threading.Lock()
+        self._testing = threading.Lock()
 
     def send(self, rank: int, content: Any, tag: int) -> None:
         """Send any object that pickles."""
-        with self._lock:
-            if len(self._requests) >= self._limit:  # at twice as many: each is tested a few times
-                self._requests = [request for request in self._requests if not request.Test()]
-                self._limit = max(_FEW, 2 * len(self._requests))
-            self._requests.append(self._comm.isend(content, rank, tag))
+        if len(self._requests) >= self._limit and self._testing.acquire(blocking=False):
+            try:
+                self._forget_sent()
+            finally:
+                self._testing.release()
+        request = self._comm.isend(content, rank, tag)
+        self._requests[id(request)] = request
+
+    def _forget_sent(self) -> None:
+        """Forget what is on its way; a signal handler, or another thread, may send meanwhile."""
+        for request in list(self._requests.values()):
+            if request.Test():
+                del self._requests[id(request)]
+        self._limit = max(_FEW, 2 * len(self._requests))  # so each is tested a few times
 
 
 class Incoming(NamedTuple):

@@ -14,7 +14,7 @@ from hpcdist.transport.call_site import call_site
 from hpcdist.transport.doing import Wait
 from hpcdist.transport.lane import seconds
 from hpcdist.transport.mpi_types import OPS, block, numbers
-from hpcdist.transport.patience import poll
+from hpcdist.transport.patience import poll, raising_held
 
 if TYPE_CHECKING:
     from hpcdist.transport.mpi_host import MpiHost
@@ -105,6 +105,7 @@ class _PlanWork(Work):
         self.active = False
         return True
 
+    @raising_held
     def _wait(self, timeout: Any) -> None:
         limit = seconds(timeout)
         limit = self._host.timeout_s if limit is None else limit

@@ -23,7 +23,7 @@ from hpcdist.transport.call_site import call_site
 from hpcdist.transport.doing import Wait
 from hpcdist.transport.lane import seconds
 from hpcdist.transport.mpi_news import Blocker, Step
-from hpcdist.transport.patience import LISTEN_AFTER_S, poll
+from hpcdist.transport.patience import LISTEN_AFTER_S, poll, raising_held
 
 if TYPE_CHECKING:
     from hpcdist.transport.mpi_messages import Found, Messages
@@ -59,8 +59,10 @@ class Send(Work):
                     call.ended(None)
         return not self._requests
 
+    @raising_held
     def wait(self, timeout: Any = None) -> bool:
         """Block until the buffer may be changed again."""
+        self._messages.refuse_nested()
         limit = seconds(timeout)
         limit = self._messages.timeout_s if limit is None else limit
         wait = Wait(self._what)
@@ -196,8 +198,10 @@ class Receive(Work):
                 self._end()
         return self._ended
 
+    @raising_held
     def wait(self, timeout: Any = None) -> bool:
         """Block until the message is in the array."""
+        self._messages.refuse_nested()
         limit = seconds(timeout)
         limit = self._messages.timeout_s if limit is None else limit
         wait = Wait(self._what, self._blockers)

@@ -12,9 +12,13 @@ time does this for all groups; nothing of it waits for anyone.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import wraps
+from types import FrameType
+from typing import Any, TypeVar, cast
 
 from hpcdist.errors import UsageError
 from hpcdist.transport import doing
@@ -35,11 +39,12 @@ LEFT_GRACE_S = 0.2
 ERRAND_AFTER_S = 1e-3
 """From this long a thread that waits does errands, and so often at most."""
 
-held: list[UsageError] = []
+held: list[tuple[int, UsageError]] = []
 """What left a signal handler in the middle of an operation; raised when that has ended.
 
 An operation of a group was refused there. If it broke off the one under way, other ranks would wait
-for this one. Only the main thread runs signal handlers.
+for this one. Only the main thread runs signal handlers. A handler may use another group meanwhile,
+so the depth of the stack tells whose refusal it is: that of the operation further out.
 """
 
 _YIELD_S = 2e-3
@@ -48,8 +53,9 @@ _SHARE = 0.05
 _ERRANDS_SHARE = 0.1
 
 Errand = Callable[[float], None]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _errands: list[Errand] = []
-_at_it = threading.Lock()
+_at_it = threading.RLock()
 
 
 def add_errand(errand: Errand) -> None:
@@ -57,28 +63,33 @@ def add_errand(errand: Errand) -> None:
 
     It must not wait for anything, nor call what may.
     """
-    with _at_it:
-        _errands.append(errand)
+    _errands.append(errand)
 
 
 def remove_errand(errand: Errand) -> None:
-    """End what `add_errand` began; afterwards `errand` is not under way on any thread."""
+    """End what `add_errand` began; afterwards `errand` is not under way on any other thread."""
     with _at_it:
         if errand in _errands:
             _errands.remove(errand)
 
 
 def do_errands(waited: float) -> float:
-    """Do all errands, unless another thread is at it; return how many seconds it took."""
-    if not _at_it.acquire(blocking=False):
+    """Do all errands, unless some thread is at it; return how many seconds it took."""
+    if is_at_errands() or not _at_it.acquire(blocking=False):
         return 0.0
     try:
         began = time.monotonic()
-        for errand in _errands:
-            errand(waited)
+        for errand in tuple(_errands):
+            if errand in _errands:  # a signal handler may have ended it meanwhile
+                errand(waited)
         return time.monotonic() - began
     finally:
         _at_it.release()
+
+
+def is_at_errands() -> bool:
+    """Return whether this is called in the middle of `do_errands`: in a signal handler."""
+    return _at_it._is_owned()  # type: ignore[attr-defined,no-any-return]
 
 
 def poll(
@@ -107,15 +118,53 @@ def poll(
         except UsageError as error:
             if not error.nested:
                 raise
-            held.append(error)
+            held.append((_depth(sys._getframe()), error))
 
 
 def raise_held() -> None:
-    """Raise what is `held`; at the end of an operation, on the main thread."""
-    if threading.current_thread() is threading.main_thread():
-        error = held[0]
-        held.clear()
-        raise error
+    """Raise what is `held` of the calling operation; at its end."""
+    errors = _take_held(sys._getframe(1))
+    if errors:
+        raise errors[0]
+
+
+def drop_held() -> None:
+    """Forget what is `held` of the calling operation, which fails itself."""
+    _take_held(sys._getframe(1))
+
+
+def raising_held(wait: _Function) -> _Function:
+    """Let a function that polls outside of any operation raise at its end what is `held`."""
+
+    @wraps(wait)
+    def waiting(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = wait(*args, **kwargs)
+        except BaseException:
+            drop_held()
+            raise
+        if held:
+            raise_held()
+        return result
+
+    return cast("_Function", waiting)
+
+
+def _take_held(frame: FrameType) -> list[UsageError]:
+    """Take out what is held of the operation that `frame` belongs to."""
+    if not held or threading.current_thread() is not threading.main_thread():
+        return []
+    depth = _depth(frame)
+    errors = [error for at, error in held if at > depth]
+    held[:] = [each for each in held if each[0] <= depth]
+    return errors
+
+
+def _depth(frame: FrameType | None) -> int:
+    depth = 0
+    while frame is not None:
+        depth, frame = depth + 1, frame.f_back
+    return depth
 
 
 def _poll(

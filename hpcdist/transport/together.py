@@ -11,7 +11,7 @@ from hpcdist.transport.base import Work
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.doing import Wait
 from hpcdist.transport.lane import seconds
-from hpcdist.transport.patience import ERRAND_AFTER_S, do_errands, poll
+from hpcdist.transport.patience import ERRAND_AFTER_S, do_errands, poll, raising_held
 
 W = TypeVar("W", bound=Any)
 
@@ -20,6 +20,7 @@ _SHARE = 0.05
 _ATTEND_EVERY_S = 0.05
 
 
+@raising_held
 def wait_all(works: Iterable[Work], timeout: Any = None) -> bool:
     """Block until all `works` have ended and return True; raise what the first of them raised.
 
@@ -78,6 +79,7 @@ def _too_late(which: str, limit: float, wait: str) -> CollectiveTimeout:
     )
 
 
+@raising_held
 def wait_any(works: Iterable[W], timeout: Any = None) -> tuple[int, W]:
     """Block until one of `works` has ended; return its position and the work itself.
 

@@ -14,6 +14,10 @@ import pytest
 from mpi4py import MPI
 
 import hpcdist as dist
+from hpcdist.comm.session import current_session
+from hpcdist.transport.lane import refusal
+from hpcdist.transport.mpi_transfers import Receive
+from hpcdist.transport.patience import add_errand, remove_errand
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")
 
@@ -40,7 +44,7 @@ def interrupted(rank, size):
     def waits():
         frame = sys._current_frames()[main]
         while frame is not None:
-            if frame.f_code.co_name == "_poll":
+            if frame.f_code.co_name in ("_poll", "_await_end"):
                 return True
             frame = frame.f_back
         return False
@@ -88,6 +92,42 @@ def interrupted(rank, size):
             signal.signal(signal.SIGUSR1, previous)
 
     return call
+
+
+@pytest.fixture
+def at_errands(rank, size):
+    """Arrange that `handler` runs in the middle of the next errands of the first rank.
+
+    What is returned waits for this on the other ranks.
+    """
+    if size == 1:
+        pytest.skip("a rank alone waits for nobody")
+    main, ends = threading.get_ident(), []
+
+    def arrange(handler):
+        if rank:
+            return lambda: MPI.COMM_WORLD.recv(source=0, tag=TAG)
+
+        def handle(*_):
+            for each in range(1, size):
+                MPI.COMM_WORLD.send(None, each, TAG)
+            handler()
+
+        def errand(waited):
+            if threading.get_ident() == main and not told:
+                told.append(True)
+                signal.raise_signal(signal.SIGUSR1)
+
+        told, previous = [], signal.signal(signal.SIGUSR1, handle)
+        add_errand(errand)
+        ends.extend(
+            [lambda: remove_errand(errand), lambda: signal.signal(signal.SIGUSR1, previous)]
+        )
+        return lambda: None
+
+    yield arrange
+    for end in ends:
+        end()
 
 
 def total(size):
@@ -167,6 +207,162 @@ def test_a_signal_handler_may_use_another_group(interrupted, rank, size):
 
     sums.append(interrupted(lambda: summed(rank), elsewhere, elsewhere)[0])
     assert sums == [total(size)] * 2
+    dist.destroy_process_group(other)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda work: work.wait(),
+        lambda work: dist.wait_all([work]),
+        lambda work: dist.wait_all([work], timeout=600),
+        lambda work: dist.wait_any([work]),
+    ],
+)
+def test_a_refusal_in_the_middle_of_waiting_for_a_message_is_raised_at_its_end(
+    at_errands, rank, size, wait
+):
+    def handler():
+        raise refusal()
+
+    x, until_then = np.zeros(1), at_errands(handler)
+    if rank == 0:
+        work = dist.irecv(x, 1)
+        with pytest.raises(dist.UsageError, match=REFUSED):
+            wait(work)
+        assert x[0] == 7
+    until_then()
+    if rank == 1:
+        dist.send(np.full(1, 7.0), 0)
+    assert summed(rank)[0] == total(size)
+
+
+def test_a_refusal_in_the_middle_of_new_group_is_raised_when_the_group_is_there(
+    at_errands, rank, size
+):
+    def handler():
+        raise refusal()
+
+    until_then = at_errands(handler)
+    if rank == 0:
+        with pytest.raises(dist.UsageError, match=REFUSED):
+            dist.new_group()
+    until_then()
+    if rank:
+        dist.new_group()
+    group = [*current_session().groups.values()][-1]
+    assert group.id > 0
+    assert summed(rank, group=group)[0] == total(size)
+    dist.destroy_process_group(group)
+
+
+def test_a_refusal_in_the_middle_of_an_operation_that_fails_is_not_raised_by_the_next(
+    interrupted, rank, size
+):
+    def operation():
+        with pytest.raises(dist.MismatchError):
+            dist.all_reduce(np.ones(1 if rank == 0 else 2))
+
+    interrupted(operation, dist.barrier)
+    assert summed(rank)[0] == total(size)
+
+
+def test_a_signal_handler_may_communicate_while_a_blocking_operation_is_queued(
+    interrupted, rank, size
+):
+    lane, gate, sums = dist.get_group().transport.lane, threading.Lock(), []
+
+    def operation():
+        if rank == 0:
+            gate.acquire()
+            lane.start(gate.acquire, "gate")
+        sums.append(summed(rank)[0])
+        if rank:
+            sums.append(summed(rank)[0])
+
+    def handler():
+        gate.release()
+        sums.append(summed(rank)[0])
+
+    interrupted(operation, handler, lambda: None)
+    assert sums == [total(size)] * 2
+
+
+def test_a_signal_handler_may_make_a_group_in_the_middle_of_errands(at_errands, rank, size):
+    x, made = np.zeros(1), []
+
+    def make():
+        made.append(dist.new_group())
+
+    until_then = at_errands(make)
+    if rank == 0:
+        dist.recv(x, 1)
+        assert x[0] == 7
+    until_then()
+    if rank:
+        make()
+    if rank == 1:
+        dist.send(np.full(1, 7.0), 0)
+    assert summed(rank, group=made[0])[0] == total(size)
+    dist.destroy_process_group(made[0])
+
+
+def test_a_signal_handler_may_not_destroy_a_group_in_the_middle_of_errands(at_errands, rank, size):
+    x, group = np.zeros(1), dist.new_group()
+
+    def handler():
+        with pytest.raises(dist.UsageError, match=REFUSED):
+            dist.destroy_process_group(group)
+
+    until_then = at_errands(handler)
+    if rank == 0:
+        dist.recv(x, 1)
+        assert x[0] == 7
+    until_then()
+    if rank == 1:
+        dist.send(np.full(1, 7.0), 0)
+    assert summed(rank, group=group)[0] == total(size)
+    dist.destroy_process_group(group)
+
+
+def test_a_signal_handler_in_the_middle_of_matching_messages_does_not_match_others(
+    monkeypatch, at_errands, rank, size
+):
+    other, depths, sums, x = dist.new_group(), [], [], np.zeros((2, 1))
+    works = [dist.irecv(each, 1, tag=tag) for tag, each in enumerate(x)] if rank == 0 else []
+
+    def interrupt(*_):
+        with pytest.raises(dist.UsageError, match=REFUSED):
+            works[1].wait()
+        sums.append(summed(rank, group=other)[0])
+
+    until_then = at_errands(lambda: None)  # those of the wait in the handler
+    if rank == 0:
+        match, inside = Receive.match, []
+
+        def interrupted_match(receive, promised):
+            depths.append(len(inside))
+            inside.append(True)
+            if not sums and threading.current_thread() is threading.main_thread():
+                interrupt()  # as Python calls a signal handler: between two instructions
+            try:
+                return match(receive, promised)
+            finally:
+                inside.pop()
+
+        monkeypatch.setattr(Receive, "match", interrupted_match)
+        for work in works:
+            work.wait()
+        assert set(depths) == {0}
+        assert x.ravel().tolist() == [0, 1]
+    until_then()
+    if rank:
+        sums.append(summed(rank, group=other)[0])
+    if rank == 1:
+        for tag in range(2):
+            dist.send(np.full(1, float(tag)), 0, tag=tag)
+    assert sums == [total(size)]
+    dist.barrier()
     dist.destroy_process_group(other)
 
 
@@ -287,3 +483,19 @@ def test_a_listener_that_is_told_the_end_of_a_message_is_refused(hears, rank, si
     dist.recv(np.zeros(1), rank)
     work.wait()
     assert len(said) == 2
+
+
+def test_a_listener_may_not_destroy_its_group_on_the_thread_of_the_group(hears, rank, size):
+    group, said = dist.new_group(), []
+
+    def listener(event):
+        if event.phase == "end" and event.group_id == group.id and not said:
+            with pytest.raises(dist.UsageError, match=REFUSED) as refused:
+                dist.destroy_process_group(group)
+            said.append(str(refused.value))
+
+    hears(listener)
+    dist.all_reduce(np.ones(1), group=group, sync_op=False).wait()
+    assert len(said) == 1
+    assert summed(rank, group=group)[0] == total(size)
+    dist.destroy_process_group(group)
