@@ -403,9 +403,17 @@ def test_an_average_of_integers_is_the_sum_divided_towards_zero(reduce, dtype, r
 # ---- DTensor
 
 
+def forget_meshes_of_groups_that_have_ended():
+    """torch takes a mesh of an earlier world for one of this, where both have the same ranks."""
+    from torch.distributed.tensor import debug
+
+    getattr(debug, "_clear_sharding_prop_cache", lambda: None)()
+
+
 @among_several
 @pytest.mark.parametrize("shape", [(4, 6), (3, 5), (1, 7), (12, 12)])
 def test_shards_are_exchanged_and_nothing_is_gathered(shape, rank, size):
+    forget_meshes_of_groups_that_have_ended()
     mesh = init_device_mesh("cpu", (size,))
     whole = torch.arange(float(shape[0] * shape[1])).reshape(shape)
     rows = distribute_tensor(whole, mesh, [Shard(0)]).requires_grad_()
