@@ -16,6 +16,7 @@ pytest.importorskip("torch", minversion="2.11")
 pytest.importorskip("expecttest")
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "torch_suite"))
+import torch.distributed as c10d
 from torchs_tests import TorchsTests
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch tests what it deprecates
@@ -55,6 +56,8 @@ NAMES = [
 @pytest.fixture(scope="module")
 def torchs():
     comm = MPI.COMM_WORLD
+    if c10d.is_initialized():  # by a model that was wrapped in another file
+        c10d.destroy_process_group()
     before = dict(os.environ)
     folder = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
     yield TorchsTests("hpcdist", "gloo", comm.rank, comm.size, Path(folder))
