@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import secrets
 import signal
 import socket
@@ -36,6 +37,9 @@ from hpcdist.launch.rank import (
 from hpcdist.launch.streams import Streams
 from hpcdist.runtime import shim
 from hpcdist.runtime.torchrun import NOTE
+
+_REPORT = re.compile(rb" exit (\d+) (-?\d+)")
+"""What a rank tells of its end, behind the word of its job."""
 
 # Seconds: for the launcher to end a job in which a rank failed, for the runtime of a rank that
 # raised to do so, after Ctrl-C, after SIGTERM (a job may save its state: Slurm's own default), and
@@ -247,12 +251,15 @@ class Job:
         rank, stream, text = read_label(labels, stream, line) if labels else (-1, stream, line)
         text, word, told = text.partition(self._word.encode())
         if word:
-            self._on_report(told.decode().split())
+            self._on_report(told)
         if text:
             self._put(rank, stream, text + b"\n" if word else text)
 
-    def _on_report(self, words: list[str]) -> None:
-        rank, code = map(int, words[1:3])
+    def _on_report(self, told: bytes) -> None:
+        found = _REPORT.match(told)
+        if found is None:  # cut off, as by a daemon that was killed: it has told nothing
+            return
+        rank, code = int(found[1]), int(found[2])
         self._told[rank] = code
         if code:
             self._fail(rank, code, _TERM_GRACE_S)  # the launcher itself ends the others

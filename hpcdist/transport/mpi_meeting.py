@@ -27,7 +27,6 @@ from hpcdist.transport.mpi_outbox import Outbox
 from hpcdist.transport.patience import BEYOND_S, poll
 
 _REPORT, _ANSWER = 7, 8  # message tags on the parent group's own communicator
-"""How much longer a member waits, so that the first one can say who is missing."""
 
 Key = tuple[int, int, int]
 """A group's first rank, a hash of all its ranks (the same on each), and how often they met."""

@@ -94,13 +94,14 @@ class Messages:
         self._wake = threading.Event()
         limit = comm.Get_attr(MPI.TAG_UB) or 32767
         self._largest_tag = int(limit) >> CODE_BITS
+        self._may_thread = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self._any_thread = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
         add_errand(self._errand)
 
     def start(self, call: Call) -> Work:
         """Begin a send or receive."""
         work = self._begin(call)
-        if not work.is_completed():
+        if self._may_thread and not work.is_completed():
             self.keep_moving(work)
         return work
 
@@ -118,9 +119,10 @@ class Messages:
 
     def close(self) -> None:
         """Stop the progress thread."""
-        self._busy.clear()
-        if self._progress is not None:
-            progress, self._progress = self._progress, None
+        progress, self._progress = self._progress, None
+        with self.lock:
+            self._busy.clear()
+        if progress is not None:
             self._wake.set()
             progress.join(1.0)
 
@@ -347,11 +349,8 @@ class Messages:
     def keep_moving(self, work: Work) -> None:
         """Keep a work until it has ended, and let it proceed where there may be a thread for it."""
         with self.lock:
-            if work not in self._busy:
-                self._busy.append(work)
-            if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-                return
-            if self._progress is None:
+            self._busy.append(work)
+            if self._progress is None and self._may_thread:
                 self._progress = threading.Thread(
                     target=self._move, name="hpcdist-messages", daemon=True
                 )

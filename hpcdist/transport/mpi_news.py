@@ -176,9 +176,10 @@ class News:
     def _note_answer(
         self, rank: int, ticket: int, sequence: int, words: str, given_up: str, ago_s: float
     ) -> None:
-        if ticket in self._answers:
+        answers = self._answers.get(ticket)  # another thread may just have stopped asking
+        if answers is not None:
             self._given_up[rank] = GivenUp(given_up, time.monotonic() - ago_s)
-            self._answers[ticket][rank] = Answer(sequence, words)
+            answers[rank] = Answer(sequence, words)
 
     def account(self, ranks: Iterable[int], answers: Mapping[int, Answer], waited_s: float) -> str:
         """Return sentences on what `ranks` were doing, to be put behind an error message."""
