@@ -31,7 +31,7 @@ def stand_behind(process_group: Any) -> Any:
     return backend
 
 
-class _Behind(Backend):
+class _Behind(Backend):  # type: ignore[misc, unused-ignore] # typed where torch is installed
     """Does each verb as the process group does it when nobody looks on."""
 
     def __init__(self, process_group: Any) -> None:
@@ -86,7 +86,7 @@ def _forwarding(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _can_make_backends() -> bool:
-    class Attempt(Backend):
+    class Attempt(Backend):  # type: ignore[misc, unused-ignore]
         pass
 
     try:
