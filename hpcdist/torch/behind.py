@@ -86,7 +86,7 @@ def _forwarding(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _can_make_backends() -> bool:
-    class Attempt(Backend):  # type: ignore[misc, unused-ignore]
+    class Attempt(Backend):  # type: ignore[misc, unused-ignore] # as above
         pass
 
     try:
