@@ -24,9 +24,9 @@ from report import Report, read_options
 
 import hpcdist as dist
 from hpcdist import checkpoint
-from hpcdist.bench.figures import bandwidth, times
-from hpcdist.bench.race import Race
+from hpcdist.bench.interleaved import Race
 from hpcdist.checkpoint import Shard
+from hpcdist.text import bandwidth, times
 
 MIB = 1 << 20
 LAYER = 4 * MIB

@@ -16,18 +16,17 @@ from mpi4py import MPI
 from report import Options, Report, read_options
 
 import hpcdist as dist
-from hpcdist.bench.figures import duration, percent
-from hpcdist.bench.memories import MEMORIES, check_devices
-from hpcdist.bench.own import start_own
-from hpcdist.bench.peers import start_peer
+from hpcdist.bench.interleaved import Race, race
+from hpcdist.bench.libraries import start_peer
+from hpcdist.bench.libraries.hpcdist import start_own
+from hpcdist.bench.memory_kinds import MEMORIES, check_devices
 from hpcdist.bench.plan import Plan, measure
-from hpcdist.bench.race import Race, race
 from hpcdist.bench.rows import OWN, PINNED, Row
 from hpcdist.bench.startup import Started
 from hpcdist.bench.task import make_task, read_dtype
 from hpcdist.bench.unavailable import Unavailable
-from hpcdist.diagnostics.sizes import volume
 from hpcdist.errors import UsageError
+from hpcdist.text import duration, percent, volume
 
 MEMORY, NCCL = "cuda", "nccl"
 CASES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "alltoall_single")

@@ -20,9 +20,9 @@ from mpi4py import MPI
 from report import Report, Row, read_options
 
 import hpcdist as dist
-from hpcdist.bench.figures import duration, percent
-from hpcdist.bench.peers.torch import start_gloo, stop_gloo
-from hpcdist.bench.race import Contestants, Race, race
+from hpcdist.bench.interleaved import Contestants, Race, race
+from hpcdist.bench.libraries.torch import start_gloo, stop_gloo
+from hpcdist.text import duration, percent
 
 LAYERS = 20
 ELEMENTS = 2 << 20

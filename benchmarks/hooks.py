@@ -15,10 +15,10 @@ from mpi4py import MPI
 from report import Report, read_options
 
 import hpcdist as dist
-from hpcdist.bench.figures import duration
+from hpcdist.bench.interleaved import Contestants, race
+from hpcdist.bench.libraries.torch import start_gloo, stop_gloo, torch_network, torch_step
 from hpcdist.bench.networks import Network, numpy_step, random_batch, random_weights
-from hpcdist.bench.peers.torch import start_gloo, stop_gloo, torch_network, torch_step
-from hpcdist.bench.race import Contestants, race
+from hpcdist.text import duration
 
 LAYERS = 200
 WIDTHS = tuple((25, 40)[layer % 2] for layer in range(LAYERS + 1))

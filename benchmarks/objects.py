@@ -15,8 +15,8 @@ from mpi4py.util import pkl5
 from report import Report, read_options
 
 import hpcdist as dist
-from hpcdist.bench.figures import duration, times
-from hpcdist.bench.race import Contestants, race
+from hpcdist.bench.interleaved import Contestants, race
+from hpcdist.text import duration, times
 
 THINGS: dict[str, Callable[[], Any]] = {
     "small dict": lambda: {"epoch": 3, "loss": 0.25, "name": "train"},

@@ -11,10 +11,10 @@ from mpi4py import MPI
 from report import Report, read_options
 
 import hpcdist as dist
-from hpcdist.bench.figures import duration, times
-from hpcdist.bench.race import race
+from hpcdist.bench.interleaved import race
 from hpcdist.comm import describe
 from hpcdist.comm.session import group_at_hand
+from hpcdist.text import duration, times
 
 WITHIN_S = {"call": 2e-6, "plan": 0.3e-6}
 """What a call may cost more than mpi4py's: the aim, not a test."""

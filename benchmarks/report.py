@@ -99,7 +99,7 @@ def _setting(comm: Any, mpi: str) -> dict[str, Any]:
     """Say where the numbers come from; a benchmark that starts the ranks names its `mpi`."""
     if comm is None:
         return describe_setting(mpi or "no MPI", 1, 1)
-    from hpcdist.bench.peers.mpi4py import version
+    from hpcdist.bench.libraries.mpi4py import version
 
     nodes = len(set(comm.allgather(socket.gethostname())))
     return describe_setting(version(), comm.size, nodes)

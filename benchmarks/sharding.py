@@ -18,7 +18,8 @@ from mpi4py import MPI
 from report import Report, Row, read_options
 
 import hpcdist as dist
-from hpcdist.bench.figures import duration, percent, times
+from hpcdist.bench.interleaved import Contestants, Race, race
+from hpcdist.bench.libraries.torch import start_gloo, stop_gloo, torch_network
 from hpcdist.bench.networks import (
     RATE,
     Batch,
@@ -27,9 +28,8 @@ from hpcdist.bench.networks import (
     random_batch,
     random_weights,
 )
-from hpcdist.bench.peers.torch import start_gloo, stop_gloo, torch_network
-from hpcdist.bench.race import Contestants, Race, race
 from hpcdist.testing.held import held_nbytes
+from hpcdist.text import duration, percent, times
 
 LEVELS = {1: "os", 2: "os_g", 3: "p_g_os"}
 GLOO = {1: "ZeroRedundancyOptimizer", 2: "FSDP2, no reshard", 3: "FSDP2"}

@@ -19,9 +19,8 @@ from mpi4py.util import pkl5
 from report import Report, Row, read_options
 
 import hpcdist as dist
-from hpcdist.bench.figures import duration, times
-from hpcdist.bench.race import Contestants, race
-from hpcdist.diagnostics.sizes import volume
+from hpcdist.bench.interleaved import Contestants, race
+from hpcdist.text import duration, times, volume
 
 MiB = 1 << 20
 SIZES = 8, 1 << 10, 8 << 10, 64 << 10, 256 << 10, MiB, 4 * MiB, 16 * MiB, 64 * MiB, 256 * MiB

@@ -22,7 +22,7 @@ from libraries import Mpi, find_libraries
 from report import Options, Report
 from startup import FIRST, PROBES, added, ratio, rounds_of
 
-from hpcdist.bench.figures import duration, times
+from hpcdist.text import duration, times
 
 KIND = {"openmpi": "pmix", "mpich": "pmi2"}
 CONTESTANTS = ("mpi4py", "hpcdist")

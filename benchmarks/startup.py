@@ -23,7 +23,7 @@ from typing import Any
 from libraries import Mpi, find_libraries
 from report import Options, Report
 
-from hpcdist.bench.figures import duration, times
+from hpcdist.text import duration, times
 
 PROBES = Path(__file__).parent / "probes"
 BASE = "import numpy, mpi4py"

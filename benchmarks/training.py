@@ -16,10 +16,10 @@ from mpi4py import MPI
 from report import Report, Row, read_options
 
 import hpcdist as dist
-from hpcdist.bench.figures import duration, percent, times
+from hpcdist.bench.interleaved import Contestants, Race, race
+from hpcdist.bench.libraries.torch import start_gloo, stop_gloo, torch_network, torch_step
 from hpcdist.bench.networks import Network, numpy_step, random_batch, random_weights
-from hpcdist.bench.peers.torch import start_gloo, stop_gloo, torch_network, torch_step
-from hpcdist.bench.race import Contestants, Race, race
+from hpcdist.text import duration, percent, times
 
 
 class Rival(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcdist.bench.memories import Memory
-from hpcdist.bench.race import Call, Race, race
+from hpcdist.bench.interleaved import Call, Race, race
+from hpcdist.bench.memory_kinds import Memory
 from hpcdist.bench.unavailable import agree, complaint
 from hpcdist.comm.group import Group
 

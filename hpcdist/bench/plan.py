@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from hpcdist.bench.cases import CASES, QUICK_SIZES
-from hpcdist.bench.memories import are_on_device
-from hpcdist.bench.own import start_own
-from hpcdist.bench.peers import start_peers
+from hpcdist.bench.harness import Effort, Stage, wait_quietly
+from hpcdist.bench.libraries import start_peers
+from hpcdist.bench.libraries.hpcdist import start_own
+from hpcdist.bench.memory_kinds import are_on_device
 from hpcdist.bench.rows import Row, Spot
-from hpcdist.bench.stage import Effort, Stage, wait_quietly
 from hpcdist.bench.startup import Started
 from hpcdist.bench.task import read_dtype, result_bytes
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import destroy_process_group, new_group
-from hpcdist.diagnostics.sizes import volume
+from hpcdist.text import volume
 
 LARGEST = 1 << 30
 """A measurement that would give a rank more bytes than this is left out."""

@@ -16,9 +16,9 @@ from hpcdist.bench.request import spread_against
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
-from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.failure import let_be_heard
 from hpcdist.runtime.place import read_place
+from hpcdist.runtime.process import snapshot
 
 _WRONG_USE = 2
 _WORDS = "hpcdist.bench.words"
@@ -66,8 +66,8 @@ def start_ranks(ctx: click.Context, nprocs: int | None) -> None:
     if size > 1:
         raise UsageError(f"-n {nprocs}, but this job has {size} ranks: use --ranks for fewer")
     from hpcdist.launch.command import Options
+    from hpcdist.launch.launchers import find_site
     from hpcdist.launch.run import Manner, run_job
-    from hpcdist.launch.site import find_site
 
     environ = snapshot()
     words = ctx.meta[_WORDS]

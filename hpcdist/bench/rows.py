@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcdist.bench.race import Race
+from hpcdist.bench.interleaved import Race
 
 Row = dict[str, Any]
 

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from hpcdist.comm import describe
+from hpcdist.comm.dispatch import issue, not_a_member
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import issue, not_a_member
 from hpcdist.comm.session import group_at_hand
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 
 
 def all_reduce(

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcdist.arrays.buffer import Buffer, as_buffer, as_output, ordinary
 from hpcdist.comm.group import Group
-from hpcdist.comm.lists import (
+from hpcdist.comm.tensor_lists import (
     Given,
     Room,
     as_buffers,
@@ -35,7 +35,7 @@ from hpcdist.comm.lists import (
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import UNEVEN, Call, Kind, shape_detail
 from hpcdist.transport.parts import counts_of
-from hpcdist.transport.recipes import ReduceOp, check_op, recipe_for
+from hpcdist.transport.reduction import ReduceOp, check_op, recipe_for
 
 
 def barrier(group: Group) -> Call:

@@ -23,7 +23,6 @@ from hpcdist.comm.session import (
 from hpcdist.config import Config, read_config
 from hpcdist.errors import HpcdistError, TransportError, UsageError
 from hpcdist.runtime import gpu
-from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.failure import end_job_on_failure, let_refusal_be_heard
 from hpcdist.runtime.mpi import (
     FINALIZED,
@@ -33,7 +32,8 @@ from hpcdist.runtime.mpi import (
     start_world,
 )
 from hpcdist.runtime.place import read_place
-from hpcdist.transport.local import LocalTransport, Room
+from hpcdist.runtime.process import snapshot
+from hpcdist.transport.threads.transport import LocalTransport, Room
 
 
 def init_parallel_env(
@@ -107,7 +107,7 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
             raise
         return _start_alone(wanted, timeout_s, str(error))
 
-    from hpcdist.transport.mpi_host import MpiHost, make_site
+    from hpcdist.transport.mpi.transport import MpiHost, make_site
 
     place = world.place
     number = None

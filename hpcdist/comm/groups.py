@@ -8,15 +8,15 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+from hpcdist.comm.dispatch import issue, not_a_member
 from hpcdist.comm.group import Closed, Dormant, Group
-from hpcdist.comm.issue import issue, not_a_member
-from hpcdist.comm.lists import cannot
 from hpcdist.comm.objects import describe_all_gather
 from hpcdist.comm.session import Session, group_at_hand, session_at_hand, set_session
+from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import UNDEFINED, Call, Kind
-from hpcdist.transport.lane import seconds
-from hpcdist.transport.patience import raising_held
+from hpcdist.transport.polling import raising_held
+from hpcdist.transport.queue import seconds
 
 _HOST_BACKENDS = (None, "auto", "mpi", "gloo")
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdist.arrays.buffer import Buffer, as_buffer, as_output
-from hpcdist.arrays.parcel import Parcel, pack_object, unpack_object
+from hpcdist.arrays.pickled import Parcel, pack_object, unpack_object
+from hpcdist.comm.dispatch import Describe, Message, as_flag, issue, issue_batch, not_a_member
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import Describe, Message, as_flag, issue, issue_batch, not_a_member
-from hpcdist.comm.lists import unpack
 from hpcdist.comm.session import group_at_hand
+from hpcdist.comm.tensor_lists import unpack
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.transport.base import Done, Work
 from hpcdist.transport.call import ANY_SOURCE, PROC_NULL, Call, Kind

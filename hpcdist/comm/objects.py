@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hpcdist.arrays.parcel import Parcel, pack_object, parcel_detail, unpack_object
+from hpcdist.arrays.pickled import Parcel, pack_object, parcel_detail, unpack_object
+from hpcdist.comm.dispatch import issue
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import issue
-from hpcdist.comm.lists import cannot
+from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
 from hpcdist.transport.call import Call, Kind

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from hpcdist.comm import describe
+from hpcdist.comm.dispatch import described, issue, not_a_member
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import described, issue, not_a_member
 from hpcdist.comm.session import group_at_hand
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import DONE, REFUSE_START, Plan, Work
 from hpcdist.transport.call import label
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 
 
 def plan_all_reduce(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None) -> Plan:

@@ -24,7 +24,7 @@ from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import group_at_hand, is_simulated
 from hpcdist.errors import UsageError
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 
 Handler = Callable[[signal.Signals], Any]
 

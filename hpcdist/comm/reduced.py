@@ -16,14 +16,14 @@ from hpcdist.arrays.buffer import Buffer, as_buffer, typed, wrap_like
 from hpcdist.arrays.device import align_streams, on_device
 from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.arrays.tree import leaves, with_leaves
+from hpcdist.arrays.trees import leaves, with_leaves
+from hpcdist.comm.dispatch import issue, not_a_member
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import issue, not_a_member
 from hpcdist.comm.session import group_at_hand
 from hpcdist.comm.states import State, verify_states
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import Call, Kind
-from hpcdist.transport.recipes import ReduceOp, check_op, recipe_for
+from hpcdist.transport.reduction import ReduceOp, check_op, recipe_for
 
 
 def all_reduced(tree: Any, op: int = ReduceOp.SUM, group: Group | None = None) -> Any:

@@ -16,7 +16,7 @@ from hpcdist.comm.session import (
     leave_simulation,
 )
 from hpcdist.errors import RemoteError, UsageError
-from hpcdist.transport.local import LocalTransport, Room
+from hpcdist.transport.threads.transport import LocalTransport, Room
 
 T = TypeVar("T")
 

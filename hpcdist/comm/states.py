@@ -12,14 +12,14 @@ import numpy as np
 from hpcdist.arrays.buffer import Buffer
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm import describe
+from hpcdist.comm.dispatch import issue
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import issue
-from hpcdist.comm.lists import cannot
 from hpcdist.comm.objects import all_gather_object
 from hpcdist.comm.session import group_at_hand
+from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.transport.call import Call, Kind
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 
 State = tuple[str, tuple[int, ...], str]
 """Name, shape and dtype of one array, in words that all ranks can compare."""

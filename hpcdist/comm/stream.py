@@ -13,13 +13,13 @@ from typing import Any
 
 from hpcdist.comm import describe
 from hpcdist.comm.collectives import check_no_split_sizes, warn_of_meaningless
+from hpcdist.comm.dispatch import Describe, as_flag, issue
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import Describe, as_flag, issue
 from hpcdist.comm.messages import describe_recv, describe_send, is_nobody, to_nobody
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
 from hpcdist.transport.call import Call
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 
 __all__ = [
     "all_gather",

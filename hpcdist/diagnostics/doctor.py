@@ -19,25 +19,25 @@ from rich.table import Table
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
 from hpcdist.config import Config, read_config
+from hpcdist.diagnostics.algorithms import Row as WayRow, folded, meanings, way_rows
 from hpcdist.diagnostics.checks import Row as CheckRow, check_rows
-from hpcdist.diagnostics.facts import Job, Tuning, look, recorded
 from hpcdist.diagnostics.installation import Setting, compiled_dtypes, settings_of, versions
-from hpcdist.diagnostics.problem import Problem, refused
-from hpcdist.diagnostics.problems import problems_of
-from hpcdist.diagnostics.sizes import read_sizes
-from hpcdist.diagnostics.starting import (
+from hpcdist.diagnostics.launcher import (
     Starter,
     find_starter,
     in_words as starting_words,
     starter_problems,
 )
-from hpcdist.diagnostics.ways import Row as WayRow, folded, meanings, way_rows
+from hpcdist.diagnostics.probe import Job, Tuning, look, recorded
+from hpcdist.diagnostics.problem import Problem, refused
+from hpcdist.diagnostics.problems import problems_of
 from hpcdist.errors import TransportError, UsageError
-from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.failure import let_be_heard, let_refusal_be_heard
 from hpcdist.runtime.mpi import abort
 from hpcdist.runtime.place import read_place
-from hpcdist.transport.select import OPERATIONS
+from hpcdist.runtime.process import snapshot
+from hpcdist.text import read_sizes
+from hpcdist.transport.tuning import OPERATIONS
 
 _WRONG, _WRONG_USE = 1, 2
 _PAUSE_S = 1.0

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from hpcdist.launch.command import Command, Options, Site, build_command
-from hpcdist.launch.input import readable_input
-from hpcdist.launch.job import Job
-from hpcdist.launch.outcome import Outcome, describe_exit
-from hpcdist.launch.output import Console
+from hpcdist.launch.job.input import readable_input
+from hpcdist.launch.job.job import Job
+from hpcdist.launch.job.outcome import Outcome, describe_exit
+from hpcdist.launch.job.output import Console
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _NOBODY_READS = 128 + signal.SIGPIPE

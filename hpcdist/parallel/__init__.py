@@ -13,7 +13,7 @@ from hpcdist.parallel.averages import (
 )
 from hpcdist.parallel.buckets import plan_buckets as plan_buckets
 from hpcdist.parallel.fused import build_groups as build_groups
-from hpcdist.parallel.holders import sync_params_buffers as sync_params_buffers
 from hpcdist.parallel.model import DataParallel as DataParallel
+from hpcdist.parallel.module_state import sync_params_buffers as sync_params_buffers
 from hpcdist.parallel.parameter import Parameter as Parameter
 from hpcdist.parallel.reducer import Reducer as Reducer

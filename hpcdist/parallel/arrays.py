@@ -13,7 +13,8 @@ from hpcdist.comm.states import State, verify_states
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
 from hpcdist.parallel.gradients import Gradients
-from hpcdist.parallel.holders import (
+from hpcdist.parallel.model import DEFAULT_MB, DataParallel, bucket_limits, training_group
+from hpcdist.parallel.module_state import (
     array_in,
     buffers_of,
     described,
@@ -24,8 +25,7 @@ from hpcdist.parallel.holders import (
     spread,
     trainable,
 )
-from hpcdist.parallel.model import DEFAULT_MB, DataParallel, bucket_limits, training_group
-from hpcdist.parallel.pace import CommStats
+from hpcdist.parallel.overlap import CommStats
 from hpcdist.parallel.parameter import Parameter
 
 

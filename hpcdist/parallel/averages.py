@@ -11,16 +11,16 @@ from functools import partial
 from typing import Any
 
 from hpcdist.arrays.buffer import Buffer, as_buffer
-from hpcdist.arrays.tree import leaves, with_leaves
+from hpcdist.arrays.trees import leaves, with_leaves
 from hpcdist.comm.collectives import all_reduce
+from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import not_a_member
 from hpcdist.comm.session import group_at_hand
 from hpcdist.comm.states import state_of, verify_states
 from hpcdist.errors import UsageError
 from hpcdist.parallel.fused import fused
 from hpcdist.parallel.parameter import Parameter
-from hpcdist.transport.recipes import ReduceOp, recipe_for
+from hpcdist.transport.reduction import ReduceOp, recipe_for
 
 
 def average_gradients(tree: Any, group: Group | None = None) -> Any:

@@ -14,8 +14,8 @@ import numpy as np
 
 from hpcdist.arrays.buffer import Buffer, as_buffer, is_writeable, typed, wrap_like
 from hpcdist.arrays.device import align_streams, engine_of
-from hpcdist.arrays.layout import join, spread
 from hpcdist.arrays.libraries import NumpyArray, library_of
+from hpcdist.arrays.packing import join, spread
 from hpcdist.comm.group import Group
 from hpcdist.comm.memory import empty
 from hpcdist.errors import UsageError

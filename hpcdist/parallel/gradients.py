@@ -24,12 +24,12 @@ from hpcdist.comm.collectives import all_gather, all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.comm.memory import empty_near
 from hpcdist.errors import CollectiveTimeout, UsageError
+from hpcdist.parallel.averager import Exchange, wait_all
 from hpcdist.parallel.buckets import plan_buckets
-from hpcdist.parallel.exchange import Exchange, wait_all
 from hpcdist.parallel.parameter import Parameter, Seat
 from hpcdist.parallel.reducer import Reducer
 from hpcdist.transport.base import Work
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 
 
 @final

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import group_at_hand
 from hpcdist.errors import UsageError
-from hpcdist.parallel.pace import CommStats
+from hpcdist.parallel.overlap import CommStats
 
 if TYPE_CHECKING:  # calling the class makes an engine, which is and has what the model is and has
     _Interface: TypeAlias = Any

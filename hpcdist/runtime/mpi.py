@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdist.config import Config, check_common, common
 from hpcdist.errors import TransportError, UsageError
-from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.place import Place, check_size, expected_size, read_place
 from hpcdist.runtime.pmi import check_pmi
+from hpcdist.runtime.process import snapshot
 
 if TYPE_CHECKING:
     from mpi4py import MPI

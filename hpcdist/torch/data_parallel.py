@@ -23,13 +23,13 @@ from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
-from hpcdist.parallel.exchange import Exchange, wait_all
+from hpcdist.parallel.averager import Exchange, wait_all
 from hpcdist.parallel.model import DEFAULT_MB, DataParallel, training_group
-from hpcdist.parallel.pace import CommStats
+from hpcdist.parallel.overlap import CommStats
 from hpcdist.torch.backend import process_group_of
 from hpcdist.torch.descriptions import mean
+from hpcdist.torch.module_state import agree, spread, trainable
 from hpcdist.torch.process_group import HpcdistProcessGroup
-from hpcdist.torch.states import agree, spread, trainable
 
 _MiB = 1 << 20
 

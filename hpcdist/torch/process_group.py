@@ -14,9 +14,9 @@ import torch
 import torch.distributed as c10d
 
 from hpcdist.comm import describe
+from hpcdist.comm.dispatch import issue
 from hpcdist.comm.group import Closed, Dormant, Group
 from hpcdist.comm.groups import check_timeout, destroy_process_group
-from hpcdist.comm.issue import issue
 from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.torch.behind import stand_behind
 from hpcdist.torch.devices import Reach, agree_on_reach

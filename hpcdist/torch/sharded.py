@@ -31,9 +31,9 @@ from hpcdist.parallel.sharding.group_sharded import Wishes
 from hpcdist.torch.backend import process_group_of
 from hpcdist.torch.data_parallel import TorchDataParallel
 from hpcdist.torch.masters import with_masters
+from hpcdist.torch.module_state import agree, spread
 from hpcdist.torch.scaler import AgreeingScaler
 from hpcdist.torch.sharded_state import model_state, optimizer_state
-from hpcdist.torch.states import agree, spread
 from hpcdist.torch.zero import ZeroRedundancyOptimizer
 
 _MiB = 1 << 20

@@ -19,7 +19,7 @@ from hpcdist.comm.collectives import all_gather
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import all_gather_object
 from hpcdist.errors import UsageError
-from hpcdist.parallel.sharding.parts import Owned, State, as_shards, check_parts, fill_parts
+from hpcdist.parallel.sharding.shard_state import Owned, State, as_shards, check_parts, fill_parts
 from hpcdist.torch.zero import ZeroRedundancyOptimizer
 
 Load = Callable[[Mapping[str, Any]], None]

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as c10d
 
 from hpcdist.comm import describe
+from hpcdist.comm.dispatch import issue
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import issue
 from hpcdist.comm.messages import describe_recv, describe_send
 from hpcdist.torch import descriptions
 from hpcdist.torch.onlookers import shown, somebody_looks_on

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from hpcdist.arrays.device import Engine, engine_of
 from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.arrays.parcel import Parcel
+from hpcdist.arrays.pickled import Parcel
 from hpcdist.errors import UsageError
-from hpcdist.transport.recipes import Recipe, ReduceOp
+from hpcdist.transport.reduction import Recipe, ReduceOp
 
 ANY_SOURCE = -1
 """As `root` of a receive: take the message from whichever rank sent one."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call import Call
-from hpcdist.transport.recipes import UFUNCS, Recipe, ReduceOp
+from hpcdist.transport.reduction import UFUNCS, Recipe, ReduceOp
 
 compiled: Any
 try:

@@ -11,8 +11,8 @@ from mpi4py import MPI
 
 from hpcdist.bench.cases import CASES, choose_cases
 from hpcdist.bench.command import bench
+from hpcdist.bench.interleaved import race
 from hpcdist.bench.plan import Plan, measure
-from hpcdist.bench.race import race
 from hpcdist.bench.rows import KEY
 from hpcdist.bench.startup import Started
 

@@ -11,7 +11,7 @@ from hpcdist.testing import contract
 from hpcdist.testing.contract import TransportContract
 from hpcdist.testing.on_device import Arrays, OnDevice
 from hpcdist.testing.slow_device import DEVICE, SlowArray
-from hpcdist.transport.device_way import DeviceWay
+from hpcdist.transport.device.choose import DeviceWay
 
 ARRAYS = Arrays(DEVICE.array, DEVICE.numbers, lambda array: isinstance(array, SlowArray))
 

@@ -14,8 +14,9 @@ from mpi4py import MPI
 import hpcdist as dist
 from hpcdist.runtime import gpu
 from hpcdist.testing.slow_device import DEVICE
-from hpcdist.transport import device, nccl_binding
-from hpcdist.transport.device_way import DeviceWay
+from hpcdist.transport.device import calls
+from hpcdist.transport.device.choose import DeviceWay
+from hpcdist.transport.device.nccl import binding
 
 LIMIT_S = 2.0
 
@@ -65,9 +66,9 @@ def batches(monkeypatch, world_with, rank):
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         pytest.skip("the carrier has a thread of its own")
     monkeypatch.setattr(gpu, "uuid_of", lambda _: f"GPU-{rank}")
-    monkeypatch.setattr(nccl_binding, "why_not", lambda _: "")
-    monkeypatch.setattr(nccl_binding, "version", lambda _: 22809)
-    monkeypatch.setattr(device, "Nccl", HostCarrier)
+    monkeypatch.setattr(binding, "why_not", lambda _: "")
+    monkeypatch.setattr(binding, "version", lambda _: 22809)
+    monkeypatch.setattr(calls, "Nccl", HostCarrier)
     world_with(device_batches="nccl")
 
 
@@ -272,7 +273,7 @@ def test_listeners_hear_of_each_message(batches, rank, size):
 def test_without_the_setting_messages_are_staged_and_may_come_from_anywhere(
     monkeypatch, world_with, rank, size
 ):
-    monkeypatch.setattr(device, "Nccl", None)
+    monkeypatch.setattr(calls, "Nccl", None)
     world_with()
     inbox = on_device(0)
     works = exchange(send(on_device(rank), (rank + 1) % size), receive(inbox, None))

@@ -15,9 +15,9 @@ from mpi4py import MPI
 
 import hpcdist as dist
 from hpcdist.comm.session import current_session
-from hpcdist.transport.lane import refusal
-from hpcdist.transport.mpi_transfers import Receive
-from hpcdist.transport.patience import add_errand, remove_errand
+from hpcdist.transport.mpi.requests import Receive
+from hpcdist.transport.polling import add_errand, remove_errand
+from hpcdist.transport.queue import refusal
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")
 

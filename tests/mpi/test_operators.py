@@ -5,7 +5,7 @@ import pytest
 
 import hpcdist as dist
 from hpcdist.testing.programs import Step, operators, run_program
-from hpcdist.transport.select import Rule, Way
+from hpcdist.transport.tuning import Rule, Way
 
 VERBS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
 NUMBERS = ("longdouble", "clongdouble", "datetime64[ns]", "pair", "bool", "int16", "uint64")

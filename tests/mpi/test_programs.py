@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import hpcdist as dist
 from hpcdist.testing.programs import programs, run_program
-from hpcdist.transport.select import Rule, Way
+from hpcdist.transport.tuning import Rule, Way
 
 world = MPI.COMM_WORLD
 

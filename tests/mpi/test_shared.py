@@ -13,7 +13,7 @@ import pytest
 from mpi4py import MPI
 
 import hpcdist as dist
-from hpcdist.transport.select import OPERATIONS, Rule, Way, possible_ways
+from hpcdist.transport.tuning import OPERATIONS, Rule, Way, possible_ways
 from tests.checks import needs_torch
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size

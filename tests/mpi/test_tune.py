@@ -11,14 +11,14 @@ from click.testing import CliRunner
 from mpi4py import MPI
 
 import hpcdist as dist
-from hpcdist.bench.tune import Timing, tuned
-from hpcdist.bench.tune_command import tune
-from hpcdist.bench.tune_stage import Effort, Plan, forced, measure
+from hpcdist.bench.tune.command import tune
+from hpcdist.bench.tune.measure import Effort, Plan, forced, measure
+from hpcdist.bench.tune.rules import Timing, tuned
 from hpcdist.config import read_config
 from hpcdist.diagnostics import network
 from hpcdist.diagnostics.doctor import doctor, examine
-from hpcdist.diagnostics.facts import look
-from hpcdist.transport.select import DEFAULT, OPERATIONS, Rule, Selection, Way, read_rules
+from hpcdist.diagnostics.probe import look
+from hpcdist.transport.tuning import DEFAULT, OPERATIONS, Rule, Selection, Way, read_rules
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")
 

@@ -11,7 +11,7 @@ import pytest
 import hpcdist as dist
 from hpcdist.arrays.buffer import as_buffer, as_output, carried, ordinary, typed, wrap_like
 from hpcdist.arrays.dtypes import BYTES_CODE, dtype_row, name_of_code
-from hpcdist.arrays.layout import adjacent_view, join, spread
+from hpcdist.arrays.packing import adjacent_view, join, spread
 
 NAMED = [
     "bool",

@@ -15,25 +15,24 @@ from hpcdist.bench import messages
 from hpcdist.bench.baseline import compare, summary
 from hpcdist.bench.cases import CASES, KINDS, choose_cases
 from hpcdist.bench.command import bench
-from hpcdist.bench.figures import bandwidth, duration, rate, read_sizes, times
+from hpcdist.bench.harness import measure_calls
+from hpcdist.bench.interleaved import Race, idle, race
+from hpcdist.bench.libraries import PEERS, start_peer, start_peers
+from hpcdist.bench.libraries.hpcdist import array_calls, start_own
 from hpcdist.bench.output import predictable
 from hpcdist.bench.overlap import hidden
-from hpcdist.bench.own import array_calls, start_own
-from hpcdist.bench.peers import PEERS, start_peer, start_peers
 from hpcdist.bench.plan import Plan, spots_of
 from hpcdist.bench.plots import check_plot, draw_predictions, draw_rows, heading_of, panels_of
 from hpcdist.bench.progress import Bar, on_terminal
-from hpcdist.bench.race import Race, idle, race
 from hpcdist.bench.request import check_request, read_request, spread_against
 from hpcdist.bench.rows import BUS_FACTOR, Spot, bandwidths, row_of
 from hpcdist.bench.runfile import read_run, write_run
-from hpcdist.bench.stage import measure_calls
 from hpcdist.bench.tables import plain_console, print_rows
 from hpcdist.bench.task import Messages, Task, make_task, read_dtype, thing_of
 from hpcdist.bench.unavailable import Unavailable
 from hpcdist.comm.group import Group
-from hpcdist.diagnostics.sizes import read_size, volume
 from hpcdist.errors import UsageError
+from hpcdist.text import bandwidth, duration, rate, read_size, read_sizes, times, volume
 
 ALONE = Group([0], 0, 0, None)
 

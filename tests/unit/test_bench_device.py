@@ -11,14 +11,14 @@ from click.testing import CliRunner
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.bench.cases import CASES, choose_cases
 from hpcdist.bench.command import bench
-from hpcdist.bench.limits import limits
-from hpcdist.bench.memories import MEMORIES, Device, Memory, check_devices, devices
+from hpcdist.bench.interleaved import race
+from hpcdist.bench.libraries import start_peer, start_peers
+from hpcdist.bench.libraries.nccl import Wire, library_of
+from hpcdist.bench.memcpy_bound import limits
+from hpcdist.bench.memory_kinds import MEMORIES, Device, Memory, check_devices, devices
 from hpcdist.bench.output import predictable
-from hpcdist.bench.peers import start_peer, start_peers
-from hpcdist.bench.peers.nccl import Wire, library_of
 from hpcdist.bench.plan import Plan, spots_of
 from hpcdist.bench.plots import draw_rows
-from hpcdist.bench.race import race
 from hpcdist.bench.request import read_request
 from hpcdist.bench.rows import Spot
 from hpcdist.bench.tables import plain_console, print_rows
@@ -141,7 +141,7 @@ def test_host_memory_has_one_limit():
 
 
 def test_the_copy_through_the_host_goes_both_ways_and_is_waited_for(slow):
-    from hpcdist.bench.limits import _through_host
+    from hpcdist.bench.memcpy_bound import _through_host
 
     source, target = (DEVICE.array(np.full(5000, value, np.uint8)) for value in (7, 0))
     out, back = np.zeros(5000, np.uint8), np.full(5000, 9, np.uint8)
@@ -365,8 +365,8 @@ def test_cupy_names_ncclls_numbers_as_we_do():
     pytest.importorskip("cupy")
     from cupy.cuda import nccl
 
-    from hpcdist.transport.nccl_codes import plan_reduction
-    from hpcdist.transport.recipes import ReduceOp, recipe_for
+    from hpcdist.transport.device.nccl.dtypes import plan_reduction
+    from hpcdist.transport.reduction import ReduceOp, recipe_for
 
     for name in ("float32", "float64", "int64", "uint32", "bfloat16", "float16"):
         dtype = dtype_row(np.dtype(getattr(ml_dtypes, name, name)))

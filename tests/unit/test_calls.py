@@ -14,9 +14,9 @@ import hpcdist as dist
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.config import Config, read_config
 from hpcdist.transport.call import LOOSE, UNEVEN, Call, Kind, fingerprint, label, shape_detail
-from hpcdist.transport.lane import Lane, seconds
-from hpcdist.transport.patience import poll
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.polling import poll
+from hpcdist.transport.queue import Lane, seconds
+from hpcdist.transport.reduction import ReduceOp
 
 F4, F8 = dtype_row(np.dtype("f4")), dtype_row(np.dtype("f8"))
 CALL = Call(Kind.ALL_REDUCE, dtype=F4, shape=(2, 3), op=ReduceOp.SUM)
@@ -55,7 +55,7 @@ def test_fingerprints_are_the_same_in_every_process():
 import numpy as np
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.transport.call import Call, Kind, fingerprint, shape_detail
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 for dtype in (None, *map(np.dtype, ("f4", "S5", "M8[s]", [("a", "i4"), ("b", "f8", (2,))]))):
     row = None if dtype is None else dtype_row(dtype)
     for op in (None, ReduceOp.AVG):

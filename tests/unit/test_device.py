@@ -15,11 +15,11 @@ from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.errors import UsageError
 from hpcdist.runtime import gpu
 from hpcdist.transport.call import UNEVEN, Call, Kind
-from hpcdist.transport.device_turns import Turns
-from hpcdist.transport.device_way import Ability, DeviceWay, choose_way
-from hpcdist.transport.nccl_codes import plan_reduction
-from hpcdist.transport.recipes import ReduceOp, recipe_for
-from hpcdist.transport.staged_plan import Shape, is_whole, plan_steps
+from hpcdist.transport.device.choose import Ability, DeviceWay, choose_way
+from hpcdist.transport.device.launch_order import Turns
+from hpcdist.transport.device.nccl.dtypes import plan_reduction
+from hpcdist.transport.device.staged.plan import Shape, is_whole, plan_steps
+from hpcdist.transport.reduction import ReduceOp, recipe_for
 
 # ---- the way of a group
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 import hpcdist as dist
 from hpcdist.comm.grid import balanced
 from hpcdist.comm.group import Group
-from hpcdist.transport.local import LocalTransport, Room
+from hpcdist.transport.threads.transport import LocalTransport, Room
 
 
 def group_of(ranks, world_rank):

@@ -11,7 +11,7 @@ from hpcdist.errors import UsageError
 from hpcdist.transport import kernel
 from hpcdist.transport.call import Call, Kind
 from hpcdist.transport.kernel import code_of, compiled, copy_in, copy_out, divisor_of
-from hpcdist.transport.recipes import ReduceOp, local_result, recipe_for
+from hpcdist.transport.reduction import ReduceOp, local_result, recipe_for
 
 needs_compiled = pytest.mark.skipif(compiled is None, reason="the kernel was not compiled here")
 

@@ -11,13 +11,13 @@ import pytest
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.config import Config
 from hpcdist.errors import MismatchError, TransportError
-from hpcdist.transport import nccl as transport, nccl_binding
 from hpcdist.transport.call import UNEVEN, Call, Kind
-from hpcdist.transport.message_batch import Transfer
-from hpcdist.transport.mpi_collectives import Agreed
-from hpcdist.transport.nccl import Nccl
-from hpcdist.transport.nccl_binding import Communicator, failure, version, why_not
-from hpcdist.transport.recipes import ReduceOp, recipe_for
+from hpcdist.transport.device.nccl import backend as transport, binding as nccl_binding
+from hpcdist.transport.device.nccl.backend import Nccl
+from hpcdist.transport.device.nccl.binding import Communicator, failure, version, why_not
+from hpcdist.transport.device.nccl.matching import Transfer
+from hpcdist.transport.mpi.collectives import Agreed
+from hpcdist.transport.reduction import ReduceOp, recipe_for
 
 # ---- the two providers
 

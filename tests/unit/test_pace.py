@@ -6,7 +6,7 @@ import sys
 import pytest
 from hypothesis import given, strategies as st
 
-from hpcdist.parallel.pace import Clock, CommStats, Pace, Trip, core_share, travel_times
+from hpcdist.parallel.overlap import Clock, CommStats, Pace, Trip, core_share, travel_times
 
 moments = st.floats(0, 100, allow_nan=False)
 
@@ -140,12 +140,12 @@ def test_backward_passes_that_only_measure_are_not_counted_as_exposed(machine):
 
 SHARING_A_CORE = """
 import os, time
-from hpcdist.runtime.cores import wanted_s
+from hpcdist.runtime.process import demand_s
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-wanted, clock = wanted_s(), time.perf_counter()
+wanted, clock = demand_s(), time.perf_counter()
 while time.perf_counter() - clock < 0.5:
     pass
-print((wanted_s() - wanted) / (time.perf_counter() - clock))
+print((demand_s() - wanted) / (time.perf_counter() - clock))
 """
 
 

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from hpcdist.arrays.parcel import (
+from hpcdist.arrays.pickled import (
     EAGER,
     OUT_OF_BAND,
     Parcel,

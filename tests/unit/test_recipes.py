@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 import hpcdist as dist
 from hpcdist.arrays.buffer import as_buffer, as_output, typed
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.transport.recipes import ReduceOp, check_op, local_result, recipe_for
+from hpcdist.transport.reduction import ReduceOp, check_op, local_result, recipe_for
 
 INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
 FLOATS = ["f2", "f4", "f8"]

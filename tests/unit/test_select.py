@@ -6,7 +6,7 @@ import pytest
 
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import Kind
-from hpcdist.transport.select import (
+from hpcdist.transport.tuning import (
     DEFAULT,
     EXPLAINED,
     FORMAT,

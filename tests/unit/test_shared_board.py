@@ -14,16 +14,16 @@ from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.transport import kernel
 from hpcdist.transport.call import Call, Kind
 from hpcdist.transport.kernel import code_of, compiled, divisor_of
-from hpcdist.transport.recipes import ReduceOp, recipe_for
-from hpcdist.transport.shared_board import (
+from hpcdist.transport.reduction import ReduceOp, recipe_for
+from hpcdist.transport.shm.control import (
     PAYLOAD,
     PythonBoard,
     board_bytes,
     board_class,
     payload_places,
 )
-from hpcdist.transport.shared_heap import Heap
-from hpcdist.transport.shared_node import SharedNode, node_bytes
+from hpcdist.transport.shm.heap import Heap
+from hpcdist.transport.shm.node import SharedNode, node_bytes
 
 needs_compiled = pytest.mark.skipif(compiled is None, reason="the kernel was not compiled here")
 BOARDS = [pytest.param(PythonBoard, id="Python")]

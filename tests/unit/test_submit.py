@@ -8,10 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from hpcdist.errors import UsageError
-from hpcdist.launch import submit_job
 from hpcdist.launch.cli import main
 from hpcdist.launch.command import Family, Site
-from hpcdist.launch.submit_job import (
+from hpcdist.launch.submit import job
+from hpcdist.launch.submit.arguments import split_words
+from hpcdist.launch.submit.job import (
     Follower,
     Log,
     Task,
@@ -20,8 +21,7 @@ from hpcdist.launch.submit_job import (
     read_tasks,
     submit,
 )
-from hpcdist.launch.submit_script import Batch, build_script, full_options, log_folder
-from hpcdist.launch.submit_words import split_words
+from hpcdist.launch.submit.script import Batch, build_script, full_options, log_folder
 
 # ---- the command line
 
@@ -322,8 +322,8 @@ def test_the_lines_of_an_array_have_their_numbers(tmp_path):
 @pytest.fixture
 def following(tmp_path, monkeypatch):
     """Follow a job that goes through these states, and write a line of its log in each."""
-    monkeypatch.setattr(submit_job, "_LOOK_S", 0.0)
-    monkeypatch.setattr(submit_job, "_ASK_S", 0.0)
+    monkeypatch.setattr(job, "_LOOK_S", 0.0)
+    monkeypatch.setattr(job, "_ASK_S", 0.0)
 
     def follow(*steps):
         left, shown, told = list(steps), [], []
@@ -398,7 +398,7 @@ def test_a_dry_run_prints_the_script_and_does_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("chosen", "kind"), [("pmix_v4", "pmix_v4"), ("none", None)])
 def test_the_choice_of_the_environment_is_kept(monkeypatch, chosen, kind):
     site = Site(1, 1, 0, family=Family.MPICH)
-    monkeypatch.setattr("hpcdist.launch.submit.find_site", lambda environ: site)
+    monkeypatch.setattr("hpcdist.launch.submit.command.find_site", lambda environ: site)
     environ = {"SLURM_MPI_TYPE": chosen}
     done = CliRunner(env=environ).invoke(main, ["submit", "--dry-run", "x.py"])
     assert f"srun --mpi={kind or 'pmi2'} " in done.output

@@ -6,7 +6,9 @@ from itertools import pairwise, product
 import pytest
 from hypothesis import given, strategies as st
 
-from hpcdist.bench.tune import (
+from hpcdist.bench.tune.command import busy, chosen_rows, read_plan, write_tuning
+from hpcdist.bench.tune.measure import Effort, Plan, forced, spots_of, ways_at
+from hpcdist.bench.tune.rules import (
     MARGIN,
     Cost,
     Step,
@@ -20,11 +22,9 @@ from hpcdist.bench.tune import (
     tuned,
     way_at,
 )
-from hpcdist.bench.tune_command import busy, chosen_rows, read_plan, write_tuning
-from hpcdist.bench.tune_stage import Effort, Plan, forced, spots_of, ways_at
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import Kind
-from hpcdist.transport.select import (
+from hpcdist.transport.tuning import (
     DEFAULT,
     OPERATIONS,
     STAGED_UP_TO,

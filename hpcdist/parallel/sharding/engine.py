@@ -22,11 +22,11 @@ from hpcdist.comm.collectives import all_reduce
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
 from hpcdist.parallel.parameter import Parameter
+from hpcdist.parallel.sharding.gathered import LentParameters
 from hpcdist.parallel.sharding.gradients import ShardedGradients, Teams
-from hpcdist.parallel.sharding.layout import Item, Unit, layer_of, plan_layers, plan_units
-from hpcdist.parallel.sharding.lent import LentParameters
-from hpcdist.parallel.sharding.whole import WholeParameters, whole_of
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.parallel.sharding.partition import Item, Unit, layer_of, plan_layers, plan_units
+from hpcdist.parallel.sharding.replicated import WholeParameters, whole_of
+from hpcdist.transport.reduction import ReduceOp
 
 Level = Literal["os", "os_g", "p_g_os"]
 LEVELS: tuple[Level, ...] = get_args(Level)

@@ -25,13 +25,13 @@ from hpcdist.comm import describe
 from hpcdist.comm.group import Group
 from hpcdist.comm.memory import empty_near
 from hpcdist.errors import CollectiveTimeout, UsageError
-from hpcdist.parallel.exchange import Exchange
+from hpcdist.parallel.averager import Exchange
 from hpcdist.parallel.parameter import Parameter, Seat
 from hpcdist.parallel.reducer import Reducer
-from hpcdist.parallel.sharding.layout import Unit
+from hpcdist.parallel.sharding.partition import Unit
 from hpcdist.transport.base import Work
 from hpcdist.transport.call import Call, Kind
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 
 
 class Teams(NamedTuple):

@@ -12,8 +12,8 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.states import State, verify_states
 from hpcdist.errors import UsageError
 from hpcdist.optim.optimizer import Optimizer
-from hpcdist.parallel.holders import described, is_trained, spread, trainable
 from hpcdist.parallel.model import training_group
+from hpcdist.parallel.module_state import described, is_trained, spread, trainable
 from hpcdist.parallel.scaler import GradScaler
 from hpcdist.parallel.sharding.engine import LEVELS, Level
 from hpcdist.parallel.sharding.gradients import Teams

@@ -12,7 +12,7 @@ from hpcdist.arrays.transfer import on_host
 from hpcdist.errors import UsageError
 from hpcdist.optim.optimizer import Optimizer
 from hpcdist.parallel.clipping import Measured
-from hpcdist.parallel.holders import (
+from hpcdist.parallel.module_state import (
     array_in,
     buffers_of,
     distinct,
@@ -21,12 +21,12 @@ from hpcdist.parallel.holders import (
     load,
     spread,
 )
-from hpcdist.parallel.pace import CommStats
+from hpcdist.parallel.overlap import CommStats
 from hpcdist.parallel.parameter import Parameter
 from hpcdist.parallel.sharding.engine import Engine, Level
 from hpcdist.parallel.sharding.gradients import Teams
 from hpcdist.parallel.sharding.optimizer import ShardedOptimizer
-from hpcdist.parallel.sharding.parts import (
+from hpcdist.parallel.sharding.shard_state import (
     Owned,
     State,
     as_shards,

@@ -22,8 +22,8 @@ from hpcdist.optim.slices import Slice, trust_ratio
 from hpcdist.parallel.clipping import Measured, norm_of, power_sums, scaler
 from hpcdist.parallel.scaler import unscale
 from hpcdist.parallel.sharding.engine import Engine
-from hpcdist.parallel.sharding.layout import Segment
-from hpcdist.parallel.sharding.parts import (
+from hpcdist.parallel.sharding.partition import Segment
+from hpcdist.parallel.sharding.shard_state import (
     Owned,
     State,
     as_shards,
@@ -31,7 +31,7 @@ from hpcdist.parallel.sharding.parts import (
     fill_parts,
     owned_parts,
 )
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 
 
 class _Run(NamedTuple):
