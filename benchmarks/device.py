@@ -16,7 +16,7 @@ from mpi4py import MPI
 from report import Options, Report, read_options
 
 import hpcdist as dist
-from hpcdist.bench.interleaved import Race, race
+from hpcdist.bench.interleaved import Interleaved, interleave
 from hpcdist.bench.libraries import start_peer
 from hpcdist.bench.libraries.hpcdist import start_own
 from hpcdist.bench.memory_kinds import MEMORIES, check_devices
@@ -44,7 +44,7 @@ def reached(yes: bool) -> str:
 # ---- beside NCCL
 
 
-def races_beside_nccl(comm: MPI.Intracomm, rounds: int) -> dict[tuple[str, int], Race]:
+def races_beside_nccl(comm: MPI.Intracomm, rounds: int) -> dict[tuple[str, int], Interleaved]:
     """Race hpcdist and NCCL on the same arrays, by case and size; `Unavailable` without NCCL."""
     world, memory = dist.get_group(), MEMORIES[MEMORY]
     libraries = [start_own(world), start_peer(NCCL, comm, True, on_device=True)]
@@ -54,13 +54,13 @@ def races_beside_nccl(comm: MPI.Intracomm, rounds: int) -> dict[tuple[str, int],
             nbytes = max(nbytes, 4 * world.nranks)
             task = make_task(case, world, nbytes, read_dtype("float32"), MEMORY, "SUM")
             calls = {each.name: each.calls[case](task) for each in libraries}
-            found[case, nbytes] = race(comm, calls, rounds=rounds, wait=memory.waiter())
+            found[case, nbytes] = interleave(comm, calls, rounds=rounds, wait=memory.waiter())
     for library in libraries:
         library.close()
     return found
 
 
-def beside_nccl(case: str, nbytes: int, found: Race) -> Row:
+def beside_nccl(case: str, nbytes: int, found: Interleaved) -> Row:
     """Say what a race found: small calls are compared by time, large ones by bandwidth."""
     row = {"case": case, "size": nbytes, **{name: found.median(name) for name in (OWN, NCCL)}}
     added, share = found.added(OWN, to=NCCL), found.ratio(NCCL, to=OWN)
@@ -153,7 +153,7 @@ def report_beside_nccl(
         return
     shown: dict[str, Any] = {"case": str, "size": volume, OWN: duration, NCCL: duration}
     shown |= {"added": duration, "share": percent, "aim": str, "reached": str}
-    report.table(title, shown, [beside_nccl(*spot, found) for spot, found in races.items()])
+    report.table(title, shown, [beside_nccl(*point, found) for point, found in races.items()])
 
 
 def report_hidden(report: Report, options: Options, notes: list[str]) -> None:

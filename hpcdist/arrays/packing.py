@@ -61,7 +61,7 @@ def adjacent_view(buffers: Sequence[Buffer]) -> NumpyArray | None:
     return whole[offset : offset + count]
 
 
-def spread(flat: NumpyArray, buffers: Sequence[Buffer]) -> None:
+def scatter_into(flat: NumpyArray, buffers: Sequence[Buffer]) -> None:
     """Copy consecutive runs of `flat` into `buffers` and unpack them."""
     start = 0
     for buffer in buffers:

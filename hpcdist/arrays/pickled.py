@@ -1,4 +1,4 @@
-"""`Parcel`: a pickled object, with its large buffers kept beside the pickle.
+"""`Pickled`: a pickled object, with its large buffers kept beside the pickle.
 
 Pickle protocol 5 hands large buffers (NumPy arrays and whatever else supports it) out of band
 (PEP 574): they are sent from where they are and received where they will stay.
@@ -24,15 +24,15 @@ EAGER = 4096
 _NO_BUFFERS = struct.pack("<q", 0)
 
 
-class Parcel(NamedTuple):
+class Pickled(NamedTuple):
     """`meta` starts with the number of buffers and their lengths; the pickle follows."""
 
     meta: Any
     buffers: Sequence[Any] = ()
 
-    def copy(self) -> Parcel:
+    def copy(self) -> Pickled:
         """Return a parcel whose object shares no memory with the one that was packed."""
-        return Parcel(self.meta, [bytearray(buffer) for buffer in self.buffers])
+        return Pickled(self.meta, [bytearray(buffer) for buffer in self.buffers])
 
     @property
     def nbytes(self) -> int:
@@ -40,7 +40,7 @@ class Parcel(NamedTuple):
         return len(self.meta) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
 
 
-def pack_object(obj: Any) -> Parcel:
+def pack_object(obj: Any) -> Pickled:
     """Pickle `obj`; whatever pickle raises comes through."""
     large: list[memoryview] = []
 
@@ -53,18 +53,18 @@ def pack_object(obj: Any) -> Parcel:
 
     pickled = pickle.dumps(obj, 5, buffer_callback=keep_in_band)
     if not large:
-        return Parcel(_NO_BUFFERS + pickled)
+        return Pickled(_NO_BUFFERS + pickled)
     lengths = [raw.nbytes for raw in large]
     head = struct.pack(f"<q{len(large)}q", len(large), *lengths)
-    return Parcel(head + pickled, large)
+    return Pickled(head + pickled, large)
 
 
-def parcel_detail(parcels: Sequence[Parcel]) -> int:
+def pickled_detail(pickles: Sequence[Pickled]) -> int:
     """Return the bytes of the largest parcel; more than `EAGER` if one has buffers."""
     return max(
         (
-            max(parcel.nbytes, EAGER + 1) if parcel.buffers else len(parcel.meta)
-            for parcel in parcels
+            max(pickled.nbytes, EAGER + 1) if pickled.buffers else len(pickled.meta)
+            for pickled in pickles
         ),
         default=0,
     )
@@ -81,7 +81,7 @@ def empty_buffers(meta: Any) -> list[NumpyArray]:
     return [np.empty(length, np.uint8) for length in buffer_lengths(meta)]
 
 
-def unpack_object(parcel: Parcel) -> Any:
+def unpack_object(pickled: Pickled) -> Any:
     """Rebuild the object; arrays in it own the received buffers and are writable."""
-    start = 8 + 8 * len(parcel.buffers)
-    return pickle.loads(memoryview(parcel.meta)[start:], buffers=parcel.buffers)
+    start = 8 + 8 * len(pickled.buffers)
+    return pickle.loads(memoryview(pickled.meta)[start:], buffers=pickled.buffers)

@@ -7,8 +7,8 @@ from functools import partial
 from typing import NamedTuple
 
 from hpcdist.bench import harness, messages
-from hpcdist.bench.harness import Stage
-from hpcdist.bench.rows import Row, Spot
+from hpcdist.bench.harness import Harness
+from hpcdist.bench.rows import Point, Row
 from hpcdist.errors import UsageError
 from hpcdist.text import read_sizes
 
@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
     kind: str
     text: str
-    measure: Callable[[Stage, Spot], list[Row]]
+    measure: Callable[[Harness, Point], list[Row]]
     sizes: tuple[int, ...] | None = USUAL_SIZES
     typed: bool = True
     least: int = 1
@@ -76,7 +76,7 @@ def _overlap(text: str, computing: str, usual: tuple[str, ...] = BOTH) -> Case:
     return Case("overlap", text, measure, OVERLAP_SIZES, usual=usual)
 
 
-def _start(text: str, measure: Callable[[Stage, Spot], list[Row]]) -> Case:
+def _start(text: str, measure: Callable[[Harness, Point], list[Row]]) -> Case:
     return Case("startup", text, measure, None, typed=False, usual=(HOST,))
 
 

@@ -1,6 +1,6 @@
-"""`Race`: several ways to do the same thing, timed side by side.
+"""`Interleaved`: several ways to do the same thing, timed side by side.
 
-Every contestant runs once in every round, and the order rotates, so that whatever else the
+Every candidate runs once in every round, and the order rotates, so that whatever else the
 machine does hits all of them alike. A sample is many calls after a barrier on the raw
 communicator; its time is that of the slowest rank. Calls that only tell a device what to do are
 put on its stream one after the other, and waited for once, at the end of the sample. Compare by
@@ -19,19 +19,19 @@ import numpy as np
 import numpy.typing as npt
 
 Call = Callable[[], Any]
-Contestants = Mapping[str, Call]
+Candidates = Mapping[str, Call]
 Times = npt.NDArray[np.float64]
 
 _BLOCK = 25
-"""Calls that are timed one by one before the next contestant's turn."""
+"""Calls that are timed one by one before the next candidate's turn."""
 
 
 def idle() -> None:
-    """Do nothing: the contestant of a rank that takes no part; its time does not count."""
+    """Do nothing: the candidate of a rank that takes no part; its time does not count."""
 
 
-class Race(NamedTuple):
-    """What each contestant took, by its name.
+class Interleaved(NamedTuple):
+    """What each candidate took, by its name.
 
     Attributes:
         seconds: what one call took on the slowest rank, by round.
@@ -53,11 +53,11 @@ class Race(NamedTuple):
         return float(self.seconds[name].min())
 
     def ratio(self, name: str, to: str) -> float:
-        """Return how many times as long as `to` the contestant `name` takes."""
+        """Return how many times as long as `to` the candidate `name` takes."""
         return float(np.median(self.seconds[name] / self.seconds[to]))
 
     def added(self, name: str, to: str) -> float:
-        """Return how many seconds longer than `to` the contestant `name` takes."""
+        """Return how many seconds longer than `to` the candidate `name` takes."""
         return float(np.median(self.seconds[name] - self.seconds[to]))
 
     def straggler(self, name: str) -> float:
@@ -66,46 +66,46 @@ class Race(NamedTuple):
         return float(np.median(np.nanmax(ranks, axis=0) / np.nanmedian(ranks, axis=0)))
 
 
-def race(
+def interleave(
     comm: Any,
-    contestants: Contestants,
+    candidates: Candidates,
     *,
     rounds: int,
     sample_s: float = 4e-3,
     single: int = 0,
     single_s: float = 0.2,
     wait: Call | None = None,
-) -> Race:
-    """Time the contestants. Collective; every rank gets the same numbers.
+) -> Interleaved:
+    """Time the candidates. Collective; every rank gets the same numbers.
 
     Args:
         comm: an mpi4py communicator that nobody else uses during the race.
-        contestants: what to call, by name; each is called equally often on all ranks. `idle` where
+        candidates: what to call, by name; each is called equally often on all ranks. `idle` where
             a rank takes no part.
-        rounds: samples per contestant.
+        rounds: samples per candidate.
         sample_s: how long one sample should take; a call that takes longer is made once.
         single: how many calls to time one by one besides, for percentiles.
-        single_s: the longest time for these, per contestant.
+        single_s: the longest time for these, per candidate.
         wait: blocks until all that was called has ended; for calls that return earlier.
 
     """
-    names = list(contestants)
-    calls = {name: _calls_per_sample(comm, contestants[name], sample_s, wait) for name in names}
+    names = list(candidates)
+    calls = {name: _calls_per_sample(comm, candidates[name], sample_s, wait) for name in names}
     taken = np.empty((rounds, len(names)))
     for number in range(rounds):
         for step in range(len(names)):
             lane = (number + step) % len(names)
             name = names[lane]
-            taken[number, lane] = _sample(comm, contestants[name], calls[name], wait)
+            taken[number, lane] = _sample(comm, candidates[name], calls[name], wait)
     ranks = _from_all_ranks(comm, taken)
     slowest = np.nanmax(ranks, axis=0)
     seconds = {name: slowest[:, lane] for lane, name in enumerate(names)}
     budget = {name: int(single_s / np.median(each)) for name, each in seconds.items()}
     wanted = {name: min(single, budget[name]) for name in names}
-    more = _time_single_calls(comm, contestants, wanted, wait)
+    more = _time_single_calls(comm, candidates, wanted, wait)
     samples = {name: np.concatenate([seconds[name], more[name]]) for name in names}
     by_rank = {name: ranks[:, :, lane] for lane, name in enumerate(names)}
-    return Race(seconds, by_rank, samples)
+    return Interleaved(seconds, by_rank, samples)
 
 
 def _calls_per_sample(comm: Any, call: Call, sample_s: float, wait: Call | None) -> int:
@@ -134,12 +134,12 @@ def _sample(comm: Any, call: Call, calls: int, wait: Call | None) -> float:
 
 
 def _time_single_calls(
-    comm: Any, contestants: Contestants, wanted: Mapping[str, int], wait: Call | None
+    comm: Any, candidates: Candidates, wanted: Mapping[str, int], wait: Call | None
 ) -> dict[str, Times]:
     """Time calls one by one, in blocks that take turns."""
-    found: dict[str, list[Times]] = {name: [] for name in contestants}
+    found: dict[str, list[Times]] = {name: [] for name in candidates}
     for first in range(0, max(wanted.values(), default=0), _BLOCK):
-        for name, call in contestants.items():
+        for name, call in candidates.items():
             number = min(_BLOCK, wanted[name] - first)
             if number > 0:
                 found[name].append(_single_calls(comm, call, number, wait))

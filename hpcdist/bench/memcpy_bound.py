@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from hpcdist.arrays.device import Engine
+from hpcdist.arrays.device import DeviceRuntime
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.bench.interleaved import Call
 from hpcdist.bench.memory_kinds import Memory
@@ -46,7 +46,7 @@ def limits(memory: Memory, nbytes: int, group: Group) -> Iterator[dict[str, Call
 
 
 def _through_host(
-    engine: Engine, source: NumpyArray, out: NumpyArray, back: NumpyArray, target: NumpyArray
+    engine: DeviceRuntime, source: NumpyArray, out: NumpyArray, back: NumpyArray, target: NumpyArray
 ) -> Call:
     """Return the copies to the host and from it, on streams of their own.
 

@@ -1,8 +1,8 @@
 """`MEMORIES`: where the arrays of a measurement are; a new kind of memory is a new row.
 
-Everything else is the same wherever they are. Of a device the benchmark needs its `Engine`, a way
-to make arrays, and one to wait on the host for what the device was told to do: an operation there
-has ended when the event of its end is complete.
+Everything else is the same wherever they are. Of a device the benchmark needs its `DeviceRuntime`,
+a way to make arrays, and one to wait on the host for what the device was told to do: an operation
+there has ended when the event of its end is complete.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcdist.arrays.device import Engine
+from hpcdist.arrays.device import DeviceRuntime
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray, cuda_library
 from hpcdist.comm.group import Group
@@ -39,7 +39,7 @@ class Device(NamedTuple):
 
     """
 
-    engine: Callable[[], Engine]
+    engine: Callable[[], DeviceRuntime]
     wait: Callable[[Any], None]
     missing: Callable[[], str]
     about: Callable[[Any], str]
@@ -97,10 +97,10 @@ def _no_cuda() -> str:
     return ""
 
 
-def _cuda_engine() -> Engine:
-    from hpcdist.arrays.cupy import current_engine
+def _cuda_engine() -> DeviceRuntime:
+    from hpcdist.arrays.cupy import current_runtime
 
-    return current_engine()
+    return current_runtime()
 
 
 def _cuda_zeros(count: int, dtype: np.dtype[Any], _: Group) -> NumpyArray:
@@ -112,12 +112,12 @@ def _cuda_zeros(count: int, dtype: np.dtype[Any], _: Group) -> NumpyArray:
     return made
 
 
-def _wait_for_streams(engine: Engine) -> None:
+def _wait_for_streams(engine: DeviceRuntime) -> None:
     for stream in engine.current_streams():
         stream.synchronize()
 
 
-def _about_gpu(engine: Engine) -> str:
+def _about_gpu(engine: DeviceRuntime) -> str:
     from hpcdist.transport.device.nccl import binding
 
     name = gpu.describe(int(engine.name.partition(":")[2])).name

@@ -67,7 +67,7 @@ def start_ranks(ctx: click.Context, nprocs: int | None) -> None:
         raise UsageError(f"-n {nprocs}, but this job has {size} ranks: use --ranks for fewer")
     from hpcdist.launch.command import Options
     from hpcdist.launch.launchers import find_site
-    from hpcdist.launch.run import Manner, run_job
+    from hpcdist.launch.run import RunOptions, run_job
 
     environ = snapshot()
     words = ctx.meta[_WORDS]
@@ -76,7 +76,7 @@ def start_ranks(ctx: click.Context, nprocs: int | None) -> None:
     program = (sys.executable, "-m", "hpcdist", str(ctx.command.name), *words)
     options = Options(program, nprocs=nprocs)
     try:
-        sys.exit(run_job(options, Manner(label=False), find_site(environ), environ))
+        sys.exit(run_job(options, RunOptions(label=False), find_site(environ), environ))
     except OSError as error:
         raise click.ClickException(str(error)) from error
 

@@ -64,7 +64,7 @@ class Messages(NamedTuple):
 
 
 class Library(NamedTuple):
-    """A contestant: what it can do on a group.
+    """A candidate: what it can do on a group.
 
     Attributes:
         name: as in the reports.

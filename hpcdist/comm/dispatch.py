@@ -1,4 +1,4 @@
-"""`issue`: the only place that hands calls down to a transport and tells the listeners."""
+"""`dispatch`: the only place that hands calls down to a transport and tells the listeners."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdist.comm.group import Group
-from hpcdist.comm.session import group_at_hand, here, simulated_rank, standing_for
+from hpcdist.comm.session import here, resolve_group, simulated_rank, standing_for
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import NotInGroupWarning, UsageError
 from hpcdist.events import Event, Listener, Phase, listeners
@@ -23,12 +23,12 @@ from hpcdist.transport.call_site import outer_frame
 Describe = Callable[..., Call]
 
 
-def issue(group: Group | None, sync_op: bool, describe: Describe, *args: Any) -> Work:
+def dispatch(group: Group | None, sync_op: bool, describe: Describe, *args: Any) -> Work:
     """Describe the call, then run or start it; a non-member is warned and nothing happens."""
     if sync_op is not True:  # the hot path asks nothing more
         sync_op = as_flag(sync_op, "sync_op")
     session = here.session
-    group = session.world if group is None and session is not None else group_at_hand(group)
+    group = session.world if group is None and session is not None else resolve_group(group)
     transport = group.transport
     if transport is None:
         return not_a_member(group)
@@ -59,12 +59,12 @@ class Message(NamedTuple):
     args: tuple[Any, ...]
 
 
-def issue_batch(messages: Sequence[Message]) -> list[Work]:
+def dispatch_batch(messages: Sequence[Message]) -> list[Work]:
     """Describe all messages, then start those of each group together; return a work for each."""
     works: dict[int, Work] = {}
     calls: defaultdict[Transport, dict[int, Call]] = defaultdict(dict)
     for place, (given, describe, args) in enumerate(messages):
-        group = group_at_hand(given)
+        group = resolve_group(given)
         if group.transport is None:
             works[place] = not_a_member(group)
             continue

@@ -12,10 +12,10 @@ import numpy as np
 from hpcdist.arrays.buffer import Buffer
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm import describe
-from hpcdist.comm.dispatch import issue
+from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import all_gather_object
-from hpcdist.comm.session import group_at_hand
+from hpcdist.comm.session import resolve_group
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.transport.call import Call, Kind
@@ -52,11 +52,11 @@ def verify_states(
         RemoteError: another rank did.
 
     """
-    group = group_at_hand(group)
+    group = resolve_group(group)
     states = tuple((str(name), tuple(shape), str(dtype)) for name, shape, dtype in named)
     mark = _digest(states)
     extremes = np.array([mark, -mark])
-    issue(group, True, _describe_comparison, extremes, error)
+    dispatch(group, True, _describe_comparison, extremes, error)
     if extremes[0] == -extremes[1]:
         return
     everyone: list[Sequence[State]] = []

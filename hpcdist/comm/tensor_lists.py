@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hpcdist.arrays.buffer import Buffer, as_buffer, as_output, wrap_like
-from hpcdist.arrays.device import engine_of
+from hpcdist.arrays.device import device_runtime_of
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.packing import (
     adjacent_view,
@@ -23,7 +23,7 @@ from hpcdist.arrays.packing import (
     overlap,
     overlap_each_other,
     same_memory,
-    spread,
+    scatter_into,
 )
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
@@ -123,7 +123,7 @@ def room_in(buffers: Sequence[Buffer], shapes: Sequence[Shape] = ()) -> Room:
             packed = [buffer for buffer in buffers if buffer.home is not None]
             return None, runs, shapes, unpack_all(packed) if packed else None
     recv = empty_for(buffers) if whole is None else whole
-    return recv, (), shapes, lambda _: spread(recv, buffers)
+    return recv, (), shapes, lambda _: scatter_into(recv, buffers)
 
 
 def _runs(buffers: Sequence[Buffer]) -> list[NumpyArray]:
@@ -160,7 +160,7 @@ def _check_place(buffer: Buffer, like: Buffer, what: str) -> None:
     """Refuse host memory beside that of a device, and that of two devices."""
     if type(buffer.data) is np.ndarray is type(like.data):
         return
-    mine, other = engine_of(buffer.data), engine_of(like.data)
+    mine, other = device_runtime_of(buffer.data), device_runtime_of(like.data)
     if mine is not other:
         places = " and ".join("the host" if each is None else each.name for each in (mine, other))
         raise UsageError(f"{what}: arrays in the memory of {places}; move them to one place")

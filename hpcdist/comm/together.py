@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar, final
 from hpcdist.comm.environment import get_world_size
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import gather_object, scatter_object_list
-from hpcdist.comm.session import current_session, group_at_hand
+from hpcdist.comm.session import current_session, resolve_group
 from hpcdist.errors import CheckpointError, MismatchError, RemoteError, UsageError
 
 T = TypeVar("T")
@@ -147,7 +147,7 @@ def team_of(group: Group | None, first: int | None = None) -> Team:
 
     """
     if group is not None or current_session() is not None:
-        return Team(group_at_hand(group), first)
+        return Team(resolve_group(group), first)
     if get_world_size() > 1:
         raise UsageError(
             f"this process is one of {get_world_size()} ranks, which do not know each other yet; "

@@ -10,7 +10,7 @@ from hpcdist.diagnostics.probe import Job
 from hpcdist.text import volume
 from hpcdist.transport.call import Kind
 from hpcdist.transport.shm.control import PAYLOAD
-from hpcdist.transport.tuning import EXPLAINED, Rule, Selection, Way
+from hpcdist.transport.tuning import EXPLAINED, Algorithm, TuningRule, TuningTable
 
 NUMBERS = ("wide", "short")
 ARRAYS = ("ordinary", "shared")
@@ -19,7 +19,7 @@ ARRAYS = ("ordinary", "shared")
 class Outcome(NamedTuple):
     """The way, what that means, and why it is taken."""
 
-    way: str
+    algorithm: str
     meaning: str
     why: str
 
@@ -34,32 +34,32 @@ class Row(NamedTuple):
     outcome: Outcome
 
 
-_MPI = Way.MPI.value, EXPLAINED[Way.MPI]
+_MPI = Algorithm.MPI.value, EXPLAINED[Algorithm.MPI]
 ALONE = Outcome("none", "there is nobody to talk to", "one rank")
-BOARD = Outcome(
-    "board",
-    "written on the board that the ranks share, together with the agreement",
+EAGER = Outcome(
+    "eager",
+    "written to the control block that the ranks share, together with the agreement",
     f"{volume(PAYLOAD)} or less",
 )
 NOT_SHARED = Outcome(*_MPI, "the ranks do not share memory")
-NO_PIPE = "pipe needs the compiled kernel"
-NO_LANES = "lanes need shared memory in every node"
+NOT_PIPELINED = "pipelined needs the compiled kernel"
+NO_HIERARCHY = "hierarchical needs shared memory in every node"
 
 
 def way_rows(
-    job: Job, selection: Selection, operations: Iterable[str], sizes: Sequence[int]
+    job: Job, tuning_table: TuningTable, operations: Iterable[str], sizes: Sequence[int]
 ) -> list[Row]:
     """Return one row for each operation, kind of arrays, kind of numbers and size.
 
     Args:
         job: what was found.
-        selection: of the group of all ranks.
+        tuning_table: of the group of all ranks.
         operations: their names.
         sizes: bytes of the largest contribution.
 
     """
     return [
-        Row(operation, arrays, numbers, nbytes, _outcome(job, selection, operation, *at))
+        Row(operation, arrays, numbers, nbytes, _outcome(job, tuning_table, operation, *at))
         for operation in operations
         for arrays in ARRAYS
         for numbers in NUMBERS
@@ -69,30 +69,30 @@ def way_rows(
 
 
 def _outcome(
-    job: Job, selection: Selection, operation: str, nbytes: int, short: bool, shared: bool
+    job: Job, tuning_table: TuningTable, operation: str, nbytes: int, short: bool, shared: bool
 ) -> Outcome:
     if job.ranks == 1:
         return ALONE
     if job.one_node and not job.memory.shared:
         return NOT_SHARED
     if job.one_node and nbytes <= PAYLOAD:
-        return BOARD
+        return EAGER
     kind = Kind[operation.upper()]
     if not job.one_node:  # between nodes one rule serves all numbers, and no array is shared
-        way, rule = selection.explain(kind, nbytes, short=False, shared=False)
+        algorithm, rule = tuning_table.explain(kind, nbytes, short=False, shared=False)
     else:
-        way, rule = selection.explain(kind, nbytes, short=short, shared=shared)
-        if shared and way is not Way.DIRECT:  # then as if it were an ordinary array
-            way, rule = selection.explain(kind, nbytes, short=short, shared=False)
+        algorithm, rule = tuning_table.explain(kind, nbytes, short=short, shared=shared)
+        if shared and algorithm is not Algorithm.DIRECT:  # then as if it were an ordinary array
+            algorithm, rule = tuning_table.explain(kind, nbytes, short=short, shared=False)
     why = _in_words(rule, job.tuning.rules)
-    if way is Way.PIPE and not job.memory.pipe:
-        return Outcome(*_MPI, f"{why}; {NO_PIPE}")
-    if way is Way.LANES and not job.memory.shared:
-        return Outcome(*_MPI, f"{why}; {NO_LANES}")
-    return Outcome(way.value, EXPLAINED[way], why)
+    if algorithm is Algorithm.PIPELINED and not job.memory.pipe:
+        return Outcome(*_MPI, f"{why}; {NOT_PIPELINED}")
+    if algorithm is Algorithm.HIERARCHICAL and not job.memory.shared:
+        return Outcome(*_MPI, f"{why}; {NO_HIERARCHY}")
+    return Outcome(algorithm.value, EXPLAINED[algorithm], why)
 
 
-def _in_words(rule: Rule | None, from_file: Sequence[Rule]) -> str:
+def _in_words(rule: TuningRule | None, from_file: Sequence[TuningRule]) -> str:
     if rule is None:
         return "no rule says otherwise"
     limit = "" if rule.up_to is None else f", up to {volume(rule.up_to)}"
@@ -109,7 +109,7 @@ def folded(rows: Sequence[Row]) -> list[dict[str, str]]:
             "operation": operation,
             "arrays": arrays,
             "sizes": ", ".join(map(volume, sizes)),
-            "way": outcome.way,
+            "algorithm": outcome.algorithm,
             "why": outcome.why,
         }
         for operation, own in groupby(rows, lambda row: row.operation)
@@ -140,5 +140,5 @@ def _kinds(outcomes: dict[tuple[str, str], Outcome]) -> Iterator[tuple[str, Outc
 
 def meanings(rows: Iterable[Row]) -> list[dict[str, str]]:
     """Return what the ways mean that occur in the rows."""
-    found = dict.fromkeys((row.outcome.way, row.outcome.meaning) for row in rows)
-    return [{"way": way, "": meaning} for way, meaning in found]
+    found = dict.fromkeys((row.outcome.algorithm, row.outcome.meaning) for row in rows)
+    return [{"algorithm": algorithm, "": meaning} for algorithm, meaning in found]

@@ -56,7 +56,7 @@ class Report(NamedTuple):
     settings: Sequence[Setting]
     problems: Sequence[Problem]
     job: Job | None = None
-    ways: Sequence[WayRow] = ()
+    algorithms: Sequence[WayRow] = ()
     starter: str = ""
     seconds: float = 0.0
 
@@ -122,7 +122,9 @@ def _others_wait() -> bool:
 def _known(operations: tuple[str, ...]) -> tuple[str, ...]:
     unknown = [name for name in operations if name not in OPERATIONS]
     if unknown:
-        raise UsageError(f"{unknown[0]!r} has no choice of ways; there is {', '.join(OPERATIONS)}")
+        raise UsageError(
+            f"{unknown[0]!r} has no choice of algorithms; there is {', '.join(OPERATIONS)}"
+        )
     return operations or OPERATIONS
 
 
@@ -176,7 +178,7 @@ def _report(
         settings_of(config, snapshot()),
         problems,
         job,
-        way_rows(job, cast(Any, world.transport).selection, operations, sizes),
+        way_rows(job, cast(Any, world.transport).tuning_table, operations, sizes),
         starting_words(starter) if job.launch.launcher == "none" else "",
     )
 
@@ -194,7 +196,7 @@ def as_plain(report: Report) -> dict[str, Any]:
         "job": None if job is None else plain(job),
         "settings": [setting._asdict() for setting in report.settings],
         "problems": [{**row._asdict(), "check": row.check.value} for row in report.problems],
-        "ways": [plain(row) for row in report.ways],
+        "algorithms": [plain(row) for row in report.algorithms],
         "seconds": report.seconds,
     }
 
@@ -224,8 +226,10 @@ def in_words(report: Report) -> str:
         _print(console, "Versions", lines)
         _print(console, "Settings", (setting._asdict() for setting in report.settings))
         if report.job is not None and report.job.ranks > 1:
-            _print(console, "Which way an operation takes, and why", folded(report.ways))
-            _print(console, "What the ways are", meanings(report.ways))
+            _print(
+                console, "Which algorithm an operation takes, and why", folded(report.algorithms)
+            )
+            _print(console, "What the algorithms are", meanings(report.algorithms))
         _print(console, "Checks", (row._asdict() for row in report.checks))
         console.print(summary(report.problems))
     return captured.get().rstrip()

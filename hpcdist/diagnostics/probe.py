@@ -27,7 +27,7 @@ from hpcdist.runtime.place import expected_size, read_place
 from hpcdist.runtime.process import snapshot
 from hpcdist.text import in_short
 from hpcdist.transport.kernel import compiled
-from hpcdist.transport.tuning import DEFAULT, Rule, Selection, read_rules
+from hpcdist.transport.tuning import DEFAULT, TuningRule, TuningTable, read_rules
 
 _OWN_TO_EACH = ("HPCDIST_DEVICE",)
 """Settings that may differ between ranks."""
@@ -79,7 +79,7 @@ class Tuning(NamedTuple):
     """The tuning file in force: its path, its rules, and how many of them are for this job."""
 
     path: str | None = None
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[TuningRule, ...] = ()
     fitting: int = 0
 
 
@@ -225,7 +225,7 @@ def _try_sharing(world: Group) -> tuple[bool, bool, str]:
     with recorded() as caught:
         group = new_group()
         host = cast(Any, group.transport)
-        found = host.node if host.one_node else host.lanes
+        found = host.node if host.one_node else host.hierarchical
         destroy_process_group(group)
     texts = [text for text in map(str, (each.message for each in caught)) if "share memory" in text]
     why = texts[0].partition("(")[2].rpartition(");")[0] if texts else ""
@@ -243,5 +243,5 @@ def recorded() -> Iterator[list[warnings.WarningMessage]]:
 def _tuning(config: Config, ranks: int, *, one_node: bool) -> Tuning:
     rules = read_rules(config.tuning)
     own = rules[: len(rules) - len(DEFAULT)]
-    fitting = Selection(own, ranks, several_nodes=not one_node).rules
+    fitting = TuningTable(own, ranks, several_nodes=not one_node).rules
     return Tuning(config.tuning, own, len(fitting))

@@ -134,7 +134,7 @@ def _run(program: tuple[str, ...], given: dict[str, Any]) -> int:
     from hpcdist.errors import UsageError
     from hpcdist.launch.command import Launcher, Options, build_command, shell_text
     from hpcdist.launch.launchers import find_site
-    from hpcdist.launch.run import Manner, run_job
+    from hpcdist.launch.run import RunOptions, run_job
     from hpcdist.runtime.process import snapshot
 
     for name, reason in _PADDLE_ONLY.items():
@@ -165,7 +165,9 @@ def _run(program: tuple[str, ...], given: dict[str, Any]) -> int:
     if given["dry_run"]:
         click.echo(shell_text(build_command(options, site, environ)))
         return 0
-    manner = Manner(given["label"], given["log_dir"], given["log_overwrite"], given["max_restart"])
+    manner = RunOptions(
+        given["label"], given["log_dir"], given["log_overwrite"], given["max_restart"]
+    )
     return run_job(options, manner, site, environ)
 
 

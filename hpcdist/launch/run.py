@@ -24,7 +24,7 @@ _NOBODY_READS = 128 + signal.SIGPIPE
 
 
 @dataclass(frozen=True)
-class Manner:
+class RunOptions:
     """How to run: label the lines (None: where there are several ranks), log files, restarts."""
 
     label: bool | None = None
@@ -33,7 +33,7 @@ class Manner:
     max_restart: int = 0
 
 
-def run_job(options: Options, manner: Manner, site: Site, environ: Mapping[str, str]) -> int:
+def run_job(options: Options, manner: RunOptions, site: Site, environ: Mapping[str, str]) -> int:
     """Run a job to its end, again where it fails and `manner` allows.
 
     Args:
@@ -72,7 +72,7 @@ def run_job(options: Options, manner: Manner, site: Site, environ: Mapping[str, 
 
 
 def _run_once(
-    options: Options, manner: Manner, site: Site, environ: Mapping[str, str]
+    options: Options, manner: RunOptions, site: Site, environ: Mapping[str, str]
 ) -> tuple[Outcome, bool]:
     """Return the outcome, and whether somebody asked us to end."""
 

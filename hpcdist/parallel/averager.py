@@ -1,4 +1,4 @@
-"""`Exchange`: the buckets of one model's gradients, averaged over the ranks of a group.
+"""`Averager`: the buckets of one model's gradients, averaged over the ranks of a group.
 
 Every rank sends each bucket exactly once per backward pass, in order, whatever happens: a rank
 that cannot send one calls it off with an error, which reaches all ranks, and a failed bucket
@@ -13,13 +13,13 @@ from time import perf_counter, thread_time
 from typing import Any, final
 
 from hpcdist.comm import describe
-from hpcdist.comm.dispatch import issue
+from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import all_gather_object
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.config import read_config
 from hpcdist.errors import CollectiveTimeout, UsageError
-from hpcdist.parallel.overlap import CommStats, Pace, core_share
+from hpcdist.parallel.overlap import CommStats, OverlapPolicy, core_share
 from hpcdist.runtime.process import my_cores
 from hpcdist.transport.base import DONE, Known, Work
 from hpcdist.transport.call import Call, Kind
@@ -30,7 +30,7 @@ Then = Callable[[BaseException | None], None]
 
 
 @final
-class Exchange:
+class Averager:
     """Averages buckets over `group`; collective to create.
 
     `describe_mean` describes the averaging of one bucket, by an operation of `kind`, for engines
@@ -49,7 +49,7 @@ class Exchange:
         self.failed = False
         """Whether a bucket has failed; for the engine to reset."""
         overlap = read_config().overlap if group.nranks > 1 else "never"
-        self._pace = Pace(_cores(group), overlap)
+        self._pace = OverlapPolicy(_cores(group), overlap)
 
     @property
     def inline(self) -> bool:
@@ -81,7 +81,7 @@ class Exchange:
         launched = perf_counter()
         if not self._pace.inline:
             ended = partial(self._ended, launched, then)
-            return issue(self._group, False, self._describe, bucket, error, ended)
+            return dispatch(self._group, False, self._describe, bucket, error, ended)
         failure = self._average_now(bucket, error, launched)
         if then is not None:
             then(failure)
@@ -94,7 +94,7 @@ class Exchange:
         cpu = thread_time()
         ended = partial(self._ended, launched, None)
         try:
-            issue(self._group, True, self._describe, bucket, error, ended)
+            dispatch(self._group, True, self._describe, bucket, error, ended)
         except CollectiveTimeout:
             raise
         except Exception as failure:
@@ -122,7 +122,7 @@ class Exchange:
     def _ended(
         self, launched: float, then: Then | None, nbytes: int, error: BaseException | None
     ) -> None:
-        self._pace.travelled(launched, perf_counter(), nbytes)
+        self._pace.record_transfer(launched, perf_counter(), nbytes)
         self.failed = self.failed or error is not None
         if then is not None:
             then(error)

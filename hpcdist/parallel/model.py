@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hpcdist.comm.group import Group
-from hpcdist.comm.session import group_at_hand
+from hpcdist.comm.session import resolve_group
 from hpcdist.errors import UsageError
 from hpcdist.parallel.overlap import CommStats
 
@@ -157,7 +157,7 @@ def _engine_for(layers: Any) -> type[DataParallel]:
 
 def training_group(group: Group | None) -> Group:
     """Return the group to train on; a rank outside it gets a `UsageError`."""
-    group = group_at_hand(group)
+    group = resolve_group(group)
     if group.transport is None:
         raise UsageError(
             f"rank {group.world_rank} is not in group {group.name} (ranks {group.ranks}), so it "

@@ -18,7 +18,7 @@ from hpcdist.arrays.libraries import NumpyArray, library_of, view_of
 from hpcdist.arrays.transfer import near
 from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
-from hpcdist.comm.session import group_at_hand
+from hpcdist.comm.session import resolve_group
 from hpcdist.comm.states import State, state_of, verify_states
 from hpcdist.errors import UsageError
 from hpcdist.parallel.parameter import Parameter
@@ -56,7 +56,7 @@ def sync_params_buffers(
     Reference: ``paddle.distributed.parallel.sync_params_buffers``.
 
     """
-    group = group_at_hand(comm_group)
+    group = resolve_group(comm_group)
     if group.transport is None:
         not_a_member(group)
         return
@@ -76,7 +76,7 @@ def sync_params_buffers(
     except UsageError as error:
         problem = error
     verify_states(states, group, error=problem)
-    spread(held, group, src_rank)
+    broadcast_state(held, group, src_rank)
 
 
 def holders_of(model: Any) -> list[tuple[str, Any]]:
@@ -167,7 +167,7 @@ def _described(name: str, holder: Any) -> State:
     return name, shape, f"{dtype}{place}{', not trained' if frozen else ''}"
 
 
-def spread(held: Named, group: Group, src: int) -> None:
+def broadcast_state(held: Named, group: Group, src: int) -> None:
     """Give the holders what they hold on rank `src` (of the world). Collective over `group`."""
     arrays = [array_in(holder) for _, holder in held]
     received = broadcast_states(arrays, group, src)

@@ -1,12 +1,12 @@
-"""`Pace`: whether gradients travel while the backward pass computes, and how much of it was hidden.
+"""`OverlapPolicy`: whether gradients travel while the backward pass computes, and what was hidden.
 
 [Note: overlap] Communication on a thread of its own hides behind a device that computes. Where
 the backward pass itself keeps all of a rank's cores busy, such a thread only takes a core away:
-reducing each bucket at once is faster. So the first backward passes run inline and measure how
-many cores they want; after that `Pace` decides. Time a thread was ready to run and had no core,
+reducing each bucket at once is faster. So the first backward passes run inline and measure how many
+cores they want; after that the policy decides. Time a thread was ready to run and had no core,
 because another process had it, counts as wanted.
 
-This module computes with clocks only; `exchange` does the communication.
+This module computes with clocks only; `averager` does the communication.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SPARE_CORES = 0.5
 """A communication thread pays off if the backward pass leaves this many cores idle."""
 
 _WARM_UP, _MEASURED = 1, 3
-"""Backward passes that allocate and warm up, and those after which `Pace` decides."""
+"""Backward passes that allocate and warm up, and those after which `OverlapPolicy` decides."""
 
 
 class CommStats(NamedTuple):
@@ -51,14 +51,14 @@ class CommStats(NamedTuple):
         return max(0.0, 1.0 - self.exposed_s / self.comm_s) if self.comm_s else 0.0
 
 
-class Trip(NamedTuple):
+class Transfer(NamedTuple):
     """One bucket: when it was launched and when it had arrived."""
 
     launched: float
     ended: float
 
 
-def travel_times(trips: Sequence[Trip], computed: float) -> tuple[float, float]:
+def transfer_times(trips: Sequence[Transfer], computed: float) -> tuple[float, float]:
     """Return (time under way, time under way after `computed`) of trips in order, without gaps.
 
     A bucket is under way from its launch, or from the arrival of the bucket before it.
@@ -93,7 +93,7 @@ _MACHINE = Clock()
 
 
 @final
-class Pace:
+class OverlapPolicy:
     """Times one model's backward passes; `cores` is the rank's share of its node."""
 
     def __init__(self, cores: float, overlap: Overlap = "auto", clock: Clock = _MACHINE) -> None:
@@ -102,7 +102,7 @@ class Pace:
         self._undecided = overlap == "auto"
         self.inline = overlap != "always"
         """Whether buckets are reduced at once, not on a thread."""
-        self._trips: list[Trip] = []
+        self._trips: list[Transfer] = []
         self._began = self._began_wanted = 0.0
         self._away = self._away_cpu = 0.0
         self._busy = 0.0
@@ -118,9 +118,9 @@ class Pace:
         self._away = self._away_cpu = 0.0
         self._computed = float("inf")
 
-    def travelled(self, launched: float, ended: float, nbytes: int) -> None:
+    def record_transfer(self, launched: float, ended: float, nbytes: int) -> None:
         """Note one bucket that has arrived, in order."""
-        self._trips.append(Trip(launched, ended))
+        self._trips.append(Transfer(launched, ended))
         sums = self._sums
         self._sums = sums._replace(buckets=sums.buckets + 1, nbytes=sums.nbytes + nbytes)
 
@@ -157,7 +157,7 @@ class Pace:
     def _settle(self) -> None:
         """Add the trips of the last backward pass to the sums."""
         trips, self._trips = self._trips, []
-        comm, exposed = travel_times(trips, self._computed)
+        comm, exposed = transfer_times(trips, self._computed)
         if self.inline:
             exposed = comm
         sums = self._sums

@@ -42,7 +42,7 @@ def start_world(config: Config, comm: Any = None) -> World:
     """
     environ = snapshot()
     place = read_place(environ)
-    _be_polite(place)
+    _yield_when_idle(place)
     mpi = load_mpi()
     if comm is None:
         comm = mpi.COMM_WORLD
@@ -149,7 +149,7 @@ def abort(code: int) -> None:
         os._exit(code)  # some MPI libraries return from Abort
 
 
-def _be_polite(place: Place) -> None:
+def _yield_when_idle(place: Place) -> None:
     """Make an MPI that is not started yet yield the core when ranks outnumber the cores."""
     if place.local_size > (os.cpu_count() or 1):
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")

@@ -1,4 +1,4 @@
-"""Equal modules on all ranks: `agree` checks them, `spread` makes them equal."""
+"""Equal modules on all ranks: `agree` checks them, `broadcast_module` makes them equal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def agree(layers: torch.nn.Module, group: Group, usual_mb: float, last_mb: float
     return limit
 
 
-def spread(layers: torch.nn.Module, process_group: HpcdistProcessGroup) -> None:
+def broadcast_module(layers: torch.nn.Module, process_group: HpcdistProcessGroup) -> None:
     """Give all ranks the states of the first; collective."""
     group = process_group.group
     tensors = [tensor.detach() for tensor in (*layers.parameters(), *layers.buffers())]

@@ -1,4 +1,4 @@
-"""`Lane`: the collectives of one group, one after the other, in the order they were issued.
+"""`CollectiveQueue`: the collectives of one group, one after the other, in order of issue.
 
 A blocking operation runs at once on the caller's thread when nothing is ahead of it. An
 asynchronous one is queued and runs on the lane's own thread, so it makes progress while the
@@ -61,7 +61,7 @@ def refusal() -> UsageError:
 
 
 @final
-class Lane:
+class CollectiveQueue:
     """Runs jobs strictly one after the other; `name` is for the thread and messages."""
 
     def __init__(self, name: str) -> None:
@@ -74,7 +74,7 @@ class Lane:
         self._queue: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    @inside(lambda local: local.get("lane"))
+    @inside(lambda local: local.get("queue"))
     def run(self, job: Callable[..., Any], *args: Any) -> Any:
         """Run `job` after everything issued before it and return its result.
 
@@ -82,22 +82,22 @@ class Lane:
             UsageError: this thread is in the middle of an operation; see [Note: nested].
 
         """
-        lane = self  # as long as this is bound, `run` counts as being inside
-        if not lane.queued and lane.running.acquire(blocking=False):
+        queue = self  # as long as this is bound, `run` counts as being inside
+        if not queue.queued and queue.running.acquire(blocking=False):
             try:
                 result = job(*args)
             except BaseException:
                 drop_held()
                 raise
             finally:
-                lane.running.release()
+                queue.running.release()
             if held:
                 raise_held()
             return result
         self.refuse_nested()
         if self.is_current():
             return job(*args)  # a callback of an operation: it goes before what is queued
-        del lane  # it runs on the lane's thread
+        del queue  # it runs on the lane's thread
         return self.start(lambda: job(*args), "operation")._value_at_end()
 
     def start(self, job: Job, label: str) -> QueuedWork:
@@ -177,11 +177,11 @@ class Lane:
 class QueuedWork(Work):
     """An operation that runs on a lane's thread."""
 
-    def __init__(self, job: Job, label: str, lane: Lane | None = None) -> None:
+    def __init__(self, job: Job, label: str, queue: CollectiveQueue | None = None) -> None:
         self.ended = threading.Event()
         self.thread: int | None = None
         """The thread that runs the operation."""
-        self._lane = lane
+        self._lane = queue
         self._job: Job | None = job
         self._label = label
         self._site = call_site()

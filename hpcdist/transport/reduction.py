@@ -1,7 +1,7 @@
 """How a reduction is computed, for every operator and dtype: the table behind `ReduceOp`.
 
-A `Recipe` says in which dtype the numbers travel and are combined, and how they get there and
-back. It is pure NumPy and shared by all transports, so that they agree to the bit:
+A `ReductionRule` says in which dtype the numbers travel and are combined, and how they get there
+and back. It is pure NumPy and shared by all transports, so that they agree to the bit:
 
 - float16 and bfloat16 sums and products are accumulated in float32 and rounded once.
 - Sums of 8- and 16-bit integers are accumulated in int32 and wrap at the end, because Open MPI's
@@ -133,7 +133,7 @@ Encode = Callable[[NumpyArray], NumpyArray]
 Decode = Callable[[NumpyArray, NumpyArray, int], None]
 
 
-class Recipe(NamedTuple):
+class ReductionRule(NamedTuple):
     """`encode(data)` gives what travels as `wire`; `decode(wire, out, n)` writes the result.
 
     Both work on memory as a `Buffer` keeps it. Without `encode` the data travels as it is.
@@ -162,16 +162,16 @@ _NUMBERED = range(5)
 """Those of Paddle, which may be given as numbers."""
 
 
-def recipe_for(op: ReduceOp, dtype: Dtype) -> Recipe:
+def rule_for(op: ReduceOp, dtype: Dtype) -> ReductionRule:
     """Return how `op` is computed on `dtype`; raise `UsageError` where it has no meaning."""
-    return _RECIPES[op].get(dtype.code) or _make_recipe(op, dtype)
+    return _RULES[op].get(dtype.code) or _make_rule(op, dtype)
 
 
-_RECIPES: list[dict[int, Recipe]] = [{} for _ in ReduceOp]
+_RULES: list[dict[int, ReductionRule]] = [{} for _ in ReduceOp]
 """Per operator, by dtype code: made when first used."""
 
 
-def _make_recipe(op: ReduceOp, dtype: Dtype) -> Recipe:
+def _make_rule(op: ReduceOp, dtype: Dtype) -> ReductionRule:
     family = _FAMILIES[dtype.family]
     make = family.get(op)
     if make is None:
@@ -180,7 +180,7 @@ def _make_recipe(op: ReduceOp, dtype: Dtype) -> Recipe:
             f"ReduceOp.{op.name} is not defined for {dtype.name}; operators for it: {allowed}; "
             f"{_remedy(op, dtype)}"
         )
-    return _RECIPES[op].setdefault(dtype.code, make(dtype))
+    return _RULES[op].setdefault(dtype.code, make(dtype))
 
 
 def _remedy(op: ReduceOp, dtype: Dtype) -> str:
@@ -195,15 +195,15 @@ def _remedy(op: ReduceOp, dtype: Dtype) -> str:
     return _REMEDIES.get(dtype.family, "use another operator")
 
 
-def _direct(combine: Combine) -> Callable[[Dtype], Recipe]:
-    return lambda dtype: Recipe(combine, dtype.numpy)
+def _direct(combine: Combine) -> Callable[[Dtype], ReductionRule]:
+    return lambda dtype: ReductionRule(combine, dtype.numpy)
 
 
-def _arithmetic(combine: Combine, *, mean: bool = False) -> Callable[[Dtype], Recipe]:
-    def make(dtype: Dtype) -> Recipe:
+def _arithmetic(combine: Combine, *, mean: bool = False) -> Callable[[Dtype], ReductionRule]:
+    def make(dtype: Dtype) -> ReductionRule:
         if dtype.wide is None:
-            return Recipe(combine, dtype.numpy, None, _divide if mean else None)
-        return Recipe(combine, dtype.wide, _widen(dtype), _narrow(dtype, mean))
+            return ReductionRule(combine, dtype.numpy, None, _divide if mean else None)
+        return ReductionRule(combine, dtype.wide, _widen(dtype), _narrow(dtype, mean))
 
     return make
 
@@ -239,7 +239,7 @@ def _by_bits(data: Any, dtype: Dtype) -> bool:
     return type(data) is not np.ndarray and dtype.name == "bfloat16"
 
 
-def _truth(combine: Combine) -> Callable[[Dtype], Recipe]:
+def _truth(combine: Combine) -> Callable[[Dtype], ReductionRule]:
     def encode(data: NumpyArray) -> NumpyArray:
         truth: NumpyArray = data != 0
         return truth
@@ -247,10 +247,10 @@ def _truth(combine: Combine) -> Callable[[Dtype], Recipe]:
     def decode(wire: NumpyArray, out: NumpyArray, ranks: int) -> None:
         out[...] = wire.reshape(out.shape)
 
-    return lambda dtype: Recipe(combine, np.dtype(bool), encode, decode)
+    return lambda dtype: ReductionRule(combine, np.dtype(bool), encode, decode)
 
 
-def _latest(dtype: Dtype) -> Recipe:
+def _latest(dtype: Dtype) -> ReductionRule:
     def encode(data: NumpyArray) -> NumpyArray:
         shifted: NumpyArray = data - 1
         return shifted
@@ -258,18 +258,18 @@ def _latest(dtype: Dtype) -> Recipe:
     def decode(wire: NumpyArray, out: NumpyArray, ranks: int) -> None:
         np.add(wire, 1, out=out)
 
-    return Recipe(Combine.MAXIMUM, np.dtype("i8"), encode, decode)
+    return ReductionRule(Combine.MAXIMUM, np.dtype("i8"), encode, decode)
 
 
-def _earliest(dtype: Dtype) -> Recipe:
-    return Recipe(Combine.MINIMUM, np.dtype("i8"))
+def _earliest(dtype: Dtype) -> ReductionRule:
+    return ReductionRule(Combine.MINIMUM, np.dtype("i8"))
 
 
-def _extremum(combine: Combine) -> Callable[[Dtype], Recipe]:
-    def make(dtype: Dtype) -> Recipe:
+def _extremum(combine: Combine) -> Callable[[Dtype], ReductionRule]:
+    def make(dtype: Dtype) -> ReductionRule:
         if dtype.numpy.itemsize > 8:
             own = Combine.LARGER if combine is Combine.MAXIMUM else Combine.SMALLER
-            return Recipe(own, dtype.numpy)
+            return ReductionRule(own, dtype.numpy)
         key = np.dtype(f"i{dtype.numpy.itemsize}")
         limits = np.iinfo(key)
         infinity = np.array(np.inf, dtype.numpy).view(key)[()]
@@ -291,12 +291,12 @@ def _extremum(combine: Combine) -> Callable[[Dtype], Recipe]:
         def decode(wire: NumpyArray, out: NumpyArray, ranks: int) -> None:
             out.reshape(-1).view(key)[...] = flip(wire)
 
-        return Recipe(combine, key, encode, decode)
+        return ReductionRule(combine, key, encode, decode)
 
     return make
 
 
-_FAMILIES: dict[str, dict[ReduceOp, Callable[[Dtype], Recipe]]] = {
+_FAMILIES: dict[str, dict[ReduceOp, Callable[[Dtype], ReductionRule]]] = {
     "bool": {
         ReduceOp.SUM: _direct(Combine.OR),
         ReduceOp.MAX: _direct(Combine.OR),
@@ -357,9 +357,9 @@ _OF_BYTES = {
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def local_result(recipe: Recipe, inputs: list[NumpyArray]) -> NumpyArray:
+def local_result(rule: ReductionRule, inputs: list[NumpyArray]) -> NumpyArray:
     """Combine wire arrays in rank order."""
-    ufunc = UFUNCS[recipe.combine]
+    ufunc = UFUNCS[rule.combine]
     total: NumpyArray = inputs[0].copy()
     for each in inputs[1:]:
         ufunc(total, each, out=total)

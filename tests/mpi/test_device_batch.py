@@ -15,7 +15,7 @@ import hpcdist as dist
 from hpcdist.runtime import gpu
 from hpcdist.testing.slow_device import DEVICE
 from hpcdist.transport.device import calls
-from hpcdist.transport.device.choose import DeviceWay
+from hpcdist.transport.device.choose import BackendName
 from hpcdist.transport.device.nccl import binding
 
 LIMIT_S = 2.0
@@ -123,7 +123,7 @@ def test_a_ring_brings_each_rank_the_numbers_of_its_left(batches, rank, size):
         assert numbers(doubled) == [2 * left, 2 * step]
         assert [work.source for work in works] == [-1, left]
     assert carrier().exchanged[-1] == [(True, right, 16), (False, left, 16)] or left == right
-    assert dist.get_group().transport.on_devices.way is DeviceWay.NCCL
+    assert dist.get_group().transport.on_devices.way is BackendName.NCCL
 
 
 def test_messages_of_several_tags_meet_whatever_the_order_of_the_lists(batches, rank, size):
@@ -288,7 +288,7 @@ def test_where_nccl_is_not_there_messages_are_staged_and_may_come_from_anywhere(
     inbox = on_device(0)
     works = exchange(send(on_device(rank), (rank + 1) % size), receive(inbox, None))
     assert numbers(inbox) == [works[1].source] == [(rank - 1) % size]
-    assert dist.get_group().transport.on_devices.way is DeviceWay.STAGED
+    assert dist.get_group().transport.on_devices.way is BackendName.STAGED
 
 
 # ---- what goes wrong

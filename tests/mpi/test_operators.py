@@ -11,7 +11,7 @@ VERBS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
 NUMBERS = ("longdouble", "clongdouble", "datetime64[ns]", "pair", "bool", "int16", "uint64")
 
 
-@pytest.fixture(params=["board", "python", "pieces", "nodes", "lanes"])
+@pytest.fixture(params=["eager", "python", "pieces", "nodes", "hierarchical"])
 def _by_every_way(request, size):
     """Start the world anew so that reductions go by one of the ways there are."""
     if request.param == "python":
@@ -20,8 +20,8 @@ def _by_every_way(request, size):
         request.getfixturevalue("world_with")(piece_mb=100 / 2**20)
     if request.param == "nodes":
         request.getfixturevalue("world_with")(ranks_per_node=1)
-    if request.param == "lanes":
-        rules = [Rule("all_reduce", "ordinary", Way.LANES, nodes="several")]
+    if request.param == "hierarchical":
+        rules = [Rule("all_reduce", "ordinary", Way.HIERARCHICAL, nodes="several")]
         request.getfixturevalue("tuned")(rules, ranks_per_node=2 if size > 2 else 1)
 
 

@@ -72,8 +72,8 @@ def without_kernel(world_with):
 @pytest.fixture
 def two_nodes(tuned):
     """Pretend that the ranks are on several nodes, and let every all_reduce use the lanes."""
-    lanes = Rule("all_reduce", "ordinary", Way.LANES, nodes="several")
-    tuned([lanes], ranks_per_node=2 if world.size > 2 else 1)
+    hierarchical = Rule("all_reduce", "ordinary", Way.HIERARCHICAL, nodes="several")
+    tuned([hierarchical], ranks_per_node=2 if world.size > 2 else 1)
 
 
 @pytest.mark.parametrize("count", [1, 7, 1001, 70_000])

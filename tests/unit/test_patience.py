@@ -4,7 +4,7 @@ import pytest
 
 from hpcdist.errors import UsageError
 from hpcdist.transport import polling
-from hpcdist.transport.queue import Lane, refusal
+from hpcdist.transport.queue import CollectiveQueue, refusal
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,10 @@ def test_a_refusal_is_forgotten_where_the_wait_fails():
         polling.poll(once(refuse), 600)
         raise KeyError("what went wrong")
 
-    for function in (lambda: polling.raising_held(failing)(), lambda: Lane("l").run(failing)):
+    for function in (
+        lambda: polling.raising_held(failing)(),
+        lambda: CollectiveQueue("l").run(failing),
+    ):
         with pytest.raises(KeyError, match="what went wrong"):
             function()
         assert not polling.held
@@ -57,9 +60,9 @@ def test_an_operation_in_a_handler_does_not_raise_the_refusal_of_the_one_under_w
 
     def use_another_group():
         assert wait(lambda: True)
-        ended.append(Lane("other").run(lambda: "other"))
+        ended.append(CollectiveQueue("other").run(lambda: "other"))
         with pytest.raises(KeyError):
-            Lane("other").run({}.__getitem__, "absent")
+            CollectiveQueue("other").run({}.__getitem__, "absent")
 
     def operation():
         polling.poll(once(refuse), 600)
@@ -67,7 +70,7 @@ def test_an_operation_in_a_handler_does_not_raise_the_refusal_of_the_one_under_w
         ended.append("outer")
 
     with pytest.raises(UsageError, match="in the middle of another one"):
-        Lane("outer").run(operation)
+        CollectiveQueue("outer").run(operation)
     assert ended == ["other", "outer"]
 
 

@@ -11,7 +11,7 @@ from hpcdist.errors import UsageError
 from hpcdist.launch.cli import main
 from hpcdist.launch.command import Family, Site
 from hpcdist.launch.submit import job
-from hpcdist.launch.submit.arguments import split_words
+from hpcdist.launch.submit.arguments import split_arguments
 from hpcdist.launch.submit.job import (
     Follower,
     Log,
@@ -28,7 +28,7 @@ from hpcdist.launch.submit.script import Batch, build_script, full_options, log_
 
 def test_options_of_sbatch_go_to_sbatch_by_their_long_names():
     text = "train.py -N 2 -n8 --gpus-per-node 4 --time=2:00:00 -p gpu -J=x --new-option 3"
-    words = split_words(text.split())
+    words = split_arguments(text.split())
     assert words.slurm == (
         ("nodes", "2"),
         ("ntasks", "8"),
@@ -44,23 +44,23 @@ def test_options_of_sbatch_go_to_sbatch_by_their_long_names():
 
 @pytest.mark.parametrize("flag", ["--exclusive", "--requeue", "--contiguous", "-O", "-H"])
 def test_an_option_without_a_value_takes_none(flag):
-    words = split_words([flag, "train.py"])
+    words = split_arguments([flag, "train.py"])
     assert words.program == ("train.py",)
     assert words.slurm[0][1] is None
 
 
 def test_a_value_may_stand_behind_an_equals_sign_of_an_option_that_needs_none():
-    assert split_words(["--exclusive=user", "train.py"]).slurm == (("exclusive", "user"),)
+    assert split_arguments(["--exclusive=user", "train.py"]).slurm == (("exclusive", "user"),)
 
 
 def test_our_own_options_are_found_anywhere():
-    words = split_words(["--dry-run", "-N2", "train.py", "--mpi", "pmi2", "-m", "--mpi=pmix"])
+    words = split_arguments(["--dry-run", "-N2", "train.py", "--mpi", "pmi2", "-m", "--mpi=pmix"])
     assert words.own == ("--dry-run", "--mpi", "pmi2", "-m", "--mpi", "pmix")
     assert words.slurm == (("nodes", "2"),)
 
 
 def test_behind_two_dashes_all_is_the_programs():
-    words = split_words(["train.py", "--", "--dry-run", "-N", "2", "--", "x"])
+    words = split_arguments(["train.py", "--", "--dry-run", "-N", "2", "--", "x"])
     assert words.program == ("train.py", "--dry-run", "-N", "2", "--", "x")
     assert (words.own, words.slurm) == ((), ())
 
@@ -79,7 +79,7 @@ def test_behind_two_dashes_all_is_the_programs():
 )
 def test_what_cannot_be_told_apart_is_refused(text, said):
     with pytest.raises(UsageError) as refused:
-        split_words(text.split())
+        split_arguments(text.split())
     assert said in str(refused.value)
 
 

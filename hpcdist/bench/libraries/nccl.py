@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-from hpcdist.arrays.device import Engine
+from hpcdist.arrays.device import DeviceRuntime
 from hpcdist.bench.interleaved import Call
 from hpcdist.bench.memory_kinds import MEMORIES
 from hpcdist.bench.task import Array, Library, Maker, Messages, Task
@@ -44,7 +44,7 @@ def _import_nccl() -> Any:
     return nccl
 
 
-def _check_own_gpus(comm: Any, engine: Engine) -> None:
+def _check_own_gpus(comm: Any, engine: DeviceRuntime) -> None:
     """Make sure that no two ranks share a GPU, unless NCCL allows it as asked for. Collective."""
     hosts, config = comm.allgather(socket.gethostname()), read_config()
     own = Ability(comm.rank, hosts.index(hosts[comm.rank]), gpu.uuid_of(engine.name), "", "")
@@ -61,7 +61,7 @@ class Wire(NamedTuple):
 
     nccl: Any
     communicator: Any
-    engine: Engine
+    engine: DeviceRuntime
 
     def at(self, array: Array) -> int:
         """Return the address of an array."""
@@ -82,7 +82,7 @@ class Wire(NamedTuple):
 
 
 def library_of(wire: Wire) -> Library:
-    """Return the contestant that calls NCCL by `wire`."""
+    """Return the candidate that calls NCCL by `wire`."""
     calls = {**_reductions(wire), **_moves(wire)}
     begin = partial(_begin, wire)
     return Library("nccl", calls, _messages(wire), begin, None, wire.communicator.destroy)
@@ -199,7 +199,7 @@ def _messages(wire: Wire) -> Messages:
 class _Begun(NamedTuple):
     """An operation on a stream of its own, with the event of its end."""
 
-    engine: Engine
+    engine: DeviceRuntime
     done: Any
 
     def wait(self) -> None:

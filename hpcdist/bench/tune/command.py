@@ -31,9 +31,9 @@ from hpcdist.transport.call import Kind
 from hpcdist.transport.tuning import (
     FORMAT,
     OPERATIONS,
-    Rule,
-    Selection,
-    Way,
+    Algorithm,
+    TuningRule,
+    TuningTable,
     rules_as_json,
 )
 
@@ -83,7 +83,9 @@ def read_plan(given: dict[str, Any], nranks: int) -> Plan:
     """
     unknown = [name for name in given["operations"] if name not in OPERATIONS]
     if unknown:
-        raise UsageError(f"{unknown[0]!r} has no choice of ways; there is {', '.join(OPERATIONS)}")
+        raise UsageError(
+            f"{unknown[0]!r} has no choice of algorithms; there is {', '.join(OPERATIONS)}"
+        )
     ranks = sorted(set(read_counts(given["ranks"].split(",")))) if given["ranks"] else [nranks]
     if ranks[-1] > nranks:
         raise UsageError(f"--ranks {ranks[-1]}, but this job has {nranks} ranks")
@@ -126,8 +128,8 @@ def _report(
     rules = tuned(timings)
     for ranks, nodes in dict.fromkeys((each.ranks, each.nodes) for each in timings):
         own = [each for each in timings if (each.ranks, each.nodes) == (ranks, nodes)]
-        selection = Selection(rules, ranks, several_nodes=nodes == "several")
-        rows = chosen_rows(own, selection)
+        tuning_table = TuningTable(rules, ranks, several_nodes=nodes == "several")
+        rows = chosen_rows(own, tuning_table)
         columns = dict.fromkeys(rows[0], str)
         where = f"{ranks} ranks on {nodes} node{'s' * (nodes == 'several')}"
         print_table(console, where, columns, rows, _CAPTION)
@@ -138,16 +140,16 @@ def _report(
         console.print(f"wrote {output}: {len(rules)} rules; use it by HPCDIST_TUNING={output}")
 
 
-def chosen_rows(timings: Sequence[Timing], selection: Selection) -> list[dict[str, str]]:
+def chosen_rows(timings: Sequence[Timing], tuning_table: TuningTable) -> list[dict[str, str]]:
     """Return, by operation and kind of arrays, which way is taken at each size and its gain."""
     sizes = sorted({each.nbytes for each in timings})
     rows = []
     for series, by_size in costs_of(timings).items():
         row = {"operation": series.operation, "arrays": _in_words(series)}
         for nbytes in sizes:
-            way = _chosen(selection, series, nbytes)
-            cost = by_size.get(nbytes, {}).get(way)
-            row[volume(nbytes)] = "" if cost is None else _gain(way, cost.ratio)
+            algorithm = _chosen(tuning_table, series, nbytes)
+            cost = by_size.get(nbytes, {}).get(algorithm)
+            row[volume(nbytes)] = "" if cost is None else _gain(algorithm, cost.ratio)
         rows.append(row)
     return rows
 
@@ -156,17 +158,19 @@ def _in_words(series: Series) -> str:
     return series.arrays if series.numbers == "any" else f"{series.arrays}, {series.numbers}"
 
 
-def _chosen(selection: Selection, series: Series, nbytes: int) -> Way:
+def _chosen(tuning_table: TuningTable, series: Series, nbytes: int) -> Algorithm:
     shared, short = series.arrays == "shared", series.numbers == "short"
-    return selection.way(Kind[series.operation.upper()], nbytes, short=short, shared=shared)
+    return tuning_table.algorithm(
+        Kind[series.operation.upper()], nbytes, short=short, shared=shared
+    )
 
 
-def _gain(way: Way, ratio: float) -> str:
-    return way.value if way is Way.MPI else f"{way.value} {1 / ratio:.3g}"
+def _gain(algorithm: Algorithm, ratio: float) -> str:
+    return algorithm.value if algorithm is Algorithm.MPI else f"{algorithm.value} {1 / ratio:.3g}"
 
 
 def write_tuning(
-    path: str, setting: dict[str, Any], rules: Sequence[Rule], timings: Sequence[Timing]
+    path: str, setting: dict[str, Any], rules: Sequence[TuningRule], timings: Sequence[Timing]
 ) -> None:
     """Write a tuning file, complete or not at all."""
     tuning = {

@@ -1,7 +1,7 @@
 """`measure`: every way that each operation can take, timed in turns on the ranks of a job.
 
 A group of its own is made for each number of ranks. Its transport is told before every call which
-way to take, by a `Selection` of rules that force it.
+way to take, by a `TuningTable` of rules that force it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 from hpcdist.bench.harness import wait_quietly
-from hpcdist.bench.interleaved import Call, Race, race
+from hpcdist.bench.interleaved import Call, Interleaved, interleave
 from hpcdist.bench.libraries.hpcdist import start_own
 from hpcdist.bench.plan import LARGEST
 from hpcdist.bench.task import Task, make_task, read_dtype, result_bytes
@@ -24,10 +24,10 @@ from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.tuning import (
     OPERATIONS,
     STAGED_UP_TO,
-    Rule,
-    Selection,
-    Way,
-    possible_ways,
+    Algorithm,
+    TuningRule,
+    TuningTable,
+    possible_algorithms,
 )
 
 LARGEST_ON_NODE = 16 << 30
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
     effort: Effort
 
 
-class Spot(NamedTuple):
+class Point(NamedTuple):
     """One operation on one kind of arrays, at one size."""
 
     operation: str
@@ -63,27 +63,27 @@ class Spot(NamedTuple):
     nbytes: int
 
 
-class Team(NamedTuple):
-    """The ranks that measure; `has_pipe` says whether they reduce in parts."""
+class BenchGroup(NamedTuple):
+    """The ranks that measure; `can_pipeline` says whether they reduce in parts."""
 
     group: Group
     host: Any
     nodes: Nodes
-    has_pipe: bool
+    can_pipeline: bool
 
 
 # ---- what is possible
 
 
-def spots_of(plan: Plan, ranks: int, nodes: Nodes) -> list[Spot]:
+def points_of(plan: Plan, ranks: int, nodes: Nodes) -> list[Point]:
     """Return where `ranks` ranks have a choice to measure."""
     several = nodes == "several"
     return [
-        Spot(operation, arrays, dtype, nbytes)
+        Point(operation, arrays, dtype, nbytes)
         for operation in plan.operations
         for arrays in (_ARRAYS[:1] if several else _ARRAYS)
         if arrays == "ordinary"
-        or Way.DIRECT in possible_ways(operation, arrays, several_nodes=False)
+        or Algorithm.DIRECT in possible_algorithms(operation, arrays, several_nodes=False)
         for dtype in (NUMBERS if operation in REDUCING else ["float32"])
         for nbytes in plan.sizes
         if _has_choice(operation, nbytes, several)
@@ -97,30 +97,36 @@ def _case(operation: str) -> str:
 
 def _has_choice(operation: str, nbytes: int, several: bool) -> bool:
     """Say whether there is one; inside a node, what fits on the board goes there."""
-    ways = possible_ways(operation, "shared", several_nodes=several)
-    return len(ways) > 1 and (several or nbytes > PAYLOAD)
+    algorithms = possible_algorithms(operation, "shared", several_nodes=several)
+    return len(algorithms) > 1 and (several or nbytes > PAYLOAD)
 
 
-def ways_at(spot: Spot, nodes: Nodes, *, has_pipe: bool) -> list[Way]:
-    """Return the ways that can be taken at `spot`, MPI first."""
-    ways = possible_ways(spot.operation, spot.arrays, several_nodes=nodes == "several")
+def ways_at(point: Point, nodes: Nodes, *, can_pipeline: bool) -> list[Algorithm]:
+    """Return the ways that can be taken at `point`, MPI first."""
+    algorithms = possible_algorithms(
+        point.operation, point.arrays, several_nodes=nodes == "several"
+    )
     impossible = set()
-    if spot.nbytes > STAGED_UP_TO:
-        impossible.add(Way.STAGED)
-    if not has_pipe:
-        impossible.add(Way.PIPE)
-    return [way for way in ways if way not in impossible]
+    if point.nbytes > STAGED_UP_TO:
+        impossible.add(Algorithm.STAGED)
+    if not can_pipeline:
+        impossible.add(Algorithm.PIPELINED)
+    return [algorithm for algorithm in algorithms if algorithm not in impossible]
 
 
-def forced(way: Way, ranks: int, nodes: Nodes) -> Selection:
-    """Return the selection under which every operation takes `way` where it can, else MPI."""
+def forced(algorithm: Algorithm, ranks: int, nodes: Nodes) -> TuningTable:
+    """Return the selection under which every operation takes `algorithm` where it can, else MPI."""
     rules = [
-        Rule(operation, arrays, way if arrays == "shared" or way is not Way.DIRECT else Way.MPI,
-             nodes="any")
+        TuningRule(
+            operation,
+            arrays,
+            algorithm if arrays == "shared" or algorithm is not Algorithm.DIRECT else Algorithm.MPI,
+            nodes="any",
+        )
         for operation in OPERATIONS
         for arrays in _ARRAYS
     ]  # fmt: skip
-    return Selection(rules, ranks, several_nodes=nodes == "several")
+    return TuningTable(rules, ranks, several_nodes=nodes == "several")
 
 
 # ---- measuring
@@ -149,47 +155,48 @@ def measure(
         if world.rank < ranks:
             team = _gather(world, ranks, notes)
             if team.host is not None:
-                spots = spots_of(plan, ranks, team.nodes)
-                for number, spot in enumerate(spots):
-                    at(number, len(spots), f"{spot.operation} on {ranks} ranks")
-                    timings += _measure_spot(team, spot, plan.effort, notes)
+                points = points_of(plan, ranks, team.nodes)
+                for number, point in enumerate(points):
+                    at(number, len(points), f"{point.operation} on {ranks} ranks")
+                    timings += _measure_spot(team, point, plan.effort, notes)
             destroy_process_group(team.group)
         wait_quietly(world.mpi_comm)
     return timings
 
 
-def _gather(world: Group, ranks: int, notes: list[str]) -> Team:
+def _gather(world: Group, ranks: int, notes: list[str]) -> BenchGroup:
     """Make a group of the first ranks; its `host` is None where they have no choice."""
     group = new_group(world.ranks[:ranks])
     host = cast(Any, group.transport)
     nodes: Nodes = "one" if host.one_node else "several"
-    node = host.node if host.one_node else host.lanes
+    node = host.node if host.one_node else host.hierarchical
     if node is not None:
-        return Team(group, host, nodes, bool(getattr(node, "has_pipe", False)))
+        return BenchGroup(group, host, nodes, bool(getattr(node, "has_pipe", False)))
     why = "one rank has nobody to talk to" if ranks == 1 else "they do not share memory"
     notes.append(f"{ranks} ranks have no choice: {why} (see `hpcdist doctor`)")
-    return Team(group, None, nodes, False)
+    return BenchGroup(group, None, nodes, False)
 
 
-def _measure_spot(team: Team, spot: Spot, effort: Effort, notes: list[str]) -> list[Timing]:
+def _measure_spot(team: BenchGroup, point: Point, effort: Effort, notes: list[str]) -> list[Timing]:
     """Race the ways at one spot. Collective over the team."""
     group, host = team.group, team.host
-    case = _case(spot.operation)
-    task = make_task(case, group, spot.nbytes, read_dtype(spot.dtype), spot.arrays, "SUM")
-    in_heap = spot.arrays == "ordinary" or host.heap.offset_of(task.x) is not None
+    case = _case(point.operation)
+    task = make_task(case, group, point.nbytes, read_dtype(point.dtype), point.arrays, "SUM")
+    in_heap = point.arrays == "ordinary" or host.heap.offset_of(task.x) is not None
     if not all(group.mpi_comm.allgather(in_heap)):
         notes.append(
-            f"shared arrays of {spot.nbytes} bytes are left out: they do not fit into "
+            f"shared arrays of {point.nbytes} bytes are left out: they do not fit into "
             "HPCDIST_SHARED_HEAP_MB"
         )
         return []
-    call = _maker(group, spot.operation)(task)
-    ways = ways_at(spot, team.nodes, has_pipe=team.has_pipe)
-    contestants = {
-        way.value: _by(host, forced(way, group.nranks, team.nodes), call) for way in ways
+    call = _maker(group, point.operation)(task)
+    algorithms = ways_at(point, team.nodes, can_pipeline=team.can_pipeline)
+    candidates = {
+        algorithm.value: _by(host, forced(algorithm, group.nranks, team.nodes), call)
+        for algorithm in algorithms
     }
-    found = race(group.mpi_comm, contestants, rounds=effort.rounds, sample_s=effort.sample_s)
-    return [_timing(found, spot, group.nranks, team.nodes, way) for way in ways]
+    found = interleave(group.mpi_comm, candidates, rounds=effort.rounds, sample_s=effort.sample_s)
+    return [_timing(found, point, group.nranks, team.nodes, algorithm) for algorithm in algorithms]
 
 
 def _maker(group: Group, operation: str) -> Callable[[Task], Call]:
@@ -209,21 +216,23 @@ def _maker(group: Group, operation: str) -> Callable[[Task], Call]:
     return own.get(operation) or start_own(group).calls[_case(operation)]
 
 
-def _by(host: Any, selection: Selection, call: Call) -> Call:
+def _by(host: Any, tuning_table: TuningTable, call: Call) -> Call:
     def run() -> None:
-        host.selection = selection
+        host.tuning_table = tuning_table
         call()
 
     return run
 
 
-def _timing(found: Race, spot: Spot, ranks: int, nodes: Nodes, way: Way) -> Timing:
-    name, mpi = way.value, Way.MPI.value
+def _timing(
+    found: Interleaved, point: Point, ranks: int, nodes: Nodes, algorithm: Algorithm
+) -> Timing:
+    name, mpi = algorithm.value, Algorithm.MPI.value
     return Timing(
-        *spot,
+        *point,
         ranks,
         nodes,
-        way,
+        algorithm,
         ratio=found.ratio(name, to=mpi),
         min_ratio=found.best(name) / found.best(mpi),
         median_s=found.median(name),

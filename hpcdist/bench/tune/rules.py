@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any, Literal, NamedTuple
 
-from hpcdist.transport.tuning import STAGED_UP_TO, Rule, Way
+from hpcdist.transport.tuning import STAGED_UP_TO, Algorithm, TuningRule
 
 Arrays = Literal["ordinary", "shared"]
 Numbers = Literal["any", "short", "wide"]
@@ -47,7 +47,7 @@ class Timing(NamedTuple):
     nbytes: int
     ranks: int
     nodes: Nodes
-    way: Way
+    algorithm: Algorithm
     ratio: float
     min_ratio: float
     median_s: float
@@ -78,25 +78,27 @@ class Step(NamedTuple):
     """Operations of at most `up_to` bytes (None: any) that no step before took."""
 
     up_to: int | None
-    way: Way
+    algorithm: Algorithm
 
 
-Costs = Mapping[Way, Cost]
-Good = Mapping[Way, float]
+Costs = Mapping[Algorithm, Cost]
+Good = Mapping[Algorithm, float]
 """The ways that are good enough at one size, and their times over MPI's."""
 
 
 # ---- costs
 
 
-def costs_of(timings: Iterable[Timing]) -> dict[Series, dict[int, dict[Way, Cost]]]:
+def costs_of(timings: Iterable[Timing]) -> dict[Series, dict[int, dict[Algorithm, Cost]]]:
     """Return what each way costs, by series and size."""
-    found: dict[Series, dict[int, dict[Way, Cost]]] = {}
+    found: dict[Series, dict[int, dict[Algorithm, Cost]]] = {}
     for each in timings:
         series = Series(each.operation, each.arrays, _numbers(each))
-        ways = found.setdefault(series, {}).setdefault(each.nbytes, {})
-        known = ways.get(each.way, Cost(0, 0))
-        ways[each.way] = Cost(max(known.ratio, each.ratio), max(known.min_ratio, each.min_ratio))
+        algorithms = found.setdefault(series, {}).setdefault(each.nbytes, {})
+        known = algorithms.get(each.algorithm, Cost(0, 0))
+        algorithms[each.algorithm] = Cost(
+            max(known.ratio, each.ratio), max(known.min_ratio, each.min_ratio)
+        )
     return found
 
 
@@ -111,22 +113,28 @@ def _numbers(timing: Timing) -> Numbers:
 
 def good_ways(costs: Costs) -> Good:
     """Return the fastest way and those as fast within `MARGIN`; MPI alone if none beats it."""
-    winners = {way: cost.ratio for way, cost in costs.items() if way is not Way.MPI and cost.wins}
+    winners = {
+        algorithm: cost.ratio
+        for algorithm, cost in costs.items()
+        if algorithm is not Algorithm.MPI and cost.wins
+    }
     enough = min(winners.values(), default=0.0) * (1 + MARGIN)
-    return {way: ratio for way, ratio in winners.items() if ratio <= enough} or {Way.MPI: 1.0}
+    return {algorithm: ratio for algorithm, ratio in winners.items() if ratio <= enough} or {
+        Algorithm.MPI: 1.0
+    }
 
 
-def good_shared_ways(costs: Costs, otherwise: Way) -> Good:
+def good_shared_ways(costs: Costs, otherwise: Algorithm) -> Good:
     """Return the same for arrays in shared memory.
 
     They are taken where they are, or like ordinary arrays, which take the way `otherwise`.
     """
     both = {otherwise: costs[otherwise].ratio if otherwise in costs else 1.0}
-    direct = costs.get(Way.DIRECT)
-    if direct is not None and (direct.wins or otherwise is not Way.MPI):
-        both[Way.DIRECT] = direct.ratio
+    direct = costs.get(Algorithm.DIRECT)
+    if direct is not None and (direct.wins or otherwise is not Algorithm.MPI):
+        both[Algorithm.DIRECT] = direct.ratio
     enough = min(both.values()) * (1 + MARGIN)
-    return {way: ratio for way, ratio in both.items() if ratio <= enough}
+    return {algorithm: ratio for algorithm, ratio in both.items() if ratio <= enough}
 
 
 # ---- from sizes to steps
@@ -134,49 +142,56 @@ def good_shared_ways(costs: Costs, otherwise: Way) -> Good:
 
 def fewest_steps(good: Mapping[int, Good]) -> list[Step]:
     """Return the fewest steps that take a good way at each size, and the fastest such ways."""
-    runs: list[tuple[list[int], set[Way]]] = []
+    runs: list[tuple[list[int], set[Algorithm]]] = []
     for nbytes in sorted(good):
         common = runs[-1][1] & set(good[nbytes]) if runs else set()
         if common:
             runs[-1] = [*runs[-1][0], nbytes], common
         else:
             runs.append(([nbytes], set(good[nbytes])))
-    chosen = [(sizes, _fastest(ways, [good[size] for size in sizes])) for sizes, ways in runs]
-    steps = [
-        Step(_border(sizes[-1], following[0], next_way), way)
-        for (sizes, way), (following, next_way) in pairwise(chosen)
+    chosen = [
+        (sizes, _fastest(algorithms, [good[size] for size in sizes])) for sizes, algorithms in runs
     ]
-    last, way = chosen[-1]
-    steps.append(Step(None if last[-1] >= LARGE else last[-1], way))
+    steps = [
+        Step(_border(sizes[-1], following[0], next_way), algorithm)
+        for (sizes, algorithm), (following, next_way) in pairwise(chosen)
+    ]
+    last, algorithm = chosen[-1]
+    steps.append(Step(None if last[-1] >= LARGE else last[-1], algorithm))
     return [_within_reach(step) for step in steps]
 
 
-def _fastest(ways: Iterable[Way], good: Sequence[Good]) -> Way:
-    order = list(Way)
-    return min(ways, key=lambda way: (math.prod(each[way] for each in good), order.index(way)))
+def _fastest(algorithms: Iterable[Algorithm], good: Sequence[Good]) -> Algorithm:
+    order = list(Algorithm)
+    return min(
+        algorithms,
+        key=lambda algorithm: (math.prod(each[algorithm] for each in good), order.index(algorithm)),
+    )
 
 
-def _border(last: int, following: int, next_way: Way) -> int:
+def _border(last: int, following: int, next_way: Algorithm) -> int:
     """Return where, between two sizes measured, one way ends; what lies between is MPI's."""
     middle = 1 << round(math.log2(last * following) / 2)
-    return last if next_way is Way.MPI or not last <= middle < following else middle
+    return last if next_way is Algorithm.MPI or not last <= middle < following else middle
 
 
 def _within_reach(step: Step) -> Step:
-    if step.way is not Way.STAGED:
+    if step.algorithm is not Algorithm.STAGED:
         return step
     return step._replace(up_to=min(step.up_to or STAGED_UP_TO, STAGED_UP_TO))
 
 
-def way_at(steps: Sequence[Step], nbytes: int) -> Way:
+def way_at(steps: Sequence[Step], nbytes: int) -> Algorithm:
     """Return the way at a size; MPI where the steps end."""
-    return next((way for up_to, way in steps if up_to is None or nbytes <= up_to), Way.MPI)
+    return next(
+        (algorithm for up_to, algorithm in steps if up_to is None or nbytes <= up_to), Algorithm.MPI
+    )
 
 
 # ---- rules
 
 
-def rules_from(timings: Iterable[Timing], ranks: int, nodes: Nodes) -> list[Rule]:
+def rules_from(timings: Iterable[Timing], ranks: int, nodes: Nodes) -> list[TuningRule]:
     """Return the rules for groups of `ranks` ranks on one node or on several.
 
     Args:
@@ -187,9 +202,11 @@ def rules_from(timings: Iterable[Timing], ranks: int, nodes: Nodes) -> list[Rule
     """
     own = [each for each in timings if (each.ranks, each.nodes) == (ranks, nodes)]
     return [
-        Rule(series.operation, series.arrays, way, up_to, series.numbers, (ranks, ranks), nodes)
+        TuningRule(
+            series.operation, series.arrays, algorithm, up_to, series.numbers, (ranks, ranks), nodes
+        )
         for series, steps in _joined(_steps(costs_of(own))).items()
-        for up_to, way in steps
+        for up_to, algorithm in steps
     ]
 
 
@@ -220,20 +237,20 @@ def _joined(steps: Mapping[Series, list[Step]]) -> dict[Series, list[Step]]:
     return found
 
 
-def merge_ranks(rules: Iterable[Rule]) -> list[Rule]:
+def merge_ranks(rules: Iterable[TuningRule]) -> list[TuningRule]:
     """Give one rule to neighbouring numbers of ranks that have the same ones.
 
     Args:
         rules: those of `rules_from`, for several numbers of ranks.
 
     """
-    table: dict[tuple[str, str, str], dict[int, list[Rule]]] = {}
+    table: dict[tuple[str, str, str], dict[int, list[TuningRule]]] = {}
     counts = set()
     for rule in rules:
         counts.add(rule.ranks[0])
         series = table.setdefault((rule.operation, rule.arrays, rule.nodes), {})
         series.setdefault(rule.ranks[0], []).append(rule._replace(ranks=(0, 0)))
-    merged: list[Rule] = []
+    merged: list[TuningRule] = []
     for by_count in table.values():
         for same, run in groupby(sorted(counts), by_count.get):
             members = list(run)
@@ -241,7 +258,7 @@ def merge_ranks(rules: Iterable[Rule]) -> list[Rule]:
     return merged
 
 
-def tuned(timings: Sequence[Timing]) -> list[Rule]:
+def tuned(timings: Sequence[Timing]) -> list[TuningRule]:
     """Return the rules of everything that was measured."""
     groups = dict.fromkeys((each.ranks, each.nodes) for each in timings)
     return merge_ranks(rule for group in groups for rule in rules_from(timings, *group))
@@ -249,4 +266,4 @@ def tuned(timings: Sequence[Timing]) -> list[Rule]:
 
 def timings_as_json(timings: Iterable[Timing]) -> list[dict[str, Any]]:
     """Return timings the way a tuning file holds them."""
-    return [{**each._asdict(), "way": each.way.value} for each in timings]
+    return [{**each._asdict(), "algorithm": each.algorithm.value} for each in timings]

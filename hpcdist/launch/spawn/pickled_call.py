@@ -1,9 +1,10 @@
 """A function on its way to the ranks that `spawn` starts, and their answers on the way back.
 
-`pack` and `Payload.unpack` carry the call; `write_result`, `write_error` and `read_answers` carry
-the answers, as files in the job's folder. Functions go by name, as in `multiprocessing`: those of a
-script are found by importing the script under the name `__mp_main__`. What has no name there
-(lambdas, closures, functions typed into a notebook) goes by value where cloudpickle is installed.
+`pack` and `PickledCall.unpack` carry the call; `write_result`, `write_error` and `read_answers`
+carry the answers, as files in the job's folder. Functions go by name, as in `multiprocessing`:
+those of a script are found by importing the script under the name `__mp_main__`. What has no name
+there (lambdas, closures, functions typed into a notebook) goes by value where cloudpickle is
+installed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _IMPORTING = "__hpcdist_importing__"  # a global of the script while a rank impo
 _CALL = "call"
 
 
-class Payload(NamedTuple):
+class PickledCall(NamedTuple):
     """A pickled call and what a fresh interpreter needs to load it."""
 
     body: bytes
@@ -50,7 +51,7 @@ class Payload(NamedTuple):
         return function, arguments
 
 
-def pack(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Payload:
+def pack(function: Callable[..., Any], arguments: tuple[Any, ...]) -> PickledCall:
     """Return the call as a payload.
 
     Args:
@@ -71,7 +72,7 @@ def pack(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Payload:
     if failure or (of_main and not (path or name)):
         failure = failure or "it belongs to a session without a file"
         body, of_main = _by_value((function, arguments), failure), False
-    return Payload(
+    return PickledCall(
         body,
         path if of_main else None,
         name if of_main else None,
@@ -86,14 +87,14 @@ def importing_main() -> bool:
     return hasattr(sys.modules.get(_MAIN), _IMPORTING)
 
 
-def write_call(directory: str, payload: Payload) -> None:
+def write_call(directory: str, payload: PickledCall) -> None:
     """Store the payload for the ranks."""
     _write(Path(directory, _CALL), pickle.dumps(tuple(payload)))
 
 
-def read_call(directory: str) -> Payload:
+def read_call(directory: str) -> PickledCall:
     """Return the payload that `write_call` stored."""
-    return Payload(*pickle.loads(Path(directory, _CALL).read_bytes()))
+    return PickledCall(*pickle.loads(Path(directory, _CALL).read_bytes()))
 
 
 def write_result(directory: str, rank: int, result: Any) -> None:

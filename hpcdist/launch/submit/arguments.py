@@ -74,7 +74,7 @@ _OURS_TO_SAY = {
 }
 
 
-class Words(NamedTuple):
+class Arguments(NamedTuple):
     """What stands on the command line.
 
     Attributes:
@@ -89,7 +89,7 @@ class Words(NamedTuple):
     program: tuple[str, ...]
 
 
-def split_words(words: Iterable[str]) -> Words:
+def split_arguments(words: Iterable[str]) -> Arguments:
     """Tell apart what stands on the command line; behind ``--`` all is the program's.
 
     Args:
@@ -123,7 +123,7 @@ def split_words(words: Iterable[str]) -> Words:
             raise UsageError(f"{word!r} stands before --: arguments of the program come behind it")
         else:
             program.append(word)
-    return Words(tuple(own), tuple(slurm), tuple(program))
+    return Arguments(tuple(own), tuple(slurm), tuple(program))
 
 
 def _slurm_option(word: str, left: list[str]) -> tuple[str, str | None]:

@@ -14,7 +14,7 @@ from hpcdist.errors import UsageError
 from hpcdist.launch.cli import program_words
 from hpcdist.launch.command import srun_mpi
 from hpcdist.launch.launchers import find_site
-from hpcdist.launch.submit.arguments import Words, split_words
+from hpcdist.launch.submit.arguments import Arguments, split_arguments
 from hpcdist.launch.submit.job import Follower, ask_slurm, kept_script, submit as hand_in
 from hpcdist.launch.submit.script import Batch, build_script, full_options, log_folder
 from hpcdist.runtime.process import snapshot
@@ -27,7 +27,7 @@ class _Submit(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
-            words = split_words(args)
+            words = split_arguments(args)
         except UsageError as error:
             raise click.UsageError(str(error), ctx) from error
         ctx.obj = words, list(args)
@@ -65,7 +65,7 @@ def submit(ctx: click.Context, dry_run: bool, follow: bool, module: bool, mpi: s
     sys.exit(code)
 
 
-def _batch(words: Words, args: list[str], module: bool, mpi: str | None) -> Batch:
+def _batch(words: Arguments, args: list[str], module: bool, mpi: str | None) -> Batch:
     if not words.program:
         raise UsageError("name the program: hpcdist submit train.py -N 2 --time 1:00:00")
     environ = snapshot()

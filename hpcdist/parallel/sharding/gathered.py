@@ -1,4 +1,4 @@
-"""`LentParameters`: weights that no rank has as a whole, gathered by layers while they are used.
+"""`GatheredParameters`: weights that no rank has as a whole, gathered layer by layer for use.
 
 This is the part of level ``p_g_os`` that concerns parameters. Reading ``p.data`` gathers the unit
 of ``p``; it goes when another unit is read. The memory is given back when no array of it is in
@@ -20,7 +20,7 @@ import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray, library_of
 from hpcdist.comm import describe
-from hpcdist.comm.dispatch import issue
+from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.group import Group
 from hpcdist.comm.memory import empty_near
 from hpcdist.parallel.parameter import Parameter
@@ -41,7 +41,7 @@ class _Coming(NamedTuple):
 
 
 @final
-class LentParameters:
+class GatheredParameters:
     """The weights of some units, of which this rank keeps its own part. Local to create.
 
     Attributes:
@@ -148,7 +148,7 @@ class LentParameters:
         flat = empty_near(own, own.size * self._group.nranks, self._group)
         self.gathers += 1
         return _Coming(
-            position, flat, issue(self._group, wait, _describe_gather, flat, own, position)
+            position, flat, dispatch(self._group, wait, _describe_gather, flat, own, position)
         )
 
 

@@ -1,4 +1,4 @@
-"""`WholeParameters`: every rank has all weights; each updates what it owns and all gather the rest.
+"""`ReplicatedParameters`: every rank has all weights, updates its own and gathers the rest.
 
 This is the part of levels ``os`` and ``os_g`` that concerns parameters.
 """
@@ -18,7 +18,7 @@ from hpcdist.parallel.sharding.partition import Unit
 
 
 @final
-class WholeParameters:
+class ReplicatedParameters:
     """The weights of some units, which are moved into flat memory. Local to create.
 
     Parameters of NumPy, CuPy and torch are views of that memory from then on; those of JAX, which

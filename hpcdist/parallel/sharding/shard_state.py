@@ -16,7 +16,7 @@ from hpcdist.parallel.sharding.partition import Unit
 State = dict[str, Any]
 
 
-class Owned(NamedTuple):
+class OwnedRun(NamedTuple):
     """One run of an array that this rank owns: its name in checkpoints, and where the run is."""
 
     name: str
@@ -25,21 +25,21 @@ class Owned(NamedTuple):
     offset: int
 
 
-def owned_parts(
+def owned_runs(
     names: Sequence[str],
     shapes: Sequence[tuple[int, ...]],
     unit: Unit,
     rank: int,
     array: NumpyArray,
     suffix: str = "",
-) -> list[Owned]:
+) -> list[OwnedRun]:
     """Return the runs that `rank` owns in its part `array` of a unit.
 
     An array of pairs of real numbers stands for complex ones: shapes get a last axis of 2.
     """
     per = array.size // unit.share if unit.share else 1
     return [
-        Owned(
+        OwnedRun(
             names[segment.parameter] + suffix,
             array[segment.start * per : segment.stop * per],
             shapes[segment.parameter] if per == 1 else (*shapes[segment.parameter], per),
@@ -49,12 +49,12 @@ def owned_parts(
     ]
 
 
-def as_shards(parts: Iterable[Owned]) -> State:
+def as_shards(parts: Iterable[OwnedRun]) -> State:
     """Return the parts as a state of `Shard`s, which are views of the parts' memory."""
     return {part.name: Shard(part.data, part.shape, part.offset) for part in parts}
 
 
-def check_parts(parts: Iterable[Owned], state: Mapping[str, Any]) -> None:
+def check_parts(parts: Iterable[OwnedRun], state: Mapping[str, Any]) -> None:
     """Refuse a state that does not have all that the parts need.
 
     Raises:
@@ -70,13 +70,13 @@ def check_parts(parts: Iterable[Owned], state: Mapping[str, Any]) -> None:
         _source(part, state[part.name])
 
 
-def fill_parts(parts: Iterable[Owned], state: Mapping[str, Any]) -> None:
+def fill_parts(parts: Iterable[OwnedRun], state: Mapping[str, Any]) -> None:
     """Copy what the parts need out of a state of `Shard`s or whole arrays."""
     for part in parts:
         part.data[...] = near(part.data, _source(part, state[part.name]))
 
 
-def _source(part: Owned, given: Any) -> NumpyArray:
+def _source(part: OwnedRun, given: Any) -> NumpyArray:
     """Return the elements of a part, flat."""
     if isinstance(given, Shard):
         data, shape, offset = given

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, final
 
-from hpcdist.arrays.device import Engine, Event, Stream
+from hpcdist.arrays.device import DeviceRuntime, Event, Stream
 from hpcdist.errors import (
     CollectiveTimeout,
     MismatchError,
@@ -29,25 +29,25 @@ from hpcdist.runtime import gpu
 from hpcdist.transport.base import Ended, Work, watched
 from hpcdist.transport.call import MAKERS, MESSAGES, Call, Kind, label
 from hpcdist.transport.device import cuda_mpi
-from hpcdist.transport.device.choose import Ability, Choice, DeviceWay, choose_way
-from hpcdist.transport.device.launch_order import Turns
+from hpcdist.transport.device.choose import Ability, BackendName, Choice, choose_backend
+from hpcdist.transport.device.launch_order import LaunchOrder
 from hpcdist.transport.device.nccl import binding
 from hpcdist.transport.device.nccl.backend import Nccl
 from hpcdist.transport.device.staged import backend
-from hpcdist.transport.device.staged.buffers import Stage, wait_on_host
+from hpcdist.transport.device.staged.buffers import StagingBuffers, wait_on_host
 from hpcdist.transport.device.staged.pinned import Pinned
 from hpcdist.transport.device.work import (
     DeviceWork,
     Failing,
-    Flight,
-    Landed,
+    Launch,
+    Launched,
     at_once,
     device_failure,
 )
 
 if TYPE_CHECKING:
     from hpcdist.transport.device.nccl.batch import Batches
-    from hpcdist.transport.mpi.transport import MpiHost
+    from hpcdist.transport.mpi.transport import MpiTransport
 
 _MiB = 1 << 20
 _GOODBYE_S = 1.0
@@ -56,7 +56,7 @@ _FIRST_BATCH = (
     "With HPCDIST_DEVICE_BATCHES=nccl the first operation of a group on arrays of a GPU connects "
     "all its ranks: let all of them call it, or let a collective come first"
 )
-TURNS = Turns()
+LAUNCH_ORDER = LaunchOrder()
 """Of this process: its device operations, whatever their groups."""
 
 
@@ -64,12 +64,12 @@ TURNS = Turns()
 class DeviceCalls:
     """The operations of one group on device memory; made when the first one comes."""
 
-    def __init__(self, host: MpiHost) -> None:
+    def __init__(self, host: MpiTransport) -> None:
         self._host = host
         self._choice: Choice | None = None
         self._nccl: Nccl | None = None
         self._batches: Batches | None = None
-        self._stages: dict[Engine, Stage] = {}
+        self._stages: dict[DeviceRuntime, StagingBuffers] = {}
         self._flying: deque[tuple[Call, Event]] = deque()
         """Keeps the arrays of operations that nobody waits for alive until they have ended."""
         self._forgetting = threading.Lock()
@@ -77,7 +77,7 @@ class DeviceCalls:
         """Whether callers have got arrays that were made on a stream of ours."""
 
     @property
-    def way(self) -> DeviceWay | None:
+    def way(self) -> BackendName | None:
         """How the group's device memory travels; None before its first operation."""
         return None if self._choice is None else self._choice.way
 
@@ -87,13 +87,13 @@ class DeviceCalls:
             work = self._start_message(call)
             work.wait()
             return work
-        lane = self._host.lane
-        if lane.running.locked():
-            lane.refuse_nested()  # before it takes a turn
-        if call.on_current and lane.queued:
-            lane.run(lambda: None)  # this thread's own stream means nothing on another thread
+        queue = self._host.queue
+        if queue.running.locked():
+            queue.refuse_nested()  # before it takes a turn
+        if call.on_current and queue.queued:
+            queue.run(lambda: None)  # this thread's own stream means nothing on another thread
         flight = self._take_off(call)
-        landed: Landed = lane.run(self._land, flight)
+        landed: Launched = queue.run(self._land, flight)
         self._join(flight, landed)
         return DeviceWork(self, flight, Ended(landed))
 
@@ -104,15 +104,15 @@ class DeviceCalls:
         flight = self._take_off(call)
         return DeviceWork(self, flight, self.queue(call, lambda: self._land(flight)))
 
-    def queue(self, call: Call, land: Callable[[], Landed]) -> Work:
+    def queue(self, call: Call, land: Callable[[], Launched]) -> Work:
         """Let `land` bring `call` on its way in the group's queue."""
         host = self._host
-        start = host.lane.start if host.threads else at_once
+        start = host.queue.start if host.threads else at_once
         return start(lambda: host.guarded(call, land), label(call, host.ranks))
 
     def synchronize(self, *, on_device: bool) -> None:
         """Let the current streams (or the host) wait for everything that was issued."""
-        self._host.lane.run(lambda: None)
+        self._host.queue.run(lambda: None)
         for call, event in tuple(self._flying):
             if not on_device:
                 self.await_on_host(call, event)
@@ -127,8 +127,8 @@ class DeviceCalls:
         self._free_nccl(ended)
         if not ended:
             return  # the device may still use the memory
-        for stage in self._stages.values():
-            stage.pinned.close()
+        for staging in self._stages.values():
+            staging.pinned.close()
         self._stages.clear()
 
     def leave(self) -> None:
@@ -153,7 +153,7 @@ class DeviceCalls:
 
     # ---- the way of an operation
 
-    def _take_off(self, call: Call) -> Flight:
+    def _take_off(self, call: Call) -> Launch:
         """Note where the current streams are; if the device fails, on all ranks."""
         engine = call.device
         assert engine is not None
@@ -164,7 +164,7 @@ class DeviceCalls:
             self._host.run(Call(call.kind, root=call.root, error=reason))  # raises
             raise
 
-    def noted(self, call: Call, engine: Engine) -> Flight:
+    def noted(self, call: Call, engine: DeviceRuntime) -> Launch:
         """Note where the current streams are, and take the operation's turn on the device."""
         streams = engine.current_streams()
         capturing = tuple(filter(engine.is_capturing, streams))
@@ -178,16 +178,16 @@ class DeviceCalls:
         streams = capturing or streams
         elsewhere = streams[:-1] if call.on_current else streams
         ready = [engine.record(stream) for stream in elsewhere]
-        nested = self._host.lane.is_current()  # a callback: it goes before what is queued
-        return Flight(call, engine, streams, ready, None if nested else TURNS.take())
+        nested = self._host.queue.is_current()  # a callback: it goes before what is queued
+        return Launch(call, engine, streams, ready, None if nested else LAUNCH_ORDER.take())
 
     def _can_be_captured(self, call: Call) -> bool:
         return call.on_current and self._nccl is not None and self._nccl.is_plain(call)
 
-    def _land(self, flight: Flight) -> Landed:
+    def _land(self, flight: Launch) -> Launched:
         """Agree on the operation and put it on its stream; on the queue of the group."""
         call = flight.call
-        if self._host.lane.is_current():
+        if self._host.queue.is_current():
             flight.engine.use()
         try:
             if call.ended is None:
@@ -201,42 +201,44 @@ class DeviceCalls:
                     self.await_on_host(call, landed.done)
                 return landed.result
 
-            return Landed(watched(issue, call), done[0])
+            return Launched(watched(issue, call), done[0])
         finally:
             if flight.turn is not None:
-                TURNS.give_up(flight.turn)
+                LAUNCH_ORDER.give_up(flight.turn)
 
-    def _issue(self, flight: Flight, call: Call) -> Landed:
+    def _issue(self, flight: Launch, call: Call) -> Launched:
         host, engine = self._host, flight.engine
         detail = host.agree(self.at_home(call, engine))
         with self.failing(engine):
             return self._put_or_stage(flight, call, detail)
 
-    def _put_or_stage(self, flight: Flight, call: Call, detail: tuple[int, int]) -> Landed:
+    def _put_or_stage(self, flight: Launch, call: Call, detail: tuple[int, int]) -> Launched:
         host, engine = self._host, flight.engine
         flight = self.covering_lent_memory(flight, call)
         way = self._way(engine)
-        if way is DeviceWay.NCCL and self.communicator(engine).can(call):
+        if way is BackendName.NCCL and self.communicator(engine).can(call):
             return self._by_nccl(flight, call, detail)
-        if flight.turn is not None and way is DeviceWay.STAGED:
-            TURNS.give_up(flight.turn)  # nothing is put on the device that waits for another rank
-        stage, ready = self._stage(engine), flight.ready
+        if flight.turn is not None and way is BackendName.STAGED:
+            LAUNCH_ORDER.give_up(
+                flight.turn
+            )  # nothing is put on the device that waits for another rank
+        staging, ready = self._stage(engine), flight.ready
         if call.on_current:
             ready = [*ready, engine.record(flight.streams[-1])]
-        if way is DeviceWay.MPI and call.kind in cuda_mpi.ALLOWED:
+        if way is BackendName.MPI and call.kind in cuda_mpi.ALLOWED:
             for event in ready:
-                engine.wait_event(stage.inward, event)
-            result, done = cuda_mpi.perform(host, engine, stage.inward, call, detail)
+                engine.wait_event(staging.inward, event)
+            result, done = cuda_mpi.perform(host, engine, staging.inward, call, detail)
         else:
-            result, done = backend.perform(host, stage, call, detail, ready)
-        return self._finished(flight, call, stage.inward, result, done)
+            result, done = backend.perform(host, staging, call, detail, ready)
+        return self._finished(flight, call, staging.inward, result, done)
 
-    def at_home(self, call: Call, engine: Engine) -> Call:
+    def at_home(self, call: Call, engine: DeviceRuntime) -> Call:
         """Make of a call on a device that is not that of NCCL's communicator an error."""
         reason = self.why_not_at_home(engine)
         return call if reason is None else call._replace(error=reason)
 
-    def why_not_at_home(self, engine: Engine) -> UsageError | None:
+    def why_not_at_home(self, engine: DeviceRuntime) -> UsageError | None:
         """Say what is wrong with an array on `engine`."""
         home = engine if self._nccl is None else self._nccl.engine
         if home is engine:
@@ -246,7 +248,7 @@ class DeviceCalls:
             f"group works on {home.name} of this rank; move it there, or make a group for it"
         )
 
-    def covering_lent_memory(self, flight: Flight, call: Call) -> Flight:
+    def covering_lent_memory(self, flight: Launch, call: Call) -> Launch:
         """Let the operation also wait for what was computed since it was issued, if it must.
 
         Arrays that an operation made come from the memory pool of our stream, and go back there
@@ -254,7 +256,7 @@ class DeviceCalls:
         """
         if call.recv is None and call.kind in MAKERS:
             self._lends = True
-        if not self._lends or not self._host.lane.is_current():
+        if not self._lends or not self._host.queue.is_current():
             return flight
         engine = flight.engine
         later = [
@@ -262,7 +264,7 @@ class DeviceCalls:
         ]
         return flight._replace(ready=[*flight.ready, *later])
 
-    def failing(self, engine: Engine) -> Failing:
+    def failing(self, engine: DeviceRuntime) -> Failing:
         """Return a block in which the device's failures become a `TransportError`."""
         return Failing(self, engine)
 
@@ -271,49 +273,49 @@ class DeviceCalls:
         if self._nccl is not None:
             self._nccl.abort()
 
-    def _by_nccl(self, flight: Flight, call: Call, detail: tuple[int, int]) -> Landed:
+    def _by_nccl(self, flight: Launch, call: Call, detail: tuple[int, int]) -> Launched:
         engine, communicator = flight.engine, self.communicator(flight.engine)
         stream = flight.streams[-1] if call.on_current else communicator.stream
         result = self.put(
             communicator, flight, stream, lambda: communicator.perform(call, detail, stream)
         )
         if engine.is_capturing(stream):
-            return Landed(result, None)
+            return Launched(result, None)
         return self._finished(flight, call, stream, result, None)
 
     def put(
-        self, communicator: Nccl, flight: Flight, stream: Stream, act: Callable[[], Any]
+        self, communicator: Nccl, flight: Launch, stream: Stream, act: Callable[[], Any]
     ) -> Any:
         """Do `act`, which puts something on `stream`, when its turn on the device has come."""
-        with nullcontext() if flight.turn is None else TURNS.turn(flight.turn):
+        with nullcontext() if flight.turn is None else LAUNCH_ORDER.turn(flight.turn):
             communicator.check()
             for event in flight.ready:
                 flight.engine.wait_event(stream, event)
             return act()
 
     def _finished(
-        self, flight: Flight, call: Call, stream: Stream, result: Any, done: Event | None
-    ) -> Landed:
+        self, flight: Launch, call: Call, stream: Stream, result: Any, done: Event | None
+    ) -> Launched:
         engine = flight.engine
         if call.finish is not None:
             with engine.on(stream):
                 result, done = call.finish(result), None
         done = engine.record(stream) if done is None else done
         self.keep(flight.call, done)
-        return Landed(result, done)
+        return Launched(result, done)
 
     def keep(self, call: Call, done: Event) -> None:
         """Keep the arrays of `call` alive until `done`."""
         self._flying.append((call, done))
 
-    def _join(self, flight: Flight, landed: Landed) -> None:
+    def _join(self, flight: Launch, landed: Launched) -> None:
         """Let the streams of the caller wait for the end; see [Note: streams]."""
         if landed.done is not None:
             with self.failing(flight.engine):
                 for stream in flight.streams:  # his current ones, for he has waited
                     flight.engine.wait_event(stream, landed.done)
 
-    def await_on_device(self, engine: Engine, event: Event) -> None:
+    def await_on_device(self, engine: DeviceRuntime, event: Event) -> None:
         """Let the current streams wait for `event`."""
         with self.failing(engine):
             for stream in engine.current_streams():
@@ -359,19 +361,19 @@ class DeviceCalls:
 
     # ---- the way of the group
 
-    def _way(self, engine: Engine) -> DeviceWay:
+    def _way(self, engine: DeviceRuntime) -> BackendName:
         """Return the way of the group; collective when first asked for."""
         if self._choice is None:
             self._choice = self._choose(engine)
         return self._choice.way
 
-    def _choose(self, engine: Engine) -> Choice:
+    def _choose(self, engine: DeviceRuntime) -> Choice:
         host, config = self._host, self._host.site.config
         own = self._ability(engine)
         wanted, may_share = config.device_way, config.share_gpu
-        return choose_way(host.comm.allgather(own), wanted=wanted, may_share=may_share)
+        return choose_backend(host.comm.allgather(own), wanted=wanted, may_share=may_share)
 
-    def _ability(self, engine: Engine) -> Ability:
+    def _ability(self, engine: DeviceRuntime) -> Ability:
         """Look what this rank can do; whatever goes wrong is a reason and no exception."""
         host, config = self._host, self._host.site.config
         rank = host.ranks[host.rank]
@@ -389,20 +391,22 @@ class DeviceCalls:
         version = 0 if no_nccl else binding.version(provider)
         return Ability(rank, node, uuid or str(rank), no_nccl, no_mpi, version)
 
-    def communicator(self, engine: Engine) -> Nccl:
+    def communicator(self, engine: DeviceRuntime) -> Nccl:
         """Return NCCL's communicator; collective when first asked for."""
         if self._nccl is None:
             self._nccl = Nccl(self._host, engine)
         return self._nccl
 
-    def _stage(self, engine: Engine) -> Stage:
-        stage = self._stages.get(engine)
-        if stage is None:
+    def _stage(self, engine: DeviceRuntime) -> StagingBuffers:
+        staging = self._stages.get(engine)
+        if staging is None:
             chunk = int(self._host.site.config.device_chunk_mb * _MiB)
             pinned = Pinned(engine, self._host.heap)
-            stage = Stage(engine, pinned, engine.new_stream(), engine.new_stream(), chunk)
-            stage = self._stages.setdefault(engine, stage)  # messages have threads of their own
-        return stage
+            staging = StagingBuffers(
+                engine, pinned, engine.new_stream(), engine.new_stream(), chunk
+            )
+            staging = self._stages.setdefault(engine, staging)  # messages have threads of their own
+        return staging
 
     # ---- messages
 
@@ -415,7 +419,7 @@ class DeviceCalls:
             ready = [engine.record(stream) for stream in engine.current_streams()]
             return backend.start_message(self._host, self._stage(engine), call, ready)
 
-    def _refuse_capture(self, call: Call, engine: Engine) -> None:
+    def _refuse_capture(self, call: Call, engine: DeviceRuntime) -> None:
         if any(map(engine.is_capturing, engine.current_streams())):
             raise _not_capturable(call, self._host)
 
@@ -434,32 +438,32 @@ class DeviceCalls:
         with self.failing(engine):
             if not self._is_open():
                 self._refuse_capture(call, engine)
-                self._host.lane.run(self._open, engine)
-        if self.way is DeviceWay.NCCL and self._batches is None:
+                self._host.queue.run(self._open, engine)
+        if self.way is BackendName.NCCL and self._batches is None:
             from hpcdist.transport.device.nccl.batch import Batches
 
             self._batches = Batches(self._host, self)
         return self._batches
 
     def _is_open(self) -> bool:
-        return self.way not in (None, DeviceWay.NCCL) or self._nccl is not None
+        return self.way not in (None, BackendName.NCCL) or self._nccl is not None
 
-    def _open(self, engine: Engine) -> None:
+    def _open(self, engine: DeviceRuntime) -> None:
         """Choose the way of the group with all its ranks, and connect them; on the queue."""
         if self._is_open():
             return
-        if self._host.lane.is_current():
+        if self._host.queue.is_current():
             engine.use()
         try:
             self._host.agree(Call(Kind.BATCH_ISEND_IRECV, device=engine))
         except (CollectiveTimeout, MismatchError) as error:
             error.args = (f"{error}. {_FIRST_BATCH}",)
             raise
-        if self._way(engine) is DeviceWay.NCCL:
+        if self._way(engine) is BackendName.NCCL:
             self.communicator(engine)
 
 
-def _not_capturable(call: Call, host: MpiHost) -> UsageError:
+def _not_capturable(call: Call, host: MpiTransport) -> UsageError:
     return UsageError(
         f"{label(call, host.ranks)} cannot be part of a CUDA graph: capture needs NCCL, "
         "use_calc_stream=True, the same operation once before the capture, and arrays that travel "

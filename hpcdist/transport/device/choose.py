@@ -17,7 +17,7 @@ from hpcdist.errors import UsageError
 from hpcdist.transport.device.nccl.binding import SHARES_GPUS
 
 
-class DeviceWay(Enum):
+class BackendName(Enum):
     """How device memory travels; the value is the name that settings use."""
 
     NCCL = "nccl"
@@ -43,16 +43,16 @@ class Ability(NamedTuple):
 class Choice(NamedTuple):
     """A way and the reason for it."""
 
-    way: DeviceWay
+    way: BackendName
     why: str
 
 
-def choose_way(abilities: Sequence[Ability], *, wanted: str, may_share: bool) -> Choice:
+def choose_backend(abilities: Sequence[Ability], *, wanted: str, may_share: bool) -> Choice:
     """Choose for a group; equal on all ranks, for all of them know all `abilities`.
 
     Args:
         abilities: one per rank of the group.
-        wanted: ``"auto"`` or the value of a `DeviceWay`.
+        wanted: ``"auto"`` or the value of a `BackendName`.
         may_share: whether several ranks may use one GPU.
 
     Raises:
@@ -64,19 +64,19 @@ def choose_way(abilities: Sequence[Ability], *, wanted: str, may_share: bool) ->
         raise UsageError(_complaint(shared))
     not_nccl = _first("nccl", abilities) or _not_shared(abilities, shared, wanted)
     if wanted == "staged":
-        return Choice(DeviceWay.STAGED, "HPCDIST_DEVICE_WAY=staged")
+        return Choice(BackendName.STAGED, "HPCDIST_DEVICE_WAY=staged")
     if wanted == "nccl" or (wanted == "auto" and not not_nccl):
         if not_nccl:
             raise UsageError(f"HPCDIST_DEVICE_WAY=nccl, but {not_nccl}")
-        return Choice(DeviceWay.NCCL, "NCCL is there on all ranks")
+        return Choice(BackendName.NCCL, "NCCL is there on all ranks")
     not_mpi = _first("mpi", abilities)
     if wanted == "mpi":
         if not_mpi:
             raise UsageError(f"HPCDIST_DEVICE_WAY=mpi, but {not_mpi}")
-        return Choice(DeviceWay.MPI, "HPCDIST_DEVICE_WAY=mpi")
+        return Choice(BackendName.MPI, "HPCDIST_DEVICE_WAY=mpi")
     if not not_mpi and all(each.nccl for each in abilities):
-        return Choice(DeviceWay.MPI, f"this MPI is CUDA-aware, and {not_nccl}")
-    return Choice(DeviceWay.STAGED, not_nccl)
+        return Choice(BackendName.MPI, f"this MPI is CUDA-aware, and {not_nccl}")
+    return Choice(BackendName.STAGED, not_nccl)
 
 
 def shared_gpus(abilities: Sequence[Ability]) -> list[str]:

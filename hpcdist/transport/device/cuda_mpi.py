@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from mpi4py import MPI
 
-from hpcdist.arrays.device import Engine, Event, Stream
+from hpcdist.arrays.device import DeviceRuntime, Event, Stream
 from hpcdist.runtime.cuda_awareness import cuda_awareness
 from hpcdist.runtime.process import snapshot
 from hpcdist.transport.call import Call, Kind
@@ -25,7 +25,7 @@ from hpcdist.transport.device.staged.buffers import arrive
 from hpcdist.transport.mpi.collectives import VERBS
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiHost
+    from hpcdist.transport.mpi.transport import MpiTransport
 
 ALLOWED = frozenset(
     {
@@ -67,7 +67,7 @@ def why_not(self_test: bool) -> str:
 
 
 def perform(
-    host: MpiHost, engine: Engine, stream: Stream, call: Call, detail: tuple[int, int]
+    host: MpiTransport, engine: DeviceRuntime, stream: Stream, call: Call, detail: tuple[int, int]
 ) -> tuple[Any, Event]:
     """Run `call`, on which all ranks have agreed, on device memory; blocks the host."""
     with engine.on(stream):
@@ -80,7 +80,7 @@ def perform(
 class _Synchronized:
     """A host whose communicator waits for the stream before each call."""
 
-    def __init__(self, host: MpiHost, engine: Engine, stream: Stream) -> None:
+    def __init__(self, host: MpiTransport, engine: DeviceRuntime, stream: Stream) -> None:
         self._host = host
         self.comm = _Comm(host.comm, engine, stream, host.timeout_s)
 
@@ -91,7 +91,7 @@ class _Synchronized:
 @final
 class _Comm:
     def __init__(
-        self, comm: MPI.Intracomm, engine: Engine, stream: Stream, timeout_s: float
+        self, comm: MPI.Intracomm, engine: DeviceRuntime, stream: Stream, timeout_s: float
     ) -> None:
         self._comm, self._engine, self._stream, self._timeout_s = comm, engine, stream, timeout_s
 

@@ -1,4 +1,4 @@
-"""`Turns`: device operations of all groups are put on the device in the order of their issue.
+"""`LaunchOrder`: device operations of all groups are put on the device in the order of their issue.
 
 Groups have queues of their own, and their threads would put operations of two groups on one device
 now in this order and now in that. Two NCCL kernels that wait for their peers in different orders
@@ -15,7 +15,7 @@ from hpcdist.transport.queue import refusal
 
 
 @final
-class Turns:
+class LaunchOrder:
     """A queue of numbered turns; one instance per process."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Turn:
 
     __slots__ = ("_number", "_turns")
 
-    def __init__(self, turns: Turns, number: int) -> None:
+    def __init__(self, turns: LaunchOrder, number: int) -> None:
         self._turns, self._number = turns, number
 
     def __enter__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-from hpcdist.arrays.device import Engine, Event, Stream
+from hpcdist.arrays.device import DeviceRuntime, Event, Stream
 from hpcdist.errors import HpcdistError, TransportError
 from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call import Call
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from hpcdist.transport.device.calls import DeviceCalls
 
 
-class Flight(NamedTuple):
+class Launch(NamedTuple):
     """An issued operation: the streams it was issued from, and when their work is complete.
 
     With `on_current` it runs on the last of `streams`, and `ready` are those of the others.
     """
 
     call: Call
-    engine: Engine
+    engine: DeviceRuntime
     streams: tuple[Stream, ...]
     ready: list[Event]
     turn: int | None
 
 
-class Landed(NamedTuple):
+class Launched(NamedTuple):
     """An operation that is on its stream: what it returned, and the event of its end."""
 
     result: Any
@@ -50,7 +50,7 @@ class DeviceWork(Work):
     wait for its end; `synchronize` blocks the host until it has ended.
     """
 
-    def __init__(self, calls: DeviceCalls, flight: Flight, queued: Work) -> None:
+    def __init__(self, calls: DeviceCalls, flight: Launch, queued: Work) -> None:
         self._calls, self._flight, self._queued = calls, flight, queued
 
     def wait(self, timeout: Any = None) -> bool:
@@ -96,7 +96,7 @@ class Failing:
 
     __slots__ = ("_calls", "_engine")
 
-    def __init__(self, calls: DeviceCalls, engine: Engine) -> None:
+    def __init__(self, calls: DeviceCalls, engine: DeviceRuntime) -> None:
         self._calls, self._engine = calls, engine
 
     def __enter__(self) -> None:
@@ -108,6 +108,6 @@ class Failing:
             raise device_failure(self._engine, error) from error
 
 
-def device_failure(engine: Engine, error: Exception) -> TransportError:
+def device_failure(engine: DeviceRuntime, error: Exception) -> TransportError:
     """Return the error of a device that fails with `error`."""
     return TransportError(f"{engine.name} failed: {error}; end the job")

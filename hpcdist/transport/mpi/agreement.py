@@ -97,7 +97,7 @@ class Agreement:
 
     def reduce(
         self,
-        board: Any,
+        control: Any,
         call: Call,
         data: Any,
         out: Any,
@@ -106,28 +106,28 @@ class Agreement:
         count: int,
         divisor: float,
     ) -> bool:
-        """Agree on a small reduction and do it; False: agreed, and `board` holds all data."""
+        """Agree on a small reduction and do it; False: agreed, and `control` holds all data."""
         if self._unfinished:
             self._settle(call)
         self.sequence += 1
         number, limit = fingerprint(call), self._timeout_ns
-        if board.reduce(number, limit, data, out, first, code, count, divisor, SPINS):
+        if control.reduce(number, limit, data, out, first, code, count, divisor, SPINS):
             return True
         self._check(call, time.time_ns(), self._look() or self._wait(call))
         return False
 
     def move(
-        self, board: Any, call: Call, data: Any, out: Any, source: int, first: int, nbytes: int
+        self, control: Any, call: Call, data: Any, out: Any, source: int, first: int, nbytes: int
     ) -> tuple[int, int] | None:
         """Agree on a small movement of data and do it, and return None.
 
-        Else the ranks have agreed and `board` holds all data: return the range of `detail`.
+        Else the ranks have agreed and `control` holds all data: return the range of `detail`.
         """
         if self._unfinished:
             self._settle(call)
         self.sequence += 1
         number, limit = fingerprint(call), self._timeout_ns
-        if board.move(number, call.detail, limit, data, out, source, first, nbytes, SPINS):
+        if control.move(number, call.detail, limit, data, out, source, first, nbytes, SPINS):
             return None
         return self._check(call, time.time_ns(), self._look() or self._wait(call))
 
@@ -142,7 +142,7 @@ class Agreement:
         if self._unfinished:
             self._settle(call)
         self.sequence += 1
-        state: int = node.board.reduce_shared(
+        state: int = node.control.reduce_shared(
             fingerprint(call), self._timeout_ns, address, node.bases, code, count, divisor, SPINS
         )
         if state == 0:

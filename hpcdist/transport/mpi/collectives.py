@@ -1,8 +1,8 @@
 """Array collectives over MPI: one function per operation, one row of `VERBS` each.
 
 Every function gets the host transport, the call, and the range of `Call.detail` over the
-ranks, on which all ranks have agreed before. Reductions follow the call's `Recipe`, in pieces:
-MPI maps its scratch memory anew at every large call, so a few MiB at a time are faster.
+ranks, on which all ranks have agreed before. Reductions follow the call's `ReductionRule`, in
+pieces: MPI maps its scratch memory anew at every large call, so a few MiB at a time are faster.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ from hpcdist.transport.parts import (
     with_room,
     wrong_counts,
 )
-from hpcdist.transport.reduction import UFUNCS, Recipe
+from hpcdist.transport.reduction import UFUNCS, ReductionRule
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiHost
+    from hpcdist.transport.mpi.transport import MpiTransport
 
 Range = tuple[int, int]
 
 
-def barrier(host: MpiHost, call: Call, _: Range) -> None:
+def barrier(host: MpiTransport, call: Call, _: Range) -> None:
     """Nothing to do: agreeing on the call was the barrier."""
 
 
 # ---- reductions
 
 
-def all_reduce(host: MpiHost, call: Call, _: Range) -> None:
-    data, recipe = call.recv, call.recipe
+def all_reduce(host: MpiTransport, call: Call, _: Range) -> None:
+    data, rule = call.recv, call.rule
     assert data is not None
-    assert recipe is not None
-    if host.size == 1 and recipe.wire.kind != "b":  # of what truth is asked, truth is left
+    assert rule is not None
+    if host.size == 1 and rule.wire.kind != "b":  # of what truth is asked, truth is left
         return
-    combine, _wire, encode, decode = recipe
+    combine, _wire, encode, decode = rule
     if encode is None and data.nbytes <= host.piece_bytes:
         host.comm.Allreduce(MPI.IN_PLACE, numbers(data), OPS[combine])
         if decode is not None:
@@ -76,7 +76,7 @@ def all_reduce(host: MpiHost, call: Call, _: Range) -> None:
             decode(wire, part, host.size)
 
 
-def reduce(host: MpiHost, call: Call, _: Range) -> None:
+def reduce(host: MpiTransport, call: Call, _: Range) -> None:
     at_root = host.rank == call.root
     data = call.recv if at_root else call.send
     assert data is not None
@@ -85,62 +85,62 @@ def reduce(host: MpiHost, call: Call, _: Range) -> None:
 
 
 def _reduce_part(
-    host: MpiHost, call: Call, part: NumpyArray, root: int, out: NumpyArray | None
+    host: MpiTransport, call: Call, part: NumpyArray, root: int, out: NumpyArray | None
 ) -> None:
     """Reduce `part` of every rank to `root`, which gives `out` for the result."""
-    recipe = call.recipe
-    assert recipe is not None
-    wire = part if recipe.encode is None else recipe.encode(part)
-    op = OPS[recipe.combine]
+    rule = call.rule
+    assert rule is not None
+    wire = part if rule.encode is None else rule.encode(part)
+    op = OPS[rule.combine]
     if out is None:
         host.comm.Reduce(numbers(wire), None, op, root)
         return
-    if wire is out or recipe.encode is not None:
+    if wire is out or rule.encode is not None:
         host.comm.Reduce(MPI.IN_PLACE, numbers(wire), op, root)
     else:
         host.comm.Reduce(numbers(wire), numbers(out), op, root)
         wire = out
-    if recipe.decode is not None:
-        recipe.decode(wire, out, host.size)
+    if rule.decode is not None:
+        rule.decode(wire, out, host.size)
 
 
-def reduce_scatter(host: MpiHost, call: Call, _: Range) -> None:
-    recipe, recv = call.recipe, call.recv
-    assert recipe is not None
+def reduce_scatter(host: MpiTransport, call: Call, _: Range) -> None:
+    rule, recv = call.rule, call.recv
+    assert rule is not None
     assert recv is not None
     out, on_host = recv.reshape(-1), type(recv) is np.ndarray
     counts = None if call.counts is None else list(call.counts[0])
-    in_pairs = max(counts or [out.size]) * recipe.wire.itemsize > _PAIRS_FROM_BYTES
+    in_pairs = max(counts or [out.size]) * rule.wire.itemsize > _PAIRS_FROM_BYTES
     in_pairs = in_pairs and host.one_node
     if call.send is not None and np.may_share_memory(call.send, out):
         call = call._replace(send=call.send.copy())
     if in_pairs or (counts is not None and not on_host):
-        _reduce_scatter_in_pairs(host, recipe, to_each(call, host.size), out)
+        _reduce_scatter_in_pairs(host, rule, to_each(call, host.size), out)
         return
     flat = joined(call).send
     assert flat is not None
-    wire = flat.reshape(-1) if recipe.encode is None else recipe.encode(flat.reshape(-1))
-    wire_out = out if recipe.encode is None else np.empty_like(out, recipe.wire)
+    wire = flat.reshape(-1) if rule.encode is None else rule.encode(flat.reshape(-1))
+    wire_out = out if rule.encode is None else np.empty_like(out, rule.wire)
     own, result = numbers(wire), numbers(wire_out)
     if counts is None:
         own[1] = result[1] = out.size
-        host.comm.Reduce_scatter_block(own, result, OPS[recipe.combine])
+        host.comm.Reduce_scatter_block(own, result, OPS[rule.combine])
     else:
-        host.comm.Reduce_scatter(own, result, counts, OPS[recipe.combine])
-    if recipe.decode is not None:
-        recipe.decode(wire_out, out, host.size)
+        host.comm.Reduce_scatter(own, result, counts, OPS[rule.combine])
+    if rule.decode is not None:
+        rule.decode(wire_out, out, host.size)
 
 
 def _reduce_scatter_in_pairs(
-    host: MpiHost, recipe: Recipe, blocks: Sequence[NumpyArray], out: NumpyArray
+    host: MpiTransport, rule: ReductionRule, blocks: Sequence[NumpyArray], out: NumpyArray
 ) -> None:
     """Exchange blocks rank by rank and combine them here, piece by piece.
 
     The pairwise-exchange algorithm (Thakur, Rabenseifner, Gropp 2005, section 4.3); NumPy's
     loops and pieces that stay in the cache make it several times faster than MPI's own.
     """
-    size, ufunc, encode = host.size, UFUNCS[recipe.combine], recipe.encode
-    step_items = max(1, _PAIR_BYTES // recipe.wire.itemsize)
+    size, ufunc, encode = host.size, UFUNCS[rule.combine], rule.encode
+    step_items = max(1, _PAIR_BYTES // rule.wire.itemsize)
     for start in range(0, max(each.size for each in blocks), step_items):
         part = slice(start, start + step_items)
         mine = blocks[host.rank][part]
@@ -152,31 +152,31 @@ def _reduce_scatter_in_pairs(
             wire = given if encode is None else encode(given)
             host.comm.Sendrecv(numbers(wire), to, _PART, numbers(received), source, _PART)
             ufunc(total, received, out=total)
-        if recipe.decode is not None:
-            recipe.decode(total, out[part], size)
+        if rule.decode is not None:
+            rule.decode(total, out[part], size)
         else:
             out[part] = total
 
 
-def scan(host: MpiHost, call: Call, _: Range) -> None:
+def scan(host: MpiTransport, call: Call, _: Range) -> None:
     _scan(host, call, host.comm.Scan, host.rank + 1)
 
 
-def exscan(host: MpiHost, call: Call, _: Range) -> None:
+def exscan(host: MpiTransport, call: Call, _: Range) -> None:
     _scan(host, call, host.comm.Exscan, host.rank)
 
 
-def _scan(host: MpiHost, call: Call, verb: Callable[..., None], ranks: int) -> None:
-    recipe, data = call.recipe, call.recv
-    assert recipe is not None
+def _scan(host: MpiTransport, call: Call, verb: Callable[..., None], ranks: int) -> None:
+    rule, data = call.rule, call.recv
+    assert rule is not None
     assert data is not None
     for part in pieces(data, host.piece_bytes):
-        wire = part.copy() if recipe.encode is None else recipe.encode(part)
-        verb(MPI.IN_PLACE, numbers(wire), OPS[recipe.combine])
+        wire = part.copy() if rule.encode is None else rule.encode(part)
+        verb(MPI.IN_PLACE, numbers(wire), OPS[rule.combine])
         if ranks == 0:
             continue  # the first rank of an exscan keeps what it has
-        if recipe.decode is not None:
-            recipe.decode(wire, part, ranks)
+        if rule.decode is not None:
+            rule.decode(wire, part, ranks)
         else:
             part[...] = wire
 
@@ -192,12 +192,12 @@ def pieces(data: NumpyArray, nbytes: int) -> Iterator[NumpyArray]:
 # ---- moving data
 
 
-def broadcast(host: MpiHost, call: Call, _: Range) -> None:
+def broadcast(host: MpiTransport, call: Call, _: Range) -> None:
     assert call.recv is not None
     host.comm.Bcast(block(call.recv, call.recv.nbytes), call.root)
 
 
-def all_gather(host: MpiHost, call: Call, detail: Range) -> list[Block]:
+def all_gather(host: MpiTransport, call: Call, detail: Range) -> list[Block]:
     send = call.send
     assert send is not None
     if not is_even(detail):
@@ -218,7 +218,7 @@ def all_gather(host: MpiHost, call: Call, detail: Range) -> list[Block]:
     return even_blocks(recv, call, host.size)
 
 
-def _all_gather_apart(host: MpiHost, call: Call, shapes: list[Shape]) -> list[Block]:
+def _all_gather_apart(host: MpiTransport, call: Call, shapes: list[Shape]) -> list[Block]:
     """Gather where MPI's Allgather cannot: blocks differ in size, or do not lie together."""
     filled = with_room(call, counts_of(call, shapes))
     send, runs = _apart_from_room(call), from_each(filled, host.size)
@@ -240,7 +240,7 @@ def _apart_from_room(call: Call) -> NumpyArray:
     return send.reshape(-1)
 
 
-def _pass_around(host: MpiHost, send: NumpyArray, runs: Sequence[NumpyArray]) -> None:
+def _pass_around(host: MpiTransport, send: NumpyArray, runs: Sequence[NumpyArray]) -> None:
     """Gather on all ranks, each run where it is to lie: every rank passes on what came last.
 
     The ring algorithm, as MPI libraries have it for long messages (Thakur, Rabenseifner, Gropp
@@ -260,7 +260,7 @@ def _copy_own(send: NumpyArray, run: NumpyArray) -> None:
         run[...] = send
 
 
-def gather(host: MpiHost, call: Call, detail: Range) -> list[Block] | None:
+def gather(host: MpiTransport, call: Call, detail: Range) -> list[Block] | None:
     send, recv, at_root = call.send, call.recv, host.rank == call.root
     assert send is not None
     if not is_even(detail):
@@ -278,7 +278,7 @@ def gather(host: MpiHost, call: Call, detail: Range) -> list[Block] | None:
     return even_blocks(recv, call, host.size)
 
 
-def _gather_apart(host: MpiHost, call: Call, shapes: list[Shape]) -> list[Block] | None:
+def _gather_apart(host: MpiTransport, call: Call, shapes: list[Shape]) -> list[Block] | None:
     """Gather blocks that differ, or each to its place."""
     send = _apart_from_room(call)
     if host.rank != call.root:
@@ -293,7 +293,7 @@ def _gather_apart(host: MpiHost, call: Call, shapes: list[Shape]) -> list[Block]
     return new_blocks(call, filled, shapes)
 
 
-def exchange_shapes(host: MpiHost, call: Call) -> list[Shape]:
+def exchange_shapes(host: MpiTransport, call: Call) -> list[Shape]:
     """Tell all shapes to all ranks, and raise on all where one's list does not fit. Collective.
 
     A rank with a list tells what shapes it is for as one number, as they are told by all.
@@ -306,12 +306,12 @@ def exchange_shapes(host: MpiHost, call: Call) -> list[Shape]:
     return shapes
 
 
-def _tell_all(host: MpiHost, kind: Kind, own: list[str]) -> MismatchError:
+def _tell_all(host: MpiTransport, kind: Kind, own: list[str]) -> MismatchError:
     """Collect on all ranks what does not fit on any."""
     return misfit(kind, [line for lines in host.comm.allgather(own) for line in lines])
 
 
-def scatter(host: MpiHost, call: Call, detail: Range) -> None:
+def scatter(host: MpiTransport, call: Call, detail: Range) -> None:
     send, recv = call.send, call.recv
     assert recv is not None
     even = is_even(detail)
@@ -332,7 +332,7 @@ def scatter(host: MpiHost, call: Call, detail: Range) -> None:
         host.comm.Recv(_bytes(recv), call.root, _PART)
 
 
-def alltoall(host: MpiHost, call: Call, detail: Range) -> list[Block]:
+def alltoall(host: MpiTransport, call: Call, detail: Range) -> list[Block]:
     size, send, recv = host.size, call.send, call.recv
     if send is not None and recv is not None and np.may_share_memory(send, recv):
         call = call._replace(send=send.copy())
@@ -350,7 +350,7 @@ def alltoall(host: MpiHost, call: Call, detail: Range) -> list[Block]:
     return new_blocks(call, filled, [call.shape] * size)
 
 
-def _alltoall_uneven(host: MpiHost, call: Call) -> list[Block]:
+def _alltoall_uneven(host: MpiTransport, call: Call) -> list[Block]:
     agreed = agree_on_counts(host, call)
     filled = with_room(call, agreed.received)
     given, runs = to_each(call, host.size), from_each(filled, host.size)
@@ -376,7 +376,7 @@ class Agreed(NamedTuple):
     in_pairs: bool
 
 
-def agree_on_counts(host: MpiHost, call: Call) -> Agreed:
+def agree_on_counts(host: MpiTransport, call: Call) -> Agreed:
     """Make sure that every rank expects what the others send. Collective."""
     size = host.size
     given, expected = to_each(call, size), expected_counts(call, size)
@@ -401,7 +401,7 @@ _WRONG = 2
 
 
 def _alltoall_in_pairs(
-    host: MpiHost, given: Sequence[NumpyArray], runs: Sequence[NumpyArray]
+    host: MpiTransport, given: Sequence[NumpyArray], runs: Sequence[NumpyArray]
 ) -> None:
     """Exchange with one rank after the other, each run from and to where it lies."""
     _copy_own(given[host.rank], runs[host.rank])
@@ -422,7 +422,7 @@ _PART = 5
 _PAIRS_FROM_BYTES = 64 << 10
 _PAIR_BYTES = 1 << 20
 
-Verb = Callable[["MpiHost", Call, Range], Any]
+Verb = Callable[["MpiTransport", Call, Range], Any]
 
 VERBS: dict[Kind, Verb] = {
     Kind.BARRIER: barrier,

@@ -56,16 +56,16 @@ def mpi_exchange(comm: MPI.Intracomm) -> Exchange:
     return Exchange(post, test, request.Free)
 
 
-def board_exchange(board: Any, progress: Callable[[], Any]) -> Exchange:
+def shared_exchange(control: Any, progress: Callable[[], Any]) -> Exchange:
     """Exchange through a board; `progress` lets MPI proceed while this rank waits."""
 
     def test() -> Any:
-        found = board.test()
+        found = control.test()
         if found is None:
             progress()
         return found
 
-    return Exchange(board.post, test, lambda: None)
+    return Exchange(control.post, test, lambda: None)
 
 
 class _Iallreduce:

@@ -1,4 +1,4 @@
-"""`Lanes`: all_reduce of a group that spans nodes, in three steps.
+"""`HierarchicalAllReduce`: all_reduce of a group that spans nodes, in three steps.
 
 Inside each node the ranks reduce-scatter through shared memory; then every rank all-reduces its
 slice with its peers on the other nodes, all at once, so that all network adapters of a node are
@@ -27,7 +27,7 @@ from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import STAGED_UP_TO
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiHost
+    from hpcdist.transport.mpi.transport import MpiTransport
 
 
 class _Part(NamedTuple):
@@ -39,15 +39,15 @@ class _Part(NamedTuple):
 
 
 @final
-class Lanes:
-    """The ranks of this node, and this rank's peers on the other nodes; see `open_lanes`."""
+class HierarchicalAllReduce:
+    """The ranks of this node, and this rank's peers on the other nodes; see `open_hierarchical`."""
 
     def __init__(self, node: SharedNode, peers: MPI.Intracomm | None, count: int) -> None:
         self._node = node
         self._peers = peers
         self._count = count
 
-    def all_reduce(self, host: MpiHost, call: Call) -> None:
+    def all_reduce(self, host: MpiTransport, call: Call) -> None:
         """Reduce `call.recv` over the whole group, which has agreed on `call`."""
         data = call.recv
         assert data is not None
@@ -59,24 +59,24 @@ class Lanes:
             self._node.step(call)
             self._reduce_slice(host, call, part, flat.dtype)
             self._node.step(call)
-            for lane in range(self._count):
-                first, count = share_of(part.items, self._count, lane)
+            for queue in range(self._count):
+                first, count = share_of(part.items, self._count, queue)
                 chosen = slice(first, first + count)
-                copy_out(mine[chosen], self._staged(lane, part, flat.dtype)[chosen])
+                copy_out(mine[chosen], self._staged(queue, part, flat.dtype)[chosen])
         self._node.step(call)
 
-    def _reduce_slice(self, host: MpiHost, call: Call, part: _Part, unit: np.dtype) -> None:
+    def _reduce_slice(self, host: MpiTransport, call: Call, part: _Part, unit: np.dtype) -> None:
         """Combine this rank's slice inside the node, then with its peers; leave it in place."""
         if self._peers is None:
             return
-        recipe = call.recipe
-        assert recipe is not None
+        rule = call.rule
+        assert rule is not None
         first, count = share_of(part.items, self._count, self._node.rank)
         chosen = slice(first, first + count)
         staged = [self._staged(rank, part, unit)[chosen] for rank in range(self._node.size)]
-        wire = accumulate(recipe, staged)
-        self._peers.Allreduce(MPI.IN_PLACE, numbers(wire), OPS[recipe.combine])
-        write_out(recipe, wire, staged[self._node.rank], host.size)
+        wire = accumulate(rule, staged)
+        self._peers.Allreduce(MPI.IN_PLACE, numbers(wire), OPS[rule.combine])
+        write_out(rule, wire, staged[self._node.rank], host.size)
 
     def _staged(self, rank: int, part: _Part, unit: np.dtype) -> NumpyArray:
         return self._node.staged(rank, part.turn, part.items * unit.itemsize).view(unit)
@@ -92,7 +92,7 @@ def _parts(items: int, step: int) -> Iterator[_Part]:
         yield _Part(number & 1, first, min(step, items - first))
 
 
-def open_lanes(host: MpiHost, node_number: int) -> Lanes | None:
+def open_hierarchical(host: MpiTransport, node_number: int) -> HierarchicalAllReduce | None:
     """Set up lanes; None, on all ranks, where some node has no shared memory. Collective.
 
     Args:
@@ -111,4 +111,4 @@ def open_lanes(host: MpiHost, node_number: int) -> Lanes | None:
     has_lane = on_node_rank < count
     color = on_node_rank if has_lane else MPI.UNDEFINED
     peers = cast(MPI.Intracomm, host.comm.Split(color, host.rank))
-    return Lanes(node, peers if has_lane else None, count)
+    return HierarchicalAllReduce(node, peers if has_lane else None, count)

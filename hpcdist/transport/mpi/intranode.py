@@ -19,18 +19,18 @@ from hpcdist.transport.reduction import ReduceOp
 from hpcdist.transport.shm.collectives import SHARED, Range, Shared, fits, own_block
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.shm.node import NOTHING, SharedNode, slice_bytes
-from hpcdist.transport.tuning import STAGED_UP_TO, Way
+from hpcdist.transport.tuning import STAGED_UP_TO, Algorithm
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiHost
+    from hpcdist.transport.mpi.transport import MpiTransport
 
 _REDUCED = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER})
 
 
-def perform(host: MpiHost, node: SharedNode, call: Call) -> Any:
+def perform(host: MpiTransport, node: SharedNode, call: Call) -> Any:
     """Agree on `call`, then run it."""
     agree = host.agree
-    counts = call.kind in _REDUCED and node.has_pipe and call.error is None
+    counts = call.kind in _REDUCED and node.can_pipeline and call.error is None
     code = code_of(call) if counts else None
     if code is not None and call.kind is Kind.ALL_REDUCE:
         return _all_reduce(host, node, call, code)
@@ -49,28 +49,30 @@ def perform(host: MpiHost, node: SharedNode, call: Call) -> Any:
     return _run_large(host, node, call, detail, row, total)
 
 
-def _all_reduce(host: MpiHost, node: SharedNode, call: Call, code: Code) -> Any:
+def _all_reduce(host: MpiTransport, node: SharedNode, call: Call, code: Code) -> Any:
     """Run the operation that matters most with as few steps as there can be."""
     data, agreement = call.recv, host.agreement
     assert data is not None
     assert agreement is not None
     total, count, divisor = data.nbytes, data.size * code.per_item, divisor_of(call, node.size)
     if total <= PAYLOAD:
-        if not agreement.reduce(node.board, call, data, data, 0, code.number, count, divisor):
-            sources = node.payload_addresses[node.board.turn]
+        if not agreement.reduce(node.control, call, data, data, 0, code.number, count, divisor):
+            sources = node.payload_addresses[node.control.turn]
             compiled.combine(code.number, sources, data, count, divisor)
         return None
     node.check_usable()
     address, _ = _address(host, node, call, data, total)
     state = agreement.reduce_shared(node, call, address, code.number, count, divisor)
     if state == DONE_HERE:
-        node.await_others(node.board.arrived, call)
+        node.await_others(node.control.arrived, call)
     if state >= DONE_HERE:
         return None
     return _run_large(host, node, call, (0, 0), SHARED[call.kind], total)
 
 
-def _reduce_small(host: MpiHost, node: SharedNode, call: Call, code: Code, offered: Any) -> None:
+def _reduce_small(
+    host: MpiTransport, node: SharedNode, call: Call, code: Code, offered: Any
+) -> None:
     """Do the same for a reduction whose result not every rank gets, or not as a whole."""
     out, agreement, divisor = call.recv, host.agreement, divisor_of(call, node.size)
     assert agreement is not None
@@ -79,20 +81,20 @@ def _reduce_small(host: MpiHost, node: SharedNode, call: Call, code: Code, offer
         assert out is not None
         count = out.size * code.per_item
         first = own_block(call, node.rank, node.size) // offered.itemsize * code.per_item
-    done = agreement.reduce(node.board, call, offered, out, first, code.number, count, divisor)
+    done = agreement.reduce(node.control, call, offered, out, first, code.number, count, divisor)
     if not done:
         _take_small(node, call, SHARED[call.kind])
 
 
-def _run_small(host: MpiHost, node: SharedNode, call: Call, row: Shared, offered: Any) -> Any:
+def _run_small(host: MpiTransport, node: SharedNode, call: Call, row: Shared, offered: Any) -> Any:
     """Agree on an operation whose data fit into the board, and copy them in the same step."""
-    moves = row.move is not None and node.has_pipe and call.detail != UNEVEN
+    moves = row.move is not None and node.can_pipeline and call.detail != UNEVEN
     move = row.move(call, node.rank, node.size) if row.move is not None and moves else None
     if move is None:
         detail = host.agree(call, 0, offered)
     else:
         assert host.agreement is not None
-        found = host.agreement.move(node.board, call, offered, *move)
+        found = host.agreement.move(node.control, call, offered, *move)
         if found is None:
             return None if move.out is None else even_blocks(move.out, call, node.size)
         detail = found
@@ -103,7 +105,7 @@ def _run_small(host: MpiHost, node: SharedNode, call: Call, row: Shared, offered
 
 def _take_small(node: SharedNode, call: Call, row: Shared) -> Any:
     """Take what is wanted from the contributions on the board."""
-    places = node.payloads[node.board.turn]
+    places = node.payloads[node.control.turn]
     begin = row.part(call, node.rank, node.size) if row.part else 0
     if begin:
         places = tuple(place._replace(offset=place.offset + begin) for place in places)
@@ -115,7 +117,7 @@ DONE_HERE = 2
 
 
 def _address(
-    host: MpiHost, node: SharedNode, call: Call, offered: Any, total: int
+    host: MpiTransport, node: SharedNode, call: Call, offered: Any, total: int
 ) -> tuple[int, Any]:
     """Return what this rank publishes about a large contribution, copied if that pays."""
     if offered is None:
@@ -125,15 +127,15 @@ def _address(
         address, payload = node.shared_list(offered)
     elif not _overlaps(call, node.rank):
         address = node.shared_address(offered)
-    if address and _way(host, call, total, shared=True) is Way.DIRECT:
+    if address and _way(host, call, total, shared=True) is Algorithm.DIRECT:
         return address, payload
-    if total <= STAGED_UP_TO and _way(host, call, total, shared=False) is Way.STAGED:
+    if total <= STAGED_UP_TO and _way(host, call, total, shared=False) is Algorithm.STAGED:
         return node.stage(np.concatenate(offered) if call.sends else offered), None
     return 0, None
 
 
-def _way(host: MpiHost, call: Call, total: int, *, shared: bool) -> Way:
-    return host.selection.way(call.kind, total, short=_needs_passes(call), shared=shared)
+def _way(host: MpiTransport, call: Call, total: int, *, shared: bool) -> Algorithm:
+    return host.tuning_table.algorithm(call.kind, total, short=_needs_passes(call), shared=shared)
 
 
 def _needs_passes(call: Call) -> bool:
@@ -155,9 +157,9 @@ def _overlaps(call: Call, rank: int) -> bool:
 
 
 def _run_large(
-    host: MpiHost, node: SharedNode, call: Call, detail: Range, row: Shared, total: int
+    host: MpiTransport, node: SharedNode, call: Call, detail: Range, row: Shared, total: int
 ) -> Any:
-    addresses = node.board.addresses()
+    addresses = node.control.addresses()
     if fits(call, detail) and 0 not in addresses:
         places = node.places(addresses, row.part(call, node.rank, node.size) if row.part else 0)
         read_in_place = [place is not None and place.base != node.own_base for place in places]
@@ -172,17 +174,17 @@ def _run_large(
             return result
     if (
         call.kind in _REDUCED
-        and node.has_pipe
+        and node.can_pipeline
         and call.counts is None
-        and _way(host, call, total, shared=False) is Way.PIPE
+        and _way(host, call, total, shared=False) is Algorithm.PIPELINED
         and code_of(call) is not None
     ):
-        _pipe(node, joined(call))
+        _run_pipelined(node, joined(call))
         return None
     return OBJECT_VERBS[call.kind](host, call, detail)
 
 
-def _pipe(node: SharedNode, call: Call) -> None:
+def _run_pipelined(node: SharedNode, call: Call) -> None:
     """Reduce ordinary arrays through the staging memory."""
     code = code_of(call)
     assert code is not None
@@ -198,7 +200,7 @@ def _pipe(node: SharedNode, call: Call) -> None:
         length, stride = data.size, 0
     out: Any = 0 if recv is None else recv
     item = data.itemsize // code.per_item
-    node.board.begin(
+    node.control.begin(
         code.number,
         data,
         out,

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpcdist.arrays.pickled import EAGER, Parcel, buffer_lengths
+from hpcdist.arrays.pickled import EAGER, Pickled, buffer_lengths
 from hpcdist.errors import TransportError
 from hpcdist.transport.call import Call, Kind
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
@@ -20,7 +20,7 @@ from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.shm.segment import Segment, open_segment
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiHost
+    from hpcdist.transport.mpi.transport import MpiTransport
 
 LARGE = 256 << 10
 """Parcels of at least this many bytes go through segments, and with them those of other ranks."""
@@ -43,7 +43,7 @@ _SMALL = frozenset({Kind.BROADCAST_OBJECT_LIST, Kind.ALL_GATHER_OBJECT, Kind.GAT
 _PER_RECEIVER = frozenset({Kind.SCATTER_OBJECT_LIST, Kind.ALL_TO_ALL_OBJECT})
 
 
-def exchange_objects(host: MpiHost, node: SharedNode, call: Call) -> Any:
+def exchange_objects(host: MpiTransport, node: SharedNode, call: Call) -> Any:
     """Agree on `call`, then run it: small parcels by the board, large ones by segments."""
     try:
         descriptor = _new_segment(call, node.rank)
@@ -66,21 +66,21 @@ def _small(call: Call, rank: int) -> Any:
     """Return the pickle that this rank publishes on the board, or None."""
     sends = call.kind is not Kind.BROADCAST_OBJECT_LIST or rank == call.root
     small = sends and call.kind in _SMALL and call.detail <= EAGER
-    return call.parcels[0].meta if small else None
+    return call.pickles[0].meta if small else None
 
 
-def _exchange_small(node: SharedNode, call: Call) -> list[Parcel] | None:
+def _exchange_small(node: SharedNode, call: Call) -> list[Pickled] | None:
     if call.kind is Kind.BROADCAST_OBJECT_LIST:
         own = node.rank == call.root
-        return [call.parcels[0] if own else _on_board(node, call.root)]
+        return [call.pickles[0] if own else _in_control_block(node, call.root)]
     if call.kind is Kind.GATHER_OBJECT and node.rank != call.root:
         return None
-    return [_on_board(node, rank) for rank in range(node.size)]
+    return [_in_control_block(node, rank) for rank in range(node.size)]
 
 
-def _on_board(node: SharedNode, sender: int) -> Parcel:
-    place = node.payloads[node.board.turn][sender]
-    return Parcel(bytes(place.memory[place.offset : place.offset + EAGER]))
+def _in_control_block(node: SharedNode, sender: int) -> Pickled:
+    place = node.payloads[node.control.turn][sender]
+    return Pickled(bytes(place.memory[place.offset : place.offset + EAGER]))
 
 
 def _new_segment(call: Call, rank: int) -> int:
@@ -97,10 +97,10 @@ def _in_segments(call: Call, detail: tuple[int, int]) -> bool:
     return detail[1] >= LARGE and all_in_segments
 
 
-def _exchange_large(node: SharedNode, call: Call, descriptor: int) -> list[Parcel] | None:
+def _exchange_large(node: SharedNode, call: Call, descriptor: int) -> list[Pickled] | None:
     """Send and receive the parcels of an object collective; all ranks have agreed on it."""
     kind, rank, root = call.kind, node.rank, call.root
-    failure = _write_or_fail(descriptor, call.parcels) if descriptor >= 0 else None
+    failure = _write_or_fail(descriptor, call.pickles) if descriptor >= 0 else None
     node.step(call)
     try:
         if failure is not None:
@@ -117,35 +117,35 @@ def _exchange_large(node: SharedNode, call: Call, descriptor: int) -> list[Parce
         node.step(call)
 
 
-def _write_or_fail(descriptor: int, parcels: Sequence[Parcel]) -> TransportError | None:
+def _write_or_fail(descriptor: int, pickles: Sequence[Pickled]) -> TransportError | None:
     """Write the parcels; whoever opens a segment that could not be written finds it empty."""
     try:
-        _write(descriptor, parcels)
+        _write(descriptor, pickles)
     except OSError as error:
         os.truncate(descriptor, 0)
         return TransportError(f"a large object could not be written to shared memory: {error}")
     return None
 
 
-def _receive(node: SharedNode, sender: int, index: int) -> Parcel:
+def _receive(node: SharedNode, sender: int, index: int) -> Pickled:
     segment = node.parcel_segment(sender)
     if segment is None:  # a small one, on the board
-        return _on_board(node, sender)
+        return _in_control_block(node, sender)
     return _read(segment, index)
 
 
-def _own(call: Call, index: int) -> Parcel:
-    parcel = call.parcels[index]
-    return parcel if call.kind is Kind.BROADCAST_OBJECT_LIST else parcel.copy()
+def _own(call: Call, index: int) -> Pickled:
+    pickled = call.pickles[index]
+    return pickled if call.kind is Kind.BROADCAST_OBJECT_LIST else pickled.copy()
 
 
-def _write(descriptor: int, parcels: Sequence[Parcel]) -> None:
+def _write(descriptor: int, pickles: Sequence[Pickled]) -> None:
     """Write a table of (where, length of the pickle), then pickles and buffers, aligned."""
-    table = bytearray(_PAIR.size * len(parcels))
+    table = bytearray(_PAIR.size * len(pickles))
     end = _rounded(len(table), _PAGE)
-    for number, parcel in enumerate(parcels):
-        _PAIR.pack_into(table, number * _PAIR.size, end, len(parcel.meta))
-        for part in (parcel.meta, *parcel.buffers):
+    for number, pickled in enumerate(pickles):
+        _PAIR.pack_into(table, number * _PAIR.size, end, len(pickled.meta))
+        for part in (pickled.meta, *pickled.buffers):
             end = _rounded(_write_at(descriptor, part, end), _LINE)
         end = _rounded(end, _PAGE)
     os.truncate(descriptor, max(end, _PAGE))
@@ -161,7 +161,7 @@ def _write_at(descriptor: int, data: Any, start: int) -> int:
     return start
 
 
-def _read(segment: Segment, index: int) -> Parcel:
+def _read(segment: Segment, index: int) -> Pickled:
     """Map a parcel; its buffers keep the mapping alive."""
     try:
         whole = open_segment(segment, private=True).data
@@ -176,7 +176,7 @@ def _read(segment: Segment, index: int) -> Parcel:
     for nbytes in buffer_lengths(meta):
         buffers.append(whole[start : start + nbytes])
         start = _rounded(start + nbytes, _LINE)
-    return Parcel(meta, buffers)
+    return Pickled(meta, buffers)
 
 
 def _rounded(number: int, unit: int) -> int:

@@ -32,7 +32,7 @@ from hpcdist.transport.mpi.control_messages import keep, take_in
 from hpcdist.transport.mpi.datatypes import block, scattered
 from hpcdist.transport.mpi.early import Allowance, Early
 from hpcdist.transport.mpi.news import Circles, News, Step, is_single_threaded
-from hpcdist.transport.mpi.objects import send_parcel
+from hpcdist.transport.mpi.objects import send_pickled
 from hpcdist.transport.mpi.requests import CODE_BITS, Receive, Send
 from hpcdist.transport.polling import LISTEN_AFTER_S, SPIN, add_errand, remove_errand
 from hpcdist.transport.queue import refusal
@@ -185,8 +185,8 @@ class Messages:
             with self.lock:  # the parts of a parcel follow each other
                 requests = [
                     request
-                    for parcel in call.parcels
-                    for request in send_parcel(self.comm, parcel, call.root, tag)
+                    for pickled in call.pickles
+                    for request in send_pickled(self.comm, pickled, call.root, tag)
                 ]
                 self.sent[call.root] += len(requests)
             return Send(self, call, requests)

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from hpcdist.arrays.pickled import EAGER, Parcel, empty_buffers
+from hpcdist.arrays.pickled import EAGER, Pickled, empty_buffers
 from hpcdist.transport.call import Call, Kind
 from hpcdist.transport.mpi.collectives import VERBS, Range
 from hpcdist.transport.mpi.datatypes import block, scattered
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiHost
+    from hpcdist.transport.mpi.transport import MpiTransport
 
-_PARCEL = 6
-
-
-def broadcast_object_list(host: MpiHost, call: Call, detail: Range) -> list[Parcel]:
-    own = call.parcels[0] if host.rank == call.root else None
-    return [_broadcast_parcel(host.comm, own, detail[1], call.root)]
+_PICKLED = 6
 
 
-def _broadcast_parcel(comm: MPI.Intracomm, own: Parcel | None, nbytes: int, root: int) -> Parcel:
+def broadcast_object_list(host: MpiTransport, call: Call, detail: Range) -> list[Pickled]:
+    own = call.pickles[0] if host.rank == call.root else None
+    return [_broadcast_pickled(host.comm, own, detail[1], call.root)]
+
+
+def _broadcast_pickled(comm: MPI.Intracomm, own: Pickled | None, nbytes: int, root: int) -> Pickled:
     """Broadcast one parcel of `nbytes` in all; small ones are a pickle and nothing else."""
     length = nbytes
     if nbytes > EAGER:
@@ -38,7 +38,7 @@ def _broadcast_parcel(comm: MPI.Intracomm, own: Parcel | None, nbytes: int, root
     comm.Bcast(block(meta, length), root)
     buffers = empty_buffers(meta) if own is None else own.buffers
     _broadcast_buffers(comm, buffers, root)
-    return Parcel(meta, buffers)
+    return Pickled(meta, buffers)
 
 
 def _broadcast_buffers(comm: MPI.Intracomm, buffers: Sequence[Any], root: int) -> None:
@@ -50,8 +50,8 @@ def _broadcast_buffers(comm: MPI.Intracomm, buffers: Sequence[Any], root: int) -
         datatype.Free()
 
 
-def all_gather_object(host: MpiHost, call: Call, detail: Range) -> list[Parcel]:
-    own, longest, comm = call.parcels[0], detail[1], host.comm
+def all_gather_object(host: MpiTransport, call: Call, detail: Range) -> list[Pickled]:
+    own, longest, comm = call.pickles[0], detail[1], host.comm
     if longest <= EAGER:
         out = np.empty(longest * host.size, np.uint8)
         comm.Allgather(
@@ -61,8 +61,8 @@ def all_gather_object(host: MpiHost, call: Call, detail: Range) -> list[Parcel]:
     return _exchange(host, [own] * host.size)
 
 
-def gather_object(host: MpiHost, call: Call, detail: Range) -> list[Parcel] | None:
-    own, longest, comm, root = call.parcels[0], detail[1], host.comm, call.root
+def gather_object(host: MpiTransport, call: Call, detail: Range) -> list[Pickled] | None:
+    own, longest, comm, root = call.pickles[0], detail[1], host.comm, call.root
     if longest <= EAGER:
         padded = [own.meta.ljust(longest, b"\0"), longest, MPI.BYTE]
         if host.rank != root:
@@ -72,77 +72,77 @@ def gather_object(host: MpiHost, call: Call, detail: Range) -> list[Parcel] | No
         comm.Gather(padded, [out, longest, MPI.BYTE], root)
         return _cut(out, longest, host.size)
     if host.rank != root:
-        MPI.Request.Waitall(send_parcel(comm, own, root, _PARCEL))
+        MPI.Request.Waitall(send_pickled(comm, own, root, _PICKLED))
         return None
     return [
-        own.copy() if rank == root else receive_parcel(comm, rank, _PARCEL)
+        own.copy() if rank == root else receive_pickled(comm, rank, _PICKLED)
         for rank in range(host.size)
     ]
 
 
-def scatter_object_list(host: MpiHost, call: Call, detail: Range) -> list[Parcel]:
+def scatter_object_list(host: MpiTransport, call: Call, detail: Range) -> list[Pickled]:
     longest, comm, root = detail[1], host.comm, call.root
     if longest <= EAGER:
         mine = np.empty(longest, np.uint8)
         sent = None
         if host.rank == root:
-            joined = b"".join(parcel.meta.ljust(longest, b"\0") for parcel in call.parcels)
+            joined = b"".join(pickled.meta.ljust(longest, b"\0") for pickled in call.pickles)
             sent = [joined, longest, MPI.BYTE]
         comm.Scatter(sent, [mine, longest, MPI.BYTE], root)
         return _cut(mine, longest, 1)
     if host.rank != root:
-        return [receive_parcel(comm, root, _PARCEL)]
+        return [receive_pickled(comm, root, _PICKLED)]
     requests = [
         request
-        for rank, parcel in enumerate(call.parcels)
+        for rank, pickled in enumerate(call.pickles)
         if rank != root
-        for request in send_parcel(comm, parcel, rank, _PARCEL)
+        for request in send_pickled(comm, pickled, rank, _PICKLED)
     ]
     MPI.Request.Waitall(requests)
-    return [call.parcels[root].copy()]
+    return [call.pickles[root].copy()]
 
 
-def all_to_all_object(host: MpiHost, call: Call, detail: Range) -> list[Parcel]:
+def all_to_all_object(host: MpiTransport, call: Call, detail: Range) -> list[Pickled]:
     longest, comm, size = detail[1], host.comm, host.size
     if longest <= EAGER:
-        joined = b"".join(parcel.meta.ljust(longest, b"\0") for parcel in call.parcels)
+        joined = b"".join(pickled.meta.ljust(longest, b"\0") for pickled in call.pickles)
         out = np.empty(longest * size, np.uint8)
         comm.Alltoall([joined, longest, MPI.BYTE], [out, longest, MPI.BYTE])
         return _cut(out, longest, size)
-    return _exchange(host, call.parcels)
+    return _exchange(host, call.pickles)
 
 
-def _exchange(host: MpiHost, parcels: Sequence[Parcel]) -> list[Parcel]:
+def _exchange(host: MpiTransport, pickles: Sequence[Pickled]) -> list[Pickled]:
     """Send parcel j to rank j and receive one from every rank, each from and to its place."""
     requests = []
     for step in range(1, host.size):
         to = (host.rank + step) % host.size
-        requests += send_parcel(host.comm, parcels[to], to, _PARCEL)
-    received = {host.rank: parcels[host.rank].copy()}
+        requests += send_pickled(host.comm, pickles[to], to, _PICKLED)
+    received = {host.rank: pickles[host.rank].copy()}
     for step in range(1, host.size):
         source = (host.rank - step) % host.size
-        received[source] = receive_parcel(host.comm, source, _PARCEL)
+        received[source] = receive_pickled(host.comm, source, _PICKLED)
     MPI.Request.Waitall(requests)
     return [received[rank] for rank in range(host.size)]
 
 
-def _cut(padded: Any, longest: int, count: int) -> list[Parcel]:
+def _cut(padded: Any, longest: int, count: int) -> list[Pickled]:
     """Cut padded pickles apart; pickle ignores what follows its end."""
     view = memoryview(padded)
-    return [Parcel(view[start : start + longest]) for start in range(0, count * longest, longest)]
+    return [Pickled(view[start : start + longest]) for start in range(0, count * longest, longest)]
 
 
-def send_parcel(comm: MPI.Intracomm, parcel: Parcel, to: int, tag: int) -> list[MPI.Request]:
-    """Begin to send `parcel`: its meta, then its buffers as one message."""
-    requests = [comm.Isend(block(parcel.meta, len(parcel.meta)), to, tag)]
-    if parcel.buffers:
-        message, datatype = scattered(list(parcel.buffers))
+def send_pickled(comm: MPI.Intracomm, pickled: Pickled, to: int, tag: int) -> list[MPI.Request]:
+    """Begin to send `pickled`: its meta, then its buffers as one message."""
+    requests = [comm.Isend(block(pickled.meta, len(pickled.meta)), to, tag)]
+    if pickled.buffers:
+        message, datatype = scattered(list(pickled.buffers))
         requests.append(comm.Isend(message, to, tag))
         datatype.Free()
     return requests
 
 
-def receive_parcel(comm: MPI.Intracomm, source: int, tag: int) -> Parcel:
+def receive_pickled(comm: MPI.Intracomm, source: int, tag: int) -> Pickled:
     """Receive the next parcel from `source`."""
     status = MPI.Status()
     message = comm.Mprobe(source, tag, status)
@@ -154,10 +154,10 @@ def receive_parcel(comm: MPI.Intracomm, source: int, tag: int) -> Parcel:
         spec, datatype = scattered(list(buffers))
         comm.Recv(spec, source, tag)
         datatype.Free()
-    return Parcel(meta, buffers)
+    return Pickled(meta, buffers)
 
 
-OBJECT_VERBS: dict[Kind, Callable[[MpiHost, Call, Range], Any]] = {
+OBJECT_VERBS: dict[Kind, Callable[[MpiTransport, Call, Range], Any]] = {
     **VERBS,
     Kind.BROADCAST_OBJECT_LIST: broadcast_object_list,
     Kind.ALL_GATHER_OBJECT: all_gather_object,

@@ -17,14 +17,14 @@ from hpcdist.transport.polling import poll, raising_held
 from hpcdist.transport.queue import seconds
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiHost
+    from hpcdist.transport.mpi.transport import MpiTransport
 
 
 def _reduction(verb: Callable[..., Any]) -> Callable[[MPI.Intracomm, Call], MPI.Prequest]:
     def make(comm: MPI.Intracomm, call: Call) -> Any:
-        assert call.recipe is not None
+        assert call.rule is not None
         assert call.recv is not None
-        return verb(comm, MPI.IN_PLACE, numbers(call.recv), OPS[call.recipe.combine])
+        return verb(comm, MPI.IN_PLACE, numbers(call.recv), OPS[call.rule.combine])
 
     return make
 
@@ -57,7 +57,7 @@ PERSISTENT: dict[Kind, Callable[[MPI.Intracomm, Call], Any]] = {
 class MpiPlan(Plan):
     """A persistent MPI collective."""
 
-    def __init__(self, request: MPI.Prequest, call: Call, host: MpiHost) -> None:
+    def __init__(self, request: MPI.Prequest, call: Call, host: MpiTransport) -> None:
         self._request: MPI.Prequest | None = request
         self._begin = request.Start
         self._work = _PlanWork(request, call, host)
@@ -88,7 +88,7 @@ class MpiPlan(Plan):
 class _PlanWork(Work):
     """The one work of a persistent collective, active from start to wait."""
 
-    def __init__(self, request: MPI.Prequest, call: Call, host: MpiHost) -> None:
+    def __init__(self, request: MPI.Prequest, call: Call, host: MpiTransport) -> None:
         self.active = False
         self._test = request.Test
         self._call = call

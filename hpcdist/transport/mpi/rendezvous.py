@@ -44,7 +44,7 @@ _Report = tuple[int | Refusal, float]
 
 
 @final
-class Meetings:
+class Rendezvous:
     """The meetings of one rank of a parent group; `world_ranks` name its ranks in messages.
 
     `news` are those of the parent group, None if it has one rank.

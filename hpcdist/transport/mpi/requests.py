@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.arrays.pickled import Parcel, empty_buffers
+from hpcdist.arrays.pickled import Pickled, empty_buffers
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.base import Known, Work
@@ -178,9 +178,9 @@ class Receive(Work):
             except Exception as error:  # of a listener
                 self._error = self._error or error
 
-    def _parcels(self) -> list[Parcel]:
+    def _parcels(self) -> list[Pickled]:
         meta, *rest = self._parts
-        return [Parcel(meta[0], rest[0] if rest else [])]
+        return [Pickled(meta[0], rest[0] if rest else [])]
 
     @property
     def limit_s(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from mpi4py import MPI
 
 from hpcdist.transport.kernel import address_of
-from hpcdist.transport.shm.control import board_class
+from hpcdist.transport.shm.control import control_block_class
 from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.shm.node import Mapped, SharedNode, node_bytes
 from hpcdist.transport.shm.segment import Bytes, Segment, create_segment, open_segment
@@ -20,7 +20,7 @@ class _Offer(NamedTuple):
     """What a rank has to share: its heap, the first one's board, and which boards it can use."""
 
     heap: Segment | None
-    board: Segment | None
+    control: Segment | None
     kind: str
     why_not: str = ""
 
@@ -45,42 +45,44 @@ def open_node(
         use_compiled: use the compiled board, where there is one.
 
     """
-    board_type = board_class(use_compiled=use_compiled)
-    offer, memory = _offer(comm, heap, board_type)
+    control_block_type = control_block_class(use_compiled=use_compiled)
+    offer, memory = _offer(comm, heap, control_block_type)
     offers = comm.allgather(offer)
     mapped: list[Mapped] = []
     failure = next((each.why_not for each in offers if each.why_not), "")
     if len({each.kind for each in offers}) > 1:
         failure = "the ranks have different installations of hpcdist"
-    board = offers[0].board
+    control = offers[0].control
     try:
-        if not failure and board is not None:
-            memory = open_segment(board) if memory is None else memory
+        if not failure and control is not None:
+            memory = open_segment(control) if memory is None else memory
             mapped = [_map(heap, each.heap) for each in offers if each.heap is not None]
     except OSError as error:
         failure = str(error)
     everywhere = comm.allreduce(int(not failure)) == comm.size
-    if comm.rank == 0 and board is not None:
-        os.close(board.descriptor)
+    if comm.rank == 0 and control is not None:
+        os.close(control.descriptor)
     if not everywhere or memory is None:
         _warn(comm, failure)
         return None
     pids = [each.heap.pid for each in offers if each.heap is not None]
-    return SharedNode(memory, board_type, mapped, heap, pids, comm.rank, ranks, timeout_s, progress)
+    return SharedNode(
+        memory, control_block_type, mapped, heap, pids, comm.rank, ranks, timeout_s, progress
+    )
 
 
-def _offer(comm: MPI.Intracomm, heap: Heap, board_type: Any) -> tuple[_Offer, Bytes | None]:
-    if board_type is None:
+def _offer(comm: MPI.Intracomm, heap: Heap, control_block_type: Any) -> tuple[_Offer, Bytes | None]:
+    if control_block_type is None:
         why = "without the compiled kernel it needs an x86 processor"
         return _Offer(None, None, "", why), None
-    kind, memory, board = board_type.__name__, None, None
+    kind, memory, control = control_block_type.__name__, None, None
     try:
         own = heap.open()
         if comm.rank == 0:
-            board, memory = create_segment(node_bytes(comm.size), "board")
+            control, memory = create_segment(node_bytes(comm.size), "board")
     except (OSError, AttributeError) as error:
         return _Offer(None, None, kind, str(error)), None
-    return _Offer(own, board, kind), memory
+    return _Offer(own, control, kind), memory
 
 
 def _map(heap: Heap, segment: Segment) -> Mapped:

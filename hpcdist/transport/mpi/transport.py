@@ -1,4 +1,4 @@
-"""`MpiHost`: host memory over MPI.
+"""`MpiTransport`: host memory over MPI.
 
 Each group has three communicators: the user's (`mpi_comm`, never used by hpcdist), one for
 collectives, one for messages. Operations agree first (`mpi_agreement`), then run the MPI verb
@@ -23,21 +23,21 @@ from hpcdist.transport.call_site import call_site
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.control_messages import discard_unread
 from hpcdist.transport.mpi.early import Allowance
-from hpcdist.transport.mpi.exchange import board_exchange, mpi_exchange
-from hpcdist.transport.mpi.hierarchical import Lanes, open_lanes
+from hpcdist.transport.mpi.exchange import mpi_exchange, shared_exchange
+from hpcdist.transport.mpi.hierarchical import HierarchicalAllReduce, open_hierarchical
 from hpcdist.transport.mpi.intranode import perform
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import Circles, Count, News
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.mpi.persistent import PERSISTENT, MpiPlan
-from hpcdist.transport.mpi.rendezvous import Meetings
+from hpcdist.transport.mpi.rendezvous import Rendezvous
 from hpcdist.transport.mpi.share_node import open_node
 from hpcdist.transport.polling import drop_held, held, is_at_errands, poll, raise_held
-from hpcdist.transport.queue import Lane, inside, refusal
+from hpcdist.transport.queue import CollectiveQueue, inside, refusal
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.shm.node import SharedNode
-from hpcdist.transport.tuning import Rule, Selection, Way, read_rules
+from hpcdist.transport.tuning import Algorithm, TuningRule, TuningTable, read_rules
 
 if TYPE_CHECKING:
     from hpcdist.transport.device.calls import DeviceCalls
@@ -55,7 +55,7 @@ class Site(NamedTuple):
     config: Config
     heap: Heap
     nodes: Sequence[int]
-    rules: Sequence[Rule]
+    rules: Sequence[TuningRule]
     allowance: Allowance
     circles: Circles
 
@@ -76,7 +76,7 @@ def make_site(config: Config, nodes: Sequence[int]) -> Site:
 
 
 @final
-class MpiHost(Transport):
+class MpiTransport(Transport):
     """The ranks of one MPI communicator; collective to create."""
 
     backend = "MPI"
@@ -100,18 +100,18 @@ class MpiHost(Transport):
         self.messages = Messages(comm, self.ranks, timeout_s, allowance, circles)
         shares = self.one_node and self.size > 1
         self.node = self.open_node(self.comm, self.ranks) if shares else None
-        self.selection = Selection(site.rules, self.size, several_nodes=not self.one_node)
+        self.tuning_table = TuningTable(site.rules, self.size, several_nodes=not self.one_node)
         self.agreement = self._make_agreement() if self.size > 1 else None
-        self.lane = Lane(f"hpcdist-group-{self.ranks[0]}-{self.size}")
+        self.queue = CollectiveQueue(f"hpcdist-group-{self.ranks[0]}-{self.size}")
         self.news = self._make_news() if self.agreement is not None else None
-        self._meetings = Meetings(self.comm, self.ranks, self.news)
+        self._rendezvous = Rendezvous(self.comm, self.ranks, self.news)
         self.threads: bool = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
-        self._lanes: Lanes | Literal["unknown"] | None = "unknown"
+        self._hierarchical: HierarchicalAllReduce | Literal["unknown"] | None = "unknown"
         self._on_devices: DeviceCalls | None = None
         self._plan_comm: MPI.Intracomm | None = None
         self._plans: WeakSet[MpiPlan] = WeakSet()
 
-    @inside(lambda local: local.get("lane"))
+    @inside(lambda local: local.get("queue"))
     def run(self, call: Call) -> Any:
         """Finish `call` before returning."""
         try:
@@ -121,17 +121,17 @@ class MpiHost(Transport):
                 return self._run_message(call)
             if call.ended is not None:  # told when the group is free again: it may use it
                 return watched(self.run, call)
-            lane = self.lane
-            if lane.queued or not lane.running.acquire(False):
-                del lane  # what marks this as being inside: it may only wait there
-                return self.lane.run(self._perform, call)
+            queue = self.queue
+            if queue.queued or not queue.running.acquire(False):
+                del queue  # what marks this as being inside: it may only wait there
+                return self.queue.run(self._perform, call)
             try:  # nothing is ahead: Lane.run, without the calls
                 result = self._perform(call)
             except BaseException:
                 drop_held()
                 raise
             finally:
-                lane.running.release()
+                queue.running.release()
             if held:
                 raise_held()
             return result
@@ -152,7 +152,7 @@ class MpiHost(Transport):
             return Ended(self.run(call))
         perform = self._perform if call.ended is None else partial(watched, self._perform)
         job = lambda: self.guarded(call, perform, call)  # noqa: E731
-        return self.lane.start(job, label(call, self.ranks))
+        return self.queue.start(job, label(call, self.ranks))
 
     def _run_message(self, call: Call) -> Work:
         self.messages.refuse_nested()
@@ -193,27 +193,27 @@ class MpiHost(Transport):
         return self._on_devices
 
     @property
-    def lanes(self) -> Lanes | None:
+    def hierarchical(self) -> HierarchicalAllReduce | None:
         """The lanes between the nodes of this group; collective when first used."""
-        if self._lanes == "unknown":
-            self._lanes = open_lanes(self, self.site.nodes[self.ranks[self.rank]])
-        return self._lanes
+        if self._hierarchical == "unknown":
+            self._hierarchical = open_hierarchical(self, self.site.nodes[self.ranks[self.rank]])
+        return self._hierarchical
 
     def _make_agreement(self) -> Agreement:
         if self.node is None:
             exchange, check = mpi_exchange(self.comm), None
         else:
-            exchange = board_exchange(self.node.board, self.progress)
+            exchange = shared_exchange(self.node.control, self.progress)
             check = self.node.check_alive
         return Agreement(self.comm, self.ranks, self.timeout_s, exchange, check)
 
     def _make_news(self) -> News:
         """Let the group's agreement and its messages tell each other's news."""
-        agreement, messages, lane = self.agreement, self.messages, self.lane
+        agreement, messages, queue = self.agreement, self.messages, self.queue
         assert agreement is not None
         count = Count(
             lambda: agreement.sequence,
-            lambda: agreement.sequence + len(lane.queued),
+            lambda: agreement.sequence + len(queue.queued),
             lambda rank: messages.sent[rank],
         )
         site = self.site
@@ -243,7 +243,7 @@ class MpiHost(Transport):
             raise call.error
         return call.detail, call.detail
 
-    @inside(lambda local: local["self"].lane)
+    @inside(lambda local: local["self"].queue)
     def _perform(self, call: Call) -> Any:
         if call.begin is not None:
             call.begin()
@@ -251,23 +251,25 @@ class MpiHost(Transport):
             result = perform(self, self.node, call)
         else:
             detail = self.agree(call)
-            lanes = self._lanes_for(call)
-            if lanes is None:
+            hierarchical = self._hierarchical_for(call)
+            if hierarchical is None:
                 result = OBJECT_VERBS[call.kind](self, call, detail)
             else:
-                lanes.all_reduce(self, call)
+                hierarchical.all_reduce(self, call)
                 result = None
         if call.finish is not None:
             result = call.finish(result)
         return result
 
-    def _lanes_for(self, call: Call) -> Lanes | None:
+    def _hierarchical_for(self, call: Call) -> HierarchicalAllReduce | None:
         """Return the lanes if `call`, on which all ranks have agreed, is to use them."""
         if call.kind is not Kind.ALL_REDUCE or self.one_node:
             return None
         assert call.recv is not None
-        way = self.selection.way(call.kind, call.recv.nbytes, short=False, shared=False)
-        return self.lanes if way is Way.LANES else None
+        algorithm = self.tuning_table.algorithm(
+            call.kind, call.recv.nbytes, short=False, shared=False
+        )
+        return self.hierarchical if algorithm is Algorithm.HIERARCHICAL else None
 
     def run_inside(self, call: Call) -> Any:
         """Run `call` as a part of the operation whose turn it is."""
@@ -289,18 +291,18 @@ class MpiHost(Transport):
     def plan(self, call: Call) -> Plan | None:
         """Prepare `call` as a persistent MPI collective, where there is one for it."""
         make = PERSISTENT.get(call.kind)
-        direct = call.recipe is None or (call.recipe.encode is None and call.recipe.decode is None)
+        direct = call.rule is None or (call.rule.encode is None and call.rule.decode is None)
         if make is None:
             return None
         possible = call.device is None and direct and call.finish is None and not _is_large(call)
         data = call.recv if call.recv is not None else call.send
         if self.node is not None and data is not None and data.nbytes > PAYLOAD:
             possible = False  # shared memory is faster than a persistent collective
-        everywhere, _ = self.lane.run(self.agree, call._replace(detail=int(possible)))
+        everywhere, _ = self.queue.run(self.agree, call._replace(detail=int(possible)))
         if not everywhere:
             return None
         if self._plan_comm is None:
-            self._plan_comm = self.lane.run(self.comm.Dup)
+            self._plan_comm = self.queue.run(self.comm.Dup)
         assert self._plan_comm is not None
         try:
             plan = MpiPlan(make(self._plan_comm, call), call, self)
@@ -315,34 +317,34 @@ class MpiHost(Transport):
 
     def subgroup(
         self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
-    ) -> tuple[MpiHost, int]:
+    ) -> tuple[MpiTransport, int]:
         """Create the communicators of the group of `ranks`; only its members call this."""
         if error is not None:
             if self.threads:  # else another thread is in MPI
-                self._meetings.call_off(tuple(ranks), error, self.timeout_s)
+                self._rendezvous.call_off(tuple(ranks), error, self.timeout_s)
             raise error
-        group_id = self._meetings.meet(tuple(ranks), next_id, self.timeout_s)
+        group_id = self._rendezvous.meet(tuple(ranks), next_id, self.timeout_s)
         mine = self.comm.Get_group()
         theirs = mine.Incl(ranks)
         comm = self.comm.Create_group(theirs, hash(tuple(ranks)) % 32000)
         theirs.Free()
         mine.Free()
         world_ranks = [self.ranks[rank] for rank in ranks]
-        return MpiHost(comm, world_ranks, timeout, self.site), group_id
+        return MpiTransport(comm, world_ranks, timeout, self.site), group_id
 
     def synchronize(self, *, on_device: bool = False) -> None:
         """Wait for the queue, and on the device for what was put there."""
-        self.lane.run(lambda: None)
+        self.queue.run(lambda: None)
         if self._on_devices is not None:
             self._on_devices.synchronize(on_device=on_device)
 
-    def reopen(self) -> MpiHost:
+    def reopen(self) -> MpiTransport:
         """Duplicate the user's communicator again."""
-        return MpiHost(self.user_comm, self.ranks, self.timeout_s, self.site)
+        return MpiTransport(self.user_comm, self.ranks, self.timeout_s, self.site)
 
     def together_at_end(self) -> bool:
         """Meet all ranks that have nothing left to do."""
-        if not self.lane.close() or not self._is_settled():
+        if not self.queue.close() or not self._is_settled():
             return False
         return poll(self.comm.Ibarrier().Test, _GOODBYE_S)
 
@@ -359,19 +361,19 @@ class MpiHost(Transport):
 
     def close(self) -> None:
         """End what is queued and free the communicators; collective."""
-        self.lane.refuse_nested()
+        self.queue.refuse_nested()
         self.messages.refuse_nested()
         if is_at_errands():  # maybe of this group, whose communicators are to be freed
             raise refusal()
-        ended = self.lane.close()
+        ended = self.queue.close()
         if ended and self._on_devices is not None:
             self._on_devices.close()
         self.messages.close()
         for plan in list(self._plans):
             plan.free()
         is_free = ended and (self.agreement is None or self.agreement.close())
-        if is_free and isinstance(self._lanes, Lanes):
-            self._lanes.close()
+        if is_free and isinstance(self._hierarchical, HierarchicalAllReduce):
+            self._hierarchical.close()
         is_free = is_free and poll(self.comm.Ibarrier().Test, _GOODBYE_S)
         self.messages.stop_taking_in(_GOODBYE_S)
         if not is_free:

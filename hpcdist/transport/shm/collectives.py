@@ -59,11 +59,11 @@ def reduce_places(
     ranks: int,
 ) -> None:
     """Combine `count` elements from `first` on of all places into `outs` (places or arrays)."""
-    assert call.recipe is not None
+    assert call.rule is not None
     unit = _unit(call)
     start, nbytes = first * unit.itemsize, count * unit.itemsize
     sources = [each._replace(offset=each.offset + start) for each in places if each is not None]
-    code = code_of(call) if node.has_pipe else None
+    code = code_of(call) if node.can_pipeline else None
     if code is not None:
         to: Any = tuple(each.address for each in outs) if isinstance(outs[0], Place) else outs[0]
         compiled.combine(
@@ -75,7 +75,7 @@ def reduce_places(
         )
         return
     combine(
-        call.recipe,
+        call.rule,
         [each.view(nbytes, unit) for each in sources],
         [each.view(nbytes, unit) if isinstance(each, Place) else each for each in outs],
         ranks,
@@ -187,7 +187,7 @@ def _collect(
         return []
     out = np.empty(node.size * count, like.dtype) if call.recv is None else call.recv
     nbytes = count * like.itemsize
-    if node.has_pipe:
+    if node.can_pipeline:
         compiled.gather(out, tuple(place.address for place in given), nbytes)
     else:
         flat = out.reshape(-1).view(np.uint8)

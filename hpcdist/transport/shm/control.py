@@ -1,4 +1,4 @@
-"""`Board`: what the ranks of a group on one node tell each other through shared memory.
+"""`ControlBlock`: what the ranks of a group on one node tell each other through shared memory.
 
 One segment per group: a slot per rank in which it publishes six numbers (those of an
 `Agreement`), an address and up to `PAYLOAD` bytes; and a count of steps per rank, on which ranks
@@ -8,8 +8,8 @@ wait for each other inside an operation. Everybody reads everybody's slot.
 after two operations, and begins an operation only when all ranks published in the one before,
 hence have read everything of the one before that. So no operation needs a second exchange.
 
-`PythonBoard` is the same as `Board` of `_kernel.c`. It relies on the order in which x86
-processors make stores visible; elsewhere the compiled one is needed.
+`PythonControlBlock` is the same as `ControlBlock` of `_kernel.c`. It relies on the order in which
+x86 processors make stores visible; elsewhere the compiled one is needed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _POLLS_PER_SPIN = 50
 Six = tuple[int, int, int, int, int, int]
 
 
-def board_bytes(size: int) -> int:
+def control_block_bytes(size: int) -> int:
     """Return how much memory the board of `size` ranks needs."""
     return size * (3 * LINE + 2 * PAYLOAD)
 
@@ -47,15 +47,15 @@ def payload_places(size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     )
 
 
-def board_class(*, use_compiled: bool) -> Any:
+def control_block_class(*, use_compiled: bool) -> Any:
     """Return the class of boards that works here, or None."""
     if use_compiled and compiled is not None:
-        return compiled.Board
-    return PythonBoard if platform.machine() in ("x86_64", "AMD64", "i686") else None
+        return compiled.ControlBlock
+    return PythonControlBlock if platform.machine() in ("x86_64", "AMD64", "i686") else None
 
 
 @final
-class PythonBoard:
+class PythonControlBlock:
     """The part of rank `rank` in a board of `size` ranks; every rank maps the same `memory`."""
 
     def __init__(self, memory: Any, rank: int, size: int, payload: int) -> None:

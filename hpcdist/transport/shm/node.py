@@ -29,12 +29,12 @@ from hpcdist.transport.call import Call, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.kernel import MOST, address_of, copy_in
 from hpcdist.transport.polling import poll
-from hpcdist.transport.shm.control import PAYLOAD, SPINS, board_bytes, payload_places
+from hpcdist.transport.shm.control import PAYLOAD, SPINS, control_block_bytes, payload_places
 from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.shm.segment import Bytes, Segment
 from hpcdist.transport.tuning import STAGED_UP_TO
 
-PIPE_PART = 512 << 10
+PIPELINE_PART = 512 << 10
 """Bytes of an ordinary array that are in the staging memory at a time, twice."""
 
 _PATIENCE = 4000
@@ -80,7 +80,7 @@ class SharedNode:
     def __init__(
         self,
         board_memory: Bytes,
-        board_type: Any,
+        control_block_type: Any,
         heaps: Sequence[Mapped],
         heap: Heap,
         pids: Sequence[int],
@@ -93,8 +93,8 @@ class SharedNode:
         self.heap = heap
         self.timeout_s = timeout_s
         self.failed = False
-        self.board = board_type(board_memory, rank, self.size, PAYLOAD)
-        self.has_pipe = hasattr(self.board, "begin") and self.size <= MOST
+        self.control = control_block_type(board_memory, rank, self.size, PAYLOAD)
+        self.can_pipeline = hasattr(self.control, "begin") and self.size <= MOST
         self._progress = progress
         self._pids = pids
         self._heaps = heaps
@@ -116,7 +116,7 @@ class SharedNode:
 
     def stage(self, data: NumpyArray) -> int:
         """Copy a contribution to this rank's staging memory for the next operation."""
-        room = self.staged(self.rank, 1 - self.board.turn, data.nbytes)
+        room = self.staged(self.rank, 1 - self.control.turn, data.nbytes)
         copy_in(room, data.reshape(-1).view(np.uint8))
         return _IN_STAGE
 
@@ -150,15 +150,15 @@ class SharedNode:
         if address == NOTHING:
             return None
         if address == _IN_STAGE:
-            return Place(*self._own, self._stage_offset(rank, self.board.turn) + part)
+            return Place(*self._own, self._stage_offset(rank, self.control.turn) + part)
         if address == _IN_LIST:
-            payload = self.payloads[self.board.turn][rank]
+            payload = self.payloads[self.control.turn][rank]
             offsets = payload.view(self.size * _OFFSET.itemsize, _OFFSET)
             return Place(*self._heaps[rank], int(offsets[self.rank]))
         return Place(*self._heaps[rank], address - 1 + part)
 
     def _stage_offset(self, rank: int, turn: int) -> int:
-        return self._stages[rank] + pipe_bytes(self.size) + turn * STAGED_UP_TO
+        return self._stages[rank] + pipeline_bytes(self.size) + turn * STAGED_UP_TO
 
     # ---- waiting
 
@@ -167,21 +167,21 @@ class SharedNode:
         if wait:
             self.step(call)
         else:
-            self.board.arrive(0)
+            self.control.arrive(0)
 
     def step(self, call: Call) -> None:
         """Wait until all ranks have come here."""
-        if not self.board.arrive(SPINS):
-            self.await_others(self.board.arrived, call)
+        if not self.control.arrive(SPINS):
+            self.await_others(self.control.arrived, call)
 
     def parcel_segment(self, rank: int) -> Segment | None:
         """Return the segment whose descriptor a rank published for this operation, if it did."""
-        descriptor = self.board.addresses()[rank] - 1
+        descriptor = self.control.addresses()[rank] - 1
         return None if descriptor < 0 else Segment(self._pids[rank], descriptor, 0)
 
     def run_pipe(self, call: Call) -> None:
-        """Drive the reduction that `board.begin` prepared to its end."""
-        go_on = self.board.go_on
+        """Drive the reduction that `control.begin` prepared to its end."""
+        go_on = self.control.go_on
         if not go_on(_PATIENCE):
             self.await_others(lambda: go_on(_PATIENCE), call)
 
@@ -200,7 +200,7 @@ class SharedNode:
             self.give_up()
             raise
         self.give_up()
-        missing = tuple(self.ranks[rank] for rank in self.board.behind())
+        missing = tuple(self.ranks[rank] for rank in self.control.behind())
         raise CollectiveTimeout(
             f"{label(call, self.ranks)} stopped on its way: missing ranks "
             f"{', '.join(map(str, missing))} did not proceed within {self.timeout_s:g} s. Called "
@@ -215,7 +215,7 @@ class SharedNode:
 
     def check_alive(self, call: Call) -> None:
         """Raise if the process of a rank that is waited for has died."""
-        for rank in self.board.behind():
+        for rank in self.control.behind():
             if rank != self.rank and _is_dead(self._pids[rank]):
                 self.give_up()
                 raise RemoteError(
@@ -233,25 +233,25 @@ class SharedNode:
             )
 
 
-def pipe_bytes(size: int) -> int:
+def pipeline_bytes(size: int) -> int:
     """Return the staging memory of one rank for reductions in parts; see "pipe" in _kernel.c."""
     return 2 * (size + 1) * slice_bytes(size)
 
 
 def slice_bytes(size: int) -> int:
     """Return the bytes of one rank's share of a part."""
-    return max(_PAGE, PIPE_PART // size // _PAGE * _PAGE)
+    return max(_PAGE, PIPELINE_PART // size // _PAGE * _PAGE)
 
 
 def _stage_places(size: int) -> tuple[int, ...]:
-    first = -(-board_bytes(size) // _PAGE) * _PAGE
-    each = pipe_bytes(size) + 2 * STAGED_UP_TO
+    first = -(-control_block_bytes(size) // _PAGE) * _PAGE
+    each = pipeline_bytes(size) + 2 * STAGED_UP_TO
     return tuple(first + rank * each for rank in range(size))
 
 
 def node_bytes(size: int) -> int:
     """Return the bytes of the segment of a group: the board and the staging memory."""
-    return _stage_places(size)[-1] + pipe_bytes(size) + 2 * STAGED_UP_TO
+    return _stage_places(size)[-1] + pipeline_bytes(size) + 2 * STAGED_UP_TO
 
 
 def _is_dead(pid: int) -> bool:

@@ -22,7 +22,7 @@ from hpcdist.transport.parts import (
     with_room,
     wrong_counts,
 )
-from hpcdist.transport.reduction import Recipe, local_result
+from hpcdist.transport.reduction import ReductionRule, local_result
 
 
 def _nothing(calls: list[Call]) -> list[Any]:
@@ -34,46 +34,46 @@ def _wires(calls: list[Call]) -> list[NumpyArray]:
     for call in calls:
         data = call.send if call.send is not None else call.recv
         assert data is not None
-        assert call.recipe is not None
-        wires.append(_wire(call.recipe, data.reshape(-1)))
+        assert call.rule is not None
+        wires.append(_wire(call.rule, data.reshape(-1)))
     return wires
 
 
-def _wire(recipe: Recipe, flat: NumpyArray) -> NumpyArray:
-    return flat.copy() if recipe.encode is None else recipe.encode(flat)
+def _wire(rule: ReductionRule, flat: NumpyArray) -> NumpyArray:
+    return flat.copy() if rule.encode is None else rule.encode(flat)
 
 
 def _store(call: Call, total: NumpyArray, ranks: int) -> None:
     assert call.recv is not None
-    assert call.recipe is not None
+    assert call.rule is not None
     out = call.recv.reshape(-1)
-    if call.recipe.decode is None:
+    if call.rule.decode is None:
         out[...] = total
     else:
-        call.recipe.decode(total.copy(), out, ranks)
+        call.rule.decode(total.copy(), out, ranks)
 
 
 def _all_reduce(calls: list[Call]) -> list[Any]:
-    assert calls[0].recipe is not None
-    total = local_result(calls[0].recipe, _wires(calls))
+    assert calls[0].rule is not None
+    total = local_result(calls[0].rule, _wires(calls))
     for call in calls:
         _store(call, total, len(calls))
     return _nothing(calls)
 
 
 def _reduce(calls: list[Call]) -> list[Any]:
-    assert calls[0].recipe is not None
-    total = local_result(calls[0].recipe, _wires(calls))
+    assert calls[0].rule is not None
+    total = local_result(calls[0].rule, _wires(calls))
     _store(calls[calls[0].root], total, len(calls))
     return _nothing(calls)
 
 
 def _reduce_scatter(calls: list[Call]) -> list[Any]:
-    recipe = calls[0].recipe
-    assert recipe is not None
+    rule = calls[0].rule
+    assert rule is not None
     blocks = [to_each(call, len(calls)) for call in calls]
     totals = [
-        local_result(recipe, [_wire(recipe, each[rank]) for each in blocks])
+        local_result(rule, [_wire(rule, each[rank]) for each in blocks])
         for rank in range(len(calls))
     ]
     for call, total in zip(calls, totals, strict=True):
@@ -91,11 +91,11 @@ def _exscan(calls: list[Call]) -> list[Any]:
 
 def _running(calls: list[Call], *, inclusive: bool) -> list[Any]:
     wires = _wires(calls)
-    assert calls[0].recipe is not None
+    assert calls[0].rule is not None
     for rank, call in enumerate(calls):
         count = rank + inclusive
         if count:
-            _store(call, local_result(calls[0].recipe, wires[:count]), count)
+            _store(call, local_result(calls[0].rule, wires[:count]), count)
     return _nothing(calls)
 
 
@@ -173,28 +173,28 @@ def check_fit(calls: list[Call], ranks: Sequence[int]) -> None:
 
 
 def _broadcast_object(calls: list[Call]) -> list[Any]:
-    parcel = calls[calls[0].root].parcels[0]
-    return [[parcel.copy()] for _ in calls]
+    pickled = calls[calls[0].root].pickles[0]
+    return [[pickled.copy()] for _ in calls]
 
 
 def _all_gather_object(calls: list[Call]) -> list[Any]:
-    return [[each.parcels[0].copy() for each in calls] for _ in calls]
+    return [[each.pickles[0].copy() for each in calls] for _ in calls]
 
 
 def _gather_object(calls: list[Call]) -> list[Any]:
     root = calls[0].root
     return [
-        [each.parcels[0].copy() for each in calls] if rank == root else None
+        [each.pickles[0].copy() for each in calls] if rank == root else None
         for rank in range(len(calls))
     ]
 
 
 def _scatter_object(calls: list[Call]) -> list[Any]:
-    return [[parcel.copy()] for parcel in calls[calls[0].root].parcels]
+    return [[pickled.copy()] for pickled in calls[calls[0].root].pickles]
 
 
 def _all_to_all_object(calls: list[Call]) -> list[Any]:
-    return [[each.parcels[rank].copy() for each in calls] for rank in range(len(calls))]
+    return [[each.pickles[rank].copy() for each in calls] for rank in range(len(calls))]
 
 
 VERBS: dict[Kind, Callable[[list[Call]], list[Any]]] = {

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, final
 
-from hpcdist.arrays.pickled import Parcel
+from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
 from hpcdist.transport import activity
 from hpcdist.transport.base import DONE, Known, Work
@@ -20,42 +20,42 @@ from hpcdist.transport.call_site import call_site
 from hpcdist.transport.queue import seconds
 
 if TYPE_CHECKING:
-    from hpcdist.transport.threads.transport import Room
+    from hpcdist.transport.threads.transport import ThreadGroup
 
 _LOOK_AGAIN_S = 0.05
 
 
-class Letter:
+class Envelope:
     """A message that was sent and not yet received."""
 
     def __init__(self, source: int, to: int, call: Call) -> None:
         self.source, self.to, self.call = source, to, call
         self.data = None if call.send is None else call.send.reshape(-1).copy()
-        self.parcels: list[Parcel] = [parcel.copy() for parcel in call.parcels]
+        self.pickles: list[Pickled] = [pickled.copy() for pickled in call.pickles]
 
 
 @final
-class LetterBox:
+class Mailbox:
     """The messages of one rank of a room; the letters are shared by all its ranks."""
 
-    def __init__(self, rank: int, room: Room, timeout_s: float) -> None:
+    def __init__(self, rank: int, room: ThreadGroup, timeout_s: float) -> None:
         self.rank = rank
         self.room, self.ranks = room, room.ranks
-        self.letters: list[Letter] = room.letters
+        self.letters: list[Envelope] = room.letters
         self.changed: threading.Condition = room.changed
         self.timeout_s = timeout_s
-        self.posted: list[LocalReceive] = []
+        self.posted: list[ThreadReceive] = []
 
     def start(self, call: Call) -> Work:
         """Send a letter, or begin to wait for one."""
         with self.changed:
             if call.kind in (Kind.SEND, Kind.SEND_OBJECT_LIST):
-                self.letters.append(Letter(self.rank, call.root, call))
+                self.letters.append(Envelope(self.rank, call.root, call))
                 self.changed.notify_all()
                 if call.ended is not None:
                     call.ended(None)
                 return DONE
-            receive = LocalReceive(self, call)
+            receive = ThreadReceive(self, call)
             self.posted.append(receive)
             return receive
 
@@ -65,10 +65,10 @@ class LetterBox:
 
 
 @final
-class LocalReceive(Work):
+class ThreadReceive(Work):
     """A receive of one rank."""
 
-    def __init__(self, box: LetterBox, call: Call) -> None:
+    def __init__(self, box: Mailbox, call: Call) -> None:
         self._box = box
         self._call = call
         self._ended = False
@@ -91,7 +91,7 @@ class LocalReceive(Work):
             failure = None
             try:
                 if call.finish is not None:
-                    call.finish(letter.parcels if call.recv is None else None)
+                    call.finish(letter.pickles if call.recv is None else None)
             except Exception as error:
                 failure = error
             self._end(failure)
@@ -150,7 +150,7 @@ class LocalReceive(Work):
         peer = "any rank" if call.root == ANY_SOURCE else f"rank {ranks[call.root]}"
         return f"{label(call, ranks)} from {peer} with tag {call.tag} in the group of ranks {ranks}"
 
-    def _blockers(self) -> list[tuple[Room, int]]:
+    def _blockers(self) -> list[tuple[ThreadGroup, int]]:
         """Return who has to send something before this receive can end, if it is one rank."""
         if self._ended or self._call.root == ANY_SOURCE:
             return []
@@ -158,7 +158,7 @@ class LocalReceive(Work):
             return []
         return [(self._box.room, self._call.root)]
 
-    def _wanted(self, letter: Letter) -> bool:
+    def _wanted(self, letter: Envelope) -> bool:
         call = self._call
         return (
             letter.to == self._box.rank
@@ -166,7 +166,7 @@ class LocalReceive(Work):
             and letter.call.tag == call.tag
         )
 
-    def _fits(self, letter: Letter) -> bool:
+    def _fits(self, letter: Envelope) -> bool:
         return self._wanted(letter) and letter.call.dtype == self._call.dtype
 
     # ---- what can go wrong
@@ -209,7 +209,7 @@ class LocalReceive(Work):
         self._box.posted.remove(self)
         self._end(error)
 
-    def _mismatch(self, letter: Letter, within: str = "", account: str = "") -> MismatchError:
+    def _mismatch(self, letter: Envelope, within: str = "", account: str = "") -> MismatchError:
         ranks = self._box.ranks
         none = "" if self._fits(letter) else f", and sent none of that{within}"
         return MismatchError(

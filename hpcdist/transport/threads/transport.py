@@ -1,7 +1,7 @@
 """Ranks as threads of one process: no MPI, for unit tests, notebooks and teaching.
 
-All ranks of a group meet in a `Room`. Operation k of a group is a `Meeting`: the last rank to
-arrive compares what all called and computes the result for everyone. Whoever waits in vain
+All ranks of a group meet in a `ThreadGroup`. Operation k of a group is a `Meeting`: the last
+rank to arrive compares what all called and computes the result for everyone. Whoever waits in vain
 knows who is missing.
 """
 
@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, final
 
-from hpcdist.arrays.pickled import Parcel
+from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError, UsageError
 from hpcdist.transport import activity
 from hpcdist.transport.base import Plan, Transport, Work, watched
 from hpcdist.transport.call import MESSAGES, Call, Kind, fingerprint, label
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.queue import Lane, inside
+from hpcdist.transport.queue import CollectiveQueue, inside
 from hpcdist.transport.threads.collectives import VERBS, check_fit
-from hpcdist.transport.threads.messages import Letter, LetterBox
+from hpcdist.transport.threads.messages import Envelope, Mailbox
 
 
 class Meeting:
@@ -35,7 +35,7 @@ class Meeting:
 
 
 @final
-class Room:
+class ThreadGroup:
     """What the ranks of one group share; `ranks` are their world ranks."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
@@ -43,17 +43,17 @@ class Room:
         self.changed = threading.Condition()
         self.meetings: dict[int, Meeting] = {}
         self.left: dict[int, tuple[str, str]] = {}
-        self.letters: list[Letter] = []
-        self.rooms: dict[tuple[tuple[int, ...], int], Room] = {}
+        self.letters: list[Envelope] = []
+        self.rooms: dict[tuple[tuple[int, ...], int], ThreadGroup] = {}
         self.threads: dict[int, int] = {}
         """The thread that each rank runs on."""
         self.given_up: dict[int, activity.GivenUp] = {}
         """What each rank waited for when its time was over."""
 
-    def subroom(self, ranks: tuple[int, ...], nth: int) -> Room:
+    def subroom(self, ranks: tuple[int, ...], nth: int) -> ThreadGroup:
         """Return the room of the nth group made of `ranks` (world ranks), made by the first."""
         with self.changed:
-            return self.rooms.setdefault((ranks, nth), Room(ranks))
+            return self.rooms.setdefault((ranks, nth), ThreadGroup(ranks))
 
     def leave(self, rank: int, why: str, details: str = "") -> None:
         """Note that a rank will not come any more."""
@@ -207,14 +207,14 @@ def _on_host(call: Call) -> Call:
 
 
 @final
-class LocalTransport(Transport):
+class ThreadTransport(Transport):
     """Rank `rank` of a room."""
 
     backend = "LOCAL"
     one_node = True
 
     def __init__(
-        self, room: Room, rank: int, timeout_s: float, without_mpi: str | None = None
+        self, room: ThreadGroup, rank: int, timeout_s: float, without_mpi: str | None = None
     ) -> None:
         self.ranks = room.ranks
         self.rank, self.size = rank, len(room.ranks)
@@ -225,8 +225,8 @@ class LocalTransport(Transport):
         self.timeout_s = timeout_s
         self._sequence = 0
         self._made: dict[tuple[int, ...], int] = {}
-        self.lane = Lane(f"hpcdist-local-{rank}")
-        self._box = LetterBox(rank, room, timeout_s)
+        self.queue = CollectiveQueue(f"hpcdist-local-{rank}")
+        self._box = Mailbox(rank, room, timeout_s)
         room.threads[rank] = threading.get_ident()
 
     def set_timeout(self, timeout_s: float) -> None:
@@ -242,7 +242,7 @@ class LocalTransport(Transport):
             return work
         if call.ended is not None:  # told when the group is free again: it may use it
             return watched(self.run, call)
-        return self.lane.run(self._perform, call)
+        return self.queue.run(self._perform, call)
 
     def start(self, call: Call) -> Work:
         """Begin `call`."""
@@ -250,7 +250,7 @@ class LocalTransport(Transport):
         if call.kind >= MESSAGES:
             return self._box.start(call)
         perform = self._perform if call.ended is None else partial(watched, self._perform)
-        return self.lane.start(lambda: perform(call), label(call, self.ranks))
+        return self.queue.start(lambda: perform(call), label(call, self.ranks))
 
     def plan(self, call: Call) -> Plan | None:
         """Have nothing faster than starting `call` anew."""
@@ -258,23 +258,23 @@ class LocalTransport(Transport):
 
     def subgroup(
         self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
-    ) -> tuple[LocalTransport, int]:
+    ) -> tuple[ThreadTransport, int]:
         """Meet the other members in a room of their own."""
         key = tuple(self.ranks[rank] for rank in ranks)
         nth = self._made[key] = self._made.get(key, 0) + 1
         room = self.room.subroom(key, nth)
         place = key.index(self.ranks[self.rank])
-        group = LocalTransport(room, place, timeout, self.without_mpi)
-        ids = Call(Kind.ALL_GATHER_OBJECT, parcels=(Parcel(str(next_id).encode()),), error=error)
-        return group, max(int(parcel.meta) for parcel in group.run(ids))
+        group = ThreadTransport(room, place, timeout, self.without_mpi)
+        ids = Call(Kind.ALL_GATHER_OBJECT, pickles=(Pickled(str(next_id).encode()),), error=error)
+        return group, max(int(pickled.meta) for pickled in group.run(ids))
 
     def synchronize(self, *, on_device: bool = False) -> None:
         """Wait for the queue."""
-        self.lane.run(lambda: None)
+        self.queue.run(lambda: None)
 
-    def reopen(self) -> LocalTransport:
+    def reopen(self) -> ThreadTransport:
         """Meet in the same room again."""
-        again = LocalTransport(self.room, self.rank, self.timeout_s, self.without_mpi)
+        again = ThreadTransport(self.room, self.rank, self.timeout_s, self.without_mpi)
         again._sequence = self._sequence
         return again
 
@@ -288,10 +288,10 @@ class LocalTransport(Transport):
 
     def close(self) -> None:
         """End what is queued."""
-        self.lane.refuse_nested()
-        self.lane.close()
+        self.queue.refuse_nested()
+        self.queue.close()
 
-    @inside(lambda local: local["self"].lane)
+    @inside(lambda local: local["self"].queue)
     def _perform(self, call: Call) -> Any:
         if call.begin is not None:
             call.begin()

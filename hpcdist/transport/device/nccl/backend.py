@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from hpcdist.arrays.device import DeviceArray, Engine, Event, Stream
+from hpcdist.arrays.device import DeviceArray, DeviceRuntime, Event, Stream
 from hpcdist.arrays.dtypes import Dtype
 from hpcdist.errors import CollectiveTimeout, HpcdistError, TransportError
 from hpcdist.runtime import gpu
@@ -28,17 +28,17 @@ from hpcdist.transport.device.nccl.matching import Transfer
 from hpcdist.transport.mpi.collectives import agree_on_counts, exchange_shapes
 from hpcdist.transport.parts import counts_of, cut, from_each, new_blocks, to_each, with_room
 from hpcdist.transport.polling import poll
-from hpcdist.transport.reduction import Recipe, ReduceOp
+from hpcdist.transport.reduction import ReduceOp, ReductionRule
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiHost
+    from hpcdist.transport.mpi.transport import MpiTransport
 
 
 @final
 class Nccl:
     """NCCL's communicator for the ranks of a group on one device each. Collective to create."""
 
-    def __init__(self, host: MpiHost, engine: Engine) -> None:
+    def __init__(self, host: MpiTransport, engine: DeviceRuntime) -> None:
         config = host.site.config
         gpu.order_launches()
         if config.share_gpu and config.device_way == "nccl":
@@ -152,12 +152,12 @@ class Nccl:
         assert call.dtype is not None
         key = call.op, call.dtype.code
         if key not in self._plans:
-            self._plans[key] = self._planned(call.op, call.dtype, call.recipe)
+            self._plans[key] = self._planned(call.op, call.dtype, call.rule)
         return self._plans[key]
 
-    def _planned(self, op: ReduceOp, dtype: Dtype, recipe: Recipe | None) -> Reduction | None:
-        assert recipe is not None
-        return plan_reduction(op, dtype, recipe, self._size, native=self._native)
+    def _planned(self, op: ReduceOp, dtype: Dtype, rule: ReductionRule | None) -> Reduction | None:
+        assert rule is not None
+        return plan_reduction(op, dtype, rule, self._size, native=self._native)
 
     def all_reduce(self, call: Call, _: Any, stream: Stream) -> None:
         data = _flat(call.recv)
@@ -219,23 +219,23 @@ class Nccl:
 
     def _encoded(self, call: Call, data: DeviceArray) -> tuple[Reduction, DeviceArray]:
         """Return how `data` is reduced, and what travels: itself, or other memory."""
-        plan, recipe = self._reduction(call), call.recipe
+        plan, rule = self._reduction(call), call.rule
         assert plan is not None
-        assert recipe is not None
-        if plan.encoded and recipe.encode is not None:
-            data = recipe.encode(data)
+        assert rule is not None
+        if plan.encoded and rule.encode is not None:
+            data = rule.encode(data)
         if data.dtype.itemsize != plan.wire.itemsize:
             data = data.astype(plan.wire)
         return plan, data
 
     def _decode(self, call: Call, plan: Reduction, wire: DeviceArray, out: DeviceArray) -> None:
         """Write what has been reduced to `out`, unless it is there already."""
-        recipe = call.recipe
-        assert recipe is not None
-        if plan.encoded and plan.wire.itemsize != recipe.wire.itemsize:
-            wire = wire.astype(recipe.wire)
-        if plan.decoded and recipe.decode is not None:
-            recipe.decode(wire, out, self._size)
+        rule = call.rule
+        assert rule is not None
+        if plan.encoded and plan.wire.itemsize != rule.wire.itemsize:
+            wire = wire.astype(rule.wire)
+        if plan.decoded and rule.decode is not None:
+            rule.decode(wire, out, self._size)
         elif wire is not out:
             out[...] = wire
 

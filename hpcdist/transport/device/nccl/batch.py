@@ -23,13 +23,13 @@ from hpcdist.arrays.device import Event
 from hpcdist.errors import HpcdistError, RemoteError, UsageError
 from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call import ANY_SOURCE, Call, Kind
-from hpcdist.transport.device.calls import TURNS, DeviceCalls
+from hpcdist.transport.device.calls import LAUNCH_ORDER, DeviceCalls
 from hpcdist.transport.device.nccl.matching import Entry, by_peer, entry_of, plan_pair, transfer_of
-from hpcdist.transport.device.work import DeviceWork, Flight, Landed, device_failure
+from hpcdist.transport.device.work import DeviceWork, Launch, Launched, device_failure
 from hpcdist.transport.mpi.handshake import Handshakes
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiHost
+    from hpcdist.transport.mpi.transport import MpiTransport
 
 _WHAT = "batch_isend_irecv"
 
@@ -38,7 +38,7 @@ _WHAT = "batch_isend_irecv"
 class Batches:
     """The batches of one group; they share its streams and its order with `devices`."""
 
-    def __init__(self, host: MpiHost, devices: DeviceCalls) -> None:
+    def __init__(self, host: MpiTransport, devices: DeviceCalls) -> None:
         self._host, self._devices = host, devices
         self._handshakes = Handshakes(host.comm, host.ranks, host.timeout_s, host.departed)
 
@@ -56,7 +56,7 @@ class Batches:
         work = DeviceWork(self._devices, flight, queued)
         return [_BatchedMessage(work, each, self._host.ranks[each.root]) for each in messages]
 
-    def _take_off(self, messages: Sequence[Call]) -> tuple[Flight, HpcdistError | None]:
+    def _take_off(self, messages: Sequence[Call]) -> tuple[Launch, HpcdistError | None]:
         """Note where the current streams are; what is wrong on this rank is for its peers, too."""
         engine = messages[0].device
         assert engine is not None
@@ -66,7 +66,7 @@ class Batches:
         except engine.failures as error:
             if isinstance(error, HpcdistError):
                 raise
-            return Flight(batch, engine, (), [], None), device_failure(engine, error)
+            return Launch(batch, engine, (), [], None), device_failure(engine, error)
         return flight, next(filter(None, map(self._elsewhere, messages)), None)
 
     def _elsewhere(self, message: Call) -> HpcdistError | None:
@@ -76,11 +76,11 @@ class Batches:
     # ---- when its turn has come
 
     def _land(
-        self, flight: Flight, messages: Sequence[Call], trouble: HpcdistError | None
-    ) -> Landed:
+        self, flight: Launch, messages: Sequence[Call], trouble: HpcdistError | None
+    ) -> Launched:
         """Bring the messages on their way; return what went wrong with which peer."""
         try:
-            if self._host.lane.is_current():
+            if self._host.queue.is_current():
                 flight.engine.use()
             moved, troubles = self._agree(messages, trouble)
             done = self._put(
@@ -95,9 +95,9 @@ class Batches:
             raise
         finally:
             if flight.turn is not None:
-                TURNS.give_up(flight.turn)
+                LAUNCH_ORDER.give_up(flight.turn)
         _tell_end(messages, troubles)
-        return Landed(troubles, done)
+        return Launched(troubles, done)
 
     def _agree(
         self, messages: Sequence[Call], trouble: HpcdistError | None
@@ -138,7 +138,7 @@ class Batches:
             )
         return plan_pair(mine, theirs, (own, rank))
 
-    def _put(self, flight: Flight, moved: Sequence[Call], whole: Sequence[Call]) -> Event:
+    def _put(self, flight: Launch, moved: Sequence[Call], whole: Sequence[Call]) -> Event:
         """Put `moved` on the group's stream, and then what completes the messages `whole`."""
         devices, engine = self._devices, flight.engine
         with devices.failing(engine):

@@ -16,17 +16,19 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
-from hpcdist.arrays.device import Engine, Stream
+from hpcdist.arrays.device import DeviceRuntime, Stream
 from hpcdist.errors import CollectiveTimeout, HpcdistError, TransportError
 from hpcdist.transport.call import Call, Kind
 from hpcdist.transport.device.nccl.binding import Binding, Communicator, failure
 from hpcdist.transport.polling import poll
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiHost
+    from hpcdist.transport.mpi.transport import MpiTransport
 
 
-def connect(host: MpiHost, engine: Engine, binding: Binding) -> tuple[Stream, Communicator]:
+def connect(
+    host: MpiTransport, engine: DeviceRuntime, binding: Binding
+) -> tuple[Stream, Communicator]:
     """Make a stream of this rank and a communicator of the ranks of `host`. Collective.
 
     Raises:
@@ -55,7 +57,7 @@ def connect(host: MpiHost, engine: Engine, binding: Binding) -> tuple[Stream, Co
     return stream, making.made
 
 
-def _prepared(host: MpiHost, engine: Engine, binding: Binding) -> tuple[Stream, Any]:
+def _prepared(host: MpiTransport, engine: DeviceRuntime, binding: Binding) -> tuple[Stream, Any]:
     """Make stream and id, and make sure that all ranks can go on."""
     stream, key, trouble = None, None, ""
     try:
@@ -74,7 +76,7 @@ def _prepared(host: MpiHost, engine: Engine, binding: Binding) -> tuple[Stream, 
 class _Making:
     """A communicator that is being made; `made` or `error` are there when it has `ended`."""
 
-    def __init__(self, engine: Engine, make: Callable[[], Communicator]) -> None:
+    def __init__(self, engine: DeviceRuntime, make: Callable[[], Communicator]) -> None:
         self.ended = threading.Event()
         self.made: Communicator | None = None
         self.error: Exception | None = None

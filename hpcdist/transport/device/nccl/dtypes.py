@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hpcdist.arrays.dtypes import Dtype
-from hpcdist.transport.reduction import Combine, Recipe, ReduceOp
+from hpcdist.transport.reduction import Combine, ReduceOp, ReductionRule
 
 BYTES = 1
 """ncclUint8: how everything moves that is not reduced."""
@@ -63,30 +63,30 @@ class Reduction(NamedTuple):
 
 
 def plan_reduction(
-    op: ReduceOp, dtype: Dtype, recipe: Recipe, ranks: int, *, native: bool
+    op: ReduceOp, dtype: Dtype, rule: ReductionRule, ranks: int, *, native: bool
 ) -> Reduction | None:
     """Say how NCCL computes `op` on `dtype`; None where it cannot. Equal on all ranks.
 
     Args:
         op: the operator.
         dtype: that of the array.
-        recipe: how hpcdist computes it elsewhere, whose results NCCL's equal to rounding.
+        rule: how hpcdist computes it elsewhere, whose results NCCL's equal to rounding.
         ranks: size of the group; two numbers have one sum, however they are rounded.
         native: let NCCL add 16-bit floats as it does, rounding at each step.
 
     """
-    is_short_sum = recipe.combine is Combine.ADD and dtype.name in ("float16", "bfloat16")
+    is_short_sum = rule.combine is Combine.ADD and dtype.name in ("float16", "bfloat16")
     if is_short_sum and (native or ranks <= 2):
         return Reduction(_CODES[dtype.name], _AVG if op is ReduceOp.AVG else _SUM, dtype.numpy)
-    number = _OPS.get(recipe.combine)
+    number = _OPS.get(rule.combine)
     if number is None or dtype.numpy.itemsize > _WIDEST.get(dtype.family, 8):
         return None
     if dtype.family == "complex":
-        return _complex(op, dtype) if recipe.combine is Combine.ADD else None
-    if op is ReduceOp.AVG and recipe.encode is None:
+        return _complex(op, dtype) if rule.combine is Combine.ADD else None
+    if op is ReduceOp.AVG and rule.encode is None:
         return Reduction(_CODES[dtype.name], _AVG, dtype.numpy)
-    name = _STAND_INS.get(recipe.wire.name, recipe.wire.name)
-    encoded, decoded = recipe.encode is not None, recipe.decode is not None
+    name = _STAND_INS.get(rule.wire.name, rule.wire.name)
+    encoded, decoded = rule.encode is not None, rule.decode is not None
     return Reduction(_CODES[name], number, np.dtype(name), 1, encoded, decoded)
 
 

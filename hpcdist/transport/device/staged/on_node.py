@@ -15,7 +15,7 @@ import numpy as np
 from hpcdist.arrays.device import DeviceArray, Event
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call import Call, Kind
-from hpcdist.transport.device.staged.buffers import Stage, arrive
+from hpcdist.transport.device.staged.buffers import StagingBuffers, arrive
 from hpcdist.transport.device.staged.plan import Shape, Step, plan_steps
 from hpcdist.transport.kernel import accumulate, write_out
 from hpcdist.transport.shm.collectives import share_of
@@ -23,7 +23,7 @@ from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import STAGED_UP_TO
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiHost
+    from hpcdist.transport.mpi.transport import MpiTransport
 
 FROM_BYTES = 64 << 10
 """Below this the steps between the ranks cost more than the host's own addition."""
@@ -31,7 +31,7 @@ FROM_BYTES = 64 << 10
 _REDUCED = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER)
 
 
-def applies(host: MpiHost, call: Call) -> bool:
+def applies(host: MpiTransport, call: Call) -> bool:
     """Say whether `call` is added on the devices; equal on all ranks."""
     return call.kind in _REDUCED and host.node is not None and _given(call).nbytes >= FROM_BYTES
 
@@ -40,18 +40,18 @@ def _given(call: Call) -> DeviceArray:
     return call.recv if call.send is None else call.send
 
 
-def reduce(host: MpiHost, stage: Stage, call: Call) -> None:
+def reduce(host: MpiTransport, staging: StagingBuffers, call: Call) -> None:
     """Run a reduction on which all ranks have agreed; the last copies are left on a stream."""
     node = host.node
     assert node is not None
     node.check_usable()
-    stage.pinned.lock(node.memory)
+    staging.pinned.lock(node.memory)
     given = _given(call).reshape(-1)
     target = given if call.recv is None else call.recv.reshape(-1)
     if call.send is not None and np.may_share_memory(given, target):
-        with stage.engine.on(stage.outward):
+        with staging.engine.on(staging.outward):
             given = given.copy()
-    run = _Run(host, node, stage, call, given, target)
+    run = _Run(host, node, staging, call, given, target)
     sent, received = (0 if each is None else each.size for each in (call.send, call.recv))
     shape = Shape(sent, received, host.size, host.rank, host.rank == call.root)
     read: Event | None = None
@@ -70,9 +70,9 @@ def reduce(host: MpiHost, stage: Stage, call: Call) -> None:
 class _Run(NamedTuple):
     """One reduction of one rank; `target` is where its result goes, if it gets any."""
 
-    host: MpiHost
+    host: MpiTransport
     node: SharedNode
-    stage: Stage
+    staging: StagingBuffers
     call: Call
     given: DeviceArray
     target: DeviceArray
@@ -82,7 +82,7 @@ class _Run(NamedTuple):
 
         `before` is when the part before has been read.
         """
-        engine, outward = self.stage.engine, self.stage.outward
+        engine, outward = self.staging.engine, self.staging.outward
         mine = self._staged(self.node.rank, step, turn)
         for at, start, items in step.out:
             engine.copy_to_host(self.given[at : at + items], mine[start : start + items], outward)
@@ -91,7 +91,7 @@ class _Run(NamedTuple):
             self.await_(before)  # when all have come here, its half of the memory is free
         self.node.step(self.call)
         (self._scatter if self.call.kind is Kind.REDUCE_SCATTER else self._gather)(step, turn)
-        return engine.record(self.stage.inward)
+        return engine.record(self.staging.inward)
 
     def _scatter(self, step: Step, turn: int) -> None:
         """Add this rank's block into its own array."""
@@ -102,7 +102,7 @@ class _Run(NamedTuple):
 
     def _gather(self, step: Step, turn: int) -> None:
         """Add this rank's slice, and let those who get the result fetch everyone's."""
-        engine, inward = self.stage.engine, self.stage.inward
+        engine, inward = self.staging.engine, self.staging.inward
         own = self._slice(self.node.rank, step)
         if own.stop > own.start:
             with engine.on(inward):
@@ -120,14 +120,14 @@ class _Run(NamedTuple):
 
     def _add(self, step: Step, turn: int, chosen: slice, out: DeviceArray) -> None:
         """Add what `chosen` holds of everyone's part, on the device, into `out`."""
-        engine, inward, recipe = self.stage.engine, self.stage.inward, self.call.recipe
-        assert recipe is not None
+        engine, inward, rule = self.staging.engine, self.staging.inward, self.call.rule
+        assert rule is not None
         with engine.on(inward):
             theirs = np.empty_like(self.given, shape=(self.node.size, out.size))
             for rank in range(self.node.size):
                 staged = self._staged(rank, step, turn)[chosen]
                 engine.copy_to_device(staged, theirs[rank], inward)
-            write_out(recipe, accumulate(recipe, list(theirs)), out, self.host.size)
+            write_out(rule, accumulate(rule, list(theirs)), out, self.host.size)
 
     def _slice(self, rank: int, step: Step) -> slice:
         first, count = share_of(step.items, self.node.size, rank)
@@ -140,4 +140,4 @@ class _Run(NamedTuple):
 
     def await_(self, event: Event) -> None:
         """Block the host until `event`."""
-        arrive(self.stage.engine, event, self.host.timeout_s)
+        arrive(self.staging.engine, event, self.host.timeout_s)

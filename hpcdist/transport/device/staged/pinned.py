@@ -12,7 +12,7 @@ from typing import final
 
 import numpy as np
 
-from hpcdist.arrays.device import Engine
+from hpcdist.arrays.device import DeviceRuntime
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.shm.heap import Heap
 
@@ -28,7 +28,7 @@ class Pinned:
     system does not let us lock (``ulimit -l``) is used as it is.
     """
 
-    def __init__(self, engine: Engine, heap: Heap) -> None:
+    def __init__(self, engine: DeviceRuntime, heap: Heap) -> None:
         self._engine, self._heap = engine, heap
         self._lock = threading.Lock()
         self._free: dict[int, list[NumpyArray]] = {}
