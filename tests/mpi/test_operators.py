@@ -5,7 +5,7 @@ import pytest
 
 import hpcdist as dist
 from hpcdist.testing.programs import Step, operators, run_program
-from hpcdist.transport.tuning import Rule, Way
+from hpcdist.transport.tuning import Algorithm, TuningRule
 
 VERBS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
 NUMBERS = ("longdouble", "clongdouble", "datetime64[ns]", "pair", "bool", "int16", "uint64")
@@ -21,7 +21,7 @@ def _by_every_way(request, size):
     if request.param == "nodes":
         request.getfixturevalue("world_with")(ranks_per_node=1)
     if request.param == "hierarchical":
-        rules = [Rule("all_reduce", "ordinary", Way.HIERARCHICAL, nodes="several")]
+        rules = [TuningRule("all_reduce", "ordinary", Algorithm.HIERARCHICAL, nodes="several")]
         request.getfixturevalue("tuned")(rules, ranks_per_node=2 if size > 2 else 1)
 
 

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import hpcdist as dist
 from hpcdist.testing.programs import programs, run_program
-from hpcdist.transport.tuning import Rule, Way
+from hpcdist.transport.tuning import Algorithm, TuningRule
 
 world = MPI.COMM_WORLD
 
@@ -72,7 +72,7 @@ def without_kernel(world_with):
 @pytest.fixture
 def two_nodes(tuned):
     """Pretend that the ranks are on several nodes, and let every all_reduce use the lanes."""
-    hierarchical = Rule("all_reduce", "ordinary", Way.HIERARCHICAL, nodes="several")
+    hierarchical = TuningRule("all_reduce", "ordinary", Algorithm.HIERARCHICAL, nodes="several")
     tuned([hierarchical], ranks_per_node=2 if world.size > 2 else 1)
 
 
