@@ -1,6 +1,7 @@
 """Backend "hpcdist" of torch.distributed: every collective does what torch says, over MPI alone."""
 
 import functools
+import inspect
 import math
 import os
 import time
@@ -717,6 +718,38 @@ def test_a_group_of_hpcdist_is_a_group_of_torch(rank, size):
         dist.all_reduce(x, group=group)
         assert same(x, sum(numbers(each) for each in {0, size - 1}))
     hpcdist.destroy_process_group(pair)
+
+
+@among_several
+@pytest.mark.parametrize("make", ["by hpcdist", "by torch"])
+def test_a_group_keeps_the_order_of_its_ranks(rank, size, new_group, make):
+    backwards = list(reversed(range(size)))
+    if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
+        pytest.skip("this torch sorts the ranks")
+    if make == "by hpcdist":
+        split = hpcdist.init_parallel_env().split(0, key=-rank)
+        group = hpcdist.torch.process_group_of(split)
+        assert group is hpcdist.torch.process_group_of(split)
+        hpcdist.destroy_process_group(split)
+    else:
+        group = new_group(backwards, sort_ranks=False)
+    assert dist.get_process_group_ranks(group) == backwards
+    assert dist.get_rank(group) == size - 1 - rank
+    everyones = torch.empty(size, dtype=torch.int64)
+    dist.all_gather_into_tensor(everyones, torch.tensor([rank]), group=group)
+    assert everyones.tolist() == backwards
+    x = torch.tensor([rank + 1])
+    dist.broadcast(x, 0, group=group)
+    assert x.item() == 1
+
+
+@among_several
+def test_a_torch_that_sorts_ranks_is_refused_where_their_order_differs(rank, size, monkeypatch):
+    monkeypatch.setattr(dist, "new_group", lambda ranks, backend=None: None)
+    split = hpcdist.init_parallel_env().split(0, key=-rank)
+    with pytest.raises(hpcdist.UsageError, match="cannot keep the order of the ranks"):
+        hpcdist.torch.process_group_of(split)
+    hpcdist.destroy_process_group(split)
 
 
 # ---- functional collectives
