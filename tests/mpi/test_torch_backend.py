@@ -203,6 +203,38 @@ def test_a_premultiplied_sum_is_scaled(dtype, a_tensor, rank, size):
     assert_all_reduce(op, numbers(rank, (size, 3), dtype), whole, rank, size)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (3, 4), (2, 3, 4, 5)])
+@pytest.mark.parametrize("a_tensor", [False, True])
+def test_a_premultiplied_sum_of_a_strided_tensor_is_scaled(shape, a_tensor, rank, size):
+    def strided(each):
+        return numbers(each, shape[::-1]).permute(tuple(range(len(shape)))[::-1])
+
+    whole = 0.5 * sum(strided(each) for each in range(size))
+    op = dist._make_nccl_premul_sum(torch.tensor([0.5]) if a_tensor else 0.5)
+    for run in (at_once, waited_for):
+        x, y = strided(rank), strided(rank)
+        run(dist.all_reduce, x, op)
+        run(dist.reduce, y, size - 1, op)
+        assert same(x, whole)
+        assert same(y, whole if rank == size - 1 else strided(rank))
+
+
+@among_several
+@pytest.mark.usefixtures("and_torch_goes_on")
+@pytest.mark.parametrize("count", [3, 300_000])
+@pytest.mark.parametrize("op", ["PREMUL_SUM", "AVG", "SUM"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_a_reduction_that_fails_changes_no_tensor(op, dtype, count, rank, size):
+    op = dist._make_nccl_premul_sum(0.5) if op == "PREMUL_SUM" else getattr(dist.ReduceOp, op)
+    given = numbers(rank, (count + (rank == 0),), dtype)
+    for verb in (dist.all_reduce, functools.partial(dist.reduce, dst=0)):
+        for run in (at_once, waited_for):
+            x = given.clone()
+            with pytest.raises(hpcdist.MismatchError):
+                run(verb, x, op=op)
+            assert same(x, given)
+
+
 def test_blocks_of_different_sizes_are_reduced_and_scattered(rank, size):
     given = [[numbers(10 * each + to, (to + 1, 2)) for to in range(size)] for each in range(size)]
     out = torch.zeros(rank + 1, 2)
