@@ -96,7 +96,6 @@ class Messages:
         self._largest_tag = int(limit) >> CODE_BITS
         self._may_thread = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self._any_thread = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
-        add_errand(self._errand)
 
     def start(self, call: Call) -> Work:
         """Begin a send or receive."""
@@ -125,6 +124,10 @@ class Messages:
         if progress is not None:
             self._wake.set()
             progress.join(1.0)
+
+    def start_taking_in(self) -> None:
+        """Take in what is sent to this rank whenever it waits, from now on."""
+        add_errand(self._errand)
 
     def stop_taking_in(self, patience_s: float) -> None:
         """Drop what was taken in and not received, before the communicator is freed."""
