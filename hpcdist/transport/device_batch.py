@@ -189,6 +189,10 @@ class _BatchedMessage(Work):
         self.wait()
         self._batch.synchronize()
 
+    def refuse_nested(self) -> None:
+        """See `Work.refuse_nested`."""
+        self._batch.refuse_nested()
+
     def known(self) -> Known:
         """See `Work.known`."""
         return self._batch.known()

@@ -17,7 +17,7 @@ from hpcdist.transport import doing
 from hpcdist.transport.base import DONE, Known, Work
 from hpcdist.transport.call import ANY_SOURCE, Call, Kind, label
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.lane import seconds
+from hpcdist.transport.lane import refusal, seconds
 
 if TYPE_CHECKING:
     from hpcdist.transport.local import Room
@@ -45,6 +45,7 @@ class LetterBox:
         self.changed: threading.Condition = room.changed
         self.timeout_s = timeout_s
         self.posted: list[LocalReceive] = []
+        self._is_matching = False
 
     def start(self, call: Call) -> Work:
         """Send a letter, or begin to wait for one."""
@@ -60,8 +61,22 @@ class LetterBox:
             return receive
 
     def advance(self) -> None:
-        """Match letters with receives, in posting order; under the lock."""
-        self.posted = [receive for receive in self.posted if not receive.match()]
+        """Match letters with receives, in posting order; under the lock.
+
+        Nothing in the middle of it, in a signal handler or while an object is unpickled.
+        """
+        if self._is_matching:
+            return
+        self._is_matching = True
+        try:
+            self.posted = [receive for receive in self.posted if not receive.match()]
+        finally:
+            self._is_matching = False
+
+    def refuse_nested(self) -> None:
+        """Raise in the middle of matching, for which a wait would wait; under the lock."""
+        if self._is_matching:
+            raise refusal()
 
 
 @final
@@ -124,6 +139,8 @@ class LocalReceive(Work):
         limit = box.timeout_s if limit is None else limit
         deadline = time.monotonic() + limit
         with box.changed, doing.noted(doing.Wait(self._what, self._blockers)):
+            if not self._ended:
+                box.refuse_nested()
             while not self.is_completed():
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -133,6 +150,11 @@ class LocalReceive(Work):
         if self._error is not None:
             raise self._error
         return True
+
+    def refuse_nested(self) -> None:
+        """See `Work.refuse_nested`."""
+        with self._box.changed:
+            self._box.refuse_nested()
 
     def attend(self, waited: float) -> None:
         """See whether what is wanted cannot be sent any more."""
