@@ -18,7 +18,9 @@ from hpcdist.transport.call import UNEVEN, Call, Kind
 from hpcdist.transport.device_turns import Turns
 from hpcdist.transport.device_way import Ability, DeviceWay, choose_way
 from hpcdist.transport.nccl_codes import plan_reduction
+from hpcdist.transport.pinned import Pinned
 from hpcdist.transport.recipes import ReduceOp, recipe_for
+from hpcdist.transport.shared_heap import Heap
 from hpcdist.transport.staged_plan import Shape, is_whole, plan_steps
 
 # ---- the way of a group
@@ -444,3 +446,26 @@ def test_a_turn_that_ends_with_an_error_is_over():
     turns.give_up(first)
     with turns.turn(second):
         pass
+
+
+# ---- what runs in the middle: a signal handler, a destructor
+
+
+def test_blocks_may_be_given_back_and_taken_while_one_is_made():
+    taken = []
+
+    class Engine:
+        def pin(self, memory):
+            if len(taken) == 1:
+                pinned.give_back(taken[0])
+                taken.append(pinned.take(1))
+            return False
+
+    pinned = Pinned(Engine(), Heap(0))
+    taken.append(pinned.take(1))
+    takes = threading.Thread(target=lambda: taken.append(pinned.take(1)), daemon=True)
+    takes.start()
+    takes.join(60)
+    first, again, another = taken
+    assert again is first
+    assert another is not first
