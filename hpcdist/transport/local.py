@@ -43,7 +43,8 @@ class Room:
         self.changed = threading.Condition()
         self.meetings: dict[int, Meeting] = {}
         self.left: dict[int, tuple[str, str]] = {}
-        self.letters: list[Letter] = []
+        self.letters: dict[tuple[int, int], list[Letter]] = {}
+        """Messages sent and not received, by receiver and tag."""
         self.rooms: dict[tuple[tuple[int, ...], int], Room] = {}
         self.threads: dict[int, int] = {}
         """The thread that each rank runs on."""

@@ -28,8 +28,8 @@ _LOOK_AGAIN_S = 0.05
 class Letter:
     """A message that was sent and not yet received."""
 
-    def __init__(self, source: int, to: int, call: Call) -> None:
-        self.source, self.to, self.call = source, to, call
+    def __init__(self, source: int, call: Call) -> None:
+        self.source, self.call = source, call
         self.data = None if call.send is None else call.send.reshape(-1).copy()
         self.parcels: list[Parcel] = [parcel.copy() for parcel in call.parcels]
 
@@ -41,7 +41,7 @@ class LetterBox:
     def __init__(self, rank: int, room: Room, timeout_s: float) -> None:
         self.rank = rank
         self.room, self.ranks = room, room.ranks
-        self.letters: list[Letter] = room.letters
+        self.letters = room.letters
         self.changed: threading.Condition = room.changed
         self.timeout_s = timeout_s
         self.posted: list[LocalReceive] = []
@@ -51,7 +51,8 @@ class LetterBox:
         """Send a letter, or begin to wait for one."""
         with self.changed:
             if call.kind in (Kind.SEND, Kind.SEND_OBJECT_LIST):
-                self.letters.append(Letter(self.rank, call.root, call))
+                letter = Letter(self.rank, call)
+                self.letters.setdefault((call.root, call.tag), []).append(letter)
                 self.changed.notify_all()
                 if call.ended is not None:
                     call.ended(None)
@@ -92,7 +93,7 @@ class LocalReceive(Work):
     def match(self) -> bool:
         """Take the first letter that fits; True if nothing is left to match."""
         call = self._call
-        for letter in self._box.letters:
+        for letter in self._letters():
             if not self._fits(letter):
                 continue
             if call.recv is not None:
@@ -101,7 +102,7 @@ class LocalReceive(Work):
                     self._end(self._mismatch(letter))
                     return True
                 call.recv.reshape(-1)[...] = letter.data
-            self._box.letters.remove(letter)
+            self._take(letter)
             self.source = self._box.ranks[letter.source]
             failure = None
             try:
@@ -176,17 +177,22 @@ class LocalReceive(Work):
         """Return who has to send something before this receive can end, if it is one rank."""
         if self._ended or self._call.root == ANY_SOURCE:
             return []
-        if any(map(self._fits, tuple(self._box.letters))):
+        if any(map(self._fits, tuple(self._letters()))):
             return []
         return [(self._box.room, self._call.root)]
 
+    def _letters(self) -> list[Letter]:
+        """Return what was sent to this rank with this tag."""
+        return self._box.letters.get((self._box.rank, self._call.tag), [])
+
+    def _take(self, letter: Letter) -> None:
+        letters = self._letters()
+        letters.remove(letter)
+        if not letters:
+            del self._box.letters[self._box.rank, self._call.tag]
+
     def _wanted(self, letter: Letter) -> bool:
-        call = self._call
-        return (
-            letter.to == self._box.rank
-            and call.root in (ANY_SOURCE, letter.source)
-            and letter.call.tag == call.tag
-        )
+        return self._call.root in (ANY_SOURCE, letter.source)
 
     def _fits(self, letter: Letter) -> bool:
         return self._wanted(letter) and letter.call.dtype == self._call.dtype
@@ -196,7 +202,7 @@ class LocalReceive(Work):
     def _no_other_will_come(self) -> bool:
         """End with an error if what is wanted cannot be sent any more; return whether it did."""
         box, root = self._box, self._call.root
-        other = next(filter(self._wanted, box.letters), None)
+        other = next(filter(self._wanted, self._letters()), None)
         if other is not None:
             own, left = box.room.threads[box.rank], box.room.left
             sources = range(len(box.ranks)) if root == ANY_SOURCE else [root]
@@ -211,7 +217,7 @@ class LocalReceive(Work):
 
     def _time_out(self, limit: float, *, goes_on: bool) -> None:
         box, root = self._box, self._call.root
-        other = next(filter(self._wanted, box.letters), None)
+        other = next(filter(self._wanted, self._letters()), None)
         asked = [each for each in range(len(box.ranks)) if root in (each, ANY_SOURCE)]
         account = box.room.account(asked, box.rank, limit)
         if other is not None and not goes_on:

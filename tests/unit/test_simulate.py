@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import hpcdist as dist
+from hpcdist.transport.local_messages import LocalReceive
 
 
 def test_neither_importing_nor_simulating_imports_mpi4py_or_torch():
@@ -302,3 +303,19 @@ def test_what_runs_while_messages_are_matched_cannot_wait_for_others():
 
     dist.simulate(1, program)
     _works.clear()
+
+
+def test_many_receives_look_at_a_message_each(monkeypatch):
+    n, looks, fits = 300, [], LocalReceive._fits
+    monkeypatch.setattr(LocalReceive, "_fits", lambda *args: looks.append(None) or fits(*args))
+
+    def program():
+        x = np.zeros((n, 1))
+        works = [dist.irecv(each, 0, tag=tag) for tag, each in enumerate(x)]
+        for tag in reversed(range(n)):
+            dist.send(np.array([float(tag)]), 0, tag=tag)
+        dist.wait_all(works)
+        assert x.ravel().tolist() == list(range(n))
+
+    dist.simulate(1, program)
+    assert len(looks) <= 2 * n
