@@ -83,7 +83,7 @@ def reduce(group: Group, tensor: torch.Tensor, dst: int, options: Any) -> Call:
 
 def _scaled(tensor: torch.Tensor, factor: Any) -> tuple[torch.Tensor, Callable[[], Any]]:
     """Return memory for `factor` times `tensor`, which stays as it is, and what computes it."""
-    scaled = torch.empty_like(tensor, memory_format=torch.contiguous_format, requires_grad=False)
+    scaled = torch.empty_like(tensor, memory_format=torch.contiguous_format)
     return scaled, lambda: torch.mul(tensor.detach(), factor, out=scaled)
 
 
