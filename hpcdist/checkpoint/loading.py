@@ -221,7 +221,7 @@ def _load_one(each: ObjectState, finish: Callable[[str], Any]) -> None:
         loaded = "; other parts of the state have been loaded" if each.has_arrays else ""
         raise CheckpointError(
             f"{each.name!r}, a {type(each.thing).__name__}, refuses the state that was saved: "
-            f"{error}{loaded}"
+            f"{type(error).__name__}: {error}{loaded}"
         ) from error
 
 

@@ -279,8 +279,8 @@ class Matching:
         try:
             template = template_of(thing, node, self._arrays)
         except Exception as error:
-            kind = type(thing).__name__
-            problem = f"{name_of(path)!r} is a {kind} whose state cannot be taken: {error}"
+            kind, cause = type(thing).__name__, f"{type(error).__name__}: {error}"
+            problem = f"{name_of(path)!r} is a {kind} whose state cannot be taken: {cause}"
             return self._refuse(thing, node, path, problem)
         known = len(self.wanted)
         fill = self._match(template, node, path, _rule_of(thing, template), keep=False)

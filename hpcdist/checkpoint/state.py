@@ -130,7 +130,8 @@ def _describe_object(value: Any, path: Path, found: _Found) -> Node:
         state = state_of(value)
     except Exception as error:
         found.problems.append(
-            f"{name_of(path)!r} is a {type(value).__name__} whose state cannot be taken: {error}"
+            f"{name_of(path)!r} is a {type(value).__name__} whose state cannot be taken: "
+            f"{type(error).__name__}: {error}"
         )
         return NOWHERE
     return NOWHERE if state is ELSEWHERE else _describe(state, path, found)

@@ -11,6 +11,8 @@ from hpcdist.testing import contract
 from hpcdist.testing.contract import TransportContract
 from hpcdist.testing.on_device import Arrays, OnDevice
 from hpcdist.testing.slow_device import DEVICE, SlowArray
+from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.device.calls import DeviceCalls
 from hpcdist.transport.device.choose import BackendName
 
 ARRAYS = Arrays(DEVICE.array, DEVICE.numbers, lambda array: isinstance(array, SlowArray))
@@ -324,3 +326,18 @@ def test_large_arrays_are_added_on_the_device_as_the_host_adds_them(
     for array in (x, y):
         getattr(dist, operation)(*arguments(array), dist.ReduceOp[op])
     assert DEVICE.numbers(x).tobytes() == y.tobytes()
+
+
+def test_what_has_landed_is_forgotten_once():
+    class DeviceRuntime:
+        def is_done(self, event):
+            calls._forget_landed()
+            return event != "under way"
+
+    calls = DeviceCalls(None)
+    for event in ("first", "second", "under way"):
+        calls.keep(Call(Kind.BARRIER, device=DeviceRuntime()), event)
+    forgets = threading.Thread(target=calls._forget_landed, daemon=True)
+    forgets.start()
+    forgets.join(60)
+    assert [event for _, event in calls._flying] == ["under way"]

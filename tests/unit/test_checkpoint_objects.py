@@ -425,6 +425,26 @@ def test_an_object_whose_state_cannot_be_taken_is_named(folder):
     assert not os.path.exists(folder)
 
 
+def test_an_error_of_an_object_is_told_with_its_class(folder):
+    class Forgetful(Average):
+        def state_dict(self):
+            return self.missing["taken"]
+
+        def load_state_dict(self, state):
+            state["loaded"]
+
+    saved = Forgetful()
+    saved.missing = {}
+    with pytest.raises(dist.UsageError, match=r"cannot be taken: KeyError: 'taken'"):
+        checkpoint.save({"a": saved}, folder)
+    checkpoint.save({"a": Average()}, folder)
+    with pytest.raises(dist.CheckpointError, match=r"cannot be taken: KeyError: 'taken'"):
+        checkpoint.load({"a": saved}, folder)
+    saved.missing = {"taken": Average().state_dict()}
+    with pytest.raises(dist.CheckpointError, match=r"refuses .*: KeyError: 'loaded'"):
+        checkpoint.load({"a": saved}, folder)
+
+
 def test_a_damaged_checkpoint_changes_no_object(folder):
     first = training()
     train(first, 2)

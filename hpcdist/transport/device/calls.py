@@ -351,13 +351,17 @@ class DeviceCalls:
         return None
 
     def _forget_landed(self) -> None:
-        with self._forgetting:
+        if not self._forgetting.acquire(blocking=False):
+            return  # another thread is at it, or this one, which a signal handler interrupts
+        try:
             while self._flying:
                 call, event = self._flying[0]
                 assert call.device is not None
                 if not call.device.is_done(event):
                     return
                 self._flying.popleft()
+        finally:
+            self._forgetting.release()
 
     # ---- the way of the group
 

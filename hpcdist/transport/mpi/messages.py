@@ -96,7 +96,6 @@ class Messages:
         self._largest_tag = int(limit) >> CODE_BITS
         self._may_thread = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self._any_thread = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
-        add_errand(self._errand)
 
     def start(self, call: Call) -> Work:
         """Begin a send or receive."""
@@ -126,6 +125,10 @@ class Messages:
             self._wake.set()
             progress.join(1.0)
 
+    def start_taking_in(self) -> None:
+        """Take in what is sent to this rank whenever it waits, from now on."""
+        add_errand(self._errand)
+
     def stop_taking_in(self, patience_s: float) -> None:
         """Drop what was taken in and not received, before the communicator is freed."""
         remove_errand(self._errand)
@@ -137,8 +140,12 @@ class Messages:
 
     def refuse_nested(self) -> None:
         """Raise where this thread is in the middle of matching messages; see [Note: nested]."""
-        if self.lock._is_owned():  # type: ignore[attr-defined]
+        if self.is_inside():
             raise refusal()
+
+    def is_inside(self) -> bool:
+        """Return whether this thread is in the middle of matching messages."""
+        return self.lock._is_owned()  # type: ignore[attr-defined,no-any-return]
 
     def _receive_at_once(self, call: Call) -> Work | None:
         """Receive a message that is there already, or very soon; return None if it is not.
@@ -286,7 +293,7 @@ class Messages:
             return
         if self.news is not None and waited >= LISTEN_AFTER_S:
             self.news.listen()
-        if not self.lock._is_owned() and self.lock.acquire(blocking=False):  # type: ignore[attr-defined]
+        if not self.is_inside() and self.lock.acquire(blocking=False):
             try:
                 self._take_in()
             finally:
@@ -363,8 +370,9 @@ class Messages:
             self._wake.clear()
             while self._busy:
                 time.sleep(_IDLE_S)
+                ended = {id(work) for work in tuple(self._busy) if _ended(work)}
                 with self.lock:
-                    self._busy = [work for work in self._busy if not _ended(work)]
+                    self._busy = [work for work in self._busy if id(work) not in ended]
 
 
 def _ended(work: Work) -> bool:

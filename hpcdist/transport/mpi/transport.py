@@ -110,6 +110,7 @@ class MpiTransport(Transport):
         self._on_devices: DeviceCalls | None = None
         self._plan_comm: MPI.Intracomm | None = None
         self._plans: WeakSet[MpiPlan] = WeakSet()
+        self.messages.start_taking_in()  # last: a group that cannot be made leaves no errand behind
 
     @inside(lambda local: local.get("queue"))
     def run(self, call: Call) -> Any:

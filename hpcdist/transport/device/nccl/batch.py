@@ -24,7 +24,13 @@ from hpcdist.errors import HpcdistError, RemoteError, UsageError
 from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call import ANY_SOURCE, Call, Kind
 from hpcdist.transport.device.calls import LAUNCH_ORDER, DeviceCalls
-from hpcdist.transport.device.nccl.matching import Entry, by_peer, entry_of, plan_pair, transfer_of
+from hpcdist.transport.device.nccl.matching import (
+    Entry,
+    by_peer,
+    entry_of,
+    plan_pair,
+    transfer_of,
+)
 from hpcdist.transport.device.work import DeviceWork, Launch, Launched, device_failure
 from hpcdist.transport.mpi.handshake import Handshakes
 
@@ -188,6 +194,10 @@ class _BatchedMessage(Work):
         """Block the host until the batch has ended."""
         self.wait()
         self._batch.synchronize()
+
+    def refuse_nested(self) -> None:
+        """See `Work.refuse_nested`."""
+        self._batch.refuse_nested()
 
     def known(self) -> Known:
         """See `Work.known`."""
