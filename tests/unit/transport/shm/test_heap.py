@@ -17,7 +17,7 @@ from hpcdist.transport.shared_segment import create_segment, open_segment
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 LINE = 256
 MiB = 1 << 20
 
