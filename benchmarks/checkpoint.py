@@ -24,9 +24,9 @@ from report import Report, read_options
 
 import hpcdist as dist
 from hpcdist import checkpoint
-from hpcdist.bench.figures import bandwidth, times
-from hpcdist.bench.race import Race
+from hpcdist.bench.interleaved import Interleaved
 from hpcdist.checkpoint import Shard
+from hpcdist.text import bandwidth, times
 
 MIB = 1 << 20
 LAYER = 4 * MIB
@@ -37,7 +37,7 @@ Task = tuple[Callable[[], Any], Callable[[], Any]]
 
 
 class Setting(NamedTuple):
-    """What every contestant gets."""
+    """What every candidate gets."""
 
     comm: MPI.Intracomm
     folder: Path
@@ -52,7 +52,7 @@ class Setting(NamedTuple):
         )
 
 
-def take_turns(comm: MPI.Intracomm, tasks: dict[str, Task], rounds: int) -> Race:
+def take_turns(comm: MPI.Intracomm, tasks: dict[str, Task], rounds: int) -> Interleaved:
     """Time every task once per round, in rotating order; the slowest rank counts."""
     names = list(tasks)
     taken = np.empty((rounds + 1, len(names)))
@@ -66,7 +66,7 @@ def take_turns(comm: MPI.Intracomm, tasks: dict[str, Task], rounds: int) -> Race
             timed()
             taken[number, lane] = comm.allreduce(perf_counter() - began, MPI.MAX)
     seconds = {name: taken[1:, lane] for lane, name in enumerate(names)}
-    return Race(seconds, {}, seconds)
+    return Interleaved(seconds, {}, seconds)
 
 
 def state_of(setting: Setting) -> dict[str, np.ndarray]:
@@ -171,7 +171,7 @@ def sequential_reader(setting: Setting) -> Task:
     return reading(setting, path), read
 
 
-# ---- contestants
+# ---- candidates
 
 
 def torch_tasks(setting: Setting, arrays: dict[str, np.ndarray]) -> tuple[Task, Task] | None:
@@ -200,7 +200,7 @@ def torch_tasks(setting: Setting, arrays: dict[str, np.ndarray]) -> tuple[Task, 
     return save, load
 
 
-def contest(setting: Setting, rounds: int) -> tuple[Race, Race]:
+def contest(setting: Setting, rounds: int) -> tuple[Interleaved, Interleaved]:
     """Race writing, then reading what was written."""
     arrays = state_of(setting)
     state, path = shards_of(setting, arrays), setting.folder / "hpcdist"
@@ -222,15 +222,17 @@ def contest(setting: Setting, rounds: int) -> tuple[Race, Race]:
     return take_turns(setting.comm, writers, rounds), take_turns(setting.comm, readers, rounds)
 
 
-def rows_of(race: Race, nbytes: int) -> list[dict[str, Any]]:
+def rows_of(interleave: Interleaved, nbytes: int) -> list[dict[str, Any]]:
     return [
         {
             "way": name,
-            "bandwidth": nbytes / race.median(name),
-            "/ one process": 1 / race.ratio(name, "one process"),
-            "/ torch": 1 / race.ratio(name, "torch") if "torch" in race.seconds else None,
+            "bandwidth": nbytes / interleave.median(name),
+            "/ one process": 1 / interleave.ratio(name, "one process"),
+            "/ torch": 1 / interleave.ratio(name, "torch")
+            if "torch" in interleave.seconds
+            else None,
         }
-        for name in race.seconds
+        for name in interleave.seconds
     ]
 
 

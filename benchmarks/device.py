@@ -16,18 +16,17 @@ from mpi4py import MPI
 from report import Options, Report, read_options
 
 import hpcdist as dist
-from hpcdist.bench.figures import duration, percent
-from hpcdist.bench.memories import MEMORIES, check_devices
-from hpcdist.bench.own import start_own
-from hpcdist.bench.peers import start_peer
+from hpcdist.bench.interleaved import Interleaved, interleave
+from hpcdist.bench.libraries import start_peer
+from hpcdist.bench.libraries.hpcdist import start_own
+from hpcdist.bench.memory_kinds import MEMORIES, check_devices
 from hpcdist.bench.plan import Plan, measure
-from hpcdist.bench.race import Race, race
 from hpcdist.bench.rows import OWN, PINNED, Row
 from hpcdist.bench.startup import Started
 from hpcdist.bench.task import make_task, read_dtype
 from hpcdist.bench.unavailable import Unavailable
-from hpcdist.diagnostics.sizes import volume
 from hpcdist.errors import UsageError
+from hpcdist.text import duration, percent, volume
 
 MEMORY, NCCL = "cuda", "nccl"
 CASES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "alltoall_single")
@@ -45,7 +44,7 @@ def reached(yes: bool) -> str:
 # ---- beside NCCL
 
 
-def races_beside_nccl(comm: MPI.Intracomm, rounds: int) -> dict[tuple[str, int], Race]:
+def races_beside_nccl(comm: MPI.Intracomm, rounds: int) -> dict[tuple[str, int], Interleaved]:
     """Race hpcdist and NCCL on the same arrays, by case and size; `Unavailable` without NCCL."""
     world, memory = dist.get_group(), MEMORIES[MEMORY]
     libraries = [start_own(world), start_peer(NCCL, comm, True, on_device=True)]
@@ -55,13 +54,13 @@ def races_beside_nccl(comm: MPI.Intracomm, rounds: int) -> dict[tuple[str, int],
             nbytes = max(nbytes, 4 * world.nranks)
             task = make_task(case, world, nbytes, read_dtype("float32"), MEMORY, "SUM")
             calls = {each.name: each.calls[case](task) for each in libraries}
-            found[case, nbytes] = race(comm, calls, rounds=rounds, wait=memory.waiter())
+            found[case, nbytes] = interleave(comm, calls, rounds=rounds, wait=memory.waiter())
     for library in libraries:
         library.close()
     return found
 
 
-def beside_nccl(case: str, nbytes: int, found: Race) -> Row:
+def beside_nccl(case: str, nbytes: int, found: Interleaved) -> Row:
     """Say what a race found: small calls are compared by time, large ones by bandwidth."""
     row = {"case": case, "size": nbytes, **{name: found.median(name) for name in (OWN, NCCL)}}
     added, share = found.added(OWN, to=NCCL), found.ratio(NCCL, to=OWN)
@@ -154,7 +153,7 @@ def report_beside_nccl(
         return
     shown: dict[str, Any] = {"case": str, "size": volume, OWN: duration, NCCL: duration}
     shown |= {"added": duration, "share": percent, "aim": str, "reached": str}
-    report.table(title, shown, [beside_nccl(*spot, found) for spot, found in races.items()])
+    report.table(title, shown, [beside_nccl(*point, found) for point, found in races.items()])
 
 
 def report_hidden(report: Report, options: Options, notes: list[str]) -> None:

@@ -20,9 +20,9 @@ from mpi4py import MPI
 from report import Report, Row, read_options
 
 import hpcdist as dist
-from hpcdist.bench.figures import duration, percent
-from hpcdist.bench.peers.torch import start_gloo, stop_gloo
-from hpcdist.bench.race import Contestants, Race, race
+from hpcdist.bench.interleaved import Candidates, Interleaved, interleave
+from hpcdist.bench.libraries.torch import start_gloo, stop_gloo
+from hpcdist.text import duration, percent
 
 LAYERS = 20
 ELEMENTS = 2 << 20
@@ -32,7 +32,7 @@ AIM = 0.9
 
 
 class Rival(NamedTuple):
-    """What a contestant's step is made of: computing, and communicating."""
+    """What a candidate's step is made of: computing, and communicating."""
 
     compute: str
     comm: str
@@ -154,7 +154,7 @@ def communicate(all_reduce: Callable[[Any], Any], arrays: list[Any]) -> Callable
     return communicate_all
 
 
-def contestants(torch_dist: Any) -> tuple[Contestants, dict[str, Any]]:
+def candidates(torch_dist: Any) -> tuple[Candidates, dict[str, Any]]:
     """Return what takes one step or a part of it, and the models that keep statistics."""
     arrays = [np.ones(ELEMENTS, "f4") for _ in range(LAYERS)]
     average = partial(dist.all_reduce, op=dist.ReduceOp.AVG)
@@ -176,7 +176,7 @@ def contestants(torch_dist: Any) -> tuple[Contestants, dict[str, Any]]:
     return steps, {name: model for name, model in models.items() if name.startswith("DataP")}
 
 
-def row_of(found: Race, name: str, models: dict[str, Any]) -> Row:
+def row_of(found: Interleaved, name: str, models: dict[str, Any]) -> Row:
     rival = RIVALS[name]
     compute, comm, step = (found.seconds[each] for each in (rival.compute, rival.comm, name))
     hidden = float(np.median((compute + comm - step) / np.minimum(compute, comm)))
@@ -205,8 +205,8 @@ def main() -> None:
     comm = MPI.COMM_WORLD.Dup()
     torch_dist = start_gloo(comm)
     report = Report("hiding", options, comm)
-    steps, models = contestants(torch_dist)
-    found = race(comm, steps, rounds=options.rounds)
+    steps, models = candidates(torch_dist)
+    found = interleave(comm, steps, rounds=options.rounds)
     rows = [row_of(found, name, models) for name in RIVALS if name in found.seconds]
     report.table(
         f"A backward pass that leaves the processor alone; {percent(AIM)} hidden is the aim",

@@ -15,10 +15,10 @@ from mpi4py import MPI
 from report import Report, read_options
 
 import hpcdist as dist
-from hpcdist.bench.figures import duration
+from hpcdist.bench.interleaved import Candidates, interleave
+from hpcdist.bench.libraries.torch import start_gloo, stop_gloo, torch_network, torch_step
 from hpcdist.bench.networks import Network, numpy_step, random_batch, random_weights
-from hpcdist.bench.peers.torch import start_gloo, stop_gloo, torch_network, torch_step
-from hpcdist.bench.race import Contestants, race
+from hpcdist.text import duration
 
 LAYERS = 200
 WIDTHS = tuple((25, 40)[layer % 2] for layer in range(LAYERS + 1))
@@ -32,7 +32,7 @@ ALONE = {
 }
 
 
-def contestants(rank: int, torch_dist: Any) -> Contestants:
+def candidates(rank: int, torch_dist: Any) -> Candidates:
     weights = [(matrix, None) for matrix, _ in random_weights(WIDTHS)]
     batch = random_batch(rank, WIDTHS)
     alone, network = Network(weights), Network(weights)
@@ -59,7 +59,9 @@ def main() -> None:
     comm = MPI.COMM_WORLD.Dup()
     torch_dist = start_gloo(comm)
     report = Report("hooks", options, comm)
-    found = race(comm, contestants(comm.rank, torch_dist), rounds=options.rounds, sample_s=0.02)
+    found = interleave(
+        comm, candidates(comm.rank, torch_dist), rounds=options.rounds, sample_s=0.02
+    )
     rows = []
     for name, alone in ALONE.items():
         if name in found.seconds:

@@ -17,9 +17,8 @@ from mpi4py import MPI
 from report import Report, Row, read_options
 
 import hpcdist as dist
-from hpcdist.bench.figures import duration, times
-from hpcdist.bench.race import Contestants, race
-from hpcdist.diagnostics.sizes import volume
+from hpcdist.bench.interleaved import Candidates, interleave
+from hpcdist.text import duration, times, volume
 
 MiB = 1 << 20
 SIZES = 64, 1 << 10, 64 << 10, 256 << 10, MiB, 4 * MiB, 16 * MiB, 64 * MiB
@@ -45,7 +44,7 @@ def apart(make: Make, ranks: int, count: int) -> list[Any]:
     return both[::2]
 
 
-def all_gather(make: Make, ranks: int, count: int) -> Contestants:
+def all_gather(make: Make, ranks: int, count: int) -> Candidates:
     x = make(count)
     return {
         "array": partial(dist.all_gather, make(count * ranks), x),
@@ -53,7 +52,7 @@ def all_gather(make: Make, ranks: int, count: int) -> Contestants:
     }
 
 
-def gather(make: Make, ranks: int, count: int) -> Contestants:
+def gather(make: Make, ranks: int, count: int) -> Candidates:
     x, at_root = make(count), dist.get_rank() == 0
     return {
         "array": partial(dist.gather, x, make(count * ranks) if at_root else None),
@@ -61,7 +60,7 @@ def gather(make: Make, ranks: int, count: int) -> Contestants:
     }
 
 
-def scatter(make: Make, ranks: int, count: int) -> Contestants:
+def scatter(make: Make, ranks: int, count: int) -> Candidates:
     out, at_root = make(count), dist.get_rank() == 0
     return {
         "array": partial(dist.scatter, out, make(count * ranks) if at_root else None),
@@ -69,14 +68,14 @@ def scatter(make: Make, ranks: int, count: int) -> Contestants:
     }
 
 
-def alltoall(make: Make, ranks: int, count: int) -> Contestants:
+def alltoall(make: Make, ranks: int, count: int) -> Candidates:
     return {
         "array": partial(dist.alltoall_single, make(count * ranks), make(count * ranks)),
         "list": partial(dist.alltoall, apart(make, ranks, count), apart(make, ranks, count)),
     }
 
 
-def reduce_scatter(make: Make, ranks: int, count: int) -> Contestants:
+def reduce_scatter(make: Make, ranks: int, count: int) -> Candidates:
     return {
         "array": partial(dist.reduce_scatter, make(count), make(count * ranks)),
         "list": partial(dist.reduce_scatter, make(count), apart(make, ranks, count)),
@@ -102,9 +101,9 @@ def main() -> None:
         for kind, make in MEMORY.items():
             rows: list[Row] = []
             for nbytes in QUICK_SIZES if options.quick else SIZES:
-                contestants = operation(make, comm.size, max(1, nbytes // 4 // comm.size))
-                found = race(comm, contestants, rounds=options.rounds)
-                line = {name: found.median(name) for name in contestants}
+                candidates = operation(make, comm.size, max(1, nbytes // 4 // comm.size))
+                found = interleave(comm, candidates, rounds=options.rounds)
+                line = {name: found.median(name) for name in candidates}
                 ratio = found.ratio("list", to="array")
                 rows.append({"size": nbytes, **line, "list / array": ratio})
             report.table(f"{operation.__name__} of float32, {kind} arrays", COLUMNS, rows)

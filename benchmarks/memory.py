@@ -19,9 +19,9 @@ from mpi4py import MPI
 from report import Report, Row, read_options
 
 import hpcdist as dist
-from hpcdist.bench.figures import times
+from hpcdist.bench.libraries.torch import start_gloo, stop_gloo, torch_network, torch_step
 from hpcdist.bench.networks import Network, numpy_step, random_batch, random_weights
-from hpcdist.bench.peers.torch import start_gloo, stop_gloo, torch_network, torch_step
+from hpcdist.text import times
 
 M_MMAP_THRESHOLD = -3
 
@@ -50,7 +50,7 @@ def same(model: Any) -> Any:
 
 
 def makers(torch_dist: Any) -> dict[str, Callable[[], Made]]:
-    """Return the contestants; each is compared with the one alone before it."""
+    """Return the candidates; each is compared with the one alone before it."""
     found = {}
     if torch_dist is not None:
         from torch.nn.parallel import DistributedDataParallel as Ddp
@@ -122,10 +122,10 @@ def compared(row: Row, alone: Row) -> Row:
     return dict(row) | (more if row is not alone else {})
 
 
-def rows_of(contestants: dict[str, Callable[[], Made]], steps: int) -> list[Row]:
+def rows_of(candidates: dict[str, Callable[[], Made]], steps: int) -> list[Row]:
     rows: list[Row] = []
     alone: Row = {}
-    for name, make in contestants.items():
+    for name, make in candidates.items():
         row = row_of(name, make, steps)
         alone = row if name.endswith("alone") else alone
         rows.append(compared(row, alone))
@@ -143,9 +143,9 @@ def main() -> None:
     comm = MPI.COMM_WORLD.Dup()
     torch_dist = start_gloo(comm)
     report = Report("memory", options, comm)
-    contestants = makers(torch_dist)
-    rows_of(contestants, 1)  # what is loaded and set up once does not count
-    rows = rows_of(contestants, options.rounds)
+    candidates = makers(torch_dist)
+    rows_of(candidates, 1)  # what is loaded and set up once does not count
+    rows = rows_of(candidates, options.rounds)
     shown: dict[str, Any] = {"model": str}
     shown |= {"gradients": megabytes, "held": megabytes, "count": str, "homes": str}
     shown |= dict.fromkeys(("resident", "peak"), megabytes)

@@ -15,8 +15,8 @@ from mpi4py.util import pkl5
 from report import Report, read_options
 
 import hpcdist as dist
-from hpcdist.bench.figures import duration, times
-from hpcdist.bench.race import Contestants, race
+from hpcdist.bench.interleaved import Candidates, interleave
+from hpcdist.text import duration, times
 
 THINGS: dict[str, Callable[[], Any]] = {
     "small dict": lambda: {"epoch": 3, "loss": 0.25, "name": "train"},
@@ -25,7 +25,7 @@ THINGS: dict[str, Callable[[], Any]] = {
 }
 
 
-def broadcast(comm: MPI.Intracomm, thing: Any) -> Contestants:
+def broadcast(comm: MPI.Intracomm, thing: Any) -> Candidates:
     objects = [thing if comm.rank == 0 else None]
     out_of_band = pkl5.Intracomm(comm)
     return {
@@ -35,7 +35,7 @@ def broadcast(comm: MPI.Intracomm, thing: Any) -> Contestants:
     }
 
 
-def all_gather(comm: MPI.Intracomm, thing: Any) -> Contestants:
+def all_gather(comm: MPI.Intracomm, thing: Any) -> Candidates:
     out_of_band = pkl5.Intracomm(comm)
     return {
         "hpcdist": lambda: dist.all_gather_object([], thing),
@@ -55,7 +55,7 @@ def main() -> None:
     rows = []
     for operation, make in OPERATIONS.items():
         for thing, create in THINGS.items():
-            found = race(comm, make(comm, create()), rounds=options.rounds)
+            found = interleave(comm, make(comm, create()), rounds=options.rounds)
             rows.append(
                 {
                     "operation": operation,

@@ -11,10 +11,10 @@ from mpi4py import MPI
 from report import Report, read_options
 
 import hpcdist as dist
-from hpcdist.bench.figures import duration, times
-from hpcdist.bench.race import race
+from hpcdist.bench.interleaved import interleave
 from hpcdist.comm import describe
-from hpcdist.comm.session import group_at_hand
+from hpcdist.comm.session import resolve_group
+from hpcdist.text import duration, times
 
 WITHIN_S = {"call": 2e-6, "plan": 0.3e-6}
 """What a call may cost more than mpi4py's: the aim, not a test."""
@@ -70,13 +70,13 @@ def pairs(comm: MPI.Intracomm) -> list[Pair]:
 def steps(comm: MPI.Intracomm) -> dict[str, Callable[[], Any]]:
     """Return the parts of an all_reduce of 8 bytes, each called alone."""
     one = np.zeros(1)
-    group = group_at_hand(None)
+    group = resolve_group(None)
     transport: Any = group.transport
     op = dist.ReduceOp.SUM
     call = describe.all_reduce(group, one, op)
     return {
         "all of it": partial(dist.all_reduce, one),
-        "find the group": partial(group_at_hand, None),
+        "find the group": partial(resolve_group, None),
         "describe": partial(describe.all_reduce, group, one, op),
         "run the call": partial(transport.run, call),
         "  agree": partial(transport.agree, call),
@@ -92,7 +92,9 @@ def main() -> None:
     report = Report("overhead", options, comm)
     rows = []
     for pair in pairs(comm):
-        found = race(comm, {"hpcdist": pair.hpcdist, "mpi4py": pair.mpi4py}, rounds=options.rounds)
+        found = interleave(
+            comm, {"hpcdist": pair.hpcdist, "mpi4py": pair.mpi4py}, rounds=options.rounds
+        )
         added, within = found.added("hpcdist", to="mpi4py"), WITHIN_S[pair.aim]
         rows.append(
             {
@@ -109,7 +111,7 @@ def main() -> None:
     shown |= {"added": duration, "aim": duration, "reached": str}
     report.table("A small call beside mpi4py's", shown, rows)
 
-    found = race(comm, steps(comm), rounds=options.rounds)
+    found = interleave(comm, steps(comm), rounds=options.rounds)
     report.table(
         "Where an all_reduce of 8 bytes spends its time",
         {"step": str, "time": duration},

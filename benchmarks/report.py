@@ -77,7 +77,7 @@ class Report:
         self._panels += panels_of(rows)
 
     def boxes(self, title: str, samples: Mapping[str, Sequence[float]]) -> None:
-        """Keep seconds for the picture: by contestant, one for each round."""
+        """Keep seconds for the picture: by candidate, one for each round."""
         self._panels.append((title, lambda axes: _boxes(axes, samples)))
 
     def close(self) -> None:
@@ -99,14 +99,14 @@ def _setting(comm: Any, mpi: str) -> dict[str, Any]:
     """Say where the numbers come from; a benchmark that starts the ranks names its `mpi`."""
     if comm is None:
         return describe_setting(mpi or "no MPI", 1, 1)
-    from hpcdist.bench.peers.mpi4py import version
+    from hpcdist.bench.libraries.mpi4py import version
 
     nodes = len(set(comm.allgather(socket.gethostname())))
     return describe_setting(version(), comm.size, nodes)
 
 
 def _boxes(axes: Any, samples: Mapping[str, Sequence[float]]) -> None:
-    """Draw how long the middle half of the rounds took, and the middle one, per contestant."""
+    """Draw how long the middle half of the rounds took, and the middle one, per candidate."""
     axes.boxplot([[1e3 * each for each in taken] for taken in samples.values()], showfliers=False)
     axes.set_xticks(range(1, len(samples) + 1), samples, rotation=30, ha="right")
     axes.set(ylabel="milliseconds", ylim=(0, None))

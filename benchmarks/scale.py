@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 from libraries import Mpi, find_libraries
 from report import Options, Report
 
-from hpcdist.bench.figures import duration
 from hpcdist.bench.plots import check_plot, draw_panels
 from hpcdist.errors import UsageError
+from hpcdist.text import duration
 
 PROBE = Path(__file__).parent / "probes/grow.py"
 WHO = "mpi4py", "hpcdist"

@@ -18,7 +18,8 @@ from mpi4py import MPI
 from report import Report, Row, read_options
 
 import hpcdist as dist
-from hpcdist.bench.figures import duration, percent, times
+from hpcdist.bench.interleaved import Candidates, Interleaved, interleave
+from hpcdist.bench.libraries.torch import start_gloo, stop_gloo, torch_network
 from hpcdist.bench.networks import (
     RATE,
     Batch,
@@ -27,15 +28,14 @@ from hpcdist.bench.networks import (
     random_batch,
     random_weights,
 )
-from hpcdist.bench.peers.torch import start_gloo, stop_gloo, torch_network
-from hpcdist.bench.race import Contestants, Race, race
 from hpcdist.testing.held import held_nbytes
+from hpcdist.text import duration, percent, times
 
 LEVELS = {1: "os", 2: "os_g", 3: "p_g_os"}
 GLOO = {1: "ZeroRedundancyOptimizer", 2: "FSDP2, no reshard", 3: "FSDP2"}
 
 
-# ---- the contestants
+# ---- the candidates
 
 
 def array_step(level: str, batch: Batch) -> Callable[[], None]:
@@ -95,7 +95,7 @@ def gloo_step(network: Any, stage: int, batch: Batch, mesh: Any) -> Callable[[],
     return torch_step(model, torch.optim.Adam(model.parameters(), RATE), batch)
 
 
-def contestants(rank: int, torch_dist: Any) -> Contestants:
+def candidates(rank: int, torch_dist: Any) -> Candidates:
     """Return what takes one step, by name."""
     batch = random_batch(rank)
     steps = {f"arrays, stage {stage}": array_step(level, batch) for stage, level in LEVELS.items()}
@@ -114,7 +114,7 @@ def contestants(rank: int, torch_dist: Any) -> Contestants:
 # ---- what they took
 
 
-def step_row(found: Race, name: str) -> Row:
+def step_row(found: Interleaved, name: str) -> Row:
     row: dict[str, Any] = {"step": name, "median": found.median(name), "best": found.best(name)}
     stage = name[-1]
     rival = f"{GLOO[int(stage)]} on gloo" if stage.isdigit() else name
@@ -175,7 +175,7 @@ def main() -> None:
     comm = MPI.COMM_WORLD.Dup()
     torch_dist = start_gloo(comm)
     report = Report("sharding", options, comm)
-    found = race(comm, contestants(comm.rank, torch_dist), rounds=options.rounds)
+    found = interleave(comm, candidates(comm.rank, torch_dist), rounds=options.rounds)
     rows = [step_row(found, name) for name in found.seconds]
     report.table("One step with Adam: ... times as long as torch's engine on gloo", COLUMNS, rows)
     batch = random_batch(comm.rank)

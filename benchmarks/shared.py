@@ -19,9 +19,8 @@ from mpi4py.util import pkl5
 from report import Report, Row, read_options
 
 import hpcdist as dist
-from hpcdist.bench.figures import duration, times
-from hpcdist.bench.race import Contestants, race
-from hpcdist.diagnostics.sizes import volume
+from hpcdist.bench.interleaved import Candidates, interleave
+from hpcdist.text import duration, times, volume
 
 MiB = 1 << 20
 SIZES = 8, 1 << 10, 8 << 10, 64 << 10, 256 << 10, MiB, 4 * MiB, 16 * MiB, 64 * MiB, 256 * MiB
@@ -36,7 +35,7 @@ def filled(count: int, dtype: Any = np.float32) -> np.ndarray:
     return array
 
 
-def all_reduce(comm: MPI.Intracomm, nbytes: int) -> Contestants:
+def all_reduce(comm: MPI.Intracomm, nbytes: int) -> Candidates:
     x, shared, other = filled(nbytes // 4), dist.zeros(nbytes // 4, "f4"), filled(nbytes // 4)
     return {
         "shared": partial(dist.all_reduce, shared),
@@ -46,7 +45,7 @@ def all_reduce(comm: MPI.Intracomm, nbytes: int) -> Contestants:
     }
 
 
-def reduce_scatter(comm: MPI.Intracomm, nbytes: int) -> Contestants:
+def reduce_scatter(comm: MPI.Intracomm, nbytes: int) -> Candidates:
     count = max(1, nbytes // 4 // comm.size)
     x, out = filled(count * comm.size), filled(count)
     shared = dist.zeros(count * comm.size, "f4")
@@ -58,7 +57,7 @@ def reduce_scatter(comm: MPI.Intracomm, nbytes: int) -> Contestants:
     }
 
 
-def all_gather(comm: MPI.Intracomm, nbytes: int) -> Contestants:
+def all_gather(comm: MPI.Intracomm, nbytes: int) -> Candidates:
     x, shared = filled(nbytes // 4), dist.zeros(nbytes // 4, "f4")
     out, other = filled(nbytes // 4 * comm.size), filled(nbytes // 4)
     return {
@@ -69,7 +68,7 @@ def all_gather(comm: MPI.Intracomm, nbytes: int) -> Contestants:
     }
 
 
-def broadcast(comm: MPI.Intracomm, nbytes: int) -> Contestants:
+def broadcast(comm: MPI.Intracomm, nbytes: int) -> Candidates:
     x, shared, other = filled(nbytes // 4), dist.zeros(nbytes // 4, "f4"), filled(nbytes // 4)
     return {
         "shared": partial(dist.broadcast, shared, 0),
@@ -79,7 +78,7 @@ def broadcast(comm: MPI.Intracomm, nbytes: int) -> Contestants:
     }
 
 
-def alltoall(comm: MPI.Intracomm, nbytes: int) -> Contestants:
+def alltoall(comm: MPI.Intracomm, nbytes: int) -> Candidates:
     count = max(1, nbytes // 4 // comm.size) * comm.size
     x, out, shared = filled(count), filled(count), dist.zeros(count, "f4")
     return {
@@ -90,7 +89,7 @@ def alltoall(comm: MPI.Intracomm, nbytes: int) -> Contestants:
     }
 
 
-OPERATIONS: dict[str, Callable[[MPI.Intracomm, int], Contestants]] = {
+OPERATIONS: dict[str, Callable[[MPI.Intracomm, int], Candidates]] = {
     "all_reduce": all_reduce,
     "reduce_scatter": reduce_scatter,
     "all_gather": all_gather,
@@ -99,7 +98,7 @@ OPERATIONS: dict[str, Callable[[MPI.Intracomm, int], Contestants]] = {
 }
 
 
-def halves(comm: MPI.Intracomm, nbytes: int, dtype: Any) -> Contestants:
+def halves(comm: MPI.Intracomm, nbytes: int, dtype: Any) -> Candidates:
     x, shared = filled(nbytes // 2, dtype), dist.zeros(nbytes // 2, dtype)
 
     def converted() -> None:
@@ -114,7 +113,7 @@ def halves(comm: MPI.Intracomm, nbytes: int, dtype: Any) -> Contestants:
     }
 
 
-def large_object(comm: MPI.Intracomm) -> Contestants:
+def large_object(comm: MPI.Intracomm) -> Candidates:
     thing = {"step": 1, "weights": filled(25_000_000)} if comm.rank == 0 else None
     objects, out_of_band = [thing], pkl5.Intracomm(comm)
 
@@ -166,18 +165,18 @@ def main() -> None:
     for name, make in OPERATIONS.items():
         chosen = sizes if name in ("all_reduce", "reduce_scatter") else sizes[:-1]
         rows = [
-            row(race(comm, make(comm, nbytes), rounds=options.rounds), size=nbytes)
+            row(interleave(comm, make(comm, nbytes), rounds=options.rounds), size=nbytes)
             for nbytes in chosen
         ]
         report.table(f"{name} of float32", COLUMNS, rows)
     for name, dtype in HALVES.items():
         rows = [
-            row(race(comm, halves(comm, nbytes, dtype), rounds=options.rounds), size=nbytes)
+            row(interleave(comm, halves(comm, nbytes, dtype), rounds=options.rounds), size=nbytes)
             for nbytes in sizes
             if nbytes >= 64 << 10
         ]
         report.table(f"all_reduce of {name}, beside converting to float32", COLUMNS, rows)
-    found = race(comm, large_object(comm), rounds=min(7, options.rounds))
+    found = interleave(comm, large_object(comm), rounds=min(7, options.rounds))
     report.table(
         "broadcast of a dict with a 100 MB array, beside mpi4py.util.pkl5",
         dict.fromkeys(found.seconds, duration) | {"pkl5 / hpcdist": times, "and read": times},

@@ -2,7 +2,7 @@
 
 ``python tests/slurm/private_slurm.py salloc -N2 --ntasks-per-node=4 python
 benchmarks/slurm_startup.py`` makes one on this machine. The seconds are those from `srun` to the
-end of the first all_reduce on rank 0; the contestants take turns, round by round.
+end of the first all_reduce on rank 0; the candidates take turns, round by round.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from libraries import Mpi, find_libraries
 from report import Options, Report
 from startup import FIRST, PROBES, added, ratio, rounds_of
 
-from hpcdist.bench.figures import duration, times
+from hpcdist.text import duration, times
 
 KIND = {"openmpi": "pmix", "mpich": "pmi2"}
 CONTESTANTS = ("mpi4py", "hpcdist")
 
 
 def time_to_first(mpi: Mpi, script: str, shape: list[str]) -> Callable[[], tuple[float, float]]:
-    """Return a contestant: seconds from `srun` to the first all_reduce, and to its end."""
+    """Return a candidate: seconds from `srun` to the first all_reduce, and to its end."""
     # --overlap: a step that follows another may otherwise wait a minute for free CPUs
     srun = ["srun", f"--mpi={KIND[mpi.name]}", "--overlap", "--kill-on-bad-exit=1", *shape]
 

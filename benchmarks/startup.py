@@ -1,6 +1,6 @@
 """What starting costs: ``python startup.py`` (it starts the ranks itself).
 
-Fresh interpreters, one contestant after the other, round by round, medians. Opening files is
+Fresh interpreters, one candidate after the other, round by round, medians. Opening files is
 counted because a thousand ranks that import from one shared file system wait for that. Byte
 code is kept, as it is where packages are installed, whatever this shell says.
 """
@@ -23,7 +23,7 @@ from typing import Any
 from libraries import Mpi, find_libraries
 from report import Options, Report
 
-from hpcdist.bench.figures import duration, times
+from hpcdist.text import duration, times
 
 PROBES = Path(__file__).parent / "probes"
 BASE = "import numpy, mpi4py"
@@ -35,16 +35,16 @@ IMPORTS = {
 FIRST = {"mpi4py": "first_mpi4py.py", "hpcdist": "first_hpcdist.py", "gloo": "first_gloo.py"}
 
 
-def rounds_of(contestants: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
-    """Call every contestant once per round, and once before to warm the file cache."""
-    for call in contestants.values():
+def rounds_of(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
+    """Call every candidate once per round, and once before to warm the file cache."""
+    for call in candidates.values():
         call()
-    found: dict[str, list[Any]] = {name: [] for name in contestants}
+    found: dict[str, list[Any]] = {name: [] for name in candidates}
     for number in range(rounds):
-        names = list(contestants)
+        names = list(candidates)
         for step in range(len(names)):
             name = names[(number + step) % len(names)]
-            found[name].append(contestants[name]())
+            found[name].append(candidates[name]())
     return found
 
 
@@ -61,7 +61,7 @@ def ratio(found: Mapping[str, list[float]], name: str, to: str) -> float:
 
 
 def import_time_of(statement: str) -> Callable[[], tuple[float, float]]:
-    """Return a contestant: seconds that `statement` takes, and its whole fresh interpreter."""
+    """Return a candidate: seconds that `statement` takes, and its whole fresh interpreter."""
     code = f"from time import perf_counter as now; {BASE}; a = now(); {statement}; print(now() - a)"
 
     def run() -> tuple[float, float]:
@@ -104,7 +104,7 @@ def file_rows() -> list[dict[str, Any]]:
 
 
 def time_to_first(mpi: Mpi, script: str) -> Callable[[], tuple[float, float]]:
-    """Return a contestant: seconds from `mpiexec` to the first all_reduce, and to its end."""
+    """Return a candidate: seconds from `mpiexec` to the first all_reduce, and to its end."""
 
     def run() -> tuple[float, float]:
         with tempfile.TemporaryDirectory() as folder:

@@ -16,14 +16,14 @@ from mpi4py import MPI
 from report import Report, Row, read_options
 
 import hpcdist as dist
-from hpcdist.bench.figures import duration, percent, times
+from hpcdist.bench.interleaved import Candidates, Interleaved, interleave
+from hpcdist.bench.libraries.torch import start_gloo, stop_gloo, torch_network, torch_step
 from hpcdist.bench.networks import Network, numpy_step, random_batch, random_weights
-from hpcdist.bench.peers.torch import start_gloo, stop_gloo, torch_network, torch_step
-from hpcdist.bench.race import Contestants, Race, race
+from hpcdist.text import duration, percent, times
 
 
 class Rival(NamedTuple):
-    """What a contestant is compared with."""
+    """What a candidate is compared with."""
 
     alone: str
     gloo: str | None = None
@@ -41,7 +41,7 @@ RIVALS = {
 }
 
 
-# ---- the contestants
+# ---- the candidates
 
 
 def torch_models(torch_dist: Any) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def sharded(model: Any, mesh: Any) -> Any:
     return fully_shard(model, mesh=mesh)
 
 
-def contestants(rank: int, torch_dist: Any) -> tuple[Contestants, dict[str, Any]]:
+def candidates(rank: int, torch_dist: Any) -> tuple[Candidates, dict[str, Any]]:
     """Return what takes one step, and the models that say what their exchange has cost."""
     batch = random_batch(rank)
     torches = torch_models(torch_dist) if torch_dist is not None else {}
@@ -92,7 +92,7 @@ def contestants(rank: int, torch_dist: Any) -> tuple[Contestants, dict[str, Any]
 # ---- what they took
 
 
-def step_row(found: Race, name: str) -> Row:
+def step_row(found: Interleaved, name: str) -> Row:
     row: dict[str, Any] = {"step": name, "median": found.median(name), "best": found.best(name)}
     rival = RIVALS.get(name)
     if rival is None:
@@ -148,8 +148,8 @@ def main() -> None:
     comm = MPI.COMM_WORLD.Dup()
     torch_dist = start_gloo(comm)
     report = Report("training", options, comm)
-    steps, models = contestants(comm.rank, torch_dist)
-    found = race(comm, steps, rounds=options.rounds)
+    steps, models = candidates(comm.rank, torch_dist)
+    found = interleave(comm, steps, rounds=options.rounds)
     rows = [step_row(found, name) for name in found.seconds]
     report.table("One training step: ... times as long as gloo's", COLUMNS, rows)
     report.table(

@@ -120,8 +120,8 @@ from hpcdist.parallel.averages import (
 )
 from hpcdist.parallel.clipping import clip_grad_norm_ as clip_grad_norm_
 from hpcdist.parallel.fused import build_groups as build_groups
-from hpcdist.parallel.holders import sync_params_buffers as sync_params_buffers
 from hpcdist.parallel.model import DataParallel as DataParallel
+from hpcdist.parallel.module_state import sync_params_buffers as sync_params_buffers
 from hpcdist.parallel.parameter import Parameter as Parameter
 from hpcdist.parallel.scaler import GradScaler as GradScaler
 from hpcdist.parallel.sharding.group_sharded import (
@@ -129,8 +129,8 @@ from hpcdist.parallel.sharding.group_sharded import (
 )
 from hpcdist.transport.base import Plan as Plan, Work as Work
 from hpcdist.transport.call import PROC_NULL as PROC_NULL
-from hpcdist.transport.recipes import ReduceOp as ReduceOp
-from hpcdist.transport.together import wait_all as wait_all, wait_any as wait_any
+from hpcdist.transport.reduction import ReduceOp as ReduceOp
+from hpcdist.transport.waiting import wait_all as wait_all, wait_any as wait_any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -323,14 +323,14 @@ def lent_parameters_are_given_back():
     width, depth = 16, 6
     layers = Stack(width, depth)
     model, _ = sharded(layers, OPTIMIZERS["SGD"], "p_g_os", segment_size=0)
-    lent = model._engine.lent
+    gathered = model._engine.lent
     model(np.ones((1, width), "f4"))
-    assert not lent._held
+    assert not gathered._held
     layers.backward(np.ones((1, width), "f4"))
-    assert not lent._held
+    assert not gathered._held
     assert layers.weights[0].shape == (width, width)
-    assert not lent._held  # the shape alone gathers nothing
-    assert lent.gathers == 2 * depth
+    assert not gathered._held  # the shape alone gathers nothing
+    assert gathered.gathers == 2 * depth
 
 
 # ---- gradients

@@ -1,4 +1,4 @@
-"""CuPy arrays, and through them all arrays in CUDA memory; the `Engine` of a CUDA device.
+"""CuPy arrays, and through them all arrays in CUDA memory; the `DeviceRuntime` of a CUDA device.
 
 Arrays of other libraries are seen by their pointer and not by DLPack, which would make one of
 the streams wait: who waits for what is settled once per operation, by events.
@@ -16,7 +16,7 @@ import cupy
 import numpy as np
 from cupy.cuda import Event, Stream, runtime
 
-from hpcdist.arrays.device import Engine
+from hpcdist.arrays.device import DeviceRuntime
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import DeviceView, Library, NumpyArray
 from hpcdist.errors import TransportError
@@ -57,7 +57,7 @@ def _wrap_device(data: Any, dtype: np.dtype) -> Any:
 
 
 @final
-class CudaEngine(Engine):
+class CudaRuntime(DeviceRuntime):
     """A CUDA device by its number in this process."""
 
     failures = (runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError, MemoryError)
@@ -170,15 +170,15 @@ def _torch() -> Any:
 
 
 @cache
-def _engine(number: int) -> CudaEngine:
-    return CudaEngine(number)
+def _engine(number: int) -> CudaRuntime:
+    return CudaRuntime(number)
 
 
-def _engine_of(data: Any) -> CudaEngine:
+def _device_runtime_of(data: Any) -> CudaRuntime:
     return _engine(data.device.id)
 
 
-def current_engine() -> CudaEngine:
+def current_runtime() -> CudaRuntime:
     """Return the engine of this thread's current device.
 
     Raises:
@@ -203,4 +203,4 @@ _SUCCESS, _NOT_READY = 0, 600
 _PER_THREAD_STREAM = 2
 """Handles up to this one are CUDA's default streams."""
 
-LIBRARY = Library(_view, cupy.asarray, engine=_engine_of, wrap_device=_wrap_device)
+LIBRARY = Library(_view, cupy.asarray, engine=_device_runtime_of, wrap_device=_wrap_device)

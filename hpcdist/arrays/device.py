@@ -1,4 +1,4 @@
-"""`Engine`: what hpcdist needs of a device whose memory the host cannot touch.
+"""`DeviceRuntime`: what hpcdist needs of a device whose memory the host cannot touch.
 
 The array library of the device brings the rest: its arrays obey NumPy's own functions (NEP 13
 and NEP 18), so lists are joined, arrays packed and numbers converted by the same lines as in host
@@ -20,7 +20,7 @@ Event = Any
 DeviceArray = Any
 
 
-class Engine(ABC):
+class DeviceRuntime(ABC):
     """One device of this process; `name` is for messages, as ``cuda:0``."""
 
     name: str
@@ -98,20 +98,20 @@ class Engine(ABC):
 
 
 def align_streams(data: DeviceArray) -> None:
-    """Do `Engine.align` for the device of `data`; nothing in host memory."""
+    """Do `DeviceRuntime.align` for the device of `data`; nothing in host memory."""
     if type(data) is np.ndarray:
         return
-    engine = engine_of(data)
+    engine = device_runtime_of(data)
     if engine is not None:
         engine.align()
 
 
 def on_device(data: Any) -> bool:
     """Say whether the memory of a buffer is on a device."""
-    return data is not None and type(data) is not np.ndarray and engine_of(data) is not None
+    return data is not None and type(data) is not np.ndarray and device_runtime_of(data) is not None
 
 
-def engine_of(data: DeviceArray) -> Engine | None:
+def device_runtime_of(data: DeviceArray) -> DeviceRuntime | None:
     """Return the engine of the device that holds the memory of a buffer; None for the host."""
     find = library_of(data).engine
     return None if find is None else find(data)

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist.arrays.device import DeviceArray, Engine, align_streams, engine_of
+from hpcdist.arrays.device import DeviceArray, DeviceRuntime, align_streams, device_runtime_of
 from hpcdist.arrays.libraries import NumpyArray, view_of
 
 
 def on_host(data: NumpyArray | DeviceArray) -> NumpyArray:
     """Return a copy of what `view_of` shows, in memory of the host."""
-    engine = engine_of(data)
+    engine = device_runtime_of(data)
     if engine is None:
         return np.array(data, order="C")
     if not data.flags.c_contiguous:
@@ -31,7 +31,7 @@ def on_host(data: NumpyArray | DeviceArray) -> NumpyArray:
 
 def fill(target: DeviceArray, source: NumpyArray) -> None:
     """Copy memory of the host into contiguous memory of a device, of the same shape and dtype."""
-    engine = engine_of(target)
+    engine = device_runtime_of(target)
     assert engine is not None
     stream = _joined(engine)
     engine.copy_to_device(source, target, stream)
@@ -44,7 +44,7 @@ def near(like: NumpyArray | DeviceArray, given: Any) -> NumpyArray | DeviceArray
     That is its own memory if it is there already, else a copy in the dtype of `like`.
     """
     seen = np.asarray(given) if isinstance(given, _NUMBERS) else view_of(given)
-    here, there = engine_of(like), engine_of(seen)
+    here, there = device_runtime_of(like), device_runtime_of(seen)
     if here is there:
         return seen
     if there is not None:
@@ -67,12 +67,12 @@ def host_numbers(values: Iterable[Any]) -> list[float]:
     return list(map(float, given))
 
 
-def await_streams(engine: Engine) -> None:
+def await_streams(engine: DeviceRuntime) -> None:
     """Let the host wait for all that was computed on a device so far."""
     _wait(engine, _joined(engine))
 
 
-def _joined(engine: Engine) -> Any:
+def _joined(engine: DeviceRuntime) -> Any:
     """Return a stream that goes on when all that was computed so far is complete."""
     first, *others = engine.current_streams()
     for other in others:
@@ -80,7 +80,7 @@ def _joined(engine: Engine) -> Any:
     return first
 
 
-def _wait(engine: Engine, stream: Any) -> None:
+def _wait(engine: DeviceRuntime, stream: Any) -> None:
     event = engine.record(stream)
     while not engine.is_done(event):
         time.sleep(_PAUSE_S)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from hpcdist.bench import messages, stage
-from hpcdist.bench.figures import read_sizes
-from hpcdist.bench.rows import Row, Spot
-from hpcdist.bench.stage import Stage
+from hpcdist.bench import harness, messages
+from hpcdist.bench.harness import Harness
+from hpcdist.bench.rows import Point, Row
 from hpcdist.errors import UsageError
+from hpcdist.text import read_sizes
 
 USUAL_SIZES = read_sizes("8:16M:8")
 QUICK_SIZES = read_sizes("8,32K,2M")
@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
     kind: str
     text: str
-    measure: Callable[[Stage, Spot], list[Row]]
+    measure: Callable[[Harness, Point], list[Row]]
     sizes: tuple[int, ...] | None = USUAL_SIZES
     typed: bool = True
     least: int = 1
@@ -55,28 +55,28 @@ def _messages(
     sizes: tuple[int, ...] = USUAL_SIZES,
     usual: tuple[str, ...] = BOTH,
 ) -> Case:
-    measure = partial(stage.measure_messages, pattern, parts)
+    measure = partial(harness.measure_messages, pattern, parts)
     return Case("messages", text, measure, sizes, least=2, usual=usual)
 
 
 def _array(text: str, usual: tuple[str, ...] = BOTH) -> Case:
-    return Case("collectives", text, stage.measure_calls, usual=usual)
+    return Case("collectives", text, harness.measure_calls, usual=usual)
 
 
 def _bare(kind: str, text: str, usual: tuple[str, ...] = (HOST,)) -> Case:
-    return Case(kind, text, stage.measure_calls, None, typed=False, usual=usual)
+    return Case(kind, text, harness.measure_calls, None, typed=False, usual=usual)
 
 
 def _objects(text: str) -> Case:
-    return Case("objects", text, stage.measure_calls, OBJECT_SIZES, typed=False, usual=(HOST,))
+    return Case("objects", text, harness.measure_calls, OBJECT_SIZES, typed=False, usual=(HOST,))
 
 
 def _overlap(text: str, computing: str, usual: tuple[str, ...] = BOTH) -> Case:
-    measure = partial(stage.measure_overlap, computing)
+    measure = partial(harness.measure_overlap, computing)
     return Case("overlap", text, measure, OVERLAP_SIZES, usual=usual)
 
 
-def _start(text: str, measure: Callable[[Stage, Spot], list[Row]]) -> Case:
+def _start(text: str, measure: Callable[[Harness, Point], list[Row]]) -> Case:
     return Case("startup", text, measure, None, typed=False, usual=(HOST,))
 
 
@@ -117,17 +117,19 @@ CASES: Mapping[str, Case] = {
     "data_parallel": Case(
         "training",
         "a step of 21 million parameters, 32 samples per rank",
-        stage.measure_step,
+        harness.measure_step,
         None,
         typed=False,
         moved=True,
     ),
-    "startup_init": _start("init_parallel_env of this job", partial(stage.measure_start, "init_s")),
+    "startup_init": _start(
+        "init_parallel_env of this job", partial(harness.measure_start, "init_s")
+    ),
     "startup_process": _start(
         "from the start of the process to the end of init_parallel_env",
-        partial(stage.measure_start, "process_s"),
+        partial(harness.measure_start, "process_s"),
     ),
-    "startup_import": _start("import in a fresh interpreter, on rank 0", stage.measure_import),
+    "startup_import": _start("import in a fresh interpreter, on rank 0", harness.measure_import),
 }
 KINDS = tuple(dict.fromkeys(case.kind for case in CASES.values()))
 """The sets of cases."""

@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 from hpcdist.bench.cases import CASES
-from hpcdist.bench.memories import HOST, check_devices, devices
+from hpcdist.bench.libraries import PEERS
+from hpcdist.bench.libraries.mpi4py import version
+from hpcdist.bench.memory_kinds import HOST, check_devices, devices
 from hpcdist.bench.output import Output, print_predictions
-from hpcdist.bench.peers import PEERS
-from hpcdist.bench.peers.mpi4py import version
 from hpcdist.bench.plan import Progress, measure
 from hpcdist.bench.plots import check_plot
 from hpcdist.bench.progress import on_terminal, progress_option
@@ -26,9 +26,9 @@ from hpcdist.bench.runfile import describe_setting, read_run
 from hpcdist.bench.startup import Started, process_age
 from hpcdist.bench.tables import plain_console, print_table
 from hpcdist.comm.environment import init_parallel_env
-from hpcdist.diagnostics.sizes import volume
-from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.place import read_place
+from hpcdist.runtime.process import snapshot
+from hpcdist.text import volume
 
 
 @click.command(cls=RankCommand, context_settings={"help_option_names": ["-h", "--help"]})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from hpcdist.bench.race import Call, idle
+from hpcdist.bench.interleaved import Call, idle
 from hpcdist.bench.task import Array, Messages, Task
 
 WINDOW = 64

@@ -9,14 +9,13 @@ from rich.console import Console
 
 from hpcdist.bench.baseline import compare, summary
 from hpcdist.bench.cases import CASES, USUAL_SIZES
-from hpcdist.bench.figures import duration, times
 from hpcdist.bench.plots import draw_predictions, draw_rows, heading_of, predicted_path
 from hpcdist.bench.progress import Bar
 from hpcdist.bench.request import Request
 from hpcdist.bench.rows import LIMITS, OWN, Row
 from hpcdist.bench.runfile import write_run
 from hpcdist.bench.tables import Columns, plain_console, print_rows, print_table
-from hpcdist.diagnostics.sizes import volume
+from hpcdist.text import duration, times, volume
 
 REGRESSED = 1
 

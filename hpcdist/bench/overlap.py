@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcdist.bench.memories import Memory
-from hpcdist.bench.race import Call, Race, race
+from hpcdist.bench.interleaved import Call, Interleaved, interleave
+from hpcdist.bench.memory_kinds import Memory
 from hpcdist.bench.unavailable import agree, complaint
 from hpcdist.comm.group import Group
 
@@ -25,9 +25,9 @@ class Place(NamedTuple):
     group: Group
     memory: Memory
 
-    def race(self, contestants: Mapping[str, Call]) -> Race:
-        """Time the contestants, shortly. Collective."""
-        return race(self.comm, contestants, rounds=5, wait=self.memory.waiter())
+    def interleave(self, candidates: Mapping[str, Call]) -> Interleaved:
+        """Time the candidates, shortly. Collective."""
+        return interleave(self.comm, candidates, rounds=5, wait=self.memory.waiter())
 
 
 def sleeper(_: Place, seconds: float) -> Call:
@@ -74,7 +74,7 @@ COMPUTING: Mapping[str, Callable[[Place, float], Call]] = {
 
 
 def _repeated(place: Place, step: Call, seconds: float) -> Call:
-    alone = place.race({"step": step}).median("step")
+    alone = place.interleave({"step": step}).median("step")
     turns = range(max(1, round(seconds / alone)))
 
     def compute() -> None:
@@ -95,8 +95,8 @@ def both(begin: Call, compute: Call) -> Call:
     return begin_compute_wait
 
 
-def hidden(found: Race, name: str) -> float:
-    """Return the share of the operation `name` that the contestant ``"compute"`` hid.
+def hidden(found: Interleaved, name: str) -> float:
+    """Return the share of the operation `name` that the candidate ``"compute"`` hid.
 
     It is what ``"<name> both"`` saves of the time the two take one after the other.
     """

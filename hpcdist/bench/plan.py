@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from hpcdist.bench.cases import CASES, QUICK_SIZES
-from hpcdist.bench.memories import are_on_device
-from hpcdist.bench.own import start_own
-from hpcdist.bench.peers import start_peers
-from hpcdist.bench.rows import Row, Spot
-from hpcdist.bench.stage import Effort, Stage, wait_quietly
+from hpcdist.bench.harness import Effort, Harness, wait_quietly
+from hpcdist.bench.libraries import start_peers
+from hpcdist.bench.libraries.hpcdist import start_own
+from hpcdist.bench.memory_kinds import are_on_device
+from hpcdist.bench.rows import Point, Row
 from hpcdist.bench.startup import Started
 from hpcdist.bench.task import read_dtype, result_bytes
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import destroy_process_group, new_group
-from hpcdist.diagnostics.sizes import volume
+from hpcdist.text import volume
 
 LARGEST = 1 << 30
 """A measurement that would give a rank more bytes than this is left out."""
@@ -53,7 +53,7 @@ class Progress(NamedTuple):
     found: Callable[[str, list[Row]], Any] = lambda case, rows: None
 
 
-def spots_of(plan: Plan, case: str, size: int) -> list[Spot]:
+def points_of(plan: Plan, case: str, size: int) -> list[Point]:
     """Return where `case` is measured on `size` ranks; none where it needs more."""
     row = CASES[case]
     if size < row.least:
@@ -62,7 +62,7 @@ def spots_of(plan: Plan, case: str, size: int) -> list[Spot]:
     placed = row.typed or (row.moved and plan.on_device)
     memories: Sequence[str | None] = plan.memories if placed else [None]
     return [
-        Spot(case, dtype, memory, nbytes)
+        Point(case, dtype, memory, nbytes)
         for dtype in dtypes
         for memory in memories
         for nbytes in _sizes(plan, case, dtype)
@@ -98,14 +98,14 @@ def measure(
 
     """
     sizes = plan.ranks or [world.nranks]
-    spots = {size: {case: spots_of(plan, case, size) for case in plan.cases} for size in sizes}
-    total = sum(len(each) for by_case in spots.values() for each in by_case.values())
+    points = {size: {case: points_of(plan, case, size) for case in plan.cases} for size in sizes}
+    total = sum(len(each) for by_case in points.values() for each in by_case.values())
     rows: list[Row] = []
     done = 0
     for size in sizes:
         if world.rank < size:
             stage = _enter(world, size, plan, started, notes)
-            for case, each in spots[size].items():
+            for case, each in points[size].items():
                 found = _measure_case(stage, each, tell or Progress(), done, total)
                 (tell or Progress()).found(case, found)
                 rows += found
@@ -116,18 +116,18 @@ def measure(
 
 
 def _measure_case(
-    stage: Stage, spots: list[Spot], tell: Progress, done: int, total: int
+    stage: Harness, points: list[Point], tell: Progress, done: int, total: int
 ) -> list[Row]:
     rows: list[Row] = []
-    for number, spot in enumerate(spots):
-        size = "" if spot.nbytes is None else f" of {volume(spot.nbytes)}"
+    for number, point in enumerate(points):
+        size = "" if point.nbytes is None else f" of {volume(point.nbytes)}"
         where = f" on {stage.group.nranks} rank{'s' * (stage.group.nranks > 1)}"
-        tell.at(done + number, total, f"{spot.case}{size}{where}")
-        rows += CASES[spot.case].measure(stage, spot)
+        tell.at(done + number, total, f"{point.case}{size}{where}")
+        rows += CASES[point.case].measure(stage, point)
     return rows
 
 
-def _enter(world: Group, size: int, plan: Plan, started: Started, notes: list[str]) -> Stage:
+def _enter(world: Group, size: int, plan: Plan, started: Started, notes: list[str]) -> Harness:
     """Gather the first `size` ranks and the libraries. Collective over these ranks."""
     whole = size == world.nranks
     group = world if whole else new_group(world.ranks[:size])
@@ -136,10 +136,10 @@ def _enter(world: Group, size: int, plan: Plan, started: Started, notes: list[st
     notes += [f"{name} is left out on {size} ranks: {why}" for name, why in missing.items()]
     nodes = len(set(comm.allgather(socket.gethostname())))
     libraries = [start_own(group), *peers]
-    return Stage(group, comm, nodes, whole, libraries, plan.op, plan.effort(), started, notes)
+    return Harness(group, comm, nodes, whole, libraries, plan.op, plan.effort(), started, notes)
 
 
-def _leave(stage: Stage) -> None:
+def _leave(stage: Harness) -> None:
     for library in stage.libraries:
         library.close()
     if not stage.whole:

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist.bench.figures import duration
 from hpcdist.bench.rows import COPY, PINNED, Row
 from hpcdist.bench.runfile import check_writable
 from hpcdist.bench.tables import several, title_of
-from hpcdist.diagnostics.sizes import volume
 from hpcdist.errors import UsageError
+from hpcdist.text import duration, volume
 
 ENDINGS = (".png", ".svg")
 _COLOURS = {"hpcdist": "C0", "mpi4py": "C1", "torch": "C2", "paddle": "C3", "nccl": "C4"}

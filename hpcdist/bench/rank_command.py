@@ -16,9 +16,9 @@ from hpcdist.bench.request import spread_against
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
-from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.failure import let_be_heard
 from hpcdist.runtime.place import read_place
+from hpcdist.runtime.process import snapshot
 
 _WRONG_USE = 2
 _WORDS = "hpcdist.bench.words"
@@ -66,8 +66,8 @@ def start_ranks(ctx: click.Context, nprocs: int | None) -> None:
     if size > 1:
         raise UsageError(f"-n {nprocs}, but this job has {size} ranks: use --ranks for fewer")
     from hpcdist.launch.command import Options
-    from hpcdist.launch.run import Manner, run_job
-    from hpcdist.launch.site import find_site
+    from hpcdist.launch.launchers import find_site
+    from hpcdist.launch.run import RunOptions, run_job
 
     environ = snapshot()
     words = ctx.meta[_WORDS]
@@ -76,7 +76,7 @@ def start_ranks(ctx: click.Context, nprocs: int | None) -> None:
     program = (sys.executable, "-m", "hpcdist", str(ctx.command.name), *words)
     options = Options(program, nprocs=nprocs)
     try:
-        sys.exit(run_job(options, Manner(label=False), find_site(environ), environ))
+        sys.exit(run_job(options, RunOptions(label=False), find_site(environ), environ))
     except OSError as error:
         raise click.ClickException(str(error)) from error
 

@@ -6,16 +6,16 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcdist.bench.cases import CASES, KINDS, choose_cases
-from hpcdist.bench.figures import read_counts, read_sizes
-from hpcdist.bench.memories import HOST, devices, host_memories
-from hpcdist.bench.peers import PEERS
+from hpcdist.bench.libraries import PEERS
+from hpcdist.bench.memory_kinds import HOST, devices, host_memories
 from hpcdist.bench.plan import Plan
 from hpcdist.bench.plots import check_plot
 from hpcdist.bench.rows import Row
 from hpcdist.bench.runfile import check_writable, read_run
 from hpcdist.bench.task import read_dtype
 from hpcdist.errors import UsageError
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.text import read_counts, read_sizes
+from hpcdist.transport.reduction import ReduceOp
 
 
 class Request(NamedTuple):

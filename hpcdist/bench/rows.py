@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcdist.bench.race import Race
+from hpcdist.bench.interleaved import Interleaved
 
 Row = dict[str, Any]
 
@@ -59,7 +59,7 @@ PINNED = "pinned copy"
 LIMITS = (COPY, PINNED)
 
 
-class Spot(NamedTuple):
+class Point(NamedTuple):
     """Where something is measured; None where it makes no difference."""
 
     case: str
@@ -69,17 +69,24 @@ class Spot(NamedTuple):
 
 
 def row_of(
-    found: Race, lane: str, library: str, spot: Spot, *, ranks: int, nodes: int, parts: int = 1
+    found: Interleaved,
+    lane: str,
+    library: str,
+    point: Point,
+    *,
+    ranks: int,
+    nodes: int,
+    parts: int = 1,
 ) -> Row:
-    """Return the row of the contestant `lane`, whose call has `parts` equal parts."""
+    """Return the row of the candidate `lane`, whose call has `parts` equal parts."""
     seconds = found.seconds[lane] / parts
     samples = found.samples[lane] / parts
     row = {
-        "case": spot.case,
+        "case": point.case,
         "library": library,
-        "dtype": spot.dtype,
-        "memory": spot.memory,
-        "nbytes": spot.nbytes,
+        "dtype": point.dtype,
+        "memory": point.memory,
+        "nbytes": point.nbytes,
         "ranks": ranks,
         "nodes": nodes,
         "median_s": float(np.median(seconds)),

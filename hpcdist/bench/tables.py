@@ -9,9 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from hpcdist.bench.figures import bandwidth, duration, percent, rate, times
 from hpcdist.bench.rows import ENOUGH_SAMPLES
-from hpcdist.diagnostics.sizes import volume
+from hpcdist.text import bandwidth, duration, percent, rate, times, volume
 
 Columns = Mapping[str, Callable[[Any], str]]
 """How the value of each column is shown, by heading."""

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.bench.memories import MEMORIES
-from hpcdist.bench.race import Call
+from hpcdist.bench.interleaved import Call
+from hpcdist.bench.memory_kinds import MEMORIES
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
 
@@ -64,7 +64,7 @@ class Messages(NamedTuple):
 
 
 class Library(NamedTuple):
-    """A contestant: what it can do on a group.
+    """A candidate: what it can do on a group.
 
     Attributes:
         name: as in the reports.

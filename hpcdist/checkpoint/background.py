@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, final
 from weakref import WeakKeyDictionary
 
-from hpcdist.checkpoint.team import Team
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import new_group
+from hpcdist.comm.together import Team
 from hpcdist.errors import CollectiveTimeout
 from hpcdist.runtime.mpi import load_mpi
 from hpcdist.transport.base import Known, Work
-from hpcdist.transport.lane import seconds
+from hpcdist.transport.queue import seconds
 
 
 @final

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from hpcdist.checkpoint.blocks import open_regular
 from hpcdist.errors import CheckpointError
-from hpcdist.runtime.environ import snapshot
+from hpcdist.runtime.process import snapshot
 
 CLAIM_FILE = re.compile(r"([0-9a-f]{12})\.saving")
 NEW_CLAIM = re.compile(r"([0-9a-f]{12})\.saving\.new")

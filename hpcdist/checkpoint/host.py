@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdist.arrays.buffer import Buffer, as_buffer, as_output
-from hpcdist.arrays.device import engine_of
+from hpcdist.arrays.device import device_runtime_of
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import DeviceView, NumpyArray, library_of
 from hpcdist.arrays.transfer import await_streams, fill, on_host
@@ -53,7 +53,7 @@ def to_read(array: Any, what: str, start: int, stop: int) -> memoryview:
     buffer = as_buffer(array, what)
     per = buffer.dtype.numpy.itemsize // buffer.data.itemsize
     run = buffer.data.reshape(-1)[start * per : stop * per]
-    return bytes_of(run if engine_of(run) is None else on_host(run))
+    return bytes_of(run if device_runtime_of(run) is None else on_host(run))
 
 
 def to_write(array: Any, what: str) -> Target:
@@ -65,7 +65,7 @@ def to_write(array: Any, what: str) -> Target:
         buffer = as_output(array, what)
     except UsageError:
         return _to_replace(array, as_buffer(array, what))
-    if engine_of(buffer.data) is not None:
+    if device_runtime_of(buffer.data) is not None:
         return _to_send_up(array, buffer)
     if buffer.home is None:
         return Target(bytes_of(buffer.data), lambda: array, is_new=False)
@@ -95,7 +95,7 @@ def _to_send_up(array: Any, buffer: Buffer) -> Target:
     def finish() -> Any:
         fill(buffer.data, host)
         buffer.unpack()
-        engine = engine_of(buffer.data)
+        engine = device_runtime_of(buffer.data)
         assert engine is not None
         await_streams(engine)
         return array

@@ -13,8 +13,8 @@ from hpcdist.checkpoint.blocks import Files, Piece, Progress, write_file
 from hpcdist.checkpoint.folder import find_checkpoint, named, open_checkpoint, sync_folder
 from hpcdist.checkpoint.formats import Tensor, lay_out
 from hpcdist.checkpoint.manifest import Manifest
-from hpcdist.checkpoint.team import reading_team
 from hpcdist.comm.group import Group
+from hpcdist.comm.together import reading_team
 from hpcdist.errors import CheckpointError, UsageError
 
 

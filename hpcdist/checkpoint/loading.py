@@ -23,9 +23,9 @@ from hpcdist.checkpoint.manifest import Manifest
 from hpcdist.checkpoint.matching import Fill, Matching, ObjectState, Wanted
 from hpcdist.checkpoint.nodes import Path, name_of, topmost
 from hpcdist.checkpoint.objects import give
-from hpcdist.checkpoint.team import Team, reading_team
+from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import not_a_member
+from hpcdist.comm.together import Team, reading_team
 from hpcdist.errors import CheckpointError, CheckpointWarning
 
 _SHOWN = 5

@@ -34,9 +34,9 @@ from hpcdist.checkpoint.nodes import Node
 from hpcdist.checkpoint.plan import Array, Held, Span, join_holdings, share_out
 from hpcdist.checkpoint.shard import Shard, bounds_of
 from hpcdist.checkpoint.state import describe_state, merge_nodes
-from hpcdist.checkpoint.team import Team, team_of
+from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import not_a_member
+from hpcdist.comm.together import Team, team_of
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.transport.base import Work
 

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from hpcdist.comm import describe
+from hpcdist.comm.dispatch import dispatch, not_a_member
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import issue, not_a_member
-from hpcdist.comm.session import group_at_hand
+from hpcdist.comm.session import resolve_group
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 
 
 def all_reduce(
@@ -50,7 +50,7 @@ def all_reduce(
         True
 
     """
-    return issue(group, sync_op, describe.all_reduce, tensor, op)
+    return dispatch(group, sync_op, describe.all_reduce, tensor, op)
 
 
 def reduce(
@@ -64,7 +64,7 @@ def reduce(
 
     The other ranks' arrays stay as they are. Arguments as in `all_reduce`.
     """
-    return issue(group, sync_op, describe.reduce, tensor, dst, op)
+    return dispatch(group, sync_op, describe.reduce, tensor, dst, op)
 
 
 def reduce_scatter(
@@ -87,14 +87,14 @@ def reduce_scatter(
         sync_op: return when the operation has ended.
 
     """
-    return issue(group, sync_op, describe.reduce_scatter, tensor, tensor_list, op)
+    return dispatch(group, sync_op, describe.reduce_scatter, tensor, tensor_list, op)
 
 
 def scan(
     tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True
 ) -> Work:
     """Replace `tensor` by its reduction over the ranks up to and with this one (MPI_Scan)."""
-    return issue(group, sync_op, describe.scan, tensor, op)
+    return dispatch(group, sync_op, describe.scan, tensor, op)
 
 
 def exscan(
@@ -104,12 +104,12 @@ def exscan(
 
     The first rank's array stays as it is.
     """
-    return issue(group, sync_op, describe.exscan, tensor, op)
+    return dispatch(group, sync_op, describe.exscan, tensor, op)
 
 
 def broadcast(tensor: Any, src: int, group: Group | None = None, sync_op: bool = True) -> Work:
     """Replace `tensor` on every rank by the one of rank `src` (MPI_Bcast)."""
-    return issue(group, sync_op, describe.broadcast, tensor, src)
+    return dispatch(group, sync_op, describe.broadcast, tensor, src)
 
 
 def all_gather(
@@ -126,7 +126,7 @@ def all_gather(
         sync_op: return when the operation has ended.
 
     """
-    return issue(group, sync_op, describe.all_gather, tensor_list, tensor)
+    return dispatch(group, sync_op, describe.all_gather, tensor_list, tensor)
 
 
 def gather(
@@ -147,7 +147,7 @@ def gather(
         sync_op: return when the operation has ended.
 
     """
-    return issue(group, sync_op, describe.gather, tensor, gather_list, dst)
+    return dispatch(group, sync_op, describe.gather, tensor, gather_list, dst)
 
 
 def scatter(
@@ -169,12 +169,12 @@ def scatter(
 
     """
     warn_of_meaningless(tensor_list, src, group)
-    return issue(group, sync_op, describe.scatter, tensor, tensor_list, src)
+    return dispatch(group, sync_op, describe.scatter, tensor, tensor_list, src)
 
 
 def warn_of_meaningless(tensor_list: Any, src: int, group: Group | None) -> None:
     """Warn, at the caller's caller, of a list that only rank `src` of a scatter gives."""
-    at_hand = group_at_hand(group)
+    at_hand = resolve_group(group)
     if tensor_list is not None and at_hand.is_member() and at_hand.world_rank != src:
         warnings.warn(
             f"tensor_list is meaningless on rank {at_hand.world_rank}: rank {src} scatters",
@@ -197,7 +197,7 @@ def alltoall(
         sync_op: return when the operation has ended.
 
     """
-    return issue(group, sync_op, describe.alltoall, out_tensor_list, in_tensor_list)
+    return dispatch(group, sync_op, describe.alltoall, out_tensor_list, in_tensor_list)
 
 
 def alltoall_single(
@@ -222,7 +222,7 @@ def alltoall_single(
 
     """
     check_no_split_sizes(group, sync_op)
-    return issue(
+    return dispatch(
         group,
         sync_op,
         describe.alltoall_single,
@@ -247,7 +247,7 @@ _SIZES = (list, tuple, np.ndarray)
 
 def barrier(group: Group | None = None, sync_op: bool = True) -> Work:
     """Wait until every rank of the group has called this (MPI_Barrier)."""
-    return issue(group, sync_op, describe.barrier)
+    return dispatch(group, sync_op, describe.barrier)
 
 
 def wait(tensor: Any, group: Group | None = None, use_calc_stream: bool = True) -> None:
@@ -256,7 +256,7 @@ def wait(tensor: Any, group: Group | None = None, use_calc_stream: bool = True) 
     Local. For arrays in host memory both values of `use_calc_stream` mean the same. For arrays on
     a GPU the current stream waits, and not the host, unless ``use_calc_stream=False``.
     """
-    group = group_at_hand(group)
+    group = resolve_group(group)
     if group.transport is None:
         not_a_member(group)
     else:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcdist.arrays.buffer import Buffer, as_buffer, as_output, ordinary
 from hpcdist.comm.group import Group
-from hpcdist.comm.lists import (
+from hpcdist.comm.tensor_lists import (
     Given,
     Room,
     as_buffers,
@@ -35,7 +35,7 @@ from hpcdist.comm.lists import (
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import UNEVEN, Call, Kind, shape_detail
 from hpcdist.transport.parts import counts_of
-from hpcdist.transport.recipes import ReduceOp, check_op, recipe_for
+from hpcdist.transport.reduction import ReduceOp, check_op, rule_for
 
 
 def barrier(group: Group) -> Call:
@@ -53,8 +53,8 @@ def _in_place(kind: Kind, group: Group, tensor: Any, op: Any) -> Call:
         op = check_op(op)
     dtype = ordinary(tensor)
     if dtype is not None:  # the hot path: no buffer, and not through Call's own constructor
-        recipe = recipe_for(op, dtype)
-        return _new_tuple(Call, (kind, None, tensor, dtype, tensor.shape, 0, op, recipe, *_REST))
+        rule = rule_for(op, dtype)
+        return _new_tuple(Call, (kind, None, tensor, dtype, tensor.shape, 0, op, rule, *_REST))
     buffer = as_output(tensor)
     return Call(
         kind,
@@ -62,7 +62,7 @@ def _in_place(kind: Kind, group: Group, tensor: Any, op: Any) -> Call:
         dtype=buffer.dtype,
         shape=buffer.shape,
         op=op,
-        recipe=recipe_for(op, buffer.dtype),
+        rule=rule_for(op, buffer.dtype),
         finish=None if buffer.home is None else unpack(buffer),
     )
 
@@ -83,18 +83,16 @@ def reduce(group: Group, tensor: Any, dst: Any, op: Any) -> Call:
     except UsageError as error:
         return cannot(Kind.REDUCE, group, error, root)
     op = check_op(op)
-    recipe = recipe_for(op, buffer.dtype)
+    rule = rule_for(op, buffer.dtype)
     send, recv = (None, buffer.data) if at_root else (buffer.data, None)
     finish = unpack(buffer) if at_root else None
-    return Call(
-        Kind.REDUCE, send, recv, buffer.dtype, buffer.shape, root, op, recipe, finish=finish
-    )
+    return Call(Kind.REDUCE, send, recv, buffer.dtype, buffer.shape, root, op, rule, finish=finish)
 
 
 def reduce_scatter(group: Group, tensor: Any, tensor_list: Any, op: Any) -> Call:
     out = as_output(tensor)
     op = check_op(op)
-    recipe = recipe_for(op, out.dtype)
+    rule = rule_for(op, out.dtype)
     try:
         given = blocks_to_send(group, tensor_list, out, "tensor_list")
     except UsageError as error:
@@ -102,7 +100,7 @@ def reduce_scatter(group: Group, tensor: Any, tensor_list: Any, op: Any) -> Call
     send, sends, shapes = given
     finish = unpack(out)
     shape: Any = shapes or out.shape
-    call = Call(Kind.REDUCE_SCATTER, send, out.data, out.dtype, shape, 0, op, recipe, finish=finish)
+    call = Call(Kind.REDUCE_SCATTER, send, out.data, out.dtype, shape, 0, op, rule, finish=finish)
     return _with_lists(group, call, given, _NO_ROOM) if sends or shapes else call
 
 

@@ -15,15 +15,14 @@ from hpcdist.comm.session import (
     Session,
     Whereabouts,
     current_session,
-    group_at_hand,
     here,
     is_simulated,
+    resolve_group,
     set_session,
 )
 from hpcdist.config import Config, read_config
 from hpcdist.errors import HpcdistError, TransportError, UsageError
 from hpcdist.runtime import gpu
-from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.failure import end_job_on_failure, let_refusal_be_heard
 from hpcdist.runtime.mpi import (
     FINALIZED,
@@ -33,7 +32,8 @@ from hpcdist.runtime.mpi import (
     start_world,
 )
 from hpcdist.runtime.place import read_place
-from hpcdist.transport.local import LocalTransport, Room
+from hpcdist.runtime.process import snapshot
+from hpcdist.transport.threads.transport import ThreadGroup, ThreadTransport
 
 
 def init_parallel_env(
@@ -107,7 +107,7 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
             raise
         return _start_alone(wanted, timeout_s, str(error))
 
-    from hpcdist.transport.mpi_host import MpiHost, make_site
+    from hpcdist.transport.mpi.transport import MpiTransport, make_site
 
     place = world.place
     number = None
@@ -115,7 +115,9 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
         number = gpu.choose(gpu.count(), place.local_rank, wanted.number)
         gpu.bind(number)
     end_job_on_failure(place.rank)
-    transport = MpiHost(world.comm, range(place.size), timeout_s, make_site(config, world.nodes))
+    transport = MpiTransport(
+        world.comm, range(place.size), timeout_s, make_site(config, world.nodes)
+    )
     endpoints = tuple(
         f"{host}:{_FIRST_PORT + local}"
         for host, local in zip(world.hosts, world.local_ranks, strict=True)
@@ -134,7 +136,7 @@ def _start_alone(wanted: _Wanted | None, timeout_s: float, without_mpi: str) -> 
     if wanted is not None:
         number = gpu.choose(gpu.count(), 0, wanted.number)
         gpu.bind(number)
-    transport = LocalTransport(Room([0]), 0, timeout_s, without_mpi)
+    transport = ThreadTransport(ThreadGroup([0]), 0, timeout_s, without_mpi)
     endpoints = (f"{socket.gethostname()}:{_FIRST_PORT}",)
     set_session(
         session := Session(transport, Whereabouts(0, 1, 0, 1, endpoints, number), timeout_s)
@@ -230,7 +232,7 @@ def get_rank(group: Group | None = None) -> int:
     """
     if group is None and not is_initialized():
         return read_place(snapshot()).rank
-    return group_at_hand(group).rank
+    return resolve_group(group).rank
 
 
 def get_world_size(group: Group | None = None) -> int:
@@ -240,12 +242,12 @@ def get_world_size(group: Group | None = None) -> int:
     """
     if group is None and not is_initialized():
         return read_place(snapshot()).size
-    return group_at_hand(group).world_size
+    return resolve_group(group).world_size
 
 
 def get_backend(group: Group | None = None) -> str:
     """Return the name of the transport of `group`, ``"MPI"``; `UsageError` for a non-member."""
-    return group_at_hand(group).backend
+    return resolve_group(group).backend
 
 
 # ---- Paddle's gloo names: the host transport

@@ -14,15 +14,15 @@ from typing import Any, final
 import numpy as np
 
 from hpcdist.arrays.buffer import as_buffer, wrap_like
+from hpcdist.comm.dispatch import Message, dispatch_batch
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import group_of
-from hpcdist.comm.issue import Message, issue_batch
-from hpcdist.comm.lists import check_fillable, is_list
 from hpcdist.comm.messages import describe_recv, describe_send
+from hpcdist.comm.tensor_lists import check_fillable, is_list
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
 from hpcdist.transport.call import PROC_NULL
-from hpcdist.transport.together import Together
+from hpcdist.transport.waiting import Together
 
 
 @final
@@ -161,7 +161,7 @@ class Grid:
             for direction, peer in neighbors
             if peer != PROC_NULL
         ]
-        work = Together(issue_batch([*receives, *sends]))
+        work = Together(dispatch_batch([*receives, *sends]))
         if out_tensor_list is not out and not out_tensor_list:
             out_tensor_list.extend(out)
         if sync_op:

@@ -8,15 +8,15 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+from hpcdist.comm.dispatch import dispatch, not_a_member
 from hpcdist.comm.group import Closed, Dormant, Group
-from hpcdist.comm.issue import issue, not_a_member
-from hpcdist.comm.lists import cannot
 from hpcdist.comm.objects import describe_all_gather
-from hpcdist.comm.session import Session, group_at_hand, session_at_hand, set_session
+from hpcdist.comm.session import Session, require_session, resolve_group, set_session
+from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import UNDEFINED, Call, Kind
-from hpcdist.transport.lane import seconds
-from hpcdist.transport.patience import raising_held
+from hpcdist.transport.polling import raising_held
+from hpcdist.transport.queue import seconds
 
 _HOST_BACKENDS = (None, "auto", "mpi", "gloo")
 
@@ -52,7 +52,7 @@ def new_group(
         [0]
 
     """
-    members = _check_ranks(ranks, session_at_hand().world.nranks)
+    members = _check_ranks(ranks, require_session().world.nranks)
     check_backend(backend)
     return group_of(members, timeout, name)
 
@@ -60,7 +60,7 @@ def new_group(
 @raising_held
 def group_of(members: list[int], timeout: Any = None, name: str | None = None) -> Group:
     """Make the group of the world ranks `members`, in this order."""
-    session = session_at_hand()
+    session = require_session()
     timeout_s = check_timeout(timeout, session.timeout_s)
     world, parent = session.world, session.world.transport
     is_member = world.rank in members
@@ -83,10 +83,10 @@ def split(group: Group, color: Any, key: Any, timeout: Any, name: str | None) ->
     if group.transport is None:
         not_a_member(group)
         return group_of([])
-    session = session_at_hand()
+    session = require_session()
     check_timeout(timeout, session.timeout_s)
     told: list[Any] = []
-    issue(group, True, _describe_split, told, color, key)
+    dispatch(group, True, _describe_split, told, color, key)
     own = told[group.rank][0]
     members = sorted((key, rank) for rank, (color, key) in enumerate(told) if color == own)
     if own is None:
@@ -120,7 +120,7 @@ def _integer(value: Any, what: str) -> int:
 
 def get_group(id: int = 0) -> Group | None:
     """Return the group with this id; warn and return None if there is none."""
-    group = session_at_hand().groups.get(id)
+    group = require_session().groups.get(id)
     if group is None:
         warnings.warn(f"Group {id} is not initialized.", stacklevel=2)
     return group
@@ -133,7 +133,7 @@ def destroy_process_group(group: Group | None = None) -> None:
     Collective over the members. After ``destroy_process_group()`` the next
     `init_parallel_env` starts again.
     """
-    session = session_at_hand()
+    session = require_session()
     with session.groups_change.alone("destroy_process_group"):
         _destroy(session, group)
 
@@ -144,7 +144,7 @@ def _destroy(session: Session, group: Group | None) -> None:
             _close(each)
         set_session(None)
         return
-    group = group_at_hand(group)
+    group = resolve_group(group)
     if session.groups.get(group.id) is not group:
         raise UsageError(
             f"Destroy group with id {group.id} is invalid: it has been destroyed before or belongs "
@@ -173,7 +173,7 @@ def shutdown_process_group(group: Group | None = None) -> None:
 
     Collective over the members.
     """
-    group = group_at_hand(group)
+    group = resolve_group(group)
     transport = group.transport
     if transport is None or isinstance(transport, (Closed, Dormant)):
         return
@@ -183,7 +183,7 @@ def shutdown_process_group(group: Group | None = None) -> None:
 
 def restart_process_group(group: Group | None = None) -> None:
     """Restart a group after `shutdown_process_group`. Collective over the members."""
-    group = group_at_hand(group)
+    group = resolve_group(group)
     if isinstance(group.transport, Dormant):
         group.transport.wake()
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray, view_of
 from hpcdist.comm.group import Group
-from hpcdist.comm.session import group_at_hand
+from hpcdist.comm.session import resolve_group
 
 Shape = int | tuple[int, ...]
 
@@ -34,7 +34,7 @@ def empty(
     exist (simulated ranks, a single rank), the array is an ordinary one.
 
     """
-    transport = group_at_hand(group).transport
+    transport = resolve_group(group).transport
     dtype = np.dtype(dtype)
     dtype_row(dtype)
     if transport is not None:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdist.arrays.buffer import Buffer, as_buffer, as_output
-from hpcdist.arrays.parcel import Parcel, pack_object, unpack_object
+from hpcdist.arrays.pickled import Pickled, pack_object, unpack_object
+from hpcdist.comm.dispatch import Describe, Message, as_flag, dispatch, dispatch_batch, not_a_member
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import Describe, Message, as_flag, issue, issue_batch, not_a_member
-from hpcdist.comm.lists import unpack
-from hpcdist.comm.session import group_at_hand
+from hpcdist.comm.session import resolve_group
+from hpcdist.comm.tensor_lists import unpack
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.transport.base import Done, Work
 from hpcdist.transport.call import ANY_SOURCE, PROC_NULL, Call, Kind
@@ -28,7 +28,7 @@ def send(
     tensor: Any, dst: int = 0, group: Group | None = None, sync_op: bool = True, tag: int = 0
 ) -> Work:
     """Send `tensor` to rank `dst`; return when it may be changed again (MPI_Send)."""
-    return _issue(group, sync_op, describe_send, tensor, dst, tag)
+    return _dispatch(group, sync_op, describe_send, tensor, dst, tag)
 
 
 def recv(
@@ -57,17 +57,17 @@ def recv(
         RemoteError: the sender has ended and sent nothing that matches.
 
     """
-    return _issue(group, sync_op, describe_recv, tensor, src, tag)
+    return _dispatch(group, sync_op, describe_recv, tensor, src, tag)
 
 
 def isend(tensor: Any, dst: int, group: Group | None = None, tag: int = 0) -> Work:
     """Begin `send`; `tensor` must be left alone until `Work.wait` (MPI_Isend)."""
-    return _issue(group, False, describe_send, tensor, dst, tag)
+    return _dispatch(group, False, describe_send, tensor, dst, tag)
 
 
 def irecv(tensor: Any, src: int | None = None, group: Group | None = None, tag: int = 0) -> Work:
     """Begin `recv`; `tensor` holds the message after `Work.wait` (MPI_Irecv)."""
-    return _issue(group, False, describe_recv, tensor, src, tag)
+    return _dispatch(group, False, describe_recv, tensor, src, tag)
 
 
 class _P2POpFields(NamedTuple):
@@ -105,7 +105,7 @@ class P2POp(_P2POpFields):
             raise UsageError(
                 f"Invalid ``op`` function {op!r}; pass hpcdist.isend or hpcdist.irecv itself"
             )
-        where = group_at_hand(group)
+        where = resolve_group(group)
         if where.is_member():
             _DESCRIBE[op](where, tensor, where.world_rank if is_nobody(peer) else peer, tag)
         return super().__new__(cls, op, tensor, peer, group, tag)
@@ -131,7 +131,7 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
         raise UsageError(f"batch_isend_irecv needs a list of P2POp, got {p2p_op_list!r}")
     real = [each for each in p2p_op_list if not is_nobody(each.peer)]
     works = iter(
-        issue_batch(
+        dispatch_batch(
             [
                 Message(each.group, _DESCRIBE[each.op], (each.tensor, each.peer, each.tag))
                 for each in real
@@ -167,7 +167,7 @@ def send_object_list(
 
     """
     peer = _one_peer(group, dst, dst_in_group, "dst")
-    return _issue(group, sync_op, _describe_send_objects, object_list, peer, tag)
+    return _dispatch(group, sync_op, _describe_send_objects, object_list, peer, tag)
 
 
 def recv_object_list(
@@ -194,13 +194,13 @@ def recv_object_list(
 
     """
     peer = _one_peer(group, src, src_in_group, "src")
-    return _issue(group, sync_op, _describe_recv_objects, object_list, peer, tag)
+    return _dispatch(group, sync_op, _describe_recv_objects, object_list, peer, tag)
 
 
 # ---- no rank at all
 
 
-def _issue(
+def _dispatch(
     group: Group | None,
     sync_op: bool,
     describe: Callable[..., Call],
@@ -212,7 +212,7 @@ def _issue(
     if not is_rank and is_nobody(peer):
         as_flag(sync_op, "sync_op")
         return to_nobody(group, describe, what, tag)
-    return issue(group, sync_op, describe, what, peer, tag)
+    return dispatch(group, sync_op, describe, what, peer, tag)
 
 
 def is_nobody(peer: Any) -> bool:
@@ -225,7 +225,7 @@ def is_nobody(peer: Any) -> bool:
 
 def to_nobody(group: Group | None, describe: Describe, what: Any, tag: int) -> Work:
     """Exchange nothing; what is wrong with the arguments is an error all the same."""
-    where = group_at_hand(group)
+    where = resolve_group(group)
     if not where.is_member():
         return not_a_member(where)
     describe(where, what, where.world_rank, tag)
@@ -269,18 +269,18 @@ def _describe_send_objects(group: Group, object_list: Any, dst: Any, tag: Any) -
     _check_objects(object_list)
     root = group.root_of(0 if dst is None else dst, "dst")
     try:
-        parcel = pack_object(list(object_list))
+        pickled = pack_object(list(object_list))
     except Exception as error:
         raise UsageError(f"object_list cannot be pickled: {error}") from error
-    return Call(Kind.SEND_OBJECT_LIST, root=root, tag=_check_tag(tag), parcels=(parcel,))
+    return Call(Kind.SEND_OBJECT_LIST, root=root, tag=_check_tag(tag), pickles=(pickled,))
 
 
 def _describe_recv_objects(group: Group, object_list: Any, src: Any, tag: Any) -> Call:
     _check_objects(object_list)
     root = ANY_SOURCE if src is None else group.root_of(src, "src")
 
-    def finish(parcels: list[Parcel]) -> None:
-        received = unpack_object(parcels[0])
+    def finish(pickles: list[Pickled]) -> None:
+        received = unpack_object(pickles[0])
         if len(received) != len(object_list):
             raise MismatchError(
                 f"{len(received)} objects were sent to rank {group.world_rank}, whose object_list "
@@ -307,4 +307,4 @@ def _one_peer(group: Group | None, world: int | None, in_group: int | None, what
         raise UsageError(f"Cannot specify both {what} and {what}_in_group")
     if in_group is None or is_nobody(in_group):
         return world if in_group is None else in_group
-    return group_at_hand(group).get_global_rank(in_group)
+    return resolve_group(group).get_global_rank(in_group)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hpcdist.arrays.parcel import Parcel, pack_object, parcel_detail, unpack_object
+from hpcdist.arrays.pickled import Pickled, pack_object, pickled_detail, unpack_object
+from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import issue
-from hpcdist.comm.lists import cannot
+from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
 from hpcdist.transport.call import Call, Kind
@@ -31,14 +31,14 @@ def all_gather_object(
         sync_op: return when the objects are there.
 
     """
-    return issue(group, sync_op, describe_all_gather, object_list, obj)
+    return dispatch(group, sync_op, describe_all_gather, object_list, obj)
 
 
 def broadcast_object_list(
     object_list: list[Any], src: int, group: Group | None = None, *, sync_op: bool = True
 ) -> Work:
     """Replace the entries of `object_list`, equally long everywhere, by those of rank `src`."""
-    return issue(group, sync_op, _describe_broadcast, object_list, src)
+    return dispatch(group, sync_op, _describe_broadcast, object_list, src)
 
 
 def scatter_object_list(
@@ -50,7 +50,7 @@ def scatter_object_list(
     sync_op: bool = True,
 ) -> Work:
     """Hand entry j of rank `src`'s list to rank j; the out list becomes exactly that one entry."""
-    return issue(group, sync_op, _describe_scatter, out_object_list, in_object_list, src)
+    return dispatch(group, sync_op, _describe_scatter, out_object_list, in_object_list, src)
 
 
 def gather_object(
@@ -62,7 +62,7 @@ def gather_object(
     sync_op: bool = True,
 ) -> Work:
     """Collect the `obj` of every rank in rank `dst`'s list, empty (filled) or with n entries."""
-    return issue(group, sync_op, _describe_gather, obj, object_gather_list, dst)
+    return dispatch(group, sync_op, _describe_gather, obj, object_gather_list, dst)
 
 
 def all_to_all_object(
@@ -73,7 +73,7 @@ def all_to_all_object(
     sync_op: bool = True,
 ) -> Work:
     """Send entry j of `in_object_list` to rank j; entry i of the out list comes from rank i."""
-    return issue(group, sync_op, _describe_all_to_all, out_object_list, in_object_list)
+    return dispatch(group, sync_op, _describe_all_to_all, out_object_list, in_object_list)
 
 
 # ---- descriptions
@@ -84,10 +84,10 @@ def describe_all_gather(group: Group, object_list: Any, obj: Any) -> Call:
     kind = Kind.ALL_GATHER_OBJECT
     try:
         _check_room(group, object_list, "object_list")
-        parcels = (_pack(obj, "obj"),)
+        pickles = (_pack(obj, "obj"),)
     except UsageError as error:
         return cannot(kind, group, error)
-    return Call(kind, detail=parcel_detail(parcels), parcels=parcels, finish=_replace(object_list))
+    return Call(kind, detail=pickled_detail(pickles), pickles=pickles, finish=_replace(object_list))
 
 
 def _describe_broadcast(group: Group, object_list: Any, src: Any) -> Call:
@@ -95,11 +95,11 @@ def _describe_broadcast(group: Group, object_list: Any, src: Any) -> Call:
     try:
         if not isinstance(object_list, list) or not object_list:
             raise UsageError(f"object_list cannot be None or empty, got {object_list!r}")
-        parcels = (_pack(list(object_list), "object_list"),) if root == group.rank else ()
+        pickles = (_pack(list(object_list), "object_list"),) if root == group.rank else ()
     except UsageError as error:
         return cannot(kind, group, error, root)
 
-    def finish(received: list[Parcel]) -> None:
+    def finish(received: list[Pickled]) -> None:
         if root != group.rank:
             object_list[:] = unpack_object(received[0])
 
@@ -107,27 +107,27 @@ def _describe_broadcast(group: Group, object_list: Any, src: Any) -> Call:
         kind,
         shape=(len(object_list),),
         root=root,
-        detail=parcel_detail(parcels),
-        parcels=parcels,
+        detail=pickled_detail(pickles),
+        pickles=pickles,
         finish=finish,
     )
 
 
 def _describe_scatter(group: Group, out_list: Any, in_list: Any, src: Any) -> Call:
     kind, root = Kind.SCATTER_OBJECT_LIST, group.root_of(src, "src")
-    parcels: Sequence[Parcel] = ()
+    pickles: Sequence[Pickled] = ()
     try:
         if not isinstance(out_list, list):
             raise UsageError(f"out_object_list must be a list, got {out_list!r}")
         if root == group.rank:
-            parcels = _pack_each(group, in_list, "in_object_list")
+            pickles = _pack_each(group, in_list, "in_object_list")
     except UsageError as error:
         return cannot(kind, group, error, root)
     return Call(
         kind,
         root=root,
-        detail=parcel_detail(parcels),
-        parcels=parcels,
+        detail=pickled_detail(pickles),
+        pickles=pickles,
         finish=_replace(out_list),
     )
 
@@ -138,14 +138,14 @@ def _describe_gather(group: Group, obj: Any, gather_list: Any, dst: Any) -> Call
     try:
         if at_root:
             _check_room(group, gather_list, "object_gather_list")
-        parcels = (_pack(obj, "obj"),)
+        pickles = (_pack(obj, "obj"),)
     except UsageError as error:
         return cannot(kind, group, error, root)
     return Call(
         kind,
         root=root,
-        detail=parcel_detail(parcels),
-        parcels=parcels,
+        detail=pickled_detail(pickles),
+        pickles=pickles,
         finish=_replace(gather_list) if at_root else None,
     )
 
@@ -154,20 +154,20 @@ def _describe_all_to_all(group: Group, out_list: Any, in_list: Any) -> Call:
     kind = Kind.ALL_TO_ALL_OBJECT
     try:
         _check_room(group, out_list, "out_object_list")
-        parcels = _pack_each(group, in_list, "in_object_list")
+        pickles = _pack_each(group, in_list, "in_object_list")
     except UsageError as error:
         return cannot(kind, group, error)
-    return Call(kind, detail=parcel_detail(parcels), parcels=parcels, finish=_replace(out_list))
+    return Call(kind, detail=pickled_detail(pickles), pickles=pickles, finish=_replace(out_list))
 
 
 def _replace(target: list[Any]) -> Any:
-    def finish(parcels: list[Parcel]) -> None:
-        target[:] = [unpack_object(parcel) for parcel in parcels]
+    def finish(pickles: list[Pickled]) -> None:
+        target[:] = [unpack_object(pickled) for pickled in pickles]
 
     return finish
 
 
-def _pack(obj: Any, what: str) -> Parcel:
+def _pack(obj: Any, what: str) -> Pickled:
     try:
         return pack_object(obj)
     except Exception as error:
@@ -177,7 +177,7 @@ def _pack(obj: Any, what: str) -> Parcel:
         ) from error
 
 
-def _pack_each(group: Group, objects: Any, what: str) -> list[Parcel]:
+def _pack_each(group: Group, objects: Any, what: str) -> list[Pickled]:
     if not isinstance(objects, (list, tuple)) or len(objects) != group.nranks:
         got = len(objects) if isinstance(objects, (list, tuple)) else repr(objects)
         raise UsageError(

@@ -7,8 +7,8 @@ from typing import final
 
 from hpcdist.comm.session import Whereabouts, current_session
 from hpcdist.config import read_config
-from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.place import read_place
+from hpcdist.runtime.process import snapshot
 
 
 @final

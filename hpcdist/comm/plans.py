@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from hpcdist.comm import describe
+from hpcdist.comm.dispatch import described, dispatch, not_a_member
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import described, issue, not_a_member
-from hpcdist.comm.session import group_at_hand
+from hpcdist.comm.session import resolve_group
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import DONE, REFUSE_START, Plan, Work
 from hpcdist.transport.call import label
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 
 
 def plan_all_reduce(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None) -> Plan:
@@ -107,7 +107,7 @@ def plan_barrier(group: Group | None = None) -> Plan:
 
 
 def _plan(group: Group | None, describe_call: Callable[..., Any], *args: Any) -> Plan:
-    group = group_at_hand(group)
+    group = resolve_group(group)
     if group.transport is None:
         not_a_member(group)
         return _NoPlan()
@@ -131,7 +131,7 @@ class _ReplayPlan(Plan):
         """Begin the operation on what the arrays hold now."""
         if self._group is None or not self._work.is_completed():
             raise UsageError(REFUSE_START)
-        self._work = issue(self._group, False, self._describe, *self._args)
+        self._work = dispatch(self._group, False, self._describe, *self._args)
         return self._work
 
     def free(self) -> None:

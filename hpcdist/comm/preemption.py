@@ -22,9 +22,9 @@ import numpy as np
 
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
-from hpcdist.comm.session import group_at_hand, is_simulated
+from hpcdist.comm.session import is_simulated, resolve_group
 from hpcdist.errors import UsageError
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 
 Handler = Callable[[signal.Signals], Any]
 
@@ -86,7 +86,7 @@ def should_stop(group: Group | None = None) -> bool:
         False
 
     """
-    group = group_at_hand(group)
+    group = resolve_group(group)
     if not _notice.listens and not is_simulated():
         _notice.listen(None)
     received = np.array([_notice.received], dtype=np.int32)

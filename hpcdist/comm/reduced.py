@@ -16,14 +16,14 @@ from hpcdist.arrays.buffer import Buffer, as_buffer, typed, wrap_like
 from hpcdist.arrays.device import align_streams, on_device
 from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.arrays.tree import leaves, with_leaves
+from hpcdist.arrays.trees import leaves, with_leaves
+from hpcdist.comm.dispatch import dispatch, not_a_member
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import issue, not_a_member
-from hpcdist.comm.session import group_at_hand
+from hpcdist.comm.session import resolve_group
 from hpcdist.comm.states import State, verify_states
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import Call, Kind
-from hpcdist.transport.recipes import ReduceOp, check_op, recipe_for
+from hpcdist.transport.reduction import ReduceOp, check_op, rule_for
 
 
 def all_reduced(tree: Any, op: int = ReduceOp.SUM, group: Group | None = None) -> Any:
@@ -53,7 +53,7 @@ def all_reduced(tree: Any, op: int = ReduceOp.SUM, group: Group | None = None) -
         {'loss': 0.5, 'samples': 12}
 
     """
-    group, op = group_at_hand(group), check_op(op)
+    group, op = resolve_group(group), check_op(op)
     if group.transport is None:
         not_a_member(group)
         return tree
@@ -107,7 +107,7 @@ def _kind_of(leaf: Any) -> type | None:
 
 def _part(values: Any, dtype: str, op: ReduceOp) -> _Part:
     buffer = as_buffer(np.array(values, dtype))
-    recipe_for(op, buffer.dtype)
+    rule_for(op, buffer.dtype)
     return _Part(buffer.data, buffer.dtype, op)
 
 
@@ -161,7 +161,7 @@ def _array(path: str, leaf: Any, op: ReduceOp) -> _Leaf:
     if op is ReduceOp.AVG and buffer.dtype.family in ("int", "bool"):
         mean = typed(buffer.data, buffer.dtype).astype("f8")
         buffer = as_buffer(mean)._replace(array=leaf, shape=buffer.shape)
-    recipe_for(op, buffer.dtype)
+    rule_for(op, buffer.dtype)
     part = _Part(buffer.data.reshape(-1), buffer.dtype, op)
     return _Leaf(state, [part], partial(_like, buffer))
 
@@ -197,7 +197,7 @@ def _reduce(parts: Sequence[_Part], group: Group) -> list[NumpyArray]:
         flats = [parts[at].data for at in places]
         align_streams(flats[0])
         whole = np.concatenate(flats, out=np.empty_like(flats[0], shape=(sum(map(len, flats)),)))
-        issue(group, True, _describe, whole, parts[places[0]])
+        dispatch(group, True, _describe, whole, parts[places[0]])
         end = 0
         for at, flat in zip(places, flats, strict=True):
             start, end = end, end + len(flat)
@@ -207,5 +207,5 @@ def _reduce(parts: Sequence[_Part], group: Group) -> list[NumpyArray]:
 
 def _describe(group: Group, whole: NumpyArray, like: _Part) -> Call:
     _, dtype, op = like
-    recipe, shape = recipe_for(op, dtype), whole.shape
-    return Call(Kind.ALL_REDUCE, recv=whole, dtype=dtype, shape=shape, op=op, recipe=recipe)
+    rule, shape = rule_for(op, dtype), whole.shape
+    return Call(Kind.ALL_REDUCE, recv=whole, dtype=dtype, shape=shape, op=op, rule=rule)

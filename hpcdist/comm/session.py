@@ -139,7 +139,7 @@ def standing_for(rank: dict[str, Any]) -> Iterator[None]:
         vars(here).clear()
 
 
-def session_at_hand() -> Session:
+def require_session() -> Session:
     """Return the current session, or raise `UsageError`."""
     session = current_session()
     if session is None:
@@ -149,10 +149,10 @@ def session_at_hand() -> Session:
     return session
 
 
-def group_at_hand(group: Any) -> Group:
+def resolve_group(group: Any) -> Group:
     """Return `group`, or the world group for None; raise `UsageError` for anything else."""
     if group is None:
-        return session_at_hand().world
+        return require_session().world
     if type(group) is not Group:
         raise UsageError(
             f"group must be a Group from new_group or get_group, or None for all ranks, got "

@@ -16,7 +16,7 @@ from hpcdist.comm.session import (
     leave_simulation,
 )
 from hpcdist.errors import RemoteError, UsageError
-from hpcdist.transport.local import LocalTransport, Room
+from hpcdist.transport.threads.transport import ThreadGroup, ThreadTransport
 
 T = TypeVar("T")
 
@@ -48,13 +48,13 @@ def simulate(
     """
     if not isinstance(n, int) or n < 1:
         raise UsageError(f"simulate needs at least one rank, got {n!r}")
-    room = Room(range(n))
+    room = ThreadGroup(range(n))
     results: list[Any] = [None] * n
     errors: dict[int, BaseException] = {}
 
     def one_rank(rank: int) -> None:
         where = Whereabouts(rank, n, 0, 1, tuple(f"localhost:{rank}" for rank in range(n)))
-        transport = LocalTransport(room, rank, timeout)
+        transport = ThreadTransport(room, rank, timeout)
 
         def new_session() -> Session:
             nonlocal transport

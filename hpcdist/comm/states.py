@@ -12,14 +12,14 @@ import numpy as np
 from hpcdist.arrays.buffer import Buffer
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm import describe
+from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import issue
-from hpcdist.comm.lists import cannot
 from hpcdist.comm.objects import all_gather_object
-from hpcdist.comm.session import group_at_hand
+from hpcdist.comm.session import resolve_group
+from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.transport.call import Call, Kind
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 
 State = tuple[str, tuple[int, ...], str]
 """Name, shape and dtype of one array, in words that all ranks can compare."""
@@ -52,11 +52,11 @@ def verify_states(
         RemoteError: another rank did.
 
     """
-    group = group_at_hand(group)
+    group = resolve_group(group)
     states = tuple((str(name), tuple(shape), str(dtype)) for name, shape, dtype in named)
     mark = _digest(states)
     extremes = np.array([mark, -mark])
-    issue(group, True, _describe_comparison, extremes, error)
+    dispatch(group, True, _describe_comparison, extremes, error)
     if extremes[0] == -extremes[1]:
         return
     everyone: list[Sequence[State]] = []

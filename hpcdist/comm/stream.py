@@ -13,13 +13,13 @@ from typing import Any
 
 from hpcdist.comm import describe
 from hpcdist.comm.collectives import check_no_split_sizes, warn_of_meaningless
+from hpcdist.comm.dispatch import Describe, as_flag, dispatch
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import Describe, as_flag, issue
 from hpcdist.comm.messages import describe_recv, describe_send, is_nobody, to_nobody
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
 from hpcdist.transport.call import Call
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 
 __all__ = [
     "all_gather",
@@ -36,14 +36,14 @@ __all__ = [
 ]
 
 
-def _issue(
+def _dispatch(
     group: Group | None, sync_op: bool, use_calc_stream: bool, describe_call: Describe, *args: Any
 ) -> Work:
     if not as_flag(use_calc_stream, "use_calc_stream"):
-        return issue(group, sync_op, describe_call, *args)
+        return dispatch(group, sync_op, describe_call, *args)
     if not as_flag(sync_op, "sync_op"):
         raise UsageError("use_calc_stream can only be true in sync op behavior.")
-    return issue(group, True, _on_current, describe_call, args)
+    return dispatch(group, True, _on_current, describe_call, args)
 
 
 def _on_current(group: Group, describe_call: Describe, args: Sequence[Any]) -> Call:
@@ -58,7 +58,7 @@ def all_reduce(
     use_calc_stream: bool = False,
 ) -> Work:
     """Do `hpcdist.all_reduce`."""
-    return _issue(group, sync_op, use_calc_stream, describe.all_reduce, tensor, op)
+    return _dispatch(group, sync_op, use_calc_stream, describe.all_reduce, tensor, op)
 
 
 def reduce(
@@ -70,7 +70,7 @@ def reduce(
     use_calc_stream: bool = False,
 ) -> Work:
     """Do `hpcdist.reduce`; `dst` defaults to 0."""
-    return _issue(group, sync_op, use_calc_stream, describe.reduce, tensor, dst, op)
+    return _dispatch(group, sync_op, use_calc_stream, describe.reduce, tensor, dst, op)
 
 
 def reduce_scatter(
@@ -82,7 +82,7 @@ def reduce_scatter(
     use_calc_stream: bool = False,
 ) -> Work:
     """Do `hpcdist.reduce_scatter`."""
-    return _issue(
+    return _dispatch(
         group, sync_op, use_calc_stream, describe.reduce_scatter, tensor, tensor_or_tensor_list, op
     )
 
@@ -95,7 +95,7 @@ def broadcast(
     use_calc_stream: bool = False,
 ) -> Work:
     """Do `hpcdist.broadcast`."""
-    return _issue(group, sync_op, use_calc_stream, describe.broadcast, tensor, src)
+    return _dispatch(group, sync_op, use_calc_stream, describe.broadcast, tensor, src)
 
 
 def all_gather(
@@ -106,7 +106,7 @@ def all_gather(
     use_calc_stream: bool = False,
 ) -> Work:
     """Do `hpcdist.all_gather`."""
-    return _issue(
+    return _dispatch(
         group, sync_op, use_calc_stream, describe.all_gather, tensor_or_tensor_list, tensor
     )
 
@@ -120,7 +120,7 @@ def gather(
     use_calc_stream: bool = False,
 ) -> Work:
     """Do `hpcdist.gather`."""
-    return _issue(group, sync_op, use_calc_stream, describe.gather, tensor, gather_list, dst)
+    return _dispatch(group, sync_op, use_calc_stream, describe.gather, tensor, gather_list, dst)
 
 
 def scatter(
@@ -133,7 +133,7 @@ def scatter(
 ) -> Work:
     """Do `hpcdist.scatter`."""
     warn_of_meaningless(tensor_or_tensor_list, src, group)
-    return _issue(
+    return _dispatch(
         group, sync_op, use_calc_stream, describe.scatter, tensor, tensor_or_tensor_list, src
     )
 
@@ -146,7 +146,7 @@ def alltoall(
     use_calc_stream: bool = False,
 ) -> Work:
     """Do `hpcdist.alltoall`."""
-    return _issue(
+    return _dispatch(
         group,
         sync_op,
         use_calc_stream,
@@ -168,7 +168,7 @@ def alltoall_single(
 ) -> Work:
     """Do `hpcdist.alltoall_single`; split sizes by keyword only, in both forms."""
     check_no_split_sizes(group, sync_op)
-    return _issue(
+    return _dispatch(
         group,
         sync_op,
         use_calc_stream,
@@ -191,7 +191,7 @@ def send(
     """Do `hpcdist.send`."""
     if is_nobody(dst):
         return to_nobody(group, describe_send, tensor, tag)
-    return _issue(group, sync_op, use_calc_stream, describe_send, tensor, dst, tag)
+    return _dispatch(group, sync_op, use_calc_stream, describe_send, tensor, dst, tag)
 
 
 def recv(
@@ -205,7 +205,7 @@ def recv(
     """Do `hpcdist.recv`."""
     if is_nobody(src):
         return to_nobody(group, describe_recv, tensor, tag)
-    return _issue(group, sync_op, use_calc_stream, describe_recv, tensor, src, tag)
+    return _dispatch(group, sync_op, use_calc_stream, describe_recv, tensor, src, tag)
 
 
 all_to_all = alltoall

@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 
 from hpcdist.comm.group import Group
-from hpcdist.comm.session import group_at_hand
+from hpcdist.comm.session import resolve_group
 from hpcdist.data.shares import IndexArray, Shares, Tail, order_of, plan_shares, samples_at
 from hpcdist.errors import UsageError
 
@@ -230,7 +230,7 @@ def _length_of(dataset: Any) -> int:
 def _place(group: Group | None, num_replicas: int | None, rank: int | None) -> tuple[int, int]:
     """Return the rank and the number of ranks that share the samples."""
     if num_replicas is None and rank is None:
-        group = group_at_hand(group)
+        group = resolve_group(group)
         if not group.is_member():
             raise UsageError(
                 f"rank {group.world_rank} has no share of the data: it is not a member of group "

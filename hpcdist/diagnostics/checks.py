@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from hpcdist.diagnostics.facts import Job, by_host
 from hpcdist.diagnostics.machine import Machine, named
 from hpcdist.diagnostics.network import middle
+from hpcdist.diagnostics.probe import Job, by_host
 from hpcdist.diagnostics.problem import Check, Problem
-from hpcdist.diagnostics.ranges import in_short
-from hpcdist.diagnostics.sizes import volume
+from hpcdist.text import in_short, volume
 
 OK, WARNING, WRONG = "ok", "warning", "wrong"
 

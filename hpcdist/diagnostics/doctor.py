@@ -19,25 +19,25 @@ from rich.table import Table
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
 from hpcdist.config import Config, read_config
+from hpcdist.diagnostics.algorithms import Row as WayRow, folded, meanings, way_rows
 from hpcdist.diagnostics.checks import Row as CheckRow, check_rows
-from hpcdist.diagnostics.facts import Job, Tuning, look, recorded
 from hpcdist.diagnostics.installation import Setting, compiled_dtypes, settings_of, versions
-from hpcdist.diagnostics.problem import Problem, refused
-from hpcdist.diagnostics.problems import problems_of
-from hpcdist.diagnostics.sizes import read_sizes
-from hpcdist.diagnostics.starting import (
+from hpcdist.diagnostics.launcher import (
     Starter,
     find_starter,
     in_words as starting_words,
     starter_problems,
 )
-from hpcdist.diagnostics.ways import Row as WayRow, folded, meanings, way_rows
+from hpcdist.diagnostics.probe import Job, Tuning, look, recorded
+from hpcdist.diagnostics.problem import Problem, refused
+from hpcdist.diagnostics.problems import problems_of
 from hpcdist.errors import TransportError, UsageError
-from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.failure import let_be_heard, let_refusal_be_heard
 from hpcdist.runtime.mpi import abort
 from hpcdist.runtime.place import read_place
-from hpcdist.transport.select import OPERATIONS
+from hpcdist.runtime.process import snapshot
+from hpcdist.text import read_sizes
+from hpcdist.transport.tuning import OPERATIONS
 
 _WRONG, _WRONG_USE = 1, 2
 _PAUSE_S = 1.0
@@ -56,7 +56,7 @@ class Report(NamedTuple):
     settings: Sequence[Setting]
     problems: Sequence[Problem]
     job: Job | None = None
-    ways: Sequence[WayRow] = ()
+    algorithms: Sequence[WayRow] = ()
     starter: str = ""
     seconds: float = 0.0
 
@@ -122,7 +122,9 @@ def _others_wait() -> bool:
 def _known(operations: tuple[str, ...]) -> tuple[str, ...]:
     unknown = [name for name in operations if name not in OPERATIONS]
     if unknown:
-        raise UsageError(f"{unknown[0]!r} has no choice of ways; there is {', '.join(OPERATIONS)}")
+        raise UsageError(
+            f"{unknown[0]!r} has no choice of algorithms; there is {', '.join(OPERATIONS)}"
+        )
     return operations or OPERATIONS
 
 
@@ -176,7 +178,7 @@ def _report(
         settings_of(config, snapshot()),
         problems,
         job,
-        way_rows(job, cast(Any, world.transport).selection, operations, sizes),
+        way_rows(job, cast(Any, world.transport).tuning_table, operations, sizes),
         starting_words(starter) if job.launch.launcher == "none" else "",
     )
 
@@ -194,7 +196,7 @@ def as_plain(report: Report) -> dict[str, Any]:
         "job": None if job is None else plain(job),
         "settings": [setting._asdict() for setting in report.settings],
         "problems": [{**row._asdict(), "check": row.check.value} for row in report.problems],
-        "ways": [plain(row) for row in report.ways],
+        "algorithms": [plain(row) for row in report.algorithms],
         "seconds": report.seconds,
     }
 
@@ -224,8 +226,10 @@ def in_words(report: Report) -> str:
         _print(console, "Versions", lines)
         _print(console, "Settings", (setting._asdict() for setting in report.settings))
         if report.job is not None and report.job.ranks > 1:
-            _print(console, "Which way an operation takes, and why", folded(report.ways))
-            _print(console, "What the ways are", meanings(report.ways))
+            _print(
+                console, "Which algorithm an operation takes, and why", folded(report.algorithms)
+            )
+            _print(console, "What the algorithms are", meanings(report.algorithms))
         _print(console, "Checks", (row._asdict() for row in report.checks))
         console.print(summary(report.problems))
     return captured.get().rstrip()

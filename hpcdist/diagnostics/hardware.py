@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from hpcdist.diagnostics.facts import Job, by_host
 from hpcdist.diagnostics.machine import Machine, across_numa, crowded, named
 from hpcdist.diagnostics.network import middle, slow_links, slow_nodes
+from hpcdist.diagnostics.probe import Job, by_host
 from hpcdist.diagnostics.problem import Check, Problem
-from hpcdist.diagnostics.ranges import in_short
-from hpcdist.diagnostics.sizes import volume
+from hpcdist.text import in_short, volume
 
 _SKEW_S = 0.1
 _SHM_SIZE, _SHM_FREE, _MEMLOCK = 1 << 29, 1 << 26, 1 << 30

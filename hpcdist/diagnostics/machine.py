@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcdist.diagnostics.gpus import Gpus, find_gpus
-from hpcdist.diagnostics.ranges import read_short
-from hpcdist.runtime.cores import my_cores
+from hpcdist.runtime.process import my_cores
+from hpcdist.text import read_short
 
 _SHM = Path("/dev/shm")
 _NODES = Path("/sys/devices/system/node")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcdist.config import Config
-from hpcdist.diagnostics.facts import Job
 from hpcdist.diagnostics.hardware import hardware_problems
+from hpcdist.diagnostics.probe import Job
 from hpcdist.diagnostics.problem import Check, Problem
 
 _HARMLESS = ("Python", "NumPy", "mpi4py", "compiled kernel")

@@ -13,13 +13,16 @@ import click
 # Name: where the click command is, and its line in `hpcdist --help`.
 COMMANDS = {
     "run": ("hpcdist.launch.cli:run", "Start a script on several ranks."),
-    "submit": ("hpcdist.launch.submit:submit", "Write a batch script, submit it, follow its log."),
+    "submit": (
+        "hpcdist.launch.submit.command:submit",
+        "Write a batch script, submit it, follow its log.",
+    ),
     "bench": (
         "hpcdist.bench.command:bench",
         "Measure collectives, messages and training beside other libraries.",
     ),
     "tune": (
-        "hpcdist.bench.tune_command:tune",
+        "hpcdist.bench.tune.command:tune",
         "Measure which way each operation is fastest here, and write it down.",
     ),
     "checkpoint": (
@@ -130,9 +133,9 @@ def run(program: tuple[str, ...], **given: Any) -> None:
 def _run(program: tuple[str, ...], given: dict[str, Any]) -> int:
     from hpcdist.errors import UsageError
     from hpcdist.launch.command import Launcher, Options, build_command, shell_text
-    from hpcdist.launch.run import Manner, run_job
-    from hpcdist.launch.site import find_site
-    from hpcdist.runtime.environ import snapshot
+    from hpcdist.launch.launchers import find_site
+    from hpcdist.launch.run import RunOptions, run_job
+    from hpcdist.runtime.process import snapshot
 
     for name, reason in _PADDLE_ONLY.items():
         if given[name] is not None:
@@ -162,7 +165,9 @@ def _run(program: tuple[str, ...], given: dict[str, Any]) -> int:
     if given["dry_run"]:
         click.echo(shell_text(build_command(options, site, environ)))
         return 0
-    manner = Manner(given["label"], given["log_dir"], given["log_overwrite"], given["max_restart"])
+    manner = RunOptions(
+        given["label"], given["log_dir"], given["log_overwrite"], given["max_restart"]
+    )
     return run_job(options, manner, site, environ)
 
 

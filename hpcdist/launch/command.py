@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from hpcdist.errors import UsageError
-from hpcdist.launch.inherited import inherited
+from hpcdist.launch.environment import inherited
 from hpcdist.runtime.slurm import parse_counts
 
 

@@ -39,7 +39,7 @@ class Installation:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ModuleOptions:
     """What the modulefile sets besides the paths.
 
     Attributes:
@@ -77,7 +77,7 @@ def find_installation(prefix: Path) -> Installation:
     )
 
 
-def variables_of(place: Installation, wishes: Wishes) -> Iterator[tuple[str, str]]:
+def variables_of(place: Installation, wishes: ModuleOptions) -> Iterator[tuple[str, str]]:
     """Give the variables that the module sets."""
     if place.is_venv:
         yield "VIRTUAL_ENV", str(place.prefix)
@@ -94,7 +94,7 @@ def paths_of(place: Installation) -> Iterator[tuple[str, str]]:
         yield "PYTHONPATH", str(place.site_packages)
 
 
-def lua_text(place: Installation, wishes: Wishes) -> str:
+def lua_text(place: Installation, wishes: ModuleOptions) -> str:
     """Return the modulefile for Lmod."""
     lines = [
         "-- Modulefile for Lmod, written by `hpcdist module`",
@@ -113,7 +113,7 @@ def lua_text(place: Installation, wishes: Wishes) -> str:
     return "\n".join([*lines, ""])
 
 
-def tcl_text(place: Installation, wishes: Wishes) -> str:
+def tcl_text(place: Installation, wishes: ModuleOptions) -> str:
     """Return the modulefile in Tcl, for Environment Modules and for Lmod."""
     lines = [
         "#%Module1.0",
@@ -172,7 +172,7 @@ def module(
         place = find_installation(prefix)
         if tuning is not None and not tuning.is_file():
             raise UsageError(f"there is no tuning file {tuning}: `hpcdist tune -o` writes one")
-        wishes = Wishes(
+        wishes = ModuleOptions(
             name, version or place.version, mpi, str(tuning.absolute()) if tuning else None, needs
         )
         values = [value for _, value in (*variables_of(place, wishes), *paths_of(place))]

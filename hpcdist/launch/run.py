@@ -14,17 +14,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from hpcdist.launch.command import Command, Options, Site, build_command
-from hpcdist.launch.input import readable_input
-from hpcdist.launch.job import Job
-from hpcdist.launch.outcome import Outcome, describe_exit
-from hpcdist.launch.output import Console
+from hpcdist.launch.job.input import readable_input
+from hpcdist.launch.job.job import Job
+from hpcdist.launch.job.outcome import Outcome, describe_exit
+from hpcdist.launch.job.output import Console
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _NOBODY_READS = 128 + signal.SIGPIPE
 
 
 @dataclass(frozen=True)
-class Manner:
+class RunOptions:
     """How to run: label the lines (None: where there are several ranks), log files, restarts."""
 
     label: bool | None = None
@@ -33,7 +33,7 @@ class Manner:
     max_restart: int = 0
 
 
-def run_job(options: Options, manner: Manner, site: Site, environ: Mapping[str, str]) -> int:
+def run_job(options: Options, manner: RunOptions, site: Site, environ: Mapping[str, str]) -> int:
     """Run a job to its end, again where it fails and `manner` allows.
 
     Args:
@@ -72,7 +72,7 @@ def run_job(options: Options, manner: Manner, site: Site, environ: Mapping[str, 
 
 
 def _run_once(
-    options: Options, manner: Manner, site: Site, environ: Mapping[str, str]
+    options: Options, manner: RunOptions, site: Site, environ: Mapping[str, str]
 ) -> tuple[Outcome, bool]:
     """Return the outcome, and whether somebody asked us to end."""
 

@@ -1,7 +1,7 @@
 """Training on many ranks: gradients in buckets, averaged while the backward pass computes.
 
 Read in this order: `model` (what users call), `buckets` and `reducer` (which gradients travel
-together, and when; pure), `exchange` (how they travel), `pace` (inline or overlapped), `states`
+together, and when; pure), `averager` (how they travel), `pace` (inline or overlapped), `states`
 (equal states everywhere), `fused` (many arrays as few operations), `parameter`, `holders` (what a
 model keeps), `gradients` and `arrays` (the engine for plain arrays), `averages` (without a model),
 `clipping` and `scaler` (gradients in bounds), `sharding` (no rank keeps everything).
@@ -13,7 +13,7 @@ from hpcdist.parallel.averages import (
 )
 from hpcdist.parallel.buckets import plan_buckets as plan_buckets
 from hpcdist.parallel.fused import build_groups as build_groups
-from hpcdist.parallel.holders import sync_params_buffers as sync_params_buffers
 from hpcdist.parallel.model import DataParallel as DataParallel
+from hpcdist.parallel.module_state import sync_params_buffers as sync_params_buffers
 from hpcdist.parallel.parameter import Parameter as Parameter
 from hpcdist.parallel.reducer import Reducer as Reducer

@@ -13,19 +13,19 @@ from hpcdist.comm.states import State, verify_states
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
 from hpcdist.parallel.gradients import Gradients
-from hpcdist.parallel.holders import (
+from hpcdist.parallel.model import DEFAULT_MB, DataParallel, bucket_limits, training_group
+from hpcdist.parallel.module_state import (
     array_in,
+    broadcast_state,
     buffers_of,
     described,
     distinct,
     holders_of,
     is_trained,
     load,
-    spread,
     trainable,
 )
-from hpcdist.parallel.model import DEFAULT_MB, DataParallel, bucket_limits, training_group
-from hpcdist.parallel.pace import CommStats
+from hpcdist.parallel.overlap import CommStats
 from hpcdist.parallel.parameter import Parameter
 
 
@@ -73,7 +73,7 @@ class ArrayDataParallel(DataParallel):
             problem = error
         verify_states(states, self.group, error=problem)
         self.comm_buffer_size = int(comm_buffer_size * (1 << 20))
-        spread(held, self.group, self.group.ranks[0])
+        broadcast_state(held, self.group, self.group.ranks[0])
         trained = [(name, holder) for name, holder in held if is_trained(holder)]
         for name, parameter in trained:
             parameter.name = name
@@ -84,7 +84,7 @@ class ArrayDataParallel(DataParallel):
             find_unused=self.find_unused_parameters,
             check_nan=read_config().check_nan if check_nan is None else check_nan,
             owner=weakref.ref(self),
-            after=partial(_spread_buffers, layers, self.group),
+            after=partial(_broadcast_buffers, layers, self.group),
         )
         self.group_indices = self._gradients.buckets
 
@@ -169,7 +169,7 @@ class ArrayDataParallel(DataParallel):
             last = gradients.shadow()
         finally:
             gradients.leave_join()
-        spread(distinct(holders_of(self._layers)), self.group, last)
+        broadcast_state(distinct(holders_of(self._layers)), self.group, last)
 
     def comm_stats(self) -> CommStats:
         """Return what the exchange of gradients has cost so far, and how much was hidden. Local."""
@@ -219,6 +219,6 @@ class ArrayDataParallel(DataParallel):
         return f"DataParallel({self._layers!r}, {self.group.nranks} ranks)"
 
 
-def _spread_buffers(layers: Any, group: Group, src: int) -> None:
+def _broadcast_buffers(layers: Any, group: Group, src: int) -> None:
     """Give the buffers of the model, those it has now, the values of one rank. Collective."""
-    spread(distinct(buffers_of(layers)), group, src)
+    broadcast_state(distinct(buffers_of(layers)), group, src)

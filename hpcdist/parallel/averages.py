@@ -11,16 +11,16 @@ from functools import partial
 from typing import Any
 
 from hpcdist.arrays.buffer import Buffer, as_buffer
-from hpcdist.arrays.tree import leaves, with_leaves
+from hpcdist.arrays.trees import leaves, with_leaves
 from hpcdist.comm.collectives import all_reduce
+from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import not_a_member
-from hpcdist.comm.session import group_at_hand
+from hpcdist.comm.session import resolve_group
 from hpcdist.comm.states import state_of, verify_states
 from hpcdist.errors import UsageError
 from hpcdist.parallel.fused import fused
 from hpcdist.parallel.parameter import Parameter
-from hpcdist.transport.recipes import ReduceOp, recipe_for
+from hpcdist.transport.reduction import ReduceOp, rule_for
 
 
 def average_gradients(tree: Any, group: Group | None = None) -> Any:
@@ -48,7 +48,7 @@ def average_gradients(tree: Any, group: Group | None = None) -> Any:
         {'w': array([0.5, 0.5])}
 
     """
-    group = group_at_hand(group)
+    group = resolve_group(group)
     if group.transport is None:
         not_a_member(group)
         return tree
@@ -78,7 +78,7 @@ def fused_allreduce_gradients(
     """
     if hcg is not None and group is not None:
         raise UsageError("fused_allreduce_gradients got both hcg and group; give one of them")
-    group = group_at_hand(hcg.get_data_parallel_group() if hcg is not None else group)
+    group = resolve_group(hcg.get_data_parallel_group() if hcg is not None else group)
     if group.transport is None:
         not_a_member(group)
         return
@@ -115,7 +115,7 @@ def _average(named: Sequence[tuple[str, Any]], group: Group, noun: str) -> list[
 def _to_average(path: str, array: Any) -> Buffer:
     buffer = as_buffer(array, path)
     try:
-        recipe_for(ReduceOp.AVG, buffer.dtype)
+        rule_for(ReduceOp.AVG, buffer.dtype)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     return buffer

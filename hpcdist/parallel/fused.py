@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from hpcdist.arrays.buffer import Buffer, as_buffer, is_writeable, typed, wrap_like
-from hpcdist.arrays.device import align_streams, engine_of
-from hpcdist.arrays.layout import join, spread
+from hpcdist.arrays.device import align_streams, device_runtime_of
 from hpcdist.arrays.libraries import NumpyArray, library_of
+from hpcdist.arrays.packing import join, scatter_into
 from hpcdist.comm.group import Group
 from hpcdist.comm.memory import empty
 from hpcdist.errors import UsageError
@@ -48,7 +48,7 @@ def fused(buffers: Sequence[Buffer], group: Group, operation: Operation) -> list
             host = type(parts[0].data) is np.ndarray
             flat = join(parts, partial(empty, group=group) if host else None)
             operation(wrap_like(parts[0].array, flat, parts[0].dtype, (flat.size,)))
-            spread(flat, parts)
+            scatter_into(flat, parts)
             align_streams(flat)  # the arrays' own library reads them next
         else:
             flat = _joined_copy(parts)
@@ -60,7 +60,9 @@ def fused(buffers: Sequence[Buffer], group: Group, operation: Operation) -> list
 
 def _pieces(buffers: Sequence[Buffer], limit: int) -> list[list[int]]:
     nbytes = [buffer.data.nbytes for buffer in buffers]
-    kinds = [(each.dtype.name, _is_writable(each), engine_of(each.data)) for each in buffers]
+    kinds = [
+        (each.dtype.name, _is_writable(each), device_runtime_of(each.data)) for each in buffers
+    ]
     large = [index for index, size in enumerate(nbytes) if size >= limit]
     return plan_buckets(nbytes, kinds, [limit], sparse=large)
 

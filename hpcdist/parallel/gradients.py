@@ -2,7 +2,7 @@
 
 Each bucket is one flat array, and every gradient a view of it: nothing is copied between the
 parameter that is written and the bucket that is sent. When all gradients of a bucket are there,
-`Exchange` averages it; when all buckets have been sent, the backward pass ends by itself.
+`Averager` averages it; when all buckets have been sent, the backward pass ends by itself.
 
 [Note: in step] Whatever goes wrong, each rank sends every bucket once per backward pass: a rank
 that cannot send one calls it off, and those after it. So all ranks raise, none hangs, and the
@@ -17,19 +17,19 @@ from typing import Any, final
 
 import numpy as np
 
-from hpcdist.arrays.device import engine_of
+from hpcdist.arrays.device import device_runtime_of
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray, view_of
 from hpcdist.comm.collectives import all_gather, all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.comm.memory import empty_near
 from hpcdist.errors import CollectiveTimeout, UsageError
+from hpcdist.parallel.averager import Averager, wait_all
 from hpcdist.parallel.buckets import plan_buckets
-from hpcdist.parallel.exchange import Exchange, wait_all
-from hpcdist.parallel.parameter import Parameter, Seat
+from hpcdist.parallel.parameter import GradSlot, Parameter
 from hpcdist.parallel.reducer import Reducer
 from hpcdist.transport.base import Work
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 
 
 @final
@@ -72,7 +72,7 @@ class Gradients:
         likes = [view_of(each.data) for each in parameters]
         self.buckets = plan_buckets(
             [like.nbytes for like in likes],
-            [(dtype_row(like.dtype).name, engine_of(like)) for like in likes],
+            [(dtype_row(like.dtype).name, device_runtime_of(like)) for like in likes],
             limits,
         )
         self._reducer = Reducer(self.buckets)
@@ -80,12 +80,12 @@ class Gradients:
         self._memories: list[NumpyArray] = [likes[0]] * len(likes)
         for bucket in self.buckets:
             self._lay_out(bucket, likes)
-        self._exchange = Exchange(group)
+        self._exchange = Averager(group)
         self._ask = bytearray(b"\1" * len(parameters))  # cleared while a gradient may just come
         for index, parameter in enumerate(parameters):
             memory = self._memories[index]
             hooks = self._writing, self._written, self._reading
-            parameter.sit(Seat(memory, index, self._ask, *hooks, owner))
+            parameter.attach(GradSlot(memory, index, self._ask, *hooks, owner))
         self._forward: bool | None = None
         self._synced: bool | None = None  # None: no backward pass is under way
         self._works: list[Work] = []

@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hpcdist.comm.group import Group
-from hpcdist.comm.session import group_at_hand
+from hpcdist.comm.session import resolve_group
 from hpcdist.errors import UsageError
-from hpcdist.parallel.pace import CommStats
+from hpcdist.parallel.overlap import CommStats
 
 if TYPE_CHECKING:  # calling the class makes an engine, which is and has what the model is and has
     _Interface: TypeAlias = Any
@@ -157,7 +157,7 @@ def _engine_for(layers: Any) -> type[DataParallel]:
 
 def training_group(group: Group | None) -> Group:
     """Return the group to train on; a rank outside it gets a `UsageError`."""
-    group = group_at_hand(group)
+    group = resolve_group(group)
     if group.transport is None:
         raise UsageError(
             f"rank {group.world_rank} is not in group {group.name} (ranks {group.ranks}), so it "

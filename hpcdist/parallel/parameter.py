@@ -1,6 +1,6 @@
 """`Parameter`: an array that is trained, and its gradient.
 
-On its own a parameter keeps its gradient itself. A data-parallel model gives it a `Seat`: a
+On its own a parameter keeps its gradient itself. A data-parallel model gives it a `GradSlot`: a
 place in one of the model's buckets, and whom to tell when the gradient has been written, so that
 buckets travel while the backward pass goes on.
 """
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn, final
 
 import numpy as np
 
-from hpcdist.arrays.device import engine_of, on_device
+from hpcdist.arrays.device import device_runtime_of, on_device
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray, in_kind, library_of, view_of
 from hpcdist.arrays.transfer import near, on_host
@@ -23,7 +23,7 @@ _FAMILIES = ("float", "complex")
 _ndarray = np.ndarray
 
 
-class Seat(NamedTuple):
+class GradSlot(NamedTuple):
     """Where a model keeps the gradient of one of its parameters.
 
     `writing(position, error)` is called before the gradient is written, where `ask[position]` is
@@ -101,7 +101,7 @@ class Parameter:
         self._wrap = library.wrap
         self._memory: NumpyArray | None = None
         self._shown: Any = None
-        self._seat: Seat | None = None
+        self._seat: GradSlot | None = None
         self.name = ""
         self.requires_grad = bool(requires_grad)
         self.has_grad = False
@@ -232,7 +232,7 @@ class Parameter:
         """Keep the gradient in `memory`, of its shape and dtype, from now on. For the seat."""
         self._place(memory)
 
-    def vacate(self) -> None:
+    def detach(self) -> None:
         """Give back the memory of the gradient, which is lost; the seat `move`s it when written.
 
         Until then it is the memory that the seat came with.
@@ -241,7 +241,7 @@ class Parameter:
         self._memory, self._shown = self._seat.memory, None
         self.has_grad = False
 
-    def sit(self, seat: Seat) -> None:
+    def attach(self, seat: GradSlot) -> None:
         """Keep the gradient in `seat` from now on; one that is there moves along."""
         if self.has_grad:
             seat.memory[...] = self._own_memory()
@@ -260,7 +260,9 @@ class Parameter:
                 f"{self._label()} is {memory.dtype} of shape {memory.shape}, but its gradient "
                 f"has dtype {source.dtype} and shape {source.shape}; both must be alike"
             )
-        if type(source) is not type(memory) and engine_of(source) is not engine_of(memory):
+        if type(source) is not type(memory) and device_runtime_of(source) is not device_runtime_of(
+            memory
+        ):
             self._refuse(
                 f"{self._label()} is in memory of {_place(memory)}, but its gradient in that of "
                 f"{_place(source)}; copy it first, for example by cupy.asarray or cupy.asnumpy"
@@ -312,7 +314,7 @@ class Parameter:
 
 
 def _place(memory: NumpyArray) -> str:
-    engine = engine_of(memory)
+    engine = device_runtime_of(memory)
     return "the host" if engine is None else engine.name
 
 

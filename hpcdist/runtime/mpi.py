@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdist.config import Config, check_common, common
 from hpcdist.errors import TransportError, UsageError
-from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.place import Place, check_size, expected_size, read_place
 from hpcdist.runtime.pmi import check_pmi
+from hpcdist.runtime.process import snapshot
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -42,7 +42,7 @@ def start_world(config: Config, comm: Any = None) -> World:
     """
     environ = snapshot()
     place = read_place(environ)
-    _be_polite(place)
+    _yield_when_idle(place)
     mpi = load_mpi()
     if comm is None:
         comm = mpi.COMM_WORLD
@@ -149,7 +149,7 @@ def abort(code: int) -> None:
         os._exit(code)  # some MPI libraries return from Abort
 
 
-def _be_polite(place: Place) -> None:
+def _yield_when_idle(place: Place) -> None:
     """Make an MPI that is not started yet yield the core when ranks outnumber the cores."""
     if place.local_size > (os.cpu_count() or 1):
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from hpcdist.arrays.device import Engine
+from hpcdist.arrays.device import DeviceRuntime
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import DeviceView, Library, NumpyArray, register_library
 
@@ -191,7 +191,7 @@ class SlowStream:
 
 
 @final
-class SlowDevice(Engine):
+class SlowDevice(DeviceRuntime):
     """The engine of `SlowArray`; `current` is the one current stream of all threads."""
 
     name = "slow:0"

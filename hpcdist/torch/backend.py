@@ -15,7 +15,7 @@ from hpcdist.comm.group import Closed, Group
 from hpcdist.comm.groups import new_group
 from hpcdist.comm.session import is_simulated
 from hpcdist.errors import UsageError
-from hpcdist.runtime.environ import snapshot
+from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.torchrun import set_by_hpcdist, set_torchrun_variables
 from hpcdist.torch.amendments import amend
 from hpcdist.torch.process_group import BACKEND, HpcdistProcessGroup

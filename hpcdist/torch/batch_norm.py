@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hpcdist.comm.collectives import all_gather, all_reduce
 from hpcdist.comm.group import Group
-from hpcdist.comm.session import group_at_hand
+from hpcdist.comm.session import resolve_group
 
 
 @final
@@ -49,7 +49,7 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc] # torch is untyped
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         """Normalize `given`, of shape (N, C, ...)."""
         self._check_input_dim(given)
-        group = group_at_hand(self.group)
+        group = resolve_group(self.group)
         if not self.training and self.running_mean is not None:
             return F.batch_norm(
                 given, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
@@ -145,8 +145,8 @@ def _moments(given: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch.Ten
     dims, channels = _over(given), given.shape[1]
     count = given.numel() // max(channels, 1)
     mean = wide.sum(dims) / max(count, 1)
-    spread = (wide - mean.view(_per_channel(given))).square().sum(dims)
-    own = torch.cat([mean.new_full((1,), count), mean, spread])
+    broadcast_module = (wide - mean.view(_per_channel(given))).square().sum(dims)
+    own = torch.cat([mean.new_full((1,), count), mean, broadcast_module])
     told = own.new_empty(group.nranks, own.numel())
     all_gather(told, own, group)
     counts, means, spreads = told[:, :1], told[:, 1 : channels + 1], told[:, channels + 1 :]

@@ -1,6 +1,6 @@
 """`TorchDataParallel`: `hpcdist.DataParallel` for a `torch.nn.Module`.
 
-The engine is torch's own DistributedDataParallel (DDP), whose buckets hpcdist's `Exchange`
+The engine is torch's own DistributedDataParallel (DDP), whose buckets hpcdist's `Averager`
 averages. What DDP leaves open is settled here: parameters are compared by name, a parameter
 without a gradient is an error that names it on every rank at the end of that very backward pass,
 and evaluation never communicates.
@@ -23,13 +23,13 @@ from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
-from hpcdist.parallel.exchange import Exchange, wait_all
+from hpcdist.parallel.averager import Averager, wait_all
 from hpcdist.parallel.model import DEFAULT_MB, DataParallel, training_group
-from hpcdist.parallel.pace import CommStats
+from hpcdist.parallel.overlap import CommStats
 from hpcdist.torch.backend import process_group_of
 from hpcdist.torch.descriptions import mean
+from hpcdist.torch.module_state import agree, broadcast_module, trainable
 from hpcdist.torch.process_group import HpcdistProcessGroup
-from hpcdist.torch.states import agree, spread, trainable
 
 _MiB = 1 << 20
 
@@ -65,9 +65,9 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         self.find_unused_parameters = find_unused_parameters
         self.grad_need_sync = True
         self.process_group: HpcdistProcessGroup = process_group_of(group)
-        spread(layers, self.process_group)
+        broadcast_module(layers, self.process_group)
         self._check_nan = read_config().check_nan if check_nan is None else check_nan
-        self._exchange = Exchange(self.process_group.group, mean)
+        self._exchange = Averager(self.process_group.group, mean)
         self._hook: tuple[Any, Callable[..., Any]] | None = None
         self._count_active = self._joining = False
         self._passes: list[_Forward] = []

@@ -17,7 +17,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.objects import describe_all_gather as describe_all_gather_objects
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import Call
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 
 _OPS: dict[str, ReduceOp] = {
     "SUM": ReduceOp.SUM,

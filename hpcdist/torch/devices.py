@@ -12,7 +12,7 @@ import torch.distributed as c10d
 
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.torch.stores import shared_store
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 
 
 class Reach(IntEnum):

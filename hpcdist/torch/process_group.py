@@ -14,9 +14,9 @@ import torch
 import torch.distributed as c10d
 
 from hpcdist.comm import describe
+from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.group import Closed, Dormant, Group
 from hpcdist.comm.groups import check_timeout, destroy_process_group
-from hpcdist.comm.issue import issue
 from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.torch.behind import stand_behind
 from hpcdist.torch.devices import Reach, agree_on_reach
@@ -122,7 +122,7 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
             raise CollectiveTimeout(_no_time_left(self.rank()))
         limit_s = usual_s if timeout is None else _limit_s(timeout)
         try:
-            issue(
+            dispatch(
                 self.group,
                 True,
                 lambda group: describe.barrier(group)._replace(

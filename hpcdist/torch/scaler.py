@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 
 
 @final

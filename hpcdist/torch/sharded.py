@@ -26,14 +26,14 @@ from hpcdist.comm.groups import new_group
 from hpcdist.comm.objects import all_gather_object
 from hpcdist.comm.states import verify_states
 from hpcdist.errors import UsageError
-from hpcdist.parallel.sharding.gradients import Teams
-from hpcdist.parallel.sharding.group_sharded import Wishes
+from hpcdist.parallel.sharding.gradients import ShardGroups
+from hpcdist.parallel.sharding.group_sharded import ShardingOptions
 from hpcdist.torch.backend import process_group_of
 from hpcdist.torch.data_parallel import TorchDataParallel
 from hpcdist.torch.masters import with_masters
+from hpcdist.torch.module_state import agree, broadcast_module
 from hpcdist.torch.scaler import AgreeingScaler
 from hpcdist.torch.sharded_state import model_state, optimizer_state
-from hpcdist.torch.states import agree, spread
 from hpcdist.torch.zero import ZeroRedundancyOptimizer
 
 _MiB = 1 << 20
@@ -49,7 +49,7 @@ class _Recipe(NamedTuple):
 
 
 def shard_module(
-    module: torch.nn.Module, optimizer: Any, scaler: Any, wishes: Wishes
+    module: torch.nn.Module, optimizer: Any, scaler: Any, wishes: ShardingOptions
 ) -> tuple[Any, Any, Any]:
     """Shard a module; see `group_sharded_parallel`. Collective.
 
@@ -77,7 +77,7 @@ def shard_module(
 
 
 def _shard_states(
-    module: torch.nn.Module, recipe: _Recipe, everyone: Group, wishes: Wishes
+    module: torch.nn.Module, recipe: _Recipe, everyone: Group, wishes: ShardingOptions
 ) -> tuple[Any, Any]:
     model = TorchDataParallel(module, comm_buffer_size=wishes.limit / _MiB, group=everyone)
     groups = _groups(recipe, dict(module.named_parameters()))
@@ -95,9 +95,9 @@ def _shard_states(
 
 
 def _shard_fully(
-    module: torch.nn.Module, recipe: _Recipe, everyone: Group, wishes: Wishes
+    module: torch.nn.Module, recipe: _Recipe, everyone: Group, wishes: ShardingOptions
 ) -> tuple[Any, Any]:
-    spread(module, process_group_of(everyone))
+    broadcast_module(module, process_group_of(everyone))
     narrow = {each.dtype for each in module.parameters()} & set(_NARROW)
     policy = MixedPrecisionPolicy()
     if narrow:  # master weights: what is sharded has 32 bits, what is gathered has 16
@@ -153,7 +153,7 @@ def _excluded(module: torch.nn.Module, wanted: Sequence[str | int]) -> list[torc
     return found
 
 
-def _mesh(teams: Teams, device: str) -> DeviceMesh:
+def _mesh(teams: ShardGroups, device: str) -> DeviceMesh:
     own = process_group_of(teams.group)
     if teams.replicas is None:
         return DeviceMesh.from_group(own, device)
@@ -194,7 +194,7 @@ def _load_into(state: State, given: Mapping[str, Any]) -> None:
 # ---- the optimizer and the scaler
 
 
-def _check(module: torch.nn.Module, optimizer: Any, scaler: Any, wishes: Wishes) -> None:
+def _check(module: torch.nn.Module, optimizer: Any, scaler: Any, wishes: ShardingOptions) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"the optimizer of a torch module must be one of torch.optim, got {optimizer!r}"
@@ -242,7 +242,7 @@ def _groups(recipe: _Recipe, parameters: dict[str, Any]) -> list[dict[str, Any]]
     ]
 
 
-def _union(teams: Teams) -> Group:
+def _union(teams: ShardGroups) -> Group:
     """Return the group of all ranks that train together. Collective over the teams."""
     if teams.replicas is None:
         return teams.group

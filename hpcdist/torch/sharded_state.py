@@ -19,7 +19,13 @@ from hpcdist.comm.collectives import all_gather
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import all_gather_object
 from hpcdist.errors import UsageError
-from hpcdist.parallel.sharding.parts import Owned, State, as_shards, check_parts, fill_parts
+from hpcdist.parallel.sharding.shard_state import (
+    OwnedRun,
+    State,
+    as_shards,
+    check_parts,
+    fill_parts,
+)
 from hpcdist.torch.zero import ZeroRedundancyOptimizer
 
 Load = Callable[[Mapping[str, Any]], None]
@@ -69,7 +75,7 @@ def optimizer_state(model: Any, optimizer: Any, group: Group) -> tuple[State, Lo
     local = optimizer.optim if zero else optimizer
     _let_there_be_states(local)
     names = {id(each): name for name, each in model.named_parameters()}
-    parts: list[Owned] = []
+    parts: list[OwnedRun] = []
     numbers = _Numbers({})
     for parameter, states in local.state.items():
         for key, value in states.items():
@@ -94,7 +100,7 @@ def optimizer_state(model: Any, optimizer: Any, group: Group) -> tuple[State, Lo
     return {**as_shards(parts), **known, "learning_rates": rates}, load
 
 
-def _parts(name: str, tensor: torch.Tensor, group: Group | None) -> Iterator[Owned]:
+def _parts(name: str, tensor: torch.Tensor, group: Group | None) -> Iterator[OwnedRun]:
     """Give what this rank owns; of a whole tensor its equal part, or all where `group` is None."""
     shape = tuple(tensor.shape)
     if isinstance(tensor, DTensor):
@@ -110,7 +116,7 @@ def _parts(name: str, tensor: torch.Tensor, group: Group | None) -> Iterator[Own
         start = min(group.rank * share, tensor.numel())
         flat = tensor.view(-1)[start : start + share]
     if flat.numel():
-        yield Owned(name, _memory(flat), shape, start)
+        yield OwnedRun(name, _memory(flat), shape, start)
 
 
 def _complete(flat: torch.Tensor, group: Group) -> None:

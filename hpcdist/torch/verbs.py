@@ -18,8 +18,8 @@ import torch
 import torch.distributed as c10d
 
 from hpcdist.comm import describe
+from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.group import Group
-from hpcdist.comm.issue import issue
 from hpcdist.comm.messages import describe_recv, describe_send
 from hpcdist.torch import descriptions
 from hpcdist.torch.onlookers import shown, somebody_looks_on
@@ -213,11 +213,11 @@ class Verbs:
         group = self.group
         if opts is not None and not opts.asyncOp:
             for describe_call, *args in calls:
-                issue(group, True, describe_call, *args)
+                dispatch(group, True, describe_call, *args)
             return TorchWork(group, tensors, 0)
         work = TorchWork(group, tensors, len(calls))
         for describe_call, *args in calls:
-            work.works.append(issue(group, False, _watched, work.ended, describe_call, args))
+            work.works.append(dispatch(group, False, _watched, work.ended, describe_call, args))
         return work
 
 

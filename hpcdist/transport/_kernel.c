@@ -5,11 +5,11 @@
  * accumulates in the order of the ranks and writes the result wherever it is wanted. 16-bit
  * floats are accumulated in float32.
  *
- * `Board` is the flags of one group of ranks on one node. A rank publishes with a release store
+ * `ControlBlock` is the flags of one group of ranks on one node. A rank publishes with a release store
  * and looks with acquire loads; nothing here blocks: whoever has looked long enough without
  * success returns to Python, which yields, sleeps, and watches the clock.
  *
- * `Board.begin` and `go_on` reduce ordinary arrays through staging memory, part by part.
+ * `ControlBlock.begin` and `go_on` reduce ordinary arrays through staging memory, part by part.
  */
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
@@ -545,7 +545,7 @@ static PyObject *py_gather(PyObject *self, PyObject *const *args, Py_ssize_t n_a
     Py_RETURN_NONE;
 }
 
-/* ---- the board */
+/* ---- the control block */
 
 enum { LINE = 64, NUMBERS_AGREED = 6 };
 #define NOT_IN_HEAP (1LL << 62) /* addresses from here on mean something else */
@@ -565,7 +565,7 @@ typedef struct {
     size_t length, stride;      /* all that is in slices of one rank; between slices of two */
     size_t parts, part;
     int phase;
-    uint64_t before;            /* this board's step when the pipe began */
+    uint64_t before;            /* this control block's step when the pipe began */
     double divisor;
 } pipe_t;
 
@@ -577,23 +577,23 @@ typedef struct {
     uint64_t sequence, step;
     char *steps, *slots, *payloads;
     pipe_t pipe;
-} board_t;
+} control_block_t;
 
-static slot_t *slot_of(const board_t *b, int rank) {
+static slot_t *slot_of(const control_block_t *b, int rank) {
     return (slot_t *)(b->slots + ((b->sequence & 1) * (size_t)b->size + (size_t)rank) * LINE);
 }
 
 /* Where a rank's contribution to the operation at hand lies. */
-static char *payload_of(const board_t *b, int rank) {
+static char *payload_of(const control_block_t *b, int rank) {
     return b->payloads + ((b->sequence & 1) * (size_t)b->size + (size_t)rank) * b->payload;
 }
 
-static uint64_t *step_of(const board_t *b, int rank) {
+static uint64_t *step_of(const control_block_t *b, int rank) {
     return (uint64_t *)(b->steps + (size_t)rank * LINE);
 }
 
 static int board_init(PyObject *self, PyObject *args, PyObject *kwargs) {
-    board_t *b = (board_t *)self;
+    control_block_t *b = (control_block_t *)self;
     PyObject *memory;
     Py_ssize_t payload;
     (void)kwargs;
@@ -609,28 +609,28 @@ static int board_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     b->slots = b->steps + (size_t)b->size * LINE;
     b->payloads = b->slots + 2 * (size_t)b->size * LINE;
     if (b->memory.len < (Py_ssize_t)((size_t)b->size * (3 * LINE + 2 * b->payload))) {
-        PyErr_SetString(PyExc_ValueError, "the memory is too small for this board");
+        PyErr_SetString(PyExc_ValueError, "the memory is too small for this control block");
         return -1;
     }
     return 0;
 }
 
 static void board_dealloc(PyObject *self) {
-    board_t *b = (board_t *)self;
+    control_block_t *b = (control_block_t *)self;
     if (b->memory.obj) PyBuffer_Release(&b->memory);
     PyTypeObject *type = Py_TYPE(self);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
 
-static int is_complete(const board_t *b) {
+static int is_complete(const control_block_t *b) {
     for (int r = 0; r < b->size; r++)
         if (__atomic_load_n(&slot_of(b, r)->sequence, __ATOMIC_ACQUIRE) != b->sequence) return 0;
     return 1;
 }
 
 /* Say that this rank's slot is written, and look whether the others' are. */
-static int publish(const board_t *b, long spins) {
+static int publish(const control_block_t *b, long spins) {
     __atomic_store_n(&slot_of(b, b->rank)->sequence, b->sequence, __ATOMIC_RELEASE);
     int complete = is_complete(b);
     while (!complete && spins-- > 0) {
@@ -640,7 +640,7 @@ static int publish(const board_t *b, long spins) {
     return complete;
 }
 
-static PyObject *least(const board_t *b) {
+static PyObject *least(const control_block_t *b) {
     int64_t found[NUMBERS_AGREED];
     memcpy(found, slot_of(b, 0)->numbers, sizeof found);
     for (int r = 1; r < b->size; r++) {
@@ -656,13 +656,13 @@ static PyObject *least(const board_t *b) {
 
 static PyObject *board_test(PyObject *self, PyObject *ignored) {
     (void)ignored;
-    board_t *b = (board_t *)self;
+    control_block_t *b = (control_block_t *)self;
     if (!is_complete(b)) Py_RETURN_NONE;
     return least(b);
 }
 
 static PyObject *board_post(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
-    board_t *b = (board_t *)self;
+    control_block_t *b = (control_block_t *)self;
     if (n_args != NUMBERS_AGREED + 3) {
         PyErr_SetString(PyExc_TypeError, "post(six numbers, address, data, spins)");
         return NULL;
@@ -677,7 +677,7 @@ static PyObject *board_post(PyObject *self, PyObject *const *args, Py_ssize_t n_
         if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0) return NULL;
         if ((size_t)view.len > b->payload) {
             PyBuffer_Release(&view);
-            PyErr_SetString(PyExc_ValueError, "the data are larger than the board's payload");
+            PyErr_SetString(PyExc_ValueError, "the data are larger than the control block's payload");
             return NULL;
         }
     }
@@ -695,14 +695,14 @@ static PyObject *board_post(PyObject *self, PyObject *const *args, Py_ssize_t n_
 
 static PyObject *board_addresses(PyObject *self, PyObject *ignored) {
     (void)ignored;
-    board_t *b = (board_t *)self;
+    control_block_t *b = (control_block_t *)self;
     PyObject *result = PyTuple_New(b->size);
     for (int r = 0; result && r < b->size; r++)
         PyTuple_SetItem(result, r, PyLong_FromLongLong(slot_of(b, r)->address));
     return result;
 }
 
-static int all_at(const board_t *b, uint64_t step, long patience) {
+static int all_at(const control_block_t *b, uint64_t step, long patience) {
     for (long spins = 0; spins < patience; spins++) {
         int r = 0;
         while (r < b->size && __atomic_load_n(step_of(b, r), __ATOMIC_ACQUIRE) >= step) r++;
@@ -715,12 +715,12 @@ static int all_at(const board_t *b, uint64_t step, long patience) {
     return 0;
 }
 
-static void take_step(board_t *b) {
+static void take_step(control_block_t *b) {
     __atomic_store_n(step_of(b, b->rank), ++b->step, __ATOMIC_RELEASE);
 }
 
 static PyObject *board_arrive(PyObject *self, PyObject *spins_) {
-    board_t *b = (board_t *)self;
+    control_block_t *b = (control_block_t *)self;
     long spins = PyLong_AsLong(spins_);
     if (PyErr_Occurred()) return NULL;
     take_step(b);
@@ -729,13 +729,13 @@ static PyObject *board_arrive(PyObject *self, PyObject *spins_) {
 
 static PyObject *board_arrived(PyObject *self, PyObject *ignored) {
     (void)ignored;
-    board_t *b = (board_t *)self;
+    control_block_t *b = (control_block_t *)self;
     return PyBool_FromLong(all_at(b, b->step, 1));
 }
 
 static PyObject *board_behind(PyObject *self, PyObject *ignored) {
     (void)ignored;
-    board_t *b = (board_t *)self;
+    control_block_t *b = (control_block_t *)self;
     PyObject *ranks = PyList_New(0);
     for (int r = 0; ranks && r < b->size; r++) {
         int here = __atomic_load_n(&slot_of(b, r)->sequence, __ATOMIC_ACQUIRE) == b->sequence &&
@@ -763,7 +763,7 @@ static PyObject *board_behind(PyObject *self, PyObject *ignored) {
 
 enum { IN, AWAIT_IN, FOLD_, AWAIT_FOLD, OUT };
 
-static size_t slice_at(const board_t *b, size_t part, int rank, size_t *offset) {
+static size_t slice_at(const control_block_t *b, size_t part, int rank, size_t *offset) {
     const pipe_t *p = &b->pipe;
     size_t first, rest;
     if (p->stride) { /* of `length` elements per rank */
@@ -782,19 +782,19 @@ static size_t slice_at(const board_t *b, size_t part, int rank, size_t *offset) 
     return start >= rest ? 0 : rest - start < each ? rest - start : each;
 }
 
-static char *staged_in(const board_t *b, int owner, size_t part, int rank) {
+static char *staged_in(const control_block_t *b, int owner, size_t part, int rank) {
     const pipe_t *p = &b->pipe;
     size_t place = (part & 1) * (size_t)b->size + (size_t)rank;
     return p->stages[owner] + place * p->slice * p->kernel->item;
 }
 
-static char *staged_out(const board_t *b, int owner, size_t part) {
+static char *staged_out(const control_block_t *b, int owner, size_t part) {
     const pipe_t *p = &b->pipe;
     size_t place = 2 * (size_t)b->size + (part & 1);
     return p->stages[owner] + place * p->slice * p->kernel->item;
 }
 
-static void pipe_in(const board_t *b, size_t part) {
+static void pipe_in(const control_block_t *b, size_t part) {
     const pipe_t *p = &b->pipe;
     for (int turn = 1; turn < b->size; turn++) {
         int rank = (b->rank + turn) % b->size;
@@ -803,7 +803,7 @@ static void pipe_in(const board_t *b, size_t part) {
     }
 }
 
-static void pipe_fold(const board_t *b) {
+static void pipe_fold(const control_block_t *b) {
     const pipe_t *p = &b->pipe;
     size_t offset, item = p->kernel->item;
     job_t job = {.kernel = p->kernel, .n_sources = b->size, .n_outs = 0, .divisor = p->divisor};
@@ -819,7 +819,7 @@ static void pipe_fold(const board_t *b) {
     combine(&job);
 }
 
-static void pipe_out(const board_t *b) {
+static void pipe_out(const control_block_t *b) {
     const pipe_t *p = &b->pipe;
     for (int turn = 1; p->all && turn < b->size; turn++) {
         int rank = (b->rank + turn) % b->size;
@@ -829,7 +829,7 @@ static void pipe_out(const board_t *b) {
 }
 
 /* Go on as far as the others allow; 1 when all is done. */
-static int pipe_go(board_t *b, long patience) {
+static int pipe_go(control_block_t *b, long patience) {
     pipe_t *p = &b->pipe;
     for (;;) {
         size_t ahead = p->part + 1 < p->parts;
@@ -861,7 +861,7 @@ static int pipe_go(board_t *b, long patience) {
 }
 
 /* Publish a fingerprint and what belongs to it, and look whether all ranks agree, in time. */
-static int agree(board_t *b, int64_t number, int64_t limit, int64_t detail, int64_t address,
+static int agree(control_block_t *b, int64_t number, int64_t limit, int64_t detail, int64_t address,
                  long spins) {
     struct timespec time;
     clock_gettime(CLOCK_REALTIME, &time);
@@ -888,7 +888,7 @@ static void close_small(Py_buffer *from, Py_buffer *to) {
 }
 
 /* Open what a rank contributes and what it writes (either may be None); -1: an error is set. */
-static int open_small(const board_t *b, PyObject *data, PyObject *out, Py_buffer *from,
+static int open_small(const control_block_t *b, PyObject *data, PyObject *out, Py_buffer *from,
                       Py_buffer *to) {
     from->obj = to->obj = NULL;
     from->len = to->len = 0;
@@ -897,7 +897,7 @@ static int open_small(const board_t *b, PyObject *data, PyObject *out, Py_buffer
     if (out == Py_None || PyObject_GetBuffer(out, to, PyBUF_WRITABLE) == 0) {
         if (in_place) from->buf = to->buf, from->len = to->len;
         if ((size_t)from->len <= b->payload) return 0;
-        PyErr_SetString(PyExc_ValueError, "the data are larger than the board's payload");
+        PyErr_SetString(PyExc_ValueError, "the data are larger than the control block's payload");
     }
     close_small(from, to);
     return -1;
@@ -907,7 +907,7 @@ static int open_small(const board_t *b, PyObject *data, PyObject *out, Py_buffer
  * the same in time, combine `count` elements from `first` on into `out`. False: look with `test`
  * what happened, or wait. */
 static PyObject *board_reduce(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
-    board_t *b = (board_t *)self;
+    control_block_t *b = (control_block_t *)self;
     if (n_args != 9) {
         PyErr_SetString(PyExc_TypeError, "reduce(fingerprint, timeout_ns, data, out, first, code, "
                                          "count, divisor, spins)");
@@ -945,7 +945,7 @@ static PyObject *board_reduce(PyObject *self, PyObject *const *args, Py_ssize_t 
  * mean the same in time, copy to `out`, one after the other, `nbytes` from `first` on of what
  * `source` has posted, or each rank if `source` is negative. False: as for `reduce`. */
 static PyObject *board_move(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
-    board_t *b = (board_t *)self;
+    control_block_t *b = (control_block_t *)self;
     if (n_args != 9) {
         PyErr_SetString(PyExc_TypeError, "move(fingerprint, detail, timeout_ns, data, out, source, "
                                          "first, nbytes, spins)");
@@ -974,7 +974,7 @@ static PyObject *board_move(PyObject *self, PyObject *const *args, Py_ssize_t n_
 }
 
 /* This rank's slice of `count` elements: the first, and how many; whole cache lines. */
-static size_t own_share(const board_t *b, size_t count, size_t *first) {
+static size_t own_share(const control_block_t *b, size_t count, size_t *first) {
     size_t unit = 64, size = (size_t)b->size, rank = (size_t)b->rank;
     size_t each = (count + size * unit - 1) / (size * unit) * unit;
     *first = rank * each < count ? rank * each : count;
@@ -986,7 +986,7 @@ static size_t own_share(const board_t *b, size_t count, size_t *first) {
  * 0: look with `test` what happened, or wait; 1: agreed, but some array is not in shared memory;
  * 2: this rank's slice is in all arrays, but others are not so far; 3: done. */
 static PyObject *board_reduce_shared(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
-    board_t *b = (board_t *)self;
+    control_block_t *b = (control_block_t *)self;
     if (n_args != 8) {
         PyErr_SetString(PyExc_TypeError,
                         "reduce_shared(fingerprint, timeout_ns, address, bases, code, count, "
@@ -1024,7 +1024,7 @@ static PyObject *board_reduce_shared(PyObject *self, PyObject *const *args, Py_s
 }
 
 static PyObject *board_go_on(PyObject *self, PyObject *patience_) {
-    board_t *b = (board_t *)self;
+    control_block_t *b = (control_block_t *)self;
     long patience = PyLong_AsLong(patience_);
     int done;
     if (!PyErr_Occurred() && b->pipe.part >= b->pipe.parts)
@@ -1037,7 +1037,7 @@ static PyObject *board_go_on(PyObject *self, PyObject *patience_) {
 }
 
 static PyObject *board_begin(PyObject *self, PyObject *args) {
-    board_t *b = (board_t *)self;
+    control_block_t *b = (control_block_t *)self;
     pipe_t *p = &b->pipe;
     PyObject *code, *stages, *send_, *mine_, *all_;
     uintptr_t send, mine, all;
@@ -1070,7 +1070,7 @@ static PyObject *board_begin(PyObject *self, PyObject *args) {
 
 static PyObject *board_turn(PyObject *self, void *closure) {
     (void)closure;
-    return PyLong_FromLong((long)(((board_t *)self)->sequence & 1));
+    return PyLong_FromLong((long)(((control_block_t *)self)->sequence & 1));
 }
 
 static PyMethodDef BOARD_METHODS[] = {
@@ -1094,7 +1094,7 @@ static PyType_Slot BOARD_SLOTS[] = {
     {Py_tp_dealloc, board_dealloc},   {Py_tp_methods, BOARD_METHODS},
     {Py_tp_getset, BOARD_GETSET},     {0, NULL},
 };
-static PyType_Spec BOARD_SPEC = {"hpcdist.transport._kernel.Board", sizeof(board_t), 0,
+static PyType_Spec CONTROL_BLOCK_SPEC = {"hpcdist.transport._kernel.ControlBlock", sizeof(control_block_t), 0,
                                  Py_TPFLAGS_DEFAULT, BOARD_SLOTS};
 
 static PyMethodDef FUNCTIONS[] = {
@@ -1110,8 +1110,8 @@ static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernel", NULL, -1, 
 
 PyMODINIT_FUNC PyInit__kernel(void) {
     PyObject *module = PyModule_Create(&MODULE), *codes = PyDict_New();
-    PyObject *board = PyType_FromSpec(&BOARD_SPEC);
-    if (!module || !codes || !board) return NULL;
+    PyObject *control_block = PyType_FromSpec(&CONTROL_BLOCK_SPEC);
+    if (!module || !codes || !control_block) return NULL;
     for (int i = 0; i < N_KERNELS; i++) {
         if (strstr(KERNELS[i].name, "_float16") && !have_half()) continue;
         PyObject *code = PyLong_FromLong(i);
@@ -1119,6 +1119,6 @@ PyMODINIT_FUNC PyInit__kernel(void) {
         Py_DECREF(code);
     }
     if (PyModule_AddObject(module, "CODES", codes) < 0) return NULL;
-    if (PyModule_AddObject(module, "Board", board) < 0) return NULL;
+    if (PyModule_AddObject(module, "ControlBlock", control_block) < 0) return NULL;
     return module;
 }

@@ -83,7 +83,7 @@ class Work(ABC):
 
         Raises what `wait` raises. The operation goes on when the coroutine is cancelled.
         """
-        from hpcdist.transport.together import ended  # which is made of works
+        from hpcdist.transport.waiting import ended  # which is made of works
 
         return ended(self).__await__()
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from hpcdist.arrays.device import Engine, engine_of
+from hpcdist.arrays.device import DeviceRuntime, device_runtime_of
 from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.arrays.parcel import Parcel
+from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import UsageError
-from hpcdist.transport.recipes import Recipe, ReduceOp
+from hpcdist.transport.reduction import ReduceOp, ReductionRule
 
 ANY_SOURCE = -1
 """As `root` of a receive: take the message from whichever rank sent one."""
@@ -71,7 +71,7 @@ class Call(NamedTuple):
     group (the peer of a message). `shape` must be equal on all ranks, except for the kinds in
     `LOOSE`, whose ranks compare `detail` instead; of an uneven reduce_scatter it holds the shapes
     of all blocks. `counts` are elements per peer, sent and received (None: whatever comes), where
-    blocks may differ. `parcels` are pickled objects. `error` says that this rank
+    blocks may differ. `pickles` are pickled objects. `error` says that this rank
     cannot take part; it is then raised on every rank. `begin` is called when the operation's turn
     has come, `finish` gets what the transport returns; `ended` is told once how the operation
     ended, None for well. `device` is where `send` and `recv` are, None for host memory;
@@ -87,16 +87,16 @@ class Call(NamedTuple):
     shape: tuple[int, ...] = ()
     root: int = 0
     op: ReduceOp | None = None
-    recipe: Recipe | None = None
+    rule: ReductionRule | None = None
     detail: int = 0
     counts: tuple[Sequence[int], Sequence[int] | None] | None = None
     tag: int = 0
-    parcels: Sequence[Parcel] = ()
+    pickles: Sequence[Pickled] = ()
     finish: Callable[[Any], Any] | None = None
     ended: Callable[[BaseException | None], None] | None = None
     error: Exception | None = None
     begin: Callable[[], Any] | None = None
-    device: Engine | None = None
+    device: DeviceRuntime | None = None
     on_current: bool = False
     sends: Sequence[NumpyArray] = ()
     receives: Sequence[NumpyArray] = ()
@@ -105,7 +105,7 @@ class Call(NamedTuple):
 
 def locate(call: Call) -> Call:
     """Note in `call` on which device its arrays are; `UsageError` if on several."""
-    found = [engine_of(each) for each in (call.send, call.recv) if each is not None]
+    found = [device_runtime_of(each) for each in (call.send, call.recv) if each is not None]
     if not found or all(each is None for each in found):
         return call
     if len(set(found)) > 1:
@@ -189,7 +189,7 @@ def bytes_of(call: Call) -> int:
     data = call.send if call.send is not None else call.recv
     if data is not None and not call.sends:
         return int(data.nbytes)
-    return sum(each.nbytes for each in call.sends or call.receives or call.parcels)
+    return sum(each.nbytes for each in call.sends or call.receives or call.pickles)
 
 
 def even_blocks(gathered: NumpyArray, call: Call, size: int) -> list[Block]:

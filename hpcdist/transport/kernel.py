@@ -1,8 +1,8 @@
 """`combine`: reduce memory of several ranks that one process can see.
 
 The compiled part (`_kernel.c`) carries the common dtypes and operators; NumPy carries the rest,
-and everything where it was not compiled. Both follow the call's `Recipe` to the bit, except that
-one NaN may be another.
+and everything where it was not compiled. Both follow the call's `ReductionRule` to the bit, except
+that one NaN may be another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call import Call
-from hpcdist.transport.recipes import UFUNCS, Recipe, ReduceOp
+from hpcdist.transport.reduction import UFUNCS, ReduceOp, ReductionRule
 
 compiled: Any
 try:
@@ -54,13 +54,13 @@ _codes: dict[tuple[int, int], Code | None] = {}
 
 
 def _find_code(call: Call) -> Code | None:
-    dtype, recipe = call.dtype, call.recipe
+    dtype, rule = call.dtype, call.rule
     assert dtype is not None
-    assert recipe is not None
+    assert rule is not None
     is_complex = dtype.family == "complex"
     if compiled is None or (is_complex and call.op is ReduceOp.AVG):
         return None
-    number = compiled.CODES.get(f"{recipe.combine.name.lower()}_{dtype.name}")
+    number = compiled.CODES.get(f"{rule.combine.name.lower()}_{dtype.name}")
     return None if number is None else Code(number, 1 + is_complex)
 
 
@@ -70,26 +70,26 @@ def divisor_of(call: Call, ranks: int) -> float:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def accumulate(recipe: Recipe, sources: Sequence[NumpyArray]) -> NumpyArray:
+def accumulate(rule: ReductionRule, sources: Sequence[NumpyArray]) -> NumpyArray:
     """Combine `sources`, in their order, into new memory of the dtype that travels."""
-    encode, ufunc = recipe.encode, UFUNCS[recipe.combine]
+    encode, ufunc = rule.encode, UFUNCS[rule.combine]
     total: NumpyArray = sources[0].copy() if encode is None else encode(sources[0])
     for source in sources[1:]:
         ufunc(total, source if encode is None else encode(source), out=total)
     return total
 
 
-def write_out(recipe: Recipe, total: NumpyArray, out: NumpyArray, ranks: int) -> None:
+def write_out(rule: ReductionRule, total: NumpyArray, out: NumpyArray, ranks: int) -> None:
     """Write what was accumulated over `ranks` ranks to `out`, in its own dtype."""
-    if recipe.decode is None:
+    if rule.decode is None:
         out[...] = total
     else:
-        recipe.decode(total, out, ranks)
+        rule.decode(total, out, ranks)
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def combine(
-    recipe: Recipe, sources: Sequence[NumpyArray], outs: Sequence[NumpyArray], ranks: int
+    rule: ReductionRule, sources: Sequence[NumpyArray], outs: Sequence[NumpyArray], ranks: int
 ) -> None:
     """Combine flat `sources`, in their order, and write the result to every array of `outs`.
 
@@ -97,9 +97,9 @@ def combine(
     """
     for start in range(0, sources[0].size, BLOCK_ITEMS):
         part = slice(start, start + BLOCK_ITEMS)
-        total = accumulate(recipe, [source[part] for source in sources])
+        total = accumulate(rule, [source[part] for source in sources])
         result = outs[0][part]
-        write_out(recipe, total, result, ranks)
+        write_out(rule, total, result, ranks)
         for out in outs[1:]:
             out[part] = result
 

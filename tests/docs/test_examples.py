@@ -15,8 +15,8 @@ from docs_pages import PAGES, ROOT, blocks, examples, run_page, spans
 
 import hpcdist as dist
 from hpcdist.launch.cli import run
-from hpcdist.launch.inherited import inherited
-from hpcdist.launch.site import find_site
+from hpcdist.launch.environment import inherited
+from hpcdist.launch.launchers import find_site
 
 WITH_EXAMPLES = [page for page in PAGES if examples(page)]
 SCRIPTS = [each for page in PAGES for each in examples(page) if each.is_script]

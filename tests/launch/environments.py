@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hpcdist.launch.site import find_site
-from hpcdist.runtime.environ import snapshot
+from hpcdist.launch.launchers import find_site
+from hpcdist.runtime.process import snapshot
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from hpcdist.launch.site import find_site
-from hpcdist.runtime.environ import snapshot
+from hpcdist.launch.launchers import find_site
+from hpcdist.runtime.process import snapshot
 
 pytestmark = pytest.mark.skipif(find_site(snapshot()).mpiexec is None, reason="no mpiexec")
 

@@ -11,7 +11,7 @@ from environments import ENVIRONMENTS, ROOT
 
 from hpcdist import checkpoint
 from hpcdist.launch.command import Options, build_command
-from hpcdist.launch.site import find_site
+from hpcdist.launch.launchers import find_site
 
 pytestmark = pytest.mark.skipif(not ENVIRONMENTS, reason="no mpiexec")
 

@@ -14,8 +14,8 @@ import pytest
 from environments import ENVIRONMENTS, ROOT
 
 from hpcdist.launch.command import Options, build_command
-from hpcdist.launch.site import find_site
-from hpcdist.runtime.environ import snapshot
+from hpcdist.launch.launchers import find_site
+from hpcdist.runtime.process import snapshot
 
 RANKS = 3
 SOON_S = 10.0

@@ -7,7 +7,7 @@ import pytest
 from environments import ENVIRONMENTS, ROOT
 
 from hpcdist.launch.command import Options, build_command
-from hpcdist.launch.site import find_site
+from hpcdist.launch.launchers import find_site
 
 pytestmark = pytest.mark.skipif(not ENVIRONMENTS, reason="no mpiexec")
 

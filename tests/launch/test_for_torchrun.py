@@ -10,7 +10,7 @@ import sys
 import pytest
 from environments import ENVIRONMENTS, ROOT
 
-from hpcdist.launch.site import find_site
+from hpcdist.launch.launchers import find_site
 from hpcdist.runtime.torchrun import NOTE, set_by_hpcdist
 
 pytestmark = pytest.mark.skipif(not ENVIRONMENTS, reason="no mpiexec")

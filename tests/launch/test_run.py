@@ -18,9 +18,9 @@ import pytest
 from environments import ENVIRONMENTS
 
 from hpcdist.launch.command import Command
-from hpcdist.launch.job import Job
-from hpcdist.launch.site import find_site
-from hpcdist.runtime.environ import snapshot
+from hpcdist.launch.job.job import Job
+from hpcdist.launch.launchers import find_site
+from hpcdist.runtime.process import snapshot
 
 pytestmark = pytest.mark.skipif(find_site(snapshot()).mpiexec is None, reason="no mpiexec")
 

@@ -13,7 +13,7 @@ import pytest
 from environments import ENVIRONMENTS, ROOT
 
 from hpcdist.launch.command import Family, Options, build_command
-from hpcdist.launch.site import find_site
+from hpcdist.launch.launchers import find_site
 
 RANKS = 3
 SOON_S = 10.0

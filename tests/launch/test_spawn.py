@@ -17,9 +17,9 @@ import pytest
 
 from hpcdist.errors import RemoteError, UsageError
 from hpcdist.launch import spawn
-from hpcdist.launch.site import find_site
-from hpcdist.runtime.environ import snapshot
+from hpcdist.launch.launchers import find_site
 from hpcdist.runtime.place import read_place
+from hpcdist.runtime.process import snapshot
 
 pytestmark = pytest.mark.skipif(find_site(snapshot()).mpiexec is None, reason="no mpiexec")
 

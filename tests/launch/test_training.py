@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcdist.launch.inherited import inherited
-from hpcdist.launch.site import find_site
-from hpcdist.runtime.environ import snapshot
+from hpcdist.launch.environment import inherited
+from hpcdist.launch.launchers import find_site
+from hpcdist.runtime.process import snapshot
 
 ROOT = Path(__file__).parents[2]
 NEEDED = {

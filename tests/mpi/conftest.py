@@ -87,7 +87,7 @@ def world_with(monkeypatch):
 @pytest.fixture
 def tuned(world_with):
     """Start the world anew with these rules before the default ones."""
-    from hpcdist.transport.select import FORMAT, rules_as_json
+    from hpcdist.transport.tuning import FORMAT, rules_as_json
 
     def start(rules, **settings):
         with tempfile.NamedTemporaryFile("w", suffix=".json") as tuning:

@@ -11,8 +11,8 @@ from mpi4py import MPI
 
 from hpcdist.bench.cases import CASES, choose_cases
 from hpcdist.bench.command import bench
+from hpcdist.bench.interleaved import interleave
 from hpcdist.bench.plan import Plan, measure
-from hpcdist.bench.race import race
 from hpcdist.bench.rows import KEY
 from hpcdist.bench.startup import Started
 
@@ -99,7 +99,7 @@ def test_starting_is_told_of_the_slowest_rank(world):
 
 def test_a_race_counts_the_slowest_rank(world, rank, size):
     calls = []
-    found = race(world.mpi_comm, {"a": lambda: calls.append(0)}, rounds=3, sample_s=1e-4)
+    found = interleave(world.mpi_comm, {"a": lambda: calls.append(0)}, rounds=3, sample_s=1e-4)
     assert len(set(MPI.COMM_WORLD.allgather(len(calls)))) == 1
     assert found.by_rank["a"].shape == (size, 3)
     assert (found.seconds["a"] == found.by_rank["a"].max(axis=0)).all()

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from hpcdist.bench.cases import CASES, choose_cases
 from hpcdist.bench.command import bench
-from hpcdist.bench.memories import MEMORIES, Device, Memory
+from hpcdist.bench.memory_kinds import MEMORIES, Device, Memory
 from hpcdist.bench.plan import Plan, measure
 from hpcdist.bench.startup import Started
 from hpcdist.testing.slow_device import DEVICE

@@ -5,14 +5,14 @@ import pytest
 from requirements import missing
 
 from hpcdist.bench.cases import CASES, choose_cases
-from hpcdist.bench.memories import MEMORIES
-from hpcdist.bench.own import start_own
-from hpcdist.bench.peers import start_peer
+from hpcdist.bench.libraries import start_peer
+from hpcdist.bench.libraries.hpcdist import start_own
+from hpcdist.bench.memory_kinds import MEMORIES
 from hpcdist.bench.plan import Plan, measure
 from hpcdist.bench.startup import Started
 from hpcdist.bench.task import make_task
 from hpcdist.runtime import gpu
-from hpcdist.transport import nccl_binding
+from hpcdist.transport.device.nccl import binding
 
 pytestmark = pytest.mark.gpu
 
@@ -34,8 +34,8 @@ def on_gpus(world_with):
 @pytest.fixture
 def raw(on_gpus, world_with, size):
     """Let hpcdist use NCCL; stop where NCCL is not there, or does not take so many ranks."""
-    reason, version = nccl_binding.why_not(), nccl_binding.version()
-    if gpu.count() < size and 0 < version < nccl_binding.SHARES_GPUS:
+    reason, version = binding.why_not(), binding.version()
+    if gpu.count() < size and 0 < version < binding.SHARES_GPUS:
         reason = f"{size} ranks, but CUDA sees {gpu.count()} GPUs, and NCCL is {version}"
     if reason:
         missing("nccl", reason)

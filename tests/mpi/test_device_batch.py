@@ -14,8 +14,9 @@ from mpi4py import MPI
 import hpcdist as dist
 from hpcdist.runtime import gpu
 from hpcdist.testing.slow_device import DEVICE
-from hpcdist.transport import device, nccl_binding
-from hpcdist.transport.device_way import DeviceWay
+from hpcdist.transport.device import calls
+from hpcdist.transport.device.choose import BackendName
+from hpcdist.transport.device.nccl import binding
 
 LIMIT_S = 2.0
 
@@ -65,9 +66,9 @@ def batches(monkeypatch, world_with, rank):
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         pytest.skip("the carrier has a thread of its own")
     monkeypatch.setattr(gpu, "uuid_of", lambda _: f"GPU-{rank}")
-    monkeypatch.setattr(nccl_binding, "why_not", lambda _: "")
-    monkeypatch.setattr(nccl_binding, "version", lambda _: 22809)
-    monkeypatch.setattr(device, "Nccl", HostCarrier)
+    monkeypatch.setattr(binding, "why_not", lambda _: "")
+    monkeypatch.setattr(binding, "version", lambda _: 22809)
+    monkeypatch.setattr(calls, "Nccl", HostCarrier)
     world_with(device_batches="nccl")
 
 
@@ -122,7 +123,7 @@ def test_a_ring_brings_each_rank_the_numbers_of_its_left(batches, rank, size):
         assert numbers(doubled) == [2 * left, 2 * step]
         assert [work.source for work in works] == [-1, left]
     assert carrier().exchanged[-1] == [(True, right, 16), (False, left, 16)] or left == right
-    assert dist.get_group().transport.on_devices.way is DeviceWay.NCCL
+    assert dist.get_group().transport.on_devices.way is BackendName.NCCL
 
 
 def test_messages_of_several_tags_meet_whatever_the_order_of_the_lists(batches, rank, size):
@@ -272,7 +273,7 @@ def test_listeners_hear_of_each_message(batches, rank, size):
 def test_without_the_setting_messages_are_staged_and_may_come_from_anywhere(
     monkeypatch, world_with, rank, size
 ):
-    monkeypatch.setattr(device, "Nccl", None)
+    monkeypatch.setattr(calls, "Nccl", None)
     world_with()
     inbox = on_device(0)
     works = exchange(send(on_device(rank), (rank + 1) % size), receive(inbox, None))
@@ -287,7 +288,7 @@ def test_where_nccl_is_not_there_messages_are_staged_and_may_come_from_anywhere(
     inbox = on_device(0)
     works = exchange(send(on_device(rank), (rank + 1) % size), receive(inbox, None))
     assert numbers(inbox) == [works[1].source] == [(rank - 1) % size]
-    assert dist.get_group().transport.on_devices.way is DeviceWay.STAGED
+    assert dist.get_group().transport.on_devices.way is BackendName.STAGED
 
 
 # ---- what goes wrong

@@ -16,7 +16,7 @@ from hpcdist.runtime import gpu
 from hpcdist.testing import contract
 from hpcdist.testing.contract import TransportContract
 from hpcdist.testing.on_device import Arrays, OnDevice
-from hpcdist.transport import nccl_binding
+from hpcdist.transport.device.nccl import binding
 
 pytestmark = pytest.mark.gpu
 LARGE = 1 << 24
@@ -36,14 +36,14 @@ def cupy():
 @pytest.fixture(params=["nccl", "mpi", "staged"])
 def way(request, cupy, world_with, rank, size):
     """Start the world anew with all arrays going one way."""
-    from hpcdist.transport import mpi_cuda
+    from hpcdist.transport.device import cuda_mpi
 
     if request.param == "nccl":
         reason = why_not_nccl(gpu.count(), size)
         if reason:
             missing("nccl", reason)
-    if request.param == "mpi" and mpi_cuda.why_not(False):
-        missing("cuda_aware", mpi_cuda.why_not(False))
+    if request.param == "mpi" and cuda_mpi.why_not(False):
+        missing("cuda_aware", cuda_mpi.why_not(False))
     world_with(device_way=request.param, device="gpu", share_gpu=1)
     return request.param
 
@@ -51,13 +51,13 @@ def way(request, cupy, world_with, rank, size):
 def why_not_nccl(gpus, ranks):
     """Say why NCCL does not connect so many ranks here; empty if it does."""
     provider = read_config().nccl_binding
-    version = nccl_binding.version(provider)
+    version = binding.version(provider)
     if not version:
-        return nccl_binding.why_not(provider)
-    if gpus < ranks and version < nccl_binding.SHARES_GPUS:
+        return binding.why_not(provider)
+    if gpus < ranks and version < binding.SHARES_GPUS:
         return (
             f"{ranks} ranks, but CUDA sees {gpus} GPUs, and NCCL {version} is older than "
-            f"{nccl_binding.SHARES_GPUS}: it has no NCCL_MULTI_RANK_GPU_ENABLE"
+            f"{binding.SHARES_GPUS}: it has no NCCL_MULTI_RANK_GPU_ENABLE"
         )
     return ""
 

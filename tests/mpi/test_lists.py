@@ -3,8 +3,8 @@
 import pytest
 
 import hpcdist as dist
-from hpcdist.transport import shared
 from hpcdist.transport.call import Kind
+from hpcdist.transport.mpi import intranode
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")
 COUNT = 20_000
@@ -43,8 +43,8 @@ def _no_mpi(monkeypatch, world):
     if world.nranks == 1 or not world.transport.one_node:
         pytest.skip("needs ranks that share memory")
     moved = [kind for kind in Kind if Kind.REDUCE_SCATTER <= kind <= Kind.ALLTOALL]
-    without = {kind: verb for kind, verb in shared.OBJECT_VERBS.items() if kind not in moved}
-    monkeypatch.setattr(shared, "OBJECT_VERBS", without)
+    without = {kind: verb for kind, verb in intranode.OBJECT_VERBS.items() if kind not in moved}
+    monkeypatch.setattr(intranode, "OBJECT_VERBS", without)
 
 
 @pytest.mark.usefixtures("_no_mpi")

@@ -9,8 +9,8 @@ import pytest
 
 import hpcdist as dist
 from hpcdist.testing.slow_device import DEVICE
-from hpcdist.transport.nccl_binding import Binding, Communicator
-from hpcdist.transport.nccl_start import connect
+from hpcdist.transport.device.nccl.binding import Binding, Communicator
+from hpcdist.transport.device.nccl.bootstrap import connect
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")
 

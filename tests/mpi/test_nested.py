@@ -15,9 +15,9 @@ from mpi4py import MPI
 
 import hpcdist as dist
 from hpcdist.comm.session import current_session
-from hpcdist.transport.lane import refusal
-from hpcdist.transport.mpi_transfers import Receive
-from hpcdist.transport.patience import add_errand, remove_errand
+from hpcdist.transport.mpi.requests import Receive
+from hpcdist.transport.polling import add_errand, remove_errand
+from hpcdist.transport.queue import refusal
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")
 
@@ -270,12 +270,12 @@ def test_a_refusal_in_the_middle_of_an_operation_that_fails_is_not_raised_by_the
 def test_a_signal_handler_may_communicate_while_a_blocking_operation_is_queued(
     interrupted, rank, size
 ):
-    lane, gate, sums = dist.get_group().transport.lane, threading.Lock(), []
+    queue, gate, sums = dist.get_group().transport.queue, threading.Lock(), []
 
     def operation():
         if rank == 0:
             gate.acquire()
-            lane.start(gate.acquire, "gate")
+            queue.start(gate.acquire, "gate")
         sums.append(summed(rank)[0])
         if rank:
             sums.append(summed(rank)[0])
@@ -459,7 +459,7 @@ def test_a_listener_may_not_wait_for_what_is_to_come_after_it(hears, rank, size)
     gate = threading.Lock()
     group = dist.get_group()
     with gate:
-        first = group.transport.lane.start(gate.acquire, "gate")
+        first = group.transport.queue.start(gate.acquire, "gate")
         works = [dist.all_reduce(np.ones(1), sync_op=False) for _ in range(2)]
         later.append(works[1])
     first.wait()

@@ -5,13 +5,13 @@ import pytest
 
 import hpcdist as dist
 from hpcdist.testing.programs import Step, operators, run_program
-from hpcdist.transport.select import Rule, Way
+from hpcdist.transport.tuning import Algorithm, TuningRule
 
 VERBS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
 NUMBERS = ("longdouble", "clongdouble", "datetime64[ns]", "pair", "bool", "int16", "uint64")
 
 
-@pytest.fixture(params=["board", "python", "pieces", "nodes", "lanes"])
+@pytest.fixture(params=["eager", "python", "pieces", "nodes", "hierarchical"])
 def _by_every_way(request, size):
     """Start the world anew so that reductions go by one of the ways there are."""
     if request.param == "python":
@@ -20,8 +20,8 @@ def _by_every_way(request, size):
         request.getfixturevalue("world_with")(piece_mb=100 / 2**20)
     if request.param == "nodes":
         request.getfixturevalue("world_with")(ranks_per_node=1)
-    if request.param == "lanes":
-        rules = [Rule("all_reduce", "ordinary", Way.LANES, nodes="several")]
+    if request.param == "hierarchical":
+        rules = [TuningRule("all_reduce", "ordinary", Algorithm.HIERARCHICAL, nodes="several")]
         request.getfixturevalue("tuned")(rules, ranks_per_node=2 if size > 2 else 1)
 
 

@@ -13,7 +13,7 @@ import pytest
 from mpi4py import MPI
 
 import hpcdist as dist
-from hpcdist.transport.select import OPERATIONS, Rule, Way, possible_ways
+from hpcdist.transport.tuning import OPERATIONS, Algorithm, TuningRule, possible_algorithms
 from tests.checks import needs_torch
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -728,12 +728,12 @@ def test_shared_memory_has_no_name():
 # ---- every way
 
 
-def rules_for(arrays, way):
+def rules_for(arrays, algorithm):
     """Return rules that send every operation this way, where it can take it."""
     return [
-        Rule(operation, arrays, way)
+        TuningRule(operation, arrays, algorithm)
         for operation in OPERATIONS
-        if way in possible_ways(operation, arrays, several_nodes=False)
+        if algorithm in possible_algorithms(operation, arrays, several_nodes=False)
     ]
 
 
@@ -742,11 +742,11 @@ def rules_for(arrays, way):
 @pytest.mark.parametrize(
     ("ordinary", "shared"),
     [
-        (Way.STAGED, Way.DIRECT),
-        (Way.PIPE, Way.DIRECT),
-        (Way.MPI, Way.DIRECT),
-        (Way.STAGED, Way.STAGED),
-        (Way.PIPE, Way.MPI),
+        (Algorithm.STAGED, Algorithm.DIRECT),
+        (Algorithm.PIPELINED, Algorithm.DIRECT),
+        (Algorithm.MPI, Algorithm.DIRECT),
+        (Algorithm.STAGED, Algorithm.STAGED),
+        (Algorithm.PIPELINED, Algorithm.MPI),
     ],
 )
 def test_operations_give_the_same_whichever_way_they_take(tuned, ordinary, shared, whose):
@@ -759,8 +759,8 @@ def test_operations_give_the_same_whichever_way_they_take(tuned, ordinary, share
 @pytest.mark.parametrize("whose", ["odd", "nobody"])
 @pytest.mark.parametrize("ranks_per_node", [1, 2, 3])
 def test_lanes_give_what_numpy_gives(tuned, ranks_per_node, whose):
-    lanes = Rule("all_reduce", "ordinary", Way.LANES, nodes="several")
-    tuned([lanes], ranks_per_node=ranks_per_node)
+    hierarchical = TuningRule("all_reduce", "ordinary", Algorithm.HIERARCHICAL, nodes="several")
+    tuned([hierarchical], ranks_per_node=ranks_per_node)
     for name in ("float32", "bfloat16", "complex128"):
         for count in (*COUNTS, 64 * SIZE + 1):
             all_reduce(name, count, lambda x: placed(x, WHOSE[whose](RANK)))

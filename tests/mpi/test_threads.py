@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 
 import hpcdist as dist
-from hpcdist.comm.session import session_at_hand
+from hpcdist.comm.session import require_session
 
 pytestmark = [
     pytest.mark.usefixtures("and_the_world_goes_on"),
@@ -31,8 +31,8 @@ def in_thread(act):
 
 
 def until_busy():
-    while session_at_hand().groups_change._lock.acquire(blocking=False):
-        session_at_hand().groups_change._lock.release()
+    while require_session().groups_change._lock.acquire(blocking=False):
+        require_session().groups_change._lock.release()
         time.sleep(1e-3)
 
 
@@ -66,7 +66,7 @@ def overlapping(rank, size):
 
 
 def _call_while_busy(act):
-    change = session_at_hand().groups_change
+    change = require_session().groups_change
     if not change._lock.acquire(blocking=False):
         return act()
     try:

@@ -11,14 +11,21 @@ from click.testing import CliRunner
 from mpi4py import MPI
 
 import hpcdist as dist
-from hpcdist.bench.tune import Timing, tuned
-from hpcdist.bench.tune_command import tune
-from hpcdist.bench.tune_stage import Effort, Plan, forced, measure
+from hpcdist.bench.tune.command import tune
+from hpcdist.bench.tune.measure import Effort, Plan, forced, measure
+from hpcdist.bench.tune.rules import Timing, tuned
 from hpcdist.config import read_config
 from hpcdist.diagnostics import network
 from hpcdist.diagnostics.doctor import doctor, examine
-from hpcdist.diagnostics.facts import look
-from hpcdist.transport.select import DEFAULT, OPERATIONS, Rule, Selection, Way, read_rules
+from hpcdist.diagnostics.probe import look
+from hpcdist.transport.tuning import (
+    DEFAULT,
+    OPERATIONS,
+    Algorithm,
+    TuningRule,
+    TuningTable,
+    read_rules,
+)
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")
 
@@ -90,19 +97,19 @@ def check_everything(make, group, nbytes):
 
 
 @pytest.mark.parametrize("nbytes", [MiB, 4 * MiB])
-@pytest.mark.parametrize("way", list(Way))
-def test_rules_that_force_any_way_anywhere_are_safe(make, group, way, nbytes):
+@pytest.mark.parametrize("algorithm", list(Algorithm))
+def test_rules_that_force_any_way_anywhere_are_safe(make, group, algorithm, nbytes):
     rules = [
-        Rule(operation, arrays, way, nodes="any")
+        TuningRule(operation, arrays, algorithm, nodes="any")
         for operation in OPERATIONS
         for arrays in ("ordinary", "shared")
     ]
     several = not group.transport.one_node
-    for selection in (
-        Selection(rules, group.nranks, several_nodes=several),
-        forced(way, group.nranks, "several" if several else "one"),
+    for tuning_table in (
+        TuningTable(rules, group.nranks, several_nodes=several),
+        forced(algorithm, group.nranks, "several" if several else "one"),
     ):
-        group.transport.selection = selection
+        group.transport.tuning_table = tuning_table
         check_everything(make, group, nbytes)
 
 
@@ -119,17 +126,17 @@ def test_every_way_is_measured_and_the_chosen_ones_can_be_used(world, group, mak
         return
     assert notes == []
     assert len(told) == told[0][1]
-    ways = {(each.operation, each.arrays, each.way.value) for each in timings}
-    assert {("broadcast", "ordinary", "staged"), ("broadcast", "shared", "direct")} <= ways
+    algorithms = {(each.operation, each.arrays, each.algorithm.value) for each in timings}
+    assert {("broadcast", "ordinary", "staged"), ("broadcast", "shared", "direct")} <= algorithms
     assert {each.nbytes for each in timings} == set(PLAN.sizes)
     assert {each.dtype for each in timings} == {"float32", "bfloat16", "float16"}
     assert all((each.ranks, each.nodes) == (size, "one") for each in timings)
-    assert all(each.ratio == 1 for each in timings if each.way is Way.MPI)
+    assert all(each.ratio == 1 for each in timings if each.algorithm is Algorithm.MPI)
     assert all(0 < each.min_s <= each.median_s for each in timings)
     assert all(timings == other for other in MPI.COMM_WORLD.allgather(timings))
     rules = tuned(timings)
     assert {rule.operation for rule in rules} == set(PLAN.operations)
-    group.transport.selection = Selection([*rules, *DEFAULT], size, several_nodes=False)
+    group.transport.tuning_table = TuningTable([*rules, *DEFAULT], size, several_nodes=False)
     check_everything(make, group, 64 * KiB)
 
 
@@ -194,10 +201,12 @@ def test_the_doctor_says_what_the_transport_does(world, rank, size):
         return
     assert report.code == 0
     assert {"hpcdist", "Python", "NumPy", "mpi4py", "MPI library"} == set(report.versions)
-    ways = {(row.operation, row.arrays, row.nbytes): row.outcome.way for row in report.ways}
-    assert ways["all_reduce", "ordinary", 8] == ("board" if size > 1 else "none")
-    assert ways["scan", "ordinary", 64 * KiB] == ("staged" if size > 1 else "none")
-    assert ways["all_reduce", "shared", 64 * KiB] == ("direct" if size > 1 else "none")
+    algorithms = {
+        (row.operation, row.arrays, row.nbytes): row.outcome.algorithm for row in report.algorithms
+    }
+    assert algorithms["all_reduce", "ordinary", 8] == ("eager" if size > 1 else "none")
+    assert algorithms["scan", "ordinary", 64 * KiB] == ("staged" if size > 1 else "none")
+    assert algorithms["all_reduce", "shared", 64 * KiB] == ("direct" if size > 1 else "none")
 
 
 def test_every_pair_of_nodes_is_measured_once(world_with, rank, size):
@@ -239,7 +248,7 @@ def test_rank_0_alone_speaks(rank):
     assert done.exit_code == 0, done.output
     assert (done.output == "") == (rank > 0)
     if rank == 0:
-        assert {row["nbytes"] for row in json.loads(done.output)["ways"]} == {MiB}
+        assert {row["nbytes"] for row in json.loads(done.output)["algorithms"]} == {MiB}
     done = CliRunner().invoke(doctor, ["--op", "barrier"])
     assert done.exit_code == 2
     assert ("no choice" in done.output) == (rank == 0)

@@ -14,7 +14,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A module imports from its own package and from those before it.
 LAYERS = [
     "errors",
-    "config events",
+    "config events text",
     "arrays",
     "runtime",
     "transport",
@@ -34,17 +34,27 @@ TOP = ("__init__.py", "__main__.py")
 
 # What may be imported, or used, only here.
 FENCES = {
-    "mpi4py": ("runtime/mpi.py", "transport/mpi_*.py", "bench/peers/mpi4py.py"),
-    "torch": ("arrays/torch.py", "torch/*.py", "bench/peers/torch.py"),
+    "mpi4py": (
+        "runtime/mpi.py",
+        "transport/mpi/*.py",
+        "transport/device/cuda_mpi.py",
+        "bench/libraries/mpi4py.py",
+    ),
+    "torch": ("arrays/torch.py", "torch/*.py", "bench/libraries/torch.py"),
     "jax": ("arrays/jax.py",),
     "cupy": (
         "arrays/cupy.py",
         "runtime/gpu.py",
-        "transport/nccl_binding.py",
-        "bench/peers/nccl.py",
+        "transport/device/nccl/binding.py",
+        "bench/libraries/nccl.py",
     ),
-    "nccl": ("transport/nccl_binding.py",),
-    "os.environ": ("config.py", "runtime/*.py", "bench/peers/paddle.py"),
+    "nccl": ("transport/device/nccl/binding.py",),
+    "os.environ": (
+        "config.py",
+        "runtime/*.py",
+        "launch/job/shim.py",
+        "bench/libraries/paddle.py",
+    ),
     "os.getenv": (),
 }
 

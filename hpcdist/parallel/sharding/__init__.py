@@ -1,7 +1,7 @@
 """Sharding: every rank keeps a part of the training state (ZeRO, stages 1 to 3), for plain arrays.
 
 Read in this order: `group_sharded` (what users call), `layout` (what a rank owns; pure),
-`gradients`, `whole` and `lent` (where weights are), `engine` (one model), `optimizer`, `model`,
+`gradients`, `whole` and `gathered` (where weights are), `engine` (one model), `optimizer`, `model`,
 `parts` (states for checkpoints).
 """
 

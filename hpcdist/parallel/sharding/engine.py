@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, final, get_args
 import numpy as np
 
 from hpcdist.arrays.buffer import is_writeable
-from hpcdist.arrays.device import engine_of
+from hpcdist.arrays.device import device_runtime_of
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray, view_of
 from hpcdist.arrays.transfer import on_host
@@ -22,17 +22,17 @@ from hpcdist.comm.collectives import all_reduce
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
 from hpcdist.parallel.parameter import Parameter
-from hpcdist.parallel.sharding.gradients import ShardedGradients, Teams
-from hpcdist.parallel.sharding.layout import Item, Unit, layer_of, plan_layers, plan_units
-from hpcdist.parallel.sharding.lent import LentParameters
-from hpcdist.parallel.sharding.whole import WholeParameters, whole_of
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.parallel.sharding.gathered import GatheredParameters
+from hpcdist.parallel.sharding.gradients import ShardedGradients, ShardGroups
+from hpcdist.parallel.sharding.partition import Item, Unit, layer_of, plan_layers, plan_units
+from hpcdist.parallel.sharding.replicated import ReplicatedParameters, whole_of
+from hpcdist.transport.reduction import ReduceOp
 
 Level = Literal["os", "os_g", "p_g_os"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 _MEASURED = 4
-"""Backward passes after which ranks agree whether to gather ahead: `Pace` has decided by then."""
+"""Backward passes after which ranks agree whether to gather ahead; by then it is decided."""
 
 
 class Store(Protocol):
@@ -72,7 +72,7 @@ class Engine:
         self,
         named: Sequence[tuple[str, Parameter]],
         level: Level,
-        teams: Teams,
+        teams: ShardGroups,
         *,
         limit: int,
         segment: int,
@@ -91,14 +91,20 @@ class Engine:
         lends = level == "p_g_os"
         plan, size = (plan_layers, segment) if lends else (plan_units, limit)
         self.units = plan(items, teams.group.nranks, size)
-        lent = [lends and unit.indices[0] not in stay for unit in self.units]
+        gathered = [lends and unit.indices[0] not in stay for unit in self.units]
         firsts = [_view(self.parameters[unit.indices[0]]) for unit in self.units]
         likes = [np.empty_like(first, shape=(0,)) for first in firsts]
         del firsts  # level p_g_os lets go of the memory
-        self.lent = LentParameters(self.parameters, _where(self.units, lent, True), teams.group)
-        self.whole = WholeParameters(self.parameters, _where(self.units, lent, False), teams.group)
+        self.lent = GatheredParameters(
+            self.parameters, _where(self.units, gathered, True), teams.group
+        )
+        self.whole = ReplicatedParameters(
+            self.parameters, _where(self.units, gathered, False), teams.group
+        )
         stores: dict[bool, Store] = {True: self.lent, False: self.whole}
-        self._places = [(stores[own], lent[:number].count(own)) for number, own in enumerate(lent)]
+        self._places = [
+            (stores[own], gathered[:number].count(own)) for number, own in enumerate(gathered)
+        ]
         self.gradients = ShardedGradients(
             self.parameters,
             self.units,
@@ -172,7 +178,7 @@ class Engine:
 
     def _all_have_cores(self) -> bool:
         """Say whether communication hides behind computing on every rank. Collective."""
-        spare = np.array([not self.gradients.exchange.inline], np.uint8)
+        spare = np.array([not self.gradients.averager.inline], np.uint8)
         all_reduce(spare, ReduceOp.MIN, self.teams.group)
         return bool(spare[0])
 
@@ -193,7 +199,12 @@ def _items(named: Sequence[tuple[str, Parameter]], stay: set[int]) -> list[Item]
     items = []
     for index, (name, parameter) in enumerate(named):
         view = _view(parameter)
-        kind = dtype_row(view.dtype).name, is_writeable(view), engine_of(view), index in stay
+        kind = (
+            dtype_row(view.dtype).name,
+            is_writeable(view),
+            device_runtime_of(view),
+            index in stay,
+        )
         items.append(Item(name, view.shape, view.size, view.nbytes, kind))
     return items
 

@@ -25,16 +25,16 @@ from hpcdist.comm import describe
 from hpcdist.comm.group import Group
 from hpcdist.comm.memory import empty_near
 from hpcdist.errors import CollectiveTimeout, UsageError
-from hpcdist.parallel.exchange import Exchange
-from hpcdist.parallel.parameter import Parameter, Seat
+from hpcdist.parallel.averager import Averager
+from hpcdist.parallel.parameter import GradSlot, Parameter
 from hpcdist.parallel.reducer import Reducer
-from hpcdist.parallel.sharding.layout import Unit
+from hpcdist.parallel.sharding.partition import Unit
 from hpcdist.transport.base import Work
 from hpcdist.transport.call import Call, Kind
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 
 
-class Teams(NamedTuple):
+class ShardGroups(NamedTuple):
     """The ranks that share one copy of the model, and those that hold the same part of others."""
 
     group: Group
@@ -77,7 +77,7 @@ class ShardedGradients:
         parameters: Sequence[Parameter],
         units: Sequence[Unit],
         likes: Sequence[NumpyArray],
-        teams: Teams,
+        teams: ShardGroups,
         *,
         stays: bool,
         owner: weakref.ref[Any],
@@ -90,8 +90,8 @@ class ShardedGradients:
         self._kept: list[NumpyArray | None] = [None] * len(units)
         self._flats: list[NumpyArray | None] = [None] * len(units)
         self._reducer = Reducer([unit.indices for unit in units])
-        self.exchange = Exchange(teams.group, _scatter, Kind.REDUCE_SCATTER)
-        self._replicas = None if teams.replicas is None else Exchange(teams.replicas)
+        self.averager = Averager(teams.group, _scatter, Kind.REDUCE_SCATTER)
+        self._replicas = None if teams.replicas is None else Averager(teams.replicas)
         self._ask = bytearray(b"\1" * len(parameters))
         hooks = self._writing, self._written, self._reading
         for unit, like in zip(units, likes, strict=True):
@@ -100,7 +100,7 @@ class ShardedGradients:
                 parameter = parameters[index]
                 memory = np.broadcast_to(nothing, parameter.shape)
                 parameter.has_grad = False
-                parameter.sit(Seat(memory, index, self._ask, *hooks, owner, adds=True))
+                parameter.attach(GradSlot(memory, index, self._ask, *hooks, owner, adds=True))
         self._forward: bool | None = None
         self._synced: bool | None = None
         self._error: UsageError | None = None
@@ -183,7 +183,7 @@ class ShardedGradients:
         for index in self._units[unit].indices:
             self._parameters[index].has_grad = False
             if not self._stays:
-                self._parameters[index].vacate()
+                self._parameters[index].detach()
         if not self._stays:
             self._flats[unit] = None
 
@@ -209,7 +209,7 @@ class ShardedGradients:
         if self._stays:  # what is owned lies in memory that will be written
             self.owned = [None if own is None else own.copy() for own in self.owned]
         if self._synced:
-            self.exchange.begin()
+            self.averager.begin()
             if self._replicas is not None:
                 self._replicas.begin()
 
@@ -221,12 +221,12 @@ class ShardedGradients:
         fresh = self._stays or self.owned[unit] is not None
         arriving = empty_near(like, share, self._teams.group) if fresh else self._mine(unit)
         try:
-            work = self.exchange.average((arriving, flat), self._error)
+            work = self.averager.average((arriving, flat), self._error)
         except CollectiveTimeout:
             self._reset()
             raise
         self._trips.append(_Trip(unit, arriving, work))
-        if self.exchange.inline:
+        if self.averager.inline:
             self._receive()
 
     def _receive(self, *, only_completed: bool = False) -> None:
@@ -281,7 +281,7 @@ class ShardedGradients:
             for unit in self._reducer.rest():
                 self._open(unit)
                 self._send(unit, error)
-            self.exchange.computed()
+            self.averager.computed()
             if self._replicas is not None:
                 self._replicas.computed()
             self._receive()

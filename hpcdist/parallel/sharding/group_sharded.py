@@ -12,19 +12,19 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.states import State, verify_states
 from hpcdist.errors import UsageError
 from hpcdist.optim.optimizer import Optimizer
-from hpcdist.parallel.holders import described, is_trained, spread, trainable
 from hpcdist.parallel.model import training_group
+from hpcdist.parallel.module_state import broadcast_state, described, is_trained, trainable
 from hpcdist.parallel.scaler import GradScaler
 from hpcdist.parallel.sharding.engine import LEVELS, Level
-from hpcdist.parallel.sharding.gradients import Teams
+from hpcdist.parallel.sharding.gradients import ShardGroups
 from hpcdist.parallel.sharding.model import ShardedModel
 
 
-class Wishes(NamedTuple):
+class ShardingOptions(NamedTuple):
     """The arguments of `group_sharded_parallel` as an engine gets them, checked."""
 
     level: Level
-    teams: Teams
+    teams: ShardGroups
     offload: bool
     sync_buffers: bool
     limit: int
@@ -102,9 +102,9 @@ def group_sharded_parallel(
         array([-0.5, -0.5, -0.5])
 
     """
-    wishes = Wishes(
+    wishes = ShardingOptions(
         _level(level),
-        Teams(training_group(group), None if dp_group is None else training_group(dp_group)),
+        ShardGroups(training_group(group), None if dp_group is None else training_group(dp_group)),
         bool(offload),
         bool(sync_buffers),
         _size("buffer_max_size", buffer_max_size),
@@ -115,7 +115,7 @@ def group_sharded_parallel(
     return _engine_for(model)(model, optimizer, scaler, wishes)
 
 
-Shard = Callable[[Any, Any, Any, Wishes], tuple[Any, Any, Any]]
+Shard = Callable[[Any, Any, Any, ShardingOptions], tuple[Any, Any, Any]]
 
 _ENGINES = {("torch", "Module"): ("hpcdist.torch.sharded", "shard_module")}
 """By package and class a model's type comes from; loaded when the first such model appears."""
@@ -136,7 +136,7 @@ def _engine_for(model: Any) -> Shard:
 
 
 def _shard_arrays(
-    layers: Any, optimizer: Any, scaler: Any, wishes: Wishes
+    layers: Any, optimizer: Any, scaler: Any, wishes: ShardingOptions
 ) -> tuple[ShardedModel, Any, Any]:
     """Shard a model of `Parameter`s. Collective."""
     held: list[tuple[str, Any]] = []
@@ -153,7 +153,7 @@ def _shard_arrays(
     for group in _both(wishes.teams):
         verify_states(states, group, error=problem)
     for group in _both(wishes.teams):
-        spread(held, group, group.ranks[0])
+        broadcast_state(held, group, group.ranks[0])
     model = ShardedModel(
         layers,
         wishes.level,
@@ -167,7 +167,7 @@ def _shard_arrays(
     return model, model.shard(optimizer), scaler
 
 
-def _both(teams: Teams) -> list[Group]:
+def _both(teams: ShardGroups) -> list[Group]:
     """Return the groups, replicas first: so the values of one rank reach all."""
     return [group for group in (teams.replicas, teams.group) if group is not None]
 
@@ -194,7 +194,7 @@ def _check_companions(optimizer: Any, scaler: Any, trained: Sequence[Any]) -> No
         )
 
 
-def _check_offload(wishes: Wishes, trained: Sequence[Any]) -> None:
+def _check_offload(wishes: ShardingOptions, trained: Sequence[Any]) -> None:
     if wishes.offload and any(on_device(view_of(each.data)) for each in trained):
         raise UsageError(
             "offload=True, but there are parameters on a device, whose state is kept where they "

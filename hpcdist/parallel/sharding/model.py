@@ -12,27 +12,27 @@ from hpcdist.arrays.transfer import on_host
 from hpcdist.errors import UsageError
 from hpcdist.optim.optimizer import Optimizer
 from hpcdist.parallel.clipping import Measured
-from hpcdist.parallel.holders import (
+from hpcdist.parallel.module_state import (
     array_in,
+    broadcast_state,
     buffers_of,
     distinct,
     holders_of,
     is_trained,
     load,
-    spread,
 )
-from hpcdist.parallel.pace import CommStats
+from hpcdist.parallel.overlap import CommStats
 from hpcdist.parallel.parameter import Parameter
 from hpcdist.parallel.sharding.engine import Engine, Level
-from hpcdist.parallel.sharding.gradients import Teams
+from hpcdist.parallel.sharding.gradients import ShardGroups
 from hpcdist.parallel.sharding.optimizer import ShardedOptimizer
-from hpcdist.parallel.sharding.parts import (
-    Owned,
+from hpcdist.parallel.sharding.shard_state import (
+    OwnedRun,
     State,
     as_shards,
     check_parts,
     fill_parts,
-    owned_parts,
+    owned_runs,
 )
 
 
@@ -59,7 +59,7 @@ class ShardedModel:
         self,
         layers: Any,
         level: Level,
-        teams: Teams,
+        teams: ShardGroups,
         *,
         limit: int,
         segment: int,
@@ -82,7 +82,7 @@ class ShardedModel:
         )
         self._optimizer: ShardedOptimizer | None = None
         if sync_buffers:
-            self._engine.after_backward = self._spread_buffers
+            self._engine.after_backward = self._broadcast_buffers
 
     def shard(self, optimizer: Optimizer) -> ShardedOptimizer:
         """Return the sharded form of the model's optimizer."""
@@ -143,12 +143,12 @@ class ShardedModel:
 
     def comm_stats(self) -> CommStats:
         """Return what reducing gradients has cost so far, and how much was hidden. Local."""
-        return self._engine.gradients.exchange.stats()
+        return self._engine.gradients.averager.stats()
 
-    def _spread_buffers(self) -> None:
+    def _broadcast_buffers(self) -> None:
         for group in reversed(self._engine.teams):
             if group is not None:
-                spread(distinct(buffers_of(self._layers)), group, group.ranks[0])
+                broadcast_state(distinct(buffers_of(self._layers)), group, group.ranks[0])
 
     # ---- the model itself
 
@@ -212,11 +212,11 @@ class ShardedModel:
         if self._optimizer is not None:
             self._optimizer.adopt()
 
-    def _parts(self) -> Iterator[Owned]:
+    def _parts(self) -> Iterator[OwnedRun]:
         engine = self._engine
         for number, unit in enumerate(engine.units):
             array, rank = engine.owned(number), engine.teams.group.rank
-            yield from owned_parts(engine.names, engine.shapes, unit, rank, array)
+            yield from owned_runs(engine.names, engine.shapes, unit, rank, array)
 
     def _rest(self) -> list[tuple[str, Any]]:
         """Return names and holders of what is not sharded."""

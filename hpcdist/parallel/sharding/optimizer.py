@@ -22,16 +22,16 @@ from hpcdist.optim.slices import Slice, trust_ratio
 from hpcdist.parallel.clipping import Measured, norm_of, power_sums, scaler
 from hpcdist.parallel.scaler import unscale
 from hpcdist.parallel.sharding.engine import Engine
-from hpcdist.parallel.sharding.layout import Segment
-from hpcdist.parallel.sharding.parts import (
-    Owned,
+from hpcdist.parallel.sharding.partition import Segment
+from hpcdist.parallel.sharding.shard_state import (
+    OwnedRun,
     State,
     as_shards,
     check_parts,
     fill_parts,
-    owned_parts,
+    owned_runs,
 )
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 
 
 class _Run(NamedTuple):
@@ -244,12 +244,12 @@ class ShardedOptimizer:
             kept.use(self._engine.owned(number))
             kept.adopt()
 
-    def _parts(self) -> Iterator[Owned]:
+    def _parts(self) -> Iterator[OwnedRun]:
         engine = self._engine
         for unit, kept in zip(engine.units, self._slices, strict=True):
             for name, array in kept.named_states():
                 rank = engine.teams.group.rank
-                yield from owned_parts(engine.names, engine.shapes, unit, rank, array, f".{name}")
+                yield from owned_runs(engine.names, engine.shapes, unit, rank, array, f".{name}")
 
     def _state_names(self) -> list[str]:
         """Return what arrays the whole state has."""

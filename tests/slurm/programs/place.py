@@ -6,9 +6,8 @@ import socket
 import numpy as np
 
 import hpcdist as dist
-from hpcdist.runtime.cores import my_cores
-from hpcdist.runtime.environ import snapshot
 from hpcdist.runtime.place import read_place
+from hpcdist.runtime.process import my_cores, snapshot
 from hpcdist.runtime.slurm import expand_nodes, read_job
 
 NAMES = ["rank", "size", "local_rank", "local_size", "node_rank", "nnodes"]

@@ -11,7 +11,7 @@ import pytest
 import hpcdist as dist
 from hpcdist.arrays.buffer import as_buffer, as_output, carried, ordinary, typed, wrap_like
 from hpcdist.arrays.dtypes import BYTES_CODE, dtype_row, name_of_code
-from hpcdist.arrays.layout import adjacent_view, join, spread
+from hpcdist.arrays.packing import adjacent_view, join, scatter_into
 
 NAMED = [
     "bool",
@@ -379,7 +379,7 @@ def test_neighbours_between_the_elements_of_their_base_are_copied():
 
 def test_a_run_of_memory_is_spread_over_any_arrays():
     targets = [np.zeros(2), np.zeros((2, 2)).T, np.zeros(6)[::3], np.zeros(0), np.array(0.0)]
-    spread(np.arange(9.0), buffers(targets))
+    scatter_into(np.arange(9.0), buffers(targets))
     assert targets[0].tolist() == [0, 1]
     assert targets[1].tolist() == [[2, 3], [4, 5]]
     assert targets[2].tolist() == [6, 7]

@@ -5,26 +5,26 @@ import pickle
 import numpy as np
 import pytest
 
-from hpcdist.arrays.parcel import (
+from hpcdist.arrays.pickled import (
     EAGER,
     OUT_OF_BAND,
-    Parcel,
+    Pickled,
     buffer_lengths,
     empty_buffers,
     pack_object,
-    parcel_detail,
+    pickled_detail,
     unpack_object,
 )
 
 
 def travel(obj, padding=0):
     """Send an object to the same process."""
-    parcel = pack_object(obj)
-    meta = bytes(parcel.meta) + b"\0" * padding
+    pickled = pack_object(obj)
+    meta = bytes(pickled.meta) + b"\0" * padding
     buffers = empty_buffers(meta)
-    for buffer, sent in zip(buffers, parcel.buffers, strict=True):
+    for buffer, sent in zip(buffers, pickled.buffers, strict=True):
         buffer[...] = np.frombuffer(sent, np.uint8)
-    return unpack_object(Parcel(meta, buffers))
+    return unpack_object(Pickled(meta, buffers))
 
 
 @pytest.mark.parametrize("padding", [0, 100])
@@ -36,10 +36,10 @@ def test_objects_arrive_as_they_were_sent(padding):
 def test_large_arrays_stay_out_of_the_pickle_and_arrive_writable():
     for order in "CF":
         x = np.ones((200, 100), order=order)
-        parcel = pack_object({"x": x, "small": np.ones(3)})
-        assert len(parcel.meta) < 1000
-        assert buffer_lengths(parcel.meta) == (x.nbytes,)
-        assert np.shares_memory(np.frombuffer(parcel.buffers[0], np.uint8), x)
+        pickled = pack_object({"x": x, "small": np.ones(3)})
+        assert len(pickled.meta) < 1000
+        assert buffer_lengths(pickled.meta) == (x.nbytes,)
+        assert np.shares_memory(np.frombuffer(pickled.buffers[0], np.uint8), x)
         arrived = travel(x)
         arrived[0] = 2
         assert (x == 1).all()
@@ -61,21 +61,21 @@ def test_many_arrays_keep_their_order():
 
 def test_a_copy_of_a_parcel_shares_no_memory():
     x = np.zeros(OUT_OF_BAND, np.uint8)
-    parcel = pack_object(x)
-    again = unpack_object(parcel.copy())
+    pickled = pack_object(x)
+    again = unpack_object(pickled.copy())
     x[:] = 1
     assert not again.any()
     again[0] = 5
-    assert parcel.nbytes == len(parcel.meta) + x.nbytes
+    assert pickled.nbytes == len(pickled.meta) + x.nbytes
 
 
 def test_the_detail_tells_small_pickles_from_all_others():
     small, large = pack_object(1), pack_object(b"x" * EAGER)
     with_buffer = pack_object(np.zeros(OUT_OF_BAND, np.uint8))
-    assert parcel_detail([small]) == len(small.meta) <= EAGER
-    assert parcel_detail([small, large]) == len(large.meta) > EAGER
-    assert parcel_detail([with_buffer]) > EAGER
-    assert parcel_detail([]) == 0
+    assert pickled_detail([small]) == len(small.meta) <= EAGER
+    assert pickled_detail([small, large]) == len(large.meta) > EAGER
+    assert pickled_detail([with_buffer]) > EAGER
+    assert pickled_detail([]) == 0
 
 
 def test_what_pickle_raises_comes_through():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hpcdist as dist
-from hpcdist.arrays.tree import leaves, map_leaves, with_leaves
+from hpcdist.arrays.trees import leaves, map_leaves, with_leaves
 
 Layer = namedtuple("Layer", "weight bias")
 

@@ -15,25 +15,24 @@ from hpcdist.bench import messages
 from hpcdist.bench.baseline import compare, summary
 from hpcdist.bench.cases import CASES, KINDS, choose_cases
 from hpcdist.bench.command import bench
-from hpcdist.bench.figures import bandwidth, duration, rate, read_sizes, times
+from hpcdist.bench.harness import measure_calls
+from hpcdist.bench.interleaved import Interleaved, idle, interleave
+from hpcdist.bench.libraries import PEERS, start_peer, start_peers
+from hpcdist.bench.libraries.hpcdist import array_calls, start_own
 from hpcdist.bench.output import predictable
 from hpcdist.bench.overlap import hidden
-from hpcdist.bench.own import array_calls, start_own
-from hpcdist.bench.peers import PEERS, start_peer, start_peers
-from hpcdist.bench.plan import Plan, spots_of
+from hpcdist.bench.plan import Plan, points_of
 from hpcdist.bench.plots import check_plot, draw_predictions, draw_rows, heading_of, panels_of
 from hpcdist.bench.progress import Bar, on_terminal
-from hpcdist.bench.race import Race, idle, race
 from hpcdist.bench.request import check_request, read_request, spread_against
-from hpcdist.bench.rows import BUS_FACTOR, Spot, bandwidths, row_of
+from hpcdist.bench.rows import BUS_FACTOR, Point, bandwidths, row_of
 from hpcdist.bench.runfile import read_run, write_run
-from hpcdist.bench.stage import measure_calls
 from hpcdist.bench.tables import plain_console, print_rows
 from hpcdist.bench.task import Messages, Task, make_task, read_dtype, thing_of
 from hpcdist.bench.unavailable import Unavailable
 from hpcdist.comm.group import Group
-from hpcdist.diagnostics.sizes import read_size, volume
 from hpcdist.errors import UsageError
+from hpcdist.text import bandwidth, duration, rate, read_size, read_sizes, times, volume
 
 ALONE = Group([0], 0, 0, None)
 
@@ -107,8 +106,8 @@ class OneRank:
 
 def test_contestants_alternate_and_the_order_rotates():
     called = []
-    contestants = {name: lambda name=name: called.append(name) for name in "abc"}
-    found = race(OneRank(), contestants, rounds=3, sample_s=0)
+    candidates = {name: lambda name=name: called.append(name) for name in "abc"}
+    found = interleave(OneRank(), candidates, rounds=3, sample_s=0)
     assert called[-9:] == list("abcbcacab")
     assert all(taken.shape == (3,) and (taken > 0).all() for taken in found.seconds.values())
     assert [called.count(name) for name in "abc"] == [called.count("a")] * 3
@@ -116,14 +115,16 @@ def test_contestants_alternate_and_the_order_rotates():
 
 def test_calls_timed_one_by_one_are_further_samples():
     called = []
-    found = race(OneRank(), {"a": lambda: called.append(0)}, rounds=2, sample_s=1e-5, single=30)
+    found = interleave(
+        OneRank(), {"a": lambda: called.append(0)}, rounds=2, sample_s=1e-5, single=30
+    )
     assert found.samples["a"].shape == (32,)
     assert (found.samples["a"][:2] == found.seconds["a"]).all()
 
 
 def test_a_race_compares_what_was_taken_in_the_same_round():
     seconds = {"slow": np.array([2.0, 6.0, 9.0]), "fast": np.array([1.0, 2.0, 9.0])}
-    found = Race(seconds, {}, seconds)
+    found = Interleaved(seconds, {}, seconds)
     assert found.ratio("slow", to="fast") == 2.0
     assert found.added("slow", to="fast") == 1.0
     assert (found.median("slow"), found.best("slow")) == (6.0, 2.0)
@@ -131,12 +132,12 @@ def test_a_race_compares_what_was_taken_in_the_same_round():
 
 def test_the_straggler_is_the_slowest_rank_beside_the_median_one():
     by_rank = np.array([[1.0, 1.0], [1.0, 1.0], [3.0, 5.0], [np.nan, np.nan]])
-    assert Race({}, {"a": by_rank}, {}).straggler("a") == 4.0
+    assert Interleaved({}, {"a": by_rank}, {}).straggler("a") == 4.0
 
 
 def test_hidden_is_what_both_together_save():
     seconds = {"x": np.array([2.0]), "compute": np.array([3.0]), "x both": np.array([3.5])}
-    assert hidden(Race(seconds, {}, seconds), "x") == 0.75
+    assert hidden(Interleaved(seconds, {}, seconds), "x") == 0.75
 
 
 # ---- rows
@@ -163,9 +164,9 @@ def row(case="all_reduce", library="hpcdist", nbytes=8, median_s=2e-6, **more):
 def test_a_row_holds_what_one_of_the_parts_took():
     seconds = {"x": np.array([2.0, 4.0, 6.0])}
     samples = {"x": np.arange(0.0, 202.0, 2.0)}
-    found = Race(seconds, {"x": seconds["x"][np.newaxis]}, samples)
-    spot = Spot("latency", "float32", "ordinary", 8)
-    assert row_of(found, "x", "hpcdist", spot, ranks=4, nodes=2, parts=2) == {
+    found = Interleaved(seconds, {"x": seconds["x"][np.newaxis]}, samples)
+    point = Point("latency", "float32", "ordinary", 8)
+    assert row_of(found, "x", "hpcdist", point, ranks=4, nodes=2, parts=2) == {
         "case": "latency",
         "library": "hpcdist",
         "dtype": "float32",
@@ -336,12 +337,12 @@ def test_an_unknown_case_is_named_with_those_there_are():
 
 def test_a_plan_says_where_each_case_is_measured():
     plan = Plan((), sizes=(6, 8), dtypes=("float32", "int8"), memories=("ordinary", "shared"))
-    assert spots_of(plan, "latency", 1) == []
-    assert spots_of(plan, "barrier", 1) == [Spot("barrier")]
-    assert spots_of(plan, "all_gather_object", 2) == [
-        Spot("all_gather_object", nbytes=size) for size in (6, 8)
+    assert points_of(plan, "latency", 1) == []
+    assert points_of(plan, "barrier", 1) == [Point("barrier")]
+    assert points_of(plan, "all_gather_object", 2) == [
+        Point("all_gather_object", nbytes=size) for size in (6, 8)
     ]
-    assert [spot[1:] for spot in spots_of(plan, "scan", 2)] == [
+    assert [point[1:] for point in points_of(plan, "scan", 2)] == [
         ("float32", "ordinary", 8),  # 6 bytes are no number of float32
         ("float32", "shared", 8),
         *[("int8", memory, size) for memory in ("ordinary", "shared") for size in (6, 8)],
@@ -350,14 +351,14 @@ def test_a_plan_says_where_each_case_is_measured():
 
 def test_results_that_would_fill_the_memory_are_left_out():
     plan = Plan((), sizes=(8, 64 << 20))
-    assert [spot.nbytes for spot in spots_of(plan, "all_gather", 16)] == [8, 64 << 20]
-    assert [spot.nbytes for spot in spots_of(plan, "all_gather", 17)] == [8]
+    assert [point.nbytes for point in points_of(plan, "all_gather", 16)] == [8, 64 << 20]
+    assert [point.nbytes for point in points_of(plan, "all_gather", 17)] == [8]
 
 
 def test_a_quick_plan_has_few_sizes_unless_they_are_asked_for():
-    quick, full = (spots_of(Plan((), quick=quick), "all_reduce", 2) for quick in (True, False))
+    quick, full = (points_of(Plan((), quick=quick), "all_reduce", 2) for quick in (True, False))
     assert len(quick) < len(full)
-    asked = spots_of(Plan((), sizes=read_sizes("8:64K"), quick=True), "all_reduce", 2)
+    asked = points_of(Plan((), sizes=read_sizes("8:64K"), quick=True), "all_reduce", 2)
     assert len(asked) == 14
 
 

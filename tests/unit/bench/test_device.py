@@ -11,16 +11,16 @@ from click.testing import CliRunner
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.bench.cases import CASES, choose_cases
 from hpcdist.bench.command import bench
-from hpcdist.bench.limits import limits
-from hpcdist.bench.memories import MEMORIES, Device, Memory, check_devices, devices
+from hpcdist.bench.interleaved import interleave
+from hpcdist.bench.libraries import start_peer, start_peers
+from hpcdist.bench.libraries.nccl import Wire, library_of
+from hpcdist.bench.memcpy_bound import limits
+from hpcdist.bench.memory_kinds import MEMORIES, Device, Memory, check_devices, devices
 from hpcdist.bench.output import predictable
-from hpcdist.bench.peers import start_peer, start_peers
-from hpcdist.bench.peers.nccl import Wire, library_of
-from hpcdist.bench.plan import Plan, spots_of
+from hpcdist.bench.plan import Plan, points_of
 from hpcdist.bench.plots import draw_rows
-from hpcdist.bench.race import race
 from hpcdist.bench.request import read_request
-from hpcdist.bench.rows import Spot
+from hpcdist.bench.rows import Point
 from hpcdist.bench.tables import plain_console, print_rows
 from hpcdist.bench.task import make_task
 from hpcdist.bench.unavailable import Unavailable
@@ -68,7 +68,7 @@ def test_what_is_put_on_a_device_counts_until_it_has_ended(slow):
     def put():
         DEVICE.current.put(lambda: time.sleep(2e-3))
 
-    found = race(Ranks(), {"put": put}, rounds=3, sample_s=1e-3, single=3, wait=slow.waiter())
+    found = interleave(Ranks(), {"put": put}, rounds=3, sample_s=1e-3, single=3, wait=slow.waiter())
     assert found.samples["put"].shape == (6,)
     assert (found.samples["put"] >= 2e-3).all()
 
@@ -80,7 +80,7 @@ def test_the_calls_of_a_sample_are_waited_for_once():
         told.append("call")
         time.sleep(1e-5)
 
-    race(Ranks(), {"call": call}, rounds=1, sample_s=1e-3, wait=lambda: told.append("wait"))
+    interleave(Ranks(), {"call": call}, rounds=1, sample_s=1e-3, wait=lambda: told.append("wait"))
     words = "".join("c" if each == "call" else "w" for each in told)
     last = words[:-1].rpartition("w")[2]
     assert words.endswith("w")
@@ -90,7 +90,7 @@ def test_the_calls_of_a_sample_are_waited_for_once():
 
 def test_calls_that_are_timed_one_by_one_are_waited_for_one_by_one():
     told = []
-    race(
+    interleave(
         Ranks(),
         {"call": lambda: told.append("call")},
         rounds=1,
@@ -141,7 +141,7 @@ def test_host_memory_has_one_limit():
 
 
 def test_the_copy_through_the_host_goes_both_ways_and_is_waited_for(slow):
-    from hpcdist.bench.limits import _through_host
+    from hpcdist.bench.memcpy_bound import _through_host
 
     source, target = (DEVICE.array(np.full(5000, value, np.uint8)) for value in (7, 0))
     out, back = np.zeros(5000, np.uint8), np.full(5000, 9, np.uint8)
@@ -167,10 +167,10 @@ def test_on_a_device_the_usual_cases_are_those_with_arrays():
 def test_spots_name_the_device_of_everything_that_is_there(slow):
     plan = Plan((), sizes=(8,), memories=("slow",))
     assert plan.on_device
-    assert spots_of(plan, "all_reduce", 2) == [Spot("all_reduce", "float32", "slow", 8)]
-    assert spots_of(plan, "data_parallel", 2) == [Spot("data_parallel", memory="slow")]
-    assert spots_of(plan, "barrier", 2) == [Spot("barrier")]
-    assert spots_of(Plan(()), "data_parallel", 2) == [Spot("data_parallel")]
+    assert points_of(plan, "all_reduce", 2) == [Point("all_reduce", "float32", "slow", 8)]
+    assert points_of(plan, "data_parallel", 2) == [Point("data_parallel", memory="slow")]
+    assert points_of(plan, "barrier", 2) == [Point("barrier")]
+    assert points_of(Plan(()), "data_parallel", 2) == [Point("data_parallel")]
 
 
 GIVEN = {
@@ -343,7 +343,7 @@ def test_what_nccl_cannot_compute_has_no_row(nccl, recorder):
 def test_an_operation_of_nccl_is_begun_beside_the_current_stream(recorder):
     events = []
 
-    class Engine(OnStream):
+    class DeviceRuntime(OnStream):
         def record(self, stream):
             events.append(("record", stream.ptr))
             return f"event {stream.ptr}"
@@ -351,7 +351,7 @@ def test_an_operation_of_nccl_is_begun_beside_the_current_stream(recorder):
         def wait_event(self, stream, event):
             events.append(("wait", stream.ptr, event))
 
-    library = library_of(Wire(recorder, recorder, Engine()))
+    library = library_of(Wire(recorder, recorder, DeviceRuntime()))
     task = task_of("all_reduce", op="AVG")
     work = library.begin(task)()
     at = task.x.ctypes.data
@@ -365,13 +365,13 @@ def test_cupy_names_ncclls_numbers_as_we_do():
     pytest.importorskip("cupy")
     from cupy.cuda import nccl
 
-    from hpcdist.transport.nccl_codes import plan_reduction
-    from hpcdist.transport.recipes import ReduceOp, recipe_for
+    from hpcdist.transport.device.nccl.dtypes import plan_reduction
+    from hpcdist.transport.reduction import ReduceOp, rule_for
 
     for name in ("float32", "float64", "int64", "uint32", "bfloat16", "float16"):
         dtype = dtype_row(np.dtype(getattr(ml_dtypes, name, name)))
-        recipe = recipe_for(ReduceOp.SUM, dtype)
-        plan = plan_reduction(ReduceOp.SUM, dtype, recipe, 2, native=True)
+        rule = rule_for(ReduceOp.SUM, dtype)
+        plan = plan_reduction(ReduceOp.SUM, dtype, rule, 2, native=True)
         assert getattr(nccl, f"NCCL_{name.upper()}") == plan.code
     assert plan.op == nccl.NCCL_SUM
     for verb in ("allReduce", "reduce", "broadcast", "reduceScatter", "allGather", "send", "recv"):

@@ -6,7 +6,9 @@ from itertools import pairwise, product
 import pytest
 from hypothesis import given, strategies as st
 
-from hpcdist.bench.tune import (
+from hpcdist.bench.tune.command import busy, chosen_rows, read_plan, write_tuning
+from hpcdist.bench.tune.measure import Effort, Plan, forced, points_of, ways_at
+from hpcdist.bench.tune.rules import (
     MARGIN,
     Cost,
     Step,
@@ -20,39 +22,45 @@ from hpcdist.bench.tune import (
     tuned,
     way_at,
 )
-from hpcdist.bench.tune_command import busy, chosen_rows, read_plan, write_tuning
-from hpcdist.bench.tune_stage import Effort, Plan, forced, spots_of, ways_at
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import Kind
-from hpcdist.transport.select import (
+from hpcdist.transport.tuning import (
     DEFAULT,
     OPERATIONS,
     STAGED_UP_TO,
-    Rule,
-    Selection,
-    Way,
-    possible_ways,
+    Algorithm,
+    TuningRule,
+    TuningTable,
+    possible_algorithms,
     read_rules,
     rules_as_json,
 )
 
 KiB, MiB = 1 << 10, 1 << 20
-MPI, STAGED, PIPE, DIRECT, LANES = Way
+MPI, STAGED, PIPELINED, DIRECT, HIERARCHICAL = Algorithm
 SIZES = [16 * KiB << 2 * step for step in range(7)]
 
 
-def timing(operation, nbytes, way, ratio, *, arrays="ordinary", dtype="float32", **given):
+def timing(operation, nbytes, algorithm, ratio, *, arrays="ordinary", dtype="float32", **given):
     given = {"min_ratio": ratio, "ranks": 4, "nodes": "one", **given}
     return Timing(
-        operation, arrays, dtype, nbytes, way=way, ratio=ratio, median_s=ratio, min_s=ratio, **given
+        operation,
+        arrays,
+        dtype,
+        nbytes,
+        algorithm=algorithm,
+        ratio=ratio,
+        median_s=ratio,
+        min_s=ratio,
+        **given,
     )
 
 
 def timings(operation, by_way, **given):
     """Return timings at `SIZES`; `by_way` has the ratios to MPI, None where a way cannot go."""
     return [
-        timing(operation, nbytes, way, ratio, **given)
-        for way, ratios in {MPI: [1] * len(SIZES), **by_way}.items()
+        timing(operation, nbytes, algorithm, ratio, **given)
+        for algorithm, ratios in {MPI: [1] * len(SIZES), **by_way}.items()
         for nbytes, ratio in zip(SIZES, ratios, strict=False)
         if ratio is not None
     ]
@@ -61,7 +69,7 @@ def timings(operation, by_way, **given):
 def steps_in(rules, operation, arrays="ordinary", numbers="any"):
     key = operation, arrays, numbers
     return [
-        Step(rule.up_to, rule.way)
+        Step(rule.up_to, rule.algorithm)
         for rule in rules
         if (rule.operation, rule.arrays, rule.numbers) == key
     ]
@@ -75,13 +83,18 @@ def steps_in(rules, operation, arrays="ordinary", numbers="any"):
     [(0.5, 0.5, True), (0.96, 0.5, False), (0.5, 1.01, False), (0.94, 1.0, True)],
 )
 def test_a_way_must_win_in_the_median_and_not_lose_in_the_fastest_round(ratio, min_ratio, wins):
-    costs = {MPI: Cost(1, 1), PIPE: Cost(ratio, min_ratio)}
-    assert set(good_ways(costs)) == ({PIPE} if wins else {MPI})
+    costs = {MPI: Cost(1, 1), PIPELINED: Cost(ratio, min_ratio)}
+    assert set(good_ways(costs)) == ({PIPELINED} if wins else {MPI})
 
 
 def test_ways_as_fast_as_the_best_are_good_too():
-    costs = {MPI: Cost(1, 1), PIPE: Cost(0.5, 0.5), STAGED: Cost(0.52, 0.5), DIRECT: Cost(0.6, 0.6)}
-    assert set(good_ways(costs)) == {PIPE, STAGED}
+    costs = {
+        MPI: Cost(1, 1),
+        PIPELINED: Cost(0.5, 0.5),
+        STAGED: Cost(0.52, 0.5),
+        DIRECT: Cost(0.6, 0.6),
+    }
+    assert set(good_ways(costs)) == {PIPELINED, STAGED}
 
 
 @pytest.mark.parametrize(
@@ -89,41 +102,41 @@ def test_ways_as_fast_as_the_best_are_good_too():
     [
         (MPI, 0.5, {DIRECT}),
         (MPI, 1.2, {MPI}),
-        (PIPE, 0.2, {DIRECT}),
-        (PIPE, 0.4, {DIRECT, PIPE}),
-        (PIPE, 0.8, {PIPE}),
+        (PIPELINED, 0.2, {DIRECT}),
+        (PIPELINED, 0.4, {DIRECT, PIPELINED}),
+        (PIPELINED, 0.8, {PIPELINED}),
     ],
 )
 def test_shared_arrays_stay_in_place_or_go_like_ordinary_ones(otherwise, direct, expected):
-    costs = {MPI: Cost(1, 1), PIPE: Cost(0.4, 0.4), DIRECT: Cost(direct, direct)}
+    costs = {MPI: Cost(1, 1), PIPELINED: Cost(0.4, 0.4), DIRECT: Cost(direct, direct)}
     assert set(good_shared_ways(costs, otherwise)) == expected
 
 
 def test_the_slower_of_the_short_dtypes_counts():
     series = costs_of(
         [
-            timing("reduce", KiB, PIPE, 0.5, dtype="bfloat16"),
-            timing("reduce", KiB, PIPE, 0.9, dtype="float16", min_ratio=0.3),
-            timing("reduce", KiB, PIPE, 0.1, dtype="float32"),
+            timing("reduce", KiB, PIPELINED, 0.5, dtype="bfloat16"),
+            timing("reduce", KiB, PIPELINED, 0.9, dtype="float16", min_ratio=0.3),
+            timing("reduce", KiB, PIPELINED, 0.1, dtype="float32"),
         ]
     )
-    assert series["reduce", "ordinary", "short"][KiB][PIPE] == Cost(0.9, 0.5)
-    assert series["reduce", "ordinary", "wide"][KiB][PIPE] == Cost(0.1, 0.1)
+    assert series["reduce", "ordinary", "short"][KiB][PIPELINED] == Cost(0.9, 0.5)
+    assert series["reduce", "ordinary", "wide"][KiB][PIPELINED] == Cost(0.1, 0.1)
 
 
 # ---- steps
 
 
 def test_neighbouring_sizes_become_one_step():
-    good = {size: {PIPE: 0.5} for size in SIZES[:3]} | {size: {MPI: 1} for size in SIZES[3:]}
-    assert fewest_steps(good) == [Step(256 * KiB, PIPE), Step(None, MPI)]
+    good = {size: {PIPELINED: 0.5} for size in SIZES[:3]} | {size: {MPI: 1} for size in SIZES[3:]}
+    assert fewest_steps(good) == [Step(256 * KiB, PIPELINED), Step(None, MPI)]
 
 
 def test_what_was_not_measured_is_left_to_mpi_and_else_shared_in_the_middle():
-    assert fewest_steps({16 * KiB: {PIPE: 0.5}, MiB: {MPI: 1}, 4 * MiB: {PIPE: 0.5}}) == [
-        Step(16 * KiB, PIPE),
+    assert fewest_steps({16 * KiB: {PIPELINED: 0.5}, MiB: {MPI: 1}, 4 * MiB: {PIPELINED: 0.5}}) == [
+        Step(16 * KiB, PIPELINED),
         Step(2 * MiB, MPI),
-        Step(None, PIPE),
+        Step(None, PIPELINED),
     ]
     assert fewest_steps({16 * KiB: {STAGED: 0.5}, 16 * MiB: {DIRECT: 0.5}}) == [
         Step(512 * KiB, STAGED),
@@ -132,17 +145,17 @@ def test_what_was_not_measured_is_left_to_mpi_and_else_shared_in_the_middle():
 
 
 def test_steps_end_where_small_sizes_end_and_where_staging_does():
-    assert fewest_steps({64 * KiB: {PIPE: 0.5}}) == [Step(64 * KiB, PIPE)]
-    assert fewest_steps({MiB: {STAGED: 0.5}, 16 * MiB: {PIPE: 0.5}})[0].up_to == STAGED_UP_TO
+    assert fewest_steps({64 * KiB: {PIPELINED: 0.5}}) == [Step(64 * KiB, PIPELINED)]
+    assert fewest_steps({MiB: {STAGED: 0.5}, 16 * MiB: {PIPELINED: 0.5}})[0].up_to == STAGED_UP_TO
 
 
 def test_a_step_takes_the_way_that_is_fastest_over_all_its_sizes():
-    good = {KiB: {PIPE: 0.50, STAGED: 0.51}, 2 * KiB: {PIPE: 0.50, STAGED: 0.48}}
+    good = {KiB: {PIPELINED: 0.50, STAGED: 0.51}, 2 * KiB: {PIPELINED: 0.50, STAGED: 0.48}}
     assert fewest_steps(good) == [Step(2 * KiB, STAGED)]
 
 
 good_at_a_size = st.dictionaries(
-    st.sampled_from([PIPE, STAGED, DIRECT]), st.floats(0.1, 0.9), min_size=1
+    st.sampled_from([PIPELINED, STAGED, DIRECT]), st.floats(0.1, 0.9), min_size=1
 ) | st.just({MPI: 1.0})
 
 
@@ -150,8 +163,10 @@ good_at_a_size = st.dictionaries(
 def test_steps_are_good_at_every_size_and_there_are_no_fewer(good):
     by_size = dict(zip([KiB << step for step in range(len(good))], good, strict=True))
     steps = fewest_steps(by_size)
-    assert all(way_at(steps, nbytes) in ways for nbytes, ways in by_size.items())
-    changes = [1 + sum(a is not b for a, b in pairwise(ways)) for ways in product(*good)]
+    assert all(way_at(steps, nbytes) in algorithms for nbytes, algorithms in by_size.items())
+    changes = [
+        1 + sum(a is not b for a, b in pairwise(algorithms)) for algorithms in product(*good)
+    ]
     assert len(steps) == min(changes)
 
 
@@ -162,35 +177,37 @@ def test_rules_name_the_group_and_numbers_that_fare_alike_share_them():
     measured = [
         each
         for dtype in ("float32", "bfloat16", "float16")
-        for each in timings("all_reduce", {PIPE: [0.5] * 3 + [1.5] * 4}, dtype=dtype)
+        for each in timings("all_reduce", {PIPELINED: [0.5] * 3 + [1.5] * 4}, dtype=dtype)
     ]
     assert rules_from(measured, 4, "one") == [
-        Rule("all_reduce", "ordinary", PIPE, 256 * KiB, "any", (4, 4), "one"),
-        Rule("all_reduce", "ordinary", MPI, None, "any", (4, 4), "one"),
+        TuningRule("all_reduce", "ordinary", PIPELINED, 256 * KiB, "any", (4, 4), "one"),
+        TuningRule("all_reduce", "ordinary", MPI, None, "any", (4, 4), "one"),
     ]
     assert rules_from(measured, 8, "one") == []
 
 
 def test_numbers_that_fare_differently_have_rules_of_their_own():
     measured = [
-        *timings("reduce", {PIPE: [1.5] * 7}),
-        *timings("reduce", {PIPE: [0.5] * 7}, dtype="bfloat16"),
+        *timings("reduce", {PIPELINED: [1.5] * 7}),
+        *timings("reduce", {PIPELINED: [0.5] * 7}, dtype="bfloat16"),
     ]
     rules = rules_from(measured, 4, "one")
     assert steps_in(rules, "reduce", numbers="wide") == [Step(None, MPI)]
-    assert steps_in(rules, "reduce", numbers="short") == [Step(None, PIPE)]
+    assert steps_in(rules, "reduce", numbers="short") == [Step(None, PIPELINED)]
 
 
 def test_the_dtype_makes_no_difference_where_bytes_are_moved_or_nodes_crossed():
     moved = rules_from(timings("broadcast", {STAGED: [0.5] * 4 + [None] * 3}), 4, "one")
     assert steps_in(moved, "broadcast") == [Step(MiB, STAGED), Step(None, MPI)]
     crossed = [
-        *timings("all_reduce", {LANES: [0.5] * 7}, nodes="several"),
-        *timings("all_reduce", {LANES: [1.5] * 3 + [0.5] * 4}, nodes="several", dtype="float16"),
+        *timings("all_reduce", {HIERARCHICAL: [0.5] * 7}, nodes="several"),
+        *timings(
+            "all_reduce", {HIERARCHICAL: [1.5] * 3 + [0.5] * 4}, nodes="several", dtype="float16"
+        ),
     ]
     assert steps_in(rules_from(crossed, 4, "several"), "all_reduce") == [
         Step(512 * KiB, MPI),
-        Step(None, LANES),
+        Step(None, HIERARCHICAL),
     ]
 
 
@@ -208,12 +225,12 @@ def test_shared_arrays_that_gain_nothing_in_place_take_the_way_of_ordinary_ones(
 
 
 def test_equal_neighbours_become_a_range_of_ranks():
-    same = Rule("scan", "ordinary", STAGED, MiB)
-    other = Rule("scan", "ordinary", MPI)
+    same = TuningRule("scan", "ordinary", STAGED, MiB)
+    other = TuningRule("scan", "ordinary", MPI)
     found = merge_ranks(
         [same._replace(ranks=(n, n)) for n in (2, 4, 16)] + [other._replace(ranks=(8, 8))]
     )
-    assert [(rule.way, rule.ranks) for rule in found] == [
+    assert [(rule.algorithm, rule.ranks) for rule in found] == [
         (STAGED, (2, 4)),
         (MPI, (8, 8)),
         (STAGED, (16, 16)),
@@ -221,8 +238,8 @@ def test_equal_neighbours_become_a_range_of_ranks():
 
 
 def test_an_operation_that_was_not_measured_everywhere_ends_a_range():
-    rule = Rule("scan", "ordinary", STAGED, MiB)
-    broadcast = Rule("broadcast", "ordinary", STAGED, MiB, ranks=(4, 4))
+    rule = TuningRule("scan", "ordinary", STAGED, MiB)
+    broadcast = TuningRule("broadcast", "ordinary", STAGED, MiB, ranks=(4, 4))
     found = merge_ranks([rule._replace(ranks=(2, 2)), broadcast, rule._replace(ranks=(8, 8))])
     assert [each.ranks for each in found if each.operation == "scan"] == [(2, 2), (8, 8)]
 
@@ -234,27 +251,27 @@ measurements = st.lists(
     lambda rows: [
         each
         for nbytes, row in zip(SIZES, rows, strict=True)
-        for way, ratio in zip((MPI, PIPE, STAGED), (1.0, *row), strict=False)
-        if way is not STAGED or nbytes <= STAGED_UP_TO
-        for each in [timing("reduce", nbytes, way, ratio, min_ratio=min(ratio, row[2]))]
+        for algorithm, ratio in zip((MPI, PIPELINED, STAGED), (1.0, *row), strict=False)
+        if algorithm is not STAGED or nbytes <= STAGED_UP_TO
+        for each in [timing("reduce", nbytes, algorithm, ratio, min_ratio=min(ratio, row[2]))]
     ]
 )
 
 
 @given(measurements)
 def test_nothing_that_was_measured_becomes_slower_than_mpi(measured):
-    selection = Selection([*tuned(measured), *DEFAULT], 4, several_nodes=False)
+    tuning_table = TuningTable([*tuned(measured), *DEFAULT], 4, several_nodes=False)
     for nbytes, costs in costs_of(measured)["reduce", "ordinary", "wide"].items():
-        way = selection.way(Kind.REDUCE, nbytes, short=False, shared=False)
-        assert way is MPI or costs[way].ratio < 1 - MARGIN
-        assert way is MPI or costs[way].min_ratio <= 1
+        algorithm = tuning_table.algorithm(Kind.REDUCE, nbytes, short=False, shared=False)
+        assert algorithm is MPI or costs[algorithm].ratio < 1 - MARGIN
+        assert algorithm is MPI or costs[algorithm].min_ratio <= 1
 
 
 # ---- the file
 
 
 def test_a_written_file_is_read_back_before_the_default_rules(tmp_path):
-    measured = timings("all_reduce", {PIPE: [0.5] * 7})
+    measured = timings("all_reduce", {PIPELINED: [0.5] * 7})
     rules = tuned(measured)
     path = tmp_path / "site.json"
     write_tuning(str(path), {"mpi": "Open MPI 5"}, rules, measured)
@@ -268,10 +285,10 @@ def test_a_written_file_is_read_back_before_the_default_rules(tmp_path):
 
 
 def test_the_table_tells_the_way_and_its_gain():
-    measured = timings("all_reduce", {PIPE: [0.5] * 3 + [1.5] * 4})
-    row = chosen_rows(measured, Selection(tuned(measured), 4, several_nodes=False))[0]
+    measured = timings("all_reduce", {PIPELINED: [0.5] * 3 + [1.5] * 4})
+    row = chosen_rows(measured, TuningTable(tuned(measured), 4, several_nodes=False))[0]
     assert (row["operation"], row["arrays"]) == ("all_reduce", "ordinary, wide")
-    assert (row["16 KiB"], row["64 MiB"]) == ("pipe 2", "mpi")
+    assert (row["16 KiB"], row["64 MiB"]) == ("pipelined 2", "mpi")
 
 
 # ---- what is possible
@@ -279,17 +296,17 @@ def test_the_table_tells_the_way_and_its_gain():
 
 def test_rules_for_impossible_ways_are_ignored():
     rules = [
-        Rule("scan", "shared", DIRECT),
-        Rule("broadcast", "ordinary", PIPE),
-        Rule("all_reduce", "ordinary", LANES, nodes="any"),
-        Rule("broadcast", "ordinary", STAGED),
+        TuningRule("scan", "shared", DIRECT),
+        TuningRule("broadcast", "ordinary", PIPELINED),
+        TuningRule("all_reduce", "ordinary", HIERARCHICAL, nodes="any"),
+        TuningRule("broadcast", "ordinary", STAGED),
     ]
-    one = Selection(rules, 4, several_nodes=False)
-    assert one.way(Kind.SCAN, MiB, short=False, shared=True) is MPI
-    assert one.way(Kind.BROADCAST, MiB, short=False, shared=False) is STAGED
-    assert one.way(Kind.BROADCAST, MiB + 1, short=False, shared=False) is MPI
+    one = TuningTable(rules, 4, several_nodes=False)
+    assert one.algorithm(Kind.SCAN, MiB, short=False, shared=True) is MPI
+    assert one.algorithm(Kind.BROADCAST, MiB, short=False, shared=False) is STAGED
+    assert one.algorithm(Kind.BROADCAST, MiB + 1, short=False, shared=False) is MPI
     assert one.rules == (rules[3],)
-    assert Selection(rules, 4, several_nodes=True).rules == (rules[2],)
+    assert TuningTable(rules, 4, several_nodes=True).rules == (rules[2],)
 
 
 @given(
@@ -300,53 +317,56 @@ def test_rules_for_impossible_ways_are_ignored():
     st.booleans(),
 )
 def test_what_is_explained_is_what_is_done(operation, nbytes, short, shared, several):
-    selection = Selection(DEFAULT, 4, several_nodes=several)
+    tuning_table = TuningTable(DEFAULT, 4, several_nodes=several)
     kind = Kind[operation.upper()]
-    way, rule = selection.explain(kind, nbytes, short=short, shared=shared)
-    assert way is selection.way(kind, nbytes, short=short, shared=shared)
-    assert way is (MPI if rule is None else rule.way)
-    assert way in possible_ways(operation, "shared", several_nodes=several)
+    algorithm, rule = tuning_table.explain(kind, nbytes, short=short, shared=shared)
+    assert algorithm is tuning_table.algorithm(kind, nbytes, short=short, shared=shared)
+    assert algorithm is (MPI if rule is None else rule.algorithm)
+    assert algorithm in possible_algorithms(operation, "shared", several_nodes=several)
 
 
-@pytest.mark.parametrize("way", [MPI, STAGED, PIPE, DIRECT])
-def test_a_forced_way_is_taken_wherever_it_is_possible(way):
-    selection = forced(way, 4, "one")
+@pytest.mark.parametrize("algorithm", [MPI, STAGED, PIPELINED, DIRECT])
+def test_a_forced_way_is_taken_wherever_it_is_possible(algorithm):
+    tuning_table = forced(algorithm, 4, "one")
     for operation in OPERATIONS:
         for arrays in ("ordinary", "shared"):
-            found = selection.way(
+            found = tuning_table.algorithm(
                 Kind[operation.upper()], MiB, short=False, shared=arrays == "shared"
             )
-            possible = way in possible_ways(operation, arrays, several_nodes=False)
-            assert found is (way if possible else MPI)
+            possible = algorithm in possible_algorithms(operation, arrays, several_nodes=False)
+            assert found is (algorithm if possible else MPI)
 
 
 PLAN = Plan(OPERATIONS, (8, 64 * KiB, 4 * MiB), [4], Effort(2, 1e-3))
 
 
 def test_only_where_there_is_a_choice_it_is_measured():
-    spots = spots_of(PLAN, 4, "one")
-    assert {spot.operation for spot in spots} == set(OPERATIONS)
-    assert {spot.nbytes for spot in spots} == {64 * KiB, 4 * MiB}  # 8 bytes go on the board
-    assert not any(spot.arrays == "shared" for spot in spots if "scan" in spot.operation)
-    assert {spot.dtype for spot in spots if spot.operation == "broadcast"} == {"float32"}
-    between = spots_of(PLAN, 4, "several")
-    assert {(spot.operation, spot.arrays) for spot in between} == {("all_reduce", "ordinary")}
-    assert {spot.nbytes for spot in between} == {8, 64 * KiB, 4 * MiB}
+    points = points_of(PLAN, 4, "one")
+    assert {point.operation for point in points} == set(OPERATIONS)
+    assert {point.nbytes for point in points} == {64 * KiB, 4 * MiB}  # 8 bytes go on the board
+    assert not any(point.arrays == "shared" for point in points if "scan" in point.operation)
+    assert {point.dtype for point in points if point.operation == "broadcast"} == {"float32"}
+    between = points_of(PLAN, 4, "several")
+    assert {(point.operation, point.arrays) for point in between} == {("all_reduce", "ordinary")}
+    assert {point.nbytes for point in between} == {8, 64 * KiB, 4 * MiB}
 
 
 def test_results_that_would_fill_a_node_are_left_out():
     plan = PLAN._replace(operations=("all_gather", "all_reduce"), sizes=(64 * MiB,))
-    assert {spot.operation for spot in spots_of(plan, 64, "one")} == {"all_reduce"}
+    assert {point.operation for point in points_of(plan, 64, "one")} == {"all_reduce"}
 
 
 def test_ways_are_measured_up_to_their_limits():
-    spot = next(each for each in spots_of(PLAN, 4, "one") if each.operation == "reduce")
-    assert ways_at(spot, "one", has_pipe=True) == [MPI, STAGED, PIPE]
-    assert ways_at(spot, "one", has_pipe=False) == [MPI, STAGED]
-    assert ways_at(spot._replace(nbytes=4 * MiB), "one", has_pipe=True) == [MPI, PIPE]
-    shared = spot._replace(operation="gather", arrays="shared")
-    assert ways_at(shared, "one", has_pipe=True) == [MPI, STAGED, DIRECT]
-    assert ways_at(spot._replace(operation="all_reduce"), "several", has_pipe=True) == [MPI, LANES]
+    point = next(each for each in points_of(PLAN, 4, "one") if each.operation == "reduce")
+    assert ways_at(point, "one", can_pipeline=True) == [MPI, STAGED, PIPELINED]
+    assert ways_at(point, "one", can_pipeline=False) == [MPI, STAGED]
+    assert ways_at(point._replace(nbytes=4 * MiB), "one", can_pipeline=True) == [MPI, PIPELINED]
+    shared = point._replace(operation="gather", arrays="shared")
+    assert ways_at(shared, "one", can_pipeline=True) == [MPI, STAGED, DIRECT]
+    assert ways_at(point._replace(operation="all_reduce"), "several", can_pipeline=True) == [
+        MPI,
+        HIERARCHICAL,
+    ]
 
 
 # ---- the command line

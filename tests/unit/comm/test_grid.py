@@ -10,11 +10,11 @@ from hypothesis import given, settings, strategies as st
 import hpcdist as dist
 from hpcdist.comm.grid import balanced
 from hpcdist.comm.group import Group
-from hpcdist.transport.local import LocalTransport, Room
+from hpcdist.transport.threads.transport import ThreadGroup, ThreadTransport
 
 
 def group_of(ranks, world_rank):
-    transport = LocalTransport(Room(ranks), list(ranks).index(world_rank), 1)
+    transport = ThreadTransport(ThreadGroup(ranks), list(ranks).index(world_rank), 1)
     return Group(ranks, world_rank, 1, transport)
 
 

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 import hpcdist as dist
-from hpcdist.arrays.layout import overlap, overlap_each_other
+from hpcdist.arrays.packing import overlap, overlap_each_other
 from hpcdist.comm import describe
 from hpcdist.comm.group import Group
 from hpcdist.transport.call import UNEVEN, is_apart, is_even, shape_detail
 from hpcdist.transport.parts import APART_FROM, from_each, to_each
-from hpcdist.transport.shared_board import PAYLOAD
+from hpcdist.transport.shm.control import PAYLOAD
 
 LARGE, SMALL = APART_FROM // 8, APART_FROM // 8 - 1
 GROUP = Group(range(3), 1, 0, None)

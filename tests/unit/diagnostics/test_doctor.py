@@ -5,9 +5,16 @@ import json
 import pytest
 
 from hpcdist.config import Config
+from hpcdist.diagnostics.algorithms import EAGER, folded, meanings, way_rows
 from hpcdist.diagnostics.checks import check_rows
 from hpcdist.diagnostics.doctor import Report, as_plain, in_words, summary
-from hpcdist.diagnostics.facts import (
+from hpcdist.diagnostics.gpus import Gpu, Gpus, chosen
+from hpcdist.diagnostics.hardware import doubly_used
+from hpcdist.diagnostics.installation import Library, settings_of
+from hpcdist.diagnostics.launcher import Starter, in_words as starting_words, starter_problems
+from hpcdist.diagnostics.machine import Machine, crowded
+from hpcdist.diagnostics.network import Link, Network, pairings, slow_links, slow_nodes
+from hpcdist.diagnostics.probe import (
     Difference,
     Job,
     Launch,
@@ -17,21 +24,13 @@ from hpcdist.diagnostics.facts import (
     differing,
     loads_of,
 )
-from hpcdist.diagnostics.gpus import Gpu, Gpus, chosen
-from hpcdist.diagnostics.hardware import doubly_used
-from hpcdist.diagnostics.installation import Library, settings_of
-from hpcdist.diagnostics.machine import Machine, crowded
-from hpcdist.diagnostics.network import Link, Network, pairings, slow_links, slow_nodes
 from hpcdist.diagnostics.problem import Check, refused
 from hpcdist.diagnostics.problems import problems_of
-from hpcdist.diagnostics.ranges import in_short, read_short
-from hpcdist.diagnostics.sizes import read_sizes, volume
-from hpcdist.diagnostics.starting import Starter, in_words as starting_words, starter_problems
-from hpcdist.diagnostics.ways import BOARD, folded, meanings, way_rows
 from hpcdist.errors import UsageError
 from hpcdist.launch.command import Family
 from hpcdist.runtime.cuda_awareness import Awareness
-from hpcdist.transport.select import DEFAULT, EXPLAINED, Rule, Selection, Way
+from hpcdist.text import in_short, read_short, read_sizes, volume
+from hpcdist.transport.tuning import DEFAULT, EXPLAINED, Algorithm, TuningRule, TuningTable
 
 KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
 PLACE = Machine("node1", (0,), ((0, 1, 2, 3), (4, 5, 6, 7)), shm=(8 * GiB, 4 * GiB))
@@ -327,70 +326,73 @@ def test_every_setting_has_its_value_and_its_source():
 
 
 def rows_of(job, operation, nbytes, rules=DEFAULT):
-    selection = Selection(rules, job.ranks, several_nodes=not job.one_node)
-    rows = way_rows(job, selection, [operation], [nbytes])
+    tuning_table = TuningTable(rules, job.ranks, several_nodes=not job.one_node)
+    rows = way_rows(job, tuning_table, [operation], [nbytes])
     return {(row.arrays, row.numbers): row.outcome for row in rows}
 
 
 def test_small_contributions_go_on_the_board():
-    assert set(rows_of(WELL, "all_reduce", 8 * KiB).values()) == {BOARD}
-    assert rows_of(WELL, "all_reduce", 8 * KiB + 4)["ordinary", "wide"].way == "pipe"
+    assert set(rows_of(WELL, "all_reduce", 8 * KiB).values()) == {EAGER}
+    assert rows_of(WELL, "all_reduce", 8 * KiB + 4)["ordinary", "wide"].algorithm == "pipelined"
 
 
 def test_the_rule_behind_a_way_is_named():
     found = rows_of(WELL, "broadcast", 64 * KiB)
     assert found["ordinary", "wide"] == (
         "staged",
-        EXPLAINED[Way.STAGED],
+        EXPLAINED[Algorithm.STAGED],
         "rule: default, up to 1 MiB",
     )
-    assert found["shared", "wide"] == ("direct", EXPLAINED[Way.DIRECT], "rule: default")
+    assert found["shared", "wide"] == ("direct", EXPLAINED[Algorithm.DIRECT], "rule: default")
     assert rows_of(WELL, "broadcast", 2 * MiB)["ordinary", "wide"].why == "no rule says otherwise"
 
 
 def test_rules_of_the_tuning_file_are_named_as_such():
-    rules = (Rule("broadcast", "ordinary", Way.MPI), Rule("broadcast", "shared", Way.MPI))
+    rules = (
+        TuningRule("broadcast", "ordinary", Algorithm.MPI),
+        TuningRule("broadcast", "shared", Algorithm.MPI),
+    )
     job = WELL._replace(tuning=Tuning("site.json", rules, 2))
     found = rows_of(job, "broadcast", 64 * KiB, (*rules, *DEFAULT))
-    assert {(each.way, each.why) for each in found.values()} == {("mpi", "rule: tuning file")}
+    assert {(each.algorithm, each.why) for each in found.values()} == {("mpi", "rule: tuning file")}
 
 
 def test_shared_arrays_that_do_not_stay_in_place_go_like_ordinary_ones():
-    rules = (Rule("broadcast", "shared", Way.MPI), *DEFAULT)
-    assert rows_of(WELL, "broadcast", 64 * KiB, rules)["shared", "wide"].way == "staged"
+    rules = (TuningRule("broadcast", "shared", Algorithm.MPI), *DEFAULT)
+    assert rows_of(WELL, "broadcast", 64 * KiB, rules)["shared", "wide"].algorithm == "staged"
 
 
 @pytest.mark.parametrize(
     ("job", "operation", "why"),
     [
         (WELL._replace(memory=Memory(False)), "all_reduce", "do not share memory"),
-        (WELL._replace(memory=Memory(True)), "all_reduce", "pipe needs the compiled kernel"),
-        (BETWEEN._replace(memory=Memory(False)), "all_reduce", "lanes need shared memory"),
+        (WELL._replace(memory=Memory(True)), "all_reduce", "pipelined needs the compiled kernel"),
+        (BETWEEN._replace(memory=Memory(False)), "all_reduce", "hierarchical needs shared memory"),
         (BETWEEN, "broadcast", "no rule says otherwise"),
     ],
 )
 def test_it_says_why_mpi_is_left_to_do_it(job, operation, why):
     outcome = rows_of(job, operation, 256 * KiB)["ordinary", "wide"]
-    assert outcome.way == "mpi"
+    assert outcome.algorithm == "mpi"
     assert why in outcome.why
 
 
 def test_between_nodes_all_arrays_and_numbers_fare_alike():
     found = rows_of(BETWEEN, "all_reduce", MiB)
-    assert {outcome.way for outcome in found.values()} == {"lanes"}
+    assert {outcome.algorithm for outcome in found.values()} == {"hierarchical"}
 
 
 def test_rows_that_fare_alike_are_told_once():
-    selection = Selection(DEFAULT, 4, several_nodes=False)
-    rows = way_rows(WELL, selection, ["reduce"], [KiB, 64 * KiB, MiB])
+    tuning_table = TuningTable(DEFAULT, 4, several_nodes=False)
+    rows = way_rows(WELL, tuning_table, ["reduce"], [KiB, 64 * KiB, MiB])
     assert [list(row.values())[1:4] for row in folded(rows)] == [
-        ["any", "1 KiB", "board"],
-        ["ordinary", "64 KiB", "pipe"],
-        ["ordinary, 16-bit floats and means", "64 KiB, 1 MiB", "pipe"],
+        ["any", "1 KiB", "eager"],
+        ["ordinary", "64 KiB", "pipelined"],
+        ["ordinary, 16-bit floats and means", "64 KiB, 1 MiB", "pipelined"],
         ["shared", "64 KiB, 1 MiB", "direct"],
         ["ordinary", "1 MiB", "mpi"],
     ]
-    assert [row["way"] for row in meanings(rows)] == ["board", "pipe", "mpi", "direct"]
+    assert [row["algorithm"] for row in meanings(rows)] == ["eager", "pipelined", "mpi", "direct"]
 
 
 # ---- the report
@@ -398,7 +400,7 @@ def test_rows_that_fare_alike_are_told_once():
 
 def report(**changes):
     job = WELL._replace(**changes)
-    rows = way_rows(job, Selection(DEFAULT, 4, several_nodes=False), ["scan"], [64 * KiB])
+    rows = way_rows(job, TuningTable(DEFAULT, 4, several_nodes=False), ["scan"], [64 * KiB])
     settings = settings_of(Config(), {})
     problems = problems_of(job, Config(), DTYPES)
     return Report({"hpcdist": "1.2.3"}, DTYPES, settings, problems, job, rows)
@@ -469,7 +471,7 @@ def test_the_report_in_json_has_the_same():
     assert plain["job"]["memory"]["shared"] is True
     assert plain["job"]["loads"] == [{"host": "node1", "ranks": 4, "cores": 8}]
     assert plain["job"]["tuning"] == {"path": None, "rules": 0, "fitting": 0}
-    assert {row["outcome"]["way"] for row in plain["ways"]} == {"staged"}
+    assert {row["outcome"]["algorithm"] for row in plain["algorithms"]} == {"staged"}
     assert [each["check"] for each in plain["problems"]] == ["alike on all ranks"]
     assert {row["check"]: row["verdict"] for row in plain["checks"]}[
         "alike on all ranks"
@@ -498,7 +500,7 @@ def test_sizes_are_read_and_shown():
     ]
 
 
-@pytest.mark.parametrize("text", ["", "x", "8,", "8:64"])
+@pytest.mark.parametrize("text", ["", "x", "8,", "8:"])
 def test_what_is_no_list_of_sizes_is_refused(text):
     with pytest.raises(UsageError, match="is not a size"):
         read_sizes(text)

@@ -19,11 +19,11 @@ from hpcdist.launch.command import (
     build_command,
     shell_text,
 )
-from hpcdist.launch.inherited import inherited
-from hpcdist.launch.outcome import conclude, describe_exit, read_failure
-from hpcdist.launch.output import Lines, read_label
-from hpcdist.launch.payload import pack
-from hpcdist.launch.site import identify, wanted_family
+from hpcdist.launch.environment import inherited
+from hpcdist.launch.job.outcome import conclude, describe_exit, read_failure
+from hpcdist.launch.job.output import Lines, read_label
+from hpcdist.launch.launchers import identify, wanted_family
+from hpcdist.launch.spawn.pickled_call import pack
 
 PROGRAM = ("python", "x.py")
 OPENMPI = Site(cpus=8, cores=4, uid=1000, mpiexec="/o/mpiexec", family=Family.OPENMPI, version=5)
@@ -326,8 +326,8 @@ def test_what_no_pickle_can_carry_is_a_usage_error():
 @pytest.fixture
 def invoke(monkeypatch):
     def invoke(*words, site=MPICH, environ=()):
-        monkeypatch.setattr("hpcdist.launch.site.find_site", lambda _: site)
-        monkeypatch.setattr("hpcdist.runtime.environ.snapshot", lambda: dict(environ))
+        monkeypatch.setattr("hpcdist.launch.launchers.find_site", lambda _: site)
+        monkeypatch.setattr("hpcdist.runtime.process.snapshot", lambda: dict(environ))
         monkeypatch.setattr("sys.executable", "/bin/python")
         return CliRunner().invoke(cli.main, ["run", *words])
 

@@ -8,10 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from hpcdist.errors import UsageError
-from hpcdist.launch import submit_job
 from hpcdist.launch.cli import main
 from hpcdist.launch.command import Family, Site
-from hpcdist.launch.submit_job import (
+from hpcdist.launch.submit import job
+from hpcdist.launch.submit.arguments import split_arguments
+from hpcdist.launch.submit.job import (
     Follower,
     Log,
     Task,
@@ -20,15 +21,14 @@ from hpcdist.launch.submit_job import (
     read_tasks,
     submit,
 )
-from hpcdist.launch.submit_script import Batch, build_script, full_options, log_folder
-from hpcdist.launch.submit_words import split_words
+from hpcdist.launch.submit.script import Batch, build_script, full_options, log_folder
 
 # ---- the command line
 
 
 def test_options_of_sbatch_go_to_sbatch_by_their_long_names():
     text = "train.py -N 2 -n8 --gpus-per-node 4 --time=2:00:00 -p gpu -J=x --new-option 3"
-    words = split_words(text.split())
+    words = split_arguments(text.split())
     assert words.slurm == (
         ("nodes", "2"),
         ("ntasks", "8"),
@@ -44,23 +44,23 @@ def test_options_of_sbatch_go_to_sbatch_by_their_long_names():
 
 @pytest.mark.parametrize("flag", ["--exclusive", "--requeue", "--contiguous", "-O", "-H"])
 def test_an_option_without_a_value_takes_none(flag):
-    words = split_words([flag, "train.py"])
+    words = split_arguments([flag, "train.py"])
     assert words.program == ("train.py",)
     assert words.slurm[0][1] is None
 
 
 def test_a_value_may_stand_behind_an_equals_sign_of_an_option_that_needs_none():
-    assert split_words(["--exclusive=user", "train.py"]).slurm == (("exclusive", "user"),)
+    assert split_arguments(["--exclusive=user", "train.py"]).slurm == (("exclusive", "user"),)
 
 
 def test_our_own_options_are_found_anywhere():
-    words = split_words(["--dry-run", "-N2", "train.py", "--mpi", "pmi2", "-m", "--mpi=pmix"])
+    words = split_arguments(["--dry-run", "-N2", "train.py", "--mpi", "pmi2", "-m", "--mpi=pmix"])
     assert words.own == ("--dry-run", "--mpi", "pmi2", "-m", "--mpi", "pmix")
     assert words.slurm == (("nodes", "2"),)
 
 
 def test_behind_two_dashes_all_is_the_programs():
-    words = split_words(["train.py", "--", "--dry-run", "-N", "2", "--", "x"])
+    words = split_arguments(["train.py", "--", "--dry-run", "-N", "2", "--", "x"])
     assert words.program == ("train.py", "--dry-run", "-N", "2", "--", "x")
     assert (words.own, words.slurm) == ((), ())
 
@@ -79,7 +79,7 @@ def test_behind_two_dashes_all_is_the_programs():
 )
 def test_what_cannot_be_told_apart_is_refused(text, said):
     with pytest.raises(UsageError) as refused:
-        split_words(text.split())
+        split_arguments(text.split())
     assert said in str(refused.value)
 
 
@@ -322,8 +322,8 @@ def test_the_lines_of_an_array_have_their_numbers(tmp_path):
 @pytest.fixture
 def following(tmp_path, monkeypatch):
     """Follow a job that goes through these states, and write a line of its log in each."""
-    monkeypatch.setattr(submit_job, "_LOOK_S", 0.0)
-    monkeypatch.setattr(submit_job, "_ASK_S", 0.0)
+    monkeypatch.setattr(job, "_LOOK_S", 0.0)
+    monkeypatch.setattr(job, "_ASK_S", 0.0)
 
     def follow(*steps):
         left, shown, told = list(steps), [], []
@@ -398,7 +398,7 @@ def test_a_dry_run_prints_the_script_and_does_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("chosen", "kind"), [("pmix_v4", "pmix_v4"), ("none", None)])
 def test_the_choice_of_the_environment_is_kept(monkeypatch, chosen, kind):
     site = Site(1, 1, 0, family=Family.MPICH)
-    monkeypatch.setattr("hpcdist.launch.submit.find_site", lambda environ: site)
+    monkeypatch.setattr("hpcdist.launch.submit.command.find_site", lambda environ: site)
     environ = {"SLURM_MPI_TYPE": chosen}
     done = CliRunner(env=environ).invoke(main, ["submit", "--dry-run", "x.py"])
     assert f"srun --mpi={kind or 'pmi2'} " in done.output

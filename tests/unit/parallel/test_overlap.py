@@ -6,27 +6,34 @@ import sys
 import pytest
 from hypothesis import given, strategies as st
 
-from hpcdist.parallel.pace import Clock, CommStats, Pace, Trip, core_share, travel_times
+from hpcdist.parallel.overlap import (
+    Clock,
+    CommStats,
+    OverlapPolicy,
+    Transfer,
+    core_share,
+    transfer_times,
+)
 
 moments = st.floats(0, 100, allow_nan=False)
 
 
 def test_a_bucket_is_under_way_from_its_launch_to_its_arrival():
-    assert travel_times([Trip(1.0, 3.0)], computed=10.0) == (2.0, 0.0)
+    assert transfer_times([Transfer(1.0, 3.0)], computed=10.0) == (2.0, 0.0)
 
 
 def test_a_bucket_waits_for_the_one_before_it():
-    assert travel_times([Trip(1.0, 3.0), Trip(2.0, 4.0)], computed=10.0) == (3.0, 0.0)
+    assert transfer_times([Transfer(1.0, 3.0), Transfer(2.0, 4.0)], computed=10.0) == (3.0, 0.0)
 
 
 def test_what_travels_after_the_last_gradient_is_exposed():
-    assert travel_times([Trip(1.0, 3.0), Trip(2.0, 6.0)], computed=4.0) == (5.0, 2.0)
+    assert transfer_times([Transfer(1.0, 3.0), Transfer(2.0, 6.0)], computed=4.0) == (5.0, 2.0)
 
 
 @given(st.lists(st.tuples(moments, moments), max_size=8), moments)
 def test_no_more_is_exposed_than_was_under_way(spans, computed):
-    trips = sorted(Trip(*sorted(span)) for span in spans)
-    total, exposed = travel_times(trips, computed)
+    trips = sorted(Transfer(*sorted(span)) for span in spans)
+    total, exposed = transfer_times(trips, computed)
     assert 0 <= exposed <= total <= 100
 
 
@@ -56,8 +63,8 @@ class Cores:
         self.now += 1
 
     def pace(self, overlap="auto"):
-        """Return a `Pace` of a rank with one core of this machine."""
-        return Pace(1, overlap, Clock(lambda: self.now, lambda: self.wanted))
+        """Return a `OverlapPolicy` of a rank with one core of this machine."""
+        return OverlapPolicy(1, overlap, Clock(lambda: self.now, lambda: self.wanted))
 
 
 @pytest.fixture
@@ -117,7 +124,7 @@ def test_the_statistics_add_up_over_backward_passes(machine):
     pace = machine.pace("always")
     for _ in range(3):
         pace.begin()
-        pace.travelled(machine.now, machine.now + 2, 100)
+        pace.record_transfer(machine.now, machine.now + 2, 100)
         pace.computed()
     stats = pace.stats()
     assert (stats.backwards, stats.buckets, stats.nbytes) == (3, 3, 300)
@@ -131,7 +138,7 @@ def test_backward_passes_that_only_measure_are_not_counted_as_exposed(machine):
     for _ in range(4):
         pace.begin()
         pace.paused(0.0, 0.0)
-        pace.travelled(machine.now - 2, machine.now - 1, 100)
+        pace.record_transfer(machine.now - 2, machine.now - 1, 100)
         machine.idle()
         pace.computed()
     assert pace.stats().overlapped
@@ -140,12 +147,12 @@ def test_backward_passes_that_only_measure_are_not_counted_as_exposed(machine):
 
 SHARING_A_CORE = """
 import os, time
-from hpcdist.runtime.cores import wanted_s
+from hpcdist.runtime.process import demand_s
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-wanted, clock = wanted_s(), time.perf_counter()
+wanted, clock = demand_s(), time.perf_counter()
 while time.perf_counter() - clock < 0.5:
     pass
-print((wanted_s() - wanted) / (time.perf_counter() - clock))
+print((demand_s() - wanted) / (time.perf_counter() - clock))
 """
 
 

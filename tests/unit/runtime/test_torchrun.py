@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcdist.launch.inherited import inherited
+from hpcdist.launch.environment import inherited
 from hpcdist.runtime.torchrun import NOTE, set_by_hpcdist, torchrun_variables
 
 OPENMPI = {

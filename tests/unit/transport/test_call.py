@@ -14,9 +14,9 @@ import hpcdist as dist
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.config import Config, read_config
 from hpcdist.transport.call import LOOSE, UNEVEN, Call, Kind, fingerprint, label, shape_detail
-from hpcdist.transport.lane import Lane, seconds
-from hpcdist.transport.patience import poll
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.polling import poll
+from hpcdist.transport.queue import CollectiveQueue, seconds
+from hpcdist.transport.reduction import ReduceOp
 
 F4, F8 = dtype_row(np.dtype("f4")), dtype_row(np.dtype("f8"))
 CALL = Call(Kind.ALL_REDUCE, dtype=F4, shape=(2, 3), op=ReduceOp.SUM)
@@ -55,7 +55,7 @@ def test_fingerprints_are_the_same_in_every_process():
 import numpy as np
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.transport.call import Call, Kind, fingerprint, shape_detail
-from hpcdist.transport.recipes import ReduceOp
+from hpcdist.transport.reduction import ReduceOp
 for dtype in (None, *map(np.dtype, ("f4", "S5", "M8[s]", [("a", "i4"), ("b", "f8", (2,))]))):
     row = None if dtype is None else dtype_row(dtype)
     for op in (None, ReduceOp.AVG):
@@ -93,42 +93,42 @@ def test_a_call_says_in_words_what_it_is():
 
 
 @pytest.fixture
-def lane():
-    lane = Lane("lane under test")
-    yield lane
-    lane.close()
+def queue():
+    queue = CollectiveQueue("lane under test")
+    yield queue
+    queue.close()
 
 
-def test_a_lane_runs_at_once_what_nothing_is_ahead_of(lane):
-    assert lane.run(threading.current_thread) is threading.current_thread()
+def test_a_lane_runs_at_once_what_nothing_is_ahead_of(queue):
+    assert queue.run(threading.current_thread) is threading.current_thread()
 
 
-def test_a_lane_keeps_the_order_of_both_kinds_of_jobs(lane):
+def test_a_lane_keeps_the_order_of_both_kinds_of_jobs(queue):
     done, gate = [], threading.Event()
-    lane.start(gate.wait, "gate")
+    queue.start(gate.wait, "gate")
     for number in range(20):
-        lane.start(lambda number=number: done.append(number), "job")
+        queue.start(lambda number=number: done.append(number), "job")
     threading.Timer(0.05, gate.set).start()
-    lane.run(done.append, "after all of them")
+    queue.run(done.append, "after all of them")
     assert done == [*range(20), "after all of them"]
 
 
-def test_a_work_returns_the_result_or_raises_the_error_each_time(lane):
-    assert lane.start(lambda: 42, "job").result() == 42
-    failing = lane.start(lambda: 1 / 0, "job")
+def test_a_work_returns_the_result_or_raises_the_error_each_time(queue):
+    assert queue.start(lambda: 42, "job").result() == 42
+    failing = queue.start(lambda: 1 / 0, "job")
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             failing.wait()
     assert failing.is_completed()
-    assert lane.run(lambda: "goes on") == "goes on"
+    assert queue.run(lambda: "goes on") == "goes on"
     with pytest.raises(ZeroDivisionError):
-        lane.run(lambda: 1 / 0)
-    assert lane.run(lambda: "goes on") == "goes on"
+        queue.run(lambda: 1 / 0)
+    assert queue.run(lambda: "goes on") == "goes on"
 
 
-def test_a_wait_names_the_operation_when_it_gives_up(lane):
+def test_a_wait_names_the_operation_when_it_gives_up(queue):
     gate = threading.Event()
-    work = lane.start(gate.wait, "all_reduce(shape (3,))")
+    work = queue.start(gate.wait, "all_reduce(shape (3,))")
     with pytest.raises(dist.CollectiveTimeout, match=r"all_reduce\(shape \(3,\)\).*0.01 s"):
         work.wait(0.01)
     assert not work.is_completed()
@@ -136,36 +136,36 @@ def test_a_wait_names_the_operation_when_it_gives_up(lane):
     assert work.wait(timedelta(seconds=10))
 
 
-def test_a_job_may_use_its_own_lane(lane):
+def test_a_job_may_use_its_own_lane(queue):
     def outer():
-        return lane.run(lambda: "inner")
+        return queue.run(lambda: "inner")
 
-    assert lane.start(outer, "job").result() == "inner"
+    assert queue.start(outer, "job").result() == "inner"
 
 
 def test_many_threads_may_start_a_lane_at_once():
-    def use(lane, done, each):
-        lane.start(lambda: done.append(each), "job")
+    def use(queue, done, each):
+        queue.start(lambda: done.append(each), "job")
 
     for _ in range(20):
-        lane, done = Lane("crowded"), []
-        users = [threading.Thread(target=use, args=(lane, done, each)) for each in range(4)]
+        queue, done = CollectiveQueue("crowded"), []
+        users = [threading.Thread(target=use, args=(queue, done, each)) for each in range(4)]
         for user in users:
             user.start()
         for user in users:
             user.join()
-        lane.run(lambda: None)
+        queue.run(lambda: None)
         assert sorted(done) == [0, 1, 2, 3]
         assert sum(thread.name == "crowded" for thread in threading.enumerate()) == 1
-        assert lane.close()
+        assert queue.close()
 
 
 def test_a_lane_that_is_busy_says_so_at_its_end():
-    lane, gate = Lane("busy"), threading.Event()
-    lane.start(gate.wait, "job")
-    assert not lane.close(patience_s=0.01)
+    queue, gate = CollectiveQueue("busy"), threading.Event()
+    queue.start(gate.wait, "job")
+    assert not queue.close(patience_s=0.01)
     gate.set()
-    assert lane.close()
+    assert queue.close()
 
 
 def test_time_limits_are_seconds_timedeltas_or_endless():

@@ -3,14 +3,14 @@
 import pytest
 
 from hpcdist.errors import UsageError
-from hpcdist.transport import patience
-from hpcdist.transport.lane import Lane, refusal
+from hpcdist.transport import polling
+from hpcdist.transport.queue import CollectiveQueue, refusal
 
 
 @pytest.fixture(autouse=True)
 def _nothing_stays_held():
     yield
-    assert not patience.held
+    assert not polling.held
 
 
 def once(action):
@@ -30,9 +30,9 @@ def refuse():
     raise refusal()
 
 
-@patience.raising_held
+@polling.raising_held
 def wait(done):
-    return patience.poll(done, 600)
+    return polling.poll(done, 600)
 
 
 def test_a_refusal_that_interrupts_a_wait_is_raised_at_its_end():
@@ -43,13 +43,16 @@ def test_a_refusal_that_interrupts_a_wait_is_raised_at_its_end():
 
 def test_a_refusal_is_forgotten_where_the_wait_fails():
     def failing():
-        patience.poll(once(refuse), 600)
+        polling.poll(once(refuse), 600)
         raise KeyError("what went wrong")
 
-    for function in (lambda: patience.raising_held(failing)(), lambda: Lane("l").run(failing)):
+    for function in (
+        lambda: polling.raising_held(failing)(),
+        lambda: CollectiveQueue("l").run(failing),
+    ):
         with pytest.raises(KeyError, match="what went wrong"):
             function()
-        assert not patience.held
+        assert not polling.held
 
 
 def test_an_operation_in_a_handler_does_not_raise_the_refusal_of_the_one_under_way():
@@ -57,17 +60,17 @@ def test_an_operation_in_a_handler_does_not_raise_the_refusal_of_the_one_under_w
 
     def use_another_group():
         assert wait(lambda: True)
-        ended.append(Lane("other").run(lambda: "other"))
+        ended.append(CollectiveQueue("other").run(lambda: "other"))
         with pytest.raises(KeyError):
-            Lane("other").run({}.__getitem__, "absent")
+            CollectiveQueue("other").run({}.__getitem__, "absent")
 
     def operation():
-        patience.poll(once(refuse), 600)
-        patience.poll(once(use_another_group), 600)
+        polling.poll(once(refuse), 600)
+        polling.poll(once(use_another_group), 600)
         ended.append("outer")
 
     with pytest.raises(UsageError, match="in the middle of another one"):
-        Lane("outer").run(operation)
+        CollectiveQueue("outer").run(operation)
     assert ended == ["other", "outer"]
 
 
@@ -81,15 +84,15 @@ def test_errands_may_be_begun_and_ended_in_the_middle_of_errands():
 
     def changes(waited):
         done.append("changes")
-        patience.add_errand(added)
-        patience.remove_errand(removed)
-        assert patience.do_errands(waited) == 0.0
+        polling.add_errand(added)
+        polling.remove_errand(removed)
+        assert polling.do_errands(waited) == 0.0
 
-    patience.add_errand(changes)
-    patience.add_errand(removed)
-    patience.do_errands(1.0)
-    patience.remove_errand(changes)
+    polling.add_errand(changes)
+    polling.add_errand(removed)
+    polling.do_errands(1.0)
+    polling.remove_errand(changes)
     assert done == ["changes"]
-    patience.do_errands(1.0)
-    patience.remove_errand(added)
+    polling.do_errands(1.0)
+    polling.remove_errand(added)
     assert done == ["changes", "added"]

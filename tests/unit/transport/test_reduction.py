@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 import hpcdist as dist
 from hpcdist.arrays.buffer import as_buffer, as_output, typed
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.transport.recipes import ReduceOp, check_op, local_result, recipe_for
+from hpcdist.transport.reduction import ReduceOp, check_op, local_result, rule_for
 
 INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
 FLOATS = ["f2", "f4", "f8"]
@@ -27,18 +27,18 @@ UFUNCS = {
 def reduced(op, *inputs):
     """Reduce the inputs of some ranks as a transport does."""
     inputs = [np.ascontiguousarray(each).reshape(np.shape(each)) for each in inputs]
-    recipe = recipe_for(op, dtype_row(inputs[0].dtype))
+    rule = rule_for(op, dtype_row(inputs[0].dtype))
     wires = []
     for each in inputs:
         flat = as_buffer(each).data.reshape(-1)
-        wires.append(flat.copy() if recipe.encode is None else recipe.encode(flat))
-    total = local_result(recipe, wires)
-    assert total.dtype == recipe.wire
+        wires.append(flat.copy() if rule.encode is None else rule.encode(flat))
+    total = local_result(rule, wires)
+    assert total.dtype == rule.wire
     out = as_output(np.empty_like(inputs[0]))
-    if recipe.decode is None:
+    if rule.decode is None:
         out.data.reshape(-1)[...] = total
     else:
-        recipe.decode(total, out.data.reshape(-1), len(inputs))
+        rule.decode(total, out.data.reshape(-1), len(inputs))
     return typed(out.data, out.dtype).reshape(inputs[0].shape)
 
 
@@ -163,7 +163,7 @@ OTHERS = tuple(op for op in ReduceOp if op not in LOCATING)
 )
 def test_what_has_no_meaning_is_refused_with_what_has_one(op, dtype, remedy):
     with pytest.raises(dist.UsageError, match=rf"{op.name} is not defined for.*{remedy}"):
-        recipe_for(op, dtype_row(np.dtype(dtype)))
+        rule_for(op, dtype_row(np.dtype(dtype)))
 
 
 @pytest.mark.parametrize("dtype", ["g", "G", "M8[ns]", "m8[s]", LOC])
@@ -171,7 +171,7 @@ def test_no_remedy_gives_precision_away(dtype):
     complaints = []
     for op in ReduceOp:
         try:
-            recipe_for(op, dtype_row(np.dtype(dtype)))
+            rule_for(op, dtype_row(np.dtype(dtype)))
         except dist.UsageError as error:
             complaints.append(str(error))
     assert complaints

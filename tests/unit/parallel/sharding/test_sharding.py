@@ -5,7 +5,7 @@ import sharding_checks
 from hypothesis import given, strategies as st
 
 import hpcdist as dist
-from hpcdist.parallel.sharding.layout import Item, lay_out, plan_layers, plan_units
+from hpcdist.parallel.sharding.partition import Item, lay_out, plan_layers, plan_units
 
 
 @pytest.mark.parametrize("check", sharding_checks.check)

@@ -15,11 +15,11 @@ from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.errors import UsageError
 from hpcdist.runtime import gpu
 from hpcdist.transport.call import UNEVEN, Call, Kind
-from hpcdist.transport.device_turns import Turns
-from hpcdist.transport.device_way import Ability, DeviceWay, choose_way
-from hpcdist.transport.nccl_codes import plan_reduction
-from hpcdist.transport.recipes import ReduceOp, recipe_for
-from hpcdist.transport.staged_plan import Shape, is_whole, plan_steps
+from hpcdist.transport.device.choose import Ability, BackendName, choose_backend
+from hpcdist.transport.device.launch_order import LaunchOrder
+from hpcdist.transport.device.nccl.dtypes import plan_reduction
+from hpcdist.transport.device.staged.plan import Shape, is_whole, plan_steps
+from hpcdist.transport.reduction import ReduceOp, rule_for
 
 # ---- the way of a group
 
@@ -29,34 +29,34 @@ def able(rank, uuid=None, nccl="", mpi="not CUDA-aware", node=0, version=22809):
 
 
 def chosen(*abilities, wanted="auto", may_share=False):
-    return choose_way(abilities, wanted=wanted, may_share=may_share).way
+    return choose_backend(abilities, wanted=wanted, may_share=may_share).way
 
 
 def test_nccl_is_taken_where_all_ranks_have_it():
-    assert chosen(able(0), able(1)) is DeviceWay.NCCL
-    assert chosen(able(0), able(1), wanted="nccl") is DeviceWay.NCCL
+    assert chosen(able(0), able(1)) is BackendName.NCCL
+    assert chosen(able(0), able(1), wanted="nccl") is BackendName.NCCL
 
 
 def test_without_nccl_a_cuda_aware_mpi_is_taken_and_else_everything_is_staged():
     bare = [able(rank, nccl="CuPy has no NCCL") for rank in range(2)]
     aware = [each._replace(mpi="") for each in bare]
-    assert chosen(*aware) is DeviceWay.MPI
-    assert chosen(*bare) is DeviceWay.STAGED
-    assert chosen(aware[0], bare[1]) is DeviceWay.STAGED
+    assert chosen(*aware) is BackendName.MPI
+    assert chosen(*bare) is BackendName.STAGED
+    assert chosen(aware[0], bare[1]) is BackendName.STAGED
 
 
 def test_a_process_with_nccl_never_hands_device_pointers_to_mpi():
     one_has_it = able(0, mpi=""), able(1, nccl="too old", mpi="")
-    assert chosen(*one_has_it) is DeviceWay.STAGED
+    assert chosen(*one_has_it) is BackendName.STAGED
     sharing = able(0, "same", mpi=""), able(1, "same", mpi="")
-    assert chosen(*sharing, may_share=True) is DeviceWay.STAGED
+    assert chosen(*sharing, may_share=True) is BackendName.STAGED
 
 
 def test_ranks_on_one_gpu_are_refused_unless_that_is_allowed():
     same = able(0, "same"), able(1, "same"), able(2)
     with pytest.raises(UsageError, match=r"ranks 0, 1 use the same GPU.*--gpu-bind=none"):
         chosen(*same)
-    assert chosen(*same, may_share=True) is DeviceWay.STAGED
+    assert chosen(*same, may_share=True) is BackendName.STAGED
     with pytest.raises(UsageError, match="ranks 0, 1 share a GPU"):
         chosen(*same, wanted="nccl", may_share=True)
 
@@ -66,8 +66,8 @@ def test_nccl_serves_ranks_on_one_gpu_where_it_can_and_is_asked_to():
         (able(0, "same", version=23000), able(1, "same", version=version))
         for version in (22999, 23000)
     )
-    assert chosen(*new, wanted="nccl", may_share=True) is DeviceWay.NCCL
-    assert chosen(*new, may_share=True) is DeviceWay.STAGED
+    assert chosen(*new, wanted="nccl", may_share=True) is BackendName.NCCL
+    assert chosen(*new, may_share=True) is BackendName.STAGED
     with pytest.raises(
         UsageError, match=r"23000 \(2\.30\) or newer is needed, and rank 1 has 22999"
     ):
@@ -75,7 +75,7 @@ def test_nccl_serves_ranks_on_one_gpu_where_it_can_and_is_asked_to():
     with pytest.raises(UsageError, match="use the same GPU"):
         chosen(*new, wanted="nccl")
     apart = able(0, version=22809), able(1, version=22809)
-    assert chosen(*apart, wanted="nccl", may_share=True) is DeviceWay.NCCL
+    assert chosen(*apart, wanted="nccl", may_share=True) is BackendName.NCCL
 
 
 WANTED = ["auto", "nccl", "mpi", "staged"]
@@ -94,14 +94,14 @@ def test_all_choices_are_those_of_the_table(wanted, may_share):
         ranks = [each._replace(mpi="" if aware else "no") for each in ranks]
         usable = first and second and (not shares or min(first, second) >= 23000)
         may_be = {
-            "auto": DeviceWay.NCCL
+            "auto": BackendName.NCCL
             if first and second and not shares
-            else DeviceWay.MPI
+            else BackendName.MPI
             if aware and not first and not second
-            else DeviceWay.STAGED,
-            "nccl": DeviceWay.NCCL if usable else None,
-            "mpi": DeviceWay.MPI if aware else None,
-            "staged": DeviceWay.STAGED,
+            else BackendName.STAGED,
+            "nccl": BackendName.NCCL if usable else None,
+            "mpi": BackendName.MPI if aware else None,
+            "staged": BackendName.STAGED,
         }
         expected = may_be[wanted] if may_share or not shares else None
         if expected is None:
@@ -112,7 +112,7 @@ def test_all_choices_are_those_of_the_table(wanted, may_share):
 
 
 def test_equal_numbers_on_two_nodes_are_two_gpus():
-    assert chosen(able(0, "x", node=0), able(1, "x", node=1)) is DeviceWay.NCCL
+    assert chosen(able(0, "x", node=0), able(1, "x", node=1)) is BackendName.NCCL
 
 
 @pytest.mark.parametrize(("wanted", "why"), [("nccl", "too old"), ("mpi", "not CUDA-aware")])
@@ -301,27 +301,27 @@ def reductions():
     for name in NAMES:
         for op in ReduceOp:
             try:
-                yield name, op, recipe_for(op, dtype_of(name))
+                yield name, op, rule_for(op, dtype_of(name))
             except UsageError:
                 continue
 
 
-@pytest.mark.parametrize(("name", "op", "recipe"), list(reductions()))
+@pytest.mark.parametrize(("name", "op", "rule"), list(reductions()))
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_what_nccl_computes_on_what_travels_is_the_reduction(name, op, recipe, ranks):
+def test_what_nccl_computes_on_what_travels_is_the_reduction(name, op, rule, ranks):
     dtype = dtype_of(name)
-    plan = plan_reduction(op, dtype, recipe, ranks, native=False)
+    plan = plan_reduction(op, dtype, rule, ranks, native=False)
     if plan is None:
         by_bits = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR, ReduceOp.LXOR)
         assert (dtype.family, op) == ("complex", ReduceOp.PROD) or op in by_bits
         return
     given = [(np.arange(6) % 3 + rank).astype(dtype.numpy) for rank in range(ranks)]
-    wire = [_on_the_wire(plan, recipe, dtype, each) for each in given]
+    wire = [_on_the_wire(plan, rule, dtype, each) for each in given]
     numbers = ml_dtypes.bfloat16 if plan.code == 9 else np.dtype(NCCL[plan.code])
     seen = [each.view(numbers) for each in wire]
     assert seen[0].size == given[0].size * plan.per_element
     total = _as_nccl_would(plan.op, seen)
-    got = _off_the_wire(plan, recipe, dtype, total.view(wire[0].dtype), ranks)
+    got = _off_the_wire(plan, rule, dtype, total.view(wire[0].dtype), ranks)
     np.testing.assert_allclose(
         got.astype("c16"), _reference(op, dtype, given).astype("c16"), rtol=1e-3
     )
@@ -330,27 +330,27 @@ def test_what_nccl_computes_on_what_travels_is_the_reduction(name, op, recipe, r
 @pytest.mark.parametrize("name", ["longdouble", "clongdouble"])
 def test_nccl_leaves_numbers_it_does_not_know_to_the_host(name):
     for op in (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.AVG):
-        recipe = recipe_for(op, dtype_of(name))
-        assert plan_reduction(op, dtype_of(name), recipe, 2, native=False) is None
+        rule = rule_for(op, dtype_of(name))
+        assert plan_reduction(op, dtype_of(name), rule, 2, native=False) is None
 
 
 def _carried(array, dtype):
     return array if dtype.carrier is None else array.view(dtype.carrier)
 
 
-def _on_the_wire(plan, recipe, dtype, array):
+def _on_the_wire(plan, rule, dtype, array):
     data = _carried(array, dtype).copy()
     if plan.encoded:
-        data = recipe.encode(data)
+        data = rule.encode(data)
     return data.astype(plan.wire) if data.dtype.itemsize != plan.wire.itemsize else data
 
 
-def _off_the_wire(plan, recipe, dtype, wire, ranks):
-    if plan.encoded and plan.wire.itemsize != recipe.wire.itemsize:
-        wire = wire.astype(recipe.wire)
+def _off_the_wire(plan, rule, dtype, wire, ranks):
+    if plan.encoded and plan.wire.itemsize != rule.wire.itemsize:
+        wire = wire.astype(rule.wire)
     out = np.zeros(wire.size, dtype.carrier or dtype.numpy)
     if plan.decoded:
-        recipe.decode(wire, out, ranks)
+        rule.decode(wire, out, ranks)
     elif wire.dtype.itemsize == out.dtype.itemsize:
         out[...] = wire.view(out.dtype)
     else:
@@ -383,10 +383,10 @@ def _reference(op, dtype, given):
 
 def test_sums_of_short_floats_are_native_only_where_that_changes_nothing_or_is_asked_for():
     half = dtype_of("bfloat16")
-    recipe = recipe_for(ReduceOp.SUM, half)
+    rule = rule_for(ReduceOp.SUM, half)
 
     def wire(ranks, native):
-        return plan_reduction(ReduceOp.SUM, half, recipe, ranks, native=native).wire.name
+        return plan_reduction(ReduceOp.SUM, half, rule, ranks, native=native).wire.name
 
     assert wire(2, native=False) == "bfloat16"
     assert wire(3, native=False) == "float32"
@@ -417,7 +417,7 @@ def test_every_bfloat16_survives_being_widened():
 
 
 def test_turns_pass_in_the_order_in_which_they_were_taken():
-    turns, passed = Turns(), []
+    turns, passed = LaunchOrder(), []
     numbers = [turns.take() for _ in range(20)]
 
     def go(number):
@@ -437,7 +437,7 @@ def test_turns_pass_in_the_order_in_which_they_were_taken():
 
 
 def test_a_turn_that_ends_with_an_error_is_over():
-    turns = Turns()
+    turns = LaunchOrder()
     first, second = turns.take(), turns.take()
     with pytest.raises(ZeroDivisionError), turns.turn(first):
         raise ZeroDivisionError

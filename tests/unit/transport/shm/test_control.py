@@ -14,48 +14,50 @@ from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.transport import kernel
 from hpcdist.transport.call import Call, Kind
 from hpcdist.transport.kernel import code_of, compiled, divisor_of
-from hpcdist.transport.recipes import ReduceOp, recipe_for
-from hpcdist.transport.shared_board import (
+from hpcdist.transport.reduction import ReduceOp, rule_for
+from hpcdist.transport.shm.control import (
     PAYLOAD,
-    PythonBoard,
-    board_bytes,
-    board_class,
+    PythonControlBlock,
+    control_block_bytes,
+    control_block_class,
     payload_places,
 )
-from hpcdist.transport.shared_heap import Heap
-from hpcdist.transport.shared_node import SharedNode, node_bytes
+from hpcdist.transport.shm.heap import Heap
+from hpcdist.transport.shm.node import SharedNode, node_bytes
 
 needs_compiled = pytest.mark.skipif(compiled is None, reason="the kernel was not compiled here")
-BOARDS = [pytest.param(PythonBoard, id="Python")]
-BOARDS.append(pytest.param(getattr(compiled, "Board", None), id="compiled", marks=needs_compiled))
+CONTROL_BLOCKS = [pytest.param(PythonControlBlock, id="Python")]
+CONTROL_BLOCKS.append(
+    pytest.param(getattr(compiled, "ControlBlock", None), id="compiled", marks=needs_compiled)
+)
 
 
-def boards_of(board_type, size):
+def control_blocks_of(control_block_type, size):
     """Return the memory and the boards of `size` ranks."""
-    memory = mmap.mmap(-1, board_bytes(size))
-    return memory, [board_type(memory, rank, size, PAYLOAD) for rank in range(size)]
+    memory = mmap.mmap(-1, control_block_bytes(size))
+    return memory, [control_block_type(memory, rank, size, PAYLOAD) for rank in range(size)]
 
 
-@pytest.fixture(params=BOARDS)
-def board_type(request):
+@pytest.fixture(params=CONTROL_BLOCKS)
+def control_block_type(request):
     return request.param
 
 
-def post(board, number, address=0, data=None):
+def post(control, number, address=0, data=None):
     """Publish six numbers that differ, and do not wait."""
-    return board.post(number, -number, number + 1, 0, 7, -7, address, data, 0)
+    return control.post(number, -number, number + 1, 0, 7, -7, address, data, 0)
 
 
 # ---- publishing
 
 
-def test_a_board_of_one_rank_answers_at_once(board_type):
-    _, (board,) = boards_of(board_type, 1)
-    assert post(board, 5) == (5, -5, 6, 0, 7, -7)
+def test_a_board_of_one_rank_answers_at_once(control_block_type):
+    _, (control,) = control_blocks_of(control_block_type, 1)
+    assert post(control, 5) == (5, -5, 6, 0, 7, -7)
 
 
-def test_nobody_learns_anything_before_all_have_published(board_type):
-    _, (one, two, three) = boards_of(board_type, 3)
+def test_nobody_learns_anything_before_all_have_published(control_block_type):
+    _, (one, two, three) = control_blocks_of(control_block_type, 3)
     assert post(one, 4) is None
     assert post(two, 2) is None
     assert one.test() is None
@@ -63,34 +65,34 @@ def test_nobody_learns_anything_before_all_have_published(board_type):
     assert one.test() == two.test() == (2, -9, 3, 0, 7, -7)
 
 
-def test_the_least_of_each_number_is_found_up_to_64_bits(board_type):
-    _, (one, two) = boards_of(board_type, 2)
+def test_the_least_of_each_number_is_found_up_to_64_bits(control_block_type):
+    _, (one, two) = control_blocks_of(control_block_type, 2)
     low, high = -(1 << 63), (1 << 63) - 1
     one.post(low, high, 0, 1, -1, high, high, None, 0)
     assert two.post(high, high, -1, 2, low, high, low, None, 0) == (low, high, -1, 1, low, high)
     assert one.addresses() == two.addresses() == (high, low)
 
 
-def test_addresses_are_those_of_the_operation_at_hand(board_type):
-    _, boards = boards_of(board_type, 3)
+def test_addresses_are_those_of_the_operation_at_hand(control_block_type):
+    _, control_blocks = control_blocks_of(control_block_type, 3)
     for operation in range(5):
-        for rank, board in enumerate(boards):
-            post(board, 1, address=100 * operation + rank)
+        for rank, control in enumerate(control_blocks):
+            post(control, 1, address=100 * operation + rank)
         expected = tuple(100 * operation + rank for rank in range(3))
-        assert [board.addresses() for board in boards] == [expected] * 3
+        assert [control.addresses() for control in control_blocks] == [expected] * 3
 
 
-def test_operations_take_turns(board_type):
-    _, boards = boards_of(board_type, 2)
-    assert [board.turn for board in boards] == [0, 0]
+def test_operations_take_turns(control_block_type):
+    _, control_blocks = control_blocks_of(control_block_type, 2)
+    assert [control.turn for control in control_blocks] == [0, 0]
     for operation in range(1, 6):
-        for board in boards:
-            post(board, operation)
-        assert [board.turn for board in boards] == [operation & 1] * 2
+        for control in control_blocks:
+            post(control, operation)
+        assert [control.turn for control in control_blocks] == [operation & 1] * 2
 
 
-def test_what_was_published_stays_while_another_rank_is_one_operation_ahead(board_type):
-    memory, (slow, fast) = boards_of(board_type, 2)
+def test_what_was_published_stays_while_another_rank_is_one_operation_ahead(control_block_type):
+    memory, (slow, fast) = control_blocks_of(control_block_type, 2)
     post(slow, 1, address=10, data=b"first of slow")
     post(fast, 2, address=20, data=b"first of fast")
     post(fast, 3, address=30, data=b"second of fast")
@@ -101,37 +103,37 @@ def test_what_was_published_stays_while_another_rank_is_one_operation_ahead(boar
     assert post(slow, 4) == (3, -4, 4, 0, 7, -7)
 
 
-def payload(memory, board, size, rank):
+def payload(memory, control, size, rank):
     """Return what a rank published for the operation at hand."""
-    start = payload_places(size)[board.turn][rank]
+    start = payload_places(size)[control.turn][rank]
     return memory[start : start + PAYLOAD]
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 63, 4096, PAYLOAD - 1, PAYLOAD])
-def test_data_of_all_ranks_are_published_whole(board_type, nbytes):
-    memory, boards = boards_of(board_type, 3)
+def test_data_of_all_ranks_are_published_whole(control_block_type, nbytes):
+    memory, control_blocks = control_blocks_of(control_block_type, 3)
     for operation in range(3):
         sent = [np.random.default_rng(9 * operation + rank).bytes(nbytes) for rank in range(3)]
-        for board, data in zip(boards, sent, strict=True):
-            post(board, 1, data=data)
-        for board, rank in itertools.product(boards, range(3)):
-            assert payload(memory, board, 3, rank)[:nbytes] == sent[rank]
+        for control, data in zip(control_blocks, sent, strict=True):
+            post(control, 1, data=data)
+        for control, rank in itertools.product(control_blocks, range(3)):
+            assert payload(memory, control, 3, rank)[:nbytes] == sent[rank]
 
 
 @pytest.mark.parametrize(
     "data", [np.arange(6.0).reshape(2, 3), np.array(3.5), np.ones(3, "c16"), np.zeros((0, 2))]
 )
-def test_data_may_be_any_contiguous_array(board_type, data):
-    memory, (board,) = boards_of(board_type, 1)
-    post(board, 1, data=data)
-    assert payload(memory, board, 1, 0)[: data.nbytes] == data.tobytes()
+def test_data_may_be_any_contiguous_array(control_block_type, data):
+    memory, (control,) = control_blocks_of(control_block_type, 1)
+    post(control, 1, data=data)
+    assert payload(memory, control, 1, 0)[: data.nbytes] == data.tobytes()
 
 
-def test_data_beyond_the_payload_are_refused_and_nothing_is_published(board_type):
-    memory, (one, two) = boards_of(board_type, 2)
+def test_data_beyond_the_payload_are_refused_and_nothing_is_published(control_block_type):
+    memory, (one, two) = control_blocks_of(control_block_type, 2)
     with pytest.raises(ValueError, match="payload"):
         post(one, 1, data=bytes(PAYLOAD + 1))
-    assert memory[:] == bytes(board_bytes(2))
+    assert memory[:] == bytes(control_block_bytes(2))
     assert (post(one, 1), post(two, 1)) == (None, (1, -1, 2, 0, 7, -7))
 
 
@@ -139,14 +141,16 @@ def test_payloads_and_slots_do_not_overlap():
     for size in (1, 2, 5):
         places = sorted(place for turn in payload_places(size) for place in turn)
         assert places[0] == 3 * 64 * size
-        assert {b - a for a, b in itertools.pairwise([*places, board_bytes(size)])} == {PAYLOAD}
+        assert {b - a for a, b in itertools.pairwise([*places, control_block_bytes(size)])} == {
+            PAYLOAD
+        }
 
 
 # ---- steps
 
 
-def test_ranks_wait_for_each_other_step_by_step(board_type):
-    _, (one, two) = boards_of(board_type, 2)
+def test_ranks_wait_for_each_other_step_by_step(control_block_type):
+    _, (one, two) = control_blocks_of(control_block_type, 2)
     assert not one.arrive(0)
     assert not one.arrived()
     assert two.arrive(0)
@@ -156,8 +160,8 @@ def test_ranks_wait_for_each_other_step_by_step(board_type):
     assert one.arrive(0)
 
 
-def test_a_rank_may_be_several_steps_ahead(board_type):
-    _, (one, two) = boards_of(board_type, 2)
+def test_a_rank_may_be_several_steps_ahead(control_block_type):
+    _, (one, two) = control_blocks_of(control_block_type, 2)
     for _ in range(3):
         assert not one.arrive(0)
     assert [two.arrive(0), two.arrive(0)] == [True, True]
@@ -166,28 +170,28 @@ def test_a_rank_may_be_several_steps_ahead(board_type):
     assert one.arrived()
 
 
-def test_steps_and_operations_are_independent(board_type):
-    _, (one, two) = boards_of(board_type, 2)
+def test_steps_and_operations_are_independent(control_block_type):
+    _, (one, two) = control_blocks_of(control_block_type, 2)
     one.arrive(0)
     assert (post(one, 1), post(two, 1)) == (None, (1, -1, 2, 0, 7, -7))
     assert two.arrived()
     assert not one.arrived()
 
 
-def test_those_behind_are_named(board_type):
-    _, boards = boards_of(board_type, 4)
-    assert boards[0].behind() == []
-    post(boards[0], 1)
-    assert boards[0].behind() == [1, 2, 3]
-    post(boards[2], 1)
-    assert boards[0].behind() == [1, 3]
-    for board in (boards[1], boards[3]):
-        post(board, 1)
-    assert boards[0].behind() == []
-    boards[0].arrive(0)
-    boards[3].arrive(0)
-    assert boards[0].behind() == [1, 2]
-    assert boards[1].behind() == []
+def test_those_behind_are_named(control_block_type):
+    _, control_blocks = control_blocks_of(control_block_type, 4)
+    assert control_blocks[0].behind() == []
+    post(control_blocks[0], 1)
+    assert control_blocks[0].behind() == [1, 2, 3]
+    post(control_blocks[2], 1)
+    assert control_blocks[0].behind() == [1, 3]
+    for control in (control_blocks[1], control_blocks[3]):
+        post(control, 1)
+    assert control_blocks[0].behind() == []
+    control_blocks[0].arrive(0)
+    control_blocks[3].arrive(0)
+    assert control_blocks[0].behind() == [1, 2]
+    assert control_blocks[1].behind() == []
 
 
 # ---- random interleavings
@@ -212,55 +216,57 @@ class Model:
         return tuple(min(column) for column in zip(*[row[:6] for row in rows], strict=True))
 
 
-@pytest.mark.parametrize("board_type", BOARDS)
+@pytest.mark.parametrize("control_block_type", CONTROL_BLOCKS)
 @given(data=st.data(), size=st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
-def test_any_interleaving_gives_what_a_list_of_messages_gives(board_type, size, data):
-    memory, boards = boards_of(board_type, size)
+def test_any_interleaving_gives_what_a_list_of_messages_gives(control_block_type, size, data):
+    memory, control_blocks = control_blocks_of(control_block_type, size)
     model = Model(size)
     numbers = st.integers(-(1 << 63), (1 << 63) - 1)
     for _ in range(data.draw(st.integers(1, 25))):
         rank = data.draw(st.integers(0, size - 1))
-        board = boards[rank]
+        control = control_blocks[rank]
         if data.draw(st.booleans()):
             model.steps[rank] += 1
-            assert board.arrive(0) == (min(model.steps) >= model.steps[rank])
+            assert control.arrive(0) == (min(model.steps) >= model.steps[rank])
         elif model.may_post(rank):
             row = tuple(data.draw(st.tuples(*[numbers] * 7)))
             content = data.draw(st.none() | st.binary(max_size=80))
             model.posted[rank].append((*row, content))
-            assert board.post(*row, content, 0) == model.least(rank)
+            assert control.post(*row, content, 0) == model.least(rank)
         count = len(model.posted[rank])
-        assert board.arrived() == (min(model.steps) >= model.steps[rank])
+        assert control.arrived() == (min(model.steps) >= model.steps[rank])
         if count == 0:
             continue
-        assert board.test() == model.least(rank)
+        assert control.test() == model.least(rank)
         complete = model.least(rank) is not None
         if complete:
             rows = [posted[count - 1] for posted in model.posted]
-            assert board.addresses() == tuple(row[6] for row in rows)
+            assert control.addresses() == tuple(row[6] for row in rows)
             for peer, row in enumerate(rows):
-                got = payload(memory, board, size, peer)
+                got = payload(memory, control, size, peer)
                 assert row[7] is None or got[: len(row[7])] == row[7]
         late = [
             peer
             for peer in range(size)
             if len(model.posted[peer]) < count or model.steps[peer] < model.steps[rank]
         ]
-        assert board.behind() == late
+        assert control.behind() == late
 
 
 # ---- which class
 
 
 def test_the_compiled_board_is_used_where_it_may_be():
-    assert board_class(use_compiled=True) is (PythonBoard if compiled is None else compiled.Board)
-    assert board_class(use_compiled=False) is PythonBoard
+    assert control_block_class(use_compiled=True) is (
+        PythonControlBlock if compiled is None else compiled.ControlBlock
+    )
+    assert control_block_class(use_compiled=False) is PythonControlBlock
 
 
 def test_elsewhere_than_on_x86_python_has_no_board(monkeypatch):
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert board_class(use_compiled=False) is None
+    assert control_block_class(use_compiled=False) is None
 
 
 # ---- the compiled board: wrong arguments
@@ -271,23 +277,23 @@ def test_elsewhere_than_on_x86_python_has_no_board(monkeypatch):
     ("args", "error"),
     [
         ((bytearray(10), 0, 1, PAYLOAD), ValueError),
-        ((bytes(board_bytes(1)), 0, 1, PAYLOAD), (BufferError, TypeError)),
-        ((bytearray(board_bytes(1)), 1, 1, PAYLOAD), ValueError),
-        ((bytearray(board_bytes(1)), -1, 1, PAYLOAD), ValueError),
-        ((bytearray(board_bytes(1)), 0, 0, PAYLOAD), ValueError),
-        ((bytearray(board_bytes(1)), 0, 1, -1), ValueError),
+        ((bytes(control_block_bytes(1)), 0, 1, PAYLOAD), (BufferError, TypeError)),
+        ((bytearray(control_block_bytes(1)), 1, 1, PAYLOAD), ValueError),
+        ((bytearray(control_block_bytes(1)), -1, 1, PAYLOAD), ValueError),
+        ((bytearray(control_block_bytes(1)), 0, 0, PAYLOAD), ValueError),
+        ((bytearray(control_block_bytes(1)), 0, 1, -1), ValueError),
         ((None, 0, 1, PAYLOAD), TypeError),
-        ((bytearray(board_bytes(1)), 0, 1), TypeError),
+        ((bytearray(control_block_bytes(1)), 0, 1), TypeError),
     ],
 )
 def test_boards_that_cannot_be_are_refused(args, error):
     with pytest.raises(error):
-        compiled.Board(*args)
+        compiled.ControlBlock(*args)
 
 
 @needs_compiled
 def test_wrong_calls_of_a_board_are_errors_and_leave_it_as_it_was():
-    memory, (one, two) = boards_of(compiled.Board, 2)
+    memory, (one, two) = control_blocks_of(compiled.ControlBlock, 2)
     four = np.ones(4, "f4")
     for method, args, error in [
         (one.post, (1, 2, 3), TypeError),
@@ -320,7 +326,7 @@ def test_wrong_calls_of_a_board_are_errors_and_leave_it_as_it_was():
     ]:
         with pytest.raises(error):
             method(*args)
-    assert memory[:] == bytes(board_bytes(2))
+    assert memory[:] == bytes(control_block_bytes(2))
     assert (post(one, 1), post(two, 1)) == (None, (1, -1, 2, 0, 7, -7))
 
 
@@ -329,14 +335,14 @@ def test_wrong_calls_of_a_board_are_errors_and_leave_it_as_it_was():
 LIMIT_NS = 60 * 10**9
 
 
-def reduce_small(board, number, data, limit_ns=LIMIT_NS):
+def reduce_small(control, number, data, limit_ns=LIMIT_NS):
     code = compiled.CODES["add_float32"]
-    return board.reduce(number, limit_ns, data, data, 0, code, data.size, 1.0, 0)
+    return control.reduce(number, limit_ns, data, data, 0, code, data.size, 1.0, 0)
 
 
 @needs_compiled
 def test_the_last_rank_reduces_at_once_and_the_others_find_all_data():
-    memory, (one, two) = boards_of(compiled.Board, 2)
+    memory, (one, two) = control_blocks_of(compiled.ControlBlock, 2)
     for operation in range(1, 4):
         x, y = np.full(3, 1, "f4"), np.full(3, operation, "f4")
         assert not reduce_small(one, 77, x)
@@ -349,7 +355,7 @@ def test_the_last_rank_reduces_at_once_and_the_others_find_all_data():
 
 @needs_compiled
 def test_ranks_that_mean_different_operations_leave_their_data_alone():
-    _, (one, two) = boards_of(compiled.Board, 2)
+    _, (one, two) = control_blocks_of(compiled.ControlBlock, 2)
     x, y = np.full(3, 1, "f4"), np.full(3, 2, "f4")
     assert not reduce_small(one, 77, x)
     assert not reduce_small(two, 78, y)
@@ -360,7 +366,7 @@ def test_ranks_that_mean_different_operations_leave_their_data_alone():
 
 @needs_compiled
 def test_a_rank_that_comes_after_the_time_limit_leaves_its_data_alone():
-    _, (one, two) = boards_of(compiled.Board, 2)
+    _, (one, two) = control_blocks_of(compiled.ControlBlock, 2)
     x, y = np.full(3, 1, "f4"), np.full(3, 2, "f4")
     assert not reduce_small(one, 77, x, limit_ns=-1)
     assert not reduce_small(two, 77, y)
@@ -371,23 +377,23 @@ def test_a_rank_that_comes_after_the_time_limit_leaves_its_data_alone():
 
 @needs_compiled
 def test_small_data_are_moved_in_one_step_once_all_have_posted_theirs():
-    _, boards = boards_of(compiled.Board, 3)
+    _, control_blocks = control_blocks_of(compiled.ControlBlock, 3)
     given = [np.arange(6, dtype="u1") + 10 * rank for rank in range(3)]
     gathered, chosen = np.zeros(6, "u1"), np.zeros(2, "u1")
-    assert not boards[0].move(7, 1, LIMIT_NS, given[0], None, -1, 0, 2, 0)
-    assert not boards[1].move(7, 1, LIMIT_NS, given[1], None, -1, 0, 2, 0)
-    assert boards[2].move(7, 1, LIMIT_NS, given[2], gathered, -1, 4, 2, 0)
+    assert not control_blocks[0].move(7, 1, LIMIT_NS, given[0], None, -1, 0, 2, 0)
+    assert not control_blocks[1].move(7, 1, LIMIT_NS, given[1], None, -1, 0, 2, 0)
+    assert control_blocks[2].move(7, 1, LIMIT_NS, given[2], gathered, -1, 4, 2, 0)
     assert gathered.tolist() == [4, 5, 14, 15, 24, 25]
-    for board in boards[:2]:
-        board.move(8, 1, LIMIT_NS, given[0], None, 0, 0, 0, 0)
-    assert boards[2].move(8, 1, LIMIT_NS, None, chosen, 1, 3, 2, 0)
+    for control in control_blocks[:2]:
+        control.move(8, 1, LIMIT_NS, given[0], None, 0, 0, 0, 0)
+    assert control_blocks[2].move(8, 1, LIMIT_NS, None, chosen, 1, 3, 2, 0)
     assert chosen.tolist() == [3, 4]
 
 
 @needs_compiled
 @pytest.mark.parametrize(("number", "detail"), [(8, 1), (7, 2)])
 def test_nothing_is_moved_where_ranks_mean_different_operations(number, detail):
-    _, (one, two) = boards_of(compiled.Board, 2)
+    _, (one, two) = control_blocks_of(compiled.ControlBlock, 2)
     out = np.zeros(2, "u1")
     one.move(7, 1, LIMIT_NS, np.ones(1, "u1"), None, -1, 0, 1, 0)
     assert not two.move(number, detail, LIMIT_NS, np.ones(1, "u1"), out, -1, 0, 1, 0)
@@ -397,7 +403,7 @@ def test_nothing_is_moved_where_ranks_mean_different_operations(number, detail):
 
 @needs_compiled
 def test_nothing_is_moved_once_a_deadline_is_over():
-    _, (late, patient) = boards_of(compiled.Board, 2)
+    _, (late, patient) = control_blocks_of(compiled.ControlBlock, 2)
     late.move(7, 1, -1, np.ones(1, "u1"), None, -1, 0, 1, 0)
     out = np.zeros(2, "u1")
     assert not patient.move(7, 1, LIMIT_NS, np.ones(1, "u1"), out, -1, 0, 1, 0)
@@ -406,13 +412,13 @@ def test_nothing_is_moved_once_a_deadline_is_over():
 
 @needs_compiled
 def test_a_rank_takes_its_slice_of_a_small_reduction_or_nothing():
-    _, boards = boards_of(compiled.Board, 3)
+    _, control_blocks = control_blocks_of(compiled.ControlBlock, 3)
     code = compiled.CODES["add_float64"]
     given = [np.arange(6.0) + rank for rank in range(3)]
-    boards[0].reduce(1, LIMIT_NS, given[0], None, 0, code, 6, 1.0, 0)
-    boards[1].reduce(1, LIMIT_NS, given[1], None, 0, code, 6, 1.0, 0)
+    control_blocks[0].reduce(1, LIMIT_NS, given[0], None, 0, code, 6, 1.0, 0)
+    control_blocks[1].reduce(1, LIMIT_NS, given[1], None, 0, code, 6, 1.0, 0)
     out = np.zeros(2)
-    assert boards[2].reduce(1, LIMIT_NS, given[2], out, 4, code, 2, 1.0, 0)
+    assert control_blocks[2].reduce(1, LIMIT_NS, given[2], out, 4, code, 2, 1.0, 0)
     assert out.tolist() == [15, 18]
 
 
@@ -432,7 +438,7 @@ class Pipe(NamedTuple):
     @property
     def call(self):
         row = dtype_row(self.inputs[0].dtype)
-        return Call(self.kind, dtype=row, op=self.op, recipe=recipe_for(self.op, row))
+        return Call(self.kind, dtype=row, op=self.op, rule=rule_for(self.op, row))
 
 
 def inputs_of(name, size, length, seed=0):
@@ -452,20 +458,20 @@ def memory_of(array):
     return carried(array, dtype_row(array.dtype)).reshape(-1)
 
 
-def begin_all(pipe, boards, stages):
+def begin_all(pipe, control_blocks, stages):
     """Begin on all ranks and return, per rank, what it contributes and what it gets."""
-    code, size = code_of(pipe.call), len(boards)
+    code, size = code_of(pipe.call), len(control_blocks)
     scatters = pipe.kind is Kind.REDUCE_SCATTER
     addresses = tuple(stage.ctypes.data for stage in stages)
     started = []
-    for rank, board in enumerate(boards):
+    for rank, control in enumerate(control_blocks):
         send = memory_of(pipe.inputs[rank].copy())
         length = send.size // size if scatters else send.size
         if scatters:
             out = np.zeros(length, send.dtype)
         else:
             out = send if pipe.kind is Kind.ALL_REDUCE or rank == pipe.root else 0
-        board.begin(
+        control.begin(
             code.number,
             send,
             out,
@@ -484,15 +490,15 @@ def expected_of(pipe):
     """Return what NumPy says of the whole arrays."""
     sources = [memory_of(each) for each in pipe.inputs]
     out = np.empty_like(sources[0])
-    kernel.combine(pipe.call.recipe, sources, [out], len(sources))
+    kernel.combine(pipe.call.rule, sources, [out], len(sources))
     return out
 
 
-def drive(boards, order):
+def drive(control_blocks, order):
     """Let ranks go on in this order again and again, until all have ended; return the turns."""
-    left, turns = set(range(len(boards))), 0
+    left, turns = set(range(len(control_blocks))), 0
     for rank in itertools.cycle(order):
-        if rank in left and boards[rank].go_on(1):
+        if rank in left and control_blocks[rank].go_on(1):
             left.remove(rank)
         turns += 1
         if not left:
@@ -503,13 +509,13 @@ def drive(boards, order):
 
 def run_pipes(pipes, size, order=None):
     """Run reductions one after the other on the same boards and staging memory, and check."""
-    _, boards = boards_of(compiled.Board, size)
+    _, control_blocks = control_blocks_of(compiled.ControlBlock, size)
     slice_bytes = max(pipe.slice_items * pipe.inputs[0].itemsize for pipe in pipes)
     room = np.full((size, 2 * (size + 1) * slice_bytes + 64), 0xA5, np.uint8)
     stages = [row[-row.ctypes.data % 64 :] for row in room]
     for pipe in pipes:
-        started = begin_all(pipe, boards, stages)
-        drive(boards, order or range(size))
+        started = begin_all(pipe, control_blocks, stages)
+        drive(control_blocks, order or range(size))
         check_pipe(pipe, started)
 
 
@@ -577,14 +583,14 @@ def test_ranks_may_go_on_in_any_order(size, data):
 @needs_compiled
 def test_no_rank_ends_while_another_has_not_begun_to_go_on():
     pipe = Pipe(Kind.ALL_REDUCE, ReduceOp.SUM, "float32", inputs_of("float32", 3, 1000))
-    _, boards = boards_of(compiled.Board, 3)
+    _, control_blocks = control_blocks_of(compiled.ControlBlock, 3)
     stages = [aligned(2 * 4 * 64 * 4) for _ in range(3)]
-    started = begin_all(pipe, boards, stages)
+    started = begin_all(pipe, control_blocks, stages)
     for _ in range(20):
-        assert not boards[0].go_on(1)
-        assert not boards[1].go_on(1)
-    assert boards[0].behind() == [2]
-    drive(boards, range(3))
+        assert not control_blocks[0].go_on(1)
+        assert not control_blocks[1].go_on(1)
+    assert control_blocks[0].behind() == [2]
+    drive(control_blocks, range(3))
     check_pipe(pipe, started)
     assert len(stages) == 3  # alive until here: boards know their addresses only
 
@@ -596,16 +602,16 @@ def aligned(nbytes):
 
 @needs_compiled
 def test_steps_before_and_after_a_reduction_are_counted_on():
-    _, boards = boards_of(compiled.Board, 2)
+    _, control_blocks = control_blocks_of(compiled.ControlBlock, 2)
     stages = [aligned(2 * 3 * 64 * 4) for _ in range(2)]
     for length in (300, 1, 129):
-        assert [board.arrive(0) for board in boards] == [False, True]
+        assert [control.arrive(0) for control in control_blocks] == [False, True]
         pipe = Pipe(Kind.ALL_REDUCE, ReduceOp.SUM, "float32", inputs_of("float32", 2, length))
-        started = begin_all(pipe, boards, stages)
-        drive(boards, [1, 0])
+        started = begin_all(pipe, control_blocks, stages)
+        drive(control_blocks, [1, 0])
         check_pipe(pipe, started)
-        assert [board.arrive(0) for board in boards] == [False, True]
-        assert [board.behind() for board in boards] == [[], []]
+        assert [control.arrive(0) for control in control_blocks] == [False, True]
+        assert [control.behind() for control in control_blocks] == [[], []]
 
 
 # ---- many ranks
@@ -616,6 +622,14 @@ def test_steps_before_and_after_a_reduction_are_counted_on():
 def test_a_node_with_more_ranks_than_the_loops_take_is_reduced_by_numpy(size, loops):
     memory = mmap.mmap(-1, node_bytes(size))
     node = SharedNode(
-        memory, compiled.Board, [], Heap(1 << 20), [0] * size, 0, range(size), 1.0, lambda: None
+        memory,
+        compiled.ControlBlock,
+        [],
+        Heap(1 << 20),
+        [0] * size,
+        0,
+        range(size),
+        1.0,
+        lambda: None,
     )
-    assert node.has_pipe == loops
+    assert node.can_pipeline == loops

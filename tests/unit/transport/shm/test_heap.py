@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hpcdist.transport.shared_heap import Heap
-from hpcdist.transport.shared_segment import create_segment, open_segment
+from hpcdist.transport.shm.heap import Heap
+from hpcdist.transport.shm.segment import create_segment, open_segment
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
 
@@ -230,8 +230,8 @@ def test_a_forked_child_gets_no_arrays_and_its_end_changes_nothing(heap):
 READER = """
 import sys
 import numpy as np
-from hpcdist.transport.shared_heap import Heap
-from hpcdist.transport.shared_segment import Segment
+from hpcdist.transport.shm.heap import Heap
+from hpcdist.transport.shm.segment import Segment
 
 heap = Heap(1 << 20)
 heap.open()
@@ -262,7 +262,7 @@ def test_another_process_sees_what_is_written_and_writes_where_it_is_seen(heap):
 
 HOLDER = """
 import sys
-from hpcdist.transport.shared_heap import Heap
+from hpcdist.transport.shm.heap import Heap
 
 heap = Heap(1 << 20)
 print(*heap.open(), flush=True)

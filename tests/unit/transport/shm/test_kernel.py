@@ -11,7 +11,7 @@ from hpcdist.errors import UsageError
 from hpcdist.transport import kernel
 from hpcdist.transport.call import Call, Kind
 from hpcdist.transport.kernel import code_of, compiled, copy_in, copy_out, divisor_of
-from hpcdist.transport.recipes import ReduceOp, local_result, recipe_for
+from hpcdist.transport.reduction import ReduceOp, local_result, rule_for
 
 needs_compiled = pytest.mark.skipif(compiled is None, reason="the kernel was not compiled here")
 
@@ -27,12 +27,12 @@ def dtype_of(name):
 
 def call_of(op, name):
     row = dtype_row(dtype_of(name))
-    return Call(Kind.ALL_REDUCE, dtype=row, op=op, recipe=recipe_for(op, row))
+    return Call(Kind.ALL_REDUCE, dtype=row, op=op, rule=rule_for(op, row))
 
 
 def is_defined(op, name):
     try:
-        recipe_for(op, dtype_row(dtype_of(name)))
+        rule_for(op, dtype_row(dtype_of(name)))
     except UsageError:
         return False
     return True
@@ -67,7 +67,7 @@ def random_array(name, length, seed):
 def by_numpy(op, name, sources):
     """Return what `kernel.combine` makes of flat sources."""
     out = np.empty_like(sources[0])
-    kernel.combine(call_of(op, name).recipe, sources, [out], len(sources))
+    kernel.combine(call_of(op, name).rule, sources, [out], len(sources))
     return out
 
 
@@ -104,15 +104,15 @@ def assert_same_bits(op, name, got, expected):
 
 @pytest.mark.parametrize(("op", "name"), REDUCTIONS)
 def test_numpy_combines_in_blocks_what_the_recipe_says_of_the_whole(op, name):
-    recipe = call_of(op, name).recipe
+    rule = call_of(op, name).rule
     sources = [memory_of(random_array(name, 100_003, rank)) for rank in range(3)]
-    wires = [each.copy() if recipe.encode is None else recipe.encode(each) for each in sources]
-    whole, expected = local_result(recipe, wires), np.empty_like(sources[0])
-    if recipe.decode is None:
+    wires = [each.copy() if rule.encode is None else rule.encode(each) for each in sources]
+    whole, expected = local_result(rule, wires), np.empty_like(sources[0])
+    if rule.decode is None:
         expected[...] = whole
     else:
         with np.errstate(over="ignore", invalid="ignore"):
-            recipe.decode(whole, expected, 3)
+            rule.decode(whole, expected, 3)
     assert_same_bits(op, name, by_numpy(op, name, sources), expected)
 
 
@@ -121,7 +121,7 @@ def test_numpy_writes_to_several_outputs_some_of_them_sources(op, name):
     sources = [memory_of(random_array(name, 40_001, rank)) for rank in range(3)]
     expected = by_numpy(op, name, sources)
     outs = [np.empty_like(expected), sources[1], sources[0]]
-    kernel.combine(call_of(op, name).recipe, sources, outs, 3)
+    kernel.combine(call_of(op, name).rule, sources, outs, 3)
     for out in outs:
         assert out.tobytes() == expected.tobytes()
 

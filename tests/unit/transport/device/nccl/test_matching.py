@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.errors import MismatchError
 from hpcdist.transport.call import Call, Kind
-from hpcdist.transport.message_batch import (
+from hpcdist.transport.device.nccl.matching import (
     Entry,
     Transfer,
     by_peer,

@@ -11,13 +11,13 @@ import pytest
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.config import Config
 from hpcdist.errors import MismatchError, TransportError
-from hpcdist.transport import nccl as transport, nccl_binding
 from hpcdist.transport.call import UNEVEN, Call, Kind
-from hpcdist.transport.message_batch import Transfer
-from hpcdist.transport.mpi_collectives import Agreed
-from hpcdist.transport.nccl import Nccl
-from hpcdist.transport.nccl_binding import Communicator, failure, version, why_not
-from hpcdist.transport.recipes import ReduceOp, recipe_for
+from hpcdist.transport.device.nccl import backend as transport, binding as nccl_binding
+from hpcdist.transport.device.nccl.backend import Nccl
+from hpcdist.transport.device.nccl.binding import Communicator, failure, version, why_not
+from hpcdist.transport.device.nccl.matching import Transfer
+from hpcdist.transport.mpi.collectives import Agreed
+from hpcdist.transport.reduction import ReduceOp, rule_for
 
 # ---- the two providers
 
@@ -299,7 +299,7 @@ def told(monkeypatch):
 
 def reduced(kind, send, recv, op=ReduceOp.SUM, root=0, dtype=None):
     row = dtype_row(np.dtype(dtype or recv.dtype))
-    return Call(kind, send, recv, row, recv.shape, root, op, recipe_for(op, row))
+    return Call(kind, send, recv, row, recv.shape, root, op, rule_for(op, row))
 
 
 def test_an_all_reduce_is_in_place_and_counts_elements(told):

@@ -1,0 +1,1 @@
+"""Which algorithm is fastest here: `hpcdist tune`."""

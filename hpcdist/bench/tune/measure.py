@@ -1,0 +1,240 @@
+"""`measure`: every way that each operation can take, timed in turns on the ranks of a job.
+
+A group of its own is made for each number of ranks. Its transport is told before every call which
+way to take, by a `TuningTable` of rules that force it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+from hpcdist.bench.harness import wait_quietly
+from hpcdist.bench.interleaved import Call, Interleaved, interleave
+from hpcdist.bench.libraries.hpcdist import start_own
+from hpcdist.bench.plan import LARGEST
+from hpcdist.bench.task import Task, make_task, read_dtype, result_bytes
+from hpcdist.bench.tune.rules import NUMBERS, REDUCING, Arrays, Nodes, Timing
+from hpcdist.comm import collectives
+from hpcdist.comm.group import Group
+from hpcdist.comm.groups import destroy_process_group, new_group
+from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.shm.control import PAYLOAD
+from hpcdist.transport.tuning import (
+    OPERATIONS,
+    STAGED_UP_TO,
+    Algorithm,
+    TuningRule,
+    TuningTable,
+    possible_algorithms,
+)
+
+LARGEST_ON_NODE = 16 << 30
+"""What would give the ranks together more bytes than this is left out."""
+
+_ARRAYS: tuple[Arrays, ...] = ("ordinary", "shared")
+_CASES = {"alltoall": "alltoall_single"}
+"""The benchmark's names of operations, where it has others."""
+
+
+class Effort(NamedTuple):
+    """How many rounds, and how long a sample is in each."""
+
+    rounds: int
+    sample_s: float
+
+
+class Plan(NamedTuple):
+    """What is to be measured; `ranks` are numbers of ranks."""
+
+    operations: Sequence[str]
+    sizes: Sequence[int]
+    ranks: Sequence[int]
+    effort: Effort
+
+
+class Point(NamedTuple):
+    """One operation on one kind of arrays, at one size."""
+
+    operation: str
+    arrays: Arrays
+    dtype: str
+    nbytes: int
+
+
+class BenchGroup(NamedTuple):
+    """The ranks that measure; `can_pipeline` says whether they reduce in parts."""
+
+    group: Group
+    host: Any
+    nodes: Nodes
+    can_pipeline: bool
+
+
+# ---- what is possible
+
+
+def points_of(plan: Plan, ranks: int, nodes: Nodes) -> list[Point]:
+    """Return where `ranks` ranks have a choice to measure."""
+    several = nodes == "several"
+    return [
+        Point(operation, arrays, dtype, nbytes)
+        for operation in plan.operations
+        for arrays in (_ARRAYS[:1] if several else _ARRAYS)
+        if arrays == "ordinary"
+        or Algorithm.DIRECT in possible_algorithms(operation, arrays, several_nodes=False)
+        for dtype in (NUMBERS if operation in REDUCING else ["float32"])
+        for nbytes in plan.sizes
+        if _has_choice(operation, nbytes, several)
+        and result_bytes(_case(operation), nbytes, ranks) <= min(LARGEST, LARGEST_ON_NODE // ranks)
+    ]
+
+
+def _case(operation: str) -> str:
+    return _CASES.get(operation, operation)
+
+
+def _has_choice(operation: str, nbytes: int, several: bool) -> bool:
+    """Say whether there is one; inside a node, what fits on the board goes there."""
+    algorithms = possible_algorithms(operation, "shared", several_nodes=several)
+    return len(algorithms) > 1 and (several or nbytes > PAYLOAD)
+
+
+def ways_at(point: Point, nodes: Nodes, *, can_pipeline: bool) -> list[Algorithm]:
+    """Return the ways that can be taken at `point`, MPI first."""
+    algorithms = possible_algorithms(
+        point.operation, point.arrays, several_nodes=nodes == "several"
+    )
+    impossible = set()
+    if point.nbytes > STAGED_UP_TO:
+        impossible.add(Algorithm.STAGED)
+    if not can_pipeline:
+        impossible.add(Algorithm.PIPELINED)
+    return [algorithm for algorithm in algorithms if algorithm not in impossible]
+
+
+def forced(algorithm: Algorithm, ranks: int, nodes: Nodes) -> TuningTable:
+    """Return the selection under which every operation takes `algorithm` where it can, else MPI."""
+    rules = [
+        TuningRule(
+            operation,
+            arrays,
+            algorithm if arrays == "shared" or algorithm is not Algorithm.DIRECT else Algorithm.MPI,
+            nodes="any",
+        )
+        for operation in OPERATIONS
+        for arrays in _ARRAYS
+    ]  # fmt: skip
+    return TuningTable(rules, ranks, several_nodes=nodes == "several")
+
+
+# ---- measuring
+
+
+def measure(
+    world: Group,
+    plan: Plan,
+    notes: list[str],
+    at: Callable[[int, int, str], Any] = lambda done, total, text: None,
+) -> list[Timing]:
+    """Measure every way of `plan`. Collective over the world.
+
+    Args:
+        world: all ranks of the job.
+        plan: the same on all ranks.
+        notes: filled with sentences about what was left out.
+        at: told how much of how much is done, and what comes next.
+
+    Returns:
+        The timings, on rank 0; other ranks may have some of them.
+
+    """
+    timings: list[Timing] = []
+    for ranks in plan.ranks:
+        if world.rank < ranks:
+            team = _gather(world, ranks, notes)
+            if team.host is not None:
+                points = points_of(plan, ranks, team.nodes)
+                for number, point in enumerate(points):
+                    at(number, len(points), f"{point.operation} on {ranks} ranks")
+                    timings += _measure_spot(team, point, plan.effort, notes)
+            destroy_process_group(team.group)
+        wait_quietly(world.mpi_comm)
+    return timings
+
+
+def _gather(world: Group, ranks: int, notes: list[str]) -> BenchGroup:
+    """Make a group of the first ranks; its `host` is None where they have no choice."""
+    group = new_group(world.ranks[:ranks])
+    host = cast(Any, group.transport)
+    nodes: Nodes = "one" if host.one_node else "several"
+    node = host.node if host.one_node else host.hierarchical
+    if node is not None:
+        return BenchGroup(group, host, nodes, bool(getattr(node, "has_pipe", False)))
+    why = "one rank has nobody to talk to" if ranks == 1 else "they do not share memory"
+    notes.append(f"{ranks} ranks have no choice: {why} (see `hpcdist doctor`)")
+    return BenchGroup(group, None, nodes, False)
+
+
+def _measure_spot(team: BenchGroup, point: Point, effort: Effort, notes: list[str]) -> list[Timing]:
+    """Race the ways at one spot. Collective over the team."""
+    group, host = team.group, team.host
+    case = _case(point.operation)
+    task = make_task(case, group, point.nbytes, read_dtype(point.dtype), point.arrays, "SUM")
+    in_heap = point.arrays == "ordinary" or host.heap.offset_of(task.x) is not None
+    if not all(group.mpi_comm.allgather(in_heap)):
+        notes.append(
+            f"shared arrays of {point.nbytes} bytes are left out: they do not fit into "
+            "HPCDIST_SHARED_HEAP_MB"
+        )
+        return []
+    call = _maker(group, point.operation)(task)
+    algorithms = ways_at(point, team.nodes, can_pipeline=team.can_pipeline)
+    candidates = {
+        algorithm.value: _by(host, forced(algorithm, group.nranks, team.nodes), call)
+        for algorithm in algorithms
+    }
+    found = interleave(group.mpi_comm, candidates, rounds=effort.rounds, sample_s=effort.sample_s)
+    return [_timing(found, point, group.nranks, team.nodes, algorithm) for algorithm in algorithms]
+
+
+def _maker(group: Group, operation: str) -> Callable[[Task], Call]:
+    """Return what makes the call; arrays are handed in whole, so that they may stay in place."""
+    verbs, at_root = collectives, group.rank == 0
+
+    def scatter(task: Task) -> Call:
+        return partial(verbs.scatter, task.out, task.x if at_root else None, task.root, group)
+
+    def gather(task: Task) -> Call:
+        return partial(verbs.gather, task.x, task.out if at_root else None, task.root, group)
+
+    def exscan(task: Task) -> Call:
+        return partial(verbs.exscan, task.x, ReduceOp.SUM, group)
+
+    own = {make.__name__: make for make in (scatter, gather, exscan)}
+    return own.get(operation) or start_own(group).calls[_case(operation)]
+
+
+def _by(host: Any, tuning_table: TuningTable, call: Call) -> Call:
+    def run() -> None:
+        host.tuning_table = tuning_table
+        call()
+
+    return run
+
+
+def _timing(
+    found: Interleaved, point: Point, ranks: int, nodes: Nodes, algorithm: Algorithm
+) -> Timing:
+    name, mpi = algorithm.value, Algorithm.MPI.value
+    return Timing(
+        *point,
+        ranks,
+        nodes,
+        algorithm,
+        ratio=found.ratio(name, to=mpi),
+        min_ratio=found.best(name) / found.best(mpi),
+        median_s=found.median(name),
+        min_s=found.best(name),
+    )

@@ -1,0 +1,1 @@
+"""A function called on every rank: `spawn`."""

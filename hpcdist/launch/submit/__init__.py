@@ -1,0 +1,1 @@
+"""A job handed to Slurm: `hpcdist submit`."""

@@ -1,0 +1,174 @@
+"""`Averager`: the buckets of one model's gradients, averaged over the ranks of a group.
+
+Every rank sends each bucket exactly once per backward pass, in order, whatever happens: a rank
+that cannot send one calls it off with an error, which reaches all ranks, and a failed bucket
+does not keep a rank from sending the next. So after an error all ranks are still in step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter, thread_time
+from typing import Any, final
+
+from hpcdist.comm import describe
+from hpcdist.comm.dispatch import dispatch
+from hpcdist.comm.group import Group
+from hpcdist.comm.objects import all_gather_object
+from hpcdist.comm.tensor_lists import cannot
+from hpcdist.config import read_config
+from hpcdist.errors import CollectiveTimeout, UsageError
+from hpcdist.parallel.overlap import CommStats, OverlapPolicy, core_share
+from hpcdist.runtime.process import my_cores
+from hpcdist.transport.base import DONE, Known, Work
+from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.reduction import ReduceOp
+
+Describe = Callable[[Group, Any], Call]
+Then = Callable[[BaseException | None], None]
+
+
+@final
+class Averager:
+    """Averages buckets over `group`; collective to create.
+
+    `describe_mean` describes the averaging of one bucket, by an operation of `kind`, for engines
+    whose buckets are more than arrays.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        describe_mean: Describe | None = None,
+        kind: Kind = Kind.ALL_REDUCE,
+    ) -> None:
+        self._group = group
+        self._describe_mean = describe_mean or _mean
+        self._kind = kind
+        self.failed = False
+        """Whether a bucket has failed; for the engine to reset."""
+        overlap = read_config().overlap if group.nranks > 1 else "never"
+        self._pace = OverlapPolicy(_cores(group), overlap)
+
+    @property
+    def inline(self) -> bool:
+        """Whether buckets are averaged at once, not on a thread; for this rank, and for now."""
+        return self._pace.inline
+
+    def begin(self) -> None:
+        """Call at the first gradient of a backward pass whose gradients are averaged. Local."""
+        self._pace.begin()
+
+    def average(
+        self, bucket: Any, error: UsageError | None = None, then: Then | None = None
+    ) -> Work:
+        """Replace `bucket`, an array, by its mean over the ranks; collective.
+
+        Args:
+            bucket: as in `all_reduce`.
+            error: why this rank cannot send the bucket; raised by every rank's `Work.wait`.
+            then: called once the bucket has arrived, with what went wrong or None; from another
+                thread, if the exchange is overlapped.
+
+        Returns:
+            The work, which may have ended already; its `wait` raises what went wrong.
+
+        Raises:
+            CollectiveTimeout: a rank did not come (from here, or from `Work.wait`).
+
+        """
+        launched = perf_counter()
+        if not self._pace.inline:
+            ended = partial(self._ended, launched, then)
+            return dispatch(self._group, False, self._describe, bucket, error, ended)
+        failure = self._average_now(bucket, error, launched)
+        if then is not None:
+            then(failure)
+        return DONE if failure is None else Failed(failure)
+
+    def _average_now(
+        self, bucket: Any, error: UsageError | None, launched: float
+    ) -> Exception | None:
+        """Average a bucket before returning; return what went wrong."""
+        cpu = thread_time()
+        ended = partial(self._ended, launched, None)
+        try:
+            dispatch(self._group, True, self._describe, bucket, error, ended)
+        except CollectiveTimeout:
+            raise
+        except Exception as failure:
+            return failure
+        finally:
+            self._pace.paused(perf_counter() - launched, thread_time() - cpu)
+        return None
+
+    def computed(self) -> None:
+        """Call when the backward pass has computed everything, before waiting. Local."""
+        self._pace.computed()
+
+    def stats(self) -> CommStats:
+        """Return what the exchange has cost so far. Local."""
+        return self._pace.stats()
+
+    def _describe(self, group: Group, bucket: Any, error: UsageError | None, ended: Any) -> Call:
+        if error is None:
+            call = self._describe_mean(group, bucket)
+        else:
+            call = cannot(self._kind, group, error)
+        nbytes = 0 if call.recv is None else call.recv.nbytes
+        return call._replace(ended=partial(ended, nbytes))
+
+    def _ended(
+        self, launched: float, then: Then | None, nbytes: int, error: BaseException | None
+    ) -> None:
+        self._pace.record_transfer(launched, perf_counter(), nbytes)
+        self.failed = self.failed or error is not None
+        if then is not None:
+            then(error)
+
+
+def _mean(group: Group, bucket: Any) -> Call:
+    return describe.all_reduce(group, bucket, ReduceOp.AVG)
+
+
+def _cores(group: Group) -> float:
+    """Return this rank's share of its node's cores; collective over `group`."""
+    places: list[Any] = []
+    all_gather_object(places, my_cores(), group)
+    node, mine = places[group.rank]
+    return core_share(mine, [cores for host, cores in places if host == node])
+
+
+@final
+class Failed(Work):
+    """An operation that failed before its function returned."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Raise what went wrong."""
+        raise self._error
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known("operation", True, self._error)
+
+
+def wait_all(works: list[Work]) -> None:
+    """Wait for all `works`; then raise the first error, if there was one."""
+    first: Exception | None = None
+    for work in works:
+        try:
+            work.wait()
+        except CollectiveTimeout:
+            raise
+        except Exception as error:
+            first = first or error
+    if first is not None:
+        raise first

@@ -1,0 +1,99 @@
+"""Parts: what a rank owns of arrays by name, as `Shard`s for checkpoints, and back again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcdist.arrays.libraries import NumpyArray, view_of
+from hpcdist.arrays.transfer import near
+from hpcdist.checkpoint.shard import Shard
+from hpcdist.errors import UsageError
+from hpcdist.parallel.sharding.partition import Unit
+
+State = dict[str, Any]
+
+
+class OwnedRun(NamedTuple):
+    """One run of an array that this rank owns: its name in checkpoints, and where the run is."""
+
+    name: str
+    data: NumpyArray
+    shape: tuple[int, ...]
+    offset: int
+
+
+def owned_runs(
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    unit: Unit,
+    rank: int,
+    array: NumpyArray,
+    suffix: str = "",
+) -> list[OwnedRun]:
+    """Return the runs that `rank` owns in its part `array` of a unit.
+
+    An array of pairs of real numbers stands for complex ones: shapes get a last axis of 2.
+    """
+    per = array.size // unit.share if unit.share else 1
+    return [
+        OwnedRun(
+            names[segment.parameter] + suffix,
+            array[segment.start * per : segment.stop * per],
+            shapes[segment.parameter] if per == 1 else (*shapes[segment.parameter], per),
+            segment.offset * per,
+        )
+        for segment in unit.segments(rank)
+    ]
+
+
+def as_shards(parts: Iterable[OwnedRun]) -> State:
+    """Return the parts as a state of `Shard`s, which are views of the parts' memory."""
+    return {part.name: Shard(part.data, part.shape, part.offset) for part in parts}
+
+
+def check_parts(parts: Iterable[OwnedRun], state: Mapping[str, Any]) -> None:
+    """Refuse a state that does not have all that the parts need.
+
+    Raises:
+        UsageError: a name is missing, has another shape, or a run of it is missing.
+
+    """
+    for part in parts:
+        if part.name not in state:
+            raise UsageError(
+                f"the state has no {part.name!r}; load one of the same model and optimizer "
+                f"(it has {', '.join(map(str, list(state)[:8]))})"
+            )
+        _source(part, state[part.name])
+
+
+def fill_parts(parts: Iterable[OwnedRun], state: Mapping[str, Any]) -> None:
+    """Copy what the parts need out of a state of `Shard`s or whole arrays."""
+    for part in parts:
+        part.data[...] = near(part.data, _source(part, state[part.name]))
+
+
+def _source(part: OwnedRun, given: Any) -> NumpyArray:
+    """Return the elements of a part, flat."""
+    if isinstance(given, Shard):
+        data, shape, offset = given
+    else:
+        data, shape, offset = given, np.shape(given), 0
+    if tuple(shape) != part.shape:
+        raise UsageError(
+            f"the state's {part.name!r} has shape {tuple(shape)}, but here it is "
+            f"{part.shape}; load a state of the same model"
+        )
+    view = view_of(data)
+    flat = view.reshape(-1)
+    start = part.offset - offset
+    if start < 0 or start + part.data.size > flat.size:
+        raise UsageError(
+            f"the state has elements {offset} to {offset + flat.size} of {part.name!r}, but this "
+            f"rank needs {part.offset} to {part.offset + part.data.size}; load the state with "
+            "hpcdist.checkpoint, which brings each rank what it needs"
+        )
+    return flat[start : start + part.data.size]

@@ -1,0 +1,45 @@
+"""One process: its environment (read at one door), its cores, and how long it has wanted them.
+
+Packages outside `hpcdist.runtime` take the environment as an argument; those that must begin
+somewhere ask for `snapshot()`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+
+def snapshot() -> dict[str, str]:
+    """Return a copy of the environment variables of this process.
+
+    Returns:
+        A dictionary of its own: changing it changes nothing else.
+
+    Example:
+        >>> "PATH" in snapshot()
+        True
+
+    """
+    return dict(os.environ)
+
+
+def my_cores() -> tuple[str, tuple[int, ...]]:
+    """Return the node's name and the numbers of the cores the launcher left to this process."""
+    return socket.gethostname(), tuple(sorted(os.sched_getaffinity(0)))
+
+
+def demand_s() -> float:
+    """Return for how many seconds threads of this process have run, or were ready to.
+
+    Reference: Linux, Documentation/scheduler/sched-stats.rst; without it only those they ran.
+    """
+    waited_ns = 0
+    with suppress(OSError):  # not every kernel tells
+        for thread in Path("/proc/self/task").iterdir():
+            with suppress(OSError, IndexError, ValueError):  # the thread may just have ended
+                waited_ns += int((thread / "schedstat").read_text().split()[1])
+    return time.process_time() + waited_ns * 1e-9

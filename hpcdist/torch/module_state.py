@@ -1,0 +1,65 @@
+"""Equal modules on all ranks: `agree` checks them, `broadcast_module` makes them equal."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as c10d
+
+from hpcdist.comm.group import Group
+from hpcdist.comm.states import verify_states
+from hpcdist.errors import UsageError
+from hpcdist.parallel.model import bucket_limits
+from hpcdist.parallel.states import broadcast_states
+from hpcdist.torch.process_group import HpcdistProcessGroup
+
+
+def agree(layers: torch.nn.Module, group: Group, usual_mb: float, last_mb: float) -> int:
+    """Make sure that all ranks can train the same; return the bytes of a bucket. Collective."""
+    states: list[tuple[str, torch.Tensor]] = []
+    problem, limit = None, 0
+    try:
+        _, limit = bucket_limits(group, usual_mb, last_mb)
+        states = _states_of(layers)
+    except UsageError as error:
+        problem = error
+    described = [(name, tuple(tensor.shape), _in_words(tensor)) for name, tensor in states]
+    verify_states(described, group, error=problem)
+    return limit
+
+
+def broadcast_module(layers: torch.nn.Module, process_group: HpcdistProcessGroup) -> None:
+    """Give all ranks the states of the first; collective."""
+    group = process_group.group
+    tensors = [tensor.detach() for tensor in (*layers.parameters(), *layers.buffers())]
+    on_host = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+    broadcast_states(on_host, group, group.ranks[0])
+    for tensor in tensors:
+        if tensor.device.type != "cpu":
+            process_group.broadcast(tensor, c10d.BroadcastOptions()).wait()
+
+
+def trainable(layers: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """Return names and parameters that are trained, in order."""
+    return [pair for pair in layers.named_parameters() if pair[1].requires_grad]
+
+
+def _states_of(layers: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return names and tensors of a module that can be trained; a `UsageError` says why not."""
+    states = [*layers.named_parameters(), *layers.named_buffers()]
+    if not trainable(layers):
+        raise UsageError(
+            "This model does not have any parameters to train, and does not need to use "
+            "DataParallel; call it as it is, or set requires_grad on what shall be trained"
+        )
+    lazy = [name for name, tensor in states if torch.nn.parameter.is_lazy(tensor)]
+    if lazy:
+        raise UsageError(
+            f"{', '.join(lazy)} have no shape yet; call the model once with a batch before "
+            "DataParallel"
+        )
+    return states
+
+
+def _in_words(tensor: torch.Tensor) -> str:
+    dtype = f"{tensor.dtype}".removeprefix("torch.")
+    return dtype if tensor.requires_grad else f"{dtype}, not trained"

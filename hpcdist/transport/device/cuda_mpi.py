@@ -1,0 +1,155 @@
+"""Device pointers handed to MPI: only where the library says it can, and only what it can.
+
+mpi4py takes an array's pointer and does not ask what still writes to it, so the stream is waited
+for before every call. Device pointers in an operation that an MPI library does not support end in
+a segmentation fault; what is not in `ALLOWED` is staged.
+
+Sources: Open MPI 5 documentation, "CUDA", and its coll/cuda component (nonblocking reductions,
+Reduce_scatter and Reduce_local have no device path); MPICH, "GPU support"; mpi4py, "GPU-aware MPI".
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, final
+
+from mpi4py import MPI
+
+from hpcdist.arrays.device import DeviceRuntime, Event, Stream
+from hpcdist.runtime.cuda_awareness import cuda_awareness
+from hpcdist.runtime.process import snapshot
+from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.device.staged.buffers import arrive
+from hpcdist.transport.mpi.collectives import VERBS
+
+if TYPE_CHECKING:
+    from hpcdist.transport.mpi.transport import MpiTransport
+
+ALLOWED = frozenset(
+    {
+        Kind.ALL_REDUCE,
+        Kind.REDUCE,
+        Kind.REDUCE_SCATTER,
+        Kind.SCAN,
+        Kind.EXSCAN,
+        Kind.BROADCAST,
+        Kind.ALL_GATHER,
+        Kind.GATHER,
+        Kind.SCATTER,
+        Kind.ALLTOALL,
+    }
+)
+"""Operations of which every MPI verb we use (all blocking) is supported on device memory."""
+
+_SELF_TEST_S = 60.0
+
+
+def why_not(self_test: bool) -> str:
+    """Say why this MPI gets no device pointers; empty if it is CUDA-aware. Local.
+
+    Args:
+        self_test: besides, exchange device memory in a child process, which may crash in our place.
+
+    """
+    vendor, _ = MPI.get_vendor()
+    row = _TRAPS.get(vendor)
+    trap = "" if row is None else row()
+    if trap:
+        return trap
+    awareness = cuda_awareness()
+    if not awareness.aware:
+        return f"{vendor} is not CUDA-aware: {awareness.source}"
+    if self_test and not _survives():
+        return f"{vendor} says that it is CUDA-aware, but failed the test with device memory"
+    return ""
+
+
+def perform(
+    host: MpiTransport, engine: DeviceRuntime, stream: Stream, call: Call, detail: tuple[int, int]
+) -> tuple[Any, Event]:
+    """Run `call`, on which all ranks have agreed, on device memory; blocks the host."""
+    with engine.on(stream):
+        synchronized: Any = _Synchronized(host, engine, stream)
+        result = VERBS[call.kind](synchronized, call, detail)
+    return result, engine.record(stream)
+
+
+@final
+class _Synchronized:
+    """A host whose communicator waits for the stream before each call."""
+
+    def __init__(self, host: MpiTransport, engine: DeviceRuntime, stream: Stream) -> None:
+        self._host = host
+        self.comm = _Comm(host.comm, engine, stream, host.timeout_s)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+
+@final
+class _Comm:
+    def __init__(
+        self, comm: MPI.Intracomm, engine: DeviceRuntime, stream: Stream, timeout_s: float
+    ) -> None:
+        self._comm, self._engine, self._stream, self._timeout_s = comm, engine, stream, timeout_s
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        verb = getattr(self._comm, name)
+
+        def call(*args: Any) -> Any:
+            event = self._engine.record(self._stream)
+            arrive(self._engine, event, self._timeout_s)
+            return verb(*args)
+
+        return call
+
+
+# ---- is it CUDA-aware
+
+
+def _open_mpi() -> str:
+    if MPI.Get_library_version().startswith("Open MPI v4"):
+        return "Open MPI 4 tells how it was built, not whether it found a GPU"
+    return ""
+
+
+def _cray() -> str:
+    if snapshot().get("MPICH_GPU_SUPPORT_ENABLED") != "1":
+        return "MPICH_GPU_SUPPORT_ENABLED is not 1, which Cray MPICH needs"
+    return ""
+
+
+_TRAPS: dict[str, Callable[[], str]] = {"Open MPI": _open_mpi, "Cray MPICH": _cray}
+"""By MPI library: what must hold before its answer is believed."""
+
+_SELF_TEST = """
+import cupy
+from mpi4py import MPI
+given, taken = cupy.arange(1 << 18, dtype="f4"), cupy.zeros(1 << 18, dtype="f4")
+cupy.cuda.get_current_stream().synchronize()
+MPI.COMM_SELF.Sendrecv(given, 0, recvbuf=taken, source=0)
+assert (taken == given).all()
+taken[...] = 0
+cupy.cuda.get_current_stream().synchronize()
+MPI.COMM_SELF.Allreduce(given, taken)
+assert (taken == given).all()
+"""
+
+
+def _survives() -> bool:
+    """Send device memory to itself in a child process that is no rank of this job."""
+    prefixes = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "HYDRA", "MPI_LOCAL")
+    environ = {name: value for name, value in snapshot().items() if not name.startswith(prefixes)}
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", _SELF_TEST],
+            env=environ,
+            capture_output=True,
+            timeout=_SELF_TEST_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return child.returncode == 0

@@ -1,0 +1,368 @@
+"""Device memory over NCCL: every array collective on the group's communication stream.
+
+All ranks have agreed on an operation, on the host, before it is put on the stream; so a rank that
+is missing or means another operation is an error and not a kernel that waits for ever.
+
+NCCL's functions come from a small table (`nccl_binding`), the communicator from `nccl_start`.
+
+Sources: NCCL user guide (collectives, groups, communicators, error handling).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from hpcdist.arrays.device import DeviceArray, DeviceRuntime, Event, Stream
+from hpcdist.arrays.dtypes import Dtype
+from hpcdist.errors import CollectiveTimeout, HpcdistError, TransportError
+from hpcdist.runtime import gpu
+from hpcdist.transport.call import Block, Call, Kind, even_blocks, is_even, label
+from hpcdist.transport.device.nccl.binding import binding, failure
+from hpcdist.transport.device.nccl.bootstrap import connect
+from hpcdist.transport.device.nccl.dtypes import BYTES, Reduction, plan_reduction
+from hpcdist.transport.device.nccl.matching import Transfer
+from hpcdist.transport.mpi.collectives import agree_on_counts, exchange_shapes
+from hpcdist.transport.parts import counts_of, cut, from_each, new_blocks, to_each, with_room
+from hpcdist.transport.polling import poll
+from hpcdist.transport.reduction import ReduceOp, ReductionRule
+
+if TYPE_CHECKING:
+    from hpcdist.transport.mpi.transport import MpiTransport
+
+
+@final
+class Nccl:
+    """NCCL's communicator for the ranks of a group on one device each. Collective to create."""
+
+    def __init__(self, host: MpiTransport, engine: DeviceRuntime) -> None:
+        config = host.site.config
+        gpu.order_launches()
+        if config.share_gpu and config.device_way == "nccl":
+            gpu.let_nccl_share()
+        self._host, self.engine = host, engine
+        self._rank, self._size = host.rank, host.size
+        self._native = config.nccl_sums == "native"
+        self._plans: dict[tuple[ReduceOp, int], Reduction | None] = {}
+        self._nccl = binding(config.nccl_binding)
+        self.stream, self._comm = connect(host, engine, self._nccl)
+        self._is_over = False
+
+    def can(self, call: Call) -> bool:
+        """Say whether NCCL has what `call` needs; equal on all ranks."""
+        if call.kind in _REDUCED:
+            return self._reduction(call) is not None
+        return call.kind in _VERBS
+
+    def is_plain(self, call: Call) -> bool:
+        """Say whether NCCL reads and writes the caller's arrays themselves, and nothing else.
+
+        Only then may a CUDA graph repeat it: other memory is used anew after the capture.
+        """
+        if call.finish is not None or not self.can(call):
+            return False
+        if call.kind is Kind.REDUCE_SCATTER and call.counts is not None:
+            return False
+        if call.kind in (Kind.ALL_GATHER, Kind.GATHER) and call.recv is None:
+            return call.kind is Kind.GATHER and self._rank != call.root
+        given, out = call.send, call.recv
+        if given is not None and out is not None and self._overlap(given, out):
+            return call.kind is Kind.ALL_GATHER and self._is_in_place(given, out)
+        plan = self._reduction(call) if call.kind in _REDUCED else None
+        assert call.dtype is not None
+        return plan is None or not (
+            plan.encoded or plan.decoded or plan.wire.itemsize != call.dtype.numpy.itemsize
+        )
+
+    def perform(self, call: Call, detail: tuple[int, int], stream: Stream) -> Any:
+        """Put `call`, on which all ranks have agreed, on `stream`; the host does not wait."""
+        try:
+            with self.engine.on(stream):
+                return _VERBS[call.kind](self, call, detail, stream)
+        except self._nccl.failures as error:
+            if isinstance(error, HpcdistError):
+                raise  # ranks that mean different things; all of them know
+            self.abort()  # so that the others do not wait for this rank's kernel
+            raise failure(label(call, self._host.ranks), error) from error
+
+    def exchange(self, transfers: Sequence[Transfer], stream: Stream) -> None:
+        """Put the messages of a batch on `stream`, as one operation; their peers do the same.
+
+        The nth send to a rank meets its nth receive from this one; see `message_batch`.
+        """
+        try:
+            with self.engine.on(stream), self._together():
+                for each in transfers:
+                    verb = self._send if each.sends else self._receive
+                    verb(_flat(each.data), each.peer, stream)
+        except self._nccl.failures as error:
+            self.abort()
+            raise failure("batch_isend_irecv", error) from error
+
+    def await_on_host(self, event: Event, call: Call, timeout_s: float) -> None:
+        """Block the host until `event`; look for errors of NCCL meanwhile.
+
+        Raises:
+            TransportError: NCCL has failed; the communicator is gone.
+            CollectiveTimeout: `timeout_s` is over; the communicator is gone.
+
+        """
+
+        def attend(_: float) -> None:
+            self.check()
+            self._host.progress()
+
+        if not poll(lambda: self.engine.is_done(event), timeout_s, attend):
+            self.abort()
+            raise CollectiveTimeout(
+                f"{label(call, self._host.ranks)} was started on all ranks but has not ended on "
+                f"the GPU within {timeout_s:g} s; NCCL was aborted. Look for a rank "
+                "whose stream is held up, and run with NCCL_DEBUG=WARN"
+            )
+
+    def check(self) -> None:
+        """Raise what NCCL reports about the operations under way; `TransportError`."""
+        if self._is_over:
+            raise TransportError("NCCL was aborted in this group; make a new group")
+        try:
+            self._comm.check()
+        except self._nccl.failures as error:
+            self.abort()
+            raise failure("an operation under way", error) from error
+
+    def abort(self) -> None:
+        """End what is under way, on this rank; the communicator cannot be used any more."""
+        over, self._is_over = self._is_over, True
+        if not over:
+            self._comm.abort()
+
+    def close(self) -> None:
+        """Free the communicator; collective, after all operations have ended."""
+        over, self._is_over = self._is_over, True
+        if not over:
+            self._comm.destroy()
+
+    # ---- the operations
+
+    def _reduction(self, call: Call) -> Reduction | None:
+        assert call.op is not None
+        assert call.dtype is not None
+        key = call.op, call.dtype.code
+        if key not in self._plans:
+            self._plans[key] = self._planned(call.op, call.dtype, call.rule)
+        return self._plans[key]
+
+    def _planned(self, op: ReduceOp, dtype: Dtype, rule: ReductionRule | None) -> Reduction | None:
+        assert rule is not None
+        return plan_reduction(op, dtype, rule, self._size, native=self._native)
+
+    def all_reduce(self, call: Call, _: Any, stream: Stream) -> None:
+        data = _flat(call.recv)
+        plan, wire = self._encoded(call, data)
+        at, count = self.engine.address(wire), wire.size * plan.per_element
+        self._comm.all_reduce(at, at, count, plan.code, plan.op, stream.ptr)
+        self._decode(call, plan, wire, data)
+
+    def reduce(self, call: Call, _: Any, stream: Stream) -> None:
+        at_root = self._rank == call.root
+        data = _flat(call.recv if at_root else call.send)
+        plan, wire = self._encoded(call, data)
+        at, count = self.engine.address(wire), wire.size * plan.per_element
+        self._comm.reduce(
+            at, at if at_root else 0, count, plan.code, plan.op, call.root, stream.ptr
+        )
+        if at_root:
+            self._decode(call, plan, wire, data)
+
+    def reduce_scatter(self, call: Call, _: Any, stream: Stream) -> None:
+        given, out = self._apart(call)
+        plan, wire = self._encoded(call, given)
+        if call.counts is not None:
+            self._reduce_to_each(call, plan, wire, out, stream)
+            return
+        direct = not plan.encoded and out.dtype.itemsize == wire.dtype.itemsize
+        into = out if direct else np.empty_like(wire, shape=(out.size,))
+        count = out.size * plan.per_element
+        self._comm.reduce_scatter(
+            self.engine.address(wire),
+            self.engine.address(into),
+            count,
+            plan.code,
+            plan.op,
+            stream.ptr,
+        )
+        self._decode(call, plan, into, out)
+
+    def _reduce_to_each(
+        self, call: Call, plan: Reduction, wire: DeviceArray, out: DeviceArray, stream: Stream
+    ) -> None:
+        """Reduce the blocks of a reduce_scatter, which differ, each to its rank."""
+        assert call.counts is not None
+        into = np.empty_like(wire, shape=(out.size,))
+        with self._together():
+            for root, part in enumerate(cut(wire, call.counts[0])):
+                if part.size:
+                    at, to = self.engine.address(part), self.engine.address(into)
+                    self._comm.reduce(
+                        at,
+                        to if root == self._rank else 0,
+                        part.size * plan.per_element,
+                        plan.code,
+                        plan.op,
+                        root,
+                        stream.ptr,
+                    )
+        self._decode(call, plan, into, out)
+
+    def _encoded(self, call: Call, data: DeviceArray) -> tuple[Reduction, DeviceArray]:
+        """Return how `data` is reduced, and what travels: itself, or other memory."""
+        plan, rule = self._reduction(call), call.rule
+        assert plan is not None
+        assert rule is not None
+        if plan.encoded and rule.encode is not None:
+            data = rule.encode(data)
+        if data.dtype.itemsize != plan.wire.itemsize:
+            data = data.astype(plan.wire)
+        return plan, data
+
+    def _decode(self, call: Call, plan: Reduction, wire: DeviceArray, out: DeviceArray) -> None:
+        """Write what has been reduced to `out`, unless it is there already."""
+        rule = call.rule
+        assert rule is not None
+        if plan.encoded and plan.wire.itemsize != rule.wire.itemsize:
+            wire = wire.astype(rule.wire)
+        if plan.decoded and rule.decode is not None:
+            rule.decode(wire, out, self._size)
+        elif wire is not out:
+            out[...] = wire
+
+    def broadcast(self, call: Call, _: Any, stream: Stream) -> None:
+        at = self.engine.address(call.recv)
+        assert call.recv is not None
+        self._comm.broadcast(at, at, call.recv.nbytes, BYTES, call.root, stream.ptr)
+
+    def all_gather(self, call: Call, detail: tuple[int, int], stream: Stream) -> list[Block]:
+        send, recv = _flat(call.send), call.recv
+        if not is_even(detail):
+            shapes = exchange_shapes(self._host, call)
+            filled = with_room(call, counts_of(call, shapes))
+            if recv is not None and self._overlap(send, _flat(recv)):
+                send = send.copy()
+            with self._together():
+                self._send_to_all(send, stream)
+                self._receive_from_all(from_each(filled, self._size), stream)
+            return new_blocks(call, filled, shapes)
+        if recv is None:
+            recv = np.empty_like(send, shape=(self._size * send.size,))
+        flat = _flat(recv)
+        if self._overlap(send, flat) and not self._is_in_place(send, flat):
+            send = send.copy()
+        from_, into = self.engine.address(send), self.engine.address(flat)
+        self._comm.all_gather(from_, into, send.nbytes, BYTES, stream.ptr)
+        return even_blocks(recv, call, self._size)
+
+    def _apart(self, call: Call) -> tuple[DeviceArray, DeviceArray]:
+        """Return what is sent and what is received, flat and in different memory."""
+        send, recv = _flat(call.send), _flat(call.recv)
+        return (send.copy() if self._overlap(send, recv) else send), recv
+
+    def _overlap(self, one: DeviceArray, other: DeviceArray) -> bool:
+        """Say whether two contiguous arrays have memory in common."""
+        first, second = self.engine.address(one), self.engine.address(other)
+        return bool(first < second + other.nbytes and second < first + one.nbytes)
+
+    def _is_in_place(self, send: DeviceArray, recv: DeviceArray) -> bool:
+        """Say whether this rank's part of a gather is where the gather would put it."""
+        own = self.engine.address(recv) + self._rank * send.nbytes
+        return bool(self.engine.address(send) == own)
+
+    def gather(self, call: Call, detail: tuple[int, int], stream: Stream) -> list[Block] | None:
+        send, recv, at_root = _flat(call.send), call.recv, self._rank == call.root
+        even = is_even(detail)
+        shapes = [call.shape] * self._size if even else exchange_shapes(self._host, call)
+        filled = call
+        if at_root:
+            if recv is not None and self._overlap(send, _flat(recv)):
+                send = send.copy()
+            counts = [send.size] * self._size if even else counts_of(call, shapes)
+            filled = with_room(call, counts)
+        with self._together():
+            self._send(send, call.root, stream)
+            if at_root:
+                self._receive_from_all(from_each(filled, self._size), stream)
+        return new_blocks(call, filled, shapes) if at_root else None
+
+    def scatter(self, call: Call, detail: tuple[int, int], stream: Stream) -> None:
+        out = _flat(call.recv)
+        if not is_even(detail):
+            exchange_shapes(self._host, call)
+        with self._together():
+            if self._rank == call.root:
+                given, _ = self._apart(call)
+                for rank, part in enumerate(to_each(call._replace(send=given), self._size)):
+                    self._send(part, rank, stream)
+            self._receive(out, call.root, stream)
+
+    def alltoall(self, call: Call, detail: tuple[int, int], stream: Stream) -> list[Block]:
+        if call.recv is not None:
+            call = call._replace(send=self._apart(call)[0])
+        shapes = [call.shape] * self._size
+        if is_even(detail):
+            filled = call
+            if call.recv is None:
+                filled = with_room(call, [run.size for run in to_each(call, self._size)])
+        else:
+            agreed = agree_on_counts(self._host, call)
+            filled, shapes = with_room(call, agreed.received), agreed.shapes
+        with self._together():
+            for rank, part in enumerate(to_each(call, self._size)):
+                self._send(part, rank, stream)
+            self._receive_from_all(from_each(filled, self._size), stream)
+        return new_blocks(call, filled, shapes)
+
+    # ---- messages inside a collective
+
+    def _send_to_all(self, part: DeviceArray, stream: Stream) -> None:
+        for rank in range(self._size):
+            self._send(part, rank, stream)
+
+    def _receive_from_all(self, parts: Sequence[DeviceArray], stream: Stream) -> None:
+        for rank, part in enumerate(parts):
+            self._receive(part, rank, stream)
+
+    def _send(self, part: DeviceArray, rank: int, stream: Stream) -> None:
+        if part.size:
+            self._comm.send(self.engine.address(part), part.nbytes, BYTES, rank, stream.ptr)
+
+    def _receive(self, part: DeviceArray, rank: int, stream: Stream) -> None:
+        if part.size:
+            self._comm.recv(self.engine.address(part), part.nbytes, BYTES, rank, stream.ptr)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Issue messages as one operation: none waits for another."""
+        self._nccl.group_start()
+        try:
+            yield
+        finally:
+            self._nccl.group_end()
+
+
+def _flat(array: Any) -> DeviceArray:
+    return array if array.ndim == 1 else array.reshape(-1)
+
+
+_REDUCED = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER})
+_VERBS: dict[Kind, Callable[[Nccl, Call, tuple[int, int], Stream], Any]] = {
+    Kind.ALL_REDUCE: Nccl.all_reduce,
+    Kind.REDUCE: Nccl.reduce,
+    Kind.REDUCE_SCATTER: Nccl.reduce_scatter,
+    Kind.BROADCAST: Nccl.broadcast,
+    Kind.ALL_GATHER: Nccl.all_gather,
+    Kind.GATHER: Nccl.gather,
+    Kind.SCATTER: Nccl.scatter,
+    Kind.ALLTOALL: Nccl.alltoall,
+}

@@ -1,0 +1,194 @@
+"""Batches of messages on device memory that travel together, over NCCL.
+
+The messages of one `batch_isend_irecv` in one group are one operation: it has its place in the
+group's queue and its turn on the device, like a collective. When its turn has come, its peers tell
+each other on the host what they mean to send and to receive (`mpi_handshake`), every pair makes one
+order of it (`message_batch`), and what fits is put on the group's stream as one NCCL group.
+
+[Note: pairs] Every pair of ranks stands for itself. What goes wrong between two of them is raised
+by the works of their messages, on both; the messages with others travel all the same, because
+those ranks cannot know of it and have begun them.
+
+[Note: first contact] NCCL connects two ranks when they first exchange a message, and the host
+waits until both do. That needs no care here, since both have told each other that they come: a rank
+waits at most as long as its peer waits for a missing peer of its own, which is the time limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+from hpcdist.arrays.device import Event
+from hpcdist.errors import HpcdistError, RemoteError, UsageError
+from hpcdist.transport.base import Known, Work
+from hpcdist.transport.call import ANY_SOURCE, Call, Kind
+from hpcdist.transport.device.calls import LAUNCH_ORDER, DeviceCalls
+from hpcdist.transport.device.nccl.matching import Entry, by_peer, entry_of, plan_pair, transfer_of
+from hpcdist.transport.device.work import DeviceWork, Launch, Launched, device_failure
+from hpcdist.transport.mpi.handshake import Handshakes
+
+if TYPE_CHECKING:
+    from hpcdist.transport.mpi.transport import MpiTransport
+
+_WHAT = "batch_isend_irecv"
+
+
+@final
+class Batches:
+    """The batches of one group; they share its streams and its order with `devices`."""
+
+    def __init__(self, host: MpiTransport, devices: DeviceCalls) -> None:
+        self._host, self._devices = host, devices
+        self._handshakes = Handshakes(host.comm, host.ranks, host.timeout_s, host.departed)
+
+    def start(self, messages: Sequence[Call]) -> list[Work]:
+        """Begin `messages`, all on device memory; return a work for each."""
+        for each in messages:
+            if each.root == ANY_SOURCE:
+                raise UsageError(
+                    f"rank {self._host.ranks[self._host.rank]}: a receive from any rank cannot be "
+                    "in a batch that travels over NCCL; name its source (peer=...), or set "
+                    "HPCDIST_DEVICE_BATCHES=staged on all ranks"
+                )
+        flight, trouble = self._take_off(messages)
+        queued = self._devices.queue(flight.call, lambda: self._land(flight, messages, trouble))
+        work = DeviceWork(self._devices, flight, queued)
+        return [_BatchedMessage(work, each, self._host.ranks[each.root]) for each in messages]
+
+    def _take_off(self, messages: Sequence[Call]) -> tuple[Launch, HpcdistError | None]:
+        """Note where the current streams are; what is wrong on this rank is for its peers, too."""
+        engine = messages[0].device
+        assert engine is not None
+        batch = Call(Kind.BATCH_ISEND_IRECV, device=engine)
+        try:
+            flight = self._devices.noted(batch, engine)
+        except engine.failures as error:
+            if isinstance(error, HpcdistError):
+                raise
+            return Launch(batch, engine, (), [], None), device_failure(engine, error)
+        return flight, next(filter(None, map(self._elsewhere, messages)), None)
+
+    def _elsewhere(self, message: Call) -> HpcdistError | None:
+        assert message.device is not None
+        return self._devices.why_not_at_home(message.device)
+
+    # ---- when its turn has come
+
+    def _land(
+        self, flight: Launch, messages: Sequence[Call], trouble: HpcdistError | None
+    ) -> Launched:
+        """Bring the messages on their way; return what went wrong with which peer."""
+        try:
+            if self._host.queue.is_current():
+                flight.engine.use()
+            moved, troubles = self._agree(messages, trouble)
+            done = self._put(
+                flight, moved, [each for each in messages if each.root not in troubles]
+            )
+            for each in messages:
+                self._devices.keep(each, done)
+            if any(each.ended for each in messages):  # who is told of the end reads the arrays
+                self._devices.await_on_host(flight.call, done)
+        except BaseException as error:
+            _tell_end(messages, dict.fromkeys((each.root for each in messages), error))
+            raise
+        finally:
+            if flight.turn is not None:
+                LAUNCH_ORDER.give_up(flight.turn)
+        _tell_end(messages, troubles)
+        return Launched(troubles, done)
+
+    def _agree(
+        self, messages: Sequence[Call], trouble: HpcdistError | None
+    ) -> tuple[list[Call], dict[int, HpcdistError]]:
+        """Return what is put on the device, in this order, and what went wrong with which peer."""
+        peers, own = by_peer(messages), self._host.rank
+        entries = {peer: list(map(entry_of, each)) for peer, each in peers.items()}
+        trouble = trouble or self._devices.nccl_trouble()
+        told, troubles = self._handshakes.exchange(
+            {
+                peer: each if trouble is None else str(trouble)
+                for peer, each in entries.items()
+                if peer != own
+            },
+            _WHAT,
+        )
+        if trouble is not None:
+            raise trouble
+        told[own] = entries.get(own)
+        moved: list[Call] = []
+        for peer in peers:
+            if peer in troubles:
+                continue
+            try:
+                order = self._plan(peer, entries[peer], told[peer])
+                moved += [peers[peer][place] for place in order]
+            except HpcdistError as error:
+                troubles[peer] = error
+        return moved, troubles
+
+    def _plan(self, peer: int, mine: list[Entry], theirs: list[Entry] | str) -> list[int]:
+        rank, own = self._host.ranks[peer], self._host.ranks[self._host.rank]
+        if isinstance(theirs, str):
+            raise RemoteError(
+                f"{_WHAT} of ranks {own} and {rank} was called off because rank {rank} cannot "
+                f"take part: {theirs}",
+                rank,
+            )
+        return plan_pair(mine, theirs, (own, rank))
+
+    def _put(self, flight: Launch, moved: Sequence[Call], whole: Sequence[Call]) -> Event:
+        """Put `moved` on the group's stream, and then what completes the messages `whole`."""
+        devices, engine = self._devices, flight.engine
+        with devices.failing(engine):
+            flight = devices.covering_lent_memory(flight, flight.call)
+            communicator = devices.communicator(engine)
+            transfers, stream = list(map(transfer_of, moved)), communicator.stream
+            devices.put(
+                communicator, flight, stream, lambda: communicator.exchange(transfers, stream)
+            )
+            with engine.on(stream):
+                for each in whole:
+                    if each.finish is not None:
+                        each.finish(None)
+            return engine.record(stream)
+
+
+def _tell_end(messages: Sequence[Call], errors: Mapping[int, BaseException]) -> None:
+    """Tell each message how it ended; `errors` are per peer."""
+    for each in messages:
+        if each.ended is not None:
+            each.ended(errors.get(each.root))
+
+
+@final
+class _BatchedMessage(Work):
+    """One message of a batch; they share the work of the batch, but not what went wrong."""
+
+    def __init__(self, batch: DeviceWork, message: Call, peer: int) -> None:
+        self._batch, self._root = batch, message.root
+        self._source = peer if message.kind is Kind.RECV else -1
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Let the current streams wait for the batch; raise what went wrong with this peer."""
+        if timeout is not None:
+            self._batch.wait(timeout)
+        trouble = self._batch.result().get(self._root)
+        if trouble is not None:
+            raise trouble
+        self.source = self._source
+        return True
+
+    def is_completed(self) -> bool:
+        """Say whether the batch has ended on the device."""
+        return self._batch.is_completed()
+
+    def synchronize(self) -> None:
+        """Block the host until the batch has ended."""
+        self.wait()
+        self._batch.synchronize()
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return self._batch.known()

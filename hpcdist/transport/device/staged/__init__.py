@@ -1,0 +1,1 @@
+"""Device memory through locked host memory, piece by piece."""

@@ -1,0 +1,310 @@
+"""`Agreement`: before any data moves, all ranks of a group make sure they mean the same thing.
+
+Every collective is preceded by one tiny all-reduce (six integers; see `mpi_exchange`): among
+them the minimum of a fingerprint and of its negative. If they differ, the ranks tell each other
+what they called and all raise `MismatchError`; if one rank cannot take part, all raise its
+error. Nothing was sent yet, so the group stays usable. The wait is polled from Python, so a
+rank that never comes becomes a `CollectiveTimeout` that names it, and Ctrl-C works.
+
+[Note: time limits] A rank that gives up on an operation cannot take its contribution back, and
+a rank that comes late would find everything there and move data with nobody. So the integers
+also hold the earliest deadline and the latest arrival. If a rank arrived after a deadline, the
+operation is void, and every rank that completes the exchange raises; a rank that gives up waits
+a little beyond its deadline first, so no rank can think otherwise. Ranks that gave up complete
+the exchange before their next operation: after a time-out all are in step again. Clocks of
+different nodes must agree within half a second.
+
+[Note: leaving] A rank that leaves while others still use the group tells them (`mpi_news`); whoever
+waits for it gets a `RemoteError` at once instead of waiting for the time-out.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, final
+
+from mpi4py import MPI
+
+from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
+from hpcdist.transport.activity import Wait
+from hpcdist.transport.call import Call, fingerprint, label
+from hpcdist.transport.call_site import call_site
+from hpcdist.transport.mpi.exchange import Exchange
+from hpcdist.transport.mpi.news import Blocker, News, Step
+from hpcdist.transport.polling import LEFT_GRACE_S, LISTEN_AFTER_S, poll
+from hpcdist.transport.shm.control import SPINS, Six
+from hpcdist.transport.shm.node import SharedNode
+
+_NEVER = 1 << 62
+_CANNOT = -1, -_NEVER
+"""In place of a fingerprint and its negative: never opposite numbers, whatever the others say."""
+
+
+@final
+class Agreement:
+    """The agreement of one group of at least two ranks; collective to create and to call.
+
+    `check(call)` is called now and then during a long wait, and may raise. `news` has to be set
+    before the first call.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        ranks: Sequence[int],
+        timeout_s: float,
+        exchange: Exchange,
+        check: Callable[[Call], None] | None = None,
+    ) -> None:
+        self._comm = comm
+        self._ranks = ranks
+        self.set_timeout(timeout_s)
+        self.sequence = 0
+        self._exchange = exchange
+        self._post, self._look = exchange.post, exchange.test
+        self._check_others = check
+        self._found: Six | None = None
+        self._unfinished = 0
+        self.news: News
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Change how long operations from now on wait for other ranks; local."""
+        self._timeout_s = timeout_s
+        self._timeout_ns = int(min(timeout_s * 1e9, _NEVER // 2))
+
+    def __call__(self, call: Call, address: int = 0, data: Any = None) -> tuple[int, int]:
+        """Return the smallest and the largest `detail`, once all ranks issued an equal `call`.
+
+        An exchange through shared memory publishes `address` and `data`, too.
+        """
+        if self._unfinished:
+            self._settle(call)
+        self.sequence += 1
+        now, detail = time.time_ns(), call.detail
+        if call.error is None:
+            number = fingerprint(call)
+            opposite = -number
+        else:
+            number, opposite = _CANNOT
+        found = self._post(
+            number, opposite, detail, -detail, now + self._timeout_ns, -now, address, data, SPINS
+        )
+        if found is None:
+            found = self._wait(call)
+        return self._check(call, now, found)
+
+    def reduce(
+        self,
+        control: Any,
+        call: Call,
+        data: Any,
+        out: Any,
+        first: int,
+        code: int,
+        count: int,
+        divisor: float,
+    ) -> bool:
+        """Agree on a small reduction and do it; False: agreed, and `control` holds all data."""
+        if self._unfinished:
+            self._settle(call)
+        self.sequence += 1
+        number, limit = fingerprint(call), self._timeout_ns
+        if control.reduce(number, limit, data, out, first, code, count, divisor, SPINS):
+            return True
+        self._check(call, time.time_ns(), self._look() or self._wait(call))
+        return False
+
+    def move(
+        self, control: Any, call: Call, data: Any, out: Any, source: int, first: int, nbytes: int
+    ) -> tuple[int, int] | None:
+        """Agree on a small movement of data and do it, and return None.
+
+        Else the ranks have agreed and `control` holds all data: return the range of `detail`.
+        """
+        if self._unfinished:
+            self._settle(call)
+        self.sequence += 1
+        number, limit = fingerprint(call), self._timeout_ns
+        if control.move(number, call.detail, limit, data, out, source, first, nbytes, SPINS):
+            return None
+        return self._check(call, time.time_ns(), self._look() or self._wait(call))
+
+    def reduce_shared(
+        self, node: SharedNode, call: Call, address: int, code: int, count: int, divisor: float
+    ) -> int:
+        """Agree on an all_reduce of an array in shared memory, and do it as far as it goes.
+
+        Returns 0 or 1 where the ranks have agreed and nothing was done, 2 where this rank's
+        part is done, and 3 where all is.
+        """
+        if self._unfinished:
+            self._settle(call)
+        self.sequence += 1
+        state: int = node.control.reduce_shared(
+            fingerprint(call), self._timeout_ns, address, node.bases, code, count, divisor, SPINS
+        )
+        if state == 0:
+            self._check(call, time.time_ns(), self._look() or self._wait(call))
+        return state
+
+    def _check(self, call: Call, now: int, found: Six) -> tuple[int, int]:
+        """Raise if the operation is void or the ranks disagree; return the range of `detail`."""
+        number, opposite, detail, greatest, deadline, arrival = found
+        if -arrival > deadline:
+            self._void(call, now, deadline)
+        if number != -opposite:
+            self._disagree(call)
+        return detail, -greatest
+
+    def is_settled(self) -> bool:
+        """Say whether no exchange is under way."""
+        return not self._unfinished or (self._unfinished == 1 and self._test())
+
+    def close(self) -> bool:
+        """Free the exchange; False if it is still under way."""
+        if not poll(self.is_settled, 1.0):
+            return False
+        self._exchange.close()
+        return True
+
+    # ---- waiting
+
+    def _test(self) -> bool:
+        """Look whether the exchange is complete, and let MPI proceed."""
+        self._found = self._look()
+        return self._found is not None
+
+    def _wait(self, call: Call) -> Six:
+        try:
+            if not self._poll(call, self._as_wait(call)):
+                self._time_out(call)
+        except BaseException:
+            self._unfinished = 1
+            raise
+        assert self._found is not None
+        return self._found
+
+    def _poll(self, call: Call, wait: Wait) -> bool:
+        attend = lambda waited: self._attend(call, waited)  # noqa: E731
+        return poll(self._test, self._timeout_s, attend, wait=wait)
+
+    def _as_wait(self, call: Call) -> Wait:
+        return Wait(lambda: self._what(call), self._blockers)
+
+    def _blockers(self) -> list[Blocker]:
+        """Return who may be missing: one rank that does not come is enough."""
+        step = Step(False, self.sequence)
+        return [Blocker(self.news, rank, step) for rank in self.news.others]
+
+    def _attend(self, call: Call, waited: float) -> None:
+        if waited < LISTEN_AFTER_S:
+            return
+        self.news.listen()
+        left = self.news.left
+        if left and not poll(self._test, LEFT_GRACE_S):
+            rank, why = next(iter(left.items()))
+            raise RemoteError(
+                f"rank {self._ranks[rank]} {why} and did not join {self._what(call)}; let every "
+                "rank of a group take part in each of its operations",
+                self._ranks[rank],
+            )
+        if self._check_others is not None:
+            self._check_others(call)
+
+    def _time_out(self, call: Call) -> None:
+        """Find out who is missing; return normally if they come in the meantime."""
+        absent, account = self._who_is_absent(call)
+        if self._test():
+            return
+        missing = tuple(self._ranks[rank] for rank in absent)
+        names = ", ".join(map(str, missing)) or "none (a rank answers but does not proceed)"
+        raise CollectiveTimeout(
+            f"{self._what(call)} was not joined by all ranks within {self._timeout_s:g} s; "
+            f"missing ranks: {names}. Called at {call_site()}. Look at what these ranks do "
+            f"instead, or pass a larger timeout to new_group or init_parallel_env{account}",
+            missing,
+        )
+
+    def _void(self, call: Call, arrived_ns: int, deadline_ns: int) -> NoReturn:
+        """See [Note: time limits]."""
+        late_s = (arrived_ns - deadline_ns) / 1e9
+        late = f"this rank joined {late_s:.1f} s after that" if late_s > 0 else "a rank was late"
+        if deadline_ns == 0:  # see `_settle`
+            late = "that rank has gone on to later operations since"
+        raise CollectiveTimeout(
+            f"{self._what(call)} was given up by a rank whose time limit was over: {late}. Called "
+            f"at {call_site()}. Pass a larger timeout to new_group or init_parallel_env if ranks "
+            "may be that far apart",
+            (self._ranks[self._comm.rank],) if late_s > 0 else (),
+        )
+
+    def _settle(self, call: Call) -> None:
+        """Complete the exchanges of operations this rank gave up on."""
+        while self._unfinished:
+            if not self._poll(call, Wait(lambda: self._what(call))):
+                self._unfinished += 1  # this operation is given up, too
+                self.sequence += 1
+                ranks, account = self._who_is_absent(call)
+                absent = tuple(self._ranks[rank] for rank in ranks)
+                raise CollectiveTimeout(
+                    f"{self._what(call)} cannot begin: missing ranks {absent} have not joined an "
+                    f"earlier operation that timed out, nor come within {self._timeout_s:g} s more"
+                    f"{account}",
+                    absent,
+                )
+            self._unfinished -= 1
+            if self._unfinished:
+                # arrives after every deadline: void
+                self._post(0, 0, 0, 0, 0, -_NEVER, 0, None, 0)
+
+    def _who_is_absent(self, call: Call) -> tuple[list[int], str]:
+        """Ask all ranks; those that wait in the same operation are not absent, others say where."""
+        wait, others = self._as_wait(call), self.news.others
+        answers = self.news.ask(others, wait, self._timeout_s, all_the_time=True)
+        joined = {rank for rank, each in answers.items() if each.sequence >= self.sequence}
+        absent = sorted(set(others) - joined)
+        return absent, self.news.account(absent, answers, self._timeout_s)
+
+    # ---- disagreement
+
+    def _disagree(self, call: Call) -> NoReturn:
+        """Tell each other what was called and raise on every rank."""
+        error = call.error
+        report = None
+        if error is not None:
+            report = str(error), "".join(traceback.format_exception(error))
+        told = self._comm.allgather((report, label(call, self._ranks)))
+        if error is not None:
+            raise error
+        for rank, (failure, _) in zip(self._ranks, told, strict=True):
+            if failure is not None:
+                raise RemoteError(
+                    f"{self._what(call)} was called off on all ranks because rank {rank} cannot "
+                    f"take part: {failure[0]}",
+                    rank,
+                    failure[1],
+                )
+        calls = {rank: words for rank, (_, words) in zip(self._ranks, told, strict=True)}
+        raise mismatch(self._what(call), calls)
+
+    def _what(self, call: Call) -> str:
+        ranks = list(self._ranks) if len(self._ranks) <= 16 else f"{len(self._ranks)} ranks"
+        name = label(call, self._ranks)
+        return f"{name}, operation #{self.sequence} of the group of ranks {ranks}"
+
+
+def mismatch(what: str, calls: dict[int, str]) -> MismatchError:
+    """Build the error that lists, per distinct call, the ranks that made it."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, words in calls.items():
+        ranks_of.setdefault(words, []).append(rank)
+    lines = [
+        f"  rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {words}"
+        for words, ranks in ranks_of.items()
+    ]
+    return MismatchError(
+        f"the ranks disagree in {what}; nothing was sent:\n" + "\n".join(lines) + "\nLet every "
+        "rank call the same operations in the same order, with equal shape, dtype, op and root"
+    )

@@ -1,0 +1,94 @@
+"""Early messages: those a rank has taken in before they were asked for, and their bound on memory.
+
+[Note: early messages] A send must not wait for a receive that comes later in the receiver's
+program, or two ranks that send to each other first would wait for ever. So whoever waits in
+hpcdist, for whatever it is, takes in what others have sent to it, in all groups, and keeps it for
+the receives to come. What would go beyond the bound stays with its sender, which waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import final
+
+import numpy as np
+
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.transport.mpi.control_messages import Incoming
+
+_MiB = 1 << 20
+_FEW = 8
+
+
+@final
+class Early:
+    """A message that was taken in; `world` and `user_tag` are its sender's words for it."""
+
+    def __init__(self, incoming: Incoming, world: int, user_tag: int) -> None:
+        self.source, self.tag, self.data, self.request = incoming
+        self.world, self.user_tag = world, user_tag
+
+    def has_arrived(self) -> bool:
+        """Return whether all of its bytes are here."""
+        return self.request.Test()
+
+    def copy_to(self, buffers: list[NumpyArray]) -> None:
+        """Spread the message over `buffers`."""
+        start = 0
+        for buffer in buffers:
+            flat = buffer.reshape(-1).view(np.uint8)
+            flat[...] = self.data[start : start + flat.size]
+            start += flat.size
+
+
+@final
+class Allowance:
+    """How much memory the early messages of all groups of this process may take together."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._held = 0
+        self._kept: Counter[tuple[int, int]] = Counter()
+        self._lock = threading.RLock()
+        self._refused: tuple[int, int, int] | None = None
+
+    def admits(self, nbytes: int, world: int, user_tag: int) -> bool:
+        """Return whether a message may be taken in; it is noted if not."""
+        with self._lock:
+            fits = self._held + nbytes <= self._limit
+            self._refused = None if fits else (nbytes, world, user_tag)
+            return fits
+
+    def take(self, early: Early) -> None:
+        """Count a message that is taken in."""
+        self._count(early, 1)
+
+    def give_back(self, early: Early) -> None:
+        """Count a message that has been received, or is of no interest any more."""
+        self._count(early, -1)
+        self._refused = None
+
+    def _count(self, early: Early, sign: int) -> None:
+        with self._lock:
+            self._held += sign * early.data.nbytes
+            self._kept[early.world, early.user_tag] += sign
+
+    def complaint(self) -> str:
+        """Return a sentence about what the bound keeps out; nothing if it keeps out nothing."""
+        with self._lock:
+            if self._refused is None:
+                return ""
+            kept = [(*key, count) for key, count in sorted(self._kept.items()) if count]
+            nbytes, world, user_tag = self._refused
+            held, limit = self._held / _MiB, self._limit / _MiB
+        listed = ", ".join(
+            f"{count} from rank {source} with tag {tag}" for source, tag, count in kept[:_FEW]
+        )
+        more = f" and from {len(kept) - _FEW} more" if len(kept) > _FEW else ""
+        return (
+            f"takes in no more messages before it receives some: the {nbytes / _MiB:.3g} MiB from "
+            f"rank {world} with tag {user_tag} do not fit into the {limit:g} MiB of "
+            f"HPCDIST_EARLY_MB, of which {held:.3g} MiB are taken by {listed or 'no messages'}"
+            f"{more}; receive messages earlier in the program, or set HPCDIST_EARLY_MB higher"
+        )

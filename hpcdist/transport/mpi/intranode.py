@@ -1,0 +1,214 @@
+"""`perform`: one collective of a group on one node, through shared memory where that is faster.
+
+The parts are in `shared_node` (whose memory is where), `shared_verbs` (what is taken from where),
+`select` (which way), and `mpi_agreement`, which comes before everything else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcdist.transport.call import UNEVEN, Call, Kind, even_blocks
+from hpcdist.transport.kernel import Code, address_of, code_of, compiled, divisor_of
+from hpcdist.transport.mpi.intranode_objects import OBJECTS, exchange_objects
+from hpcdist.transport.mpi.objects import OBJECT_VERBS
+from hpcdist.transport.parts import joined
+from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.shm.collectives import SHARED, Range, Shared, fits, own_block
+from hpcdist.transport.shm.control import PAYLOAD
+from hpcdist.transport.shm.node import NOTHING, SharedNode, slice_bytes
+from hpcdist.transport.tuning import STAGED_UP_TO, Algorithm
+
+if TYPE_CHECKING:
+    from hpcdist.transport.mpi.transport import MpiTransport
+
+_REDUCED = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER})
+
+
+def perform(host: MpiTransport, node: SharedNode, call: Call) -> Any:
+    """Agree on `call`, then run it."""
+    agree = host.agree
+    counts = call.kind in _REDUCED and node.can_pipeline and call.error is None
+    code = code_of(call) if counts else None
+    if code is not None and call.kind is Kind.ALL_REDUCE:
+        return _all_reduce(host, node, call, code)
+    if call.kind in OBJECTS and call.error is None:
+        return exchange_objects(host, node, call)
+    row = SHARED.get(call.kind)
+    if row is None or call.error is not None:
+        return OBJECT_VERBS[call.kind](host, call, agree(call))
+    total, offered = row.total(call, node.size), row.offered(call, node.rank)
+    if total <= PAYLOAD:
+        if code is not None:
+            return _reduce_small(host, node, call, code, offered)
+        return _run_small(host, node, call, row, offered)
+    node.check_usable()
+    detail = agree(call, *_address(host, node, call, offered, total))
+    return _run_large(host, node, call, detail, row, total)
+
+
+def _all_reduce(host: MpiTransport, node: SharedNode, call: Call, code: Code) -> Any:
+    """Run the operation that matters most with as few steps as there can be."""
+    data, agreement = call.recv, host.agreement
+    assert data is not None
+    assert agreement is not None
+    total, count, divisor = data.nbytes, data.size * code.per_item, divisor_of(call, node.size)
+    if total <= PAYLOAD:
+        if not agreement.reduce(node.control, call, data, data, 0, code.number, count, divisor):
+            sources = node.payload_addresses[node.control.turn]
+            compiled.combine(code.number, sources, data, count, divisor)
+        return None
+    node.check_usable()
+    address, _ = _address(host, node, call, data, total)
+    state = agreement.reduce_shared(node, call, address, code.number, count, divisor)
+    if state == DONE_HERE:
+        node.await_others(node.control.arrived, call)
+    if state >= DONE_HERE:
+        return None
+    return _run_large(host, node, call, (0, 0), SHARED[call.kind], total)
+
+
+def _reduce_small(
+    host: MpiTransport, node: SharedNode, call: Call, code: Code, offered: Any
+) -> None:
+    """Do the same for a reduction whose result not every rank gets, or not as a whole."""
+    out, agreement, divisor = call.recv, host.agreement, divisor_of(call, node.size)
+    assert agreement is not None
+    first, count = 0, offered.size * code.per_item
+    if call.kind is Kind.REDUCE_SCATTER:
+        assert out is not None
+        count = out.size * code.per_item
+        first = own_block(call, node.rank, node.size) // offered.itemsize * code.per_item
+    done = agreement.reduce(node.control, call, offered, out, first, code.number, count, divisor)
+    if not done:
+        _take_small(node, call, SHARED[call.kind])
+
+
+def _run_small(host: MpiTransport, node: SharedNode, call: Call, row: Shared, offered: Any) -> Any:
+    """Agree on an operation whose data fit into the board, and copy them in the same step."""
+    moves = row.move is not None and node.can_pipeline and call.detail != UNEVEN
+    move = row.move(call, node.rank, node.size) if row.move is not None and moves else None
+    if move is None:
+        detail = host.agree(call, 0, offered)
+    else:
+        assert host.agreement is not None
+        found = host.agreement.move(node.control, call, offered, *move)
+        if found is None:
+            return None if move.out is None else even_blocks(move.out, call, node.size)
+        detail = found
+    if fits(call, detail):
+        return _take_small(node, call, row)
+    return OBJECT_VERBS[call.kind](host, call, detail)
+
+
+def _take_small(node: SharedNode, call: Call, row: Shared) -> Any:
+    """Take what is wanted from the contributions on the board."""
+    places = node.payloads[node.control.turn]
+    begin = row.part(call, node.rank, node.size) if row.part else 0
+    if begin:
+        places = tuple(place._replace(offset=place.offset + begin) for place in places)
+    return row.take(node, call, places)
+
+
+DONE_HERE = 2
+"""See `Agreement.reduce_shared`."""
+
+
+def _address(
+    host: MpiTransport, node: SharedNode, call: Call, offered: Any, total: int
+) -> tuple[int, Any]:
+    """Return what this rank publishes about a large contribution, copied if that pays."""
+    if offered is None:
+        return NOTHING, None
+    address, payload = 0, None
+    if call.sends:
+        address, payload = node.shared_list(offered)
+    elif not _overlaps(call, node.rank):
+        address = node.shared_address(offered)
+    if address and _way(host, call, total, shared=True) is Algorithm.DIRECT:
+        return address, payload
+    if total <= STAGED_UP_TO and _way(host, call, total, shared=False) is Algorithm.STAGED:
+        return node.stage(np.concatenate(offered) if call.sends else offered), None
+    return 0, None
+
+
+def _way(host: MpiTransport, call: Call, total: int, *, shared: bool) -> Algorithm:
+    return host.tuning_table.algorithm(call.kind, total, short=_needs_passes(call), shared=shared)
+
+
+def _needs_passes(call: Call) -> bool:
+    """Say whether MPI needs passes of ours before or after: 16-bit floats, and means."""
+    dtype = call.dtype
+    is_short = dtype is not None and dtype.wide is not None and dtype.family == "float"
+    return is_short or call.op is ReduceOp.AVG
+
+
+def _overlaps(call: Call, rank: int) -> bool:
+    """Say whether a rank's result would overwrite what others still read."""
+    send, recv = call.send, call.recv
+    if send is None or recv is None or call.receives:
+        return False
+    if not np.may_share_memory(send, recv):
+        return False
+    own = address_of(recv) + rank * send.nbytes
+    return call.kind is not Kind.ALL_GATHER or address_of(send) != own  # its own block
+
+
+def _run_large(
+    host: MpiTransport, node: SharedNode, call: Call, detail: Range, row: Shared, total: int
+) -> Any:
+    addresses = node.control.addresses()
+    if fits(call, detail) and 0 not in addresses:
+        places = node.places(addresses, row.part(call, node.rank, node.size) if row.part else 0)
+        read_in_place = [place is not None and place.base != node.own_base for place in places]
+        if all(read_in_place) and row.take_direct is not None:
+            result = row.take_direct(node, call, places)
+            node.finish(call, wait=True)
+            return result
+        if not (any(read_in_place) and row.in_place):
+            result = row.take(node, call, places)
+            if any(read_in_place):
+                node.finish(call, wait=read_in_place[node.rank])
+            return result
+    if (
+        call.kind in _REDUCED
+        and node.can_pipeline
+        and call.counts is None
+        and _way(host, call, total, shared=False) is Algorithm.PIPELINED
+        and code_of(call) is not None
+    ):
+        _run_pipelined(node, joined(call))
+        return None
+    return OBJECT_VERBS[call.kind](host, call, detail)
+
+
+def _run_pipelined(node: SharedNode, call: Call) -> None:
+    """Reduce ordinary arrays through the staging memory."""
+    code = code_of(call)
+    assert code is not None
+    send, recv = call.send, call.recv
+    data = send if send is not None else recv
+    assert data is not None
+    if call.kind is Kind.REDUCE_SCATTER:
+        assert recv is not None
+        if np.may_share_memory(data, recv):
+            data = data.copy()
+        length, stride = recv.size, recv.size
+    else:
+        length, stride = data.size, 0
+    out: Any = 0 if recv is None else recv
+    item = data.itemsize // code.per_item
+    node.control.begin(
+        code.number,
+        data,
+        out,
+        0 if stride else out,
+        node.pipe_stages,
+        slice_bytes(node.size) // item,
+        length * code.per_item,
+        stride * code.per_item,
+        divisor_of(call, node.size),
+    )
+    node.run_pipe(call)

@@ -1,0 +1,183 @@
+"""Large objects between the ranks of a node: written once, read in place.
+
+A sender writes its parcels into a segment of their own. Receivers map it privately and unpickle
+arrays that lie in it: pages are shared until somebody writes to them, and then copied for that
+rank alone (copy on write). So an array broadcast to all ranks of a node is in memory once.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hpcdist.arrays.pickled import EAGER, Pickled, buffer_lengths
+from hpcdist.errors import TransportError
+from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.mpi.objects import OBJECT_VERBS
+from hpcdist.transport.shm.node import SharedNode
+from hpcdist.transport.shm.segment import Segment, open_segment
+
+if TYPE_CHECKING:
+    from hpcdist.transport.mpi.transport import MpiTransport
+
+LARGE = 256 << 10
+"""Parcels of at least this many bytes go through segments, and with them those of other ranks."""
+
+_PAGE = 4096
+_LINE = 64
+_PAIR = struct.Struct("2q")
+
+OBJECTS = frozenset(
+    {
+        Kind.BROADCAST_OBJECT_LIST,
+        Kind.ALL_GATHER_OBJECT,
+        Kind.GATHER_OBJECT,
+        Kind.SCATTER_OBJECT_LIST,
+        Kind.ALL_TO_ALL_OBJECT,
+    }
+)
+_ONE_SENDER = frozenset({Kind.BROADCAST_OBJECT_LIST, Kind.SCATTER_OBJECT_LIST})
+_SMALL = frozenset({Kind.BROADCAST_OBJECT_LIST, Kind.ALL_GATHER_OBJECT, Kind.GATHER_OBJECT})
+_PER_RECEIVER = frozenset({Kind.SCATTER_OBJECT_LIST, Kind.ALL_TO_ALL_OBJECT})
+
+
+def exchange_objects(host: MpiTransport, node: SharedNode, call: Call) -> Any:
+    """Agree on `call`, then run it: small parcels by the board, large ones by segments."""
+    try:
+        descriptor = _new_segment(call, node.rank)
+    except OSError as error:  # no descriptor is left: nobody goes on
+        reason = TransportError(f"no memory for a large object: {error}; see `ulimit -n`")
+        return host.agree(call._replace(error=reason))
+    try:
+        detail = host.agree(call, descriptor + 1, _small(call, node.rank))
+        if _in_segments(call, detail):
+            return _exchange_large(node, call, descriptor)
+        if detail[1] <= EAGER and call.kind in _SMALL:
+            return _exchange_small(node, call)
+        return OBJECT_VERBS[call.kind](host, call, detail)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)  # its memory stays as long as somebody maps it
+
+
+def _small(call: Call, rank: int) -> Any:
+    """Return the pickle that this rank publishes on the board, or None."""
+    sends = call.kind is not Kind.BROADCAST_OBJECT_LIST or rank == call.root
+    small = sends and call.kind in _SMALL and call.detail <= EAGER
+    return call.pickles[0].meta if small else None
+
+
+def _exchange_small(node: SharedNode, call: Call) -> list[Pickled] | None:
+    if call.kind is Kind.BROADCAST_OBJECT_LIST:
+        own = node.rank == call.root
+        return [call.pickles[0] if own else _in_control_block(node, call.root)]
+    if call.kind is Kind.GATHER_OBJECT and node.rank != call.root:
+        return None
+    return [_in_control_block(node, rank) for rank in range(node.size)]
+
+
+def _in_control_block(node: SharedNode, sender: int) -> Pickled:
+    place = node.payloads[node.control.turn][sender]
+    return Pickled(bytes(place.memory[place.offset : place.offset + EAGER]))
+
+
+def _new_segment(call: Call, rank: int) -> int:
+    """Return a new, empty segment's descriptor if this rank has parcels for one, else -1."""
+    sends = call.kind not in _ONE_SENDER or rank == call.root
+    if not sends or call.detail <= EAGER:
+        return -1
+    return os.memfd_create("hpcdist-parcels", os.MFD_CLOEXEC)
+
+
+def _in_segments(call: Call, detail: tuple[int, int]) -> bool:
+    """Say, after the agreement, whether parcels go through segments (some are large)."""
+    all_in_segments = call.kind is not Kind.ALL_TO_ALL_OBJECT or detail[0] > EAGER
+    return detail[1] >= LARGE and all_in_segments
+
+
+def _exchange_large(node: SharedNode, call: Call, descriptor: int) -> list[Pickled] | None:
+    """Send and receive the parcels of an object collective; all ranks have agreed on it."""
+    kind, rank, root = call.kind, node.rank, call.root
+    failure = _write_or_fail(descriptor, call.pickles) if descriptor >= 0 else None
+    node.step(call)
+    try:
+        if failure is not None:
+            raise failure
+        index = rank if kind in _PER_RECEIVER else 0
+        if kind is Kind.GATHER_OBJECT and rank != root:
+            return None
+        senders = [root] if kind in _ONE_SENDER else range(node.size)
+        return [
+            _own(call, index) if sender == rank else _receive(node, sender, index)
+            for sender in senders
+        ]
+    finally:
+        node.step(call)
+
+
+def _write_or_fail(descriptor: int, pickles: Sequence[Pickled]) -> TransportError | None:
+    """Write the parcels; whoever opens a segment that could not be written finds it empty."""
+    try:
+        _write(descriptor, pickles)
+    except OSError as error:
+        os.truncate(descriptor, 0)
+        return TransportError(f"a large object could not be written to shared memory: {error}")
+    return None
+
+
+def _receive(node: SharedNode, sender: int, index: int) -> Pickled:
+    segment = node.parcel_segment(sender)
+    if segment is None:  # a small one, on the board
+        return _in_control_block(node, sender)
+    return _read(segment, index)
+
+
+def _own(call: Call, index: int) -> Pickled:
+    pickled = call.pickles[index]
+    return pickled if call.kind is Kind.BROADCAST_OBJECT_LIST else pickled.copy()
+
+
+def _write(descriptor: int, pickles: Sequence[Pickled]) -> None:
+    """Write a table of (where, length of the pickle), then pickles and buffers, aligned."""
+    table = bytearray(_PAIR.size * len(pickles))
+    end = _rounded(len(table), _PAGE)
+    for number, pickled in enumerate(pickles):
+        _PAIR.pack_into(table, number * _PAIR.size, end, len(pickled.meta))
+        for part in (pickled.meta, *pickled.buffers):
+            end = _rounded(_write_at(descriptor, part, end), _LINE)
+        end = _rounded(end, _PAGE)
+    os.truncate(descriptor, max(end, _PAGE))
+    _write_at(descriptor, table, 0)
+
+
+def _write_at(descriptor: int, data: Any, start: int) -> int:
+    """Write all of `data` from `start` on and return where it ends."""
+    raw = memoryview(data).cast("B")
+    while raw.nbytes:
+        written = os.pwrite(descriptor, raw, start)
+        raw, start = raw[written:], start + written
+    return start
+
+
+def _read(segment: Segment, index: int) -> Pickled:
+    """Map a parcel; its buffers keep the mapping alive."""
+    try:
+        whole = open_segment(segment, private=True).data
+    except OSError as error:
+        raise TransportError(
+            f"a large object of another rank cannot be read from shared memory: {error}"
+        ) from error
+    start, length = _PAIR.unpack_from(whole, index * _PAIR.size)
+    meta = whole[start : start + length]
+    start = _rounded(start + length, _LINE)
+    buffers = []
+    for nbytes in buffer_lengths(meta):
+        buffers.append(whole[start : start + nbytes])
+        start = _rounded(start + nbytes, _LINE)
+    return Pickled(meta, buffers)
+
+
+def _rounded(number: int, unit: int) -> int:
+    return -(-number // unit) * unit

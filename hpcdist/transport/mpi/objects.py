@@ -1,0 +1,167 @@
+"""Object collectives over MPI: parcels (pickles and their large buffers) instead of arrays.
+
+The size of the largest parcel is known from the agreement. Small ones travel padded in one
+collective; larger ones, and buffers, are broadcast or sent from where they lie to where they
+stay, without ever being copied into a pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcdist.arrays.pickled import EAGER, Pickled, empty_buffers
+from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.mpi.collectives import VERBS, Range
+from hpcdist.transport.mpi.datatypes import block, scattered
+
+if TYPE_CHECKING:
+    from hpcdist.transport.mpi.transport import MpiTransport
+
+_PICKLED = 6
+
+
+def broadcast_object_list(host: MpiTransport, call: Call, detail: Range) -> list[Pickled]:
+    own = call.pickles[0] if host.rank == call.root else None
+    return [_broadcast_pickled(host.comm, own, detail[1], call.root)]
+
+
+def _broadcast_pickled(comm: MPI.Intracomm, own: Pickled | None, nbytes: int, root: int) -> Pickled:
+    """Broadcast one parcel of `nbytes` in all; small ones are a pickle and nothing else."""
+    length = nbytes
+    if nbytes > EAGER:
+        length = comm.bcast(None if own is None else len(own.meta), root)
+    meta = bytearray(length) if own is None else own.meta
+    comm.Bcast(block(meta, length), root)
+    buffers = empty_buffers(meta) if own is None else own.buffers
+    _broadcast_buffers(comm, buffers, root)
+    return Pickled(meta, buffers)
+
+
+def _broadcast_buffers(comm: MPI.Intracomm, buffers: Sequence[Any], root: int) -> None:
+    if len(buffers) == 1:
+        comm.Bcast(block(buffers[0], memoryview(buffers[0]).nbytes), root)
+    elif buffers:
+        message, datatype = scattered(list(buffers))
+        comm.Bcast(message, root)
+        datatype.Free()
+
+
+def all_gather_object(host: MpiTransport, call: Call, detail: Range) -> list[Pickled]:
+    own, longest, comm = call.pickles[0], detail[1], host.comm
+    if longest <= EAGER:
+        out = np.empty(longest * host.size, np.uint8)
+        comm.Allgather(
+            [own.meta.ljust(longest, b"\0"), longest, MPI.BYTE], [out, longest, MPI.BYTE]
+        )
+        return _cut(out, longest, host.size)
+    return _exchange(host, [own] * host.size)
+
+
+def gather_object(host: MpiTransport, call: Call, detail: Range) -> list[Pickled] | None:
+    own, longest, comm, root = call.pickles[0], detail[1], host.comm, call.root
+    if longest <= EAGER:
+        padded = [own.meta.ljust(longest, b"\0"), longest, MPI.BYTE]
+        if host.rank != root:
+            comm.Gather(padded, None, root)
+            return None
+        out = np.empty(longest * host.size, np.uint8)
+        comm.Gather(padded, [out, longest, MPI.BYTE], root)
+        return _cut(out, longest, host.size)
+    if host.rank != root:
+        MPI.Request.Waitall(send_pickled(comm, own, root, _PICKLED))
+        return None
+    return [
+        own.copy() if rank == root else receive_pickled(comm, rank, _PICKLED)
+        for rank in range(host.size)
+    ]
+
+
+def scatter_object_list(host: MpiTransport, call: Call, detail: Range) -> list[Pickled]:
+    longest, comm, root = detail[1], host.comm, call.root
+    if longest <= EAGER:
+        mine = np.empty(longest, np.uint8)
+        sent = None
+        if host.rank == root:
+            joined = b"".join(pickled.meta.ljust(longest, b"\0") for pickled in call.pickles)
+            sent = [joined, longest, MPI.BYTE]
+        comm.Scatter(sent, [mine, longest, MPI.BYTE], root)
+        return _cut(mine, longest, 1)
+    if host.rank != root:
+        return [receive_pickled(comm, root, _PICKLED)]
+    requests = [
+        request
+        for rank, pickled in enumerate(call.pickles)
+        if rank != root
+        for request in send_pickled(comm, pickled, rank, _PICKLED)
+    ]
+    MPI.Request.Waitall(requests)
+    return [call.pickles[root].copy()]
+
+
+def all_to_all_object(host: MpiTransport, call: Call, detail: Range) -> list[Pickled]:
+    longest, comm, size = detail[1], host.comm, host.size
+    if longest <= EAGER:
+        joined = b"".join(pickled.meta.ljust(longest, b"\0") for pickled in call.pickles)
+        out = np.empty(longest * size, np.uint8)
+        comm.Alltoall([joined, longest, MPI.BYTE], [out, longest, MPI.BYTE])
+        return _cut(out, longest, size)
+    return _exchange(host, call.pickles)
+
+
+def _exchange(host: MpiTransport, pickles: Sequence[Pickled]) -> list[Pickled]:
+    """Send parcel j to rank j and receive one from every rank, each from and to its place."""
+    requests = []
+    for step in range(1, host.size):
+        to = (host.rank + step) % host.size
+        requests += send_pickled(host.comm, pickles[to], to, _PICKLED)
+    received = {host.rank: pickles[host.rank].copy()}
+    for step in range(1, host.size):
+        source = (host.rank - step) % host.size
+        received[source] = receive_pickled(host.comm, source, _PICKLED)
+    MPI.Request.Waitall(requests)
+    return [received[rank] for rank in range(host.size)]
+
+
+def _cut(padded: Any, longest: int, count: int) -> list[Pickled]:
+    """Cut padded pickles apart; pickle ignores what follows its end."""
+    view = memoryview(padded)
+    return [Pickled(view[start : start + longest]) for start in range(0, count * longest, longest)]
+
+
+def send_pickled(comm: MPI.Intracomm, pickled: Pickled, to: int, tag: int) -> list[MPI.Request]:
+    """Begin to send `pickled`: its meta, then its buffers as one message."""
+    requests = [comm.Isend(block(pickled.meta, len(pickled.meta)), to, tag)]
+    if pickled.buffers:
+        message, datatype = scattered(list(pickled.buffers))
+        requests.append(comm.Isend(message, to, tag))
+        datatype.Free()
+    return requests
+
+
+def receive_pickled(comm: MPI.Intracomm, source: int, tag: int) -> Pickled:
+    """Receive the next parcel from `source`."""
+    status = MPI.Status()
+    message = comm.Mprobe(source, tag, status)
+    nbytes = status.Get_elements(MPI.BYTE)
+    meta = bytearray(nbytes)
+    message.Recv(block(meta, nbytes))
+    buffers = empty_buffers(meta)
+    if buffers:
+        spec, datatype = scattered(list(buffers))
+        comm.Recv(spec, source, tag)
+        datatype.Free()
+    return Pickled(meta, buffers)
+
+
+OBJECT_VERBS: dict[Kind, Callable[[MpiTransport, Call, Range], Any]] = {
+    **VERBS,
+    Kind.BROADCAST_OBJECT_LIST: broadcast_object_list,
+    Kind.ALL_GATHER_OBJECT: all_gather_object,
+    Kind.GATHER_OBJECT: gather_object,
+    Kind.SCATTER_OBJECT_LIST: scatter_object_list,
+    Kind.ALL_TO_ALL_OBJECT: all_to_all_object,
+}

@@ -1,0 +1,130 @@
+"""`MpiPlan`: persistent MPI collectives (MPI-4, section 6.13), one row of `PERSISTENT` for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, final
+
+from mpi4py import MPI
+
+from hpcdist.errors import CollectiveTimeout, UsageError
+from hpcdist.transport.activity import Wait
+from hpcdist.transport.base import REFUSE_START, Known, Plan, Work
+from hpcdist.transport.call import Call, Kind, label
+from hpcdist.transport.call_site import call_site
+from hpcdist.transport.mpi.datatypes import OPS, block, numbers
+from hpcdist.transport.polling import poll, raising_held
+from hpcdist.transport.queue import seconds
+
+if TYPE_CHECKING:
+    from hpcdist.transport.mpi.transport import MpiTransport
+
+
+def _reduction(verb: Callable[..., Any]) -> Callable[[MPI.Intracomm, Call], MPI.Prequest]:
+    def make(comm: MPI.Intracomm, call: Call) -> Any:
+        assert call.rule is not None
+        assert call.recv is not None
+        return verb(comm, MPI.IN_PLACE, numbers(call.recv), OPS[call.rule.combine])
+
+    return make
+
+
+def _broadcast(comm: MPI.Intracomm, call: Call) -> Any:
+    assert call.recv is not None
+    return comm.Bcast_init(block(call.recv, call.recv.nbytes), call.root)
+
+
+def _per_rank(verb: Callable[..., Any]) -> Callable[[MPI.Intracomm, Call], MPI.Prequest]:
+    def make(comm: MPI.Intracomm, call: Call) -> Any:
+        assert call.send is not None
+        assert call.recv is not None
+        nbytes = min(call.send.nbytes, call.recv.nbytes // comm.size)
+        return verb(comm, block(call.send, nbytes), block(call.recv, nbytes))
+
+    return make
+
+
+_C = MPI.Intracomm
+PERSISTENT: dict[Kind, Callable[[MPI.Intracomm, Call], Any]] = {
+    Kind.ALL_REDUCE: _reduction(_C.Allreduce_init),
+    Kind.SCAN: _reduction(_C.Scan_init),
+    Kind.BROADCAST: _broadcast,
+    Kind.BARRIER: lambda comm, call: comm.Barrier_init(),
+}
+
+
+@final
+class MpiPlan(Plan):
+    """A persistent MPI collective."""
+
+    def __init__(self, request: MPI.Prequest, call: Call, host: MpiTransport) -> None:
+        self._request: MPI.Prequest | None = request
+        self._begin = request.Start
+        self._work = _PlanWork(request, call, host)
+
+    def start(self) -> Work:
+        """Begin the collective on what the buffers hold now."""
+        work = self._work
+        if work.active or self._request is None:
+            raise UsageError(REFUSE_START)
+        work.active = True
+        self._begin()
+        return work
+
+    def free(self) -> None:
+        """Give the request back to MPI."""
+        request, self._request = self._request, None
+        if request is not None:
+            self._work.wait()
+            request.Free()
+
+    def in_words(self) -> str:
+        """See `Plan.in_words`."""
+        state = "under way" if self._work.active else "ready"
+        return f"{self._work.known().what}, {'freed' if self._request is None else state}"
+
+
+@final
+class _PlanWork(Work):
+    """The one work of a persistent collective, active from start to wait."""
+
+    def __init__(self, request: MPI.Prequest, call: Call, host: MpiTransport) -> None:
+        self.active = False
+        self._test = request.Test
+        self._call = call
+        self._host = host
+
+    @property
+    def limit_s(self) -> float:
+        """The time limit of the group."""
+        return self._host.timeout_s
+
+    def wait(self, timeout: Any = None) -> bool:
+        if not self._test():
+            self._wait(timeout)
+        self.active = False
+        return True
+
+    @raising_held
+    def _wait(self, timeout: Any) -> None:
+        limit = seconds(timeout)
+        limit = self._host.timeout_s if limit is None else limit
+        what = f"the plan of {label(self._call, self._host.ranks)}"
+        wait, news = Wait(lambda: what), self._host.news
+        if not poll(self._test, limit, wait=wait):
+            account = ""
+            if news is not None and timeout is None:
+                answers = news.ask(news.others, wait, limit)
+                account = news.account(news.others, answers, limit)
+            raise CollectiveTimeout(
+                f"{what} has not ended within {limit:g} s; called at {call_site()}. Let every rank "
+                f"start its plan{account}"
+            )
+
+    def is_completed(self) -> bool:
+        if self.active and self._test():
+            self.active = False
+        return not self.active
+
+    def known(self) -> Known:
+        return Known(label(self._call, self._host.ranks), not self.active)

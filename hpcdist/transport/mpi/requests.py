@@ -1,0 +1,336 @@
+"""Sends and receives under way: the works behind `Messages`.
+
+[Note: other dtypes] Messages match by sender, tag and dtype, whenever they come. So a receive that
+sees a message of another dtype waits on: the one it wants may follow. It is a `MismatchError` only
+when that cannot be any more: the sender has left, or can do nothing before this rank does
+([Note: chases] in `mpi_news`), or the time limit is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set as AbstractSet
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.arrays.pickled import Pickled, empty_buffers
+from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
+from hpcdist.transport.activity import Wait
+from hpcdist.transport.base import Known, Work
+from hpcdist.transport.call import ANY_SOURCE, Call, Kind
+from hpcdist.transport.call_site import call_site
+from hpcdist.transport.mpi.news import Blocker, Step
+from hpcdist.transport.polling import LISTEN_AFTER_S, poll, raising_held
+from hpcdist.transport.queue import seconds
+
+if TYPE_CHECKING:
+    from hpcdist.transport.mpi.messages import Found, Messages
+
+CODE_BITS = 5
+"""Low bits of a tag on the wire that hold the code of the dtype."""
+
+_EXPLAIN_AFTER_S = 0.05
+
+
+@final
+class Send(Work):
+    """One message (or the parts of some parcels) on its way out."""
+
+    def __init__(self, messages: Messages, call: Call, requests: list[MPI.Request]) -> None:
+        self._messages = messages
+        self._call: Call | None = call
+        self._requests = requests
+        self._peer = call.root
+
+    @property
+    def limit_s(self) -> float:
+        """The time limit of the group."""
+        return self._messages.timeout_s
+
+    def is_completed(self) -> bool:
+        """Say whether the buffer may be changed again."""
+        with self._messages.lock:
+            if self._requests and MPI.Request.Testall(self._requests):
+                self._requests = []
+                call, self._call = self._call, None
+                if call is not None and call.ended is not None:
+                    call.ended(None)
+        return not self._requests
+
+    @raising_held
+    def wait(self, timeout: Any = None) -> bool:
+        """Block until the buffer may be changed again."""
+        self._messages.refuse_nested()
+        limit = seconds(timeout)
+        limit = self._messages.timeout_s if limit is None else limit
+        wait = Wait(self._what)
+        if not poll(self.is_completed, limit, wait=wait):
+            account = "" if timeout is not None else self._messages.account(self._peer, wait, limit)
+            if not self.is_completed():
+                self._messages.keep_moving(self)  # MPI reads the array to the end: it must stay
+                raise CollectiveTimeout(
+                    f"{self._what()} was not received within {limit:g} s; called at {call_site()}. "
+                    "It cannot be taken back: leave the array alone, for it is still to be sent. "
+                    f"Look whether that rank calls recv with this group and tag{account}"
+                )
+        return True
+
+    def _what(self) -> str:
+        return _words(self._call, self._messages.ranks, "to")
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known(self._what(), not self._requests)
+
+
+@final
+class Receive(Work):
+    """One message to come; `source` is the world rank it came from, once it has."""
+
+    def __init__(self, messages: Messages, call: Call, tag: int) -> None:
+        self._messages = messages
+        self._call: Call | None = call
+        self.tag, self.user_tag = tag, call.tag
+        self.source_wanted = call.root
+        self._takes_objects = call.kind is Kind.RECV_OBJECT_LIST
+        self._parts: list[list[NumpyArray]] = []
+        """The memory of what is received: an array, or the pickle and the buffers of a parcel."""
+        self._arrived: Callable[[], bool] = lambda: True
+        """Says whether the last of these parts is there."""
+        self._is_matched = self._ended = False
+        self._error: Exception | None = None
+        self._ticket: int | None = None
+        self._ask_at = LISTEN_AFTER_S
+
+    @classmethod
+    def under_way(
+        cls, messages: Messages, call: Call, tag: int, source: int, arrived: Callable[[], bool]
+    ) -> Receive:
+        """Return the receive of an array that MPI is receiving already."""
+        receive = cls(messages, call, tag)
+        assert call.recv is not None
+        receive.source_wanted, receive._parts = source, [[call.recv]]
+        receive._arrived, receive._is_matched = arrived, True
+        return receive
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a part of its message has been taken."""
+        return bool(self._parts)
+
+    def match(self, promised: AbstractSet[int]) -> bool:
+        """Begin to receive if the message is there; True if nothing is left to match.
+
+        Messages from the sources in `promised` belong to earlier receives.
+        """
+        if ANY_SOURCE in promised or self.source_wanted in promised:
+            return False
+        if self.has_begun and not self._arrived():
+            return False  # the first part of a parcel says what follows
+        self._arrived = lambda: True
+        if self.has_begun and not (buffers := empty_buffers(self._parts[0][0])):
+            return self._matched()
+        found = self._messages.find(self.source_wanted, self.tag)
+        if found is None or found.source in promised:
+            return False
+        if self.has_begun:
+            return self._take(found, buffers)
+        if self._takes_objects:
+            self.source_wanted = found.source
+            self._take(found, [np.empty(found.nbytes, np.uint8)])
+            self._is_matched = False
+            return self.match(promised)
+        call = self._call
+        assert call is not None
+        assert call.recv is not None
+        if found.nbytes != call.recv.nbytes:
+            self._error = self._mismatch(found)
+            return self._matched()
+        self.source_wanted = found.source
+        return self._take(found, [call.recv])
+
+    def _take(self, found: Found, buffers: list[NumpyArray]) -> bool:
+        self._parts.append(buffers)
+        self._arrived = self._messages.deliver(found, buffers)
+        return self._matched()
+
+    def _matched(self) -> bool:
+        self._is_matched = True
+        return True
+
+    def _end(self) -> None:
+        call, self._call = self._call, None
+        assert call is not None
+        self._ended = True
+        if self._error is None:
+            self.source = self._messages.ranks[self.source_wanted]
+            try:
+                if call.finish is not None:
+                    call.finish(self._parcels() if self._takes_objects else None)
+            except Exception as error:
+                self._error = error
+        self._parts = []
+        if call.ended is not None:
+            try:
+                call.ended(self._error)
+            except Exception as error:  # of a listener
+                self._error = self._error or error
+
+    def _parcels(self) -> list[Pickled]:
+        meta, *rest = self._parts
+        return [Pickled(meta[0], rest[0] if rest else [])]
+
+    @property
+    def limit_s(self) -> float:
+        """The time limit of the group."""
+        return self._messages.timeout_s
+
+    def is_completed(self) -> bool:
+        """Say whether the message has arrived; drives matching."""
+        if self._ended:
+            return True
+        with self._messages.lock:
+            if not self._is_matched:
+                self._messages.look()
+            if self._is_matched and not self._ended and self._arrived():
+                self._end()
+        return self._ended
+
+    @raising_held
+    def wait(self, timeout: Any = None) -> bool:
+        """Block until the message is in the array."""
+        self._messages.refuse_nested()
+        limit = seconds(timeout)
+        limit = self._messages.timeout_s if limit is None else limit
+        wait = Wait(self._what, self._blockers)
+        try:
+            if not poll(self.is_completed, limit, self.attend, _EXPLAIN_AFTER_S, wait):
+                self._time_out(wait, limit, goes_on=timeout is not None)
+        finally:
+            self._forget_chase()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known(self._what(), self._ended, self._error)
+
+    def _what(self) -> str:
+        return _words(self._call, self._messages.ranks, "from")
+
+    def _blockers(self) -> list[Blocker]:
+        """Return who has to send something before this receive can end, if it is one rank."""
+        messages, source = self._messages, self.source_wanted
+        if messages.news is None or self._is_matched or self.has_begun:
+            return []
+        if source == ANY_SOURCE or source == messages.comm.rank:
+            return []
+        return [Blocker(messages.news, source, Step(True, messages.taken[source]))]
+
+    # ---- what can go wrong
+
+    def attend(self, waited: float) -> None:
+        """See whether no message will come that matches; see [Note: other dtypes]."""
+        messages, source = self._messages, self.source_wanted
+        if self._is_matched or self.has_begun:
+            return
+        other = messages.find_of_other_dtype(self)
+        if messages.says_all(source, self._ticket):
+            if other is not None and messages.withdraw(self):
+                self._fail(self._mismatch(other))
+            elif other is None and self._has_left(source) and messages.withdraw(self):
+                self._fail(self._gone(source))
+        elif other is not None and waited >= self._ask_at:
+            self._forget_chase()
+            self._ask_at = min(2 * waited, waited + 1)
+            self._ticket = messages.ask_for_more(source)
+
+    def _has_left(self, source: int) -> bool:
+        news = self._messages.news
+        return news is not None and source in news.left
+
+    def _forget_chase(self) -> None:
+        if self._ticket is not None:
+            self._messages.circles.forget(self._ticket)
+            self._ticket = None
+
+    def _fail(self, error: HpcdistError) -> None:
+        with self._messages.lock:
+            if not self._ended:
+                self._error = error
+                self._end()
+
+    def _time_out(self, wait: Wait, limit: float, *, goes_on: bool) -> None:
+        """Raise what there is to say when the time is over; return if the message has come."""
+        messages, source = self._messages, self.source_wanted
+        account = "" if goes_on else messages.account(source, wait, limit)
+        if self.is_completed():
+            return
+        if self._is_matched or self.has_begun:
+            raise CollectiveTimeout(
+                f"{self._what()} has begun to arrive but is not complete after {limit:g} s; called "
+                f"at {call_site()}. Its sender has to be in an operation of hpcdist{account}",
+                self._missing(),
+            )
+        other = messages.find_of_other_dtype(self)
+        if not goes_on and not messages.withdraw(self):
+            self.wait()  # it came in this moment
+            return
+        if other is not None and not goes_on:
+            self._fail(self._mismatch(other, f" within {limit:g} s", account))
+            return
+        there = "" if other is None else f" There is a message of {other.dtype}, which stays."
+        error = CollectiveTimeout(
+            f"{self._what()} got no message within {limit:g} s; called at {call_site()}. "
+            f"Look whether that rank sends with this group, tag and dtype.{there}{account}",
+            self._missing(),
+        )
+        if goes_on:
+            raise error
+        self._fail(error)
+
+    def _missing(self) -> tuple[int, ...]:
+        source = self.source_wanted
+        return () if source == ANY_SOURCE else (self._messages.ranks[source],)
+
+    def _mismatch(self, found: Found, within: str = "", account: str = "") -> MismatchError:
+        call, ranks = self._call, self._messages.ranks
+        assert call is not None
+        own, size = self._wanted_words(call)
+        none = "" if self.tag == found.tag else f", and sent none of that{within}"
+        return MismatchError(
+            f"rank {ranks[found.source]} sent {found.nbytes} bytes of {found.dtype}, but rank "
+            f"{ranks[self._messages.comm.rank]} receives {own} with tag {call.tag}{none}; called "
+            f"at {call_site()}. The message was not taken: receive it with {size}{account}"
+        )
+
+    def _wanted_words(self, call: Call) -> tuple[str, str]:
+        if call.recv is None or call.dtype is None:
+            return "objects", "recv, into an array of its size and dtype"
+        words = f"{call.recv.nbytes} bytes of {call.dtype.name} (shape {call.shape})"
+        return words, "an array of its size and dtype"
+
+    def _gone(self, source: int) -> RemoteError:
+        news, rank = self._messages.news, self._messages.ranks[source]
+        assert news is not None
+        return RemoteError(
+            f"rank {rank} {news.left[source]} and sent nothing for {self._what()}, called at "
+            f"{call_site()}; let it send with this group, tag and dtype",
+            rank,
+        )
+
+
+def _words(call: Call | None, ranks: Any, preposition: str) -> str:
+    """Say what a message is: its peer, its tag, its dtype and its group."""
+    if call is None:
+        return "a message that has ended"
+    peer = "any rank" if call.root == ANY_SOURCE else f"rank {ranks[call.root]}"
+    what = "" if call.dtype is None else f" of {call.dtype.name} (shape {call.shape})"
+    group = list(ranks) if len(ranks) <= 16 else f"{len(ranks)} ranks"
+    return (
+        f"{call.kind.name.lower()} {preposition} {peer}{what} with tag {call.tag} in the group of "
+        f"ranks {group}"
+    )

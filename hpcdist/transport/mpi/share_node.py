@@ -1,0 +1,102 @@
+"""How the ranks of a node come to share memory."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+from hpcdist.transport.kernel import address_of
+from hpcdist.transport.shm.control import control_block_class
+from hpcdist.transport.shm.heap import Heap
+from hpcdist.transport.shm.node import Mapped, SharedNode, node_bytes
+from hpcdist.transport.shm.segment import Bytes, Segment, create_segment, open_segment
+
+
+class _Offer(NamedTuple):
+    """What a rank has to share: its heap, the first one's board, and which boards it can use."""
+
+    heap: Segment | None
+    control: Segment | None
+    kind: str
+    why_not: str = ""
+
+
+def open_node(
+    comm: MPI.Intracomm,
+    heap: Heap,
+    ranks: Sequence[int],
+    timeout_s: float,
+    progress: Callable[[], Any],
+    *,
+    use_compiled: bool,
+) -> SharedNode | None:
+    """Map the memory of a group on one node; None, on all its ranks, if one cannot. Collective.
+
+    Args:
+        comm: the ranks of the group.
+        heap: this rank's arrays in shared memory.
+        ranks: world ranks, for messages.
+        timeout_s: how long an operation waits for a rank that stopped in the middle of it.
+        progress: called during long waits.
+        use_compiled: use the compiled board, where there is one.
+
+    """
+    control_block_type = control_block_class(use_compiled=use_compiled)
+    offer, memory = _offer(comm, heap, control_block_type)
+    offers = comm.allgather(offer)
+    mapped: list[Mapped] = []
+    failure = next((each.why_not for each in offers if each.why_not), "")
+    if len({each.kind for each in offers}) > 1:
+        failure = "the ranks have different installations of hpcdist"
+    control = offers[0].control
+    try:
+        if not failure and control is not None:
+            memory = open_segment(control) if memory is None else memory
+            mapped = [_map(heap, each.heap) for each in offers if each.heap is not None]
+    except OSError as error:
+        failure = str(error)
+    everywhere = comm.allreduce(int(not failure)) == comm.size
+    if comm.rank == 0 and control is not None:
+        os.close(control.descriptor)
+    if not everywhere or memory is None:
+        _warn(comm, failure)
+        return None
+    pids = [each.heap.pid for each in offers if each.heap is not None]
+    return SharedNode(
+        memory, control_block_type, mapped, heap, pids, comm.rank, ranks, timeout_s, progress
+    )
+
+
+def _offer(comm: MPI.Intracomm, heap: Heap, control_block_type: Any) -> tuple[_Offer, Bytes | None]:
+    if control_block_type is None:
+        why = "without the compiled kernel it needs an x86 processor"
+        return _Offer(None, None, "", why), None
+    kind, memory, control = control_block_type.__name__, None, None
+    try:
+        own = heap.open()
+        if comm.rank == 0:
+            control, memory = create_segment(node_bytes(comm.size), "board")
+    except (OSError, AttributeError) as error:
+        return _Offer(None, None, kind, str(error)), None
+    return _Offer(own, control, kind), memory
+
+
+def _map(heap: Heap, segment: Segment) -> Mapped:
+    memory = heap.peer(segment)
+    return Mapped(memory, address_of(memory))
+
+
+def _warn(comm: MPI.Intracomm, why: str) -> None:
+    """Say once per place in the program that a node's memory is not used, and why."""
+    reasons = [each for each in comm.allgather(why) if each]
+    if comm.rank == 0:
+        warnings.warn(
+            f"the ranks of this node cannot share memory ({reasons[0] if reasons else why}); "
+            "collectives go through MPI, correct but slower",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,204 @@
+"""Waiting without starving anyone: spin, then yield the core, then sleep.
+
+A rank that spins inside MPI on an oversubscribed core keeps the rank it waits for from
+running. These waits poll MPI from Python instead, which also keeps Ctrl-C and time limits
+alive. The sleep grows with the time already waited, so that it costs at most a few percent.
+
+[Note: errands] Whoever waits also does what keeps other ranks going: it takes in what they have
+sent to this process, and answers what they ask (`Messages._errand`, `News.listen`). One thread at a
+time does this for all groups; nothing of it waits for anyone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import wraps
+from types import FrameType
+from typing import Any, TypeVar, cast
+
+from hpcdist.errors import UsageError
+from hpcdist.transport import activity
+from hpcdist.transport.activity import Wait
+
+SPIN = 40
+"""Polls before the first yield: a few microseconds, what a rank that is in step needs."""
+
+BEYOND_S = 0.5
+"""How much longer than the time limit a rank waits for the answers of others to it."""
+
+LISTEN_AFTER_S = activity.NOTE_AFTER_S
+"""From this long a wait on a rank listens to whether others have left."""
+
+LEFT_GRACE_S = 0.2
+"""How long what a rank sent before it left may still be on its way."""
+
+ERRAND_AFTER_S = 1e-3
+"""From this long a thread that waits does errands, and so often at most."""
+
+held: list[tuple[int, UsageError]] = []
+"""What left a signal handler in the middle of an operation; raised when that has ended.
+
+An operation of a group was refused there. If it broke off the one under way, other ranks would wait
+for this one. Only the main thread runs signal handlers. A handler may use another group meanwhile,
+so the depth of the stack tells whose refusal it is: that of the operation further out.
+"""
+
+_YIELD_S = 2e-3
+_LONGEST_SLEEP_S = 1e-3
+_SHARE = 0.05
+_ERRANDS_SHARE = 0.1
+
+Errand = Callable[[float], None]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_errands: list[Errand] = []
+_at_it = threading.RLock()
+
+
+def add_errand(errand: Errand) -> None:
+    """Let whoever waits call `errand` now and then, with the seconds waited so far.
+
+    It must not wait for anything, nor call what may.
+    """
+    _errands.append(errand)
+
+
+def remove_errand(errand: Errand) -> None:
+    """End what `add_errand` began; afterwards `errand` is not under way on any other thread."""
+    with _at_it:
+        if errand in _errands:
+            _errands.remove(errand)
+
+
+def do_errands(waited: float) -> float:
+    """Do all errands, unless some thread is at it; return how many seconds it took."""
+    if is_at_errands() or not _at_it.acquire(blocking=False):
+        return 0.0
+    try:
+        began = time.monotonic()
+        for errand in tuple(_errands):
+            if errand in _errands:  # a signal handler may have ended it meanwhile
+                errand(waited)
+        return time.monotonic() - began
+    finally:
+        _at_it.release()
+
+
+def is_at_errands() -> bool:
+    """Return whether this is called in the middle of `do_errands`: in a signal handler."""
+    return _at_it._is_owned()  # type: ignore[attr-defined,no-any-return]
+
+
+def poll(
+    done: Callable[[], bool],
+    timeout_s: float,
+    attend: Callable[[float], None] | None = None,
+    attend_every_s: float = 0.02,
+    wait: Wait | None = None,
+) -> bool:
+    """Poll `done` until it is true or `timeout_s` is over; return its last answer.
+
+    Args:
+        done: cheap and non-blocking.
+        timeout_s: seconds, may be infinite.
+        attend: called now and then, with the seconds waited so far, once the wait is long.
+        attend_every_s: seconds between two calls of `attend`.
+        wait: what is waited for, for other ranks that ask.
+
+    A refusal of a nested operation that comes out of a signal handler is `held`.
+
+    """
+    began = time.monotonic()
+    while True:
+        try:
+            return _poll(done, timeout_s, attend, attend_every_s, wait, began)
+        except UsageError as error:
+            if not error.nested:
+                raise
+            held.append((_depth(sys._getframe()), error))
+
+
+def raise_held() -> None:
+    """Raise what is `held` of the calling operation; at its end."""
+    errors = _take_held(sys._getframe(1))
+    if errors:
+        raise errors[0]
+
+
+def drop_held() -> None:
+    """Forget what is `held` of the calling operation, which fails itself."""
+    _take_held(sys._getframe(1))
+
+
+def raising_held(wait: _Function) -> _Function:
+    """Let a function that polls outside of any operation raise at its end what is `held`."""
+
+    @wraps(wait)
+    def waiting(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = wait(*args, **kwargs)
+        except BaseException:
+            drop_held()
+            raise
+        if held:
+            raise_held()
+        return result
+
+    return cast("_Function", waiting)
+
+
+def _take_held(frame: FrameType) -> list[UsageError]:
+    """Take out what is held of the operation that `frame` belongs to."""
+    if not held or threading.current_thread() is not threading.main_thread():
+        return []
+    depth = _depth(frame)
+    errors = [error for at, error in held if at > depth]
+    held[:] = [each for each in held if each[0] <= depth]
+    return errors
+
+
+def _depth(frame: FrameType | None) -> int:
+    depth = 0
+    while frame is not None:
+        depth, frame = depth + 1, frame.f_back
+    return depth
+
+
+def _poll(
+    done: Callable[[], bool],
+    timeout_s: float,
+    attend: Callable[[float], None] | None,
+    attend_every_s: float,
+    wait: Wait | None,
+    began: float,
+) -> bool:
+    for _ in range(SPIN):
+        if done():
+            return True
+    attended, errands_at, is_noted = 0.0, ERRAND_AFTER_S, False
+    yield_s = _YIELD_S if threading.current_thread() is threading.main_thread() else 0.0
+    try:
+        while not done():
+            waited = time.monotonic() - began
+            if waited >= timeout_s:
+                return done()
+            if waited >= errands_at:
+                if wait is not None and not is_noted and waited >= activity.NOTE_AFTER_S:
+                    activity.note(wait, waited)
+                    is_noted = True
+                cost = do_errands(waited)
+                errands_at = waited + max(ERRAND_AFTER_S, cost / _ERRANDS_SHARE)
+            if attend is not None and waited - attended >= attend_every_s:
+                attended = waited
+                attend(waited)
+            if waited < yield_s:
+                os.sched_yield()
+            else:
+                time.sleep(min(_LONGEST_SLEEP_S, max(20e-6, waited * _SHARE)))
+    finally:
+        if is_noted:
+            activity.forget()
+    return True

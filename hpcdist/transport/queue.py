@@ -1,0 +1,256 @@
+"""`CollectiveQueue`: the collectives of one group, one after the other, in order of issue.
+
+A blocking operation runs at once on the caller's thread when nothing is ahead of it. An
+asynchronous one is queued and runs on the lane's own thread, so it makes progress while the
+caller computes (a thread that blocks inside MPI hides nearly all of the communication, MPI's
+own nonblocking collectives hide nothing). Every rank queues in the same order, so ranks may
+mix both forms freely. One lane per group: groups never wait for each other.
+
+[Note: nested] What Python runs in the middle of an operation (a signal handler, a destructor, what
+an object does while it is unpickled) may not wait for another operation of the same group: it would
+wait for itself. Whether a thread is in the middle of one is told by its stack, which is looked at
+only where it would have to wait. So it costs nothing, and no mark can come late. A listener is told
+before and after the operation, so it may do anything.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import CodeType, FrameType
+from typing import Any, TypeVar, final
+
+from hpcdist.errors import CollectiveTimeout, UsageError
+from hpcdist.transport import activity
+from hpcdist.transport.base import Known, Work
+from hpcdist.transport.call_site import call_site, issued
+from hpcdist.transport.polling import drop_held, held, raise_held
+
+Job = Callable[[], Any]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_INSIDE: dict[CodeType, Callable[[Mapping[str, Any]], Any]] = {}
+
+
+def inside(lane_of: Callable[[Mapping[str, Any]], Any]) -> Callable[[_Function], _Function]:
+    """Mark a function in which a lane is held: `lane_of` finds it in the local variables."""
+
+    def mark(function: _Function) -> _Function:
+        _INSIDE[function.__code__] = lane_of
+        return function
+
+    return mark
+
+
+_own = inside(lambda local: local["self"])
+
+
+def refusal() -> UsageError:
+    """Return what is raised in the middle of an operation; see [Note: nested]."""
+    error = UsageError(
+        f"an operation was called, or waited for, at {call_site()} in the middle of another one of "
+        "the same group on the same thread, for which it would wait for ever: a signal handler, a "
+        "destructor, or what runs while an object is unpickled, may only note what is to be done; "
+        "call the operation after the one under way has ended"
+    )
+    error.nested = True
+    return error
+
+
+@final
+class CollectiveQueue:
+    """Runs jobs strictly one after the other; `name` is for the thread and messages."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.running = threading.Lock()
+        """Held while an operation runs."""
+        self.queued: deque[None] = deque()
+        """Operations queued and not ended; an inline one may run while there are none."""
+        self._starting = threading.Lock()
+        self._queue: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @inside(lambda local: local.get("queue"))
+    def run(self, job: Callable[..., Any], *args: Any) -> Any:
+        """Run `job` after everything issued before it and return its result.
+
+        Raises:
+            UsageError: this thread is in the middle of an operation; see [Note: nested].
+
+        """
+        queue = self  # as long as this is bound, `run` counts as being inside
+        if not queue.queued and queue.running.acquire(blocking=False):
+            try:
+                result = job(*args)
+            except BaseException:
+                drop_held()
+                raise
+            finally:
+                queue.running.release()
+            if held:
+                raise_held()
+            return result
+        self.refuse_nested()
+        if self.is_current():
+            return job(*args)  # a callback of an operation: it goes before what is queued
+        del queue  # it runs on the lane's thread
+        return self.start(lambda: job(*args), "operation")._value_at_end()
+
+    def start(self, job: Job, label: str) -> QueuedWork:
+        """Queue `job` and return its work; a callback of an operation runs it at once."""
+        work = QueuedWork(job, label, self)
+        if self.is_current():
+            self.refuse_nested()
+            work.execute()
+            work.ended.set()
+            return work
+        if self._thread is None:
+            self._start_thread()
+        work.thread = self._thread.ident if self._thread else None
+        self.queued.append(None)
+        self._queue.put(work)
+        return work
+
+    @_own
+    def _start_thread(self) -> None:
+        while not self._starting.acquire(timeout=0.1):
+            self.refuse_nested()
+        try:
+            if self._thread is None:
+                thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
+        finally:
+            self._starting.release()
+
+    def is_current(self) -> bool:
+        """Say whether this is the lane's own thread: a callback of an operation."""
+        return threading.current_thread() is self._thread
+
+    def refuse_nested(self) -> None:
+        """Raise `UsageError` where this thread is in the middle of an operation: [Note: nested].
+
+        The operation under way goes on; see `poll`.
+        """
+        if self._is_inside(sys._getframe(1)):
+            raise refusal()
+
+    def _is_inside(self, frame: FrameType | None) -> bool:
+        while frame is not None and frame.f_code in _INSIDE:
+            frame = frame.f_back  # of the operation that asks
+        while frame is not None:
+            lane_of = _INSIDE.get(frame.f_code)
+            if lane_of is not None and lane_of(frame.f_locals) is self:
+                return True
+            frame = frame.f_back
+        return False
+
+    def close(self, patience_s: float = 1.0) -> bool:
+        """End the thread after what is queued; say whether it ended in time.
+
+        Raises:
+            UsageError: this is the thread; a listener cannot end what tells it.
+
+        """
+        if self._thread is None:
+            return True
+        if self.is_current():
+            raise refusal()
+        self._queue.put(None)
+        self._thread.join(patience_s)
+        return not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        while (work := self._queue.get()) is not None:
+            with self.running:
+                work.execute()
+            self.queued.popleft()
+            work.ended.set()
+            del work  # its buffers are the caller's again
+
+
+@final
+class QueuedWork(Work):
+    """An operation that runs on a lane's thread."""
+
+    def __init__(self, job: Job, label: str, queue: CollectiveQueue | None = None) -> None:
+        self.ended = threading.Event()
+        self.thread: int | None = None
+        """The thread that runs the operation."""
+        self._lane = queue
+        self._job: Job | None = job
+        self._label = label
+        self._site = call_site()
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def execute(self) -> None:
+        """Run the job and keep its result or exception."""
+        job, self._job = self._job, None
+        issued.at = self._site
+        try:
+            self._value = job() if job else None
+        except BaseException as error:
+            self._error = error
+        finally:
+            issued.at = None
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Block until the operation has ended; raise what it raised."""
+        if self._lane is not None and not self.ended.is_set():
+            self._lane.refuse_nested()
+            if self._lane.is_current():
+                raise UsageError(
+                    f"{self._label} was waited for at {call_site()} by a listener, on the thread "
+                    "that is to run it next: it would never end; wait for it elsewhere"
+                )
+        return self._await(timeout)
+
+    def _await(self, timeout: Any = None) -> bool:
+        if not self._await_end(seconds(timeout)):
+            raise CollectiveTimeout(
+                f"{self._label} has not ended after {seconds(timeout):g} s of wait(); it goes on, "
+                "and can be waited for again. A rank that never joins it is named when the "
+                "timeout of the group is over"
+            )
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _await_end(self, timeout_s: float | None) -> bool:
+        if timeout_s is not None and timeout_s <= activity.NOTE_AFTER_S:
+            return self.ended.wait(timeout_s)
+        if self.ended.wait(activity.NOTE_AFTER_S):
+            return True
+        wait = activity.Wait(lambda: self._label, thread=self.thread)
+        with activity.noted(wait, activity.NOTE_AFTER_S):
+            return self.ended.wait(None if timeout_s is None else timeout_s - activity.NOTE_AFTER_S)
+
+    def is_completed(self) -> bool:
+        """Say whether the operation has ended."""
+        return self.ended.is_set()
+
+    def result(self) -> Any:
+        """Wait, and return what the job returned."""
+        self.wait()
+        return self._value
+
+    def _value_at_end(self) -> Any:
+        self._await()
+        return self._value
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known(self._label, self.ended.is_set(), self._error)
+
+
+def seconds(timeout: Any) -> float | None:
+    """Turn seconds (infinity, too) or a `datetime.timedelta` into seconds; None stays None."""
+    if timeout is None:
+        return None
+    given = timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout
+    return min(float(given), threading.TIMEOUT_MAX)

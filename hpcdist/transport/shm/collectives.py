@@ -1,0 +1,308 @@
+"""Collectives in shared memory: one row of `SHARED` per operation.
+
+`Shared.offered` is what a rank contributes (None: nothing), `total` how many bytes the largest
+contribution has, equal on all ranks; `take` gets the places of all contributions (of this rank's
+`part` in them) and leaves the result where the call wants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.transport.call import LOOSE, Block, Call, Kind, bytes_of, even_blocks, is_even
+from hpcdist.transport.kernel import address_of, code_of, combine, compiled, divisor_of
+from hpcdist.transport.shm.node import Place, SharedNode
+
+Places = Sequence[Place | None]
+Range = tuple[int, int]
+
+
+class Move(NamedTuple):
+    """Copy `nbytes` from `first` on of what `source` contributes (negative: each rank) to `out`."""
+
+    out: NumpyArray | None
+    source: int
+    first: int
+    nbytes: int
+
+
+class Shared(NamedTuple):
+    """A row of the table; see the module."""
+
+    offered: Callable[[Call, int], Any]
+    total: Callable[[Call, int], int]
+    take: Callable[[SharedNode, Call, Places], Any]
+    take_direct: Callable[[SharedNode, Call, Places], Any] | None = None
+    """Instead of `take` where all contributions are the callers' own arrays."""
+    part: Callable[[Call, int, int], int] | None = None
+    """Where in a contribution that has a part for each rank that of this one begins, in bytes."""
+    in_place: bool = False
+    """Whether `take` writes to what other ranks may still read, unless they read copies."""
+    move: Callable[[Call, int, int], Move] | None = None
+    """What is copied, where contributions are small and nothing is computed."""
+
+
+# ---- reductions
+
+
+def reduce_places(
+    node: SharedNode,
+    call: Call,
+    places: Places,
+    outs: Sequence[Any],
+    first: int,
+    count: int,
+    ranks: int,
+) -> None:
+    """Combine `count` elements from `first` on of all places into `outs` (places or arrays)."""
+    assert call.rule is not None
+    unit = _unit(call)
+    start, nbytes = first * unit.itemsize, count * unit.itemsize
+    sources = [each._replace(offset=each.offset + start) for each in places if each is not None]
+    code = code_of(call) if node.can_pipeline else None
+    if code is not None:
+        to: Any = tuple(each.address for each in outs) if isinstance(outs[0], Place) else outs[0]
+        compiled.combine(
+            code.number,
+            tuple(each.address for each in sources),
+            to,
+            count * code.per_item,
+            divisor_of(call, ranks),
+        )
+        return
+    combine(
+        call.rule,
+        [each.view(nbytes, unit) for each in sources],
+        [each.view(nbytes, unit) if isinstance(each, Place) else each for each in outs],
+        ranks,
+    )
+
+
+def _all_reduce(node: SharedNode, call: Call, places: Places) -> None:
+    """Combine all contributions, or the parts of them that are this rank's, here."""
+    assert call.recv is not None
+    out = call.recv.reshape(-1)
+    reduce_places(node, call, places, [out], 0, out.size, node.size)
+
+
+def _all_reduce_direct(node: SharedNode, call: Call, places: Places) -> None:
+    """Combine this rank's slice into everybody's array."""
+    _reduce_slice(node, call, places, [place for place in places if place is not None])
+
+
+def _reduce_slice(node: SharedNode, call: Call, places: Places, targets: Sequence[Place]) -> None:
+    data = call.recv if call.recv is not None else call.send
+    assert data is not None
+    code = code_of(call)  # a compiled loop cuts between its numbers, so ranks do it alike
+    unit = 64 // (code.per_item if code is not None else 1)
+    first, count = share_of(data.size, node.size, node.rank, unit)
+    if count:
+        start = first * data.itemsize
+        outs = [place._replace(offset=place.offset + start) for place in targets]
+        reduce_places(node, call, places, outs, first, count, node.size)
+
+
+def share_of(items: int, size: int, rank: int, unit: int = 64) -> tuple[int, int]:
+    """Return the first element and the length of a rank's slice; whole cache lines."""
+    each = -(-items // (size * unit)) * unit
+    first = min(items, rank * each)
+    return first, min(items, first + each) - first
+
+
+def _reduce(node: SharedNode, call: Call, places: Places) -> None:
+    if node.rank == call.root:
+        _all_reduce(node, call, places)
+
+
+def _reduce_direct(node: SharedNode, call: Call, places: Places) -> None:
+    """Combine this rank's slice into the root's array."""
+    target = places[call.root]
+    assert target is not None
+    _reduce_slice(node, call, places, [target])
+
+
+def _scan(node: SharedNode, call: Call, places: Places) -> None:
+    _first_ranks(node, call, places[: node.rank + 1])
+
+
+def _exscan(node: SharedNode, call: Call, places: Places) -> None:
+    if node.rank > 0:  # the first rank keeps what it has
+        _first_ranks(node, call, places[: node.rank])
+
+
+def _first_ranks(node: SharedNode, call: Call, places: Places) -> None:
+    assert call.recv is not None
+    out = call.recv.reshape(-1)
+    reduce_places(node, call, places, [out], 0, out.size, len(places))
+
+
+def _unit(call: Call) -> np.dtype:
+    data = call.recv if call.recv is not None else call.send
+    assert data is not None
+    unit: np.dtype = data.dtype
+    return unit
+
+
+# ---- moving data
+
+
+def _broadcast(node: SharedNode, call: Call, places: Places) -> None:
+    assert call.recv is not None
+    if node.rank != call.root:
+        _fetch(call.recv, places[call.root])
+
+
+def _all_gather(node: SharedNode, call: Call, places: Places) -> list[Block]:
+    send = call.send
+    assert send is not None
+    return _collect(node, call, places, send.size, send)
+
+
+def _gather(node: SharedNode, call: Call, places: Places) -> list[Block] | None:
+    return _all_gather(node, call, places) if node.rank == call.root else None
+
+
+def _scatter(node: SharedNode, call: Call, places: Places) -> None:
+    assert call.recv is not None
+    _fetch(call.recv, places[call.root])
+
+
+def _alltoall(node: SharedNode, call: Call, places: Places) -> list[Block]:
+    like = call.sends[0] if call.send is None else call.send
+    return _collect(node, call, places, like.size if call.sends else like.size // node.size, like)
+
+
+def _collect(
+    node: SharedNode, call: Call, places: Places, count: int, like: NumpyArray
+) -> list[Block]:
+    """Copy `count` elements of every contribution to where `call` wants them."""
+    given = [place for place in places if place is not None]
+    if call.receives:
+        for run, place in zip(call.receives, given, strict=True):
+            _fetch(run, place)
+        return []
+    out = np.empty(node.size * count, like.dtype) if call.recv is None else call.recv
+    nbytes = count * like.itemsize
+    if node.can_pipeline:
+        compiled.gather(out, tuple(place.address for place in given), nbytes)
+    else:
+        flat = out.reshape(-1).view(np.uint8)
+        for rank, (memory, _, offset) in enumerate(given):
+            flat[rank * nbytes : (rank + 1) * nbytes] = memory[offset : offset + nbytes]
+    return even_blocks(out, call, node.size)
+
+
+def _fetch(out: NumpyArray, place: Place | None) -> None:
+    """Copy a contribution into `out`, which may be its place."""
+    assert place is not None
+    if compiled is None:
+        out.reshape(-1).view(np.uint8)[...] = place.view(out.nbytes, _BYTE)
+    elif place.address != address_of(out):
+        compiled.fetch(out, place.address)
+
+
+_BYTE = np.dtype(np.uint8)
+
+
+# ---- moving a few bytes
+
+_EACH = -1
+
+
+def _move_from_root(call: Call, rank: int, size: int) -> Move:
+    assert call.recv is not None
+    return Move(None if rank == call.root else call.recv, call.root, 0, call.recv.nbytes)
+
+
+def _move_all(call: Call, rank: int, size: int) -> Move:
+    send, out = call.send, call.recv
+    assert send is not None
+    out = np.empty(size * send.size, send.dtype) if out is None else out
+    return Move(out, _EACH, 0, send.nbytes)
+
+
+def _move_to_root(call: Call, rank: int, size: int) -> Move:
+    return _move_all(call, rank, size) if rank == call.root else Move(None, _EACH, 0, 0)
+
+
+def _move_part(call: Call, rank: int, size: int) -> Move:
+    assert call.recv is not None
+    nbytes = call.recv.nbytes
+    return Move(call.recv, call.root, rank * nbytes, nbytes)
+
+
+def _move_parts(call: Call, rank: int, size: int) -> Move:
+    send = call.send
+    assert send is not None
+    nbytes, out = send.nbytes // size, call.recv
+    out = np.empty(send.size, send.dtype) if out is None else out
+    return Move(out, _EACH, rank * nbytes, nbytes)
+
+
+# ---- the table
+
+
+def _in_place(call: Call, rank: int) -> Any:
+    return call.recv
+
+
+def _sent(call: Call, rank: int) -> Any:
+    return call.sends or call.send
+
+
+def _sent_or_in_place(call: Call, rank: int) -> Any:
+    return call.recv if call.send is None else call.send
+
+
+def _by_root(call: Call, rank: int) -> Any:
+    return call.recv if rank == call.root else None
+
+
+def _received(call: Call, size: int) -> int:
+    assert call.recv is not None
+    return call.recv.nbytes
+
+
+def _offered_bytes(call: Call, size: int) -> int:
+    return bytes_of(call)
+
+
+def _per_rank(call: Call, size: int) -> int:
+    """Return the bytes of the root; where it has others for each, they do not fit anyway."""
+    assert call.recv is not None
+    return max(call.recv.nbytes * size, bytes_of(call))
+
+
+def own_block(call: Call, rank: int, size: int) -> int:
+    """Return where this rank's part begins, which it receives; those of other ranks may differ."""
+    assert call.recv is not None
+    before = rank * call.recv.size if call.counts is None else sum(call.counts[0][:rank])
+    return before * call.recv.itemsize
+
+
+def _own_share(call: Call, rank: int, size: int) -> int:
+    """Return the same where a rank sends as much as it receives."""
+    return rank * (bytes_of(call) // size)
+
+
+SHARED: dict[Kind, Shared] = {
+    Kind.ALL_REDUCE: Shared(_in_place, _received, _all_reduce, _all_reduce_direct, in_place=True),
+    Kind.REDUCE: Shared(_sent_or_in_place, _offered_bytes, _reduce, _reduce_direct, in_place=True),
+    Kind.REDUCE_SCATTER: Shared(_sent, _offered_bytes, _all_reduce, part=own_block),
+    Kind.SCAN: Shared(_in_place, _received, _scan, in_place=True),
+    Kind.EXSCAN: Shared(_in_place, _received, _exscan, in_place=True),
+    Kind.BROADCAST: Shared(_by_root, _received, _broadcast, move=_move_from_root),
+    Kind.ALL_GATHER: Shared(_sent, _offered_bytes, _all_gather, move=_move_all),
+    Kind.GATHER: Shared(_sent, _offered_bytes, _gather, move=_move_to_root),
+    Kind.SCATTER: Shared(_sent, _per_rank, _scatter, part=own_block, move=_move_part),
+    Kind.ALLTOALL: Shared(_sent, _offered_bytes, _alltoall, part=_own_share, move=_move_parts),
+}
+
+
+def fits(call: Call, detail: Range) -> bool:
+    """Say, after the agreement, whether the ranks' contributions are as large as each other."""
+    return call.kind not in LOOSE or is_even(detail)

@@ -1,0 +1,134 @@
+"""`ControlBlock`: what the ranks of a group on one node tell each other through shared memory.
+
+One segment per group: a slot per rank in which it publishes six numbers (those of an
+`Agreement`), an address and up to `PAYLOAD` bytes; and a count of steps per rank, on which ranks
+wait for each other inside an operation. Everybody reads everybody's slot.
+
+[Note: two turns] There are two sets of slots, used in turn. A rank writes into a slot again
+after two operations, and begins an operation only when all ranks published in the one before,
+hence have read everything of the one before that. So no operation needs a second exchange.
+
+`PythonControlBlock` is the same as `ControlBlock` of `_kernel.c`. It relies on the order in which
+x86 processors make stores visible; elsewhere the compiled one is needed.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from typing import Any, final
+
+from hpcdist.transport.kernel import compiled
+
+PAYLOAD = 8 << 10
+SPINS = 300
+"""Looks at the others' slots before Python takes over the waiting: a few microseconds."""
+
+LINE = 64
+AGREED = 6
+_WORDS = LINE // 8
+_POLLS_PER_SPIN = 50
+
+Six = tuple[int, int, int, int, int, int]
+
+
+def control_block_bytes(size: int) -> int:
+    """Return how much memory the board of `size` ranks needs."""
+    return size * (3 * LINE + 2 * PAYLOAD)
+
+
+def payload_places(size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return where the payloads lie in a board, by turn and rank."""
+    first = size * 3 * LINE
+    return (
+        tuple(first + rank * PAYLOAD for rank in range(size)),
+        tuple(first + (size + rank) * PAYLOAD for rank in range(size)),
+    )
+
+
+def control_block_class(*, use_compiled: bool) -> Any:
+    """Return the class of boards that works here, or None."""
+    if use_compiled and compiled is not None:
+        return compiled.ControlBlock
+    return PythonControlBlock if platform.machine() in ("x86_64", "AMD64", "i686") else None
+
+
+@final
+class PythonControlBlock:
+    """The part of rank `rank` in a board of `size` ranks; every rank maps the same `memory`."""
+
+    def __init__(self, memory: Any, rank: int, size: int, payload: int) -> None:
+        self._words = memoryview(memory).cast("q")
+        self._bytes = memoryview(memory)
+        self._rank, self._size, self._payload = rank, size, payload
+        self._sequence = self._step = 0
+
+    @property
+    def turn(self) -> int:
+        """The set of slots (0 or 1) of the operation at hand."""
+        return self._sequence & 1
+
+    def post(self, *args: Any) -> Six | None:
+        """Publish six numbers, an address and data (or None); then `test` for `spins` turns."""
+        *numbers, data, spins = args
+        raw: Any = b""
+        if data is not None and memoryview(data).nbytes:
+            raw = memoryview(data).cast("B")
+        if len(raw) > self._payload:
+            raise ValueError("the data are larger than the board's payload")
+        self._sequence += 1
+        own, words = self._slot(self._rank), self._words
+        for place, number in enumerate(numbers):
+            words[own + place] = number
+        start = payload_places(self._size)[self.turn][self._rank]
+        self._bytes[start : start + len(raw)] = raw
+        words[own + AGREED + 1] = self._sequence
+        found: Six | None = _spin(self.test, spins)
+        return found
+
+    def test(self) -> Six | None:
+        """Return the least of each number once all ranks published theirs, else None."""
+        slots = [self._slot(rank) for rank in range(self._size)]
+        words = self._words
+        if any(words[slot + AGREED + 1] != self._sequence for slot in slots):
+            return None
+        a, b, c, d, e, f = (min(words[slot + place] for slot in slots) for place in range(AGREED))
+        return a, b, c, d, e, f
+
+    def addresses(self) -> tuple[int, ...]:
+        """Return the address that each rank published."""
+        return tuple(self._words[self._slot(rank) + AGREED] for rank in range(self._size))
+
+    def arrive(self, spins: int) -> bool:
+        """Take a step; say whether all ranks took as many, after looking for `spins` turns."""
+        self._step += 1
+        self._words[self._rank * _WORDS] = self._step
+        return bool(_spin(self.arrived, spins))
+
+    def arrived(self) -> bool:
+        """Say whether all ranks took as many steps as this one."""
+        words, step = self._words, self._step
+        return all(words[rank * _WORDS] >= step for rank in range(self._size))
+
+    def behind(self) -> list[int]:
+        """Return the ranks that have not come as far as this one."""
+        words = self._words
+        return [
+            rank
+            for rank in range(self._size)
+            if words[self._slot(rank) + AGREED + 1] != self._sequence
+            or words[rank * _WORDS] < self._step
+        ]
+
+    def _slot(self, rank: int) -> int:
+        return (self._size * (1 + self.turn) + rank) * _WORDS
+
+
+def _spin(look: Callable[[], Any], spins: int) -> Any:
+    """Look again and again, about as long as the compiled board does."""
+    found = look()
+    until = time.monotonic_ns() + spins * _POLLS_PER_SPIN
+    while not found and time.monotonic_ns() < until:
+        found = look()
+    return found

@@ -1,0 +1,262 @@
+"""`SharedNode`: the shared memory of one group whose ranks all run on one node.
+
+An operation has three parts: every rank offers its contribution together with the agreement,
+takes what it needs from where the others' lie (the verbs of `shared_verbs`), and, if
+others read its own array, waits until they are done.
+
+Where a contribution lies decides how far it is copied:
+
+- up to `PAYLOAD` bytes: in the board itself, written along with the agreement;
+- an array made by `hpcdist.empty`: where it is, nothing is copied;
+- others of medium size: copied to the staging memory of the board, if the operation gains;
+- ordinary arrays to be reduced: through the staging memory part by part (`_kernel.c`, "pipe").
+
+Everything else is left to MPI. What `select` says holds for all ranks alike, because it is asked
+about what they have agreed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, final
+
+import numpy as np
+
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.errors import CollectiveTimeout, RemoteError, TransportError
+from hpcdist.transport.activity import Wait
+from hpcdist.transport.call import Call, label
+from hpcdist.transport.call_site import call_site
+from hpcdist.transport.kernel import MOST, address_of, copy_in
+from hpcdist.transport.polling import poll
+from hpcdist.transport.shm.control import PAYLOAD, SPINS, control_block_bytes, payload_places
+from hpcdist.transport.shm.heap import Heap
+from hpcdist.transport.shm.segment import Bytes, Segment
+from hpcdist.transport.tuning import STAGED_UP_TO
+
+PIPELINE_PART = 512 << 10
+"""Bytes of an ordinary array that are in the staging memory at a time, twice."""
+
+_PATIENCE = 4000
+NOTHING = -1
+"""Published instead of an address by a rank that contributes nothing."""
+
+_IN_STAGE = 1 << 62
+_IN_LIST = _IN_STAGE + 1
+"""Published instead of an address by a rank whose payload says where each rank's part lies."""
+_OFFSET = np.dtype(np.int64)
+_DEAD_AFTER_S = 0.2
+_PAGE = 4096
+
+
+class Place(NamedTuple):
+    """Where a contribution lies: a mapped segment, its address here, and the offset in it."""
+
+    memory: Bytes
+    base: int
+    offset: int
+
+    def view(self, nbytes: int, dtype: np.dtype) -> NumpyArray:
+        """Return the contribution as a flat array of `dtype`."""
+        return self.memory[self.offset : self.offset + nbytes].view(dtype)
+
+    @property
+    def address(self) -> int:
+        """Where it lies in this process."""
+        return self.base + self.offset
+
+
+class Mapped(NamedTuple):
+    """A mapped segment: its bytes, and where they begin."""
+
+    memory: Bytes
+    base: int
+
+
+@final
+class SharedNode:
+    """See the module; `mpi_node.open_node` makes one. `progress` is called during long waits."""
+
+    def __init__(
+        self,
+        board_memory: Bytes,
+        control_block_type: Any,
+        heaps: Sequence[Mapped],
+        heap: Heap,
+        pids: Sequence[int],
+        rank: int,
+        ranks: Sequence[int],
+        timeout_s: float,
+        progress: Callable[[], Any],
+    ) -> None:
+        self.rank, self.size, self.ranks = rank, len(pids), ranks
+        self.heap = heap
+        self.timeout_s = timeout_s
+        self.failed = False
+        self.control = control_block_type(board_memory, rank, self.size, PAYLOAD)
+        self.can_pipeline = hasattr(self.control, "begin") and self.size <= MOST
+        self._progress = progress
+        self._pids = pids
+        self._heaps = heaps
+        self._own = Mapped(board_memory, address_of(board_memory))
+        self._stages = _stage_places(self.size)
+        self.own_base = self._own.base
+        self.bases = tuple(each.base for each in heaps)
+        """Where this process sees the heap of each rank."""
+        self.pipe_stages = tuple(self._own.base + place for place in self._stages)
+        self.payloads = tuple(
+            tuple(Place(*self._own, offset) for offset in turn)
+            for turn in payload_places(self.size)
+        )
+        self.payload_addresses = tuple(
+            tuple(place.address for place in turn) for turn in self.payloads
+        )
+
+    # ---- offering
+
+    def stage(self, data: NumpyArray) -> int:
+        """Copy a contribution to this rank's staging memory for the next operation."""
+        room = self.staged(self.rank, 1 - self.control.turn, data.nbytes)
+        copy_in(room, data.reshape(-1).view(np.uint8))
+        return _IN_STAGE
+
+    def staged(self, rank: int, turn: int, nbytes: int) -> Bytes:
+        """Return the staging memory of a rank, for turn 0 or 1; at most `STAGED_UP_TO` bytes."""
+        offset = self._stage_offset(rank, turn)
+        return self._own.memory[offset : offset + nbytes]
+
+    @property
+    def memory(self) -> Bytes:
+        """The segment of the group: the board and everyone's staging memory."""
+        return self._own.memory
+
+    def shared_address(self, data: NumpyArray) -> int:
+        """Return what to publish for an array in the heap; 0 for any other."""
+        offset = self.heap.offset_of(data)
+        return 0 if offset is None else offset + 1
+
+    def shared_list(self, runs: Sequence[NumpyArray]) -> tuple[int, NumpyArray | None]:
+        """Return what to publish for one array per rank, and the payload; 0 for none."""
+        offsets = [self.heap.offset_of(run) for run in runs]
+        if None in offsets or len(offsets) * _OFFSET.itemsize > PAYLOAD:
+            return 0, None
+        return _IN_LIST, np.array(offsets, _OFFSET)
+
+    def places(self, addresses: Sequence[int], part: int = 0) -> list[Place | None]:
+        """Return where contributions lie that were published; those to be cut, from `part` on."""
+        return [self._place(rank, address, part) for rank, address in enumerate(addresses)]
+
+    def _place(self, rank: int, address: int, part: int) -> Place | None:
+        if address == NOTHING:
+            return None
+        if address == _IN_STAGE:
+            return Place(*self._own, self._stage_offset(rank, self.control.turn) + part)
+        if address == _IN_LIST:
+            payload = self.payloads[self.control.turn][rank]
+            offsets = payload.view(self.size * _OFFSET.itemsize, _OFFSET)
+            return Place(*self._heaps[rank], int(offsets[self.rank]))
+        return Place(*self._heaps[rank], address - 1 + part)
+
+    def _stage_offset(self, rank: int, turn: int) -> int:
+        return self._stages[rank] + pipeline_bytes(self.size) + turn * STAGED_UP_TO
+
+    # ---- waiting
+
+    def finish(self, call: Call, *, wait: bool) -> None:
+        """Say that this rank has taken what it needs; `wait` until all others have, too."""
+        if wait:
+            self.step(call)
+        else:
+            self.control.arrive(0)
+
+    def step(self, call: Call) -> None:
+        """Wait until all ranks have come here."""
+        if not self.control.arrive(SPINS):
+            self.await_others(self.control.arrived, call)
+
+    def parcel_segment(self, rank: int) -> Segment | None:
+        """Return the segment whose descriptor a rank published for this operation, if it did."""
+        descriptor = self.control.addresses()[rank] - 1
+        return None if descriptor < 0 else Segment(self._pids[rank], descriptor, 0)
+
+    def run_pipe(self, call: Call) -> None:
+        """Drive the reduction that `control.begin` prepared to its end."""
+        go_on = self.control.go_on
+        if not go_on(_PATIENCE):
+            self.await_others(lambda: go_on(_PATIENCE), call)
+
+    def await_others(self, done: Callable[[], bool], call: Call) -> None:
+        """Poll `done` until it holds; a rank that is missing becomes an error."""
+
+        def look() -> bool:
+            self._progress()
+            return done()
+
+        try:
+            wait = Wait(lambda: label(call, self.ranks))
+            if poll(look, self.timeout_s, lambda _: self.check_alive(call), _DEAD_AFTER_S, wait):
+                return
+        except BaseException:
+            self.give_up()
+            raise
+        self.give_up()
+        missing = tuple(self.ranks[rank] for rank in self.control.behind())
+        raise CollectiveTimeout(
+            f"{label(call, self.ranks)} stopped on its way: missing ranks "
+            f"{', '.join(map(str, missing))} did not proceed within {self.timeout_s:g} s. Called "
+            f"at {call_site()}. Arrays of this operation are in an unknown state: end the job",
+            missing,
+        )
+
+    def give_up(self) -> None:
+        """Never use this memory again: others may be in the middle of an operation."""
+        self.failed = True
+        self.heap.retire()
+
+    def check_alive(self, call: Call) -> None:
+        """Raise if the process of a rank that is waited for has died."""
+        for rank in self.control.behind():
+            if rank != self.rank and _is_dead(self._pids[rank]):
+                self.give_up()
+                raise RemoteError(
+                    f"rank {self.ranks[rank]} died during {label(call, self.ranks)}, called at "
+                    f"{call_site()}; look for its last words above, and end the job",
+                    self.ranks[rank],
+                )
+
+    def check_usable(self) -> None:
+        """Raise if an earlier operation stopped on its way."""
+        if self.failed:
+            raise TransportError(
+                "an earlier operation of this group stopped on its way (see the first error); "
+                "its ranks are no longer in step: end the job"
+            )
+
+
+def pipeline_bytes(size: int) -> int:
+    """Return the staging memory of one rank for reductions in parts; see "pipe" in _kernel.c."""
+    return 2 * (size + 1) * slice_bytes(size)
+
+
+def slice_bytes(size: int) -> int:
+    """Return the bytes of one rank's share of a part."""
+    return max(_PAGE, PIPELINE_PART // size // _PAGE * _PAGE)
+
+
+def _stage_places(size: int) -> tuple[int, ...]:
+    first = -(-control_block_bytes(size) // _PAGE) * _PAGE
+    each = pipeline_bytes(size) + 2 * STAGED_UP_TO
+    return tuple(first + rank * each for rank in range(size))
+
+
+def node_bytes(size: int) -> int:
+    """Return the bytes of the segment of a group: the board and the staging memory."""
+    return _stage_places(size)[-1] + pipeline_bytes(size) + 2 * STAGED_UP_TO
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True

@@ -1,0 +1,230 @@
+"""Point-to-point messages between ranks that are threads: letters in a shared box.
+
+A send copies its data into a letter and has ended. Receives are matched with letters by sender,
+tag and dtype, in the order in which they were posted, as in `mpi_messages`. A letter of another
+dtype is an error only when no other can come any more.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, final
+
+from hpcdist.arrays.pickled import Pickled
+from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
+from hpcdist.transport import activity
+from hpcdist.transport.base import DONE, Known, Work
+from hpcdist.transport.call import ANY_SOURCE, Call, Kind, label
+from hpcdist.transport.call_site import call_site
+from hpcdist.transport.queue import seconds
+
+if TYPE_CHECKING:
+    from hpcdist.transport.threads.transport import ThreadGroup
+
+_LOOK_AGAIN_S = 0.05
+
+
+class Envelope:
+    """A message that was sent and not yet received."""
+
+    def __init__(self, source: int, to: int, call: Call) -> None:
+        self.source, self.to, self.call = source, to, call
+        self.data = None if call.send is None else call.send.reshape(-1).copy()
+        self.pickles: list[Pickled] = [pickled.copy() for pickled in call.pickles]
+
+
+@final
+class Mailbox:
+    """The messages of one rank of a room; the letters are shared by all its ranks."""
+
+    def __init__(self, rank: int, room: ThreadGroup, timeout_s: float) -> None:
+        self.rank = rank
+        self.room, self.ranks = room, room.ranks
+        self.letters: list[Envelope] = room.letters
+        self.changed: threading.Condition = room.changed
+        self.timeout_s = timeout_s
+        self.posted: list[ThreadReceive] = []
+
+    def start(self, call: Call) -> Work:
+        """Send a letter, or begin to wait for one."""
+        with self.changed:
+            if call.kind in (Kind.SEND, Kind.SEND_OBJECT_LIST):
+                self.letters.append(Envelope(self.rank, call.root, call))
+                self.changed.notify_all()
+                if call.ended is not None:
+                    call.ended(None)
+                return DONE
+            receive = ThreadReceive(self, call)
+            self.posted.append(receive)
+            return receive
+
+    def advance(self) -> None:
+        """Match letters with receives, in posting order; under the lock."""
+        self.posted = [receive for receive in self.posted if not receive.match()]
+
+
+@final
+class ThreadReceive(Work):
+    """A receive of one rank."""
+
+    def __init__(self, box: Mailbox, call: Call) -> None:
+        self._box = box
+        self._call = call
+        self._ended = False
+        self._error: Exception | None = None
+
+    def match(self) -> bool:
+        """Take the first letter that fits; True if nothing is left to match."""
+        call = self._call
+        for letter in self._box.letters:
+            if not self._fits(letter):
+                continue
+            if call.recv is not None:
+                assert letter.data is not None
+                if letter.data.size != call.recv.size:
+                    self._end(self._mismatch(letter))
+                    return True
+                call.recv.reshape(-1)[...] = letter.data
+            self._box.letters.remove(letter)
+            self.source = self._box.ranks[letter.source]
+            failure = None
+            try:
+                if call.finish is not None:
+                    call.finish(letter.pickles if call.recv is None else None)
+            except Exception as error:
+                failure = error
+            self._end(failure)
+            return True
+        return False
+
+    def _end(self, error: Exception | None) -> None:
+        self._ended, self._error = True, error
+        if self._call.ended is not None:
+            try:
+                self._call.ended(error)
+            except Exception as raised:  # of a listener
+                self._error = error or raised
+
+    @property
+    def limit_s(self) -> float:
+        """The time limit of the group."""
+        return self._box.timeout_s
+
+    def is_completed(self) -> bool:
+        """Say whether the message has arrived."""
+        with self._box.changed:
+            if not self._ended:
+                self._box.advance()
+            return self._ended
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Block until the message is in the array."""
+        box, limit = self._box, seconds(timeout)
+        limit = box.timeout_s if limit is None else limit
+        deadline = time.monotonic() + limit
+        with box.changed, activity.noted(activity.Wait(self._what, self._blockers)):
+            while not self.is_completed():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    self._time_out(limit, goes_on=timeout is not None)
+                elif not self._no_other_will_come():
+                    box.changed.wait(min(_LOOK_AGAIN_S, left))
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def attend(self, waited: float) -> None:
+        """See whether what is wanted cannot be sent any more."""
+        with self._box.changed:
+            if not self._ended:
+                self._no_other_will_come()
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return Known(label(self._call, self._box.ranks), self._ended, self._error)
+
+    def _what(self) -> str:
+        box = self._box
+        call, ranks = self._call, list(box.ranks)
+        peer = "any rank" if call.root == ANY_SOURCE else f"rank {ranks[call.root]}"
+        return f"{label(call, ranks)} from {peer} with tag {call.tag} in the group of ranks {ranks}"
+
+    def _blockers(self) -> list[tuple[ThreadGroup, int]]:
+        """Return who has to send something before this receive can end, if it is one rank."""
+        if self._ended or self._call.root == ANY_SOURCE:
+            return []
+        if any(map(self._fits, tuple(self._box.letters))):
+            return []
+        return [(self._box.room, self._call.root)]
+
+    def _wanted(self, letter: Envelope) -> bool:
+        call = self._call
+        return (
+            letter.to == self._box.rank
+            and call.root in (ANY_SOURCE, letter.source)
+            and letter.call.tag == call.tag
+        )
+
+    def _fits(self, letter: Envelope) -> bool:
+        return self._wanted(letter) and letter.call.dtype == self._call.dtype
+
+    # ---- what can go wrong
+
+    def _no_other_will_come(self) -> bool:
+        """End with an error if what is wanted cannot be sent any more; return whether it did."""
+        box, root = self._box, self._call.root
+        other = next(filter(self._wanted, box.letters), None)
+        if other is not None:
+            own, left = box.room.threads[box.rank], box.room.left
+            sources = range(len(box.ranks)) if root == ANY_SOURCE else [root]
+            if not all(each in left or box.room.awaits(each, own) for each in sources):
+                return False
+            self._give_up(self._mismatch(other))
+            return True
+        if root in box.room.left:
+            self._give_up(self._gone(root))
+            return True
+        return False
+
+    def _time_out(self, limit: float, *, goes_on: bool) -> None:
+        box, root = self._box, self._call.root
+        other = next(filter(self._wanted, box.letters), None)
+        asked = [each for each in range(len(box.ranks)) if root in (each, ANY_SOURCE)]
+        account = box.room.account(asked, box.rank, limit)
+        if other is not None and not goes_on:
+            self._give_up(self._mismatch(other, f" within {limit:g} s", account))
+            return
+        there = "" if other is None else f" There is {label(other.call, box.ranks)}, which stays."
+        error = CollectiveTimeout(
+            f"{self._what()} got no message within {limit:g} s; called at {call_site()}."
+            f"{there}{account}",
+            () if root == ANY_SOURCE else (box.ranks[root],),
+        )
+        if goes_on:
+            raise error
+        self._give_up(error)
+
+    def _give_up(self, error: HpcdistError) -> None:
+        self._box.posted.remove(self)
+        self._end(error)
+
+    def _mismatch(self, letter: Envelope, within: str = "", account: str = "") -> MismatchError:
+        ranks = self._box.ranks
+        none = "" if self._fits(letter) else f", and sent none of that{within}"
+        return MismatchError(
+            f"rank {ranks[letter.source]} sent {label(letter.call, ranks)}, but rank "
+            f"{ranks[self._box.rank]} receives {label(self._call, ranks)} with tag "
+            f"{self._call.tag}{none}; called at {call_site()}. The message was not taken: receive "
+            f"it with an array of its size and dtype{account}"
+        )
+
+    def _gone(self, root: int) -> RemoteError:
+        why, details = self._box.room.left[root]
+        rank = self._box.ranks[root]
+        return RemoteError(
+            f"rank {rank} {why} and sent nothing for {self._what()}, called at {call_site()}; let "
+            "it send with this group, tag and dtype",
+            rank,
+            details,
+        )

@@ -1,0 +1,226 @@
+"""`TuningTable`: which way an operation takes, as one table.
+
+Rules are read from the first to the last; the first that fits an operation names its way. The
+default rules hold what was measured on common hardware and fall back to MPI wherever shared
+memory does not win; `hpcdist tune` measures a site and writes rules of its own, which
+``HPCDIST_TUNING`` puts before the default ones. All ranks must read equal rules.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, final
+
+from hpcdist.errors import UsageError
+from hpcdist.transport.call import Kind
+
+FORMAT = 1
+KiB, MiB = 1 << 10, 1 << 20
+
+
+class Algorithm(Enum):
+    """How an operation can be carried out; `EXPLAINED` tells each in words."""
+
+    MPI = "mpi"
+    STAGED = "staged"
+    PIPELINED = "pipelined"
+    DIRECT = "direct"
+    HIERARCHICAL = "hierarchical"
+
+
+EXPLAINED = {
+    Algorithm.MPI: "MPI's own collective",
+    Algorithm.STAGED: "copied once to shared staging memory, read there by the others",
+    Algorithm.PIPELINED: "through shared staging memory part by part, each rank reduces its slice",
+    Algorithm.DIRECT: "arrays in shared memory: read where they are, nothing is copied",
+    Algorithm.HIERARCHICAL: "reduced inside each node, between the nodes by all ranks at once, "
+    "shared inside",
+}
+
+
+class TuningRule(NamedTuple):
+    """One row: operations of at most `up_to` bytes (None: any) take `algorithm`.
+
+    `arrays` are "shared" if all contributions are in shared memory. `numbers` are "short" for
+    float16 and bfloat16, and for means: there MPI needs passes of ours before and after. `ranks`
+    is the range of ranks per node, both ends included.
+    """
+
+    operation: str
+    arrays: Literal["ordinary", "shared"]
+    algorithm: Algorithm
+    up_to: int | None = None
+    numbers: Literal["any", "short", "wide"] = "any"
+    ranks: tuple[int, int] = (2, 1 << 30)
+    nodes: Literal["one", "several", "any"] = "one"
+
+
+STAGED_UP_TO = MiB
+"""Bytes of the largest contribution that fits into the staging memory as a whole."""
+
+_COPIED = (Algorithm.MPI, Algorithm.STAGED)
+_MOVED = (*_COPIED, Algorithm.DIRECT)
+_REDUCED = (*_COPIED, Algorithm.PIPELINED, Algorithm.DIRECT)
+# The ways an operation can take inside a node. Scans are never direct: a rank's result would
+# overwrite what others still read.
+_ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
+    **dict.fromkeys(("all_reduce", "reduce", "reduce_scatter"), _REDUCED),
+    **dict.fromkeys(("broadcast", "all_gather", "gather", "scatter", "alltoall"), _MOVED),
+    **dict.fromkeys(("scan", "exscan"), _COPIED),
+}
+_ALGORITHMS_BETWEEN_NODES = {"all_reduce": (Algorithm.MPI, Algorithm.HIERARCHICAL)}
+
+OPERATIONS = tuple(_ALGORITHMS)
+"""The operations that have a choice."""
+
+
+def possible_algorithms(
+    operation: str, arrays: str, *, several_nodes: bool
+) -> tuple[Algorithm, ...]:
+    """Return the ways that `operation` can take with such arrays; rules for others are ignored."""
+    if several_nodes:
+        return _ALGORITHMS_BETWEEN_NODES.get(operation, (Algorithm.MPI,))
+    algorithms = _ALGORITHMS.get(operation, (Algorithm.MPI,))
+    return (
+        algorithms
+        if arrays == "shared"
+        else tuple(algorithm for algorithm in algorithms if algorithm is not Algorithm.DIRECT)
+    )
+
+
+DEFAULT: tuple[TuningRule, ...] = (
+    TuningRule("all_reduce", "shared", Algorithm.DIRECT),
+    TuningRule("reduce", "shared", Algorithm.DIRECT),
+    TuningRule("reduce_scatter", "shared", Algorithm.DIRECT),
+    TuningRule("broadcast", "shared", Algorithm.DIRECT),
+    TuningRule("all_gather", "shared", Algorithm.DIRECT),
+    TuningRule("gather", "shared", Algorithm.DIRECT),
+    TuningRule("scatter", "shared", Algorithm.DIRECT),
+    TuningRule("alltoall", "shared", Algorithm.DIRECT),
+    TuningRule("all_reduce", "ordinary", Algorithm.PIPELINED),
+    TuningRule("reduce", "ordinary", Algorithm.PIPELINED, numbers="short"),
+    TuningRule("reduce_scatter", "ordinary", Algorithm.PIPELINED, numbers="short"),
+    TuningRule("reduce", "ordinary", Algorithm.PIPELINED, up_to=512 * KiB),
+    TuningRule("reduce_scatter", "ordinary", Algorithm.PIPELINED, up_to=512 * KiB),
+    TuningRule("broadcast", "ordinary", Algorithm.STAGED, up_to=MiB),
+    TuningRule("scan", "ordinary", Algorithm.STAGED, up_to=MiB),
+    TuningRule("exscan", "ordinary", Algorithm.STAGED, up_to=MiB),
+    TuningRule("all_reduce", "ordinary", Algorithm.MPI, up_to=64 * KiB, nodes="several"),
+    TuningRule("all_reduce", "ordinary", Algorithm.HIERARCHICAL, nodes="several"),
+)
+
+
+@final
+class TuningTable:
+    """The rules of one job, asked for one group; `rules` are those that fit it."""
+
+    def __init__(self, rules: Sequence[TuningRule], ranks: int, *, several_nodes: bool) -> None:
+        self.rules = tuple(
+            rule
+            for rule in rules
+            if rule.ranks[0] <= ranks <= rule.ranks[1]
+            and rule.nodes in ("any", "several" if several_nodes else "one")
+            and rule.algorithm
+            in possible_algorithms(rule.operation, rule.arrays, several_nodes=several_nodes)
+        )
+        self._found: dict[tuple[Kind, bool, bool], tuple[tuple[float, Algorithm], ...]] = {}
+
+    def algorithm(self, kind: Kind, nbytes: int, *, short: bool, shared: bool) -> Algorithm:
+        """Return the way of an operation whose largest contribution has `nbytes`."""
+        key = kind, short, shared
+        steps = self._found.get(key)
+        if steps is None:
+            steps = self._found.setdefault(key, self._steps(*key))
+        for up_to, algorithm in steps:
+            if nbytes <= up_to:
+                return algorithm
+        return Algorithm.MPI
+
+    def explain(
+        self, kind: Kind, nbytes: int, *, short: bool, shared: bool
+    ) -> tuple[Algorithm, TuningRule | None]:
+        """Return the same way, and the rule that names it; None if there is no rule."""
+        for rule in self._fitting(kind, short, shared):
+            if nbytes <= _limit(rule):
+                return rule.algorithm, rule
+        return Algorithm.MPI, None
+
+    def _steps(self, kind: Kind, short: bool, shared: bool) -> tuple[tuple[float, Algorithm], ...]:
+        return tuple((_limit(rule), rule.algorithm) for rule in self._fitting(kind, short, shared))
+
+    def _fitting(self, kind: Kind, short: bool, shared: bool) -> Iterator[TuningRule]:
+        name, arrays = kind.name.lower(), "shared" if shared else "ordinary"
+        numbers = "any", "short" if short else "wide"
+        for rule in self.rules:
+            if (rule.operation, rule.arrays) == (name, arrays) and rule.numbers in numbers:
+                yield rule
+
+
+def _limit(rule: TuningRule) -> float:
+    """Return the most bytes that a rule is for."""
+    limit = math.inf if rule.up_to is None else rule.up_to
+    return min(limit, STAGED_UP_TO) if rule.algorithm is Algorithm.STAGED else limit
+
+
+def read_rules(path: str | None) -> tuple[TuningRule, ...]:
+    """Return the rules of the tuning file at `path` (None: no file), then the default ones.
+
+    Raises:
+        UsageError: the file cannot be read or is not a tuning file.
+
+    """
+    if path is None:
+        return DEFAULT
+    try:
+        given = json.loads(Path(path).read_text())
+        if given["format"] != FORMAT:
+            raise ValueError(f"format {given['format']}, expected {FORMAT}")
+        return (*(_rule(row) for row in given["rules"]), *DEFAULT)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"HPCDIST_TUNING={path} is not a usable tuning file: {type(error).__name__}: {error}; "
+            "write one with `hpcdist tune`, or unset the variable"
+        ) from error
+
+
+def _rule(row: dict[str, Any]) -> TuningRule:
+    known = {name: row[name] for name in TuningRule._fields if name in row}
+    if "way" in row:  # as the column was called
+        known.setdefault("algorithm", row["way"])
+    rule = TuningRule(**known)
+    rule = rule._replace(algorithm=_algorithm(rule.algorithm))
+    if str(rule.operation).upper() not in Kind.__members__:
+        raise ValueError(f"unknown operation {rule.operation!r}")
+    for name, choices in _CHOICES.items():
+        if getattr(rule, name) not in choices:
+            raise ValueError(f"{name} {getattr(rule, name)!r} is none of {', '.join(choices)}")
+    first, last = rule.ranks
+    up_to = None if rule.up_to is None else int(rule.up_to)
+    return rule._replace(ranks=(int(first), int(last)), up_to=up_to)
+
+
+_FORMER_NAMES = {"pipe": Algorithm.PIPELINED, "lanes": Algorithm.HIERARCHICAL}
+"""As earlier versions wrote them."""
+
+
+def _algorithm(name: Any) -> Algorithm:
+    return _FORMER_NAMES.get(name) or Algorithm(name)
+
+
+_CHOICES = {
+    "arrays": ("ordinary", "shared"),
+    "numbers": ("any", "short", "wide"),
+    "nodes": ("one", "several", "any"),
+}
+
+
+def rules_as_json(rules: Iterable[TuningRule]) -> list[dict[str, Any]]:
+    """Return rules the way a tuning file holds them."""
+    return [
+        {**rule._asdict(), "algorithm": rule.algorithm.value, "ranks": list(rule.ranks)}
+        for rule in rules
+    ]
