@@ -5,6 +5,7 @@ import threading
 import ml_dtypes
 import numpy as np
 import pytest
+from checks import combined
 
 import hpcdist as dist
 from hpcdist.testing import contract
@@ -307,9 +308,14 @@ def test_arrays_train_on_the_device(rank, size):
     assert (DEVICE.numbers(inner.grad) == (size + 1) / 2).all()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int16", "complex64"])
-@pytest.mark.parametrize("op", ["SUM", "MAX", "AVG"])
-@pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter"])
+@pytest.mark.parametrize(
+    ("operation", "dtype", "op"),
+    combined(
+        ("all_reduce", "reduce", "reduce_scatter"),
+        ("float32", "float16", "bfloat16", "int16", "complex64"),
+        ("SUM", "MAX", "AVG"),
+    ),
+)
 def test_large_arrays_are_added_on_the_device_as_the_host_adds_them(
     rank, size, dtype, op, operation
 ):

@@ -31,6 +31,7 @@ def raised(kind, function, *args, **options):
 # ---- the bound
 
 
+@pytest.mark.thorough
 def test_what_exceeds_the_bound_stays_with_its_sender_and_both_are_told_why(world_with, rank, size):
     if size == 1:
         return

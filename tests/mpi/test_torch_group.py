@@ -125,6 +125,7 @@ def test_a_new_beginning_has_a_store_of_its_own(rank, size):
         dist.init_process_group("hpcdist")
 
 
+@pytest.mark.thorough
 def test_an_end_leaves_nothing_open(rank, size):
     def open_files():
         gc.collect()
@@ -313,6 +314,7 @@ def test_a_group_has_a_backend_for_each_device_it_serves(rank, size):
         group._get_backend(torch.device("xpu"))
 
 
+@pytest.mark.thorough
 @among_several
 def test_the_time_limit_of_a_group_can_be_changed(new_group, rank, size):
     group = new_group()

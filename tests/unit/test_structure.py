@@ -1,6 +1,7 @@
 """The shape of the package: imports point one way, and names are where they were promised."""
 
 import ast
+import functools
 import inspect
 from pathlib import Path
 
@@ -63,9 +64,15 @@ def name_of(path):
     return path.relative_to(PACKAGE).as_posix()
 
 
+@functools.cache
+def nodes_of(path):
+    """Return all nodes of a module's syntax tree."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imports_of(path):
     """Return the dotted names that a module imports, lazily or not, and line numbers."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from ((each.name, node.lineno) for each in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -105,14 +112,14 @@ def test_fenced_names_stay_where_they_belong(fenced):
         for imported, line in imports_of(path):
             assert imported.split(".")[0] != fenced, f"{name_of(path)}:{line}"
             assert imported != fenced, f"{name_of(path)}:{line}"
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 assert f"{node.value.id}.{node.attr}" != fenced, f"{name_of(path)}:{node.lineno}"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_every_module_says_what_it_is(path):
-    assert ast.get_docstring(ast.parse(path.read_text())) is not None
+    assert ast.get_docstring(nodes_of(path)[0]) is not None
 
 
 # ---- names: Paddle's, with the parameters in its order and with its defaults. What follows ";" is

@@ -18,7 +18,7 @@ from hpcdist.transport.shm.segment import create_segment, open_segment
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 LINE = 256
 MiB = 1 << 20
 
