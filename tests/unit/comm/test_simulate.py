@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hpcdist as dist
-from hpcdist.transport.threads.messages import LocalReceive
+from hpcdist.transport.threads.messages import ThreadReceive
 
 
 def test_neither_importing_nor_simulating_imports_mpi4py_or_torch():
@@ -306,8 +306,8 @@ def test_what_runs_while_messages_are_matched_cannot_wait_for_others():
 
 
 def test_many_receives_look_at_a_message_each(monkeypatch):
-    n, looks, fits = 300, [], LocalReceive._fits
-    monkeypatch.setattr(LocalReceive, "_fits", lambda *args: looks.append(None) or fits(*args))
+    n, looks, fits = 300, [], ThreadReceive._fits
+    monkeypatch.setattr(ThreadReceive, "_fits", lambda *args: looks.append(None) or fits(*args))
 
     def program():
         x = np.zeros((n, 1))
