@@ -2,8 +2,8 @@
 
 Read in this order: `shard` (a part of an array; `dtensor`: torch's), `nodes` (a state as plain
 data), `objects` (what has a state of its own), `state` (how it is taken apart), `plan` (who writes
-what), `formats` and `blocks` (data files), `schema` and `manifest`, `claim` and `folder` (how it is
-made whole), `team` (ranks that agree), then `saving` and `background`; `matching` and `loading`;
+what), `formats` and `blocks` (data files), `schema` and `manifest`, `claim` and `storage` (how it
+is made whole), `team` (ranks that agree), then `saving` and `background`; `matching` and `loading`;
 `inspection` and `command`. All but `Shard` is imported when it is used.
 """
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
         verify as verify,
     )
     from hpcdist.checkpoint.loading import load as load
-    from hpcdist.checkpoint.model import save_group_sharded_model as save_group_sharded_model
     from hpcdist.checkpoint.paddle import (
         load_merged_state_dict as load_merged_state_dict,
         load_state_dict as load_state_dict,
+        save_group_sharded_model as save_group_sharded_model,
         save_state_dict as save_state_dict,
     )
     from hpcdist.checkpoint.saving import save as save
@@ -37,7 +37,7 @@ _MODULES = {
     "verify": "inspection",
     "consolidate": "inspection",
     "Summary": "inspection",
-    "save_group_sharded_model": "model",
+    "save_group_sharded_model": "paddle",
     "save_state_dict": "paddle",
     "load_state_dict": "paddle",
     "load_merged_state_dict": "paddle",

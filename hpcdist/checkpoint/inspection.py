@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from hpcdist.checkpoint.blocks import Files, Piece, Progress, write_file
-from hpcdist.checkpoint.folder import find_checkpoint, named, open_checkpoint, sync_folder
 from hpcdist.checkpoint.formats import Tensor, lay_out
 from hpcdist.checkpoint.manifest import Manifest
+from hpcdist.checkpoint.storage import find_checkpoint, named, open_checkpoint, sync_folder
 from hpcdist.checkpoint.team import reading_team
 from hpcdist.comm.group import Group
 from hpcdist.errors import CheckpointError, UsageError

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 from hpcdist.checkpoint.background import finish_saving
 from hpcdist.checkpoint.blocks import Files, Piece
-from hpcdist.checkpoint.folder import check_order, named, open_checkpoint
 from hpcdist.checkpoint.formats import dtype_of_name
-from hpcdist.checkpoint.host import Target, new_target, to_write
+from hpcdist.checkpoint.host_copies import Target, new_target, to_write
 from hpcdist.checkpoint.manifest import Manifest
 from hpcdist.checkpoint.matching import Fill, Matching, ObjectState, Wanted
 from hpcdist.checkpoint.nodes import Path, name_of, topmost
 from hpcdist.checkpoint.objects import give
+from hpcdist.checkpoint.storage import check_order, named, open_checkpoint
 from hpcdist.checkpoint.team import Team, reading_team
 from hpcdist.comm.group import Group
 from hpcdist.comm.issue import not_a_member

@@ -16,7 +16,14 @@ from typing import Any, NamedTuple
 from hpcdist.checkpoint.background import Saving, finish_saving, start_saving
 from hpcdist.checkpoint.blocks import Piece, blocks_of, write_file
 from hpcdist.checkpoint.claim import Claim, release
-from hpcdist.checkpoint.folder import (
+from hpcdist.checkpoint.formats import Tensor, lay_out, name_of_dtype
+from hpcdist.checkpoint.host_copies import look, to_read
+from hpcdist.checkpoint.manifest import Manifest
+from hpcdist.checkpoint.nodes import Node
+from hpcdist.checkpoint.plan import Array, Held, Span, join_holdings, share_out
+from hpcdist.checkpoint.shard import Shard, bounds_of
+from hpcdist.checkpoint.state import describe_state, merge_nodes
+from hpcdist.checkpoint.storage import (
     check_order,
     check_step,
     commit,
@@ -27,13 +34,6 @@ from hpcdist.checkpoint.folder import (
     prune,
     step_folder,
 )
-from hpcdist.checkpoint.formats import Tensor, lay_out, name_of_dtype
-from hpcdist.checkpoint.host import look, to_read
-from hpcdist.checkpoint.manifest import Manifest
-from hpcdist.checkpoint.nodes import Node
-from hpcdist.checkpoint.plan import Array, Held, Span, join_holdings, share_out
-from hpcdist.checkpoint.shard import Shard, bounds_of
-from hpcdist.checkpoint.state import describe_state, merge_nodes
 from hpcdist.checkpoint.team import Team, team_of
 from hpcdist.comm.group import Group
 from hpcdist.comm.issue import not_a_member

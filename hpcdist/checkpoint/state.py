@@ -17,7 +17,7 @@ import numpy as np
 from hpcdist.arrays.libraries import library_of
 from hpcdist.checkpoint.dtensor import is_dtensor, shard_of
 from hpcdist.checkpoint.formats import name_of_dtype
-from hpcdist.checkpoint.host import look
+from hpcdist.checkpoint.host_copies import look
 from hpcdist.checkpoint.nodes import (
     CONTAINERS,
     DEPTH,
