@@ -65,7 +65,7 @@ class Saving(Work):
         return True
 
     def is_completed(self) -> bool:
-        """Say whether the save has ended, well or not."""
+        """Return whether the save has ended, well or not."""
         return self._thread is None or not self._thread.is_alive()
 
     def known(self) -> Known:
@@ -99,7 +99,7 @@ class _AsyncSlot(NamedTuple):
 
 
 class _Alone:
-    """Stands for the group of a process that has none."""
+    """Stands for the group of a process that has none: None cannot be a weak key."""
 
 
 _ALONE = _Alone()
@@ -138,7 +138,7 @@ def _slot(team: Team) -> tuple[Any, _AsyncSlot | None]:
 
 
 def _may_communicate(group: Group) -> bool:
-    """Say whether a thread may communicate beside others."""
+    """Return whether a thread may communicate beside others."""
     if group.mpi_comm is None:
         return True
     mpi = load_mpi()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hpcdist.checkpoint.loading import load_arrays, load_into, what_is_wanted
+from hpcdist.checkpoint.blocks import Files
+from hpcdist.checkpoint.loading import load_into, what_is_wanted
 from hpcdist.checkpoint.objects import is_object
+from hpcdist.checkpoint.reading import read_arrays
 from hpcdist.checkpoint.saving import save
 from hpcdist.checkpoint.storage import named, open_checkpoint
 from hpcdist.comm.group import Group
@@ -29,7 +31,7 @@ def save_state_dict(
     """Write a state to a folder, as `hpcdist.checkpoint.save` does. Collective.
 
     Args:
-        state_dict: arrays, `Shard`s and values, nested as you like.
+        state_dict: arrays, `LocalSlice`s and values, nested as you like.
         path: a folder.
         process_group: the ranks that hold the state; None for all.
         coordinator_rank: the world rank that looks at the folder and decides.
@@ -67,7 +69,7 @@ def load_state_dict(
     The state may want less than was saved; all that it wants must be there.
 
     Args:
-        state_dict: arrays and `Shard`s are filled, values replaced.
+        state_dict: arrays and `LocalSlice`s are filled, values replaced.
         path: the folder given to `save_state_dict`.
         process_group: the ranks that load; None for all.
         coordinator_rank: the world rank that looks at the folder and decides.
@@ -119,7 +121,8 @@ def load_merged_state_dict(
     _refuse_changes(aoa_config)
     folder, manifest = open_checkpoint(named(path), unique_id)
     names = [name for name in manifest.arrays if name.startswith(prefix or "")]
-    return load_arrays(folder, manifest, names)
+    with Files(folder, manifest.files) as files:
+        return read_arrays(files, manifest, names)
 
 
 def _refuse_changes(aoa_config: Any) -> None:
