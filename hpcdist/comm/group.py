@@ -45,6 +45,8 @@ class Group:
         self.name = name or ("_default_pg" if id == 0 else f"_default_pg{id}")
         self.world_rank = world_rank
         self.transport = transport
+        self.open_blocks = 0
+        """Blocks of `together` that this rank is in."""
         self._rank_of = {world: rank for rank, world in enumerate(self.ranks)}
         self.rank = self._rank_of.get(world_rank, -1)
 

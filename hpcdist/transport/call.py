@@ -149,6 +149,9 @@ MAKERS = frozenset({Kind.ALL_GATHER, Kind.GATHER, Kind.ALLTOALL})
 MESSAGES = int(Kind.SEND)
 """From this kind on: point-to-point operations; `Call.root` is the peer."""
 
+END_OF_BLOCK = 1
+"""`root` of the all_gather_object at the end of a block of `together`: no other one matches it."""
+
 UNEVEN = 1
 """`detail` of an operation whose blocks differ on this rank; hashes of shapes are larger."""
 
@@ -203,6 +206,8 @@ def even_blocks(gathered: NumpyArray, call: Call, size: int) -> list[Block]:
 
 def label(call: Call, ranks: Sequence[int]) -> str:
     """Say in words what `call` is, for messages; `ranks` are the group's world ranks."""
+    if call.kind is Kind.ALL_GATHER_OBJECT and call.root == END_OF_BLOCK:
+        return "end of a block of hpcdist.together"
     words = []
     if call.dtype is not None:
         words = [f"shape {call.shape}", call.dtype.name]

@@ -285,6 +285,7 @@ class Agreement:
                     f"take part: {failure[0]}",
                     rank,
                     failure[1],
+                    in_step=True,
                 )
         calls = {rank: words for rank, (_, words) in zip(self._ranks, told, strict=True)}
         raise mismatch(self._what(call), calls)

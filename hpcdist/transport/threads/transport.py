@@ -180,6 +180,7 @@ class ThreadGroup:
                     f"{self.ranks[rank]} cannot take part: {call.error}",
                     self.ranks[rank],
                     "".join(traceback.format_exception(call.error)),
+                    in_step=True,
                 )
         if len({fingerprint(call) for call in calls}) > 1:
             raise MismatchError(
