@@ -13,7 +13,7 @@ from hpcdist.comm.states import State, verify_states
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
 from hpcdist.parallel.gradients import Gradients
-from hpcdist.parallel.model import DEFAULT_MB, DataParallel, bucket_limits, training_group
+from hpcdist.parallel.model import DataParallel
 from hpcdist.parallel.module_state import (
     array_in,
     broadcast_state,
@@ -25,6 +25,7 @@ from hpcdist.parallel.module_state import (
     load,
     trainable,
 )
+from hpcdist.parallel.options import DEFAULT_MB, bucket_limits, training_group
 from hpcdist.parallel.overlap import CommStats
 from hpcdist.parallel.parameter import Parameter
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from hpcdist.arrays.device import on_device
-from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.arrays.libraries import NumpyArray, row_of
 from hpcdist.arrays.transfer import host_numbers
 from hpcdist.errors import UsageError
+from hpcdist.parallel.engines import load
 from hpcdist.parallel.parameter import Parameter
 
 
@@ -72,15 +72,14 @@ def _measure(parameters: Any, norm_type: float) -> Measured:
         found: Measured = own(norm_type)
         return found
     listed = _listed(parameters)
-    row = _ENGINES.get(type(listed[0]).__module__.partition(".")[0]) if listed else None
+    row = row_of(type(listed[0]), _ENGINES) if listed else None
     if row is not None:
-        engine: Callable[[Any, float], Measured] = getattr(importlib.import_module(row[0]), row[1])
+        engine: Callable[[Any, float], Measured] = load(row)
         return engine(listed, norm_type)
     return measure_parameters(listed, norm_type)
 
 
-_ENGINES = {"torch": ("hpcdist.torch.clipping", "measure_tensors")}
-"""By package that the parameters come from; loaded when the first such parameter appears."""
+_ENGINES = {("torch", "Tensor"): "hpcdist.torch.clipping:measure_tensors"}
 
 
 def _listed(parameters: Any) -> list[Any]:

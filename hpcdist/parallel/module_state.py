@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,14 @@ from hpcdist.arrays.buffer import as_buffer, is_writeable
 from hpcdist.arrays.device import on_device
 from hpcdist.arrays.libraries import NumpyArray, library_of, view_of
 from hpcdist.arrays.transfer import near
+from hpcdist.comm.collectives import broadcast
 from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
 from hpcdist.comm.states import State, state_of, verify_states
 from hpcdist.errors import UsageError
+from hpcdist.parallel.fused import fused
 from hpcdist.parallel.parameter import Parameter
-from hpcdist.parallel.states import broadcast_states
 
 Named = Sequence[tuple[str, Any]]
 """Names and holders."""
@@ -174,6 +176,24 @@ def broadcast_state(held: Named, group: Group, src: int) -> None:
     for (_, holder), old, new in zip(held, arrays, received, strict=True):
         if new is not old:
             holder.data = new
+
+
+def broadcast_states(arrays: Sequence[Any], group: Group, src: int) -> list[Any]:
+    """Give all `arrays` the contents they have on rank `src`, few operations for many arrays.
+
+    Collective over `group`; shapes and dtypes must be equal (see `verify_states`).
+
+    Args:
+        arrays: of any library; tensors that require grad are changed without autograd noticing.
+        group: the ranks that take part.
+        src: a world rank.
+
+    Returns:
+        The arrays: the same objects where they can be written, new ones where they cannot (JAX).
+
+    """
+    buffers = [as_buffer(array, f"array {index}") for index, array in enumerate(arrays)]
+    return fused(buffers, group, partial(broadcast, src=src, group=group))
 
 
 def load(held: Named, arrays: Mapping[str, Any]) -> None:

@@ -24,7 +24,8 @@ from hpcdist.comm.group import Group
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
 from hpcdist.parallel.averager import Averager, wait_all
-from hpcdist.parallel.model import DEFAULT_MB, DataParallel, training_group
+from hpcdist.parallel.model import DataParallel
+from hpcdist.parallel.options import DEFAULT_MB, training_group
 from hpcdist.parallel.overlap import CommStats
 from hpcdist.torch.backend import process_group_of
 from hpcdist.torch.descriptions import mean

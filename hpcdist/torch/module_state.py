@@ -8,8 +8,8 @@ import torch.distributed as c10d
 from hpcdist.comm.group import Group
 from hpcdist.comm.states import verify_states
 from hpcdist.errors import UsageError
-from hpcdist.parallel.model import bucket_limits
-from hpcdist.parallel.states import broadcast_states
+from hpcdist.parallel.module_state import broadcast_states
+from hpcdist.parallel.options import bucket_limits
 from hpcdist.torch.process_group import HpcdistProcessGroup
 
 
