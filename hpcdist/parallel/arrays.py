@@ -18,12 +18,12 @@ from hpcdist.parallel.module_state import (
     array_in,
     broadcast_state,
     buffers_of,
-    described,
-    distinct,
-    holders_of,
     is_trained,
     load,
+    parameters_and_buffers,
+    states_of,
     trainable,
+    unique,
 )
 from hpcdist.parallel.options import DEFAULT_MB, bucket_limits, training_group
 from hpcdist.parallel.overlap import CommStats
@@ -63,19 +63,19 @@ class ArrayDataParallel(DataParallel):
         self.comm_buffer_size = 0
         self.find_unused_parameters = bool(find_unused_parameters)
         limits: Sequence[int] = ()
-        held: list[tuple[str, Any]] = []
+        entries: list[tuple[str, Any]] = []
         states: list[State] = []
         problem = None
         try:
             limits = bucket_limits(self.group, comm_buffer_size, last_comm_buffer_size)
-            held = trainable(layers)
-            states = described(held)
+            entries = trainable(layers)
+            states = states_of(entries)
         except UsageError as error:
             problem = error
         verify_states(states, self.group, error=problem)
         self.comm_buffer_size = int(comm_buffer_size * (1 << 20))
-        broadcast_state(held, self.group, self.group.ranks[0])
-        trained = [(name, holder) for name, holder in held if is_trained(holder)]
+        broadcast_state(entries, self.group, self.group.ranks[0])
+        trained = [(name, entry) for name, entry in entries if is_trained(entry)]
         for name, parameter in trained:
             parameter.name = name
         self._gradients = Gradients(
@@ -170,7 +170,7 @@ class ArrayDataParallel(DataParallel):
             last = gradients.shadow()
         finally:
             gradients.leave_join()
-        broadcast_state(distinct(holders_of(self._layers)), self.group, last)
+        broadcast_state(unique(parameters_and_buffers(self._layers)), self.group, last)
 
     def comm_stats(self) -> CommStats:
         """Return what the exchange of gradients has cost so far, and how much was hidden. Local."""
@@ -184,14 +184,14 @@ class ArrayDataParallel(DataParallel):
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
         """Return names, without a prefix, and parameters, each once."""
-        return distinct(self._layers.named_parameters())
+        return unique(self._layers.named_parameters())
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's own ``state_dict()``, or its arrays by name, without a prefix."""
         own = getattr(self._layers, "state_dict", None)
         if own is not None:
             return own(*args, **kwargs)
-        return {name: array_in(holder) for name, holder in holders_of(self._layers)}
+        return {name: array_in(entry) for name, entry in parameters_and_buffers(self._layers)}
 
     def set_state_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
         """Load what `state_dict` returned. Local: do the same on every rank.
@@ -206,7 +206,7 @@ class ArrayDataParallel(DataParallel):
             own = getattr(self._layers, name, None)
             if own is not None:
                 return own(state_dict)
-        load(holders_of(self._layers), state_dict)
+        load(parameters_and_buffers(self._layers), state_dict)
         return None
 
     load_state_dict = set_state_dict
@@ -222,4 +222,4 @@ class ArrayDataParallel(DataParallel):
 
 def _broadcast_buffers(layers: Any, group: Group, src: int) -> None:
     """Give the buffers of the model, those it has now, the values of one rank. Collective."""
-    broadcast_state(distinct(buffers_of(layers)), group, src)
+    broadcast_state(unique(buffers_of(layers)), group, src)

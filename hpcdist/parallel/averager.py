@@ -49,16 +49,16 @@ class Averager:
         self.failed = False
         """Whether a bucket has failed; for the engine to reset."""
         overlap = read_config().overlap if group.nranks > 1 else "never"
-        self._pace = OverlapPolicy(_cores(group), overlap)
+        self._overlap = OverlapPolicy(_cores(group), overlap)
 
     @property
     def inline(self) -> bool:
         """Whether buckets are averaged at once, not on a thread; for this rank, and for now."""
-        return self._pace.inline
+        return self._overlap.inline
 
     def begin(self) -> None:
         """Call at the first gradient of a backward pass whose gradients are averaged. Local."""
-        self._pace.begin()
+        self._overlap.begin()
 
     def average(
         self, bucket: Any, error: UsageError | None = None, then: Then | None = None
@@ -79,7 +79,7 @@ class Averager:
 
         """
         launched = perf_counter()
-        if not self._pace.inline:
+        if not self._overlap.inline:
             ended = partial(self._ended, launched, then)
             return dispatch(self._group, False, self._describe, bucket, error, ended)
         failure = self._average_now(bucket, error, launched)
@@ -100,16 +100,16 @@ class Averager:
         except Exception as failure:
             return failure
         finally:
-            self._pace.paused(perf_counter() - launched, thread_time() - cpu)
+            self._overlap.paused(perf_counter() - launched, thread_time() - cpu)
         return None
 
     def computed(self) -> None:
         """Call when the backward pass has computed everything, before waiting. Local."""
-        self._pace.computed()
+        self._overlap.computed()
 
     def stats(self) -> CommStats:
         """Return what the exchange has cost so far. Local."""
-        return self._pace.stats()
+        return self._overlap.stats()
 
     def _describe(self, group: Group, bucket: Any, error: UsageError | None, ended: Any) -> Call:
         if error is None:
@@ -122,7 +122,7 @@ class Averager:
     def _ended(
         self, launched: float, then: Then | None, nbytes: int, error: BaseException | None
     ) -> None:
-        self._pace.record_transfer(launched, perf_counter(), nbytes)
+        self._overlap.record_transfer(launched, perf_counter(), nbytes)
         self.failed = self.failed or error is not None
         if then is not None:
             then(error)

@@ -80,19 +80,21 @@ class Gradients:
         self._memories: list[NumpyArray] = [likes[0]] * len(likes)
         for bucket in self.buckets:
             self._lay_out(bucket, likes)
-        self._exchange = Averager(group)
-        self._ask = bytearray(b"\1" * len(parameters))  # cleared while a gradient may just come
+        self._averager = Averager(group)
+        self._intercept = bytearray(
+            b"\1" * len(parameters)
+        )  # cleared while a gradient may just come
         for index, parameter in enumerate(parameters):
             memory = self._memories[index]
-            hooks = self._writing, self._written, self._reading
-            parameter.attach(GradSlot(memory, index, self._ask, *hooks, owner))
+            hooks = self._before_write, self._after_write, self._before_read
+            parameter.attach(GradSlot(memory, index, self._intercept, *hooks, owner))
         self._forward: bool | None = None
         self._synced: bool | None = None  # None: no backward pass is under way
         self._works: list[Work] = []
         self._error: UsageError | None = None
         self._peeked: set[int] = set()
         self._active: Sequence[int] = group.ranks
-        self.stats = self._exchange.stats
+        self.stats = self._averager.stats
 
     def _lay_out(self, bucket: Sequence[int], likes: Sequence[NumpyArray]) -> None:
         sizes = [likes[index].size for index in bucket]
@@ -135,7 +137,7 @@ class Gradients:
 
     # ---- what the parameters say
 
-    def _writing(self, index: int, error: UsageError | None) -> None:
+    def _before_write(self, index: int, error: UsageError | None) -> None:
         if self._synced is None:
             self._begin()
         elif self._reducer.is_ready(index):
@@ -148,8 +150,8 @@ class Gradients:
                 self._end(error)
             raise error
 
-    def _written(self, index: int) -> None:
-        self._ask[index] = 1
+    def _after_write(self, index: int) -> None:
+        self._intercept[index] = 1
         buckets = self._reducer.ready(index)
         if buckets and self._synced:
             for bucket in buckets:
@@ -157,7 +159,7 @@ class Gradients:
             if self._reducer.is_complete():
                 self._end()
 
-    def _reading(self, index: int) -> None:
+    def _before_read(self, index: int) -> None:
         if not self._synced:
             return
         if not self._reducer.is_ready(index):
@@ -176,9 +178,9 @@ class Gradients:
         if synced:
             if self.joining:
                 self._active = self._roll_call(active=True)
-            self._exchange.begin()
+            self._averager.begin()
         self._synced = synced
-        self._ask[:] = bytes(len(self._ask))
+        self._intercept[:] = bytes(len(self._intercept))
 
     def _send(self, bucket: int, error: UsageError | None = None) -> None:
         error = self._error = self._error or error or self._nan_in(bucket)
@@ -186,7 +188,7 @@ class Gradients:
         if error is None and self.scale_to_active and len(self._active) < self._group.nranks:
             flat *= flat.dtype.type(self._group.nranks / len(self._active))
         try:
-            self._works.append(self._exchange.average(flat, error))
+            self._works.append(self._averager.average(flat, error))
         except CollectiveTimeout:
             self._reset()
             raise
@@ -211,7 +213,7 @@ class Gradients:
         try:
             for bucket in self._reducer.rest():
                 self._send(bucket, error)
-            self._exchange.computed()
+            self._averager.computed()
             wait_all(self._works)
             if self._find_unused:
                 self._note_use(missing)
@@ -236,7 +238,7 @@ class Gradients:
         self._works.clear()
         self._peeked.clear()
         self._reducer.restart()
-        self._ask[:] = b"\1" * len(self._ask)
+        self._intercept[:] = b"\1" * len(self._intercept)
 
     # ---- uneven numbers of batches
 
@@ -257,7 +259,7 @@ class Gradients:
             self._reset()
             self._active = active
             self.clear()
-            self._exchange.begin()
+            self._averager.begin()
             self._end(shadow=True)
             self.clear()
         return self._active[0]

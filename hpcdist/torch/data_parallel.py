@@ -68,7 +68,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         self.process_group: HpcdistProcessGroup = process_group_of(group)
         broadcast_module(layers, self.process_group)
         self._check_nan = read_config().check_nan if check_nan is None else check_nan
-        self._exchange = Averager(self.process_group.group, mean)
+        self._averager = Averager(self.process_group.group, mean)
         self._hook: tuple[Any, Callable[..., Any]] | None = None
         self._count_active = self._joining = False
         self._passes: list[_Forward] = []
@@ -88,8 +88,8 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         return output
 
     def _prepared_engine(self) -> DistributedDataParallel:
-        if self._exchange.failed:  # DDP cannot go on from a backward pass that was broken off
-            self._exchange.failed = False
+        if self._averager.failed:  # DDP cannot go on from a backward pass that was broken off
+            self._averager.failed = False
             self._engine[0] = self._make_engine()
         engine = self._engine[0]
         engine.training = engine.broadcast_buffers = self.training
@@ -134,7 +134,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
 
     def comm_stats(self) -> CommStats:
         """See `DataParallel.comm_stats`; a hook of one's own is not measured."""
-        return self._exchange.stats()
+        return self._averager.stats()
 
     # ---- one backward pass
 
@@ -155,7 +155,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
             )
         if not self._passes:
             self._launched, self._complete, self._error = 0, False, None
-            self._exchange.begin()
+            self._averager.begin()
             self._before = _versions(self._trained) if not self._engine else []
             _at_end(self._end)
         self._passes.append(forward)
@@ -180,7 +180,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
             self._error = self._error or error
             future.set_result(gradients if factor == 1 else gradients.mul_(factor))
 
-        self._exchange.average(gradients, self._check(bucket), arrived)
+        self._averager.average(gradients, self._check(bucket), arrived)
         return future
 
     def _ranks_with_batches(self) -> float:
@@ -202,7 +202,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
                 self._check_alone(missing)
         for forward in passes:
             forward.averaged = True
-        self._exchange.computed()
+        self._averager.computed()
         if self._engine:
             _at_end(self._look)
 
@@ -248,7 +248,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         """Tell all ranks, in place of every bucket that cannot be sent, and raise."""
         error = _unused(missing)
         buckets = len(self._engine[0].reducer._get_zeros_like_grad_buckets())
-        wait_all([self._exchange.average(None, error) for _ in range(self._launched, buckets)])
+        wait_all([self._averager.average(None, error) for _ in range(self._launched, buckets)])
 
     def _check(self, bucket: Any) -> UsageError | None:
         if not self._check_nan or not _nan_in(bucket.buffer()):

@@ -11,7 +11,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.states import State, verify_states
 from hpcdist.errors import UsageError
 from hpcdist.optim.optimizer import Optimizer
-from hpcdist.parallel.module_state import broadcast_state, described, is_trained, trainable
+from hpcdist.parallel.module_state import broadcast_state, is_trained, states_of, trainable
 from hpcdist.parallel.scaler import GradScaler
 from hpcdist.parallel.sharding.gradients import ShardGroups
 from hpcdist.parallel.sharding.group_sharded import ShardingOptions
@@ -19,40 +19,40 @@ from hpcdist.parallel.sharding.model import ShardedModel
 
 
 def shard_arrays(
-    layers: Any, optimizer: Any, scaler: Any, wishes: ShardingOptions
+    layers: Any, optimizer: Any, scaler: Any, options: ShardingOptions
 ) -> tuple[ShardedModel, Any, Any]:
     """Shard a model of `Parameter`s. Collective."""
-    held: list[tuple[str, Any]] = []
+    entries: list[tuple[str, Any]] = []
     states: list[State] = []
     problem = None
     try:
-        held = trainable(layers)
-        states = described(held)
-        trained = [each for _, each in held if is_trained(each)]
+        entries = trainable(layers)
+        states = states_of(entries)
+        trained = [each for _, each in entries if is_trained(each)]
         _check_companions(optimizer, scaler, trained)
-        _check_offload(wishes, trained)
+        _check_offload(options, trained)
     except UsageError as error:
         problem = error
-    for group in _both(wishes.teams):
+    for group in _both(options.groups):
         verify_states(states, group, error=problem)
-    for group in _both(wishes.teams):
-        broadcast_state(held, group, group.ranks[0])
+    for group in _both(options.groups):
+        broadcast_state(entries, group, group.ranks[0])
     model = ShardedModel(
         layers,
-        wishes.level,
-        wishes.teams,
-        limit=wishes.limit,
-        segment=wishes.segment,
-        excluded=[str(entry) for entry in wishes.excluded],
-        ahead=wishes.ahead,
-        sync_buffers=wishes.sync_buffers,
+        options.level,
+        options.groups,
+        limit=options.limit,
+        segment=options.segment,
+        excluded=[str(entry) for entry in options.excluded],
+        ahead=options.ahead,
+        sync_buffers=options.sync_buffers,
     )
     return model, model.shard(optimizer), scaler
 
 
-def _both(teams: ShardGroups) -> list[Group]:
+def _both(groups: ShardGroups) -> list[Group]:
     """Return the groups, replicas first: so the values of one rank reach all."""
-    return [group for group in (teams.replicas, teams.group) if group is not None]
+    return [group for group in (groups.replicate, groups.shard) if group is not None]
 
 
 def _check_companions(optimizer: Any, scaler: Any, trained: Sequence[Any]) -> None:
@@ -77,8 +77,8 @@ def _check_companions(optimizer: Any, scaler: Any, trained: Sequence[Any]) -> No
         )
 
 
-def _check_offload(wishes: ShardingOptions, trained: Sequence[Any]) -> None:
-    if wishes.offload and any(on_device(view_of(each.data)) for each in trained):
+def _check_offload(options: ShardingOptions, trained: Sequence[Any]) -> None:
+    if options.offload and any(on_device(view_of(each.data)) for each in trained):
         raise UsageError(
             "offload=True, but there are parameters on a device, whose state is kept where they "
             "are; pass offload=False, or give the model NumPy arrays"

@@ -37,11 +37,11 @@ from hpcdist.transport.reduction import ReduceOp
 class ShardGroups(NamedTuple):
     """The ranks that share one copy of the model, and those that hold the same part of others."""
 
-    group: Group
-    replicas: Group | None = None
+    shard: Group
+    replicate: Group | None = None
 
 
-class _Trip(NamedTuple):
+class _Transfer(NamedTuple):
     """A unit under way: what arrives, and the work."""
 
     unit: int
@@ -55,13 +55,13 @@ def _scatter(group: Group, bucket: tuple[NumpyArray, NumpyArray]) -> Call:
 
 @final
 class ShardedGradients:
-    """Collective over the teams to create.
+    """Collective over the groups to create.
 
     Args:
         parameters: those that are trained, in order of registration.
         units: what travels together, in the order in which it is sent.
         likes: for each unit an array, maybe without elements, of its dtype and kind of memory.
-        teams: the ranks.
+        groups: the ranks.
         stays: whether the memory of whole units stays between backward passes.
         owner: the model, which frees the parameters when it goes.
         after: called when a backward pass that was reduced has ended, well or not.
@@ -77,35 +77,35 @@ class ShardedGradients:
         parameters: Sequence[Parameter],
         units: Sequence[Unit],
         likes: Sequence[NumpyArray],
-        teams: ShardGroups,
+        groups: ShardGroups,
         *,
         stays: bool,
         owner: weakref.ref[Any],
         after: Callable[[UsageError | None], None],
     ) -> None:
         self._parameters, self._units, self._likes = parameters, units, likes
-        self._teams, self._stays, self._after = teams, stays, after
+        self._groups, self._stays, self._after = groups, stays, after
         self.sync = True
         self.owned: list[NumpyArray | None] = [None] * len(units)
         self._kept: list[NumpyArray | None] = [None] * len(units)
         self._flats: list[NumpyArray | None] = [None] * len(units)
         self._reducer = Reducer([unit.indices for unit in units])
-        self.averager = Averager(teams.group, _scatter, Kind.REDUCE_SCATTER)
-        self._replicas = None if teams.replicas is None else Averager(teams.replicas)
-        self._ask = bytearray(b"\1" * len(parameters))
-        hooks = self._writing, self._written, self._reading
+        self.averager = Averager(groups.shard, _scatter, Kind.REDUCE_SCATTER)
+        self._replicas = None if groups.replicate is None else Averager(groups.replicate)
+        self._intercept = bytearray(b"\1" * len(parameters))
+        hooks = self._before_write, self._after_write, self._before_read
         for unit, like in zip(units, likes, strict=True):
             nothing = np.zeros_like(like, shape=(1,)).reshape(())
             for index in unit.indices:
                 parameter = parameters[index]
                 memory = np.broadcast_to(nothing, parameter.shape)
                 parameter.has_grad = False
-                parameter.attach(GradSlot(memory, index, self._ask, *hooks, owner, adds=True))
+                parameter.attach(GradSlot(memory, index, self._intercept, *hooks, owner, adds=True))
         self._forward: bool | None = None
         self._synced: bool | None = None
         self._error: UsageError | None = None
-        self._trips: list[_Trip] = []
-        self._arrivals: list[_Trip] = []
+        self._transfers: list[_Transfer] = []
+        self._arrivals: list[_Transfer] = []
 
     def _unit_of(self, index: int) -> int:
         return self._reducer.bucket_of(index)
@@ -133,7 +133,7 @@ class ShardedGradients:
 
     # ---- what the parameters say
 
-    def _writing(self, index: int, error: UsageError | None) -> None:
+    def _before_write(self, index: int, error: UsageError | None) -> None:
         if self._synced is None:
             self._begin()
         elif self._reducer.is_ready(index):
@@ -147,7 +147,7 @@ class ShardedGradients:
             raise error
         self._open(self._unit_of(index))
 
-    def _written(self, index: int) -> None:
+    def _after_write(self, index: int) -> None:
         units = self._reducer.ready(index)
         if not self._synced:
             return
@@ -156,7 +156,7 @@ class ShardedGradients:
         if self._reducer.is_complete():
             self._end()
 
-    def _reading(self, index: int) -> None:
+    def _before_read(self, index: int) -> None:
         if self._synced and self._reducer.is_launched(index):
             raise UsageError(
                 f"the gradient of parameter {self._parameters[index].name!r} is on its way to the "
@@ -171,7 +171,7 @@ class ShardedGradients:
         if self._flats[unit] is not None:
             return
         plan = self._units[unit]
-        group = self._teams.group
+        group = self._groups.shard
         flat = self._flats[unit] = empty_near(self._likes[unit], plan.share * group.nranks, group)
         flat[sum(plan.sizes) :] = 0
         for index, start, size in zip(plan.indices, plan.starts, plan.sizes, strict=True):
@@ -193,11 +193,11 @@ class ShardedGradients:
         if self._stays:
             flat = self._flats[unit]
             assert flat is not None
-            rank = self._teams.group.rank
+            rank = self._groups.shard.rank
             return flat[rank * share : (rank + 1) * share]
         kept = self._kept[unit]
         if kept is None:
-            kept = self._kept[unit] = empty_near(self._likes[unit], share, self._teams.group)
+            kept = self._kept[unit] = empty_near(self._likes[unit], share, self._groups.shard)
         return kept
 
     # ---- a backward pass
@@ -219,51 +219,51 @@ class ShardedGradients:
         flat = self._flats[unit]
         share, like = self._units[unit].share, self._likes[unit]
         fresh = self._stays or self.owned[unit] is not None
-        arriving = empty_near(like, share, self._teams.group) if fresh else self._mine(unit)
+        arriving = empty_near(like, share, self._groups.shard) if fresh else self._mine(unit)
         try:
             work = self.averager.average((arriving, flat), self._error)
         except CollectiveTimeout:
             self._reset()
             raise
-        self._trips.append(_Trip(unit, arriving, work))
+        self._transfers.append(_Transfer(unit, arriving, work))
         if self.averager.inline:
             self._receive()
 
     def _receive(self, *, only_completed: bool = False) -> None:
         """Take in what has arrived, in order; all of it, unless `only_completed`."""
-        while self._trips:
-            trip = self._trips[0]
-            if only_completed and not trip.work.is_completed():
+        while self._transfers:
+            transfer = self._transfers[0]
+            if only_completed and not transfer.work.is_completed():
                 return
-            del self._trips[0]
-            self._arrived(trip)
+            del self._transfers[0]
+            self._arrived(transfer)
 
-    def _arrived(self, trip: _Trip) -> None:
+    def _arrived(self, transfer: _Transfer) -> None:
         try:
-            trip.work.wait()
+            transfer.work.wait()
         except CollectiveTimeout:
             self._reset()
             raise
         except Exception as error:
             self._error = self._error or _failed(error)
         if self._replicas is not None:
-            self._arrivals.append(trip)
+            self._arrivals.append(transfer)
         elif self._error is None:
-            self._keep(trip.unit, trip.arriving)
-        self._close(trip.unit)
+            self._keep(transfer.unit, transfer.arriving)
+        self._close(transfer.unit)
 
     def _average_replicas(self) -> None:
         """Average what has arrived with the other copies of the model; see [Note: two groups]."""
-        for trip in self._arrivals:
+        for transfer in self._arrivals:
             assert self._replicas is not None
             try:
-                self._replicas.average(trip.arriving, self._error).wait()
+                self._replicas.average(transfer.arriving, self._error).wait()
             except CollectiveTimeout:
                 raise
             except Exception as error:
                 self._error = self._error or _failed(error)
             if self._error is None:
-                self._keep(trip.unit, trip.arriving)
+                self._keep(transfer.unit, transfer.arriving)
 
     def _keep(self, unit: int, arriving: NumpyArray) -> None:
         before, mine = self.owned[unit], self._mine(unit)
@@ -298,7 +298,7 @@ class ShardedGradients:
     def _reset(self) -> None:
         self._synced = None
         self._error = None
-        self._trips.clear()
+        self._transfers.clear()
         self._arrivals.clear()
         self._reducer.restart()
 

@@ -1,4 +1,4 @@
-"""`group_sharded_parallel`: one call that spreads a model's training state over ranks."""
+"""`group_sharded_parallel`: one call that shards a model's training state over ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ShardingOptions(NamedTuple):
     """The arguments of `group_sharded_parallel` as an engine gets them, checked."""
 
     level: Level
-    teams: ShardGroups
+    groups: ShardGroups
     offload: bool
     sync_buffers: bool
     limit: int
@@ -95,7 +95,7 @@ def group_sharded_parallel(
         array([-0.5, -0.5, -0.5])
 
     """
-    wishes = ShardingOptions(
+    options = ShardingOptions(
         _level(level),
         ShardGroups(training_group(group), None if dp_group is None else training_group(dp_group)),
         bool(offload),
@@ -106,7 +106,7 @@ def group_sharded_parallel(
         _entries(exclude_layer),
     )
     shard = engine_for(model, _ENGINES, "group_sharded_parallel")
-    sharded: tuple[Any, Any, Any] = shard(model, optimizer, scaler, wishes)
+    sharded: tuple[Any, Any, Any] = shard(model, optimizer, scaler, options)
     return sharded
 
 
