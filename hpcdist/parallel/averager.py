@@ -7,7 +7,7 @@ does not keep a rank from sending the next. So after an error all ranks are stil
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter, thread_time
 from typing import Any, final
@@ -61,7 +61,11 @@ class Averager:
         self._overlap.begin()
 
     def average(
-        self, bucket: Any, error: UsageError | None = None, then: Then | None = None
+        self,
+        bucket: Any,
+        error: UsageError | None = None,
+        then: Then | None = None,
+        group: Group | None = None,
     ) -> Work:
         """Replace `bucket`, an array, by its mean over the ranks; collective.
 
@@ -70,6 +74,7 @@ class Averager:
             error: why this rank cannot send the bucket; raised by every rank's `Work.wait`.
             then: called once the bucket has arrived, with what went wrong or None; from another
                 thread, if the exchange is overlapped.
+            group: other ranks than those of the model, to average this bucket over.
 
         Returns:
             The work, which may have ended already; its `wait` raises what went wrong.
@@ -78,23 +83,23 @@ class Averager:
             CollectiveTimeout: a rank did not come (from here, or from `Work.wait`).
 
         """
-        launched = perf_counter()
+        group, launched = group or self._group, perf_counter()
         if not self._overlap.inline:
             ended = partial(self._ended, launched, then)
-            return dispatch(self._group, False, self._describe, bucket, error, ended)
-        failure = self._average_now(bucket, error, launched)
+            return dispatch(group, False, self._describe, bucket, error, ended)
+        failure = self._average_now(group, bucket, error, launched)
         if then is not None:
             then(failure)
         return DONE if failure is None else Failed(failure)
 
     def _average_now(
-        self, bucket: Any, error: UsageError | None, launched: float
+        self, group: Group, bucket: Any, error: UsageError | None, launched: float
     ) -> Exception | None:
         """Average a bucket before returning; return what went wrong."""
         cpu = thread_time()
         ended = partial(self._ended, launched, None)
         try:
-            dispatch(self._group, True, self._describe, bucket, error, ended)
+            dispatch(group, True, self._describe, bucket, error, ended)
         except CollectiveTimeout:
             raise
         except Exception as failure:
@@ -160,8 +165,20 @@ class Failed(Work):
         return Known("operation", True, self._error)
 
 
-def wait_all(works: list[Work]) -> None:
+def wait_all(works: Sequence[Work]) -> None:
     """Wait for all `works`; then raise the first error, if there was one."""
+    failure = first_failure(works)
+    if failure is not None:
+        raise failure
+
+
+def first_failure(works: Sequence[Work]) -> Exception | None:
+    """Wait for all `works`; return the first error.
+
+    Raises:
+        CollectiveTimeout: at once.
+
+    """
     first: Exception | None = None
     for work in works:
         try:
@@ -170,5 +187,4 @@ def wait_all(works: list[Work]) -> None:
             raise
         except Exception as error:
             first = first or error
-    if first is not None:
-        raise first
+    return first

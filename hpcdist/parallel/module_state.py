@@ -24,6 +24,7 @@ from hpcdist.comm.session import resolve_group
 from hpcdist.comm.states import State, state_of, verify_states
 from hpcdist.errors import UsageError
 from hpcdist.parallel.fused import fused
+from hpcdist.parallel.gradient_groups import own_group
 from hpcdist.parallel.parameter import Parameter
 
 Named = Sequence[tuple[str, Any]]
@@ -40,7 +41,8 @@ def sync_params_buffers(
 ) -> None:
     """Give all parameters and buffers of `model` the values they have on rank `src_rank`.
 
-    Collective over `comm_group`. Parameters with a true attribute ``no_sync`` are left out.
+    Collective over `comm_group`. Parameters with a true attribute ``no_sync`` are left out, and
+    those with a group of their own.
 
     Args:
         model: anything with ``named_parameters()`` and, maybe, ``named_buffers()``.
@@ -69,7 +71,7 @@ def sync_params_buffers(
     entries = [
         (name, entry)
         for name, entry in parameters_and_buffers(model)
-        if not any(getattr(entry, mark, False) for mark in own)
+        if own_group(entry) is None and not any(getattr(entry, mark, False) for mark in own)
     ]
     states: list[State] = []
     problem = None

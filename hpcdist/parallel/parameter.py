@@ -7,6 +7,7 @@ buckets travel while the backward pass goes on.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, final
@@ -17,6 +18,7 @@ from hpcdist.arrays.device import device_runtime_of, on_device
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray, in_kind, library_of, view_of
 from hpcdist.arrays.transfer import near, on_host
+from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
 
 _FAMILIES = ("float", "complex")
@@ -50,11 +52,14 @@ class Parameter:
         data: a NumPy, CuPy, JAX or torch array (of torch: in host memory) of floats or complex
             numbers; kept, not copied.
         requires_grad: whether it takes gradients; without, it may have any dtype.
+        group: the ranks that have the same parameter, where these are not all ranks of its model:
+            the copies of an expert, or of a slice of a weight.
 
     Attributes:
         name: what its model calls it; for messages.
         requires_grad: whether it takes gradients.
         has_grad: whether it has a gradient.
+        group: as given. `DataParallel` averages its gradient over these ranks.
 
     Raises:
         UsageError: `data` is no array, or cannot have a gradient.
@@ -77,12 +82,13 @@ class Parameter:
         "_slot",
         "_unshard",
         "_wrap",
+        "group",
         "has_grad",
         "name",
         "requires_grad",
     )
 
-    def __init__(self, data: Any, requires_grad: bool = True) -> None:
+    def __init__(self, data: Any, requires_grad: bool = True, group: Group | None = None) -> None:
         library = library_of(data)
         view = view_of(data)
         family = dtype_row(view.dtype).family
@@ -104,6 +110,7 @@ class Parameter:
         self._slot: GradSlot | None = None
         self.name = ""
         self.requires_grad = bool(requires_grad)
+        self.group = group
         self.has_grad = False
 
     @property
@@ -201,6 +208,13 @@ class Parameter:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self.data, self.requires_grad, self.name)
+
+    def __copy__(self) -> Parameter:
+        return _restored(self.data, self.requires_grad, self.name, self.group)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
+        data = copy.deepcopy(self.data, memo)  # the group is that of the ranks, not of the copy
+        return _restored(data, self.requires_grad, self.name, self.group)
 
     def __repr__(self) -> str:
         words = self._in_words()
@@ -318,8 +332,8 @@ def _place(memory: NumpyArray) -> str:
     return "the host" if engine is None else engine.name
 
 
-def _restored(data: Any, requires_grad: bool, name: str) -> Parameter:
+def _restored(data: Any, requires_grad: bool, name: str, group: Group | None = None) -> Parameter:
     """Make what a copy or a pickle of a parameter becomes: free of its model, without gradient."""
-    parameter = Parameter(data, requires_grad)
+    parameter = Parameter(data, requires_grad, group)
     parameter.name = name
     return parameter

@@ -29,6 +29,7 @@ def shard_arrays(
         entries = trainable(layers)
         states = states_of(entries)
         trained = [each for _, each in entries if is_trained(each)]
+        _check_groups(trained)
         _check_companions(optimizer, scaler, trained)
         _check_offload(options, trained)
     except UsageError as error:
@@ -74,6 +75,14 @@ def _check_companions(optimizer: Any, scaler: Any, trained: Sequence[Any]) -> No
     if scaler is not None and type(scaler) is not GradScaler:
         raise UsageError(
             f"the scaler of a model of arrays must be an hpcdist.GradScaler or None, got {scaler!r}"
+        )
+
+
+def _check_groups(trained: Sequence[Any]) -> None:
+    own = [each for each in trained if each.group is not None]
+    if own:
+        raise UsageError(
+            f"group_sharded_parallel got {own[0]!r}, which has a group of its own; use DataParallel"
         )
 
 

@@ -160,7 +160,7 @@ class Engine:
 
     def forward(self) -> None:
         """Begin a forward pass."""
-        self.gradients.forward()
+        self.gradients.backward.forward()
         self.gathered.begin("forward")
 
     def forward_ended(self) -> None:

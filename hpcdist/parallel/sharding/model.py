@@ -52,8 +52,11 @@ class ShardedModel:
     Attributes:
         level: what is sharded.
         group: the ranks that share one copy of the model.
+        norm_is_collective: True: no rank has all gradients.
 
     """
+
+    norm_is_collective = True
 
     def __init__(
         self,
@@ -111,7 +114,7 @@ class ShardedModel:
             RemoteError: that is so on another rank.
 
         """
-        self._engine.gradients.synchronize()
+        self._engine.gradients.backward.synchronize_begun()
 
     def apply_collective_grads(self) -> None:
         """Do `synchronize`."""
@@ -128,12 +131,12 @@ class ShardedModel:
         They can at level ``os``, where every rank has memory for whole gradients. At the other
         levels each backward pass is reduced as it comes, and the sums are the same.
         """
-        gradients, before = self._engine.gradients, self._engine.gradients.sync
-        gradients.sync = False
+        backward, before = self._engine.gradients.backward, self._engine.gradients.backward.sync
+        backward.sync = self.level != "os"
         try:
             yield
         finally:
-            gradients.sync = before
+            backward.sync = before
 
     def measure_gradients(self, norm_type: float) -> Measured:
         """Return the norm over all gradients of the model, and what multiplies them. Collective."""

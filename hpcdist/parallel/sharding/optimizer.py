@@ -49,8 +49,11 @@ class ShardedOptimizer:
     Attributes:
         learning_rate: that of the first group; assigning sets that of all groups.
         param_groups: the groups of the optimizer it was made of.
+        norm_is_collective: True: no rank has all gradients.
 
     """
+
+    norm_is_collective = True
 
     def __init__(self, optimizer: Optimizer, engine: Engine) -> None:
         self._optimizer, self._engine = optimizer, engine
@@ -149,7 +152,7 @@ class ShardedOptimizer:
     # ---- gradients
 
     def _owned_gradients(self) -> list[NumpyArray]:
-        self._engine.gradients.synchronize()
+        self._engine.gradients.backward.synchronize_begun()
         owned = [each for each in self._engine.gradients.owned if each is not None]
         if len(owned) < len(self._engine.units):
             raise UsageError(
