@@ -13,7 +13,7 @@ from hpcdist.comm.states import State, verify_states
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
 from hpcdist.parallel.clipping import Measured, measure_groups
-from hpcdist.parallel.gradient_groups import Bucket, agree, by_group, plan
+from hpcdist.parallel.gradient_groups import Bucket, agree, by_group, group_of, plan
 from hpcdist.parallel.gradients import Gradients
 from hpcdist.parallel.model import DataParallel
 from hpcdist.parallel.module_state import (
@@ -188,7 +188,12 @@ class ArrayDataParallel(DataParallel):
 
         Each parameter counts once, on however many ranks it is.
         """
-        return measure_groups(self.parameters(), self.group, norm_type)
+        gradients = [
+            (memory, group_of(each, self.group))
+            for each in self.parameters()
+            if (memory := each.memory()) is not None
+        ]
+        return measure_groups(gradients, self.group, norm_type)
 
     def comm_stats(self) -> CommStats:
         """Return what the exchange of gradients has cost so far, and how much was hidden. Local."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any
 
@@ -15,7 +15,6 @@ from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
 from hpcdist.parallel.engines import load
-from hpcdist.parallel.gradient_groups import group_of
 from hpcdist.parallel.parameter import Parameter
 from hpcdist.transport.reduction import ReduceOp
 
@@ -120,16 +119,16 @@ def _check_all(parameters: list[Any], owner: Any) -> None:
         )
 
 
-def measure_groups(parameters: Iterable[Parameter], group: Group, norm_type: float) -> Measured:
-    """Return the norm of gradients of which some are averaged over fewer ranks than `group`.
+def measure_groups(
+    gradients: Sequence[tuple[NumpyArray, Group]], group: Group, norm_type: float
+) -> Measured:
+    """Return the norm of gradients, each of which is on all ranks of its group.
 
     Collective over `group`. Each rank adds its share of what is on several ranks.
     """
-    found = [(each, memory) for each in parameters if (memory := each.memory()) is not None]
-    memories = [memory for _, memory in found]
+    memories = [memory for memory, _ in gradients]
     everywhere, shares = [], [0.0]
-    for (parameter, _), power in zip(found, power_sums(memories, norm_type), strict=True):
-        own = group_of(parameter, group)
+    for (_, own), power in zip(gradients, power_sums(memories, norm_type), strict=True):
         if own is group:
             everywhere.append(power)
         else:

@@ -26,6 +26,7 @@ from hpcdist.comm.groups import new_group
 from hpcdist.comm.objects import all_gather_object
 from hpcdist.comm.states import verify_states
 from hpcdist.errors import UsageError
+from hpcdist.parallel.gradient_groups import own_group
 from hpcdist.parallel.sharding.gradients import ShardGroups
 from hpcdist.parallel.sharding.group_sharded import ShardingOptions
 from hpcdist.torch.backend import process_group_of
@@ -213,6 +214,11 @@ def _check(module: torch.nn.Module, optimizer: Any, scaler: Any, options: Shardi
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise UsageError(
             f"the scaler of a torch module must be a torch.amp.GradScaler or None, got {scaler!r}"
+        )
+    if any(own_group(each) is not None for each in module.parameters()):
+        raise UsageError(
+            "group_sharded_parallel got a module with parameters that have an hpcdist_group; use "
+            "DataParallel"
         )
     on_device = any(each.device.type != "cpu" for each in module.parameters())
     if options.offload and options.level == "os" and on_device:
