@@ -3,9 +3,10 @@
 Read in this order: `model` (what users call), `engines` (which engine a model gets), `options`,
 `buckets` and `reducer` (which gradients travel together, and when; pure), `averager` (how they
 travel), `overlap` (inline or overlapped), `fused` (many arrays as few operations), `parameter`,
-`module_state` (what a model keeps), `gradients` and `arrays` (the engine for plain arrays),
-`averages` (without a model), `clipping` and `scaler` (gradients in bounds), `sharding` (no rank
-keeps everything).
+`module_state` (what a model keeps), `backward` (a pass from its first gradient to its end),
+`gradient_groups` (over which ranks, in which order), `attendance` (who has batches), `gradients`
+and `arrays` (the engine for plain arrays), `averages` (without a model), `clipping` and `scaler`
+(gradients in bounds), `sharding` (no rank keeps everything).
 """
 
 from hpcdist.parallel.averages import (

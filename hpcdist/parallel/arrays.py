@@ -171,17 +171,17 @@ class ArrayDataParallel(DataParallel):
         if not enable:
             yield
             return
-        gradients = self._gradients
-        gradients.enter_join(scale_to_active=not divide_by_initial_world_size)
+        attendance = self._gradients.attendance
+        attendance.enter(scales=not divide_by_initial_world_size)
         try:
             yield
             self._backward.synchronize_begun()
-            gradients.shadow()
+            self._gradients.shadow()
         finally:
-            gradients.leave_join()
+            attendance.leave()
         entries = unique(parameters_and_buffers(self._layers))
         for group, listed in by_group(entries, self.group).items():
-            broadcast_state(listed, group, gradients.last_of(group))
+            broadcast_state(listed, group, attendance.last_of(group))
 
     def measure_gradients(self, norm_type: float) -> Measured:
         """Return the norm over all gradients of the model, and what multiplies them. Collective.

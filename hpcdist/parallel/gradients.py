@@ -13,10 +13,11 @@ from typing import Any, final
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray, view_of
-from hpcdist.comm.collectives import all_gather, all_reduce
+from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.comm.memory import empty_near
 from hpcdist.errors import CollectiveTimeout, UsageError
+from hpcdist.parallel.attendance import Attendance
 from hpcdist.parallel.averager import Averager, first_failure
 from hpcdist.parallel.backward import BackwardPass, Policy
 from hpcdist.parallel.gradient_groups import Bucket
@@ -43,6 +44,7 @@ class Gradients(Policy):
 
     Attributes:
         backward: the passes, which call what is here.
+        attendance: which ranks have batches.
         stats: see `Averager.stats`.
 
     """
@@ -69,9 +71,8 @@ class Gradients(Policy):
         self.stats = self._averager.stats
         self._works: list[Work] = []
         self._peeked: set[int] = set()
-        self._active: Sequence[int] = group.ranks
-        self.enter_join(scale_to_active=False)
-        self.leave_join()
+        self.attendance = Attendance(group)
+        self._shadowing = False
         indices = [bucket.indices for bucket in buckets]
         self.backward = BackwardPass(parameters, indices, self, owner, in_place=True)
         self._attach()
@@ -97,8 +98,8 @@ class Gradients(Policy):
     def begin(self, synced: bool) -> None:
         """See `Policy.begin`."""
         if synced:
-            if self._joining and not self._shadowing:
-                self._roll_call(active=True)
+            if self.attendance.wanted and not self._shadowing:
+                self.attendance.call(active=True)
             self._averager.begin()
 
     def open(self, bucket: int) -> None:
@@ -108,10 +109,9 @@ class Gradients(Policy):
         """See `Policy.send`."""
         error = error or self._nan_in(bucket)
         flat, group = self._flats[bucket], self._buckets[bucket].group
-        if error is None and self._scale_to_active:
-            active = sum(rank in self._active for rank in group.ranks)
-            if 0 < active < group.nranks:
-                flat *= flat.dtype.type(group.nranks / active)
+        factor = self.attendance.factor(group)
+        if factor != 1 and error is None:
+            flat *= flat.dtype.type(factor)
         alone = group.nranks == 1 and group is not self._group
         self._works.append(DONE if alone else self._averager.average(flat, error, group=group))
         return error
@@ -156,7 +156,7 @@ class Gradients(Policy):
             raise failure
         if self._find_unused:
             self._note_use(missing)
-        self._after(self._active[0])
+        self._after(self.attendance.active[0])
 
     def _note_use(self, missing: Sequence[int]) -> None:
         """Let those that another rank has used have a gradient here, too. Collective."""
@@ -180,40 +180,17 @@ class Gradients(Policy):
         self._works.clear()
         self._peeked.clear()
 
-    # ---- uneven numbers of batches
-
-    def _roll_call(self, *, active: bool) -> bool:
-        """Find out which ranks still have batches; return whether any has. Collective."""
-        flags = np.zeros(self._group.nranks, np.uint8)
-        all_gather(flags, np.array([active], np.uint8), self._group)
-        present = [self._group.ranks[rank] for rank in np.flatnonzero(flags)]
-        self._active = present or self._active
-        self._turn += 1
-        self._last_turn.update(dict.fromkeys(present, self._turn))
-        return bool(present)
-
-    def enter_join(self, *, scale_to_active: bool) -> None:
-        """Ask at every backward pass who has batches; maybe divide sums by the number of those."""
-        self._joining, self._scale_to_active = True, scale_to_active
-        self._turn, self._last_turn = 0, dict.fromkeys(self._group.ranks, 0)
-
-    def leave_join(self) -> None:
-        """Count on all ranks again."""
-        self._joining = self._scale_to_active = self._shadowing = False
-        self._active = self._group.ranks
-
     def shadow(self) -> None:
-        """Take part with zeros until no rank has batches left."""
+        """Take part with zeros until no rank has batches left. Collective."""
         self._shadowing = True
-        while self._roll_call(active=False):
-            self.clear()
-            self.backward.begin(True)
-            self.backward.end()
-            self.clear()
-
-    def last_of(self, group: Group) -> int:
-        """Return the world rank of a group's member that was among the last with batches."""
-        return max(group.ranks, key=self._last_turn.__getitem__)
+        try:
+            while self.attendance.call(active=False):
+                self.clear()
+                self.backward.begin(True)
+                self.backward.end()
+                self.clear()
+        finally:
+            self._shadowing = False
 
     # ---- errors
 

@@ -214,5 +214,5 @@ def test_what_cannot_be_done_is_refused(number, group, size):
     with pytest.raises(dist.UsageError, match="cannot be averaged in join"), model.join():
         pass
     module = Mixture(number, "experts")
-    with pytest.raises(dist.UsageError, match=r"group of parameter 'experts\.mine\.weight' is 'exp"):
+    with pytest.raises(dist.UsageError, match=r"parameter 'experts\.mine\.weight' is 'exp"):
         dist.DataParallel(module)
