@@ -204,7 +204,8 @@ class MpiTransport(Transport):
         if self.node is None:
             exchange, check = mpi_exchange(self.comm), None
         else:
-            exchange = shared_exchange(self.node.control, self.progress)
+            probe = partial(self.comm.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)
+            exchange = shared_exchange(self.node.control, probe)
             check = self.node.check_alive
         return Agreement(self.comm, self.ranks, self.timeout_s, exchange, check)
 
