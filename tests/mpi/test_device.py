@@ -11,7 +11,9 @@ from hpcdist.testing import contract
 from hpcdist.testing.contract import TransportContract
 from hpcdist.testing.on_device import Arrays, OnDevice
 from hpcdist.testing.slow_device import DEVICE, SlowArray
-from hpcdist.transport.device.choose import BackendName
+from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.device.choose import STAGED
+from hpcdist.transport.device.launches import Launches
 
 ARRAYS = Arrays(DEVICE.array, DEVICE.numbers, lambda array: isinstance(array, SlowArray))
 
@@ -80,7 +82,7 @@ def test_the_work_of_a_blocking_call_speaks_of_the_device(size):
     work = dist.all_reduce(x)
     work.synchronize()
     assert work.is_completed()
-    assert dist.get_group().transport.on_devices.way is BackendName.STAGED
+    assert dist.get_group().transport.on_devices.backend == STAGED
 
 
 def test_wait_lets_the_current_stream_or_the_host_wait(size):
@@ -324,3 +326,18 @@ def test_large_arrays_are_added_on_the_device_as_the_host_adds_them(
     for array in (x, y):
         getattr(dist, operation)(*arguments(array), dist.ReduceOp[op])
     assert DEVICE.numbers(x).tobytes() == y.tobytes()
+
+
+def test_what_has_ended_is_forgotten_once():
+    class Runtime:
+        def is_done(self, event):
+            launches._forget_ended()
+            return event != "under way"
+
+    launches = Launches(None)
+    for event in ("first", "second", "under way"):
+        launches.keep(Call(Kind.BARRIER, device=Runtime()), event)
+    forgets = threading.Thread(target=launches._forget_ended, daemon=True)
+    forgets.start()
+    forgets.join(60)
+    assert [event for _, event in launches._running] == ["under way"]

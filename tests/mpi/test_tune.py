@@ -117,6 +117,8 @@ def test_rules_that_force_any_way_anywhere_are_safe(make, group, algorithm, nbyt
 PLAN = Plan(("all_reduce", "broadcast"), (64 * KiB, 256 * KiB), (), QUICK)
 
 
+@pytest.mark.two_ranks
+@pytest.mark.thorough
 def test_every_way_is_measured_and_the_chosen_ones_can_be_used(world, group, make, size):
     notes, told = [], []
     plan = PLAN._replace(ranks=(size,))
@@ -137,7 +139,9 @@ def test_every_way_is_measured_and_the_chosen_ones_can_be_used(world, group, mak
     assert all(timings == other for other in MPI.COMM_WORLD.allgather(timings))
     rules = tuned(timings)
     assert {rule.operation for rule in rules} == set(PLAN.operations)
-    group.transport.context.tuning_table = TuningTable([*rules, *DEFAULT], size, several_nodes=False)
+    group.transport.context.tuning_table = TuningTable(
+        [*rules, *DEFAULT], size, several_nodes=False
+    )
     check_everything(make, group, 64 * KiB)
 
 

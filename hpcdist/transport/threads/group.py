@@ -23,8 +23,8 @@ from hpcdist.transport.threads.collectives import VERBS, check_fit
 class Envelope:
     """A message that was sent and not yet received."""
 
-    def __init__(self, source: int, to: int, call: Call) -> None:
-        self.source, self.to, self.call = source, to, call
+    def __init__(self, source: int, call: Call) -> None:
+        self.source, self.call = source, call
         self.data = None if call.send is None else call.send.reshape(-1).copy()
         self.pickles: list[Pickled] = [pickled.copy() for pickled in call.pickles]
 
@@ -47,7 +47,8 @@ class ThreadGroup:
         self.changed = threading.Condition()
         self.meetings: dict[int, Meeting] = {}
         self.left: dict[int, tuple[str, str]] = {}
-        self.letters: list[Envelope] = []
+        self.letters: dict[tuple[int, int], list[Envelope]] = {}
+        """Messages sent and not received, by receiver and tag."""
         self.rooms: dict[tuple[tuple[int, ...], int], ThreadGroup] = {}
         self.threads: dict[int, int] = {}
         """The thread that each rank runs on."""
