@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, final
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.transport.awaiting import until_ended
 from hpcdist.transport.call import Call
 
 
@@ -67,6 +68,9 @@ class Work(ABC):
         self.wait()
         return None
 
+    def refuse_nested(self) -> None:  # noqa: B027 (most operations end by themselves)
+        """Raise `UsageError` where it cannot be waited for: in the middle of what it waits for."""
+
     def attend(self, waited: float) -> None:  # noqa: B027 (few operations can tell)
         """End with an error if the operation cannot end otherwise; asked in a long wait."""
 
@@ -83,9 +87,7 @@ class Work(ABC):
 
         Raises what `wait` raises. The operation goes on when the coroutine is cancelled.
         """
-        from hpcdist.transport.waiting import ended  # which is made of works
-
-        return ended(self).__await__()
+        return until_ended(self).__await__()
 
 
 @final

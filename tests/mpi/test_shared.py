@@ -10,11 +10,11 @@ import warnings
 import ml_dtypes
 import numpy as np
 import pytest
+from checks import combined, needs_torch
 from mpi4py import MPI
 
 import hpcdist as dist
 from hpcdist.transport.tuning import OPERATIONS, Algorithm, TuningRule, possible_algorithms
-from tests.checks import needs_torch
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 COUNTS = (1, 5003, 300_001)
@@ -77,7 +77,7 @@ def assert_bits(got, expected):
 
 def heap_offset(array):
     """Return where in this rank's shared memory an array lies, or None."""
-    return dist.get_group().transport.heap.offset_of(array)
+    return dist.get_group().transport.context.heap.offset_of(array)
 
 
 def open_descriptors():
@@ -267,9 +267,7 @@ def alltoall_single(name, count, place):
     assert_bits(given, whole)
 
 
-@pytest.mark.parametrize("whose", WHOSE)
-@pytest.mark.parametrize("name", DTYPES)
-@pytest.mark.parametrize("operation", COLLECTIVES)
+@pytest.mark.parametrize(("operation", "name", "whose"), combined(COLLECTIVES, DTYPES, WHOSE))
 def test_collectives_on_shared_arrays_give_what_numpy_gives(operation, name, whose):
     for count in COUNTS if whose == "all" else (1, 5003, 70_001):
         COLLECTIVES[operation](name, count, lambda x: placed(x, WHOSE[whose](RANK)))
@@ -427,6 +425,7 @@ def test_operations_of_several_groups_are_under_way_at_once(whose):
         dist.destroy_process_group(group)
 
 
+@pytest.mark.thorough
 def test_groups_and_worlds_leave_no_descriptors(world_with):
     def come_and_go():
         for _ in range(5):
@@ -468,7 +467,7 @@ def test_torch_tensors_over_shared_arrays_are_reduced_where_they_are():
 
 
 def test_memory_is_used_again():
-    heap = dist.get_group().transport.heap
+    heap = dist.get_group().transport.context.heap
     before = heap.used
     for turn in range(400):
         x, y = dist.empty(4 << 20, "u1"), dist.empty((1 + turn % 7) << 20, "u1")
@@ -509,7 +508,7 @@ def test_the_warning_names_the_line_that_asked_for_the_array(world_with):
         lambda: dist.zeros(300_001),
         lambda: dist.empty_like(np.zeros(300_001)),
     ):
-        dist.get_group().transport.heap._warned = False
+        dist.get_group().transport.context.heap._warned = False
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             make()
@@ -755,6 +754,7 @@ def test_operations_give_the_same_whichever_way_they_take(tuned, ordinary, share
         check("float32", 20_003, lambda x: placed(x, WHOSE[whose](RANK)))
 
 
+@pytest.mark.thorough
 @several
 @pytest.mark.parametrize("whose", ["odd", "nobody"])
 @pytest.mark.parametrize("ranks_per_node", [1, 2, 3])
