@@ -34,7 +34,8 @@ from hpcdist.runtime.mpi import (
 )
 from hpcdist.runtime.place import read_place
 from hpcdist.runtime.process import snapshot
-from hpcdist.transport.threads.transport import ThreadGroup, ThreadTransport
+from hpcdist.transport.threads.group import ThreadGroup
+from hpcdist.transport.threads.transport import ThreadTransport
 
 
 def init_parallel_env(
@@ -108,7 +109,8 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
             raise
         return _start_alone(wanted, timeout_s, str(error))
 
-    from hpcdist.transport.mpi.transport import MpiTransport, make_site
+    from hpcdist.transport.mpi.site import make_site
+    from hpcdist.transport.mpi.transport import MpiTransport
 
     place = world.place
     number = None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol, final
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.transport.awaiting import until_ended
 from hpcdist.transport.call import Call
 
 
@@ -83,9 +84,7 @@ class Work(ABC):
 
         Raises what `wait` raises. The operation goes on when the coroutine is cancelled.
         """
-        from hpcdist.transport.waiting import ended  # which is made of works
-
-        return ended(self).__await__()
+        return until_ended(self).__await__()
 
 
 @final

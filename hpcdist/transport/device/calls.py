@@ -47,7 +47,7 @@ from hpcdist.transport.device.work import (
 
 if TYPE_CHECKING:
     from hpcdist.transport.device.nccl.batch import Batches
-    from hpcdist.transport.mpi.transport import MpiTransport
+    from hpcdist.transport.mpi.context import MpiContext
 
 _MiB = 1 << 20
 _GOODBYE_S = 1.0
@@ -64,7 +64,7 @@ LAUNCH_ORDER = LaunchOrder()
 class DeviceCalls:
     """The operations of one group on device memory; made when the first one comes."""
 
-    def __init__(self, host: MpiTransport) -> None:
+    def __init__(self, host: MpiContext) -> None:
         self._host = host
         self._choice: Choice | None = None
         self._nccl: Nccl | None = None
@@ -463,7 +463,7 @@ class DeviceCalls:
             self.communicator(engine)
 
 
-def _not_capturable(call: Call, host: MpiTransport) -> UsageError:
+def _not_capturable(call: Call, host: MpiContext) -> UsageError:
     return UsageError(
         f"{label(call, host.ranks)} cannot be part of a CUDA graph: capture needs NCCL, "
         "use_calc_stream=True, the same operation once before the capture, and arrays that travel "

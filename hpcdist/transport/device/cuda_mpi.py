@@ -25,7 +25,7 @@ from hpcdist.transport.device.staged.buffers import arrive
 from hpcdist.transport.mpi.collectives import VERBS
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
+    from hpcdist.transport.mpi.context import MpiContext
 
 ALLOWED = frozenset(
     {
@@ -67,7 +67,7 @@ def why_not(self_test: bool) -> str:
 
 
 def perform(
-    host: MpiTransport, engine: DeviceRuntime, stream: Stream, call: Call, detail: tuple[int, int]
+    host: MpiContext, engine: DeviceRuntime, stream: Stream, call: Call, detail: tuple[int, int]
 ) -> tuple[Any, Event]:
     """Run `call`, on which all ranks have agreed, on device memory; blocks the host."""
     with engine.on(stream):
@@ -80,7 +80,7 @@ def perform(
 class _Synchronized:
     """A host whose communicator waits for the stream before each call."""
 
-    def __init__(self, host: MpiTransport, engine: DeviceRuntime, stream: Stream) -> None:
+    def __init__(self, host: MpiContext, engine: DeviceRuntime, stream: Stream) -> None:
         self._host = host
         self.comm = _Comm(host.comm, engine, stream, host.timeout_s)
 

@@ -31,14 +31,14 @@ from hpcdist.transport.polling import poll
 from hpcdist.transport.reduction import ReduceOp, ReductionRule
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
+    from hpcdist.transport.mpi.context import MpiContext
 
 
 @final
 class Nccl:
     """NCCL's communicator for the ranks of a group on one device each. Collective to create."""
 
-    def __init__(self, host: MpiTransport, engine: DeviceRuntime) -> None:
+    def __init__(self, host: MpiContext, engine: DeviceRuntime) -> None:
         config = host.site.config
         gpu.order_launches()
         if config.share_gpu and config.device_way == "nccl":

@@ -29,7 +29,7 @@ from hpcdist.transport.device.work import DeviceWork, Launch, Launched, device_f
 from hpcdist.transport.mpi.handshake import Handshakes
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
+    from hpcdist.transport.mpi.context import MpiContext
 
 _WHAT = "batch_isend_irecv"
 
@@ -38,7 +38,7 @@ _WHAT = "batch_isend_irecv"
 class Batches:
     """The batches of one group; they share its streams and its order with `devices`."""
 
-    def __init__(self, host: MpiTransport, devices: DeviceCalls) -> None:
+    def __init__(self, host: MpiContext, devices: DeviceCalls) -> None:
         self._host, self._devices = host, devices
         self._handshakes = Handshakes(host.comm, host.ranks, host.timeout_s, host.departed)
 

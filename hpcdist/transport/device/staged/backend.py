@@ -25,7 +25,7 @@ from hpcdist.transport.device.staged.plan import Piece, Shape, Step, is_whole, p
 from hpcdist.transport.parts import new_blocks, with_room
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
+    from hpcdist.transport.mpi.context import MpiContext
 
 _GOODBYE_S = 1.0
 AHEAD = 2
@@ -43,7 +43,7 @@ class _Copied(NamedTuple):
 
 
 def perform(
-    host: MpiTransport,
+    host: MpiContext,
     staging: StagingBuffers,
     call: Call,
     detail: tuple[int, int],
@@ -71,7 +71,7 @@ def perform(
 # ---- in steps
 
 
-def _perform_steps(host: MpiTransport, staging: StagingBuffers, call: Call) -> Any:
+def _perform_steps(host: MpiContext, staging: StagingBuffers, call: Call) -> Any:
     with staging.engine.on(staging.inward):
         call, result = _with_room(host, call)
     source, target = _flat(call.send), _flat(call.recv)
@@ -98,7 +98,7 @@ def _perform_steps(host: MpiTransport, staging: StagingBuffers, call: Call) -> A
     return result
 
 
-def _steps(host: MpiTransport, call: Call, chunk: int) -> Iterator[Step]:
+def _steps(host: MpiContext, call: Call, chunk: int) -> Iterator[Step]:
     send, recv = (0 if each is None else each.size for each in (call.send, call.recv))
     shape = Shape(send, recv, host.size, host.rank, host.rank == call.root)
     return plan_steps(call.kind, shape, chunk)
@@ -122,7 +122,7 @@ def _copy_out(staging: StagingBuffers, step: Step, given: DeviceArray, unit: np.
 
 
 def _finish(
-    host: MpiTransport,
+    host: MpiContext,
     staging: StagingBuffers,
     call: Call,
     waiting: deque[_Copied],
@@ -144,7 +144,7 @@ def _finish(
 
 
 @contextmanager
-def _told_to_all(host: MpiTransport, staging: StagingBuffers, call: Call) -> Iterator[None]:
+def _told_to_all(host: MpiContext, staging: StagingBuffers, call: Call) -> Iterator[None]:
     """Raise on all ranks what goes wrong on the device before they agree on the next step."""
     engine = staging.engine
     try:
@@ -210,7 +210,7 @@ def _release(staging: StagingBuffers, blocks: list[NumpyArray]) -> None:
         staging.pinned.give_back(block)
 
 
-def _with_room(host: MpiTransport, call: Call) -> tuple[Call, Any]:
+def _with_room(host: MpiContext, call: Call) -> tuple[Call, Any]:
     """Give an operation that makes its own result the memory for it, and its blocks."""
     if call.kind not in MAKERS or (call.kind is Kind.GATHER and host.rank != call.root):
         return call, None
@@ -231,7 +231,7 @@ def _partly_shared(source: DeviceArray, target: DeviceArray) -> bool:
 # ---- as a whole, where the ranks' blocks differ
 
 
-def _perform_whole(host: MpiTransport, staging: StagingBuffers, call: Call) -> Any:
+def _perform_whole(host: MpiContext, staging: StagingBuffers, call: Call) -> Any:
     engine, source, target = staging.engine, _flat(call.send), _flat(call.recv)
     send = None if source is None else np.empty(source.size, source.dtype)
     recv = None if target is None else np.empty(target.size, target.dtype)
@@ -260,13 +260,13 @@ def _to_device(staging: StagingBuffers, call: Call, data: NumpyArray) -> DeviceA
 
 
 def start_message(
-    host: MpiTransport, staging: StagingBuffers, call: Call, ready: list[Event]
+    host: MpiContext, staging: StagingBuffers, call: Call, ready: list[Event]
 ) -> Work:
     """Begin to send or receive a device array as one message of host memory."""
     return (_send if call.kind is Kind.SEND else _receive)(host, staging, call, ready)
 
 
-def _send(host: MpiTransport, staging: StagingBuffers, call: Call, ready: list[Event]) -> Work:
+def _send(host: MpiContext, staging: StagingBuffers, call: Call, ready: list[Event]) -> Work:
     """Copy to the host, which is waited for: messages keep their order; then send from there."""
     assert call.send is not None
     block = staging.pinned.take(call.send.nbytes)
@@ -279,7 +279,7 @@ def _send(host: MpiTransport, staging: StagingBuffers, call: Call, ready: list[E
     return _StagedMessage(staging, work, block, None)
 
 
-def _receive(host: MpiTransport, staging: StagingBuffers, call: Call, ready: list[Event]) -> Work:
+def _receive(host: MpiContext, staging: StagingBuffers, call: Call, ready: list[Event]) -> Work:
     recv, finish = call.recv, call.finish
     assert recv is not None
     block = staging.pinned.take(recv.nbytes)
