@@ -9,6 +9,7 @@ import time
 from datetime import timedelta
 
 import pytest
+from event_checks import Timeline, of_all_ranks
 from mpi4py import MPI
 
 torch = pytest.importorskip("torch", minversion="2.11")
@@ -432,3 +433,30 @@ def test_shards_on_another_backend_go_its_own_way(rank, size):
     whole = torch.arange(24.0).reshape(4, 6)
     rows = distribute_tensor(whole, mesh, [Shard(0)])
     assert torch.equal(rows.redistribute(mesh, [Shard(1)]).full_tensor(), whole)
+
+
+# ---- listeners
+
+
+def test_listeners_of_hpcdist_hear_of_what_torch_calls(rank, size, new_group):
+    group, x = new_group(), torch.ones(3)
+    recorder = Timeline()
+    dist.all_reduce(x, group=group)
+    work = dist.broadcast(x, size - 1, group=group, async_op=True)
+    work.wait()
+    dist.barrier(group)
+    messages = [
+        dist.P2POp(dist.isend, x, (rank + 1) % size, group),
+        dist.P2POp(dist.irecv, torch.empty(3), (rank - 1) % size, group),
+    ]
+    for work in dist.batch_isend_irecv(messages) if size > 1 else []:
+        work.wait()
+    found = of_all_ranks(recorder.stop())
+    assert not recorder.under_way
+    assert [[event["name"] for event in events] for events in found.values()] == [
+        [name] * size for name in ("all_reduce", "broadcast", "barrier")
+    ]
+    for begin, _ in recorder.spans[:2]:
+        assert (begin.shape, begin.dtype, begin.ranks) == ((3,), "float32", tuple(range(size)))
+    kinds = sorted(begin.name for begin, _ in recorder.spans if begin.sequence is None)
+    assert kinds == ["recv", "send"] * (size > 1)
