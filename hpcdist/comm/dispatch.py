@@ -38,7 +38,8 @@ def dispatch(group: Group | None, sync_op: bool, describe: Describe, *args: Any)
         group.issued = number = group.issued + 1
     try:
         if listeners:
-            with Announcement(group, call, number) as told:
+            runs = sync_op and call.device is None
+            with Announcement(group, call, number, runs=runs) as told:
                 ended = transport.run(told) if sync_op else transport.start(told)
         else:
             ended = transport.run(call) if sync_op else transport.start(call)
