@@ -297,10 +297,15 @@ def a_group_that_does_not_fit_is_refused_on_all_ranks():
         return
     last = rank == n - 1
     everyone_else, both = dist.new_group(range(n - 1)), dist.new_group([0, n - 1])
+    gone = dist.new_group([0, n - 1])
+    dist.destroy_process_group(gone)
     for own, words in (
         (everyone_else, "that this rank is a member of"),
         ("experts", "is 'experts'"),
+        (gone, "; closed, but must be"),
     ):
+        if n == 2 and own is gone:
+            continue  # the ranks of the model itself
         layers = Vectors("a", "b")
         if last:
             layers.all["b"].group = own
