@@ -529,3 +529,20 @@ def test_a_checkpoint_of_torch_made_before_objects_were_known_is_loaded(way):
     step(fresh)
     step(expected)
     assert torch.equal(fresh["model"].weight, expected["model"].weight)
+
+
+def test_a_checkpoint_of_shards_of_format_2_is_loaded():
+    """Three ranks have saved it, one of which had nothing of ``w``."""
+    found = checkpoint.load(None, OLD / "shards-2")
+    assert (found["w"] == np.arange(42.0).reshape(6, 7)).all()
+    assert torch.equal(found["moment"], torch.arange(10.0).view(2, 5))
+    assert found["same"].dtype == ml_dtypes.bfloat16
+    assert found["nothing"].shape == (0, 3)
+    assert found["scalar"] == 1.5
+    assert found["own"][1].tolist() == [1, 1]
+    assert found["step"] == 7
+    part = Shard(np.zeros(20), (6, 7), 5)
+    with pytest.warns(dist.CheckpointWarning):
+        checkpoint.load({"w": part}, OLD / "shards-2", strict=False)
+    assert (part.data == np.arange(5.0, 25.0)).all()
+    assert checkpoint.verify(OLD / "shards-2").ranks == 3
