@@ -47,6 +47,10 @@ class Group:
         self.transport = transport
         self.open_blocks = 0
         """Blocks of `together` that this rank is in."""
+        self.issued = 0
+        """Collectives that this rank has issued; see `Event.sequence`."""
+        self.announced: dict[int, Callable[[BaseException | None], None]] = {}
+        """What tells the end of operations under way whose begin was told, by `Event.id`."""
         self._rank_of = {world: rank for rank, world in enumerate(self.ranks)}
         self.rank = self._rank_of.get(world_rank, -1)
 
