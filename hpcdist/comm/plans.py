@@ -12,12 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from hpcdist.comm import describe
+from hpcdist.comm.announcement import Announcement
 from hpcdist.comm.dispatch import described, dispatch, not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
 from hpcdist.errors import UsageError
-from hpcdist.transport.base import DONE, REFUSE_START, Plan, Work
-from hpcdist.transport.call import label
+from hpcdist.events import listeners
+from hpcdist.transport.base import DONE, REFUSE_START, Known, Plan, Work
+from hpcdist.transport.call import Call, label
+from hpcdist.transport.call_site import issued
 from hpcdist.transport.reduction import ReduceOp
 
 
@@ -113,7 +116,92 @@ def _plan(group: Group | None, describe_call: Callable[..., Any], *args: Any) ->
         return _NoPlan()
     call = described(group, describe_call, *args)
     what = label(call, group.ranks)
-    return group.transport.plan(call) or _ReplayPlan(group, describe_call, args, what)
+    plan = group.transport.plan(call)
+    if plan is None:
+        return _ReplayPlan(group, describe_call, args, what)
+    return _TransportPlan(group, call, plan)
+
+
+@final
+class _TransportPlan(Plan):
+    """A plan of the transport, whose starts count as operations of the group."""
+
+    def __init__(self, group: Group, call: Call, plan: Plan) -> None:
+        self._group, self._call, self._plan = group, call, plan
+        self._start = plan.start
+
+    def start(self) -> Work:
+        """Begin the operation on what the arrays hold now."""
+        if listeners:
+            return self._start_told()
+        work = self._start()
+        if issued.at is None:
+            self._group.issued += 1
+        return work
+
+    def _start_told(self) -> Work:
+        number = None
+        if issued.at is None:
+            self._group.issued = number = self._group.issued + 1
+        announcement = Announcement(self._group, self._call, number)
+        try:
+            with announcement as told:
+                return _ToldWork(self._start(), announcement, told.error)
+        except UsageError:
+            if number is not None:
+                self._group.issued -= 1  # it is under way already, or was freed
+            raise
+
+    def free(self) -> None:
+        """Free the plan of the transport."""
+        self._plan.free()
+
+    def in_words(self) -> str:
+        """See `Plan.in_words`."""
+        return self._plan.in_words()
+
+
+@final
+class _ToldWork(Work):
+    """The work of a plan that listeners were told of, and are told of again at its end.
+
+    A plan cannot be called off: what a listener raised at its begin is raised by `wait`.
+    """
+
+    def __init__(self, work: Work, announcement: Announcement, error: Exception | None) -> None:
+        self._work, self._announcement, self._error = work, announcement, error
+
+    @property
+    def limit_s(self) -> float:
+        """The time limit of the operation."""
+        return self._work.limit_s
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait, and tell the end."""
+        try:
+            self._work.wait(timeout)
+        except BaseException as error:
+            if timeout is None:  # else it goes on
+                self._announcement.end(error)
+            raise
+        self._end()
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether the operation has ended, and tell the end."""
+        if not self._work.is_completed():
+            return False
+        self._announcement.end(self._error)
+        return True
+
+    def _end(self) -> None:
+        self._announcement.end(self._error)
+        if self._error is not None:
+            raise self._error
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return self._work.known()
 
 
 @final
