@@ -74,7 +74,8 @@ class Call(NamedTuple):
     blocks may differ. `pickles` are pickled objects. `error` says that this rank
     cannot take part; it is then raised on every rank, as a `RemoteError` that is `in_step` on the
     others. `begin` is called when the operation's turn has come, `finish` gets what the transport
-    returns; `ended` is told once how the operation ended, None for well. `device` is where `send` and `recv` are, None for host memory;
+    returns; `ended` is told once how the operation ended, None for well. `device` is where `send`
+    and `recv` are, None for host memory;
     `on_current` puts the operation on the caller's current stream itself. `sends` and `receives`
     are flat runs of host memory, one per rank of the group, instead of `send` and `recv` where
     these would be copies; `shapes` are those of a list's arrays, where they differ.

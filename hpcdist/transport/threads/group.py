@@ -47,7 +47,7 @@ class ThreadGroup:
         self.changed = threading.Condition()
         self.meetings: dict[int, Meeting] = {}
         self.left: dict[int, tuple[str, str]] = {}
-        self.letters: dict[tuple[int, int], list[Envelope]] = {}
+        self.envelopes: dict[tuple[int, int], list[Envelope]] = {}
         """Messages sent and not received, by receiver and tag."""
         self.rooms: dict[tuple[tuple[int, ...], int], ThreadGroup] = {}
         self.threads: dict[int, int] = {}
