@@ -1,7 +1,7 @@
 """Point-to-point messages between ranks that are threads: envelopes in a shared mailbox.
 
 A send copies its data into an envelope and has ended. Receives are matched with envelopes by
-sender, tag and dtype, in the order in which they were posted, as in `transport.mpi`. An envelope of another
+sender, tag and dtype, in the order in which they were posted, as over MPI. An envelope of another
 dtype is an error only when no other can come any more.
 """
 
