@@ -135,7 +135,7 @@ MUTATIONS = [
     Mutation(
         "arrays of a device are read before they are complete",
         "transport/device/staged/backend.py",
-        "        launch.precede(staging.outward)\n",
+        "        launch.make_wait(staging.outward)\n",
         "",
         "tests/mpi/test_device.py",
         2,
