@@ -8,6 +8,7 @@ import importlib.util
 import socket
 from typing import Any, NamedTuple
 
+from hpcdist.comm.announcement import end_all
 from hpcdist.comm.group import Closed, Group
 from hpcdist.comm.groups import check_backend, check_timeout, destroy_process_group
 from hpcdist.comm.session import (
@@ -211,10 +212,12 @@ def _leave(session: Session) -> None:
         for group in groups:
             if group.transport is not None:
                 group.transport.leave("has ended")
-        return
+    else:
+        for group in groups:
+            if group.transport is not None:
+                group.transport.close()
     for group in groups:
-        if group.transport is not None:
-            group.transport.close()
+        end_all(group)
 
 
 def is_available() -> bool:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from hpcdist.comm.announcement import end_all
 from hpcdist.comm.session import (
     Session,
     Whereabouts,
@@ -105,3 +106,4 @@ def _close_groups() -> None:
     for group in session.groups.values() if session is not None else ():
         if group.transport is not None:
             group.transport.close()
+            end_all(group)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpcdist.transport.call import UNEVEN, Call, Kind, even_blocks
-from hpcdist.transport.kernel import Code, address_of, code_of, compiled, divisor_of
+from hpcdist.transport.kernel import CODES, Code, address_of, code_of, compiled, divisor_of
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.intranode_objects import OBJECTS, exchange_objects
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
@@ -28,8 +28,11 @@ _REDUCED = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER})
 def perform(host: MpiContext, node: SharedNode, call: Call) -> Any:
     """Agree on `call`, then run it."""
     agree = host.agree
-    counts = call.kind in _REDUCED and node.can_pipeline and call.error is None
-    code = code_of(call) if counts else None
+    code = None
+    if call.kind in _REDUCED and node.can_pipeline and call.error is None:
+        assert call.op is not None
+        assert call.dtype is not None
+        code = CODES.get((call.op, call.dtype.code)) or code_of(call)
     if code is not None and call.kind is Kind.ALL_REDUCE:
         return _all_reduce(host, node, call, code)
     if call.kind in OBJECTS and call.error is None:
@@ -52,7 +55,8 @@ def _all_reduce(host: MpiContext, node: SharedNode, call: Call, code: Code) -> A
     data, agreement = call.recv, host.agreement
     assert data is not None
     assert agreement is not None
-    total, count, divisor = data.nbytes, data.size * code.per_item, divisor_of(call, node.size)
+    total, count = data.nbytes, data.size * code.per_item
+    divisor = float(node.size) if call.op is ReduceOp.AVG else 1.0
     if total <= PAYLOAD:
         if not agreement.reduce(node.control, call, data, data, 0, code.number, count, divisor):
             sources = node.payload_addresses[node.control.turn]
