@@ -9,7 +9,8 @@ import socket
 from typing import Any, NamedTuple
 
 from hpcdist.comm.announcement import end_all
-from hpcdist.comm.group import Closed, Group
+from hpcdist.comm.closed import Closed
+from hpcdist.comm.group import Group
 from hpcdist.comm.groups import check_backend, check_timeout, destroy_process_group
 from hpcdist.comm.session import (
     OneThread,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from hpcdist.comm.closed import Closed, Dormant
 from hpcdist.errors import UsageError
-from hpcdist.transport.base import Plan, Transport, Work
-from hpcdist.transport.call import Call
+from hpcdist.transport.base import Transport
 
 if TYPE_CHECKING:
     from hpcdist.comm.grid import Grid
@@ -86,8 +86,28 @@ class Group:
             raise UsageError(f"group {self.name} has no communicator of MPI: {without_mpi}")
         return getattr(self.transport, "user_comm", None)
 
+    @property
+    def one_node(self) -> bool:
+        """Whether all members run on one node; False if this process is none of them."""
+        return self.transport is not None and self.transport.one_node
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the group cannot be used any more."""
+        return isinstance(self.transport, Closed)
+
+    def open_transport(self) -> Any:
+        """Return the transport, restarted if it was shut down: collective then.
+
+        Raises:
+            UsageError: the group is closed.
+
+        """
+        transport = self.transport
+        return transport.reopen() if isinstance(transport, (Closed, Dormant)) else transport
+
     def is_member(self) -> bool:
-        """Say whether this process belongs to the group."""
+        """Return whether this process belongs to the group."""
         return self.rank >= 0
 
     def get_group_rank(self, rank: int) -> int:
@@ -193,116 +213,6 @@ _SHOWN = 16
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-@final
-class Closed(Transport):
-    """Stands where a group had its transport: every use is an error that says `why`."""
-
-    backend = "CLOSED"
-    one_node = False
-
-    def __init__(self, why: str, former: Transport | None = None) -> None:
-        self._why = why
-        self._former = former  # kept as it is: its end would touch what others use
-
-    def _refuse(self) -> NoReturn:
-        raise UsageError(self._why)
-
-    def run(self, call: Call) -> Any:
-        """Refuse."""
-        self._refuse()
-
-    def start(self, call: Call) -> Work:
-        """Refuse."""
-        self._refuse()
-
-    def plan(self, call: Call) -> Plan:
-        """Refuse."""
-        self._refuse()
-
-    def subgroup(
-        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
-    ) -> tuple[Transport, int]:
-        """Refuse."""
-        self._refuse()
-
-    def synchronize(self, *, on_device: bool = False) -> None:
-        """Refuse."""
-        self._refuse()
-
-    def reopen(self) -> Transport:
-        """Refuse."""
-        self._refuse()
-
-    def together_at_end(self) -> bool:
-        """Say no: it cannot ask."""
-        return False
-
-    def leave(self, why: str) -> None:
-        """Do nothing: everyone knows."""
-
-    def close(self) -> None:
-        """Do nothing: it is closed."""
-
-
-@final
-class Dormant(Transport):
-    """Stands where a group was shut down: the first operation restarts its transport."""
-
-    def __init__(self, group: Group, restart: Callable[[], Transport]) -> None:
-        self._group = group
-        self._restart = restart
-        self.user_comm = getattr(group.transport, "user_comm", None)
-        self.backend = group.backend
-        self.one_node = group.transport is not None and group.transport.one_node
-
-    def wake(self) -> Transport:
-        """Restart the transport; collective."""
-        transport = self._group.transport = self._restart()
-        return transport
-
-    def run(self, call: Call) -> Any:
-        """Restart and run."""
-        return self.wake().run(call)
-
-    def start(self, call: Call) -> Work:
-        """Restart and start."""
-        return self.wake().start(call)
-
-    def start_batch(self, calls: Sequence[Call]) -> list[Work]:
-        """Restart and start."""
-        return self.wake().start_batch(calls)
-
-    def plan(self, call: Call) -> Plan | None:
-        """Restart and plan."""
-        return self.wake().plan(call)
-
-    def subgroup(
-        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
-    ) -> tuple[Transport, int]:
-        """Refuse: only some ranks call this, but all must restart."""
-        raise UsageError(
-            f"group {self._group.name} has been shut down; restart it on all its ranks with "
-            "restart_process_group first"
-        )
-
-    def synchronize(self, *, on_device: bool = False) -> None:
-        """Nothing is under way."""
-
-    def reopen(self) -> Transport:
-        """Restart."""
-        return self.wake()
-
-    def together_at_end(self) -> bool:
-        """Say no: there is no communicator to ask on."""
-        return False
-
-    def leave(self, why: str) -> None:
-        """Do nothing: there is no communicator to tell it on."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 _STATES: dict[type, str] = {Closed: "; closed", Dormant: "; shut down"}

@@ -9,12 +9,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from hpcdist.comm.announcement import end_all
+from hpcdist.comm.closed import Closed, Dormant
 from hpcdist.comm.dispatch import dispatch, not_a_member
-from hpcdist.comm.group import Closed, Dormant, Group
+from hpcdist.comm.group import Group
 from hpcdist.comm.objects import describe_all_gather
 from hpcdist.comm.session import Session, require_session, resolve_group, set_session
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
+from hpcdist.transport.base import Transport
 from hpcdist.transport.call import UNDEFINED, Call, Kind
 from hpcdist.transport.polling import raising_held
 from hpcdist.transport.queue import seconds
@@ -180,7 +182,12 @@ def shutdown_process_group(group: Group | None = None) -> None:
     if transport is None or isinstance(transport, (Closed, Dormant)):
         return
     transport.close()
-    group.transport = Dormant(group, transport.reopen)
+
+    def wake() -> Transport:
+        group.transport = restarted = transport.reopen()
+        return restarted
+
+    group.transport = Dormant(group.name, transport, wake)
 
 
 def restart_process_group(group: Group | None = None) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, final
 
-from hpcdist.comm.group import Closed, Group
+from hpcdist.comm.closed import Closed
+from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Transport
 from hpcdist.transport.call_site import call_site

@@ -158,7 +158,7 @@ def _engine_for(layers: Any) -> type[DataParallel]:
 def training_group(group: Group | None) -> Group:
     """Return the group to train on; a rank outside it gets a `UsageError`."""
     group = resolve_group(group)
-    if group.transport is None:
+    if not group.is_member():
         raise UsageError(
             f"rank {group.world_rank} is not in group {group.name} (ranks {group.ranks}), so it "
             "cannot train there; build DataParallel on the members only"
@@ -171,7 +171,6 @@ def bucket_limits(group: Group, usual_mb: float, last_mb: float) -> tuple[int, i
     for name, size in (("comm_buffer_size", usual_mb), ("last_comm_buffer_size", last_mb)):
         if isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 <= size < 1 << 40:
             raise UsageError(f"{name} must be a number of MiB, at least 0, got {size!r}")
-    assert group.transport is not None
-    if usual_mb == DEFAULT_MB and group.transport.one_node:
+    if usual_mb == DEFAULT_MB and group.one_node:
         usual_mb = NODE_MB
     return int(min(last_mb, usual_mb) * _MiB), int(usual_mb * _MiB)
