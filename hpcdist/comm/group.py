@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Sequence
+from typing import Any, cast, final
 
 import numpy as np
 
 from hpcdist.comm.closed import Closed, Dormant
+from hpcdist.comm.grid import Grid
+from hpcdist.comm.making import split
+from hpcdist.comm.members import Members
+from hpcdist.comm.session import Session
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Transport
 
-if TYPE_CHECKING:
-    from hpcdist.comm.grid import Grid
-
 
 @final
-class Group:
+class Group(Members):
     """A set of ranks that communicate with each other.
 
     Made by `init_parallel_env` (the world), `new_group` and `split`. The ranks are in ascending
@@ -46,9 +47,7 @@ class Group:
         self.world_rank = world_rank
         self.transport = transport
         self.issued = 0
-        """Collectives that this rank has issued; see `Event.sequence`."""
-        self.announced: dict[int, Callable[[BaseException | None], None]] = {}
-        """What tells the end of operations under way whose begin was told, by `Event.id`."""
+        self.announced = {}
         self._rank_of = {world: rank for rank, world in enumerate(self.ranks)}
         self.rank = self._rank_of.get(world_rank, -1)
 
@@ -162,9 +161,7 @@ class Group:
             [0]
 
         """
-        from hpcdist.comm.groups import split  # which makes groups
-
-        return split(self, color, key, timeout, name)
+        return cast(Group, split(self, color, key, timeout, name))
 
     def grid(self, dims: int | Sequence[int], periodic: bool | Sequence[bool] = False) -> Grid:
         """Lay the ranks out on a Cartesian grid, in C order (MPI_Cart_create). Local.
@@ -181,8 +178,6 @@ class Group:
             (1, 1)
 
         """
-        from hpcdist.comm.grid import Grid  # which is made of groups
-
         return Grid(self, dims, periodic)
 
     def root_of(self, world_rank: Any, what: str) -> int:
@@ -196,6 +191,12 @@ class Group:
             )
         return rank
 
+    def beside(
+        self, ranks: Sequence[int], id: int, transport: Transport | None, name: str | None
+    ) -> Group:
+        """Return another group of ranks of the same world."""
+        return Group(ranks, self.world_rank, id, transport, name)
+
     def __repr__(self) -> str:
         shown = [*map(str, self.ranks)]
         if self.nranks > _SHOWN:
@@ -205,6 +206,16 @@ class Group:
             f"rank: {self.rank}, nranks: {self.nranks}, id: {self.id}, ranks: {', '.join(shown)}; "
             f"name: {self.name}{state}"
         )
+
+
+def world_group(transport: Transport) -> Group:
+    """Return the group of all ranks that `transport` joins."""
+    return Group(range(transport.size), transport.rank, 0, transport)
+
+
+def world_of(session: Session) -> Group:
+    """Return the world group of `session`, which was made by `world_group`."""
+    return cast(Group, session.world)
 
 
 _SHOWN = 16

@@ -16,7 +16,8 @@ import torch.distributed as c10d
 from hpcdist.comm import describe
 from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.group import Group
-from hpcdist.comm.groups import check_timeout, destroy_process_group
+from hpcdist.comm.groups import destroy_process_group
+from hpcdist.comm.making import check_timeout
 from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.torch.behind import stand_behind
 from hpcdist.torch.devices import Reach, agree_on_reach
