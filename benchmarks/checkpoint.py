@@ -26,7 +26,7 @@ import hpcdist as dist
 from hpcdist import checkpoint
 from hpcdist.bench.figures import bandwidth, times
 from hpcdist.bench.race import Race
-from hpcdist.checkpoint import Shard
+from hpcdist.checkpoint import LocalSlice
 
 MIB = 1 << 20
 LAYER = 4 * MIB
@@ -77,9 +77,12 @@ def state_of(setting: Setting) -> dict[str, np.ndarray]:
     return {f"layers.{number}.weight": parts[number] for number in range(count)}
 
 
-def shards_of(setting: Setting, arrays: dict[str, np.ndarray]) -> dict[str, Shard]:
+def shards_of(setting: Setting, arrays: dict[str, np.ndarray]) -> dict[str, LocalSlice]:
     rank, size = setting.comm.rank, setting.comm.size
-    return {name: Shard(part, (size, part.size), rank * part.size) for name, part in arrays.items()}
+    return {
+        name: LocalSlice(part, (size, part.size), offset=rank * part.size)
+        for name, part in arrays.items()
+    }
 
 
 # ---- ways to write files
