@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,7 +14,7 @@ from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvo
 
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
-from hpcdist.comm.groups import group_of
+from hpcdist.comm.making import group_of
 from hpcdist.comm.session import is_simulated
 from hpcdist.errors import UsageError
 from hpcdist.runtime.process import snapshot
@@ -89,7 +89,7 @@ def _make(options: Any, _: Any = None) -> HpcdistProcessGroup:
     ranks = list(options.global_ranks_in_group) or list(range(world.nranks))
     timeout = None if options.timeout == _TORCHS_DEFAULT else options.timeout
     where = options.group_rank, options.group_size
-    group = group_of(ranks, timeout)
+    group = cast(Group, group_of(ranks, timeout))
     if where != (group.rank, group.nranks):
         group_words = f"rank {group.rank} of {group.nranks}"
         raise UsageError(
