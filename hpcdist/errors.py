@@ -23,6 +23,8 @@ class UsageError(HpcdistError, ValueError):
 
     nested = False
     """Whether it refuses an operation in the middle of another one of the same group."""
+    held = False
+    """Whether it has left a signal handler, and is raised at the end of the one it interrupted."""
 
 
 class MismatchError(HpcdistError):

@@ -92,6 +92,11 @@ def _identify(dtype: np.dtype) -> Dtype:
     return row
 
 
+def is_numpys_own(dtype: np.dtype) -> bool:
+    """Return whether `dtype` was met by `ordinary` and lives as long as NumPy: it has an id."""
+    return id(dtype) in _by_identity
+
+
 def typed(data: NumpyArray, dtype: Dtype) -> NumpyArray:
     """Show the memory of a buffer in its real dtype, flat if it travels in a carrier."""
     return data if dtype.carrier is None else data.view(dtype.numpy)

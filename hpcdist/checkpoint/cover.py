@@ -29,6 +29,8 @@ def flaw_of(boxes: Collection[Box], shape: Shape) -> Flaw | None:
 
     The answer is a run of elements if all boxes are runs.
     """
+    if len(boxes) == 1 and whole(shape) in boxes:
+        return None
     boxes, region = in_one_view(boxes, shape)
     if grid_of(boxes, region) is not None:
         return None

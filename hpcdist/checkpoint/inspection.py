@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from hpcdist.checkpoint.blocks import Files, Progress, blocks_of, write_file
+from hpcdist.checkpoint.cover import grid_of, in_one_view
 from hpcdist.checkpoint.formats import Tensor, lay_out
 from hpcdist.checkpoint.host_copies import bytes_of
 from hpcdist.checkpoint.manifest import Manifest
@@ -44,6 +46,17 @@ def summary_of(folder: str, manifest: Manifest) -> Summary:
         len(manifest.files),
         manifest.total,
     )
+
+
+def division_of(manifest: Manifest, name: str) -> str:
+    """Return how an array is divided, in words: as a grid of boxes, if it is one."""
+    boxes = [piece.box for piece in manifest.pieces[name]]
+    if len(boxes) <= 1:
+        return "whole"
+    counts = grid_of(*in_one_view(boxes, manifest.arrays[name].shape))
+    if counts is None or math.prod(counts) != len(boxes):
+        return f"{len(boxes)} parts"
+    return f"{' x '.join(map(str, counts))} {'runs' if len(counts) == 1 else 'boxes'}"
 
 
 def latest(path: str | os.PathLike[str], group: Group | None = None) -> str | None:

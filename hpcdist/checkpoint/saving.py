@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from hpcdist.checkpoint.background import Saving, finish_saving, start_saving
 from hpcdist.checkpoint.blocks import Piece, blocks_of, write_file
-from hpcdist.checkpoint.boxes import contains, position_of, relative, strides_of
+from hpcdist.checkpoint.boxes import contains, position_in
 from hpcdist.checkpoint.claim import Claim, release
 from hpcdist.checkpoint.formats import Tensor, lay_out
 from hpcdist.checkpoint.host_copies import to_read
@@ -219,7 +219,7 @@ def _view(name: str, part: Any) -> _View:
 def _part(share: Share, views: Sequence[_View]) -> _Part:
     """Take the bytes of a share to host memory: the first rows of what this rank has, or others."""
     held, array = next(view for view in views if contains(view.held.box, share.box))
-    first = position_of(relative(share.box, held.box.offsets).offsets, strides_of(held.box.lengths))
+    first = position_in(held.box, share.box)
     memory = to_read(array, share.name, first, first + share.box.size)
     return _Part(share, Array(held.dtype, held.shape), memory)
 

@@ -201,9 +201,9 @@ class Extent(NamedTuple):
 def extent_of(part: Any, name: str) -> Extent:
     """Look at an array or a slice, without its numbers; a wrong slice is a `UsageError`."""
     dtype, shape = look(data_of(part), name)
-    box = whole(shape)
-    if isinstance(part, LocalSlice):
-        shape, box = box_of(part, name, shape)
+    if not isinstance(part, LocalSlice):
+        return Extent(name_of_dtype(dtype), shape, whole(shape))
+    shape, box = box_of(part, name, shape)
     return Extent(name_of_dtype(dtype), shape, simplest(box, shape))
 
 

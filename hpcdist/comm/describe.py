@@ -12,7 +12,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from hpcdist.arrays.buffer import Buffer, as_buffer, as_output, ordinary
+import numpy as np
+
+from hpcdist.arrays.buffer import Buffer, as_buffer, as_output, is_numpys_own, ordinary
+from hpcdist.arrays.dtypes import Dtype
 from hpcdist.comm.group import Group
 from hpcdist.comm.tensor_lists import (
     Given,
@@ -35,7 +38,7 @@ from hpcdist.comm.tensor_lists import (
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import UNEVEN, Call, Kind, shape_detail
 from hpcdist.transport.parts import counts_of
-from hpcdist.transport.reduction import ReduceOp, check_op, rule_for
+from hpcdist.transport.reduction import ReduceOp, ReductionRule, check_op, rule_for
 
 
 def barrier(group: Group) -> Call:
@@ -49,29 +52,34 @@ _BARRIER = Call(Kind.BARRIER)
 
 
 def _in_place(kind: Kind, group: Group, tensor: Any, op: Any) -> Call:
-    if type(op) is not ReduceOp:
-        op = check_op(op)
-    dtype = ordinary(tensor)
-    if dtype is not None:  # the hot path: no buffer, and not through Call's own constructor
-        rule = rule_for(op, dtype)
-        return _new_tuple(Call, (kind, None, tensor, dtype, tensor.shape, 0, op, rule, *_REST))
-    buffer = as_output(tensor)
+    if type(tensor) is _ndarray and type(op) is ReduceOp and tensor.flags.carray:
+        known = _KNOWN[op].get(id(tensor.dtype))
+        if known is not None:  # the hot path: no buffer, and not through Call's own constructor
+            dtype, rule = known
+            return _new_tuple(Call, (kind, None, tensor, dtype, tensor.shape, 0, op, rule, *_REST))
+    op, buffer = check_op(op), as_output(tensor)
+    rule = rule_for(op, buffer.dtype)
+    if buffer.data is tensor and is_numpys_own(tensor.dtype):
+        _KNOWN[op][id(tensor.dtype)] = buffer.dtype, rule
     return Call(
         kind,
         recv=buffer.data,
         dtype=buffer.dtype,
         shape=buffer.shape,
         op=op,
-        rule=rule_for(op, buffer.dtype),
+        rule=rule,
         finish=None if buffer.home is None else unpack(buffer),
     )
 
+
+_KNOWN: list[dict[int, tuple[Dtype, ReductionRule]]] = [{} for _ in ReduceOp]
+"""Per operator, what `ordinary` and `rule_for` return, by NumPy's own dtype objects met so far."""
 
 all_reduce = partial(_in_place, Kind.ALL_REDUCE)
 scan = partial(_in_place, Kind.SCAN)
 exscan = partial(_in_place, Kind.EXSCAN)
 
-_new_tuple = tuple.__new__
+_ndarray, _new_tuple = np.ndarray, tuple.__new__
 _REST = tuple(Call._field_defaults[name] for name in Call._fields[8:])
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import threading
-import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdist.comm.announcement import Announcement
 from hpcdist.comm.group import Group
-from hpcdist.comm.session import here, resolve_group, simulated_rank, standing_for
+from hpcdist.comm.session import here, resolve_group
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import NotInGroupWarning, UsageError
-from hpcdist.events import Event, Listener, Phase, listeners
-from hpcdist.transport.base import DONE, Transport, Work
-from hpcdist.transport.call import MESSAGES, Call, Kind, bytes_of, locate
-from hpcdist.transport.call_site import outer_frame
+from hpcdist.events import listeners
+from hpcdist.transport.base import DONE, Work
+from hpcdist.transport.call import MESSAGES, Call, Kind, locate
+from hpcdist.transport.call_site import issued, outer_frame
 
 Describe = Callable[..., Call]
 
@@ -33,12 +33,21 @@ def dispatch(group: Group | None, sync_op: bool, describe: Describe, *args: Any)
     if transport is None:
         return not_a_member(group)
     call = described(group, describe, *args)
-    if listeners:
-        call = _announce(group, call)
-    if not sync_op:
-        return transport.start(call)
-    ended = transport.run(call)
-    return ended if call.kind >= MESSAGES or call.device is not None else DONE
+    number, is_message = None, call.kind >= MESSAGES
+    if not is_message and issued.at is None:  # else its place in the order is left to chance
+        group.issued = number = group.issued + 1
+    try:
+        if listeners:
+            runs = sync_op and call.device is None
+            with Announcement(group, call, number, runs=runs) as told:
+                ended = transport.run(told) if sync_op else transport.start(told)
+        else:
+            ended = transport.run(call) if sync_op else transport.start(call)
+    except UsageError as error:
+        if error.nested and not error.held and number is not None:
+            group.issued -= 1  # this call was refused, and the other ranks know nothing of it
+        raise
+    return ended if is_message or not sync_op or call.device is not None else DONE
 
 
 def as_flag(value: Any, what: str) -> bool:
@@ -62,20 +71,24 @@ class Message(NamedTuple):
 def dispatch_batch(messages: Sequence[Message]) -> list[Work]:
     """Describe all messages, then start those of each group together; return a work for each."""
     works: dict[int, Work] = {}
-    own: list[tuple[int, Group, Transport, Call]] = []
+    calls: defaultdict[Group, dict[int, Call]] = defaultdict(dict)
     for place, (given, describe, args) in enumerate(messages):
         group = resolve_group(given)
         if group.transport is None:
             works[place] = not_a_member(group)
         else:
-            own.append((place, group, group.transport, described(group, describe, *args)))
-    calls: defaultdict[Transport, dict[int, Call]] = defaultdict(dict)
-    for place, group, transport, call in own:
-        calls[transport][place] = _announce(group, call) if listeners else call
-    for transport, of_group in calls.items():
-        begun = transport.start_batch(list(of_group.values()))
-        works.update(zip(of_group, begun, strict=True))
+            calls[group][place] = described(group, describe, *args)
+    for group, of_group in calls.items():
+        works.update(zip(of_group, _start_batch(group, [*of_group.values()]), strict=True))
     return [works[place] for place in range(len(messages))]
+
+
+def _start_batch(group: Group, calls: Sequence[Call]) -> list[Work]:
+    assert group.transport is not None
+    with ExitStack() as stack:
+        if listeners:
+            calls = [stack.enter_context(Announcement(group, call, None)) for call in calls]
+        return group.transport.start_batch(calls)
 
 
 def described(group: Group, describe: Describe, *args: Any) -> Call:
@@ -105,58 +118,3 @@ def not_a_member(group: Group) -> Work:
         stacklevel=outer_frame()[1],
     )
     return DONE
-
-
-class _Telling(threading.local):
-    """What this thread is telling, from inside out."""
-
-    to: tuple[Listener, ...] = ()
-    message: str = ""
-
-
-_telling = _Telling()
-
-
-def _announce(group: Group, call: Call) -> Call:
-    """Tell the listeners that `call` begins, and arrange that they hear of its end.
-
-    Not the listener that issues it: it would hear of itself without end.
-    """
-    name = call.kind.name.lower()
-    if _telling.message:
-        raise UsageError(
-            f"{name} was called by a listener that was being told the end of a "
-            f"{_telling.message}, which holds up all messages of the group: note it there, and "
-            "communicate after the message"
-        )
-    hearers = [listener for listener in listeners if listener not in _telling.to]
-    rank, nbytes = simulated_rank(), bytes_of(call)
-
-    def tell(phase: Phase, error: BaseException | None = None) -> None:
-        event = Event(phase, name, group.id, nbytes, time.perf_counter_ns(), error)
-        before = _telling.to, _telling.message
-        if phase == "end" and call.kind >= MESSAGES:
-            _telling.message = name
-        try:
-            for listener in hearers:
-                if listener in listeners:
-                    _telling.to = (*before[0], listener)
-                    with standing_for(rank):
-                        listener(event)
-        finally:
-            _telling.to, _telling.message = before
-
-    def ended(error: BaseException | None) -> None:
-        tell("end", error)
-        if call.ended is not None:
-            call.ended(error)
-
-    try:
-        tell("begin")
-    except Exception as error:
-        if call.kind >= MESSAGES:
-            raise
-        failed = UsageError(f"a listener failed when {name} was about to begin: {error!r}")
-        failed.__cause__ = error
-        return cannot(call.kind, group, failed, call.root)
-    return call._replace(ended=ended)

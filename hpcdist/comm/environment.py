@@ -8,6 +8,7 @@ import importlib.util
 import socket
 from typing import Any, NamedTuple
 
+from hpcdist.comm.announcement import end_all
 from hpcdist.comm.group import Closed, Group
 from hpcdist.comm.groups import check_backend, check_timeout, destroy_process_group
 from hpcdist.comm.session import (
@@ -33,7 +34,8 @@ from hpcdist.runtime.mpi import (
 )
 from hpcdist.runtime.place import read_place
 from hpcdist.runtime.process import snapshot
-from hpcdist.transport.threads.transport import ThreadGroup, ThreadTransport
+from hpcdist.transport.threads.group import ThreadGroup
+from hpcdist.transport.threads.transport import ThreadTransport
 
 
 def init_parallel_env(
@@ -107,7 +109,8 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
             raise
         return _start_alone(wanted, timeout_s, str(error))
 
-    from hpcdist.transport.mpi.transport import MpiTransport, make_site
+    from hpcdist.transport.mpi.site import make_site
+    from hpcdist.transport.mpi.transport import MpiTransport
 
     place = world.place
     number = None
@@ -209,10 +212,12 @@ def _leave(session: Session) -> None:
         for group in groups:
             if group.transport is not None:
                 group.transport.leave("has ended")
-        return
+    else:
+        for group in groups:
+            if group.transport is not None:
+                group.transport.close()
     for group in groups:
-        if group.transport is not None:
-            group.transport.close()
+        end_all(group)
 
 
 def is_available() -> bool:

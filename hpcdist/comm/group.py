@@ -45,6 +45,10 @@ class Group:
         self.name = name or ("_default_pg" if id == 0 else f"_default_pg{id}")
         self.world_rank = world_rank
         self.transport = transport
+        self.issued = 0
+        """Collectives that this rank has issued; see `Event.sequence`."""
+        self.announced: dict[int, Callable[[BaseException | None], None]] = {}
+        """What tells the end of operations under way whose begin was told, by `Event.id`."""
         self._rank_of = {world: rank for rank, world in enumerate(self.ranks)}
         self.rank = self._rank_of.get(world_rank, -1)
 

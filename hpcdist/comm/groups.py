@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+from hpcdist.comm.announcement import end_all
 from hpcdist.comm.dispatch import dispatch, not_a_member
 from hpcdist.comm.group import Closed, Dormant, Group
 from hpcdist.comm.objects import describe_all_gather
@@ -159,6 +160,7 @@ def _close(group: Group) -> None:
     made_for_group = None if group.id == 0 else getattr(transport, "user_comm", None)
     if transport is not None:
         transport.close()
+    end_all(group)
     group.transport = Closed(
         f"group {group.name} has been destroyed by destroy_process_group; make a new one with "
         "new_group (or init_parallel_env for the world)"

@@ -9,15 +9,17 @@ call, because everything has been checked and set up.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, final
 
 from hpcdist.comm import describe
+from hpcdist.comm.announcement import Announcement
 from hpcdist.comm.dispatch import described, dispatch, not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
 from hpcdist.errors import UsageError
-from hpcdist.transport.base import DONE, REFUSE_START, Plan, Work
-from hpcdist.transport.call import label
+from hpcdist.transport.base import DONE, REFUSE_START, Known, Plan, Work
+from hpcdist.transport.call import Call, label
 from hpcdist.transport.reduction import ReduceOp
 
 
@@ -113,7 +115,61 @@ def _plan(group: Group | None, describe_call: Callable[..., Any], *args: Any) ->
         return _NoPlan()
     call = described(group, describe_call, *args)
     what = label(call, group.ranks)
-    return group.transport.plan(call) or _ReplayPlan(group, describe_call, args, what)
+    plan = group.transport.plan(call)
+    if plan is None:
+        return _ReplayPlan(group, describe_call, args, what)
+    plan.watch(group, partial(_tell, group, call))
+    return plan
+
+
+def _tell(group: Group, call: Call, start: Callable[[], Work]) -> Work:
+    """Start a plan of the transport, and tell the listeners."""
+    announcement = Announcement(group, call, group.issued)
+    with announcement as told:
+        return _ToldWork(start(), announcement, told.error)
+
+
+@final
+class _ToldWork(Work):
+    """The work of a plan that listeners were told of, and are told of again at its end.
+
+    A plan cannot be called off: what a listener raised at its begin is raised by `wait`.
+    """
+
+    def __init__(self, work: Work, announcement: Announcement, error: Exception | None) -> None:
+        self._work, self._announcement, self._error = work, announcement, error
+
+    @property
+    def limit_s(self) -> float:
+        """The time limit of the operation."""
+        return self._work.limit_s
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait, and tell the end."""
+        try:
+            self._work.wait(timeout)
+        except BaseException as error:
+            if timeout is None:  # else it goes on
+                self._announcement.end(error)
+            raise
+        self._end()
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether the operation has ended, and tell the end."""
+        if not self._work.is_completed():
+            return False
+        self._announcement.end(self._error)
+        return True
+
+    def _end(self) -> None:
+        self._announcement.end(self._error)
+        if self._error is not None:
+            raise self._error
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return self._work.known()
 
 
 @final

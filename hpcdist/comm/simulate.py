@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from hpcdist.comm.announcement import end_all
 from hpcdist.comm.session import (
     Session,
     Whereabouts,
@@ -16,7 +17,8 @@ from hpcdist.comm.session import (
     leave_simulation,
 )
 from hpcdist.errors import RemoteError, UsageError
-from hpcdist.transport.threads.transport import ThreadGroup, ThreadTransport
+from hpcdist.transport.threads.group import ThreadGroup
+from hpcdist.transport.threads.transport import ThreadTransport
 
 T = TypeVar("T")
 
@@ -104,3 +106,4 @@ def _close_groups() -> None:
     for group in session.groups.values() if session is not None else ():
         if group.transport is not None:
             group.transport.close()
+            end_all(group)

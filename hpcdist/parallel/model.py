@@ -33,6 +33,9 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
     else with `named_parameters()` (of `hpcdist.Parameter`) runs on hpcdist's engine for arrays.
     Whatever is not named here falls through to `layers`.
 
+    A parameter may say which ranks have the same one, if not all have: `Parameter.group`, or the
+    attribute ``hpcdist_group`` of torch's. Its gradient is averaged over these ranks.
+
     Args:
         layers: a `torch.nn.Module`, or an object with ``named_parameters()``.
         strategy: accepted for Paddle's sake.
@@ -49,7 +52,8 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
             ``HPCDIST_CHECK_NAN``.
 
     Raises:
-        UsageError: no trainable parameter, or this rank is not in the group.
+        UsageError: no trainable parameter, this rank is not in the group, or a parameter's group is
+            not a part of it.
         MismatchError: the parameters of two ranks differ in name, order, shape or dtype.
 
     Reference: Li et al., PyTorch Distributed, VLDB 2020; Paddle's ``paddle.DataParallel``.

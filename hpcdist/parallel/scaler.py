@@ -155,9 +155,11 @@ def _gradients(optimizer: Any) -> list[NumpyArray]:
 
 def _everywhere(finite: bool, optimizer: Any) -> bool:
     """Return whether gradients are finite on all ranks, of which some may have other parameters."""
-    owners = {id(owner): owner for slot in optimizer.slots if (owner := slot.parameter.owner())}
-    for owner in owners.values():
-        if owner.norm_is_collective:
+    of_slots: list[Any] = [
+        getattr(slot.parameter, "owner", lambda: None)() for slot in optimizer.slots
+    ]
+    for owner in {id(each): each for each in of_slots}.values():
+        if getattr(owner, "norm_is_collective", False):
             flags = np.array([finite], np.uint8)
             all_reduce(flags, ReduceOp.MIN, owner.group)
             finite = bool(flags[0])

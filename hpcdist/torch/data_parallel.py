@@ -185,7 +185,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         if not self._passes:
             self._launched, self._complete, self._error = 0, False, None
             self._averager.begin()
-            self._before = _versions([*self._trained, *self._grouped.trained])
+            self._before = _versions(self._not_ddps())
             _at_end(self._end)
         self._passes.append(forward)
 
@@ -224,7 +224,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         unchanged = self._unchanged()
         own = [name for name, _ in self._grouped.trained if name in unchanged]
         missing = self._missing(unchanged)
-        if len(missing) + len(own) == len(self._before):
+        if len(missing) + len(own) == len(self._trained) + len(self._grouped.trained):
             return  # not a backward pass to the parameters, but torch.autograd.grad
         error = self._complaint(missing, own)
         called_off = self._call_off(error) if self._engine and missing else []
@@ -240,14 +240,18 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         elif failure is not None:
             raise failure
 
+    def _not_ddps(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Return the parameters that DDP does not look after."""
+        return self._grouped.trained if self._engine else [*self._trained, *self._grouped.trained]
+
     def _unchanged(self) -> set[str]:
-        """Find which parameters got no gradient in this backward pass."""
-        named = [*self._trained, *self._grouped.trained]
+        """Find which of them got no gradient in this backward pass."""
+        named = self._not_ddps()
         triples = zip(named, self._before, _versions(named), strict=True)
         return {name for (name, _), old, new in triples if old[0] is new[0] and old[1] == new[1]}
 
     def _missing(self, unchanged: set[str]) -> list[str]:
-        """Return which parameters of DDP got no gradient, where DDP cannot go on without."""
+        """Return which parameters of the model's own group got none, where DDP cannot go on so."""
         if self._complete:
             return []
         if self._engine:
@@ -255,16 +259,12 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         return [name for name, _ in self._trained if name in unchanged]
 
     def _complaint(self, missing: list[str], own: list[str]) -> UsageError | None:
-        """Return what is wrong with what DDP does not look at, or cannot know."""
+        """Return what is wrong with the gradients, where DDP or its hook do not find it."""
         unused = [*missing, *own]
         if unused and (not self.find_unused_parameters or (missing and self._engine)):
             return _unused(unused)
-        looked_at = [] if self._engine else self._trained
-        wrong = [
-            name
-            for name, each in (*looked_at, *self._grouped.trained)
-            if self._check_nan and _nan_in(each.grad)
-        ]
+        checked = self._not_ddps() if self._check_nan else []
+        wrong = [name for name, each in checked if _nan_in(each.grad)]
         if not wrong:
             return None
         where = "" if self._grouped.exist else f"rank {self.group.world_rank}: "

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, Protocol, final
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.transport.awaiting import until_ended
 from hpcdist.transport.call import Call
 
 
@@ -86,9 +87,7 @@ class Work(ABC):
 
         Raises what `wait` raises. The operation goes on when the coroutine is cancelled.
         """
-        from hpcdist.transport.waiting import ended  # which is made of works
-
-        return ended(self).__await__()
+        return until_ended(self).__await__()
 
 
 @final
@@ -152,12 +151,24 @@ def watched(run: Callable[[Call], Any], call: Call) -> Any:
     return result
 
 
+class Counter(Protocol):
+    """What counts the collectives of a group."""
+
+    issued: int
+
+
 class Plan(ABC):
     """An operation bound to its buffers, to be started again and again."""
 
     @abstractmethod
     def start(self) -> Work:
         """Begin the operation on what the buffers hold now; the last start must have ended."""
+
+    def watch(self, counter: Counter, tell: Callable[[Callable[[], Work]], Work]) -> None:  # noqa: B027
+        """Count each start in `counter`, and have `tell` do it while there are `listeners`.
+
+        A plan of a transport that leaves this out is started without anyone hearing of it.
+        """
 
     @abstractmethod
     def free(self) -> None:

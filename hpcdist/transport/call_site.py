@@ -13,8 +13,12 @@ _INSIDE = _PACKAGE, contextlib.__file__
 """Where frames of hpcdist's own come from; context managers have one of `contextlib` in between."""
 
 
-issued = threading.local()
-"""On a lane's thread: `issued.at` is the line that issued the operation under way."""
+class _Issued(threading.local):
+    at: str | None = None
+
+
+issued = _Issued()
+"""On the thread of a queue, `issued.at` is the line that issued the operation under way."""
 
 
 def outer_frame() -> tuple[FrameType | None, int]:
@@ -28,9 +32,8 @@ def outer_frame() -> tuple[FrameType | None, int]:
 
 def call_site() -> str:
     """Return ``file:line`` of the caller outside hpcdist, for messages."""
-    issued_at: str | None = getattr(issued, "at", None)
-    if issued_at is not None:
-        return issued_at
+    if issued.at is not None:
+        return issued.at
     frame, _ = outer_frame()
     if frame is None:
         return "an unknown line"

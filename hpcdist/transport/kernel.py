@@ -45,12 +45,13 @@ def code_of(call: Call) -> Code | None:
     assert call.op is not None
     key = call.op, call.dtype.code
     try:
-        return _codes[key]
+        return CODES[key]
     except KeyError:
-        return _codes.setdefault(key, _find_code(call))
+        return CODES.setdefault(key, _find_code(call))
 
 
-_codes: dict[tuple[int, int], Code | None] = {}
+CODES: dict[tuple[int, int], Code | None] = {}
+"""What `code_of` has found, by operator and code of the dtype; for who is in a hurry."""
 
 
 def _find_code(call: Call) -> Code | None:

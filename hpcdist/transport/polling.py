@@ -118,6 +118,7 @@ def poll(
         except UsageError as error:
             if not error.nested:
                 raise
+            error.held = True
             held.append((_depth(sys._getframe()), error))
 
 

@@ -191,13 +191,13 @@ class QueuedWork(Work):
     def execute(self) -> None:
         """Run the job and keep its result or exception."""
         job, self._job = self._job, None
-        issued.at = self._site
+        outer, issued.at = issued.at, self._site
         try:
             self._value = job() if job else None
         except BaseException as error:
             self._error = error
         finally:
-            issued.at = None
+            issued.at = outer
 
     def wait(self, timeout: Any = None) -> bool:
         """Block until the operation has ended; raise what it raised."""

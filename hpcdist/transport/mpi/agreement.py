@@ -63,7 +63,7 @@ class Agreement:
         self.set_timeout(timeout_s)
         self.sequence = 0
         self._exchange = exchange
-        self._post, self._look = exchange.post, exchange.test
+        self._post, self._look, self._progress = exchange.post, exchange.test, exchange.progress
         self._check_others = check
         self._found: Six | None = None
         self._unfinished = 0
@@ -173,8 +173,11 @@ class Agreement:
 
     def _test(self) -> bool:
         """Look whether the exchange is complete, and let MPI proceed."""
-        self._found = self._look()
-        return self._found is not None
+        found = self._found = self._look()
+        if found is not None:
+            return True
+        self._progress()
+        return False
 
     def _wait(self, call: Call) -> Six:
         try:

@@ -24,12 +24,13 @@ class Exchange(NamedTuple):
     """What an `Agreement` needs.
 
     `post(six numbers, address, data or None, looks)` begins, and returns the result if it is
-    there after so many looks; `test()` returns it, or None as long as a rank is missing;
-    `close()` gives back what the exchange uses.
+    there after so many looks; `test()` returns it, or None as long as a rank is missing, and
+    `progress()` lets MPI proceed meanwhile; `close()` gives back what the exchange uses.
     """
 
     post: Callable[..., Six | None]
     test: Callable[[], Six | None]
+    progress: Callable[[], Any]
     close: Callable[[], None]
 
 
@@ -53,19 +54,16 @@ def mpi_exchange(comm: MPI.Intracomm) -> Exchange:
     def test() -> Any:
         return read() if done() else None
 
-    return Exchange(post, test, request.Free)
+    return Exchange(post, test, _nothing, request.Free)  # the test lets MPI proceed
 
 
 def shared_exchange(control: Any, progress: Callable[[], Any]) -> Exchange:
     """Exchange through a board; `progress` lets MPI proceed while this rank waits."""
+    return Exchange(control.post, control.test, progress, _nothing)
 
-    def test() -> Any:
-        found = control.test()
-        if found is None:
-            progress()
-        return found
 
-    return Exchange(control.post, test, lambda: None)
+def _nothing() -> None:
+    pass
 
 
 class _Iallreduce:

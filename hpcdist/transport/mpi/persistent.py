@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout, UsageError
+from hpcdist.events import listeners
 from hpcdist.transport.activity import Wait
-from hpcdist.transport.base import REFUSE_START, Known, Plan, Work
+from hpcdist.transport.base import REFUSE_START, Counter, Known, Plan, Work
 from hpcdist.transport.call import Call, Kind, label
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import OPS, block, numbers
 from hpcdist.transport.polling import poll, raising_held
 from hpcdist.transport.queue import seconds
-
-if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
 
 
 def _reduction(verb: Callable[..., Any]) -> Callable[[MPI.Intracomm, Call], MPI.Prequest]:
@@ -57,19 +56,34 @@ PERSISTENT: dict[Kind, Callable[[MPI.Intracomm, Call], Any]] = {
 class MpiPlan(Plan):
     """A persistent MPI collective."""
 
-    def __init__(self, request: MPI.Prequest, call: Call, host: MpiTransport) -> None:
+    def __init__(self, request: MPI.Prequest, call: Call, host: MpiContext) -> None:
         self._request: MPI.Prequest | None = request
         self._begin = request.Start
         self._work = _PlanWork(request, call, host)
+        self._counter: Counter = self
+        self._tell: Callable[[Callable[[], Work]], Work] = lambda start: start()
+        self.issued = 0
+
+    def watch(self, counter: Counter, tell: Callable[[Callable[[], Work]], Work]) -> None:
+        """See `Plan.watch`."""
+        self._counter, self._tell = counter, tell
 
     def start(self) -> Work:
         """Begin the collective on what the buffers hold now."""
         work = self._work
         if work.active or self._request is None:
             raise UsageError(REFUSE_START)
+        self._counter.issued += 1
+        if listeners:
+            return self._tell(self._start)
         work.active = True
         self._begin()
         return work
+
+    def _start(self) -> Work:
+        self._work.active = True
+        self._begin()
+        return self._work
 
     def free(self) -> None:
         """Give the request back to MPI."""
@@ -88,7 +102,7 @@ class MpiPlan(Plan):
 class _PlanWork(Work):
     """The one work of a persistent collective, active from start to wait."""
 
-    def __init__(self, request: MPI.Prequest, call: Call, host: MpiTransport) -> None:
+    def __init__(self, request: MPI.Prequest, call: Call, host: MpiContext) -> None:
         self.active = False
         self._test = request.Test
         self._call = call

@@ -399,7 +399,7 @@ def test_wrong_lengths_never_write_beyond_the_shorter():
 
 def test_without_the_compiled_part_numpy_does_everything(monkeypatch):
     monkeypatch.setattr(kernel, "compiled", None)
-    monkeypatch.setattr(kernel, "_codes", {})
+    monkeypatch.setattr(kernel, "CODES", {})
     assert [code_of(call_of(op, name)) for op, name in REDUCTIONS] == [None] * len(REDUCTIONS)
 
 

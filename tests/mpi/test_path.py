@@ -1,0 +1,70 @@
+"""The path of a call: which files of hpcdist a small `all_reduce` enters, from its call to its end.
+
+Whoever wants to understand a call reads these files and no others, so there are to be few.
+`docs/architecture.md` follows a call through them.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hpcdist as dist
+
+PACKAGE = Path(dist.__file__).parent
+MOST = 8
+FIRST = [
+    "comm/collectives.py",
+    "comm/dispatch.py",
+    "comm/describe.py",
+    "transport/mpi/transport.py",
+]
+ALONE = [*FIRST, "transport/mpi/context.py", "transport/mpi/collectives.py"]
+ON_ONE_NODE = [
+    *FIRST,
+    "transport/mpi/intranode.py",
+    "transport/mpi/agreement.py",
+    "transport/call.py",
+]
+WHERE_IT_WAITS = "transport/polling.py"
+
+
+def files_entered(function):
+    """Return the files of hpcdist whose functions run in `function()`, in the order of entry."""
+    entered = {}
+
+    def note(frame, event, _):
+        if event == "call":
+            entered[Path(frame.f_code.co_filename)] = None
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return [path.relative_to(PACKAGE).as_posix() for path in entered if PACKAGE in path.parents]
+
+
+@pytest.fixture
+def paths(rank, size, world):
+    """The paths of many calls; in turn, each rank is the last to come, which waits for nobody."""
+    node = world.transport.context.node
+    if size > 1 and not (node and node.can_pipeline):
+        pytest.skip("the ranks do not share memory by the compiled kernel")
+    x, found = np.ones(10), []
+    dist.all_reduce(x)
+    for last in [*range(size)] * 20:
+        dist.barrier()
+        time.sleep(5e-3 * (rank == last))
+        found.append(files_entered(lambda: dist.all_reduce(x)))
+    return found
+
+
+def test_a_small_all_reduce_enters_few_files_and_a_rank_that_waits_one_more(paths, size):
+    whole = ALONE if size == 1 else ON_ONE_NODE
+    assert min(paths, key=len) == whole
+    assert len([*whole, WHERE_IT_WAITS]) <= MOST
+    for path in paths:  # in a long wait more is done, for other ranks
+        assert path == whole or path[: len(whole) + 1] == [*whole, WHERE_IT_WAITS]
