@@ -13,7 +13,7 @@ import torch.distributed as c10d
 from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
 from hpcdist.comm.environment import init_parallel_env
-from hpcdist.comm.group import Closed, Group
+from hpcdist.comm.group import Group
 from hpcdist.comm.groups import group_of
 from hpcdist.comm.session import is_simulated
 from hpcdist.errors import UsageError
@@ -59,7 +59,7 @@ def process_group_of(group: Group) -> HpcdistProcessGroup:
     if isinstance(world, HpcdistProcessGroup) and group.ranks == world.group.ranks:
         return world
     known = _made.get(group)
-    if known is None or isinstance(known.group.transport, Closed):
+    if known is None or known.group.is_closed:
         known = c10d.new_group(
             group.ranks, backend=BACKEND, use_local_synchronization=True, **_in_order(group)
         )
