@@ -225,12 +225,12 @@ def _leave(session: Session) -> None:
 
 
 def is_available() -> bool:
-    """Say whether hpcdist can communicate here: mpi4py is installed."""
+    """Return whether hpcdist can communicate here: mpi4py is installed."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
 def is_initialized() -> bool:
-    """Say whether `init_parallel_env` has been called (and not undone)."""
+    """Return whether `init_parallel_env` has been called (and not undone)."""
     return current_session() is not None
 
 

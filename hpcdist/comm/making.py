@@ -39,7 +39,7 @@ def group_of(members: list[int], timeout: Any = None, name: str | None = None) -
 
 
 def split(group: Members, color: Any, key: Any, timeout: Any, name: str | None) -> Members:
-    """Do what `Group.split` says."""
+    """Make the groups of `Group.split`; return this rank's."""
     if group.transport is None:
         not_a_member(group)
         return group_of([])

@@ -33,7 +33,7 @@ class Whereabouts(NamedTuple):
 
 @final
 class OneThread:
-    """Lets one thread at a time change what groups there are."""
+    """A lock: one thread at a time changes what groups there are."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -119,7 +119,7 @@ def leave_simulation() -> None:
 
 
 def is_simulated() -> bool:
-    """Say whether this thread is a rank of a simulated world."""
+    """Return whether this thread is a rank of a simulated world."""
     return "session" in vars(here)
 
 
@@ -130,7 +130,7 @@ def simulated_rank() -> dict[str, Any]:
 
 @contextmanager
 def standing_for(rank: dict[str, Any]) -> Iterator[None]:
-    """Let this thread stand for a `simulated_rank`, whose own thread it is not."""
+    """Make this thread stand for a `simulated_rank`, whose own thread it is not."""
     if not rank or is_simulated():
         yield
         return
@@ -164,7 +164,7 @@ def resolve_group(group: G | None) -> G:
 
 
 def _stand_apart() -> None:
-    """Let the groups of a forked child refuse: MPI and shared memory belong to its parent."""
+    """Make the groups of a forked child refuse: MPI and shared memory belong to its parent."""
     session = current_session()
     for group in session.groups.values() if session is not None else ():
         if group.transport is not None:

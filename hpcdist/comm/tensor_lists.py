@@ -32,7 +32,7 @@ from hpcdist.transport.parts import APART_FROM, joined
 
 
 def is_list(value: Any) -> bool:
-    """Say whether `value` is a list of arrays rather than one array."""
+    """Return whether `value` is a list of arrays rather than one array."""
     return isinstance(value, (list, tuple))
 
 
@@ -231,7 +231,7 @@ def unpack_all(buffers: Sequence[Buffer]) -> Callable[[Any], None]:
 
 
 def keep(_: Any) -> None:
-    """Be the `finish` of a call that only reads a packed array: a plan packs it at every start."""
+    """Do nothing: the `finish` of a call that reads a packed array, which a plan packs anew."""
 
 
 def cannot(kind: Kind, group: Members, error: UsageError, root: int = 0) -> Call:
