@@ -18,8 +18,8 @@ from hpcdist.checkpoint.host_copies import bytes_of
 from hpcdist.checkpoint.manifest import Manifest
 from hpcdist.checkpoint.reading import read_arrays
 from hpcdist.checkpoint.storage import find_checkpoint, named, open_checkpoint, sync_folder
+from hpcdist.checkpoint.together import reading_together
 from hpcdist.comm.group import Group
-from hpcdist.comm.together import reading_team
 from hpcdist.errors import CheckpointError, UsageError
 
 
@@ -70,7 +70,7 @@ def latest(path: str | os.PathLike[str], group: Group | None = None) -> str | No
             return find_checkpoint(named(path))
         return None
 
-    return reading_team(group).lead(look)
+    return reading_together(group).lead(look)
 
 
 def verify(
@@ -92,9 +92,9 @@ def verify(
         CheckpointError: something is damaged or missing; on every rank, naming all of it.
 
     """
-    team = reading_team(group)
-    folder, manifest = team.lead(lambda: open_checkpoint(named(path), step))
-    found = team.share(lambda: _damages(folder, manifest, team.rank, team.size, progress))
+    ranks = reading_together(group)
+    folder, manifest = ranks.lead(lambda: open_checkpoint(named(path), step))
+    found = ranks.share(lambda: _damages(folder, manifest, ranks.rank, ranks.size, progress))
     damages = [damage for each in found for damage in each]
     if damages:
         raise CheckpointError("\n".join(damages))
@@ -171,7 +171,7 @@ def consolidate(
 def _whole(
     files: Files, manifest: Manifest, name: str, progress: Progress | None
 ) -> Iterator[memoryview]:
-    """Give an array in C order: runs as they are read; boxes are put together in memory."""
+    """Give an array in C order: runs as they are read; boxes are put ranks in memory."""
     pieces = sorted(manifest.pieces[name], key=attrgetter("box"))
     if all(piece.box.is_run for piece in pieces):
         for piece in pieces:

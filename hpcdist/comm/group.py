@@ -46,6 +46,8 @@ class Group(Members):
         self.name = name or ("_default_pg" if id == 0 else f"_default_pg{id}")
         self.world_rank = world_rank
         self.transport = transport
+        self.open_blocks = 0
+        """Blocks of `together` that this rank is in."""
         self.issued = 0
         self.announced = {}
         self._rank_of = {world: rank for rank, world in enumerate(self.ranks)}

@@ -17,7 +17,7 @@ from hpcdist.comm.session import (
     enter_simulation,
     leave_simulation,
 )
-from hpcdist.errors import RemoteError, UsageError
+from hpcdist.errors import UsageError, is_secondary
 from hpcdist.transport.threads.group import ThreadGroup
 from hpcdist.transport.threads.transport import ThreadTransport
 
@@ -85,7 +85,7 @@ def simulate(
     for thread in threads:
         thread.join()
     if errors:  # in the order in which they were raised
-        own = [rank for rank, error in errors.items() if not _is_secondary(error)]
+        own = [rank for rank, error in errors.items() if not is_secondary(error)]
         rank = (own or [*errors])[0]
         error = errors[rank]
         if sys.version_info >= (3, 11):
@@ -93,13 +93,6 @@ def simulate(
         own_frames = error.__traceback__ and error.__traceback__.tb_next
         raise error.with_traceback(own_frames)
     return results
-
-
-def _is_secondary(error: BaseException | None) -> bool:
-    """Return whether an error came of another rank's failure, or while one was handled."""
-    while error is not None and not isinstance(error, RemoteError):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 def _close_groups() -> None:

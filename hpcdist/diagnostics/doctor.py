@@ -77,7 +77,7 @@ class Report(NamedTuple):
               help="Bytes of the largest contribution of a rank.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def doctor(operations: tuple[str, ...], sizes: str, as_json: bool) -> None:
-    """Say what this installation and this job would do, and why; name problems and remedies.
+    """Print what this installation and this job would do, and why; name problems and remedies.
 
     Run it alone, or on the ranks of a job as in `srun -n 4 hpcdist doctor`. The exit code is 1 if
     something makes the job wrong or hang.
@@ -114,7 +114,7 @@ def _own_rank() -> int:
 
 
 def _others_wait() -> bool:
-    """Say whether MPI has started, with other ranks, who may be waiting for this one."""
+    """Return whether MPI has started, with other ranks, who may be waiting for this one."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     return mpi is not None and mpi.COMM_WORLD.size > 1
 

@@ -1,9 +1,9 @@
 """Starting ranks: `hpcdist run` for scripts, `spawn` for functions.
 
-Read `command` (what is started, pure), `site` (what there is to start it with), `job` (one job
-under way, with `streams`, `output`, `input`, `rank` and `outcome`), then the two uses: `run` behind
-`cli`, and `spawning` with its `context`, `payload` and `worker`. `submit` hands a job to Slurm,
-`modulefile` describes an installation. The package is callable:
+Read `command` (what is started, pure), `launchers` (what there is to start it with), `job` (one job
+under way, with `streams`, `output`, `input`, `processes` and `outcome`), then the two uses: `run`
+behind `cli`, and `spawn` with its `context`, `pickled_call` and `worker`. `submit` hands
+a job to Slurm, `modulefile` describes an installation. The package is callable:
 `hpcdist.launch()` is `hpcdist run` with the arguments of this program.
 """
 
@@ -26,7 +26,7 @@ def launch() -> None:
     `python -m hpcdist.launch -n 4 train.py` does the same.
 
     Raises:
-        SystemExit: Always, with the exit code of the job.
+        SystemExit: always, with the exit code of the job.
 
     Example:
         >>> launch()  # doctest: +SKIP

@@ -58,7 +58,7 @@ class Work(ABC):
 
     @abstractmethod
     def is_completed(self) -> bool:
-        """Say whether the operation has ended, without blocking."""
+        """Return whether the operation has ended, without blocking."""
 
     def synchronize(self) -> None:
         """Do `wait()`."""
@@ -258,7 +258,7 @@ class Transport(ABC):
 
     @abstractmethod
     def together_at_end(self) -> bool:
-        """Say whether all ranks arrive here within about a second; once, before the end."""
+        """Return whether all ranks arrive here within about a second; once, before the end."""
 
     @abstractmethod
     def close(self) -> None:

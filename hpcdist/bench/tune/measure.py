@@ -96,7 +96,7 @@ def _case(operation: str) -> str:
 
 
 def _has_choice(operation: str, nbytes: int, several: bool) -> bool:
-    """Say whether there is one; inside a node, what fits on the board goes there."""
+    """Return whether there is one; inside a node, what fits in the control block goes there."""
     algorithms = possible_algorithms(operation, "shared", several_nodes=several)
     return len(algorithms) > 1 and (several or nbytes > PAYLOAD)
 

@@ -43,7 +43,7 @@ _FORWARDED = (
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Be the program that the first argument names; see the module's text."""
+    """Become the program that the first argument names; see the module's text."""
     role, where, *program = arguments
     if role == "place":
         _tell_place()

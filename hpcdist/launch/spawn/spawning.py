@@ -43,11 +43,11 @@ def spawn(
     are found by importing it again, so its own start belongs under `if __name__ == "__main__":`.
 
     Args:
-        func: The function; it gets no rank as argument, `hpcdist.get_rank()` knows.
-        args: Its positional arguments.
-        nprocs: The number of ranks; -1 for one per device in `gpus`, else per usable CPU.
-        join: Wait for the end, and raise if a rank failed.
-        daemon: Do not keep the caller's program alive: at its end the job is ended. A job never
+        func: the function; it gets no rank as argument, `hpcdist.get_rank()` knows.
+        args: its positional arguments.
+        nprocs: the number of ranks; -1 for one per device in `gpus`, else per usable CPU.
+        join: wait for the end, and raise if a rank failed.
+        daemon: do not keep the caller's program alive: at its end the job is ended. A job never
             outlives the program, however that ends.
         **options: Paddle's. `gpus`, `xpus`: the devices the ranks may use ("0,1"). `backend`:
             handed to `init_parallel_env` of the ranks. `print_config`: print the command.
@@ -58,8 +58,8 @@ def spawn(
         The context, with `results` by rank after the end, `processes` and `join`.
 
     Raises:
-        UsageError: A wrong number or option, something that cannot be pickled, or no `mpiexec`.
-        RemoteError: With `join`: a rank failed; all others have been ended.
+        UsageError: a wrong number or option, something that cannot be pickled, or no `mpiexec`.
+        RemoteError: with `join`: a rank failed; all others have been ended.
 
     Example:
         >>> spawn(max, (1, 2), nprocs=1).results  # doctest: +SKIP

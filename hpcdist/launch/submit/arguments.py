@@ -90,7 +90,7 @@ class Arguments(NamedTuple):
 
 
 def split_arguments(words: Iterable[str]) -> Arguments:
-    """Tell apart what stands on the command line; behind ``--`` all is the program's.
+    """Divide the command line into options and program; what follows ``--`` is the program's.
 
     Args:
         words: those behind ``hpcdist submit``.
