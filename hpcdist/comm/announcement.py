@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from types import TracebackType
 from typing import final
 
-from hpcdist.comm.group import Group
+from hpcdist.comm.members import Members
 from hpcdist.comm.session import simulated_rank, standing_for
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
@@ -43,7 +43,7 @@ class Announcement:
     __slots__ = ("_begin", "_call", "_group", "_hearers", "_rank", "_runs")
 
     def __init__(
-        self, group: Group, call: Call, sequence: int | None, *, runs: bool = False
+        self, group: Members, call: Call, sequence: int | None, *, runs: bool = False
     ) -> None:
         name, root = call.kind.name.lower(), call.root
         if _telling.message:
@@ -133,13 +133,13 @@ class Announcement:
         return failure
 
 
-def _own_shape(call: Call, group: Group) -> tuple[int, ...]:
+def _own_shape(call: Call, group: Members) -> tuple[int, ...]:
     """Return the shape of this rank's array; an uneven reduce_scatter has those of all blocks."""
     shape = call.shape
     return shape[group.rank] if shape and isinstance(shape[0], tuple) else shape
 
 
-def end_all(group: Group) -> None:
+def end_all(group: Members) -> None:
     """Tell the end of what is still under way in a group that is closed."""
     for end in tuple(group.announced.values()):
         end(UsageError(f"group {group.name} was closed before this operation had ended"))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from hpcdist.comm.announcement import end_all
+from hpcdist.comm.group import world_group
 from hpcdist.comm.session import (
     Session,
     Whereabouts,
@@ -61,7 +62,7 @@ def simulate(
         def new_session() -> Session:
             nonlocal transport
             transport = transport.reopen()
-            return Session(transport, where, timeout)
+            return Session(world_group(transport), where, timeout)
 
         enter_simulation(new_session)
         why, details = "has ended", ""

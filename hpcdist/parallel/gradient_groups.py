@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from hpcdist.arrays.device import device_runtime_of
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import view_of
-from hpcdist.comm.group import Closed, Group
+from hpcdist.comm.group import Group
 from hpcdist.comm.objects import all_gather_object
 from hpcdist.comm.states import State, first_difference
 from hpcdist.errors import MismatchError, UsageError
@@ -82,7 +82,7 @@ def own_group(entry: Any) -> Any:
 
 
 def _check(name: str, own: Any, group: Group) -> None:
-    if not isinstance(own, Group) or not own.is_member() or type(own.transport) is Closed:
+    if not isinstance(own, Group) or not own.is_member() or own.is_closed:
         raise UsageError(
             f"the group of parameter {name!r} is {own!r}, but must be a group that this rank is a "
             "member of, the ranks that have the same parameter; make it by new_group or split"

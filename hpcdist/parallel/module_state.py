@@ -61,7 +61,7 @@ def sync_params_buffers(
 
     """
     group = resolve_group(comm_group)
-    if group.transport is None:
+    if not group.is_member():
         not_a_member(group)
         return
     group.root_of(src_rank, "src_rank")

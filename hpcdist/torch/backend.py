@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,8 +13,8 @@ import torch.distributed as c10d
 from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
 from hpcdist.comm.environment import init_parallel_env
-from hpcdist.comm.group import Closed, Group
-from hpcdist.comm.groups import group_of
+from hpcdist.comm.group import Group
+from hpcdist.comm.making import group_of
 from hpcdist.comm.session import is_simulated
 from hpcdist.errors import UsageError
 from hpcdist.runtime.process import snapshot
@@ -59,7 +59,7 @@ def process_group_of(group: Group) -> HpcdistProcessGroup:
     if isinstance(world, HpcdistProcessGroup) and group.ranks == world.group.ranks:
         return world
     known = _made.get(group)
-    if known is None or isinstance(known.group.transport, Closed):
+    if known is None or known.group.is_closed:
         known = c10d.new_group(
             group.ranks, backend=BACKEND, use_local_synchronization=True, **_in_order(group)
         )
@@ -89,7 +89,7 @@ def _make(options: Any, _: Any = None) -> HpcdistProcessGroup:
     ranks = list(options.global_ranks_in_group) or list(range(world.nranks))
     timeout = None if options.timeout == _TORCHS_DEFAULT else options.timeout
     where = options.group_rank, options.group_size
-    group = group_of(ranks, timeout)
+    group = cast(Group, group_of(ranks, timeout))
     if where != (group.rank, group.nranks):
         group_words = f"rank {group.rank} of {group.nranks}"
         raise UsageError(

@@ -52,7 +52,7 @@ def shared_store(group: Group) -> Any:
 
 
 def _listen(group: Group) -> tuple[Any, list[Any]]:
-    alone = group.transport is not None and group.transport.one_node
+    alone = group.one_node
     host = _LOOPBACK if alone else socket.gethostname()
     listener = socket.create_server((_LOOPBACK if alone else "", 0), backlog=2048)
     port = listener.getsockname()[1]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, final
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.awaiting import until_ended
 from hpcdist.transport.call import Call
+from hpcdist.transport.membership import Membership
 
 
 class Known(NamedTuple):
@@ -192,7 +193,7 @@ class Transport(ABC):
     """Moves the bytes of a `Call` between the ranks of one group.
 
     `ranks` are the world ranks of the group, in group order; `one_node` says whether they all
-    run on one node.
+    run on one node, and `membership` which of them are still there.
     """
 
     backend: str
@@ -200,6 +201,7 @@ class Transport(ABC):
     size: int
     ranks: Sequence[int]
     one_node: bool
+    membership: Membership
 
     def __repr__(self) -> str:
         place = f", rank {self.rank} of {self.size}" if hasattr(self, "rank") else ""

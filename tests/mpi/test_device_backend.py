@@ -221,12 +221,16 @@ def test_a_queued_operation_makes_its_device_the_current_one_of_its_thread(toy, 
     dist.all_reduce(on_device(1))
     assert used == []
     dist.all_reduce(on_device(1), sync_op=False).synchronize()
-    assert used == [dist.get_group().transport.queue._thread]
+    assert used == [dist.get_group().transport.context.queue._thread]
 
 
 def test_once_memory_was_lent_a_queued_operation_waits_for_what_came_after_its_issue(toy, size):
     """The caller may have dropped an array that his streams still read."""
-    queue, gate, held = dist.get_group().transport.queue, threading.Event(), threading.Event()
+    queue, gate, held = (
+        dist.get_group().transport.context.queue,
+        threading.Event(),
+        threading.Event(),
+    )
     gathered = []
     dist.all_gather(gathered, on_device(1))
     queue.start(gate.wait, "gate")

@@ -1,10 +1,10 @@
 """`Agreement`: before any data moves, all ranks of a group make sure they mean the same thing.
 
-Every collective is preceded by one tiny all-reduce (six integers; see `mpi_exchange`): among
-them the minimum of a fingerprint and of its negative. If they differ, the ranks tell each other
-what they called and all raise `MismatchError`; if one rank cannot take part, all raise its
-error. Nothing was sent yet, so the group stays usable. The wait is polled from Python, so a
-rank that never comes becomes a `CollectiveTimeout` that names it, and Ctrl-C works.
+Every collective is preceded by one tiny all-reduce (six integers: how they travel is in `exchange`,
+what they mean in `decision`): among them the minimum of a fingerprint and of its negative. If they
+differ, the ranks tell each other what they called and all raise `MismatchError`; if one rank cannot
+take part, all raise its error. Nothing was sent yet, so the group stays usable. The wait is polled
+from Python: a rank that never comes becomes a `CollectiveTimeout` that names it, and Ctrl-C works.
 
 [Note: time limits] A rank that gives up on an operation cannot take its contribution back, and
 a rank that comes late would find everything there and move data with nobody. So the integers
@@ -14,7 +14,7 @@ a little beyond its deadline first, so no rank can think otherwise. Ranks that g
 the exchange before their next operation: after a time-out all are in step again. Clocks of
 different nodes must agree within half a second.
 
-[Note: leaving] A rank that leaves while others still use the group tells them (`mpi_news`); whoever
+[Note: leaving] A rank that leaves while others still use the group tells them (`news`); whoever
 waits for it gets a `RemoteError` at once instead of waiting for the time-out.
 """
 
@@ -27,19 +27,26 @@ from typing import Any, NoReturn, final
 
 from mpi4py import MPI
 
-from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
+from hpcdist.errors import RemoteError
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.call import Call, fingerprint, label
-from hpcdist.transport.call_site import call_site
+from hpcdist.transport.mpi.decision import (
+    LATE,
+    NEVER,
+    Told,
+    Verdict,
+    contribution,
+    decide,
+    disagreement,
+    not_begun,
+    not_joined,
+    voided,
+)
 from hpcdist.transport.mpi.exchange import Exchange
 from hpcdist.transport.mpi.news import Blocker, News, Step
 from hpcdist.transport.polling import LEFT_GRACE_S, LISTEN_AFTER_S, poll
 from hpcdist.transport.shm.control import SPINS, Six
 from hpcdist.transport.shm.node import SharedNode
-
-_NEVER = 1 << 62
-_CANNOT = -1, -_NEVER
-"""In place of a fingerprint and its negative: never opposite numbers, whatever the others say."""
 
 
 @final
@@ -72,7 +79,7 @@ class Agreement:
     def set_timeout(self, timeout_s: float) -> None:
         """Change how long operations from now on wait for other ranks; local."""
         self._timeout_s = timeout_s
-        self._timeout_ns = int(min(timeout_s * 1e9, _NEVER // 2))
+        self._timeout_ns = int(min(timeout_s * 1e9, NEVER // 2))
 
     def __call__(self, call: Call, address: int = 0, data: Any = None) -> tuple[int, int]:
         """Return the smallest and the largest `detail`, once all ranks issued an equal `call`.
@@ -82,15 +89,10 @@ class Agreement:
         if self._unfinished:
             self._settle(call)
         self.sequence += 1
-        now, detail = time.time_ns(), call.detail
-        if call.error is None:
-            number = fingerprint(call)
-            opposite = -number
-        else:
-            number, opposite = _CANNOT
-        found = self._post(
-            number, opposite, detail, -detail, now + self._timeout_ns, -now, address, data, SPINS
-        )
+        now = time.time_ns()
+        number = fingerprint(call) if call.error is None else None
+        mine = contribution(number, call.detail, now, self._timeout_ns)
+        found = self._post(*mine, address, data, SPINS)
         if found is None:
             found = self._wait(call)
         return self._check(call, now, found)
@@ -151,12 +153,12 @@ class Agreement:
 
     def _check(self, call: Call, now: int, found: Six) -> tuple[int, int]:
         """Raise if the operation is void or the ranks disagree; return the range of `detail`."""
-        number, opposite, detail, greatest, deadline, arrival = found
-        if -arrival > deadline:
-            self._void(call, now, deadline)
-        if number != -opposite:
+        decided = decide(found)
+        if decided is Verdict.VOID:
+            raise voided(self._what(call), found, now, self._ranks[self._comm.rank])
+        if decided is Verdict.MISMATCH:
             self._disagree(call)
-        return detail, -greatest
+        return decided
 
     def is_settled(self) -> bool:
         """Say whether no exchange is under way."""
@@ -172,7 +174,7 @@ class Agreement:
     # ---- waiting
 
     def _test(self) -> bool:
-        """Look whether the exchange is complete, and let MPI proceed."""
+        """Return whether the exchange is complete; let MPI proceed if it is not."""
         found = self._found = self._look()
         if found is not None:
             return True
@@ -221,27 +223,7 @@ class Agreement:
         absent, account = self._who_is_absent(call)
         if self._test():
             return
-        missing = tuple(self._ranks[rank] for rank in absent)
-        names = ", ".join(map(str, missing)) or "none (a rank answers but does not proceed)"
-        raise CollectiveTimeout(
-            f"{self._what(call)} was not joined by all ranks within {self._timeout_s:g} s; "
-            f"missing ranks: {names}. Called at {call_site()}. Look at what these ranks do "
-            f"instead, or pass a larger timeout to new_group or init_parallel_env{account}",
-            missing,
-        )
-
-    def _void(self, call: Call, arrived_ns: int, deadline_ns: int) -> NoReturn:
-        """See [Note: time limits]."""
-        late_s = (arrived_ns - deadline_ns) / 1e9
-        late = f"this rank joined {late_s:.1f} s after that" if late_s > 0 else "a rank was late"
-        if deadline_ns == 0:  # see `_settle`
-            late = "that rank has gone on to later operations since"
-        raise CollectiveTimeout(
-            f"{self._what(call)} was given up by a rank whose time limit was over: {late}. Called "
-            f"at {call_site()}. Pass a larger timeout to new_group or init_parallel_env if ranks "
-            "may be that far apart",
-            (self._ranks[self._comm.rank],) if late_s > 0 else (),
-        )
+        raise not_joined(self._what(call), absent, self._timeout_s, account)
 
     def _settle(self, call: Call) -> None:
         """Complete the exchanges of operations this rank gave up on."""
@@ -249,66 +231,34 @@ class Agreement:
             if not self._poll(call, Wait(lambda: self._what(call))):
                 self._unfinished += 1  # this operation is given up, too
                 self.sequence += 1
-                ranks, account = self._who_is_absent(call)
-                absent = tuple(self._ranks[rank] for rank in ranks)
-                raise CollectiveTimeout(
-                    f"{self._what(call)} cannot begin: missing ranks {absent} have not joined an "
-                    f"earlier operation that timed out, nor come within {self._timeout_s:g} s more"
-                    f"{account}",
-                    absent,
-                )
+                absent, account = self._who_is_absent(call)
+                raise not_begun(self._what(call), absent, self._timeout_s, account)
             self._unfinished -= 1
             if self._unfinished:
-                # arrives after every deadline: void
-                self._post(0, 0, 0, 0, 0, -_NEVER, 0, None, 0)
+                self._post(*LATE, 0, None, 0)
 
     def _who_is_absent(self, call: Call) -> tuple[list[int], str]:
-        """Ask all ranks; those that wait in the same operation are not absent, others say where."""
+        """Ask all ranks; return those (of the world) that wait elsewhere, and where."""
         wait, others = self._as_wait(call), self.news.others
         answers = self.news.ask(others, wait, self._timeout_s, all_the_time=True)
         joined = {rank for rank, each in answers.items() if each.sequence >= self.sequence}
         absent = sorted(set(others) - joined)
-        return absent, self.news.account(absent, answers, self._timeout_s)
+        missing = [self._ranks[rank] for rank in absent]
+        return missing, self.news.account(absent, answers, self._timeout_s)
 
     # ---- disagreement
 
     def _disagree(self, call: Call) -> NoReturn:
         """Tell each other what was called and raise on every rank."""
-        error = call.error
-        report = None
+        error, report = call.error, None
         if error is not None:
             report = str(error), "".join(traceback.format_exception(error))
-        told = self._comm.allgather((report, label(call, self._ranks)))
+        told = self._comm.allgather(Told(label(call, self._ranks), report))
         if error is not None:
             raise error
-        for rank, (failure, _) in zip(self._ranks, told, strict=True):
-            if failure is not None:
-                raise RemoteError(
-                    f"{self._what(call)} was called off on all ranks because rank {rank} cannot "
-                    f"take part: {failure[0]}",
-                    rank,
-                    failure[1],
-                    in_step=True,
-                )
-        calls = {rank: words for rank, (_, words) in zip(self._ranks, told, strict=True)}
-        raise mismatch(self._what(call), calls)
+        raise disagreement(self._what(call), dict(zip(self._ranks, told, strict=True)))
 
     def _what(self, call: Call) -> str:
         ranks = list(self._ranks) if len(self._ranks) <= 16 else f"{len(self._ranks)} ranks"
         name = label(call, self._ranks)
         return f"{name}, operation #{self.sequence} of the group of ranks {ranks}"
-
-
-def mismatch(what: str, calls: dict[int, str]) -> MismatchError:
-    """Build the error that lists, per distinct call, the ranks that made it."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, words in calls.items():
-        ranks_of.setdefault(words, []).append(rank)
-    lines = [
-        f"  rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {words}"
-        for words, ranks in ranks_of.items()
-    ]
-    return MismatchError(
-        f"the ranks disagree in {what}; nothing was sent:\n" + "\n".join(lines) + "\nLet every "
-        "rank call the same operations in the same order, with equal shape, dtype, op and root"
-    )

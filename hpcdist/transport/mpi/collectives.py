@@ -28,6 +28,7 @@ from hpcdist.transport.call import (
 )
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import INT_MAX, OPS, block, numbers
+from hpcdist.transport.mpi.tags import Tag
 from hpcdist.transport.parts import (
     APART_FROM,
     counts_of,
@@ -148,7 +149,7 @@ def _reduce_scatter_in_pairs(
             to, source = (host.rank + step) % size, (host.rank - step) % size
             given = blocks[to][part]
             wire = given if encode is None else encode(given)
-            host.comm.Sendrecv(numbers(wire), to, _PART, numbers(received), source, _PART)
+            host.comm.Sendrecv(numbers(wire), to, Tag.PART, numbers(received), source, Tag.PART)
             ufunc(total, received, out=total)
         if rule.decode is not None:
             rule.decode(total, out[part], size)
@@ -249,7 +250,7 @@ def _pass_around(host: MpiContext, send: NumpyArray, runs: Sequence[NumpyArray])
     to, source = (rank + 1) % size, (rank - 1) % size
     for step in range(size - 1):
         given, into = runs[(rank - step) % size], runs[(rank - step - 1) % size]
-        host.comm.Sendrecv(_bytes(given), to, _PART, _bytes(into), source, _PART)
+        host.comm.Sendrecv(_bytes(given), to, Tag.PART, _bytes(into), source, Tag.PART)
 
 
 def _copy_own(send: NumpyArray, run: NumpyArray) -> None:
@@ -280,14 +281,14 @@ def _gather_apart(host: MpiContext, call: Call, shapes: list[Shape]) -> list[Blo
     """Gather blocks that differ, or each to its place."""
     send = _apart_from_room(call)
     if host.rank != call.root:
-        host.comm.Send(_bytes(send), call.root, _PART)
+        host.comm.Send(_bytes(send), call.root, Tag.PART)
         return None
     filled = with_room(call, counts_of(call, shapes))
     for rank, run in enumerate(from_each(filled, host.size)):
         if rank == host.rank:
             _copy_own(send, run)
         else:
-            host.comm.Recv(_bytes(run), rank, _PART)
+            host.comm.Recv(_bytes(run), rank, Tag.PART)
     return new_blocks(call, filled, shapes)
 
 
@@ -325,9 +326,9 @@ def scatter(host: MpiContext, call: Call, detail: Range) -> None:
             if rank == host.rank:
                 _copy_own(part, recv.reshape(-1))
             else:
-                host.comm.Send(_bytes(part), rank, _PART)
+                host.comm.Send(_bytes(part), rank, Tag.PART)
     else:
-        host.comm.Recv(_bytes(recv), call.root, _PART)
+        host.comm.Recv(_bytes(recv), call.root, Tag.PART)
 
 
 def alltoall(host: MpiContext, call: Call, detail: Range) -> list[Block]:
@@ -405,7 +406,7 @@ def _alltoall_in_pairs(
     _copy_own(given[host.rank], runs[host.rank])
     for step in range(1, host.size):
         to, source = (host.rank + step) % host.size, (host.rank - step) % host.size
-        host.comm.Sendrecv(_bytes(given[to]), to, _PART, _bytes(runs[source]), source, _PART)
+        host.comm.Sendrecv(_bytes(given[to]), to, Tag.PART, _bytes(runs[source]), source, Tag.PART)
 
 
 def _bytes(run: NumpyArray) -> Any:
@@ -416,7 +417,6 @@ def _starts(counts: list[int]) -> list[int]:
     return [0, *itertools.accumulate(counts[:-1])]
 
 
-_PART = 5
 _PAIRS_FROM_BYTES = 64 << 10
 _PAIR_BYTES = 1 << 20
 

@@ -14,6 +14,7 @@ from mpi4py import MPI
 from hpcdist.errors import TransportError
 from hpcdist.transport.call import Call, label
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.membership import Membership
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import News
@@ -63,11 +64,13 @@ class MpiContext:
     size: int = field(init=False)
     heap: Heap = field(init=False)
     agree: Agree = field(init=False)
+    membership: Membership = field(init=False)
 
     def __post_init__(self) -> None:
         self.rank, self.size = self.comm.rank, self.comm.size
         self.heap = self.site.heap
         self.agree = _alone if self.agreement is None else self.agreement
+        self.membership = Membership(self.ranks) if self.news is None else self.news.membership
 
     def set_timeout(self, timeout_s: float) -> None:
         """Change the time limit of operations from now on; local."""
@@ -84,8 +87,11 @@ class MpiContext:
         self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
 
     def departed(self) -> Mapping[int, str]:
-        """Return the ranks of this group that take part no longer, and why."""
-        return {} if self.news is None else self.news.departed()
+        """Return the ranks (of this group) that take part no longer, and why."""
+        if self.news is None:
+            return {}
+        self.news.listen()
+        return self.news.left
 
     def guarded(self, call: Call, perform: Callable[..., Any], *args: Any) -> Any:
         """Return ``perform(*args)``, which is done for `call`; `TransportError` where MPI fails."""

@@ -10,15 +10,34 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
+from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.mpi.control_messages import Incoming
+from hpcdist.transport.mpi.datatypes import block
+from hpcdist.transport.polling import poll
 
 _MiB = 1 << 20
 _FEW = 8
+_orphans: list[MPI.Request] = []
+"""Receives that outlive their communicator; MPI writes into their memory to the end."""
+
+
+class Incoming(NamedTuple):
+    """A message that MPI is receiving into memory of ours; `request` says when it is there."""
+
+    source: int
+    tag: int
+    data: NumpyArray
+    request: MPI.Request
+
+
+def take_in(comm: MPI.Intracomm, source: int, tag: int, nbytes: int) -> Incoming:
+    """Begin to receive a message that a probe has found; nobody else may receive in `comm`."""
+    data = np.empty(nbytes, np.uint8)
+    return Incoming(source, tag, data, comm.Irecv(block(data, nbytes), source, tag))
 
 
 @final
@@ -92,3 +111,22 @@ class Allowance:
             f"HPCDIST_EARLY_MB, of which {held:.3g} MiB are taken by {listed or 'no messages'}"
             f"{more}; receive messages earlier in the program, or set HPCDIST_EARLY_MB higher"
         )
+
+
+def discard_unread(comm: MPI.Intracomm, patience_s: float) -> None:
+    """Receive what nobody has taken, before `comm` is freed.
+
+    The library gives its number to a new communicator, whose first receive would get it. A sender
+    that does not let MPI proceed is not waited for any longer than `patience_s`.
+    """
+    status, requests = MPI.Status(), []
+    while comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+        nbytes = status.Get_elements(MPI.BYTE)
+        requests.append(take_in(comm, status.Get_source(), status.Get_tag(), nbytes).request)
+    keep(requests, patience_s)
+
+
+def keep(requests: list[MPI.Request], patience_s: float) -> None:
+    """Wait for receives whose messages nobody wants, and keep the memory of those under way."""
+    if requests and not poll(lambda: MPI.Request.Testall(requests), patience_s):
+        _orphans.extend(requests)

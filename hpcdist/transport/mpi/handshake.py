@@ -1,6 +1,6 @@
 """`Handshakes`: pairs of ranks tell each other what they mean to do, before they do it.
 
-The pairwise counterpart of `mpi_agreement`, for operations in which only some ranks of a group take
+The pairwise counterpart of `agreement`, for operations in which only some ranks of a group take
 part. Every rank writes a letter to each of its peers and waits for theirs. The waits are
 polled, so a peer that does not come becomes a `CollectiveTimeout` that names it, and the letters of
 the others are there all the same.
@@ -23,9 +23,9 @@ from mpi4py import MPI
 from hpcdist.errors import CollectiveTimeout, HpcdistError, RemoteError
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.mpi.control import Control
+from hpcdist.transport.mpi.tags import Tag
 from hpcdist.transport.polling import BEYOND_S, LEFT_GRACE_S, LISTEN_AFTER_S, poll
-
-_LETTER = 9  # message tag on the group's own communicator
 
 
 class _Letter(NamedTuple):
@@ -60,9 +60,8 @@ class Handshakes:
     ) -> None:
         self._comm, self._ranks, self._timeout_s = comm, ranks, timeout_s
         self._departed = departed
+        self._control = Control(comm, Tag.LETTER)
         self._number: Counter[int] = Counter()
-        self._unsent: list[MPI.Request] = []
-        """Keeps letters alive that nobody has taken yet."""
 
     def exchange(self, contents: Mapping[int, Any], what: str) -> Answers:
         """Tell each peer its content and return theirs; the peers call this, too.
@@ -76,14 +75,11 @@ class Handshakes:
         now = time.time()
         deadline = now + self._timeout_s
         sent = [
-            self._comm.isend(_Letter(self._number[peer], now, deadline, content), peer, _LETTER)
+            self._control.tell(peer, _Letter(self._number[peer], now, deadline, content))
             for peer, content in contents.items()
         ]
         answers = Answers({}, {})
-        try:
-            letters = self._await(contents, sent, answers, what)
-        finally:
-            self._unsent = [each for each in (*self._unsent, *sent) if not each.Test()]
+        letters = self._await(contents, sent, answers, what)
         for peer, letter in letters.items():
             if letter.arrived > deadline or now > letter.deadline:
                 answers.troubles[peer] = self._void(peer, now - letter.deadline, what)
@@ -120,8 +116,7 @@ class Handshakes:
 
     def _take(self, peer: int, letters: dict[int, _Letter]) -> bool:
         """Look for the letter of this handshake; throw away those of given up ones."""
-        while (message := self._comm.improbe(peer, _LETTER)) is not None:
-            letter = message.recv()
+        for _, letter in self._control.heard(peer):
             if letter.number == self._number[peer]:
                 letters[peer] = letter
                 return True

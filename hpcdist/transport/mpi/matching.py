@@ -26,16 +26,13 @@ from hpcdist.arrays.dtypes import BYTES_CODE, Dtype, name_of_code
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.call import ANY_SOURCE
-from hpcdist.transport.mpi.control_messages import keep, take_in
 from hpcdist.transport.mpi.datatypes import block, scattered
-from hpcdist.transport.mpi.early import Allowance, Early
+from hpcdist.transport.mpi.early import Allowance, Early, keep, take_in
 from hpcdist.transport.mpi.news import Circles, News, Step, is_single_threaded
 from hpcdist.transport.mpi.progress import ProgressThread
+from hpcdist.transport.mpi.tags import CODE_BITS, read_tag, wire_tag
 from hpcdist.transport.polling import LISTEN_AFTER_S, SPIN, add_errand, remove_errand
 from hpcdist.transport.queue import refusal
-
-CODE_BITS = 5
-"""Low bits of a tag on the wire that hold the code of the dtype."""
 
 _OBJECT_CODE = BYTES_CODE - 1
 _AT_ONCE = 4096
@@ -55,7 +52,7 @@ class Found(NamedTuple):
     @property
     def dtype(self) -> str:
         """The name of its dtype, for messages."""
-        code = self.tag & ((1 << CODE_BITS) - 1)
+        _, code = read_tag(self.tag)
         return "pickled objects" if code == _OBJECT_CODE else name_of_code(code)
 
 
@@ -214,7 +211,7 @@ class Matching:
 
     def find_of_other_dtype(self, receive: Posted) -> Found | None:
         """Look for a message that a receive does not match only because of its dtype."""
-        others = (receive.user_tag << CODE_BITS | code for code in range(1 << CODE_BITS))
+        others = (wire_tag(receive.user_tag, code) for code in range(1 << CODE_BITS))
         with self.lock:
             found = (self.find(receive.source_wanted, tag) for tag in others if tag != receive.tag)
             return next(filter(None, found), None)
@@ -270,7 +267,7 @@ class Matching:
                 status.Get_tag(),
                 status.Get_elements(MPI.BYTE),
             )
-            world, user_tag = self.ranks[source], tag >> CODE_BITS
+            world, (user_tag, _) = self.ranks[source], read_tag(tag)
             if not self._allowance.admits(nbytes, world, user_tag):
                 return
             early = Early(take_in(self.comm, source, tag, nbytes), world, user_tag)
@@ -312,10 +309,9 @@ class Matching:
         return self.news.account(asked, self.news.ask(asked, wait, waited_s), waited_s)
 
 
-def wire_tag(tag: int, dtype: Dtype | None) -> int:
-    """Return the tag on the wire of a message of `dtype`, None for objects."""
-    code = _OBJECT_CODE if dtype is None else min(dtype.code, BYTES_CODE)
-    return tag << CODE_BITS | code
+def code_of(dtype: Dtype | None) -> int:
+    """Return the code of a dtype on the wire; None stands for objects."""
+    return _OBJECT_CODE if dtype is None else min(dtype.code, BYTES_CODE)
 
 
 def _mpi_source(source: int) -> int:

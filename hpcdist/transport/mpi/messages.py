@@ -15,10 +15,11 @@ from hpcdist.transport.base import DONE, Done, Work
 from hpcdist.transport.call import Call, Kind
 from hpcdist.transport.mpi.datatypes import block
 from hpcdist.transport.mpi.early import Allowance
-from hpcdist.transport.mpi.matching import CODE_BITS, Matching, wire_tag
+from hpcdist.transport.mpi.matching import Matching, code_of
 from hpcdist.transport.mpi.news import Circles
 from hpcdist.transport.mpi.pickled import send_pickled
 from hpcdist.transport.mpi.requests import Receive, Send
+from hpcdist.transport.mpi.tags import CODE_BITS, wire_tag
 
 
 @final
@@ -109,4 +110,4 @@ class Messages:
             raise UsageError(
                 f"tag {call.tag} is out of range; this MPI allows 0 to {self._largest_tag}"
             )
-        return wire_tag(call.tag, call.dtype)
+        return wire_tag(call.tag, code_of(call.dtype))

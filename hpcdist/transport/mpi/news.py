@@ -1,7 +1,7 @@
 """`News`: what the ranks of a group tell each other beside their operations.
 
 Whoever waits in hpcdist for a while, in whatever group, listens to the news of all its groups
-([Note: errands] in `patience`). They are
+([Note: errands] in `polling`). They are
 
 - that a rank leaves, and takes part no longer;
 - questions: what are you doing? A question also tells what its sender is about to give up, so that
@@ -21,17 +21,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 from mpi4py import MPI
 
 from hpcdist.transport import activity
 from hpcdist.transport.activity import NOTHING, GivenUp, Wait, account_of
-from hpcdist.transport.mpi.control_messages import Outbox
+from hpcdist.transport.membership import Membership
+from hpcdist.transport.mpi.control import Control
 from hpcdist.transport.mpi.early import Allowance
+from hpcdist.transport.mpi.tags import Tag
 from hpcdist.transport.polling import BEYOND_S, LISTEN_AFTER_S, do_errands, poll
 
-_NEWS = 1  # message tag on the group's own communicator
 _WORDS = 1500
 _FEW = 8
 
@@ -94,11 +95,13 @@ class News:
     ) -> None:
         self._comm, self._ranks = comm, ranks
         self._allowance, self._circles, self._count = allowance, circles, count
+        self.membership = Membership(ranks, self.listen)
         self.left: dict[int, str] = {}
+        """Why ranks of the group will not come any more."""
         self.sent_before_leaving: dict[int, int] = {}
         self._answers: dict[int, dict[int, Answer]] = {}
         self._given_up: dict[int, GivenUp] = {}
-        self._tell = Outbox(comm).send
+        self._control = Control(comm, Tag.NEWS)
         self._subjects: dict[str, Callable[..., None]] = {
             "ask": self._answer,
             "answer": self._note_answer,
@@ -113,26 +116,23 @@ class News:
 
     def listen(self) -> None:
         """Take in all news and answer questions."""
-        status = MPI.Status()
-        while (message := self._comm.improbe(MPI.ANY_SOURCE, _NEWS)) is not None:
-            subject, *content = message.recv(status)
-            self._subjects[subject](status.Get_source(), *content)
+        for rank, (subject, *content) in self._control.heard():
+            self._subjects[subject](rank, *content)
+
+    def _tell(self, rank: int, subject: str, *content: Any) -> None:
+        self._control.tell(rank, (subject, *content))
 
     # ---- leaving
 
     def leave(self, why: str) -> None:
         """Tell all other ranks that this one will not come any more."""
         for rank in self.others:
-            self._tell(rank, ("leave", why, self._count.sent(rank)), _NEWS)
-
-    def departed(self) -> dict[int, str]:
-        """Return the ranks of the group that will not come any more, and why."""
-        self.listen()
-        return self.left
+            self._tell(rank, "leave", why, self._count.sent(rank))
 
     def _note_leaving(self, rank: int, why: str, sent: int) -> None:
         self.sent_before_leaving[rank] = sent
         self.left[rank] = why
+        self.membership.note(self._ranks[rank], why)
 
     # ---- questions
 
@@ -153,7 +153,7 @@ class News:
         with activity.noted(wait, waited_s):
             self._circles.given_up = GivenUp(activity.told()[:_WORDS], time.monotonic())
             for rank in asked:
-                self._tell(rank, ("ask", ticket, self._own_words()), _NEWS)
+                self._tell(rank, "ask", ticket, self._own_words())
 
             def answered() -> bool:
                 do_errands(LISTEN_AFTER_S)
@@ -171,7 +171,7 @@ class News:
         now, (given_up, when) = time.monotonic(), self._circles.given_up
         self._given_up[rank] = GivenUp(words, now)
         answer = self._count.begun(), self._own_words(), given_up, now - when
-        self._tell(rank, ("answer", ticket, *answer), _NEWS)
+        self._tell(rank, "answer", ticket, *answer)
 
     def _note_answer(
         self, rank: int, ticket: int, sequence: int, words: str, given_up: str, ago_s: float
@@ -206,7 +206,7 @@ class News:
         The answer is among the `closed` of the `Circles` that gave the ticket.
         """
         chase = _Chase(self._ranks[self._comm.rank], ticket, rank)
-        self._tell(rank, ("chase", tuple(chase), tuple(step)), _NEWS)
+        self._tell(rank, "chase", tuple(chase), tuple(step))
 
     def _hand_on(self, rank: int, told: tuple[int, int, int], needed: tuple[bool, int]) -> None:
         """See [Note: chases]."""
@@ -225,7 +225,7 @@ class News:
 
     def pass_on(self, chase: _Chase, blocker: Blocker) -> None:
         """Put the question of another rank to one that this rank waits for."""
-        self._tell(blocker.rank, ("chase", tuple(chase), tuple(blocker.step)), _NEWS)
+        self._tell(blocker.rank, "chase", tuple(chase), tuple(blocker.step))
 
 
 def is_single_threaded() -> bool:

@@ -19,8 +19,7 @@ from hpcdist.transport.mpi.collectives import VERBS, Range
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import block, scattered
 from hpcdist.transport.mpi.pickled import receive_pickled, send_pickled
-
-_PICKLED = 6
+from hpcdist.transport.mpi.tags import Tag
 
 
 def broadcast_object_list(host: MpiContext, call: Call, detail: Range) -> list[Pickled]:
@@ -71,10 +70,10 @@ def gather_object(host: MpiContext, call: Call, detail: Range) -> list[Pickled] 
         comm.Gather(padded, [out, longest, MPI.BYTE], root)
         return _cut(out, longest, host.size)
     if host.rank != root:
-        MPI.Request.Waitall(send_pickled(comm, own, root, _PICKLED))
+        MPI.Request.Waitall(send_pickled(comm, own, root, Tag.PICKLED))
         return None
     return [
-        own.copy() if rank == root else receive_pickled(comm, rank, _PICKLED)
+        own.copy() if rank == root else receive_pickled(comm, rank, Tag.PICKLED)
         for rank in range(host.size)
     ]
 
@@ -90,12 +89,12 @@ def scatter_object_list(host: MpiContext, call: Call, detail: Range) -> list[Pic
         comm.Scatter(sent, [mine, longest, MPI.BYTE], root)
         return _cut(mine, longest, 1)
     if host.rank != root:
-        return [receive_pickled(comm, root, _PICKLED)]
+        return [receive_pickled(comm, root, Tag.PICKLED)]
     requests = [
         request
         for rank, pickled in enumerate(call.pickles)
         if rank != root
-        for request in send_pickled(comm, pickled, rank, _PICKLED)
+        for request in send_pickled(comm, pickled, rank, Tag.PICKLED)
     ]
     MPI.Request.Waitall(requests)
     return [call.pickles[root].copy()]
@@ -116,11 +115,11 @@ def _exchange(host: MpiContext, pickles: Sequence[Pickled]) -> list[Pickled]:
     requests = []
     for step in range(1, host.size):
         to = (host.rank + step) % host.size
-        requests += send_pickled(host.comm, pickles[to], to, _PICKLED)
+        requests += send_pickled(host.comm, pickles[to], to, Tag.PICKLED)
     received = {host.rank: pickles[host.rank].copy()}
     for step in range(1, host.size):
         source = (host.rank - step) % host.size
-        received[source] = receive_pickled(host.comm, source, _PICKLED)
+        received[source] = receive_pickled(host.comm, source, Tag.PICKLED)
     MPI.Request.Waitall(requests)
     return [received[rank] for rank in range(host.size)]
 

@@ -1,4 +1,4 @@
-"""`Meeting`: the members of a new group find each other before MPI is asked to join them.
+"""`Rendezvous`: the members of a new group find each other before MPI is asked to join them.
 
 Creating a communicator blocks inside MPI until all members have called; a member that never
 does would hang the others for ever. So every member first reports to the group's first member,
@@ -22,11 +22,10 @@ from mpi4py import MPI
 from hpcdist.errors import CollectiveTimeout, RemoteError
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.mpi.control_messages import Outbox
+from hpcdist.transport.mpi.control import Control
 from hpcdist.transport.mpi.news import News
+from hpcdist.transport.mpi.tags import Tag
 from hpcdist.transport.polling import BEYOND_S, poll
-
-_REPORT, _ANSWER = 7, 8  # message tags on the parent group's own communicator
 
 Key = tuple[int, int, int]
 """A group's first rank, a hash of all its ranks (the same on each), and how often they met."""
@@ -57,14 +56,15 @@ class Rendezvous:
         self._numbers: dict[tuple[int, int], Iterator[int]] = {}
         self._reports: dict[Key, dict[int, _Report]] = {}
         self._answers: dict[Key, int | Refusal | tuple[int, ...]] = {}
-        self._tell = Outbox(comm).send
+        self._report = Control(comm, Tag.REPORT)
+        self._answer = Control(comm, Tag.ANSWER)
 
     def meet(self, ranks: tuple[int, ...], next_id: int, timeout_s: float) -> int:
         """Wait until all `ranks` have come here and return the largest `next_id` of theirs."""
         key, report = self._next(ranks), (next_id, time.time() + timeout_s)
         if self._comm.rank == ranks[0]:
             return self._receive(key, ranks, report, timeout_s)
-        self._tell(ranks[0], (key, report), _REPORT)
+        self._report.tell(ranks[0], (key, report))
         answered, wait = lambda: self._collect() or key in self._answers, self._as_wait(ranks)
         if not poll(answered, timeout_s + BEYOND_S, wait=wait):
             self._fail(ranks, timeout_s, ranks[:1])
@@ -77,7 +77,7 @@ class Rendezvous:
         """Tell the others, when they come here, that this rank cannot take part."""
         key, report = self._next(ranks), (Refusal(self._comm.rank, str(error)), float("inf"))
         if self._comm.rank != ranks[0]:
-            self._tell(ranks[0], (key, report), _REPORT)
+            self._report.tell(ranks[0], (key, report))
             return
         with contextlib.suppress(CollectiveTimeout, RemoteError):
             self._receive(key, ranks, report, timeout_s)
@@ -100,7 +100,7 @@ class Rendezvous:
         answer = (*refusals, group_id if complete and in_time else missing)[0]
         for rank in reports:
             if rank != ranks[0]:
-                self._tell(rank, (key, answer), _ANSWER)
+                self._answer.tell(rank, (key, answer))
         del self._reports[key]
         if not isinstance(answer, int):
             self._fail(ranks, timeout_s, answer)
@@ -108,14 +108,10 @@ class Rendezvous:
 
     def _collect(self) -> bool:
         """Take in what has arrived, of this and other meetings; return False."""
-        status = MPI.Status()
-        for tag in (_REPORT, _ANSWER):
-            while (message := self._comm.improbe(MPI.ANY_SOURCE, tag)) is not None:
-                key, content = message.recv(status)
-                if tag == _ANSWER:
-                    self._answers[key] = content
-                else:
-                    self._reports.setdefault(key, {})[status.Get_source()] = content
+        for rank, (key, report) in self._report.heard():
+            self._reports.setdefault(key, {})[rank] = report
+        for _, (key, answer) in self._answer.heard():
+            self._answers[key] = answer
         return False
 
     def _what(self, ranks: Sequence[int]) -> str:

@@ -20,7 +20,7 @@ from hpcdist.transport.base import Ended, Plan, Transport, Work, watched
 from hpcdist.transport.call import MESSAGES, Call, Kind, label
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.context import MpiContext
-from hpcdist.transport.mpi.control_messages import discard_unread
+from hpcdist.transport.mpi.early import discard_unread
 from hpcdist.transport.mpi.exchange import mpi_exchange, shared_exchange
 from hpcdist.transport.mpi.hierarchical import HierarchicalAllReduce, open_hierarchical
 from hpcdist.transport.mpi.intranode import perform
@@ -61,6 +61,7 @@ class MpiTransport(Transport):
         self.context = host = _open(user_comm, ranks, timeout_s, site, self._perform)
         self.rank, self.size, self.ranks = host.rank, host.size, host.ranks
         self.one_node, self.queue = host.one_node, host.queue
+        self.membership = host.membership
         self._rendezvous = Rendezvous(host.comm, host.ranks, host.news)
         self._hierarchical: HierarchicalAllReduce | Literal["unknown"] | None = "unknown"
         self._on_devices: DeviceCalls | None = None

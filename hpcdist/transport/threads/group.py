@@ -17,6 +17,7 @@ from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
 from hpcdist.transport import activity
 from hpcdist.transport.call import Call, fingerprint, label
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.membership import Membership
 from hpcdist.transport.threads.collectives import VERBS, check_fit
 
 
@@ -46,6 +47,7 @@ class ThreadGroup:
         self.ranks = tuple(ranks)
         self.changed = threading.Condition()
         self.meetings: dict[int, Meeting] = {}
+        self.membership = Membership(self.ranks)
         self.left: dict[int, tuple[str, str]] = {}
         self.envelopes: dict[tuple[int, int], list[Envelope]] = {}
         """Messages sent and not received, by receiver and tag."""
@@ -64,6 +66,7 @@ class ThreadGroup:
         """Note that a rank will not come any more."""
         with self.changed:
             self.left[rank] = (why, details)
+            self.membership.note(self.ranks[rank], why)
             for room in self.rooms.values():
                 if self.ranks[rank] in room.ranks:
                     room.leave(room.ranks.index(self.ranks[rank]), why, details)

@@ -44,7 +44,7 @@ class ThreadTransport(Transport):
     ) -> None:
         self.ranks = room.ranks
         self.rank, self.size = rank, len(room.ranks)
-        self.room = room
+        self.room, self.membership = room, room.membership
         self.user_comm = None
         self.without_mpi = without_mpi
         """Why there is no MPI, where a rank that is none of a simulated world is alone."""

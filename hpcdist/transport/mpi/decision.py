@@ -1,0 +1,118 @@
+"""What the numbers of an agreement mean, and the errors it can end with: computed, nothing is sent.
+
+Every rank contributes six integers; all get the least of each. See `agreement`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
+from hpcdist.transport.call_site import call_site
+from hpcdist.transport.shm.control import Six
+
+NEVER = 1 << 62
+CANNOT = -1, -NEVER
+"""In place of a fingerprint and its negative: never opposite numbers, whatever the others say."""
+
+LATE: Six = (0, 0, 0, 0, 0, -NEVER)
+"""What a rank contributes that comes after everyone's deadline: it makes the operation void."""
+
+
+class Verdict(Enum):
+    """What the ranks did not agree on."""
+
+    VOID = "a rank came after another one's deadline"
+    MISMATCH = "the ranks called different operations, or one cannot take part"
+
+
+def contribution(fingerprint: int | None, detail: int, now_ns: int, limit_ns: int) -> Six:
+    """Return what a rank contributes; without a fingerprint it cannot take part."""
+    number, opposite = CANNOT if fingerprint is None else (fingerprint, -fingerprint)
+    return number, opposite, detail, -detail, now_ns + limit_ns, -now_ns
+
+
+def decide(least: Six) -> tuple[int, int] | Verdict:
+    """Return the smallest and the largest `detail` of ranks that agree, else why they do not."""
+    number, opposite, detail, greatest, deadline, arrival = least
+    if -arrival > deadline:
+        return Verdict.VOID
+    if number != -opposite:
+        return Verdict.MISMATCH
+    return detail, -greatest
+
+
+def voided(what: str, least: Six, arrived_ns: int, rank: int) -> CollectiveTimeout:
+    """Return what is raised in a void operation, on world rank `rank`; [Note: time limits]."""
+    deadline_ns = least[4]
+    late_s = (arrived_ns - deadline_ns) / 1e9
+    late = f"this rank joined {late_s:.1f} s after that" if late_s > 0 else "a rank was late"
+    if deadline_ns == 0:  # `LATE`
+        late = "that rank has gone on to later operations since"
+    return CollectiveTimeout(
+        f"{what} was given up by a rank whose time limit was over: {late}. Called "
+        f"at {call_site()}. Pass a larger timeout to new_group or init_parallel_env if ranks "
+        "may be that far apart",
+        (rank,) if late_s > 0 else (),
+    )
+
+
+class Told(NamedTuple):
+    """What ranks that do not agree tell each other: what they called, and why they cannot."""
+
+    call: str
+    failure: tuple[str, str] | None = None
+    """The words of the error, and its traceback."""
+
+
+def disagreement(what: str, told: Mapping[int, Told]) -> HpcdistError:
+    """Return what all ranks raise, from what each has told; a rank that cannot raises its own."""
+    for rank, (_, failure) in told.items():
+        if failure is not None:
+            return RemoteError(
+                f"{what} was called off on all ranks because rank {rank} cannot "
+                f"take part: {failure[0]}",
+                rank,
+                failure[1],
+                in_step=True,
+            )
+    return mismatch(what, {rank: each.call for rank, each in told.items()})
+
+
+def mismatch(what: str, calls: Mapping[int, str]) -> MismatchError:
+    """Build the error that lists, per distinct call, the ranks that made it."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, words in calls.items():
+        ranks_of.setdefault(words, []).append(rank)
+    lines = [
+        f"  rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {words}"
+        for words, ranks in ranks_of.items()
+    ]
+    return MismatchError(
+        f"the ranks disagree in {what}; nothing was sent:\n" + "\n".join(lines) + "\nLet every "
+        "rank call the same operations in the same order, with equal shape, dtype, op and root"
+    )
+
+
+def not_joined(
+    what: str, missing: Sequence[int], limit_s: float, account: str
+) -> CollectiveTimeout:
+    """Return the error of a rank whose time is over."""
+    names = ", ".join(map(str, missing)) or "none (a rank answers but does not proceed)"
+    return CollectiveTimeout(
+        f"{what} was not joined by all ranks within {limit_s:g} s; "
+        f"missing ranks: {names}. Called at {call_site()}. Look at what these ranks do "
+        f"instead, or pass a larger timeout to new_group or init_parallel_env{account}",
+        tuple(missing),
+    )
+
+
+def not_begun(what: str, missing: Sequence[int], limit_s: float, account: str) -> CollectiveTimeout:
+    """Return the error of a rank whose time is over before all have ended what it gave up."""
+    return CollectiveTimeout(
+        f"{what} cannot begin: missing ranks {tuple(missing)} have not joined an earlier "
+        f"operation that timed out, nor come within {limit_s:g} s more{account}",
+        tuple(missing),
+    )
