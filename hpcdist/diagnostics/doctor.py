@@ -19,7 +19,7 @@ from rich.table import Table
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
 from hpcdist.config import Config, read_config
-from hpcdist.diagnostics.algorithms import Row as WayRow, folded, meanings, way_rows
+from hpcdist.diagnostics.algorithms import Row as WayRow, algorithm_rows, folded, meanings
 from hpcdist.diagnostics.checks import Row as CheckRow, check_rows
 from hpcdist.diagnostics.installation import Setting, compiled_dtypes, settings_of, versions
 from hpcdist.diagnostics.launcher import (
@@ -139,7 +139,7 @@ def examine(operations: Iterable[str], sizes: Sequence[int]) -> Report | int:
     """Return the report of this process and its job, on other ranks its exit code. Collective.
 
     Args:
-        operations: whose ways are asked for.
+        operations: whose algorithms are asked for.
         sizes: bytes of their largest contributions.
 
     """
@@ -178,7 +178,7 @@ def _report(
         settings_of(config, snapshot()),
         problems,
         job,
-        way_rows(job, cast(Any, world.transport).context.tuning_table, operations, sizes),
+        algorithm_rows(job, cast(Any, world.transport).context.tuning_table, operations, sizes),
         starting_words(starter) if job.launch.launcher == "none" else "",
     )
 

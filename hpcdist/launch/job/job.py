@@ -171,8 +171,15 @@ class Job:
             env |= self._meeting_point(env)
         argv = list(self.command.argv)
         if not self.command.local:
-            leash = [sys.executable, "-I", "-S", shim.__file__, "leash", str(os.getpid())]
-            argv = leash + argv
+            shimmed = [
+                sys.executable,
+                "-I",
+                "-S",
+                shim.__file__,
+                "die_with_parent",
+                str(os.getpid()),
+            ]
+            argv = shimmed + argv
         pumped = None if self.command.local else self._stdin
         launcher = subprocess.Popen(
             argv,
