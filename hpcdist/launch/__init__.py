@@ -2,7 +2,7 @@
 
 Read `command` (what is started, pure), `launchers` (what there is to start it with), `job` (one job
 under way, with `streams`, `output`, `input`, `processes` and `outcome`), then the two uses: `run`
-behind `cli`, and `spawning`, with `context`, `pickled_call` and `worker`. `submit` hands
+behind `cli`, and `spawn` with its `context`, `pickled_call` and `worker`. `submit` hands
 a job to Slurm, `modulefile` describes an installation. The package is callable:
 `hpcdist.launch()` is `hpcdist run` with the arguments of this program.
 """
@@ -49,9 +49,9 @@ sys.modules[__name__].__class__ = _Launch
 
 def _lazy(name: str) -> Any:
     if name in ("spawn", "MultiprocessContext"):
-        from hpcdist.launch.spawning import spawn as module
+        from hpcdist.launch.spawning import spawn as spawning
 
-        return getattr(module, name)
+        return getattr(spawning, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
