@@ -6,7 +6,7 @@ and how long each message is on its way; so a run can be repeated, and another s
 of events. Time passes only here: a wait of an hour takes a moment.
 
 `FakeComm` keeps what MPI promises: messages of one rank to another do not overtake each other,
-small ones are on their way at once, a large one only when it is received.
+small ones are on their way at once, a large one moves only while both of its ranks call MPI.
 """
 
 import pickle
@@ -36,10 +36,12 @@ from hpcdist.transport.mpi import (
 )
 
 EAGER = 64 << 10
-"""Messages of more bytes leave their sender only when they are received."""
+"""Messages of more bytes are large."""
 
 HANGS_AFTER_S = 10_000.0
 _STEP_S = 1e-6
+_NAP_S = 10e-3
+"""What who polls sleeps at most: more than in earnest, for it is what a run consists of."""
 _LONGEST_WAYS_S = (0.0, 1e-5, 1e-3, 0.05)
 _BEGINNING_S = 1e9
 _TIMED = (polling, activity, agreement, rendezvous, handshake, matching, news)
@@ -58,6 +60,8 @@ class _Rank:
     turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     wakes_at: float | None = 0.0
     """None: it has ended."""
+    in_mpi_at: float = 0.0
+    """When it last let MPI proceed."""
 
 
 @dataclass
@@ -91,15 +95,18 @@ class World:
             raise Hangs
 
     def step(self) -> None:
-        """Pass a moment, after which another rank may go on."""
+        """Pass a moment in MPI, after which another rank may go on."""
         self.now += _STEP_S
+        self.local.rank.in_mpi_at = self.now
         if self.random.random() < 0.2:
             self.sleep()
 
     def wait_until(self, done: Callable[[], bool]) -> None:
         """Block, as MPI does."""
+        pause_s = 1e-5
         while not done():
-            self.sleep(1e-4)
+            self.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, 10.0)
 
     def _next(self, own: _Rank) -> None:
         alive = [rank for rank in self.ranks if rank.wakes_at is not None]
@@ -199,10 +206,18 @@ class FakeComm:
                 return mail
         return None
 
-    def _take(self, mail: _Mail) -> bytes:
-        self.world.mail[self._context, self.rank].remove(mail)
-        mail.taken = True
-        return mail.data
+    def _take(self, mail: _Mail) -> "Request":
+        """Begin to receive; the sender of a large message has to be in MPI meanwhile."""
+        world, sender, now = self.world, self.world.ranks[mail.source], self.world.now
+        world.mail[self._context, self.rank].remove(mail)
+        ready_at = now + world.random.uniform(0, 1e-4)
+
+        def done() -> bool:
+            here = len(mail.data) <= EAGER or sender is world.local.rank or sender.in_mpi_at > now
+            mail.taken = here and world.now >= ready_at
+            return mail.taken
+
+        return Request(world, done)
 
     def Iprobe(self, source: int, tag: int, status: MPI.Status | None = None) -> bool:
         mail = self._find(source, tag)
@@ -214,21 +229,21 @@ class FakeComm:
         mail = self._find(source, tag)
         if mail is None:
             return None
-        data = self._take(mail)
+        request = self._take(mail)
 
         def recv(status: MPI.Status | None = None) -> Any:
+            self.world.wait_until(request.Test)
             if status is not None:
                 _fill(status, mail)
-            return pickle.loads(data)
+            return pickle.loads(mail.data)
 
         return SimpleNamespace(recv=recv)
 
     def Irecv(self, spec: list[Any], source: int, tag: int) -> "Request":
         mail = self._find(source, tag)
         assert mail is not None, "hpcdist receives what it has found, and nothing else"
-        _unpack(self._take(mail), spec)
-        ready_at = self.world.now + self.world.random.uniform(0, 1e-4)
-        return Request(self.world, lambda: self.world.now >= ready_at)
+        _unpack(mail.data, spec)
+        return self._take(mail)
 
     def Recv(self, spec: list[Any], source: int, tag: int) -> None:
         self.world.wait_until(self.Irecv(spec, source, tag).Test)
@@ -365,7 +380,9 @@ _ALONE = SimpleNamespace(
 """`threading`, as a rank sees it whose program has one thread."""
 
 
-def run(size: int, program: Callable[[FakeComm], Any], *, seed: int, skew_s: float = 0.0) -> list[Any]:
+def run(
+    size: int, program: Callable[[FakeComm], Any], *, seed: int, skew_s: float = 0.0
+) -> list[Any]:
     """Run ``program(comm)`` on `size` ranks; return what each returned, or raised."""
     world = World(size, seed, skew_s)
     clock = SimpleNamespace(
@@ -380,13 +397,16 @@ def run(size: int, program: Callable[[FakeComm], Any], *, seed: int, skew_s: flo
         for module in _OVER_MPI:
             stack.enter_context(patch.object(module, "MPI", _OneThread()))
         stack.enter_context(patch.object(news, "threading", _ALONE))
+        stack.enter_context(patch.object(polling, "_LONGEST_SLEEP_S", _NAP_S))
         stack.enter_context(patch.object(polling, "_errands", _OwnList(world)))
         stack.enter_context(patch.object(polling, "_at_it", _OwnLock(world)))
         stack.enter_context(patch.object(activity, "_waits", _OwnDict(world)))
         return world.run(program)
 
 
-def results(size: int, program: Callable[[FakeComm], Any], *, seed: int, skew_s: float = 0.0) -> list[Any]:
+def results(
+    size: int, program: Callable[[FakeComm], Any], *, seed: int, skew_s: float = 0.0
+) -> list[Any]:
     """Do `run`, and raise what any rank raised."""
     outcomes = run(size, program, seed=seed, skew_s=skew_s)
     for outcome in outcomes:
