@@ -1,0 +1,98 @@
+"""The members of a new group find each other, or all hear why not: in any order of events."""
+
+from random import Random
+
+import pytest
+from fake_mpi import results
+
+from hpcdist.errors import CollectiveTimeout, RemoteError, UsageError
+from hpcdist.transport.mpi.early import Allowance
+from hpcdist.transport.mpi.news import Circles, Count, News
+from hpcdist.transport.mpi.rendezvous import Rendezvous
+from hpcdist.transport.polling import add_errand
+
+SEEDS = range(8)
+LIMIT_S = 2.0
+
+
+def rendezvous_of(comm):
+    ranks = tuple(10 * (rank + 1) for rank in range(comm.size))
+    news = News(comm, ranks, Allowance(0), Circles(), Count(int, int, lambda rank: 0))
+    add_errand(lambda waited: news.listen())
+    return Rendezvous(comm, ranks, news)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_members_agree_on_the_largest_id_and_other_ranks_take_no_part(seed):
+    def program(comm):
+        if comm.rank == 1:
+            return None
+        return rendezvous_of(comm).meet((2, 0, 3), comm.rank, LIMIT_S)
+
+    assert results(4, program, seed=seed) == [3, None, 3, 3]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_groups_that_are_made_at_once_do_not_disturb_each_other(seed):
+    """Each rank makes its groups in the same order; a group may be made again."""
+    groups = [(0, 1, 2, 3), (1, 2), (3, 0), (2, 3), (1, 2), (0, 1, 2, 3)]
+
+    def program(comm):
+        meet = rendezvous_of(comm).meet
+        mine = [(number, each) for number, each in enumerate(groups) if comm.rank in each]
+        return [(number, meet(each, 10 * number + comm.rank, LIMIT_S)) for number, each in mine]
+
+    for rank, found in enumerate(results(4, program, seed=seed)):
+        expected = enumerate(groups)
+        assert found == [(n, 10 * n + max(each)) for n, each in expected if rank in each]
+
+
+@pytest.mark.parametrize("absent", [0, 1, 2])
+@pytest.mark.parametrize("seed", SEEDS[:4])
+def test_a_member_that_does_not_come_is_named(seed, absent):
+    def program(comm):
+        if comm.rank == absent:
+            return None
+        with pytest.raises(CollectiveTimeout, match=r"new_group\(\[10, 20, 30\]\)") as info:
+            rendezvous_of(comm).meet((0, 1, 2), 5, LIMIT_S)
+        assert comm.world.now < 2 * LIMIT_S
+        return info.value.missing
+
+    found = results(3, program, seed=seed)
+    assert set(found) - {None} == {(10 * (absent + 1),)}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("unable", [0, 2])
+def test_what_a_member_cannot_do_is_raised_on_the_others_and_they_can_meet_again(seed, unable):
+    def program(comm):
+        here, ranks = rendezvous_of(comm), (0, 1, 2)
+        if comm.rank == unable:
+            here.call_off(ranks, UsageError("no such backend"), LIMIT_S)
+        else:
+            with pytest.raises(RemoteError, match="no such backend") as info:
+                here.meet(ranks, 5, LIMIT_S)
+            assert info.value.rank == 10 * (unable + 1)
+        return here.meet(ranks, comm.rank, LIMIT_S)
+
+    assert results(3, program, seed=seed) == [2, 2, 2]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_either_all_members_meet_or_none(seed):
+    """However late they come; a communicator that only some create hangs for ever."""
+    ranks = tuple(range(2 + seed % 3))
+    late = (0.0, 0.01, LIMIT_S - 0.1, LIMIT_S, LIMIT_S + 0.1, 2 * LIMIT_S)
+
+    def program(comm):
+        here, chance = rendezvous_of(comm), Random(1000 * seed + comm.rank)
+        for turn in range(5):
+            comm.world.sleep(chance.choice(late))
+            try:
+                yield turn, here.meet(ranks, 10 * turn + comm.rank, LIMIT_S)
+            except CollectiveTimeout:
+                yield turn, None
+
+    found = results(len(ranks), lambda comm: dict(program(comm)), seed=seed, skew_s=0.4)
+    for turn in range(5):
+        assert {each[turn] for each in found} in ({None}, {10 * turn + ranks[-1]}), found
