@@ -104,7 +104,7 @@ def verify(
 def _damages(
     folder: str, manifest: Manifest, rank: int, size: int, progress: Progress | None
 ) -> list[str]:
-    """Say what is wrong with the files that fall to this rank, each thing once."""
+    """Return what is wrong with the files assigned to this rank, each fault once."""
     damages: dict[str, None] = {}
     with Files(folder, manifest.files, progress) as files:
         for name, pieces in manifest.pieces.items():

@@ -230,7 +230,7 @@ class Parameter:
     # ---- for models
 
     def is_free(self) -> bool:
-        """Say whether no model has given the parameter a slot, or that model is gone."""
+        """Return whether no model has given the parameter a slot, or that model is gone."""
         return self._slot is None or self._slot.owner() is None
 
     def owner(self) -> Any:
@@ -317,7 +317,7 @@ class Parameter:
         return self._memory
 
     def _place(self, memory: NumpyArray) -> None:
-        """Let the gradient live in `memory`; show it as the data's library would."""
+        """Keep the gradient in `memory`, and show it as an array of the data's library."""
         self._memory = memory
         shown = self._wrap(memory)
         shares = np.may_share_memory(view_of(shown), memory)

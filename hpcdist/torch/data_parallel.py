@@ -131,7 +131,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
             self._count_active = self._joining = False
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
-        """Let `hook(state, bucket)` average the buckets, as torch's DDP does.
+        """Register `hook(state, bucket)` to average the buckets, as torch's DDP does.
 
         For example those of ``torch.distributed.algorithms.ddp_comm_hooks``. Once per model, the
         same on all ranks.
@@ -142,10 +142,10 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         self._engine = self._engine or [self._make_engine()]
 
     def apply_collective_grads(self) -> None:
-        """Do nothing: a backward pass ends when its gradients have been averaged."""
+        """No-op: a backward pass ends when its gradients have been averaged."""
 
     def comm_stats(self) -> CommStats:
-        """See `DataParallel.comm_stats`; a hook of one's own is not measured."""
+        """See `DataParallel.comm_stats`; a user-registered hook is not timed."""
         return self._averager.stats()
 
     @property
@@ -323,7 +323,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
     # ---- a module like the one it holds
 
     def extra_repr(self) -> str:
-        """Say how many ranks train together; torch shows it with the module."""
+        """Return how many ranks train together; torch shows it with the module."""
         return f"{self.group.nranks} ranks"
 
     @property
@@ -340,11 +340,11 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
             return getattr(self._layers, name)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-        """Do what the module does: names have no prefix."""
+        """Delegate to the module: names have no prefix."""
         yield from self._layers.named_parameters(*args, **kwargs)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """Do what the module does: names have no prefix."""
+        """Delegate to the module: names have no prefix."""
         yield from self._layers.named_buffers(*args, **kwargs)
 
     def state_dict(
@@ -370,7 +370,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         return self._layers.load_state_dict(*args, **kwargs)
 
     def set_state_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
-        """Do `load_state_dict`. Local."""
+        """Alias of `load_state_dict`. Local."""
         return self.load_state_dict(state_dict)
 
 

@@ -169,7 +169,7 @@ def _mesh(groups: ShardGroups, device: str) -> DeviceMesh:
 
 
 def _add_states(model: Any, optimizer: Any, group: Group) -> None:
-    """Let both have `sharded_state_dict` and `load_sharded_state_dict`, as those of arrays do."""
+    """Give both `sharded_state_dict` and `load_sharded_state_dict`, as those of arrays have."""
     states = {
         model: partial(model_state, model, group),
         optimizer: partial(optimizer_state, model, optimizer, group),

@@ -1,4 +1,4 @@
-"""States of sharded torch modules and optimizers, as `Shard`s by name, for checkpoints.
+"""States of sharded torch modules and optimizers, as `LocalSlice`s by name, for checkpoints.
 
 The names are those of sharded models of arrays: ``"<parameter>"`` in the model's state,
 ``"<parameter>.<state>"`` in the optimizer's.
@@ -147,7 +147,7 @@ def _everybodys(own: State, group: Group) -> State:
 
 
 def _let_there_be_states(optimizer: Any) -> None:
-    """Let a fresh optimizer have its states, by a step of length zero that does not count."""
+    """Create the states of a fresh optimizer, by a step of length zero that does not count."""
     if optimizer.state:
         return
     parameters = [each for group in optimizer.param_groups for each in group["params"]]

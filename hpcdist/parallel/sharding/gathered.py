@@ -83,7 +83,7 @@ class GatheredParameters:
         return self._owned[position]
 
     def publish(self, position: int) -> None:
-        """Do nothing: what has changed is gathered when it is used."""
+        """No-op: what has changed is gathered when it is used."""
 
     # ---- what the model says
 

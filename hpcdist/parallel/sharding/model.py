@@ -103,7 +103,7 @@ class ShardedModel:
         return output
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Do the same as calling the model."""
+        """Call the model."""
         return self(*inputs, **kwargs)
 
     def synchronize(self) -> None:
@@ -117,7 +117,7 @@ class ShardedModel:
         self._engine.gradients.backward.synchronize_begun()
 
     def apply_collective_grads(self) -> None:
-        """Do `synchronize`."""
+        """Alias of `synchronize`."""
         self.synchronize()
 
     def zero_grad(self) -> None:
@@ -126,9 +126,9 @@ class ShardedModel:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients of forwards inside the context add up without communication, if they can.
+        """Accumulate gradients of forwards inside the context without communication, if possible.
 
-        They can at level ``os``, where every rank has memory for whole gradients. At the other
+        It is at level ``os``, where every rank has memory for whole gradients. At the other
         levels each backward pass is reduced as it comes, and the sums are the same.
         """
         backward, before = self._engine.gradients.backward, self._engine.gradients.backward.sync

@@ -146,7 +146,7 @@ class ShardedOptimizer:
         self._engine.gradients.clear()
 
     def zero_grad(self) -> None:
-        """Do `clear_grad` (torch's name)."""
+        """Alias of `clear_grad` (torch's name)."""
         self.clear_grad()
 
     # ---- gradients
@@ -162,7 +162,7 @@ class ShardedOptimizer:
         return owned
 
     def unscale_(self, scale: float) -> bool:
-        """Divide all gradients by `scale`; say whether all of them, on all ranks, are finite.
+        """Divide all gradients by `scale`; return whether all of them, on all ranks, are finite.
 
         Collective; every rank gets the same answer.
         """
