@@ -183,12 +183,12 @@ State = Callable[[], tuple[Any, Callable[[Mapping[str, Any]], None]]]
 
 
 def _state_of(state: State) -> Any:
-    """Return what this rank owns: `Shard`s by name, and what all have. Collective."""
+    """Return what this rank owns: `LocalSlice`s by name, and what all have. Collective."""
     return state()[0]
 
 
 def _load_into(state: State, given: Mapping[str, Any]) -> None:
-    """Load what this rank needs from a state of `Shard`s or whole arrays. Collective."""
+    """Load what this rank needs from a state of `LocalSlice`s or whole arrays. Collective."""
     state()[1](given)
 
 
