@@ -49,7 +49,7 @@ def summary_of(folder: str, manifest: Manifest) -> Summary:
 
 
 def division_of(manifest: Manifest, name: str) -> str:
-    """Return how an array is divided, in words: as a grid of boxes, if it is one."""
+    """Describe how an array is divided: as a grid of boxes, if it is one."""
     boxes = [piece.box for piece in manifest.pieces[name]]
     if len(boxes) <= 1:
         return "whole"

@@ -147,7 +147,7 @@ def load_into(
 
 
 def _judge(found: Sequence[Report], folder: str, manifest: Manifest, refused: Tolerance) -> str:
-    """Return what only one of the state and the checkpoint has, in words.
+    """Describe what only one of the state and the checkpoint has.
 
     A part of the checkpoint is left if no rank wants it.
 

@@ -240,6 +240,7 @@ class Parameter:
     def shard(self, unshard: Callable[[], Any]) -> None:
         """Give the array away: from now on `data` is what `unshard` returns."""
         shape, dtype = self.shape, view_of(self._data).dtype
+        # One zero seen as the whole array: shape and dtype stay known without its memory.
         self._unshard, self._data = unshard, np.broadcast_to(np.zeros((), dtype), shape)
 
     def move(self, memory: NumpyArray) -> None:
@@ -320,6 +321,7 @@ class Parameter:
         """Keep the gradient in `memory`, and show it as an array of the data's library."""
         self._memory = memory
         shown = self._wrap(memory)
+        # A library that copies (JAX) would show old numbers after the next write.
         shares = np.may_share_memory(view_of(shown), memory)
         self._shown = shown if shares else None
 

@@ -99,6 +99,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
             self._averager.failed = False
             self._engine[0] = self._make_engine()
         engine = self._engine[0]
+        # DDP would broadcast buffers in each forward, of evaluation, too.
         engine.training = engine.broadcast_buffers = self.training
         engine.require_backward_grad_sync = self.grad_need_sync
         return engine
@@ -186,6 +187,8 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
             self._launched, self._complete, self._error = 0, False, None
             self._averager.begin()
             self._before = _versions(self._not_ddps())
+            # Callbacks run in the order of queueing: `_end`, then DDP's, which is queued with the
+            # last bucket and waits for all of them, then `_look`, which `_end` queues.
             _at_end(self._end)
         self._passes.append(forward)
 
@@ -206,6 +209,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         factor = self.group.nranks / self._active if self._count_active else 1
 
         def arrived(error: BaseException | None) -> None:
+            # A result also after an error, or DDP would wait for ever; `_look` raises the error.
             self._error = self._error or error
             future.set_result(gradients if factor == 1 else gradients.mul_(factor))
 
@@ -284,6 +288,8 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
 
     def _without_gradient(self) -> list[str]:
         """Ask DDP which parameters got no gradient in this backward pass."""
+        # torch tells it in no other way: rebuilding after an incomplete pass is an error, and its
+        # text has the indices.
         try:
             self._engine[0].reducer._rebuild_buckets()
         except RuntimeError as error:
@@ -297,6 +303,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
 
     def _call_off(self, error: UsageError | None) -> list[Work]:
         """Tell all ranks, in place of every bucket that cannot be sent."""
+        # The zeros are not used: the reducer tells in no other way how many buckets it has now.
         buckets = len(self._engine[0].reducer._get_zeros_like_grad_buckets())
         return [self._averager.average(None, error) for _ in range(self._launched, buckets)]
 

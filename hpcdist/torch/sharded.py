@@ -59,7 +59,7 @@ def shard_module(
             has other parameters than the module.
 
     """
-    problem = None
+    problem = None  # raised below on all ranks: one that left here would leave the others waiting
     try:
         _check(module, optimizer, scaler, options)
     except UsageError as error:
@@ -112,11 +112,13 @@ def _shard_fully(
     )
     shards_parameters = options.level == "p_g_os"
     excluded = _excluded(module, options.excluded)
+    # Bottom-up: each call takes the parameters that no call before it has taken.
     for each in excluded:
         wrap(each, reshard_after_forward=False)
     for each in _units(module, options.segment, excluded):
         wrap(each, reshard_after_forward=shards_parameters)
     model = wrap(module, reshard_after_forward=shards_parameters)
+    # The parameters are DTensors now, so the optimizer is made anew, by their names.
     groups = _groups(recipe, dict(module.named_parameters()))
     return model, recipe.kind(groups, **recipe.defaults)
 

@@ -170,6 +170,8 @@ class Engine:
     def _backward_ended(self, error: UsageError | None) -> None:
         self.gathered.begin("backward")
         self._backwards += 1
+        # Gathering ahead changes the order of operations, so ranks must agree on it. All of them
+        # come here after the same number of passes: one that fails ends on every rank.
         if self._undecided and self._backwards == _MEASURED:
             self._undecided = False
             self.gathered.ahead = self._all_have_cores()

@@ -149,6 +149,8 @@ class ShardedModel:
         return self._engine.gradients.averager.stats()
 
     def _broadcast_buffers(self) -> None:
+        # Across replicas first: then the first rank of each shard group has the values of the first
+        # rank of all, and every rank ends with them.
         for group in reversed(self._engine.groups):
             if group is not None:
                 broadcast_state(unique(buffers_of(self._layers)), group, group.ranks[0])

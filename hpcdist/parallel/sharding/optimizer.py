@@ -112,6 +112,7 @@ class ShardedOptimizer:
             for run in self._runs[number]:
                 part = gradient[run.start : run.stop]
                 kept.advance(part, run.options, run.start, run.stop)
+            # Each unit at once, unless weights change only when all norms are known (LAMB).
             if self._rule.measure is None:
                 self._engine.publish(number)
         if self._rule.measure is not None:
