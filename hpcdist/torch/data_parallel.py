@@ -99,7 +99,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
             self._averager.failed = False
             self._engine[0] = self._make_engine()
         engine = self._engine[0]
-        # DDP would broadcast buffers in each forward, of evaluation, too.
+        # Left alone, DDP broadcasts buffers in the forwards of evaluation, too.
         engine.training = engine.broadcast_buffers = self.training
         engine.require_backward_grad_sync = self.grad_need_sync
         return engine

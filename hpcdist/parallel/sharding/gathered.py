@@ -115,7 +115,7 @@ class GatheredParameters:
 
     def _fetch(self, position: int) -> None:
         """Gather a unit, unless it is coming; give back the one before. Collective."""
-        self._shown.clear()  # first, so that its memory is free before more is taken
+        self._shown.clear()  # first: frees the last unit before memory is taken for this one
         self._current = None
         coming, self._coming = self._coming, None
         if coming is not None:
