@@ -120,6 +120,8 @@ def start_saving(ranks: Together, folder: str, write: Callable[[Together], Any])
     own = of_group(group, ranks.first_world_rank) if group is not None else of_group(None)
     saving = Saving(folder, lambda: write(own))
     _slots[key] = _AsyncSlot(group, saving)
+    # Anew each time: handlers run in reverse order, and this one must run before the one that
+    # leaves MPI, which may have been registered again since the last save.
     atexit.unregister(_finish_all)
     atexit.register(_finish_all)
     saving.begin(beside=group is None or _may_communicate(group))

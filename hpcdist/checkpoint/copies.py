@@ -85,6 +85,8 @@ def _copy(common: Box, source: Box, before: int, target: Box, behind: int) -> Co
 
 def _joined(copy: Copy) -> Copy:
     """Join dimensions that follow each other in both memories."""
+    # From the innermost dimension outwards: one joins the last if in both memories its stride is
+    # the whole extent of that one.
     axes: list[tuple[int, int, int]] = []
     for length, here, there in reversed(
         list(zip(copy.lengths, copy.source_strides, copy.target_strides, strict=True))
@@ -151,6 +153,8 @@ def _place(start: int, strides: Strides, count: int, inner: Strides) -> int:
 
 def _before(copy: Copy, limit: int, inner: Strides) -> int:
     """Return how many elements of a copy are in the source before `limit`, where its first is."""
+    # The index of the last element before the limit: outer dimensions first, each as far as it
+    # goes. That is exact because an outer stride is at least the extent of what is inside.
     left, count = limit - copy.source, 0
     for length, stride, size in zip(copy.lengths, copy.source_strides, inner, strict=True):
         last = min(length, -(-left // stride)) - 1

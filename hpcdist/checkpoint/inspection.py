@@ -49,7 +49,7 @@ def summary_of(folder: str, manifest: Manifest) -> Summary:
 
 
 def division_of(manifest: Manifest, name: str) -> str:
-    """Return how an array is divided, in words: as a grid of boxes, if it is one."""
+    """Describe how an array is divided: as a grid of boxes, if it is one."""
     boxes = [piece.box for piece in manifest.pieces[name]]
     if len(boxes) <= 1:
         return "whole"
@@ -104,7 +104,7 @@ def verify(
 def _damages(
     folder: str, manifest: Manifest, rank: int, size: int, progress: Progress | None
 ) -> list[str]:
-    """Say what is wrong with the files that fall to this rank, each thing once."""
+    """Return what is wrong with the files assigned to this rank, each fault once."""
     damages: dict[str, None] = {}
     with Files(folder, manifest.files, progress) as files:
         for name, pieces in manifest.pieces.items():

@@ -113,7 +113,7 @@ def load_into(
     check_first: bool = True,
     coordinator_rank: int | None = None,
 ) -> tuple[Any, str]:
-    """Do what `load` does; return the state, and what was tolerated, in words."""
+    """Load as `load` does; return the state, and a description of what was tolerated."""
     ranks = reading_together(group, coordinator_rank)
     if ranks.group is not None and not ranks.group.is_member():
         not_a_member(ranks.group)
@@ -147,7 +147,7 @@ def load_into(
 
 
 def _judge(found: Sequence[Report], folder: str, manifest: Manifest, refused: Tolerance) -> str:
-    """Return what only one of the state and the checkpoint has, in words.
+    """Describe what only one of the state and the checkpoint has.
 
     A part of the checkpoint is left if no rank wants it.
 
@@ -185,7 +185,7 @@ def _listed(texts: Sequence[str]) -> str:
 
 
 def _load_small(ranks: Together, objects: Sequence[ObjectState]) -> None:
-    """Let objects without arrays load their states, or none of them: an object can refuse one.
+    """Load the states of objects without arrays, all or none: an object can refuse its state.
 
     They come before anything else is changed.
     """

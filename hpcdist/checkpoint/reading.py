@@ -92,6 +92,7 @@ def _put(copy: Copy, source: memoryview, before: int, target: memoryview, itemsi
 
     def view(memory: memoryview, start: int, strides: Sequence[int]) -> Any:
         steps = tuple(each * itemsize for each in strides)
+        # Opaque elements: any dtype, bfloat16 too, at any alignment.
         return np.ndarray(copy.lengths, f"V{itemsize}", memory, start, steps)
 
     here = view(source, before + copy.source * itemsize, copy.source_strides)

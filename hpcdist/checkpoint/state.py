@@ -199,7 +199,12 @@ class Extent(NamedTuple):
 
 
 def extent_of(part: Any, name: str) -> Extent:
-    """Look at an array or a slice, without its numbers; a wrong slice is a `UsageError`."""
+    """Return the extent of an array or a slice, without reading it.
+
+    Raises:
+        UsageError: a slice is wrong.
+
+    """
     dtype, shape = look(data_of(part), name)
     if not isinstance(part, LocalSlice):
         return Extent(name_of_dtype(dtype), shape, whole(shape))

@@ -82,7 +82,7 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
 
     @abstractmethod
     def no_sync(self) -> AbstractContextManager[None]:
-        """Let gradients of forwards inside the context accumulate on this rank, without averaging.
+        """Accumulate gradients of forwards inside the context on this rank, without averaging.
 
         The forward decides: the next backward of a forward outside averages what has gathered.
         """
@@ -91,7 +91,7 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
     def join(
         self, divide_by_initial_world_size: bool = True, enable: bool = True
     ) -> AbstractContextManager[None]:
-        """Let ranks have different numbers of batches. Collective over the group.
+        """Allow ranks to have different numbers of batches. Collective over the group.
 
         A rank that has left its loop contributes zeros until all have; then every rank gets the
         parameters of one that was last.
@@ -112,11 +112,11 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
         """Load what `state_dict` returned. Local: do the same on every rank."""
 
     def set_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
-        """Do `set_state_dict`."""
+        """Alias of `set_state_dict`."""
         return self.set_state_dict(state_dict, use_structured_name)
 
     def load_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
-        """Do `set_state_dict`."""
+        """Alias of `set_state_dict`."""
         return self.set_state_dict(state_dict, use_structured_name)
 
     def scale_loss(self, loss: Any) -> Any:

@@ -138,7 +138,7 @@ def trainable(model: Any) -> list[tuple[str, Any]]:
 
 
 def is_trained(entry: Any) -> bool:
-    """Say whether `entry` is a parameter that takes gradients."""
+    """Return whether `entry` is a parameter that takes gradients."""
     return type(entry) is Parameter and entry.requires_grad
 
 

@@ -96,7 +96,7 @@ class GradScaler:
         return self._finite
 
     def step(self, optimizer: Any) -> bool:
-        """Do the optimizer's step, unless a gradient on any rank is inf or NaN; say whether.
+        """Step the optimizer, unless a gradient on any rank is inf or NaN; return whether it did.
 
         Collective where `unscale_` is.
         """
@@ -121,7 +121,7 @@ class GradScaler:
             self._scale, self._bad = max(1.0, self._scale * down), 0
 
     def minimize(self, optimizer: Any, *_: Any) -> None:
-        """Do `step` and `update` (Paddle's name)."""
+        """Call `step` and `update` (Paddle's name)."""
         self.step(optimizer)
         self.update()
 
@@ -139,7 +139,7 @@ class GradScaler:
 
 
 def unscale(gradients: Sequence[NumpyArray], scale: float) -> bool:
-    """Divide gradients by `scale` in place; say whether all of them are finite. Local."""
+    """Divide gradients by `scale` in place; return whether all of them are finite. Local."""
     finite = []
     for gradient in gradients:
         np.multiply(gradient, 1 / scale, out=gradient, casting="unsafe")

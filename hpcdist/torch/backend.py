@@ -38,7 +38,7 @@ def register() -> None:
 
 
 def init(timeout: Any = None) -> None:
-    """Do ``torch.distributed.init_process_group("hpcdist")``, if nothing has done it yet."""
+    """Call ``torch.distributed.init_process_group("hpcdist")``, unless it has been called."""
     if not c10d.is_initialized():
         c10d.init_process_group(BACKEND, init_method=f"{BACKEND}://", timeout=timeout)
 
@@ -106,7 +106,7 @@ def _meet(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[c10d.Store, int
 
 
 def _answer_for_env() -> None:
-    """Let MPI answer for ``env://``, torch's default, unless the user has set MASTER_ADDR."""
+    """Make MPI answer for ``env://``, torch's default, unless the user has set MASTER_ADDR."""
     torchs_own = _rendezvous_handlers["env"]
 
     def meet(url: str, *args: Any, **kwargs: Any) -> Any:

@@ -137,7 +137,7 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
             raise CollectiveTimeout(f"{words}: {error}", error.missing) from None
 
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: hpcdist numbers the operations of a group itself."""
+        """No-op: hpcdist numbers the operations of a group itself."""
 
     def _has_hooks(self) -> bool:
         return False
