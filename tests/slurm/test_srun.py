@@ -40,7 +40,8 @@ def check_places(ranks, places):
     assert [rank["told"] for rank in ranks] == places
     hosts = [rank["host"] for rank in ranks]
     assert hosts == sorted(hosts)  # Slurm chooses which nodes: an earlier job may still be ending
-    assert len(set(zip(hosts, (place[4] for place in places), strict=True))) == len(set(hosts))
+    nodes = [place[4] for place in places]
+    assert len({*zip(hosts, nodes, strict=True)}) == len({*hosts}) == len({*nodes})
     assert {rank["total"] for rank in ranks} == {sum(range(len(places)))}
 
 
