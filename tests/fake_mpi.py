@@ -362,7 +362,9 @@ class _OwnLock:
 class _OneThread:
     """MPI as a process sees it that has no thread for progress, and requests that are made up."""
 
-    Request = SimpleNamespace(Testall=lambda requests: all([each.Test() for each in requests]))
+    Request = SimpleNamespace(
+        Testall=lambda requests: all([each.Test() for each in requests])  # noqa: C419 (tests each)
+    )
 
     @staticmethod
     def Query_thread() -> int:
