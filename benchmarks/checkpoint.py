@@ -25,7 +25,7 @@ from report import Report, read_options
 import hpcdist as dist
 from hpcdist import checkpoint
 from hpcdist.bench.interleaved import Interleaved
-from hpcdist.checkpoint import Shard
+from hpcdist.checkpoint import LocalSlice
 from hpcdist.text import bandwidth, times
 
 MIB = 1 << 20
@@ -77,9 +77,12 @@ def state_of(setting: Setting) -> dict[str, np.ndarray]:
     return {f"layers.{number}.weight": parts[number] for number in range(count)}
 
 
-def shards_of(setting: Setting, arrays: dict[str, np.ndarray]) -> dict[str, Shard]:
+def shards_of(setting: Setting, arrays: dict[str, np.ndarray]) -> dict[str, LocalSlice]:
     rank, size = setting.comm.rank, setting.comm.size
-    return {name: Shard(part, (size, part.size), rank * part.size) for name, part in arrays.items()}
+    return {
+        name: LocalSlice(part, (size, part.size), offset=rank * part.size)
+        for name, part in arrays.items()
+    }
 
 
 # ---- ways to write files
@@ -201,7 +204,7 @@ def torch_tasks(setting: Setting, arrays: dict[str, np.ndarray]) -> tuple[Task, 
 
 
 def contest(setting: Setting, rounds: int) -> tuple[Interleaved, Interleaved]:
-    """Race writing, then reading what was written."""
+    """Interleaved writing, then reading what was written."""
     arrays = state_of(setting)
     state, path = shards_of(setting, arrays), setting.folder / "hpcdist"
     writers = {

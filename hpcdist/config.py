@@ -49,7 +49,7 @@ class Config:
     overlap: Literal["auto", "always", "never"] = "auto"
     """Whether gradients travel while the backward pass computes; "auto" measures."""
     check_nan: bool = False
-    """Look for NaN in gradients before they are averaged, and name the parameter and the rank."""
+    """Check gradients for NaN before they are averaged, and name the parameter and the rank."""
 
 
 def read_config(environ: Mapping[str, str] | None = None) -> Config:

@@ -43,15 +43,32 @@ class CollectiveTimeout(HpcdistError, TimeoutError):
 
 
 class RemoteError(HpcdistError):
-    """Another rank failed; `rank` is its world rank, `traceback` what it printed."""
+    """Another rank failed; `rank` is its world rank, `traceback` what it printed.
 
-    def __init__(self, message: str, rank: int = -1, traceback: str = "") -> None:
+    `in_step` says that every rank of the group has ended the operation with an error, so that the
+    next one is for all again. It is False where the rank has left, or where nobody knows.
+    """
+
+    in_step = False
+
+    def __init__(
+        self, message: str, rank: int = -1, traceback: str = "", *, in_step: bool = False
+    ) -> None:
         super().__init__(message)
         self.rank = rank
         self.traceback = traceback
+        if in_step:
+            self.in_step = True
 
     def __reduce__(self) -> tuple[type[RemoteError], tuple[str, int, str]]:
         return type(self), (str(self), self.rank, self.traceback)
+
+
+def is_secondary(error: BaseException | None) -> bool:
+    """Return whether an error came of another rank's failure, or while one was handled."""
+    while error is not None and not isinstance(error, RemoteError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 class TransportError(HpcdistError):

@@ -14,7 +14,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,7 +36,7 @@ LIMIT_S = 3600
 
 
 class Mutation(NamedTuple):
-    """`old` becomes `new` in `file`; `tests` should find it, on `ranks` where they need several."""
+    """`old` becomes `new` in `file`; `tests`, arguments of pytest, should find it on `ranks`."""
 
     name: str
     file: str
@@ -51,28 +53,28 @@ MUTATIONS = [
         "transport/threads/collectives.py",
         "count = rank + inclusive",
         "count = rank + 1",
-        "tests/contract",
+        "tests/contract -k scans",
     ),
     Mutation(
         "a broadcast comes from the first rank",
         "transport/threads/collectives.py",
         "source = calls[calls[0].root].recv",
         "source = calls[0].recv",
-        "tests/contract",
+        "tests/contract -k broadcast",
     ),
     Mutation(
-        "what is gathered is not copied before it is overwritten",
-        "transport/threads/collectives.py",
-        "sent = [[part.copy() for part in to_each(call, size)] for call in calls]",
-        "sent = [list(to_each(call, size)) for call in calls]",
-        "tests/contract",
+        "a receive takes a message of any sender",
+        "transport/threads/messages.py",
+        "return self._call.root in (ANY_SOURCE, envelope.source)",
+        "return True",
+        "tests/contract -k message",
     ),
     Mutation(
         "a rank's slice begins at another byte",
         "transport/shm/collectives.py",
         "start = first * data.itemsize",
         "start = first",
-        "tests/mpi/test_shared.py",
+        "tests/mpi/test_shared.py -k reduce",
         2,
     ),
     Mutation(
@@ -80,7 +82,7 @@ MUTATIONS = [
         "transport/shm/collectives.py",
         "return Move(call.recv, call.root, rank * nbytes, nbytes)",
         "return Move(call.recv, call.root, (size - 1 - rank) * nbytes, nbytes)",
-        "tests/mpi/test_contract.py",
+        "tests/mpi/test_contract.py -k scatter",
         2,
     ),
     Mutation(
@@ -89,31 +91,31 @@ MUTATIONS = [
         "            self._reduce_slice(host, call, part, flat.dtype)\n"
         "            self._node.step(call)\n",
         "            self._reduce_slice(host, call, part, flat.dtype)\n",
-        "tests/mpi/test_operators.py",
-        2,
+        "tests/mpi/test_operators.py -k hierarchical",
+        4,
     ),
     Mutation(
         "pairs of ranks exchange the wrong blocks, which two ranks cannot see",
         "transport/mpi/collectives.py",
         "given = blocks[to][part]",
         "given = blocks[source][part]",
-        "tests/mpi/test_programs.py tests/mpi/test_contract.py",
+        "tests/mpi/test_shared.py -k 'whichever or pair'",
         3,
     ),
     Mutation(
         "ranks that call different operations go on",
-        "transport/mpi/agreement.py",
+        "transport/mpi/decision.py",
         "if number != -opposite:",
-        "if number != -opposite and self.sequence < 0:",
-        "tests/mpi/test_contract.py",
+        "if number != -opposite and deadline < 0:",
+        "tests/mpi/test_contract.py -k disagree",
         2,
     ),
     Mutation(
         "a rank that comes too late goes on alone",
-        "transport/mpi/agreement.py",
+        "transport/mpi/decision.py",
         "if -arrival > deadline:",
         "if -arrival > deadline + (1 << 62):",
-        "tests/mpi/test_contract.py tests/mpi/test_defects.py",
+        "tests/mpi/test_contract.py -k does_not_come",
         2,
     ),
     Mutation(
@@ -121,23 +123,22 @@ MUTATIONS = [
         "transport/queue.py",
         "if not queue.queued and queue.running.acquire(blocking=False):",
         "if queue.running.acquire(blocking=False):",
-        "tests/mpi/test_async.py tests/mpi/test_contract.py",
-        2,
+        "tests/unit/transport/test_call.py",
     ),
     Mutation(
         "the wait for a plan is dropped",
         "transport/mpi/persistent.py",
         "            self._wait(timeout)\n",
         "            pass\n",
-        "tests/mpi/test_contract.py tests/mpi/test_programs.py",
+        "tests/mpi/test_contract.py -k plans",
         2,
     ),
     Mutation(
         "arrays of a device are read before they are complete",
-        "transport/device/staged/backend.py",
-        "        engine.wait_event(staging.outward, event)\n",
-        "",
-        "tests/mpi/test_device.py",
+        "transport/device/backend.py",
+        "            self.runtime.wait_event(stream, event)\n",
+        "            pass\n",
+        "tests/mpi/test_device.py -k computed_before",
         2,
     ),
     Mutation(
@@ -145,43 +146,43 @@ MUTATIONS = [
         "transport/reduction.py",
         "            wire /= ranks\n",
         "            wire /= 1\n",
-        "tests/unit/transport tests/contract",
+        "tests/contract -k average",
     ),
     # ---- parallel
     Mutation(
         "a backward pass does not wait for its buckets",
         "parallel/gradients.py",
-        "            wait_all(self._works)\n",
-        "",
-        "tests/unit/parallel",
+        "failure = first_failure(self._works)",
+        "failure = None",
+        "tests/unit/parallel/test_data_parallel.py",
     ),
     Mutation(
         "the gradient of an unused parameter is an old one",
         "parallel/gradients.py",
-        "                self._memories[index].fill(0)\n",
-        "                pass\n",
-        "tests/unit/parallel",
+        "self._memories[index].fill(0)\n",
+        "pass\n",
+        "tests/unit/parallel/test_data_parallel.py -k use",
     ),
     Mutation(
         "no_sync is not heard",
-        "parallel/gradients.py",
+        "parallel/backward.py",
         "self._forward = self.sync\n",
         "self._forward = True\n",
-        "tests/unit/parallel",
+        "tests/unit/parallel/test_data_parallel.py",
     ),
     Mutation(
         "a segment is taken from the wrong place of its parameter",
         "parallel/sharding/partition.py",
         "start - first, stop - first, start - begin)",
         "start - first, stop - first, start - first)",
-        "tests/unit/parallel",
+        "tests/unit/parallel/sharding",
     ),
     Mutation(
         "the norm of the gradients is that of one rank",
         "parallel/sharding/optimizer.py",
-        "        all_reduce(total, op, self._engine.teams.group)\n",
+        "        all_reduce(total, op, self._engine.groups.shard)\n",
         "",
-        "tests/unit/parallel",
+        "tests/unit/parallel/sharding -k 'norm or clipped'",
     ),
     # ---- checkpoint
     Mutation(
@@ -189,28 +190,35 @@ MUTATIONS = [
         "checkpoint/blocks.py",
         "if _PACK(checksum(block)) != ",
         "if not _PACK(checksum(block)) and b'' != ",
-        "tests/unit/checkpoint",
+        "tests/unit/checkpoint/test_checkpoint.py -k flipped",
+    ),
+    Mutation(
+        "elements of another division go to the wrong place",
+        "checkpoint/copies.py",
+        "behind + position_in(target, common),",
+        "position_in(target, common),",
+        "tests/unit/checkpoint/test_boxes.py tests/unit/checkpoint/test_slices.py",
     ),
     Mutation(
         "what is saved in the background is not copied first",
         "checkpoint/saving.py",
         "memory=memoryview(bytearray(each.memory))",
         "memory=each.memory",
-        "tests/unit/checkpoint",
+        "tests/unit/checkpoint/test_checkpoint.py -k async",
     ),
     Mutation(
         "a checkpoint does not know the files of other ranks",
         "checkpoint/saving.py",
         "    files = [(each.file, each.nbytes) for each in written if each.pieces]\n",
         "    files = [(each.file, each.nbytes) for each in written[:1] if each.pieces]\n",
-        "tests/unit/checkpoint",
+        "tests/unit/checkpoint/test_ranks.py",
     ),
     Mutation(
         "a series keeps one checkpoint more than it should",
-        "checkpoint/folder.py",
+        "checkpoint/storage.py",
         "others[len(others) - keep + 1 :]",
         "others[len(others) - keep :]",
-        "tests/unit/checkpoint",
+        "tests/unit/checkpoint/test_checkpoint.py -k series",
     ),
 ]
 
@@ -248,7 +256,7 @@ class Tree:
 
     def run_named(self, mutation: Mutation, marks: str, ranks: int) -> str | None:
         """Run the tests that a mutation names; return the first that fails."""
-        tests = [*mutation.tests.split(), "-x", "-q", "-m", marks, "-p", "no:cacheprovider"]
+        tests = [*shlex.split(mutation.tests), "-x", "-q", "-m", marks, "-p", "no:cacheprovider"]
         pytest = [str(BIN / "python"), "-m", "pytest", *tests]
         if ranks > 1:
             pytest = [str(BIN / "mpiexec"), "-n", str(ranks), *pytest, "--with-mpi"]
@@ -282,9 +290,11 @@ class Tree:
         try:
             said, _ = job.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
-            os.killpg(job.pid, 9)
-            job.communicate()
             return f"it has not ended after {LIMIT_S} s"
+        finally:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
+                job.communicate()
         if job.returncode == 0:
             return None
         suites = re.findall(r"^(.*\S) +FAILED", said, re.M)

@@ -33,19 +33,22 @@ suite() { # NAME COMMAND...: run a suite and note how it went
 }
 
 tests() { # ARGUMENT...: a suite of one process, shared by two workers
-    "$bin/python" -m pytest -q -n 2 -m "$marks" "$@"
+    "$bin/python" -m pytest -q -n 2 -m "$few" "$@"
 }
 
 mpi_tests() { # MPIEXEC RANKS ARGUMENT...: every rank runs every test; what the others say, and the
-    # last words of rank 0, which a launcher may drop, are kept for failures
-    local mpiexec=$1 n=$2 code log
+    # last words of rank 0, which a launcher may drop, are kept for failures. One rank needs no
+    # launcher, so two of them share the tests.
+    local mpiexec=$1 n=$2 marks=$many code log
     shift 2
+    [ "$n" -gt 2 ] || marks=$few
+    [ "$n" -gt 1 ] || { tests --with-mpi "$@"; return; }
     rm -f "$logs"/rank.*
     LOGS=$logs "$mpiexec" -n "$n" bash -c '
         rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}
         [ "$rank" = 0 ] && exec 2>"$LOGS/rank.0" || exec >"$LOGS/rank.$rank" 2>&1
         exec "$@"' - \
-        "$bin/python" -m pytest -q --with-mpi -p no:cacheprovider "$@" && return
+        "$bin/python" -m pytest -q --with-mpi -p no:cacheprovider -m "$marks" "$@" && return
     code=$?
     printf '\n%s ended with exit code %d\n' "$mpiexec" $code
     for log in "$logs"/rank.*; do
@@ -55,13 +58,11 @@ mpi_tests() { # MPIEXEC RANKS ARGUMENT...: every rank runs every test; what the 
 }
 
 if [ "$tier" = all ]; then
-    marks="not slow"
     few="not slow" many="not slow and not two_ranks"
     slurm=tests/slurm mpich=tests/mpi
     ranks="1 2 4" mpich_ranks=3
 else
-    marks="not slow and not thorough"
-    few=$marks many=$marks
+    few="not slow and not thorough" many=$few
     slurm=tests/slurm/test_srun.py::test_ranks_of_srun_know_their_job_and_its_nodes
     mpich=tests/mpi/test_contract.py
     ranks=2 mpich_ranks=2
@@ -73,15 +74,14 @@ suite "a private Slurm" tests --dist loadfile "$slurm"
 if [ -x "$bin/mpiexec" ]; then
     library=$("$bin/mpiexec" --version | head -n 1)
     for n in ${SUITE_RANKS:-$ranks}; do
-        suite "$library, $n rank(s)" mpi_tests "$bin/mpiexec" "$n" \
-            -m "$([ "$n" -le 2 ] && echo "$few" || echo "$many")" tests/mpi
+        suite "$library, $n rank(s)" mpi_tests "$bin/mpiexec" "$n" tests/mpi
     done
 fi
 if [ -x .mpich/bin/mpiexec ]; then
     export MPI4PY_MPIABI=mpich LD_LIBRARY_PATH=$PWD/.mpich/lib
     for n in ${MPICH_RANKS:-$mpich_ranks}; do
-        suite "MPICH (site MPI, same mpi4py), $n rank(s)" mpi_tests "$PWD/.mpich/bin/mpiexec" "$n" \
-            -m "$many" "$mpich"
+        suite "MPICH (site MPI, same mpi4py), $n rank(s)" \
+            mpi_tests "$PWD/.mpich/bin/mpiexec" "$n" "$mpich"
     done
 fi
 printf '\n=== all suites\n'

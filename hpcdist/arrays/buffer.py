@@ -64,7 +64,7 @@ def as_output(array: Any, what: str = "tensor") -> Buffer:
 
 
 def is_writeable(data: Any) -> bool:
-    """Say whether memory may be written; that of a device always may."""
+    """Return whether memory may be written; that of a device always may."""
     return data is None or getattr(data.flags, "writeable", True)
 
 

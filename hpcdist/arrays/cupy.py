@@ -80,7 +80,7 @@ class CudaRuntime(DeviceRuntime):
             return Stream(non_blocking=True, priority=_FIRST)
 
     def use(self) -> None:
-        """Do cudaSetDevice."""
+        """Call cudaSetDevice."""
         self._device.use()
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
@@ -95,18 +95,18 @@ class CudaRuntime(DeviceRuntime):
         return event
 
     def wait_event(self, stream: Any, event: Any) -> None:
-        """Do cudaStreamWaitEvent."""
+        """Call cudaStreamWaitEvent."""
         stream.wait_event(event)
 
     def is_done(self, event: Any) -> bool:
-        """Do cudaEventQuery; raise what the device has failed with."""
+        """Call cudaEventQuery; raise what the device has failed with."""
         status = runtime.eventQuery(event.ptr)  # `Event.done` takes a failure for "not yet"
         if status not in (_SUCCESS, _NOT_READY):
             raise runtime.CUDARuntimeError(status)
         return bool(status == _SUCCESS)
 
     def is_capturing(self, stream: Any) -> bool:
-        """Do cudaStreamIsCapturing; the default stream cannot capture."""
+        """Call cudaStreamIsCapturing; the default stream cannot capture."""
         return stream.ptr > _PER_THREAD_STREAM and bool(stream.is_capturing())
 
     def address(self, array: Any) -> int:
@@ -114,12 +114,12 @@ class CudaRuntime(DeviceRuntime):
         return int(array.data.ptr)
 
     def copy_to_host(self, source: Any, target: NumpyArray, stream: Any) -> None:
-        """Do cudaMemcpyAsync."""
+        """Call cudaMemcpyAsync."""
         way = runtime.memcpyDeviceToHost
         self._copy(target.ctypes.data, source.data.ptr, source.nbytes, way, stream)
 
     def copy_to_device(self, source: NumpyArray, target: Any, stream: Any) -> None:
-        """Do cudaMemcpyAsync."""
+        """Call cudaMemcpyAsync."""
         way = runtime.memcpyHostToDevice
         self._copy(target.data.ptr, source.ctypes.data, source.nbytes, way, stream)
 
@@ -129,7 +129,7 @@ class CudaRuntime(DeviceRuntime):
                 runtime.memcpyAsync(to, start, nbytes, way, stream.ptr)
 
     def pin(self, memory: NumpyArray) -> bool:
-        """Do cudaHostRegister, portable to all contexts."""
+        """Call cudaHostRegister, portable to all contexts."""
         try:
             with self._device:
                 runtime.hostRegister(memory.ctypes.data, memory.nbytes, _PORTABLE)
@@ -138,7 +138,7 @@ class CudaRuntime(DeviceRuntime):
         return True
 
     def unpin(self, memory: NumpyArray) -> None:
-        """Do cudaHostUnregister."""
+        """Call cudaHostUnregister."""
         with self._device:
             runtime.hostUnregister(memory.ctypes.data)
 

@@ -16,7 +16,7 @@ from hpcdist.arrays.libraries import library_of
 
 
 def align_streams(data: DeviceArray) -> None:
-    """Do `DeviceRuntime.align` for the device of `data`; nothing in host memory."""
+    """Call `DeviceRuntime.align` for the device of `data`; no-op in host memory."""
     if type(data) is np.ndarray:
         return
     engine = device_runtime_of(data)
@@ -25,7 +25,7 @@ def align_streams(data: DeviceArray) -> None:
 
 
 def on_device(data: Any) -> bool:
-    """Say whether the memory of a buffer is on a device."""
+    """Return whether the memory of a buffer is on a device."""
     return data is not None and type(data) is not np.ndarray and device_runtime_of(data) is not None
 
 

@@ -76,15 +76,15 @@ class DeviceRuntime(ABC):
 
     @abstractmethod
     def wait_event(self, stream: Stream, event: Event) -> None:
-        """Let `stream`, not the host, wait for `event`."""
+        """Make `stream`, not the host, wait for `event`."""
 
     @abstractmethod
     def is_done(self, event: Event) -> bool:
-        """Say whether `event` is complete, without blocking."""
+        """Return whether `event` is complete, without blocking."""
 
     @abstractmethod
     def is_capturing(self, stream: Stream) -> bool:
-        """Say whether `stream` records a graph instead of running."""
+        """Return whether `stream` records a graph instead of running."""
 
     @abstractmethod
     def address(self, array: DeviceArray) -> int:
@@ -107,7 +107,7 @@ class DeviceRuntime(ABC):
         """Undo `pin`."""
 
     def align(self) -> None:
-        """Let each current stream wait for what is on the others.
+        """Make each current stream wait for the work queued on the others.
 
         For work on the array library's stream between arrays whose own library has another one.
         """

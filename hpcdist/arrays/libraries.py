@@ -53,7 +53,7 @@ def in_kind(like: NumpyArray, array: NumpyArray) -> NumpyArray:
 
 
 def register_library(cls: type, library: Library) -> None:
-    """Let arrays of class `cls` be taken; for libraries that hpcdist does not know."""
+    """Accept arrays of class `cls`, of a library that hpcdist does not know."""
     _LIBRARIES[cls] = library
 
 

@@ -68,7 +68,7 @@ def host_numbers(values: Iterable[Any]) -> list[float]:
 
 
 def await_streams(engine: DeviceRuntime) -> None:
-    """Let the host wait for all that was computed on a device so far."""
+    """Block the host until all work queued on a device so far is done."""
     _wait(engine, _joined(engine))
 
 

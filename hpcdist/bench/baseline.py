@@ -51,7 +51,7 @@ def _ratios(row: Row, was: Row) -> Row:
 
 
 def summary(found: Comparison, tolerance: float) -> str:
-    """Say in one line how the comparison went."""
+    """Return in one line how the comparison went."""
     parts: list[Any] = [f"{found.compared} measurements compared with the baseline"]
     parts.append(f"{len(found.regressions)} more than {tolerance:g} times as slow")
     if found.missing:

@@ -29,7 +29,7 @@ class Case(NamedTuple):
     Attributes:
         kind: the set it belongs to; naming the set on the command line means all of its cases.
         text: one line.
-        measure: what measures one spot. Collective.
+        measure: what measures one point. Collective.
         sizes: those it is measured at when none are asked for; None if it has no size.
         typed: whether dtype and kind of memory make a difference.
         least: the ranks it needs.

@@ -1,4 +1,4 @@
-"""`Harness`: the ranks and libraries at hand, and the functions that measure one spot on them."""
+"""`Harness`: the ranks and libraries at hand, and the functions that measure one point on them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Harness(NamedTuple):
 
     Attributes:
         group: the ranks.
-        comm: an mpi4py communicator of theirs, for the race's own barriers.
+        comm: an mpi4py communicator of theirs, for the barriers between samples.
         nodes: how many nodes they are on.
         whole: whether these are all ranks of the job.
         libraries: hpcdist first.
@@ -83,13 +83,15 @@ class Harness(NamedTuple):
             wait=memory.waiter(),
         )
 
-    def row(self, found: Interleaved, lane: str, library: str, point: Point, parts: int = 1) -> Row:
-        """Return the row of one lane of the race, and how hpcdist compares with it."""
+    def row(
+        self, found: Interleaved, candidate: str, library: str, point: Point, parts: int = 1
+    ) -> Row:
+        """Return the row of one candidate, and how hpcdist compares with it."""
         row = row_of(
-            found, lane, library, point, ranks=self.group.nranks, nodes=self.nodes, parts=parts
+            found, candidate, library, point, ranks=self.group.nranks, nodes=self.nodes, parts=parts
         )
-        own = lane.replace(library, OWN, 1)
-        return row | ({"ratio": found.ratio(own, to=lane)} if own in found.seconds else {})
+        own = candidate.replace(library, OWN, 1)
+        return row | ({"ratio": found.ratio(own, to=candidate)} if own in found.seconds else {})
 
 
 def wait_quietly(comm: Any) -> None:

@@ -79,7 +79,7 @@ def interleave(
     """Time the candidates. Collective; every rank gets the same numbers.
 
     Args:
-        comm: an mpi4py communicator that nobody else uses during the race.
+        comm: an mpi4py communicator that nobody else uses meanwhile.
         candidates: what to call, by name; each is called equally often on all ranks. `idle` where
             a rank takes no part.
         rounds: samples per candidate.
@@ -94,17 +94,17 @@ def interleave(
     taken = np.empty((rounds, len(names)))
     for number in range(rounds):
         for step in range(len(names)):
-            lane = (number + step) % len(names)
-            name = names[lane]
-            taken[number, lane] = _sample(comm, candidates[name], calls[name], wait)
+            column = (number + step) % len(names)
+            name = names[column]
+            taken[number, column] = _sample(comm, candidates[name], calls[name], wait)
     ranks = _from_all_ranks(comm, taken)
     slowest = np.nanmax(ranks, axis=0)
-    seconds = {name: slowest[:, lane] for lane, name in enumerate(names)}
+    seconds = {name: slowest[:, column] for column, name in enumerate(names)}
     budget = {name: int(single_s / np.median(each)) for name, each in seconds.items()}
     wanted = {name: min(single, budget[name]) for name in names}
     more = _time_single_calls(comm, candidates, wanted, wait)
     samples = {name: np.concatenate([seconds[name], more[name]]) for name in names}
-    by_rank = {name: ranks[:, :, lane] for lane, name in enumerate(names)}
+    by_rank = {name: ranks[:, :, column] for column, name in enumerate(names)}
     return Interleaved(seconds, by_rank, samples)
 
 

@@ -155,12 +155,12 @@ def devices() -> list[str]:
 
 
 def are_on_device(names: Sequence[str]) -> bool:
-    """Say whether memory of one of these names is a device's."""
+    """Return whether memory of one of these names is a device's."""
     return any(MEMORIES[name].device is not None for name in names)
 
 
 def check_devices(comm: Any, names: Sequence[str]) -> str | None:
-    """Make sure that every rank has the devices of these memories; collective.
+    """Check that every rank has the devices of these memories; collective.
 
     Args:
         comm: an mpi4py communicator.

@@ -86,7 +86,7 @@ class Model(NamedTuple):
         return sum(seconds.get(term, 0.0) * count for term, count in counts.items())
 
     def travels(self, local: int, nodes: int) -> bool:
-        """Say whether anything goes between the nodes; copying does not."""
+        """Return whether anything goes between the nodes; copying does not."""
         return any(each.rounds(local, nodes) > 0 for each in self._cost.between)
 
     @property

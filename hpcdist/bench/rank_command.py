@@ -43,7 +43,7 @@ class RankCommand(click.Command):
 
 @contextmanager
 def _reported_once() -> Iterator[None]:
-    """Let rank 0 alone report what a user did wrong; then all ranks exit."""
+    """Have rank 0 alone report what a user did wrong; then all ranks exit."""
     try:
         yield
     except (click.ClickException, UsageError) as error:
@@ -82,7 +82,7 @@ def start_ranks(ctx: click.Context, nprocs: int | None) -> None:
 
 
 def on_rank_0(world: Group, do: Callable[[], Any]) -> Any:
-    """Do something on rank 0 and return its result on all; its `UsageError` is everyone's."""
+    """Call a function on rank 0 and return its result on all; its `UsageError` is everyone's."""
     done: tuple[Any, str] = (None, "")
     if world.rank == 0:
         try:

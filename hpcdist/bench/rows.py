@@ -70,7 +70,7 @@ class Point(NamedTuple):
 
 def row_of(
     found: Interleaved,
-    lane: str,
+    candidate: str,
     library: str,
     point: Point,
     *,
@@ -78,9 +78,9 @@ def row_of(
     nodes: int,
     parts: int = 1,
 ) -> Row:
-    """Return the row of the candidate `lane`, whose call has `parts` equal parts."""
-    seconds = found.seconds[lane] / parts
-    samples = found.samples[lane] / parts
+    """Return the row of `candidate`, whose call has `parts` equal parts."""
+    seconds = found.seconds[candidate] / parts
+    samples = found.samples[candidate] / parts
     row = {
         "case": point.case,
         "library": library,
@@ -92,7 +92,7 @@ def row_of(
         "median_s": float(np.median(seconds)),
         "min_s": float(seconds.min()),
         "p99_s": float(np.percentile(samples, 99)),
-        "straggler": found.straggler(lane),
+        "straggler": found.straggler(candidate),
         "samples": int(samples.size),
     }
     return row | bandwidths(row)

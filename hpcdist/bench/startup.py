@@ -53,5 +53,5 @@ def import_s(name: str) -> float:
 
 
 def importable(name: str) -> bool:
-    """Tell whether the library is installed."""
+    """Return whether the library is installed."""
     return importlib.util.find_spec(name) is not None

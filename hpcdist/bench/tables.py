@@ -96,12 +96,12 @@ def _parts(
 
 
 def title_of(case: str, dtype: str | None, memory: str | None, ranks: int, nodes: int) -> str:
-    """Say what was measured where."""
+    """Return what was measured where, in words."""
     kind = f", {dtype}" if dtype else ""
     kind += f", {memory} memory" if memory not in (None, "ordinary") else ""
     return f"{case}{kind}, {several(ranks, 'rank')} on {several(nodes, 'node')}"
 
 
 def several(number: int, what: str) -> str:
-    """Say how many there are."""
+    """Return how many there are, in words."""
     return f"{number} {what}{'s' * (number != 1)}"

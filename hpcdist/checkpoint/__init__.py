@@ -4,8 +4,8 @@ Read in this order: `boxes` (parts of arrays; `cover`: whether they are all of o
 one to another), `local_slice` (what a rank holds; `dtensor`: torch's), `nodes` (a state as plain
 data), `objects` (what has a state of its own), `state` (how it is taken apart), `plan` (who writes
 what), `formats` and `blocks` (data files), `schema` and `manifest`, `claim` and `storage` (how it
-is made whole), `team` (ranks that agree), then `saving` and `background`; `matching`, `reading` and
-`loading`; `inspection` and `command`. All but `LocalSlice` is imported when it is used.
+is made whole), `together` (ranks that agree), then `saving` and `background`; `matching`, `reading`
+and `loading`; `inspection` and `command`. All but `LocalSlice` is imported when it is used.
 """
 
 from __future__ import annotations

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, final
 from weakref import WeakKeyDictionary
 
+from hpcdist.checkpoint.together import of_group
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import new_group
-from hpcdist.comm.together import Team
+from hpcdist.comm.together import Together
 from hpcdist.errors import CollectiveTimeout
 from hpcdist.runtime.mpi import load_mpi
 from hpcdist.transport.base import Known, Work
@@ -107,33 +108,35 @@ _slots: WeakKeyDictionary[Any, _AsyncSlot] = WeakKeyDictionary()
 """By group. A thread outlives the call that began it, so someone must know of it."""
 
 
-def start_saving(team: Team, folder: str, write: Callable[[Team], Any]) -> Saving:
+def start_saving(ranks: Together, folder: str, write: Callable[[Together], Any]) -> Saving:
     """Begin `write` beside what comes next; collective, after `finish_saving`.
 
     Without MPI_THREAD_MULTIPLE it has ended when this returns.
     """
-    key, known = _slot(team)
+    key, known = _slot(ranks)
     group = known.group if known else None
-    if group is None and team.group is not None and team.size > 1:
-        group = new_group(team.group.ranks, name=f"saving of {team.group.name}")
-    own = Team(group, team.first_world_rank) if group is not None else Team()
+    if group is None and ranks.group is not None and ranks.size > 1:
+        group = new_group(ranks.group.ranks, name=f"saving of {ranks.group.name}")
+    own = of_group(group, ranks.first_world_rank) if group is not None else of_group(None)
     saving = Saving(folder, lambda: write(own))
     _slots[key] = _AsyncSlot(group, saving)
+    # Anew each time: handlers run in reverse order, and this one must run before the one that
+    # leaves MPI, which may have been registered again since the last save.
     atexit.unregister(_finish_all)
     atexit.register(_finish_all)
     saving.begin(beside=group is None or _may_communicate(group))
     return saving
 
 
-def finish_saving(team: Team) -> None:
+def finish_saving(ranks: Together) -> None:
     """Wait for the save that these ranks have under way, if any."""
-    _, known = _slot(team)
+    _, known = _slot(ranks)
     if known is not None:
         known.saving.finish()
 
 
-def _slot(team: Team) -> tuple[Any, _AsyncSlot | None]:
-    key = _ALONE if team.group is None else team.group
+def _slot(ranks: Together) -> tuple[Any, _AsyncSlot | None]:
+    key = _ALONE if ranks.group is None else ranks.group
     return key, _slots.get(key)
 
 

@@ -137,9 +137,9 @@ def position_of(index: Sequence[int], strides: Sequence[int]) -> int:
     return sum(map(mul, index, strides))
 
 
-def relative(box: Box, origin: Sequence[int]) -> Box:
-    """Return a box as seen from `origin`."""
-    return Box(tuple(map(sub, box.offsets, origin)), box.lengths)
+def position_in(box: Box, part: Box) -> int:
+    """Return how many elements of a box, in C order, are before the first one of a part of it."""
+    return position_of(tuple(map(sub, part.offsets, box.offsets)), strides_of(box.lengths))
 
 
 def intersection(one: Box, other: Box) -> Box | None:

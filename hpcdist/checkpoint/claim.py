@@ -71,7 +71,7 @@ def claim(folder: str) -> Claim:
     who = "?"
     for _ in range(_TRIES):
         mine = _put(folder)
-        if mine is not None:
+        if mine is not None:  # first put, then look: of two at once, at least one sees the other
             rivals = [each for each in tokens_claimed(folder) if each != mine.token]
             alive = [each for each in rivals if judge(folder, each) is Holder.ALIVE]
             if not alive:
@@ -102,7 +102,7 @@ def check(mine: Claim) -> None:
 def release(mine: Claim) -> None:
     """Give the right back, as far as possible. Again, it does nothing."""
     with suppress(OSError):
-        if _stands(mine):
+        if _stands(mine):  # unlink before unlocking: what is seen without a lock is taken for dead
             os.unlink(_path(mine.folder, mine.token))
             fcntl.flock(mine.fd, fcntl.LOCK_UN)  # a forked process may have the file open, too
             os.close(mine.fd)
@@ -129,6 +129,7 @@ def judge(folder: str, token: str, bury: bool = False) -> Holder:
         locked = _is_locked(fd)  # shared, if it is free, until the file is closed
         if locked:
             return Holder.ALIVE
+        # Some file systems lock on one node only: elsewhere a free lock proves nothing.
         here = locked is False and _read(fd).get("machine") == _machine()
         if not here and time.time() - os.fstat(fd).st_mtime < _DAY_S:
             return Holder.UNKNOWN
@@ -143,7 +144,7 @@ def judge(folder: str, token: str, bury: bool = False) -> Holder:
 
 
 def _put(folder: str) -> Claim | None:
-    """Make a claim, whole and locked from the first; None if somebody has swept it away."""
+    """Make a claim, whole and locked from the first; None if another process has removed it."""
     token = secrets.token_hex(6)
     path = _path(folder, token)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -190,7 +191,7 @@ def _lock(fd: int, kind: int) -> bool | None:
 
 
 def _holder(folder: str, token: str) -> str:
-    """Return who has a claim, in words."""
+    """Describe who has a claim, for a message."""
     found: dict[str, object] = {}
     with suppress(OSError, CheckpointError):
         fd = open_regular(_path(folder, token))

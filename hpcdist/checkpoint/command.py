@@ -19,7 +19,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from hpcdist.checkpoint.inspection import consolidate, summary_of, verify
+from hpcdist.checkpoint.inspection import consolidate, division_of, summary_of, verify
 from hpcdist.checkpoint.storage import find_checkpoint, open_checkpoint, step_folder, steps_of
 from hpcdist.errors import CheckpointError, UsageError
 
@@ -47,14 +47,17 @@ def checkpoint() -> None:
 @checkpoint.command()
 @click.argument("path")
 @_STEP
-def ls(path: str, step: int | None) -> None:
+@click.option("--array", help="Show the parts of this array, and the file of each.")
+def ls(path: str, step: int | None, array: str | None) -> None:
     """Show the checkpoints of the series at PATH, or the arrays of the checkpoint there."""
     with _reported():
-        steps = steps_of(path) if step is None else []
+        steps = steps_of(path) if step is None and array is None else []
         if steps:
             _show_series(path, steps)
-        else:
+        elif array is None:
             _show_arrays(path, step)
+        else:
+            _show_parts(path, step, array)
 
 
 def _show_series(path: str, steps: list[int]) -> None:
@@ -72,11 +75,21 @@ def _show_series(path: str, steps: list[int]) -> None:
 
 def _show_arrays(path: str, step: int | None) -> None:
     folder, manifest = open_checkpoint(path, step)
-    table = Table("array", "dtype", "shape", "bytes", "parts", title=folder)
+    table = Table("array", "dtype", "shape", "bytes", "division", title=folder)
     for name, array in manifest.arrays.items():
-        parts = str(len(manifest.pieces[name]))
-        nbytes = f"{manifest.nbytes(name):,}"
-        table.add_row(_shown(name), str(array.dtype), str(array.shape), nbytes, parts)
+        nbytes, division = f"{manifest.nbytes(name):,}", division_of(manifest, name)
+        table.add_row(_shown(name), str(array.dtype), str(array.shape), nbytes, division)
+    _console().print(table)
+
+
+def _show_parts(path: str, step: int | None, name: str) -> None:
+    folder, manifest = open_checkpoint(path, step)
+    if name not in manifest.arrays:
+        raise UsageError(f"{folder} has no array {name!r}; name one of those that ls shows")
+    shape, itemsize = manifest.arrays[name].shape, manifest.itemsize(name)
+    table = Table("part", "bytes", "file", title=f"{_shown(name)} of shape {shape} in {folder}")
+    for file, _, box, _ in manifest.pieces[name]:
+        table.add_row(str(box), f"{box.size * itemsize:,}", manifest.files[file][0])
     _console().print(table)
 
 

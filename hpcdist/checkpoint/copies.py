@@ -17,8 +17,8 @@ from hpcdist.checkpoint.boxes import (
     Shape,
     boxes_of_run,
     intersection,
+    position_in,
     position_of,
-    relative,
     strides_of,
     unfolded,
 )
@@ -50,9 +50,8 @@ class Copy(NamedTuple):
 def copies_between(stored: Box, wanted: Box, shape: Shape) -> list[Copy]:
     """Return what to copy from one box of an array to another, in the order of the source."""
     if stored.is_run and wanted.is_run:
-        sources, targets = [(stored, 0)], [(wanted, 0)]
-    else:
-        sources, targets = unfolded(stored, shape), unfolded(wanted, shape)
+        return _between_runs(stored, wanted)
+    sources, targets = unfolded(stored, shape), unfolded(wanted, shape)
     return [
         _copy(common, source, before, target, behind)
         for source, before in sources
@@ -61,15 +60,24 @@ def copies_between(stored: Box, wanted: Box, shape: Shape) -> list[Copy]:
     ]
 
 
+def _between_runs(stored: Box, wanted: Box) -> list[Copy]:
+    """Return the copy between runs, which most boxes of most checkpoints are."""
+    (here,), (length,) = stored
+    (there,), (other,) = wanted
+    start = max(here, there)
+    size = min(here + length, there + other) - start
+    return [Copy((size,), start - here, (1,), start - there, (1,))] if size > 0 else []
+
+
 def _copy(common: Box, source: Box, before: int, target: Box, behind: int) -> Copy:
     """Return the copy of elements of two boxes that have so many elements before them."""
     here, there = strides_of(source.lengths), strides_of(target.lengths)
     return _joined(
         Copy(
             common.lengths,
-            before + position_of(relative(common, source.offsets).offsets, here),
+            before + position_in(source, common),
             here,
-            behind + position_of(relative(common, target.offsets).offsets, there),
+            behind + position_in(target, common),
             there,
         )
     )
@@ -77,6 +85,8 @@ def _copy(common: Box, source: Box, before: int, target: Box, behind: int) -> Co
 
 def _joined(copy: Copy) -> Copy:
     """Join dimensions that follow each other in both memories."""
+    # From the innermost dimension outwards: one joins the last if in both memories its stride is
+    # the whole extent of that one.
     axes: list[tuple[int, int, int]] = []
     for length, here, there in reversed(
         list(zip(copy.lengths, copy.source_strides, copy.target_strides, strict=True))
@@ -113,12 +123,24 @@ def in_blocks(copy: Copy, block: int) -> Iterator[tuple[int, list[Copy]]]:
         block: how many elements a block of the source has.
 
     """
+    return _run_in_blocks(copy, block) if copy.is_run else _strided_in_blocks(copy, block)
+
+
+def _strided_in_blocks(copy: Copy, block: int) -> Iterator[tuple[int, list[Copy]]]:
     done, inner = 0, strides_of(copy.lengths)
     while done < copy.size:
         number = _place(copy.source, copy.source_strides, done, inner) // block
         upto = _before(copy, (number + 1) * block, inner)
         yield number, [_part(copy, box) for box in boxes_of_run(done, upto, copy.lengths)]
         done = upto
+
+
+def _run_in_blocks(copy: Copy, block: int) -> Iterator[tuple[int, list[Copy]]]:
+    (size,), source, _, target, _ = copy
+    for number in range(source // block, -(-(source + size) // block)):
+        first = max(source, number * block)
+        stop = min(source + size, number * block + block)
+        yield number, [Copy((stop - first,), first, (1,), target + first - source, (1,))]
 
 
 def _place(start: int, strides: Strides, count: int, inner: Strides) -> int:
@@ -131,6 +153,8 @@ def _place(start: int, strides: Strides, count: int, inner: Strides) -> int:
 
 def _before(copy: Copy, limit: int, inner: Strides) -> int:
     """Return how many elements of a copy are in the source before `limit`, where its first is."""
+    # The index of the last element before the limit: outer dimensions first, each as far as it
+    # goes. That is exact because an outer stride is at least the extent of what is inside.
     left, count = limit - copy.source, 0
     for length, stride, size in zip(copy.lengths, copy.source_strides, inner, strict=True):
         last = min(length, -(-left // stride)) - 1

@@ -29,6 +29,8 @@ def flaw_of(boxes: Collection[Box], shape: Shape) -> Flaw | None:
 
     The answer is a run of elements if all boxes are runs.
     """
+    if len(boxes) == 1 and whole(shape) in boxes:
+        return None
     boxes, region = in_one_view(boxes, shape)
     if grid_of(boxes, region) is not None:
         return None
@@ -38,7 +40,7 @@ def flaw_of(boxes: Collection[Box], shape: Shape) -> Flaw | None:
         flaw, parts = _divided(region, boxes)
         if flaw is not None:
             return flaw
-        todo += reversed(parts)
+        todo += reversed(parts)  # the first slab is popped first, so that the first flaw is found
     return None
 
 
@@ -118,6 +120,7 @@ def _compared(region: Box, boxes: Sequence[Box]) -> Flaw | None:
             if common is not None:
                 return Flaw(common, True)
         near.append(box)
+    # No two overlap and all are inside, so they fill the region exactly if the sizes add up.
     if sum(box.size for box in boxes) == region.size:
         return None
     left = [region]

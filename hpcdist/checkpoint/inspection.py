@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 from collections.abc import Iterator
@@ -11,13 +12,14 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from hpcdist.checkpoint.blocks import Files, Progress, blocks_of, write_file
+from hpcdist.checkpoint.cover import grid_of, in_one_view
 from hpcdist.checkpoint.formats import Tensor, lay_out
 from hpcdist.checkpoint.host_copies import bytes_of
 from hpcdist.checkpoint.manifest import Manifest
 from hpcdist.checkpoint.reading import read_arrays
 from hpcdist.checkpoint.storage import find_checkpoint, named, open_checkpoint, sync_folder
+from hpcdist.checkpoint.together import reading_together
 from hpcdist.comm.group import Group
-from hpcdist.comm.together import reading_team
 from hpcdist.errors import CheckpointError, UsageError
 
 
@@ -46,6 +48,17 @@ def summary_of(folder: str, manifest: Manifest) -> Summary:
     )
 
 
+def division_of(manifest: Manifest, name: str) -> str:
+    """Describe how an array is divided: as a grid of boxes, if it is one."""
+    boxes = [piece.box for piece in manifest.pieces[name]]
+    if len(boxes) <= 1:
+        return "whole"
+    counts = grid_of(*in_one_view(boxes, manifest.arrays[name].shape))
+    if counts is None or math.prod(counts) != len(boxes):
+        return f"{len(boxes)} parts"
+    return f"{' x '.join(map(str, counts))} {'runs' if len(counts) == 1 else 'boxes'}"
+
+
 def latest(path: str | os.PathLike[str], group: Group | None = None) -> str | None:
     """Return the folder of the last checkpoint of the series at `path`; None if there is none.
 
@@ -57,7 +70,7 @@ def latest(path: str | os.PathLike[str], group: Group | None = None) -> str | No
             return find_checkpoint(named(path))
         return None
 
-    return reading_team(group).lead(look)
+    return reading_together(group).lead(look)
 
 
 def verify(
@@ -79,9 +92,9 @@ def verify(
         CheckpointError: something is damaged or missing; on every rank, naming all of it.
 
     """
-    team = reading_team(group)
-    folder, manifest = team.lead(lambda: open_checkpoint(named(path), step))
-    found = team.share(lambda: _damages(folder, manifest, team.rank, team.size, progress))
+    ranks = reading_together(group)
+    folder, manifest = ranks.lead(lambda: open_checkpoint(named(path), step))
+    found = ranks.share(lambda: _damages(folder, manifest, ranks.rank, ranks.size, progress))
     damages = [damage for each in found for damage in each]
     if damages:
         raise CheckpointError("\n".join(damages))
@@ -91,7 +104,7 @@ def verify(
 def _damages(
     folder: str, manifest: Manifest, rank: int, size: int, progress: Progress | None
 ) -> list[str]:
-    """Say what is wrong with the files that fall to this rank, each thing once."""
+    """Return what is wrong with the files assigned to this rank, each fault once."""
     damages: dict[str, None] = {}
     with Files(folder, manifest.files, progress) as files:
         for name, pieces in manifest.pieces.items():
@@ -158,7 +171,7 @@ def consolidate(
 def _whole(
     files: Files, manifest: Manifest, name: str, progress: Progress | None
 ) -> Iterator[memoryview]:
-    """Give an array in C order: runs as they are read; boxes are put together in memory."""
+    """Give an array in C order: runs as they are read; boxes are put ranks in memory."""
     pieces = sorted(manifest.pieces[name], key=attrgetter("box"))
     if all(piece.box.is_run for piece in pieces):
         for piece in pieces:

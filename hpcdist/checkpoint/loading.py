@@ -22,9 +22,10 @@ from hpcdist.checkpoint.nodes import Path, name_of, topmost
 from hpcdist.checkpoint.objects import give
 from hpcdist.checkpoint.reading import Wish, check, finisher, read, take
 from hpcdist.checkpoint.storage import check_order, named, open_checkpoint
+from hpcdist.checkpoint.together import reading_together
 from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
-from hpcdist.comm.together import Team, reading_team
+from hpcdist.comm.together import Together
 from hpcdist.errors import CheckpointError, CheckpointWarning
 
 _SHOWN = 5
@@ -112,13 +113,13 @@ def load_into(
     check_first: bool = True,
     coordinator_rank: int | None = None,
 ) -> tuple[Any, str]:
-    """Do what `load` does; return the state, and what was tolerated, in words."""
-    team = reading_team(group, coordinator_rank)
-    if team.group is not None and not team.group.is_member():
-        not_a_member(team.group)
+    """Load as `load` does; return the state, and a description of what was tolerated."""
+    ranks = reading_together(group, coordinator_rank)
+    if ranks.group is not None and not ranks.group.is_member():
+        not_a_member(ranks.group)
         return state, ""
-    finish_saving(team)
-    folder, manifest = team.lead(lambda: open_checkpoint(named(path), step))
+    finish_saving(ranks)
+    folder, manifest = ranks.lead(lambda: open_checkpoint(named(path), step))
     matching = Matching(manifest.arrays)
     fills: list[Fill] = []
 
@@ -126,27 +127,27 @@ def load_into(
         fills.append(matching.match(state, manifest.structure))
         return Report(matching.problems, matching.missing, matching.left(manifest.structure))
 
-    told = team.decide(
-        compare, lambda found: [_judge(found, folder, manifest, refused)] * team.size
+    told = ranks.decide(
+        compare, lambda found: [_judge(found, folder, manifest, refused)] * ranks.size
     )
     early = [each for each in matching.objects if not each.has_arrays]
     late = [each for each in matching.objects if each.has_arrays]
     with Files(folder, manifest.files) as files:
         wishes: list[Wish] = []
-        team.share(lambda: wishes.extend(take(files, manifest, matching.wanted)))
+        ranks.share(lambda: wishes.extend(take(files, manifest, matching.wanted)))
         yours = [each for each in wishes if not each.target.is_new]
         if check_first:
-            team.share(lambda: check(files, yours))
-        team.share(lambda: read(files, [each for each in wishes if each.target.is_new]))
-        _load_small(team, early)
-        team.share(lambda: read(files, yours))
+            ranks.share(lambda: check(files, yours))
+        ranks.share(lambda: read(files, [each for each in wishes if each.target.is_new]))
+        _load_small(ranks, early)
+        ranks.share(lambda: read(files, yours))
     finish = finisher(wishes)
-    team.share(lambda: _load_all(late, finish))
+    ranks.share(lambda: _load_all(late, finish))
     return fills[0](finish), told
 
 
 def _judge(found: Sequence[Report], folder: str, manifest: Manifest, refused: Tolerance) -> str:
-    """Return what only one of the state and the checkpoint has, in words.
+    """Describe what only one of the state and the checkpoint has.
 
     A part of the checkpoint is left if no rank wants it.
 
@@ -183,8 +184,8 @@ def _listed(texts: Sequence[str]) -> str:
 # ---- objects
 
 
-def _load_small(team: Team, objects: Sequence[ObjectState]) -> None:
-    """Let objects without arrays load their states, or none of them: an object can refuse one.
+def _load_small(ranks: Together, objects: Sequence[ObjectState]) -> None:
+    """Load the states of objects without arrays, all or none: an object can refuse its state.
 
     They come before anything else is changed.
     """
@@ -196,7 +197,7 @@ def _load_small(team: Team, objects: Sequence[ObjectState]) -> None:
             _load_one(each, _no_array)
 
     try:
-        team.share(load_all)
+        ranks.share(load_all)
     except Exception:
         for thing, before in reversed(begun):
             with suppress(Exception):

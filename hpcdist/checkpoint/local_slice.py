@@ -21,17 +21,13 @@ class _Fields(NamedTuple):
 class LocalSlice(_Fields):
     """A part of a larger array: a box of it, or a run of elements of the flattened array.
 
-    It says what this rank has of the whole array, or what it wants of it.
+    It says what this rank has of the whole array, or what it wants of it:
 
-    Args:
-        data: the elements: of a box, an array of as many dimensions as the whole one has; of a run,
-            an array of any shape.
-        global_shape: shape of the whole array.
-        offsets: where the box begins in the whole array, along each dimension.
-        offset: instead of `offsets`: where the run begins in the array flattened in C order.
-
-    Raises:
-        UsageError: both are given, or neither is.
+    - `data`: the elements; of a box an array of as many dimensions as the whole one has, of a run
+      an array of any shape;
+    - `global_shape`: shape of the whole array;
+    - `offsets`: where the box begins in the whole array, along each dimension; or, as `offset`, one
+      number: where the run begins in the array flattened in C order.
 
     Example:
         >>> import numpy as np
@@ -53,7 +49,12 @@ class LocalSlice(_Fields):
         *,
         offset: int | None = None,
     ) -> LocalSlice:
-        """Take what is told in the docstring of the class."""
+        """Take data, the whole shape, and either `offsets` of a box or the `offset` of a run.
+
+        Raises:
+            UsageError: both are given, or neither is.
+
+        """
         begin = tuple(offsets) if isinstance(offsets, Iterable) else offsets
         if begin is None:
             begin, offset = offset, None

@@ -10,7 +10,7 @@ import json
 from typing import Any, NamedTuple
 
 from hpcdist.checkpoint.blocks import BLOCK, CHECKSUM, Piece, checksum
-from hpcdist.checkpoint.boxes import Box
+from hpcdist.checkpoint.boxes import Box, run
 from hpcdist.checkpoint.formats import dtype_of_name, is_tensor_dtype
 from hpcdist.checkpoint.nodes import CONTAINERS, Node
 from hpcdist.checkpoint.plan import Array
@@ -67,7 +67,7 @@ def to_json(manifest: Manifest) -> bytes:
                 "dtype": array.dtype,
                 "shape": array.shape,
                 "pieces": [
-                    [file, offset, *box, base64.b64encode(checksums).decode()]
+                    [file, offset, *box.offsets, *box.lengths, base64.b64encode(checksums).decode()]
                     for file, offset, box, checksums in manifest.pieces[name]
                 ],
             }
@@ -99,18 +99,22 @@ def from_json(text: bytes, where: str) -> Manifest:
         found = json.loads(content, object_pairs_hook=_without_doubles, parse_constant=_refuse)
         _check_version(found, where)
         check_form(found)
-        if found["version"] < 3:
-            _make_boxes(found["arrays"])
-        check_contents(found)
+        manifest = _manifest(found)
+        check_contents(manifest.structure, manifest.arrays, manifest.pieces, manifest.files)
     except (ValueError, RecursionError) as error:
         problem = str(error) if isinstance(error, Wrong) else "it is no proper JSON"
         raise CheckpointError(f"{where} is damaged: {problem}; load another checkpoint") from error
-    rows = found["arrays"].items()
-    structure = found["structure"]
+    if found["version"] < 2:
+        return manifest._replace(structure=_with_tensors(manifest.structure, manifest.arrays))
+    return manifest
+
+
+def _manifest(found: Any) -> Manifest:
+    rows, piece = found["arrays"].items(), _piece if found["version"] > 2 else _old_piece
     return Manifest(
-        structure=structure if found["version"] > 1 else _with_tensors(structure, found["arrays"]),
+        structure=found["structure"],
         arrays={name: Array(row["dtype"], tuple(row["shape"])) for name, row in rows},
-        pieces={name: [_piece(*each) for each in row["pieces"]] for name, row in rows},
+        pieces={name: [piece(each) for each in row["pieces"]] for name, row in rows},
         files=[(name, nbytes) for name, nbytes in found["files"]],
         ranks=found["ranks"],
         step=found["step"],
@@ -136,10 +140,10 @@ def _check_version(found: Any, where: str) -> None:
         )
 
 
-def _with_tensors(node: Node, arrays: Any, inside: bool = False) -> Node:
+def _with_tensors(node: Node, arrays: dict[str, Array], inside: bool = False) -> Node:
     """Return a node of version 1 in which the arrays of torch's optimizers are tensors."""
     ((kind, content),) = node.items()
-    if kind == "array" and inside and is_tensor_dtype(arrays[content]["dtype"]):
+    if kind == "array" and inside and is_tensor_dtype(arrays[content].dtype):
         return {"tensor": content}
     if kind == "dict":
         inside = inside or {"state", "param_groups"} <= {key for key, _ in content}
@@ -149,15 +153,15 @@ def _with_tensors(node: Node, arrays: Any, inside: bool = False) -> Node:
     return node
 
 
-def _make_boxes(arrays: dict[str, Any]) -> None:
-    """Tell the pieces of versions 1 and 2, from an element to before another one, as boxes."""
-    for array in arrays.values():
-        array["pieces"] = [
-            [file, offset, [start], [stop - start], checksums]
-            for file, offset, start, stop, checksums in array["pieces"]
-        ]
+def _piece(row: list[Any]) -> Piece:
+    """Return a piece: its offsets and lengths stand between its place and its checksums."""
+    behind = len(row) // 2 + 1
+    box = Box(tuple(row[2:behind]), tuple(row[behind:-1]))
+    return Piece(row[0], row[1], box, base64.b64decode(row[-1]))
 
 
-def _piece(file: int, offset: int, offsets: list[int], lengths: list[int], checksums: str) -> Piece:
-    box = Box(tuple(offsets), tuple(lengths))
-    return Piece(file, offset, box, base64.b64decode(checksums))
+def _old_piece(row: list[Any]) -> Piece:
+    """Return a piece of versions 1 and 2: from an element to before another one."""
+    if len(row) != 5:
+        raise Wrong(f"a piece must be a list of 5, not {row!r:.80}")
+    return Piece(row[0], row[1], run(row[2], row[3]), base64.b64decode(row[-1]))

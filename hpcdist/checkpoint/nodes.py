@@ -206,7 +206,7 @@ def name_of(path: Path) -> str:
 
 
 def noun(node: Node) -> str:
-    """Return what a node is, in words."""
+    """Describe a node, for a message."""
     (kind,) = node
     return "an array" if kind in ARRAYS else f"a {kind}"
 

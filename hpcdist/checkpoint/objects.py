@@ -68,7 +68,7 @@ def template_of(thing: Any, node: Node, arrays: Mapping[str, Array]) -> Any:
 
 
 def give(thing: Any, state: Any) -> None:
-    """Let an object load a state. Collective for those that are sharded."""
+    """Load a state into an object. Collective for those that are sharded."""
     load = thing.load_sharded_state_dict if _is_sharded(thing) else thing.load_state_dict
     load(state)
 

@@ -46,12 +46,12 @@ def take(files: Files, manifest: Manifest, wanted: Mapping[str, Sequence[Wanted]
 
 def _steps(manifest: Manifest, name: str, wanted: Wanted) -> list[Step]:
     shape, itemsize = manifest.arrays[name].shape, manifest.itemsize(name)
-    aligned = BLOCK % itemsize == 0  # or else an element can lie in two blocks
-    unit = itemsize if aligned else 1
+    unit = itemsize if BLOCK % itemsize == 0 else 1  # or else an element can lie in two blocks
     return [
-        Step(piece, piece.box.size * itemsize, unit, copy if aligned else in_bytes(copy, itemsize))
+        Step(piece, piece.box.size * itemsize, unit, copy)
         for piece in manifest.pieces[name]
-        for copy in copies_between(piece.box, wanted.box, shape)
+        for each in copies_between(piece.box, wanted.box, shape)
+        for copy in (each if unit == itemsize else in_bytes(each, itemsize),)
     ]
 
 
@@ -92,6 +92,7 @@ def _put(copy: Copy, source: memoryview, before: int, target: memoryview, itemsi
 
     def view(memory: memoryview, start: int, strides: Sequence[int]) -> Any:
         steps = tuple(each * itemsize for each in strides)
+        # Opaque elements: any dtype, bfloat16 too, at any alignment.
         return np.ndarray(copy.lengths, f"V{itemsize}", memory, start, steps)
 
     here = view(source, before + copy.source * itemsize, copy.source_strides)

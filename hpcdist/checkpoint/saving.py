@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from hpcdist.checkpoint.background import Saving, finish_saving, start_saving
 from hpcdist.checkpoint.blocks import Piece, blocks_of, write_file
-from hpcdist.checkpoint.boxes import contains, position_of, relative, strides_of
+from hpcdist.checkpoint.boxes import contains, position_in
 from hpcdist.checkpoint.claim import Claim, release
 from hpcdist.checkpoint.formats import Tensor, lay_out
 from hpcdist.checkpoint.host_copies import to_read
@@ -33,9 +33,10 @@ from hpcdist.checkpoint.storage import (
     prune,
     step_folder,
 )
+from hpcdist.checkpoint.together import writing_together
 from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
-from hpcdist.comm.together import Team, team_of
+from hpcdist.comm.together import Together
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.transport.base import Work
 
@@ -90,21 +91,21 @@ def save(
 
     """
     check_order("save", state, path)
-    team = team_of(group, coordinator_rank)
-    if team.group is not None and not team.group.is_member():
-        return not_a_member(team.group)
-    finish_saving(team)
-    order, views = _plan(team, state, (named(path), step, keep, async_save))
+    ranks = writing_together(group, coordinator_rank)
+    if ranks.group is not None and not ranks.group.is_member():
+        return not_a_member(ranks.group)
+    finish_saving(ranks)
+    order, views = _plan(ranks, state, (named(path), step, keep, async_save))
 
     def take() -> list[_Part]:
         return [_part(share, views[share.name]) for share in order.shares]
 
     if not async_save:
-        _write(team, order, take)
+        _write(ranks, order, take)
         return Saving(order.folder)
     copies = _copied(take)
     try:
-        return start_saving(team, order.folder, lambda own: _write(own, order, copies))
+        return start_saving(ranks, order.folder, lambda own: _write(own, order, copies))
     except BaseException:
         _release(order)
         raise
@@ -154,7 +155,7 @@ class _Written(NamedTuple):
     pieces: list[tuple[Share, int, bytes]]
 
 
-def _plan(team: Team, state: Any, settings: tuple[Any, ...]) -> tuple[_Order, _Views]:
+def _plan(ranks: Together, state: Any, settings: tuple[Any, ...]) -> tuple[_Order, _Views]:
     """Agree on who writes what and where. Collective."""
     views: _Views = {}
 
@@ -167,33 +168,33 @@ def _plan(team: Team, state: Any, settings: tuple[Any, ...]) -> tuple[_Order, _V
 
     claims: list[Claim] = []
     try:
-        return team.decide(describe, lambda everyone: _orders(team, everyone, claims)), views
+        return ranks.decide(describe, lambda everyone: _orders(ranks, everyone, claims)), views
     except BaseException:
         for each in claims:
             release(each)
         raise
 
 
-def _orders(team: Team, everyone: Sequence[_Description], claims: list[Claim]) -> list[_Order]:
+def _orders(ranks: Together, everyone: Sequence[_Description], claims: list[Claim]) -> list[_Order]:
     """Plan on the first rank, and make and claim the folder."""
     path, step, keep, _ = everyone[0].settings
     check_step(step, keep)
-    for rank, each in zip(team.ranks, everyone, strict=True):
+    for rank, each in zip(ranks.ranks, everyone, strict=True):
         if each.settings != everyone[0].settings:
             raise MismatchError(
-                f"the ranks save differently: rank {team.ranks[0]} with (path, step, keep, "
+                f"the ranks save differently: rank {ranks.ranks[0]} with (path, step, keep, "
                 f"async_save) = {everyone[0].settings}, but rank {rank} with {each.settings}; let "
                 "all ranks make the same call"
             )
-    structure = merge_nodes([each.structure for each in everyone], team.ranks)
-    arrays, shared = join_holdings([each.held for each in everyone], team.ranks)
-    shares = share_out(arrays, shared, team.size)
+    structure = merge_nodes([each.structure for each in everyone], ranks.ranks)
+    arrays, shared = join_holdings([each.held for each in everyone], ranks.ranks)
+    shares = share_out(arrays, shared, ranks.size)
     folder = path if step is None else step_folder(path, step)
     claim = prepare(folder, step)
     claims.append(claim)
     layout = _Layout(structure, arrays, step, path, keep, claim)
     return [
-        _Order(folder, data_file(claim.token, rank), own, layout if rank == team.first else None)
+        _Order(folder, data_file(claim.token, rank), own, layout if rank == ranks.first else None)
         for rank, own in enumerate(shares)
     ]
 
@@ -219,7 +220,7 @@ def _view(name: str, part: Any) -> _View:
 def _part(share: Share, views: Sequence[_View]) -> _Part:
     """Take the bytes of a share to host memory: the first rows of what this rank has, or others."""
     held, array = next(view for view in views if contains(view.held.box, share.box))
-    first = position_of(relative(share.box, held.box.offsets).offsets, strides_of(held.box.lengths))
+    first = position_in(held.box, share.box)
     memory = to_read(array, share.name, first, first + share.box.size)
     return _Part(share, Array(held.dtype, held.shape), memory)
 
@@ -245,14 +246,14 @@ def _copied(take: Take) -> Take:
     return lambda: copies
 
 
-def _write(team: Team, order: _Order, take: Take) -> None:
+def _write(ranks: Together, order: _Order, take: Take) -> None:
     """Write this rank's parts, and commit if all ranks have. Collective.
 
     Only the first rank removes files, as it alone knows whether it has committed: another one may
     hear of nothing any more when a rank dies.
     """
     try:
-        team.decide(
+        ranks.decide(
             lambda: _write_own(order, take()),
             lambda written: _commit(order, written),
             undo=lambda: _undo(order),

@@ -10,17 +10,18 @@ import base64
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from hpcdist.checkpoint.blocks import BLOCK
-from hpcdist.checkpoint.boxes import Box, lies_in
+from hpcdist.checkpoint.blocks import BLOCK, Piece
+from hpcdist.checkpoint.boxes import lies_in
 from hpcdist.checkpoint.cover import flaw_of
 from hpcdist.checkpoint.formats import dtype_of_name, is_tensor_dtype
-from hpcdist.checkpoint.nodes import ARRAYS, CONTAINERS, DEPTH, decode, leaves
+from hpcdist.checkpoint.nodes import ARRAYS, CONTAINERS, DEPTH, Node, decode, leaves
+from hpcdist.checkpoint.plan import Array
 from hpcdist.errors import CheckpointError
 
 DATA_FILE = re.compile(r"([0-9a-f]{12})-[0-9]{1,9}\.safetensors")
@@ -87,8 +88,18 @@ def _dtype(value: Any, where: str) -> None:
 
 
 def _shape(value: Any, where: str) -> None:
-    _items(_whole())(value, where)
-    _need(len(value) <= _DIMENSIONS, where, f"of at most {_DIMENSIONS} dimensions")
+    _counts(value, where)
+    _need(len(value) <= _DIMENSIONS, where, _MANY)
+
+
+def _counts(value: Any, where: str) -> None:
+    if type(value) is list:
+        for each in value:
+            if type(each) is not int or not 0 <= each <= _LARGEST:
+                break
+        else:
+            return
+    _COUNTS(value, where)  # says which of them is wrong
 
 
 def _items(rule: Check) -> Check:
@@ -98,6 +109,10 @@ def _items(rule: Check) -> Check:
             rule(each, f"{where}[{number}]")
 
     return check
+
+
+_COUNTS = _items(_whole())
+_MANY = f"of at most {_DIMENSIONS} dimensions"
 
 
 def _row(*rules: Check) -> Check:
@@ -160,45 +175,45 @@ def _pairs(content: list[Any], where: str) -> Iterator[Any]:
     _need(len(keys) == len(content), where, "without equal keys")
 
 
-_RUN = _row(_whole(), _whole(), _whole(), _whole(), _checksums)
-"""File, offset, first element, and the one after the last: a piece of versions 1 and 2."""
-
-_PIECE = _row(_whole(), _whole(), _shape, _shape, _checksums)
-"""File, offset, and a box: offsets and lengths."""
-
-
-def _form(piece: Check) -> Check:
-    return _fields(
-        format=_text,
-        version=_whole(1),
-        step=_optional(_whole()),
-        ranks=_whole(1),
-        block=_whole(BLOCK, BLOCK),
-        files=_items(_row(_file_name, _whole())),
-        structure=_node,
-        arrays=_entries(_fields(dtype=_dtype, shape=_shape, pieces=_items(piece))),
-    )
+def _piece(value: Any, where: str) -> None:
+    right = type(value) is list and len(value) >= 5 and len(value) % 2 == 1
+    _need(right, where, "a list of file, offset, box and checksums", value)
+    _counts(value[:-1], where)
+    _checksums(value[-1], where)
 
 
-_OLD, _NEW = _form(_RUN), _form(_PIECE)
+_MANIFEST = _fields(
+    format=_text,
+    version=_whole(1),
+    step=_optional(_whole()),
+    ranks=_whole(1),
+    block=_whole(BLOCK, BLOCK),
+    files=_items(_row(_file_name, _whole())),
+    structure=_node,
+    arrays=_entries(_fields(dtype=_dtype, shape=_shape, pieces=_items(_piece))),
+)
 
 
 def check_form(found: Any) -> None:
-    """Check that a manifest, as it comes from JSON, has the entries of its version.
+    """Check that a manifest, as it comes from JSON, has all entries, each of its kind.
 
     Raises:
         Wrong: something is missing, or not what it must be.
 
     """
-    is_old = isinstance(found, dict) and found.get("version") in (1, 2)
-    (_OLD if is_old else _NEW)(found, "it")
+    _MANIFEST(found, "it")
 
 
 # ---- what the table cannot say
 
 
-def check_contents(found: Any) -> None:
-    """Check that the entries of a manifest, in the form of the newest version, fit each other.
+def check_contents(
+    structure: Node,
+    arrays: Mapping[str, Array],
+    pieces: Mapping[str, Sequence[Piece]],
+    files: Sequence[tuple[str, int]],
+) -> None:
+    """Check that what a manifest has in its entries fits each other.
 
     Every array of the structure is there, and its pieces cover it: each byte of it once, each from
     another place in a file. So what is read into memory is never larger than the files.
@@ -207,52 +222,49 @@ def check_contents(found: Any) -> None:
         Wrong: they do not.
 
     """
-    files, arrays = found["files"], found["arrays"]
     twice = [name for name, count in Counter(name for name, _ in files).items() if count > 1]
     _need(not twice, "it.files", "different", twice)
-    _check_names(found["structure"], arrays)
+    _check_names(structure, arrays)
     places: list[tuple[int, int, int]] = []
     for name, array in arrays.items():
-        places += _places(array, files, f"it.arrays[{name!r:.80}]")
+        places += _places(array, pieces[name], files, f"it.arrays[{name!r:.80}]")
     for (file, _, end), (other, begin, _) in pairwise(sorted(places)):
         _need(file != other or end <= begin, "it.arrays", "in places of their own")
 
 
-def _check_names(structure: Any, arrays: dict[str, Any]) -> None:
+def _check_names(structure: Node, arrays: Mapping[str, Array]) -> None:
     named = [(kind, leaf[kind]) for _, leaf in leaves(structure) for kind in leaf if kind in ARRAYS]
     names = {name for _, name in named}
     _need(names == arrays.keys() and len(named) == len(names), "it.structure", "of these arrays")
     for kind, name in named:
         where = f"it.arrays[{name!r:.80}]"
-        dtype, shape = arrays[name]["dtype"], arrays[name]["shape"]
+        dtype, shape = arrays[name]
         if ARRAYS[kind].module is not None:
             _need(is_tensor_dtype(dtype), where, f"of a dtype of {kind}", dtype)
-        _need(kind != "scalar" or shape == [], where, "a scalar", shape)
+        _need(kind != "scalar" or shape == (), where, "a scalar", shape)
 
 
-def _places(array: Any, files: list[Any], where: str) -> Iterator[tuple[int, int, int]]:
+def _places(
+    array: Array, pieces: Sequence[Piece], files: Sequence[tuple[str, int]], where: str
+) -> Iterator[tuple[int, int, int]]:
     """Give file, first byte, and the one after the last, of all pieces, which cover the array."""
-    itemsize = dtype_of_name(array["dtype"]).itemsize
+    shape, itemsize = array.shape, dtype_of_name(array.dtype).itemsize
     # of an array without elements, too, NumPy counts the other dimensions
-    _need(
-        math.prod(max(1, each) for each in array["shape"]) * itemsize <= _LARGEST,
-        where,
-        "of a possible size",
-        array["shape"],
-    )
-    shape = tuple(array["shape"])
-    boxes = [Box(tuple(piece[2]), tuple(piece[3])) for piece in array["pieces"]]
-    for (file, offset, _, _, checksums), box in zip(array["pieces"], boxes, strict=True):
-        _need(lies_in(box, shape), where, f"divided inside of its shape, {shape}", str(box))
-        _need(box.size > 0 or 0 in shape, where, "without an empty piece", str(box))
-        _need(file < len(files), where, "in the files", file)
+    possible = math.prod(max(1, each) for each in shape) * itemsize <= _LARGEST
+    _need(possible, where, "of a possible size", shape)
+    for file, offset, box, checksums in pieces:
+        if not lies_in(box, shape):
+            _need(False, where, f"divided inside of its shape, {shape}", str(box))
         nbytes = box.size * itemsize
+        _need(nbytes > 0 or 0 in shape, where, "without an empty piece", box)
+        _need(file < len(files), where, "in the files", file)
         _need(offset + nbytes <= files[file][1], where, "inside of its file", offset)
         blocks = -(-nbytes // BLOCK)
-        _need(len(base64.b64decode(checksums)) == 8 * blocks, where, f"of {blocks} checksums")
+        if len(checksums) != 8 * blocks:
+            _need(False, where, f"of {blocks} checksums")
         if nbytes:
             yield file, offset, offset + nbytes
-    flaw = flaw_of(boxes, shape)
+    flaw = flaw_of([piece.box for piece in pieces], shape)
     if flaw is not None:
         number = "two pieces" if flaw.is_double else "no piece"
         raise Wrong(f"{where} must be covered once, but the elements {flaw.box} are in {number}")

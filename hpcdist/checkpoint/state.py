@@ -199,11 +199,16 @@ class Extent(NamedTuple):
 
 
 def extent_of(part: Any, name: str) -> Extent:
-    """Look at an array or a slice, without its numbers; a wrong slice is a `UsageError`."""
+    """Return the extent of an array or a slice, without reading it.
+
+    Raises:
+        UsageError: a slice is wrong.
+
+    """
     dtype, shape = look(data_of(part), name)
-    box = whole(shape)
-    if isinstance(part, LocalSlice):
-        shape, box = box_of(part, name, shape)
+    if not isinstance(part, LocalSlice):
+        return Extent(name_of_dtype(dtype), shape, whole(shape))
+    shape, box = box_of(part, name, shape)
     return Extent(name_of_dtype(dtype), shape, simplest(box, shape))
 
 

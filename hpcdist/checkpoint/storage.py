@@ -138,7 +138,7 @@ def prepare(folder: str, step: int | None = None) -> Claim:
     for each in reversed(missing):
         with suppress(FileExistsError):
             os.mkdir(each)
-        sync_folder(os.path.dirname(each))
+        sync_folder(os.path.dirname(each))  # or a crash could lose the folder with what is in it
     where = os.path.join(folder, MANIFEST)
     if os.path.lexists(where) and not _is_own(where):
         raise CheckpointError(
@@ -153,14 +153,16 @@ def commit(mine: Claim, manifest: Manifest) -> None:
     folder = mine.folder
     new = os.path.join(folder, f"{MANIFEST}.{mine.token}.new")
     content = memoryview(to_json(manifest))
+    # In this order a crash leaves the old checkpoint or the new one: the names of the data files
+    # are on disk before a manifest names them, and its content before it replaces the old one.
     sync_folder(folder)
     with opened(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW) as fd:
         while content:
             content = content[os.write(fd, content) :]
         os.fsync(fd)
-    check(mine)
+    check(mine)  # as late as can be: one who took this save for dead removes its data
     os.replace(new, os.path.join(folder, MANIFEST))
-    sync_folder(folder)
+    sync_folder(folder)  # old data may be removed from here on
 
 
 def finish(mine: Claim) -> None:
@@ -225,7 +227,7 @@ def remove_checkpoint(folder: str) -> None:
             _sweep(folder, mine.token)
         finally:
             release(mine)
-        os.rmdir(folder)
+        os.rmdir(folder)  # after the claim, whose file is in it
 
 
 def check_step(step: Any, keep: object) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from contextlib import nullcontext
 from types import TracebackType
 from typing import final
 
-from hpcdist.comm.group import Group
+from hpcdist.comm.members import Members
 from hpcdist.comm.session import simulated_rank, standing_for
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
@@ -26,21 +27,24 @@ class _Telling(threading.local):
 
 _telling = _Telling()
 _ids = itertools.count(1)
+_HERE = nullcontext()
 
 
 @final
 class Announcement:
     """The begin and the end of `call`, the collective number `sequence` of `group`, or a message.
 
-    A block in which the call is handed to the transport, ``with Announcement(...) as call:``. It
-    begins with the listeners hearing of it, and what leaves it is the end of the operation, unless
-    the transport has told that before. Not the listener that issues it: it would hear of itself
+    A block in which the call is handed to the transport, ``with Announcement(...) as call:``. The
+    operation begins with the block. It ends with the block if that `runs` it, or raises; else when
+    the transport tells its end. Not told is the listener that issues it: it would hear of itself
     without end.
     """
 
-    __slots__ = ("_begin", "_call", "_group", "_hearers", "_rank")
+    __slots__ = ("_begin", "_call", "_group", "_hearers", "_rank", "_runs")
 
-    def __init__(self, group: Group, call: Call, sequence: int | None) -> None:
+    def __init__(
+        self, group: Members, call: Call, sequence: int | None, *, runs: bool = False
+    ) -> None:
         name, root = call.kind.name.lower(), call.root
         if _telling.message:
             if sequence is not None:
@@ -51,7 +55,7 @@ class Announcement:
                 "communicate after the message"
             )
         has_peer = call.kind >= MESSAGES or call.kind in ROOTED
-        self._group, self._call = group, call
+        self._group, self._call, self._runs = group, call, runs
         self._hearers = [listener for listener in listeners if listener not in _telling.to]
         self._rank = simulated_rank()
         self._begin = Event(
@@ -60,13 +64,14 @@ class Announcement:
             group.id,
             bytes_of(call),
             time.perf_counter_ns(),
-            id=next(_ids),
-            sequence=sequence,
-            ranks=tuple(group.ranks),
-            shape=_own_shape(call, group),
-            dtype=None if call.dtype is None else call.dtype.name,
-            peer=group.ranks[root] if has_peer and root != ANY_SOURCE else None,
-            call_site=call_site(),
+            None,
+            next(_ids),
+            sequence,
+            tuple(group.ranks),
+            _own_shape(call, group),
+            None if call.dtype is None else call.dtype.name,
+            group.ranks[root] if has_peer and root != ANY_SOURCE else None,
+            call_site(),
         )
 
     def __enter__(self) -> Call:
@@ -82,22 +87,21 @@ class Announcement:
             reason = UsageError(f"a listener failed when {name} was about to begin: {failure!r}")
             reason.__cause__ = failure
             call = cannot(call.kind, self._group, reason, call.root)
-        return call._replace(ended=self._ended)
+        return call if self._runs else call._replace(ended=self._ended)
 
     def __exit__(
         self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
     ) -> None:
-        """Tell the end where the operation has not come as far as the transport."""
-        if error is not None:
+        """Tell the end of what has ended, or not come as far as the transport."""
+        if self._runs or error is not None:
             self.end(error)
 
     def end(self, error: BaseException | None) -> None:
         """Tell the end, unless that was done before; raise what a listener raises at a good one."""
         if self._group.announced.pop(self._begin.id, None) is None:
             return
-        failure = self._tell(
-            self._begin._replace(phase="end", time_ns=time.perf_counter_ns(), error=error)
-        )
+        now = time.perf_counter_ns()
+        failure = self._tell(self._begin._replace(phase="end", time_ns=now, error=error))
         if failure is not None and error is None:
             raise failure
 
@@ -120,7 +124,7 @@ class Announcement:
                 if listener in listeners:
                     _telling.to = (*before[0], listener)
                     try:
-                        with standing_for(self._rank):
+                        with standing_for(self._rank) if self._rank else _HERE:
                             listener(event)
                     except BaseException as error:
                         failure = failure or error
@@ -129,13 +133,13 @@ class Announcement:
         return failure
 
 
-def _own_shape(call: Call, group: Group) -> tuple[int, ...]:
+def _own_shape(call: Call, group: Members) -> tuple[int, ...]:
     """Return the shape of this rank's array; an uneven reduce_scatter has those of all blocks."""
     shape = call.shape
     return shape[group.rank] if shape and isinstance(shape[0], tuple) else shape
 
 
-def end_all(group: Group) -> None:
+def end_all(group: Members) -> None:
     """Tell the end of what is still under way in a group that is closed."""
     for end in tuple(group.announced.values()):
         end(UsageError(f"group {group.name} was closed before this operation had ended"))

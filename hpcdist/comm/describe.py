@@ -16,7 +16,7 @@ import numpy as np
 
 from hpcdist.arrays.buffer import Buffer, as_buffer, as_output, is_numpys_own, ordinary
 from hpcdist.arrays.dtypes import Dtype
-from hpcdist.comm.group import Group
+from hpcdist.comm.members import Members
 from hpcdist.comm.tensor_lists import (
     Given,
     Room,
@@ -41,7 +41,7 @@ from hpcdist.transport.parts import counts_of
 from hpcdist.transport.reduction import ReduceOp, ReductionRule, check_op, rule_for
 
 
-def barrier(group: Group) -> Call:
+def barrier(group: Members) -> Call:
     return _BARRIER
 
 
@@ -51,7 +51,7 @@ _BARRIER = Call(Kind.BARRIER)
 # ---- reductions
 
 
-def _in_place(kind: Kind, group: Group, tensor: Any, op: Any) -> Call:
+def _in_place(kind: Kind, group: Members, tensor: Any, op: Any) -> Call:
     if type(tensor) is _ndarray and type(op) is ReduceOp and tensor.flags.carray:
         known = _KNOWN[op].get(id(tensor.dtype))
         if known is not None:  # the hot path: no buffer, and not through Call's own constructor
@@ -83,7 +83,7 @@ _ndarray, _new_tuple = np.ndarray, tuple.__new__
 _REST = tuple(Call._field_defaults[name] for name in Call._fields[8:])
 
 
-def reduce(group: Group, tensor: Any, dst: Any, op: Any) -> Call:
+def reduce(group: Members, tensor: Any, dst: Any, op: Any) -> Call:
     root = group.root_of(dst, "dst")
     at_root = root == group.rank
     try:
@@ -97,7 +97,7 @@ def reduce(group: Group, tensor: Any, dst: Any, op: Any) -> Call:
     return Call(Kind.REDUCE, send, recv, buffer.dtype, buffer.shape, root, op, rule, finish=finish)
 
 
-def reduce_scatter(group: Group, tensor: Any, tensor_list: Any, op: Any) -> Call:
+def reduce_scatter(group: Members, tensor: Any, tensor_list: Any, op: Any) -> Call:
     out = as_output(tensor)
     op = check_op(op)
     rule = rule_for(op, out.dtype)
@@ -115,7 +115,7 @@ def reduce_scatter(group: Group, tensor: Any, tensor_list: Any, op: Any) -> Call
 # ---- moving data
 
 
-def broadcast(group: Group, tensor: Any, src: Any) -> Call:
+def broadcast(group: Members, tensor: Any, src: Any) -> Call:
     root = group.root_of(src, "src")
     dtype = ordinary(tensor)
     if dtype is not None:
@@ -129,7 +129,7 @@ def broadcast(group: Group, tensor: Any, src: Any) -> Call:
     return Call(Kind.BROADCAST, None, buffer.data, buffer.dtype, buffer.shape, root, finish=finish)
 
 
-def all_gather(group: Group, tensor_or_list: Any, tensor: Any) -> Call:
+def all_gather(group: Members, tensor_or_list: Any, tensor: Any) -> Call:
     own = as_buffer(tensor)
     try:
         room = gathered_into(group, tensor_or_list, own, tensor, "tensor_list")
@@ -138,7 +138,7 @@ def all_gather(group: Group, tensor_or_list: Any, tensor: Any) -> Call:
     return _gathering(Kind.ALL_GATHER, group, own, room, 0)
 
 
-def gather(group: Group, tensor: Any, gather_list: Any, dst: Any) -> Call:
+def gather(group: Members, tensor: Any, gather_list: Any, dst: Any) -> Call:
     root = group.root_of(dst, "dst")
     own, room = as_buffer(tensor), _NO_ROOM
     if root == group.rank:
@@ -153,7 +153,7 @@ _NO_ROOM: Room = (None, (), (), None)
 _NOTHING_GIVEN: Given = (None, (), ())
 
 
-def _gathering(kind: Kind, group: Group, own: Buffer, room: Room, root: int) -> Call:
+def _gathering(kind: Kind, group: Members, own: Buffer, room: Room, root: int) -> Call:
     _, data, dtype, shape, _ = own
     recv, receives, shapes, finish = room
     detail = UNEVEN if shapes else shape_detail(shape) | bool(receives)
@@ -161,7 +161,7 @@ def _gathering(kind: Kind, group: Group, own: Buffer, room: Room, root: int) -> 
     return _with_lists(group, call, _NOTHING_GIVEN, room) if receives or shapes else call
 
 
-def scatter(group: Group, tensor: Any, tensor_or_list: Any, src: Any) -> Call:
+def scatter(group: Members, tensor: Any, tensor_or_list: Any, src: Any) -> Call:
     root = group.root_of(src, "src")
     out, given = as_output(tensor), _NOTHING_GIVEN
     if root == group.rank:
@@ -176,7 +176,7 @@ def scatter(group: Group, tensor: Any, tensor_or_list: Any, src: Any) -> Call:
     return _with_lists(group, call, given, _NO_ROOM) if sends or shapes else call
 
 
-def alltoall(group: Group, out: Any, given: Any) -> Call:
+def alltoall(group: Members, out: Any, given: Any) -> Call:
     """Describe both forms: two lists of one array per rank, or two arrays cut along dim 0."""
     if not is_list(out) and not is_list(given):
         return alltoall_single(group, out, given, None, None)
@@ -186,7 +186,7 @@ def alltoall(group: Group, out: Any, given: Any) -> Call:
         return cannot(Kind.ALLTOALL, group, error)
 
 
-def _alltoall_lists(group: Group, out: list[Any], given: Sequence[Any]) -> Call:
+def _alltoall_lists(group: Members, out: list[Any], given: Sequence[Any]) -> Call:
     if not is_list(out) or not is_list(given):
         raise UsageError(
             "The output and input should be both tensor or tensor list, got "
@@ -224,7 +224,7 @@ def _alltoall_lists(group: Group, out: list[Any], given: Sequence[Any]) -> Call:
     return _with_lists(group, call, (send, sends, shapes), room) if sends or receives else call
 
 
-def _with_lists(group: Group, call: Call, given: Given, room: Room) -> Call:
+def _with_lists(group: Members, call: Call, given: Given, room: Room) -> Call:
     """Add to a call what its lists have beyond one array: runs, and shapes that differ."""
     _, sends, shapes = given
     _, receives, expected, _ = room
@@ -235,7 +235,7 @@ def _with_lists(group: Group, call: Call, given: Given, room: Room) -> Call:
 
 
 def alltoall_single(
-    group: Group, out_tensor: Any, in_tensor: Any, in_split_sizes: Any, out_split_sizes: Any
+    group: Members, out_tensor: Any, in_tensor: Any, in_split_sizes: Any, out_split_sizes: Any
 ) -> Call:
     own, out = as_buffer(in_tensor, "in_tensor"), as_output(out_tensor, "out_tensor")
     try:
@@ -264,7 +264,7 @@ def alltoall_single(
 
 
 def _split_counts(
-    group: Group, buffer: Buffer, sizes: Any, what: str
+    group: Members, buffer: Buffer, sizes: Any, what: str
 ) -> tuple[list[int], list[int]]:
     """Return, per rank, the rows along dim 0 and the elements of the buffer's memory."""
     rows = buffer.shape[0] if buffer.shape else 0

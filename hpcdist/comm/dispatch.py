@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdist.comm.announcement import Announcement
-from hpcdist.comm.group import Group
+from hpcdist.comm.members import Members
 from hpcdist.comm.session import here, resolve_group
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import NotInGroupWarning, UsageError
@@ -23,7 +23,7 @@ from hpcdist.transport.call_site import issued, outer_frame
 Describe = Callable[..., Call]
 
 
-def dispatch(group: Group | None, sync_op: bool, describe: Describe, *args: Any) -> Work:
+def dispatch(group: Members | None, sync_op: bool, describe: Describe, *args: Any) -> Work:
     """Describe the call, then run or start it; a non-member is warned and nothing happens."""
     if sync_op is not True:  # the hot path asks nothing more
         sync_op = as_flag(sync_op, "sync_op")
@@ -38,7 +38,8 @@ def dispatch(group: Group | None, sync_op: bool, describe: Describe, *args: Any)
         group.issued = number = group.issued + 1
     try:
         if listeners:
-            with Announcement(group, call, number) as told:
+            runs = sync_op and call.device is None
+            with Announcement(group, call, number, runs=runs) as told:
                 ended = transport.run(told) if sync_op else transport.start(told)
         else:
             ended = transport.run(call) if sync_op else transport.start(call)
@@ -62,7 +63,7 @@ def as_flag(value: Any, what: str) -> bool:
 class Message(NamedTuple):
     """One message of a batch: its group, and how it is described."""
 
-    group: Group | None
+    group: Members | None
     describe: Describe
     args: tuple[Any, ...]
 
@@ -70,7 +71,7 @@ class Message(NamedTuple):
 def dispatch_batch(messages: Sequence[Message]) -> list[Work]:
     """Describe all messages, then start those of each group together; return a work for each."""
     works: dict[int, Work] = {}
-    calls: defaultdict[Group, dict[int, Call]] = defaultdict(dict)
+    calls: defaultdict[Members, dict[int, Call]] = defaultdict(dict)
     for place, (given, describe, args) in enumerate(messages):
         group = resolve_group(given)
         if group.transport is None:
@@ -82,7 +83,7 @@ def dispatch_batch(messages: Sequence[Message]) -> list[Work]:
     return [works[place] for place in range(len(messages))]
 
 
-def _start_batch(group: Group, calls: Sequence[Call]) -> list[Work]:
+def _start_batch(group: Members, calls: Sequence[Call]) -> list[Work]:
     assert group.transport is not None
     with ExitStack() as stack:
         if listeners:
@@ -90,7 +91,7 @@ def _start_batch(group: Group, calls: Sequence[Call]) -> list[Work]:
         return group.transport.start_batch(calls)
 
 
-def described(group: Group, describe: Describe, *args: Any) -> Call:
+def described(group: Members, describe: Describe, *args: Any) -> Call:
     """Describe a call and note where its arrays are."""
     try:
         call = describe(group, *args)
@@ -108,7 +109,7 @@ def described(group: Group, describe: Describe, *args: Any) -> Call:
 _ON_HOST = (np.ndarray, type(None))
 
 
-def not_a_member(group: Group) -> Work:
+def not_a_member(group: Members) -> Work:
     """Warn (once per call site, by Python's default filter) and return a completed work."""
     warnings.warn(
         f"Current global rank {group.world_rank} is not in group {group.name} (ranks "

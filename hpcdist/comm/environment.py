@@ -9,8 +9,10 @@ import socket
 from typing import Any, NamedTuple
 
 from hpcdist.comm.announcement import end_all
-from hpcdist.comm.group import Closed, Group
-from hpcdist.comm.groups import check_backend, check_timeout, destroy_process_group
+from hpcdist.comm.closed import Closed
+from hpcdist.comm.group import Group, world_group, world_of
+from hpcdist.comm.groups import check_backend, destroy_process_group
+from hpcdist.comm.making import check_timeout
 from hpcdist.comm.session import (
     OneThread,
     Session,
@@ -78,10 +80,10 @@ def init_parallel_env(
     if session is not None:
         if not is_simulated():
             check_not_finalized()
-        return session.world
+        return world_of(session)
     if here.restart is not None:
         set_session(session := here.restart())
-        return session.world
+        return world_of(session)
     try:
         with _starts.alone("init_parallel_env", patient=True):
             return _start(backend, device, timeout, comm)
@@ -96,7 +98,7 @@ _starts = OneThread()
 
 def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> Group:
     if (session := current_session()) is not None:  # another thread has just started
-        return session.world
+        return world_of(session)
     check_backend(backend)
     config = read_config()
     wanted = _wanted_device(device, config)
@@ -128,9 +130,9 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
     whereabouts = Whereabouts(
         place.local_rank, place.local_size, place.node_rank, place.nnodes, endpoints, number
     )
-    set_session(session := Session(transport, whereabouts, timeout_s))
+    set_session(session := Session(world_group(transport), whereabouts, timeout_s))
     _end_with_program()
-    return session.world
+    return world_of(session)
 
 
 def _start_alone(wanted: _Wanted | None, timeout_s: float, without_mpi: str) -> Group:
@@ -142,9 +144,11 @@ def _start_alone(wanted: _Wanted | None, timeout_s: float, without_mpi: str) -> 
     transport = ThreadTransport(ThreadGroup([0]), 0, timeout_s, without_mpi)
     endpoints = (f"{socket.gethostname()}:{_FIRST_PORT}",)
     set_session(
-        session := Session(transport, Whereabouts(0, 1, 0, 1, endpoints, number), timeout_s)
+        session := Session(
+            world_group(transport), Whereabouts(0, 1, 0, 1, endpoints, number), timeout_s
+        )
     )
-    return session.world
+    return world_of(session)
 
 
 class _Wanted(NamedTuple):
@@ -221,12 +225,12 @@ def _leave(session: Session) -> None:
 
 
 def is_available() -> bool:
-    """Say whether hpcdist can communicate here: mpi4py is installed."""
+    """Return whether hpcdist can communicate here: mpi4py is installed."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
 def is_initialized() -> bool:
-    """Say whether `init_parallel_env` has been called (and not undone)."""
+    """Return whether `init_parallel_env` has been called (and not undone)."""
     return current_session() is not None
 
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from hpcdist.arrays.buffer import as_buffer, wrap_like
 from hpcdist.comm.dispatch import Message, dispatch_batch
-from hpcdist.comm.group import Group
-from hpcdist.comm.groups import group_of
+from hpcdist.comm.making import group_of
+from hpcdist.comm.members import Members
 from hpcdist.comm.messages import describe_recv, describe_send
 from hpcdist.comm.tensor_lists import check_fillable, is_list
 from hpcdist.errors import UsageError
@@ -41,19 +41,19 @@ class Grid:
     """
 
     def __init__(
-        self, group: Group, dims: int | Sequence[int], periodic: bool | Sequence[bool]
+        self, group: Members, dims: int | Sequence[int], periodic: bool | Sequence[bool]
     ) -> None:
         if not group.is_member():
             raise UsageError(
                 f"rank {group.world_rank} is not in group {group.name} (ranks {group.ranks}), so "
                 "it has no place in a grid of it; let the members alone make it"
             )
-        self.group = group
+        self.group: Any = group
         self.dims = _fitting(dims, group)
         self.periodic = _for_each_axis(periodic, len(self.dims))
         self.coords = self.coords_of(group.world_rank)
         self._subs: dict[tuple[int, ...], Grid] = {}
-        self._own: Group | None = None
+        self._own: Members | None = None
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
         """Return where world rank `rank` is (MPI_Cart_coords)."""
@@ -74,7 +74,8 @@ class Grid:
         ]
         if any(not 0 <= each < length for each, length in zip(wrapped, self.dims, strict=True)):
             return PROC_NULL
-        return self.group.ranks[int(np.ravel_multi_index(wrapped, self.dims))]
+        rank: int = self.group.ranks[int(np.ravel_multi_index(wrapped, self.dims))]
+        return rank
 
     def shift(self, axis: int, displacement: int = 1) -> tuple[int, int]:
         """Return from whom to receive and to whom to send, for a shift (MPI_Cart_shift).
@@ -197,7 +198,7 @@ class Grid:
     def _at(self, axis: int, steps: int) -> int:
         return self.rank_of(self._moved({axis: self.coords[axis] + steps}))
 
-    def _messages(self) -> Group:
+    def _messages(self) -> Members:
         """Return the group of the exchanges, whose messages meet no others."""
         if self._own is None:
             self._own = group_of(self.group.ranks)
@@ -245,7 +246,7 @@ def _for_each_axis(periodic: Any, axes: int) -> tuple[bool, ...]:
     return tuple(map(bool, flags))
 
 
-def _fitting(dims: Any, group: Group) -> tuple[int, ...]:
+def _fitting(dims: Any, group: Members) -> tuple[int, ...]:
     given = _integers(dims if isinstance(dims, Iterable) else [dims], "dims")
     size, chosen = group.nranks, [each for each in given if each > 0]
     taken, free = math.prod(chosen), len(given) - len(chosen)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from collections.abc import Sequence
+from typing import Any, cast, final
 
 import numpy as np
 
+from hpcdist.comm.closed import Closed, Dormant
+from hpcdist.comm.grid import Grid
+from hpcdist.comm.making import split
+from hpcdist.comm.members import Members
+from hpcdist.comm.session import Session
 from hpcdist.errors import UsageError
-from hpcdist.transport.base import Plan, Transport, Work
-from hpcdist.transport.call import Call
-
-if TYPE_CHECKING:
-    from hpcdist.comm.grid import Grid
+from hpcdist.transport.base import Transport
 
 
 @final
-class Group:
+class Group(Members):
     """A set of ranks that communicate with each other.
 
     Made by `init_parallel_env` (the world), `new_group` and `split`. The ranks are in ascending
@@ -45,10 +46,10 @@ class Group:
         self.name = name or ("_default_pg" if id == 0 else f"_default_pg{id}")
         self.world_rank = world_rank
         self.transport = transport
+        self.open_blocks = 0
+        """Blocks of `together` that this rank is in."""
         self.issued = 0
-        """Collectives that this rank has issued; see `Event.sequence`."""
-        self.announced: dict[int, Callable[[BaseException | None], None]] = {}
-        """What tells the end of operations under way whose begin was told, by `Event.id`."""
+        self.announced = {}
         self._rank_of = {world: rank for rank, world in enumerate(self.ranks)}
         self.rank = self._rank_of.get(world_rank, -1)
 
@@ -86,8 +87,28 @@ class Group:
             raise UsageError(f"group {self.name} has no communicator of MPI: {without_mpi}")
         return getattr(self.transport, "user_comm", None)
 
+    @property
+    def one_node(self) -> bool:
+        """Whether all members run on one node; False if this process is none of them."""
+        return self.transport is not None and self.transport.one_node
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the group cannot be used any more."""
+        return isinstance(self.transport, Closed)
+
+    def open_transport(self) -> Any:
+        """Return the transport, restarted if it was shut down: collective then.
+
+        Raises:
+            UsageError: the group is closed.
+
+        """
+        transport = self.transport
+        return transport.reopen() if isinstance(transport, (Closed, Dormant)) else transport
+
     def is_member(self) -> bool:
-        """Say whether this process belongs to the group."""
+        """Return whether this process belongs to the group."""
         return self.rank >= 0
 
     def get_group_rank(self, rank: int) -> int:
@@ -142,9 +163,7 @@ class Group:
             [0]
 
         """
-        from hpcdist.comm.groups import split  # which makes groups
-
-        return split(self, color, key, timeout, name)
+        return cast(Group, split(self, color, key, timeout, name))
 
     def grid(self, dims: int | Sequence[int], periodic: bool | Sequence[bool] = False) -> Grid:
         """Lay the ranks out on a Cartesian grid, in C order (MPI_Cart_create). Local.
@@ -161,8 +180,6 @@ class Group:
             (1, 1)
 
         """
-        from hpcdist.comm.grid import Grid  # which is made of groups
-
         return Grid(self, dims, periodic)
 
     def root_of(self, world_rank: Any, what: str) -> int:
@@ -176,6 +193,12 @@ class Group:
             )
         return rank
 
+    def beside(
+        self, ranks: Sequence[int], id: int, transport: Transport | None, name: str | None
+    ) -> Group:
+        """Return another group of ranks of the same world."""
+        return Group(ranks, self.world_rank, id, transport, name)
+
     def __repr__(self) -> str:
         shown = [*map(str, self.ranks)]
         if self.nranks > _SHOWN:
@@ -187,122 +210,22 @@ class Group:
         )
 
 
+def world_group(transport: Transport) -> Group:
+    """Return the group of all ranks that `transport` joins."""
+    return Group(range(transport.size), transport.rank, 0, transport)
+
+
+def world_of(session: Session) -> Group:
+    """Return the world group of `session`, which was made by `world_group`."""
+    return cast(Group, session.world)
+
+
 _SHOWN = 16
 """Ranks that are written out; of more, the first ones and the last."""
 
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-@final
-class Closed(Transport):
-    """Stands where a group had its transport: every use is an error that says `why`."""
-
-    backend = "CLOSED"
-    one_node = False
-
-    def __init__(self, why: str, former: Transport | None = None) -> None:
-        self._why = why
-        self._former = former  # kept as it is: its end would touch what others use
-
-    def _refuse(self) -> NoReturn:
-        raise UsageError(self._why)
-
-    def run(self, call: Call) -> Any:
-        """Refuse."""
-        self._refuse()
-
-    def start(self, call: Call) -> Work:
-        """Refuse."""
-        self._refuse()
-
-    def plan(self, call: Call) -> Plan:
-        """Refuse."""
-        self._refuse()
-
-    def subgroup(
-        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
-    ) -> tuple[Transport, int]:
-        """Refuse."""
-        self._refuse()
-
-    def synchronize(self, *, on_device: bool = False) -> None:
-        """Refuse."""
-        self._refuse()
-
-    def reopen(self) -> Transport:
-        """Refuse."""
-        self._refuse()
-
-    def together_at_end(self) -> bool:
-        """Say no: it cannot ask."""
-        return False
-
-    def leave(self, why: str) -> None:
-        """Do nothing: everyone knows."""
-
-    def close(self) -> None:
-        """Do nothing: it is closed."""
-
-
-@final
-class Dormant(Transport):
-    """Stands where a group was shut down: the first operation restarts its transport."""
-
-    def __init__(self, group: Group, restart: Callable[[], Transport]) -> None:
-        self._group = group
-        self._restart = restart
-        self.user_comm = getattr(group.transport, "user_comm", None)
-        self.backend = group.backend
-        self.one_node = group.transport is not None and group.transport.one_node
-
-    def wake(self) -> Transport:
-        """Restart the transport; collective."""
-        transport = self._group.transport = self._restart()
-        return transport
-
-    def run(self, call: Call) -> Any:
-        """Restart and run."""
-        return self.wake().run(call)
-
-    def start(self, call: Call) -> Work:
-        """Restart and start."""
-        return self.wake().start(call)
-
-    def start_batch(self, calls: Sequence[Call]) -> list[Work]:
-        """Restart and start."""
-        return self.wake().start_batch(calls)
-
-    def plan(self, call: Call) -> Plan | None:
-        """Restart and plan."""
-        return self.wake().plan(call)
-
-    def subgroup(
-        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
-    ) -> tuple[Transport, int]:
-        """Refuse: only some ranks call this, but all must restart."""
-        raise UsageError(
-            f"group {self._group.name} has been shut down; restart it on all its ranks with "
-            "restart_process_group first"
-        )
-
-    def synchronize(self, *, on_device: bool = False) -> None:
-        """Nothing is under way."""
-
-    def reopen(self) -> Transport:
-        """Restart."""
-        return self.wake()
-
-    def together_at_end(self) -> bool:
-        """Say no: there is no communicator to ask on."""
-        return False
-
-    def leave(self, why: str) -> None:
-        """Do nothing: there is no communicator to tell it on."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 _STATES: dict[type, str] = {Closed: "; closed", Dormant: "; shut down"}

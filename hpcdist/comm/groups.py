@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import operator
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from hpcdist.comm.announcement import end_all
-from hpcdist.comm.dispatch import dispatch, not_a_member
-from hpcdist.comm.group import Closed, Dormant, Group
-from hpcdist.comm.objects import describe_all_gather
+from hpcdist.comm.closed import Closed, Dormant
+from hpcdist.comm.group import Group
+from hpcdist.comm.making import as_rank, group_of
+from hpcdist.comm.members import Members
 from hpcdist.comm.session import Session, require_session, resolve_group, set_session
-from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
-from hpcdist.transport.call import UNDEFINED, Call, Kind
+from hpcdist.transport.base import Transport
 from hpcdist.transport.polling import raising_held
-from hpcdist.transport.queue import seconds
 
 _HOST_BACKENDS = (None, "auto", "mpi", "gloo")
 
@@ -55,73 +52,12 @@ def new_group(
     """
     members = _check_ranks(ranks, require_session().world.nranks)
     check_backend(backend)
-    return group_of(members, timeout, name)
-
-
-@raising_held
-def group_of(members: list[int], timeout: Any = None, name: str | None = None) -> Group:
-    """Make the group of the world ranks `members`, in this order."""
-    session = require_session()
-    timeout_s = check_timeout(timeout, session.timeout_s)
-    world, parent = session.world, session.world.transport
-    is_member = world.rank in members
-    assert parent is not None
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(session.groups_change.alone(f"new_group({members})"))
-        except UsageError as error:
-            if is_member:
-                parent.subgroup(members, session.next_id, timeout_s, error)
-            raise
-        transport, group_id = None, session.next_id
-        if is_member:
-            transport, group_id = parent.subgroup(members, group_id, timeout_s)
-        return session.adopt(Group(members, world.rank, group_id, transport, name))
-
-
-def split(group: Group, color: Any, key: Any, timeout: Any, name: str | None) -> Group:
-    """Do what `Group.split` says."""
-    if group.transport is None:
-        not_a_member(group)
-        return group_of([])
-    session = require_session()
-    check_timeout(timeout, session.timeout_s)
-    told: list[Any] = []
-    dispatch(group, True, _describe_split, told, color, key)
-    own = told[group.rank][0]
-    members = sorted((key, rank) for rank, (color, key) in enumerate(told) if color == own)
-    if own is None:
-        members = []
-    return group_of([group.ranks[rank] for _, rank in members], timeout, name)
-
-
-def _describe_split(group: Group, told: list[Any], color: Any, key: Any) -> Call:
-    try:
-        entry = _color(color), 0 if key is None else _integer(key, "key")
-    except UsageError as error:
-        return cannot(Kind.ALL_GATHER_OBJECT, group, error)
-    return describe_all_gather(group, told, entry)
-
-
-def _color(color: Any) -> int | None:
-    if color is None:
-        return None
-    number = _integer(color, "color")
-    if number < 0 and number != UNDEFINED:
-        raise UsageError(f"color must be at least 0, or None for no group, got {color!r}")
-    return None if number == UNDEFINED else number
-
-
-def _integer(value: Any, what: str) -> int:
-    try:
-        return _rank(value)
-    except TypeError:
-        raise UsageError(f"{what} must be an integer or None, got {value!r}") from None
+    return cast(Group, group_of(members, timeout, name))
 
 
 def get_group(id: int = 0) -> Group | None:
     """Return the group with this id; warn and return None if there is none."""
-    group = require_session().groups.get(id)
+    group = cast("Group | None", require_session().groups.get(id))
     if group is None:
         warnings.warn(f"Group {id} is not initialized.", stacklevel=2)
     return group
@@ -155,7 +91,7 @@ def _destroy(session: Session, group: Group | None) -> None:
     del session.groups[group.id]
 
 
-def _close(group: Group) -> None:
+def _close(group: Members) -> None:
     transport = group.transport
     made_for_group = None if group.id == 0 else getattr(transport, "user_comm", None)
     if transport is not None:
@@ -180,7 +116,12 @@ def shutdown_process_group(group: Group | None = None) -> None:
     if transport is None or isinstance(transport, (Closed, Dormant)):
         return
     transport.close()
-    group.transport = Dormant(group, transport.reopen)
+
+    def wake() -> Transport:
+        group.transport = restarted = transport.reopen()
+        return restarted
+
+    group.transport = Dormant(group.name, transport, wake)
 
 
 def restart_process_group(group: Group | None = None) -> None:
@@ -197,7 +138,7 @@ def _check_ranks(ranks: Any, size: int) -> list[int]:
         raise UsageError(f"ranks must be integers such as [0, 1], got {ranks!r}")
     given = list(ranks)
     try:
-        members = sorted(_rank(each) for each in given)
+        members = sorted(as_rank(each) for each in given)
     except TypeError:
         members = []
     if not members:
@@ -209,12 +150,6 @@ def _check_ranks(ranks: Any, size: int) -> list[int]:
     return members
 
 
-def _rank(value: Any) -> int:
-    if isinstance(value, bool):
-        raise TypeError
-    return operator.index(value)
-
-
 def check_backend(backend: Any) -> None:
     """Raise `UsageError` unless `backend` means the host transport."""
     if not (backend is None or isinstance(backend, str)) or (
@@ -224,16 +159,3 @@ def check_backend(backend: Any) -> None:
             f"backend={backend!r} is not available in this installation; use 'auto' or 'mpi' "
             "('gloo' is accepted and means the same)"
         )
-
-
-def check_timeout(timeout: Any, default_s: float) -> float:
-    """Return `timeout` in seconds, the default for None; it must be positive."""
-    try:
-        timeout_s = seconds(timeout)
-    except (TypeError, ValueError):
-        timeout_s = -1.0
-    if timeout_s is None:
-        return default_s
-    if not timeout_s > 0:
-        raise UsageError(f"timeout must be a positive number of seconds, got {timeout!r}")
-    return timeout_s

@@ -16,7 +16,7 @@ import numpy as np
 from hpcdist.arrays.buffer import Buffer, as_buffer, as_output
 from hpcdist.arrays.pickled import Pickled, pack_object, unpack_object
 from hpcdist.comm.dispatch import Describe, Message, as_flag, dispatch, dispatch_batch, not_a_member
-from hpcdist.comm.group import Group
+from hpcdist.comm.members import Members
 from hpcdist.comm.session import resolve_group
 from hpcdist.comm.tensor_lists import unpack
 from hpcdist.errors import MismatchError, UsageError
@@ -25,7 +25,7 @@ from hpcdist.transport.call import ANY_SOURCE, PROC_NULL, Call, Kind
 
 
 def send(
-    tensor: Any, dst: int = 0, group: Group | None = None, sync_op: bool = True, tag: int = 0
+    tensor: Any, dst: int = 0, group: Members | None = None, sync_op: bool = True, tag: int = 0
 ) -> Work:
     """Send `tensor` to rank `dst`; return when it may be changed again (MPI_Send)."""
     return _dispatch(group, sync_op, describe_send, tensor, dst, tag)
@@ -34,7 +34,7 @@ def send(
 def recv(
     tensor: Any,
     src: int | None = 0,
-    group: Group | None = None,
+    group: Members | None = None,
     sync_op: bool = True,
     tag: int = 0,
 ) -> Work:
@@ -60,12 +60,12 @@ def recv(
     return _dispatch(group, sync_op, describe_recv, tensor, src, tag)
 
 
-def isend(tensor: Any, dst: int, group: Group | None = None, tag: int = 0) -> Work:
+def isend(tensor: Any, dst: int, group: Members | None = None, tag: int = 0) -> Work:
     """Begin `send`; `tensor` must be left alone until `Work.wait` (MPI_Isend)."""
     return _dispatch(group, False, describe_send, tensor, dst, tag)
 
 
-def irecv(tensor: Any, src: int | None = None, group: Group | None = None, tag: int = 0) -> Work:
+def irecv(tensor: Any, src: int | None = None, group: Members | None = None, tag: int = 0) -> Work:
     """Begin `recv`; `tensor` holds the message after `Work.wait` (MPI_Irecv)."""
     return _dispatch(group, False, describe_recv, tensor, src, tag)
 
@@ -74,7 +74,7 @@ class _P2POpFields(NamedTuple):
     op: Callable[..., Work]
     tensor: Any
     peer: int | None
-    group: Group | None
+    group: Members | None
     tag: int
 
 
@@ -97,7 +97,7 @@ class P2POp(_P2POpFields):
         op: Callable[..., Work],
         tensor: Any,
         peer: int | None,
-        group: Group | None = None,
+        group: Members | None = None,
         tag: int = 0,
     ) -> P2POp:
         """Check everything at once, where the mistake is and before a batch begins."""
@@ -149,7 +149,7 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
 def send_object_list(
     object_list: list[Any],
     dst: int | None = None,
-    group: Group | None = None,
+    group: Members | None = None,
     dst_in_group: int | None = None,
     *,
     sync_op: bool = True,
@@ -173,7 +173,7 @@ def send_object_list(
 def recv_object_list(
     object_list: list[Any],
     src: int | None = None,
-    group: Group | None = None,
+    group: Members | None = None,
     src_in_group: int | None = None,
     *,
     sync_op: bool = True,
@@ -201,7 +201,7 @@ def recv_object_list(
 
 
 def _dispatch(
-    group: Group | None,
+    group: Members | None,
     sync_op: bool,
     describe: Callable[..., Call],
     what: Any,
@@ -223,7 +223,7 @@ def is_nobody(peer: Any) -> bool:
     return peer == PROC_NULL or (mpi is not None and peer == mpi.PROC_NULL)
 
 
-def to_nobody(group: Group | None, describe: Describe, what: Any, tag: int) -> Work:
+def to_nobody(group: Members | None, describe: Describe, what: Any, tag: int) -> Work:
     """Exchange nothing; what is wrong with the arguments is an error all the same."""
     where = resolve_group(group)
     if not where.is_member():
@@ -235,7 +235,7 @@ def to_nobody(group: Group | None, describe: Describe, what: Any, tag: int) -> W
 # ---- descriptions
 
 
-def describe_send(group: Group, tensor: Any, dst: Any, tag: Any) -> Call:
+def describe_send(group: Members, tensor: Any, dst: Any, tag: Any) -> Call:
     """Describe `send`."""
     root = group.root_of(dst, "dst")
     _, data, dtype, shape, _ = _packed(as_buffer, tensor)
@@ -243,7 +243,7 @@ def describe_send(group: Group, tensor: Any, dst: Any, tag: Any) -> Call:
     return Call(Kind.SEND, data, None, dtype, shape, root, None, None, 0, None, tag)
 
 
-def describe_recv(group: Group, tensor: Any, src: Any, tag: Any) -> Call:
+def describe_recv(group: Members, tensor: Any, src: Any, tag: Any) -> Call:
     """Describe `recv`."""
     root = ANY_SOURCE if src is None else group.root_of(src, "src")
     buffer = _packed(as_output, tensor)
@@ -265,7 +265,7 @@ def _packed(view: Callable[[Any], Buffer], tensor: Any) -> Buffer:
         ) from error
 
 
-def _describe_send_objects(group: Group, object_list: Any, dst: Any, tag: Any) -> Call:
+def _describe_send_objects(group: Members, object_list: Any, dst: Any, tag: Any) -> Call:
     _check_objects(object_list)
     root = group.root_of(0 if dst is None else dst, "dst")
     try:
@@ -275,7 +275,7 @@ def _describe_send_objects(group: Group, object_list: Any, dst: Any, tag: Any) -
     return Call(Kind.SEND_OBJECT_LIST, root=root, tag=_check_tag(tag), pickles=(pickled,))
 
 
-def _describe_recv_objects(group: Group, object_list: Any, src: Any, tag: Any) -> Call:
+def _describe_recv_objects(group: Members, object_list: Any, src: Any, tag: Any) -> Call:
     _check_objects(object_list)
     root = ANY_SOURCE if src is None else group.root_of(src, "src")
 
@@ -302,7 +302,7 @@ def _check_objects(object_list: Any) -> None:
         raise UsageError(f"object_list cannot be None or empty, got {object_list!r}")
 
 
-def _one_peer(group: Group | None, world: int | None, in_group: int | None, what: str) -> Any:
+def _one_peer(group: Members | None, world: int | None, in_group: int | None, what: str) -> Any:
     if world is not None and in_group is not None:
         raise UsageError(f"Cannot specify both {what} and {what}_in_group")
     if in_group is None or is_nobody(in_group):

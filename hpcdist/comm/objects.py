@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcdist.arrays.pickled import Pickled, pack_object, pickled_detail, unpack_object
 from hpcdist.comm.dispatch import dispatch
-from hpcdist.comm.group import Group
+from hpcdist.comm.members import Members
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
@@ -20,7 +20,7 @@ from hpcdist.transport.call import Call, Kind
 
 
 def all_gather_object(
-    object_list: list[Any], obj: Any, group: Group | None = None, *, sync_op: bool = True
+    object_list: list[Any], obj: Any, group: Members | None = None, *, sync_op: bool = True
 ) -> Work:
     """Collect the `obj` of every rank in `object_list` on all ranks.
 
@@ -35,7 +35,7 @@ def all_gather_object(
 
 
 def broadcast_object_list(
-    object_list: list[Any], src: int, group: Group | None = None, *, sync_op: bool = True
+    object_list: list[Any], src: int, group: Members | None = None, *, sync_op: bool = True
 ) -> Work:
     """Replace the entries of `object_list`, equally long everywhere, by those of rank `src`."""
     return dispatch(group, sync_op, _describe_broadcast, object_list, src)
@@ -45,7 +45,7 @@ def scatter_object_list(
     out_object_list: list[Any],
     in_object_list: list[Any] | None = None,
     src: int = 0,
-    group: Group | None = None,
+    group: Members | None = None,
     *,
     sync_op: bool = True,
 ) -> Work:
@@ -57,7 +57,7 @@ def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
     dst: int = 0,
-    group: Group | None = None,
+    group: Members | None = None,
     *,
     sync_op: bool = True,
 ) -> Work:
@@ -68,7 +68,7 @@ def gather_object(
 def all_to_all_object(
     out_object_list: list[Any],
     in_object_list: list[Any],
-    group: Group | None = None,
+    group: Members | None = None,
     *,
     sync_op: bool = True,
 ) -> Work:
@@ -79,7 +79,7 @@ def all_to_all_object(
 # ---- descriptions
 
 
-def describe_all_gather(group: Group, object_list: Any, obj: Any) -> Call:
+def describe_all_gather(group: Members, object_list: Any, obj: Any) -> Call:
     """Describe `all_gather_object`."""
     kind = Kind.ALL_GATHER_OBJECT
     try:
@@ -90,7 +90,7 @@ def describe_all_gather(group: Group, object_list: Any, obj: Any) -> Call:
     return Call(kind, detail=pickled_detail(pickles), pickles=pickles, finish=_replace(object_list))
 
 
-def _describe_broadcast(group: Group, object_list: Any, src: Any) -> Call:
+def _describe_broadcast(group: Members, object_list: Any, src: Any) -> Call:
     kind, root = Kind.BROADCAST_OBJECT_LIST, group.root_of(src, "src")
     try:
         if not isinstance(object_list, list) or not object_list:
@@ -113,7 +113,7 @@ def _describe_broadcast(group: Group, object_list: Any, src: Any) -> Call:
     )
 
 
-def _describe_scatter(group: Group, out_list: Any, in_list: Any, src: Any) -> Call:
+def _describe_scatter(group: Members, out_list: Any, in_list: Any, src: Any) -> Call:
     kind, root = Kind.SCATTER_OBJECT_LIST, group.root_of(src, "src")
     pickles: Sequence[Pickled] = ()
     try:
@@ -132,7 +132,7 @@ def _describe_scatter(group: Group, out_list: Any, in_list: Any, src: Any) -> Ca
     )
 
 
-def _describe_gather(group: Group, obj: Any, gather_list: Any, dst: Any) -> Call:
+def _describe_gather(group: Members, obj: Any, gather_list: Any, dst: Any) -> Call:
     kind, root = Kind.GATHER_OBJECT, group.root_of(dst, "dst")
     at_root = root == group.rank
     try:
@@ -150,7 +150,7 @@ def _describe_gather(group: Group, obj: Any, gather_list: Any, dst: Any) -> Call
     )
 
 
-def _describe_all_to_all(group: Group, out_list: Any, in_list: Any) -> Call:
+def _describe_all_to_all(group: Members, out_list: Any, in_list: Any) -> Call:
     kind = Kind.ALL_TO_ALL_OBJECT
     try:
         _check_room(group, out_list, "out_object_list")
@@ -177,7 +177,7 @@ def _pack(obj: Any, what: str) -> Pickled:
         ) from error
 
 
-def _pack_each(group: Group, objects: Any, what: str) -> list[Pickled]:
+def _pack_each(group: Members, objects: Any, what: str) -> list[Pickled]:
     if not isinstance(objects, (list, tuple)) or len(objects) != group.nranks:
         got = len(objects) if isinstance(objects, (list, tuple)) else repr(objects)
         raise UsageError(
@@ -187,7 +187,7 @@ def _pack_each(group: Group, objects: Any, what: str) -> list[Pickled]:
     return [_pack(obj, f"{what}[{rank}]") for rank, obj in enumerate(objects)]
 
 
-def _check_room(group: Group, target: Any, what: str) -> None:
+def _check_room(group: Members, target: Any, what: str) -> None:
     if not isinstance(target, list) or len(target) not in (0, group.nranks):
         got = f"{len(target)} entries" if isinstance(target, list) else repr(target)
         raise UsageError(

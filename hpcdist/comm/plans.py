@@ -9,6 +9,7 @@ call, because everything has been checked and set up.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, final
 
 from hpcdist.comm import describe
@@ -17,10 +18,8 @@ from hpcdist.comm.dispatch import described, dispatch, not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
 from hpcdist.errors import UsageError
-from hpcdist.events import listeners
 from hpcdist.transport.base import DONE, REFUSE_START, Known, Plan, Work
 from hpcdist.transport.call import Call, label
-from hpcdist.transport.call_site import issued
 from hpcdist.transport.reduction import ReduceOp
 
 
@@ -119,46 +118,15 @@ def _plan(group: Group | None, describe_call: Callable[..., Any], *args: Any) ->
     plan = group.transport.plan(call)
     if plan is None:
         return _ReplayPlan(group, describe_call, args, what)
-    return _TransportPlan(group, call, plan)
+    plan.watch(group, partial(_tell, group, call))
+    return plan
 
 
-@final
-class _TransportPlan(Plan):
-    """A plan of the transport, whose starts count as operations of the group."""
-
-    def __init__(self, group: Group, call: Call, plan: Plan) -> None:
-        self._group, self._call, self._plan = group, call, plan
-        self._start = plan.start
-
-    def start(self) -> Work:
-        """Begin the operation on what the arrays hold now."""
-        if listeners:
-            return self._start_told()
-        work = self._start()
-        if issued.at is None:
-            self._group.issued += 1
-        return work
-
-    def _start_told(self) -> Work:
-        number = None
-        if issued.at is None:
-            self._group.issued = number = self._group.issued + 1
-        announcement = Announcement(self._group, self._call, number)
-        try:
-            with announcement as told:
-                return _ToldWork(self._start(), announcement, told.error)
-        except UsageError:
-            if number is not None:
-                self._group.issued -= 1  # it is under way already, or was freed
-            raise
-
-    def free(self) -> None:
-        """Free the plan of the transport."""
-        self._plan.free()
-
-    def in_words(self) -> str:
-        """See `Plan.in_words`."""
-        return self._plan.in_words()
+def _tell(group: Group, call: Call, start: Callable[[], Work]) -> Work:
+    """Start a plan of the transport, and tell the listeners."""
+    announcement = Announcement(group, call, group.issued)
+    with announcement as told:
+        return _ToldWork(start(), announcement, told.error)
 
 
 @final

@@ -65,7 +65,7 @@ def on_preempt(handler: Handler | None = None) -> Callable[[], None]:
 
 
 def should_stop(group: Group | None = None) -> bool:
-    """Say whether a rank of `group` got SIGTERM or SIGUSR1; every rank gets the same answer.
+    """Return whether a rank of `group` got SIGTERM or SIGUSR1; every rank gets the same answer.
 
     Collective: every rank calls it at the same place, usually once per training step. Once True,
     it stays True. The first call listens for the signals, as `on_preempt` does.
@@ -118,7 +118,7 @@ class _Notice:
 
     @property
     def listens(self) -> bool:
-        """Say whether the signals come here."""
+        """Return whether the signals come here."""
         return bool(self._previous)
 
     def listen(self, handler: Handler | None) -> Callable[[], None]:

@@ -10,12 +10,14 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeVar, cast, final
 
-from hpcdist.comm.group import Closed, Group
+from hpcdist.comm.closed import Closed
+from hpcdist.comm.members import Members
 from hpcdist.errors import UsageError
-from hpcdist.transport.base import Transport
 from hpcdist.transport.call_site import call_site
+
+G = TypeVar("G", bound=Members)
 
 
 class Whereabouts(NamedTuple):
@@ -31,7 +33,7 @@ class Whereabouts(NamedTuple):
 
 @final
 class OneThread:
-    """Lets one thread at a time change what groups there are."""
+    """A lock: one thread at a time changes what groups there are."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -66,15 +68,15 @@ class OneThread:
 class Session:
     """The world group and the groups made from it."""
 
-    def __init__(self, transport: Transport, whereabouts: Whereabouts, timeout_s: float) -> None:
-        self.world = Group(range(transport.size), transport.rank, 0, transport)
-        self.groups: dict[int, Group] = {0: self.world}
+    def __init__(self, world: Members, whereabouts: Whereabouts, timeout_s: float) -> None:
+        self.world = world
+        self.groups: dict[int, Members] = {0: world}
         self.whereabouts = whereabouts
         self.timeout_s = timeout_s
         self.next_id = 1
         self.groups_change = OneThread()
 
-    def adopt(self, group: Group) -> Group:
+    def adopt(self, group: G) -> G:
         """Keep `group` until it is destroyed."""
         self.groups[group.id] = group
         self.next_id = max(self.next_id, group.id) + 1
@@ -117,7 +119,7 @@ def leave_simulation() -> None:
 
 
 def is_simulated() -> bool:
-    """Say whether this thread is a rank of a simulated world."""
+    """Return whether this thread is a rank of a simulated world."""
     return "session" in vars(here)
 
 
@@ -128,7 +130,7 @@ def simulated_rank() -> dict[str, Any]:
 
 @contextmanager
 def standing_for(rank: dict[str, Any]) -> Iterator[None]:
-    """Let this thread stand for a `simulated_rank`, whose own thread it is not."""
+    """Make this thread stand for a `simulated_rank`, whose own thread it is not."""
     if not rank or is_simulated():
         yield
         return
@@ -149,11 +151,11 @@ def require_session() -> Session:
     return session
 
 
-def resolve_group(group: Any) -> Group:
+def resolve_group(group: G | None) -> G:
     """Return `group`, or the world group for None; raise `UsageError` for anything else."""
     if group is None:
-        return require_session().world
-    if type(group) is not Group:
+        return cast("G", require_session().world)
+    if Members not in type(group).__mro__:  # `isinstance` of an abstract class takes its time
         raise UsageError(
             f"group must be a Group from new_group or get_group, or None for all ranks, got "
             f"{group!r}; give what is no group by keyword (op=, sync_op=, tag=)"
@@ -162,7 +164,7 @@ def resolve_group(group: Any) -> Group:
 
 
 def _stand_apart() -> None:
-    """Let the groups of a forked child refuse: MPI and shared memory belong to its parent."""
+    """Make the groups of a forked child refuse: MPI and shared memory belong to its parent."""
     session = current_session()
     for group in session.groups.values() if session is not None else ():
         if group.transport is not None:

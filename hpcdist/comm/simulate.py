@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from hpcdist.comm.announcement import end_all
+from hpcdist.comm.group import world_group
 from hpcdist.comm.session import (
     Session,
     Whereabouts,
@@ -16,7 +17,7 @@ from hpcdist.comm.session import (
     enter_simulation,
     leave_simulation,
 )
-from hpcdist.errors import RemoteError, UsageError
+from hpcdist.errors import UsageError, is_secondary
 from hpcdist.transport.threads.group import ThreadGroup
 from hpcdist.transport.threads.transport import ThreadTransport
 
@@ -61,7 +62,7 @@ def simulate(
         def new_session() -> Session:
             nonlocal transport
             transport = transport.reopen()
-            return Session(transport, where, timeout)
+            return Session(world_group(transport), where, timeout)
 
         enter_simulation(new_session)
         why, details = "has ended", ""
@@ -84,7 +85,7 @@ def simulate(
     for thread in threads:
         thread.join()
     if errors:  # in the order in which they were raised
-        own = [rank for rank, error in errors.items() if not _is_secondary(error)]
+        own = [rank for rank, error in errors.items() if not is_secondary(error)]
         rank = (own or [*errors])[0]
         error = errors[rank]
         if sys.version_info >= (3, 11):
@@ -92,13 +93,6 @@ def simulate(
         own_frames = error.__traceback__ and error.__traceback__.tb_next
         raise error.with_traceback(own_frames)
     return results
-
-
-def _is_secondary(error: BaseException | None) -> bool:
-    """Return whether an error came of another rank's failure, or while one was handled."""
-    while error is not None and not isinstance(error, RemoteError):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 def _close_groups() -> None:

@@ -79,7 +79,7 @@ def _describe_comparison(group: Group, extremes: NumpyArray, error: UsageError |
 def first_difference(
     everyone: Sequence[Sequence[State]], ranks: Sequence[int], noun: str = "parameter"
 ) -> str:
-    """Say where the states of two of the `ranks` first differ, and what to do about it."""
+    """Return where the states of two of the `ranks` first differ, and what to do about it."""
     for position, states in enumerate(zip_longest(*everyone)):
         for rank, state in zip(ranks, states, strict=True):
             if state != states[0]:

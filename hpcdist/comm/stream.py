@@ -57,7 +57,7 @@ def all_reduce(
     sync_op: bool = True,
     use_calc_stream: bool = False,
 ) -> Work:
-    """Do `hpcdist.all_reduce`."""
+    """Call `hpcdist.all_reduce` with `use_calc_stream`."""
     return _dispatch(group, sync_op, use_calc_stream, describe.all_reduce, tensor, op)
 
 
@@ -69,7 +69,7 @@ def reduce(
     sync_op: bool = True,
     use_calc_stream: bool = False,
 ) -> Work:
-    """Do `hpcdist.reduce`; `dst` defaults to 0."""
+    """Call `hpcdist.reduce` with `use_calc_stream`; `dst` defaults to 0."""
     return _dispatch(group, sync_op, use_calc_stream, describe.reduce, tensor, dst, op)
 
 
@@ -81,7 +81,7 @@ def reduce_scatter(
     sync_op: bool = True,
     use_calc_stream: bool = False,
 ) -> Work:
-    """Do `hpcdist.reduce_scatter`."""
+    """Call `hpcdist.reduce_scatter` with `use_calc_stream`."""
     return _dispatch(
         group, sync_op, use_calc_stream, describe.reduce_scatter, tensor, tensor_or_tensor_list, op
     )
@@ -94,7 +94,7 @@ def broadcast(
     sync_op: bool = True,
     use_calc_stream: bool = False,
 ) -> Work:
-    """Do `hpcdist.broadcast`."""
+    """Call `hpcdist.broadcast` with `use_calc_stream`."""
     return _dispatch(group, sync_op, use_calc_stream, describe.broadcast, tensor, src)
 
 
@@ -105,7 +105,7 @@ def all_gather(
     sync_op: bool = True,
     use_calc_stream: bool = False,
 ) -> Work:
-    """Do `hpcdist.all_gather`."""
+    """Call `hpcdist.all_gather` with `use_calc_stream`."""
     return _dispatch(
         group, sync_op, use_calc_stream, describe.all_gather, tensor_or_tensor_list, tensor
     )
@@ -119,7 +119,7 @@ def gather(
     sync_op: bool = True,
     use_calc_stream: bool = False,
 ) -> Work:
-    """Do `hpcdist.gather`."""
+    """Call `hpcdist.gather` with `use_calc_stream`."""
     return _dispatch(group, sync_op, use_calc_stream, describe.gather, tensor, gather_list, dst)
 
 
@@ -131,7 +131,7 @@ def scatter(
     sync_op: bool = True,
     use_calc_stream: bool = False,
 ) -> Work:
-    """Do `hpcdist.scatter`."""
+    """Call `hpcdist.scatter` with `use_calc_stream`."""
     warn_of_meaningless(tensor_or_tensor_list, src, group)
     return _dispatch(
         group, sync_op, use_calc_stream, describe.scatter, tensor, tensor_or_tensor_list, src
@@ -145,7 +145,7 @@ def alltoall(
     sync_op: bool = True,
     use_calc_stream: bool = False,
 ) -> Work:
-    """Do `hpcdist.alltoall`."""
+    """Call `hpcdist.alltoall` with `use_calc_stream`."""
     return _dispatch(
         group,
         sync_op,
@@ -166,7 +166,7 @@ def alltoall_single(
     in_split_sizes: Sequence[int] | None = None,
     out_split_sizes: Sequence[int] | None = None,
 ) -> Work:
-    """Do `hpcdist.alltoall_single`; split sizes by keyword only, in both forms."""
+    """Call `hpcdist.alltoall_single` with `use_calc_stream`; split sizes by keyword only."""
     check_no_split_sizes(group, sync_op)
     return _dispatch(
         group,
@@ -188,7 +188,7 @@ def send(
     use_calc_stream: bool = False,
     tag: int = 0,
 ) -> Work:
-    """Do `hpcdist.send`."""
+    """Call `hpcdist.send` with `use_calc_stream`."""
     if is_nobody(dst):
         return to_nobody(group, describe_send, tensor, tag)
     return _dispatch(group, sync_op, use_calc_stream, describe_send, tensor, dst, tag)
@@ -202,7 +202,7 @@ def recv(
     use_calc_stream: bool = False,
     tag: int = 0,
 ) -> Work:
-    """Do `hpcdist.recv`."""
+    """Call `hpcdist.recv` with `use_calc_stream`."""
     if is_nobody(src):
         return to_nobody(group, describe_recv, tensor, tag)
     return _dispatch(group, sync_op, use_calc_stream, describe_recv, tensor, src, tag)

@@ -25,30 +25,30 @@ from hpcdist.arrays.packing import (
     same_memory,
     scatter_into,
 )
-from hpcdist.comm.group import Group
+from hpcdist.comm.members import Members
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import Block, Call, Kind, Shape
 from hpcdist.transport.parts import APART_FROM, joined
 
 
 def is_list(value: Any) -> bool:
-    """Say whether `value` is a list of arrays rather than one array."""
+    """Return whether `value` is a list of arrays rather than one array."""
     return isinstance(value, (list, tuple))
 
 
-def as_buffers(group: Group, arrays: Any, what: str) -> list[Buffer]:
+def as_buffers(group: Members, arrays: Any, what: str) -> list[Buffer]:
     """View one array per rank for reading."""
     _check_length(group, arrays, what)
     return [as_buffer(array, f"{what}[{rank}]") for rank, array in enumerate(arrays)]
 
 
-def as_outputs(group: Group, arrays: Any, what: str) -> list[Buffer]:
+def as_outputs(group: Members, arrays: Any, what: str) -> list[Buffer]:
     """View one array per rank for writing."""
     _check_length(group, arrays, what)
     return [as_output(array, f"{what}[{rank}]") for rank, array in enumerate(arrays)]
 
 
-def _check_length(group: Group, arrays: Any, what: str) -> None:
+def _check_length(group: Members, arrays: Any, what: str) -> None:
     if not is_list(arrays) or len(arrays) != group.nranks:
         got = f"{len(arrays)} entries" if is_list(arrays) else f"a {type(arrays).__name__}"
         raise UsageError(
@@ -74,7 +74,7 @@ Room = tuple[NumpyArray | None, Sequence[NumpyArray], Sequence[Shape], Callable[
 """Where a rank receives from each: an array or runs, else new memory; shapes; the `finish`."""
 
 
-def blocks_to_send(group: Group, given: Any, out: Buffer, what: str) -> Given:
+def blocks_to_send(group: Members, given: Any, out: Buffer, what: str) -> Given:
     """Return one block per rank, this rank's like `out`; `given` is a list or an array."""
     if given is None or (is_list(given) and not given):
         raise UsageError(f"The {what} should not be empty on the rank that sends it, got {given!r}")
@@ -166,7 +166,7 @@ def _check_place(buffer: Buffer, like: Buffer, what: str) -> None:
         raise UsageError(f"{what}: arrays in the memory of {places}; move them to one place")
 
 
-def _check_whole(group: Group, whole: Buffer, part: Buffer, what: str) -> None:
+def _check_whole(group: Members, whole: Buffer, part: Buffer, what: str) -> None:
     _check_place(whole, part, what)
     if whole.dtype != part.dtype or whole.data.size != group.nranks * part.data.size:
         raise UsageError(
@@ -175,7 +175,7 @@ def _check_whole(group: Group, whole: Buffer, part: Buffer, what: str) -> None:
         )
 
 
-def gathered_into(group: Group, target: Any, own: Buffer, like: Any, what: str) -> Room:
+def gathered_into(group: Members, target: Any, own: Buffer, like: Any, what: str) -> Room:
     """Return where gathered blocks go: one array, a list of n arrays, or an empty list to fill."""
     if target is None:
         raise UsageError(
@@ -231,10 +231,10 @@ def unpack_all(buffers: Sequence[Buffer]) -> Callable[[Any], None]:
 
 
 def keep(_: Any) -> None:
-    """Be the `finish` of a call that only reads a packed array: a plan packs it at every start."""
+    """Do nothing: the `finish` of a call that reads a packed array, which a plan packs anew."""
 
 
-def cannot(kind: Kind, group: Group, error: UsageError, root: int = 0) -> Call:
+def cannot(kind: Kind, group: Members, error: UsageError, root: int = 0) -> Call:
     """Describe a call in which this rank cannot take part: all ranks raise."""
     named = UsageError(f"rank {group.world_rank}: {error}")
     named.__cause__ = error.__cause__

@@ -1,37 +1,94 @@
-"""`Team`: the ranks that save or load together, or this process alone.
+"""`Together`: what fails on one rank of a group is raised on all of them.
 
-One rank, the first, looks at the disk and decides; all others obey it, since a file system may
-show different things to different nodes. What fails on one rank is raised on all.
+`decide`, `share` and `lead` exchange what functions return. ``with together():`` is for a whole
+block, in which ranks may communicate as well.
+
+[Note: end of a block] At its end every rank gathers how deep its blocks are nested and what has
+failed, and again until all are at the end of the same block. A rank that has failed first does this
+with an `error`: whichever operation of the group the others are in, they leave it with a
+`RemoteError` at once, and come to the end, too. An operation that ended on all ranks with an error
+(`RemoteError.in_step`) leaves them in step, so the next one is a new try; any other error means
+that a rank will not come.
 """
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, final
 
+from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.environment import get_world_size
 from hpcdist.comm.group import Group
-from hpcdist.comm.objects import gather_object, scatter_object_list
+from hpcdist.comm.objects import (
+    broadcast_object_list,
+    describe_all_gather,
+    gather_object,
+    scatter_object_list,
+)
 from hpcdist.comm.session import current_session, resolve_group
-from hpcdist.errors import CheckpointError, MismatchError, RemoteError, UsageError
+from hpcdist.errors import HpcdistError, MismatchError, RemoteError, UsageError, is_secondary
+from hpcdist.transport.call import END_OF_BLOCK, Call
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_SAME_EVERYWHERE: dict[str, type[Exception]] = {
-    each.__name__: each for each in (UsageError, MismatchError, CheckpointError)
-}
-"""Errors that all ranks raise as they are."""
+Alike = Callable[[BaseException], Exception | None]
+"""Returns what all ranks raise for an error of one of them; None: `RemoteError` on the others."""
+
+
+def together(group: Group | None = None) -> Together:
+    """Join the ranks of `group`, so that what fails on one rank is raised on all. Local.
+
+    As a context manager it is for a block, which every rank of the group has to enter and to
+    leave. The rank that fails raises its own exception at the end of the block, the others a
+    `RemoteError` that has its rank, its exception and its traceback; of several ranks, each raises
+    its own, and the rest what the first of them says. A rank that waits in a collective of this
+    group when another one fails need not wait for its time limit: it gets a `RemoteError` there.
+
+    Its method `lead` calls a function on the first rank and returns the result everywhere.
+
+    Args:
+        group: the ranks that take part; None for all. Without `init_parallel_env` a process that
+            is alone is all there is.
+
+    Raises:
+        UsageError: this rank is not in the group, or the ranks are not connected yet.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> with dist.together():
+        ...     samples = [1, 2, 3]  # or read the file of this rank
+        >>> dist.together().lead(sum, samples)
+        6
+
+    """
+    if group is None and current_session() is None:
+        if get_world_size() > 1:
+            raise UsageError(
+                f"this process is one of {get_world_size()} ranks, which do not know each other "
+                "yet; call hpcdist.init_parallel_env() first"
+            )
+        return Together()
+    group = resolve_group(group)
+    if not group.is_member():
+        raise UsageError(
+            f"rank {group.world_rank} is not in group {group.name}, whose world ranks are "
+            f"{group.ranks}; let only these call together"
+        )
+    return Together(group)
 
 
 class _Failure(NamedTuple):
     """What a rank tells the others of its error."""
 
     rank: int
-    kind: str
     message: str
     details: str
+    kind: type[Exception] | None
+    """What all ranks raise; None: its own exception on the rank itself."""
+    secondary: bool
 
 
 class _Outcome(NamedTuple):
@@ -39,11 +96,27 @@ class _Outcome(NamedTuple):
     failure: _Failure | None = None
 
 
+class _End(NamedTuple):
+    """What a rank tells at the end of a block."""
+
+    depth: int
+    failure: _Failure | None
+
+
+class _CallOff(HpcdistError):
+    """Why this rank takes part in no operation before the end of its block."""
+
+
 @final
-class Team:
+class Together:
     """The members of `group`, led by world rank `first`; None for this process alone."""
 
-    def __init__(self, group: Group | None = None, first: int | None = None) -> None:
+    def __init__(
+        self,
+        group: Group | None = None,
+        first: int | None = None,
+        alike: Alike = lambda error: None,
+    ) -> None:
         self.group = group
         self.rank = 0 if group is None else group.rank
         self.size = 1 if group is None else group.nranks
@@ -51,6 +124,7 @@ class Team:
         self.first = 0
         if group is not None and first is not None and group.is_member():
             self.first = group.root_of(first, "coordinator_rank")
+        self.alike = alike
 
     @property
     def first_world_rank(self) -> int:
@@ -73,9 +147,8 @@ class Team:
         Collective. `do` returns one entry per rank. If a rank has failed, the first calls `undo`.
 
         Raises:
-            CheckpointError: a rank failed with it, or with an `OSError`; on every rank.
-            UsageError, MismatchError: a rank failed with it; on every rank.
-            RemoteError: another rank failed otherwise.
+            BaseException: what failed on this rank.
+            RemoteError: another rank failed.
 
         """
         mine, error = self._attempt(own)
@@ -93,7 +166,7 @@ class Team:
                 answers = [_Outcome(failure=failure)] * self.size
         answer = self._scatter(answers)
         if answer.failure is not None:
-            raise _exception(answer.failure, self._world_rank, error)
+            raise self._exception(answer.failure, error)
         result: R = answer.result
         return result
 
@@ -101,36 +174,126 @@ class Team:
         """Call `own` on every rank and return all results on every rank. Collective."""
         return self.decide(own, lambda results: [list(results)] * self.size)
 
-    def lead(self, do: Callable[[], T]) -> T:
-        """Call `do` on the first rank and return its result on every rank. Collective."""
-        return self.decide(lambda: None, lambda _: [do()] * self.size)
+    def lead(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call `function` on the first rank and return its result on every rank. Collective.
+
+        Raises:
+            BaseException: on the first rank, what `function` raised.
+            RemoteError: on the others, if it failed.
+
+        """
+        outcome, error = _Outcome(), None
+        if self.leads:
+            outcome, error = self._attempt(lambda: function(*args, **kwargs))
+        if self._has_others:
+            told = [outcome]
+            broadcast_object_list(told, self.first_world_rank, self.group)
+            outcome = told[0]
+        if outcome.failure is not None:
+            raise self._exception(outcome.failure, error)
+        result: T = outcome.result
+        return result
+
+    # ---- blocks
+
+    def __enter__(self) -> Together:
+        if self.group is not None:
+            self.group.open_blocks += 1
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.group is None:
+            return
+        depth, self.group.open_blocks = self.group.open_blocks, self.group.open_blocks - 1
+        if not self._has_others:
+            return
+        try:
+            self._end_block(self.group, depth, error)
+        except Exception as reason:
+            if error is None:
+                raise
+            if hasattr(error, "add_note"):  # from Python 3.11 on
+                error.add_note(f"the other ranks may not know of it: {reason}")
+
+    def _end_block(self, group: Group, depth: int, error: BaseException | None) -> None:
+        """Return once all ranks are here, or raise what another one failed with.
+
+        See [Note: end of a block].
+        """
+        heard: Exception | None = None
+        failure = None if error is None else self._failure(error)
+        call_off = None if error is None else _CallOff(f"its block failed with {_in_words(error)}")
+        if call_off is not None:
+            call_off.__cause__ = error
+        while True:
+            ends: list[_End] = []
+            try:
+                dispatch(group, True, _describe_end, ends, _End(depth, failure), call_off)
+            except (MismatchError, RemoteError, _CallOff) as reason:
+                if isinstance(reason, RemoteError) and not reason.in_step:
+                    raise
+                heard = heard or reason
+                failure = failure or self._failure(reason)
+                call_off = None
+                continue
+            least = min(each.depth for each in ends)
+            if depth > least or depth == max(each.depth for each in ends):
+                break
+        if error is None:
+            _raise_first([each.failure for each in ends if each.failure], failure, heard)
+            if depth > least:
+                raise MismatchError(
+                    "this rank ends a block in which not all ranks of the group are; let every "
+                    "rank enter and leave the same blocks of hpcdist.together"
+                )
+
+    # ----
+
+    @property
+    def _has_others(self) -> bool:
+        return self.group is not None and self.size > 1
 
     @property
     def _world_rank(self) -> int:
         return 0 if self.group is None else self.group.world_rank
 
-    def _attempt(self, do: Callable[[], Any]) -> tuple[_Outcome, Exception | None]:
+    def _attempt(self, do: Callable[[], Any]) -> tuple[_Outcome, BaseException | None]:
         try:
             return _Outcome(do()), None
-        except Exception as error:
-            known = isinstance(error, tuple(_SAME_EVERYWHERE.values()))
-            kind = "CheckpointError" if isinstance(error, OSError) else type(error).__name__
-            message = str(error) if known else _in_words(error)
-            where = f"rank {self._world_rank}: " if self.size > 1 else ""
-            failure = _Failure(
-                self._world_rank, kind, where + message, "" if known else traceback.format_exc()
-            )
-            return _Outcome(failure=failure), error
+        except BaseException as error:  # an interrupt or exit, too: the others wait for this rank
+            return _Outcome(failure=self._failure(error)), error
+
+    def _failure(self, error: BaseException) -> _Failure:
+        rank, alike = self._world_rank, self.alike(error)
+        where = f"rank {rank}: " if self.size > 1 else ""
+        if alike is not None:
+            return _Failure(rank, f"{where}{alike}", "", type(alike), secondary=False)
+        words = f"rank {rank} failed with {_in_words(error)}"
+        details = "".join(traceback.format_exception(error))
+        return _Failure(rank, words, details, None, is_secondary(error))
+
+    def _exception(self, failure: _Failure, own: BaseException | None) -> BaseException:
+        """Return what this rank raises for the failure of a rank; its `own`, if it has one."""
+        if failure.kind is None or (own is not None and not isinstance(own, Exception)):
+            return own or RemoteError(failure.message, failure.rank, failure.details)
+        error = failure.kind(failure.message)
+        error.__cause__ = own if failure.rank == self._world_rank else None
+        return error
 
     def _gather(self, mine: _Outcome) -> list[_Outcome]:
-        if self.group is None or self.size == 1:
+        if not self._has_others:
             return [mine]
         outcomes: list[_Outcome] = []
         gather_object(mine, outcomes if self.leads else None, self.first_world_rank, self.group)
         return outcomes
 
     def _scatter(self, answers: list[_Outcome]) -> _Outcome:
-        if self.group is None or self.size == 1:
+        if not self._has_others:
             return answers[0]
         mine: list[_Outcome] = []
         scatter_object_list(
@@ -139,41 +302,24 @@ class Team:
         return mine[0]
 
 
-def team_of(group: Group | None, first: int | None = None) -> Team:
-    """Return the team of `group`; without a session the one of this process, if it is alone.
+def _describe_end(group: Group, ends: list[_End], mine: _End, error: Exception | None) -> Call:
+    call = describe_all_gather(group, ends, mine)
+    return call._replace(root=END_OF_BLOCK, error=call.error or error)
 
-    Raises:
-        UsageError: the launcher started several ranks, but they are not connected yet.
 
+def _raise_first(
+    failures: Sequence[_Failure], mine: _Failure | None, heard: Exception | None
+) -> None:
+    """Raise the failure of the first rank that has one of its own; what this rank `heard` itself.
+
+    That all ranks of a disagreement hear themselves.
     """
-    if group is not None or current_session() is not None:
-        return Team(resolve_group(group), first)
-    if get_world_size() > 1:
-        raise UsageError(
-            f"this process is one of {get_world_size()} ranks, which do not know each other yet; "
-            "call hpcdist.init_parallel_env() first"
-        )
-    return Team()
+    first = min(failures, key=lambda each: each.secondary, default=None)
+    if heard is not None and (first == mine or isinstance(heard, MismatchError)):
+        raise heard
+    if first is not None:
+        raise RemoteError(first.message, first.rank, first.details)
 
 
-def reading_team(group: Group | None, first: int | None = None) -> Team:
-    """Return the team of `group`; without a session this process alone, which does no harm."""
-    return team_of(group, first) if group is not None or current_session() is not None else Team()
-
-
-def _in_words(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}"
-    return f"{type(error).__name__}: {error}"
-
-
-def _exception(failure: _Failure, rank: int, own: Exception | None) -> Exception:
-    """Return what this rank raises for the failure of a rank, maybe its own."""
-    mine = own if failure.rank == rank else None
-    kind = _SAME_EVERYWHERE.get(failure.kind)
-    if kind is not None:
-        error = kind(failure.message)
-        error.__cause__ = mine
-        return error
-    return mine or RemoteError(failure.message, failure.rank, failure.details)
+def _in_words(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()

@@ -155,7 +155,7 @@ class DistributedSampler:
         return f"DistributedSampler({self.in_words()})"
 
     def in_words(self) -> str:
-        """Say whose share of what this is, in which order, and where it stands."""
+        """Describe whose share of what this is, in which order, and where it stands."""
         order = f"shuffled with seed {self._seed}" if self._shuffle else "in order"
         return (
             f"{self._length} samples {order}, rank {self._rank} of {self._size}, "

@@ -67,7 +67,7 @@ def _take_each(arrays: Any, index: Any) -> Any:
 
 
 def _holds_arrays(several: tuple[Any, ...] | list[Any] | dict[Any, Any]) -> bool:
-    """Say whether these are columns; if not, a list is one of samples, and a dict is nothing."""
+    """Return whether these are columns; if not, a list is one of samples, and a dict is nothing."""
     others = {name: type(each).__name__ for name, each in _named(several) if not _is_array(each)}
     if others and (isinstance(several, dict) or len(others) < len(several)):
         raise UsageError(

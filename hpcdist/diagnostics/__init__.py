@@ -1,5 +1,5 @@
-"""What is the matter: `hpcdist doctor`. Read `facts`, `problems`, `checks`, `ways`, then `doctor`.
+"""What is the matter: `hpcdist doctor`. Read `probe`, `problems`, `checks`, `algorithms`, `doctor`.
 
-`facts` looks around, with `installation`, `machine`, `gpus` and `network`; `problems`, `hardware`,
-`checks` and `ways` are pure functions of what it found.
+`probe` looks around, with `installation`, `machine`, `gpus` and `network`; `problems`, `hardware`,
+`checks` and `algorithms` are pure functions of what it found.
 """

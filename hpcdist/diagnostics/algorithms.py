@@ -1,4 +1,4 @@
-"""`way_rows`: which way each operation takes, why, and which rule says so. Pure."""
+"""`algorithm_rows`: which algorithm each operation uses, why, and which rule says so. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ARRAYS = ("ordinary", "shared")
 
 
 class Outcome(NamedTuple):
-    """The way, what that means, and why it is taken."""
+    """The algorithm, what that means, and why it is used."""
 
     algorithm: str
     meaning: str
@@ -46,7 +46,7 @@ NOT_PIPELINED = "pipelined needs the compiled kernel"
 NO_HIERARCHY = "hierarchical needs shared memory in every node"
 
 
-def way_rows(
+def algorithm_rows(
     job: Job, tuning_table: TuningTable, operations: Iterable[str], sizes: Sequence[int]
 ) -> list[Row]:
     """Return one row for each operation, kind of arrays, kind of numbers and size.
@@ -139,6 +139,6 @@ def _kinds(outcomes: dict[tuple[str, str], Outcome]) -> Iterator[tuple[str, Outc
 
 
 def meanings(rows: Iterable[Row]) -> list[dict[str, str]]:
-    """Return what the ways mean that occur in the rows."""
+    """Return what the algorithms mean that occur in the rows."""
     found = dict.fromkeys((row.outcome.algorithm, row.outcome.meaning) for row in rows)
     return [{"algorithm": algorithm, "": meaning} for algorithm, meaning in found]

@@ -19,7 +19,7 @@ from rich.table import Table
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
 from hpcdist.config import Config, read_config
-from hpcdist.diagnostics.algorithms import Row as WayRow, folded, meanings, way_rows
+from hpcdist.diagnostics.algorithms import Row as WayRow, algorithm_rows, folded, meanings
 from hpcdist.diagnostics.checks import Row as CheckRow, check_rows
 from hpcdist.diagnostics.installation import Setting, compiled_dtypes, settings_of, versions
 from hpcdist.diagnostics.launcher import (
@@ -77,7 +77,7 @@ class Report(NamedTuple):
               help="Bytes of the largest contribution of a rank.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def doctor(operations: tuple[str, ...], sizes: str, as_json: bool) -> None:
-    """Say what this installation and this job would do, and why; name problems and remedies.
+    """Print what this installation and this job would do, and why; name problems and remedies.
 
     Run it alone, or on the ranks of a job as in `srun -n 4 hpcdist doctor`. The exit code is 1 if
     something makes the job wrong or hang.
@@ -114,7 +114,7 @@ def _own_rank() -> int:
 
 
 def _others_wait() -> bool:
-    """Say whether MPI has started, with other ranks, who may be waiting for this one."""
+    """Return whether MPI has started, with other ranks, who may be waiting for this one."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     return mpi is not None and mpi.COMM_WORLD.size > 1
 
@@ -139,7 +139,7 @@ def examine(operations: Iterable[str], sizes: Sequence[int]) -> Report | int:
     """Return the report of this process and its job, on other ranks its exit code. Collective.
 
     Args:
-        operations: whose ways are asked for.
+        operations: whose algorithms are asked for.
         sizes: bytes of their largest contributions.
 
     """
@@ -178,7 +178,7 @@ def _report(
         settings_of(config, snapshot()),
         problems,
         job,
-        way_rows(job, cast(Any, world.transport).context.tuning_table, operations, sizes),
+        algorithm_rows(job, cast(Any, world.transport).context.tuning_table, operations, sizes),
         starting_words(starter) if job.launch.launcher == "none" else "",
     )
 

@@ -149,7 +149,7 @@ def named(hosts: Sequence[str]) -> str:
 
 
 def across_numa(machine: Machine) -> bool:
-    """Say whether the cores of a rank belong to several NUMA nodes.
+    """Return whether the cores of a rank belong to several NUMA nodes.
 
     Example:
         >>> across_numa(Machine("a", (0, 1), ((0,), (1,))))

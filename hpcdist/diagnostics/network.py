@@ -71,7 +71,7 @@ def measure(comm: Any, nodes: Sequence[int], names: Sequence[str] | None) -> Net
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Tell nodes apart that call themselves alike."""
+    """Give different names to nodes that have the same one."""
     if len(set(names)) == len(names):
         return tuple(names)
     return tuple(f"{name}/{number}" for number, name in enumerate(names))

@@ -221,7 +221,7 @@ def by_host(machines: Sequence[Machine]) -> dict[str, list[Machine]]:
 
 
 def _try_sharing(world: Group) -> tuple[bool, bool, str]:
-    """Say whether ranks share memory, whether they reduce in it, and if not, why. Collective."""
+    """Return whether ranks share memory, whether they reduce in it, and if not, why. Collective."""
     with recorded() as caught:
         group = new_group()
         host = cast(Any, group.transport)

@@ -1,9 +1,9 @@
 """Starting ranks: `hpcdist run` for scripts, `spawn` for functions.
 
-Read `command` (what is started, pure), `site` (what there is to start it with), `job` (one job
-under way, with `streams`, `output`, `input`, `rank` and `outcome`), then the two uses: `run` behind
-`cli`, and `spawning` with its `context`, `payload` and `worker`. `submit` hands a job to Slurm,
-`modulefile` describes an installation. The package is callable:
+Read `command` (what is started, pure), `launchers` (what there is to start it with), `job` (one job
+under way, with `streams`, `output`, `input`, `processes` and `outcome`), then the two uses: `run`
+behind `cli`, and `spawn` with its `context`, `pickled_call` and `worker`. `submit` hands
+a job to Slurm, `modulefile` describes an installation. The package is callable:
 `hpcdist.launch()` is `hpcdist run` with the arguments of this program.
 """
 
@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpcdist.launch.spawn.context import MultiprocessContext
-    from hpcdist.launch.spawn.spawning import spawn
+    from hpcdist.launch.spawning.context import MultiprocessContext
+    from hpcdist.launch.spawning.spawn import spawn
 
 __all__ = ["MultiprocessContext", "launch", "spawn"]
 
@@ -26,7 +26,7 @@ def launch() -> None:
     `python -m hpcdist.launch -n 4 train.py` does the same.
 
     Raises:
-        SystemExit: Always, with the exit code of the job.
+        SystemExit: always, with the exit code of the job.
 
     Example:
         >>> launch()  # doctest: +SKIP
@@ -49,7 +49,7 @@ sys.modules[__name__].__class__ = _Launch
 
 def _lazy(name: str) -> Any:
     if name in ("spawn", "MultiprocessContext"):
-        from hpcdist.launch.spawn import spawning
+        from hpcdist.launch.spawning import spawn as spawning
 
         return getattr(spawning, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,7 +23,7 @@ COMMANDS = {
     ),
     "tune": (
         "hpcdist.bench.tune.command:tune",
-        "Measure which way each operation is fastest here, and write it down.",
+        "Measure by which algorithm each operation is fastest here, and write it down.",
     ),
     "checkpoint": (
         "hpcdist.checkpoint.command:checkpoint",

@@ -116,15 +116,15 @@ def build_command(options: Options, site: Site, environ: Mapping[str, str]) -> C
     """Return the command that starts the job; nothing is run.
 
     Args:
-        options: What the user asks for.
-        site: What this machine has.
-        environ: The environment the job would inherit.
+        options: what the user asks for.
+        site: what this machine has.
+        environ: the environment the job would inherit.
 
     Returns:
         The command; with `options.program` as the program of each rank.
 
     Raises:
-        UsageError: The wishes contradict each other, or no launcher can fulfil them.
+        UsageError: the wishes contradict each other, or no launcher can fulfil them.
 
     Example:
         >>> site = Site(cpus=4, cores=4, uid=1, mpiexec="/bin/mpiexec", family=Family.MPICH)
@@ -143,7 +143,7 @@ def shell_text(command: Command) -> str:
     """Return the command as a line for a shell, variables first.
 
     Args:
-        command: The command.
+        command: the command.
 
     Example:
         >>> shell_text(Command(("srun", "a b"), {"X": "1"}, ("Y",), 1, False, ""))
@@ -162,7 +162,7 @@ def one_program(program: tuple[str, ...]) -> tuple[str, ...]:
     A lone ":" begins the next program for srun and for every mpiexec; a shell hides it.
 
     Args:
-        program: The argv of each rank.
+        program: the argv of each rank.
 
     Example:
         >>> one_program(("python", "x.py")), one_program(("cut", "-d", ":"))
@@ -178,7 +178,7 @@ def srun_mpi(family: Family | None) -> str | None:
     """Return the `--mpi=` that srun needs for an MPI library, None where that is not known.
 
     Args:
-        family: Whose library the ranks load.
+        family: whose library the ranks load.
 
     Example:
         >>> srun_mpi(Family.MPICH)

@@ -45,8 +45,8 @@ def inherited(environ: Mapping[str, str], here: bool) -> tuple[str, ...]:
     """Return the names in `environ` that belong to the job around us and not to a new one.
 
     Args:
-        environ: The environment the new job would inherit.
-        here: The new job stays on this machine, so that allocations do not concern it either.
+        environ: the environment the new job would inherit.
+        here: the new job stays on this machine, so that allocations do not concern it either.
 
     Example:
         >>> inherited({"PMI_RANK": "0", "PATH": "/bin", "PMIX_MCA_gds": "hash"}, False)

@@ -33,7 +33,7 @@ def find_site(environ: Mapping[str, str]) -> Site:
     """Return the launchers and processors of this machine; asks `mpiexec --version`.
 
     Args:
-        environ: The environment of the process: PATH and mpi4py's variables are looked at.
+        environ: the environment of the process: PATH and mpi4py's variables are looked at.
 
     Example:
         >>> find_site({}).srun is None
@@ -66,7 +66,7 @@ def wanted_family(environ: Mapping[str, str]) -> Family | None:
     """Return the MPI that mpi4py's own variable asks for, None where it is not set.
 
     Args:
-        environ: The environment of the process.
+        environ: the environment of the process.
 
     Example:
         >>> wanted_family({"MPI4PY_MPIABI": "mpich"}).value
@@ -81,7 +81,7 @@ def identify(text: str) -> tuple[Family, int] | None:
     """Return the family and major version that the text of `mpiexec --version` tells.
 
     Args:
-        text: What `mpiexec --version` printed.
+        text: what `mpiexec --version` printed.
 
     Example:
         >>> identify("mpiexec (Open MPI) 5.0.11")[1]

@@ -37,17 +37,17 @@ def run_job(options: Options, manner: RunOptions, site: Site, environ: Mapping[s
     """Run a job to its end, again where it fails and `manner` allows.
 
     Args:
-        options: What to start.
-        manner: How to run it.
-        site: What this machine has.
-        environ: The environment the job inherits.
+        options: what to start.
+        manner: how to run it.
+        site: what this machine has.
+        environ: the environment the job inherits.
 
     Returns:
         The exit code as a shell counts: that of the first rank that failed, 128 + n for signal n.
 
     Raises:
-        UsageError: There is no command for these options.
-        OSError: The launcher could not be started.
+        UsageError: there is no command for these options.
+        OSError: the launcher could not be started.
 
     Example:
         >>> run_job(Options(("true",), nprocs=2), Manner(), site, environ)  # doctest: +SKIP

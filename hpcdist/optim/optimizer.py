@@ -79,16 +79,16 @@ class Optimizer(ABC):
         self._slots.step()
 
     def has_stepped(self) -> bool:
-        """Say whether there is a state to lose: whether a step has been taken or loaded."""
+        """Return whether there is a state to lose: whether a step has been taken or loaded."""
         return self._slots.has_stepped()
 
     def clear_grad(self) -> None:
-        """Let no parameter have a gradient."""
+        """Clear the gradients of all parameters."""
         for slot in self.slots:
             slot.parameter.grad = None
 
     def zero_grad(self) -> None:
-        """Do `clear_grad` (torch's name)."""
+        """Alias of `clear_grad` (torch's name)."""
         self.clear_grad()
 
     def state_dict(self) -> State:
@@ -170,7 +170,7 @@ class Slots:
             parameter.data = library.wrap(mine)
 
     def in_words(self) -> str:
-        """Say how many parameters there are, and the options of the first group."""
+        """Describe the number of parameters and the options of the first group."""
         several = f" in {len(self.groups)} groups" if len(self.groups) > 1 else ""
         options = {name: value for name, value in self.groups[0].items() if name != "params"}
         return ", ".join(
@@ -181,7 +181,7 @@ class Slots:
         )
 
     def has_stepped(self) -> bool:
-        """Say whether there is a state to lose."""
+        """Return whether there is a state to lose."""
         return any(kept.step for kept in self._slices.values())
 
     def state_dict(self) -> State:

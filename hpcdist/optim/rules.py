@@ -87,7 +87,7 @@ def adam(block: Block) -> None:
 
 
 def adamw(block: Block) -> None:
-    """Do Adam, with decay apart from it: w *= 1 - lr decay (Loshchilov and Hutter 2019)."""
+    """Apply Adam with decoupled weight decay: w *= 1 - lr decay (Loshchilov and Hutter 2019)."""
     weights, options = block.weights, block.options
     if options["weight_decay"]:
         factor = 1 - options["learning_rate"] * options["weight_decay"]

@@ -59,7 +59,7 @@ class Slice:
             yield "master", self.master
 
     def use(self, weights: Any) -> None:
-        """Let the weights live in `weights`, which hold the same numbers, from now on."""
+        """Keep the weights in `weights`, which hold the same numbers, from now on."""
         self.weights = _real(weights)
 
     def adopt(self) -> None:

@@ -107,7 +107,7 @@ class ArrayDataParallel(DataParallel):
         return run(*inputs, **kwargs)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Do the same as calling the model."""
+        """Call the model."""
         return self(*inputs, **kwargs)
 
     def synchronize(self) -> None:
@@ -125,7 +125,7 @@ class ArrayDataParallel(DataParallel):
         self._backward.synchronize()
 
     def apply_collective_grads(self) -> None:
-        """Do `synchronize`."""
+        """Alias of `synchronize`."""
         self.synchronize()
 
     def zero_grad(self) -> None:
@@ -140,7 +140,7 @@ class ArrayDataParallel(DataParallel):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients of forwards inside the context accumulate on this rank only.
+        """Accumulate gradients of forwards inside the context on this rank only.
 
         The forward decides: the next backward of a forward outside averages what has gathered.
         Without a forward through the model, the first gradient of a backward pass decides.
@@ -157,7 +157,7 @@ class ArrayDataParallel(DataParallel):
     def join(
         self, divide_by_initial_world_size: bool = True, enable: bool = True
     ) -> Iterator[None]:
-        """Let ranks have different numbers of batches. Collective over the group.
+        """Allow ranks to have different numbers of batches. Collective over the group.
 
         Use no other collectives of the group inside. A rank that has left its loop contributes
         zeros until all have; then every rank gets the parameters of one that was last.

@@ -84,6 +84,7 @@ class Averager:
 
         """
         group, launched = group or self._group, perf_counter()
+        # Each rank decides for itself: both ways issue the same operations in the same order.
         if not self._overlap.inline:
             ended = partial(self._ended, launched, then)
             return dispatch(group, False, self._describe, bucket, error, ended)
@@ -102,7 +103,7 @@ class Averager:
             dispatch(group, True, self._describe, bucket, error, ended)
         except CollectiveTimeout:
             raise
-        except Exception as failure:
+        except Exception as failure:  # kept, so that this rank goes on to send the next bucket
             return failure
         finally:
             self._overlap.paused(perf_counter() - launched, thread_time() - cpu)
@@ -180,7 +181,7 @@ def first_failure(works: Sequence[Work]) -> Exception | None:
 
     """
     first: Exception | None = None
-    for work in works:
+    for work in works:  # all of them, also after an error: their memory is in use until then
         try:
             work.wait()
         except CollectiveTimeout:

@@ -49,7 +49,7 @@ def average_gradients(tree: Any, group: Group | None = None) -> Any:
 
     """
     group = resolve_group(group)
-    if group.transport is None:
+    if not group.is_member():
         not_a_member(group)
         return tree
     named = leaves(tree)
@@ -79,7 +79,7 @@ def fused_allreduce_gradients(
     if hcg is not None and group is not None:
         raise UsageError("fused_allreduce_gradients got both hcg and group; give one of them")
     group = resolve_group(hcg.get_data_parallel_group() if hcg is not None else group)
-    if group.transport is None:
+    if not group.is_member():
         not_a_member(group)
         return
     gradients = [

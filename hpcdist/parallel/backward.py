@@ -128,18 +128,19 @@ class BackwardPass:
 
     def _before_write(self, index: int, error: UsageError | None) -> None:
         again = self.reducer.is_ready(index)
+        # A pass that does not communicate has no end of its own: a second gradient begins the next.
         if self._synced is None or (again and not self._synced):
             self.begin(self.sync if self._forward is None else self._forward)
         elif again:
             error = error or self._second(index)
         if error is not None:
-            if self._synced:
+            if self._synced:  # the others wait for our buckets: call them off
                 self.end(error)
             raise error
         self._policy.open(self.reducer.bucket_of(index))
 
     def _after_write(self, index: int) -> None:
-        self._intercept[index] = 1
+        self._intercept[index] = 1  # a second gradient in this pass needs a look again
         buckets = self.reducer.ready(index)
         if buckets and self._synced:
             for bucket in buckets:
@@ -159,13 +160,13 @@ class BackwardPass:
         self._forward = None
         self._policy.begin(synced)
         self._synced = synced
-        if self._in_place:
+        if self._in_place:  # writing costs no call until a parameter is written twice
             self._intercept[:] = bytes(len(self._intercept))
 
     def _send(self, bucket: int) -> None:
         try:
             self._error = self._policy.send(bucket, self._error)
-        except CollectiveTimeout:
+        except CollectiveTimeout:  # the buckets left would only wait for the same rank
             self._policy.discard()
             self.reset()
             raise
@@ -178,7 +179,7 @@ class BackwardPass:
         self._error = self._error or error
         try:
             for bucket in self.reducer.rest():
-                self._policy.open(bucket)
+                self._policy.open(bucket)  # one without any gradient may have no memory yet
                 self._send(bucket)
             self._policy.finish(missing, self._error)
         except BaseException:

@@ -82,7 +82,7 @@ def own_group(entry: Any) -> Any:
 
 
 def _check(name: str, own: Any, group: Group) -> None:
-    if not isinstance(own, Group) or own.transport is None or not own.is_member():
+    if not isinstance(own, Group) or not own.is_member() or own.is_closed:
         raise UsageError(
             f"the group of parameter {name!r} is {own!r}, but must be a group that this rank is a "
             "member of, the ranks that have the same parameter; make it by new_group or split"

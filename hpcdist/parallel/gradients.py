@@ -78,7 +78,7 @@ class Gradients(Policy):
         self._attach()
 
     def _attach(self) -> None:
-        """Let the gradients be views of the buckets."""
+        """Make the gradients views of the buckets."""
         for bucket, flat in zip(self._buckets, self._flats, strict=True):
             start = 0
             for index in bucket.indices:
@@ -103,7 +103,7 @@ class Gradients(Policy):
             self._averager.begin()
 
     def open(self, bucket: int) -> None:
-        """Do nothing: the memory is there."""
+        """No-op: gradients always have their memory."""
 
     def send(self, bucket: int, error: UsageError | None) -> UsageError | None:
         """See `Policy.send`."""
@@ -136,7 +136,7 @@ class Gradients(Policy):
             self.backward.end(_failed(failure))
 
     def fill_in(self, missing: Sequence[int]) -> UsageError | None:
-        """Let parameters without a gradient contribute zeros, where they may have none."""
+        """Make parameters without a gradient contribute zeros, where they may have none."""
         error = self._complaint(missing)
         if error is None:
             for index in missing:
@@ -159,7 +159,7 @@ class Gradients(Policy):
         self._after(self.attendance.active[0])
 
     def _note_use(self, missing: Sequence[int]) -> None:
-        """Let those that another rank has used have a gradient here, too. Collective."""
+        """Mark parameters that any other rank has used as having a gradient here. Collective."""
         used = np.ones(len(self._parameters), np.uint8)
         used[missing] = [self._parameters[index].has_grad for index in missing]
         for group in dict.fromkeys([self._group, *(bucket.group for bucket in self._buckets)]):

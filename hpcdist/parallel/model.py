@@ -33,6 +33,9 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
     else with `named_parameters()` (of `hpcdist.Parameter`) runs on hpcdist's engine for arrays.
     Whatever is not named here falls through to `layers`.
 
+    A parameter may say which ranks have the same one, if not all have: `Parameter.group`, or the
+    attribute ``hpcdist_group`` of torch's. Its gradient is averaged over these ranks.
+
     Args:
         layers: a `torch.nn.Module`, or an object with ``named_parameters()``.
         strategy: accepted for Paddle's sake.
@@ -49,7 +52,8 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
             ``HPCDIST_CHECK_NAN``.
 
     Raises:
-        UsageError: no trainable parameter, or this rank is not in the group.
+        UsageError: no trainable parameter, this rank is not in the group, or a parameter's group is
+            not a part of it.
         MismatchError: the parameters of two ranks differ in name, order, shape or dtype.
 
     Reference: Li et al., PyTorch Distributed, VLDB 2020; Paddle's ``paddle.DataParallel``.
@@ -78,7 +82,7 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
 
     @abstractmethod
     def no_sync(self) -> AbstractContextManager[None]:
-        """Let gradients of forwards inside the context accumulate on this rank, without averaging.
+        """Accumulate gradients of forwards inside the context on this rank, without averaging.
 
         The forward decides: the next backward of a forward outside averages what has gathered.
         """
@@ -87,7 +91,7 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
     def join(
         self, divide_by_initial_world_size: bool = True, enable: bool = True
     ) -> AbstractContextManager[None]:
-        """Let ranks have different numbers of batches. Collective over the group.
+        """Allow ranks to have different numbers of batches. Collective over the group.
 
         A rank that has left its loop contributes zeros until all have; then every rank gets the
         parameters of one that was last.
@@ -108,11 +112,11 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
         """Load what `state_dict` returned. Local: do the same on every rank."""
 
     def set_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
-        """Do `set_state_dict`."""
+        """Alias of `set_state_dict`."""
         return self.set_state_dict(state_dict, use_structured_name)
 
     def load_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
-        """Do `set_state_dict`."""
+        """Alias of `set_state_dict`."""
         return self.set_state_dict(state_dict, use_structured_name)
 
     def scale_loss(self, loss: Any) -> Any:

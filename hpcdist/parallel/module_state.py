@@ -61,7 +61,7 @@ def sync_params_buffers(
 
     """
     group = resolve_group(comm_group)
-    if group.transport is None:
+    if not group.is_member():
         not_a_member(group)
         return
     group.root_of(src_rank, "src_rank")
@@ -138,7 +138,7 @@ def trainable(model: Any) -> list[tuple[str, Any]]:
 
 
 def is_trained(entry: Any) -> bool:
-    """Say whether `entry` is a parameter that takes gradients."""
+    """Return whether `entry` is a parameter that takes gradients."""
     return type(entry) is Parameter and entry.requires_grad
 
 

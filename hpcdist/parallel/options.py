@@ -31,7 +31,6 @@ def bucket_limits(group: Group, usual_mb: float, last_mb: float) -> tuple[int, i
     for name, size in (("comm_buffer_size", usual_mb), ("last_comm_buffer_size", last_mb)):
         if isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 <= size < 1 << 40:
             raise UsageError(f"{name} must be a number of MiB, at least 0, got {size!r}")
-    assert group.transport is not None
-    if usual_mb == DEFAULT_MB and group.transport.one_node:
+    if usual_mb == DEFAULT_MB and group.one_node:
         usual_mb = NODE_MB
     return int(min(last_mb, usual_mb) * _MiB), int(usual_mb * _MiB)

@@ -139,6 +139,7 @@ class OverlapPolicy:
 
     def _measure(self, *, decide: bool) -> None:
         """Note how many cores this backward pass wanted; the busiest one counts."""
+        # Without the inline exchange: its waiting would count as idle cores, its copying as busy.
         wall = self._computed - self._began - self._away
         wanted = self._clock.wanted() - self._began_wanted - self._away_cpu
         self._busy = max(self._busy, wanted / max(wall, 1e-9))
@@ -158,7 +159,7 @@ class OverlapPolicy:
         """Add the transfers of the last backward pass to the sums."""
         transfers, self._transfers = self._transfers, []
         comm, exposed = transfer_times(transfers, self._computed)
-        if self.inline:
+        if self.inline:  # the backward pass stands still meanwhile
             exposed = comm
         sums = self._sums
         self._sums = sums._replace(comm_s=sums.comm_s + comm, exposed_s=sums.exposed_s + exposed)

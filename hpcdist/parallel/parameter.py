@@ -230,7 +230,7 @@ class Parameter:
     # ---- for models
 
     def is_free(self) -> bool:
-        """Say whether no model has given the parameter a slot, or that model is gone."""
+        """Return whether no model has given the parameter a slot, or that model is gone."""
         return self._slot is None or self._slot.owner() is None
 
     def owner(self) -> Any:
@@ -240,6 +240,7 @@ class Parameter:
     def shard(self, unshard: Callable[[], Any]) -> None:
         """Give the array away: from now on `data` is what `unshard` returns."""
         shape, dtype = self.shape, view_of(self._data).dtype
+        # One zero seen as the whole array: shape and dtype stay known without its memory.
         self._unshard, self._data = unshard, np.broadcast_to(np.zeros((), dtype), shape)
 
     def move(self, memory: NumpyArray) -> None:
@@ -317,9 +318,10 @@ class Parameter:
         return self._memory
 
     def _place(self, memory: NumpyArray) -> None:
-        """Let the gradient live in `memory`; show it as the data's library would."""
+        """Keep the gradient in `memory`, and show it as an array of the data's library."""
         self._memory = memory
         shown = self._wrap(memory)
+        # A library that copies (JAX) would show old numbers after the next write.
         shares = np.may_share_memory(view_of(shown), memory)
         self._shown = shown if shares else None
 

@@ -67,11 +67,11 @@ class Reducer:
         return range(first, stop)
 
     def is_ready(self, index: int) -> bool:
-        """Say whether gradient `index` has become ready in this backward pass."""
+        """Return whether gradient `index` has become ready in this backward pass."""
         return self._ready[index]
 
     def is_launched(self, index: int) -> bool:
-        """Say whether the bucket of gradient `index` has been launched."""
+        """Return whether the bucket of gradient `index` has been launched."""
         return self._bucket_of[index] < self.launched
 
     def bucket_of(self, index: int) -> int:
@@ -79,7 +79,7 @@ class Reducer:
         return self._bucket_of[index]
 
     def is_complete(self) -> bool:
-        """Say whether every bucket has been launched."""
+        """Return whether every bucket has been launched."""
         return self.launched == len(self._buckets)
 
     def missing(self) -> list[int]:

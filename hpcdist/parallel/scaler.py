@@ -96,7 +96,7 @@ class GradScaler:
         return self._finite
 
     def step(self, optimizer: Any) -> bool:
-        """Do the optimizer's step, unless a gradient on any rank is inf or NaN; say whether.
+        """Step the optimizer, unless a gradient on any rank is inf or NaN; return whether it did.
 
         Collective where `unscale_` is.
         """
@@ -121,7 +121,7 @@ class GradScaler:
             self._scale, self._bad = max(1.0, self._scale * down), 0
 
     def minimize(self, optimizer: Any, *_: Any) -> None:
-        """Do `step` and `update` (Paddle's name)."""
+        """Call `step` and `update` (Paddle's name)."""
         self.step(optimizer)
         self.update()
 
@@ -139,7 +139,7 @@ class GradScaler:
 
 
 def unscale(gradients: Sequence[NumpyArray], scale: float) -> bool:
-    """Divide gradients by `scale` in place; say whether all of them are finite. Local."""
+    """Divide gradients by `scale` in place; return whether all of them are finite. Local."""
     finite = []
     for gradient in gradients:
         np.multiply(gradient, 1 / scale, out=gradient, casting="unsafe")
@@ -155,9 +155,11 @@ def _gradients(optimizer: Any) -> list[NumpyArray]:
 
 def _everywhere(finite: bool, optimizer: Any) -> bool:
     """Return whether gradients are finite on all ranks, of which some may have other parameters."""
-    owners = {id(owner): owner for slot in optimizer.slots if (owner := slot.parameter.owner())}
-    for owner in owners.values():
-        if owner.norm_is_collective:
+    of_slots: list[Any] = [
+        getattr(slot.parameter, "owner", lambda: None)() for slot in optimizer.slots
+    ]
+    for owner in {id(each): each for each in of_slots}.values():
+        if getattr(owner, "norm_is_collective", False):
             flags = np.array([finite], np.uint8)
             all_reduce(flags, ReduceOp.MIN, owner.group)
             finite = bool(flags[0])

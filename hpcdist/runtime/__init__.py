@@ -1,4 +1,4 @@
 """Where am I: the rank's place, MPI itself, and what happens when a rank fails.
 
-Read in this order: `place` (pure), `torchrun`, `environ`, `mpi` (start and end), `failure`.
+Read in this order: `place` (pure), `torchrun`, `process`, `mpi` (start and end), `failure`.
 """

@@ -68,7 +68,7 @@ def read_device(text: str) -> int | None:
 
 
 def has_nodes() -> bool:
-    """Say whether this machine has NVIDIA GPUs, without asking CUDA."""
+    """Return whether this machine has NVIDIA GPUs, without asking CUDA."""
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
@@ -119,7 +119,7 @@ def uuid_of(device: str) -> str:
 
 
 def order_launches() -> None:
-    """Let NCCL start the kernels of all groups in the order of their issue; before the first.
+    """Have NCCL start the kernels of all groups in the order of their issue; before the first.
 
     Otherwise two kernels that wait for other ranks may wait for each other (NCCL user guide,
     NCCL_LAUNCH_ORDER_IMPLICIT; NCCL 2.26 and newer).
@@ -128,7 +128,7 @@ def order_launches() -> None:
 
 
 def let_nccl_share() -> None:
-    """Let NCCL 2.30 and newer serve ranks that share a GPU; before its first communicator.
+    """Allow NCCL 2.30 and newer to serve ranks that share a GPU; before its first communicator.
 
     It reads the variable once per process (NCCL user guide, NCCL_MULTI_RANK_GPU_ENABLE).
     """

@@ -99,8 +99,8 @@ def is_alone(environ: Mapping[str, str], config: Config) -> bool:
     """Return whether nothing says that there are other ranks, or which MPI library to load.
 
     Args:
-        environ: The environment as it was when the process started.
-        config: Its `allow_singleton` says that this rank is to be alone.
+        environ: the environment as it was when the process started.
+        config: its `allow_singleton` says that this rank is to be alone.
 
     Example:
         >>> is_alone({}, Config()), is_alone({"SLURM_NTASKS": "4"}, Config())

@@ -124,13 +124,13 @@ def read_place(environ: Environ) -> Place:
     consecutive ranks. MPI knows better once it runs.
 
     Args:
-        environ: The environment of the process.
+        environ: the environment of the process.
 
     Returns:
         The place; rank 0 of 1 with launcher "none" where no launcher left a word.
 
     Raises:
-        UsageError: A variable is not a number, or the rank is not below the size.
+        UsageError: a variable is not a number, or the rank is not below the size.
 
     Example:
         >>> read_place({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}).rank
@@ -152,13 +152,13 @@ def expected_size(environ: Environ) -> tuple[int, str] | None:
     allocation is there for that many ranks.
 
     Args:
-        environ: The environment of the process.
+        environ: the environment of the process.
 
     Returns:
         The number and the name, or None where nothing says.
 
     Raises:
-        UsageError: The variable is not a number.
+        UsageError: the variable is not a number.
 
     Example:
         >>> expected_size({"OMPI_COMM_WORLD_SIZE": "4"})
@@ -179,12 +179,12 @@ def check_size(environ: Environ, mpi_size: int, mpi_library: str) -> None:
     believes to be alone and computes everything, without an error.
 
     Args:
-        environ: The environment as it was when the process started.
-        mpi_size: The size of `MPI.COMM_WORLD`.
-        mpi_library: The text of `MPI.Get_library_version()`.
+        environ: the environment as it was when the process started.
+        mpi_size: the size of `MPI.COMM_WORLD`.
+        mpi_library: the text of `MPI.Get_library_version()`.
 
     Raises:
-        UsageError: More than one rank was meant; the message names the remedy for this launcher
+        UsageError: more than one rank was meant; the message names the remedy for this launcher
             and this library.
 
     Example:

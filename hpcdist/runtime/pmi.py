@@ -25,11 +25,11 @@ def check_pmi(environ: Environ, mpi_library: str) -> None:
     """Raise where MPI would fail to start because of what the launcher told, or left behind.
 
     Args:
-        environ: The environment of the process.
-        mpi_library: The text of `MPI.Get_library_version()`.
+        environ: the environment of the process.
+        mpi_library: the text of `MPI.Get_library_version()`.
 
     Raises:
-        UsageError: The launcher speaks PMIx and the library does not, or the server is gone; the
+        UsageError: the launcher speaks PMIx and the library does not, or the server is gone; the
             message names the remedy.
 
     Example:

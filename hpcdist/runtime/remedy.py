@@ -17,12 +17,12 @@ _LIBRARIES = (
 
 
 def remedy(environ: Mapping[str, str], name: str, mpi_library: str) -> str:
-    """Say what to do where a launcher started several ranks and MPI sees one.
+    """Return what to do where a launcher started several ranks and MPI sees one.
 
     Args:
-        environ: The environment of the process.
-        name: The variable by which the launcher told the number of ranks.
-        mpi_library: The text of `MPI.Get_library_version()`.
+        environ: the environment of the process.
+        name: the variable by which the launcher told the number of ranks.
+        mpi_library: the text of `MPI.Get_library_version()`.
 
     Example:
         >>> remedy({}, "PMI_SIZE", "Open MPI v5")[:46]

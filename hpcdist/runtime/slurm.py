@@ -40,10 +40,10 @@ def read_job(environ: Mapping[str, str]) -> SlurmJob | None:
     """Return the job that Slurm's variables tell of, None where there is none.
 
     Args:
-        environ: The environment of the process.
+        environ: the environment of the process.
 
     Raises:
-        UsageError: A variable is not what Slurm writes.
+        UsageError: a variable is not what Slurm writes.
 
     Example:
         >>> read_job({"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "2(x2)"}).tasks_per_node
@@ -73,7 +73,7 @@ def expand_nodes(nodes: str) -> list[str]:
     """Return the names of nodes that Slurm writes in short, by asking `scontrol`.
 
     Args:
-        nodes: For example `n[1-3,7]`.
+        nodes: for example `n[1-3,7]`.
 
     Raises:
         UsageError: scontrol is not here, or does not understand them.
@@ -106,10 +106,10 @@ def expand_nodes(nodes: str) -> list[str]:
 
 
 def in_slurm_step(environ: Mapping[str, str]) -> bool:
-    """Tell whether this process is a task of `srun`, not a batch script or a shell of `salloc`.
+    """Return whether this process is a task of `srun`, not a batch script or a shell of `salloc`.
 
     Args:
-        environ: The environment of the process.
+        environ: the environment of the process.
 
     Example:
         >>> in_slurm_step({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})
@@ -124,10 +124,10 @@ def parse_counts(text: str) -> list[int]:
     """Return the numbers per node that Slurm writes in short, one for each node.
 
     Args:
-        text: For example `2(x2),1`.
+        text: for example `2(x2),1`.
 
     Raises:
-        UsageError: The text has another form.
+        UsageError: the text has another form.
 
     Example:
         >>> parse_counts("2(x2),1")

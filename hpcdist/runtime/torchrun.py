@@ -34,11 +34,11 @@ def torchrun_variables(environ: Mapping[str, str], launcher: int | None = None) 
     without `srun`.
 
     Args:
-        environ: The environment of the process.
-        launcher: The process number of what started all ranks of this node.
+        environ: the environment of the process.
+        launcher: the process number of what started all ranks of this node.
 
     Raises:
-        UsageError: A variable of the launcher is not a number.
+        UsageError: a variable of the launcher is not a number.
 
     Example:
         >>> environ = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}

@@ -1309,8 +1309,10 @@ class TransportContract:
             for call in calls:
                 with pytest.raises(
                     dist.UsageError if bad else dist.RemoteError, match=f"rank {size - 1}"
-                ):
+                ) as caught:
                     call()
+                if isinstance(caught.value, dist.RemoteError):
+                    assert caught.value.in_step
                 x = np.array([1])
                 dist.all_reduce(x)
                 assert x[0] == size

@@ -47,7 +47,7 @@ def _amend_later(
     defining: str, importing: str, name: str, make: Callable[[_Function], _Function]
 ) -> None:
     _when_imported(defining, lambda module: _replace(module, name, make))
-    if importing in sys.modules:
+    if importing in sys.modules:  # it has a reference of its own to the function
         _replace(sys.modules[importing], name, make)
 
 
@@ -152,7 +152,7 @@ class _Changing(importlib.abc.MetaPathFinder):
         self._name, self._change = name, change
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """Find the module; who asks need not import it."""
+        """Find the module; a caller that only asks for its spec need not import it."""
         if fullname != self._name:
             return None
         others = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,8 +13,8 @@ import torch.distributed as c10d
 from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
 from hpcdist.comm.environment import init_parallel_env
-from hpcdist.comm.group import Closed, Group
-from hpcdist.comm.groups import group_of
+from hpcdist.comm.group import Group
+from hpcdist.comm.making import group_of
 from hpcdist.comm.session import is_simulated
 from hpcdist.errors import UsageError
 from hpcdist.runtime.process import snapshot
@@ -38,7 +38,7 @@ def register() -> None:
 
 
 def init(timeout: Any = None) -> None:
-    """Do ``torch.distributed.init_process_group("hpcdist")``, if nothing has done it yet."""
+    """Call ``torch.distributed.init_process_group("hpcdist")``, unless it has been called."""
     if not c10d.is_initialized():
         c10d.init_process_group(BACKEND, init_method=f"{BACKEND}://", timeout=timeout)
 
@@ -59,7 +59,7 @@ def process_group_of(group: Group) -> HpcdistProcessGroup:
     if isinstance(world, HpcdistProcessGroup) and group.ranks == world.group.ranks:
         return world
     known = _made.get(group)
-    if known is None or isinstance(known.group.transport, Closed):
+    if known is None or known.group.is_closed:
         known = c10d.new_group(
             group.ranks, backend=BACKEND, use_local_synchronization=True, **_in_order(group)
         )
@@ -89,7 +89,7 @@ def _make(options: Any, _: Any = None) -> HpcdistProcessGroup:
     ranks = list(options.global_ranks_in_group) or list(range(world.nranks))
     timeout = None if options.timeout == _TORCHS_DEFAULT else options.timeout
     where = options.group_rank, options.group_size
-    group = group_of(ranks, timeout)
+    group = cast(Group, group_of(ranks, timeout))
     if where != (group.rank, group.nranks):
         group_words = f"rank {group.rank} of {group.nranks}"
         raise UsageError(
@@ -106,7 +106,7 @@ def _meet(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[c10d.Store, int
 
 
 def _answer_for_env() -> None:
-    """Let MPI answer for ``env://``, torch's default, unless the user has set MASTER_ADDR."""
+    """Make MPI answer for ``env://``, torch's default, unless the user has set MASTER_ADDR."""
     torchs_own = _rendezvous_handlers["env"]
 
     def meet(url: str, *args: Any, **kwargs: Any) -> Any:

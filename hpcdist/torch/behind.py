@@ -51,7 +51,7 @@ class _Behind(Backend):  # type: ignore[misc, unused-ignore] # typed where torch
     @property
     def options(self) -> Any:
         """Return the name and the time limit."""
-        transport = self.process_group.group.transport
+        transport = self.process_group.group.open_transport()
         limit = timedelta(seconds=min(transport.timeout_s, _LONGEST_S))
         return Backend.Options(self.getBackendName(), limit)
 

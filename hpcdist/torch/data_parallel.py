@@ -99,6 +99,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
             self._averager.failed = False
             self._engine[0] = self._make_engine()
         engine = self._engine[0]
+        # Left alone, DDP broadcasts buffers in the forwards of evaluation, too.
         engine.training = engine.broadcast_buffers = self.training
         engine.require_backward_grad_sync = self.grad_need_sync
         return engine
@@ -131,7 +132,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
             self._count_active = self._joining = False
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
-        """Let `hook(state, bucket)` average the buckets, as torch's DDP does.
+        """Register `hook(state, bucket)` to average the buckets, as torch's DDP does.
 
         For example those of ``torch.distributed.algorithms.ddp_comm_hooks``. Once per model, the
         same on all ranks.
@@ -142,10 +143,10 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         self._engine = self._engine or [self._make_engine()]
 
     def apply_collective_grads(self) -> None:
-        """Do nothing: a backward pass ends when its gradients have been averaged."""
+        """No-op: a backward pass ends when its gradients have been averaged."""
 
     def comm_stats(self) -> CommStats:
-        """See `DataParallel.comm_stats`; a hook of one's own is not measured."""
+        """See `DataParallel.comm_stats`; a user-registered hook is not timed."""
         return self._averager.stats()
 
     @property
@@ -185,7 +186,9 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         if not self._passes:
             self._launched, self._complete, self._error = 0, False, None
             self._averager.begin()
-            self._before = _versions([*self._trained, *self._grouped.trained])
+            self._before = _versions(self._not_ddps())
+            # Callbacks run in the order of queueing: `_end`, then DDP's, which is queued with the
+            # last bucket and waits for all of them, then `_look`, which `_end` queues.
             _at_end(self._end)
         self._passes.append(forward)
 
@@ -206,6 +209,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         factor = self.group.nranks / self._active if self._count_active else 1
 
         def arrived(error: BaseException | None) -> None:
+            # A result also after an error, or DDP would wait for ever; `_look` raises the error.
             self._error = self._error or error
             future.set_result(gradients if factor == 1 else gradients.mul_(factor))
 
@@ -224,7 +228,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         unchanged = self._unchanged()
         own = [name for name, _ in self._grouped.trained if name in unchanged]
         missing = self._missing(unchanged)
-        if len(missing) + len(own) == len(self._before):
+        if len(missing) + len(own) == len(self._trained) + len(self._grouped.trained):
             return  # not a backward pass to the parameters, but torch.autograd.grad
         error = self._complaint(missing, own)
         called_off = self._call_off(error) if self._engine and missing else []
@@ -240,14 +244,18 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         elif failure is not None:
             raise failure
 
+    def _not_ddps(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Return the parameters that DDP does not look after."""
+        return self._grouped.trained if self._engine else [*self._trained, *self._grouped.trained]
+
     def _unchanged(self) -> set[str]:
-        """Find which parameters got no gradient in this backward pass."""
-        named = [*self._trained, *self._grouped.trained]
+        """Find which of them got no gradient in this backward pass."""
+        named = self._not_ddps()
         triples = zip(named, self._before, _versions(named), strict=True)
         return {name for (name, _), old, new in triples if old[0] is new[0] and old[1] == new[1]}
 
     def _missing(self, unchanged: set[str]) -> list[str]:
-        """Return which parameters of DDP got no gradient, where DDP cannot go on without."""
+        """Return which parameters of the model's own group got none, where DDP cannot go on so."""
         if self._complete:
             return []
         if self._engine:
@@ -255,16 +263,12 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         return [name for name, _ in self._trained if name in unchanged]
 
     def _complaint(self, missing: list[str], own: list[str]) -> UsageError | None:
-        """Return what is wrong with what DDP does not look at, or cannot know."""
+        """Return what is wrong with the gradients, where DDP or its hook do not find it."""
         unused = [*missing, *own]
         if unused and (not self.find_unused_parameters or (missing and self._engine)):
             return _unused(unused)
-        looked_at = [] if self._engine else self._trained
-        wrong = [
-            name
-            for name, each in (*looked_at, *self._grouped.trained)
-            if self._check_nan and _nan_in(each.grad)
-        ]
+        checked = self._not_ddps() if self._check_nan else []
+        wrong = [name for name, each in checked if _nan_in(each.grad)]
         if not wrong:
             return None
         where = "" if self._grouped.exist else f"rank {self.group.world_rank}: "
@@ -284,6 +288,8 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
 
     def _without_gradient(self) -> list[str]:
         """Ask DDP which parameters got no gradient in this backward pass."""
+        # torch tells it in no other way: rebuilding after an incomplete pass is an error, and its
+        # text has the indices.
         try:
             self._engine[0].reducer._rebuild_buckets()
         except RuntimeError as error:
@@ -297,6 +303,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
 
     def _call_off(self, error: UsageError | None) -> list[Work]:
         """Tell all ranks, in place of every bucket that cannot be sent."""
+        # The zeros are not used: the reducer tells in no other way how many buckets it has now.
         buckets = len(self._engine[0].reducer._get_zeros_like_grad_buckets())
         return [self._averager.average(None, error) for _ in range(self._launched, buckets)]
 
@@ -323,7 +330,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
     # ---- a module like the one it holds
 
     def extra_repr(self) -> str:
-        """Say how many ranks train together; torch shows it with the module."""
+        """Return how many ranks train together; torch shows it with the module."""
         return f"{self.group.nranks} ranks"
 
     @property
@@ -340,11 +347,11 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
             return getattr(self._layers, name)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-        """Do what the module does: names have no prefix."""
+        """Delegate to the module: names have no prefix."""
         yield from self._layers.named_parameters(*args, **kwargs)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """Do what the module does: names have no prefix."""
+        """Delegate to the module: names have no prefix."""
         yield from self._layers.named_buffers(*args, **kwargs)
 
     def state_dict(
@@ -370,7 +377,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         return self._layers.load_state_dict(*args, **kwargs)
 
     def set_state_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
-        """Do `load_state_dict`. Local."""
+        """Alias of `load_state_dict`. Local."""
         return self.load_state_dict(state_dict)
 
 

@@ -15,7 +15,7 @@ _NARROW = (torch.float16, torch.bfloat16)
 
 
 def with_masters(kind: type[torch.optim.Optimizer]) -> Any:
-    """Return what makes an optimizer of `kind` that has master weights where they are needed."""
+    """Return a factory of `kind` optimizers with float32 master weights for 16-bit parameters."""
     return partial(_make, kind)
 
 

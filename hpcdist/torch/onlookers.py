@@ -1,4 +1,4 @@
-"""Let torch's tools see operations that do not pass through its dispatcher.
+"""Make torch's tools see operations that do not pass through its dispatcher.
 
 The profiler and every `TorchDispatchMode` (`CommDebugMode`, ...) look at torch's dispatcher. A
 verb of hpcdist does without it, as that is faster. While somebody looks on, it goes there: the

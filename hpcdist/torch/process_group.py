@@ -15,8 +15,9 @@ import torch.distributed as c10d
 
 from hpcdist.comm import describe
 from hpcdist.comm.dispatch import dispatch
-from hpcdist.comm.group import Closed, Dormant, Group
-from hpcdist.comm.groups import check_timeout, destroy_process_group
+from hpcdist.comm.group import Group
+from hpcdist.comm.groups import destroy_process_group
+from hpcdist.comm.making import check_timeout
 from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.torch.behind import stand_behind
 from hpcdist.torch.devices import Reach, agree_on_reach
@@ -106,7 +107,7 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the time limit of operations from now on. Local: each rank waits its own."""
-        self._open_transport().set_timeout(_limit_s(timeout))
+        self.group.open_transport().set_timeout(_limit_s(timeout))
 
     _set_default_timeout = set_timeout
 
@@ -116,7 +117,7 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
         Torch's words for it come first: they name one rank, or all if `wait_all_ranks`. Then all
         are named, on every rank.
         """
-        transport = self._open_transport()
+        transport = self.group.open_transport()
         usual_s = transport.timeout_s
         if timeout in (0, timedelta(0)):
             raise CollectiveTimeout(_no_time_left(self.rank()))
@@ -135,12 +136,8 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
             words = _of_monitored_barrier(self.rank(), missing, wait_all_ranks)
             raise CollectiveTimeout(f"{words}: {error}", error.missing) from None
 
-    def _open_transport(self) -> Any:
-        transport = self.group.transport
-        return transport.reopen() if isinstance(transport, (Closed, Dormant)) else transport
-
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: hpcdist numbers the operations of a group itself."""
+        """No-op: hpcdist numbers the operations of a group itself."""
 
     def _has_hooks(self) -> bool:
         return False
@@ -171,7 +168,7 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
 
     def shutdown(self) -> None:
         """Free the group. Collective."""
-        if not isinstance(self.group.transport, Closed):
+        if not self.group.is_closed:
             destroy_process_group(self.group)
 
     abort = shutdown

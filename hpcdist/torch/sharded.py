@@ -59,7 +59,7 @@ def shard_module(
             has other parameters than the module.
 
     """
-    problem = None
+    problem = None  # raised below on all ranks: one that left here would leave the others waiting
     try:
         _check(module, optimizer, scaler, options)
     except UsageError as error:
@@ -112,11 +112,13 @@ def _shard_fully(
     )
     shards_parameters = options.level == "p_g_os"
     excluded = _excluded(module, options.excluded)
+    # Bottom-up: each call takes the parameters that no call before it has taken.
     for each in excluded:
         wrap(each, reshard_after_forward=False)
     for each in _units(module, options.segment, excluded):
         wrap(each, reshard_after_forward=shards_parameters)
     model = wrap(module, reshard_after_forward=shards_parameters)
+    # The parameters are DTensors now, so the optimizer is made anew, by their names.
     groups = _groups(recipe, dict(module.named_parameters()))
     return model, recipe.kind(groups, **recipe.defaults)
 
@@ -169,7 +171,7 @@ def _mesh(groups: ShardGroups, device: str) -> DeviceMesh:
 
 
 def _add_states(model: Any, optimizer: Any, group: Group) -> None:
-    """Let both have `sharded_state_dict` and `load_sharded_state_dict`, as those of arrays do."""
+    """Give both `sharded_state_dict` and `load_sharded_state_dict`, as those of arrays have."""
     states = {
         model: partial(model_state, model, group),
         optimizer: partial(optimizer_state, model, optimizer, group),
@@ -183,12 +185,12 @@ State = Callable[[], tuple[Any, Callable[[Mapping[str, Any]], None]]]
 
 
 def _state_of(state: State) -> Any:
-    """Return what this rank owns: `Shard`s by name, and what all have. Collective."""
+    """Return what this rank owns: `LocalSlice`s by name, and what all have. Collective."""
     return state()[0]
 
 
 def _load_into(state: State, given: Mapping[str, Any]) -> None:
-    """Load what this rank needs from a state of `Shard`s or whole arrays. Collective."""
+    """Load what this rank needs from a state of `LocalSlice`s or whole arrays. Collective."""
     state()[1](given)
 
 

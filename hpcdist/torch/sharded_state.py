@@ -1,4 +1,4 @@
-"""States of sharded torch modules and optimizers, as `Shard`s by name, for checkpoints.
+"""States of sharded torch modules and optimizers, as `LocalSlice`s by name, for checkpoints.
 
 The names are those of sharded models of arrays: ``"<parameter>"`` in the model's state,
 ``"<parameter>.<state>"`` in the optimizer's.
@@ -22,9 +22,9 @@ from hpcdist.errors import UsageError
 from hpcdist.parallel.sharding.shard_state import (
     OwnedRun,
     State,
-    as_shards,
-    check_parts,
-    fill_parts,
+    as_slices,
+    check_runs,
+    fill_runs,
 )
 from hpcdist.torch.zero import ZeroRedundancyOptimizer
 
@@ -47,41 +47,41 @@ def model_state(model: Any, group: Group) -> tuple[State, Load]:
     Parameters that every rank has are cut into equal parts, so that each is saved once. Buffers
     are whole.
     """
-    parts = [
-        part
+    runs = [
+        run
         for name, parameter in model.named_parameters()
-        for part in _parts(name, parameter.detach(), group)
+        for run in _owned_runs(name, parameter.detach(), group)
     ]
     buffers = dict(model.named_buffers())
 
     def load(state: Mapping[str, Any]) -> None:
-        check_parts(parts, state)
+        check_runs(runs, state)
         missing = sorted(buffers.keys() - state.keys())
         if missing:
             raise UsageError(f"the state has no {missing[0]!r}; load one of the same model")
-        fill_parts(parts, state)
+        fill_runs(runs, state)
         for parameter in model.parameters():
             if not isinstance(parameter, DTensor):
                 _complete(parameter.detach().view(-1), group)
         for name, buffer in buffers.items():
             buffer.copy_(torch.as_tensor(state[name]))
 
-    return {**as_shards(parts), **{name: each.detach() for name, each in buffers.items()}}, load
+    return {**as_slices(runs), **{name: each.detach() for name, each in buffers.items()}}, load
 
 
 def optimizer_state(model: Any, optimizer: Any, group: Group) -> tuple[State, Load]:
     """Return what this rank owns of an optimizer, and what loads such a state. Collective."""
     zero = isinstance(optimizer, ZeroRedundancyOptimizer)
     local = optimizer.optim if zero else optimizer
-    _let_there_be_states(local)
+    _materialize_states(local)
     names = {id(each): name for name, each in model.named_parameters()}
-    parts: list[OwnedRun] = []
+    runs: list[OwnedRun] = []
     numbers = _Numbers({})
     for parameter, states in local.state.items():
         for key, value in states.items():
             name = f"{names[id(parameter)]}.{key}"
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                parts += _parts(name, value.detach(), None)
+                runs += _owned_runs(name, value.detach(), None)
             elif isinstance(value, torch.Tensor) and value.numel() == 1:
                 numbers.tensors[name] = value
     known = numbers.values()
@@ -89,18 +89,18 @@ def optimizer_state(model: Any, optimizer: Any, group: Group) -> tuple[State, Lo
         known = _everybodys(known, group)
 
     def load(state: Mapping[str, Any]) -> None:
-        check_parts(parts, state)
-        fill_parts(parts, state)
+        check_runs(runs, state)
+        fill_runs(runs, state)
         for name, tensor in numbers.tensors.items():
             tensor.fill_(float(state[name]))
         for group_, rate in zip(optimizer.param_groups, state["learning_rates"], strict=True):
             group_["lr"] = rate
 
     rates = [float(each["lr"]) for each in optimizer.param_groups]
-    return {**as_shards(parts), **known, "learning_rates": rates}, load
+    return {**as_slices(runs), **known, "learning_rates": rates}, load
 
 
-def _parts(name: str, tensor: torch.Tensor, group: Group | None) -> Iterator[OwnedRun]:
+def _owned_runs(name: str, tensor: torch.Tensor, group: Group | None) -> Iterator[OwnedRun]:
     """Give what this rank owns; of a whole tensor its equal part, or all where `group` is None."""
     shape = tuple(tensor.shape)
     if isinstance(tensor, DTensor):
@@ -146,8 +146,8 @@ def _everybodys(own: State, group: Group) -> State:
     return {name: value for each in gathered for name, value in each.items()}
 
 
-def _let_there_be_states(optimizer: Any) -> None:
-    """Let a fresh optimizer have its states, by a step of length zero that does not count."""
+def _materialize_states(optimizer: Any) -> None:
+    """Create the states of a fresh optimizer, by a step of length zero that does not count."""
     if optimizer.state:
         return
     parameters = [each for group in optimizer.param_groups for each in group["params"]]

@@ -27,6 +27,7 @@ def shared_store(group: Group) -> Any:
         UsageError: a rank could not listen, or not reach the first one; on all ranks.
 
     """
+    # A rank that fails takes all the steps nevertheless: the last one tells everybody.
     store, failure, place = None, None, [None]
     try:
         if group.rank == 0:
@@ -52,8 +53,11 @@ def shared_store(group: Group) -> Any:
 
 
 def _listen(group: Group) -> tuple[Any, list[Any]]:
-    alone = group.transport is not None and group.transport.one_node
+    alone = group.one_node
     host = _LOOPBACK if alone else socket.gethostname()
+    # Bound before torch has it, so that the port cannot be lost in between; the store owns the
+    # descriptor then. All ranks connect at once, which the backlog must bear; none of them knows
+    # the address yet, so the store must not wait for them.
     listener = socket.create_server((_LOOPBACK if alone else "", 0), backlog=2048)
     port = listener.getsockname()[1]
     store = c10d.TCPStore(

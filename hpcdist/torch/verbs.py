@@ -42,7 +42,7 @@ def _verb(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def unseen(self: Verbs, *args: Any) -> Any:
-        """Do it; tensors on devices hpcdist does not reach itself go to torch's backend."""
+        """Run the verb; tensors on devices hpcdist does not reach itself go to torch's backend."""
         tensor = next(_tensors(args), None)
         if tensor is not None and tensor.device.type != "cpu":
             theirs = self.handed_over(name, tensor.device)

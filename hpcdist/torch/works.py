@@ -51,11 +51,11 @@ class TorchWork(c10d.Work):  # type: ignore[misc] # torch is untyped
         return True
 
     def is_completed(self) -> bool:
-        """Say whether the operation has ended."""
+        """Return whether the operation has ended."""
         return self._left == 0 or all(work.is_completed() for work in self.works)
 
     def is_success(self) -> bool:
-        """Say whether the operation has ended well."""
+        """Return whether the operation has ended well."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
@@ -63,7 +63,7 @@ class TorchWork(c10d.Work):  # type: ignore[misc] # torch is untyped
         return self._error
 
     def synchronize(self) -> None:
-        """Do `wait()`."""
+        """Alias of `wait()`."""
         self.wait()
 
     def result(self) -> list[torch.Tensor]:
@@ -113,15 +113,15 @@ class AllOf(c10d.Work):  # type: ignore[misc] # torch is untyped
         return True
 
     def is_completed(self) -> bool:
-        """Say whether all have ended."""
+        """Return whether all have ended."""
         return all(work.is_completed() for work in self._works)
 
     def is_success(self) -> bool:
-        """Say whether all have ended well."""
+        """Return whether all have ended well."""
         return all(work.is_success() for work in self._works)
 
     def synchronize(self) -> None:
-        """Do `wait()`."""
+        """Alias of `wait()`."""
         self.wait()
 
     def result(self) -> list[torch.Tensor]:

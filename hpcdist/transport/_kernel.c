@@ -1,12 +1,12 @@
 /* The compiled part of the shared-memory transport, all of it optional: `kernel.py` and
- * `shared_board.py` say what each function does and hold the same in NumPy and Python.
+ * `shm/control.py` say what each function does and hold the same in NumPy and Python.
  *
  * `combine` reduces in blocks that stay in the cache: it reads the block of every rank,
  * accumulates in the order of the ranks and writes the result wherever it is wanted. 16-bit
  * floats are accumulated in float32.
  *
- * `ControlBlock` is the flags of one group of ranks on one node. A rank publishes with a release store
- * and looks with acquire loads; nothing here blocks: whoever has looked long enough without
+ * `ControlBlock` is the flags of one group of ranks on one node. A rank publishes with a release
+ * store and looks with acquire loads; nothing here blocks: whoever has looked long enough without
  * success returns to Python, which yields, sleeps, and watches the clock.
  *
  * `ControlBlock.begin` and `go_on` reduce ordinary arrays through staging memory, part by part.
@@ -161,7 +161,7 @@ static int have_half(void) { return 0; }
 #define store_f16 NULL
 #endif
 
-/* MAX and MIN of floats, as recipes.py defines them: by the bits, -0.0 below 0.0, NaN wins. */
+/* MAX and MIN of floats, as reduction.py defines them: by the bits, -0.0 below 0.0, NaN wins. */
 #define EXTREMUM(NAME, U, I, SHIFT, LIMIT, INFINITE)                                   \
     static inline I key_##NAME(U bits, I nan_key) {                                    \
         I flipped = (I)(bits ^ (((U)((I)bits >> SHIFT)) & LIMIT));                     \
@@ -592,7 +592,7 @@ static uint64_t *step_of(const control_block_t *b, int rank) {
     return (uint64_t *)(b->steps + (size_t)rank * LINE);
 }
 
-static int board_init(PyObject *self, PyObject *args, PyObject *kwargs) {
+static int control_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     control_block_t *b = (control_block_t *)self;
     PyObject *memory;
     Py_ssize_t payload;
@@ -615,7 +615,7 @@ static int board_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     return 0;
 }
 
-static void board_dealloc(PyObject *self) {
+static void control_dealloc(PyObject *self) {
     control_block_t *b = (control_block_t *)self;
     if (b->memory.obj) PyBuffer_Release(&b->memory);
     PyTypeObject *type = Py_TYPE(self);
@@ -629,7 +629,7 @@ static int is_complete(const control_block_t *b) {
     return 1;
 }
 
-/* Say that this rank's slot is written, and look whether the others' are. */
+/* Publish that this rank's slot is written, and return whether the others' are. */
 static int publish(const control_block_t *b, long spins) {
     __atomic_store_n(&slot_of(b, b->rank)->sequence, b->sequence, __ATOMIC_RELEASE);
     int complete = is_complete(b);
@@ -654,14 +654,14 @@ static PyObject *least(const control_block_t *b) {
     return result;
 }
 
-static PyObject *board_test(PyObject *self, PyObject *ignored) {
+static PyObject *control_test(PyObject *self, PyObject *ignored) {
     (void)ignored;
     control_block_t *b = (control_block_t *)self;
     if (!is_complete(b)) Py_RETURN_NONE;
     return least(b);
 }
 
-static PyObject *board_post(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+static PyObject *control_post(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     control_block_t *b = (control_block_t *)self;
     if (n_args != NUMBERS_AGREED + 3) {
         PyErr_SetString(PyExc_TypeError, "post(six numbers, address, data, spins)");
@@ -693,7 +693,7 @@ static PyObject *board_post(PyObject *self, PyObject *const *args, Py_ssize_t n_
     Py_RETURN_NONE;
 }
 
-static PyObject *board_addresses(PyObject *self, PyObject *ignored) {
+static PyObject *control_addresses(PyObject *self, PyObject *ignored) {
     (void)ignored;
     control_block_t *b = (control_block_t *)self;
     PyObject *result = PyTuple_New(b->size);
@@ -719,7 +719,7 @@ static void take_step(control_block_t *b) {
     __atomic_store_n(step_of(b, b->rank), ++b->step, __ATOMIC_RELEASE);
 }
 
-static PyObject *board_arrive(PyObject *self, PyObject *spins_) {
+static PyObject *control_arrive(PyObject *self, PyObject *spins_) {
     control_block_t *b = (control_block_t *)self;
     long spins = PyLong_AsLong(spins_);
     if (PyErr_Occurred()) return NULL;
@@ -727,13 +727,13 @@ static PyObject *board_arrive(PyObject *self, PyObject *spins_) {
     return PyBool_FromLong(all_at(b, b->step, spins + 1));
 }
 
-static PyObject *board_arrived(PyObject *self, PyObject *ignored) {
+static PyObject *control_arrived(PyObject *self, PyObject *ignored) {
     (void)ignored;
     control_block_t *b = (control_block_t *)self;
     return PyBool_FromLong(all_at(b, b->step, 1));
 }
 
-static PyObject *board_behind(PyObject *self, PyObject *ignored) {
+static PyObject *control_behind(PyObject *self, PyObject *ignored) {
     (void)ignored;
     control_block_t *b = (control_block_t *)self;
     PyObject *ranks = PyList_New(0);
@@ -906,7 +906,7 @@ static int open_small(const control_block_t *b, PyObject *data, PyObject *out, P
 /* All of a small reduction, if nothing unusual happens: post the data, see that all ranks mean
  * the same in time, combine `count` elements from `first` on into `out`. False: look with `test`
  * what happened, or wait. */
-static PyObject *board_reduce(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+static PyObject *control_reduce(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     control_block_t *b = (control_block_t *)self;
     if (n_args != 9) {
         PyErr_SetString(PyExc_TypeError, "reduce(fingerprint, timeout_ns, data, out, first, code, "
@@ -944,7 +944,7 @@ static PyObject *board_reduce(PyObject *self, PyObject *const *args, Py_ssize_t 
 /* All of a small movement of data, if nothing unusual happens: post the data, see that all ranks
  * mean the same in time, copy to `out`, one after the other, `nbytes` from `first` on of what
  * `source` has posted, or each rank if `source` is negative. False: as for `reduce`. */
-static PyObject *board_move(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+static PyObject *control_move(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     control_block_t *b = (control_block_t *)self;
     if (n_args != 9) {
         PyErr_SetString(PyExc_TypeError, "move(fingerprint, detail, timeout_ns, data, out, source, "
@@ -985,7 +985,7 @@ static size_t own_share(const control_block_t *b, size_t count, size_t *first) {
 /* All of an all_reduce of arrays in shared memory, as far as nothing unusual happens. Returns
  * 0: look with `test` what happened, or wait; 1: agreed, but some array is not in shared memory;
  * 2: this rank's slice is in all arrays, but others are not so far; 3: done. */
-static PyObject *board_reduce_shared(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+static PyObject *control_reduce_shared(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     control_block_t *b = (control_block_t *)self;
     if (n_args != 8) {
         PyErr_SetString(PyExc_TypeError,
@@ -1023,7 +1023,7 @@ static PyObject *board_reduce_shared(PyObject *self, PyObject *const *args, Py_s
     return PyLong_FromLong(state);
 }
 
-static PyObject *board_go_on(PyObject *self, PyObject *patience_) {
+static PyObject *control_go_on(PyObject *self, PyObject *patience_) {
     control_block_t *b = (control_block_t *)self;
     long patience = PyLong_AsLong(patience_);
     int done;
@@ -1036,7 +1036,7 @@ static PyObject *board_go_on(PyObject *self, PyObject *patience_) {
     return PyBool_FromLong(done);
 }
 
-static PyObject *board_begin(PyObject *self, PyObject *args) {
+static PyObject *control_begin(PyObject *self, PyObject *args) {
     control_block_t *b = (control_block_t *)self;
     pipe_t *p = &b->pipe;
     PyObject *code, *stages, *send_, *mine_, *all_;
@@ -1068,34 +1068,35 @@ static PyObject *board_begin(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *board_turn(PyObject *self, void *closure) {
+static PyObject *control_turn(PyObject *self, void *closure) {
     (void)closure;
     return PyLong_FromLong((long)(((control_block_t *)self)->sequence & 1));
 }
 
-static PyMethodDef BOARD_METHODS[] = {
-    {"post", (PyCFunction)(void (*)(void))board_post, METH_FASTCALL, NULL},
-    {"test", board_test, METH_NOARGS, NULL},
-    {"reduce", (PyCFunction)(void (*)(void))board_reduce, METH_FASTCALL, NULL},
-    {"move", (PyCFunction)(void (*)(void))board_move, METH_FASTCALL, NULL},
-    {"reduce_shared", (PyCFunction)(void (*)(void))board_reduce_shared, METH_FASTCALL, NULL},
-    {"addresses", board_addresses, METH_NOARGS, NULL},
-    {"arrive", board_arrive, METH_O, NULL},
-    {"arrived", board_arrived, METH_NOARGS, NULL},
-    {"behind", board_behind, METH_NOARGS, NULL},
-    {"begin", board_begin, METH_VARARGS, NULL},
-    {"go_on", board_go_on, METH_O, NULL},
+static PyMethodDef CONTROL_METHODS[] = {
+    {"post", (PyCFunction)(void (*)(void))control_post, METH_FASTCALL, NULL},
+    {"test", control_test, METH_NOARGS, NULL},
+    {"reduce", (PyCFunction)(void (*)(void))control_reduce, METH_FASTCALL, NULL},
+    {"move", (PyCFunction)(void (*)(void))control_move, METH_FASTCALL, NULL},
+    {"reduce_shared", (PyCFunction)(void (*)(void))control_reduce_shared, METH_FASTCALL, NULL},
+    {"addresses", control_addresses, METH_NOARGS, NULL},
+    {"arrive", control_arrive, METH_O, NULL},
+    {"arrived", control_arrived, METH_NOARGS, NULL},
+    {"behind", control_behind, METH_NOARGS, NULL},
+    {"begin", control_begin, METH_VARARGS, NULL},
+    {"go_on", control_go_on, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
-static PyGetSetDef BOARD_GETSET[] = {{"turn", board_turn, NULL, NULL, NULL},
-                                     {NULL, NULL, NULL, NULL, NULL}};
-static PyType_Slot BOARD_SLOTS[] = {
-    {Py_tp_new, PyType_GenericNew},   {Py_tp_init, board_init},
-    {Py_tp_dealloc, board_dealloc},   {Py_tp_methods, BOARD_METHODS},
-    {Py_tp_getset, BOARD_GETSET},     {0, NULL},
+static PyGetSetDef CONTROL_GETSET[] = {{"turn", control_turn, NULL, NULL, NULL},
+                                       {NULL, NULL, NULL, NULL, NULL}};
+static PyType_Slot CONTROL_SLOTS[] = {
+    {Py_tp_new, PyType_GenericNew},   {Py_tp_init, control_init},
+    {Py_tp_dealloc, control_dealloc}, {Py_tp_methods, CONTROL_METHODS},
+    {Py_tp_getset, CONTROL_GETSET},   {0, NULL},
 };
-static PyType_Spec CONTROL_BLOCK_SPEC = {"hpcdist.transport._kernel.ControlBlock", sizeof(control_block_t), 0,
-                                 Py_TPFLAGS_DEFAULT, BOARD_SLOTS};
+static PyType_Spec CONTROL_BLOCK_SPEC = {"hpcdist.transport._kernel.ControlBlock",
+                                         sizeof(control_block_t), 0, Py_TPFLAGS_DEFAULT,
+                                         CONTROL_SLOTS};
 
 static PyMethodDef FUNCTIONS[] = {
     {"combine", (PyCFunction)(void (*)(void))py_combine, METH_FASTCALL, NULL},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, Protocol, final
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.awaiting import until_ended
@@ -58,7 +58,7 @@ class Work(ABC):
 
     @abstractmethod
     def is_completed(self) -> bool:
-        """Say whether the operation has ended, without blocking."""
+        """Return whether the operation has ended, without blocking."""
 
     def synchronize(self) -> None:
         """Do `wait()`."""
@@ -152,12 +152,24 @@ def watched(run: Callable[[Call], Any], call: Call) -> Any:
     return result
 
 
+class Counter(Protocol):
+    """What counts the collectives of a group."""
+
+    issued: int
+
+
 class Plan(ABC):
     """An operation bound to its buffers, to be started again and again."""
 
     @abstractmethod
     def start(self) -> Work:
         """Begin the operation on what the buffers hold now; the last start must have ended."""
+
+    def watch(self, counter: Counter, tell: Callable[[Callable[[], Work]], Work]) -> None:  # noqa: B027
+        """Count each start in `counter`, and have `tell` do it while there are `listeners`.
+
+        A plan of a transport that leaves this out is started without anyone hearing of it.
+        """
 
     @abstractmethod
     def free(self) -> None:
@@ -246,7 +258,7 @@ class Transport(ABC):
 
     @abstractmethod
     def together_at_end(self) -> bool:
-        """Say whether all ranks arrive here within about a second; once, before the end."""
+        """Return whether all ranks arrive here within about a second; once, before the end."""
 
     @abstractmethod
     def close(self) -> None:

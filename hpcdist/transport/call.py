@@ -72,9 +72,10 @@ class Call(NamedTuple):
     `LOOSE`, whose ranks compare `detail` instead; of an uneven reduce_scatter it holds the shapes
     of all blocks. `counts` are elements per peer, sent and received (None: whatever comes), where
     blocks may differ. `pickles` are pickled objects. `error` says that this rank
-    cannot take part; it is then raised on every rank. `begin` is called when the operation's turn
-    has come, `finish` gets what the transport returns; `ended` is told once how the operation
-    ended, None for well. `device` is where `send` and `recv` are, None for host memory;
+    cannot take part; it is then raised on every rank, as a `RemoteError` that is `in_step` on the
+    others. `begin` is called when the operation's turn has come, `finish` gets what the transport
+    returns; `ended` is told once how the operation ended, None for well. `device` is where `send`
+    and `recv` are, None for host memory;
     `on_current` puts the operation on the caller's current stream itself. `sends` and `receives`
     are flat runs of host memory, one per rank of the group, instead of `send` and `recv` where
     these would be copies; `shapes` are those of a list's arrays, where they differ.
@@ -149,6 +150,9 @@ MAKERS = frozenset({Kind.ALL_GATHER, Kind.GATHER, Kind.ALLTOALL})
 MESSAGES = int(Kind.SEND)
 """From this kind on: point-to-point operations; `Call.root` is the peer."""
 
+END_OF_BLOCK = 1
+"""`root` of the all_gather_object at the end of a block of `together`: no other one matches it."""
+
 UNEVEN = 1
 """`detail` of an operation whose blocks differ on this rank; hashes of shapes are larger."""
 
@@ -203,6 +207,8 @@ def even_blocks(gathered: NumpyArray, call: Call, size: int) -> list[Block]:
 
 def label(call: Call, ranks: Sequence[int]) -> str:
     """Say in words what `call` is, for messages; `ranks` are the group's world ranks."""
+    if call.kind is Kind.ALL_GATHER_OBJECT and call.root == END_OF_BLOCK:
+        return "end of a block of hpcdist.together"
     words = []
     if call.dtype is not None:
         words = [f"shape {call.shape}", call.dtype.name]

@@ -18,8 +18,8 @@ from hpcdist.transport.call import ROOTED, Block, Call, Kind, Shape
 APART_FROM = 64 << 10
 """Bytes of the largest array of a list from which on none is copied to lie next to the others.
 
-Larger than what travels on a board (`shared_board.PAYLOAD`), so that small operations have one
-array, on all ranks alike.
+Larger than what travels in a control block (`shm.control.PAYLOAD`), so that small operations have
+one array, on all ranks alike.
 """
 
 
@@ -100,7 +100,7 @@ def joined(call: Call) -> Call:
 
 
 def unfitting(call: Call, ranks: Sequence[int], rank: int, shapes: Sequence[Shape]) -> list[str]:
-    """Say which arrays that `rank` gives in `call`, one per rank, are not of these `shapes`."""
+    """Describe the arrays that `rank` gives in `call`, one per rank, if not of `shapes`."""
     words, given = _UNFITTING[call.kind], entries(call, rank, len(shapes))
     return [
         words.format(own=ranks[rank], given=mine, other=ranks[other], shape=theirs)
@@ -131,7 +131,7 @@ def expected_counts(call: Call, size: int) -> Sequence[int] | None:
 def wrong_counts(
     ranks: Sequence[int], rank: int, expected: Sequence[int] | None, incoming: Sequence[int]
 ) -> list[str]:
-    """Say from whom `rank` expects other numbers of elements than are sent to it."""
+    """Describe from whom `rank` expects other numbers of elements than are sent to it."""
     return [
         f"  rank {ranks[rank]} expects {count} elements from rank {ranks[source]}, which sends "
         f"{found}"

@@ -128,7 +128,7 @@ class CollectiveQueue:
             self._starting.release()
 
     def is_current(self) -> bool:
-        """Say whether this is the lane's own thread: a callback of an operation."""
+        """Return whether this is the lane's own thread: a callback of an operation."""
         return threading.current_thread() is self._thread
 
     def refuse_nested(self) -> None:
@@ -235,7 +235,7 @@ class QueuedWork(Work):
             return self.ended.wait(None if timeout_s is None else timeout_s - activity.NOTE_AFTER_S)
 
     def is_completed(self) -> bool:
-        """Say whether the operation has ended."""
+        """Return whether the operation has ended."""
         return self.ended.is_set()
 
     def result(self) -> Any:

@@ -235,7 +235,7 @@ def _narrow(dtype: Dtype, mean: bool) -> Decode:
 
 
 def _by_bits(data: Any, dtype: Dtype) -> bool:
-    """Say whether numbers are bfloat16 on a device, whose library may not know that dtype."""
+    """Return whether numbers are bfloat16 on a device, whose library may not know that dtype."""
     return type(data) is not np.ndarray and dtype.name == "bfloat16"
 
 

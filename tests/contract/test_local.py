@@ -10,7 +10,7 @@ from hpcdist.testing.contract import TransportContract
 
 @pytest.mark.filterwarnings("ignore::hpcdist.NotInGroupWarning")
 class TestLocal(TransportContract):
-    @pytest.fixture(autouse=True, params=[1, 2, 3, 4, 7])
+    @pytest.fixture(autouse=True, params=[1, 2, 3, 4, pytest.param(7, marks=pytest.mark.thorough)])
     def _size(self, request):
         self.size = request.param
 

@@ -81,6 +81,7 @@ def test_the_examples_of_a_page_run_on_three_simulated_ranks(page):
     dist.simulate(3, run_page, page, "simulated", timeout=20)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", WITH_EXAMPLES)
 def test_the_examples_of_a_page_run_on_two_ranks_of_mpi(under_mpi, page):
     assert failure(under_mpi, page) == ""

@@ -20,7 +20,7 @@ import os, random, signal, sys, threading, time
 import numpy as np
 import hpcdist as dist
 from hpcdist import checkpoint
-from hpcdist.checkpoint import Shard
+from hpcdist.checkpoint import LocalSlice
 
 world = dist.init_parallel_env(timeout=60)
 rank, size = world.rank, world.nranks
@@ -28,7 +28,7 @@ folder, seed = sys.argv[1], int(sys.argv[2])
 
 def part(whole):
     begin, end = (whole.size * each // size for each in (rank, rank + 1))
-    return Shard(whole.reshape(-1)[begin:end].copy(), whole.shape, begin)
+    return LocalSlice(whole.reshape(-1)[begin:end].copy(), whole.shape, offset=begin)
 """
 
 SAVE = """

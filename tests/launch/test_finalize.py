@@ -88,15 +88,18 @@ def test_a_program_may_end_mpi_itself(run):
     run(USED + "MPI.Finalize()\n")
 
 
+@pytest.mark.thorough
 def test_what_comes_after_the_end_of_mpi_is_refused_with_the_remedy(run):
     run(USED + "MPI.Finalize()\n" + AFTER)
 
 
+@pytest.mark.thorough
 def test_a_world_that_was_destroyed_cannot_start_again_after_the_end_of_mpi(run):
     run(USED + "MPI.Finalize()\ndist.destroy_process_group()\n"
         "told(dist.init_parallel_env, 'MPI has ended in this process')")  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_the_world_cannot_start_after_the_end_of_mpi(run):
     run("MPI.Finalize()\ntold(dist.init_parallel_env, 'MPI has ended in this process')")
 
@@ -141,6 +144,7 @@ def test_a_program_may_start_mpi_itself_at_any_thread_level(run, level):
     )
 
 
+@pytest.mark.thorough
 def test_an_mpi_that_was_told_not_to_start_is_asked_for(run):
     run(
         "told(dist.init_parallel_env, 'mpi4py.rc.initialize is False', 'call MPI.Init_thread(')\n"

@@ -88,6 +88,7 @@ def test_torchs_own_backend_meets_at_the_address(environ, tmp_path):
     run(hpcdist_run(written(tmp_path, SUM_OVER_GLOO)), environ)
 
 
+@pytest.mark.thorough
 @needs_torch
 def test_under_mpiexec_the_import_is_enough(environ, tmp_path):
     program = written(tmp_path, "import hpcdist.torch\n", HEAR, SUM_OVER_GLOO)

@@ -141,6 +141,7 @@ def test_a_single_rank_writes_what_it_writes(script, leaves_nothing):
     assert done.stdout == b"a\rb\xff\r\nno end"
 
 
+@pytest.mark.thorough
 def test_labels_can_be_asked_for_and_left_out(script, leaves_nothing):
     path = script("print('x')")
     assert run("-n", 1, "--label", path).stdout == b"[0] x\n"
@@ -263,6 +264,7 @@ def test_ranks_that_ignore_the_request_to_end_are_ended_by_force(script, leaves_
     assert time.monotonic() - begin < SOON_S
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_run_says_so(leaves_nothing):
     assert run("-n", 2, "nonexistent.py").returncode == 2
     done = run("-n", 2, "-m", "no_such_module_here")
@@ -314,6 +316,7 @@ def test_a_reader_that_leaves_ends_the_job(script, start):
     job.stdout = open(os.devnull)  # noqa: SIM115
 
 
+@pytest.mark.thorough
 def test_a_failing_job_is_started_again_as_often_as_allowed(script, leaves_nothing):
     path = script("again = int(os.environ['HPCDIST_RESTART_COUNT'])", "print('try', again)",
                   "sys.exit(0 if again == 2 else 4)")  # fmt: skip

@@ -158,11 +158,9 @@ def weights_of(model):
     return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in parameters]
 
 
+@pytest.mark.thorough
 @pytest.mark.two_ranks
-@pytest.mark.parametrize(
-    "stepped",
-    [pytest.param(0, marks=pytest.mark.thorough, id="fresh"), pytest.param(1, id="stepped")],
-)
+@pytest.mark.parametrize("stepped", [0, 1], ids=["fresh", "stepped"])
 @pytest.mark.parametrize(("one", "other"), CHANGES)
 def test_a_model_and_its_optimizer_are_loaded_into_any_other(
     folder, torch_world, one, other, stepped

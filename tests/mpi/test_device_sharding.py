@@ -11,7 +11,7 @@ import pytest
 
 import hpcdist as dist
 from hpcdist import checkpoint, optim
-from hpcdist.checkpoint import Shard
+from hpcdist.checkpoint import LocalSlice
 from hpcdist.testing.slow_device import DEVICE, SlowArray
 
 LEVELS = "os", "os_g", "p_g_os"
@@ -121,7 +121,7 @@ def test_what_a_rank_owns_is_on_the_device(level):
     train(network, model, optimizer)
     assert all(isinstance(each, SlowArray) for each in network())
     for state in (model.sharded_state_dict(), optimizer.sharded_state_dict()):
-        parts = [each.data for each in state.values() if isinstance(each, Shard)]
+        parts = [each.data for each in state.values() if isinstance(each, LocalSlice)]
         assert all(isinstance(part, SlowArray) for part in parts)
     assert all(type(each) is np.ndarray for each in model.state_dict().values())
 

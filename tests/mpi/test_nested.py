@@ -4,6 +4,7 @@ What must come in the middle of a wait comes there: a thread looks at the stack 
 and sends the signal once that waits; the other ranks join when the handler has run.
 """
 
+import contextlib
 import signal
 import sys
 import threading
@@ -182,6 +183,27 @@ def test_a_refusal_that_leaves_the_handler_is_raised_once_the_operation_has_ende
 
     interrupted(operation, dist.barrier)
     assert x[0] == total(size)
+
+
+def test_what_is_refused_takes_no_number(interrupted, hears, rank, size):
+    numbers = []
+    hears(lambda event: numbers.append((event.name, event.sequence)))
+
+    def refused():
+        with pytest.raises(dist.UsageError, match=REFUSED):
+            dist.barrier()
+
+    interrupted(lambda: summed(rank), refused)
+    with contextlib.suppress(dist.UsageError):  # the refusal, which leaves the handler here
+        interrupted(lambda: summed(rank), dist.barrier)
+    with contextlib.suppress(dist.UsageError):
+        interrupted(lambda: summed(rank), lambda: dist.plan_all_reduce(np.ones(1)))
+    numbers.clear()
+    dist.scan(np.ones(1))
+    assert numbers[0] == numbers[1] == ("scan", numbers[0][1])
+    everyone = []
+    dist.all_gather_object(everyone, numbers[0])
+    assert everyone == [numbers[0]] * size
 
 
 def test_a_signal_handler_may_issue_an_operation_but_not_wait_for_it(interrupted, rank, size):

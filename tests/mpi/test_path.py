@@ -21,7 +21,7 @@ FIRST = [
     "comm/describe.py",
     "transport/mpi/transport.py",
 ]
-ALONE = [*FIRST, "transport/mpi/collectives.py"]
+ALONE = [*FIRST, "transport/mpi/context.py", "transport/mpi/collectives.py"]
 ON_ONE_NODE = [
     *FIRST,
     "transport/mpi/intranode.py",
@@ -50,7 +50,8 @@ def files_entered(function):
 @pytest.fixture
 def paths(rank, size, world):
     """The paths of many calls; in turn, each rank is the last to come, which waits for nobody."""
-    if size > 1 and not (world.transport.node and world.transport.node.can_pipeline):
+    node = world.transport.context.node
+    if size > 1 and not (node and node.can_pipeline):
         pytest.skip("the ranks do not share memory by the compiled kernel")
     x, found = np.ones(10), []
     dist.all_reduce(x)

@@ -557,6 +557,7 @@ def exchange_objects(kind):
 OBJECTS = ["broadcast", "all_gather", "gather", "scatter", "all_to_all"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", OBJECTS)
 def test_large_objects_arrive_whole_and_belong_to_the_receiver(kind):
     descriptors = open_descriptors()

@@ -11,6 +11,7 @@ import time
 from datetime import timedelta
 
 import pytest
+from event_checks import Timeline, of_all_ranks
 from mpi4py import MPI
 
 torch = pytest.importorskip("torch", minversion="2.11")
@@ -458,3 +459,30 @@ def test_a_module_that_was_looked_for_is_amended_when_it_is_imported(tmp_path, m
     assert importlib.import_module(name).value == 2
     assert len(sys.meta_path) == finders - 1
     monkeypatch.delitem(sys.modules, name)
+
+
+# ---- listeners
+
+
+def test_listeners_of_hpcdist_hear_of_what_torch_calls(rank, size, new_group):
+    group, x = new_group(), torch.ones(3)
+    recorder = Timeline()
+    dist.all_reduce(x, group=group)
+    work = dist.broadcast(x, size - 1, group=group, async_op=True)
+    work.wait()
+    dist.barrier(group)
+    messages = [
+        dist.P2POp(dist.isend, x, (rank + 1) % size, group),
+        dist.P2POp(dist.irecv, torch.empty(3), (rank - 1) % size, group),
+    ]
+    for work in dist.batch_isend_irecv(messages) if size > 1 else []:
+        work.wait()
+    found = of_all_ranks(recorder.stop())
+    assert not recorder.under_way
+    assert [[event["name"] for event in events] for events in found.values()] == [
+        [name] * size for name in ("all_reduce", "broadcast", "barrier")
+    ]
+    for begin, _ in recorder.spans[:2]:
+        assert (begin.shape, begin.dtype, begin.ranks) == ((3,), "float32", tuple(range(size)))
+    kinds = sorted(begin.name for begin, _ in recorder.spans if begin.sequence is None)
+    assert kinds == ["recv", "send"] * (size > 1)

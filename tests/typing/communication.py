@@ -70,8 +70,12 @@ def errors() -> None:
     except dist.RemoteError as error:
         assert_type(error.rank, int)
         assert_type(error.traceback, str)
+        assert_type(error.in_step, bool)
     except dist.HpcdistError:
         raise
+    with dist.together() as ranks:
+        assert_type(ranks.share(dist.get_rank), list[int])
+    assert_type(dist.together().lead(square, 2, power=3), float)
 
     names: list[str] = []
 

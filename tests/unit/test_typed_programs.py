@@ -10,7 +10,10 @@ PROGRAMS = Path(__file__).parents[1] / "typing"
 pytest.importorskip("typing_extensions")
 
 
-@pytest.mark.parametrize("name", ["communication", "training", "training_torch"])
+@pytest.mark.parametrize(
+    "name",
+    ["communication", "training", pytest.param("training_torch", marks=pytest.mark.thorough)],
+)
 def test_a_typed_program_runs(name):
     if "torch" in name:
         pytest.importorskip("torch")

@@ -45,7 +45,7 @@ def _import_nccl() -> Any:
 
 
 def _check_own_gpus(comm: Any, engine: DeviceRuntime) -> None:
-    """Make sure that no two ranks share a GPU, unless NCCL allows it as asked for. Collective."""
+    """Check that no two ranks share a GPU, unless NCCL allows it as asked for. Collective."""
     hosts, config = comm.allgather(socket.gethostname()), read_config()
     own = Ability(comm.rank, hosts.index(hosts[comm.rank]), gpu.uuid_of(engine.name), {})
     shared = shared_gpus(comm.allgather(own))

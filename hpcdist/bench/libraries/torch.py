@@ -143,7 +143,7 @@ def _object_calls(torch_dist: Any) -> dict[str, Maker]:
 
 
 def can_use(device: str) -> bool:
-    """Say whether torch, which is installed, has a usable device of this name."""
+    """Return whether torch, which is installed, has a usable device of this name."""
     import torch
 
     return device == "cpu" or (device == "cuda" and torch.cuda.is_available())

@@ -1,4 +1,4 @@
-"""The command `hpcdist tune`: measure every way that operations can take, and write the best down.
+"""The command `hpcdist tune`: measure all algorithms, and write the best ones down.
 
 It runs on all ranks of a job. Rank 0 alone prints and writes; what stops it stops all ranks.
 """
@@ -39,8 +39,8 @@ from hpcdist.transport.tuning import (
 
 _USUAL, _QUICK = Effort(15, 4e-3), Effort(3, 1e-3)
 _CAPTION = (
-    "the way chosen, and how many times as fast as MPI it was there; short numbers are float16 "
-    "and bfloat16, the slower of both"
+    "the algorithm chosen, and how many times as fast as MPI it was there; short numbers are "
+    "float16 and bfloat16, the slower of both"
 )
 
 
@@ -63,7 +63,7 @@ def tune(
     progress: bool | None,
     **given: Any,
 ) -> None:
-    """Measure which way each operation is fastest on the ranks of this job.
+    """Measure by which algorithm each operation is fastest on the ranks of this job.
 
     Start it like any program, as in `srun -N1 -n 8 hpcdist tune -o site.json`, or let it start its
     ranks by -n. HPCDIST_TUNING=site.json puts the result in force. OPERATIONS are names such as
@@ -141,7 +141,7 @@ def _report(
 
 
 def chosen_rows(timings: Sequence[Timing], tuning_table: TuningTable) -> list[dict[str, str]]:
-    """Return, by operation and kind of arrays, which way is taken at each size and its gain."""
+    """Return, by operation and kind of arrays, the algorithm of each size and its gain."""
     sizes = sorted({each.nbytes for each in timings})
     rows = []
     for series, by_size in costs_of(timings).items():

@@ -1,7 +1,7 @@
-"""`measure`: every way that each operation can take, timed in turns on the ranks of a job.
+"""`measure`: every algorithm that each operation can use, timed in turns on the ranks of a job.
 
 A group of its own is made for each number of ranks. Its transport is told before every call which
-way to take, by a `TuningTable` of rules that force it.
+algorithm to use, by a `TuningTable` of rules that force it.
 """
 
 from __future__ import annotations
@@ -96,13 +96,13 @@ def _case(operation: str) -> str:
 
 
 def _has_choice(operation: str, nbytes: int, several: bool) -> bool:
-    """Say whether there is one; inside a node, what fits on the board goes there."""
+    """Return whether there is one; inside a node, what fits in the control block goes there."""
     algorithms = possible_algorithms(operation, "shared", several_nodes=several)
     return len(algorithms) > 1 and (several or nbytes > PAYLOAD)
 
 
-def ways_at(point: Point, nodes: Nodes, *, can_pipeline: bool) -> list[Algorithm]:
-    """Return the ways that can be taken at `point`, MPI first."""
+def algorithms_at(point: Point, nodes: Nodes, *, can_pipeline: bool) -> list[Algorithm]:
+    """Return the algorithms that can be used at `point`, MPI first."""
     algorithms = possible_algorithms(
         point.operation, point.arrays, several_nodes=nodes == "several"
     )
@@ -138,7 +138,7 @@ def measure(
     notes: list[str],
     at: Callable[[int, int, str], Any] = lambda done, total, text: None,
 ) -> list[Timing]:
-    """Measure every way of `plan`. Collective over the world.
+    """Measure every algorithm of `plan`. Collective over the world.
 
     Args:
         world: all ranks of the job.
@@ -178,7 +178,7 @@ def _gather(world: Group, ranks: int, notes: list[str]) -> BenchGroup:
 
 
 def _measure_spot(team: BenchGroup, point: Point, effort: Effort, notes: list[str]) -> list[Timing]:
-    """Race the ways at one spot. Collective over the team."""
+    """Time the algorithms at one point, in turns. Collective over the group."""
     group, host = team.group, team.host
     case = _case(point.operation)
     task = make_task(case, group, point.nbytes, read_dtype(point.dtype), point.arrays, "SUM")
@@ -190,7 +190,7 @@ def _measure_spot(team: BenchGroup, point: Point, effort: Effort, notes: list[st
         )
         return []
     call = _maker(group, point.operation)(task)
-    algorithms = ways_at(point, team.nodes, can_pipeline=team.can_pipeline)
+    algorithms = algorithms_at(point, team.nodes, can_pipeline=team.can_pipeline)
     candidates = {
         algorithm.value: _by(host, forced(algorithm, group.nranks, team.nodes), call)
         for algorithm in algorithms

@@ -1,8 +1,9 @@
-"""From timings to rules: which way is worth taking, where each way was measured beside MPI.
+"""From timings to rules: which algorithm is worth using, where each was measured beside MPI.
 
-`rules_from` makes the rules of one number of ranks, `merge_ranks` joins those of several. A way is
-taken only where it beats MPI by `MARGIN` in the median round and is no slower in the fastest one;
-elsewhere the rule says MPI, so that nothing becomes slower than plain MPI. `tune_stage` measures.
+`rules_from` makes the rules of one number of ranks, `merge_ranks` joins those of several. An
+algorithm is used only where it beats MPI by `MARGIN` in the median round and is no slower in the
+fastest one; elsewhere the rule says MPI, so that nothing becomes slower than plain MPI. `measure`
+measures.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"
 
 
 class Timing(NamedTuple):
-    """One way at one size, measured in the same rounds as MPI.
+    """One algorithm at one size, measured in the same rounds as MPI.
 
     Attributes:
         ratio: its time over MPI's in the same round; the median.
@@ -83,14 +84,14 @@ class Step(NamedTuple):
 
 Costs = Mapping[Algorithm, Cost]
 Good = Mapping[Algorithm, float]
-"""The ways that are good enough at one size, and their times over MPI's."""
+"""The algorithms that are good enough at one size, and their times over MPI's."""
 
 
 # ---- costs
 
 
 def costs_of(timings: Iterable[Timing]) -> dict[Series, dict[int, dict[Algorithm, Cost]]]:
-    """Return what each way costs, by series and size."""
+    """Return what each algorithm costs, by series and size."""
     found: dict[Series, dict[int, dict[Algorithm, Cost]]] = {}
     for each in timings:
         series = Series(each.operation, each.arrays, _numbers(each))
@@ -108,11 +109,11 @@ def _numbers(timing: Timing) -> Numbers:
     return "any" if alike else NUMBERS[timing.dtype]
 
 
-# ---- which ways are good enough at a size
+# ---- which algorithms are good enough at a size
 
 
 def good_ways(costs: Costs) -> Good:
-    """Return the fastest way and those as fast within `MARGIN`; MPI alone if none beats it."""
+    """Return the fastest algorithm and those within `MARGIN` of it; MPI alone if none beats it."""
     winners = {
         algorithm: cost.ratio
         for algorithm, cost in costs.items()
@@ -127,7 +128,7 @@ def good_ways(costs: Costs) -> Good:
 def good_shared_ways(costs: Costs, otherwise: Algorithm) -> Good:
     """Return the same for arrays in shared memory.
 
-    They are taken where they are, or like ordinary arrays, which take the way `otherwise`.
+    They are taken where they are, or like ordinary arrays, which use `otherwise`.
     """
     both = {otherwise: costs[otherwise].ratio if otherwise in costs else 1.0}
     direct = costs.get(Algorithm.DIRECT)
@@ -141,7 +142,7 @@ def good_shared_ways(costs: Costs, otherwise: Algorithm) -> Good:
 
 
 def fewest_steps(good: Mapping[int, Good]) -> list[Step]:
-    """Return the fewest steps that take a good way at each size, and the fastest such ways."""
+    """Return the fewest steps that use a good algorithm at each size, and the fastest such ones."""
     runs: list[tuple[list[int], set[Algorithm]]] = []
     for nbytes in sorted(good):
         common = runs[-1][1] & set(good[nbytes]) if runs else set()
@@ -170,7 +171,7 @@ def _fastest(algorithms: Iterable[Algorithm], good: Sequence[Good]) -> Algorithm
 
 
 def _border(last: int, following: int, next_way: Algorithm) -> int:
-    """Return where, between two sizes measured, one way ends; what lies between is MPI's."""
+    """Return where, between two sizes measured, one algorithm ends; what lies between is MPI's."""
     middle = 1 << round(math.log2(last * following) / 2)
     return last if next_way is Algorithm.MPI or not last <= middle < following else middle
 
@@ -182,7 +183,7 @@ def _within_reach(step: Step) -> Step:
 
 
 def way_at(steps: Sequence[Step], nbytes: int) -> Algorithm:
-    """Return the way at a size; MPI where the steps end."""
+    """Return the algorithm at a size; MPI where the steps end."""
     return next(
         (algorithm for up_to, algorithm in steps if up_to is None or nbytes <= up_to), Algorithm.MPI
     )
@@ -265,5 +266,5 @@ def tuned(timings: Sequence[Timing]) -> list[TuningRule]:
 
 
 def timings_as_json(timings: Iterable[Timing]) -> list[dict[str, Any]]:
-    """Return timings the way a tuning file holds them."""
+    """Return timings as a tuning file holds them."""
     return [{**each._asdict(), "algorithm": each.algorithm.value} for each in timings]

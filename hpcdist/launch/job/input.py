@@ -33,8 +33,8 @@ class Pump:
     """Copies one descriptor into another in a thread, until the end of either or `stop`.
 
     Args:
-        source: What is read.
-        open_sink: Opens what is written; called in the thread, as it may block.
+        source: what is read.
+        open_sink: opens what is written; called in the thread, as it may block.
 
     """
 

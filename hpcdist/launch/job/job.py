@@ -59,13 +59,13 @@ class Job:
     """A job from its start to its end; `run` does everything, `signal` and `stop` interfere.
 
     Args:
-        command: Makes the command of a program's argv.
-        program: What each rank runs.
-        environ: The environment the job inherits.
-        write: Takes what ranks and launcher print.
-        whole_lines: Cut the output into lines; else pass it on byte for byte.
-        stdin: A descriptor with the input of rank 0; None for no input.
-        directory: A folder for the named pipes; the caller removes it.
+        command: makes the command of a program's argv.
+        program: what each rank runs.
+        environ: the environment the job inherits.
+        write: takes what ranks and launcher print.
+        whole_lines: cut the output into lines; else pass it on byte for byte.
+        stdin: a descriptor with the input of rank 0; None for no input.
+        directory: a folder for the named pipes; the caller removes it.
 
     """
 
@@ -110,7 +110,7 @@ class Job:
         """Start the job and return when nothing of it is left.
 
         Raises:
-            OSError: The launcher could not be started.
+            OSError: the launcher could not be started.
 
         """
         try:
@@ -171,8 +171,15 @@ class Job:
             env |= self._meeting_point(env)
         argv = list(self.command.argv)
         if not self.command.local:
-            leash = [sys.executable, "-I", "-S", shim.__file__, "leash", str(os.getpid())]
-            argv = leash + argv
+            shimmed = [
+                sys.executable,
+                "-I",
+                "-S",
+                shim.__file__,
+                "die_with_parent",
+                str(os.getpid()),
+            ]
+            argv = shimmed + argv
         pumped = None if self.command.local else self._stdin
         launcher = subprocess.Popen(
             argv,

@@ -40,11 +40,11 @@ def conclude(
     """Return what a job came to.
 
     Args:
-        first: The rank that ended badly first, and its exit code, negative for a signal.
-        exits: The exit codes of all ranks that are known to have ended.
-        launcher: The exit code of the launcher, which carries the code of an `MPI.Abort`.
-        interrupted: The signal that we were sent, or that our reader's end amounts to; 0 for none.
-        told_of: How many ranks there are whose ends we are told of.
+        first: the rank that ended badly first, and its exit code, negative for a signal.
+        exits: the exit codes of all ranks that are known to have ended.
+        launcher: the exit code of the launcher, which carries the code of an `MPI.Abort`.
+        interrupted: the signal that we were sent, or that our reader's end amounts to; 0 for none.
+        told_of: how many ranks there are whose ends we are told of.
 
     Example:
         >>> conclude((1, 7), {}, 1, 0).code, conclude((1, -9), {}, 137, 0).code
@@ -76,7 +76,7 @@ def read_failure(said: str) -> tuple[int, int] | None:
     """Return the rank and exit code, negative for a signal, where srun says that a rank failed.
 
     Args:
-        said: A line that srun printed.
+        said: a line that srun printed.
 
     Example:
         >>> read_failure("srun: error: n1: task 3: Exited with exit code 7")
@@ -96,7 +96,7 @@ def describe_exit(code: int) -> str:
     """Return words for an exit code, negative for a signal.
 
     Args:
-        code: As `subprocess` counts.
+        code: as `subprocess` counts.
 
     Example:
         >>> describe_exit(7), describe_exit(-9)

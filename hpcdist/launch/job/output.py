@@ -46,7 +46,7 @@ class Lines:
         r"""Take the next piece and return the lines that are now whole, with their ends.
 
         Args:
-            piece: Bytes as they came.
+            piece: bytes as they came.
 
         Example:
             >>> lines = Lines()
@@ -72,7 +72,7 @@ def in_lines(put: Callable[[bytes], None]) -> Callable[[bytes], None]:
     r"""Return a function that takes pieces, b"" at the end, and gives whole lines to `put`.
 
     Args:
-        put: Takes a line.
+        put: takes a line.
 
     Example:
         >>> take = in_lines(print)
@@ -94,9 +94,9 @@ def read_label(launcher: str, stream: int, line: bytes) -> Labelled:
     r"""Return the line without its launcher's label, and what the label told.
 
     Args:
-        launcher: A row of `LABELS`.
+        launcher: a row of `LABELS`.
         stream: 1 or 2, for labels that do not tell.
-        line: A whole line.
+        line: a whole line.
 
     Example:
         >>> read_label("srun", 1, b" 3: hello\n")
@@ -142,12 +142,12 @@ class Console:
         """Write one line, or a piece where lines are not asked for, of a rank.
 
         Args:
-            rank: Whose; -1 for the launcher itself, which gets neither label nor file.
+            rank: whose; -1 for the launcher itself, which gets neither label nor file.
             stream: 1 for output, 2 for errors.
-            data: The bytes.
+            data: the bytes.
 
         Raises:
-            BrokenPipeError: Nobody reads our output any more.
+            BrokenPipeError: nobody reads our output any more.
 
         """
         label = b"[%d] " % rank if self._label and rank >= 0 else b""

@@ -42,8 +42,8 @@ def shim_program(directory: str, program: tuple[str, ...]) -> tuple[str, ...]:
     """Return the argv that runs a program as a rank under the shim.
 
     Args:
-        directory: Where the job's named pipes are.
-        program: The argv of the rank.
+        directory: where the job's named pipes are.
+        program: the argv of the rank.
 
     """
     return (sys.executable, "-I", "-S", shim.__file__, "rank", directory, *program)
@@ -60,8 +60,8 @@ def reporting_program(word: str, program: tuple[str, ...]) -> tuple[str, ...]:
     """Return the argv that runs a program on another machine and tells how it ended.
 
     Args:
-        word: What the line that tells it begins with.
-        program: The argv of the rank.
+        word: what the line that tells it begins with.
+        program: the argv of the rank.
 
     """
     return (sys.executable, "-I", "-S", shim.__file__, "report", word, *program)

@@ -12,7 +12,8 @@ error that begins with WORD. Where that never comes the rank did not end well, w
 `shim.py place PROGRAM...` turns into the program. It, `rank` and `report` tell the program its
 place by torchrun's variables.
 
-`shim.py leash PARENT PROGRAM...` turns into the program, which gets SIGTERM when PARENT dies.
+`shim.py die_with_parent PARENT PROGRAM...` turns into the program, which gets SIGTERM when PARENT
+dies.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ _FORWARDED = (
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Be the program that the first argument names; see the module's text."""
+    """Become the program that the first argument names; see the module's text."""
     role, where, *program = arguments
     if role == "place":
         _tell_place()
         _become([where, *program])
-    if role == "leash":
+    if role == "die_with_parent":
         _die_with_parent(signal.SIGTERM, int(where))
         _become(program)
     if role == "report":

@@ -1,4 +1,4 @@
-"""All that a job reads, in one thread: `Streams`."""
+"""`Streams`: one selector loop for all pipes of a job."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Streams:
         """Give every piece that comes by `fd` to `take`, b"" at its end.
 
         Args:
-            fd: A descriptor that does not block; ours from now on.
-            take: Takes a piece.
-            ends: An end is to be expected; `read_rest` waits for it.
+            fd: a descriptor that does not block; ours from now on.
+            take: takes a piece.
+            ends: an end is to be expected; `read_rest` waits for it.
 
         """
         self._selector.register(fd, selectors.EVENT_READ, take)
@@ -31,7 +31,7 @@ class Streams:
             self._ending.add(fd)
 
     def wake_for(self, fd: int) -> None:
-        """Let `turn` return when `fd` is ready, once; nothing is read from it."""
+        """Have `turn` return when `fd` is ready, once; nothing is read from it."""
         self._selector.register(fd, selectors.EVENT_READ, None)
 
     def turn(self, longest_s: float) -> bool:

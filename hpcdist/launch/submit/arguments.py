@@ -90,7 +90,7 @@ class Arguments(NamedTuple):
 
 
 def split_arguments(words: Iterable[str]) -> Arguments:
-    """Tell apart what stands on the command line; behind ``--`` all is the program's.
+    """Divide the command line into options and program; what follows ``--`` is the program's.
 
     Args:
         words: those behind ``hpcdist submit``.
@@ -99,7 +99,7 @@ def split_arguments(words: Iterable[str]) -> Arguments:
         UsageError: an option lacks its value, or arguments of the program stand before ``--``.
 
     Example:
-        >>> split_words(["train.py", "-N", "2", "--time=2:00:00", "--", "--epochs", "3"]).slurm
+        >>> split_arguments(["train.py", "-N", "2", "--time=2:00:00", "--", "--epochs", "3"]).slurm
         (('nodes', '2'), ('time', '2:00:00'))
 
     """

@@ -43,7 +43,7 @@ class Store(Protocol):
         ...
 
     def publish(self, position: int) -> None:
-        """Let all ranks have what their owners have made of a unit."""
+        """Make the owners' new weights of a unit available to all ranks."""
         ...
 
 
@@ -128,12 +128,12 @@ class Engine:
         return store.owned(position)
 
     def publish(self, number: int) -> None:
-        """Let all ranks have the weights of a unit as their owners have them. Collective."""
+        """Make the owners' new weights of a unit available to all ranks. Collective."""
         store, position = self._places[number]
         store.publish(position)
 
     def adopt(self, number: int) -> None:
-        """Let this rank own what whole parameters hold now. Local."""
+        """Take what whole parameters hold now as the weights this rank owns. Local."""
         store, position = self._places[number]
         if store is self.replicated:
             self.replicated.adopt(position)
@@ -170,6 +170,8 @@ class Engine:
     def _backward_ended(self, error: UsageError | None) -> None:
         self.gathered.begin("backward")
         self._backwards += 1
+        # Gathering ahead changes the order of operations, so ranks must agree on it. All of them
+        # come here after the same number of passes: one that fails ends on every rank.
         if self._undecided and self._backwards == _MEASURED:
             self._undecided = False
             self.gathered.ahead = self._all_have_cores()
@@ -177,7 +179,7 @@ class Engine:
             self.after_backward()
 
     def _all_have_cores(self) -> bool:
-        """Say whether communication hides behind computing on every rank. Collective."""
+        """Return whether communication hides behind computing on every rank. Collective."""
         spare = np.array([not self.gradients.averager.inline], np.uint8)
         all_reduce(spare, ReduceOp.MIN, self.groups.shard)
         return bool(spare[0])

@@ -83,7 +83,7 @@ class GatheredParameters:
         return self._owned[position]
 
     def publish(self, position: int) -> None:
-        """Do nothing: what has changed is gathered when it is used."""
+        """No-op: what has changed is gathered when it is used."""
 
     # ---- what the model says
 
@@ -115,7 +115,7 @@ class GatheredParameters:
 
     def _fetch(self, position: int) -> None:
         """Gather a unit, unless it is coming; give back the one before. Collective."""
-        self._shown.clear()
+        self._shown.clear()  # first: frees the last unit before memory is taken for this one
         self._current = None
         coming, self._coming = self._coming, None
         if coming is not None:

@@ -170,9 +170,10 @@ class ShardedGradients(Policy):
     def send(self, unit: int, error: UsageError | None) -> UsageError | None:
         """See `Policy.send`."""
         self._error = self._error or error
-        self._receive(only_completed=True)
+        self._receive(only_completed=True)  # frees memory before more is taken
         flat = self._flats[unit]
         share, like = self._units[unit].share, self._likes[unit]
+        # What is owned must stay until `_keep` adds to it; at level ``os`` it lies in what is sent.
         fresh = self._stays or self.owned[unit] is not None
         arriving = empty_near(like, share, self._groups.shard) if fresh else self._mine(unit)
         work = self.averager.average((arriving, flat), self._error)
@@ -202,6 +203,7 @@ class ShardedGradients(Policy):
         """Wait for a unit; keep what went wrong with it, to be raised once all have been sent."""
         failure = first_failure([work])
         if failure is not None and self._error is None:
+            # As a UsageError it calls off the units that follow; `finish` raises its cause.
             self._error = UsageError(f"a unit of this backward pass has failed: {failure}")
             self._error.__cause__ = failure
 

@@ -40,7 +40,7 @@ def group_sharded_parallel(
     dp_group: Group | None = None,
     exclude_layer: Sequence[str | int] | None = None,
 ) -> tuple[Any, Any, Any]:
-    """Let every rank of a group keep a part of the training state instead of all of it.
+    """Shard the training state over a group: each rank keeps a part instead of all of it.
 
     Collective over `group` and `dp_group`: parameters and buffers are checked and get the values
     of the first rank. Use what is returned in place of what was given.

@@ -29,9 +29,9 @@ from hpcdist.parallel.sharding.optimizer import ShardedOptimizer
 from hpcdist.parallel.sharding.shard_state import (
     OwnedRun,
     State,
-    as_shards,
-    check_parts,
-    fill_parts,
+    as_slices,
+    check_runs,
+    fill_runs,
     owned_runs,
 )
 
@@ -103,7 +103,7 @@ class ShardedModel:
         return output
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Do the same as calling the model."""
+        """Call the model."""
         return self(*inputs, **kwargs)
 
     def synchronize(self) -> None:
@@ -117,7 +117,7 @@ class ShardedModel:
         self._engine.gradients.backward.synchronize_begun()
 
     def apply_collective_grads(self) -> None:
-        """Do `synchronize`."""
+        """Alias of `synchronize`."""
         self.synchronize()
 
     def zero_grad(self) -> None:
@@ -126,9 +126,9 @@ class ShardedModel:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients of forwards inside the context add up without communication, if they can.
+        """Accumulate gradients of forwards inside the context without communication, if possible.
 
-        They can at level ``os``, where every rank has memory for whole gradients. At the other
+        It is at level ``os``, where every rank has memory for whole gradients. At the other
         levels each backward pass is reduced as it comes, and the sums are the same.
         """
         backward, before = self._engine.gradients.backward, self._engine.gradients.backward.sync
@@ -149,6 +149,8 @@ class ShardedModel:
         return self._engine.gradients.averager.stats()
 
     def _broadcast_buffers(self) -> None:
+        # Across replicas first: then the first rank of each shard group has the values of the first
+        # rank of all, and every rank ends with them.
         for group in reversed(self._engine.groups):
             if group is not None:
                 broadcast_state(unique(buffers_of(self._layers)), group, group.ranks[0])
@@ -190,32 +192,32 @@ class ShardedModel:
     load_state_dict = set_state_dict
 
     def sharded_state_dict(self) -> State:
-        """Return what this rank owns: a `Shard` of each parameter of which it has a part. Local.
+        """Return what this rank owns: a `LocalSlice` of each parameter it has a part of. Local.
 
         Buffers and parameters that are not trained are whole, on every rank.
         """
         rest = {name: array_in(entry) for name, entry in self._rest()}
-        return {**as_shards(self._parts()), **rest}
+        return {**as_slices(self._owned_runs()), **rest}
 
     def load_sharded_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what this rank needs from a state of `Shard`s or whole arrays. Collective.
+        """Load what this rank needs from a state of `LocalSlice`s or whole arrays. Collective.
 
         Raises:
             UsageError: something that this rank needs is missing or has another shape.
 
         """
-        parts = list(self._parts())
-        check_parts(parts, state)
+        runs = list(self._owned_runs())
+        check_runs(runs, state)
         rest = self._rest()
         load(rest, {name: state[name] for name, _ in rest if name in state})
-        fill_parts(parts, state)
+        fill_runs(runs, state)
         for number in range(len(self._engine.units)):
             self._engine.publish(number)
         self._engine.gathered.reshard()
         if self._optimizer is not None:
             self._optimizer.adopt()
 
-    def _parts(self) -> Iterator[OwnedRun]:
+    def _owned_runs(self) -> Iterator[OwnedRun]:
         engine = self._engine
         for number, unit in enumerate(engine.units):
             array, rank = engine.owned(number), engine.groups.shard.rank

@@ -26,9 +26,9 @@ from hpcdist.parallel.sharding.partition import Segment
 from hpcdist.parallel.sharding.shard_state import (
     OwnedRun,
     State,
-    as_shards,
-    check_parts,
-    fill_parts,
+    as_slices,
+    check_runs,
+    fill_runs,
     owned_runs,
 )
 from hpcdist.transport.reduction import ReduceOp
@@ -112,6 +112,7 @@ class ShardedOptimizer:
             for run in self._runs[number]:
                 part = gradient[run.start : run.stop]
                 kept.advance(part, run.options, run.start, run.stop)
+            # Each unit at once, unless weights change only when all norms are known (LAMB).
             if self._rule.measure is None:
                 self._engine.publish(number)
         if self._rule.measure is not None:
@@ -119,7 +120,7 @@ class ShardedOptimizer:
         self._engine.gradients.clear()
 
     def _ratios(self) -> Sequence[float]:
-        """Return the ratio of norms of every parameter, over all its parts. Collective."""
+        """Return the ratio of norms of every parameter, over all its pieces. Collective."""
         squares = np.zeros((len(self._engine.parameters), 2))
         sums: list[Any] = []
         for kept, (index, start, stop, _) in self._pieces():
@@ -146,7 +147,7 @@ class ShardedOptimizer:
         self._engine.gradients.clear()
 
     def zero_grad(self) -> None:
-        """Do `clear_grad` (torch's name)."""
+        """Alias of `clear_grad` (torch's name)."""
         self.clear_grad()
 
     # ---- gradients
@@ -162,7 +163,7 @@ class ShardedOptimizer:
         return owned
 
     def unscale_(self, scale: float) -> bool:
-        """Divide all gradients by `scale`; say whether all of them, on all ranks, are finite.
+        """Divide all gradients by `scale`; return whether all of them, on all ranks, are finite.
 
         Collective; every rank gets the same answer.
         """
@@ -211,15 +212,19 @@ class ShardedOptimizer:
         self._fill(state)
 
     def sharded_state_dict(self) -> State:
-        """Return what this rank owns of the state: `Shard`s, and numbers that all have. Local.
+        """Return what this rank owns of the state: `LocalSlice`s, and numbers that all have. Local.
 
-        The shards are views: a checkpoint can be loaded into them in place, and
+        The slices are views: a checkpoint can be loaded into them in place, and
         `load_sharded_state_dict` must be called after that.
         """
-        return {"learning_rate": self.learning_rate, **as_shards(self._parts()), **self._steps()}
+        return {
+            "learning_rate": self.learning_rate,
+            **as_slices(self._owned_runs()),
+            **self._steps(),
+        }
 
     def load_sharded_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what this rank needs from a state of `Shard`s or whole arrays. Collective.
+        """Load what this rank needs from a state of `LocalSlice`s or whole arrays. Collective.
 
         Raises:
             UsageError: something that this rank needs is missing or has another shape.
@@ -231,9 +236,9 @@ class ShardedOptimizer:
         self._fill(state)
 
     def _fill(self, state: Mapping[str, Any]) -> None:
-        parts = list(self._parts())
-        check_parts(parts, state)
-        fill_parts(parts, state)
+        runs = list(self._owned_runs())
+        check_runs(runs, state)
+        fill_runs(runs, state)
         self.learning_rate = float(state["learning_rate"])
         for number, (kept, unit) in enumerate(zip(self._slices, self._engine.units, strict=True)):
             kept.step = int(state[f"{self._engine.names[unit.indices[0]]}.step"])
@@ -247,7 +252,7 @@ class ShardedOptimizer:
             kept.use(self._engine.owned(number))
             kept.adopt()
 
-    def _parts(self) -> Iterator[OwnedRun]:
+    def _owned_runs(self) -> Iterator[OwnedRun]:
         engine = self._engine
         for unit, kept in zip(engine.units, self._slices, strict=True):
             for name, array in kept.named_states():

@@ -47,7 +47,7 @@ class ReplicatedParameters:
                 parameter.data = library_of(parameter.data).wrap(view)
 
     def _is_shown(self, unit: Unit) -> bool:
-        """Say whether the parameters can be views of flat memory: whether they can be written."""
+        """Return whether the parameters can be views of flat memory: whether they are writable."""
         arrays = [self._parameters[index].data for index in unit.indices]
         return all(is_writeable(view_of(array)) for array in arrays)
 
@@ -67,7 +67,7 @@ class ReplicatedParameters:
             parameter.data = library_of(parameter.data).wrap(view)
 
     def adopt(self, position: int) -> None:
-        """Let this rank own what the parameters of a unit hold now. Local."""
+        """Take what the parameters of a unit hold now as the weights this rank owns. Local."""
         if self._flats[position] is None:
             flat = flatten(self._parameters, self._units[position], self._group)
             share = self._units[position].share

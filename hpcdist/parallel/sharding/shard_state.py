@@ -1,4 +1,4 @@
-"""Parts: what a rank owns of arrays by name, as `LocalSlice`s for checkpoints, and back again."""
+"""The runs of arrays that a rank owns, as `LocalSlice`s by name for checkpoints, and back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def owned_runs(
     array: NumpyArray,
     suffix: str = "",
 ) -> list[OwnedRun]:
-    """Return the runs that `rank` owns in its part `array` of a unit.
+    """Return the runs that `rank` owns of a unit; `array` is its share of it.
 
     An array of pairs of real numbers stands for complex ones: shapes get a last axis of 2.
     """
@@ -50,52 +50,52 @@ def owned_runs(
     ]
 
 
-def as_shards(parts: Iterable[OwnedRun]) -> State:
-    """Return the parts as a state of `LocalSlice`s, which are views of the parts' memory."""
-    return {part.name: LocalSlice(part.data, part.shape, offset=part.offset) for part in parts}
+def as_slices(runs: Iterable[OwnedRun]) -> State:
+    """Return the runs as a state of `LocalSlice`s, which are views of the runs' memory."""
+    return {run.name: LocalSlice(run.data, run.shape, offset=run.offset) for run in runs}
 
 
-def check_parts(parts: Iterable[OwnedRun], state: Mapping[str, Any]) -> None:
-    """Refuse a state that does not have all that the parts need.
+def check_runs(runs: Iterable[OwnedRun], state: Mapping[str, Any]) -> None:
+    """Refuse a state that does not have all that the runs need.
 
     Raises:
         UsageError: a name is missing, has another shape, or a run of it is missing.
 
     """
-    for part in parts:
-        if part.name not in state:
+    for run in runs:
+        if run.name not in state:
             raise UsageError(
-                f"the state has no {part.name!r}; load one of the same model and optimizer "
+                f"the state has no {run.name!r}; load one of the same model and optimizer "
                 f"(it has {', '.join(map(str, list(state)[:8]))})"
             )
-        _source(part, state[part.name])
+        _source(run, state[run.name])
 
 
-def fill_parts(parts: Iterable[OwnedRun], state: Mapping[str, Any]) -> None:
-    """Copy what the parts need out of a state of `LocalSlice`s or whole arrays."""
-    for part in parts:
-        part.data[...] = near(part.data, _source(part, state[part.name]))
+def fill_runs(runs: Iterable[OwnedRun], state: Mapping[str, Any]) -> None:
+    """Copy what the runs need out of a state of `LocalSlice`s or whole arrays."""
+    for run in runs:
+        run.data[...] = near(run.data, _source(run, state[run.name]))
 
 
-def _source(part: OwnedRun, given: Any) -> NumpyArray:
-    """Return the elements of a part, flat."""
+def _source(run: OwnedRun, given: Any) -> NumpyArray:
+    """Return the elements of a run, flat."""
     is_slice = isinstance(given, LocalSlice)
     data, shape = (given.data, given.global_shape) if is_slice else (given, np.shape(given))
-    if tuple(shape) != part.shape:
+    if tuple(shape) != run.shape:
         raise UsageError(
-            f"the state's {part.name!r} has shape {tuple(shape)}, but here it is "
-            f"{part.shape}; load a state of the same model"
+            f"the state's {run.name!r} has shape {tuple(shape)}, but here it is "
+            f"{run.shape}; load a state of the same model"
         )
     flat = view_of(data).reshape(-1)
-    offset = _start_of(given, part.name) if is_slice else 0
-    start = part.offset - offset
-    if start < 0 or start + part.data.size > flat.size:
+    offset = _start_of(given, run.name) if is_slice else 0
+    start = run.offset - offset
+    if start < 0 or start + run.data.size > flat.size:
         raise UsageError(
-            f"the state has elements {offset} to {offset + flat.size} of {part.name!r}, but this "
-            f"rank needs {part.offset} to {part.offset + part.data.size}; load the state with "
+            f"the state has elements {offset} to {offset + flat.size} of {run.name!r}, but this "
+            f"rank needs {run.offset} to {run.offset + run.data.size}; load the state with "
             "hpcdist.checkpoint, which brings each rank what it needs"
         )
-    return flat[start : start + part.data.size]
+    return flat[start : start + run.data.size]
 
 
 def _start_of(given: LocalSlice, name: str) -> int:

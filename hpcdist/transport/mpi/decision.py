@@ -76,6 +76,7 @@ def disagreement(what: str, told: Mapping[int, Told]) -> HpcdistError:
                 f"take part: {failure[0]}",
                 rank,
                 failure[1],
+                in_step=True,
             )
     return mismatch(what, {rank: each.call for rank, each in told.items()})
 

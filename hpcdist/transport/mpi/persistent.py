@@ -8,8 +8,9 @@ from typing import Any, final
 from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout, UsageError
+from hpcdist.events import listeners
 from hpcdist.transport.activity import Wait
-from hpcdist.transport.base import REFUSE_START, Known, Plan, Work
+from hpcdist.transport.base import REFUSE_START, Counter, Known, Plan, Work
 from hpcdist.transport.call import Call, Kind, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.mpi.context import MpiContext
@@ -59,15 +60,30 @@ class MpiPlan(Plan):
         self._request: MPI.Prequest | None = request
         self._begin = request.Start
         self._work = _PlanWork(request, call, host)
+        self._counter: Counter = self
+        self._tell: Callable[[Callable[[], Work]], Work] = lambda start: start()
+        self.issued = 0
+
+    def watch(self, counter: Counter, tell: Callable[[Callable[[], Work]], Work]) -> None:
+        """See `Plan.watch`."""
+        self._counter, self._tell = counter, tell
 
     def start(self) -> Work:
         """Begin the collective on what the buffers hold now."""
         work = self._work
         if work.active or self._request is None:
             raise UsageError(REFUSE_START)
+        self._counter.issued += 1
+        if listeners:
+            return self._tell(self._start)
         work.active = True
         self._begin()
         return work
+
+    def _start(self) -> Work:
+        self._work.active = True
+        self._begin()
+        return self._work
 
     def free(self) -> None:
         """Give the request back to MPI."""

@@ -304,5 +304,5 @@ SHARED: dict[Kind, Shared] = {
 
 
 def fits(call: Call, detail: Range) -> bool:
-    """Say, after the agreement, whether the ranks' contributions are as large as each other."""
+    """Return, after the agreement, whether the ranks' contributions are as large as each other."""
     return call.kind not in LOOSE or is_even(detail)

@@ -34,12 +34,12 @@ Six = tuple[int, int, int, int, int, int]
 
 
 def control_block_bytes(size: int) -> int:
-    """Return how much memory the board of `size` ranks needs."""
+    """Return how much memory the control block of `size` ranks needs."""
     return size * (3 * LINE + 2 * PAYLOAD)
 
 
 def payload_places(size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return where the payloads lie in a board, by turn and rank."""
+    """Return where the payloads lie in a control block, by turn and rank."""
     first = size * 3 * LINE
     return (
         tuple(first + rank * PAYLOAD for rank in range(size)),
@@ -56,7 +56,7 @@ def control_block_class(*, use_compiled: bool) -> Any:
 
 @final
 class PythonControlBlock:
-    """The part of rank `rank` in a board of `size` ranks; every rank maps the same `memory`."""
+    """The part of rank `rank` in a control block of `size` ranks, which all map `memory`."""
 
     def __init__(self, memory: Any, rank: int, size: int, payload: int) -> None:
         self._words = memoryview(memory).cast("q")
@@ -76,7 +76,7 @@ class PythonControlBlock:
         if data is not None and memoryview(data).nbytes:
             raw = memoryview(data).cast("B")
         if len(raw) > self._payload:
-            raise ValueError("the data are larger than the board's payload")
+            raise ValueError("the data are larger than the control block's payload")
         self._sequence += 1
         own, words = self._slot(self._rank), self._words
         for place, number in enumerate(numbers):
@@ -107,7 +107,7 @@ class PythonControlBlock:
         return bool(_spin(self.arrived, spins))
 
     def arrived(self) -> bool:
-        """Say whether all ranks took as many steps as this one."""
+        """Return whether all ranks took as many steps as this one."""
         words, step = self._words, self._step
         return all(words[rank * _WORDS] >= step for rank in range(self._size))
 
@@ -126,7 +126,7 @@ class PythonControlBlock:
 
 
 def _spin(look: Callable[[], Any], spins: int) -> Any:
-    """Look again and again, about as long as the compiled board does."""
+    """Check repeatedly, about as long as the compiled control block does."""
     found = look()
     until = time.monotonic_ns() + spins * _POLLS_PER_SPIN
     while not found and time.monotonic_ns() < until:

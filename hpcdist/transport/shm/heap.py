@@ -105,7 +105,7 @@ class Heap:
         return np.asarray(run)
 
     def offset_of(self, array: NumpyArray) -> int | None:
-        """Say where in the segment a contiguous array lies; None for other memory."""
+        """Return where in the segment a contiguous array lies; None for other memory."""
         if self.segment is None:
             return None
         offset = address_of(array) - self._base

@@ -6,9 +6,9 @@ others read its own array, waits until they are done.
 
 Where a contribution lies decides how far it is copied:
 
-- up to `PAYLOAD` bytes: in the board itself, written along with the agreement;
+- up to `PAYLOAD` bytes: in the control block itself, written along with the agreement;
 - an array made by `hpcdist.empty`: where it is, nothing is copied;
-- others of medium size: copied to the staging memory of the board, if the operation gains;
+- others of medium size: copied to the staging memory of the control block, if the operation gains;
 - ordinary arrays to be reduced: through the staging memory part by part (`_kernel.c`, "pipe").
 
 Everything else is left to MPI. What `select` says holds for all ranks alike, because it is asked
@@ -127,7 +127,7 @@ class SharedNode:
 
     @property
     def memory(self) -> Bytes:
-        """The segment of the group: the board and everyone's staging memory."""
+        """The segment of the group: the control block and everyone's staging memory."""
         return self._own.memory
 
     def shared_address(self, data: NumpyArray) -> int:
@@ -163,7 +163,7 @@ class SharedNode:
     # ---- waiting
 
     def finish(self, call: Call, *, wait: bool) -> None:
-        """Say that this rank has taken what it needs; `wait` until all others have, too."""
+        """Announce that this rank has taken what it needs; `wait` until all others have, too."""
         if wait:
             self.step(call)
         else:
@@ -250,7 +250,7 @@ def _stage_places(size: int) -> tuple[int, ...]:
 
 
 def node_bytes(size: int) -> int:
-    """Return the bytes of the segment of a group: the board and the staging memory."""
+    """Return the bytes of the segment of a group: the control block and the staging memory."""
     return _stage_places(size)[-1] + pipeline_bytes(size) + 2 * STAGED_UP_TO
 
 

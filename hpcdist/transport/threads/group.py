@@ -49,7 +49,7 @@ class ThreadGroup:
         self.meetings: dict[int, Meeting] = {}
         self.membership = Membership(self.ranks)
         self.left: dict[int, tuple[str, str]] = {}
-        self.letters: dict[tuple[int, int], list[Envelope]] = {}
+        self.envelopes: dict[tuple[int, int], list[Envelope]] = {}
         """Messages sent and not received, by receiver and tag."""
         self.rooms: dict[tuple[tuple[int, ...], int], ThreadGroup] = {}
         self.threads: dict[int, int] = {}
@@ -187,6 +187,7 @@ class ThreadGroup:
                     f"{self.ranks[rank]} cannot take part: {call.error}",
                     self.ranks[rank],
                     "".join(traceback.format_exception(call.error)),
+                    in_step=True,
                 )
         if len({fingerprint(call) for call in calls}) > 1:
             raise MismatchError(

@@ -1,7 +1,7 @@
-"""Point-to-point messages between ranks that are threads: letters in a shared box.
+"""Point-to-point messages between ranks that are threads: envelopes in a shared mailbox.
 
-A send copies its data into a letter and has ended. Receives are matched with letters by sender,
-tag and dtype, in the order in which they were posted, as in `transport.mpi`. A letter of another
+A send copies its data into an envelope and has ended. Receives are matched with envelopes by
+sender, tag and dtype, in the order in which they were posted, as over MPI. An envelope of another
 dtype is an error only when no other can come any more.
 """
 
@@ -24,23 +24,23 @@ _LOOK_AGAIN_S = 0.05
 
 @final
 class Mailbox:
-    """The messages of one rank of a room; the letters are shared by all its ranks."""
+    """The messages of one rank of a room; the envelopes are shared by all its ranks."""
 
     def __init__(self, rank: int, room: ThreadGroup, timeout_s: float) -> None:
         self.rank = rank
         self.room, self.ranks = room, room.ranks
-        self.letters = room.letters
+        self.envelopes = room.envelopes
         self.changed: threading.Condition = room.changed
         self.timeout_s = timeout_s
         self.posted: list[ThreadReceive] = []
         self._is_matching = False
 
     def start(self, call: Call) -> Work:
-        """Send a letter, or begin to wait for one."""
+        """Send an envelope, or begin to wait for one."""
         with self.changed:
             if call.kind in (Kind.SEND, Kind.SEND_OBJECT_LIST):
-                letter = Envelope(self.rank, call)
-                self.letters.setdefault((call.root, call.tag), []).append(letter)
+                envelope = Envelope(self.rank, call)
+                self.envelopes.setdefault((call.root, call.tag), []).append(envelope)
                 self.changed.notify_all()
                 if call.ended is not None:
                     call.ended(None)
@@ -50,7 +50,7 @@ class Mailbox:
             return receive
 
     def advance(self) -> None:
-        """Match letters with receives, in posting order; under the lock.
+        """Match envelopes with receives, in posting order; under the lock.
 
         Nothing in the middle of it, in a signal handler or while an object is unpickled.
         """
@@ -79,23 +79,23 @@ class ThreadReceive(Work):
         self._error: Exception | None = None
 
     def match(self) -> bool:
-        """Take the first letter that fits; True if nothing is left to match."""
+        """Take the first envelope that fits; True if nothing is left to match."""
         call = self._call
-        for letter in self._letters():
-            if not self._fits(letter):
+        for envelope in self._envelopes():
+            if not self._fits(envelope):
                 continue
             if call.recv is not None:
-                assert letter.data is not None
-                if letter.data.size != call.recv.size:
-                    self._end(self._mismatch(letter))
+                assert envelope.data is not None
+                if envelope.data.size != call.recv.size:
+                    self._end(self._mismatch(envelope))
                     return True
-                call.recv.reshape(-1)[...] = letter.data
-            self._take(letter)
-            self.source = self._box.ranks[letter.source]
+                call.recv.reshape(-1)[...] = envelope.data
+            self._take(envelope)
+            self.source = self._box.ranks[envelope.source]
             failure = None
             try:
                 if call.finish is not None:
-                    call.finish(letter.pickles if call.recv is None else None)
+                    call.finish(envelope.pickles if call.recv is None else None)
             except Exception as error:
                 failure = error
             self._end(failure)
@@ -116,7 +116,7 @@ class ThreadReceive(Work):
         return self._box.timeout_s
 
     def is_completed(self) -> bool:
-        """Say whether the message has arrived."""
+        """Return whether the message has arrived."""
         with self._box.changed:
             if not self._ended:
                 self._box.advance()
@@ -165,32 +165,32 @@ class ThreadReceive(Work):
         """Return who has to send something before this receive can end, if it is one rank."""
         if self._ended or self._call.root == ANY_SOURCE:
             return []
-        if any(map(self._fits, tuple(self._letters()))):
+        if any(map(self._fits, tuple(self._envelopes()))):
             return []
         return [(self._box.room, self._call.root)]
 
-    def _letters(self) -> list[Envelope]:
+    def _envelopes(self) -> list[Envelope]:
         """Return what was sent to this rank with this tag."""
-        return self._box.letters.get((self._box.rank, self._call.tag), [])
+        return self._box.envelopes.get((self._box.rank, self._call.tag), [])
 
-    def _take(self, letter: Envelope) -> None:
-        letters = self._letters()
-        letters.remove(letter)
-        if not letters:
-            del self._box.letters[self._box.rank, self._call.tag]
+    def _take(self, envelope: Envelope) -> None:
+        envelopes = self._envelopes()
+        envelopes.remove(envelope)
+        if not envelopes:
+            del self._box.envelopes[self._box.rank, self._call.tag]
 
-    def _wanted(self, letter: Envelope) -> bool:
-        return self._call.root in (ANY_SOURCE, letter.source)
+    def _wanted(self, envelope: Envelope) -> bool:
+        return self._call.root in (ANY_SOURCE, envelope.source)
 
-    def _fits(self, letter: Envelope) -> bool:
-        return self._wanted(letter) and letter.call.dtype == self._call.dtype
+    def _fits(self, envelope: Envelope) -> bool:
+        return self._wanted(envelope) and envelope.call.dtype == self._call.dtype
 
     # ---- what can go wrong
 
     def _no_other_will_come(self) -> bool:
         """End with an error if what is wanted cannot be sent any more; return whether it did."""
         box, root = self._box, self._call.root
-        other = next(filter(self._wanted, self._letters()), None)
+        other = next(filter(self._wanted, self._envelopes()), None)
         if other is not None:
             own, left = box.room.threads[box.rank], box.room.left
             sources = range(len(box.ranks)) if root == ANY_SOURCE else [root]
@@ -205,7 +205,7 @@ class ThreadReceive(Work):
 
     def _time_out(self, limit: float, *, goes_on: bool) -> None:
         box, root = self._box, self._call.root
-        other = next(filter(self._wanted, self._letters()), None)
+        other = next(filter(self._wanted, self._envelopes()), None)
         asked = [each for each in range(len(box.ranks)) if root in (each, ANY_SOURCE)]
         account = box.room.account(asked, box.rank, limit)
         if other is not None and not goes_on:
@@ -225,11 +225,11 @@ class ThreadReceive(Work):
         self._box.posted.remove(self)
         self._end(error)
 
-    def _mismatch(self, letter: Envelope, within: str = "", account: str = "") -> MismatchError:
+    def _mismatch(self, envelope: Envelope, within: str = "", account: str = "") -> MismatchError:
         ranks = self._box.ranks
-        none = "" if self._fits(letter) else f", and sent none of that{within}"
+        none = "" if self._fits(envelope) else f", and sent none of that{within}"
         return MismatchError(
-            f"rank {ranks[letter.source]} sent {label(letter.call, ranks)}, but rank "
+            f"rank {ranks[envelope.source]} sent {label(envelope.call, ranks)}, but rank "
             f"{ranks[self._box.rank]} receives {label(self._call, ranks)} with tag "
             f"{self._call.tag}{none}; called at {call_site()}. The message was not taken: receive "
             f"it with an array of its size and dtype{account}"

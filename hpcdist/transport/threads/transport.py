@@ -79,7 +79,7 @@ class ThreadTransport(Transport):
         return self.queue.start(lambda: perform(call), label(call, self.ranks))
 
     def plan(self, call: Call) -> Plan | None:
-        """Have nothing faster than starting `call` anew."""
+        """Return None: nothing is faster than starting `call` anew."""
         return None
 
     def subgroup(
@@ -105,7 +105,7 @@ class ThreadTransport(Transport):
         return again
 
     def together_at_end(self) -> bool:
-        """Say yes: simulated ranks end together."""
+        """Return True: simulated ranks end together."""
         return True
 
     def leave(self, why: str) -> None:

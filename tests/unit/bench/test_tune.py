@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hpcdist.bench.tune.command import busy, chosen_rows, read_plan, write_tuning
-from hpcdist.bench.tune.measure import Effort, Plan, forced, points_of, ways_at
+from hpcdist.bench.tune.measure import Effort, Plan, algorithms_at, forced, points_of
 from hpcdist.bench.tune.rules import (
     MARGIN,
     Cost,
@@ -358,12 +358,15 @@ def test_results_that_would_fill_a_node_are_left_out():
 
 def test_ways_are_measured_up_to_their_limits():
     point = next(each for each in points_of(PLAN, 4, "one") if each.operation == "reduce")
-    assert ways_at(point, "one", can_pipeline=True) == [MPI, STAGED, PIPELINED]
-    assert ways_at(point, "one", can_pipeline=False) == [MPI, STAGED]
-    assert ways_at(point._replace(nbytes=4 * MiB), "one", can_pipeline=True) == [MPI, PIPELINED]
+    assert algorithms_at(point, "one", can_pipeline=True) == [MPI, STAGED, PIPELINED]
+    assert algorithms_at(point, "one", can_pipeline=False) == [MPI, STAGED]
+    assert algorithms_at(point._replace(nbytes=4 * MiB), "one", can_pipeline=True) == [
+        MPI,
+        PIPELINED,
+    ]
     shared = point._replace(operation="gather", arrays="shared")
-    assert ways_at(shared, "one", can_pipeline=True) == [MPI, STAGED, DIRECT]
-    assert ways_at(point._replace(operation="all_reduce"), "several", can_pipeline=True) == [
+    assert algorithms_at(shared, "one", can_pipeline=True) == [MPI, STAGED, DIRECT]
+    assert algorithms_at(point._replace(operation="all_reduce"), "several", can_pipeline=True) == [
         MPI,
         HIERARCHICAL,
     ]

@@ -257,6 +257,17 @@ def test_copies_bring_what_both_boxes_have_block_by_block(data, shape, block, it
     assert target.tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_parts_of_a_run_begin_where_the_ones_before_end(turned):
+    columns, rows = Box((0, 1), (5, 2)), run(5, 17)  # of which each has elements of the other
+    stored, wanted = (rows, columns) if turned else (columns, rows)
+    source, expected = (elements(box, (5, 4)) for box in (stored, wanted))
+    target = np.full(wanted.size, -1)
+    for copy in copies_between(stored, wanted, (5, 4)):
+        carry_out(copy, source, target)
+    assert target.tolist() == np.where(np.isin(expected, source), expected, -1).tolist()
+
+
 def test_what_lies_alike_in_both_is_one_run():
     box = Box((2, 1, 0), (3, 2, 4))
     (copy,) = copies_between(box, box, (9, 5, 4))

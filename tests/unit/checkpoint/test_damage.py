@@ -85,22 +85,25 @@ def pieces(content, name="w"):
 def cut(content):
     """Cut the array ``w`` of 6 elements into pieces of 3, one after the other."""
     file, offset, _, _, sums = pieces(content)[0]
-    pieces(content)[:] = [[file, offset, [0], [3], sums], [file, offset + 24, [3], [3], sums]]
+    pieces(content)[:] = [[file, offset, 0, 3, sums], [file, offset + 24, 3, 3, sums]]
 
 
 def quarter(content):
     """Cut the array ``w`` of 2 rows of 3 into boxes: the first two columns, and the third one."""
     file, offset, _, _, sums = pieces(content)[0]
     pieces(content)[:] = [
-        [file, offset, [0, 0], [2, 2], sums],
-        [file, offset + 32, [0, 2], [2, 1], sums],
+        [file, offset, 0, 0, 2, 2, sums],
+        [file, offset + 32, 0, 2, 2, 1, sums],
     ]
 
 
-def place(content, number=0, name="w", **changes):
-    """Change the offsets or the lengths of a piece."""
-    for key, value in changes.items():
-        pieces(content, name)[number][{"offsets": 2, "lengths": 3}[key]] = value
+def place(content, number=0, offsets=None, lengths=None):
+    """Change the offsets or the lengths of a piece of the array ``w``."""
+    piece = pieces(content)[number]
+    half = len(piece) // 2 + 1
+    offsets = piece[2:half] if offsets is None else offsets
+    lengths = piece[half:-1] if lengths is None else lengths
+    piece[2:-1] = [*offsets, *lengths]
 
 
 def deep(levels):
@@ -144,24 +147,26 @@ CHANGES = {
     ),
     "a box without an offset": (
         lambda c: (quarter(c), place(c, 1, offsets=[0])),
-        "inside of its shape",
+        "a list of file, offset, box and checksums",
     ),
-    "a box of no dimensions": (lambda c: place(c, offsets=[], lengths=[]), "inside of its shape"),
+    "a box of no dimensions": (
+        lambda c: place(c, offsets=[], lengths=[]),
+        "a list of file, offset, box and checksums",
+    ),
     "a negative offset": (lambda c: place(c, offsets=[-1]), "an integer from 0"),
     "a negative length": (lambda c: place(c, lengths=[-6]), "an integer from 0"),
-    "an offset that is a number": (lambda c: place(c, offsets=0), "a list, not 0"),
+    "an offset that is a list": (lambda c: place(c, offsets=[[0]]), r"an integer .*, not \[0\]"),
     "a length that is a truth": (lambda c: place(c, lengths=[True]), "an integer from 0"),
     "a huge length": (lambda c: place(c, lengths=[2**63]), "an integer from 0"),
     "an empty piece": (lambda c: place(c, lengths=[0]), "without an empty piece"),
     "an empty piece of an array": (
-        lambda c: pieces(c).append([0, 0, [6], [0], ""]),
+        lambda c: pieces(c).append([0, 0, 6, 0, ""]),
         "without an empty piece",
     ),
     "too many pieces of nothing": (
-        lambda c: pieces(c, "nothing").append([9, 0, [0], [0], ""]),
+        lambda c: pieces(c, "nothing").append([9, 0, 0, 0, ""]),
         "files",
     ),
-    "a piece as before version 3": (lambda c: place(c, offsets=0, lengths=6), "a list, not 0"),
     "twice the same bytes": (
         lambda c: pieces(c, "b")[0].__setitem__(1, pieces(c)[0][1]),
         "places of their own",
@@ -171,7 +176,7 @@ CHANGES = {
     "no such file": (lambda c: pieces(c)[0].__setitem__(0, 5), "in the files, not 5"),
     "the last file": (lambda c: pieces(c)[0].__setitem__(0, -1), "an integer from 0"),
     "few checksums": (
-        lambda c: pieces(c, "large")[0].__setitem__(4, "AAAAAAAAAAA="),
+        lambda c: pieces(c, "large")[0].__setitem__(-1, "AAAAAAAAAAA="),
         "2 checksums",
     ),
     "odd checksums": (lambda c: pieces(c)[0].__setitem__(4, "***"), "base64"),
@@ -242,7 +247,10 @@ CHANGES = {
     "a file of negative size": (lambda c: c["files"][0].__setitem__(1, -1), "an integer from 0"),
     "no version": (lambda c: c.pop("version"), "an object with"),
     "version 0": (lambda c: c.update(version=0), "an integer from 1"),
-    "version 2 with boxes": (lambda c: c.update(version=2), r"an integer .*, not \[0\]"),
+    "version 2 with boxes": (
+        lambda c: (quarter(c), c.update(version=2)),
+        "a piece must be a list of 5",
+    ),
     "version 4": (lambda c: c.update(version=4), "of version 4, .*; install a newer one"),
     "version true": (lambda c: c.update(version=True), "an integer from 1"),
     "version 2.5": (lambda c: c.update(version=2.5), "an integer from 1"),
@@ -253,7 +261,7 @@ CHANGES = {
     "something more": (lambda c: c.update(more=1), "an object with"),
     "arrays that are a list": (lambda c: c.update(arrays=[]), "an object"),
     "an array that is a list": (lambda c: c["arrays"].update(w=[]), "an object with"),
-    "a piece too short": (lambda c: pieces(c)[0].pop(), "a list of 5"),
+    "a piece too short": (lambda c: pieces(c)[0].pop(), "a list of file, offset, box"),
 }
 
 
@@ -274,8 +282,8 @@ OLD_CHANGES = {
     "too long": (lambda c: pieces(c)[1].__setitem__(3, 43), "inside of its shape"),
     "backwards": (lambda c: pieces(c)[1].__setitem__(3, 8), "inside of its shape"),
     "no piece": (lambda c: pieces(c).clear(), r"\[0:42\] are in no piece"),
-    "a box": (lambda c: pieces(c)[0].__setitem__(2, [0]), r"an integer .*, not \[0\]"),
-    "version 3 with runs": (lambda c: c.update(version=3), "a list, not 0"),
+    "a piece too long": (lambda c: pieces(c)[0].insert(2, 0), "a list of file, offset, box"),
+    "version 3 with runs": (lambda c: c.update(version=3), "inside of its shape|are in two"),
 }
 
 
@@ -302,8 +310,8 @@ def test_pieces_in_any_order_are_put_together(forged, tmp_path, divide):
         data.write(expected.tobytes())
         for piece in pieces(content):
             data.seek(piece[1])
-            nbytes = 8 * int(np.prod(piece[3]))
-            piece[4] = base64.b64encode(struct.pack("<Q", checksum(data.read(nbytes)))).decode()
+            nbytes = 8 * int(np.prod(piece[len(piece) // 2 + 1 : -1]))
+            piece[-1] = base64.b64encode(struct.pack("<Q", checksum(data.read(nbytes)))).decode()
     pieces(content).reverse()
     forge(folder, content)
     assert (checkpoint.load(None, folder)["w"] == STATE["w"]).all()

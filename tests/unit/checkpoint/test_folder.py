@@ -322,7 +322,7 @@ def test_without_locks_two_jobs_are_whole_both(folder, monkeypatch, locks):
     first = threading.Thread(
         name="first", target=lambda: saving.save({"x": np.full(5, 1.0)}, folder)
     )
-    monkeypatch.setattr(saving, "finish_saving", lambda team: None)
+    monkeypatch.setattr(saving, "finish_saving", lambda ranks: None)
     first.start()
     assert begun.wait(60)
     for number in (2.0, 3.0):

@@ -3,17 +3,20 @@
 import copy
 import os
 import pickle
+import re
 import tempfile
 
 import ml_dtypes
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings, strategies as st
 from safetensors import safe_open
 
 import hpcdist as dist
 from hpcdist import checkpoint
 from hpcdist.checkpoint import LocalSlice, blocks
+from hpcdist.checkpoint.command import checkpoint as command
 from hpcdist.checkpoint.storage import open_checkpoint
 
 ITEMS = {  # 12 bytes do not divide a block
@@ -399,3 +402,46 @@ def test_a_slice_is_copied_and_pickled_and_does_not_change():
     assert repr(checkpoint.Shard(np.ones(4), (2, 9), 5)) == (
         "LocalSlice(4 elements from 5 on, of shape (2, 9))"
     )
+
+
+# ---- on the command line
+
+
+def listed(*words):
+    done = CliRunner().invoke(command, ["ls", *map(str, words)])
+    return done.exit_code, " ".join(done.output.split())
+
+
+def test_the_command_shows_how_arrays_are_divided(tmp_path):
+    whole = numbered((4, 6))
+    halves = [[(0, 2), (0, 6)], [(2, 4), (0, 4)], [(2, 4), (4, 6)], [(4, 4), (0, 0)]]
+
+    def save():
+        rank = dist.get_rank()
+        row, column = 2 * (rank // 2), 3 * (rank % 2)
+        state = {
+            "same": whole[:1],
+            "runs": flat_slice(whole, (6 * rank, 6 * rank + 6)),
+            "grid": box_slice(whole, [(row, row + 2), (column, column + 3)]),
+            "odd": box_slice(whole, halves[rank]),
+        }
+        checkpoint.save(state, tmp_path)
+
+    dist.simulate(4, save)
+    code, text = listed(tmp_path)
+    assert code == 0
+    for name, division in (
+        ("same", "whole"),
+        ("runs", "4 runs"),
+        ("grid", "2 x 2 boxes"),
+        ("odd", "3 parts"),
+    ):
+        assert re.search(f"{name} .{{,80}} {division}", text), text
+    code, text = listed(tmp_path, "--array", "grid")
+    assert code == 0
+    assert "grid of shape (4, 6)" in text
+    for rank, part in enumerate(["[0:2, 0:3]", "[0:2, 3:6]", "[2:4, 0:3]", "[2:4, 3:6]"]):
+        assert re.search(rf"{re.escape(part)} . 48 . [0-9a-f]{{12}}-0000{rank}", text), text
+    code, text = listed(tmp_path, "--array", "none")
+    assert code == 2
+    assert "has no array 'none'" in text

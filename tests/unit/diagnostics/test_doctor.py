@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hpcdist.config import Config
-from hpcdist.diagnostics.algorithms import EAGER, folded, meanings, way_rows
+from hpcdist.diagnostics.algorithms import EAGER, algorithm_rows, folded, meanings
 from hpcdist.diagnostics.checks import check_rows
 from hpcdist.diagnostics.doctor import Report, as_plain, in_words, summary
 from hpcdist.diagnostics.gpus import Gpu, Gpus, chosen
@@ -327,7 +327,7 @@ def test_every_setting_has_its_value_and_its_source():
 
 def rows_of(job, operation, nbytes, rules=DEFAULT):
     tuning_table = TuningTable(rules, job.ranks, several_nodes=not job.one_node)
-    rows = way_rows(job, tuning_table, [operation], [nbytes])
+    rows = algorithm_rows(job, tuning_table, [operation], [nbytes])
     return {(row.arrays, row.numbers): row.outcome for row in rows}
 
 
@@ -384,7 +384,7 @@ def test_between_nodes_all_arrays_and_numbers_fare_alike():
 
 def test_rows_that_fare_alike_are_told_once():
     tuning_table = TuningTable(DEFAULT, 4, several_nodes=False)
-    rows = way_rows(WELL, tuning_table, ["reduce"], [KiB, 64 * KiB, MiB])
+    rows = algorithm_rows(WELL, tuning_table, ["reduce"], [KiB, 64 * KiB, MiB])
     assert [list(row.values())[1:4] for row in folded(rows)] == [
         ["any", "1 KiB", "eager"],
         ["ordinary", "64 KiB", "pipelined"],
@@ -400,7 +400,7 @@ def test_rows_that_fare_alike_are_told_once():
 
 def report(**changes):
     job = WELL._replace(**changes)
-    rows = way_rows(job, TuningTable(DEFAULT, 4, several_nodes=False), ["scan"], [64 * KiB])
+    rows = algorithm_rows(job, TuningTable(DEFAULT, 4, several_nodes=False), ["scan"], [64 * KiB])
     settings = settings_of(Config(), {})
     problems = problems_of(job, Config(), DTYPES)
     return Report({"hpcdist": "1.2.3"}, DTYPES, settings, problems, job, rows)

@@ -113,6 +113,16 @@ def test_a_lane_keeps_the_order_of_both_kinds_of_jobs(queue):
     assert done == [*range(20), "after all of them"]
 
 
+def test_a_job_does_not_overtake_one_that_is_queued_and_has_not_begun(queue):
+    for _ in range(20):
+        done = []
+        with queue.running:  # as while a job runs on another thread
+            work = queue.start(lambda done=done: done.append("first"), "job")
+        queue.run(done.append, "second")
+        work.wait()
+        assert done == ["first", "second"]
+
+
 def test_a_work_returns_the_result_or_raises_the_error_each_time(queue):
     assert queue.start(lambda: 42, "job").result() == 42
     failing = queue.start(lambda: 1 / 0, "job")

@@ -84,7 +84,7 @@ class NcclBatches(MessageBatches):
     def _launch(
         self, launch: Launch, messages: Sequence[Call], trouble: HpcdistError | None
     ) -> Launched:
-        """Bring the messages on their way; return what went wrong with which peer."""
+        """Put the messages on the device; return what went wrong with which peer."""
         try:
             if self._context.queue.is_current():
                 launch.runtime.use()
@@ -192,7 +192,7 @@ class _BatchedMessage(Work):
         return True
 
     def is_completed(self) -> bool:
-        """Say whether the batch has ended on the device."""
+        """Return whether the batch has ended on the device."""
         return self._batch.is_completed()
 
     def synchronize(self) -> None:

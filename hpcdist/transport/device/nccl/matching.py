@@ -38,7 +38,7 @@ class Transfer(NamedTuple):
 
 
 def entry_of(call: Call) -> Entry:
-    """Say what a send or receive is to the rank at its other end."""
+    """Return what a send or receive is to the rank at its other end."""
     sends = call.kind is Kind.SEND
     data = call.send if sends else call.recv
     assert data is not None
@@ -47,7 +47,7 @@ def entry_of(call: Call) -> Entry:
 
 
 def transfer_of(call: Call) -> Transfer:
-    """Say what NCCL is to move for a send or receive."""
+    """Return what NCCL is to move for a send or receive."""
     sends = call.kind is Kind.SEND
     return Transfer(sends, call.send if sends else call.recv, call.root)
 

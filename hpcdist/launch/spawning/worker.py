@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import traceback
 
-from hpcdist.launch.spawn.pickled_call import read_call, write_error, write_result
+from hpcdist.launch.spawning.pickled_call import read_call, write_error, write_result
 from hpcdist.runtime.place import read_place
 from hpcdist.runtime.process import snapshot
 
@@ -19,7 +19,7 @@ def main(directory: str) -> None:
     An exception is stored and raised on, so that an excepthook which ends the job still sees it.
 
     Args:
-        directory: The folder that `spawn` made.
+        directory: the folder that `spawn` made.
 
     """
     rank = read_place(snapshot()).rank
@@ -35,7 +35,7 @@ def main(directory: str) -> None:
 
 
 def _tell_raised(directory: str, rank: int) -> None:
-    """Let the job end even where this rank cannot: MPI's own end waits for the other ranks."""
+    """Make the job end even where this rank cannot: MPI's own end waits for the other ranks."""
     try:
         events = os.open(f"{directory}/events", os.O_WRONLY | os.O_NONBLOCK)
     except OSError:

@@ -55,11 +55,11 @@ def pack(function: Callable[..., Any], arguments: tuple[Any, ...]) -> PickledCal
     """Return the call as a payload.
 
     Args:
-        function: What every rank calls.
-        arguments: Its positional arguments.
+        function: what every rank calls.
+        arguments: its positional arguments.
 
     Raises:
-        UsageError: Function or arguments cannot be pickled.
+        UsageError: function or arguments cannot be pickled.
 
     """
     path, name = _main_source()
@@ -83,7 +83,7 @@ def pack(function: Callable[..., Any], arguments: tuple[Any, ...]) -> PickledCal
 
 
 def importing_main() -> bool:
-    """Tell whether this interpreter is a rank that is just importing the script it came from."""
+    """Return whether this interpreter is a rank that is just importing the script it came from."""
     return hasattr(sys.modules.get(_MAIN), _IMPORTING)
 
 
@@ -101,7 +101,7 @@ def write_result(directory: str, rank: int, result: Any) -> None:
     """Store what a rank's function returned.
 
     Raises:
-        UsageError: The result cannot be pickled.
+        UsageError: the result cannot be pickled.
 
     """
     try:

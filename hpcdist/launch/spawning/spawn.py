@@ -1,6 +1,6 @@
 """`spawn`: run a function on several ranks from within a program.
 
-`spawn` starts a job on this machine whose ranks run `hpcdist.launch.spawn.worker`, and returns a
+`spawn` starts a job on this machine whose ranks run `hpcdist.launch.spawning.worker`, and returns a
 `MultiprocessContext`, which waits for them and has their results.
 """
 
@@ -21,8 +21,8 @@ from hpcdist.launch.command import Command, Launcher, Options, build_command, sh
 from hpcdist.launch.job.job import Job
 from hpcdist.launch.job.output import Console
 from hpcdist.launch.launchers import find_site
-from hpcdist.launch.spawn.context import MultiprocessContext
-from hpcdist.launch.spawn.pickled_call import importing_main, pack, write_call
+from hpcdist.launch.spawning.context import MultiprocessContext
+from hpcdist.launch.spawning.pickled_call import importing_main, pack, write_call
 from hpcdist.runtime.process import snapshot
 
 _OPTIONS = ("start_method", "gpus", "xpus", "ips", "backend", "print_config")
@@ -43,11 +43,11 @@ def spawn(
     are found by importing it again, so its own start belongs under `if __name__ == "__main__":`.
 
     Args:
-        func: The function; it gets no rank as argument, `hpcdist.get_rank()` knows.
-        args: Its positional arguments.
-        nprocs: The number of ranks; -1 for one per device in `gpus`, else per usable CPU.
-        join: Wait for the end, and raise if a rank failed.
-        daemon: Do not keep the caller's program alive: at its end the job is ended. A job never
+        func: the function; it gets no rank as argument, `hpcdist.get_rank()` knows.
+        args: its positional arguments.
+        nprocs: the number of ranks; -1 for one per device in `gpus`, else per usable CPU.
+        join: wait for the end, and raise if a rank failed.
+        daemon: do not keep the caller's program alive: at its end the job is ended. A job never
             outlives the program, however that ends.
         **options: Paddle's. `gpus`, `xpus`: the devices the ranks may use ("0,1"). `backend`:
             handed to `init_parallel_env` of the ranks. `print_config`: print the command.
@@ -58,8 +58,8 @@ def spawn(
         The context, with `results` by rank after the end, `processes` and `join`.
 
     Raises:
-        UsageError: A wrong number or option, something that cannot be pickled, or no `mpiexec`.
-        RemoteError: With `join`: a rank failed; all others have been ended.
+        UsageError: a wrong number or option, something that cannot be pickled, or no `mpiexec`.
+        RemoteError: with `join`: a rank failed; all others have been ended.
 
     Example:
         >>> spawn(max, (1, 2), nprocs=1).results  # doctest: +SKIP
@@ -116,7 +116,7 @@ def _worker_program(directory: str) -> tuple[str, ...]:
     root = str(Path(hpcdist.errors.__file__).parents[1])
     code = (
         f"import sys; sys.path.insert(0, {root!r});"
-        f" from hpcdist.launch.spawn.worker import main; main({directory!r})"
+        f" from hpcdist.launch.spawning.worker import main; main({directory!r})"
     )
     return (sys.executable, "-c", code)
 

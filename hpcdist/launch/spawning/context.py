@@ -15,7 +15,7 @@ from typing import Any
 from hpcdist.errors import RemoteError
 from hpcdist.launch.job.job import Job
 from hpcdist.launch.job.outcome import Outcome, describe_exit
-from hpcdist.launch.spawn.pickled_call import load_result, read_answers
+from hpcdist.launch.spawning.pickled_call import load_result, read_answers
 
 
 class SpawnedProcess:
@@ -53,7 +53,7 @@ class SpawnedProcess:
         return f"<SpawnedProcess {self.name}, pid {known.pid}, {state}>"
 
     def is_alive(self) -> bool:
-        """Tell whether the rank has not ended."""
+        """Return whether the rank has not ended."""
         return self.exitcode is None
 
     def terminate(self) -> None:
@@ -80,11 +80,11 @@ class ReturnQueue:
         """Wait for the end of the job and return the rank's result.
 
         Args:
-            timeout: The longest wait in seconds.
+            timeout: the longest wait in seconds.
 
         Raises:
-            TimeoutError: The job was still running after `timeout`.
-            RemoteError: A rank failed.
+            TimeoutError: the job was still running after `timeout`.
+            RemoteError: a rank failed.
 
         """
         if not self._context.join(timeout):
@@ -120,14 +120,14 @@ class MultiprocessContext:
         """Wait for all ranks, and raise if one failed.
 
         Args:
-            timeout: The longest wait in seconds; None for any time.
+            timeout: the longest wait in seconds; None for any time.
 
         Returns:
             True when all ranks have ended, False after `timeout`.
 
         Raises:
-            RemoteError: A rank failed; `rank` and `traceback` tell which and how.
-            KeyboardInterrupt: After Ctrl-C; the job has been ended.
+            RemoteError: a rank failed; `rank` and `traceback` tell which and how.
+            KeyboardInterrupt: after Ctrl-C; the job has been ended.
 
         """
         try:
@@ -148,7 +148,7 @@ class MultiprocessContext:
         return f"<MultiprocessContext of {len(self.processes)} ranks, {state}>"
 
     def alive(self) -> bool:
-        """Tell whether the job has not ended."""
+        """Return whether the job has not ended."""
         return not self._over.is_set()
 
     def terminate(self) -> None:

@@ -1,0 +1,98 @@
+"""`group_of`, `split`: how groups come from groups. Collective over the members of the new one."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from typing import Any
+
+from hpcdist.comm.dispatch import dispatch, not_a_member
+from hpcdist.comm.members import Members
+from hpcdist.comm.objects import describe_all_gather
+from hpcdist.comm.session import require_session
+from hpcdist.comm.tensor_lists import cannot
+from hpcdist.errors import UsageError
+from hpcdist.transport.call import UNDEFINED, Call, Kind
+from hpcdist.transport.polling import raising_held
+from hpcdist.transport.queue import seconds
+
+
+@raising_held
+def group_of(members: list[int], timeout: Any = None, name: str | None = None) -> Members:
+    """Make the group of the world ranks `members`, in this order."""
+    session = require_session()
+    timeout_s = check_timeout(timeout, session.timeout_s)
+    world, parent = session.world, session.world.transport
+    is_member = world.rank in members
+    assert parent is not None
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(session.groups_change.alone(f"new_group({members})"))
+        except UsageError as error:
+            if is_member:
+                parent.subgroup(members, session.next_id, timeout_s, error)
+            raise
+        transport, group_id = None, session.next_id
+        if is_member:
+            transport, group_id = parent.subgroup(members, group_id, timeout_s)
+        return session.adopt(world.beside(members, group_id, transport, name))
+
+
+def split(group: Members, color: Any, key: Any, timeout: Any, name: str | None) -> Members:
+    """Make the groups of `Group.split`; return this rank's."""
+    if group.transport is None:
+        not_a_member(group)
+        return group_of([])
+    session = require_session()
+    check_timeout(timeout, session.timeout_s)
+    told: list[Any] = []
+    dispatch(group, True, _describe_split, told, color, key)
+    own = told[group.rank][0]
+    members = sorted((key, rank) for rank, (color, key) in enumerate(told) if color == own)
+    if own is None:
+        members = []
+    return group_of([group.ranks[rank] for _, rank in members], timeout, name)
+
+
+def _describe_split(group: Members, told: list[Any], color: Any, key: Any) -> Call:
+    try:
+        entry = _color(color), 0 if key is None else _integer(key, "key")
+    except UsageError as error:
+        return cannot(Kind.ALL_GATHER_OBJECT, group, error)
+    return describe_all_gather(group, told, entry)
+
+
+def _color(color: Any) -> int | None:
+    if color is None:
+        return None
+    number = _integer(color, "color")
+    if number < 0 and number != UNDEFINED:
+        raise UsageError(f"color must be at least 0, or None for no group, got {color!r}")
+    return None if number == UNDEFINED else number
+
+
+def _integer(value: Any, what: str) -> int:
+    try:
+        return as_rank(value)
+    except TypeError:
+        raise UsageError(f"{what} must be an integer or None, got {value!r}") from None
+
+
+def as_rank(value: Any) -> int:
+    """Return `value` as an int; `TypeError` for what is no integer."""
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
+def check_timeout(timeout: Any, default_s: float) -> float:
+    """Return `timeout` in seconds, the default for None; it must be positive."""
+    try:
+        timeout_s = seconds(timeout)
+    except (TypeError, ValueError):
+        timeout_s = -1.0
+    if timeout_s is None:
+        return default_s
+    if not timeout_s > 0:
+        raise UsageError(f"timeout must be a positive number of seconds, got {timeout!r}")
+    return timeout_s
