@@ -9,6 +9,7 @@ of events. Time passes only here: a wait of an hour takes a moment.
 small ones are on their way at once, a large one moves only while both of its ranks call MPI.
 """
 
+import ctypes
 import pickle
 import threading
 from collections import UserDict, defaultdict
@@ -20,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 from mpi4py import MPI
 
 from hpcdist.transport import activity, polling
@@ -42,7 +44,6 @@ HANGS_AFTER_S = 10_000.0
 _STEP_S = 1e-6
 _NAP_S = 10e-3
 """What who polls sleeps at most: more than in earnest, for it is what a run consists of."""
-_LONGEST_WAYS_S = (0.0, 1e-5, 1e-3, 0.05)
 _BEGINNING_S = 1e9
 _TIMED = (polling, activity, agreement, rendezvous, handshake, matching, news)
 _OVER_MPI = (early, handshake, matching, messages, progress, requests)
@@ -70,14 +71,20 @@ class _Mail:
     tag: int
     data: bytes
     arrives_at: float
-    taken: bool = False
+    moved: Callable[[], bool] = lambda: False
+    """Tells whether all of it has come."""
+
+    @property
+    def is_large(self) -> bool:
+        return len(self.data) > EAGER
 
 
 class World:
     """The ranks of a run, whose turn it is, and what is on its way between them."""
 
-    def __init__(self, size: int, seed: int, skew_s: float) -> None:
+    def __init__(self, size: int, seed: int, skew_s: float, slowest_s: float) -> None:
         self.size, self.now = size, 0.0
+        self.ways_s = (0.0, 1e-5, 1e-3, slowest_s)
         self.random = Random(seed)
         self.ranks = [_Rank(number, self.random.uniform(0, skew_s)) for number in range(size)]
         self.mail: defaultdict[tuple[int, int], list[_Mail]] = defaultdict(list)
@@ -188,13 +195,13 @@ class FakeComm:
     def _send(self, data: bytes, to: int, tag: int) -> "Request":
         world = self.world
         box = world.mail[self._context, to]
-        arrives_at = world.now + world.random.uniform(0, world.random.choice(_LONGEST_WAYS_S))
+        arrives_at = world.now + world.random.uniform(0, world.random.choice(world.ways_s))
         mail = _Mail(self.rank, int(tag), data, arrives_at)
         earlier = [each.arrives_at for each in box if each.source == self.rank]
         mail.arrives_at = max([arrives_at, *earlier])
         box.append(mail)
         world.step()
-        return Request(world, lambda: len(data) <= EAGER or mail.taken)
+        return Request(world, lambda: not mail.is_large or mail.moved())
 
     # ---- receiving
 
@@ -207,17 +214,13 @@ class FakeComm:
         return None
 
     def _take(self, mail: _Mail) -> "Request":
-        """Begin to receive; the sender of a large message has to be in MPI meanwhile."""
-        world, sender, now = self.world, self.world.ranks[mail.source], self.world.now
+        """Begin to receive."""
+        world, now = self.world, self.world.now
         world.mail[self._context, self.rank].remove(mail)
         ready_at = now + world.random.uniform(0, 1e-4)
-
-        def done() -> bool:
-            here = len(mail.data) <= EAGER or sender is world.local.rank or sender.in_mpi_at > now
-            mail.taken = here and world.now >= ready_at
-            return mail.taken
-
-        return Request(world, done)
+        ranks = [world.ranks[mail.source], world.ranks[self.rank]] if mail.is_large else []
+        mail.moved = lambda: world.now >= ready_at and all(each.in_mpi_at > now for each in ranks)
+        return Request(world, mail.moved)
 
     def Iprobe(self, source: int, tag: int, status: MPI.Status | None = None) -> bool:
         mail = self._find(source, tag)
@@ -293,15 +296,27 @@ class Request:
         return self._done is None
 
 
-def _packed(spec: list[Any]) -> bytes:
+def _runs(spec: list[Any]) -> list[memoryview]:
+    """Return the memory that a specification of `datatypes` names: a block, or scattered runs."""
     buffer, count, datatype = spec
-    packed = bytearray(datatype.Pack_size(count, MPI.COMM_SELF))
-    return bytes(packed[: datatype.Pack([buffer, count, datatype], packed, 0, MPI.COMM_SELF)])
+    if datatype == MPI.BYTE:
+        return [memoryview(np.asarray(buffer).reshape(-1)).cast("B")[:count]]
+    (_, *lengths), places, *_ = datatype.Get_contents()
+    return [
+        memoryview((ctypes.c_char * length).from_address(place)).cast("B")
+        for length, place in zip(lengths, places, strict=True)
+    ]
+
+
+def _packed(spec: list[Any]) -> bytes:
+    return b"".join(_runs(spec))
 
 
 def _unpack(data: bytes, spec: list[Any]) -> None:
-    assert len(data) == spec[1] * spec[2].Get_size(), "a receive of another size corrupts memory"
-    spec[2].Unpack(data, 0, spec, MPI.COMM_SELF)
+    runs = _runs(spec)
+    assert len(data) == sum(map(len, runs)), "a receive of another size corrupts memory"
+    for run_ in runs:
+        run_[:], data = data[: len(run_)], data[len(run_) :]
 
 
 def _fill(status: MPI.Status, mail: _Mail) -> None:
@@ -382,17 +397,25 @@ _ALONE = SimpleNamespace(
 """`threading`, as a rank sees it whose program has one thread."""
 
 
+Program = Callable[[FakeComm], Any]
+
+
 def run(
-    size: int, program: Callable[[FakeComm], Any], *, seed: int, skew_s: float = 0.0
+    size: int, program: Program, *, seed: int, skew_s: float = 0.0, slowest_s: float = 0.05
 ) -> list[Any]:
-    """Run ``program(comm)`` on `size` ranks; return what each returned, or raised."""
-    world = World(size, seed, skew_s)
-    clock = SimpleNamespace(
-        **{
-            name: getattr(world, name)
-            for name in ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "sleep")
-        }
-    )
+    """Run ``program(comm)`` on all ranks; return what each returned, or raised.
+
+    Args:
+        size: the number of ranks.
+        program: what each does.
+        seed: decides on the order of events.
+        skew_s: how much the clocks of the ranks may differ.
+        slowest_s: how long a message may be on its way.
+
+    """
+    world = World(size, seed, skew_s, slowest_s)
+    names = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "sleep")
+    clock = SimpleNamespace(**{name: getattr(world, name) for name in names})
     with ExitStack() as stack:
         for module in _TIMED:
             stack.enter_context(patch.object(module, "time", clock))
@@ -406,11 +429,9 @@ def run(
         return world.run(program)
 
 
-def results(
-    size: int, program: Callable[[FakeComm], Any], *, seed: int, skew_s: float = 0.0
-) -> list[Any]:
+def results(size: int, program: Program, *, seed: int, **chance: float) -> list[Any]:
     """Do `run`, and raise what any rank raised."""
-    outcomes = run(size, program, seed=seed, skew_s=skew_s)
+    outcomes = run(size, program, seed=seed, **chance)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome

@@ -1,0 +1,289 @@
+"""Messages reach the receives that they belong to: in any order of events."""
+
+from random import Random
+
+import numpy as np
+import pytest
+from fake_mpi import results
+
+from hpcdist.arrays.dtypes import dtype_row
+from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
+from hpcdist.transport.call import ANY_SOURCE, Call, Kind
+from hpcdist.transport.mpi.early import Allowance
+from hpcdist.transport.mpi.messages import Messages
+from hpcdist.transport.mpi.news import Circles, Count, News
+from hpcdist.transport.polling import poll
+
+SEEDS = range(8)
+LIMIT_S = 2.0
+LARGE = 100_000
+"""Elements of a message that moves only while both of its ranks are in MPI."""
+
+
+def _receive(data, source, tag):
+    return Call(Kind.RECV, None, data, dtype_row(data.dtype), data.shape, source, tag=tag)
+
+
+class Rank:
+    """Sends and receives of one rank, as a transport makes them."""
+
+    def __init__(self, comm, limit_bytes=1 << 20):
+        ranks = tuple(10 * (rank + 1) for rank in range(comm.size))
+        allowance, circles = Allowance(limit_bytes), Circles()
+        self.world = comm.world
+        self.messages = Messages(comm.Dup(), ranks, LIMIT_S, allowance, circles)
+        matching = self.messages.matching
+        self.news = News(
+            comm, ranks, allowance, circles, Count(int, int, matching.sent.__getitem__)
+        )
+        matching.news = self.news
+        matching.start_taking_in()
+
+    def isend(self, value, to, tag=0, dtype=np.float64, items=1):
+        data = np.full(items, value, dtype)
+        call = Call(Kind.SEND, data, None, dtype_row(data.dtype), data.shape, to, tag=tag)
+        return self.messages.start(call)
+
+    def irecv(self, source, tag=0, dtype=np.float64, items=1):
+        """Return the work and the array."""
+        data = np.zeros(items, dtype)
+        return self.messages.start(_receive(data, source, tag)), data
+
+    def recv(self, source, tag=0, dtype=np.float64, items=1):
+        """Return the first number."""
+        data = np.zeros(items, dtype)
+        self.messages.run(_receive(data, source, tag))
+        return data[0].item()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_messages_of_one_sender_tag_and_dtype_arrive_in_order(seed):
+    """Whatever the order in which receives are posted, and in which they are waited for."""
+    size, kinds = 3, [(tag, dtype) for tag in (0, 7) for dtype in (np.float32, np.int64)]
+
+    def program(comm):
+        rank, chance = Rank(comm), Random(1000 * seed + comm.rank)
+        others = [each for each in range(size) if each != comm.rank]
+        plan = [(peer, *kind) for peer in others for kind in kinds]
+        sends = chance.sample(4 * plan, 4 * len(plan))
+        posts = chance.sample(3 * plan, 3 * len(plan))
+        counts, works, posted = {}, [], {}
+        while sends or posts:
+            if sends and (not posts or chance.random() < 0.5):
+                peer, tag, dtype = line = sends.pop()
+                counts[line] = counts.get(line, 0) + 1
+                works.append(rank.isend(counts[line], peer, tag, dtype))
+            else:
+                peer, tag, dtype = line = posts.pop()
+                posted.setdefault(line, []).append(rank.irecv(peer, tag, dtype))
+        poll(
+            lambda: False, chance.choice([0, 0.1])
+        )  # in another operation, which takes messages in
+        last = {line: rank.recv(*line) for line in chance.sample(list(posted), len(posted))}
+        received = [each for line in posted.values() for each in line]
+        for work in [*works, *(work for work, _ in chance.sample(received, len(received)))]:
+            work.wait()
+        return {
+            line: [*(data[0].item() for _, data in each), last[line]]
+            for line, each in posted.items()
+        }
+
+    for found in results(size, program, seed=seed):
+        assert len(found) == 2 * len(kinds)
+        assert all(line == [1, 2, 3, 4] for line in found.values()), found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_receives_from_any_rank_take_each_message_once_in_the_order_of_its_sender(seed):
+    size, each = 4, 5
+
+    def program(comm):
+        rank = Rank(comm)
+        if comm.rank:
+            for number in range(each):
+                rank.isend(10 * comm.rank + number, 0, tag=3).wait()
+            return None
+        works = [rank.irecv(ANY_SOURCE, tag=3) for _ in range(each * (size - 1))]
+        for work, data in works:
+            work.wait()
+            assert work.source == 10 * (int(data[0]) // 10 + 1)
+        return [int(data[0]) for _, data in works]
+
+    taken = results(size, program, seed=seed)[0]
+    for sender in range(1, size):
+        own = [value for value in taken if value // 10 == sender]
+        assert own == [10 * sender + number for number in range(each)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_message_goes_to_the_earliest_receive_whether_that_names_its_sender_or_not(seed):
+    size, named, of_any = 3, 3, 6
+
+    def program(comm):
+        rank, chance = Rank(comm), Random(seed)
+        if comm.rank:
+            for number in range(named + of_any):
+                comm.world.sleep(chance.choice([0, 0.001]))
+                rank.isend(100 * comm.rank + number, 0)
+            return poll(lambda: False, 0.2)
+        sources = [*(named * [*range(1, size)]), *(of_any * [ANY_SOURCE])]
+        works = [rank.irecv(source) for source in chance.sample(sources, len(sources))]
+        for work, _ in works:
+            work.wait()
+        return [int(data[0]) for _, data in works]
+
+    taken = results(size, program, seed=seed)[0]
+    for sender in range(1, size):
+        own = [value - 100 * sender for value in taken if value // 100 == sender]
+        assert own == list(range(len(own))), taken
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ranks_that_first_send_large_messages_to_each_other_do_not_hang(seed):
+    def program(comm):
+        rank, peer = Rank(comm), 1 - comm.rank
+        rank.isend(comm.rank, peer, items=LARGE).wait()
+        return rank.recv(peer, items=LARGE)
+
+    assert results(2, program, seed=seed) == [1, 0]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_was_taken_in_before_it_was_asked_for_is_received_in_order(seed):
+    def program(comm):
+        rank = Rank(comm)
+        if comm.rank:
+            for number in range(8):
+                rank.isend(number, 0, tag=number // 4).wait()
+            return None
+        poll(lambda: False, 0.3)
+        return [rank.recv(1, tag=tag) for _ in range(4) for tag in (1, 0)]
+
+    assert results(2, program, seed=seed)[0] == [4, 0, 5, 1, 6, 2, 7, 3]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_would_go_beyond_the_bound_stays_with_its_sender(seed):
+    def program(comm):
+        rank = Rank(comm, limit_bytes=8 * LARGE)
+        if comm.rank:
+            works = [rank.isend(number, 0, tag=number, items=LARGE) for number in range(3)]
+            with pytest.raises(CollectiveTimeout, match=r"do not fit into the .* HPCDIST_EARLY_MB"):
+                works[1].wait()
+            for work in works:
+                work.wait()
+            return None
+        poll(lambda: False, LIMIT_S + 0.7)  # in another operation
+        return [rank.recv(1, tag=number, items=LARGE) for number in range(3)]
+
+    assert results(2, program, seed=seed)[0] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_message_of_another_size_is_refused_and_stays_for_one_that_fits(seed):
+    def program(comm):
+        rank = Rank(comm)
+        if comm.rank:
+            return rank.isend(5, 0, items=3).wait()
+        with pytest.raises(MismatchError, match="rank 20 sent 24 bytes of float64, but rank 10"):
+            rank.recv(1, items=2)
+        return rank.recv(1, items=3)
+
+    assert results(2, program, seed=seed) == [5, True]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_message_of_another_dtype_is_waited_past_while_the_right_one_may_come(seed):
+    def program(comm):
+        rank = Rank(comm)
+        if comm.rank:
+            rank.isend(5, 0, dtype=np.int64).wait()
+            comm.world.sleep(0.8 * LIMIT_S)
+            return rank.isend(6, 0, dtype=np.float32).wait()
+        return rank.recv(1, dtype=np.float32), rank.recv(1, dtype=np.int64)
+
+    assert results(2, program, seed=seed)[0] == (6, 5)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_message_of_another_dtype_is_an_error_once_its_sender_has_left(seed):
+    def program(comm):
+        rank = Rank(comm)
+        if comm.rank:
+            rank.isend(5, 0, dtype=np.int64).wait()
+            return rank.news.leave("has ended")
+        with pytest.raises(MismatchError, match="sent 8 bytes of int64, but rank 10 receives"):
+            rank.recv(1, dtype=np.float32)
+        assert comm.world.now < LIMIT_S / 2
+        return rank.recv(1, dtype=np.int64)
+
+    assert results(2, program, seed=seed)[0] == 5
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_a_rank_sent_before_it_left_is_received_and_then_it_is_missed(seed):
+    def program(comm):
+        rank = Rank(comm)
+        if comm.rank:
+            rank.isend(5, 0).wait()
+            return rank.news.leave("has ended")
+        poll(lambda: bool(rank.news.left), LIMIT_S)
+        assert rank.recv(1) == 5
+        with pytest.raises(RemoteError, match="rank 20 has ended and sent nothing for recv"):
+            rank.recv(1)
+        return comm.world.now < LIMIT_S
+
+    assert results(2, program, seed=seed, slowest_s=LIMIT_S / 2)[0]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ranks_that_wait_for_what_is_on_its_way_do_not_wait_in_a_circle(seed):
+    def program(comm):
+        rank, peer = Rank(comm), 1 - comm.rank
+        rank.isend(5, peer, dtype=np.int64).wait()
+        if comm.rank:
+            assert rank.recv(0, tag=1) == 7
+            rank.isend(6, 0, dtype=np.float32).wait()
+        else:
+            rank.isend(7, 1, tag=1).wait()
+            assert rank.recv(1, dtype=np.float32) == 6
+        return rank.recv(peer, dtype=np.int64)
+
+    assert results(2, program, seed=seed, slowest_s=LIMIT_S / 2) == [5, 5]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ranks_that_wait_in_a_circle_for_other_dtypes_find_out_before_their_time_is_over(
+    size, seed
+):
+    def program(comm):
+        rank, after, before = Rank(comm), (comm.rank + 1) % size, (comm.rank - 1) % size
+        rank.isend(5, after, dtype=np.int64).wait()
+        try:
+            rank.recv(before, dtype=np.float32)
+            found = None
+        except MismatchError:
+            found = comm.world.now
+        rank.isend(6, after, dtype=np.float32).wait()
+        return found
+
+    found = [each for each in results(size, program, seed=seed) if each is not None]
+    assert found
+    assert max(found) < LIMIT_S
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_who_sends_nothing_is_asked_what_it_waits_for(seed):
+    def program(comm):
+        rank = Rank(comm)
+        if comm.rank:
+            poll(lambda: False, 2 * LIMIT_S)
+            return
+        work, data = rank.irecv(1, tag=4)
+        with pytest.raises(CollectiveTimeout, match=r"recv from rank 20 .* with tag 4") as info:
+            work.wait()
+        assert info.value.missing == (20,)
+        assert not data.any()
+
+    results(2, program, seed=seed)
