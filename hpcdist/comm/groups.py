@@ -17,8 +17,7 @@ from hpcdist.errors import UsageError
 from hpcdist.transport.call import UNDEFINED, Call, Kind
 from hpcdist.transport.polling import raising_held
 from hpcdist.transport.queue import seconds
-
-_HOST_BACKENDS = (None, "auto", "mpi", "gloo")
+from hpcdist.transport.registry import check_backend_of_group
 
 
 def new_group(
@@ -32,7 +31,7 @@ def new_group(
 
     Args:
         ranks: world ranks, in any order (the group is sorted); None for all.
-        backend: as in `init_parallel_env`.
+        backend: the transport of the world, which all groups have, or a name for any.
         timeout: seconds (or a timedelta) for the operations of this group; default: the world's.
         name: for messages; made of the id by default.
 
@@ -52,8 +51,9 @@ def new_group(
         [0]
 
     """
-    members = _check_ranks(ranks, require_session().world.nranks)
-    check_backend(backend)
+    world = require_session().world
+    members = _check_ranks(ranks, world.nranks)
+    check_backend_of_group(backend, world.backend)
     return group_of(members, timeout, name)
 
 
@@ -211,17 +211,6 @@ def _rank(value: Any) -> int:
     if isinstance(value, bool):
         raise TypeError
     return operator.index(value)
-
-
-def check_backend(backend: Any) -> None:
-    """Raise `UsageError` unless `backend` means the host transport."""
-    if not (backend is None or isinstance(backend, str)) or (
-        (backend.lower() if backend else backend) not in _HOST_BACKENDS
-    ):
-        raise UsageError(
-            f"backend={backend!r} is not available in this installation; use 'auto' or 'mpi' "
-            "('gloo' is accepted and means the same)"
-        )
 
 
 def check_timeout(timeout: Any, default_s: float) -> float:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, final
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.config import Config
+from hpcdist.runtime.place import Place
 from hpcdist.transport.call import Call
 
 
@@ -174,11 +176,39 @@ REFUSE_START = (
 )
 
 
+class WorldRequest(NamedTuple):
+    """What `init_parallel_env` hands to the transport that it starts.
+
+    `timeout_s` is the time limit of the world's operations, `comm` the communicator that the user
+    gave (None: all ranks). `before_end` is to be called when the library that a transport uses is
+    about to end before the program does, while it can still communicate.
+    """
+
+    config: Config
+    timeout_s: float
+    comm: Any
+    before_end: Callable[[], None]
+
+
+class StartedWorld(NamedTuple):
+    """What a started transport tells `init_parallel_env`.
+
+    `place` is where this rank stands. `hosts` and `local_ranks` tell of every rank the name of its
+    node and its rank there. `connect` makes the transport of the world; it is called once, when
+    this rank's GPU has become the current one.
+    """
+
+    place: Place
+    hosts: Sequence[str]
+    local_ranks: Sequence[int]
+    connect: Callable[[], Transport]
+
+
 class Transport(ABC):
     """Moves the bytes of a `Call` between the ranks of one group.
 
-    `ranks` are the world ranks of the group, in group order; `one_node` says whether they all
-    run on one node.
+    `backend` is its name, that of its entry point in any case of letters. `ranks` are the world
+    ranks of the group, in group order; `one_node` says whether they all run on one node.
     """
 
     backend: str

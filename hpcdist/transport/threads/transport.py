@@ -7,6 +7,7 @@ knows who is missing.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 import traceback
@@ -16,8 +17,10 @@ from typing import Any, final
 
 from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError, UsageError
+from hpcdist.runtime.place import read_place
+from hpcdist.runtime.process import snapshot
 from hpcdist.transport import activity
-from hpcdist.transport.base import Plan, Transport, Work, watched
+from hpcdist.transport.base import Plan, StartedWorld, Transport, Work, WorldRequest, watched
 from hpcdist.transport.call import MESSAGES, Call, Kind, fingerprint, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.queue import CollectiveQueue, inside
@@ -228,6 +231,27 @@ class ThreadTransport(Transport):
         self.queue = CollectiveQueue(f"hpcdist-local-{rank}")
         self._box = Mailbox(rank, room, timeout_s)
         room.threads[rank] = threading.get_ident()
+
+    @classmethod
+    def start_world(cls, request: WorldRequest) -> StartedWorld:
+        """Start a world of this process alone; `simulate` makes larger ones."""
+        place = read_place(snapshot())
+        if place.size > 1 and not request.config.allow_singleton:
+            raise UsageError(
+                f"backend='local' makes a world of one process, but {place.launcher} started "
+                f"{place.size} of them, each of which would be alone; use 'mpi', or simulate for "
+                "ranks that are threads"
+            )
+        if request.comm is not None:
+            raise UsageError(f"backend='local' has no use for comm={request.comm!r}; use 'mpi'")
+        return cls.alone(request.timeout_s, "it was started with backend='local'")
+
+    @classmethod
+    def alone(cls, timeout_s: float, without_mpi: str) -> StartedWorld:
+        """Return a world of this process alone, and why it has no MPI."""
+        place = read_place({})
+        connect = partial(cls, ThreadGroup([0]), 0, timeout_s, without_mpi)
+        return StartedWorld(place, (socket.gethostname(),), (0,), connect)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Change the time limit of operations from now on; local."""
