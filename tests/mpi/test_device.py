@@ -11,7 +11,7 @@ from hpcdist.testing import contract
 from hpcdist.testing.contract import TransportContract
 from hpcdist.testing.on_device import Arrays, OnDevice
 from hpcdist.testing.slow_device import DEVICE, SlowArray
-from hpcdist.transport.device.choose import BackendName
+from hpcdist.transport.device.choose import STAGED
 
 ARRAYS = Arrays(DEVICE.array, DEVICE.numbers, lambda array: isinstance(array, SlowArray))
 
@@ -80,7 +80,7 @@ def test_the_work_of_a_blocking_call_speaks_of_the_device(size):
     work = dist.all_reduce(x)
     work.synchronize()
     assert work.is_completed()
-    assert dist.get_group().transport.on_devices.way is BackendName.STAGED
+    assert dist.get_group().transport.on_devices.backend == STAGED
 
 
 def test_wait_lets_the_current_stream_or_the_host_wait(size):

@@ -14,29 +14,29 @@ from mpi4py import MPI
 import hpcdist as dist
 from hpcdist.runtime import gpu
 from hpcdist.testing.slow_device import DEVICE
-from hpcdist.transport.device import calls
-from hpcdist.transport.device.choose import BackendName
-from hpcdist.transport.device.nccl import binding
+from hpcdist.transport.device import table
+from hpcdist.transport.device.backend import DeviceBackend
+from hpcdist.transport.device.choose import STAGED, Standing
 
 LIMIT_S = 2.0
 
 
-class HostCarrier:
+class HostCarrier(DeviceBackend):
     """Carries batches, and only these, through MPI, in the order of the transfers, without tags."""
 
-    def __init__(self, host, engine):
-        self.engine, self.stream = engine, engine.new_stream()
+    def __init__(self, context, runtime):
+        self.runtime, self.stream = runtime, runtime.new_stream()
         self.exchanged = []
-        self._comm = host.comm.Dup()
+        self._comm = context.comm.Dup()
 
     def can(self, call):
         return False  # collectives are staged
 
-    def is_plain(self, call):
-        return False
+    def run(self, launch, detail):
+        raise NotImplementedError
 
-    def check(self):
-        pass
+    def home(self):
+        return self.runtime
 
     def exchange(self, transfers, stream):
         self.exchanged.append([(each.sends, each.peer, each.data.nbytes) for each in transfers])
@@ -53,9 +53,6 @@ class HostCarrier:
     def await_on_host(self, event, call, timeout_s):
         assert event.wait(timeout_s)
 
-    def abort(self):
-        pass
-
     def close(self):
         self._comm.Free()
 
@@ -66,14 +63,13 @@ def batches(monkeypatch, world_with, rank):
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         pytest.skip("the carrier has a thread of its own")
     monkeypatch.setattr(gpu, "uuid_of", lambda _: f"GPU-{rank}")
-    monkeypatch.setattr(binding, "why_not", lambda _: "")
-    monkeypatch.setattr(binding, "version", lambda _: 22809)
-    monkeypatch.setattr(calls, "Nccl", HostCarrier)
+    row = table.BACKENDS["nccl"]._replace(standing=lambda *_: Standing("", 22809), open=HostCarrier)
+    monkeypatch.setitem(table.BACKENDS, "nccl", row)
     world_with(device_batches="nccl")
 
 
 def carrier():
-    return dist.get_group().transport.on_devices._nccl
+    return dist.get_group().transport.on_devices._launches.backend
 
 
 def on_device(*numbers, dtype="f8"):
@@ -123,7 +119,7 @@ def test_a_ring_brings_each_rank_the_numbers_of_its_left(batches, rank, size):
         assert numbers(doubled) == [2 * left, 2 * step]
         assert [work.source for work in works] == [-1, left]
     assert carrier().exchanged[-1] == [(True, right, 16), (False, left, 16)] or left == right
-    assert dist.get_group().transport.on_devices.way is BackendName.NCCL
+    assert dist.get_group().transport.on_devices.backend == "nccl"
 
 
 def test_messages_of_several_tags_meet_whatever_the_order_of_the_lists(batches, rank, size):
@@ -273,12 +269,12 @@ def test_listeners_hear_of_each_message(batches, rank, size):
 def test_without_the_setting_messages_are_staged_and_may_come_from_anywhere(
     monkeypatch, world_with, rank, size
 ):
-    monkeypatch.setattr(calls, "Nccl", None)
+    monkeypatch.setitem(table.BACKENDS, "nccl", None)
     world_with()
     inbox = on_device(0)
     works = exchange(send(on_device(rank), (rank + 1) % size), receive(inbox, None))
     assert numbers(inbox) == [works[1].source] == [(rank - 1) % size]
-    assert dist.get_group().transport.on_devices.way is None
+    assert dist.get_group().transport.on_devices.backend is None
 
 
 def test_where_nccl_is_not_there_messages_are_staged_and_may_come_from_anywhere(
@@ -288,7 +284,7 @@ def test_where_nccl_is_not_there_messages_are_staged_and_may_come_from_anywhere(
     inbox = on_device(0)
     works = exchange(send(on_device(rank), (rank + 1) % size), receive(inbox, None))
     assert numbers(inbox) == [works[1].source] == [(rank - 1) % size]
-    assert dist.get_group().transport.on_devices.way is BackendName.STAGED
+    assert dist.get_group().transport.on_devices.backend == STAGED
 
 
 # ---- what goes wrong

@@ -1,4 +1,4 @@
-"""Device memory: which way it takes, how it is cut, and in what NCCL reduces; without a device."""
+"""Device memory: which backend it takes, how it is cut, in what NCCL reduces; without a device."""
 
 import threading
 import time
@@ -15,48 +15,59 @@ from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.errors import UsageError
 from hpcdist.runtime import gpu
 from hpcdist.transport.call import UNEVEN, Call, Kind
-from hpcdist.transport.device.choose import Ability, BackendName, choose_backend
+from hpcdist.transport.device.choose import (
+    STAGED,
+    Ability,
+    Candidate,
+    Choice,
+    Standing,
+    choose_backend,
+)
 from hpcdist.transport.device.launch_order import LaunchOrder
 from hpcdist.transport.device.nccl.dtypes import plan_reduction
 from hpcdist.transport.device.staged.plan import Shape, is_whole, plan_steps
+from hpcdist.transport.device.table import BACKENDS
 from hpcdist.transport.reduction import ReduceOp, rule_for
 
-# ---- the way of a group
+# ---- the backend of a group
+
+CANDIDATES = [row.candidate for row in BACKENDS.values()]
 
 
 def able(rank, uuid=None, nccl="", mpi="not CUDA-aware", node=0, version=22809):
-    return Ability(rank, node, uuid or f"gpu-{rank}", nccl, mpi, version)
+    standings = {"nccl": Standing(nccl, version), "mpi": Standing(mpi)}
+    return Ability(rank, node, uuid or f"gpu-{rank}", standings)
 
 
 def chosen(*abilities, wanted="auto", may_share=False):
-    return choose_backend(abilities, wanted=wanted, may_share=may_share).way
+    return choose_backend(abilities, CANDIDATES, wanted=wanted, may_share=may_share).backend
 
 
 def test_nccl_is_taken_where_all_ranks_have_it():
-    assert chosen(able(0), able(1)) is BackendName.NCCL
-    assert chosen(able(0), able(1), wanted="nccl") is BackendName.NCCL
+    assert chosen(able(0), able(1)) == "nccl"
+    assert chosen(able(0), able(1), wanted="nccl") == "nccl"
 
 
 def test_without_nccl_a_cuda_aware_mpi_is_taken_and_else_everything_is_staged():
     bare = [able(rank, nccl="CuPy has no NCCL") for rank in range(2)]
-    aware = [each._replace(mpi="") for each in bare]
-    assert chosen(*aware) is BackendName.MPI
-    assert chosen(*bare) is BackendName.STAGED
-    assert chosen(aware[0], bare[1]) is BackendName.STAGED
+    aware = [able(rank, nccl="CuPy has no NCCL", mpi="") for rank in range(2)]
+    assert chosen(*aware) == "mpi"
+    assert chosen(*bare) == STAGED
+    assert chosen(aware[0], bare[1]) == STAGED
 
 
 def test_a_process_with_nccl_never_hands_device_pointers_to_mpi():
     one_has_it = able(0, mpi=""), able(1, nccl="too old", mpi="")
-    assert chosen(*one_has_it) is BackendName.STAGED
+    assert chosen(*one_has_it) == STAGED
     sharing = able(0, "same", mpi=""), able(1, "same", mpi="")
-    assert chosen(*sharing, may_share=True) is BackendName.STAGED
+    assert chosen(*sharing, may_share=True) == STAGED
 
 
 def test_ranks_on_one_gpu_are_refused_unless_that_is_allowed():
     same = able(0, "same"), able(1, "same"), able(2)
     with pytest.raises(UsageError, match=r"ranks 0, 1 use the same GPU.*--gpu-bind=none"):
         chosen(*same)
-    assert chosen(*same, may_share=True) is BackendName.STAGED
+    assert chosen(*same, may_share=True) == STAGED
     with pytest.raises(UsageError, match="ranks 0, 1 share a GPU"):
         chosen(*same, wanted="nccl", may_share=True)
 
@@ -66,8 +77,8 @@ def test_nccl_serves_ranks_on_one_gpu_where_it_can_and_is_asked_to():
         (able(0, "same", version=23000), able(1, "same", version=version))
         for version in (22999, 23000)
     )
-    assert chosen(*new, wanted="nccl", may_share=True) is BackendName.NCCL
-    assert chosen(*new, may_share=True) is BackendName.STAGED
+    assert chosen(*new, wanted="nccl", may_share=True) == "nccl"
+    assert chosen(*new, may_share=True) == STAGED
     with pytest.raises(
         UsageError, match=r"23000 \(2\.30\) or newer is needed, and rank 1 has 22999"
     ):
@@ -75,7 +86,7 @@ def test_nccl_serves_ranks_on_one_gpu_where_it_can_and_is_asked_to():
     with pytest.raises(UsageError, match="use the same GPU"):
         chosen(*new, wanted="nccl")
     apart = able(0, version=22809), able(1, version=22809)
-    assert chosen(*apart, wanted="nccl", may_share=True) is BackendName.NCCL
+    assert chosen(*apart, wanted="nccl", may_share=True) == "nccl"
 
 
 WANTED = ["auto", "nccl", "mpi", "staged"]
@@ -87,38 +98,69 @@ def test_all_choices_are_those_of_the_table(wanted, may_share):
     """Two ranks, each with or without NCCL, old or new, and MPI, on one GPU or two."""
     versions = (0, 22809, 23203)
     for first, second, aware, shares in product(versions, versions, (False, True), (False, True)):
+        mpi = "" if aware else "no"
         ranks = [
-            able(rank, "same" if shares else None, "" if has else "none", version=has)
+            able(rank, "same" if shares else None, "" if has else "none", mpi, version=has)
             for rank, has in enumerate((first, second))
         ]
-        ranks = [each._replace(mpi="" if aware else "no") for each in ranks]
         usable = first and second and (not shares or min(first, second) >= 23000)
         may_be = {
-            "auto": BackendName.NCCL
+            "auto": "nccl"
             if first and second and not shares
-            else BackendName.MPI
+            else "mpi"
             if aware and not first and not second
-            else BackendName.STAGED,
-            "nccl": BackendName.NCCL if usable else None,
-            "mpi": BackendName.MPI if aware else None,
-            "staged": BackendName.STAGED,
+            else STAGED,
+            "nccl": "nccl" if usable else None,
+            "mpi": "mpi" if aware else None,
+            "staged": STAGED,
         }
         expected = may_be[wanted] if may_share or not shares else None
         if expected is None:
             with pytest.raises(UsageError):
                 chosen(*ranks, wanted=wanted, may_share=may_share)
         else:
-            assert chosen(*ranks, wanted=wanted, may_share=may_share) is expected
+            assert chosen(*ranks, wanted=wanted, may_share=may_share) == expected
 
 
 def test_equal_numbers_on_two_nodes_are_two_gpus():
-    assert chosen(able(0, "x", node=0), able(1, "x", node=1)) is BackendName.NCCL
+    assert chosen(able(0, "x", node=0), able(1, "x", node=1)) == "nccl"
 
 
 @pytest.mark.parametrize(("wanted", "why"), [("nccl", "too old"), ("mpi", "not CUDA-aware")])
-def test_a_way_that_is_asked_for_but_closed_is_an_error_that_says_why(wanted, why):
+def test_a_backend_that_is_asked_for_but_closed_is_an_error_that_says_why(wanted, why):
     with pytest.raises(UsageError, match=f"HPCDIST_DEVICE_WAY={wanted}, but on rank 1 {why}"):
         chosen(able(0, mpi=""), able(1, nccl="too old"), wanted=wanted)
+
+
+def test_the_reason_for_a_backend_says_what_speaks_against_the_best():
+    def choice(*abilities, wanted="auto"):
+        return choose_backend(abilities, CANDIDATES, wanted=wanted, may_share=True)
+
+    none = able(0, nccl="too old", mpi=""), able(1, nccl="too old", mpi="")
+    assert choice(able(0), able(1)) == Choice("nccl", "NCCL is there on all ranks")
+    assert choice(*none) == Choice("mpi", "this MPI is CUDA-aware, and on rank 0 too old")
+    assert choice(able(0), none[1]) == Choice(STAGED, "on rank 1 too old")
+    assert choice(*none, wanted="mpi") == Choice("mpi", "HPCDIST_DEVICE_WAY=mpi")
+    assert choice(*none, wanted=STAGED) == Choice(STAGED, "HPCDIST_DEVICE_WAY=staged")
+    shared = able(0, "same"), able(1, "same")
+    assert choice(*shared) == Choice(STAGED, "ranks 0, 1 share a GPU")
+
+
+def test_the_first_backend_of_the_table_that_all_ranks_can_use_is_taken():
+    toy, quiet = Candidate("toy", "it is a toy"), Candidate("quiet", "it is alone", alone=True)
+
+    def choice(candidates, *closed):
+        abilities = [
+            Ability(rank, 0, f"gpu-{rank}", {"toy": Standing(each), "quiet": Standing()})
+            for rank, each in enumerate(closed)
+        ]
+        return choose_backend(abilities, candidates, wanted="auto", may_share=False)
+
+    assert choice([toy, quiet], "", "") == Choice("toy", "it is a toy")
+    assert choice([quiet, toy], "", "") == Choice("quiet", "it is alone")
+    assert choice([toy], "", "lost") == Choice(STAGED, "on rank 1 lost")
+    assert choice([toy, quiet], "", "lost") == Choice(STAGED, "on rank 1 lost")
+    assert choice([toy, quiet], "lost", "lost").backend == "quiet"
 
 
 # ---- which GPU
@@ -423,7 +465,7 @@ def test_turns_pass_in_the_order_in_which_they_were_taken():
     def go(number):
         time.sleep(0.001 * (number * 7 % 5))
         if number % 4 == 3:
-            turns.give_up(number)
+            turns.release(number)
             return
         with turns.turn(number):
             passed.append(number)
@@ -441,6 +483,6 @@ def test_a_turn_that_ends_with_an_error_is_over():
     first, second = turns.take(), turns.take()
     with pytest.raises(ZeroDivisionError), turns.turn(first):
         raise ZeroDivisionError
-    turns.give_up(first)
+    turns.release(first)
     with turns.turn(second):
         pass

@@ -361,7 +361,7 @@ def test_blocks_that_differ_are_reduced_each_to_its_rank(told):
     assert first[2] != 0
     assert first[3:] == (4, 8, 0, 0, 5)
     assert last == ("reduce", at + 32, 0, 3, 8, 0, 2, 5)
-    assert not told.nccl.is_plain(call)
+    assert not told.nccl.can_capture(call)
 
 
 def test_a_result_inside_of_what_is_sent_is_sent_from_a_copy(told):

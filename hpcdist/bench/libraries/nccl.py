@@ -47,7 +47,7 @@ def _import_nccl() -> Any:
 def _check_own_gpus(comm: Any, engine: DeviceRuntime) -> None:
     """Make sure that no two ranks share a GPU, unless NCCL allows it as asked for. Collective."""
     hosts, config = comm.allgather(socket.gethostname()), read_config()
-    own = Ability(comm.rank, hosts.index(hosts[comm.rank]), gpu.uuid_of(engine.name), "", "")
+    own = Ability(comm.rank, hosts.index(hosts[comm.rank]), gpu.uuid_of(engine.name), {})
     shared = shared_gpus(comm.allgather(own))
     asked = config.share_gpu and config.device_way == "nccl"
     if asked:

@@ -1,82 +1,113 @@
-"""Which way device memory takes in a group: one pure decision, from what every rank can do.
+"""Which backend a group's device memory takes: one pure decision, from what every rank can do.
 
 NCCL and CUDA-aware MPI are never both in use in one process, because together on one device they
 may dead-lock (NCCL user guide, "Using NCCL with MPI"): a process that has NCCL never hands device
-pointers to MPI, unless it was told to leave NCCL alone. Staging through host memory is always
-there, and takes what the chosen way cannot do.
+pointers to MPI, unless it was told to leave NCCL alone (`Candidate.alone`). Staging through host
+memory is always there, and takes what the chosen backend cannot do.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from enum import Enum
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hpcdist.errors import UsageError
-from hpcdist.transport.device.nccl.binding import SHARES_GPUS
+
+STAGED = "staged"
+"""The name of what is there on every rank."""
 
 
-class BackendName(Enum):
-    """How device memory travels; the value is the name that settings use."""
+class Release(NamedTuple):
+    """A version of a library: its number, and how it is called."""
 
-    NCCL = "nccl"
-    MPI = "mpi"
-    STAGED = "staged"
+    number: int
+    words: str
+
+
+class Candidate(NamedTuple):
+    """A backend that may be chosen; `name` is the one that settings use.
+
+    Args:
+        name: of the backend.
+        why: what speaks for it where all ranks can use it.
+        alone: never in a process that could use one that is preferred to it.
+        shares: the first version of its library that lets several ranks use one GPU, and only
+            where the backend is asked for by name; None where ranks may always share.
+
+    """
+
+    name: str
+    why: str
+    alone: bool = False
+    shares: Release | None = None
+
+
+class Standing(NamedTuple):
+    """What one rank can do with one backend.
+
+    `closed` says why it cannot be used, and is empty where it can; `version` is the number of its
+    library, as 22809 for NCCL 2.28.9.
+    """
+
+    closed: str = ""
+    version: int = 0
 
 
 class Ability(NamedTuple):
-    """What one rank can do with the device its array is on.
+    """What one rank can do with the device its array is on; `standings` are by backend.
 
-    `nccl` and `mpi` are empty where that way is open, else why it is not. `node` tells ranks of
-    one node apart from those of another. `nccl_version` is NCCL's number, as 22809 for 2.28.9.
+    `node` tells ranks of one node apart from those of another.
     """
 
     rank: int
     node: int
     uuid: str
-    nccl: str
-    mpi: str
-    nccl_version: int = 0
+    standings: Mapping[str, Standing]
 
 
 class Choice(NamedTuple):
-    """A way and the reason for it."""
+    """The name of a backend, and the reason for it."""
 
-    way: BackendName
+    backend: str
     why: str
 
 
-def choose_backend(abilities: Sequence[Ability], *, wanted: str, may_share: bool) -> Choice:
+def choose_backend(
+    abilities: Sequence[Ability], candidates: Sequence[Candidate], *, wanted: str, may_share: bool
+) -> Choice:
     """Choose for a group; equal on all ranks, for all of them know all `abilities`.
 
     Args:
         abilities: one per rank of the group.
-        wanted: ``"auto"`` or the value of a `BackendName`.
+        candidates: all but staging, the best first.
+        wanted: ``"auto"`` or the name of a backend.
         may_share: whether several ranks may use one GPU.
 
     Raises:
-        UsageError: ranks share a GPU without leave, or the wanted way is not open on all ranks.
+        UsageError: ranks share a GPU without leave, or not all of them can use what is wanted.
 
     """
     shared = shared_gpus(abilities)
     if shared and not may_share:
         raise UsageError(_complaint(shared))
-    not_nccl = _first("nccl", abilities) or _not_shared(abilities, shared, wanted)
-    if wanted == "staged":
-        return Choice(BackendName.STAGED, "HPCDIST_DEVICE_WAY=staged")
-    if wanted == "nccl" or (wanted == "auto" and not not_nccl):
-        if not_nccl:
-            raise UsageError(f"HPCDIST_DEVICE_WAY=nccl, but {not_nccl}")
-        return Choice(BackendName.NCCL, "NCCL is there on all ranks")
-    not_mpi = _first("mpi", abilities)
-    if wanted == "mpi":
-        if not_mpi:
-            raise UsageError(f"HPCDIST_DEVICE_WAY=mpi, but {not_mpi}")
-        return Choice(BackendName.MPI, "HPCDIST_DEVICE_WAY=mpi")
-    if not not_mpi and all(each.nccl for each in abilities):
-        return Choice(BackendName.MPI, f"this MPI is CUDA-aware, and {not_nccl}")
-    return Choice(BackendName.STAGED, not_nccl)
+    if wanted == STAGED:
+        return Choice(STAGED, "HPCDIST_DEVICE_WAY=staged")
+    closed = {
+        each.name: _first_closed(each.name, abilities)
+        or _why_not_shared(each, abilities, shared, wanted)
+        for each in candidates
+    }
+    if wanted != "auto":
+        if closed[wanted]:
+            raise UsageError(f"HPCDIST_DEVICE_WAY={wanted}, but {closed[wanted]}")
+        return Choice(wanted, f"HPCDIST_DEVICE_WAY={wanted}")
+    best = closed[candidates[0].name]
+    for place, each in enumerate(candidates):
+        preferred = [other.name for other in candidates[:place]]
+        if not closed[each.name] and not (each.alone and _any_open(preferred, abilities)):
+            return Choice(each.name, f"{each.why}, and {best}" if best else each.why)
+    return Choice(STAGED, best)
 
 
 def shared_gpus(abilities: Sequence[Ability]) -> list[str]:
@@ -87,30 +118,38 @@ def shared_gpus(abilities: Sequence[Ability]) -> list[str]:
     return [f"ranks {', '.join(map(str, ranks))}" for ranks in users.values() if len(ranks) > 1]
 
 
-def _first(way: str, abilities: Sequence[Ability]) -> str:
-    """Say why a way is closed, on the first rank where it is; empty where it is open."""
+def _first_closed(name: str, abilities: Sequence[Ability]) -> str:
+    """Return why a backend cannot be used on the first rank where it cannot; empty if on none."""
     for each in abilities:
-        reason = getattr(each, way)
+        reason = each.standings[name].closed
         if reason:
             return f"on rank {each.rank} {reason}"
     return ""
 
 
-def _not_shared(abilities: Sequence[Ability], shared: Sequence[str], wanted: str) -> str:
-    """Say why NCCL does not serve the GPUs that ranks share; empty if it does or none is shared.
+def _any_open(names: Sequence[str], abilities: Sequence[Ability]) -> bool:
+    """Return whether some rank could use one of the backends."""
+    return any(not each.standings[name].closed for each in abilities for name in names)
 
-    It is an experiment of NCCL's (user guide, NCCL_MULTI_RANK_GPU_ENABLE), so not made unasked.
+
+def _why_not_shared(
+    candidate: Candidate, abilities: Sequence[Ability], shared: Sequence[str], wanted: str
+) -> str:
+    """Return why a backend does not serve the GPUs that ranks share; empty if it does.
+
+    With NCCL it is an experiment (user guide, NCCL_MULTI_RANK_GPU_ENABLE), so not made unasked.
     """
-    if not shared:
+    if not shared or candidate.shares is None:
         return ""
-    oldest = min(abilities, key=lambda each: each.nccl_version)
-    if wanted != "nccl":
+    if wanted != candidate.name:
         return f"{shared[0]} share a GPU"
-    if oldest.nccl_version >= SHARES_GPUS:
+    oldest = min(abilities, key=lambda each: each.standings[candidate.name].version)
+    version = oldest.standings[candidate.name].version
+    if version >= candidate.shares.number:
         return ""
     return (
-        f"{shared[0]} share a GPU, for which NCCL {SHARES_GPUS} (2.30) or newer is needed, and "
-        f"rank {oldest.rank} has {oldest.nccl_version}"
+        f"{shared[0]} share a GPU, for which {candidate.shares.words} or newer is needed, and "
+        f"rank {oldest.rank} has {version}"
     )
 
 

@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any, final
 from mpi4py import MPI
 
 from hpcdist.arrays.device import DeviceRuntime, Event, Stream
+from hpcdist.config import Config
 from hpcdist.runtime.cuda_awareness import cuda_awareness
 from hpcdist.runtime.process import snapshot
 from hpcdist.transport.call import Call, Kind
-from hpcdist.transport.device.staged.buffers import arrive
+from hpcdist.transport.device.backend import DeviceBackend, Launch
+from hpcdist.transport.device.choose import Candidate, Standing
+from hpcdist.transport.device.host_waits import arrive, await_end
 from hpcdist.transport.mpi.collectives import VERBS
 
 if TYPE_CHECKING:
@@ -43,11 +46,18 @@ ALLOWED = frozenset(
 )
 """Operations of which every MPI verb we use (all blocking) is supported on device memory."""
 
+CANDIDATE = Candidate("mpi", "this MPI is CUDA-aware", alone=True)
+
 _SELF_TEST_S = 60.0
 
 
+def standing(config: Config, runtime: DeviceRuntime, uuid: str) -> Standing:
+    """Return whether this MPI gets device pointers. Local."""
+    return Standing(why_not(config.cuda_selftest) if uuid else f"{runtime.name} is no CUDA device")
+
+
 def why_not(self_test: bool) -> str:
-    """Say why this MPI gets no device pointers; empty if it is CUDA-aware. Local.
+    """Return why this MPI gets no device pointers; empty if it is CUDA-aware. Local.
 
     Args:
         self_test: besides, exchange device memory in a child process, which may crash in our place.
@@ -66,41 +76,59 @@ def why_not(self_test: bool) -> str:
     return ""
 
 
-def perform(
-    host: MpiTransport, engine: DeviceRuntime, stream: Stream, call: Call, detail: tuple[int, int]
-) -> tuple[Any, Event]:
-    """Run `call`, on which all ranks have agreed, on device memory; blocks the host."""
-    with engine.on(stream):
-        synchronized: Any = _Synchronized(host, engine, stream)
-        result = VERBS[call.kind](synchronized, call, detail)
-    return result, engine.record(stream)
+@final
+class CudaMpi(DeviceBackend):
+    """The MPI verbs of the host, on device pointers; they block the host. Local to make."""
+
+    def __init__(self, context: MpiTransport) -> None:
+        self._context = context
+        self._streams: dict[DeviceRuntime, Stream] = {}
+
+    def can(self, call: Call) -> bool:
+        """Return whether every MPI verb that we use for `call` takes device memory."""
+        return call.kind in ALLOWED
+
+    def run(self, launch: Launch, detail: tuple[int, int]) -> tuple[Any, Stream]:
+        """Run the operation and block the host until it has ended; what is left is on a stream."""
+        runtime, call = launch.runtime, launch.call
+        stream = self._streams.get(runtime)
+        if stream is None:  # only one operation of a group is here at a time
+            stream = self._streams[runtime] = runtime.new_stream()
+        launch.on_own_stream().precede(stream)
+        with runtime.on(stream):
+            synchronized: Any = _Synchronized(self._context, runtime, stream)
+            return VERBS[call.kind](synchronized, call, detail), stream
+
+    def await_on_host(self, event: Event, call: Call, timeout_s: float) -> None:
+        """See `DeviceBackend.await_on_host`."""
+        await_end(event, call, self._context.ranks, timeout_s)
 
 
 @final
 class _Synchronized:
-    """A host whose communicator waits for the stream before each call."""
+    """A context whose communicator waits for the stream before each call."""
 
-    def __init__(self, host: MpiTransport, engine: DeviceRuntime, stream: Stream) -> None:
-        self._host = host
-        self.comm = _Comm(host.comm, engine, stream, host.timeout_s)
+    def __init__(self, context: MpiTransport, runtime: DeviceRuntime, stream: Stream) -> None:
+        self._context = context
+        self.comm = _Comm(context.comm, runtime, stream, context.timeout_s)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._host, name)
+        return getattr(self._context, name)
 
 
 @final
 class _Comm:
     def __init__(
-        self, comm: MPI.Intracomm, engine: DeviceRuntime, stream: Stream, timeout_s: float
+        self, comm: MPI.Intracomm, runtime: DeviceRuntime, stream: Stream, timeout_s: float
     ) -> None:
-        self._comm, self._engine, self._stream, self._timeout_s = comm, engine, stream, timeout_s
+        self._comm, self._runtime, self._stream, self._timeout_s = comm, runtime, stream, timeout_s
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         verb = getattr(self._comm, name)
 
         def call(*args: Any) -> Any:
-            event = self._engine.record(self._stream)
-            arrive(self._engine, event, self._timeout_s)
+            event = self._runtime.record(self._stream)
+            arrive(self._runtime, event, self._timeout_s)
             return verb(*args)
 
         return call

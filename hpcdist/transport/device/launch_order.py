@@ -3,6 +3,11 @@
 Groups have queues of their own, and their threads would put operations of two groups on one device
 now in this order and now in that. Two NCCL kernels that wait for their peers in different orders
 on different ranks can dead-lock.
+
+[Note: turns] An operation takes its turn when it is issued, on the thread of its caller, and puts
+itself on the device only when all earlier turns are over. So the order is that of the program,
+which is the same on all ranks, and not that in which the threads of the groups come to run. Turns
+that are taken must be released, even by operations that fail: the later ones wait for them.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ class LaunchOrder:
         """The thread whose turn it is."""
 
     def take(self) -> int:
-        """Return the number of the next turn; whoever takes one must `turn` or `give_up`.
+        """Return the number of the next turn; whoever takes one must `turn` or `release`.
 
         Raises:
             UsageError: this thread is in the middle of a turn, after which the next would come.
@@ -48,7 +53,7 @@ class LaunchOrder:
             with self._changed:
                 self._changed.wait_for(lambda: self._now == number)
 
-    def give_up(self, number: int) -> None:
+    def release(self, number: int) -> None:
         """Let the turn be over, now or when it comes."""
         with self._lock:
             if number < self._now:
@@ -64,15 +69,19 @@ class LaunchOrder:
 class Turn:
     """One turn, for a ``with`` statement."""
 
-    __slots__ = ("_number", "_turns")
+    __slots__ = ("_number", "_order")
 
-    def __init__(self, turns: LaunchOrder, number: int) -> None:
-        self._turns, self._number = turns, number
+    def __init__(self, order: LaunchOrder, number: int) -> None:
+        self._order, self._number = order, number
 
     def __enter__(self) -> None:
-        self._turns.begin(self._number)
-        self._turns.holder = threading.get_ident()
+        self._order.begin(self._number)
+        self._order.holder = threading.get_ident()
 
     def __exit__(self, *_: Any) -> None:
-        self._turns.holder = None
-        self._turns.give_up(self._number)
+        self._order.holder = None
+        self._order.release(self._number)
+
+
+LAUNCH_ORDER = LaunchOrder()
+"""Of this process: its device operations, whatever their groups."""

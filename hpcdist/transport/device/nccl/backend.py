@@ -3,7 +3,7 @@
 All ranks have agreed on an operation, on the host, before it is put on the stream; so a rank that
 is missing or means another operation is an error and not a kernel that waits for ever.
 
-NCCL's functions come from a small table (`nccl_binding`), the communicator from `nccl_start`.
+NCCL's functions come from a small table (`binding`), the communicator from `bootstrap`.
 
 Sources: NCCL user guide (collectives, groups, communicators, error handling).
 """
@@ -18,10 +18,19 @@ import numpy as np
 
 from hpcdist.arrays.device import DeviceArray, DeviceRuntime, Event, Stream
 from hpcdist.arrays.dtypes import Dtype
+from hpcdist.config import Config
 from hpcdist.errors import CollectiveTimeout, HpcdistError, TransportError
 from hpcdist.runtime import gpu
 from hpcdist.transport.call import Block, Call, Kind, even_blocks, is_even, label
-from hpcdist.transport.device.nccl.binding import binding, failure
+from hpcdist.transport.device.backend import DeviceBackend, Launch
+from hpcdist.transport.device.choose import Candidate, Release, Standing
+from hpcdist.transport.device.nccl.binding import (
+    SHARES_GPUS,
+    binding,
+    failure,
+    version,
+    why_not,
+)
 from hpcdist.transport.device.nccl.bootstrap import connect
 from hpcdist.transport.device.nccl.dtypes import BYTES, Reduction, plan_reduction
 from hpcdist.transport.device.nccl.matching import Transfer
@@ -33,32 +42,44 @@ from hpcdist.transport.reduction import ReduceOp, ReductionRule
 if TYPE_CHECKING:
     from hpcdist.transport.mpi.transport import MpiTransport
 
+CANDIDATE = Candidate(
+    "nccl",
+    "NCCL is there on all ranks",
+    shares=Release(SHARES_GPUS, f"NCCL {SHARES_GPUS} (2.30)"),
+)
+
+
+def standing(config: Config, runtime: DeviceRuntime, uuid: str) -> Standing:
+    """Return whether NCCL can be used on a device, and which one it is. Local."""
+    reason = why_not(config.nccl_binding) if uuid else f"{runtime.name} is no CUDA device"
+    return Standing(reason, 0 if reason else version(config.nccl_binding))
+
 
 @final
-class Nccl:
+class Nccl(DeviceBackend):
     """NCCL's communicator for the ranks of a group on one device each. Collective to create."""
 
-    def __init__(self, host: MpiTransport, engine: DeviceRuntime) -> None:
-        config = host.site.config
+    def __init__(self, context: MpiTransport, runtime: DeviceRuntime) -> None:
+        config = context.site.config
         gpu.order_launches()
         if config.share_gpu and config.device_way == "nccl":
             gpu.let_nccl_share()
-        self._host, self.engine = host, engine
-        self._rank, self._size = host.rank, host.size
+        self._context, self.runtime = context, runtime
+        self._rank, self._size = context.rank, context.size
         self._native = config.nccl_sums == "native"
         self._plans: dict[tuple[ReduceOp, int], Reduction | None] = {}
         self._nccl = binding(config.nccl_binding)
-        self.stream, self._comm = connect(host, engine, self._nccl)
+        self.stream, self._comm = connect(context, runtime, self._nccl)
         self._is_over = False
 
     def can(self, call: Call) -> bool:
-        """Say whether NCCL has what `call` needs; equal on all ranks."""
+        """Return whether NCCL has what `call` needs; equal on all ranks."""
         if call.kind in _REDUCED:
             return self._reduction(call) is not None
         return call.kind in _VERBS
 
-    def is_plain(self, call: Call) -> bool:
-        """Say whether NCCL reads and writes the caller's arrays themselves, and nothing else.
+    def can_capture(self, call: Call) -> bool:
+        """Return whether NCCL reads and writes the caller's arrays themselves, and nothing else.
 
         Only then may a CUDA graph repeat it: other memory is used anew after the capture.
         """
@@ -77,24 +98,34 @@ class Nccl:
             plan.encoded or plan.decoded or plan.wire.itemsize != call.dtype.numpy.itemsize
         )
 
+    def home(self) -> DeviceRuntime:
+        """Return the device that the communicator was made for."""
+        return self.runtime
+
+    def run(self, launch: Launch, detail: tuple[int, int]) -> tuple[Any, Stream]:
+        """Put the operation on the group's stream or the caller's; the host does not wait."""
+        call = launch.call
+        stream = launch.streams[-1] if call.on_current else self.stream
+        return launch.put(stream, self.check, lambda: self.perform(call, detail, stream)), stream
+
     def perform(self, call: Call, detail: tuple[int, int], stream: Stream) -> Any:
         """Put `call`, on which all ranks have agreed, on `stream`; the host does not wait."""
         try:
-            with self.engine.on(stream):
+            with self.runtime.on(stream):
                 return _VERBS[call.kind](self, call, detail, stream)
         except self._nccl.failures as error:
             if isinstance(error, HpcdistError):
                 raise  # ranks that mean different things; all of them know
             self.abort()  # so that the others do not wait for this rank's kernel
-            raise failure(label(call, self._host.ranks), error) from error
+            raise failure(label(call, self._context.ranks), error) from error
 
     def exchange(self, transfers: Sequence[Transfer], stream: Stream) -> None:
         """Put the messages of a batch on `stream`, as one operation; their peers do the same.
 
-        The nth send to a rank meets its nth receive from this one; see `message_batch`.
+        The nth send to a rank meets its nth receive from this one; see `matching`.
         """
         try:
-            with self.engine.on(stream), self._together():
+            with self.runtime.on(stream), self._together():
                 for each in transfers:
                     verb = self._send if each.sends else self._receive
                     verb(_flat(each.data), each.peer, stream)
@@ -103,7 +134,7 @@ class Nccl:
             raise failure("batch_isend_irecv", error) from error
 
     def await_on_host(self, event: Event, call: Call, timeout_s: float) -> None:
-        """Block the host until `event`; look for errors of NCCL meanwhile.
+        """Block the host until `event`, the end of `call`; look for errors of NCCL meanwhile.
 
         Raises:
             TransportError: NCCL has failed; the communicator is gone.
@@ -113,13 +144,13 @@ class Nccl:
 
         def attend(_: float) -> None:
             self.check()
-            self._host.progress()
+            self._context.progress()
 
-        if not poll(lambda: self.engine.is_done(event), timeout_s, attend):
+        if not poll(lambda: self.runtime.is_done(event), timeout_s, attend):
             self.abort()
             raise CollectiveTimeout(
-                f"{label(call, self._host.ranks)} was started on all ranks but has not ended on "
-                f"the GPU within {timeout_s:g} s; NCCL was aborted. Look for a rank "
+                f"{label(call, self._context.ranks)} was started on all ranks but has not ended "
+                f"on the GPU within {timeout_s:g} s; NCCL was aborted. Look for a rank "
                 "whose stream is held up, and run with NCCL_DEBUG=WARN"
             )
 
@@ -162,7 +193,7 @@ class Nccl:
     def all_reduce(self, call: Call, _: Any, stream: Stream) -> None:
         data = _flat(call.recv)
         plan, wire = self._encoded(call, data)
-        at, count = self.engine.address(wire), wire.size * plan.per_element
+        at, count = self.runtime.address(wire), wire.size * plan.per_element
         self._comm.all_reduce(at, at, count, plan.code, plan.op, stream.ptr)
         self._decode(call, plan, wire, data)
 
@@ -170,7 +201,7 @@ class Nccl:
         at_root = self._rank == call.root
         data = _flat(call.recv if at_root else call.send)
         plan, wire = self._encoded(call, data)
-        at, count = self.engine.address(wire), wire.size * plan.per_element
+        at, count = self.runtime.address(wire), wire.size * plan.per_element
         self._comm.reduce(
             at, at if at_root else 0, count, plan.code, plan.op, call.root, stream.ptr
         )
@@ -187,8 +218,8 @@ class Nccl:
         into = out if direct else np.empty_like(wire, shape=(out.size,))
         count = out.size * plan.per_element
         self._comm.reduce_scatter(
-            self.engine.address(wire),
-            self.engine.address(into),
+            self.runtime.address(wire),
+            self.runtime.address(into),
             count,
             plan.code,
             plan.op,
@@ -205,7 +236,7 @@ class Nccl:
         with self._together():
             for root, part in enumerate(cut(wire, call.counts[0])):
                 if part.size:
-                    at, to = self.engine.address(part), self.engine.address(into)
+                    at, to = self.runtime.address(part), self.runtime.address(into)
                     self._comm.reduce(
                         at,
                         to if root == self._rank else 0,
@@ -240,14 +271,14 @@ class Nccl:
             out[...] = wire
 
     def broadcast(self, call: Call, _: Any, stream: Stream) -> None:
-        at = self.engine.address(call.recv)
+        at = self.runtime.address(call.recv)
         assert call.recv is not None
         self._comm.broadcast(at, at, call.recv.nbytes, BYTES, call.root, stream.ptr)
 
     def all_gather(self, call: Call, detail: tuple[int, int], stream: Stream) -> list[Block]:
         send, recv = _flat(call.send), call.recv
         if not is_even(detail):
-            shapes = exchange_shapes(self._host, call)
+            shapes = exchange_shapes(self._context, call)
             filled = with_room(call, counts_of(call, shapes))
             if recv is not None and self._overlap(send, _flat(recv)):
                 send = send.copy()
@@ -260,7 +291,7 @@ class Nccl:
         flat = _flat(recv)
         if self._overlap(send, flat) and not self._is_in_place(send, flat):
             send = send.copy()
-        from_, into = self.engine.address(send), self.engine.address(flat)
+        from_, into = self.runtime.address(send), self.runtime.address(flat)
         self._comm.all_gather(from_, into, send.nbytes, BYTES, stream.ptr)
         return even_blocks(recv, call, self._size)
 
@@ -270,19 +301,19 @@ class Nccl:
         return (send.copy() if self._overlap(send, recv) else send), recv
 
     def _overlap(self, one: DeviceArray, other: DeviceArray) -> bool:
-        """Say whether two contiguous arrays have memory in common."""
-        first, second = self.engine.address(one), self.engine.address(other)
+        """Return whether two contiguous arrays have memory in common."""
+        first, second = self.runtime.address(one), self.runtime.address(other)
         return bool(first < second + other.nbytes and second < first + one.nbytes)
 
     def _is_in_place(self, send: DeviceArray, recv: DeviceArray) -> bool:
-        """Say whether this rank's part of a gather is where the gather would put it."""
-        own = self.engine.address(recv) + self._rank * send.nbytes
-        return bool(self.engine.address(send) == own)
+        """Return whether this rank's part of a gather is where the gather would put it."""
+        own = self.runtime.address(recv) + self._rank * send.nbytes
+        return bool(self.runtime.address(send) == own)
 
     def gather(self, call: Call, detail: tuple[int, int], stream: Stream) -> list[Block] | None:
         send, recv, at_root = _flat(call.send), call.recv, self._rank == call.root
         even = is_even(detail)
-        shapes = [call.shape] * self._size if even else exchange_shapes(self._host, call)
+        shapes = [call.shape] * self._size if even else exchange_shapes(self._context, call)
         filled = call
         if at_root:
             if recv is not None and self._overlap(send, _flat(recv)):
@@ -298,7 +329,7 @@ class Nccl:
     def scatter(self, call: Call, detail: tuple[int, int], stream: Stream) -> None:
         out = _flat(call.recv)
         if not is_even(detail):
-            exchange_shapes(self._host, call)
+            exchange_shapes(self._context, call)
         with self._together():
             if self._rank == call.root:
                 given, _ = self._apart(call)
@@ -315,7 +346,7 @@ class Nccl:
             if call.recv is None:
                 filled = with_room(call, [run.size for run in to_each(call, self._size)])
         else:
-            agreed = agree_on_counts(self._host, call)
+            agreed = agree_on_counts(self._context, call)
             filled, shapes = with_room(call, agreed.received), agreed.shapes
         with self._together():
             for rank, part in enumerate(to_each(call, self._size)):
@@ -335,11 +366,11 @@ class Nccl:
 
     def _send(self, part: DeviceArray, rank: int, stream: Stream) -> None:
         if part.size:
-            self._comm.send(self.engine.address(part), part.nbytes, BYTES, rank, stream.ptr)
+            self._comm.send(self.runtime.address(part), part.nbytes, BYTES, rank, stream.ptr)
 
     def _receive(self, part: DeviceArray, rank: int, stream: Stream) -> None:
         if part.size:
-            self._comm.recv(self.engine.address(part), part.nbytes, BYTES, rank, stream.ptr)
+            self._comm.recv(self.runtime.address(part), part.nbytes, BYTES, rank, stream.ptr)
 
     @contextmanager
     def _together(self) -> Iterator[None]:

@@ -2,8 +2,8 @@
 
 The messages of one `batch_isend_irecv` in one group are one operation: it has its place in the
 group's queue and its turn on the device, like a collective. When its turn has come, its peers tell
-each other on the host what they mean to send and to receive (`mpi_handshake`), every pair makes one
-order of it (`message_batch`), and what fits is put on the group's stream as one NCCL group.
+each other on the host what they mean to send and to receive (`mpi.handshake`), every pair makes one
+order of it (`matching`), and what fits is put on the group's stream as one NCCL group.
 
 [Note: pairs] Every pair of ranks stands for itself. What goes wrong between two of them is raised
 by the works of their messages, on both; the messages with others travel all the same, because
@@ -20,82 +20,88 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from hpcdist.arrays.device import Event
-from hpcdist.errors import HpcdistError, RemoteError, UsageError
+from hpcdist.errors import HpcdistError, RemoteError, TransportError, UsageError
 from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call import ANY_SOURCE, Call, Kind
-from hpcdist.transport.device.calls import LAUNCH_ORDER, DeviceCalls
+from hpcdist.transport.device.backend import Launch
+from hpcdist.transport.device.batches import MessageBatches
+from hpcdist.transport.device.launch_order import LAUNCH_ORDER
+from hpcdist.transport.device.launches import Launches, device_failure
 from hpcdist.transport.device.nccl.matching import Entry, by_peer, entry_of, plan_pair, transfer_of
-from hpcdist.transport.device.work import DeviceWork, Launch, Launched, device_failure
+from hpcdist.transport.device.work import DeviceWork, Launched
 from hpcdist.transport.mpi.handshake import Handshakes
 
 if TYPE_CHECKING:
+    from hpcdist.transport.device.nccl.backend import Nccl
     from hpcdist.transport.mpi.transport import MpiTransport
 
 _WHAT = "batch_isend_irecv"
 
 
 @final
-class Batches:
-    """The batches of one group; they share its streams and its order with `devices`."""
+class NcclBatches(MessageBatches):
+    """The batches of one group; they share its streams and its order with its `launches`."""
 
-    def __init__(self, host: MpiTransport, devices: DeviceCalls) -> None:
-        self._host, self._devices = host, devices
-        self._handshakes = Handshakes(host.comm, host.ranks, host.timeout_s, host.departed)
+    def __init__(self, context: MpiTransport, launches: Launches, nccl: Nccl) -> None:
+        self._context, self._launches, self._nccl = context, launches, nccl
+        self._handshakes = Handshakes(
+            context.comm, context.ranks, context.timeout_s, context.departed
+        )
 
     def start(self, messages: Sequence[Call]) -> list[Work]:
         """Begin `messages`, all on device memory; return a work for each."""
         for each in messages:
             if each.root == ANY_SOURCE:
                 raise UsageError(
-                    f"rank {self._host.ranks[self._host.rank]}: a receive from any rank cannot be "
-                    "in a batch that travels over NCCL; name its source (peer=...), or set "
-                    "HPCDIST_DEVICE_BATCHES=staged on all ranks"
+                    f"rank {self._context.ranks[self._context.rank]}: a receive from any rank "
+                    "cannot be in a batch that travels over NCCL; name its source (peer=...), or "
+                    "set HPCDIST_DEVICE_BATCHES=staged on all ranks"
                 )
-        flight, trouble = self._take_off(messages)
-        queued = self._devices.queue(flight.call, lambda: self._land(flight, messages, trouble))
-        work = DeviceWork(self._devices, flight, queued)
-        return [_BatchedMessage(work, each, self._host.ranks[each.root]) for each in messages]
+        launch, trouble = self._record_streams(messages)
+        queued = self._launches.queue(launch.call, lambda: self._launch(launch, messages, trouble))
+        work = DeviceWork(self._launches, launch, queued)
+        return [_BatchedMessage(work, each, self._context.ranks[each.root]) for each in messages]
 
-    def _take_off(self, messages: Sequence[Call]) -> tuple[Launch, HpcdistError | None]:
-        """Note where the current streams are; what is wrong on this rank is for its peers, too."""
-        engine = messages[0].device
-        assert engine is not None
-        batch = Call(Kind.BATCH_ISEND_IRECV, device=engine)
+    def _record_streams(self, messages: Sequence[Call]) -> tuple[Launch, HpcdistError | None]:
+        """Do `Launches.record`; what is wrong on this rank is returned, for its peers, too."""
+        runtime = messages[0].device
+        assert runtime is not None
+        batch = Call(Kind.BATCH_ISEND_IRECV, device=runtime)
         try:
-            flight = self._devices.noted(batch, engine)
-        except engine.failures as error:
+            launch = self._launches.record(batch, runtime)
+        except runtime.failures as error:
             if isinstance(error, HpcdistError):
                 raise
-            return Launch(batch, engine, (), [], None), device_failure(engine, error)
-        return flight, next(filter(None, map(self._elsewhere, messages)), None)
+            return Launch(batch, runtime, (), [], None), device_failure(runtime, error)
+        return launch, next(filter(None, map(self._elsewhere, messages)), None)
 
     def _elsewhere(self, message: Call) -> HpcdistError | None:
         assert message.device is not None
-        return self._devices.why_not_at_home(message.device)
+        return self._launches.why_not_at_home(message.device)
 
     # ---- when its turn has come
 
-    def _land(
-        self, flight: Launch, messages: Sequence[Call], trouble: HpcdistError | None
+    def _launch(
+        self, launch: Launch, messages: Sequence[Call], trouble: HpcdistError | None
     ) -> Launched:
         """Bring the messages on their way; return what went wrong with which peer."""
         try:
-            if self._host.queue.is_current():
-                flight.engine.use()
+            if self._context.queue.is_current():
+                launch.runtime.use()
             moved, troubles = self._agree(messages, trouble)
             done = self._put(
-                flight, moved, [each for each in messages if each.root not in troubles]
+                launch, moved, [each for each in messages if each.root not in troubles]
             )
             for each in messages:
-                self._devices.keep(each, done)
+                self._launches.keep(each, done)
             if any(each.ended for each in messages):  # who is told of the end reads the arrays
-                self._devices.await_on_host(flight.call, done)
+                self._launches.await_on_host(launch.call, done)
         except BaseException as error:
             _tell_end(messages, dict.fromkeys((each.root for each in messages), error))
             raise
         finally:
-            if flight.turn is not None:
-                LAUNCH_ORDER.give_up(flight.turn)
+            if launch.turn is not None:
+                LAUNCH_ORDER.release(launch.turn)
         _tell_end(messages, troubles)
         return Launched(troubles, done)
 
@@ -103,9 +109,9 @@ class Batches:
         self, messages: Sequence[Call], trouble: HpcdistError | None
     ) -> tuple[list[Call], dict[int, HpcdistError]]:
         """Return what is put on the device, in this order, and what went wrong with which peer."""
-        peers, own = by_peer(messages), self._host.rank
+        peers, own = by_peer(messages), self._context.rank
         entries = {peer: list(map(entry_of, each)) for peer, each in peers.items()}
-        trouble = trouble or self._devices.nccl_trouble()
+        trouble = trouble or self._reported()
         told, troubles = self._handshakes.exchange(
             {
                 peer: each if trouble is None else str(trouble)
@@ -128,8 +134,16 @@ class Batches:
                 troubles[peer] = error
         return moved, troubles
 
+    def _reported(self) -> TransportError | None:
+        """Return what NCCL reports about the operations under way."""
+        try:
+            self._nccl.check()
+        except TransportError as error:
+            return error
+        return None
+
     def _plan(self, peer: int, mine: list[Entry], theirs: list[Entry] | str) -> list[int]:
-        rank, own = self._host.ranks[peer], self._host.ranks[self._host.rank]
+        rank, own = self._context.ranks[peer], self._context.ranks[self._context.rank]
         if isinstance(theirs, str):
             raise RemoteError(
                 f"{_WHAT} of ranks {own} and {rank} was called off because rank {rank} cannot "
@@ -138,21 +152,18 @@ class Batches:
             )
         return plan_pair(mine, theirs, (own, rank))
 
-    def _put(self, flight: Launch, moved: Sequence[Call], whole: Sequence[Call]) -> Event:
+    def _put(self, launch: Launch, moved: Sequence[Call], whole: Sequence[Call]) -> Event:
         """Put `moved` on the group's stream, and then what completes the messages `whole`."""
-        devices, engine = self._devices, flight.engine
-        with devices.failing(engine):
-            flight = devices.covering_lent_memory(flight, flight.call)
-            communicator = devices.communicator(engine)
-            transfers, stream = list(map(transfer_of, moved)), communicator.stream
-            devices.put(
-                communicator, flight, stream, lambda: communicator.exchange(transfers, stream)
-            )
-            with engine.on(stream):
+        nccl, runtime = self._nccl, launch.runtime
+        with self._launches.translated_failures(runtime):
+            launch = self._launches.covering_lent_memory(launch)
+            transfers, stream = list(map(transfer_of, moved)), nccl.stream
+            launch.put(stream, nccl.check, lambda: nccl.exchange(transfers, stream))
+            with runtime.on(stream):
                 for each in whole:
                     if each.finish is not None:
                         each.finish(None)
-            return engine.record(stream)
+            return runtime.record(stream)
 
 
 def _tell_end(messages: Sequence[Call], errors: Mapping[int, BaseException]) -> None:

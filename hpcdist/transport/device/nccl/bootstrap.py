@@ -27,45 +27,47 @@ if TYPE_CHECKING:
 
 
 def connect(
-    host: MpiTransport, engine: DeviceRuntime, binding: Binding
+    context: MpiTransport, runtime: DeviceRuntime, binding: Binding
 ) -> tuple[Stream, Communicator]:
-    """Make a stream of this rank and a communicator of the ranks of `host`. Collective.
+    """Make a stream of this rank and a communicator of the ranks of a group. Collective.
 
     Raises:
         TransportError: CUDA or NCCL has failed on this rank; `RemoteError` on the others.
         CollectiveTimeout: NCCL has not found all ranks within the time limit of the group.
 
     """
-    stream, key = _prepared(host, engine, binding)
-    making = _Making(engine, lambda: binding.communicator(host.size, key, host.rank))
+    stream, key = _prepared(context, runtime, binding)
+    making = _Making(runtime, lambda: binding.communicator(context.size, key, context.rank))
     reason: HpcdistError | None = None
-    if not poll(making.ended.is_set, host.timeout_s, lambda _: host.progress()):
+    if not poll(making.ended.is_set, context.timeout_s, lambda _: context.progress()):
         reason = CollectiveTimeout(
-            f"NCCL has not connected the ranks {', '.join(map(str, host.ranks))} within "
-            f"{host.timeout_s:g} s; look for a rank that has died, and run with NCCL_DEBUG=INFO "
+            f"NCCL has not connected the ranks {', '.join(map(str, context.ranks))} within "
+            f"{context.timeout_s:g} s; look for a rank that has died, and run with NCCL_DEBUG=INFO "
             "to see what it waits for"
         )
     elif making.error is not None:
         reason = failure("creating a communicator", making.error)
         reason.__cause__ = making.error
     try:
-        host.agree(Call(Kind.BARRIER, error=reason))
+        context.agree(Call(Kind.BARRIER, error=reason))
     except BaseException:
-        making.give_up()
+        making.release()
         raise
     assert making.made is not None
     return stream, making.made
 
 
-def _prepared(host: MpiTransport, engine: DeviceRuntime, binding: Binding) -> tuple[Stream, Any]:
+def _prepared(
+    context: MpiTransport, runtime: DeviceRuntime, binding: Binding
+) -> tuple[Stream, Any]:
     """Make stream and id, and make sure that all ranks can go on."""
     stream, key, trouble = None, None, ""
     try:
-        stream = engine.new_stream()
-        key = binding.unique_id() if host.rank == 0 else None
-    except (*engine.failures, *binding.failures) as error:
-        trouble = f"rank {host.ranks[host.rank]}: {error or type(error).__name__}"
-    told = host.comm.allgather((trouble, key))
+        stream = runtime.new_stream()
+        key = binding.unique_id() if context.rank == 0 else None
+    except (*runtime.failures, *binding.failures) as error:
+        trouble = f"rank {context.ranks[context.rank]}: {error or type(error).__name__}"
+    told = context.comm.allgather((trouble, key))
     troubles = [each for each, _ in told if each]
     if troubles:
         raise TransportError(f"NCCL's communicator cannot be made: {'; '.join(troubles)}")
@@ -76,30 +78,30 @@ def _prepared(host: MpiTransport, engine: DeviceRuntime, binding: Binding) -> tu
 class _Making:
     """A communicator that is being made; `made` or `error` are there when it has `ended`."""
 
-    def __init__(self, engine: DeviceRuntime, make: Callable[[], Communicator]) -> None:
+    def __init__(self, runtime: DeviceRuntime, make: Callable[[], Communicator]) -> None:
         self.ended = threading.Event()
         self.made: Communicator | None = None
         self.error: Exception | None = None
-        self._engine, self._make = engine, make
-        self._given_up = False
+        self._runtime, self._make = runtime, make
+        self._released = False
         self._ending = threading.Lock()
         threading.Thread(target=self._run, name="hpcdist-nccl-start", daemon=True).start()
 
     def _run(self) -> None:
         try:
-            self._engine.use()
+            self._runtime.use()
             self.made = self._make()
         except Exception as error:
             self.error = error
         with self._ending:
             self.ended.set()
-            if self._given_up:
+            if self._released:
                 self._free()
 
-    def give_up(self) -> None:
+    def release(self) -> None:
         """Free the communicator, now or, where NCCL still waits, when it is made."""
         with self._ending:
-            self._given_up = True
+            self._released = True
             if self.ended.is_set():
                 self._free()
 

@@ -15,7 +15,8 @@ import numpy as np
 from hpcdist.arrays.device import DeviceArray, Event
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call import Call, Kind
-from hpcdist.transport.device.staged.buffers import StagingBuffers, arrive
+from hpcdist.transport.device.host_waits import arrive
+from hpcdist.transport.device.staged.buffers import StagingBuffers
 from hpcdist.transport.device.staged.plan import Shape, Step, plan_steps
 from hpcdist.transport.kernel import accumulate, write_out
 from hpcdist.transport.shm.collectives import share_of
@@ -31,29 +32,29 @@ FROM_BYTES = 64 << 10
 _REDUCED = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER)
 
 
-def applies(host: MpiTransport, call: Call) -> bool:
-    """Say whether `call` is added on the devices; equal on all ranks."""
-    return call.kind in _REDUCED and host.node is not None and _given(call).nbytes >= FROM_BYTES
+def applies(context: MpiTransport, call: Call) -> bool:
+    """Return whether `call` is added on the devices; equal on all ranks."""
+    return call.kind in _REDUCED and context.node is not None and _given(call).nbytes >= FROM_BYTES
 
 
 def _given(call: Call) -> DeviceArray:
     return call.recv if call.send is None else call.send
 
 
-def reduce(host: MpiTransport, staging: StagingBuffers, call: Call) -> None:
+def reduce(context: MpiTransport, staging: StagingBuffers, call: Call) -> None:
     """Run a reduction on which all ranks have agreed; the last copies are left on a stream."""
-    node = host.node
+    node = context.node
     assert node is not None
     node.check_usable()
     staging.pinned.lock(node.memory)
     given = _given(call).reshape(-1)
     target = given if call.recv is None else call.recv.reshape(-1)
     if call.send is not None and np.may_share_memory(given, target):
-        with staging.engine.on(staging.outward):
+        with staging.runtime.on(staging.outward):
             given = given.copy()
-    run = _Run(host, node, staging, call, given, target)
+    run = _Run(context, node, staging, call, given, target)
     sent, received = (0 if each is None else each.size for each in (call.send, call.recv))
-    shape = Shape(sent, received, host.size, host.rank, host.rank == call.root)
+    shape = Shape(sent, received, context.size, context.rank, context.rank == call.root)
     read: Event | None = None
     try:
         steps = plan_steps(call.kind, shape, STAGED_UP_TO // given.itemsize)
@@ -70,7 +71,7 @@ def reduce(host: MpiTransport, staging: StagingBuffers, call: Call) -> None:
 class _Run(NamedTuple):
     """One reduction of one rank; `target` is where its result goes, if it gets any."""
 
-    host: MpiTransport
+    context: MpiTransport
     node: SharedNode
     staging: StagingBuffers
     call: Call
@@ -82,16 +83,16 @@ class _Run(NamedTuple):
 
         `before` is when the part before has been read.
         """
-        engine, outward = self.staging.engine, self.staging.outward
+        runtime, outward = self.staging.runtime, self.staging.outward
         mine = self._staged(self.node.rank, step, turn)
         for at, start, items in step.out:
-            engine.copy_to_host(self.given[at : at + items], mine[start : start + items], outward)
-        self.await_(engine.record(outward))
+            runtime.copy_to_host(self.given[at : at + items], mine[start : start + items], outward)
+        self.await_(runtime.record(outward))
         if before is not None:
             self.await_(before)  # when all have come here, its half of the memory is free
         self.node.step(self.call)
         (self._scatter if self.call.kind is Kind.REDUCE_SCATTER else self._gather)(step, turn)
-        return engine.record(self.staging.inward)
+        return runtime.record(self.staging.inward)
 
     def _scatter(self, step: Step, turn: int) -> None:
         """Add this rank's block into its own array."""
@@ -102,32 +103,32 @@ class _Run(NamedTuple):
 
     def _gather(self, step: Step, turn: int) -> None:
         """Add this rank's slice, and let those who get the result fetch everyone's."""
-        engine, inward = self.staging.engine, self.staging.inward
+        runtime, inward = self.staging.runtime, self.staging.inward
         own = self._slice(self.node.rank, step)
         if own.stop > own.start:
-            with engine.on(inward):
+            with runtime.on(inward):
                 out = np.empty_like(self.given, shape=(own.stop - own.start,))
             self._add(step, turn, own, out)
-            engine.copy_to_host(out, self._staged(self.node.rank, step, turn)[own], inward)
-        self.await_(engine.record(inward))
+            runtime.copy_to_host(out, self._staged(self.node.rank, step, turn)[own], inward)
+        self.await_(runtime.record(inward))
         self.node.step(self.call)
         for at, _, items in step.into:
             mine = self.target[at : at + items]
             for rank in range(self.node.size):
                 chosen = self._slice(rank, step)
                 staged = self._staged(rank, step, turn)[chosen]
-                engine.copy_to_device(staged, mine[chosen], inward)
+                runtime.copy_to_device(staged, mine[chosen], inward)
 
     def _add(self, step: Step, turn: int, chosen: slice, out: DeviceArray) -> None:
         """Add what `chosen` holds of everyone's part, on the device, into `out`."""
-        engine, inward, rule = self.staging.engine, self.staging.inward, self.call.rule
+        runtime, inward, rule = self.staging.runtime, self.staging.inward, self.call.rule
         assert rule is not None
-        with engine.on(inward):
+        with runtime.on(inward):
             theirs = np.empty_like(self.given, shape=(self.node.size, out.size))
             for rank in range(self.node.size):
                 staged = self._staged(rank, step, turn)[chosen]
-                engine.copy_to_device(staged, theirs[rank], inward)
-            write_out(rule, accumulate(rule, list(theirs)), out, self.host.size)
+                runtime.copy_to_device(staged, theirs[rank], inward)
+            write_out(rule, accumulate(rule, list(theirs)), out, self.context.size)
 
     def _slice(self, rank: int, step: Step) -> slice:
         first, count = share_of(step.items, self.node.size, rank)
@@ -140,4 +141,4 @@ class _Run(NamedTuple):
 
     def await_(self, event: Event) -> None:
         """Block the host until `event`."""
-        arrive(self.staging.engine, event, self.host.timeout_s)
+        arrive(self.staging.runtime, event, self.context.timeout_s)

@@ -28,8 +28,8 @@ class Pinned:
     system does not let us lock (``ulimit -l``) is used as it is.
     """
 
-    def __init__(self, engine: DeviceRuntime, heap: Heap) -> None:
-        self._engine, self._heap = engine, heap
+    def __init__(self, runtime: DeviceRuntime, heap: Heap) -> None:
+        self._runtime, self._heap = runtime, heap
         self._lock = threading.Lock()
         self._free: dict[int, list[NumpyArray]] = {}
         self._locked: list[NumpyArray] = []
@@ -54,7 +54,7 @@ class Pinned:
             if any(each is memory for each in self._others):
                 return
             self._others.append(memory)
-            if self._engine.pin(memory):
+            if self._runtime.pin(memory):
                 self._locked.append(memory)
 
     def lose(self, blocks: list[NumpyArray]) -> None:
@@ -66,8 +66,8 @@ class Pinned:
         """Unlock everything."""
         with self._lock:
             for block in self._locked:
-                with suppress(*self._engine.failures):  # the device is gone, and its locks
-                    self._engine.unpin(block)
+                with suppress(*self._runtime.failures):  # the device is gone, and its locks
+                    self._runtime.unpin(block)
             self._locked.clear()
             self._others.clear()
             self._free.clear()
@@ -78,6 +78,6 @@ class Pinned:
             room = np.empty(length + _PAGE, np.uint8)
         start = -room.ctypes.data % _PAGE  # two blocks must not share a page
         block = room[start : start + length]
-        if self._engine.pin(block):
+        if self._runtime.pin(block):
             self._locked.append(block)
         return block

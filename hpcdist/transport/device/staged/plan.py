@@ -46,7 +46,7 @@ class Shape(NamedTuple):
 
 
 def is_whole(call: Call, detail: tuple[int, int]) -> bool:
-    """Say whether the ranks' blocks differ, so that the operation cannot be cut."""
+    """Return whether the ranks' blocks differ, so that the operation cannot be cut."""
     if call.kind in LOOSE:
         return not is_even(detail)
     return call.kind is Kind.REDUCE_SCATTER and call.counts is not None
