@@ -79,7 +79,7 @@ def steps(comm: MPI.Intracomm) -> dict[str, Callable[[], Any]]:
         "find the group": partial(resolve_group, None),
         "describe": partial(describe.all_reduce, group, one, op),
         "run the call": partial(transport.run, call),
-        "  agree": partial(transport.agree, call),
+        "  agree": partial(transport.context.agree, call),
         "  mpi4py": partial(comm.Allreduce, MPI.IN_PLACE, [one, 1, MPI.DOUBLE], MPI.SUM),
         "an empty call": partial(int),
     }

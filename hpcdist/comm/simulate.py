@@ -16,7 +16,8 @@ from hpcdist.comm.session import (
     leave_simulation,
 )
 from hpcdist.errors import RemoteError, UsageError
-from hpcdist.transport.threads.transport import ThreadGroup, ThreadTransport
+from hpcdist.transport.threads.group import ThreadGroup
+from hpcdist.transport.threads.transport import ThreadTransport
 
 T = TypeVar("T")
 

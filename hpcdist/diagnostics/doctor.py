@@ -178,7 +178,7 @@ def _report(
         settings_of(config, snapshot()),
         problems,
         job,
-        way_rows(job, cast(Any, world.transport).tuning_table, operations, sizes),
+        way_rows(job, cast(Any, world.transport).context.tuning_table, operations, sizes),
         starting_words(starter) if job.launch.launcher == "none" else "",
     )
 

@@ -139,7 +139,7 @@ def look(world: Group, config: Config) -> Job | None:
         Rank(look_around(environ, config.device), _alike(config, environ, library, cuda), why)
     )
     names = None if ranks is None else [rank.machine.host for rank in ranks]
-    network = measure(world.mpi_comm, host.site.nodes, names)
+    network = measure(world.mpi_comm, host.context.site.nodes, names)
     if ranks is None or network is None:
         return None
     machines = [rank.machine for rank in ranks]
@@ -155,8 +155,8 @@ def look(world: Group, config: Config) -> Job | None:
             shares if world.nranks > 1 else None,
             next((rank.why_not_shared for rank in ranks if rank.why_not_shared), ""),
             pipe,
-            host.heap.capacity,
-            host.heap.used,
+            host.context.heap.capacity,
+            host.context.heap.used,
         ),
         tuning=_tuning(config, world.nranks, one_node=host.one_node),
         differs=differing([rank.alike for rank in ranks]),
@@ -225,11 +225,11 @@ def _try_sharing(world: Group) -> tuple[bool, bool, str]:
     with recorded() as caught:
         group = new_group()
         host = cast(Any, group.transport)
-        found = host.node if host.one_node else host.hierarchical
+        found = host.context.node if host.one_node else host.hierarchical
         destroy_process_group(group)
     texts = [text for text in map(str, (each.message for each in caught)) if "share memory" in text]
     why = texts[0].partition("(")[2].rpartition(");")[0] if texts else ""
-    return found is not None, bool(getattr(found, "has_pipe", False)), why
+    return found is not None, bool(getattr(found, "can_pipeline", False)), why
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, final
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.config import Config
 from hpcdist.runtime.place import Place
+from hpcdist.transport.awaiting import until_ended
 from hpcdist.transport.call import Call
 
 
@@ -85,9 +86,7 @@ class Work(ABC):
 
         Raises what `wait` raises. The operation goes on when the coroutine is cancelled.
         """
-        from hpcdist.transport.waiting import ended  # which is made of works
-
-        return ended(self).__await__()
+        return until_ended(self).__await__()
 
 
 @final

@@ -1,23 +1,18 @@
-"""Works in numbers: wait for all of them, for any of them, or for one in a coroutine."""
+"""Works in numbers: wait for all of them, or for any of them."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, final
 
-from hpcdist.errors import CollectiveTimeout, UsageError
+from hpcdist.errors import UsageError
 from hpcdist.transport.activity import Wait
+from hpcdist.transport.awaiting import ATTEND_EVERY_S, too_late
 from hpcdist.transport.base import Work
-from hpcdist.transport.call_site import call_site
-from hpcdist.transport.polling import ERRAND_AFTER_S, do_errands, poll, raising_held
+from hpcdist.transport.polling import poll, raising_held
 from hpcdist.transport.queue import seconds
 
 W = TypeVar("W", bound=Any)
-
-_LONGEST_PAUSE_S = 5e-3
-_SHARE = 0.05
-_ATTEND_EVERY_S = 0.05
 
 
 @raising_held
@@ -34,7 +29,7 @@ def wait_all(works: Iterable[Work], timeout: Any = None) -> bool:
     """
     waiting, limit = _listed(works, "wait_all"), seconds(timeout)
     if limit is not None and not _poll(lambda: not _under_way(waiting), limit, waiting, "wait_all"):
-        raise _too_late(f"{_under_way(waiting)} of {len(waiting)}", limit, "wait_all()")
+        raise too_late(f"{_under_way(waiting)} of {len(waiting)}", limit, "wait_all()")
     errors: list[Exception] = []
     for work in waiting:
         try:
@@ -63,20 +58,13 @@ def _under_way(works: Sequence[Work]) -> int:
 
 def _poll(done: Callable[[], bool], limit: float, works: Sequence[Work], verb: str) -> bool:
     wait = Wait(lambda: f"{verb} of {len(works)} operations")
-    return poll(done, limit, lambda waited: _attend(works, waited), _ATTEND_EVERY_S, wait)
+    return poll(done, limit, lambda waited: _attend(works, waited), ATTEND_EVERY_S, wait)
 
 
 def _attend(works: Sequence[Work], waited: float) -> None:
     for work in works:
         if isinstance(work, Work) and not work.is_completed():
             work.attend(waited)
-
-
-def _too_late(which: str, limit: float, wait: str) -> CollectiveTimeout:
-    return CollectiveTimeout(
-        f"{which} operations have not ended within {limit:g} s of {wait}; they go on, and can be "
-        f"waited for again. Called at {call_site()}"
-    )
 
 
 @raising_held
@@ -101,7 +89,7 @@ def wait_any(works: Iterable[W], timeout: Any = None) -> tuple[int, W]:
     if limit is None:
         limit = max(getattr(work, "limit_s", float("inf")) for work in waiting)
     if not _poll(lambda: _first_ended(waiting) is not None, limit, waiting, "wait_any"):
-        raise _too_late(f"all {len(waiting)}", limit, "wait_any()")
+        raise too_late(f"all {len(waiting)}", limit, "wait_any()")
     at = _first_ended(waiting)
     assert at is not None
     waiting[at].wait()
@@ -110,29 +98,6 @@ def wait_any(works: Iterable[W], timeout: Any = None) -> tuple[int, W]:
 
 def _first_ended(works: Sequence[Work]) -> int | None:
     return next((at for at, work in enumerate(works) if work.is_completed()), None)
-
-
-async def ended(work: W) -> W:
-    """Return `work` when its operation has ended, or raise what it raised.
-
-    Looks now and then, so that the event loop runs on and no core is kept busy; in between it
-    does what every wait does for other ranks ([Note: errands] in `patience`).
-    """
-    import asyncio  # slow to import, and at hand where a coroutine runs
-
-    began, attend_at = time.monotonic(), _ATTEND_EVERY_S
-    while not work.is_completed():
-        waited = time.monotonic() - began
-        if waited >= work.limit_s:
-            raise _too_late("awaited", work.limit_s, "await")
-        if waited >= ERRAND_AFTER_S:
-            do_errands(waited)
-        if waited >= attend_at:
-            attend_at = 2 * waited  # of many works that are awaited, each does this for itself
-            work.attend(waited)
-        await asyncio.sleep(min(_LONGEST_PAUSE_S, waited * _SHARE))
-    work.wait()
-    return work
 
 
 @final

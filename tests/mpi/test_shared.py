@@ -77,7 +77,7 @@ def assert_bits(got, expected):
 
 def heap_offset(array):
     """Return where in this rank's shared memory an array lies, or None."""
-    return dist.get_group().transport.heap.offset_of(array)
+    return dist.get_group().transport.context.heap.offset_of(array)
 
 
 def open_descriptors():
@@ -468,7 +468,7 @@ def test_torch_tensors_over_shared_arrays_are_reduced_where_they_are():
 
 
 def test_memory_is_used_again():
-    heap = dist.get_group().transport.heap
+    heap = dist.get_group().transport.context.heap
     before = heap.used
     for turn in range(400):
         x, y = dist.empty(4 << 20, "u1"), dist.empty((1 + turn % 7) << 20, "u1")
@@ -509,7 +509,7 @@ def test_the_warning_names_the_line_that_asked_for_the_array(world_with):
         lambda: dist.zeros(300_001),
         lambda: dist.empty_like(np.zeros(300_001)),
     ):
-        dist.get_group().transport.heap._warned = False
+        dist.get_group().transport.context.heap._warned = False
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             make()

@@ -18,6 +18,7 @@ from hpcdist.config import read_config
 from hpcdist.diagnostics import network
 from hpcdist.diagnostics.doctor import doctor, examine
 from hpcdist.diagnostics.probe import look
+from hpcdist.transport.kernel import compiled
 from hpcdist.transport.tuning import (
     DEFAULT,
     OPERATIONS,
@@ -109,7 +110,7 @@ def test_rules_that_force_any_way_anywhere_are_safe(make, group, algorithm, nbyt
         TuningTable(rules, group.nranks, several_nodes=several),
         forced(algorithm, group.nranks, "several" if several else "one"),
     ):
-        group.transport.tuning_table = tuning_table
+        group.transport.context.tuning_table = tuning_table
         check_everything(make, group, nbytes)
 
 
@@ -136,7 +137,7 @@ def test_every_way_is_measured_and_the_chosen_ones_can_be_used(world, group, mak
     assert all(timings == other for other in MPI.COMM_WORLD.allgather(timings))
     rules = tuned(timings)
     assert {rule.operation for rule in rules} == set(PLAN.operations)
-    group.transport.tuning_table = TuningTable([*rules, *DEFAULT], size, several_nodes=False)
+    group.transport.context.tuning_table = TuningTable([*rules, *DEFAULT], size, several_nodes=False)
     check_everything(make, group, 64 * KiB)
 
 
@@ -186,7 +187,8 @@ def test_the_doctor_finds_what_is_there(world, rank, size):
     assert job.ranks == size
     assert sum(load.ranks for load in job.loads) == size
     assert job.memory.shared is (True if size > 1 else None)
-    assert job.memory.limit == world.transport.heap.capacity
+    assert job.memory.pipe is (size > 1 and compiled is not None)
+    assert job.memory.limit == world.transport.context.heap.capacity
     assert job.differs == []
     assert len(job.machines) == size
     assert all(machine.cores for machine in job.machines)

@@ -10,7 +10,8 @@ from hypothesis import given, settings, strategies as st
 import hpcdist as dist
 from hpcdist.comm.grid import balanced
 from hpcdist.comm.group import Group
-from hpcdist.transport.threads.transport import ThreadGroup, ThreadTransport
+from hpcdist.transport.threads.group import ThreadGroup
+from hpcdist.transport.threads.transport import ThreadTransport
 
 
 def group_of(ranks, world_rank):

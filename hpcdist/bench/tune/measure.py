@@ -169,9 +169,9 @@ def _gather(world: Group, ranks: int, notes: list[str]) -> BenchGroup:
     group = new_group(world.ranks[:ranks])
     host = cast(Any, group.transport)
     nodes: Nodes = "one" if host.one_node else "several"
-    node = host.node if host.one_node else host.hierarchical
+    node = host.context.node if host.one_node else host.hierarchical
     if node is not None:
-        return BenchGroup(group, host, nodes, bool(getattr(node, "has_pipe", False)))
+        return BenchGroup(group, host, nodes, bool(getattr(node, "can_pipeline", False)))
     why = "one rank has nobody to talk to" if ranks == 1 else "they do not share memory"
     notes.append(f"{ranks} ranks have no choice: {why} (see `hpcdist doctor`)")
     return BenchGroup(group, None, nodes, False)
@@ -182,7 +182,7 @@ def _measure_spot(team: BenchGroup, point: Point, effort: Effort, notes: list[st
     group, host = team.group, team.host
     case = _case(point.operation)
     task = make_task(case, group, point.nbytes, read_dtype(point.dtype), point.arrays, "SUM")
-    in_heap = point.arrays == "ordinary" or host.heap.offset_of(task.x) is not None
+    in_heap = point.arrays == "ordinary" or host.context.heap.offset_of(task.x) is not None
     if not all(group.mpi_comm.allgather(in_heap)):
         notes.append(
             f"shared arrays of {point.nbytes} bytes are left out: they do not fit into "
@@ -218,7 +218,7 @@ def _maker(group: Group, operation: str) -> Callable[[Task], Call]:
 
 def _by(host: Any, tuning_table: TuningTable, call: Call) -> Call:
     def run() -> None:
-        host.tuning_table = tuning_table
+        host.context.tuning_table = tuning_table
         call()
 
     return run

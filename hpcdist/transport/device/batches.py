@@ -12,7 +12,7 @@ from hpcdist.transport.base import Work
 from hpcdist.transport.call import Call, Kind
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
+    from hpcdist.transport.mpi.context import MpiContext
 
 
 class MessageBatches(ABC):
@@ -23,7 +23,7 @@ class MessageBatches(ABC):
         """Begin `messages`, all on device memory; return a work for each."""
 
 
-def meet(context: MpiTransport, runtime: DeviceRuntime) -> None:
+def meet(context: MpiContext, runtime: DeviceRuntime) -> None:
     """Let all ranks of a group come to its first batch, which needs only some of them later."""
     try:
         context.agree(Call(Kind.BATCH_ISEND_IRECV, device=runtime))

@@ -25,14 +25,14 @@ from hpcdist.transport.device.staged.backend import Staged
 from hpcdist.transport.device.work import DeviceWork, Launched
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
+    from hpcdist.transport.mpi.context import MpiContext
 
 
 @final
 class DeviceCalls:
     """The operations of one group on device memory; made when the first one comes."""
 
-    def __init__(self, context: MpiTransport) -> None:
+    def __init__(self, context: MpiContext) -> None:
         self._context = context
         self._launches = Launches(context)
         self._staged = Staged(context)

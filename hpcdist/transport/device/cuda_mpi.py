@@ -28,7 +28,7 @@ from hpcdist.transport.device.host_waits import arrive, await_end
 from hpcdist.transport.mpi.collectives import VERBS
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
+    from hpcdist.transport.mpi.context import MpiContext
 
 ALLOWED = frozenset(
     {
@@ -80,7 +80,7 @@ def why_not(self_test: bool) -> str:
 class CudaMpi(DeviceBackend):
     """The MPI verbs of the host, on device pointers; they block the host. Local to make."""
 
-    def __init__(self, context: MpiTransport) -> None:
+    def __init__(self, context: MpiContext) -> None:
         self._context = context
         self._streams: dict[DeviceRuntime, Stream] = {}
 
@@ -108,7 +108,7 @@ class CudaMpi(DeviceBackend):
 class _Synchronized:
     """A context whose communicator waits for the stream before each call."""
 
-    def __init__(self, context: MpiTransport, runtime: DeviceRuntime, stream: Stream) -> None:
+    def __init__(self, context: MpiContext, runtime: DeviceRuntime, stream: Stream) -> None:
         self._context = context
         self.comm = _Comm(context.comm, runtime, stream, context.timeout_s)
 

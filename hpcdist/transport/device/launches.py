@@ -29,7 +29,7 @@ from hpcdist.transport.device.launch_order import LAUNCH_ORDER
 from hpcdist.transport.queue import Job, QueuedWork
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
+    from hpcdist.transport.mpi.context import MpiContext
 
 GOODBYE_S = 1.0
 """How long the device may take to end what is under way where nobody waits for it."""
@@ -39,7 +39,7 @@ GOODBYE_S = 1.0
 class Launches:
     """The operations of one group; `backend` is the group's own, once it is open."""
 
-    def __init__(self, context: MpiTransport) -> None:
+    def __init__(self, context: MpiContext) -> None:
         self._context = context
         self.backend: DeviceBackend | None = None
         self._running: deque[tuple[Call, Event]] = deque()

@@ -21,7 +21,7 @@ from hpcdist.transport.device.nccl import backend as nccl
 from hpcdist.transport.device.nccl.batch import NcclBatches
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
+    from hpcdist.transport.mpi.context import MpiContext
 
 
 class BackendRow(NamedTuple):
@@ -34,8 +34,8 @@ class BackendRow(NamedTuple):
 
     candidate: Candidate
     standing: Callable[[Config, DeviceRuntime, str], Standing]
-    open: Callable[[MpiTransport, DeviceRuntime], DeviceBackend]
-    batches: Callable[[MpiTransport, Launches, Any], MessageBatches] | None = None
+    open: Callable[[MpiContext, DeviceRuntime], DeviceBackend]
+    batches: Callable[[MpiContext, Launches, Any], MessageBatches] | None = None
 
 
 BACKENDS = {
@@ -55,7 +55,7 @@ def may_choose(config: Config, name: str) -> bool:
     return config.device_way in ("auto", name)
 
 
-def choose(context: MpiTransport, runtime: DeviceRuntime) -> Choice:
+def choose(context: MpiContext, runtime: DeviceRuntime) -> Choice:
     """Choose the backend of a group from what all its ranks can do. Collective."""
     config = context.site.config
     return choose_backend(
@@ -66,7 +66,7 @@ def choose(context: MpiTransport, runtime: DeviceRuntime) -> Choice:
     )
 
 
-def _ability(context: MpiTransport, runtime: DeviceRuntime) -> Ability:
+def _ability(context: MpiContext, runtime: DeviceRuntime) -> Ability:
     """Ask what this rank can do; whatever goes wrong is a reason and no exception."""
     config, rank = context.site.config, context.ranks[context.rank]
     node, uuid, broken = context.site.nodes[rank], "", ""

@@ -1,6 +1,6 @@
 """Array collectives over MPI: one function per operation, one row of `VERBS` each.
 
-Every function gets the host transport, the call, and the range of `Call.detail` over the
+Every function gets the context of the group, the call, and the range of `Call.detail` over the
 ranks, on which all ranks have agreed before. Reductions follow the call's `ReductionRule`, in
 pieces: MPI maps its scratch memory anew at every large call, so a few MiB at a time are faster.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -26,6 +26,7 @@ from hpcdist.transport.call import (
     is_apart,
     is_even,
 )
+from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import INT_MAX, OPS, block, numbers
 from hpcdist.transport.parts import (
     APART_FROM,
@@ -44,20 +45,17 @@ from hpcdist.transport.parts import (
 )
 from hpcdist.transport.reduction import UFUNCS, ReductionRule
 
-if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
-
 Range = tuple[int, int]
 
 
-def barrier(host: MpiTransport, call: Call, _: Range) -> None:
+def barrier(host: MpiContext, call: Call, _: Range) -> None:
     """Nothing to do: agreeing on the call was the barrier."""
 
 
 # ---- reductions
 
 
-def all_reduce(host: MpiTransport, call: Call, _: Range) -> None:
+def all_reduce(host: MpiContext, call: Call, _: Range) -> None:
     data, rule = call.recv, call.rule
     assert data is not None
     assert rule is not None
@@ -76,7 +74,7 @@ def all_reduce(host: MpiTransport, call: Call, _: Range) -> None:
             decode(wire, part, host.size)
 
 
-def reduce(host: MpiTransport, call: Call, _: Range) -> None:
+def reduce(host: MpiContext, call: Call, _: Range) -> None:
     at_root = host.rank == call.root
     data = call.recv if at_root else call.send
     assert data is not None
@@ -85,7 +83,7 @@ def reduce(host: MpiTransport, call: Call, _: Range) -> None:
 
 
 def _reduce_part(
-    host: MpiTransport, call: Call, part: NumpyArray, root: int, out: NumpyArray | None
+    host: MpiContext, call: Call, part: NumpyArray, root: int, out: NumpyArray | None
 ) -> None:
     """Reduce `part` of every rank to `root`, which gives `out` for the result."""
     rule = call.rule
@@ -104,7 +102,7 @@ def _reduce_part(
         rule.decode(wire, out, host.size)
 
 
-def reduce_scatter(host: MpiTransport, call: Call, _: Range) -> None:
+def reduce_scatter(host: MpiContext, call: Call, _: Range) -> None:
     rule, recv = call.rule, call.recv
     assert rule is not None
     assert recv is not None
@@ -132,7 +130,7 @@ def reduce_scatter(host: MpiTransport, call: Call, _: Range) -> None:
 
 
 def _reduce_scatter_in_pairs(
-    host: MpiTransport, rule: ReductionRule, blocks: Sequence[NumpyArray], out: NumpyArray
+    host: MpiContext, rule: ReductionRule, blocks: Sequence[NumpyArray], out: NumpyArray
 ) -> None:
     """Exchange blocks rank by rank and combine them here, piece by piece.
 
@@ -158,15 +156,15 @@ def _reduce_scatter_in_pairs(
             out[part] = total
 
 
-def scan(host: MpiTransport, call: Call, _: Range) -> None:
+def scan(host: MpiContext, call: Call, _: Range) -> None:
     _scan(host, call, host.comm.Scan, host.rank + 1)
 
 
-def exscan(host: MpiTransport, call: Call, _: Range) -> None:
+def exscan(host: MpiContext, call: Call, _: Range) -> None:
     _scan(host, call, host.comm.Exscan, host.rank)
 
 
-def _scan(host: MpiTransport, call: Call, verb: Callable[..., None], ranks: int) -> None:
+def _scan(host: MpiContext, call: Call, verb: Callable[..., None], ranks: int) -> None:
     rule, data = call.rule, call.recv
     assert rule is not None
     assert data is not None
@@ -192,12 +190,12 @@ def pieces(data: NumpyArray, nbytes: int) -> Iterator[NumpyArray]:
 # ---- moving data
 
 
-def broadcast(host: MpiTransport, call: Call, _: Range) -> None:
+def broadcast(host: MpiContext, call: Call, _: Range) -> None:
     assert call.recv is not None
     host.comm.Bcast(block(call.recv, call.recv.nbytes), call.root)
 
 
-def all_gather(host: MpiTransport, call: Call, detail: Range) -> list[Block]:
+def all_gather(host: MpiContext, call: Call, detail: Range) -> list[Block]:
     send = call.send
     assert send is not None
     if not is_even(detail):
@@ -218,7 +216,7 @@ def all_gather(host: MpiTransport, call: Call, detail: Range) -> list[Block]:
     return even_blocks(recv, call, host.size)
 
 
-def _all_gather_apart(host: MpiTransport, call: Call, shapes: list[Shape]) -> list[Block]:
+def _all_gather_apart(host: MpiContext, call: Call, shapes: list[Shape]) -> list[Block]:
     """Gather where MPI's Allgather cannot: blocks differ in size, or do not lie together."""
     filled = with_room(call, counts_of(call, shapes))
     send, runs = _apart_from_room(call), from_each(filled, host.size)
@@ -240,7 +238,7 @@ def _apart_from_room(call: Call) -> NumpyArray:
     return send.reshape(-1)
 
 
-def _pass_around(host: MpiTransport, send: NumpyArray, runs: Sequence[NumpyArray]) -> None:
+def _pass_around(host: MpiContext, send: NumpyArray, runs: Sequence[NumpyArray]) -> None:
     """Gather on all ranks, each run where it is to lie: every rank passes on what came last.
 
     The ring algorithm, as MPI libraries have it for long messages (Thakur, Rabenseifner, Gropp
@@ -260,7 +258,7 @@ def _copy_own(send: NumpyArray, run: NumpyArray) -> None:
         run[...] = send
 
 
-def gather(host: MpiTransport, call: Call, detail: Range) -> list[Block] | None:
+def gather(host: MpiContext, call: Call, detail: Range) -> list[Block] | None:
     send, recv, at_root = call.send, call.recv, host.rank == call.root
     assert send is not None
     if not is_even(detail):
@@ -278,7 +276,7 @@ def gather(host: MpiTransport, call: Call, detail: Range) -> list[Block] | None:
     return even_blocks(recv, call, host.size)
 
 
-def _gather_apart(host: MpiTransport, call: Call, shapes: list[Shape]) -> list[Block] | None:
+def _gather_apart(host: MpiContext, call: Call, shapes: list[Shape]) -> list[Block] | None:
     """Gather blocks that differ, or each to its place."""
     send = _apart_from_room(call)
     if host.rank != call.root:
@@ -293,7 +291,7 @@ def _gather_apart(host: MpiTransport, call: Call, shapes: list[Shape]) -> list[B
     return new_blocks(call, filled, shapes)
 
 
-def exchange_shapes(host: MpiTransport, call: Call) -> list[Shape]:
+def exchange_shapes(host: MpiContext, call: Call) -> list[Shape]:
     """Tell all shapes to all ranks, and raise on all where one's list does not fit. Collective.
 
     A rank with a list tells what shapes it is for as one number, as they are told by all.
@@ -306,12 +304,12 @@ def exchange_shapes(host: MpiTransport, call: Call) -> list[Shape]:
     return shapes
 
 
-def _tell_all(host: MpiTransport, kind: Kind, own: list[str]) -> MismatchError:
+def _tell_all(host: MpiContext, kind: Kind, own: list[str]) -> MismatchError:
     """Collect on all ranks what does not fit on any."""
     return misfit(kind, [line for lines in host.comm.allgather(own) for line in lines])
 
 
-def scatter(host: MpiTransport, call: Call, detail: Range) -> None:
+def scatter(host: MpiContext, call: Call, detail: Range) -> None:
     send, recv = call.send, call.recv
     assert recv is not None
     even = is_even(detail)
@@ -332,7 +330,7 @@ def scatter(host: MpiTransport, call: Call, detail: Range) -> None:
         host.comm.Recv(_bytes(recv), call.root, _PART)
 
 
-def alltoall(host: MpiTransport, call: Call, detail: Range) -> list[Block]:
+def alltoall(host: MpiContext, call: Call, detail: Range) -> list[Block]:
     size, send, recv = host.size, call.send, call.recv
     if send is not None and recv is not None and np.may_share_memory(send, recv):
         call = call._replace(send=send.copy())
@@ -350,7 +348,7 @@ def alltoall(host: MpiTransport, call: Call, detail: Range) -> list[Block]:
     return new_blocks(call, filled, [call.shape] * size)
 
 
-def _alltoall_uneven(host: MpiTransport, call: Call) -> list[Block]:
+def _alltoall_uneven(host: MpiContext, call: Call) -> list[Block]:
     agreed = agree_on_counts(host, call)
     filled = with_room(call, agreed.received)
     given, runs = to_each(call, host.size), from_each(filled, host.size)
@@ -376,7 +374,7 @@ class Agreed(NamedTuple):
     in_pairs: bool
 
 
-def agree_on_counts(host: MpiTransport, call: Call) -> Agreed:
+def agree_on_counts(host: MpiContext, call: Call) -> Agreed:
     """Make sure that every rank expects what the others send. Collective."""
     size = host.size
     given, expected = to_each(call, size), expected_counts(call, size)
@@ -401,7 +399,7 @@ _WRONG = 2
 
 
 def _alltoall_in_pairs(
-    host: MpiTransport, given: Sequence[NumpyArray], runs: Sequence[NumpyArray]
+    host: MpiContext, given: Sequence[NumpyArray], runs: Sequence[NumpyArray]
 ) -> None:
     """Exchange with one rank after the other, each run from and to where it lies."""
     _copy_own(given[host.rank], runs[host.rank])
@@ -422,7 +420,7 @@ _PART = 5
 _PAIRS_FROM_BYTES = 64 << 10
 _PAIR_BYTES = 1 << 20
 
-Verb = Callable[["MpiTransport", Call, Range], Any]
+Verb = Callable[[MpiContext, Call, Range], Any]
 
 VERBS: dict[Kind, Verb] = {
     Kind.BARRIER: barrier,

@@ -13,7 +13,7 @@ collectives with data partitioning-based multi-leader design", SC 2017).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, cast, final
+from typing import NamedTuple, cast, final
 
 import numpy as np
 from mpi4py import MPI
@@ -21,13 +21,12 @@ from mpi4py import MPI
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call import Call
 from hpcdist.transport.kernel import accumulate, copy_in, copy_out, write_out
+from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import OPS, numbers
+from hpcdist.transport.mpi.share_node import open_node
 from hpcdist.transport.shm.collectives import share_of
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import STAGED_UP_TO
-
-if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
 
 
 class _Part(NamedTuple):
@@ -47,7 +46,7 @@ class HierarchicalAllReduce:
         self._peers = peers
         self._count = count
 
-    def all_reduce(self, host: MpiTransport, call: Call) -> None:
+    def all_reduce(self, host: MpiContext, call: Call) -> None:
         """Reduce `call.recv` over the whole group, which has agreed on `call`."""
         data = call.recv
         assert data is not None
@@ -65,7 +64,7 @@ class HierarchicalAllReduce:
                 copy_out(mine[chosen], self._staged(queue, part, flat.dtype)[chosen])
         self._node.step(call)
 
-    def _reduce_slice(self, host: MpiTransport, call: Call, part: _Part, unit: np.dtype) -> None:
+    def _reduce_slice(self, host: MpiContext, call: Call, part: _Part, unit: np.dtype) -> None:
         """Combine this rank's slice inside the node, then with its peers; leave it in place."""
         if self._peers is None:
             return
@@ -92,16 +91,12 @@ def _parts(items: int, step: int) -> Iterator[_Part]:
         yield _Part(number & 1, first, min(step, items - first))
 
 
-def open_hierarchical(host: MpiTransport, node_number: int) -> HierarchicalAllReduce | None:
-    """Set up lanes; None, on all ranks, where some node has no shared memory. Collective.
-
-    Args:
-        host: the group.
-        node_number: equal for those of its ranks that share this rank's node.
-
-    """
+def open_hierarchical(host: MpiContext) -> HierarchicalAllReduce | None:
+    """Set up lanes; None, on all ranks, where some node has no shared memory. Collective."""
+    node_number = host.site.nodes[host.ranks[host.rank]]
     on_node = cast(MPI.Intracomm, host.comm.Split(node_number, host.rank))
-    node = host.open_node(on_node, on_node.allgather(host.ranks[host.rank]))
+    ranks = on_node.allgather(host.ranks[host.rank])
+    node = open_node(on_node, ranks, host.site, host.timeout_s, host.progress)
     on_node_size, on_node_rank = on_node.size, on_node.rank
     on_node.Free()
     everywhere = host.comm.allreduce(int(node is not None)) == host.size

@@ -6,12 +6,13 @@ The parts are in `shared_node` (whose memory is where), `shared_verbs` (what is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hpcdist.transport.call import UNEVEN, Call, Kind, even_blocks
 from hpcdist.transport.kernel import Code, address_of, code_of, compiled, divisor_of
+from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.intranode_objects import OBJECTS, exchange_objects
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.parts import joined
@@ -21,13 +22,10 @@ from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.shm.node import NOTHING, SharedNode, slice_bytes
 from hpcdist.transport.tuning import STAGED_UP_TO, Algorithm
 
-if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
-
 _REDUCED = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER})
 
 
-def perform(host: MpiTransport, node: SharedNode, call: Call) -> Any:
+def perform(host: MpiContext, node: SharedNode, call: Call) -> Any:
     """Agree on `call`, then run it."""
     agree = host.agree
     counts = call.kind in _REDUCED and node.can_pipeline and call.error is None
@@ -49,7 +47,7 @@ def perform(host: MpiTransport, node: SharedNode, call: Call) -> Any:
     return _run_large(host, node, call, detail, row, total)
 
 
-def _all_reduce(host: MpiTransport, node: SharedNode, call: Call, code: Code) -> Any:
+def _all_reduce(host: MpiContext, node: SharedNode, call: Call, code: Code) -> Any:
     """Run the operation that matters most with as few steps as there can be."""
     data, agreement = call.recv, host.agreement
     assert data is not None
@@ -70,9 +68,7 @@ def _all_reduce(host: MpiTransport, node: SharedNode, call: Call, code: Code) ->
     return _run_large(host, node, call, (0, 0), SHARED[call.kind], total)
 
 
-def _reduce_small(
-    host: MpiTransport, node: SharedNode, call: Call, code: Code, offered: Any
-) -> None:
+def _reduce_small(host: MpiContext, node: SharedNode, call: Call, code: Code, offered: Any) -> None:
     """Do the same for a reduction whose result not every rank gets, or not as a whole."""
     out, agreement, divisor = call.recv, host.agreement, divisor_of(call, node.size)
     assert agreement is not None
@@ -86,7 +82,7 @@ def _reduce_small(
         _take_small(node, call, SHARED[call.kind])
 
 
-def _run_small(host: MpiTransport, node: SharedNode, call: Call, row: Shared, offered: Any) -> Any:
+def _run_small(host: MpiContext, node: SharedNode, call: Call, row: Shared, offered: Any) -> Any:
     """Agree on an operation whose data fit into the board, and copy them in the same step."""
     moves = row.move is not None and node.can_pipeline and call.detail != UNEVEN
     move = row.move(call, node.rank, node.size) if row.move is not None and moves else None
@@ -117,7 +113,7 @@ DONE_HERE = 2
 
 
 def _address(
-    host: MpiTransport, node: SharedNode, call: Call, offered: Any, total: int
+    host: MpiContext, node: SharedNode, call: Call, offered: Any, total: int
 ) -> tuple[int, Any]:
     """Return what this rank publishes about a large contribution, copied if that pays."""
     if offered is None:
@@ -134,7 +130,7 @@ def _address(
     return 0, None
 
 
-def _way(host: MpiTransport, call: Call, total: int, *, shared: bool) -> Algorithm:
+def _way(host: MpiContext, call: Call, total: int, *, shared: bool) -> Algorithm:
     return host.tuning_table.algorithm(call.kind, total, short=_needs_passes(call), shared=shared)
 
 
@@ -157,7 +153,7 @@ def _overlaps(call: Call, rank: int) -> bool:
 
 
 def _run_large(
-    host: MpiTransport, node: SharedNode, call: Call, detail: Range, row: Shared, total: int
+    host: MpiContext, node: SharedNode, call: Call, detail: Range, row: Shared, total: int
 ) -> Any:
     addresses = node.control.addresses()
     if fits(call, detail) and 0 not in addresses:

@@ -10,17 +10,15 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcdist.arrays.pickled import EAGER, Pickled, buffer_lengths
 from hpcdist.errors import TransportError
 from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.shm.segment import Segment, open_segment
-
-if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
 
 LARGE = 256 << 10
 """Parcels of at least this many bytes go through segments, and with them those of other ranks."""
@@ -43,7 +41,7 @@ _SMALL = frozenset({Kind.BROADCAST_OBJECT_LIST, Kind.ALL_GATHER_OBJECT, Kind.GAT
 _PER_RECEIVER = frozenset({Kind.SCATTER_OBJECT_LIST, Kind.ALL_TO_ALL_OBJECT})
 
 
-def exchange_objects(host: MpiTransport, node: SharedNode, call: Call) -> Any:
+def exchange_objects(host: MpiContext, node: SharedNode, call: Call) -> Any:
     """Agree on `call`, then run it: small parcels by the board, large ones by segments."""
     try:
         descriptor = _new_segment(call, node.rank)

@@ -1,108 +1,52 @@
-"""Point-to-point messages of one group over MPI.
+"""Point-to-point messages of one group over MPI: sends and receives are begun here.
 
-They match by sender, tag and dtype, in the order in which they were sent, and receives in the
-order in which they were posted, as in MPI. A receive looks at a message before it takes it: one of
-another size is a `MismatchError` and stays where it is. Handing MPI a buffer that is too small
-instead corrupts memory in some libraries.
-
-The tag on the wire carries the dtype below the user's tag, so a receive of another dtype does
-not match, and finding out why it waits costs nothing until it has waited (`mpi_transfers`).
-
-Whoever waits takes in what has been sent to it: [Note: early messages] in `mpi_early`. All
-receiving happens under the lock of the group, so what a probe has found is still there for the
-receive. Nothing is waited for under the lock.
+How they match is in `matching`, what is under way in `requests`.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
-from typing import Any, NamedTuple, final
+from collections.abc import Sequence
+from typing import final
 
 from mpi4py import MPI
 
-from hpcdist.arrays.dtypes import BYTES_CODE, Dtype, name_of_code
-from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import UsageError
-from hpcdist.transport.activity import Wait
 from hpcdist.transport.base import DONE, Done, Work
-from hpcdist.transport.call import ANY_SOURCE, Call, Kind
-from hpcdist.transport.mpi.control_messages import keep, take_in
-from hpcdist.transport.mpi.datatypes import block, scattered
-from hpcdist.transport.mpi.early import Allowance, Early
-from hpcdist.transport.mpi.news import Circles, News, Step, is_single_threaded
-from hpcdist.transport.mpi.objects import send_pickled
-from hpcdist.transport.mpi.requests import CODE_BITS, Receive, Send
-from hpcdist.transport.polling import LISTEN_AFTER_S, SPIN, add_errand, remove_errand
-from hpcdist.transport.queue import refusal
-
-_OBJECT_CODE = BYTES_CODE - 1
-_IDLE_S = 1e-3
-_AT_ONCE = 4096
-"""Up to so many bytes a message has arrived when it is found, in every MPI library."""
-_ARRIVAL_SPIN = 500
-"""Looks at a message of medium size that is arriving, before the wait becomes a patient one."""
-
-
-class Found(NamedTuple):
-    """A message that can be received: in MPI, or taken in early."""
-
-    source: int
-    tag: int
-    nbytes: int
-    early: Early | None
-
-    @property
-    def dtype(self) -> str:
-        """The name of its dtype, for messages."""
-        code = self.tag & ((1 << CODE_BITS) - 1)
-        return "pickled objects" if code == _OBJECT_CODE else name_of_code(code)
+from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.mpi.datatypes import block
+from hpcdist.transport.mpi.early import Allowance
+from hpcdist.transport.mpi.matching import CODE_BITS, Matching, wire_tag
+from hpcdist.transport.mpi.news import Circles
+from hpcdist.transport.mpi.pickled import send_pickled
+from hpcdist.transport.mpi.requests import Receive, Send
 
 
 @final
 class Messages:
     """Sends and receives of one group; `comm` is used for nothing else.
 
-    `allowance` and `circles` are those of the process; `news` has to be set where the group has
-    several ranks.
+    `allowance` and `circles` are those of the process.
     """
 
     def __init__(
         self,
         comm: MPI.Intracomm,
-        ranks: Any,
+        ranks: Sequence[int],
         timeout_s: float,
         allowance: Allowance,
         circles: Circles,
     ) -> None:
         self.comm = comm
-        self.ranks = ranks
-        self.timeout_s = timeout_s
-        self.lock = threading.RLock()
-        self.news: News | None = None
-        self.circles = circles
-        self._allowance = allowance
-        self._posted: list[Receive] = []
-        self._look_again = 0.0
-        self._early: list[Early] = []
-        self.sent = [0] * comm.size
-        self.taken = [0] * comm.size
-        """Messages sent to each rank, and taken from MPI from each."""
-        self._busy: list[Work] = []
-        self._progress: threading.Thread | None = None
-        self._wake = threading.Event()
+        self.matching = Matching(comm, ranks, timeout_s, allowance, circles)
         limit = comm.Get_attr(MPI.TAG_UB) or 32767
         self._largest_tag = int(limit) >> CODE_BITS
         self._may_thread = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
-        self._any_thread = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
-        add_errand(self._errand)
 
     def start(self, call: Call) -> Work:
         """Begin a send or receive."""
         work = self._begin(call)
         if self._may_thread and not work.is_completed():
-            self.keep_moving(work)
+            self.matching.progress.keep(work)
         return work
 
     def run(self, call: Call) -> Work:
@@ -117,83 +61,47 @@ class Messages:
         work.wait()
         return work
 
+    def refuse_nested(self) -> None:
+        """Raise where this thread is in the middle of matching messages."""
+        self.matching.refuse_nested()
+
     def close(self) -> None:
         """Stop the progress thread."""
-        progress, self._progress = self._progress, None
-        with self.lock:
-            self._busy.clear()
-        if progress is not None:
-            self._wake.set()
-            progress.join(1.0)
-
-    def stop_taking_in(self, patience_s: float) -> None:
-        """Drop what was taken in and not received, before the communicator is freed."""
-        remove_errand(self._errand)
-        with self.lock:
-            dropped, self._early = self._early, []
-        for early in dropped:
-            self._allowance.give_back(early)
-        keep([early.request for early in dropped], patience_s)
-
-    def refuse_nested(self) -> None:
-        """Raise where this thread is in the middle of matching messages; see [Note: nested]."""
-        if self.lock._is_owned():  # type: ignore[attr-defined]
-            raise refusal()
+        self.matching.progress.stop()
 
     def _receive_at_once(self, call: Call) -> Work | None:
-        """Receive a message that is there already, or very soon; return None if it is not.
-
-        Only while nothing else waits for messages. Anything unusual is left to `Receive`.
-        """
-        recv, tag, status = call.recv, self._wire_tag(call), MPI.Status()
+        """Receive a message that is there already; anything unusual is left to `Receive`."""
+        tag, recv, matching = self._wire_tag(call), call.recv, self.matching
         assert recv is not None
-        nbytes = recv.nbytes
-        with self.lock:
-            if self._posted or self._early:
-                return None
-            for _ in range(SPIN):
-                if self.comm.Iprobe(_mpi_source(call.root), tag, status):
-                    break
-            else:
-                return None
-            if status.Get_elements(MPI.BYTE) != nbytes:
-                return None
-            source: int = status.Get_source()
-            self.taken[source] += 1
-            if nbytes <= _AT_ONCE:
-                self.comm.Recv(block(recv, nbytes), source, tag)
-            else:
-                test = self.comm.Irecv(block(recv, nbytes), source, tag).Test
-                if not any(test() for _ in range(_ARRIVAL_SPIN)):
-                    return Receive.under_way(self, call, tag, source, test)
+        taken = matching.take_at_once(recv, call.root, tag)
+        if taken is None:
+            return None
+        if taken.arrived is not None:
+            return Receive.under_way(matching, call, tag, taken.source, taken.arrived)
         if call.finish is not None:
             call.finish(None)
-        return Done(self.ranks[source])
-
-    # ---- starting
+        return Done(matching.ranks[taken.source])
 
     def _begin(self, call: Call) -> Work:
-        tag = self._wire_tag(call)
+        tag, matching = self._wire_tag(call), self.matching
         if call.kind is Kind.SEND:
             assert call.send is not None
-            self.sent[call.root] += 1
+            matching.sent[call.root] += 1
             request = self.comm.Isend(block(call.send, call.send.nbytes), call.root, tag)
             if call.ended is None and request.Test():
                 return DONE
-            return Send(self, call, [request])
+            return Send(matching, call, [request])
         if call.kind is Kind.SEND_OBJECT_LIST:
-            with self.lock:  # the parts of a parcel follow each other
+            with matching.lock:  # the parts of a parcel follow each other
                 requests = [
                     request
                     for pickled in call.pickles
                     for request in send_pickled(self.comm, pickled, call.root, tag)
                 ]
-                self.sent[call.root] += len(requests)
-            return Send(self, call, requests)
-        receive = Receive(self, call, tag)
-        with self.lock:
-            self._posted.append(receive)
-            self.look()
+                matching.sent[call.root] += len(requests)
+            return Send(matching, call, requests)
+        receive = Receive(matching, call, tag)
+        matching.post(receive)
         return receive
 
     def _wire_tag(self, call: Call) -> int:
@@ -201,182 +109,4 @@ class Messages:
             raise UsageError(
                 f"tag {call.tag} is out of range; this MPI allows 0 to {self._largest_tag}"
             )
-        return call.tag << CODE_BITS | _wire_code(call.dtype)
-
-    # ---- matching
-
-    def advance(self) -> None:
-        """Match messages that have arrived with receives, in posting order.
-
-        A message that arrives in between belongs to the earlier receive, not to a later one.
-        """
-        with self.lock:
-            waiting: list[Receive] = []
-            promised: dict[int, set[int]] = {}
-            for receive in self._posted:
-                if not receive.match(promised.get(receive.tag, frozenset())):
-                    waiting.append(receive)
-                    promised.setdefault(receive.tag, set()).add(receive.source_wanted)
-            self._posted = waiting
-
-    def look(self) -> None:
-        """Do `advance`, but spend no more than half of the time on it, however many wait."""
-        now = time.perf_counter()
-        if now >= self._look_again:
-            self.advance()
-            self._look_again = 2 * time.perf_counter() - now
-
-    def withdraw(self, receive: Receive) -> bool:
-        """Take back a receive; False if a message for it has come meanwhile."""
-        with self.lock:
-            self.advance()
-            if receive not in self._posted or receive.has_begun:
-                return False
-            self._posted.remove(receive)
-            return True
-
-    def find(self, source: int, tag: int) -> Found | None:
-        """Look for a message."""
-        for early in self._early:
-            if early.tag == tag and source in (ANY_SOURCE, early.source):
-                return Found(early.source, tag, early.data.nbytes, early)
-        status = MPI.Status()
-        if not self.comm.Iprobe(_mpi_source(source), tag, status):
-            return None
-        return Found(status.Get_source(), tag, status.Get_elements(MPI.BYTE), None)
-
-    def find_of_other_dtype(self, receive: Receive) -> Found | None:
-        """Look for a message that a receive does not match only because of its dtype."""
-        others = (receive.user_tag << CODE_BITS | code for code in range(1 << CODE_BITS))
-        with self.lock:
-            found = (self.find(receive.source_wanted, tag) for tag in others if tag != receive.tag)
-            return next(filter(None, found), None)
-
-    def deliver(self, found: Found, buffers: list[NumpyArray]) -> Callable[[], bool]:
-        """Begin to receive what was found; return what tells, until it is, whether it is there.
-
-        The message goes into `buffers`, one after the other, which are as large together.
-        """
-        early = found.early
-        if early is None:
-            self.taken[found.source] += 1
-            if len(buffers) == 1:
-                spec = block(buffers[0], found.nbytes)
-                return self.comm.Irecv(spec, found.source, found.tag).Test
-            spec, datatype = scattered(buffers)
-            request = self.comm.Irecv(spec, found.source, found.tag)
-            datatype.Free()
-            return request.Test
-        self._early.remove(early)
-
-        def arrived() -> bool:
-            if not early.has_arrived():
-                return False
-            early.copy_to(buffers)
-            self._allowance.give_back(early)
-            return True
-
-        return arrived
-
-    # ---- what others have sent
-
-    def _errand(self, waited: float) -> None:
-        """Take in what has been sent to this rank, and listen; see [Note: early messages]."""
-        if not (self._any_thread or MPI.Is_thread_main()):
-            return
-        if self.news is not None and waited >= LISTEN_AFTER_S:
-            self.news.listen()
-        if not self.lock._is_owned() and self.lock.acquire(blocking=False):  # type: ignore[attr-defined]
-            try:
-                self._take_in()
-            finally:
-                self.lock.release()
-
-    def _take_in(self) -> None:
-        status = MPI.Status()
-        while True:
-            self.advance()
-            if not self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
-                return
-            source, tag, nbytes = (
-                status.Get_source(),
-                status.Get_tag(),
-                status.Get_elements(MPI.BYTE),
-            )
-            world, user_tag = self.ranks[source], tag >> CODE_BITS
-            if not self._allowance.admits(nbytes, world, user_tag):
-                return
-            early = Early(take_in(self.comm, source, tag, nbytes), world, user_tag)
-            self.taken[source] += 1
-            self._allowance.take(early)
-            self._early.append(early)
-
-    def says_all(self, source: int, ticket: int | None) -> bool:
-        """Return whether no message can come from `source` before this rank has done something.
-
-        `ticket` is of the chases that `ask_for_more` began.
-        """
-        if source == ANY_SOURCE:
-            return all(self.says_all(rank, ticket) for rank in range(self.comm.size))
-        if self.news is None or source == self.comm.rank:
-            return is_single_threaded()
-        if source in self.news.left:
-            return self.taken[source] == self.news.sent_before_leaving[source]
-        return ticket is not None and source in self.circles.closed(ticket)
-
-    def ask_for_more(self, source: int) -> int:
-        """Find out whether messages of `source` can still come; return the ticket."""
-        ticket = self.circles.open()
-        with self.lock:
-            self._take_in()
-        if self.news is not None:
-            others = self.news.others
-            for rank in others if source == ANY_SOURCE else {source} & set(others):
-                self.news.chase(ticket, rank, Step(True, self.taken[rank]))
-        return ticket
-
-    def account(self, peer: int, wait: Wait, waited_s: float) -> str:
-        """Ask a peer (or any) what it does; return sentences to be put behind an error message."""
-        if self.news is None:
-            complaint = self._allowance.complaint()
-            return f". This rank {complaint}" if complaint else ""
-        others = self.news.others
-        asked = others if peer == ANY_SOURCE else [each for each in others if each == peer]
-        return self.news.account(asked, self.news.ask(asked, wait, waited_s), waited_s)
-
-    # ---- progress while the caller computes
-
-    def keep_moving(self, work: Work) -> None:
-        """Keep a work until it has ended, and let it proceed where there may be a thread for it."""
-        with self.lock:
-            self._busy.append(work)
-            if self._progress is None and self._may_thread:
-                self._progress = threading.Thread(
-                    target=self._move, name="hpcdist-messages", daemon=True
-                )
-                self._progress.start()
-        self._wake.set()
-
-    def _move(self) -> None:
-        while self._progress is threading.current_thread():
-            self._wake.wait()
-            self._wake.clear()
-            while self._busy:
-                time.sleep(_IDLE_S)
-                with self.lock:
-                    self._busy = [work for work in self._busy if not _ended(work)]
-
-
-def _ended(work: Work) -> bool:
-    try:
-        return work.is_completed()
-    except Exception:
-        return True  # its owner gets the exception from wait()
-
-
-def _wire_code(dtype: Dtype | None) -> int:
-    return _OBJECT_CODE if dtype is None else min(dtype.code, BYTES_CODE)
-
-
-def _mpi_source(source: int) -> int:
-    return MPI.ANY_SOURCE if source == ANY_SOURCE else source
+        return wire_tag(call.tag, call.dtype)

@@ -8,7 +8,7 @@ stay, without ever being copied into a pickle.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -16,15 +16,14 @@ from mpi4py import MPI
 from hpcdist.arrays.pickled import EAGER, Pickled, empty_buffers
 from hpcdist.transport.call import Call, Kind
 from hpcdist.transport.mpi.collectives import VERBS, Range
+from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import block, scattered
-
-if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
+from hpcdist.transport.mpi.pickled import receive_pickled, send_pickled
 
 _PICKLED = 6
 
 
-def broadcast_object_list(host: MpiTransport, call: Call, detail: Range) -> list[Pickled]:
+def broadcast_object_list(host: MpiContext, call: Call, detail: Range) -> list[Pickled]:
     own = call.pickles[0] if host.rank == call.root else None
     return [_broadcast_pickled(host.comm, own, detail[1], call.root)]
 
@@ -50,7 +49,7 @@ def _broadcast_buffers(comm: MPI.Intracomm, buffers: Sequence[Any], root: int) -
         datatype.Free()
 
 
-def all_gather_object(host: MpiTransport, call: Call, detail: Range) -> list[Pickled]:
+def all_gather_object(host: MpiContext, call: Call, detail: Range) -> list[Pickled]:
     own, longest, comm = call.pickles[0], detail[1], host.comm
     if longest <= EAGER:
         out = np.empty(longest * host.size, np.uint8)
@@ -61,7 +60,7 @@ def all_gather_object(host: MpiTransport, call: Call, detail: Range) -> list[Pic
     return _exchange(host, [own] * host.size)
 
 
-def gather_object(host: MpiTransport, call: Call, detail: Range) -> list[Pickled] | None:
+def gather_object(host: MpiContext, call: Call, detail: Range) -> list[Pickled] | None:
     own, longest, comm, root = call.pickles[0], detail[1], host.comm, call.root
     if longest <= EAGER:
         padded = [own.meta.ljust(longest, b"\0"), longest, MPI.BYTE]
@@ -80,7 +79,7 @@ def gather_object(host: MpiTransport, call: Call, detail: Range) -> list[Pickled
     ]
 
 
-def scatter_object_list(host: MpiTransport, call: Call, detail: Range) -> list[Pickled]:
+def scatter_object_list(host: MpiContext, call: Call, detail: Range) -> list[Pickled]:
     longest, comm, root = detail[1], host.comm, call.root
     if longest <= EAGER:
         mine = np.empty(longest, np.uint8)
@@ -102,7 +101,7 @@ def scatter_object_list(host: MpiTransport, call: Call, detail: Range) -> list[P
     return [call.pickles[root].copy()]
 
 
-def all_to_all_object(host: MpiTransport, call: Call, detail: Range) -> list[Pickled]:
+def all_to_all_object(host: MpiContext, call: Call, detail: Range) -> list[Pickled]:
     longest, comm, size = detail[1], host.comm, host.size
     if longest <= EAGER:
         joined = b"".join(pickled.meta.ljust(longest, b"\0") for pickled in call.pickles)
@@ -112,7 +111,7 @@ def all_to_all_object(host: MpiTransport, call: Call, detail: Range) -> list[Pic
     return _exchange(host, call.pickles)
 
 
-def _exchange(host: MpiTransport, pickles: Sequence[Pickled]) -> list[Pickled]:
+def _exchange(host: MpiContext, pickles: Sequence[Pickled]) -> list[Pickled]:
     """Send parcel j to rank j and receive one from every rank, each from and to its place."""
     requests = []
     for step in range(1, host.size):
@@ -132,32 +131,7 @@ def _cut(padded: Any, longest: int, count: int) -> list[Pickled]:
     return [Pickled(view[start : start + longest]) for start in range(0, count * longest, longest)]
 
 
-def send_pickled(comm: MPI.Intracomm, pickled: Pickled, to: int, tag: int) -> list[MPI.Request]:
-    """Begin to send `pickled`: its meta, then its buffers as one message."""
-    requests = [comm.Isend(block(pickled.meta, len(pickled.meta)), to, tag)]
-    if pickled.buffers:
-        message, datatype = scattered(list(pickled.buffers))
-        requests.append(comm.Isend(message, to, tag))
-        datatype.Free()
-    return requests
-
-
-def receive_pickled(comm: MPI.Intracomm, source: int, tag: int) -> Pickled:
-    """Receive the next parcel from `source`."""
-    status = MPI.Status()
-    message = comm.Mprobe(source, tag, status)
-    nbytes = status.Get_elements(MPI.BYTE)
-    meta = bytearray(nbytes)
-    message.Recv(block(meta, nbytes))
-    buffers = empty_buffers(meta)
-    if buffers:
-        spec, datatype = scattered(list(buffers))
-        comm.Recv(spec, source, tag)
-        datatype.Free()
-    return Pickled(meta, buffers)
-
-
-OBJECT_VERBS: dict[Kind, Callable[[MpiTransport, Call, Range], Any]] = {
+OBJECT_VERBS: dict[Kind, Callable[[MpiContext, Call, Range], Any]] = {
     **VERBS,
     Kind.BROADCAST_OBJECT_LIST: broadcast_object_list,
     Kind.ALL_GATHER_OBJECT: all_gather_object,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from mpi4py import MPI
 
@@ -12,12 +12,10 @@ from hpcdist.transport.activity import Wait
 from hpcdist.transport.base import REFUSE_START, Known, Plan, Work
 from hpcdist.transport.call import Call, Kind, label
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import OPS, block, numbers
 from hpcdist.transport.polling import poll, raising_held
 from hpcdist.transport.queue import seconds
-
-if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
 
 
 def _reduction(verb: Callable[..., Any]) -> Callable[[MPI.Intracomm, Call], MPI.Prequest]:
@@ -57,7 +55,7 @@ PERSISTENT: dict[Kind, Callable[[MPI.Intracomm, Call], Any]] = {
 class MpiPlan(Plan):
     """A persistent MPI collective."""
 
-    def __init__(self, request: MPI.Prequest, call: Call, host: MpiTransport) -> None:
+    def __init__(self, request: MPI.Prequest, call: Call, host: MpiContext) -> None:
         self._request: MPI.Prequest | None = request
         self._begin = request.Start
         self._work = _PlanWork(request, call, host)
@@ -88,7 +86,7 @@ class MpiPlan(Plan):
 class _PlanWork(Work):
     """The one work of a persistent collective, active from start to wait."""
 
-    def __init__(self, request: MPI.Prequest, call: Call, host: MpiTransport) -> None:
+    def __init__(self, request: MPI.Prequest, call: Call, host: MpiContext) -> None:
         self.active = False
         self._test = request.Test
         self._call = call

@@ -3,13 +3,13 @@
 [Note: other dtypes] Messages match by sender, tag and dtype, whenever they come. So a receive that
 sees a message of another dtype waits on: the one it wants may follow. It is a `MismatchError` only
 when that cannot be any more: the sender has left, or can do nothing before this rank does
-([Note: chases] in `mpi_news`), or the time limit is over.
+([Note: chases] in `news`), or the time limit is over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Set as AbstractSet
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 from mpi4py import MPI
@@ -21,15 +21,10 @@ from hpcdist.transport.activity import Wait
 from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call import ANY_SOURCE, Call, Kind
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.mpi.matching import Found, Matching
 from hpcdist.transport.mpi.news import Blocker, Step
 from hpcdist.transport.polling import LISTEN_AFTER_S, poll, raising_held
 from hpcdist.transport.queue import seconds
-
-if TYPE_CHECKING:
-    from hpcdist.transport.mpi.messages import Found, Messages
-
-CODE_BITS = 5
-"""Low bits of a tag on the wire that hold the code of the dtype."""
 
 _EXPLAIN_AFTER_S = 0.05
 
@@ -38,8 +33,8 @@ _EXPLAIN_AFTER_S = 0.05
 class Send(Work):
     """One message (or the parts of some parcels) on its way out."""
 
-    def __init__(self, messages: Messages, call: Call, requests: list[MPI.Request]) -> None:
-        self._messages = messages
+    def __init__(self, matching: Matching, call: Call, requests: list[MPI.Request]) -> None:
+        self._matching = matching
         self._call: Call | None = call
         self._requests = requests
         self._peer = call.root
@@ -47,11 +42,11 @@ class Send(Work):
     @property
     def limit_s(self) -> float:
         """The time limit of the group."""
-        return self._messages.timeout_s
+        return self._matching.timeout_s
 
     def is_completed(self) -> bool:
         """Say whether the buffer may be changed again."""
-        with self._messages.lock:
+        with self._matching.lock:
             if self._requests and MPI.Request.Testall(self._requests):
                 self._requests = []
                 call, self._call = self._call, None
@@ -62,14 +57,14 @@ class Send(Work):
     @raising_held
     def wait(self, timeout: Any = None) -> bool:
         """Block until the buffer may be changed again."""
-        self._messages.refuse_nested()
+        self._matching.refuse_nested()
         limit = seconds(timeout)
-        limit = self._messages.timeout_s if limit is None else limit
+        limit = self._matching.timeout_s if limit is None else limit
         wait = Wait(self._what)
         if not poll(self.is_completed, limit, wait=wait):
-            account = "" if timeout is not None else self._messages.account(self._peer, wait, limit)
+            account = "" if timeout is not None else self._matching.account(self._peer, wait, limit)
             if not self.is_completed():
-                self._messages.keep_moving(self)  # MPI reads the array to the end: it must stay
+                self._matching.progress.keep(self)  # MPI reads the array to the end: it must stay
                 raise CollectiveTimeout(
                     f"{self._what()} was not received within {limit:g} s; called at {call_site()}. "
                     "It cannot be taken back: leave the array alone, for it is still to be sent. "
@@ -78,7 +73,7 @@ class Send(Work):
         return True
 
     def _what(self) -> str:
-        return _words(self._call, self._messages.ranks, "to")
+        return _words(self._call, self._matching.ranks, "to")
 
     def known(self) -> Known:
         """See `Work.known`."""
@@ -89,8 +84,8 @@ class Send(Work):
 class Receive(Work):
     """One message to come; `source` is the world rank it came from, once it has."""
 
-    def __init__(self, messages: Messages, call: Call, tag: int) -> None:
-        self._messages = messages
+    def __init__(self, matching: Matching, call: Call, tag: int) -> None:
+        self._matching = matching
         self._call: Call | None = call
         self.tag, self.user_tag = tag, call.tag
         self.source_wanted = call.root
@@ -106,10 +101,10 @@ class Receive(Work):
 
     @classmethod
     def under_way(
-        cls, messages: Messages, call: Call, tag: int, source: int, arrived: Callable[[], bool]
+        cls, matching: Matching, call: Call, tag: int, source: int, arrived: Callable[[], bool]
     ) -> Receive:
         """Return the receive of an array that MPI is receiving already."""
-        receive = cls(messages, call, tag)
+        receive = cls(matching, call, tag)
         assert call.recv is not None
         receive.source_wanted, receive._parts = source, [[call.recv]]
         receive._arrived, receive._is_matched = arrived, True
@@ -132,7 +127,7 @@ class Receive(Work):
         self._arrived = lambda: True
         if self.has_begun and not (buffers := empty_buffers(self._parts[0][0])):
             return self._matched()
-        found = self._messages.find(self.source_wanted, self.tag)
+        found = self._matching.find(self.source_wanted, self.tag)
         if found is None or found.source in promised:
             return False
         if self.has_begun:
@@ -153,7 +148,7 @@ class Receive(Work):
 
     def _take(self, found: Found, buffers: list[NumpyArray]) -> bool:
         self._parts.append(buffers)
-        self._arrived = self._messages.deliver(found, buffers)
+        self._arrived = self._matching.deliver(found, buffers)
         return self._matched()
 
     def _matched(self) -> bool:
@@ -165,7 +160,7 @@ class Receive(Work):
         assert call is not None
         self._ended = True
         if self._error is None:
-            self.source = self._messages.ranks[self.source_wanted]
+            self.source = self._matching.ranks[self.source_wanted]
             try:
                 if call.finish is not None:
                     call.finish(self._parcels() if self._takes_objects else None)
@@ -185,15 +180,15 @@ class Receive(Work):
     @property
     def limit_s(self) -> float:
         """The time limit of the group."""
-        return self._messages.timeout_s
+        return self._matching.timeout_s
 
     def is_completed(self) -> bool:
         """Say whether the message has arrived; drives matching."""
         if self._ended:
             return True
-        with self._messages.lock:
+        with self._matching.lock:
             if not self._is_matched:
-                self._messages.look()
+                self._matching.look()
             if self._is_matched and not self._ended and self._arrived():
                 self._end()
         return self._ended
@@ -201,9 +196,9 @@ class Receive(Work):
     @raising_held
     def wait(self, timeout: Any = None) -> bool:
         """Block until the message is in the array."""
-        self._messages.refuse_nested()
+        self._matching.refuse_nested()
         limit = seconds(timeout)
-        limit = self._messages.timeout_s if limit is None else limit
+        limit = self._matching.timeout_s if limit is None else limit
         wait = Wait(self._what, self._blockers)
         try:
             if not poll(self.is_completed, limit, self.attend, _EXPLAIN_AFTER_S, wait):
@@ -219,54 +214,54 @@ class Receive(Work):
         return Known(self._what(), self._ended, self._error)
 
     def _what(self) -> str:
-        return _words(self._call, self._messages.ranks, "from")
+        return _words(self._call, self._matching.ranks, "from")
 
     def _blockers(self) -> list[Blocker]:
         """Return who has to send something before this receive can end, if it is one rank."""
-        messages, source = self._messages, self.source_wanted
-        if messages.news is None or self._is_matched or self.has_begun:
+        matching, source = self._matching, self.source_wanted
+        if matching.news is None or self._is_matched or self.has_begun:
             return []
-        if source == ANY_SOURCE or source == messages.comm.rank:
+        if source == ANY_SOURCE or source == matching.comm.rank:
             return []
-        return [Blocker(messages.news, source, Step(True, messages.taken[source]))]
+        return [Blocker(matching.news, source, Step(True, matching.taken[source]))]
 
     # ---- what can go wrong
 
     def attend(self, waited: float) -> None:
         """See whether no message will come that matches; see [Note: other dtypes]."""
-        messages, source = self._messages, self.source_wanted
+        matching, source = self._matching, self.source_wanted
         if self._is_matched or self.has_begun:
             return
-        other = messages.find_of_other_dtype(self)
-        if messages.says_all(source, self._ticket):
-            if other is not None and messages.withdraw(self):
+        other = matching.find_of_other_dtype(self)
+        if matching.says_all(source, self._ticket):
+            if other is not None and matching.withdraw(self):
                 self._fail(self._mismatch(other))
-            elif other is None and self._has_left(source) and messages.withdraw(self):
+            elif other is None and self._has_left(source) and matching.withdraw(self):
                 self._fail(self._gone(source))
         elif other is not None and waited >= self._ask_at:
             self._forget_chase()
             self._ask_at = min(2 * waited, waited + 1)
-            self._ticket = messages.ask_for_more(source)
+            self._ticket = matching.ask_for_more(source)
 
     def _has_left(self, source: int) -> bool:
-        news = self._messages.news
+        news = self._matching.news
         return news is not None and source in news.left
 
     def _forget_chase(self) -> None:
         if self._ticket is not None:
-            self._messages.circles.forget(self._ticket)
+            self._matching.circles.forget(self._ticket)
             self._ticket = None
 
     def _fail(self, error: HpcdistError) -> None:
-        with self._messages.lock:
+        with self._matching.lock:
             if not self._ended:
                 self._error = error
                 self._end()
 
     def _time_out(self, wait: Wait, limit: float, *, goes_on: bool) -> None:
         """Raise what there is to say when the time is over; return if the message has come."""
-        messages, source = self._messages, self.source_wanted
-        account = "" if goes_on else messages.account(source, wait, limit)
+        matching, source = self._matching, self.source_wanted
+        account = "" if goes_on else matching.account(source, wait, limit)
         if self.is_completed():
             return
         if self._is_matched or self.has_begun:
@@ -275,8 +270,8 @@ class Receive(Work):
                 f"at {call_site()}. Its sender has to be in an operation of hpcdist{account}",
                 self._missing(),
             )
-        other = messages.find_of_other_dtype(self)
-        if not goes_on and not messages.withdraw(self):
+        other = matching.find_of_other_dtype(self)
+        if not goes_on and not matching.withdraw(self):
             self.wait()  # it came in this moment
             return
         if other is not None and not goes_on:
@@ -294,16 +289,16 @@ class Receive(Work):
 
     def _missing(self) -> tuple[int, ...]:
         source = self.source_wanted
-        return () if source == ANY_SOURCE else (self._messages.ranks[source],)
+        return () if source == ANY_SOURCE else (self._matching.ranks[source],)
 
     def _mismatch(self, found: Found, within: str = "", account: str = "") -> MismatchError:
-        call, ranks = self._call, self._messages.ranks
+        call, ranks = self._call, self._matching.ranks
         assert call is not None
         own, size = self._wanted_words(call)
         none = "" if self.tag == found.tag else f", and sent none of that{within}"
         return MismatchError(
             f"rank {ranks[found.source]} sent {found.nbytes} bytes of {found.dtype}, but rank "
-            f"{ranks[self._messages.comm.rank]} receives {own} with tag {call.tag}{none}; called "
+            f"{ranks[self._matching.comm.rank]} receives {own} with tag {call.tag}{none}; called "
             f"at {call_site()}. The message was not taken: receive it with {size}{account}"
         )
 
@@ -314,7 +309,7 @@ class Receive(Work):
         return words, "an array of its size and dtype"
 
     def _gone(self, source: int) -> RemoteError:
-        news, rank = self._messages.news, self._messages.ranks[source]
+        news, rank = self._matching.news, self._matching.ranks[source]
         assert news is not None
         return RemoteError(
             f"rank {rank} {news.left[source]} and sent nothing for {self._what()}, called at "

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from mpi4py import MPI
 
 from hpcdist.transport.kernel import address_of
+from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.shm.control import control_block_class
 from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.shm.node import Mapped, SharedNode, node_bytes
@@ -27,25 +28,23 @@ class _Offer(NamedTuple):
 
 def open_node(
     comm: MPI.Intracomm,
-    heap: Heap,
     ranks: Sequence[int],
+    site: Site,
     timeout_s: float,
     progress: Callable[[], Any],
-    *,
-    use_compiled: bool,
 ) -> SharedNode | None:
     """Map the memory of a group on one node; None, on all its ranks, if one cannot. Collective.
 
     Args:
         comm: the ranks of the group.
-        heap: this rank's arrays in shared memory.
         ranks: world ranks, for messages.
+        site: has this rank's arrays in shared memory, and says which board is used.
         timeout_s: how long an operation waits for a rank that stopped in the middle of it.
         progress: called during long waits.
-        use_compiled: use the compiled board, where there is one.
 
     """
-    control_block_type = control_block_class(use_compiled=use_compiled)
+    heap = site.heap
+    control_block_type = control_block_class(use_compiled=site.config.kernel == "auto")
     offer, memory = _offer(comm, heap, control_block_type)
     offers = comm.allgather(offer)
     mapped: list[Mapped] = []

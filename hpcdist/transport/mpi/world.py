@@ -17,7 +17,9 @@ def start_world(request: WorldRequest) -> StartedWorld:
     world = mpi.start_world(request.config, request.comm)
 
     def connect() -> MpiTransport:
-        from hpcdist.transport.mpi.transport import MpiTransport, make_site  # once MPI has started
+        # once MPI has started
+        from hpcdist.transport.mpi.site import make_site
+        from hpcdist.transport.mpi.transport import MpiTransport
 
         end_job_on_failure(world.place.rank)
         site = make_site(request.config, world.nodes)

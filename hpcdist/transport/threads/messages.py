@@ -1,7 +1,7 @@
 """Point-to-point messages between ranks that are threads: letters in a shared box.
 
 A send copies its data into a letter and has ended. Receives are matched with letters by sender,
-tag and dtype, in the order in which they were posted, as in `mpi_messages`. A letter of another
+tag and dtype, in the order in which they were posted, as in `transport.mpi`. A letter of another
 dtype is an error only when no other can come any more.
 """
 
@@ -9,29 +9,17 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
-from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
 from hpcdist.transport import activity
 from hpcdist.transport.base import DONE, Known, Work
 from hpcdist.transport.call import ANY_SOURCE, Call, Kind, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.queue import seconds
-
-if TYPE_CHECKING:
-    from hpcdist.transport.threads.transport import ThreadGroup
+from hpcdist.transport.threads.group import Envelope, ThreadGroup
 
 _LOOK_AGAIN_S = 0.05
-
-
-class Envelope:
-    """A message that was sent and not yet received."""
-
-    def __init__(self, source: int, to: int, call: Call) -> None:
-        self.source, self.to, self.call = source, to, call
-        self.data = None if call.send is None else call.send.reshape(-1).copy()
-        self.pickles: list[Pickled] = [pickled.copy() for pickled in call.pickles]
 
 
 @final

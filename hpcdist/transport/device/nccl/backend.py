@@ -40,7 +40,7 @@ from hpcdist.transport.polling import poll
 from hpcdist.transport.reduction import ReduceOp, ReductionRule
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
+    from hpcdist.transport.mpi.context import MpiContext
 
 CANDIDATE = Candidate(
     "nccl",
@@ -59,7 +59,7 @@ def standing(config: Config, runtime: DeviceRuntime, uuid: str) -> Standing:
 class Nccl(DeviceBackend):
     """NCCL's communicator for the ranks of a group on one device each. Collective to create."""
 
-    def __init__(self, context: MpiTransport, runtime: DeviceRuntime) -> None:
+    def __init__(self, context: MpiContext, runtime: DeviceRuntime) -> None:
         config = context.site.config
         gpu.order_launches()
         if config.share_gpu and config.device_way == "nccl":

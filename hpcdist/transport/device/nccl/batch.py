@@ -33,7 +33,7 @@ from hpcdist.transport.mpi.handshake import Handshakes
 
 if TYPE_CHECKING:
     from hpcdist.transport.device.nccl.backend import Nccl
-    from hpcdist.transport.mpi.transport import MpiTransport
+    from hpcdist.transport.mpi.context import MpiContext
 
 _WHAT = "batch_isend_irecv"
 
@@ -42,7 +42,7 @@ _WHAT = "batch_isend_irecv"
 class NcclBatches(MessageBatches):
     """The batches of one group; they share its streams and its order with its `launches`."""
 
-    def __init__(self, context: MpiTransport, launches: Launches, nccl: Nccl) -> None:
+    def __init__(self, context: MpiContext, launches: Launches, nccl: Nccl) -> None:
         self._context, self._launches, self._nccl = context, launches, nccl
         self._handshakes = Handshakes(
             context.comm, context.ranks, context.timeout_s, context.departed

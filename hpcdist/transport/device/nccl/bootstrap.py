@@ -23,11 +23,11 @@ from hpcdist.transport.device.nccl.binding import Binding, Communicator, failure
 from hpcdist.transport.polling import poll
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
+    from hpcdist.transport.mpi.context import MpiContext
 
 
 def connect(
-    context: MpiTransport, runtime: DeviceRuntime, binding: Binding
+    context: MpiContext, runtime: DeviceRuntime, binding: Binding
 ) -> tuple[Stream, Communicator]:
     """Make a stream of this rank and a communicator of the ranks of a group. Collective.
 
@@ -57,9 +57,7 @@ def connect(
     return stream, making.made
 
 
-def _prepared(
-    context: MpiTransport, runtime: DeviceRuntime, binding: Binding
-) -> tuple[Stream, Any]:
+def _prepared(context: MpiContext, runtime: DeviceRuntime, binding: Binding) -> tuple[Stream, Any]:
     """Make stream and id, and make sure that all ranks can go on."""
     stream, key, trouble = None, None, ""
     try:

@@ -15,7 +15,7 @@ from hpcdist.transport.device.staged.collectives import perform
 from hpcdist.transport.device.staged.pinned import Pinned
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
+    from hpcdist.transport.mpi.context import MpiContext
 
 _MiB = 1 << 20
 
@@ -27,7 +27,7 @@ class Staged(DeviceBackend):
     No operation is on the device while it waits for another rank, so none can hold up another's.
     """
 
-    def __init__(self, context: MpiTransport) -> None:
+    def __init__(self, context: MpiContext) -> None:
         self._context = context
         self._staging: dict[DeviceRuntime, StagingBuffers] = {}
 

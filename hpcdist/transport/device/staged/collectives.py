@@ -25,7 +25,7 @@ from hpcdist.transport.device.staged.plan import Piece, Shape, Step, is_whole, p
 from hpcdist.transport.parts import new_blocks, with_room
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
+    from hpcdist.transport.mpi.context import MpiContext
 
 _GOODBYE_S = 1.0
 AHEAD = 2
@@ -43,7 +43,7 @@ class _Copied(NamedTuple):
 
 
 def perform(
-    context: MpiTransport, staging: StagingBuffers, call: Call, detail: tuple[int, int]
+    context: MpiContext, staging: StagingBuffers, call: Call, detail: tuple[int, int]
 ) -> Any:
     """Run `call`, on which all ranks have agreed, on `staging.inward`; return its result.
 
@@ -60,7 +60,7 @@ def perform(
 # ---- in steps
 
 
-def _perform_steps(context: MpiTransport, staging: StagingBuffers, call: Call) -> Any:
+def _perform_steps(context: MpiContext, staging: StagingBuffers, call: Call) -> Any:
     with staging.runtime.on(staging.inward):
         call, result = _with_room(context, call)
     source, target = _flat(call.send), _flat(call.recv)
@@ -87,7 +87,7 @@ def _perform_steps(context: MpiTransport, staging: StagingBuffers, call: Call) -
     return result
 
 
-def _steps(context: MpiTransport, call: Call, chunk: int) -> Iterator[Step]:
+def _steps(context: MpiContext, call: Call, chunk: int) -> Iterator[Step]:
     send, recv = (0 if each is None else each.size for each in (call.send, call.recv))
     shape = Shape(send, recv, context.size, context.rank, context.rank == call.root)
     return plan_steps(call.kind, shape, chunk)
@@ -111,7 +111,7 @@ def _copy_out(staging: StagingBuffers, step: Step, given: DeviceArray, unit: np.
 
 
 def _finish(
-    context: MpiTransport,
+    context: MpiContext,
     staging: StagingBuffers,
     call: Call,
     waiting: deque[_Copied],
@@ -133,7 +133,7 @@ def _finish(
 
 
 @contextmanager
-def _told_to_all(context: MpiTransport, staging: StagingBuffers, call: Call) -> Iterator[None]:
+def _told_to_all(context: MpiContext, staging: StagingBuffers, call: Call) -> Iterator[None]:
     """Raise on all ranks what goes wrong on the device before they agree on the next step."""
     runtime = staging.runtime
     try:
@@ -199,7 +199,7 @@ def _release(staging: StagingBuffers, blocks: list[NumpyArray]) -> None:
         staging.pinned.give_back(block)
 
 
-def _with_room(context: MpiTransport, call: Call) -> tuple[Call, Any]:
+def _with_room(context: MpiContext, call: Call) -> tuple[Call, Any]:
     """Give an operation that makes its own result the memory for it, and its blocks."""
     if call.kind not in MAKERS or (call.kind is Kind.GATHER and context.rank != call.root):
         return call, None
@@ -220,7 +220,7 @@ def _partly_shared(source: DeviceArray, target: DeviceArray) -> bool:
 # ---- as a whole, where the ranks' blocks differ
 
 
-def _perform_whole(context: MpiTransport, staging: StagingBuffers, call: Call) -> Any:
+def _perform_whole(context: MpiContext, staging: StagingBuffers, call: Call) -> Any:
     runtime, source, target = staging.runtime, _flat(call.send), _flat(call.recv)
     send = None if source is None else np.empty(source.size, source.dtype)
     recv = None if target is None else np.empty(target.size, target.dtype)

@@ -12,15 +12,15 @@ from hpcdist.transport.device.host_waits import arrive, wait_on_host
 from hpcdist.transport.device.staged.buffers import StagingBuffers
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
+    from hpcdist.transport.mpi.context import MpiContext
 
 
-def start(context: MpiTransport, staging: StagingBuffers, call: Call, ready: list[Event]) -> Work:
+def start(context: MpiContext, staging: StagingBuffers, call: Call, ready: list[Event]) -> Work:
     """Begin to send or receive a device array as one message of host memory."""
     return (_send if call.kind is Kind.SEND else _receive)(context, staging, call, ready)
 
 
-def _send(context: MpiTransport, staging: StagingBuffers, call: Call, ready: list[Event]) -> Work:
+def _send(context: MpiContext, staging: StagingBuffers, call: Call, ready: list[Event]) -> Work:
     """Copy to the host, which is waited for: messages keep their order; then send from there."""
     assert call.send is not None
     block = staging.pinned.take(call.send.nbytes)
@@ -33,9 +33,7 @@ def _send(context: MpiTransport, staging: StagingBuffers, call: Call, ready: lis
     return _StagedMessage(staging, work, block, None)
 
 
-def _receive(
-    context: MpiTransport, staging: StagingBuffers, call: Call, ready: list[Event]
-) -> Work:
+def _receive(context: MpiContext, staging: StagingBuffers, call: Call, ready: list[Event]) -> Work:
     recv, finish = call.recv, call.finish
     assert recv is not None
     block = staging.pinned.take(recv.nbytes)

@@ -24,7 +24,7 @@ from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import STAGED_UP_TO
 
 if TYPE_CHECKING:
-    from hpcdist.transport.mpi.transport import MpiTransport
+    from hpcdist.transport.mpi.context import MpiContext
 
 FROM_BYTES = 64 << 10
 """Below this the steps between the ranks cost more than the host's own addition."""
@@ -32,7 +32,7 @@ FROM_BYTES = 64 << 10
 _REDUCED = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER)
 
 
-def applies(context: MpiTransport, call: Call) -> bool:
+def applies(context: MpiContext, call: Call) -> bool:
     """Return whether `call` is added on the devices; equal on all ranks."""
     return call.kind in _REDUCED and context.node is not None and _given(call).nbytes >= FROM_BYTES
 
@@ -41,7 +41,7 @@ def _given(call: Call) -> DeviceArray:
     return call.recv if call.send is None else call.send
 
 
-def reduce(context: MpiTransport, staging: StagingBuffers, call: Call) -> None:
+def reduce(context: MpiContext, staging: StagingBuffers, call: Call) -> None:
     """Run a reduction on which all ranks have agreed; the last copies are left on a stream."""
     node = context.node
     assert node is not None
@@ -71,7 +71,7 @@ def reduce(context: MpiTransport, staging: StagingBuffers, call: Call) -> None:
 class _Run(NamedTuple):
     """One reduction of one rank; `target` is where its result goes, if it gets any."""
 
-    context: MpiTransport
+    context: MpiContext
     node: SharedNode
     staging: StagingBuffers
     call: Call

@@ -1,0 +1,109 @@
+"""`MpiContext`: one group, as everything that works for it over MPI sees it.
+
+`MpiTransport` makes it and composes what works with it; nothing that gets it knows the transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, final
+
+from mpi4py import MPI
+
+from hpcdist.errors import TransportError
+from hpcdist.transport.call import Call, label
+from hpcdist.transport.call_site import call_site
+from hpcdist.transport.mpi.agreement import Agreement
+from hpcdist.transport.mpi.messages import Messages
+from hpcdist.transport.mpi.news import News
+from hpcdist.transport.mpi.site import Site
+from hpcdist.transport.queue import CollectiveQueue
+from hpcdist.transport.shm.heap import Heap
+from hpcdist.transport.shm.node import SharedNode
+from hpcdist.transport.tuning import TuningTable
+
+
+class Agree(Protocol):
+    """What `MpiContext.agree` is."""
+
+    def __call__(self, call: Call, address: int = 0, data: Any = None) -> tuple[int, int]:
+        """Make sure that all ranks issued an equal `call`; return the range of `detail`.
+
+        In shared memory `address` and `data` are published, too.
+        """
+
+
+@final
+@dataclass(eq=False, slots=True)
+class MpiContext:
+    """The parts of one group of this rank.
+
+    `comm` is the communicator of its collectives, and `ranks` are its world ranks. `node` is the
+    memory that its ranks share, None where they do not; `agreement` and `news` are None where it
+    has one rank. `run_inside` runs a call as a part of the operation whose turn it is in `queue`.
+    """
+
+    comm: MPI.Intracomm
+    ranks: Sequence[int]
+    timeout_s: float
+    site: Site
+    one_node: bool
+    piece_bytes: int
+    threads: bool
+    """Whether MPI may be used by several threads at once."""
+    messages: Messages
+    node: SharedNode | None
+    tuning_table: TuningTable
+    queue: CollectiveQueue
+    agreement: Agreement | None
+    news: News | None
+    run_inside: Callable[[Call], Any]
+    rank: int = field(init=False)
+    size: int = field(init=False)
+    heap: Heap = field(init=False)
+    agree: Agree = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rank, self.size = self.comm.rank, self.comm.size
+        self.heap = self.site.heap
+        self.agree = _alone if self.agreement is None else self.agreement
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Change the time limit of operations from now on; local."""
+        self.timeout_s = self.messages.matching.timeout_s = timeout_s
+        if self.agreement is not None:
+            self.agreement.set_timeout(timeout_s)
+
+    def run(self, call: Call) -> Any:
+        """Run `call`, on host memory, when its turn has come."""
+        return self.guarded(call, self.queue.run, self.run_inside, call)
+
+    def progress(self) -> None:
+        """Let MPI proceed with messages under way."""
+        self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+
+    def departed(self) -> Mapping[int, str]:
+        """Return the ranks of this group that take part no longer, and why."""
+        return {} if self.news is None else self.news.departed()
+
+    def guarded(self, call: Call, perform: Callable[..., Any], *args: Any) -> Any:
+        """Return ``perform(*args)``, which is done for `call`; `TransportError` where MPI fails."""
+        try:
+            return perform(*args)
+        except MPI.Exception as error:
+            raise self.failure(call, error) from error
+
+    def failure(self, call: Call, error: MPI.Exception) -> TransportError:
+        """Return what is raised where MPI fails in `call`."""
+        return TransportError(
+            f"MPI failed in {label(call, self.ranks)} on rank {self.ranks[self.rank]}: {error}; "
+            f"called at {call_site()}. The group may be in an unknown state: end the job"
+        )
+
+
+def _alone(call: Call, address: int = 0, data: Any = None) -> tuple[int, int]:
+    """Agree where there is one rank."""
+    if call.error is not None:
+        raise call.error
+    return call.detail, call.detail

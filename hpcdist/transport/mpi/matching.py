@@ -1,0 +1,315 @@
+"""`Matching`: which message belongs to which receive, in one group.
+
+Messages match by sender, tag and dtype, in the order in which they were sent, and receives in the
+order in which they were posted, as in MPI. A receive looks at a message before it takes it: one of
+another size is a `MismatchError` and stays where it is. Handing MPI a buffer that is too small
+instead corrupts memory in some libraries.
+
+The tag on the wire carries the dtype below the user's tag, so a receive of another dtype does
+not match, and finding out why it waits costs nothing until it has waited (`requests`).
+
+Whoever waits takes in what has been sent to it: [Note: early messages] in `early`. All
+receiving happens under the lock of the group, so what a probe has found is still there for the
+receive. Nothing is waited for under the lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence, Set as AbstractSet
+from typing import NamedTuple, Protocol, final
+
+from mpi4py import MPI
+
+from hpcdist.arrays.dtypes import BYTES_CODE, Dtype, name_of_code
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.transport.activity import Wait
+from hpcdist.transport.call import ANY_SOURCE
+from hpcdist.transport.mpi.control_messages import keep, take_in
+from hpcdist.transport.mpi.datatypes import block, scattered
+from hpcdist.transport.mpi.early import Allowance, Early
+from hpcdist.transport.mpi.news import Circles, News, Step, is_single_threaded
+from hpcdist.transport.mpi.progress import ProgressThread
+from hpcdist.transport.polling import LISTEN_AFTER_S, SPIN, add_errand, remove_errand
+from hpcdist.transport.queue import refusal
+
+CODE_BITS = 5
+"""Low bits of a tag on the wire that hold the code of the dtype."""
+
+_OBJECT_CODE = BYTES_CODE - 1
+_AT_ONCE = 4096
+"""Up to so many bytes a message has arrived when it is found, in every MPI library."""
+_ARRIVAL_SPIN = 500
+"""Looks at a message of medium size that is arriving, before the wait becomes a patient one."""
+
+
+class Found(NamedTuple):
+    """A message that can be received: in MPI, or taken in early."""
+
+    source: int
+    tag: int
+    nbytes: int
+    early: Early | None
+
+    @property
+    def dtype(self) -> str:
+        """The name of its dtype, for messages."""
+        code = self.tag & ((1 << CODE_BITS) - 1)
+        return "pickled objects" if code == _OBJECT_CODE else name_of_code(code)
+
+
+class Taken(NamedTuple):
+    """A message that MPI has received, or is receiving: `arrived` tells when it is there."""
+
+    source: int
+    arrived: Callable[[], bool] | None
+
+
+class Posted(Protocol):
+    """A receive that waits for its message."""
+
+    tag: int
+    user_tag: int
+    source_wanted: int
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a part of its message has been taken."""
+
+    def match(self, promised: AbstractSet[int]) -> bool:
+        """Begin to receive if the message is there; True if nothing is left to match.
+
+        Messages from the sources in `promised` belong to earlier receives.
+        """
+
+
+@final
+class Matching:
+    """The messages and receives of one group; `comm` is used for nothing else.
+
+    `allowance` and `circles` are those of the process; `news` has to be set where the group has
+    several ranks.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        ranks: Sequence[int],
+        timeout_s: float,
+        allowance: Allowance,
+        circles: Circles,
+    ) -> None:
+        self.comm = comm
+        self.ranks = ranks
+        self.timeout_s = timeout_s
+        self.lock = threading.RLock()
+        self.news: News | None = None
+        self.circles = circles
+        self._allowance = allowance
+        self._posted: list[Posted] = []
+        self._look_again = 0.0
+        self._early: list[Early] = []
+        self.sent = [0] * comm.size
+        self.taken = [0] * comm.size
+        """Messages sent to each rank, and taken from MPI from each."""
+        self.progress = ProgressThread(self.lock)
+        self._any_thread = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
+        add_errand(self._errand)
+
+    def stop_taking_in(self, patience_s: float) -> None:
+        """Drop what was taken in and not received, before the communicator is freed."""
+        remove_errand(self._errand)
+        with self.lock:
+            dropped, self._early = self._early, []
+        for early in dropped:
+            self._allowance.give_back(early)
+        keep([early.request for early in dropped], patience_s)
+
+    def refuse_nested(self) -> None:
+        """Raise where this thread is in the middle of matching messages; see [Note: nested]."""
+        if self.lock._is_owned():  # type: ignore[attr-defined]
+            raise refusal()
+
+    # ---- matching
+
+    def take_at_once(self, recv: NumpyArray, source: int, tag: int) -> Taken | None:
+        """Receive a message that is there already, or very soon; return None if it is not.
+
+        Only while nothing else waits for messages, and only a message of the size of `recv`.
+        """
+        status, nbytes = MPI.Status(), recv.nbytes
+        with self.lock:
+            if self._posted or self._early:
+                return None
+            for _ in range(SPIN):
+                if self.comm.Iprobe(_mpi_source(source), tag, status):
+                    break
+            else:
+                return None
+            if status.Get_elements(MPI.BYTE) != nbytes:
+                return None
+            found: int = status.Get_source()
+            self.taken[found] += 1
+            if nbytes <= _AT_ONCE:
+                self.comm.Recv(block(recv, nbytes), found, tag)
+                return Taken(found, None)
+            test = self.comm.Irecv(block(recv, nbytes), found, tag).Test
+            if any(test() for _ in range(_ARRIVAL_SPIN)):
+                return Taken(found, None)
+            return Taken(found, test)
+
+    def post(self, receive: Posted) -> None:
+        """Let a receive wait for its message."""
+        with self.lock:
+            self._posted.append(receive)
+            self.look()
+
+    def advance(self) -> None:
+        """Match messages that have arrived with receives, in posting order.
+
+        A message that arrives in between belongs to the earlier receive, not to a later one.
+        """
+        with self.lock:
+            waiting: list[Posted] = []
+            promised: dict[int, set[int]] = {}
+            for receive in self._posted:
+                if not receive.match(promised.get(receive.tag, frozenset())):
+                    waiting.append(receive)
+                    promised.setdefault(receive.tag, set()).add(receive.source_wanted)
+            self._posted = waiting
+
+    def look(self) -> None:
+        """Do `advance`, but spend no more than half of the time on it, however many wait."""
+        now = time.perf_counter()
+        if now >= self._look_again:
+            self.advance()
+            self._look_again = 2 * time.perf_counter() - now
+
+    def withdraw(self, receive: Posted) -> bool:
+        """Take back a receive; False if a message for it has come meanwhile."""
+        with self.lock:
+            self.advance()
+            if receive not in self._posted or receive.has_begun:
+                return False
+            self._posted.remove(receive)
+            return True
+
+    def find(self, source: int, tag: int) -> Found | None:
+        """Look for a message."""
+        for early in self._early:
+            if early.tag == tag and source in (ANY_SOURCE, early.source):
+                return Found(early.source, tag, early.data.nbytes, early)
+        status = MPI.Status()
+        if not self.comm.Iprobe(_mpi_source(source), tag, status):
+            return None
+        return Found(status.Get_source(), tag, status.Get_elements(MPI.BYTE), None)
+
+    def find_of_other_dtype(self, receive: Posted) -> Found | None:
+        """Look for a message that a receive does not match only because of its dtype."""
+        others = (receive.user_tag << CODE_BITS | code for code in range(1 << CODE_BITS))
+        with self.lock:
+            found = (self.find(receive.source_wanted, tag) for tag in others if tag != receive.tag)
+            return next(filter(None, found), None)
+
+    def deliver(self, found: Found, buffers: list[NumpyArray]) -> Callable[[], bool]:
+        """Begin to receive what was found; return what tells, until it is, whether it is there.
+
+        The message goes into `buffers`, one after the other, which are as large together.
+        """
+        early = found.early
+        if early is None:
+            self.taken[found.source] += 1
+            if len(buffers) == 1:
+                spec = block(buffers[0], found.nbytes)
+                return self.comm.Irecv(spec, found.source, found.tag).Test
+            spec, datatype = scattered(buffers)
+            request = self.comm.Irecv(spec, found.source, found.tag)
+            datatype.Free()
+            return request.Test
+        self._early.remove(early)
+
+        def arrived() -> bool:
+            if not early.has_arrived():
+                return False
+            early.copy_to(buffers)
+            self._allowance.give_back(early)
+            return True
+
+        return arrived
+
+    # ---- what others have sent
+
+    def _errand(self, waited: float) -> None:
+        """Take in what has been sent to this rank, and listen; see [Note: early messages]."""
+        if not (self._any_thread or MPI.Is_thread_main()):
+            return
+        if self.news is not None and waited >= LISTEN_AFTER_S:
+            self.news.listen()
+        if not self.lock._is_owned() and self.lock.acquire(blocking=False):  # type: ignore[attr-defined]
+            try:
+                self._take_in()
+            finally:
+                self.lock.release()
+
+    def _take_in(self) -> None:
+        status = MPI.Status()
+        while True:
+            self.advance()
+            if not self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+                return
+            source, tag, nbytes = (
+                status.Get_source(),
+                status.Get_tag(),
+                status.Get_elements(MPI.BYTE),
+            )
+            world, user_tag = self.ranks[source], tag >> CODE_BITS
+            if not self._allowance.admits(nbytes, world, user_tag):
+                return
+            early = Early(take_in(self.comm, source, tag, nbytes), world, user_tag)
+            self.taken[source] += 1
+            self._allowance.take(early)
+            self._early.append(early)
+
+    def says_all(self, source: int, ticket: int | None) -> bool:
+        """Return whether no message can come from `source` before this rank has done something.
+
+        `ticket` is of the chases that `ask_for_more` began.
+        """
+        if source == ANY_SOURCE:
+            return all(self.says_all(rank, ticket) for rank in range(self.comm.size))
+        if self.news is None or source == self.comm.rank:
+            return is_single_threaded()
+        if source in self.news.left:
+            return self.taken[source] == self.news.sent_before_leaving[source]
+        return ticket is not None and source in self.circles.closed(ticket)
+
+    def ask_for_more(self, source: int) -> int:
+        """Find out whether messages of `source` can still come; return the ticket."""
+        ticket = self.circles.open()
+        with self.lock:
+            self._take_in()
+        if self.news is not None:
+            others = self.news.others
+            for rank in others if source == ANY_SOURCE else {source} & set(others):
+                self.news.chase(ticket, rank, Step(True, self.taken[rank]))
+        return ticket
+
+    def account(self, peer: int, wait: Wait, waited_s: float) -> str:
+        """Ask a peer (or any) what it does; return sentences to be put behind an error message."""
+        if self.news is None:
+            complaint = self._allowance.complaint()
+            return f". This rank {complaint}" if complaint else ""
+        others = self.news.others
+        asked = others if peer == ANY_SOURCE else [each for each in others if each == peer]
+        return self.news.account(asked, self.news.ask(asked, wait, waited_s), waited_s)
+
+
+def wire_tag(tag: int, dtype: Dtype | None) -> int:
+    """Return the tag on the wire of a message of `dtype`, None for objects."""
+    code = _OBJECT_CODE if dtype is None else min(dtype.code, BYTES_CODE)
+    return tag << CODE_BITS | code
+
+
+def _mpi_source(source: int) -> int:
+    return MPI.ANY_SOURCE if source == ANY_SOURCE else source

@@ -1,0 +1,62 @@
+"""`ProgressThread`: lets messages proceed while the caller computes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import final
+
+from mpi4py import MPI
+
+from hpcdist.transport.base import Work
+
+_IDLE_S = 1e-3
+_GOODBYE_S = 1.0
+
+
+@final
+class ProgressThread:
+    """That of one group; it looks at works under `lock`, and starts when the first one comes."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+        self._busy: list[Work] = []
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._may_run = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+
+    def keep(self, work: Work) -> None:
+        """Keep a work until it has ended, and let it proceed where there may be a thread for it."""
+        with self._lock:
+            self._busy.append(work)
+            if self._thread is None and self._may_run:
+                self._thread = threading.Thread(
+                    target=self._move, name="hpcdist-messages", daemon=True
+                )
+                self._thread.start()
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread, and forget its works."""
+        thread, self._thread = self._thread, None
+        with self._lock:
+            self._busy.clear()
+        if thread is not None:
+            self._wake.set()
+            thread.join(_GOODBYE_S)
+
+    def _move(self) -> None:
+        while self._thread is threading.current_thread():
+            self._wake.wait()
+            self._wake.clear()
+            while self._busy:
+                time.sleep(_IDLE_S)
+                with self._lock:
+                    self._busy = [work for work in self._busy if not _ended(work)]
+
+
+def _ended(work: Work) -> bool:
+    try:
+        return work.is_completed()
+    except Exception:
+        return True  # its owner gets the exception from wait()
