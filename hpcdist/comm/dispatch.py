@@ -17,7 +17,7 @@ from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import NotInGroupWarning, UsageError
 from hpcdist.events import Event, Listener, Phase, listeners
 from hpcdist.transport.base import DONE, Transport, Work
-from hpcdist.transport.call import MESSAGES, Call, Kind, bytes_of, locate
+from hpcdist.transport.call import MESSAGES, Call, Kind, locate
 from hpcdist.transport.call_site import outer_frame
 
 Describe = Callable[..., Call]
@@ -38,7 +38,7 @@ def dispatch(group: Group | None, sync_op: bool, describe: Describe, *args: Any)
     if not sync_op:
         return transport.start(call)
     ended = transport.run(call)
-    return ended if call.kind >= MESSAGES or call.device is not None else DONE
+    return ended if type(call) in MESSAGES or call.device is not None else DONE
 
 
 def as_flag(value: Any, what: str) -> bool:
@@ -51,7 +51,7 @@ def as_flag(value: Any, what: str) -> bool:
     )
 
 
-class Message(NamedTuple):
+class BatchEntry(NamedTuple):
     """One message of a batch: its group, and how it is described."""
 
     group: Group | None
@@ -59,10 +59,10 @@ class Message(NamedTuple):
     args: tuple[Any, ...]
 
 
-def dispatch_batch(messages: Sequence[Message]) -> list[Work]:
+def dispatch_batch(messages: Sequence[BatchEntry]) -> list[Work]:
     """Describe all messages, then start those of each group together; return a work for each."""
     works: dict[int, Work] = {}
-    calls: defaultdict[Transport, dict[int, Call]] = defaultdict(dict)
+    calls: defaultdict[Transport, dict[int, Any]] = defaultdict(dict)
     for place, (given, describe, args) in enumerate(messages):
         group = resolve_group(given)
         if group.transport is None:
@@ -128,12 +128,12 @@ def _announce(group: Group, call: Call) -> Call:
             "communicate after the message"
         )
     hearers = [listener for listener in listeners if listener not in _telling.to]
-    rank, nbytes = simulated_rank(), bytes_of(call)
+    rank, nbytes = simulated_rank(), call.nbytes
 
     def tell(phase: Phase, error: BaseException | None = None) -> None:
         event = Event(phase, name, group.id, nbytes, time.perf_counter_ns(), error)
         before = _telling.to, _telling.message
-        if phase == "end" and call.kind >= MESSAGES:
+        if phase == "end" and type(call) in MESSAGES:
             _telling.message = name
         try:
             for listener in hearers:
@@ -152,7 +152,7 @@ def _announce(group: Group, call: Call) -> Call:
     try:
         tell("begin")
     except Exception as error:
-        if call.kind >= MESSAGES:
+        if type(call) in MESSAGES:
             raise
         failed = UsageError(f"a listener failed when {name} was about to begin: {error!r}")
         failed.__cause__ = error

@@ -14,7 +14,7 @@ from hpcdist.comm.objects import describe_all_gather
 from hpcdist.comm.session import Session, require_session, resolve_group, set_session
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
-from hpcdist.transport.call import UNDEFINED, Call, Kind
+from hpcdist.transport.call import UNDEFINED, Kind, Objects, Refusal
 from hpcdist.transport.polling import raising_held
 from hpcdist.transport.queue import seconds
 from hpcdist.transport.registry import check_backend_of_group
@@ -94,7 +94,7 @@ def split(group: Group, color: Any, key: Any, timeout: Any, name: str | None) ->
     return group_of([group.ranks[rank] for _, rank in members], timeout, name)
 
 
-def _describe_split(group: Group, told: list[Any], color: Any, key: Any) -> Call:
+def _describe_split(group: Group, told: list[Any], color: Any, key: Any) -> Objects | Refusal:
     try:
         entry = _color(color), 0 if key is None else _integer(key, "key")
     except UsageError as error:

@@ -11,7 +11,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.config import Config
 from hpcdist.runtime.place import Place
 from hpcdist.transport.awaiting import until_ended
-from hpcdist.transport.call import Call
+from hpcdist.transport.call import AnyMessage, Call, Collective
 
 
 class Known(NamedTuple):
@@ -136,7 +136,7 @@ class Ended(Work):
         return Known("operation", True)
 
 
-def watched(run: Callable[[Call], Any], call: Call) -> Any:
+def watched(run: Callable[[Any], Any], call: Call) -> Any:
     """Run `call`, then tell its `ended` how it ended."""
     ended = call.ended
     try:
@@ -228,12 +228,12 @@ class Transport(ABC):
     def start(self, call: Call) -> Work:
         """Begin `call` and return at once."""
 
-    def start_batch(self, calls: Sequence[Call]) -> list[Work]:
+    def start_batch(self, calls: Sequence[AnyMessage]) -> list[Work]:
         """Begin messages that were issued together; return a work for each."""
         return [self.start(call) for call in calls]
 
     @abstractmethod
-    def plan(self, call: Call) -> Plan | None:
+    def plan(self, call: Collective) -> Plan | None:
         """Prepare `call` to be started many times on the same buffers; collective.
 
         None (on every rank) where the transport has nothing faster than starting it anew.

@@ -21,7 +21,7 @@ class TestStaged(TransportContract):
 
     @pytest.fixture(autouse=True)
     def _on_device(self, monkeypatch):
-        monkeypatch.setattr(contract, "dist", OnDevice(ARRAYS))
+        contract.call_instead(monkeypatch, OnDevice(ARRAYS))
 
     def run(self, check):
         return [check()]

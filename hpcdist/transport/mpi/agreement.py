@@ -29,7 +29,7 @@ from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
 from hpcdist.transport.activity import Wait
-from hpcdist.transport.call import Call, fingerprint, label
+from hpcdist.transport.call import Call, Collective, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.mpi.exchange import Exchange
 from hpcdist.transport.mpi.news import Blocker, News, Step
@@ -74,7 +74,7 @@ class Agreement:
         self._timeout_s = timeout_s
         self._timeout_ns = int(min(timeout_s * 1e9, _NEVER // 2))
 
-    def __call__(self, call: Call, address: int = 0, data: Any = None) -> tuple[int, int]:
+    def __call__(self, call: Collective, address: int = 0, data: Any = None) -> tuple[int, int]:
         """Return the smallest and the largest `detail`, once all ranks issued an equal `call`.
 
         An exchange through shared memory publishes `address` and `data`, too.
@@ -84,7 +84,7 @@ class Agreement:
         self.sequence += 1
         now, detail = time.time_ns(), call.detail
         if call.error is None:
-            number = fingerprint(call)
+            number = call.fingerprint()
             opposite = -number
         else:
             number, opposite = _CANNOT
@@ -98,7 +98,7 @@ class Agreement:
     def reduce(
         self,
         control: Any,
-        call: Call,
+        call: Collective,
         data: Any,
         out: Any,
         first: int,
@@ -110,14 +110,21 @@ class Agreement:
         if self._unfinished:
             self._settle(call)
         self.sequence += 1
-        number, limit = fingerprint(call), self._timeout_ns
+        number, limit = call.fingerprint(), self._timeout_ns
         if control.reduce(number, limit, data, out, first, code, count, divisor, SPINS):
             return True
         self._check(call, time.time_ns(), self._look() or self._wait(call))
         return False
 
     def move(
-        self, control: Any, call: Call, data: Any, out: Any, source: int, first: int, nbytes: int
+        self,
+        control: Any,
+        call: Collective,
+        data: Any,
+        out: Any,
+        source: int,
+        first: int,
+        nbytes: int,
     ) -> tuple[int, int] | None:
         """Agree on a small movement of data and do it, and return None.
 
@@ -126,13 +133,19 @@ class Agreement:
         if self._unfinished:
             self._settle(call)
         self.sequence += 1
-        number, limit = fingerprint(call), self._timeout_ns
+        number, limit = call.fingerprint(), self._timeout_ns
         if control.move(number, call.detail, limit, data, out, source, first, nbytes, SPINS):
             return None
         return self._check(call, time.time_ns(), self._look() or self._wait(call))
 
     def reduce_shared(
-        self, node: SharedNode, call: Call, address: int, code: int, count: int, divisor: float
+        self,
+        node: SharedNode,
+        call: Collective,
+        address: int,
+        code: int,
+        count: int,
+        divisor: float,
     ) -> int:
         """Agree on an all_reduce of an array in shared memory, and do it as far as it goes.
 
@@ -143,13 +156,13 @@ class Agreement:
             self._settle(call)
         self.sequence += 1
         state: int = node.control.reduce_shared(
-            fingerprint(call), self._timeout_ns, address, node.bases, code, count, divisor, SPINS
+            call.fingerprint(), self._timeout_ns, address, node.bases, code, count, divisor, SPINS
         )
         if state == 0:
             self._check(call, time.time_ns(), self._look() or self._wait(call))
         return state
 
-    def _check(self, call: Call, now: int, found: Six) -> tuple[int, int]:
+    def _check(self, call: Collective, now: int, found: Six) -> tuple[int, int]:
         """Raise if the operation is void or the ranks disagree; return the range of `detail`."""
         number, opposite, detail, greatest, deadline, arrival = found
         if -arrival > deadline:
@@ -176,7 +189,7 @@ class Agreement:
         self._found = self._look()
         return self._found is not None
 
-    def _wait(self, call: Call) -> Six:
+    def _wait(self, call: Collective) -> Six:
         try:
             if not self._poll(call, self._as_wait(call)):
                 self._time_out(call)
@@ -186,11 +199,11 @@ class Agreement:
         assert self._found is not None
         return self._found
 
-    def _poll(self, call: Call, wait: Wait) -> bool:
+    def _poll(self, call: Collective, wait: Wait) -> bool:
         attend = lambda waited: self._attend(call, waited)  # noqa: E731
         return poll(self._test, self._timeout_s, attend, wait=wait)
 
-    def _as_wait(self, call: Call) -> Wait:
+    def _as_wait(self, call: Collective) -> Wait:
         return Wait(lambda: self._what(call), self._blockers)
 
     def _blockers(self) -> list[Blocker]:
@@ -198,7 +211,7 @@ class Agreement:
         step = Step(False, self.sequence)
         return [Blocker(self.news, rank, step) for rank in self.news.others]
 
-    def _attend(self, call: Call, waited: float) -> None:
+    def _attend(self, call: Collective, waited: float) -> None:
         if waited < LISTEN_AFTER_S:
             return
         self.news.listen()
@@ -213,7 +226,7 @@ class Agreement:
         if self._check_others is not None:
             self._check_others(call)
 
-    def _time_out(self, call: Call) -> None:
+    def _time_out(self, call: Collective) -> None:
         """Find out who is missing; return normally if they come in the meantime."""
         absent, account = self._who_is_absent(call)
         if self._test():
@@ -227,7 +240,7 @@ class Agreement:
             missing,
         )
 
-    def _void(self, call: Call, arrived_ns: int, deadline_ns: int) -> NoReturn:
+    def _void(self, call: Collective, arrived_ns: int, deadline_ns: int) -> NoReturn:
         """See [Note: time limits]."""
         late_s = (arrived_ns - deadline_ns) / 1e9
         late = f"this rank joined {late_s:.1f} s after that" if late_s > 0 else "a rank was late"
@@ -240,7 +253,7 @@ class Agreement:
             (self._ranks[self._comm.rank],) if late_s > 0 else (),
         )
 
-    def _settle(self, call: Call) -> None:
+    def _settle(self, call: Collective) -> None:
         """Complete the exchanges of operations this rank gave up on."""
         while self._unfinished:
             if not self._poll(call, Wait(lambda: self._what(call))):
@@ -259,7 +272,7 @@ class Agreement:
                 # arrives after every deadline: void
                 self._post(0, 0, 0, 0, 0, -_NEVER, 0, None, 0)
 
-    def _who_is_absent(self, call: Call) -> tuple[list[int], str]:
+    def _who_is_absent(self, call: Collective) -> tuple[list[int], str]:
         """Ask all ranks; those that wait in the same operation are not absent, others say where."""
         wait, others = self._as_wait(call), self.news.others
         answers = self.news.ask(others, wait, self._timeout_s, all_the_time=True)
@@ -269,7 +282,7 @@ class Agreement:
 
     # ---- disagreement
 
-    def _disagree(self, call: Call) -> NoReturn:
+    def _disagree(self, call: Collective) -> NoReturn:
         """Tell each other what was called and raise on every rank."""
         error = call.error
         report = None
@@ -289,7 +302,7 @@ class Agreement:
         calls = {rank: words for rank, (_, words) in zip(self._ranks, told, strict=True)}
         raise mismatch(self._what(call), calls)
 
-    def _what(self, call: Call) -> str:
+    def _what(self, call: Collective) -> str:
         ranks = list(self._ranks) if len(self._ranks) <= 16 else f"{len(self._ranks)} ranks"
         name = label(call, self._ranks)
         return f"{name}, operation #{self.sequence} of the group of ranks {ranks}"

@@ -14,7 +14,7 @@ from typing import Any, final
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
 from hpcdist.transport import activity
 from hpcdist.transport.base import DONE, Known, Work
-from hpcdist.transport.call import ANY_SOURCE, Call, Kind, label
+from hpcdist.transport.call import ANY_SOURCE, AnyMessage, Kind, Message, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.queue import seconds
 from hpcdist.transport.threads.group import Envelope, ThreadGroup
@@ -34,7 +34,7 @@ class Mailbox:
         self.timeout_s = timeout_s
         self.posted: list[ThreadReceive] = []
 
-    def start(self, call: Call) -> Work:
+    def start(self, call: AnyMessage) -> Work:
         """Send a letter, or begin to wait for one."""
         with self.changed:
             if call.kind in (Kind.SEND, Kind.SEND_OBJECT_LIST):
@@ -56,7 +56,7 @@ class Mailbox:
 class ThreadReceive(Work):
     """A receive of one rank."""
 
-    def __init__(self, box: Mailbox, call: Call) -> None:
+    def __init__(self, box: Mailbox, call: AnyMessage) -> None:
         self._box = box
         self._call = call
         self._ended = False
@@ -68,18 +68,17 @@ class ThreadReceive(Work):
         for letter in self._box.letters:
             if not self._fits(letter):
                 continue
-            if call.recv is not None:
-                assert letter.data is not None
-                if letter.data.size != call.recv.size:
+            if isinstance(call, Message):
+                if letter.content.size != call.data.size:
                     self._end(self._mismatch(letter))
                     return True
-                call.recv.reshape(-1)[...] = letter.data
+                call.data.reshape(-1)[...] = letter.content
             self._box.letters.remove(letter)
             self.source = self._box.ranks[letter.source]
             failure = None
             try:
                 if call.finish is not None:
-                    call.finish(letter.pickles if call.recv is None else None)
+                    call.finish(None if isinstance(call, Message) else letter.content)
             except Exception as error:
                 failure = error
             self._end(failure)

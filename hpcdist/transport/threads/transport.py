@@ -16,7 +16,15 @@ from hpcdist.errors import UsageError
 from hpcdist.runtime.place import read_place
 from hpcdist.runtime.process import snapshot
 from hpcdist.transport.base import Plan, StartedWorld, Transport, Work, WorldRequest, watched
-from hpcdist.transport.call import MESSAGES, Call, Kind, label
+from hpcdist.transport.call import (
+    MESSAGES,
+    Call,
+    Collective,
+    Kind,
+    Objects,
+    Refusal,
+    label,
+)
 from hpcdist.transport.queue import CollectiveQueue, inside
 from hpcdist.transport.threads.group import ThreadGroup
 from hpcdist.transport.threads.messages import Mailbox
@@ -30,9 +38,9 @@ def _on_host(call: Call) -> Call:
         f"simulated ranks exchange arrays in host memory only, and this one is on "
         f"{call.device.name}; copy it to the host, or start ranks with mpiexec or srun"
     )
-    if call.kind >= MESSAGES:
+    if isinstance(call, MESSAGES):
         raise error
-    return Call(call.kind, root=call.root, error=error)
+    return Refusal(call.kind, call.root, error, ended=call.ended)
 
 
 @final
@@ -86,7 +94,7 @@ class ThreadTransport(Transport):
     def run(self, call: Call) -> Any:
         """Finish `call` before returning."""
         call = _on_host(call)
-        if call.kind >= MESSAGES:
+        if isinstance(call, MESSAGES):
             work = self._box.start(call)
             work.wait()
             return work
@@ -97,12 +105,12 @@ class ThreadTransport(Transport):
     def start(self, call: Call) -> Work:
         """Begin `call`."""
         call = _on_host(call)
-        if call.kind >= MESSAGES:
+        if isinstance(call, MESSAGES):
             return self._box.start(call)
         perform = self._perform if call.ended is None else partial(watched, self._perform)
         return self.queue.start(lambda: perform(call), label(call, self.ranks))
 
-    def plan(self, call: Call) -> Plan | None:
+    def plan(self, call: Collective) -> Plan | None:
         """Have nothing faster than starting `call` anew."""
         return None
 
@@ -115,7 +123,8 @@ class ThreadTransport(Transport):
         room = self.room.subroom(key, nth)
         place = key.index(self.ranks[self.rank])
         group = ThreadTransport(room, place, timeout, self.without_mpi)
-        ids = Call(Kind.ALL_GATHER_OBJECT, pickles=(Pickled(str(next_id).encode()),), error=error)
+        kind, own = Kind.ALL_GATHER_OBJECT, Pickled(str(next_id).encode())
+        ids = Objects(kind, (own,)) if error is None else Refusal(kind, 0, error)
         return group, max(int(pickled.meta) for pickled in group.run(ids))
 
     def synchronize(self, *, on_device: bool = False) -> None:
@@ -142,7 +151,7 @@ class ThreadTransport(Transport):
         self.queue.close()
 
     @inside(lambda local: local["self"].queue)
-    def _perform(self, call: Call) -> Any:
+    def _perform(self, call: Collective) -> Any:
         if call.begin is not None:
             call.begin()
         self._sequence += 1

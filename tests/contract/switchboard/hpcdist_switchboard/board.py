@@ -37,7 +37,7 @@ class Meeting:
 
 
 @dataclass
-class Message:
+class Posted:
     """A message, or (without `data`) what a receive asks for; ranks are world ranks."""
 
     group: Group
@@ -48,11 +48,11 @@ class Message:
     size: int
     words: str
     data: bytes | None = None
-    got: Message | None = None
+    got: Posted | None = None
     error: Exception | None = None
     is_open: bool = True
 
-    def wants(self, sent: Message) -> bool:
+    def wants(self, sent: Posted) -> bool:
         return (self.group, self.to, self.tag) == (sent.group, sent.to, sent.tag) and (
             self.source in (ANY_SOURCE, sent.source)
         )
@@ -68,7 +68,7 @@ class Message:
 class Wait:
     """What a rank waits for; `holds` says that its program goes on only afterwards."""
 
-    of: Meeting | Message
+    of: Meeting | Posted
     words: str
     holds: bool
     began: float = field(default_factory=time.monotonic)
@@ -80,8 +80,8 @@ class Board:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.meetings: dict[tuple[Group, int], Meeting] = {}
-        self.sent: list[Message] = []
-        self.receives: dict[int, Message] = {}
+        self.sent: list[Posted] = []
+        self.receives: dict[int, Posted] = {}
         self.waits: dict[int, list[Wait]] = {}
         self.given_up: dict[int, tuple[float, str]] = {}
         self.left: dict[int, str] = {}
@@ -131,13 +131,13 @@ class Board:
 
     # ---- messages
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Posted) -> None:
         """Keep a message until it is received."""
         with self.changed:
             self.sent.append(message)
             self._match()
 
-    def post(self, receive: Message) -> int:
+    def post(self, receive: Posted) -> int:
         """Begin to receive; return the number of the receive."""
         with self.changed:
             self.posted += 1
@@ -164,7 +164,7 @@ class Board:
                 receive.error = _mismatch(found, receive)
         self.changed.notify_all()
 
-    def take(self, number: int, wait_s: float, limit: float | None) -> Message | None:
+    def take(self, number: int, wait_s: float, limit: float | None) -> Posted | None:
         """Wait for a receive; return what came, None if nothing has after `wait_s`.
 
         With `limit`, the group's, the receive is given up then, which is an error.
@@ -188,7 +188,7 @@ class Board:
                 raise receive.error
             return receive.got
 
-    def _attend(self, receive: Message) -> None:
+    def _attend(self, receive: Posted) -> None:
         """End a receive for which nothing can come any more."""
         other = next(filter(receive.wants, self.sent), None)
         if other is not None and all(
@@ -203,7 +203,7 @@ class Board:
                 receive.source,
             )
 
-    def _give_up(self, receive: Message, limit: float) -> None:
+    def _give_up(self, receive: Posted, limit: float) -> None:
         receive.is_open = False
         account = self._account(receive.sources(), receive.to, receive.words, limit)
         other = next(filter(receive.wants, self.sent), None)
@@ -261,7 +261,7 @@ class Board:
             self.changed.notify_all()
 
 
-def _mismatch(sent: Message, receive: Message, account: str = "") -> MismatchError:
+def _mismatch(sent: Posted, receive: Posted, account: str = "") -> MismatchError:
     return MismatchError(
         f"rank {sent.source} sent {sent.words}, but rank {receive.to} receives {receive.words}. "
         f"The message was not taken: receive it with an array of its size and dtype{account}"

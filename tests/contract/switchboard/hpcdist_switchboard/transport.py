@@ -23,11 +23,23 @@ from hpcdist.transport.base import (
     Work,
     WorldRequest,
 )
-from hpcdist.transport.call import ANY_SOURCE, MESSAGES, Call, Kind, fingerprint, label
+from hpcdist.transport.call import (
+    ANY_SOURCE,
+    MESSAGES,
+    AnyMessage,
+    Call,
+    Collective,
+    Kind,
+    Message,
+    Objects,
+    Reduction,
+    Refusal,
+    label,
+)
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.queue import seconds
 from hpcdist.transport.threads.collectives import VERBS, check_fit
-from hpcdist_switchboard.board import BoardManager, Group, Message
+from hpcdist_switchboard.board import BoardManager, Group, Posted
 
 _SENDS = (Kind.SEND, Kind.SEND_OBJECT_LIST)
 
@@ -68,47 +80,46 @@ class SwitchboardTransport(Transport):
         """Start and wait."""
         work = self.start(call)
         work.wait()
-        return work if call.kind >= MESSAGES else work.result()
+        return work if isinstance(call, MESSAGES) else work.result()
 
     def start(self, call: Call) -> Work:
         """Send, post a receive, or queue a collective."""
         call = _on_host(call)
         if call.kind in _SENDS:
-            data = call.pickles if call.send is None else call.send.reshape(-1)
-            self.board.send(self._message(call, self.rank, call.root, _dumps(data)))
+            content = call.data.reshape(-1) if isinstance(call, Message) else _copied(call.pickles)
+            data = pickle.dumps(content, 5)
+            self.board.send(self._message(call, self.rank, call.root, data))
             _end(call, None)
             return DONE
-        if call.kind >= MESSAGES:
+        if isinstance(call, MESSAGES):
             return Receiving(self, call, self._message(call, call.root, self.rank))
         with self._issuing:
             self._issued += 1
             return Joining(self, call, self._issued, self._one_by_one.submit)
 
-    def _message(self, call: Call, source: int, to: int, data: bytes | None = None) -> Message:
-        array = call.send if call.send is not None else call.recv
-        size = 0 if array is None else array.size
+    def _message(self, call: AnyMessage, source: int, to: int, data: bytes | None = None) -> Posted:
+        size = call.data.size if isinstance(call, Message) else 0
         world = [each if each == ANY_SOURCE else self.ranks[each] for each in (source, to)]
         words = f"{label(call, self.ranks)} from {_named(world[0])} with tag {call.tag}"
         words = f"{words} in the group of ranks {[*self.ranks]}, called at {call_site()}"
-        return Message(self.group, *world, call.tag, call.dtype, size, words, data)
+        return Posted(self.group, *world, call.tag, call.dtype, size, words, data)
 
-    def perform(self, call: Call, number: int, words: str) -> Any:
+    def perform(self, call: Collective, number: int, words: str) -> Any:
         """Tell all ranks the call, and compute from what they tell."""
         if call.begin is not None:
             call.begin()
-        error, bare = call.error, call._replace(begin=None, finish=None, ended=None)
-        offer = str(error or ""), label(call, self.ranks), fingerprint(call), _bare(bare)
-        told = self.board.meet(
-            self.group, number, self.world_rank, _dumps(offer), words, self.timeout_s
+        offer = pickle.dumps(
+            (str(call.error or ""), label(call, self.ranks), call.fingerprint(), _bare(call)), 5
         )
-        if error is not None:
-            raise error
+        told = self.board.meet(self.group, number, self.world_rank, offer, words, self.timeout_s)
+        if call.error is not None:
+            raise call.error
         calls = self._agreed([pickle.loads(each) for each in told], call)
         check_fit(calls, self.ranks)
         result = VERBS[call.kind](calls)[self.rank]
         return result if call.finish is None else call.finish(result)
 
-    def _agreed(self, told: list[Any], own: Call) -> list[Call]:
+    def _agreed(self, told: list[Any], own: Collective) -> list[Any]:
         """Return the calls of all ranks, this one's with its own arrays."""
         errors, labels, fingerprints, calls = zip(*told, strict=True)
         for world, words, error in zip(self.ranks, labels, errors, strict=True):
@@ -119,13 +130,11 @@ class SwitchboardTransport(Transport):
         if len(set(fingerprints)) > 1:
             lines = [f"\n  rank {rank}: {each}" for rank, each in zip(self.ranks, labels)]  # noqa: B905
             raise MismatchError(f"the ranks disagree; nothing was sent:{''.join(lines)}")
-        own = own._replace(ended=None)
-        return [
-            own if rank == self.rank else call._replace(rule=own.rule)
-            for rank, call in enumerate(calls)
-        ]
+        if isinstance(own, Reduction):
+            calls = [call._replace(rule=own.rule) for call in calls]
+        return [own if rank == self.rank else call for rank, call in enumerate(calls)]
 
-    def plan(self, call: Call) -> Plan | None:
+    def plan(self, call: Collective) -> Plan | None:
         """Have nothing faster than starting anew."""
         return None
 
@@ -137,7 +146,8 @@ class SwitchboardTransport(Transport):
         nth = self._made[world] = self._made.get(world, 0) + 1
         rank = world.index(self.world_rank)
         made = SwitchboardTransport(self._manager, (world, nth), rank, timeout)
-        ids = Call(Kind.ALL_GATHER_OBJECT, pickles=(Pickled(str(next_id).encode()),), error=error)
+        kind, own = Kind.ALL_GATHER_OBJECT, Pickled(str(next_id).encode())
+        ids = Objects(kind, (own,)) if error is None else Refusal(kind, 0, error)
         return made, max(int(pickled.meta) for pickled in made.run(ids))
 
     def synchronize(self, *, on_device: bool = False) -> None:
@@ -170,7 +180,7 @@ class Joining(Work):
     def __init__(
         self,
         transport: SwitchboardTransport,
-        call: Call,
+        call: Collective,
         number: int,
         submit: Callable[..., Future[Any]],
     ) -> None:
@@ -181,7 +191,7 @@ class Joining(Work):
         )
         self._future = submit(self._perform, call)
 
-    def _perform(self, call: Call) -> Any:
+    def _perform(self, call: Collective) -> Any:
         try:
             result = self._transport.perform(call, self._number, self._words)
         except BaseException as error:
@@ -220,7 +230,7 @@ class Joining(Work):
 class Receiving(Work):
     """A receive: the server has its number."""
 
-    def __init__(self, transport: SwitchboardTransport, call: Call, wanted: Message) -> None:
+    def __init__(self, transport: SwitchboardTransport, call: AnyMessage, wanted: Posted) -> None:
         self._transport, self._call = transport, call
         self._words = wanted.words
         self._number = transport.board.post(wanted)
@@ -260,10 +270,10 @@ class Receiving(Work):
 
     def _store(self, data: Any) -> None:
         call = self._call
-        if call.recv is not None:
-            call.recv.reshape(-1)[...] = data
+        if isinstance(call, Message):
+            call.data.reshape(-1)[...] = data
         if call.finish is not None:
-            call.finish(data if call.recv is None else None)
+            call.finish(None if isinstance(call, Message) else data)
 
     def known(self) -> Known:
         return Known(self._words, self._has_ended, self._error)
@@ -279,20 +289,23 @@ def _on_host(call: Call) -> Call:
     if call.device is None:
         return call
     error = UsageError(f"the switchboard sends arrays in host memory, not on {call.device.name}")
-    if call.kind >= MESSAGES:
+    if isinstance(call, MESSAGES):
         raise error
-    return Call(call.kind, root=call.root, error=error)
+    return Refusal(call.kind, call.root, error, ended=call.ended)
 
 
-def _bare(call: Call) -> Call:
-    """Return `call` as it can be pickled: the rule is that of the rank that reads it."""
-    return call._replace(rule=None, error=None, pickles=[each.copy() for each in call.pickles])
+def _bare(call: Collective) -> Collective | None:
+    """Return `call` without what cannot be pickled, or need not be told."""
+    if isinstance(call, Refusal):
+        return None
+    call = call._replace(begin=None, finish=None, ended=None)
+    if isinstance(call, Reduction):
+        return call._replace(rule=None)  # that of the rank that reads it is the same
+    return call._replace(pickles=_copied(call.pickles)) if isinstance(call, Objects) else call
 
 
-def _dumps(value: Any) -> bytes:
-    if isinstance(value, (list, tuple)) and value and isinstance(value[0], Pickled):
-        value = [each.copy() for each in value]
-    return pickle.dumps(value, 5)
+def _copied(pickles: Sequence[Pickled]) -> list[Pickled]:
+    return [each.copy() for each in pickles]
 
 
 def _named(rank: int) -> str:
