@@ -1,7 +1,8 @@
 # Everything a newcomer needs. `make train` and `make test` set up what they use in .venv.
 #
 #   make train    train examples/train.py on 4 ranks
-#   make test     run all tests, with Slurm, Open MPI and MPICH, on 1 to 4 ranks
+#   make test     run the usual tests: minutes
+#   make test-all run all tests, with Slurm, Open MPI and MPICH, on 1 to 4 ranks
 #   make dev      an environment to develop in
 #   make check    formatting, lint, types, layers
 #   make docs     build the documentation in site/
@@ -21,13 +22,16 @@ export OMPI_MCA_osc = ^ucx
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_QUIET = 1
 
-.PHONY: train test dev check docs wheel bench clean
+.PHONY: train test test-all dev check docs wheel bench clean
 
 train: .venv/.train
 	$(BIN)/mpiexec -n $(RANKS) $(BIN)/python examples/train.py
 
 test: .venv/.test .mpich/.done
 	bash tests/run.sh $(BIN)
+
+test-all: .venv/.test .mpich/.done
+	bash tests/run.sh $(BIN) all
 
 dev: .venv/.dev .venv/.test .mpich/.done
 

@@ -136,10 +136,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hpcdist import checkpoint as checkpoint, sharding as sharding
-    from hpcdist.checkpoint.model import save_group_sharded_model as save_group_sharded_model
     from hpcdist.checkpoint.paddle import (
         load_merged_state_dict as load_merged_state_dict,
         load_state_dict as load_state_dict,
+        save_group_sharded_model as save_group_sharded_model,
         save_state_dict as save_state_dict,
     )
     from hpcdist.launch import MultiprocessContext
@@ -150,7 +150,7 @@ _LAZY = {
     "checkpoint": "hpcdist.checkpoint",
     "load_merged_state_dict": "hpcdist.checkpoint.paddle",
     "load_state_dict": "hpcdist.checkpoint.paddle",
-    "save_group_sharded_model": "hpcdist.checkpoint.model",
+    "save_group_sharded_model": "hpcdist.checkpoint.paddle",
     "save_state_dict": "hpcdist.checkpoint.paddle",
     "sharding": "hpcdist.sharding",
 }

@@ -23,7 +23,7 @@ class Config:
     early_mb: float = 1024.0
     """MiB of messages that a rank takes in, at most, before the receives for them are called."""
     tuning: str | None = None
-    """File written by ``hpcdist tune``: which way operations take at this site."""
+    """File written by ``hpcdist tune``: which algorithm operations take at this site."""
     kernel: Literal["auto", "never"] = "auto"
     """Whether reductions in shared memory use the compiled loops, where there are any."""
     device: str | None = None

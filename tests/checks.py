@@ -28,6 +28,20 @@ class Checks(list):
         return keep
 
 
+def combined(first, second, third):
+    """Return all combinations as parameters, of which a third or fewer meet all pairs of values.
+
+    The others are left to `make test-all`, on two ranks.
+    """
+    others = (pytest.mark.thorough, pytest.mark.two_ranks)
+    return [
+        pytest.param(one, two, three, marks=() if (i + j) % len(third) == k else others)
+        for i, one in enumerate(first)
+        for j, two in enumerate(second)
+        for k, three in enumerate(third)
+    ]
+
+
 # ---- models, optimizers, data
 
 

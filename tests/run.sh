@@ -1,12 +1,18 @@
 #!/usr/bin/env bash
-# Run all tests: tests/run.sh BIN, where BIN holds python (and mpiexec).
+# Run tests: tests/run.sh BIN [all], where BIN holds python (and mpiexec).
 #
-# First those that need one process, then those under a private Slurm, then tests/mpi; the latter
-# two with every MPI that is here: the one in BIN, on 1, 2 and 4 ranks, and an MPICH in .mpich, used
-# the way a centre's module is, on 3. SUITE_RANKS and MPICH_RANKS say otherwise ("1 2 3 4" for all).
+# Without `all`, what takes minutes: everything that needs one process, jobs that fail, a job of a
+# private Slurm, tests/mpi on 2 ranks of the MPI in BIN, and the contract on an MPICH in .mpich,
+# used the way a centre's module is. What is marked as thorough is left out.
+#
+# With `all`, everything but what is marked as slow; tests/mpi on 1, 2 and 4 ranks, and on 3 of the
+# MPICH. What is marked as two_ranks runs on 1 and 2 only.
+#
+# SUITE_RANKS and MPICH_RANKS name other numbers of ranks ("1 2 3 4"), and leave out nothing on them.
 # A suite that fails hides none of those after it: the end tells how each of them went.
 set -uo pipefail
-bin=$(cd "${1:?usage: tests/run.sh BIN}" && pwd) || exit
+bin=$(cd "${1:?usage: tests/run.sh BIN [all]}" && pwd) || exit
+tier=${2:-usual}
 cd "$(dirname "$0")/.." || exit
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe OMPI_MCA_osc=^ucx
@@ -26,19 +32,20 @@ suite() { # NAME COMMAND...: run a suite and note how it went
         >>"$logs/summary"
 }
 
-tests() { # PATH...: a suite of one process
-    "$bin/python" -m pytest -q -m "not slow" "$@"
+tests() { # ARGUMENT...: a suite of one process, shared by two workers
+    "$bin/python" -m pytest -q -n 2 -m "$marks" "$@"
 }
 
-mpi_tests() { # MPIEXEC RANKS: every rank runs every test; what the others say, and the
+mpi_tests() { # MPIEXEC RANKS ARGUMENT...: every rank runs every test; what the others say, and the
     # last words of rank 0, which a launcher may drop, are kept for failures
     local mpiexec=$1 n=$2 code log
+    shift 2
     rm -f "$logs"/rank.*
     LOGS=$logs "$mpiexec" -n "$n" bash -c '
         rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}
         [ "$rank" = 0 ] && exec 2>"$LOGS/rank.0" || exec >"$LOGS/rank.$rank" 2>&1
         exec "$@"' - \
-        "$bin/python" -m pytest -q --with-mpi -p no:cacheprovider -m "not slow" tests/mpi && return
+        "$bin/python" -m pytest -q --with-mpi -p no:cacheprovider "$@" && return
     code=$?
     printf '\n%s ended with exit code %d\n' "$mpiexec" $code
     for log in "$logs"/rank.*; do
@@ -47,18 +54,34 @@ mpi_tests() { # MPIEXEC RANKS: every rank runs every test; what the others say, 
     return $code
 }
 
-suite "one process" tests tests/unit tests/contract tests/docs tests/launch
-suite "a private Slurm" tests tests/slurm
+if [ "$tier" = all ]; then
+    marks="not slow"
+    few="not slow" many="not slow and not two_ranks"
+    slurm=tests/slurm mpich=tests/mpi
+    ranks="1 2 4" mpich_ranks=3
+else
+    marks="not slow and not thorough"
+    few=$marks many=$marks
+    slurm=tests/slurm/test_srun.py::test_ranks_of_srun_know_their_job_and_its_nodes
+    mpich=tests/mpi/test_contract.py
+    ranks=2 mpich_ranks=2
+fi
+[ -z "${SUITE_RANKS:-}${MPICH_RANKS:-}" ] || many=$few
+
+suite "one process" tests --dist loadgroup tests/unit tests/contract tests/docs tests/launch
+suite "a private Slurm" tests --dist loadfile "$slurm"
 if [ -x "$bin/mpiexec" ]; then
     library=$("$bin/mpiexec" --version | head -n 1)
-    for n in ${SUITE_RANKS:-1 2 4}; do
-        suite "$library, $n rank(s)" mpi_tests "$bin/mpiexec" "$n"
+    for n in ${SUITE_RANKS:-$ranks}; do
+        suite "$library, $n rank(s)" mpi_tests "$bin/mpiexec" "$n" \
+            -m "$([ "$n" -le 2 ] && echo "$few" || echo "$many")" tests/mpi
     done
 fi
 if [ -x .mpich/bin/mpiexec ]; then
     export MPI4PY_MPIABI=mpich LD_LIBRARY_PATH=$PWD/.mpich/lib
-    for n in ${MPICH_RANKS:-3}; do
-        suite "MPICH (site MPI, same mpi4py), $n rank(s)" mpi_tests "$PWD/.mpich/bin/mpiexec" "$n"
+    for n in ${MPICH_RANKS:-$mpich_ranks}; do
+        suite "MPICH (site MPI, same mpi4py), $n rank(s)" mpi_tests "$PWD/.mpich/bin/mpiexec" "$n" \
+            -m "$many" "$mpich"
     done
 fi
 printf '\n=== all suites\n'

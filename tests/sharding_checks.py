@@ -319,17 +319,17 @@ def a_rank_holds_what_the_paper_says():
 
 
 @check
-def lent_parameters_are_given_back():
+def gathered_parameters_are_given_back():
     width, depth = 16, 6
     layers = Stack(width, depth)
     model, _ = sharded(layers, OPTIMIZERS["SGD"], "p_g_os", segment_size=0)
-    gathered = model._engine.lent
+    gathered = model._engine.gathered
     model(np.ones((1, width), "f4"))
-    assert not gathered._held
+    assert not gathered._shown
     layers.backward(np.ones((1, width), "f4"))
-    assert not gathered._held
+    assert not gathered._shown
     assert layers.weights[0].shape == (width, width)
-    assert not gathered._held  # the shape alone gathers nothing
+    assert not gathered._shown  # the shape alone gathers nothing
     assert gathered.gathers == 2 * depth
 
 

@@ -16,9 +16,8 @@ import cupy
 import numpy as np
 from cupy.cuda import Event, Stream, runtime
 
-from hpcdist.arrays.device import DeviceRuntime
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.arrays.libraries import DeviceView, Library, NumpyArray
+from hpcdist.arrays.interface import DeviceRuntime, DeviceView, Library, NumpyArray
 from hpcdist.errors import TransportError
 
 

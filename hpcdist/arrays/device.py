@@ -1,100 +1,18 @@
-"""`DeviceRuntime`: what hpcdist needs of a device whose memory the host cannot touch.
-
-The array library of the device brings the rest: its arrays obey NumPy's own functions (NEP 13
-and NEP 18), so lists are joined, arrays packed and numbers converted by the same lines as in host
-memory. Work is put on streams, runs in their order, and is waited for by events.
-"""
+"""Which device holds an array, and its streams; `DeviceRuntime` is what a device can do."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from hpcdist.arrays.libraries import NumpyArray, library_of
-
-Stream = Any
-Event = Any
-DeviceArray = Any
-
-
-class DeviceRuntime(ABC):
-    """One device of this process; `name` is for messages, as ``cuda:0``."""
-
-    name: str
-    failures: tuple[type[Exception], ...] = ()
-    """What the device's functions raise when it fails."""
-
-    @abstractmethod
-    def current_streams(self) -> tuple[Stream, ...]:
-        """Return the current stream of each library in use, each stream once.
-
-        What the caller has computed is complete when they have come this far, and what he
-        computes next is put on one of them.
-        """
-
-    @abstractmethod
-    def new_stream(self) -> Stream:
-        """Make a stream that does not wait for the default stream."""
-
-    @abstractmethod
-    def use(self) -> None:
-        """Make the device the current one of this thread, which is hpcdist's own."""
-
-    @abstractmethod
-    def on(self, stream: Stream) -> AbstractContextManager[Any]:
-        """Put on `stream` what the array library does inside the block; for this thread."""
-
-    @abstractmethod
-    def record(self, stream: Stream) -> Event:
-        """Return an event that is complete when `stream` has come to this point."""
-
-    @abstractmethod
-    def wait_event(self, stream: Stream, event: Event) -> None:
-        """Let `stream`, not the host, wait for `event`."""
-
-    @abstractmethod
-    def is_done(self, event: Event) -> bool:
-        """Say whether `event` is complete, without blocking."""
-
-    @abstractmethod
-    def is_capturing(self, stream: Stream) -> bool:
-        """Say whether `stream` records a graph instead of running."""
-
-    @abstractmethod
-    def address(self, array: DeviceArray) -> int:
-        """Return the address of a contiguous array."""
-
-    @abstractmethod
-    def copy_to_host(self, source: DeviceArray, target: NumpyArray, stream: Stream) -> None:
-        """Put the copy of a contiguous array to host memory of equal size on `stream`."""
-
-    @abstractmethod
-    def copy_to_device(self, source: NumpyArray, target: DeviceArray, stream: Stream) -> None:
-        """Put the copy from host memory to a contiguous array of equal size on `stream`."""
-
-    @abstractmethod
-    def pin(self, memory: NumpyArray) -> bool:
-        """Lock host memory for direct copies until `unpin`; False where that is not allowed."""
-
-    @abstractmethod
-    def unpin(self, memory: NumpyArray) -> None:
-        """Undo `pin`."""
-
-    def align(self) -> None:
-        """Let each current stream wait for what is on the others.
-
-        For work on the array library's stream between arrays whose own library has another one.
-        """
-        streams = self.current_streams()
-        if len(streams) == 1:
-            return
-        events = [self.record(stream) for stream in streams]
-        for stream in streams:
-            for event in events:
-                self.wait_event(stream, event)
+from hpcdist.arrays.interface import (
+    DeviceArray as DeviceArray,
+    DeviceRuntime as DeviceRuntime,
+    Event as Event,
+    Stream as Stream,
+)
+from hpcdist.arrays.libraries import library_of
 
 
 def align_streams(data: DeviceArray) -> None:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hpcdist.arrays.libraries import Library, NumpyArray
+from hpcdist.arrays.interface import Library, NumpyArray
 from hpcdist.errors import UsageError
 
 REMEDY = (

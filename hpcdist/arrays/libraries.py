@@ -7,36 +7,20 @@ imported here: their own file is loaded when one of their arrays first appears.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
+from hpcdist.arrays.cuda import cuda_library
+from hpcdist.arrays.interface import (
+    DeviceView as DeviceView,
+    Library as Library,
+    NumpyArray as NumpyArray,
+)
 from hpcdist.errors import UsageError
 
-NumpyArray = np.ndarray[Any, Any]
-
-
-class DeviceView(NamedTuple):
-    """An array's own memory on a device: `data` in a dtype its library knows, `dtype` the real."""
-
-    data: Any
-    dtype: np.dtype
-
-
-class Library(NamedTuple):
-    """`view` shows an array's own memory; `wrap` turns a fresh NumPy array into the library's.
-
-    Of an array on a device, `view` is a `DeviceView`, `engine` finds the device that holds memory
-    of such a view, and `wrap_device` turns fresh memory there, and its real dtype, into an array
-    of the library. `remedy` is for messages: what to do about an array that cannot be written.
-    """
-
-    view: Callable[[Any], Any]
-    wrap: Callable[[NumpyArray], Any]
-    remedy: str = "pass a writable copy, for example numpy.array(x)"
-    engine: Callable[[Any], Any] | None = None
-    wrap_device: Callable[[Any, np.dtype], Any] | None = None
+Row = TypeVar("Row")
 
 
 def library_of(array: Any) -> Library:
@@ -73,18 +57,29 @@ def register_library(cls: type, library: Library) -> None:
     _LIBRARIES[cls] = library
 
 
+def row_of(cls: type, table: Mapping[tuple[str, str], Row]) -> Row | None:
+    """Return the row of the first class that `cls` is made of, by its package and its name.
+
+    So a table can speak of classes of optional libraries without importing them.
+    """
+    for base in cls.__mro__:
+        row = table.get((base.__module__.partition(".")[0], base.__name__))
+        if row is not None:
+            return row
+    return None
+
+
 def _find(array: Any) -> Library:
     cls = type(array)
+    if row_of(cls, _MASKED):  # numpy.ma is slow to import: not asked for
+        return Library(_from_masked, np.asarray)
     for base in cls.__mro__:
         if base in _LIBRARIES:
             return _LIBRARIES[base]
-        module = base.__module__.partition(".")[0]
-        if base.__name__ == "MaskedArray" and module == "numpy":
-            return Library(_from_masked, np.asarray)  # numpy.ma is slow to import: not asked for
-        own_file = _OPTIONAL.get((module, base.__name__))
-        if own_file is not None:
-            row: Library = importlib.import_module(own_file).LIBRARY
-            return row
+    own_file = row_of(cls, _OPTIONAL)
+    if own_file is not None:
+        row: Library = importlib.import_module(own_file).LIBRARY
+        return row
     if hasattr(array, "__cuda_array_interface__"):
         return cuda_library()
     if hasattr(array, "__dlpack__"):
@@ -139,24 +134,6 @@ def _from_dlpack(array: Any) -> Any:
     return np.from_dlpack(array)
 
 
-def cuda_library() -> Library:
-    """Return CuPy's row, through which all arrays in CUDA memory are seen.
-
-    Raises:
-        UsageError: CuPy is not installed.
-
-    """
-    try:
-        row: Library = importlib.import_module("hpcdist.arrays.cupy").LIBRARY
-    except ImportError as error:
-        raise UsageError(
-            f"an array in GPU memory travels through CuPy, which is not usable here ({error}): "
-            "pip install cupy-cuda12x (or cupy-cuda13x), or copy the array to the host first "
-            "(tensor.cpu()) and back afterwards"
-        ) from error
-    return row
-
-
 _CUDA = 2
 _HOST_DEVICES = (1, 3, 11, 13)
 """DLPack's kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged: memory the CPU can address."""
@@ -169,6 +146,8 @@ _OPTIONAL = {
     ("jax", "PRNGKeyArray"): "hpcdist.arrays.jax",
 }
 """By package and name of a class: the file of the library it belongs to."""
+
+_MASKED = {("numpy", "MaskedArray"): True}
 
 _LIBRARIES: dict[type, Library] = {
     np.ndarray: Library(_from_subclass, np.asarray),

@@ -12,7 +12,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from hpcdist.arrays.libraries import Library, NumpyArray, cuda_library
+from hpcdist.arrays.cuda import cuda_library
+from hpcdist.arrays.interface import Library, NumpyArray
 from hpcdist.errors import UsageError
 
 _BITS: dict[torch.dtype, Any] = {

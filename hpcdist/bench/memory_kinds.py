@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdist.arrays.cuda import cuda_library
 from hpcdist.arrays.device import DeviceRuntime
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.arrays.libraries import NumpyArray, cuda_library
+from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.group import Group
 from hpcdist.comm.memory import empty
 from hpcdist.errors import TransportError, UsageError

@@ -1,10 +1,11 @@
 """Checkpoints: what all ranks hold, in few files, whole at every moment, for any number of ranks.
 
-Read in this order: `shard` (a part of an array; `dtensor`: torch's), `nodes` (a state as plain
+Read in this order: `boxes` (parts of arrays; `cover`: whether they are all of one; `copies`: from
+one to another), `local_slice` (what a rank holds; `dtensor`: torch's), `nodes` (a state as plain
 data), `objects` (what has a state of its own), `state` (how it is taken apart), `plan` (who writes
-what), `formats` and `blocks` (data files), `schema` and `manifest`, `claim` and `folder` (how it is
-made whole), `team` (ranks that agree), then `saving` and `background`; `matching` and `loading`;
-`inspection` and `command`. All but `Shard` is imported when it is used.
+what), `formats` and `blocks` (data files), `schema` and `manifest`, `claim` and `storage` (how it
+is made whole), `team` (ranks that agree), then `saving` and `background`; `matching`, `reading` and
+`loading`; `inspection` and `command`. All but `LocalSlice` is imported when it is used.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hpcdist.checkpoint.shard import Shard as Shard
+from hpcdist.checkpoint.local_slice import LocalSlice as LocalSlice
 
 if TYPE_CHECKING:
     from hpcdist.checkpoint.inspection import (
@@ -22,13 +23,16 @@ if TYPE_CHECKING:
         verify as verify,
     )
     from hpcdist.checkpoint.loading import load as load
-    from hpcdist.checkpoint.model import save_group_sharded_model as save_group_sharded_model
     from hpcdist.checkpoint.paddle import (
         load_merged_state_dict as load_merged_state_dict,
         load_state_dict as load_state_dict,
+        save_group_sharded_model as save_group_sharded_model,
         save_state_dict as save_state_dict,
     )
     from hpcdist.checkpoint.saving import save as save
+
+Shard = LocalSlice
+"""The former name of `LocalSlice`."""
 
 _MODULES = {
     "save": "saving",
@@ -37,7 +41,7 @@ _MODULES = {
     "verify": "inspection",
     "consolidate": "inspection",
     "Summary": "inspection",
-    "save_group_sharded_model": "model",
+    "save_group_sharded_model": "paddle",
     "save_state_dict": "paddle",
     "load_state_dict": "paddle",
     "load_merged_state_dict": "paddle",

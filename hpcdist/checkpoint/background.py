@@ -65,7 +65,7 @@ class Saving(Work):
         return True
 
     def is_completed(self) -> bool:
-        """Say whether the save has ended, well or not."""
+        """Return whether the save has ended, well or not."""
         return self._thread is None or not self._thread.is_alive()
 
     def known(self) -> Known:
@@ -91,7 +91,7 @@ class Saving(Work):
             )
 
 
-class _Desk(NamedTuple):
+class _AsyncSlot(NamedTuple):
     """The group that ranks use for saving beside their work, and their last save."""
 
     group: Group | None
@@ -99,11 +99,11 @@ class _Desk(NamedTuple):
 
 
 class _Alone:
-    """Stands for the group of a process that has none."""
+    """Stands for the group of a process that has none: None cannot be a weak key."""
 
 
 _ALONE = _Alone()
-_desks: WeakKeyDictionary[Any, _Desk] = WeakKeyDictionary()
+_slots: WeakKeyDictionary[Any, _AsyncSlot] = WeakKeyDictionary()
 """By group. A thread outlives the call that began it, so someone must know of it."""
 
 
@@ -112,13 +112,13 @@ def start_saving(team: Team, folder: str, write: Callable[[Team], Any]) -> Savin
 
     Without MPI_THREAD_MULTIPLE it has ended when this returns.
     """
-    key, known = _desk(team)
+    key, known = _slot(team)
     group = known.group if known else None
     if group is None and team.group is not None and team.size > 1:
         group = new_group(team.group.ranks, name=f"saving of {team.group.name}")
     own = Team(group, team.first_world_rank) if group is not None else Team()
     saving = Saving(folder, lambda: write(own))
-    _desks[key] = _Desk(group, saving)
+    _slots[key] = _AsyncSlot(group, saving)
     atexit.unregister(_finish_all)
     atexit.register(_finish_all)
     saving.begin(beside=group is None or _may_communicate(group))
@@ -127,18 +127,18 @@ def start_saving(team: Team, folder: str, write: Callable[[Team], Any]) -> Savin
 
 def finish_saving(team: Team) -> None:
     """Wait for the save that these ranks have under way, if any."""
-    _, known = _desk(team)
+    _, known = _slot(team)
     if known is not None:
         known.saving.finish()
 
 
-def _desk(team: Team) -> tuple[Any, _Desk | None]:
+def _slot(team: Team) -> tuple[Any, _AsyncSlot | None]:
     key = _ALONE if team.group is None else team.group
-    return key, _desks.get(key)
+    return key, _slots.get(key)
 
 
 def _may_communicate(group: Group) -> bool:
-    """Say whether a thread may communicate beside others."""
+    """Return whether a thread may communicate beside others."""
     if group.mpi_comm is None:
         return True
     mpi = load_mpi()
@@ -146,5 +146,5 @@ def _may_communicate(group: Group) -> bool:
 
 
 def _finish_all() -> None:
-    for desk in list(_desks.values()):
-        desk.saving.finish()
+    for slot in list(_slots.values()):
+        slot.saving.finish()

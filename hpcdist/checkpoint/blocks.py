@@ -1,8 +1,8 @@
 """Data files: runs of bytes with a checksum for each block, written and read in place.
 
 Each block is checked while it is in the processor's cache, so the checksum costs little beside the
-copy: XXH3 of 64 bits makes 20 GB/s where CRC32 makes 1. A part of a run is read without the rest,
-but for the blocks at its ends.
+copy: XXH3 of 64 bits makes 20 GB/s where CRC32 makes 1. A part of a piece is read without the rest,
+but for the blocks that it begins or ends in.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, final
 
 import xxhash
 
+from hpcdist.checkpoint.boxes import Box
 from hpcdist.errors import CheckpointError
 
 BLOCK = 1 << 20
@@ -35,12 +36,11 @@ Progress = Callable[[int], Any]
 
 
 class Piece(NamedTuple):
-    """A run of an array in a file: `file` is a number of the manifest, `offset` is in bytes."""
+    """A box of an array in C order, in a file: a number of the manifest, and an offset in bytes."""
 
     file: int
     offset: int
-    start: int
-    stop: int
+    box: Box
     checksums: bytes
 
 
@@ -151,6 +151,8 @@ class Files:
         self._progress = progress
         self._open: dict[int, int] = {}
         self._scratch = memoryview(bytearray(BLOCK))
+        self._in_scratch: tuple[int, int] | None = None
+        """File and offset of the block that is there."""
 
     def __enter__(self) -> Files:
         return self
@@ -178,67 +180,50 @@ class Files:
             _check_regular(path, found.st_mode)
             self._check_size(number, found.st_size)
 
-    def check(self, name: str, piece: Piece, nbytes: int, start: int = 0, stop: int = -1) -> None:
-        """Read the blocks with bytes from `start` to before `stop` of a piece of `nbytes` bytes.
+    def read(self, name: str, piece: Piece, nbytes: int) -> Iterator[memoryview]:
+        """Read a piece of `nbytes` bytes block by block; the next one overwrites what is given.
 
         Raises:
             CheckpointError: the file is missing, or too short, or a checksum differs.
 
         """
-        for _ in self.read(name, piece, nbytes, start, nbytes if stop < 0 else stop):
-            pass
-
-    def read_into(
-        self, target: memoryview, name: str, piece: Piece, nbytes: int, start: int
-    ) -> None:
-        """Fill `target` with the bytes from `start` on of a piece of `nbytes` bytes, checked.
-
-        Raises:
-            CheckpointError: the file is missing, or too short, or a checksum differs.
-
-        """
-        for _ in self.read(name, piece, nbytes, start, start + target.nbytes, target):
-            pass
-
-    def read(
-        self,
-        name: str,
-        piece: Piece,
-        nbytes: int,
-        start: int,
-        stop: int,
-        target: memoryview | None = None,
-    ) -> Iterator[memoryview]:
-        """Read block by block what lies from `start` to before `stop` of a piece; yield it.
-
-        It lies in `target`, or else where the next block will overwrite it.
-        """
-        if start >= stop:
-            return
-        fd = self._fd(piece.file)
-        for begin in range(start - start % BLOCK, stop, BLOCK):
-            end = min(begin + BLOCK, nbytes)
-            low, high = max(begin, start), min(end, stop)
-            part = None if target is None else target[low - start : high - start]
-            whole = part is not None and (low, high) == (begin, end)
-            block = part if part is not None and whole else self._scratch[: end - begin]
-            self._read_block(fd, block, name, piece, begin)
-            inside = block if whole else block[low - begin : high - begin]
-            if part is not None and not whole:
-                part[:] = inside
-            yield inside
+        for number in range(-(-nbytes // BLOCK)):
+            block = self.block(name, piece, nbytes, number)
+            yield block
             if self._progress is not None:
-                self._progress(inside.nbytes)
+                self._progress(block.nbytes)
 
-    def _read_block(self, fd: int, block: memoryview, name: str, piece: Piece, begin: int) -> None:
-        offset, done = piece.offset + begin, 0
+    def block(
+        self, name: str, piece: Piece, nbytes: int, number: int, into: memoryview | None = None
+    ) -> memoryview:
+        """Read one block of a piece of `nbytes` bytes, and compare it with its checksum.
+
+        It lies in `into`, or where the next block will overwrite it; the last one of these is not
+        read again.
+
+        Raises:
+            CheckpointError: the file is missing, or too short, or the checksum differs.
+
+        """
+        begin = number * BLOCK
+        where = (piece.file, piece.offset + begin)
+        block = self._scratch[: min(BLOCK, nbytes - begin)] if into is None else into
+        if into is not None:
+            self._read_block(block, name, piece, number)
+        elif where != self._in_scratch:
+            self._in_scratch = None
+            self._read_block(block, name, piece, number)
+            self._in_scratch = where
+        return block
+
+    def _read_block(self, block: memoryview, name: str, piece: Piece, number: int) -> None:
+        fd, offset, done = self._fd(piece.file), piece.offset + number * BLOCK, 0
         while done < block.nbytes:
             got = os.preadv(fd, [block[done:]], offset + done)
             if got == 0:
                 raise CheckpointError(self._too_short(piece.file, offset + done))
             done += got
-        index = begin // BLOCK * 8
-        if _PACK(checksum(block)) != piece.checksums[index : index + 8]:
+        if _PACK(checksum(block)) != piece.checksums[number * 8 : number * 8 + 8]:
             raise CheckpointError(
                 f"{self._path(piece.file)} is damaged: its bytes {offset} to "
                 f"{offset + block.nbytes - 1}, of {name!r}, are not those that were saved; load "

@@ -19,8 +19,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from hpcdist.checkpoint.folder import find_checkpoint, open_checkpoint, step_folder, steps_of
 from hpcdist.checkpoint.inspection import consolidate, summary_of, verify
+from hpcdist.checkpoint.storage import find_checkpoint, open_checkpoint, step_folder, steps_of
 from hpcdist.errors import CheckpointError, UsageError
 
 _DAMAGED = 1

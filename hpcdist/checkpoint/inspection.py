@@ -7,12 +7,15 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
+from operator import attrgetter
 from typing import NamedTuple
 
-from hpcdist.checkpoint.blocks import Files, Piece, Progress, write_file
-from hpcdist.checkpoint.folder import find_checkpoint, named, open_checkpoint, sync_folder
+from hpcdist.checkpoint.blocks import Files, Progress, blocks_of, write_file
 from hpcdist.checkpoint.formats import Tensor, lay_out
+from hpcdist.checkpoint.host_copies import bytes_of
 from hpcdist.checkpoint.manifest import Manifest
+from hpcdist.checkpoint.reading import read_arrays
+from hpcdist.checkpoint.storage import find_checkpoint, named, open_checkpoint, sync_folder
 from hpcdist.comm.group import Group
 from hpcdist.comm.together import reading_team
 from hpcdist.errors import CheckpointError, UsageError
@@ -95,15 +98,11 @@ def _damages(
             for piece in pieces:
                 if piece.file % size == rank:
                     try:
-                        files.check(name, piece, _nbytes(manifest, name, piece))
+                        for _ in files.read(name, piece, piece.box.size * manifest.itemsize(name)):
+                            pass
                     except (CheckpointError, OSError) as error:
                         damages[str(error)] = None
     return list(damages)
-
-
-def _nbytes(manifest: Manifest, name: str, piece: Piece) -> int:
-    size = manifest.arrays[name].size
-    return manifest.nbytes(name) // size * (piece.stop - piece.start) if size else 0
 
 
 def consolidate(
@@ -142,7 +141,9 @@ def consolidate(
     new = f"{output}.{secrets.token_hex(6)}.new"
     try:
         with Files(folder, manifest.files, progress) as files:
-            contents = ((each.offset, _whole(files, manifest, each.name)) for each in placed)
+            contents = (
+                (each.offset, _whole(files, manifest, each.name, progress)) for each in placed
+            )
             write_file(new, first, contents)
         os.replace(new, output)
     except OSError as error:
@@ -154,7 +155,16 @@ def consolidate(
     return summary_of(folder, manifest)
 
 
-def _whole(files: Files, manifest: Manifest, name: str) -> Iterator[memoryview]:
-    for piece in manifest.pieces[name]:
-        nbytes = _nbytes(manifest, name, piece)
-        yield from files.read(name, piece, nbytes, 0, nbytes)
+def _whole(
+    files: Files, manifest: Manifest, name: str, progress: Progress | None
+) -> Iterator[memoryview]:
+    """Give an array in C order: runs as they are read; boxes are put together in memory."""
+    pieces = sorted(manifest.pieces[name], key=attrgetter("box"))
+    if all(piece.box.is_run for piece in pieces):
+        for piece in pieces:
+            yield from files.read(name, piece, piece.box.size * manifest.itemsize(name))
+        return
+    for block in blocks_of(bytes_of(read_arrays(files, manifest, [name])[name])):
+        yield block
+        if progress is not None:
+            progress(block.nbytes)

@@ -1,8 +1,8 @@
-"""`load`: read a checkpoint on any number of ranks, into arrays or shards of any division.
+"""`load`: read a checkpoint on any number of ranks, into arrays or slices of any division.
 
 The first rank finds the checkpoint and tells the others what is in it; all compare it with their
-states (`matching`); each rank then reads the bytes that it wants, and no others. Nothing is changed
-before all ranks have found that everything fits.
+states (`matching`); each rank then reads what it wants, and little else (`reading`). Nothing is
+changed before all ranks have found that everything fits.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from hpcdist.checkpoint.background import finish_saving
-from hpcdist.checkpoint.blocks import Files, Piece
-from hpcdist.checkpoint.folder import check_order, named, open_checkpoint
-from hpcdist.checkpoint.formats import dtype_of_name
-from hpcdist.checkpoint.host import Target, new_target, to_write
+from hpcdist.checkpoint.blocks import Files
 from hpcdist.checkpoint.manifest import Manifest
-from hpcdist.checkpoint.matching import Fill, Matching, ObjectState, Wanted
+from hpcdist.checkpoint.matching import Fill, Matching, ObjectState
 from hpcdist.checkpoint.nodes import Path, name_of, topmost
 from hpcdist.checkpoint.objects import give
+from hpcdist.checkpoint.reading import Wish, check, finisher, read, take
+from hpcdist.checkpoint.storage import check_order, named, open_checkpoint
 from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.together import Team, reading_team
@@ -45,7 +44,8 @@ def load(
     """Fill `state` with what a checkpoint has; return it. Collective.
 
     Any number of ranks may load what any other number has saved; each of them says what it wants,
-    whole arrays or `Shard`s. Without `init_parallel_env` this process reads alone, without MPI.
+    whole arrays or `LocalSlice`s. Without `init_parallel_env` this process reads alone, without
+    MPI.
 
     Args:
         state: as given to `save`. Objects with ``load_state_dict``, such as models, optimizers and
@@ -132,16 +132,15 @@ def load_into(
     early = [each for each in matching.objects if not each.has_arrays]
     late = [each for each in matching.objects if each.has_arrays]
     with Files(folder, manifest.files) as files:
-        wishes: dict[str, _Wish] = {}
-        team.share(lambda: wishes.update(_wishes(files, manifest, matching.wanted)))
-        fresh = {name: each for name, each in wishes.items() if each.target.is_new}
-        yours = {name: each for name, each in wishes.items() if not each.target.is_new}
+        wishes: list[Wish] = []
+        team.share(lambda: wishes.extend(take(files, manifest, matching.wanted)))
+        yours = [each for each in wishes if not each.target.is_new]
         if check_first:
-            team.share(lambda: _check(files, manifest, yours))
-        team.share(lambda: _read(files, manifest, fresh))
+            team.share(lambda: check(files, yours))
+        team.share(lambda: read(files, [each for each in wishes if each.target.is_new]))
         _load_small(team, early)
-        team.share(lambda: _read(files, manifest, yours))
-    finish = _finisher(wishes)
+        team.share(lambda: read(files, yours))
+    finish = finisher(wishes)
     team.share(lambda: _load_all(late, finish))
     return fills[0](finish), told
 
@@ -221,89 +220,5 @@ def _load_one(each: ObjectState, finish: Callable[[str], Any]) -> None:
         loaded = "; other parts of the state have been loaded" if each.has_arrays else ""
         raise CheckpointError(
             f"{each.name!r}, a {type(each.thing).__name__}, refuses the state that was saved: "
-            f"{error}{loaded}"
+            f"{type(error).__name__}: {error}{loaded}"
         ) from error
-
-
-# ---- arrays
-
-
-def load_arrays(folder: str, manifest: Manifest, names: Iterable[str]) -> dict[str, Any]:
-    """Return new arrays with what a checkpoint has under these names; local."""
-    wanted = {name: Wanted(0, manifest.arrays[name].size, None) for name in names}
-    with Files(folder, manifest.files) as files:
-        wishes = _wishes(files, manifest, wanted)
-        _read(files, manifest, wishes)
-    return {name: wish.target.finish() for name, wish in wishes.items()}
-
-
-class _Wish(NamedTuple):
-    """What a rank wants of an array: elements from `start` to before `stop`, and where to."""
-
-    start: int
-    stop: int
-    target: Target
-
-
-def _wishes(files: Files, manifest: Manifest, wanted: Mapping[str, Wanted]) -> dict[str, _Wish]:
-    """Take memory for what is wanted, if the files have as many bytes as they should."""
-    files.measure(_files_of(manifest, wanted))
-    return {name: _wish(manifest, name, each) for name, each in wanted.items()}
-
-
-def _wish(manifest: Manifest, name: str, wanted: Wanted) -> _Wish:
-    start, stop, into = wanted
-    if into is not None:
-        return _Wish(start, stop, to_write(into, name))
-    array = manifest.arrays[name]
-    return _Wish(start, stop, new_target(dtype_of_name(array.dtype), array.shape))
-
-
-def _finisher(wishes: Mapping[str, _Wish]) -> Callable[[str], Any]:
-    return lambda name: wishes[name].target.finish()
-
-
-def _files_of(manifest: Manifest, wanted: Mapping[str, Wanted]) -> list[int]:
-    """Return the numbers of the files in which something is that is wanted."""
-    return sorted(
-        {
-            piece.file
-            for name, each in wanted.items()
-            for piece in manifest.pieces[name]
-            if piece.start < each.stop and each.start < piece.stop
-        }
-    )
-
-
-def _reads(
-    manifest: Manifest, name: str, wish: _Wish
-) -> Iterator[tuple[Piece, int, int, int, int]]:
-    """Tell piece by piece: its bytes, those wanted of them (from, to), and where they go."""
-    itemsize = dtype_of_name(manifest.arrays[name].dtype).itemsize
-    for piece in manifest.pieces[name]:
-        low, high = max(wish.start, piece.start), min(wish.stop, piece.stop)
-        if low < high:
-            nbytes, first, last, place = (
-                each * itemsize
-                for each in (
-                    piece.stop - piece.start,
-                    low - piece.start,
-                    high - piece.start,
-                    low - wish.start,
-                )
-            )
-            yield piece, nbytes, first, last, place
-
-
-def _check(files: Files, manifest: Manifest, wishes: Mapping[str, _Wish]) -> None:
-    """Compare what is wanted with its checksums."""
-    for name, wish in wishes.items():
-        for piece, nbytes, first, last, _ in _reads(manifest, name, wish):
-            files.check(name, piece, nbytes, first, last)
-
-
-def _read(files: Files, manifest: Manifest, wishes: Mapping[str, _Wish]) -> None:
-    for name, wish in wishes.items():
-        for piece, nbytes, first, last, place in _reads(manifest, name, wish):
-            part = wish.target.memory[place : place + last - first]
-            files.read_into(part, name, piece, nbytes, first)

@@ -10,15 +10,16 @@ import json
 from typing import Any, NamedTuple
 
 from hpcdist.checkpoint.blocks import BLOCK, CHECKSUM, Piece, checksum
+from hpcdist.checkpoint.boxes import Box
 from hpcdist.checkpoint.formats import dtype_of_name, is_tensor_dtype
 from hpcdist.checkpoint.nodes import CONTAINERS, Node
 from hpcdist.checkpoint.plan import Array
-from hpcdist.checkpoint.schema import Wrong, check_manifest
+from hpcdist.checkpoint.schema import Wrong, check_contents, check_form
 from hpcdist.errors import CheckpointError
 
 FORMAT = "hpcdist checkpoint"
-VERSION = 2
-"""1 did not tell torch's and JAX's arrays from NumPy's."""
+VERSION = 3
+"""1 did not tell torch's and JAX's arrays from NumPy's; the pieces of 2 were runs of elements."""
 
 LARGEST = 1 << 30
 """Bytes of the largest manifest that is read."""
@@ -28,7 +29,7 @@ _BEFORE, _AFTER = len(_START % 0), 1
 
 
 class Manifest(NamedTuple):
-    """`files` are names and bytes; `pieces` of each array are in order and cover it."""
+    """`files` are names and bytes; `pieces` of each array have each element of it once."""
 
     structure: Node
     arrays: dict[str, Array]
@@ -37,10 +38,13 @@ class Manifest(NamedTuple):
     ranks: int
     step: int | None = None
 
+    def itemsize(self, name: str) -> int:
+        """Return the bytes of an element of an array."""
+        return dtype_of_name(self.arrays[name].dtype).itemsize
+
     def nbytes(self, name: str) -> int:
         """Return the bytes of an array."""
-        array = self.arrays[name]
-        return array.size * dtype_of_name(array.dtype).itemsize
+        return self.arrays[name].size * self.itemsize(name)
 
     @property
     def total(self) -> int:
@@ -63,8 +67,8 @@ def to_json(manifest: Manifest) -> bytes:
                 "dtype": array.dtype,
                 "shape": array.shape,
                 "pieces": [
-                    [*piece[:-1], base64.b64encode(piece.checksums).decode()]
-                    for piece in manifest.pieces[name]
+                    [file, offset, *box, base64.b64encode(checksums).decode()]
+                    for file, offset, box, checksums in manifest.pieces[name]
                 ],
             }
             for name, array in manifest.arrays.items()
@@ -94,7 +98,10 @@ def from_json(text: bytes, where: str) -> Manifest:
     try:
         found = json.loads(content, object_pairs_hook=_without_doubles, parse_constant=_refuse)
         _check_version(found, where)
-        check_manifest(found)
+        check_form(found)
+        if found["version"] < 3:
+            _make_boxes(found["arrays"])
+        check_contents(found)
     except (ValueError, RecursionError) as error:
         problem = str(error) if isinstance(error, Wrong) else "it is no proper JSON"
         raise CheckpointError(f"{where} is damaged: {problem}; load another checkpoint") from error
@@ -142,5 +149,15 @@ def _with_tensors(node: Node, arrays: Any, inside: bool = False) -> Node:
     return node
 
 
-def _piece(file: int, offset: int, start: int, stop: int, checksums: str) -> Piece:
-    return Piece(file, offset, start, stop, base64.b64decode(checksums))
+def _make_boxes(arrays: dict[str, Any]) -> None:
+    """Tell the pieces of versions 1 and 2, from an element to before another one, as boxes."""
+    for array in arrays.values():
+        array["pieces"] = [
+            [file, offset, [start], [stop - start], checksums]
+            for file, offset, start, stop, checksums in array["pieces"]
+        ]
+
+
+def _piece(file: int, offset: int, offsets: list[int], lengths: list[int], checksums: str) -> Piece:
+    box = Box(tuple(offsets), tuple(lengths))
+    return Piece(file, offset, box, base64.b64decode(checksums))

@@ -8,15 +8,14 @@ fit. How much may differ is a `Rule`.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from hpcdist.checkpoint.dtensor import is_dtensor, shard_of
-from hpcdist.checkpoint.formats import name_of_dtype
-from hpcdist.checkpoint.host import look
+from hpcdist.checkpoint.boxes import Box, whole
+from hpcdist.checkpoint.dtensor import is_dtensor
+from hpcdist.checkpoint.local_slice import LocalSlice
 from hpcdist.checkpoint.nodes import (
     ARRAYS,
     CONTAINERS,
@@ -30,8 +29,14 @@ from hpcdist.checkpoint.nodes import (
 )
 from hpcdist.checkpoint.objects import is_model, is_object, is_optimizer_state, template_of
 from hpcdist.checkpoint.plan import Array
-from hpcdist.checkpoint.shard import Shard, bounds_of
-from hpcdist.checkpoint.state import Opened, is_array, open_container
+from hpcdist.checkpoint.state import (
+    Opened,
+    data_of,
+    extent_of,
+    is_array,
+    open_container,
+    parts_of,
+)
 from hpcdist.errors import UsageError
 
 Get = Callable[[str], Any]
@@ -94,13 +99,12 @@ def _rule_of(thing: Any, template: Any) -> Rule:
 
 
 class Wanted(NamedTuple):
-    """An array of the checkpoint that is wanted: elements from `start` to before `stop`.
+    """A box of an array of the checkpoint that is wanted.
 
-    `into` is the user's array, or the data of a shard; None for a new one.
+    `into` is the user's array, or the data of a slice; None for a new one.
     """
 
-    start: int
-    stop: int
+    box: Box
     into: Any
 
 
@@ -120,7 +124,7 @@ class Matching:
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self._arrays = arrays
-        self.wanted: dict[str, Wanted] = {}
+        self.wanted: dict[str, list[Wanted]] = {}
         self.objects: list[ObjectState] = []
         self.problems: list[str] = []
         self.missing: list[str] = []
@@ -140,7 +144,7 @@ class Matching:
         (kind,) = node
         if value is None:
             return self._new(node, path)
-        if is_array(value) or isinstance(value, Shard):
+        if is_array(value) or isinstance(value, LocalSlice):
             return self._array(value, node, path, rule)
         opened = open_container(value)
         if opened is not None:
@@ -157,7 +161,7 @@ class Matching:
             self._loaded.add(deeper)
             ((kind, content),) = leaf.items()
             if kind in ARRAYS:
-                self.wanted[content] = Wanted(0, self._arrays[content].size, None)
+                self.wanted[content] = [Wanted(whole(self._arrays[content].shape), None)]
         return lambda get: build(node, lambda kind, name: wrap(kind, get(name)))
 
     def _differs(self, value: Any, node: Node, path: Path, rule: Rule, here: str = "") -> Fill:
@@ -187,22 +191,18 @@ class Matching:
         self._loaded.add(path)
         return lambda get: _filled(value, get(name))
 
-    def _want(self, given: Any, name: str) -> Wanted:
-        """Return what an array or a shard is to be filled with; `UsageError` if it does not fit."""
-        saved = self._arrays[name]
-        if is_dtensor(given):
-            given = shard_of(given, name)
-        data = given.data if isinstance(given, Shard) else given
-        dtype, shape = look(data, name)
-        start, stop = 0, saved.size
-        if isinstance(given, Shard):
-            shape, start, stop = bounds_of(given, name, math.prod(shape))
-        if (name_of_dtype(dtype), shape) != saved:
-            raise UsageError(
-                f"{name!r} is {saved.dtype} of shape {saved.shape} in the checkpoint, but "
-                f"{name_of_dtype(dtype)} of shape {shape} here"
-            )
-        return Wanted(start, stop, data)
+    def _want(self, given: Any, name: str) -> list[Wanted]:
+        """Return what fills an array or its slices; `UsageError` if it does not fit."""
+        saved, wanted = self._arrays[name], []
+        for part in parts_of(given, name):
+            dtype, shape, box = extent_of(part, name)
+            if (dtype, shape) != saved:
+                raise UsageError(
+                    f"{name!r} is {saved.dtype} of shape {saved.shape} in the checkpoint, but "
+                    f"{dtype} of shape {shape} here"
+                )
+            wanted.append(Wanted(box, data_of(part)))
+        return wanted
 
     # ---- containers
 
@@ -279,8 +279,8 @@ class Matching:
         try:
             template = template_of(thing, node, self._arrays)
         except Exception as error:
-            kind = type(thing).__name__
-            problem = f"{name_of(path)!r} is a {kind} whose state cannot be taken: {error}"
+            kind, cause = type(thing).__name__, f"{type(error).__name__}: {error}"
+            problem = f"{name_of(path)!r} is a {kind} whose state cannot be taken: {cause}"
             return self._refuse(thing, node, path, problem)
         known = len(self.wanted)
         fill = self._match(template, node, path, _rule_of(thing, template), keep=False)
@@ -295,7 +295,7 @@ def _always(value: Any) -> Fill:
 
 def _filled(value: Any, array: Any) -> Any:
     """Return what stands in the place of `value` when its memory, or `array`, has been filled."""
-    if isinstance(value, Shard):
+    if isinstance(value, LocalSlice):
         return value._replace(data=array)
     if is_dtensor(value):
         return value

@@ -1,13 +1,16 @@
-"""Paddle's names: `save_state_dict`, `load_state_dict`, `load_merged_state_dict`."""
+"""Paddle's names: states by `save_state_dict` and `load_state_dict`, and sharded models."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-from hpcdist.checkpoint.folder import named, open_checkpoint
-from hpcdist.checkpoint.loading import load_arrays, load_into, what_is_wanted
+from hpcdist.checkpoint.blocks import Files
+from hpcdist.checkpoint.loading import load_into, what_is_wanted
+from hpcdist.checkpoint.objects import is_object
+from hpcdist.checkpoint.reading import read_arrays
 from hpcdist.checkpoint.saving import save
+from hpcdist.checkpoint.storage import named, open_checkpoint
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
@@ -28,7 +31,7 @@ def save_state_dict(
     """Write a state to a folder, as `hpcdist.checkpoint.save` does. Collective.
 
     Args:
-        state_dict: arrays, `Shard`s and values, nested as you like.
+        state_dict: arrays, `LocalSlice`s and values, nested as you like.
         path: a folder.
         process_group: the ranks that hold the state; None for all.
         coordinator_rank: the world rank that looks at the folder and decides.
@@ -66,7 +69,7 @@ def load_state_dict(
     The state may want less than was saved; all that it wants must be there.
 
     Args:
-        state_dict: arrays and `Shard`s are filled, values replaced.
+        state_dict: arrays and `LocalSlice`s are filled, values replaced.
         path: the folder given to `save_state_dict`.
         process_group: the ranks that load; None for all.
         coordinator_rank: the world rank that looks at the folder and decides.
@@ -118,7 +121,8 @@ def load_merged_state_dict(
     _refuse_changes(aoa_config)
     folder, manifest = open_checkpoint(named(path), unique_id)
     names = [name for name in manifest.arrays if name.startswith(prefix or "")]
-    return load_arrays(folder, manifest, names)
+    with Files(folder, manifest.files) as files:
+        return read_arrays(files, manifest, names)
 
 
 def _refuse_changes(aoa_config: Any) -> None:
@@ -127,3 +131,45 @@ def _refuse_changes(aoa_config: Any) -> None:
             "aoa_config is not there: arrays are loaded under the names and in the shapes with "
             "which they were saved; rename and reshape what load(None, path) returns"
         )
+
+
+def save_group_sharded_model(
+    model: Any,
+    output: str | os.PathLike[str],
+    optimizer: Any = None,
+    *,
+    group: Group | None = None,
+) -> None:
+    """Write a sharded model, and its optimizer, to the folder `output`. Collective.
+
+    Nothing is gathered: each rank writes what it owns. The checkpoint has the keys ``model`` and
+    ``optimizer``; it can be loaded on any number of ranks, sharded at any level or not at all, by
+    ``hpcdist.checkpoint.load({"model": model, "optimizer": optimizer}, output)``.
+
+    Args:
+        model: what `group_sharded_parallel` returned, or anything with ``state_dict()``.
+        output: a folder; it is made, and an older checkpoint in it is replaced.
+        optimizer: of the model; None to save the model alone.
+        group: all ranks that train it; None for all of the job.
+
+    Raises:
+        UsageError: `model` or `optimizer` has no state.
+        CheckpointError: it cannot be written; on every rank, and what was there is unchanged.
+
+    """
+    state = {"model": _checked(model, "model")}
+    if optimizer is not None:
+        state["optimizer"] = _checked(optimizer, "optimizer")
+    save(state, output, group)
+
+
+def _checked(thing: Any, what: str) -> Any:
+    """Return an object whose state `save` takes, or its state."""
+    if is_object(thing):
+        return thing
+    if hasattr(thing, "state_dict"):
+        return thing.state_dict()
+    raise UsageError(
+        f"{what} is a {type(thing).__name__}, which has no state_dict(); pass what "
+        "group_sharded_parallel returned"
+    )

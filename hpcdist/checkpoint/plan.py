@@ -1,16 +1,18 @@
 """Who writes what: every element of every array exactly once, spread evenly over the ranks.
 
-Pure: ranks say which runs of elements they hold (`Held`), `join_holdings` makes sure that nothing
-is missing, and `share_out` gives every run, or parts of it, to one of its holders.
+Pure: ranks say which boxes of arrays they hold (`Held`), `join_holdings` makes sure that nothing
+is missing, and `share_out` gives every box, or parts of it, to one of its holders.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from hpcdist.checkpoint.boxes import Box, Shape, row_size, split
+from hpcdist.checkpoint.cover import Flaw, flaw_of
 from hpcdist.checkpoint.formats import DtypeName, dtype_of_name
 from hpcdist.errors import MismatchError, UsageError
 
@@ -19,20 +21,19 @@ CUT = 1 << 20
 
 
 class Held(NamedTuple):
-    """What a rank holds of an array: the elements from `start` to before `stop`, flattened."""
+    """What a rank holds of an array of this shape: a box, the simplest of its elements."""
 
     name: str
     dtype: DtypeName
-    shape: tuple[int, ...]
-    start: int
-    stop: int
+    shape: Shape
+    box: Box
 
 
 class Array(NamedTuple):
     """A whole array."""
 
     dtype: DtypeName
-    shape: tuple[int, ...]
+    shape: Shape
 
     @property
     def size(self) -> int:
@@ -40,27 +41,25 @@ class Array(NamedTuple):
         return math.prod(self.shape)
 
 
-class Run(NamedTuple):
-    """Elements of an array that the same ranks hold."""
+class Shared(NamedTuple):
+    """A box of an array, and the ranks that hold it."""
 
     name: str
-    start: int
-    stop: int
+    box: Box
     holders: tuple[int, ...]
 
 
-class Span(NamedTuple):
-    """What a rank writes of an array: elements from `start` to before `stop`."""
+class Share(NamedTuple):
+    """A box of an array that one rank writes."""
 
     name: str
-    start: int
-    stop: int
+    box: Box
 
 
 def join_holdings(
     everyone: Sequence[Sequence[Held]], ranks: Sequence[int]
-) -> tuple[dict[str, Array], list[Run]]:
-    """Return all arrays, and who holds which runs of them.
+) -> tuple[dict[str, Array], list[Shared]]:
+    """Return all arrays, and who holds which boxes of them.
 
     Args:
         everyone: for each rank of the group what it holds.
@@ -68,15 +67,15 @@ def join_holdings(
 
     Raises:
         MismatchError: two ranks differ about an array's shape or dtype.
-        UsageError: elements of an array are held by no rank, or two ranks hold runs of it that
+        UsageError: elements of an array are held by no rank, or two ranks hold boxes of it that
             overlap without being the same.
 
     """
     arrays: dict[str, Array] = {}
     first: dict[str, int] = {}
-    holders: dict[str, dict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
+    holders: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
     for held, members in _alike(everyone):
-        for name, dtype, shape, start, stop in held:
+        for name, dtype, shape, box in held:
             array = Array(dtype, shape)
             known = arrays.setdefault(name, array)
             rank = first.setdefault(name, members[0])
@@ -86,16 +85,16 @@ def join_holdings(
                     f"{_in_words(known)}, but rank {ranks[members[0]]} has {_in_words(array)}. "
                     "Give different arrays different keys"
                 )
-            if stop > start or array.size == 0:
-                holders[name][start, stop] += members
+            if box.size or array.size == 0:
+                holders[name][box] += members
     for name, array in arrays.items():
-        _check_whole(name, array.size, sorted(holders[name]))
-    runs = [
-        Run(name, start, stop, tuple(sorted(members)))
+        _check_whole(name, array, holders[name])
+    shared = [
+        Shared(name, box, tuple(sorted(members)))
         for name in arrays
-        for (start, stop), members in sorted(holders[name].items())
+        for box, members in sorted(holders[name].items())
     ]
-    return arrays, runs
+    return arrays, shared
 
 
 def _alike(everyone: Sequence[Sequence[Held]]) -> Iterable[tuple[Sequence[Held], list[int]]]:
@@ -106,48 +105,52 @@ def _alike(everyone: Sequence[Sequence[Held]]) -> Iterable[tuple[Sequence[Held],
     return [(everyone[group[0]], group) for group in members.values()]
 
 
-def _check_whole(name: str, size: int, runs: Sequence[tuple[int, int]]) -> None:
-    position = 0
-    for start, stop in runs:
-        if start < position:
-            raise UsageError(
-                f"ranks hold overlapping parts of {name!r}: elements {start} to {position - 1} are "
-                "in two of them; give each element to one rank, or the same part to several"
-            )
-        if start > position:
-            break
-        position = stop
-    if position < size:
-        missing = next((start for start, _ in runs if start > position), size)
+def _check_whole(name: str, array: Array, boxes: Collection[Box]) -> None:
+    flaw = flaw_of(boxes, array.shape)
+    if flaw is None:
+        return
+    if flaw.is_double:
         raise UsageError(
-            f"no rank has the elements {position} to {missing - 1} of {name!r}, which has {size}; "
-            "let all ranks that hold parts of it save together"
+            f"ranks hold overlapping parts of {name!r}: {_elements(flaw)} are in two of them; give "
+            "each element to one rank, or the same part to several"
         )
+    extent = array.size if flaw.box.is_run else f"the shape {array.shape}"
+    raise UsageError(
+        f"no rank has the {_elements(flaw)} of {name!r}, which has {extent}; "
+        "let all ranks that hold parts of it save together"
+    )
+
+
+def _elements(flaw: Flaw) -> str:
+    box = flaw.box
+    return f"elements {box.offsets[0]} to {box.ends[0] - 1}" if box.is_run else f"elements {box}"
 
 
 def _in_words(array: Array) -> str:
     return f"{array.dtype} of shape {array.shape}"
 
 
-def share_out(arrays: Mapping[str, Array], runs: Iterable[Run], size: int) -> list[list[Span]]:
+def share_out(
+    arrays: Mapping[str, Array], shared: Iterable[Shared], size: int
+) -> list[list[Share]]:
     """Return what each of `size` ranks writes, so that all write nearly the same number of bytes.
 
-    A run goes to ranks that hold it. Runs with the fewest holders are given away first.
+    A box goes to ranks that hold it. Boxes with the fewest holders are given away first.
     """
     itemsizes = {name: dtype_of_name(array.dtype).itemsize for name, array in arrays.items()}
-    spans: list[list[Span]] = [[] for _ in range(size)]
+    shares: list[list[Share]] = [[] for _ in range(size)]
     loads = [0] * size
-    by_holders: dict[tuple[int, ...], list[Run]] = defaultdict(list)
-    for run in runs:
-        by_holders[run.holders].append(run)
+    by_holders: dict[tuple[int, ...], list[Shared]] = defaultdict(list)
+    for each in shared:
+        by_holders[each.holders].append(each)
     for holders in sorted(by_holders, key=len):
         same = by_holders[holders]
-        nbytes = sum((run.stop - run.start) * itemsizes[run.name] for run in same)
+        nbytes = sum(each.box.size * itemsizes[each.name] for each in same)
         rooms = _rooms([loads[rank] for rank in holders], nbytes)
-        for rank, span in _deal(same, itemsizes, list(zip(holders, rooms, strict=True))):
-            spans[rank].append(span)
-            loads[rank] += (span.stop - span.start) * itemsizes[span.name]
-    return spans
+        for rank, share in _deal(same, itemsizes, list(zip(holders, rooms, strict=True))):
+            shares[rank].append(share)
+            loads[rank] += share.box.size * itemsizes[share.name]
+    return shares
 
 
 def _rooms(loads: Sequence[int], nbytes: int) -> list[int]:
@@ -163,28 +166,29 @@ def _rooms(loads: Sequence[int], nbytes: int) -> list[int]:
 
 
 def _deal(
-    runs: Iterable[Run], itemsizes: Mapping[str, int], rooms: Iterable[tuple[int, int]]
-) -> Iterable[tuple[int, Span]]:
-    """Give `runs` to ranks in turn, each until its room is full; the last one takes the rest."""
+    shared: Iterable[Shared], itemsizes: Mapping[str, int], rooms: Iterable[tuple[int, int]]
+) -> Iterable[tuple[int, Share]]:
+    """Give boxes to ranks in turn, to each until its room is full; the last one takes the rest."""
     left = deque(rooms)
     rank, room = left.popleft()
-    for name, start, stop, _ in runs:
-        begun = False
-        while start < stop or not begun:  # an empty array is written, too
-            begun = True
-            cut = _cut(start, stop, itemsizes[name], room) if left else stop
-            if cut > start or start == stop:
-                yield rank, Span(name, start, cut)
-            room -= (cut - start) * itemsizes[name]
-            start = cut
-            if start < stop:
-                rank, more = left.popleft()
-                room += more
+    for name, box, _ in shared:
+        itemsize, rest = itemsizes[name], box
+        while left and (rows := _rows_for(rest, itemsize, room)) is not None:
+            mine, rest = split(rest, rows)
+            if rows:
+                yield rank, Share(name, mine)
+            room -= mine.size * itemsize
+            rank, more = left.popleft()
+            room += more
+        yield rank, Share(name, rest)  # an empty array is written, too
+        room -= rest.size * itemsize
 
 
-def _cut(start: int, stop: int, itemsize: int, room: int) -> int:
-    """Return up to where a run goes to a rank with this room: all of it if that is near enough."""
-    nbytes = (stop - start) * itemsize
-    if nbytes <= room + min(nbytes, CUT) // 2:
-        return stop
-    return start + max(0, room) // CUT * CUT // itemsize
+def _rows_for(box: Box, itemsize: int, room: int) -> int | None:
+    """Return how many rows of a box go to a rank with this room; None for all if near enough."""
+    nbytes = box.size * itemsize
+    row = row_size(box) * itemsize
+    least = max(row, CUT)
+    if not nbytes or nbytes <= room + min(nbytes, least) // 2:
+        return None
+    return max(0, room) // least * least // row

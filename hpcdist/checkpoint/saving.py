@@ -6,7 +6,6 @@ then the first one commits. What fails anywhere before the commit leaves what wa
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 from collections.abc import Callable, Sequence
@@ -15,8 +14,15 @@ from typing import Any, NamedTuple
 
 from hpcdist.checkpoint.background import Saving, finish_saving, start_saving
 from hpcdist.checkpoint.blocks import Piece, blocks_of, write_file
+from hpcdist.checkpoint.boxes import contains, position_of, relative, strides_of
 from hpcdist.checkpoint.claim import Claim, release
-from hpcdist.checkpoint.folder import (
+from hpcdist.checkpoint.formats import Tensor, lay_out
+from hpcdist.checkpoint.host_copies import to_read
+from hpcdist.checkpoint.manifest import Manifest
+from hpcdist.checkpoint.nodes import Node
+from hpcdist.checkpoint.plan import Array, Held, Share, join_holdings, share_out
+from hpcdist.checkpoint.state import data_of, describe_state, extent_of, merge_nodes
+from hpcdist.checkpoint.storage import (
     check_order,
     check_step,
     commit,
@@ -27,13 +33,6 @@ from hpcdist.checkpoint.folder import (
     prune,
     step_folder,
 )
-from hpcdist.checkpoint.formats import Tensor, lay_out, name_of_dtype
-from hpcdist.checkpoint.host import look, to_read
-from hpcdist.checkpoint.manifest import Manifest
-from hpcdist.checkpoint.nodes import Node
-from hpcdist.checkpoint.plan import Array, Held, Span, join_holdings, share_out
-from hpcdist.checkpoint.shard import Shard, bounds_of
-from hpcdist.checkpoint.state import describe_state, merge_nodes
 from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.together import Team, team_of
@@ -54,13 +53,13 @@ def save(
     """Write `state` to the folder `path`, each array once, spread over the ranks. Collective.
 
     An array that several ranks have is taken to be the same on all of them, and one writes it.
-    A `Shard` says which part of an array a rank has. Everything else must be equal on all ranks,
-    but some ranks may have keys that others have not. Of objects, such as models, optimizers and
-    schedulers, the ``state_dict()`` is saved, of sharded ones each rank's part. Whenever the job is
-    killed, the folder holds the whole new checkpoint or what it held before.
+    A `LocalSlice` says which part of an array a rank has. Everything else must be equal on all
+    ranks, but some ranks may have keys that others have not. Of objects, such as models, optimizers
+    and schedulers, the ``state_dict()`` is saved, of sharded ones each rank's part. Whenever the
+    job is killed, the folder holds the whole new checkpoint or what it held before.
 
     Args:
-        state: arrays, `Shard`s, numbers, strings, bytes, None, and objects that have
+        state: arrays, `LocalSlice`s, numbers, strings, bytes, None, and objects that have
             ``state_dict`` and ``load_state_dict``, in dicts, lists and tuples.
         path: a folder; it is made, and an older checkpoint in it is replaced.
         group: the ranks that hold the state; None for all. Without `init_parallel_env` this
@@ -98,7 +97,7 @@ def save(
     order, views = _plan(team, state, (named(path), step, keep, async_save))
 
     def take() -> list[_Part]:
-        return [_part(span, views[span.name]) for span in order.spans]
+        return [_part(share, views[share.name]) for share in order.shares]
 
     if not async_save:
         _write(team, order, take)
@@ -135,34 +134,36 @@ class _Order(NamedTuple):
 
     folder: str
     file: str
-    spans: list[Span]
+    shares: list[Share]
     layout: _Layout | None
 
 
 class _Part(NamedTuple):
-    """A run of elements that this rank writes."""
+    """A box of an array that this rank writes."""
 
-    span: Span
+    share: Share
     array: Array
     memory: memoryview
 
 
 class _Written(NamedTuple):
-    """What a rank has written: its file, and where each span is in it."""
+    """What a rank has written: its file, and where each share is in it."""
 
     file: str
     nbytes: int
-    pieces: list[tuple[Span, int, bytes]]
+    pieces: list[tuple[Share, int, bytes]]
 
 
-def _plan(team: Team, state: Any, settings: tuple[Any, ...]) -> tuple[_Order, dict[str, _View]]:
+def _plan(team: Team, state: Any, settings: tuple[Any, ...]) -> tuple[_Order, _Views]:
     """Agree on who writes what and where. Collective."""
-    views: dict[str, _View] = {}
+    views: _Views = {}
 
     def describe() -> _Description:
         structure, arrays = describe_state(state)
-        views.update((name, _view(name, array)) for name, array in arrays.items())
-        return _Description(structure, [view.held for view in views.values()], settings)
+        for name, parts in arrays.items():
+            views[name] = [_view(name, each) for each in parts]
+        held = [view.held for found in views.values() for view in found]
+        return _Description(structure, held, settings)
 
     claims: list[Claim] = []
     try:
@@ -185,15 +186,15 @@ def _orders(team: Team, everyone: Sequence[_Description], claims: list[Claim]) -
                 "all ranks make the same call"
             )
     structure = merge_nodes([each.structure for each in everyone], team.ranks)
-    arrays, runs = join_holdings([each.held for each in everyone], team.ranks)
-    shares = share_out(arrays, runs, team.size)
+    arrays, shared = join_holdings([each.held for each in everyone], team.ranks)
+    shares = share_out(arrays, shared, team.size)
     folder = path if step is None else step_folder(path, step)
     claim = prepare(folder, step)
     claims.append(claim)
     layout = _Layout(structure, arrays, step, path, keep, claim)
     return [
-        _Order(folder, data_file(claim.token, rank), spans, layout if rank == team.first else None)
-        for rank, spans in enumerate(shares)
+        _Order(folder, data_file(claim.token, rank), own, layout if rank == team.first else None)
+        for rank, own in enumerate(shares)
     ]
 
 
@@ -201,27 +202,26 @@ def _orders(team: Team, everyone: Sequence[_Description], claims: list[Claim]) -
 
 
 class _View(NamedTuple):
-    """An array of this rank, or the data of its shard."""
+    """An array of this rank, or the data of a slice."""
 
     held: Held
     array: Any
 
 
-def _view(name: str, array: Any) -> _View:
-    """Look at an array or a shard, without its data; a wrong shard is a `UsageError`."""
-    data = array.data if isinstance(array, Shard) else array
-    dtype, shape = look(data, name)
-    start, stop = 0, math.prod(shape)
-    if isinstance(array, Shard):
-        shape, start, stop = bounds_of(array, name, stop)
-    return _View(Held(name, name_of_dtype(dtype), shape, start, stop), data)
+_Views = dict[str, list[_View]]
+"""By the name of the array: what this rank has of it."""
 
 
-def _part(span: Span, view: _View) -> _Part:
-    """Take the bytes of a span to host memory."""
-    held = view.held
-    memory = to_read(view.array, span.name, span.start - held.start, span.stop - held.start)
-    return _Part(span, Array(held.dtype, held.shape), memory)
+def _view(name: str, part: Any) -> _View:
+    return _View(Held(name, *extent_of(part, name)), data_of(part))
+
+
+def _part(share: Share, views: Sequence[_View]) -> _Part:
+    """Take the bytes of a share to host memory: the first rows of what this rank has, or others."""
+    held, array = next(view for view in views if contains(view.held.box, share.box))
+    first = position_of(relative(share.box, held.box.offsets).offsets, strides_of(held.box.lengths))
+    memory = to_read(array, share.name, first, first + share.box.size)
+    return _Part(share, Array(held.dtype, held.shape), memory)
 
 
 # ---- writing
@@ -285,20 +285,20 @@ def _write_own(order: _Order, parts: Sequence[_Part]) -> _Written:
     contents = [(each.offset, blocks_of(named[each.name].memory)) for each in placed]
     sums = write_file(os.path.join(order.folder, order.file), first, contents)
     pieces = [
-        (named[each.name].span, each.offset, found)
+        (named[each.name].share, each.offset, found)
         for each, found in zip(placed, sums, strict=True)
     ]
     return _Written(order.file, placed[-1].offset + placed[-1].nbytes, pieces)
 
 
 def _entry_name(part: _Part) -> str:
-    name, start, stop = part.span
-    return name if stop - start == part.array.size else f"{name}[{start}:{stop}]"
+    name, box = part.share
+    return name if box.size == part.array.size else f"{name}{box}"
 
 
 def _entry_shape(part: _Part) -> tuple[int, ...]:
-    size = part.span.stop - part.span.start
-    return part.array.shape if size == part.array.size else (size,)
+    box = part.share.box
+    return part.array.shape if box.size == part.array.size else box.lengths
 
 
 def _commit(order: _Order, written: Sequence[_Written]) -> list[None]:
@@ -308,10 +308,10 @@ def _commit(order: _Order, written: Sequence[_Written]) -> list[None]:
     files = [(each.file, each.nbytes) for each in written if each.pieces]
     pieces: dict[str, list[Piece]] = {name: [] for name in layout.arrays}
     for number, each in enumerate(each for each in written if each.pieces):
-        for span, offset, sums in each.pieces:
-            pieces[span.name].append(Piece(number, offset, span.start, span.stop, sums))
+        for (name, box), offset, sums in each.pieces:
+            pieces[name].append(Piece(number, offset, box, sums))
     for found in pieces.values():
-        found.sort(key=operator.attrgetter("start", "stop"))
+        found.sort(key=operator.attrgetter("box"))
     manifest = Manifest(layout.structure, layout.arrays, pieces, files, len(written), layout.step)
     commit(layout.claim, manifest)
     finish(layout.claim)

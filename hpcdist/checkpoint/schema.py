@@ -1,4 +1,4 @@
-"""What a manifest must look like: one table of its entries, and `check_manifest`, which compares.
+"""What a manifest must look like: its form, a table of entries, and what no table can say.
 
 A manifest comes from a file, which anybody can have written. What passes here can be read without
 further care: every name, number and node in it is what the rest of the package takes it for.
@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from hpcdist.checkpoint.blocks import BLOCK
+from hpcdist.checkpoint.boxes import Box, lies_in
+from hpcdist.checkpoint.cover import flaw_of
 from hpcdist.checkpoint.formats import dtype_of_name, is_tensor_dtype
 from hpcdist.checkpoint.nodes import ARRAYS, CONTAINERS, DEPTH, decode, leaves
 from hpcdist.errors import CheckpointError
@@ -158,34 +160,53 @@ def _pairs(content: list[Any], where: str) -> Iterator[Any]:
     _need(len(keys) == len(content), where, "without equal keys")
 
 
-_PIECE = _row(_whole(), _whole(), _whole(), _whole(), _checksums)
+_RUN = _row(_whole(), _whole(), _whole(), _whole(), _checksums)
+"""File, offset, first element, and the one after the last: a piece of versions 1 and 2."""
 
-_MANIFEST = _fields(
-    format=_text,
-    version=_whole(1),
-    step=_optional(_whole()),
-    ranks=_whole(1),
-    block=_whole(BLOCK, BLOCK),
-    files=_items(_row(_file_name, _whole())),
-    structure=_node,
-    arrays=_entries(_fields(dtype=_dtype, shape=_shape, pieces=_items(_PIECE))),
-)
+_PIECE = _row(_whole(), _whole(), _shape, _shape, _checksums)
+"""File, offset, and a box: offsets and lengths."""
 
 
-# ---- what the table cannot say
+def _form(piece: Check) -> Check:
+    return _fields(
+        format=_text,
+        version=_whole(1),
+        step=_optional(_whole()),
+        ranks=_whole(1),
+        block=_whole(BLOCK, BLOCK),
+        files=_items(_row(_file_name, _whole())),
+        structure=_node,
+        arrays=_entries(_fields(dtype=_dtype, shape=_shape, pieces=_items(piece))),
+    )
 
 
-def check_manifest(found: Any) -> None:
-    """Check the contents of a manifest, as they come from JSON.
+_OLD, _NEW = _form(_RUN), _form(_PIECE)
 
-    Every array of the structure is there, and its pieces cover it: each byte of it once, each from
-    another place in a file. So what is read into memory is never larger than the files.
+
+def check_form(found: Any) -> None:
+    """Check that a manifest, as it comes from JSON, has the entries of its version.
 
     Raises:
         Wrong: something is missing, or not what it must be.
 
     """
-    _MANIFEST(found, "it")
+    is_old = isinstance(found, dict) and found.get("version") in (1, 2)
+    (_OLD if is_old else _NEW)(found, "it")
+
+
+# ---- what the table cannot say
+
+
+def check_contents(found: Any) -> None:
+    """Check that the entries of a manifest, in the form of the newest version, fit each other.
+
+    Every array of the structure is there, and its pieces cover it: each byte of it once, each from
+    another place in a file. So what is read into memory is never larger than the files.
+
+    Raises:
+        Wrong: they do not.
+
+    """
     files, arrays = found["files"], found["arrays"]
     twice = [name for name, count in Counter(name for name, _ in files).items() if count > 1]
     _need(not twice, "it.files", "different", twice)
@@ -219,16 +240,19 @@ def _places(array: Any, files: list[Any], where: str) -> Iterator[tuple[int, int
         "of a possible size",
         array["shape"],
     )
-    size, position = math.prod(array["shape"]), 0
-    for file, offset, start, stop, checksums in array["pieces"]:
-        _need(start == position, where, f"covered once: a piece must begin at {position}", start)
-        _need(start < stop <= size or size == stop == 0, where, f"covered up to {size}", stop)
+    shape = tuple(array["shape"])
+    boxes = [Box(tuple(piece[2]), tuple(piece[3])) for piece in array["pieces"]]
+    for (file, offset, _, _, checksums), box in zip(array["pieces"], boxes, strict=True):
+        _need(lies_in(box, shape), where, f"divided inside of its shape, {shape}", str(box))
+        _need(box.size > 0 or 0 in shape, where, "without an empty piece", str(box))
         _need(file < len(files), where, "in the files", file)
-        nbytes = (stop - start) * itemsize
+        nbytes = box.size * itemsize
         _need(offset + nbytes <= files[file][1], where, "inside of its file", offset)
         blocks = -(-nbytes // BLOCK)
         _need(len(base64.b64decode(checksums)) == 8 * blocks, where, f"of {blocks} checksums")
-        position = stop
         if nbytes:
             yield file, offset, offset + nbytes
-    _need(position == size, where, f"covered: {position} of {size} elements are")
+    flaw = flaw_of(boxes, shape)
+    if flaw is not None:
+        number = "two pieces" if flaw.is_double else "no piece"
+        raise Wrong(f"{where} must be covered once, but the elements {flaw.box} are in {number}")

@@ -1,8 +1,9 @@
 """A state taken apart: what its containers are, with the arrays taken out and named.
 
-A state is made of dicts, lists and tuples, nested in each other, with arrays, `Shard`s, numbers,
-strings, bytes and None in them, and objects that have a state. `describe_state` takes it apart;
-`merge_nodes` joins what several ranks have. How a state takes what was saved is in `matching`.
+A state is made of dicts, lists and tuples, nested in each other, with arrays, `LocalSlice`s,
+numbers, strings, bytes and None in them, and objects that have a state. `describe_state` takes it
+apart; `merge_nodes` joins what several ranks have. How a state takes what was saved is in
+`matching`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdist.arrays.libraries import library_of
-from hpcdist.checkpoint.dtensor import is_dtensor, shard_of
-from hpcdist.checkpoint.formats import name_of_dtype
-from hpcdist.checkpoint.host import look
+from hpcdist.checkpoint.boxes import Box, Shape, simplest, whole
+from hpcdist.checkpoint.dtensor import is_dtensor, slices_of
+from hpcdist.checkpoint.formats import DtypeName, name_of_dtype
+from hpcdist.checkpoint.host_copies import look
+from hpcdist.checkpoint.local_slice import LocalSlice, box_of
 from hpcdist.checkpoint.nodes import (
     CONTAINERS,
     DEPTH,
@@ -31,7 +34,6 @@ from hpcdist.checkpoint.nodes import (
     shown,
 )
 from hpcdist.checkpoint.objects import ELSEWHERE, is_object, state_of
-from hpcdist.checkpoint.shard import Shard
 from hpcdist.errors import MismatchError, UsageError
 
 
@@ -44,12 +46,12 @@ class Opened(NamedTuple):
 
 
 class _Found(NamedTuple):
-    arrays: dict[str, Any]
+    arrays: dict[str, list[Any]]
     problems: list[str]
 
 
-def describe_state(state: Any) -> tuple[Node, dict[str, Any]]:
-    """Return the description of `state`, and its arrays and shards by name.
+def describe_state(state: Any) -> tuple[Node, dict[str, list[Any]]]:
+    """Return the description of `state`, and by name its arrays, whole or in slices.
 
     It goes through all of it even if there is a problem: taking the state of an object can be
     collective.
@@ -69,7 +71,7 @@ def _describe(value: Any, path: Path, found: _Found) -> Node:
     if is_value(value):
         return encode(value)
     try:
-        if is_array(value) or isinstance(value, Shard):
+        if is_array(value) or isinstance(value, LocalSlice):
             return _note(value, name_of(path), found.arrays)
     except UsageError as error:
         found.problems.append(str(error))
@@ -87,14 +89,13 @@ def _describe(value: Any, path: Path, found: _Found) -> Node:
     return NOWHERE
 
 
-def _note(value: Any, name: str, arrays: dict[str, Any]) -> Node:
-    """Put an array or a shard under its name; return its leaf."""
-    if is_dtensor(value):
-        value = shard_of(value, name)
+def _note(value: Any, name: str, arrays: dict[str, list[Any]]) -> Node:
+    """Put an array or a slice of one under its name; return its leaf."""
+    parts = parts_of(value, name)
     if name in arrays:
         raise UsageError(f"two arrays of the state have the name {name!r}; rename one of them")
-    arrays[name] = value
-    data = value.data if isinstance(value, Shard) else value
+    arrays[name] = parts
+    data = data_of(parts[0])
     return {kind_of(data, name_of_dtype(look(data, name)[0])): name}
 
 
@@ -130,7 +131,8 @@ def _describe_object(value: Any, path: Path, found: _Found) -> Node:
         state = state_of(value)
     except Exception as error:
         found.problems.append(
-            f"{name_of(path)!r} is a {type(value).__name__} whose state cannot be taken: {error}"
+            f"{name_of(path)!r} is a {type(value).__name__} whose state cannot be taken: "
+            f"{type(error).__name__}: {error}"
         )
         return NOWHERE
     return NOWHERE if state is ELSEWHERE else _describe(state, path, found)
@@ -173,6 +175,36 @@ def _merge(one: Node, other: Node, path: Path, first: int, rank: int) -> Node:
             "a key of its own on each of them"
         )
     return one
+
+
+# ---- arrays
+
+
+def parts_of(value: Any, name: str) -> list[Any]:
+    """Return an array or a slice alone, and a DTensor as slices."""
+    return list(slices_of(value, name)) if is_dtensor(value) else [value]
+
+
+def data_of(part: Any) -> Any:
+    """Return the memory of an array or a slice."""
+    return part.data if isinstance(part, LocalSlice) else part
+
+
+class Extent(NamedTuple):
+    """Dtype and shape of a whole array, and the part of it that an array or a slice is."""
+
+    dtype: DtypeName
+    shape: Shape
+    box: Box
+
+
+def extent_of(part: Any, name: str) -> Extent:
+    """Look at an array or a slice, without its numbers; a wrong slice is a `UsageError`."""
+    dtype, shape = look(data_of(part), name)
+    box = whole(shape)
+    if isinstance(part, LocalSlice):
+        shape, box = box_of(part, name, shape)
+    return Extent(name_of_dtype(dtype), shape, simplest(box, shape))
 
 
 # ---- containers

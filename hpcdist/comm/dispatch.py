@@ -62,14 +62,16 @@ class BatchEntry(NamedTuple):
 def dispatch_batch(messages: Sequence[BatchEntry]) -> list[Work]:
     """Describe all messages, then start those of each group together; return a work for each."""
     works: dict[int, Work] = {}
-    calls: defaultdict[Transport, dict[int, Any]] = defaultdict(dict)
+    own: list[tuple[int, Group, Transport, Call]] = []
     for place, (given, describe, args) in enumerate(messages):
         group = resolve_group(given)
         if group.transport is None:
             works[place] = not_a_member(group)
-            continue
-        call = described(group, describe, *args)
-        calls[group.transport][place] = _announce(group, call) if listeners else call
+        else:
+            own.append((place, group, group.transport, described(group, describe, *args)))
+    calls: defaultdict[Transport, dict[int, Any]] = defaultdict(dict)
+    for place, group, transport, call in own:
+        calls[transport][place] = _announce(group, call) if listeners else call
     for transport, of_group in calls.items():
         begun = transport.start_batch(list(of_group.values()))
         works.update(zip(of_group, begun, strict=True))

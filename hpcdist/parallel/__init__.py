@@ -1,10 +1,12 @@
 """Training on many ranks: gradients in buckets, averaged while the backward pass computes.
 
-Read in this order: `model` (what users call), `buckets` and `reducer` (which gradients travel
-together, and when; pure), `averager` (how they travel), `pace` (inline or overlapped), `states`
-(equal states everywhere), `fused` (many arrays as few operations), `parameter`, `holders` (what a
-model keeps), `gradients` and `arrays` (the engine for plain arrays), `averages` (without a model),
-`clipping` and `scaler` (gradients in bounds), `sharding` (no rank keeps everything).
+Read in this order: `model` (what users call), `engines` (which engine a model gets), `options`,
+`buckets` and `reducer` (which gradients travel together, and when; pure), `averager` (how they
+travel), `overlap` (inline or overlapped), `fused` (many arrays as few operations), `parameter`,
+`module_state` (what a model keeps), `backward` (a pass from its first gradient to its end),
+`gradient_groups` (over which ranks, in which order), `attendance` (who has batches), `gradients`
+and `arrays` (the engine for plain arrays), `averages` (without a model), `clipping` and `scaler`
+(gradients in bounds), `sharding` (no rank keeps everything).
 """
 
 from hpcdist.parallel.averages import (

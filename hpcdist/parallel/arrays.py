@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, final
@@ -12,19 +12,22 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.states import State, verify_states
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
+from hpcdist.parallel.clipping import Measured, measure_groups
+from hpcdist.parallel.gradient_groups import Bucket, agree, by_group, group_of, plan
 from hpcdist.parallel.gradients import Gradients
-from hpcdist.parallel.model import DEFAULT_MB, DataParallel, bucket_limits, training_group
+from hpcdist.parallel.model import DataParallel
 from hpcdist.parallel.module_state import (
     array_in,
     broadcast_state,
     buffers_of,
-    described,
-    distinct,
-    holders_of,
     is_trained,
     load,
+    parameters_and_buffers,
+    states_of,
     trainable,
+    unique,
 )
+from hpcdist.parallel.options import DEFAULT_MB, bucket_limits, training_group
 from hpcdist.parallel.overlap import CommStats
 from hpcdist.parallel.parameter import Parameter
 
@@ -39,6 +42,7 @@ class ArrayDataParallel(DataParallel):
 
     Attributes:
         group: the ranks that train together.
+        norm_is_collective: whether parameters, of any rank, have groups of their own.
         group_indices: the buckets in the order in which they are sent, as lists of the indices
             of parameters.
         comm_buffer_size: the size of a bucket that was asked for, in bytes.
@@ -61,38 +65,44 @@ class ArrayDataParallel(DataParallel):
         self.group = training_group(group)
         self.comm_buffer_size = 0
         self.find_unused_parameters = bool(find_unused_parameters)
-        limits: Sequence[int] = ()
-        held: list[tuple[str, Any]] = []
-        states: list[State] = []
+        trained: list[Parameter] = []
+        buckets: list[Bucket] = []
+        shared: dict[Group, list[tuple[str, Any]]] = {}
+        states: dict[Group, list[State]] = {}
         problem = None
         try:
             limits = bucket_limits(self.group, comm_buffer_size, last_comm_buffer_size)
-            held = trainable(layers)
-            states = described(held)
+            entries = trainable(layers)
+            shared = by_group(entries, self.group)
+            states = {each: states_of(listed) for each, listed in shared.items()}
+            trained = [_named(name, entry) for name, entry in entries if is_trained(entry)]
+            buckets = plan(trained, self.group, limits)
         except UsageError as error:
             problem = error
-        verify_states(states, self.group, error=problem)
+        verify_states(states.pop(self.group, ()), self.group, error=problem)
+        buckets, several = agree(states, buckets, self.group)
         self.comm_buffer_size = int(comm_buffer_size * (1 << 20))
-        broadcast_state(held, self.group, self.group.ranks[0])
-        trained = [(name, holder) for name, holder in held if is_trained(holder)]
-        for name, parameter in trained:
-            parameter.name = name
+        for each, listed in shared.items():
+            broadcast_state(listed, each, each.ranks[0])
+        self.norm_is_collective = several
         self._gradients = Gradients(
-            [parameter for _, parameter in trained],
+            trained,
+            buckets,
             self.group,
-            limits,
+            several=several,
             find_unused=self.find_unused_parameters,
             check_nan=read_config().check_nan if check_nan is None else check_nan,
             owner=weakref.ref(self),
             after=partial(_broadcast_buffers, layers, self.group),
         )
-        self.group_indices = self._gradients.buckets
+        self._backward = self._gradients.backward
+        self.group_indices = [list(bucket.indices) for bucket in buckets]
 
     # ---- training
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the model; whether its gradients will be averaged is decided here."""
-        self._gradients.forward()
+        self._backward.forward()
         run = self._layers if callable(self._layers) else self._layers.forward
         return run(*inputs, **kwargs)
 
@@ -112,21 +122,21 @@ class ArrayDataParallel(DataParallel):
             RemoteError: that is so on another rank.
 
         """
-        self._gradients.synchronize()
+        self._backward.synchronize()
 
     def apply_collective_grads(self) -> None:
         """Do `synchronize`."""
         self.synchronize()
 
     def zero_grad(self) -> None:
-        """Let no parameter have a gradient; ends a backward pass that is under way."""
-        self._gradients.synchronize_begun()
+        """Clear all gradients; ends a backward pass that is under way."""
+        self._backward.synchronize_begun()
         self._gradients.clear()
 
     @property
     def grad_need_sync(self) -> bool:
         """Whether gradients of forward passes from here on will be averaged."""
-        return self._gradients.sync
+        return self._backward.sync
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -135,13 +145,13 @@ class ArrayDataParallel(DataParallel):
         The forward decides: the next backward of a forward outside averages what has gathered.
         Without a forward through the model, the first gradient of a backward pass decides.
         """
-        gradients, before = self._gradients, self._gradients.sync
-        gradients.sync = False
+        backward, before = self._backward, self._backward.sync
+        backward.sync = False
         try:
             yield
         finally:
-            gradients.sync = before
-            gradients.end_local()
+            backward.sync = before
+            backward.end_local()
 
     @contextmanager
     def join(
@@ -161,15 +171,29 @@ class ArrayDataParallel(DataParallel):
         if not enable:
             yield
             return
-        gradients = self._gradients
-        gradients.joining, gradients.scale_to_active = True, not divide_by_initial_world_size
+        attendance = self._gradients.attendance
+        attendance.enter(scales=not divide_by_initial_world_size)
         try:
             yield
-            gradients.synchronize_begun()
-            last = gradients.shadow()
+            self._backward.synchronize_begun()
+            self._gradients.shadow()
         finally:
-            gradients.leave_join()
-        broadcast_state(distinct(holders_of(self._layers)), self.group, last)
+            attendance.leave()
+        entries = unique(parameters_and_buffers(self._layers))
+        for group, listed in by_group(entries, self.group).items():
+            broadcast_state(listed, group, attendance.last_of(group))
+
+    def measure_gradients(self, norm_type: float) -> Measured:
+        """Return the norm over all gradients of the model, and what multiplies them. Collective.
+
+        Each parameter counts once, on however many ranks it is.
+        """
+        gradients = [
+            (memory, group_of(each, self.group))
+            for each in self.parameters()
+            if (memory := each.memory()) is not None
+        ]
+        return measure_groups(gradients, self.group, norm_type)
 
     def comm_stats(self) -> CommStats:
         """Return what the exchange of gradients has cost so far, and how much was hidden. Local."""
@@ -183,14 +207,14 @@ class ArrayDataParallel(DataParallel):
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
         """Return names, without a prefix, and parameters, each once."""
-        return distinct(self._layers.named_parameters())
+        return unique(self._layers.named_parameters())
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's own ``state_dict()``, or its arrays by name, without a prefix."""
         own = getattr(self._layers, "state_dict", None)
         if own is not None:
             return own(*args, **kwargs)
-        return {name: array_in(holder) for name, holder in holders_of(self._layers)}
+        return {name: array_in(entry) for name, entry in parameters_and_buffers(self._layers)}
 
     def set_state_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
         """Load what `state_dict` returned. Local: do the same on every rank.
@@ -205,7 +229,7 @@ class ArrayDataParallel(DataParallel):
             own = getattr(self._layers, name, None)
             if own is not None:
                 return own(state_dict)
-        load(holders_of(self._layers), state_dict)
+        load(parameters_and_buffers(self._layers), state_dict)
         return None
 
     load_state_dict = set_state_dict
@@ -219,6 +243,11 @@ class ArrayDataParallel(DataParallel):
         return f"DataParallel({self._layers!r}, {self.group.nranks} ranks)"
 
 
+def _named(name: str, parameter: Parameter) -> Parameter:
+    parameter.name = name
+    return parameter
+
+
 def _broadcast_buffers(layers: Any, group: Group, src: int) -> None:
     """Give the buffers of the model, those it has now, the values of one rank. Collective."""
-    broadcast_state(distinct(buffers_of(layers)), group, src)
+    broadcast_state(unique(buffers_of(layers)), group, src)

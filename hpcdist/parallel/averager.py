@@ -7,7 +7,7 @@ does not keep a rank from sending the next. So after an error all ranks are stil
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter, thread_time
 from typing import Any, final
@@ -49,19 +49,23 @@ class Averager:
         self.failed = False
         """Whether a bucket has failed; for the engine to reset."""
         overlap = read_config().overlap if group.nranks > 1 else "never"
-        self._pace = OverlapPolicy(_cores(group), overlap)
+        self._overlap = OverlapPolicy(_cores(group), overlap)
 
     @property
     def inline(self) -> bool:
         """Whether buckets are averaged at once, not on a thread; for this rank, and for now."""
-        return self._pace.inline
+        return self._overlap.inline
 
     def begin(self) -> None:
         """Call at the first gradient of a backward pass whose gradients are averaged. Local."""
-        self._pace.begin()
+        self._overlap.begin()
 
     def average(
-        self, bucket: Any, error: UsageError | None = None, then: Then | None = None
+        self,
+        bucket: Any,
+        error: UsageError | None = None,
+        then: Then | None = None,
+        group: Group | None = None,
     ) -> Work:
         """Replace `bucket`, an array, by its mean over the ranks; collective.
 
@@ -70,6 +74,7 @@ class Averager:
             error: why this rank cannot send the bucket; raised by every rank's `Work.wait`.
             then: called once the bucket has arrived, with what went wrong or None; from another
                 thread, if the exchange is overlapped.
+            group: other ranks than those of the model, to average this bucket over.
 
         Returns:
             The work, which may have ended already; its `wait` raises what went wrong.
@@ -78,38 +83,38 @@ class Averager:
             CollectiveTimeout: a rank did not come (from here, or from `Work.wait`).
 
         """
-        launched = perf_counter()
-        if not self._pace.inline:
+        group, launched = group or self._group, perf_counter()
+        if not self._overlap.inline:
             ended = partial(self._ended, launched, then)
-            return dispatch(self._group, False, self._describe, bucket, error, ended)
-        failure = self._average_now(bucket, error, launched)
+            return dispatch(group, False, self._describe, bucket, error, ended)
+        failure = self._average_now(group, bucket, error, launched)
         if then is not None:
             then(failure)
         return DONE if failure is None else Failed(failure)
 
     def _average_now(
-        self, bucket: Any, error: UsageError | None, launched: float
+        self, group: Group, bucket: Any, error: UsageError | None, launched: float
     ) -> Exception | None:
         """Average a bucket before returning; return what went wrong."""
         cpu = thread_time()
         ended = partial(self._ended, launched, None)
         try:
-            dispatch(self._group, True, self._describe, bucket, error, ended)
+            dispatch(group, True, self._describe, bucket, error, ended)
         except CollectiveTimeout:
             raise
         except Exception as failure:
             return failure
         finally:
-            self._pace.paused(perf_counter() - launched, thread_time() - cpu)
+            self._overlap.paused(perf_counter() - launched, thread_time() - cpu)
         return None
 
     def computed(self) -> None:
         """Call when the backward pass has computed everything, before waiting. Local."""
-        self._pace.computed()
+        self._overlap.computed()
 
     def stats(self) -> CommStats:
         """Return what the exchange has cost so far. Local."""
-        return self._pace.stats()
+        return self._overlap.stats()
 
     def _describe(self, group: Group, bucket: Any, error: UsageError | None, ended: Any) -> Call:
         if error is None:
@@ -122,7 +127,7 @@ class Averager:
     def _ended(
         self, launched: float, then: Then | None, nbytes: int, error: BaseException | None
     ) -> None:
-        self._pace.record_transfer(launched, perf_counter(), nbytes)
+        self._overlap.record_transfer(launched, perf_counter(), nbytes)
         self.failed = self.failed or error is not None
         if then is not None:
             then(error)
@@ -160,8 +165,20 @@ class Failed(Work):
         return Known("operation", True, self._error)
 
 
-def wait_all(works: list[Work]) -> None:
+def wait_all(works: Sequence[Work]) -> None:
     """Wait for all `works`; then raise the first error, if there was one."""
+    failure = first_failure(works)
+    if failure is not None:
+        raise failure
+
+
+def first_failure(works: Sequence[Work]) -> Exception | None:
+    """Wait for all `works`; return the first error.
+
+    Raises:
+        CollectiveTimeout: at once.
+
+    """
     first: Exception | None = None
     for work in works:
         try:
@@ -170,5 +187,4 @@ def wait_all(works: list[Work]) -> None:
             raise
         except Exception as error:
             first = first or error
-    if first is not None:
-        raise first
+    return first

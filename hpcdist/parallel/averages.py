@@ -82,13 +82,13 @@ def fused_allreduce_gradients(
     if group.transport is None:
         not_a_member(group)
         return
-    held = [
+    gradients = [
         (f"parameter_list[{index}].grad", parameter, _gradient_of(parameter))
         for index, parameter in enumerate(parameter_list)
     ]
-    held = [entry for entry in held if entry[2] is not None]
-    means = _average([(name, gradient) for name, _, gradient in held], group, "gradient")
-    for (_, parameter, gradient), mean in zip(held, means, strict=True):
+    gradients = [each for each in gradients if each[2] is not None]
+    means = _average([(name, gradient) for name, _, gradient in gradients], group, "gradient")
+    for (_, parameter, gradient), mean in zip(gradients, means, strict=True):
         if mean is not gradient:
             parameter.grad = mean
 

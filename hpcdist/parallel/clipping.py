@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any
 
 import numpy as np
 
 from hpcdist.arrays.device import on_device
-from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.arrays.libraries import NumpyArray, row_of
 from hpcdist.arrays.transfer import host_numbers
+from hpcdist.comm.collectives import all_reduce
+from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
+from hpcdist.parallel.engines import load
 from hpcdist.parallel.parameter import Parameter
+from hpcdist.transport.reduction import ReduceOp
 
 
 def clip_grad_norm_(
@@ -21,8 +24,9 @@ def clip_grad_norm_(
 ) -> float:
     """Scale all gradients down so that their norm, taken over all of them, is at most `max_norm`.
 
-    Collective where the model is sharded; then the norm is the one of the whole model. Elsewhere
-    local, and equal on all ranks once gradients are averaged.
+    Collective where the model is sharded or has parameters in groups of their own; then the norm is
+    the one of the whole model, in which every parameter counts once. Elsewhere local, and equal on
+    all ranks once gradients are averaged.
 
     Args:
         parameters: what `group_sharded_parallel` or `DataParallel` returned, or all parameters of
@@ -67,20 +71,18 @@ Measured = tuple[float, Callable[[float], None]]
 
 
 def _measure(parameters: Any, norm_type: float) -> Measured:
-    own = getattr(parameters, "measure_gradients", None)
-    if own is not None:
-        found: Measured = own(norm_type)
+    if getattr(parameters, "norm_is_collective", False):
+        found: Measured = parameters.measure_gradients(norm_type)
         return found
     listed = _listed(parameters)
-    row = _ENGINES.get(type(listed[0]).__module__.partition(".")[0]) if listed else None
+    row = row_of(type(listed[0]), _ENGINES) if listed else None
     if row is not None:
-        engine: Callable[[Any, float], Measured] = getattr(importlib.import_module(row[0]), row[1])
+        engine: Callable[[Any, float], Measured] = load(row)
         return engine(listed, norm_type)
     return measure_parameters(listed, norm_type)
 
 
-_ENGINES = {"torch": ("hpcdist.torch.clipping", "measure_tensors")}
-"""By package that the parameters come from; loaded when the first such parameter appears."""
+_ENGINES = {("torch", "Tensor"): "hpcdist.torch.clipping:measure_tensors"}
 
 
 def _listed(parameters: Any) -> list[Any]:
@@ -100,10 +102,9 @@ def measure_parameters(parameters: list[Any], norm_type: float) -> Measured:
             raise UsageError(f"clip_grad_norm_ got a {type(parameter).__name__} among parameters")
     owners = {id(each.owner()): each.owner() for each in parameters if each.requires_grad}
     for owner in owners.values():
-        sharded = getattr(owner, "measure_gradients", None)
-        if sharded is not None:
+        if getattr(owner, "norm_is_collective", False):
             _check_all(parameters, owner)
-            found: Measured = sharded(norm_type)
+            found: Measured = owner.measure_gradients(norm_type)
             return found
     memories = [memory for each in parameters if (memory := each.memory()) is not None]
     return norm_of(power_sums(memories, norm_type), norm_type), scaler(memories)
@@ -113,9 +114,28 @@ def _check_all(parameters: list[Any], owner: Any) -> None:
     given = {id(each) for each in parameters if each.requires_grad}
     if given != {id(each) for each in owner.parameters() if each.requires_grad}:
         raise UsageError(
-            "clip_grad_norm_ got some of the parameters of a sharded model; pass the model, or all "
-            "its parameters and no others"
+            "clip_grad_norm_ got some of the parameters of a sharded model, or of one that has "
+            "parameters in groups of their own; pass the model, or all its parameters and no others"
         )
+
+
+def measure_groups(
+    gradients: Sequence[tuple[NumpyArray, Group]], group: Group, norm_type: float
+) -> Measured:
+    """Return the norm of gradients, each of which is on all ranks of its group.
+
+    Collective over `group`. Each rank adds its share of what is on several ranks.
+    """
+    memories = [memory for memory, _ in gradients]
+    everywhere, shares = [], [0.0]
+    for (_, own), power in zip(gradients, power_sums(memories, norm_type), strict=True):
+        if own is group:
+            everywhere.append(power)
+        else:
+            shares.append(power if norm_type == inf else power / own.nranks)
+    elsewhere = np.array([max(shares) if norm_type == inf else sum(shares)])
+    all_reduce(elsewhere, ReduceOp.MAX if norm_type == inf else ReduceOp.SUM, group)
+    return norm_of([*everywhere, float(elsewhere[0])], norm_type), scaler(memories)
 
 
 def scaler(gradients: Iterable[NumpyArray]) -> Callable[[float], None]:

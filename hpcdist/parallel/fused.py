@@ -20,7 +20,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.memory import empty
 from hpcdist.errors import UsageError
 from hpcdist.parallel.buckets import plan_buckets
-from hpcdist.parallel.model import DEFAULT_MB, bucket_limits
+from hpcdist.parallel.options import DEFAULT_MB, bucket_limits
 
 Operation = Callable[[NumpyArray], Any]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -10,22 +9,14 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hpcdist.comm.group import Group
-from hpcdist.comm.session import resolve_group
-from hpcdist.errors import UsageError
+from hpcdist.parallel.engines import ARRAYS, engine_for
+from hpcdist.parallel.options import DEFAULT_MB
 from hpcdist.parallel.overlap import CommStats
 
 if TYPE_CHECKING:  # calling the class makes an engine, which is and has what the model is and has
     _Interface: TypeAlias = Any
 else:
     _Interface = ABC
-
-_MiB = 1 << 20
-
-DEFAULT_MB = 25
-"""The usual bucket across nodes: large enough for the network's full bandwidth."""
-
-NODE_MB = 8
-"""Inside one node: the first bucket leaves earlier, and stays in the processor's cache."""
 
 
 def _without_self(method: Callable[..., None]) -> inspect.Signature:
@@ -134,44 +125,11 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
 
 
 _ENGINES = {
-    ("torch", "Module"): ("hpcdist.torch.data_parallel", "TorchDataParallel"),
+    ("torch", "Module"): "hpcdist.torch.data_parallel:TorchDataParallel",
+    ARRAYS: "hpcdist.parallel.arrays:ArrayDataParallel",
 }
-"""By package and class a model's type comes from; loaded when the first such model appears."""
 
 
 def _engine_for(layers: Any) -> type[DataParallel]:
-    for base in type(layers).__mro__:
-        row = _ENGINES.get((base.__module__.partition(".")[0], base.__name__))
-        if row is not None:
-            engine: type[DataParallel] = getattr(importlib.import_module(row[0]), row[1])
-            return engine
-    if callable(getattr(layers, "named_parameters", None)):
-        from hpcdist.parallel.arrays import ArrayDataParallel
-
-        return ArrayDataParallel
-    raise UsageError(
-        f"DataParallel got {layers!r}, which is neither a torch.nn.Module nor an object whose "
-        "named_parameters() yields pairs of a name and an hpcdist.Parameter; give the model one"
-    )
-
-
-def training_group(group: Group | None) -> Group:
-    """Return the group to train on; a rank outside it gets a `UsageError`."""
-    group = resolve_group(group)
-    if group.transport is None:
-        raise UsageError(
-            f"rank {group.world_rank} is not in group {group.name} (ranks {group.ranks}), so it "
-            "cannot train there; build DataParallel on the members only"
-        )
-    return group
-
-
-def bucket_limits(group: Group, usual_mb: float, last_mb: float) -> tuple[int, int]:
-    """Return the bytes of the bucket that is reduced last, and of the others."""
-    for name, size in (("comm_buffer_size", usual_mb), ("last_comm_buffer_size", last_mb)):
-        if isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 <= size < 1 << 40:
-            raise UsageError(f"{name} must be a number of MiB, at least 0, got {size!r}")
-    assert group.transport is not None
-    if usual_mb == DEFAULT_MB and group.transport.one_node:
-        usual_mb = NODE_MB
-    return int(min(last_mb, usual_mb) * _MiB), int(usual_mb * _MiB)
+    engine: type[DataParallel] = engine_for(layers, _ENGINES, "DataParallel")
+    return engine

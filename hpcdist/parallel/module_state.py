@@ -1,13 +1,14 @@
-"""Holders: what a model keeps its arrays in, which are `Parameter`s, and plain arrays for buffers.
+"""What a model keeps by name: its parameters, and its buffers.
 
-`sync_params_buffers` makes those of all ranks equal; the rest is what it and `DataParallel` do
-with holders by name.
+An entry is a `Parameter`, or, for a buffer, a plain array. `sync_params_buffers` makes the entries
+of all ranks equal; the rest is what it and `DataParallel` do with them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,18 @@ from hpcdist.arrays.buffer import as_buffer, is_writeable
 from hpcdist.arrays.device import on_device
 from hpcdist.arrays.libraries import NumpyArray, library_of, view_of
 from hpcdist.arrays.transfer import near
+from hpcdist.comm.collectives import broadcast
 from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
 from hpcdist.comm.states import State, state_of, verify_states
 from hpcdist.errors import UsageError
+from hpcdist.parallel.fused import fused
+from hpcdist.parallel.gradient_groups import own_group
 from hpcdist.parallel.parameter import Parameter
-from hpcdist.parallel.states import broadcast_states
 
 Named = Sequence[tuple[str, Any]]
-"""Names and holders."""
+"""Names and entries."""
 
 
 def sync_params_buffers(
@@ -38,7 +41,8 @@ def sync_params_buffers(
 ) -> None:
     """Give all parameters and buffers of `model` the values they have on rank `src_rank`.
 
-    Collective over `comm_group`. Parameters with a true attribute ``no_sync`` are left out.
+    Collective over `comm_group`. Parameters with a true attribute ``no_sync`` are left out, and
+    those with a group of their own.
 
     Args:
         model: anything with ``named_parameters()`` and, maybe, ``named_buffers()``.
@@ -64,42 +68,42 @@ def sync_params_buffers(
     own = ["no_sync"]
     own += ["is_distributed"] if is_model_parallel else []
     own += ["expert"] if is_moe_sharding_parallel else []
-    held = [
-        (name, holder)
-        for name, holder in holders_of(model)
-        if not any(getattr(holder, mark, False) for mark in own)
+    entries = [
+        (name, entry)
+        for name, entry in parameters_and_buffers(model)
+        if own_group(entry) is None and not any(getattr(entry, mark, False) for mark in own)
     ]
     states: list[State] = []
     problem = None
     try:
-        states = described(held)
+        states = states_of(entries)
     except UsageError as error:
         problem = error
     verify_states(states, group, error=problem)
-    broadcast_state(held, group, src_rank)
+    broadcast_state(entries, group, src_rank)
 
 
-def holders_of(model: Any) -> list[tuple[str, Any]]:
-    """Return names and holders of all parameters and buffers."""
+def parameters_and_buffers(model: Any) -> list[tuple[str, Any]]:
+    """Return names and entries of all parameters and buffers."""
     return [*model.named_parameters(), *buffers_of(model)]
 
 
 def buffers_of(model: Any) -> list[tuple[str, Any]]:
-    """Return names and holders of all buffers, as they are now."""
+    """Return names and entries of all buffers, as they are now."""
     named_buffers = getattr(model, "named_buffers", None)
     return [] if named_buffers is None else list(named_buffers())
 
 
-def distinct(held: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Keep the first of the names under which an object is held."""
+def unique(entries: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Keep the first of the names of an object."""
     first: dict[int, tuple[str, Any]] = {}
-    for name, holder in held:
-        first.setdefault(id(holder), (name, holder))
+    for name, entry in entries:
+        first.setdefault(id(entry), (name, entry))
     return list(first.values())
 
 
 def trainable(model: Any) -> list[tuple[str, Any]]:
-    """Return names and holders of all parameters and buffers, each once.
+    """Return names and entries of all parameters and buffers, each once.
 
     Raises:
         UsageError: the model cannot be trained; says why.
@@ -111,14 +115,14 @@ def trainable(model: Any) -> list[tuple[str, Any]]:
                 f"named_parameters() gave {name!r}, a {type(parameter).__name__}; make it an "
                 "hpcdist.Parameter, and give arrays that are not trained in named_buffers()"
             )
-    held = holders_of(model)
-    for name, times in Counter(name for name, _ in held).items():
+    entries = parameters_and_buffers(model)
+    for name, times in Counter(name for name, _ in entries).items():
         if times > 1:
             raise UsageError(
                 f"{times} parameters or buffers of the model are called {name!r}; give each a name "
                 "of its own in named_parameters() and named_buffers()"
             )
-    trained = [(name, holder) for name, holder in held if is_trained(holder)]
+    trained = [(name, entry) for name, entry in entries if is_trained(entry)]
     if not trained:
         raise UsageError(
             "This model does not have any parameters to train, and does not need to use "
@@ -130,69 +134,87 @@ def trainable(model: Any) -> list[tuple[str, Any]]:
                 f"parameter {name!r} belongs to another DataParallel already; use that one, or "
                 "delete it first"
             )
-    return distinct(held)
+    return unique(entries)
 
 
-def is_trained(holder: Any) -> bool:
-    """Say whether `holder` is a parameter that takes gradients."""
-    return type(holder) is Parameter and holder.requires_grad
+def is_trained(entry: Any) -> bool:
+    """Say whether `entry` is a parameter that takes gradients."""
+    return type(entry) is Parameter and entry.requires_grad
 
 
-def array_in(holder: Any) -> Any:
-    """Return the array that `holder` holds or is."""
-    return holder.data if type(holder) is Parameter else holder
+def array_in(entry: Any) -> Any:
+    """Return the array that `entry` holds or is."""
+    return entry.data if type(entry) is Parameter else entry
 
 
-def described(held: Named) -> list[State]:
-    """Return what ranks compare of the holders; a parameter that is trained must be so everywhere.
+def states_of(entries: Named) -> list[State]:
+    """Return what ranks compare of the entries; a parameter that is trained must be so everywhere.
 
     Raises:
-        UsageError: a holder is no array, or a buffer that cannot be written.
+        UsageError: a entry is no array, or a buffer that cannot be written.
 
     """
-    return [_described(name, holder) for name, holder in held]
+    return [_state_of(name, entry) for name, entry in entries]
 
 
-def _described(name: str, holder: Any) -> State:
-    buffer = as_buffer(array_in(holder), repr(name))
-    if type(holder) is not Parameter and not is_writeable(view_of(holder)):
+def _state_of(name: str, entry: Any) -> State:
+    buffer = as_buffer(array_in(entry), repr(name))
+    if type(entry) is not Parameter and not is_writeable(view_of(entry)):
         raise UsageError(
-            f"buffer {name!r} of the model is a {type(holder).__name__} that cannot be written; "
+            f"buffer {name!r} of the model is a {type(entry).__name__} that cannot be written; "
             "let named_buffers() give writable NumPy arrays, torch tensors or "
             "hpcdist.Parameter(x, requires_grad=False)"
         )
     _, shape, dtype = state_of(name, buffer)
     place = ", on a GPU" if on_device(buffer.data) else ""
-    frozen = type(holder) is Parameter and not holder.requires_grad
+    frozen = type(entry) is Parameter and not entry.requires_grad
     return name, shape, f"{dtype}{place}{', not trained' if frozen else ''}"
 
 
-def broadcast_state(held: Named, group: Group, src: int) -> None:
-    """Give the holders what they hold on rank `src` (of the world). Collective over `group`."""
-    arrays = [array_in(holder) for _, holder in held]
+def broadcast_state(entries: Named, group: Group, src: int) -> None:
+    """Give the entries what they hold on rank `src` (of the world). Collective over `group`."""
+    arrays = [array_in(entry) for _, entry in entries]
     received = broadcast_states(arrays, group, src)
-    for (_, holder), old, new in zip(held, arrays, received, strict=True):
+    for (_, entry), old, new in zip(entries, arrays, received, strict=True):
         if new is not old:
-            holder.data = new
+            entry.data = new
 
 
-def load(held: Named, arrays: Mapping[str, Any]) -> None:
-    """Copy `arrays` into the holders of the same names. Local; all or nothing.
+def broadcast_states(arrays: Sequence[Any], group: Group, src: int) -> list[Any]:
+    """Give all `arrays` the contents they have on rank `src`, few operations for many arrays.
+
+    Collective over `group`; shapes and dtypes must be equal (see `verify_states`).
+
+    Args:
+        arrays: of any library; tensors that require grad are changed without autograd noticing.
+        group: the ranks that take part.
+        src: a world rank.
+
+    Returns:
+        The arrays: the same objects where they can be written, new ones where they cannot (JAX).
+
+    """
+    buffers = [as_buffer(array, f"array {index}") for index, array in enumerate(arrays)]
+    return fused(buffers, group, partial(broadcast, src=src, group=group))
+
+
+def load(entries: Named, arrays: Mapping[str, Any]) -> None:
+    """Copy `arrays` into the entries of the same names. Local; all or nothing.
 
     Raises:
         UsageError: a name is missing or unknown, or an array has another shape.
 
     """
-    names = {name for name, _ in held}
+    names = {name for name, _ in entries}
     different = sorted(map(str, names ^ arrays.keys()))
     if different:
         raise UsageError(
             f"the state has other names than the model: {', '.join(different[:8])} occur in one of "
             "them only; load a state_dict() of the same model"
         )
-    views = [_fitting(name, array_in(holder), arrays[name]) for name, holder in held]
-    for (_, holder), view in zip(held, views, strict=True):
-        _copy(view, holder)
+    views = [_fitting(name, array_in(entry), arrays[name]) for name, entry in entries]
+    for (_, entry), view in zip(entries, views, strict=True):
+        _copy(view, entry)
 
 
 def _fitting(name: str, mine: Any, array: Any) -> NumpyArray:
@@ -205,11 +227,11 @@ def _fitting(name: str, mine: Any, array: Any) -> NumpyArray:
     return given
 
 
-def _copy(view: NumpyArray, holder: Any) -> None:
-    array = array_in(holder)
+def _copy(view: NumpyArray, entry: Any) -> None:
+    array = array_in(entry)
     target = view_of(array)
     view = near(target, view)
     if is_writeable(target):
         target[...] = view
     else:
-        holder.data = library_of(array).wrap(np.array(view, target.dtype))
+        entry.data = library_of(array).wrap(np.array(view, target.dtype))

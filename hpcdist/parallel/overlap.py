@@ -58,14 +58,14 @@ class Transfer(NamedTuple):
     ended: float
 
 
-def transfer_times(trips: Sequence[Transfer], computed: float) -> tuple[float, float]:
-    """Return (time under way, time under way after `computed`) of trips in order, without gaps.
+def transfer_times(transfers: Sequence[Transfer], computed: float) -> tuple[float, float]:
+    """Return (time under way, time under way after `computed`) of transfers in order, without gaps.
 
     A bucket is under way from its launch, or from the arrival of the bucket before it.
     """
     total = exposed = 0.0
     free = float("-inf")
-    for launched, ended in trips:
+    for launched, ended in transfers:
         began = max(launched, free)
         free = max(ended, began)
         total += free - began
@@ -102,7 +102,7 @@ class OverlapPolicy:
         self._undecided = overlap == "auto"
         self.inline = overlap != "always"
         """Whether buckets are reduced at once, not on a thread."""
-        self._trips: list[Transfer] = []
+        self._transfers: list[Transfer] = []
         self._began = self._began_wanted = 0.0
         self._away = self._away_cpu = 0.0
         self._busy = 0.0
@@ -120,7 +120,7 @@ class OverlapPolicy:
 
     def record_transfer(self, launched: float, ended: float, nbytes: int) -> None:
         """Note one bucket that has arrived, in order."""
-        self._trips.append(Transfer(launched, ended))
+        self._transfers.append(Transfer(launched, ended))
         sums = self._sums
         self._sums = sums._replace(buckets=sums.buckets + 1, nbytes=sums.nbytes + nbytes)
 
@@ -146,7 +146,7 @@ class OverlapPolicy:
             self._undecided = False
             self.inline = self._cores - self._busy < SPARE_CORES
             if not self.inline:
-                self._trips.clear()
+                self._transfers.clear()
                 self._sums = CommStats()
 
     def stats(self) -> CommStats:
@@ -155,9 +155,9 @@ class OverlapPolicy:
         return self._sums._replace(overlapped=not self.inline)
 
     def _settle(self) -> None:
-        """Add the trips of the last backward pass to the sums."""
-        trips, self._trips = self._trips, []
-        comm, exposed = transfer_times(trips, self._computed)
+        """Add the transfers of the last backward pass to the sums."""
+        transfers, self._transfers = self._transfers, []
+        comm, exposed = transfer_times(transfers, self._computed)
         if self.inline:
             exposed = comm
         sums = self._sums

@@ -7,6 +7,7 @@ buckets travel while the backward pass goes on.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, final
@@ -17,6 +18,7 @@ from hpcdist.arrays.device import device_runtime_of, on_device
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray, in_kind, library_of, view_of
 from hpcdist.arrays.transfer import near, on_host
+from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
 
 _FAMILIES = ("float", "complex")
@@ -26,17 +28,17 @@ _ndarray = np.ndarray
 class GradSlot(NamedTuple):
     """Where a model keeps the gradient of one of its parameters.
 
-    `writing(position, error)` is called before the gradient is written, where `ask[position]` is
-    set (with an error: always, and instead of it), `written(position)` after that,
-    `reading(position)` before it is read.
+    `before_write(position, error)` is called before the gradient is written, where
+    `intercept[position]` is set (with an error: always, and instead of it),
+    `after_write(position)` after that, `before_read(position)` before it is read.
     """
 
     memory: NumpyArray
     position: int
-    ask: bytearray
-    writing: Callable[[int, UsageError | None], None]
-    written: Callable[[int], None]
-    reading: Callable[[int], None]
+    intercept: bytearray
+    before_write: Callable[[int, UsageError | None], None]
+    after_write: Callable[[int], None]
+    before_read: Callable[[int], None]
     owner: weakref.ref[Any]
     adds: bool = False
     """Whether assigning a gradient adds it to one that is there."""
@@ -50,11 +52,14 @@ class Parameter:
         data: a NumPy, CuPy, JAX or torch array (of torch: in host memory) of floats or complex
             numbers; kept, not copied.
         requires_grad: whether it takes gradients; without, it may have any dtype.
+        group: the ranks that have the same parameter, where these are not all ranks of its model:
+            the copies of an expert, or of a slice of a weight.
 
     Attributes:
         name: what its model calls it; for messages.
         requires_grad: whether it takes gradients.
         has_grad: whether it has a gradient.
+        group: as given. `DataParallel` averages its gradient over these ranks.
 
     Raises:
         UsageError: `data` is no array, or cannot have a gradient.
@@ -72,17 +77,18 @@ class Parameter:
     __slots__ = (
         "__weakref__",
         "_data",
-        "_lend",
         "_memory",
-        "_seat",
         "_shown",
+        "_slot",
+        "_unshard",
         "_wrap",
+        "group",
         "has_grad",
         "name",
         "requires_grad",
     )
 
-    def __init__(self, data: Any, requires_grad: bool = True) -> None:
+    def __init__(self, data: Any, requires_grad: bool = True, group: Group | None = None) -> None:
         library = library_of(data)
         view = view_of(data)
         family = dtype_row(view.dtype).family
@@ -97,13 +103,14 @@ class Parameter:
                 "(cupy.from_dlpack(x)), or train a torch.nn.Module"
             )
         self._data = data
-        self._lend: Callable[[], Any] | None = None
+        self._unshard: Callable[[], Any] | None = None
         self._wrap = library.wrap
         self._memory: NumpyArray | None = None
         self._shown: Any = None
-        self._seat: GradSlot | None = None
+        self._slot: GradSlot | None = None
         self.name = ""
         self.requires_grad = bool(requires_grad)
+        self.group = group
         self.has_grad = False
 
     @property
@@ -113,14 +120,14 @@ class Parameter:
         Where the model is sharded (``p_g_os``), reading it gathers the parts that other ranks
         hold: collective, and the array cannot be written.
         """
-        return self._data if self._lend is None else self._lend()
+        return self._data if self._unshard is None else self._unshard()
 
     @data.setter
     def data(self, data: Any) -> None:
         old = self._data
         if data is old:
             return
-        if self._lend is not None:
+        if self._unshard is not None:
             raise UsageError(
                 f"{self._label()} is sharded: no rank holds all of it; change it through its "
                 "optimizer, or load_state_dict of the model"
@@ -150,9 +157,9 @@ class Parameter:
             UsageError: another shape or dtype than the data was assigned.
 
         """
-        seat = self._seat
-        if seat is not None:
-            seat.reading(seat.position)
+        slot = self._slot
+        if slot is not None:
+            slot.before_read(slot.position)
         if not self.has_grad:
             return None
         return self._shown if self._shown is not None else self._wrap(self._own_memory())
@@ -162,8 +169,8 @@ class Parameter:
         if gradient is not None:
             self._take(gradient, adding=False)
         elif self.has_grad:
-            if self._seat is not None:
-                self._seat.reading(self._seat.position)
+            if self._slot is not None:
+                self._slot.before_read(self._slot.position)
             self.has_grad = False
 
     def accumulate(self, gradient: Any) -> None:
@@ -202,6 +209,13 @@ class Parameter:
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self.data, self.requires_grad, self.name)
 
+    def __copy__(self) -> Parameter:
+        return _restored(self.data, self.requires_grad, self.name, self.group)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
+        data = copy.deepcopy(self.data, memo)  # the group is that of the ranks, not of the copy
+        return _restored(data, self.requires_grad, self.name, self.group)
+
     def __repr__(self) -> str:
         words = self._in_words()
         name = f", name={self.name!r}" if self.name else ""
@@ -209,49 +223,49 @@ class Parameter:
         return f"Parameter({words}{name}{frozen})"
 
     def _in_words(self) -> str:
-        if self._lend is not None:  # to see all of it is collective
+        if self._unshard is not None:  # to see all of it is collective
             return f"sharded {view_of(self._data).dtype} of shape {self.shape}"
         return np.array2string(on_host(view_of(self._data)), separator=", ", threshold=20)
 
     # ---- for models
 
     def is_free(self) -> bool:
-        """Say whether no model has given the parameter a seat, or that model is gone."""
-        return self._seat is None or self._seat.owner() is None
+        """Say whether no model has given the parameter a slot, or that model is gone."""
+        return self._slot is None or self._slot.owner() is None
 
     def owner(self) -> Any:
         """Return the model that keeps the gradient, or None."""
-        return None if self._seat is None else self._seat.owner()
+        return None if self._slot is None else self._slot.owner()
 
-    def borrow(self, lend: Callable[[], Any]) -> None:
-        """Give the array away: from now on `data` is what `lend` returns."""
+    def shard(self, unshard: Callable[[], Any]) -> None:
+        """Give the array away: from now on `data` is what `unshard` returns."""
         shape, dtype = self.shape, view_of(self._data).dtype
-        self._lend, self._data = lend, np.broadcast_to(np.zeros((), dtype), shape)
+        self._unshard, self._data = unshard, np.broadcast_to(np.zeros((), dtype), shape)
 
     def move(self, memory: NumpyArray) -> None:
-        """Keep the gradient in `memory`, of its shape and dtype, from now on. For the seat."""
+        """Keep the gradient in `memory`, of its shape and dtype, from now on. For the slot."""
         self._place(memory)
 
     def detach(self) -> None:
-        """Give back the memory of the gradient, which is lost; the seat `move`s it when written.
+        """Give back the memory of the gradient, which is lost; the slot `move`s it when written.
 
-        Until then it is the memory that the seat came with.
+        Until then it is the memory that the slot came with.
         """
-        assert self._seat is not None
-        self._memory, self._shown = self._seat.memory, None
+        assert self._slot is not None
+        self._memory, self._shown = self._slot.memory, None
         self.has_grad = False
 
-    def attach(self, seat: GradSlot) -> None:
-        """Keep the gradient in `seat` from now on; one that is there moves along."""
+    def attach(self, slot: GradSlot) -> None:
+        """Keep the gradient in `slot` from now on; one that is there moves along."""
         if self.has_grad:
-            seat.memory[...] = self._own_memory()
-        self._seat = seat
-        self._place(seat.memory)
+            slot.memory[...] = self._own_memory()
+        self._slot = slot
+        self._place(slot.memory)
 
     # ---- the gradient
 
     def _take(self, gradient: Any, *, adding: bool) -> None:
-        seat, memory = self._seat, self._memory
+        slot, memory = self._slot, self._memory
         if memory is None:
             memory = self._own_memory()
         source = gradient if type(gradient) is _ndarray else self._seen(gradient)
@@ -267,17 +281,17 @@ class Parameter:
                 f"{self._label()} is in memory of {_place(memory)}, but its gradient in that of "
                 f"{_place(source)}; copy it first, for example by cupy.asarray or cupy.asnumpy"
             )
-        if seat is not None and seat.ask[seat.position]:
-            seat.writing(seat.position, None)
-            memory = self._memory  # the seat may have found a place only now
+        if slot is not None and slot.intercept[slot.position]:
+            slot.before_write(slot.position, None)
+            memory = self._memory  # the slot may have got memory only now
             assert memory is not None
-        if (adding or (seat is not None and seat.adds)) and self.has_grad:
+        if (adding or (slot is not None and slot.adds)) and self.has_grad:
             np.add(memory, source, out=memory)
         elif source is not memory:
             memory[...] = source
         self.has_grad = True
-        if seat is not None:
-            seat.written(seat.position)
+        if slot is not None:
+            slot.after_write(slot.position)
 
     def _seen(self, gradient: Any) -> NumpyArray:
         if gradient is self._shown:
@@ -290,8 +304,8 @@ class Parameter:
     def _refuse(self, why: str) -> NoReturn:
         """Raise; on the model's other ranks, too, where they wait for this gradient."""
         error = UsageError(why)
-        if self._seat is not None:
-            self._seat.writing(self._seat.position, error)
+        if self._slot is not None:
+            self._slot.before_write(self._slot.position, error)
         raise error
 
     def _own_memory(self) -> NumpyArray:
@@ -318,8 +332,8 @@ def _place(memory: NumpyArray) -> str:
     return "the host" if engine is None else engine.name
 
 
-def _restored(data: Any, requires_grad: bool, name: str) -> Parameter:
+def _restored(data: Any, requires_grad: bool, name: str, group: Group | None = None) -> Parameter:
     """Make what a copy or a pickle of a parameter becomes: free of its model, without gradient."""
-    parameter = Parameter(data, requires_grad)
+    parameter = Parameter(data, requires_grad, group)
     parameter.name = name
     return parameter

@@ -9,7 +9,9 @@ import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.transfer import host_numbers
+from hpcdist.comm.collectives import all_reduce
 from hpcdist.errors import UsageError
+from hpcdist.transport.reduction import ReduceOp
 
 
 @final
@@ -79,7 +81,8 @@ class GradScaler:
     def unscale_(self, optimizer: Any) -> bool:
         """Divide the gradients by the factor, for example before clipping them.
 
-        Collective where the optimizer is sharded. Say whether they are finite on all ranks.
+        Collective where the optimizer is sharded, or its model has parameters in groups of their
+        own. Return whether they are finite on all ranks.
         """
         if self._finite is not None:
             raise UsageError("the gradients are unscaled already; call update() after each step")
@@ -89,13 +92,13 @@ class GradScaler:
             if own is not None:
                 self._finite = bool(own(self._scale))
             else:
-                self._finite = unscale(_gradients(optimizer), self._scale)
+                self._finite = _everywhere(unscale(_gradients(optimizer), self._scale), optimizer)
         return self._finite
 
     def step(self, optimizer: Any) -> bool:
         """Do the optimizer's step, unless a gradient on any rank is inf or NaN; say whether.
 
-        Collective where the optimizer is sharded.
+        Collective where `unscale_` is.
         """
         if self._finite is None:
             self.unscale_(optimizer)
@@ -148,3 +151,14 @@ def _gradients(optimizer: Any) -> list[NumpyArray]:
     """Return the gradients of an optimizer that is not sharded."""
     memories = [slot.parameter.memory() for slot in optimizer.slots]
     return [memory for memory in memories if memory is not None]
+
+
+def _everywhere(finite: bool, optimizer: Any) -> bool:
+    """Return whether gradients are finite on all ranks, of which some may have other parameters."""
+    owners = {id(owner): owner for slot in optimizer.slots if (owner := slot.parameter.owner())}
+    for owner in owners.values():
+        if owner.norm_is_collective:
+            flags = np.array([finite], np.uint8)
+            all_reduce(flags, ReduceOp.MIN, owner.group)
+            finite = bool(flags[0])
+    return finite

@@ -7,7 +7,6 @@ what it did.
 from __future__ import annotations
 
 import importlib.abc
-import importlib.util
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -147,23 +146,26 @@ def _when_imported(name: str, change: Callable[[ModuleType], None]) -> None:
 
 
 class _Changing(importlib.abc.MetaPathFinder):
-    """Finds one module, once, and changes it when it has been executed."""
+    """Lets the others find one module, and changes it when it has been executed."""
 
     def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
         self._name, self._change = name, change
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """Let the others find it."""
+        """Find the module; who asks need not import it."""
         if fullname != self._name:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        others = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
+        found = (each.find_spec(fullname, path, target) for each in others)
+        spec = next(filter(None, found), None)
         if spec is not None and spec.loader is not None:
-            execute, change = spec.loader.exec_module, self._change
+            execute = spec.loader.exec_module
 
             def then_change(module: ModuleType) -> None:
                 execute(module)
-                change(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                self._change(module)
 
             spec.loader.exec_module = then_change  # type: ignore[method-assign]
         return spec

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as c10d
 from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Closed, Group
-from hpcdist.comm.groups import new_group
+from hpcdist.comm.groups import group_of
 from hpcdist.comm.session import is_simulated
 from hpcdist.errors import UsageError
 from hpcdist.runtime.process import snapshot
@@ -42,7 +44,7 @@ def init(timeout: Any = None) -> None:
 
 
 def process_group_of(group: Group) -> HpcdistProcessGroup:
-    """Return torch's process group for the ranks of `group`, made when first asked for.
+    """Return torch's process group for the ranks of `group`, in their order; made when first asked.
 
     Collective over the group. `torch.distributed` is initialized if it is not; a world of
     another backend (gloo, nccl) is left as it is.
@@ -54,13 +56,27 @@ def process_group_of(group: Group) -> HpcdistProcessGroup:
         )
     init()
     world = c10d.group.WORLD
-    if isinstance(world, HpcdistProcessGroup) and group.nranks == world.size():
+    if isinstance(world, HpcdistProcessGroup) and group.ranks == world.group.ranks:
         return world
     known = _made.get(group)
     if known is None or isinstance(known.group.transport, Closed):
-        known = c10d.new_group(group.ranks, backend=BACKEND, use_local_synchronization=True)
+        known = c10d.new_group(
+            group.ranks, backend=BACKEND, use_local_synchronization=True, **_in_order(group)
+        )
         _made[group] = known
     return known
+
+
+def _in_order(group: Group) -> dict[str, bool]:
+    """Return the arguments with which torch keeps the order of the ranks; it would sort them."""
+    if group.ranks == sorted(group.ranks):
+        return {}
+    if "sort_ranks" not in inspect.signature(c10d.new_group).parameters:
+        raise UsageError(
+            f"torch {torch.__version__} cannot keep the order of the ranks {group.ranks} of group "
+            f"{group.name}: it sorts them; upgrade torch, or split with ascending keys"
+        )
+    return {"sort_ranks": False}
 
 
 _made: WeakKeyDictionary[Group, HpcdistProcessGroup] = WeakKeyDictionary()
@@ -73,7 +89,7 @@ def _make(options: Any, _: Any = None) -> HpcdistProcessGroup:
     ranks = list(options.global_ranks_in_group) or list(range(world.nranks))
     timeout = None if options.timeout == _TORCHS_DEFAULT else options.timeout
     where = options.group_rank, options.group_size
-    group = new_group(ranks, timeout=timeout)
+    group = group_of(ranks, timeout)
     if where != (group.rank, group.nranks):
         group_words = f"rank {group.rank} of {group.nranks}"
         raise UsageError(

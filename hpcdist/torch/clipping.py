@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from hpcdist.errors import UsageError
+from hpcdist.parallel.gradient_groups import own_group
+
 
 def measure_tensors(
     parameters: list[Any], norm_type: float
@@ -15,7 +18,16 @@ def measure_tensors(
     """Return the norm over all gradients, and what multiplies them.
 
     Collective where they are `DTensor`s, as those of ``fully_shard``.
+
+    Raises:
+        UsageError: some have a group of their own; then only the model knows all ranks.
+
     """
+    if any(own_group(each) is not None for each in parameters):
+        raise UsageError(
+            "clip_grad_norm_ got parameters with an hpcdist_group, whose norm takes all ranks; "
+            "pass the DataParallel model"
+        )
     gradients = [each.grad for each in parameters if each.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients, norm_type)
     whole = norm.full_tensor() if isinstance(norm, DTensor) else norm

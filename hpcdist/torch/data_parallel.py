@@ -19,17 +19,23 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
+from hpcdist.arrays.libraries import view_of
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
-from hpcdist.parallel.averager import Averager, wait_all
-from hpcdist.parallel.model import DEFAULT_MB, DataParallel, training_group
+from hpcdist.parallel.averager import Averager, first_failure
+from hpcdist.parallel.clipping import Measured, measure_groups
+from hpcdist.parallel.gradient_groups import group_of
+from hpcdist.parallel.model import DataParallel
+from hpcdist.parallel.options import DEFAULT_MB, training_group
 from hpcdist.parallel.overlap import CommStats
 from hpcdist.torch.backend import process_group_of
 from hpcdist.torch.descriptions import mean
+from hpcdist.torch.gradient_groups import GroupedGradients
 from hpcdist.torch.module_state import agree, broadcast_module, trainable
 from hpcdist.torch.process_group import HpcdistProcessGroup
+from hpcdist.transport.base import Work
 
 _MiB = 1 << 20
 
@@ -59,7 +65,9 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         group = training_group(group)
         limit = agree(layers, group, comm_buffer_size, last_comm_buffer_size)
         self._layers = layers
-        self._trained = trainable(layers)
+        self._grouped = GroupedGradients(layers, group, limit)
+        own = {id(each) for _, each in self._grouped.trained}
+        self._trained = [pair for pair in trainable(layers) if id(pair[1]) not in own]
         self.group = group
         self.comm_buffer_size = limit
         self.find_unused_parameters = find_unused_parameters
@@ -67,14 +75,14 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         self.process_group: HpcdistProcessGroup = process_group_of(group)
         broadcast_module(layers, self.process_group)
         self._check_nan = read_config().check_nan if check_nan is None else check_nan
-        self._exchange = Averager(self.process_group.group, mean)
+        self._averager = Averager(self.process_group.group, mean)
         self._hook: tuple[Any, Callable[..., Any]] | None = None
         self._count_active = self._joining = False
         self._passes: list[_Forward] = []
         self._launched, self._complete = 0, False
         self._error: BaseException | None = None
         # A list, for a module in it is none of our sub-modules; empty for a rank that is alone.
-        self._engine = [self._make_engine()] if group.nranks > 1 else []
+        self._engine = [self._make_engine()] if group.nranks > 1 and self._trained else []
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module; if gradients are wanted, prepare to average them."""
@@ -87,8 +95,8 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         return output
 
     def _prepared_engine(self) -> DistributedDataParallel:
-        if self._exchange.failed:  # DDP cannot go on from a backward pass that was broken off
-            self._exchange.failed = False
+        if self._averager.failed:  # DDP cannot go on from a backward pass that was broken off
+            self._averager.failed = False
             self._engine[0] = self._make_engine()
         engine = self._engine[0]
         engine.training = engine.broadcast_buffers = self.training
@@ -109,6 +117,11 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         self, divide_by_initial_world_size: bool = True, enable: bool = True
     ) -> Iterator[None]:
         """See `DataParallel.join`."""
+        if enable and self._grouped.exist:
+            raise UsageError(
+                "this module has parameters with an hpcdist_group, which cannot be averaged in "
+                "join; give all ranks equal numbers of batches"
+            )
         self._count_active = enable and not divide_by_initial_world_size
         self._joining = enable
         try:
@@ -133,7 +146,24 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
 
     def comm_stats(self) -> CommStats:
         """See `DataParallel.comm_stats`; a hook of one's own is not measured."""
-        return self._exchange.stats()
+        return self._averager.stats()
+
+    @property
+    def norm_is_collective(self) -> bool:
+        """Whether parameters, of any rank, have an ``hpcdist_group``."""
+        return self._grouped.exist
+
+    def measure_gradients(self, norm_type: float) -> Measured:
+        """Return the norm over all gradients of the module, and what multiplies them. Collective.
+
+        Each parameter counts once, on however many ranks it is.
+        """
+        gradients = [
+            (view_of(each.grad), group_of(each, self.group))
+            for each in self.parameters()
+            if each.grad is not None
+        ]
+        return measure_groups(gradients, self.group, norm_type)
 
     # ---- one backward pass
 
@@ -154,8 +184,8 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
             )
         if not self._passes:
             self._launched, self._complete, self._error = 0, False, None
-            self._exchange.begin()
-            self._before = _versions(self._trained) if not self._engine else []
+            self._averager.begin()
+            self._before = _versions([*self._trained, *self._grouped.trained])
             _at_end(self._end)
         self._passes.append(forward)
 
@@ -179,7 +209,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
             self._error = self._error or error
             future.set_result(gradients if factor == 1 else gradients.mul_(factor))
 
-        self._exchange.average(gradients, self._check(bucket), arrived)
+        self._averager.average(gradients, self._check(bucket), arrived)
         return future
 
     def _ranks_with_batches(self) -> float:
@@ -191,32 +221,54 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
     def _end(self) -> None:
         """Come to the end of the computing; DDP waits for the buckets, and after that we look."""
         passes, self._passes = self._passes, []
-        if not self._complete:
-            missing = self._without_gradient() if self._engine else self._unchanged()
-            if len(missing) == len(self._trained):
-                return  # not a backward pass to the parameters, but torch.autograd.grad
-            if self._engine:
-                self._call_off(missing)
-            else:
-                self._check_alone(missing)
-        for forward in passes:
-            forward.averaged = True
-        self._exchange.computed()
-        if self._engine:
+        unchanged = self._unchanged()
+        own = [name for name, _ in self._grouped.trained if name in unchanged]
+        missing = self._missing(unchanged)
+        if len(missing) + len(own) == len(self._before):
+            return  # not a backward pass to the parameters, but torch.autograd.grad
+        error = self._complaint(missing, own)
+        called_off = self._call_off(error) if self._engine and missing else []
+        if error is None:
+            for forward in passes:
+                forward.averaged = True
+            self._averager.computed()
+        failure = self._grouped.average(self._averager, error)
+        failure = first_failure(called_off) or failure
+        if self._engine and not called_off:
+            self._error = self._error or failure
             _at_end(self._look)
+        elif failure is not None:
+            raise failure
 
-    def _unchanged(self) -> list[str]:
-        """Find which parameters got no gradient in this backward pass, on the only rank."""
-        triples = zip(self._trained, self._before, _versions(self._trained), strict=True)
-        return [name for (name, _), old, new in triples if old[0] is new[0] and old[1] == new[1]]
+    def _unchanged(self) -> set[str]:
+        """Find which parameters got no gradient in this backward pass."""
+        named = [*self._trained, *self._grouped.trained]
+        triples = zip(named, self._before, _versions(named), strict=True)
+        return {name for (name, _), old, new in triples if old[0] is new[0] and old[1] == new[1]}
 
-    def _check_alone(self, missing: list[str]) -> None:
-        """Raise on the only rank for what would be wrong on many."""
-        if missing and not self.find_unused_parameters:
-            raise _unused(missing)
-        wrong = [name for name, each in self._trained if self._check_nan and _nan_in(each.grad)]
-        if wrong:
-            raise UsageError(f"rank {self.group.world_rank}: {_not_a_number(wrong)}")
+    def _missing(self, unchanged: set[str]) -> list[str]:
+        """Return which parameters of DDP got no gradient, where DDP cannot go on without."""
+        if self._complete:
+            return []
+        if self._engine:
+            return self._without_gradient()
+        return [name for name, _ in self._trained if name in unchanged]
+
+    def _complaint(self, missing: list[str], own: list[str]) -> UsageError | None:
+        """Return what is wrong with what DDP does not look at, or cannot know."""
+        unused = [*missing, *own]
+        if unused and (not self.find_unused_parameters or (missing and self._engine)):
+            return _unused(unused)
+        looked_at = [] if self._engine else self._trained
+        wrong = [
+            name
+            for name, each in (*looked_at, *self._grouped.trained)
+            if self._check_nan and _nan_in(each.grad)
+        ]
+        if not wrong:
+            return None
+        where = "" if self._grouped.exist else f"rank {self.group.world_rank}: "
+        return UsageError(where + _not_a_number(wrong))
 
     def _look(self) -> None:
         """Raise what went wrong with a bucket: a future would hand C++ its text only.
@@ -243,11 +295,10 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
             return [self._trained[int(index)][0] for index in indices[1].split()]
         return [name for name, _ in self._trained]  # DDP has seen no backward pass
 
-    def _call_off(self, missing: list[str]) -> None:
-        """Tell all ranks, in place of every bucket that cannot be sent, and raise."""
-        error = _unused(missing)
+    def _call_off(self, error: UsageError | None) -> list[Work]:
+        """Tell all ranks, in place of every bucket that cannot be sent."""
         buckets = len(self._engine[0].reducer._get_zeros_like_grad_buckets())
-        wait_all([self._exchange.average(None, error) for _ in range(self._launched, buckets)])
+        return [self._averager.average(None, error) for _ in range(self._launched, buckets)]
 
     def _check(self, bucket: Any) -> UsageError | None:
         if not self._check_nan or not _nan_in(bucket.buffer()):

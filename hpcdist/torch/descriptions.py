@@ -38,7 +38,10 @@ def _operator(options: Any) -> tuple[ReduceOp, Any]:
         return ReduceOp.SUM, None
     given = options.reduceOp
     name = getattr(given, "op", given).name
-    return _OPS[name], given.__getstate__()[1] if name == "PREMUL_SUM" else None
+    if name != "PREMUL_SUM":
+        return _OPS[name], None
+    factor = given.__getstate__()[1]
+    return _OPS[name], factor.reshape(()) if isinstance(factor, torch.Tensor) else factor
 
 
 def all_reduce(group: Group, tensor: torch.Tensor, options: Any) -> Call:
@@ -49,10 +52,11 @@ def all_reduce(group: Group, tensor: torch.Tensor, options: Any) -> Call:
     if _is_average_of_integers(op, tensor):
         call = describe.all_reduce(group, tensor, ReduceOp.SUM)
         return _then(call, lambda: _divide(tensor, group.nranks))
-    call = describe.all_reduce(group, tensor, op)
     if factor is None:
-        return call
-    return call._replace(begin=lambda: tensor.detach().mul_(factor))
+        return describe.all_reduce(group, tensor, op)
+    scaled, scale = _scaled(tensor, factor)
+    call = describe.all_reduce(group, scaled, op)._replace(begin=scale)
+    return _then(call, lambda: tensor.detach().copy_(scaled))
 
 
 def mean(group: Group, tensor: torch.Tensor) -> Call:
@@ -71,12 +75,16 @@ def reduce(group: Group, tensor: torch.Tensor, dst: int, options: Any) -> Call:
         return _then(call, lambda: _divide(tensor, group.nranks)) if at_root else call
     if factor is None:
         return describe.reduce(group, tensor, dst, op)
-    if group.root_of(dst, "dst") == group.rank:
-        call = describe.reduce(group, tensor, dst, op)
-        return call._replace(begin=lambda: tensor.detach().mul_(factor))
-    scaled = torch.empty_like(tensor)
-    call = describe.reduce(group, scaled, dst, op)
-    return call._replace(begin=lambda: torch.mul(tensor.detach(), factor, out=scaled))
+    scaled, scale = _scaled(tensor, factor)
+    call = describe.reduce(group, scaled, dst, op)._replace(begin=scale)
+    at_root = group.root_of(dst, "dst") == group.rank
+    return _then(call, lambda: tensor.detach().copy_(scaled)) if at_root else call
+
+
+def _scaled(tensor: torch.Tensor, factor: Any) -> tuple[torch.Tensor, Callable[[], Any]]:
+    """Return memory for `factor` times `tensor`, which stays as it is, and what computes it."""
+    scaled = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    return scaled, lambda: torch.mul(tensor.detach(), factor, out=scaled)
 
 
 def reduce_scatter(group: Group, out: torch.Tensor, given: Any, options: Any) -> Call:

@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as c10d
 
 from hpcdist.comm.group import Group
-from hpcdist.comm.states import verify_states
+from hpcdist.comm.states import State, verify_states
 from hpcdist.errors import UsageError
-from hpcdist.parallel.model import bucket_limits
-from hpcdist.parallel.states import broadcast_states
+from hpcdist.parallel.gradient_groups import by_group, group_of
+from hpcdist.parallel.module_state import broadcast_states
+from hpcdist.parallel.options import bucket_limits
 from hpcdist.torch.process_group import HpcdistProcessGroup
 
 
 def agree(layers: torch.nn.Module, group: Group, usual_mb: float, last_mb: float) -> int:
     """Make sure that all ranks can train the same; return the bytes of a bucket. Collective."""
-    states: list[tuple[str, torch.Tensor]] = []
+    states: list[State] = []
     problem, limit = None, 0
     try:
         _, limit = bucket_limits(group, usual_mb, last_mb)
-        states = _states_of(layers)
+        states = states_of(by_group(_named_tensors(layers), group)[group])
     except UsageError as error:
         problem = error
-    described = [(name, tuple(tensor.shape), _in_words(tensor)) for name, tensor in states]
-    verify_states(described, group, error=problem)
+    verify_states(states, group, error=problem)
     return limit
 
 
+def states_of(named: Iterable[tuple[str, torch.Tensor]]) -> list[State]:
+    """Return what ranks compare of tensors."""
+    return [(name, tuple(tensor.shape), _in_words(tensor)) for name, tensor in named]
+
+
 def broadcast_module(layers: torch.nn.Module, process_group: HpcdistProcessGroup) -> None:
-    """Give all ranks the states of the first; collective."""
+    """Give all ranks the states of the first, but for parameters in other groups; collective."""
     group = process_group.group
-    tensors = [tensor.detach() for tensor in (*layers.parameters(), *layers.buffers())]
+    tensors = [
+        tensor.detach()
+        for tensor in (*layers.parameters(), *layers.buffers())
+        if group_of(tensor, group) is group
+    ]
     on_host = [tensor for tensor in tensors if tensor.device.type == "cpu"]
     broadcast_states(on_host, group, group.ranks[0])
     for tensor in tensors:
@@ -43,7 +54,7 @@ def trainable(layers: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     return [pair for pair in layers.named_parameters() if pair[1].requires_grad]
 
 
-def _states_of(layers: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+def _named_tensors(layers: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Return names and tensors of a module that can be trained; a `UsageError` says why not."""
     states = [*layers.named_parameters(), *layers.named_buffers()]
     if not trainable(layers):

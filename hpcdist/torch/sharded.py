@@ -26,6 +26,7 @@ from hpcdist.comm.groups import new_group
 from hpcdist.comm.objects import all_gather_object
 from hpcdist.comm.states import verify_states
 from hpcdist.errors import UsageError
+from hpcdist.parallel.gradient_groups import own_group
 from hpcdist.parallel.sharding.gradients import ShardGroups
 from hpcdist.parallel.sharding.group_sharded import ShardingOptions
 from hpcdist.torch.backend import process_group_of
@@ -49,7 +50,7 @@ class _Recipe(NamedTuple):
 
 
 def shard_module(
-    module: torch.nn.Module, optimizer: Any, scaler: Any, wishes: ShardingOptions
+    module: torch.nn.Module, optimizer: Any, scaler: Any, options: ShardingOptions
 ) -> tuple[Any, Any, Any]:
     """Shard a module; see `group_sharded_parallel`. Collective.
 
@@ -60,16 +61,16 @@ def shard_module(
     """
     problem = None
     try:
-        _check(module, optimizer, scaler, wishes)
+        _check(module, optimizer, scaler, options)
     except UsageError as error:
         problem = error
-    everyone = _union(wishes.teams)
+    everyone = _union(options.groups)
     verify_states([], everyone, error=problem)
-    agree(module, everyone, wishes.limit / _MiB, wishes.limit / _MiB)
+    agree(module, everyone, options.limit / _MiB, options.limit / _MiB)
     recipe = _recipe_of(module, optimizer)
-    shard = _shard_states if wishes.level == "os" else _shard_fully
-    model, sharded = shard(module, recipe, everyone, wishes)
-    _add_states(model, sharded, wishes.teams.group)
+    shard = _shard_states if options.level == "os" else _shard_fully
+    model, sharded = shard(module, recipe, everyone, options)
+    _add_states(model, sharded, options.groups.shard)
     return model, sharded, None if scaler is None else AgreeingScaler(scaler, everyone)
 
 
@@ -77,14 +78,14 @@ def shard_module(
 
 
 def _shard_states(
-    module: torch.nn.Module, recipe: _Recipe, everyone: Group, wishes: ShardingOptions
+    module: torch.nn.Module, recipe: _Recipe, everyone: Group, options: ShardingOptions
 ) -> tuple[Any, Any]:
-    model = TorchDataParallel(module, comm_buffer_size=wishes.limit / _MiB, group=everyone)
+    model = TorchDataParallel(module, comm_buffer_size=options.limit / _MiB, group=everyone)
     groups = _groups(recipe, dict(module.named_parameters()))
     optimizer = ZeroRedundancyOptimizer(
         groups,
         optimizer_class=with_masters(recipe.kind),
-        process_group=process_group_of(wishes.teams.group),
+        process_group=process_group_of(options.groups.shard),
         parameters_as_bucket_view=True,
         **recipe.defaults,
     )
@@ -95,7 +96,7 @@ def _shard_states(
 
 
 def _shard_fully(
-    module: torch.nn.Module, recipe: _Recipe, everyone: Group, wishes: ShardingOptions
+    module: torch.nn.Module, recipe: _Recipe, everyone: Group, options: ShardingOptions
 ) -> tuple[Any, Any]:
     broadcast_module(module, process_group_of(everyone))
     narrow = {each.dtype for each in module.parameters()} & set(_NARROW)
@@ -105,17 +106,17 @@ def _shard_fully(
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
         module.to(torch.float32)
     device = next(module.parameters()).device.type
-    offload = CPUOffloadPolicy() if wishes.offload and device != "cpu" else OffloadPolicy()
+    offload = CPUOffloadPolicy() if options.offload and device != "cpu" else OffloadPolicy()
     wrap = partial(
-        fully_shard, mesh=_mesh(wishes.teams, device), mp_policy=policy, offload_policy=offload
+        fully_shard, mesh=_mesh(options.groups, device), mp_policy=policy, offload_policy=offload
     )
-    lends = wishes.level == "p_g_os"
-    excluded = _excluded(module, wishes.excluded)
+    shards_parameters = options.level == "p_g_os"
+    excluded = _excluded(module, options.excluded)
     for each in excluded:
         wrap(each, reshard_after_forward=False)
-    for each in _units(module, wishes.segment, excluded):
-        wrap(each, reshard_after_forward=lends)
-    model = wrap(module, reshard_after_forward=lends)
+    for each in _units(module, options.segment, excluded):
+        wrap(each, reshard_after_forward=shards_parameters)
+    model = wrap(module, reshard_after_forward=shards_parameters)
     groups = _groups(recipe, dict(module.named_parameters()))
     return model, recipe.kind(groups, **recipe.defaults)
 
@@ -153,13 +154,13 @@ def _excluded(module: torch.nn.Module, wanted: Sequence[str | int]) -> list[torc
     return found
 
 
-def _mesh(teams: ShardGroups, device: str) -> DeviceMesh:
-    own = process_group_of(teams.group)
-    if teams.replicas is None:
+def _mesh(groups: ShardGroups, device: str) -> DeviceMesh:
+    own = process_group_of(groups.shard)
+    if groups.replicate is None:
         return DeviceMesh.from_group(own, device)
     rows: list[Any] = []
-    all_gather_object(rows, list(teams.group.ranks), teams.replicas)
-    across = process_group_of(teams.replicas)
+    all_gather_object(rows, list(groups.shard.ranks), groups.replicate)
+    across = process_group_of(groups.replicate)
     names = ("replicate", "shard")
     return DeviceMesh.from_group([across, own], device, torch.tensor(rows), mesh_dim_names=names)
 
@@ -194,7 +195,7 @@ def _load_into(state: State, given: Mapping[str, Any]) -> None:
 # ---- the optimizer and the scaler
 
 
-def _check(module: torch.nn.Module, optimizer: Any, scaler: Any, wishes: ShardingOptions) -> None:
+def _check(module: torch.nn.Module, optimizer: Any, scaler: Any, options: ShardingOptions) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"the optimizer of a torch module must be one of torch.optim, got {optimizer!r}"
@@ -214,8 +215,13 @@ def _check(module: torch.nn.Module, optimizer: Any, scaler: Any, wishes: Shardin
         raise UsageError(
             f"the scaler of a torch module must be a torch.amp.GradScaler or None, got {scaler!r}"
         )
+    if any(own_group(each) is not None for each in module.parameters()):
+        raise UsageError(
+            "group_sharded_parallel got a module with parameters that have an hpcdist_group; use "
+            "DataParallel"
+        )
     on_device = any(each.device.type != "cpu" for each in module.parameters())
-    if wishes.offload and wishes.level == "os" and on_device:
+    if options.offload and options.level == "os" and on_device:
         raise UsageError(
             "torch's ZeroRedundancyOptimizer cannot keep its state in host memory; use level os_g "
             "or p_g_os with offload=True"
@@ -242,10 +248,10 @@ def _groups(recipe: _Recipe, parameters: dict[str, Any]) -> list[dict[str, Any]]
     ]
 
 
-def _union(teams: ShardGroups) -> Group:
-    """Return the group of all ranks that train together. Collective over the teams."""
-    if teams.replicas is None:
-        return teams.group
+def _union(groups: ShardGroups) -> Group:
+    """Return the group of all ranks that train together. Collective over the groups."""
+    if groups.replicate is None:
+        return groups.shard
     rows: list[list[int]] = []
-    all_gather_object(rows, list(teams.group.ranks), teams.replicas)
+    all_gather_object(rows, list(groups.shard.ranks), groups.replicate)
     return new_group(sorted(rank for row in rows for rank in row))

@@ -70,6 +70,9 @@ class Work(ABC):
         self.wait()
         return None
 
+    def refuse_nested(self) -> None:  # noqa: B027 (most operations end by themselves)
+        """Raise `UsageError` where it cannot be waited for: in the middle of what it waits for."""
+
     def attend(self, waited: float) -> None:  # noqa: B027 (few operations can tell)
         """End with an error if the operation cannot end otherwise; asked in a long wait."""
 

@@ -201,6 +201,11 @@ class QueuedWork(Work):
 
     def wait(self, timeout: Any = None) -> bool:
         """Block until the operation has ended; raise what it raised."""
+        self.refuse_nested()
+        return self._await(timeout)
+
+    def refuse_nested(self) -> None:
+        """See `Work.refuse_nested`."""
         if self._lane is not None and not self.ended.is_set():
             self._lane.refuse_nested()
             if self._lane.is_current():
@@ -208,7 +213,6 @@ class QueuedWork(Work):
                     f"{self._label} was waited for at {call_site()} by a listener, on the thread "
                     "that is to run it next: it would never end; wait for it elsewhere"
                 )
-        return self._await(timeout)
 
     def _await(self, timeout: Any = None) -> bool:
         if not self._await_end(seconds(timeout)):

@@ -57,8 +57,16 @@ def _under_way(works: Sequence[Work]) -> int:
 
 
 def _poll(done: Callable[[], bool], limit: float, works: Sequence[Work], verb: str) -> bool:
+    if not done():
+        _refuse_nested(works)
     wait = Wait(lambda: f"{verb} of {len(works)} operations")
     return poll(done, limit, lambda waited: _attend(works, waited), ATTEND_EVERY_S, wait)
+
+
+def _refuse_nested(works: Sequence[Work]) -> None:
+    for work in works:
+        if isinstance(work, Work) and not work.is_completed():
+            work.refuse_nested()
 
 
 def _attend(works: Sequence[Work], waited: float) -> None:
@@ -119,6 +127,10 @@ class Together(Work):
     def is_completed(self) -> bool:
         """Return whether all parts have ended."""
         return not _under_way(self._works)
+
+    def refuse_nested(self) -> None:
+        """See `Work.refuse_nested`."""
+        _refuse_nested(self._works)
 
     def attend(self, waited: float) -> None:
         """Let its parts see what has become of them."""

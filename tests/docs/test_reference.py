@@ -108,6 +108,7 @@ def headings(path):
     return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
 
+@pytest.mark.thorough
 def test_the_site_builds_without_a_warning(tmp_path):
     for name in MKDOCS:
         top = name.partition(".")[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from hpcdist.launch.launchers import find_site
 from hpcdist.runtime.process import snapshot
 
@@ -26,3 +28,9 @@ def _environments():
 
 ENVIRONMENTS = _environments()
 """For each MPI its name and the environment of a job."""
+
+EVERY_MPI = [
+    pytest.param(name, marks=() if name == next(iter(ENVIRONMENTS)) else pytest.mark.thorough)
+    for name in ENVIRONMENTS
+]
+"""The names, as parameters of tests; all but the first are left to `make test-all`."""

@@ -34,6 +34,7 @@ def test_what_is_wrong_is_told_once_and_nothing_is_started():
     assert done.stderr.count("nothing is unknown") == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["bench barrier --quick", "tune --quick --sizes 64K scatter"])
 def test_progress_is_shown_on_the_users_terminal_and_only_there(command):
     words = [*command.split(), "-n", "2", "--rounds", "2"]

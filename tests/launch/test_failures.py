@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from environments import ENVIRONMENTS, ROOT
+from environments import ENVIRONMENTS, EVERY_MPI, ROOT
 
 from hpcdist.launch.command import Options, build_command
 from hpcdist.launch.launchers import find_site
@@ -34,7 +34,7 @@ def fails():
 """
 
 
-@pytest.fixture(params=ENVIRONMENTS)
+@pytest.fixture(params=EVERY_MPI)
 def start(request, tmp_path):
     """Start ``mpiexec -n 3`` of a script that is given as text; end what is left of it."""
     environ = ENVIRONMENTS[request.param]

@@ -49,7 +49,16 @@ assert dist.simulate(2, dist.get_rank) == [0, 1]
 """
 
 
-@pytest.fixture(params=[(name, n) for name in ENVIRONMENTS for n in (1, 2)], ids=str)
+def jobs():
+    """Yield each MPI with one rank and with two; all but the first with two are thorough."""
+    for name in ENVIRONMENTS:
+        for n in (1, 2):
+            usual = (name, n) == (next(iter(ENVIRONMENTS)), 2)
+            marks = () if usual else pytest.mark.thorough
+            yield pytest.param((name, n), marks=marks, id=f"{name}, {n}")
+
+
+@pytest.fixture(params=jobs())
 def run(request, tmp_path):
     """Run a program on the ranks; it must end well and print "good" once for each."""
     name, n = request.param

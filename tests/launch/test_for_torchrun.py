@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from environments import ENVIRONMENTS, ROOT
+from environments import ENVIRONMENTS, EVERY_MPI, ROOT
 
 from hpcdist.launch.launchers import find_site
 from hpcdist.runtime.torchrun import NOTE, set_by_hpcdist
@@ -34,7 +34,7 @@ torch.distributed.destroy_process_group()
 """
 
 
-@pytest.fixture(params=ENVIRONMENTS)
+@pytest.fixture(params=EVERY_MPI)
 def environ(request):
     """Return the environment of a job for each MPI, without what jobs around the tests have set."""
     given = ENVIRONMENTS[request.param]
@@ -82,6 +82,7 @@ def test_what_the_user_has_set_is_kept(environ, tmp_path):
         assert each["MASTER_PORT"] == "1234"
 
 
+@pytest.mark.thorough
 @needs_torch
 def test_torchs_own_backend_meets_at_the_address(environ, tmp_path):
     run(hpcdist_run(written(tmp_path, SUM_OVER_GLOO)), environ)
@@ -99,6 +100,7 @@ def test_under_mpiexec_the_import_is_enough(environ, tmp_path):
     assert len({each["MASTER_PORT"] for each in found.values()}) == 1
 
 
+@pytest.mark.thorough
 def test_a_job_inside_a_job_has_a_place_and_a_port_of_its_own(environ, tmp_path):
     inner = written(tmp_path, HEAR)
     outer = tmp_path / "outer.py"

@@ -82,6 +82,7 @@ def numbers_of(path):
     return [float(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_a_training_that_is_killed_goes_on_with_the_same_losses(killed, tmp_path, ranks):
     """On as many ranks to the last bit; on others, sums are rounded in another order: 1e-9."""

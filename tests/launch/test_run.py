@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from environments import ENVIRONMENTS
+from environments import ENVIRONMENTS, EVERY_MPI
 
 from hpcdist.launch.command import Command
 from hpcdist.launch.job.job import Job
@@ -125,6 +125,7 @@ def test_every_line_begins_with_its_rank(script, leaves_nothing):
     assert sorted(done.stderr.splitlines()) == [b"[0] two", b"[1] two", b"[2] two"]
 
 
+@pytest.mark.thorough
 def test_lines_stay_whole_however_fast_they_come(script, leaves_nothing):
     path = script("for i in range(1500): print(f'{rank}:{i}:' + str(rank) * (i % 400))",
                   "print(str(rank) * 100_000)")  # fmt: skip
@@ -146,6 +147,7 @@ def test_labels_can_be_asked_for_and_left_out(script, leaves_nothing):
     assert run("-n", 2, "--no-label", path).stdout == b"x\nx\n"
 
 
+@pytest.mark.thorough
 def test_each_rank_has_a_log_file(script, tmp_path, leaves_nothing):
     path = script("print('out', rank)", "print('err', rank, file=sys.stderr)")
     for expected in (1, 2):
@@ -164,7 +166,7 @@ def test_the_ranks_are_one_mpi_job_with_their_arguments(script, leaves_nothing):
     assert sorted(done.stdout.splitlines()) == [b"[%d] 3 3 -n a b" % rank for rank in range(3)]
 
 
-@pytest.mark.parametrize("mpi", ENVIRONMENTS)
+@pytest.mark.parametrize("mpi", EVERY_MPI)
 def test_arguments_arrive_unchanged_whatever_they_hold(script, leaves_nothing, mpi, tmp_path):
     odd = [
         ":",
@@ -186,6 +188,7 @@ def test_arguments_arrive_unchanged_whatever_they_hold(script, leaves_nothing, m
     assert sorted(done.stdout.decode().splitlines()) == [f"[0] {told}", f"[1] {told}"], done.stderr
 
 
+@pytest.mark.thorough
 def test_modules_are_run_too(leaves_nothing):
     done = run("-n", 2, "-m", "mpi4py.bench", "helloworld")
     assert b"I am process 1 of 2" in done.stdout
@@ -235,6 +238,7 @@ def test_a_rank_that_is_killed_ends_the_job(script, leaves_nothing):
     assert b"rank 0 ended with signal SIGKILL" in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_rank_that_is_killed_inside_mpi_ends_the_job(script, leaves_nothing):
     lines = ("from mpi4py import MPI", "MPI.COMM_WORLD.Barrier()",
              "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)",
@@ -243,12 +247,14 @@ def test_a_rank_that_is_killed_inside_mpi_ends_the_job(script, leaves_nothing):
     assert done.returncode == 128 + signal.SIGKILL
 
 
+@pytest.mark.thorough
 def test_an_abort_carries_its_code(script, leaves_nothing):
     lines = ("from mpi4py import MPI", "if rank == 1: MPI.COMM_WORLD.Abort(5)", SLEEP)
     done = run("-n", 3, script(*lines))
     assert done.returncode == 5
 
 
+@pytest.mark.thorough
 def test_ranks_that_ignore_the_request_to_end_are_ended_by_force(script, leaves_nothing):
     lines = ("signal.signal(signal.SIGTERM, signal.SIG_IGN)",
              "time.sleep(0.5)", "if rank == 1: sys.exit(3)", SLEEP)  # fmt: skip
@@ -317,6 +323,7 @@ def test_a_failing_job_is_started_again_as_often_as_allowed(script, leaves_nothi
     assert run("-n", 1, "--max_restart", 1, path).returncode == 4
 
 
+@pytest.mark.thorough
 def test_a_job_inside_a_job_is_a_job_of_its_own(script, leaves_nothing):
     path = script("from mpi4py import MPI", "print('size', MPI.COMM_WORLD.size)")
     inner = " ".join(command("-n", 1, path))
@@ -382,6 +389,7 @@ def test_a_rank_that_fails_is_known_whatever_its_launcher_says(
     assert outcome.code == (failed[1] if failed[1] > 0 else 128 - failed[1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("local", [True, False])
 def test_a_rank_that_is_lost_is_named_whatever_its_launcher_says(
     script, leaves_nothing, tmp_path, local
@@ -407,7 +415,7 @@ LEAVES = (
 )
 
 
-@pytest.mark.parametrize("mpi", ENVIRONMENTS)
+@pytest.mark.parametrize("mpi", EVERY_MPI)
 def test_a_rank_that_leaves_without_a_word_is_no_success(script, leaves_nothing, mpi):
     done = run("-n", 2, script(*LEAVES), environ=ENVIRONMENTS[mpi])
     assert done.returncode != 0

@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from environments import ENVIRONMENTS, ROOT
+from environments import ENVIRONMENTS, EVERY_MPI, ROOT
 
 from hpcdist.launch.command import Family, Options, build_command
 from hpcdist.launch.launchers import find_site
@@ -94,8 +94,11 @@ OPERATIONS = ["all_reduce of an ordinary array", "all_reduce of a shared array",
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("keep_the_rest", [False, True], ids=["ended", "kept"])
-@pytest.mark.parametrize("mpi", ENVIRONMENTS)
+@pytest.mark.parametrize(
+    "keep_the_rest",
+    [pytest.param(False, marks=pytest.mark.thorough, id="ended"), pytest.param(True, id="kept")],
+)
+@pytest.mark.parametrize("mpi", EVERY_MPI)
 def test_ranks_do_not_wait_for_one_that_is_killed(mpi, keep_the_rest, operation, tmp_path):
     environ = ENVIRONMENTS[mpi]
     if keep_the_rest and find_site(environ).family not in KEEP_THE_REST:
@@ -113,6 +116,7 @@ def test_ranks_do_not_wait_for_one_that_is_killed(mpi, keep_the_rest, operation,
     assert own_names() == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "setting", [{"HPCDIST_KERNEL": "never"}, {"HPCDIST_RANKS_PER_NODE": "2"}], ids=str
 )

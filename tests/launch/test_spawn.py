@@ -160,6 +160,7 @@ def test_one_rank_is_a_job_too():
     assert spawn(tell_place, nprocs=1).results == [(0, 1)]
 
 
+@pytest.mark.thorough
 def test_by_default_there_is_a_rank_for_every_cpu_or_device():
     cpus = len(os.sched_getaffinity(0))
     assert len(spawn(tell_place).results) == cpus
@@ -167,6 +168,7 @@ def test_by_default_there_is_a_rank_for_every_cpu_or_device():
     assert results == [("2,5", "mpi")] * 2
 
 
+@pytest.mark.thorough
 def test_the_job_around_us_is_not_joined(monkeypatch):
     for name, value in {
         "OMPI_COMM_WORLD_RANK": "1",
@@ -224,6 +226,7 @@ def test_functions_of_a_command_line_go_by_value():
     assert done.stdout == "[8, 8]\n", done.stderr
 
 
+@pytest.mark.thorough
 def test_a_script_that_would_spawn_without_end_is_stopped(tmp_path):
     code = """
         from hpcdist.launch import spawn
@@ -248,6 +251,7 @@ def test_an_exception_comes_back_with_its_traceback_and_rank():
     assert "ValueError: boom" in caught.value.traceback
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("function", [raise_on_rank_inside_mpi, fail_after_a_collective_of_hpcdist])
 def test_an_exception_ends_ranks_that_wait_inside_mpi(function):
     begin = time.monotonic()
@@ -269,6 +273,7 @@ def test_a_signal_is_reported():
         spawn(kill_on_rank, (0,), nprocs=2)
 
 
+@pytest.mark.thorough
 def test_what_cannot_come_back_is_an_error_of_its_rank(monkeypatch):
     with pytest.raises(RemoteError, match="what it returned cannot be sent"):
         spawn(compile_generator, nprocs=1)
@@ -278,6 +283,7 @@ def compile_generator():
     return (x for x in ())
 
 
+@pytest.mark.thorough
 def test_join_waits_as_long_as_it_is_told():
     context = spawn(sleep, (2,), nprocs=2, join=False)
     assert context.processes[0].is_alive()
@@ -338,6 +344,7 @@ def test_ctrl_c_ends_the_job():
     assert "KeyboardInterrupt" in done.stderr
 
 
+@pytest.mark.thorough
 def test_what_ranks_print_is_printed_in_whole_lines():
     done = python("""
         from hpcdist.launch import spawn

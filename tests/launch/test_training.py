@@ -20,6 +20,7 @@ NEEDED = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("example", NEEDED)
 def test_two_ranks_train_as_well_as_one(example):
     for name in NEEDED[example]:

@@ -194,6 +194,7 @@ WRONG_EVERYWHERE = [
 ]
 
 
+@pytest.mark.two_ranks
 @pytest.mark.parametrize(
     ("call", "words"), WRONG_EVERYWHERE, ids=lambda each: each if isinstance(each, str) else "call"
 )

@@ -37,6 +37,8 @@ def names(rows, case):
     return {row["library"] for row in rows if row["case"] == case}
 
 
+@pytest.mark.two_ranks
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["collectives", "messages", "groups", "objects"])
 def test_every_case_has_rows_of_every_library(world, kind):
     plan = FEW._replace(cases=choose_cases([kind]), against=("mpi4py", "paddle"))
@@ -117,6 +119,8 @@ def test_a_wrong_option_is_told_once_and_ends_all_ranks(rank):
         assert ("Error" in done.output) == (rank == 0)
 
 
+@pytest.mark.two_ranks
+@pytest.mark.thorough
 def test_a_run_is_saved_and_is_its_own_baseline(folder, rank, size):
     words = ["barrier", "all_reduce", "--sizes", "8,64", "--quick", "--rounds", "2"]
     path = str(folder / "run.json")

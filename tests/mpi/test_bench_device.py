@@ -36,6 +36,8 @@ def slow(monkeypatch):
     monkeypatch.setitem(MEMORIES, "slow", Memory(zeros, device_without("")))
 
 
+@pytest.mark.two_ranks
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["collectives", "messages"])
 def test_every_case_with_arrays_is_measured_on_the_device_beside_both_limits(world, kind):
     cases = [case for case in choose_cases([kind]) if CASES[case].typed]
@@ -54,6 +56,8 @@ def test_cases_without_arrays_are_measured_as_on_the_host(world):
     assert row["memory"] is None
 
 
+@pytest.mark.two_ranks
+@pytest.mark.thorough
 def test_an_operation_hides_behind_products_of_matrices(world):
     plan = FEW._replace(cases=("overlap_matmul",))
     (row,) = measure(world, plan, STARTED, [])

@@ -7,7 +7,7 @@ import pytest
 
 import hpcdist as dist
 from hpcdist import checkpoint
-from hpcdist.checkpoint import Shard
+from hpcdist.checkpoint import LocalSlice
 
 
 def part_of(whole, rank, size, fill=None):
@@ -16,7 +16,7 @@ def part_of(whole, rank, size, fill=None):
     data = whole.reshape(-1)[begin:end].copy()
     if fill is not None:
         data[...] = fill
-    return Shard(data, whole.shape, begin)
+    return LocalSlice(data, whole.shape, offset=begin)
 
 
 WHOLE = np.random.default_rng(0).random((7, 50_001))

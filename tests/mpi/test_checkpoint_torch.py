@@ -158,7 +158,11 @@ def weights_of(model):
     return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in parameters]
 
 
-@pytest.mark.parametrize("stepped", [0, 1], ids=["fresh", "stepped"])
+@pytest.mark.two_ranks
+@pytest.mark.parametrize(
+    "stepped",
+    [pytest.param(0, marks=pytest.mark.thorough, id="fresh"), pytest.param(1, id="stepped")],
+)
 @pytest.mark.parametrize(("one", "other"), CHANGES)
 def test_a_model_and_its_optimizer_are_loaded_into_any_other(
     folder, torch_world, one, other, stepped
@@ -225,14 +229,185 @@ def test_another_sharded_model_is_refused_on_all_ranks_unchanged(folder, torch_w
     assert not again.state
 
 
-def test_a_tensor_that_is_divided_by_columns_is_refused_with_the_remedy(folder, torch_world, size):
+# ---- DTensors of any placement
+
+
+def whole_tensor():
+    return torch.arange(5 * 7 * 3.0).reshape(5, 7, 3)
+
+
+def plane(size):
+    """Return a mesh of two axes, of which the second one has two ranks if there are as many."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
+
+    inner = 2 if size % 2 == 0 else 1
+    return init_device_mesh("cpu", (size // inner, inner), mesh_dim_names=("dp", "tp"))
+
+
+def placements():
+    """Return by name how a tensor is placed on a mesh of two axes."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return {
+        "rows": [Replicate(), Shard(0)],
+        "columns": [Shard(1), Replicate()],
+        "the last dimension": [Shard(-1), Replicate()],
+        "rows and columns": [Shard(0), Shard(1)],
+        "columns twice": [Shard(1), Shard(1)],
+        "more ranks than rows": [Shard(2), Shard(2)],
+        "strides of rows": [_StridedShard(0, split_factor=2), Shard(0)],
+        "strides of columns": [_StridedShard(1, split_factor=3), Replicate()],
+        "a whole tensor": [Replicate(), Replicate()],
+    }
+
+
+NAMES = [
+    "rows", "columns", "the last dimension", "rows and columns", "columns twice",
+    "more ranks than rows", "strides of rows", "strides of columns", "a whole tensor",
+]  # fmt: skip
+
+
+def placed(tensor, mesh, name):
+    """Return a DTensor made of each rank's part, which is cut here; no message is needed."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    local, how = tensor, placements()[name]
+    for axis, placement in enumerate(how):
+        if not isinstance(placement, Replicate):
+            parts, _ = placement._split_tensor(local, mesh.size(axis), with_padding=False)
+            local = parts[mesh.get_local_rank(axis)]
+    return DTensor.from_local(
+        local.clone(),
+        mesh,
+        how,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
+
+
+@pytest.mark.parametrize("one", NAMES)
+def test_a_tensor_of_any_placement_is_loaded_in_any_other(folder, torch_world, size, one):
+    mesh, whole = plane(size), whole_tensor()
+    checkpoint.save({"w": placed(whole, mesh, one)}, folder)
+    assert torch.equal(checkpoint.load(None, folder)["w"], whole)
+    for other in NAMES:
+        target = placed(torch.zeros_like(whole), mesh, other)
+        loaded = checkpoint.load({"w": target}, folder)["w"]
+        assert loaded is target
+        assert torch.equal(target.to_local(), placed(whole, mesh, other).to_local()), other
+    half = checkpoint.LocalSlice(torch.zeros(5, 3, 3), (5, 7, 3), (0, 2, 0))
+    checkpoint.load({"w": half}, folder)
+    assert torch.equal(half.data, whole[:, 2:5])
+
+
+def test_a_tensor_of_some_ranks_is_saved_by_all(folder, torch_world, rank, size):
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = DeviceMesh("cpu", [size - 1])
+    whole = torch.arange(12.0).reshape(3, 4)
+    local = whole if rank == size - 1 else torch.zeros(0)
+    only = DTensor.from_local(local, mesh, [Shard(1)], shape=whole.shape, stride=(4, 1))
+    checkpoint.save({"w": only}, folder)
+    assert torch.equal(checkpoint.load(None, folder)["w"], whole)
+
+
+def test_a_sum_that_is_not_computed_is_refused_with_the_remedy(folder, torch_world, size):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial
 
     mesh = init_device_mesh("cpu", (size,))
-    columns = distribute_tensor(torch.ones(4, 4), mesh, [Shard(1)])
+    terms = DTensor.from_local(torch.ones(4, 4), mesh, [Partial()])
     with pytest.raises(dist.UsageError, match=r"'w' is a DTensor .* save its full_tensor\(\)"):
-        checkpoint.save({"w": columns}, folder)
+        checkpoint.save({"w": terms}, folder)
+
+
+def test_a_tensor_whose_memory_is_not_what_its_placements_tell_is_refused(
+    folder, torch_world, size
+):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = init_device_mesh("cpu", (size,))
+    odd = DTensor.from_local(
+        torch.ones(4, 2), mesh, [Shard(0)], run_check=False, shape=(9 * size, 2), stride=(2, 1)
+    )
+    with pytest.raises(dist.UsageError, match=r"its local tensor has the shape \(4, 2\)"):
+        checkpoint.save({"w": odd}, folder)
+
+
+def two_dimensional(size, sizes=(8, 12, 4)):
+    """Return a model of tensor parallelism with `fully_shard` over it, and its optimizer."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    torch.manual_seed(0)
+    first, inner, last = sizes
+    model = torch.nn.Sequential(
+        torch.nn.Linear(first, inner), torch.nn.ReLU(), torch.nn.Linear(inner, last)
+    )
+    mesh = plane(size)
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+    return model, torch.optim.Adam(model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
+@pytest.mark.parametrize("sizes", [(8, 12, 4), (3, 6, 7)], ids=["even", "uneven"])
+def test_tensor_parallelism_under_fully_shard_is_saved_and_loaded(
+    folder, torch_world, size, rank, sizes
+):
+    """Its columns are divided in strides, its rows along two dimensions."""
+
+    def step(model, optimizer):
+        optimizer.zero_grad()
+        model(torch.arange(2.0 * sizes[0]).reshape(2, -1)).square().sum().backward()
+        optimizer.step()
+
+    model, optimizer = two_dimensional(size, sizes)
+    for _ in range(2):
+        step(model, optimizer)
+    checkpoint.save({"model": model, "optimizer": optimizer}, folder)
+    saved = checkpoint.load(None, folder)
+    for name, value in model.state_dict().items():
+        assert torch.equal(saved["model"][name], value.full_tensor()), name
+    again, fresh = two_dimensional(size, sizes)
+    checkpoint.load({"model": again, "optimizer": fresh}, folder)
+    for state, other in zip(optimizer.state.values(), fresh.state.values(), strict=True):
+        assert torch.equal(state["exp_avg"].to_local(), other["exp_avg"].to_local())
+    step(model, optimizer)
+    step(again, fresh)
+    for mine, other in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(mine.to_local(), other.to_local())
+    alone = torch.nn.Sequential(
+        torch.nn.Linear(*sizes[:2]), torch.nn.ReLU(), torch.nn.Linear(*sizes[1:])
+    )
+    optimizer = torch.optim.Adam(alone.parameters())
+    checkpoint.load({"model": alone, "optimizer": optimizer}, folder)
+    assert torch.equal(alone[0].weight, saved["model"]["0.weight"])
+    assert len(optimizer.state) == 4
+
+
+def test_a_model_that_is_sharded_by_columns_is_saved_and_loaded(folder, torch_world, size):
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard
+
+    def columns(parameter):
+        return Shard(1) if parameter.dim() == 2 else None
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(12, 24), torch.nn.Linear(24, 3))
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    fully_shard(model, shard_placement_fn=columns)
+    checkpoint.save({"model": model}, folder)
+    for name, value in checkpoint.load(None, folder)["model"].items():
+        assert torch.equal(value, expected[name])
 
 
 def test_what_has_no_state_is_named(folder):

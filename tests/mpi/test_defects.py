@@ -490,6 +490,7 @@ def test_the_time_limit_of_a_group_is_honoured_and_the_group_survives(timeout, r
     dist.destroy_process_group(group)
 
 
+@pytest.mark.thorough
 def test_a_rank_that_is_operations_behind_is_told_so(rank, size):
     if size == 1:
         return
@@ -560,6 +561,7 @@ def test_groups_made_in_opposite_order_time_out_instead_of_hanging(rank, size, i
     dist.barrier(dist.new_group(whole))
 
 
+@pytest.mark.thorough
 def test_two_groups_in_opposite_order_time_out_instead_of_hanging(rank, size):
     if size == 1:
         return

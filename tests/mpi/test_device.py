@@ -11,7 +11,9 @@ from hpcdist.testing import contract
 from hpcdist.testing.contract import TransportContract
 from hpcdist.testing.on_device import Arrays, OnDevice
 from hpcdist.testing.slow_device import DEVICE, SlowArray
+from hpcdist.transport.call import Barrier
 from hpcdist.transport.device.choose import STAGED
+from hpcdist.transport.device.launches import Launches
 
 ARRAYS = Arrays(DEVICE.array, DEVICE.numbers, lambda array: isinstance(array, SlowArray))
 
@@ -324,3 +326,18 @@ def test_large_arrays_are_added_on_the_device_as_the_host_adds_them(
     for array in (x, y):
         getattr(dist, operation)(*arguments(array), dist.ReduceOp[op])
     assert DEVICE.numbers(x).tobytes() == y.tobytes()
+
+
+def test_what_has_ended_is_forgotten_once():
+    class Runtime:
+        def is_done(self, event):
+            launches._forget_ended()
+            return event != "under way"
+
+    launches = Launches(None)
+    for event in ("first", "second", "under way"):
+        launches.keep(Barrier(device=Runtime()), event)
+    forgets = threading.Thread(target=launches._forget_ended, daemon=True)
+    forgets.start()
+    forgets.join(60)
+    assert [event for _, event in launches._running] == ["under way"]

@@ -364,6 +364,7 @@ def test_a_peer_that_does_not_come_is_named_and_the_others_get_their_messages(sh
         assert numbers(inbox) == [6]
 
 
+@pytest.mark.thorough
 def test_batches_in_opposite_order_time_out_instead_of_hanging(batches, rank, size):
     if size == 1:
         pytest.skip("one rank is in one order")
@@ -387,6 +388,7 @@ def test_batches_in_opposite_order_time_out_instead_of_hanging(batches, rank, si
     dist.barrier()
 
 
+@pytest.mark.thorough
 def test_a_first_batch_without_all_ranks_times_out_and_says_what_to_do(batches, rank, size):
     if size == 1:
         pytest.skip("one rank is all")

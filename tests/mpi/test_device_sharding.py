@@ -81,6 +81,8 @@ def assert_equal(state, expected):
         np.testing.assert_array_equal(state[name], numbers, err_msg=name)
 
 
+@pytest.mark.two_ranks
+@pytest.mark.thorough
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("make", "dtype"), [("SGD", "f4"), ("AdamW", "f2"), ("LAMB", "c8")])
 def test_every_level_trains_on_the_device_as_on_the_host(level, make, dtype):
@@ -110,6 +112,8 @@ def test_sharded_training_is_that_of_data_parallel(level):
     assert_equal(pair[1].state_dict(), optimizer.state_dict())
 
 
+@pytest.mark.two_ranks
+@pytest.mark.thorough
 @pytest.mark.parametrize("level", LEVELS)
 def test_what_a_rank_owns_is_on_the_device(level):
     network = Network()
@@ -139,6 +143,8 @@ def test_passes_add_up_and_no_sync_keeps_them(level):
     assert_equal(*states)
 
 
+@pytest.mark.two_ranks
+@pytest.mark.thorough
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
     ("norm_type", "dtype"), [(2.0, "f4"), (np.inf, "f4"), (3.0, "f2"), (1.0, "c8")]
@@ -180,6 +186,8 @@ def test_all_ranks_skip_a_step_in_which_one_has_an_infinite_gradient(level, rank
     assert_equal(model.state_dict(), other.state_dict())
 
 
+@pytest.mark.two_ranks
+@pytest.mark.thorough
 @pytest.mark.parametrize(("first", "then"), CHANGES)
 def test_states_go_from_the_device_to_the_host_and_back(first, then):
     network = Network()
@@ -200,6 +208,8 @@ def test_states_go_from_the_device_to_the_host_and_back(first, then):
     assert_equal(again.state_dict(), weights)
 
 
+@pytest.mark.two_ranks
+@pytest.mark.thorough
 @pytest.mark.parametrize(("first", "then"), CHANGES)
 def test_a_checkpoint_of_any_level_loads_at_any_other(first, then, folder):
     network = Network(dtype="f2")
@@ -273,6 +283,8 @@ def test_buffers_on_the_device_follow_the_first_rank(rank):
 # ---- not sharded
 
 
+@pytest.mark.two_ranks
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", OPTIMIZERS)
 def test_optimizers_work_on_the_device_without_a_model(make):
     states = []

@@ -11,6 +11,8 @@ import pytest
 from mpi4py import MPI
 
 import hpcdist as dist
+from hpcdist.transport import polling
+from hpcdist.transport.mpi import transport as mpi_transport
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")
 MB = 1 << 20
@@ -29,6 +31,7 @@ def raised(kind, function, *args, **options):
 # ---- the bound
 
 
+@pytest.mark.thorough
 def test_what_exceeds_the_bound_stays_with_its_sender_and_both_are_told_why(world_with, rank, size):
     if size == 1:
         return
@@ -268,6 +271,22 @@ def test_many_receives_may_wait_at_once(rank, size):
     works += [dist.isend(np.full(3, at), (rank + 1) % size) for at in np.arange(1000.0)]
     dist.wait_all(works)
     assert [array[0] for array in arrays] == list(range(1000))
+
+
+def test_a_group_that_cannot_be_made_leaves_nothing_to_be_done_for_it(monkeypatch, size):
+    def fail(*_):
+        raise ZeroDivisionError
+
+    errands = list(polling._errands)
+    with monkeypatch.context() as broken:
+        broken.setattr(mpi_transport, "Rendezvous", fail)
+        with pytest.raises(ZeroDivisionError):
+            dist.new_group()
+    assert polling._errands == errands
+    group = dist.new_group()
+    assert len(polling._errands) == len(errands) + 1
+    dist.destroy_process_group(group)
+    assert polling._errands == errands
 
 
 # ---- names of other libraries

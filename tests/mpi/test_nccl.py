@@ -45,7 +45,7 @@ def group(request):
 
 def test_all_ranks_are_told_the_id_of_the_first(group, rank, size):
     nccl = StandIn(nothing)
-    stream, communicator = connect(group.transport, DEVICE, nccl.binding)
+    stream, communicator = connect(group.transport.context, DEVICE, nccl.binding)
     assert nccl.told == [(size, b"id" * 64, rank)]
     assert stream is not DEVICE.current
     communicator.abort()
@@ -60,7 +60,7 @@ def test_a_communicator_that_one_rank_cannot_make_is_had_by_none(group, rank, si
     nccl = StandIn(fail)
     expected = dist.TransportError if rank == size - 1 else dist.RemoteError
     with pytest.raises(expected, match=r"NCCL failed in creating a communicator: unhandled cuda"):
-        connect(group.transport, DEVICE, nccl.binding)
+        connect(group.transport.context, DEVICE, nccl.binding)
     assert nccl.told[1:] == ([] if rank == size - 1 else ["abort"])
 
 
@@ -70,7 +70,7 @@ def test_an_id_that_cannot_be_made_is_an_error_before_anyone_waits(group):
 
     nccl = StandIn(nothing)
     with pytest.raises(dist.TransportError, match=r"cannot be made: rank 0: no network interface"):
-        connect(group.transport, DEVICE, nccl.binding._replace(unique_id=fail))
+        connect(group.transport.context, DEVICE, nccl.binding._replace(unique_id=fail))
     assert nccl.told == []
 
 
@@ -80,7 +80,7 @@ def test_a_communicator_that_is_never_made_is_a_timeout(group):
     nccl = StandIn(held.wait)
     try:
         with pytest.raises(dist.CollectiveTimeout, match=r"NCCL has not connected the ranks 0"):
-            connect(group.transport, DEVICE, nccl.binding)
+            connect(group.transport.context, DEVICE, nccl.binding)
         waiting = [each for each in threading.enumerate() if each.name == "hpcdist-nccl-start"]
         assert waiting
     finally:
@@ -98,7 +98,7 @@ def test_a_communicator_that_is_late_on_one_rank_is_had_by_none(group, rank, siz
     nccl = StandIn(held.wait if rank == 0 else nothing)
     try:
         with pytest.raises((dist.CollectiveTimeout, dist.RemoteError)):
-            connect(group.transport, DEVICE, nccl.binding)
+            connect(group.transport.context, DEVICE, nccl.binding)
     finally:
         held.set()
     if rank:

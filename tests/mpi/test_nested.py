@@ -16,7 +16,7 @@ from mpi4py import MPI
 import hpcdist as dist
 from hpcdist.comm.session import current_session
 from hpcdist.transport.mpi.requests import Receive
-from hpcdist.transport.polling import add_errand, remove_errand
+from hpcdist.transport.polling import add_errand, is_at_errands, remove_errand
 from hpcdist.transport.queue import refusal
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")
@@ -190,8 +190,9 @@ def test_a_signal_handler_may_issue_an_operation_but_not_wait_for_it(interrupted
     def handler():
         x, work = summed(rank, sync_op=False)
         issued.append((x, work))
-        with pytest.raises(dist.UsageError, match=REFUSED):
-            work.wait()
+        for wait in (lambda: work.wait(), lambda: dist.wait_any([work], 5)):
+            with pytest.raises(dist.UsageError, match=REFUSED):
+                wait()
 
     assert interrupted(lambda: summed(rank), handler) == total(size)
     x, work = issued[0] if issued else summed(rank, sync_op=False)
@@ -325,15 +326,30 @@ def test_a_signal_handler_may_not_destroy_a_group_in_the_middle_of_errands(at_er
     dist.destroy_process_group(group)
 
 
+def _looked_at(works):
+    assert not any(work.is_completed() for work in works)
+    raise refusal()
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        lambda works: works[1].wait(),
+        lambda works: dist.wait_any(works, 5),
+        lambda works: dist.wait_all(works, 5),
+        _looked_at,
+    ],
+    ids=["wait", "wait_any", "wait_all", "is_completed"],
+)
 def test_a_signal_handler_in_the_middle_of_matching_messages_does_not_match_others(
-    monkeypatch, at_errands, rank, size
+    monkeypatch, at_errands, rank, size, nested
 ):
     other, depths, sums, x = dist.new_group(), [], [], np.zeros((2, 1))
     works = [dist.irecv(each, 1, tag=tag) for tag, each in enumerate(x)] if rank == 0 else []
 
     def interrupt(*_):
         with pytest.raises(dist.UsageError, match=REFUSED):
-            works[1].wait()
+            nested(works)
         sums.append(summed(rank, group=other)[0])
 
     until_then = at_errands(lambda: None)  # those of the wait in the handler
@@ -343,7 +359,8 @@ def test_a_signal_handler_in_the_middle_of_matching_messages_does_not_match_othe
         def interrupted_match(receive, promised):
             depths.append(len(inside))
             inside.append(True)
-            if not sums and threading.current_thread() is threading.main_thread():
+            on_main = threading.current_thread() is threading.main_thread()
+            if not sums and on_main and not is_at_errands():
                 interrupt()  # as Python calls a signal handler: between two instructions
             try:
                 return match(receive, promised)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from checks import combined
 
 import hpcdist as dist
 from hpcdist.testing.programs import Step, operators, run_program
@@ -9,9 +10,11 @@ from hpcdist.transport.tuning import Algorithm, TuningRule
 
 VERBS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
 NUMBERS = ("longdouble", "clongdouble", "datetime64[ns]", "pair", "bool", "int16", "uint64")
+SHAPES = ((3, 5), (2003,))
+WAYS = ("eager", "python", "pieces", "nodes", "hierarchical")
 
 
-@pytest.fixture(params=["eager", "python", "pieces", "nodes", "hierarchical"])
+@pytest.fixture(params=WAYS)
 def _by_every_way(request, size):
     """Start the world anew so that reductions go by one of the ways there are."""
     if request.param == "python":
@@ -32,8 +35,9 @@ def step(operation, dtype, op, shape, form, size):
 
 
 @pytest.mark.usefixtures("_by_every_way")
-@pytest.mark.parametrize("dtype", NUMBERS)
-@pytest.mark.parametrize("shape", [(3, 5), (2003,)])
+@pytest.mark.parametrize(
+    ("_by_every_way", "dtype", "shape"), combined(WAYS, NUMBERS, SHAPES), indirect=["_by_every_way"]
+)
 def test_every_reduction_takes_every_operator_of_its_dtype(dtype, shape, size):
     run_program(
         [

@@ -10,11 +10,11 @@ import warnings
 import ml_dtypes
 import numpy as np
 import pytest
+from checks import combined, needs_torch
 from mpi4py import MPI
 
 import hpcdist as dist
 from hpcdist.transport.tuning import OPERATIONS, Algorithm, TuningRule, possible_algorithms
-from tests.checks import needs_torch
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 COUNTS = (1, 5003, 300_001)
@@ -267,9 +267,7 @@ def alltoall_single(name, count, place):
     assert_bits(given, whole)
 
 
-@pytest.mark.parametrize("whose", WHOSE)
-@pytest.mark.parametrize("name", DTYPES)
-@pytest.mark.parametrize("operation", COLLECTIVES)
+@pytest.mark.parametrize(("operation", "name", "whose"), combined(COLLECTIVES, DTYPES, WHOSE))
 def test_collectives_on_shared_arrays_give_what_numpy_gives(operation, name, whose):
     for count in COUNTS if whose == "all" else (1, 5003, 70_001):
         COLLECTIVES[operation](name, count, lambda x: placed(x, WHOSE[whose](RANK)))
@@ -427,6 +425,7 @@ def test_operations_of_several_groups_are_under_way_at_once(whose):
         dist.destroy_process_group(group)
 
 
+@pytest.mark.thorough
 def test_groups_and_worlds_leave_no_descriptors(world_with):
     def come_and_go():
         for _ in range(5):
@@ -755,6 +754,7 @@ def test_operations_give_the_same_whichever_way_they_take(tuned, ordinary, share
         check("float32", 20_003, lambda x: placed(x, WHOSE[whose](RANK)))
 
 
+@pytest.mark.thorough
 @several
 @pytest.mark.parametrize("whose", ["odd", "nobody"])
 @pytest.mark.parametrize("ranks_per_node", [1, 2, 3])

@@ -1,6 +1,7 @@
 """Backend "hpcdist" of torch.distributed: every collective does what torch says, over MPI alone."""
 
 import functools
+import inspect
 import math
 import os
 import time
@@ -200,6 +201,38 @@ def test_a_premultiplied_sum_is_scaled(dtype, a_tensor, rank, size):
     whole = 0.5 * sum(wide(numbers(each, (size, 3))) for each in range(size))
     op = dist._make_nccl_premul_sum(factor)
     assert_all_reduce(op, numbers(rank, (size, 3), dtype), whole, rank, size)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3, 4), (2, 3, 4, 5)])
+@pytest.mark.parametrize("a_tensor", [False, True])
+def test_a_premultiplied_sum_of_a_strided_tensor_is_scaled(shape, a_tensor, rank, size):
+    def strided(each):
+        return numbers(each, shape[::-1]).permute(tuple(range(len(shape)))[::-1])
+
+    whole = 0.5 * sum(strided(each) for each in range(size))
+    op = dist._make_nccl_premul_sum(torch.tensor([0.5]) if a_tensor else 0.5)
+    for run in (at_once, waited_for):
+        x, y = strided(rank), strided(rank)
+        run(dist.all_reduce, x, op)
+        run(dist.reduce, y, size - 1, op)
+        assert same(x, whole)
+        assert same(y, whole if rank == size - 1 else strided(rank))
+
+
+@among_several
+@pytest.mark.usefixtures("and_torch_goes_on")
+@pytest.mark.parametrize("count", [3, 300_000])
+@pytest.mark.parametrize("op", ["PREMUL_SUM", "AVG", "SUM"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_a_reduction_that_fails_changes_no_tensor(op, dtype, count, rank, size):
+    op = dist._make_nccl_premul_sum(0.5) if op == "PREMUL_SUM" else getattr(dist.ReduceOp, op)
+    given = numbers(rank, (count + (rank == 0),), dtype)
+    for verb in (dist.all_reduce, functools.partial(dist.reduce, dst=0)):
+        for run in (at_once, waited_for):
+            x = given.clone()
+            with pytest.raises(hpcdist.MismatchError):
+                run(verb, x, op=op)
+            assert same(x, given)
 
 
 def test_blocks_of_different_sizes_are_reduced_and_scattered(rank, size):
@@ -717,6 +750,38 @@ def test_a_group_of_hpcdist_is_a_group_of_torch(rank, size):
         dist.all_reduce(x, group=group)
         assert same(x, sum(numbers(each) for each in {0, size - 1}))
     hpcdist.destroy_process_group(pair)
+
+
+@among_several
+@pytest.mark.parametrize("make", ["by hpcdist", "by torch"])
+def test_a_group_keeps_the_order_of_its_ranks(rank, size, new_group, make):
+    backwards = list(reversed(range(size)))
+    if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
+        pytest.skip("this torch sorts the ranks")
+    if make == "by hpcdist":
+        split = hpcdist.init_parallel_env().split(0, key=-rank)
+        group = hpcdist.torch.process_group_of(split)
+        assert group is hpcdist.torch.process_group_of(split)
+        hpcdist.destroy_process_group(split)
+    else:
+        group = new_group(backwards, sort_ranks=False)
+    assert dist.get_process_group_ranks(group) == backwards
+    assert dist.get_rank(group) == size - 1 - rank
+    everyones = torch.empty(size, dtype=torch.int64)
+    dist.all_gather_into_tensor(everyones, torch.tensor([rank]), group=group)
+    assert everyones.tolist() == backwards
+    x = torch.tensor([rank + 1])
+    dist.broadcast(x, 0, group=group)
+    assert x.item() == 1
+
+
+@among_several
+def test_a_torch_that_sorts_ranks_is_refused_where_their_order_differs(rank, size, monkeypatch):
+    monkeypatch.setattr(dist, "new_group", lambda ranks, backend=None: None)
+    split = hpcdist.init_parallel_env().split(0, key=-rank)
+    with pytest.raises(hpcdist.UsageError, match="cannot keep the order of the ranks"):
+        hpcdist.torch.process_group_of(split)
+    hpcdist.destroy_process_group(split)
 
 
 # ---- functional collectives

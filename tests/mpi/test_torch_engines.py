@@ -559,6 +559,7 @@ def torch_on(backend, **arguments):
         dist.destroy_process_group()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_engines_compute_what_they_compute_on_gloo(name, store, folder, rank, size):
     run, least, multiple, rtol = SCENARIOS[name]
@@ -604,6 +605,7 @@ def test_training_is_training_of_one_process_on_all_batches(engine, rank, size):
         assert not torch.allclose(before[key], value)
 
 
+@pytest.mark.thorough
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("engine", [DistributedDataParallel, sharded])
 def test_a_rank_that_does_not_come_is_an_error_of_the_others(engine, rank, size):

@@ -68,6 +68,7 @@ def torchs():
         shutil.rmtree(folder)
 
 
+@pytest.mark.thorough
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_torchs_own_test_passes(name, torchs):

@@ -117,6 +117,8 @@ def test_rules_that_force_any_way_anywhere_are_safe(make, group, algorithm, nbyt
 PLAN = Plan(("all_reduce", "broadcast"), (64 * KiB, 256 * KiB), (), QUICK)
 
 
+@pytest.mark.two_ranks
+@pytest.mark.thorough
 def test_every_way_is_measured_and_the_chosen_ones_can_be_used(world, group, make, size):
     notes, told = [], []
     plan = PLAN._replace(ranks=(size,))

@@ -188,12 +188,14 @@ def metadata(wheel, name):
     return message_from_bytes(members(wheel)[f"hpcdist-{dist.__version__}.dist-info/{name}"])
 
 
+@pytest.mark.thorough
 def test_a_wheel_without_the_kernel_is_for_every_python_and_system(built):
     assert built.pure.name == f"hpcdist-{dist.__version__}-py3-none-any.whl"
     assert metadata(built.pure, "WHEEL")["Root-Is-Purelib"] == "true"
     assert not [name for name in members(built.pure) if name.endswith((".so", ".c"))]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(compiled is None, reason="the kernel was not compiled here")
 def test_a_wheel_with_the_kernel_is_for_this_system_and_the_pythons_that_can_load_it(built):
     tag = metadata(built.compiled, "WHEEL")["Tag"]
@@ -207,10 +209,12 @@ def test_a_wheel_with_the_kernel_is_for_this_system_and_the_pythons_that_can_loa
     assert set(members(built.compiled)) - {kernel} == set(members(built.pure))
 
 
+@pytest.mark.thorough
 def test_a_wheel_of_the_archive_equals_one_of_the_tree(built):
     assert members(built.of_sdist) == members(built.pure)
 
 
+@pytest.mark.thorough
 def test_the_archive_has_all_sources(built):
     def files(tree):
         left = ("build", f"{field('name')}.egg-info")
@@ -224,6 +228,7 @@ def test_the_archive_has_all_sources(built):
     assert files(built.tree) <= files(built.unpacked)
 
 
+@pytest.mark.thorough
 def test_a_wheel_says_where_the_project_is(built):
     urls = dict(
         each.split(", ") for each in metadata(built.pure, "METADATA").get_all("Project-URL")

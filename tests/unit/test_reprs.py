@@ -63,6 +63,8 @@ EXAMPLES = {
     "TransportError": (lambda: dist.TransportError("MPI failed"), ["MPI failed"]),
     "UsageError": (lambda: dist.UsageError("dst is 7"), ["dst is 7"]),
     "Work": (received, ["Work: "]),
+    "checkpoint.LocalSlice": (lambda: checkpoint.LocalSlice(np.ones((2, 3)), (4, 9), (1, 5)),
+                              ["[1:3, 5:8]", "(4, 9)"]),
     "checkpoint.Shard": (lambda: checkpoint.Shard(np.ones(10**6), (2, 10**6), 3),
                          ["1000000 elements from 3 on", "(2, 1000000)"]),
     "checkpoint.Summary": (lambda: checkpoint.Summary._make(range(len(checkpoint.Summary._fields))),

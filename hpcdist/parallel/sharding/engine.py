@@ -1,8 +1,8 @@
 """`Engine`: one sharded model of arrays; what its model and its optimizer have in common.
 
-The three levels are three choices: ``os`` keeps parameters and gradients whole, ``os_g`` lets the
-memory of gradients go, ``p_g_os`` lends the parameters besides. All of them own the same parts,
-take the same steps and write the same checkpoints.
+The three levels are three choices: ``os`` keeps parameters and gradients whole, ``os_g`` also frees
+whole gradients, ``p_g_os`` also keeps parameters sharded. All of them own the same parts, take the
+same steps and write the same checkpoints.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpcdist.parallel.parameter import Parameter
 from hpcdist.parallel.sharding.gathered import GatheredParameters
 from hpcdist.parallel.sharding.gradients import ShardedGradients, ShardGroups
 from hpcdist.parallel.sharding.partition import Item, Unit, layer_of, plan_layers, plan_units
-from hpcdist.parallel.sharding.replicated import ReplicatedParameters, whole_of
+from hpcdist.parallel.sharding.replicated import ReplicatedParameters, gathered_whole
 from hpcdist.transport.reduction import ReduceOp
 
 Level = Literal["os", "os_g", "p_g_os"]
@@ -49,16 +49,16 @@ class Store(Protocol):
 
 @final
 class Engine:
-    """Collective over the teams to create; the parameters must be equal on all ranks.
+    """Collective over the groups to create; the parameters must be equal on all ranks.
 
     Args:
         named: names and parameters that are trained.
         level: what is sharded.
-        teams: the ranks.
+        groups: the ranks.
         limit: bytes of a unit of gradients.
-        segment: bytes of the least unit of lent parameters.
-        excluded: names of parameters or layers that are never lent.
-        ahead: whether lent parameters may be gathered ahead of their use.
+        segment: bytes of the least unit of gathered parameters.
+        excluded: names of parameters or layers that are never sharded.
+        ahead: whether parameters may be gathered ahead of their use.
         owner: the model.
 
     Attributes:
@@ -72,7 +72,7 @@ class Engine:
         self,
         named: Sequence[tuple[str, Parameter]],
         level: Level,
-        teams: ShardGroups,
+        groups: ShardGroups,
         *,
         limit: int,
         segment: int,
@@ -80,7 +80,7 @@ class Engine:
         ahead: bool,
         owner: weakref.ref[Any],
     ) -> None:
-        self.level, self.teams = level, teams
+        self.level, self.groups = level, groups
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self.shapes = [parameter.shape for parameter in self.parameters]
@@ -88,20 +88,20 @@ class Engine:
             parameter.name = name
         stay = _excluded(self.names, excluded)
         items = _items(named, stay)
-        lends = level == "p_g_os"
-        plan, size = (plan_layers, segment) if lends else (plan_units, limit)
-        self.units = plan(items, teams.group.nranks, size)
-        gathered = [lends and unit.indices[0] not in stay for unit in self.units]
+        shards_parameters = level == "p_g_os"
+        plan, size = (plan_layers, segment) if shards_parameters else (plan_units, limit)
+        self.units = plan(items, groups.shard.nranks, size)
+        gathered = [shards_parameters and unit.indices[0] not in stay for unit in self.units]
         firsts = [_view(self.parameters[unit.indices[0]]) for unit in self.units]
         likes = [np.empty_like(first, shape=(0,)) for first in firsts]
         del firsts  # level p_g_os lets go of the memory
-        self.lent = GatheredParameters(
-            self.parameters, _where(self.units, gathered, True), teams.group
+        self.gathered = GatheredParameters(
+            self.parameters, _where(self.units, gathered, True), groups.shard
         )
-        self.whole = ReplicatedParameters(
-            self.parameters, _where(self.units, gathered, False), teams.group
+        self.replicated = ReplicatedParameters(
+            self.parameters, _where(self.units, gathered, False), groups.shard
         )
-        stores: dict[bool, Store] = {True: self.lent, False: self.whole}
+        stores: dict[bool, Store] = {True: self.gathered, False: self.replicated}
         self._places = [
             (stores[own], gathered[:number].count(own)) for number, own in enumerate(gathered)
         ]
@@ -109,14 +109,14 @@ class Engine:
             self.parameters,
             self.units,
             likes,
-            teams,
+            groups,
             stays=level == "os",
             owner=owner,
             after=self._backward_ended,
         )
-        overlap = read_config().overlap if ahead and teams.group.nranks > 1 else "never"
+        overlap = read_config().overlap if ahead and groups.shard.nranks > 1 else "never"
         self._undecided = overlap == "auto"
-        self.lent.ahead = overlap == "always"
+        self.gathered.ahead = overlap == "always"
         self._backwards = 0
         self.after_backward = _nothing
 
@@ -135,10 +135,10 @@ class Engine:
     def adopt(self, number: int) -> None:
         """Let this rank own what whole parameters hold now. Local."""
         store, position = self._places[number]
-        if store is self.whole:
-            self.whole.adopt(position)
+        if store is self.replicated:
+            self.replicated.adopt(position)
 
-    def gathered(self) -> dict[str, NumpyArray]:
+    def full_state(self) -> dict[str, NumpyArray]:
         """Return all weights as new NumPy arrays, by name. Collective over the group."""
         return self.gather([self.owned(number) for number in range(len(self.units))])
 
@@ -148,7 +148,7 @@ class Engine:
         for unit, part in zip(self.units, parts, strict=True):
             if part is None:
                 continue
-            flat = whole_of(part, self.teams.group)
+            flat = gathered_whole(part, self.groups.shard)
             per = part.size // unit.share if unit.share else 1
             for index, start, size in zip(unit.indices, unit.starts, unit.sizes, strict=True):
                 shape = self.shapes[index] if per == 1 else (*self.shapes[index], per)
@@ -160,26 +160,26 @@ class Engine:
 
     def forward(self) -> None:
         """Begin a forward pass."""
-        self.gradients.forward()
-        self.lent.begin("forward")
+        self.gradients.backward.forward()
+        self.gathered.begin("forward")
 
     def forward_ended(self) -> None:
         """End the forward pass: what it has gathered goes."""
-        self.lent.begin("backward")
+        self.gathered.begin("backward")
 
     def _backward_ended(self, error: UsageError | None) -> None:
-        self.lent.begin("backward")
+        self.gathered.begin("backward")
         self._backwards += 1
         if self._undecided and self._backwards == _MEASURED:
             self._undecided = False
-            self.lent.ahead = self._all_have_cores()
+            self.gathered.ahead = self._all_have_cores()
         if error is None:
             self.after_backward()
 
     def _all_have_cores(self) -> bool:
         """Say whether communication hides behind computing on every rank. Collective."""
         spare = np.array([not self.gradients.averager.inline], np.uint8)
-        all_reduce(spare, ReduceOp.MIN, self.teams.group)
+        all_reduce(spare, ReduceOp.MIN, self.groups.shard)
         return bool(spare[0])
 
 

@@ -60,15 +60,15 @@ class GatheredParameters:
             index: library_of(parameters[index].data) for unit in units for index in unit.indices
         }
         self._owned = [self._keep_own(unit) for unit in units]
-        self._held: dict[int, Any] = {}
-        self._holding: int | None = None
+        self._shown: dict[int, Any] = {}
+        self._current: int | None = None
         self._coming: _Coming | None = None
         self._phase: Phase = "forward"
         self._order: dict[Phase, list[int]] = {"forward": [], "backward": []}
         self._expected: dict[Phase, list[int]] = {"forward": [], "backward": []}
         for position, unit in enumerate(units):
             for index in unit.indices:
-                parameters[index].borrow(partial(self._lend, position, index))
+                parameters[index].shard(partial(self._unshard, position, index))
 
     def _keep_own(self, unit: Unit) -> NumpyArray:
         flat = flatten(self._parameters, unit, self._group)
@@ -89,17 +89,17 @@ class GatheredParameters:
 
     def begin(self, phase: Phase) -> None:
         """Note that a forward or a backward pass begins; gives back what is gathered."""
-        self.release()
+        self.reshard()
         self._settle()
         self._phase = phase
         self._order[phase] = []
 
-    def release(self) -> None:
+    def reshard(self) -> None:
         """Give back what is gathered; waits for what is coming."""
         if self._coming is not None:
             self._coming.work.wait()
-        self._coming, self._holding = None, None
-        self._held.clear()
+        self._coming, self._current = None, None
+        self._shown.clear()
 
     def _settle(self) -> None:
         """Expect next time the order of this time."""
@@ -108,23 +108,23 @@ class GatheredParameters:
 
     # ---- what the parameters say
 
-    def _lend(self, position: int, index: int) -> Any:
-        if position != self._holding:
+    def _unshard(self, position: int, index: int) -> Any:
+        if position != self._current:
             self._fetch(position)
-        return self._held[index]
+        return self._shown[index]
 
     def _fetch(self, position: int) -> None:
         """Gather a unit, unless it is coming; give back the one before. Collective."""
-        self._held.clear()
-        self._holding = None
+        self._shown.clear()
+        self._current = None
         coming, self._coming = self._coming, None
         if coming is not None:
             coming.work.wait()
         if coming is None or coming.position != position:
             coming = self._gather(position, wait=True)
         for index, view in cut(self._parameters, self._units[position], coming.flat):
-            self._held[index] = self._shown(index, view)
-        self._holding = position
+            self._shown[index] = self._show(index, view)
+        self._current = position
         self._order[self._phase].append(position)
         self._prefetch()
 
@@ -135,7 +135,7 @@ class GatheredParameters:
         if self.ahead and count < len(expected) and order == expected[:count]:
             self._coming = self._gather(expected[count], wait=False)
 
-    def _shown(self, index: int, view: NumpyArray) -> Any:
+    def _show(self, index: int, view: NumpyArray) -> Any:
         """Show a parameter in its library; arrays of torch and CuPy cannot be read-only."""
         wrap = self._libraries[index].wrap
         if type(view) is not np.ndarray:

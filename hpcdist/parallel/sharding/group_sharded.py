@@ -1,30 +1,23 @@
-"""`group_sharded_parallel`: one call that spreads a model's training state over ranks."""
+"""`group_sharded_parallel`: one call that shards a model's training state over ranks."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hpcdist.arrays.device import on_device
-from hpcdist.arrays.libraries import view_of
 from hpcdist.comm.group import Group
-from hpcdist.comm.states import State, verify_states
 from hpcdist.errors import UsageError
-from hpcdist.optim.optimizer import Optimizer
-from hpcdist.parallel.model import training_group
-from hpcdist.parallel.module_state import broadcast_state, described, is_trained, trainable
-from hpcdist.parallel.scaler import GradScaler
+from hpcdist.parallel.engines import ARRAYS, engine_for
+from hpcdist.parallel.options import training_group
 from hpcdist.parallel.sharding.engine import LEVELS, Level
 from hpcdist.parallel.sharding.gradients import ShardGroups
-from hpcdist.parallel.sharding.model import ShardedModel
 
 
 class ShardingOptions(NamedTuple):
     """The arguments of `group_sharded_parallel` as an engine gets them, checked."""
 
     level: Level
-    teams: ShardGroups
+    groups: ShardGroups
     offload: bool
     sync_buffers: bool
     limit: int
@@ -102,7 +95,7 @@ def group_sharded_parallel(
         array([-0.5, -0.5, -0.5])
 
     """
-    wishes = ShardingOptions(
+    options = ShardingOptions(
         _level(level),
         ShardGroups(training_group(group), None if dp_group is None else training_group(dp_group)),
         bool(offload),
@@ -112,94 +105,15 @@ def group_sharded_parallel(
         not sync_comm,
         _entries(exclude_layer),
     )
-    return _engine_for(model)(model, optimizer, scaler, wishes)
+    shard = engine_for(model, _ENGINES, "group_sharded_parallel")
+    sharded: tuple[Any, Any, Any] = shard(model, optimizer, scaler, options)
+    return sharded
 
 
-Shard = Callable[[Any, Any, Any, ShardingOptions], tuple[Any, Any, Any]]
-
-_ENGINES = {("torch", "Module"): ("hpcdist.torch.sharded", "shard_module")}
-"""By package and class a model's type comes from; loaded when the first such model appears."""
-
-
-def _engine_for(model: Any) -> Shard:
-    for base in type(model).__mro__:
-        row = _ENGINES.get((base.__module__.partition(".")[0], base.__name__))
-        if row is not None:
-            engine: Shard = getattr(importlib.import_module(row[0]), row[1])
-            return engine
-    if callable(getattr(model, "named_parameters", None)):
-        return _shard_arrays
-    raise UsageError(
-        f"group_sharded_parallel got {model!r}, which is neither a torch.nn.Module nor an object "
-        "whose named_parameters() yields pairs of a name and an hpcdist.Parameter"
-    )
-
-
-def _shard_arrays(
-    layers: Any, optimizer: Any, scaler: Any, wishes: ShardingOptions
-) -> tuple[ShardedModel, Any, Any]:
-    """Shard a model of `Parameter`s. Collective."""
-    held: list[tuple[str, Any]] = []
-    states: list[State] = []
-    problem = None
-    try:
-        held = trainable(layers)
-        states = described(held)
-        trained = [each for _, each in held if is_trained(each)]
-        _check_companions(optimizer, scaler, trained)
-        _check_offload(wishes, trained)
-    except UsageError as error:
-        problem = error
-    for group in _both(wishes.teams):
-        verify_states(states, group, error=problem)
-    for group in _both(wishes.teams):
-        broadcast_state(held, group, group.ranks[0])
-    model = ShardedModel(
-        layers,
-        wishes.level,
-        wishes.teams,
-        limit=wishes.limit,
-        segment=wishes.segment,
-        excluded=[str(entry) for entry in wishes.excluded],
-        ahead=wishes.ahead,
-        sync_buffers=wishes.sync_buffers,
-    )
-    return model, model.shard(optimizer), scaler
-
-
-def _both(teams: ShardGroups) -> list[Group]:
-    """Return the groups, replicas first: so the values of one rank reach all."""
-    return [group for group in (teams.replicas, teams.group) if group is not None]
-
-
-def _check_companions(optimizer: Any, scaler: Any, trained: Sequence[Any]) -> None:
-    if not isinstance(optimizer, Optimizer):
-        raise UsageError(
-            f"the optimizer of a model of arrays must be one of hpcdist.optim, got {optimizer!r}"
-        )
-    if optimizer.has_stepped():
-        raise UsageError(
-            "the optimizer has taken steps already; shard a fresh one, and let it load the "
-            "state_dict() of this one"
-        )
-    own = {id(slot.parameter) for slot in optimizer.slots}
-    if own != {id(each) for each in trained}:
-        raise UsageError(
-            f"the optimizer must have exactly the {len(trained)} parameters of the model that are "
-            f"trained, but has {len(own)}, or others; make it of model.named_parameters()"
-        )
-    if scaler is not None and type(scaler) is not GradScaler:
-        raise UsageError(
-            f"the scaler of a model of arrays must be an hpcdist.GradScaler or None, got {scaler!r}"
-        )
-
-
-def _check_offload(wishes: ShardingOptions, trained: Sequence[Any]) -> None:
-    if wishes.offload and any(on_device(view_of(each.data)) for each in trained):
-        raise UsageError(
-            "offload=True, but there are parameters on a device, whose state is kept where they "
-            "are; pass offload=False, or give the model NumPy arrays"
-        )
+_ENGINES = {
+    ("torch", "Module"): "hpcdist.torch.sharded:shard_module",
+    ARRAYS: "hpcdist.parallel.sharding.arrays:shard_arrays",
+}
 
 
 def _level(level: str) -> Level:

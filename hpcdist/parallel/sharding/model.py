@@ -1,4 +1,4 @@
-"""`ShardedModel`: a model of `Parameter`s whose training state is spread over ranks."""
+"""`ShardedModel`: a model of `Parameter`s whose training state is sharded."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hpcdist.parallel.module_state import (
     array_in,
     broadcast_state,
     buffers_of,
-    distinct,
-    holders_of,
     is_trained,
     load,
+    parameters_and_buffers,
+    unique,
 )
 from hpcdist.parallel.overlap import CommStats
 from hpcdist.parallel.parameter import Parameter
@@ -52,14 +52,17 @@ class ShardedModel:
     Attributes:
         level: what is sharded.
         group: the ranks that share one copy of the model.
+        norm_is_collective: True: no rank has all gradients.
 
     """
+
+    norm_is_collective = True
 
     def __init__(
         self,
         layers: Any,
         level: Level,
-        teams: ShardGroups,
+        groups: ShardGroups,
         *,
         limit: int,
         segment: int,
@@ -68,12 +71,12 @@ class ShardedModel:
         sync_buffers: bool,
     ) -> None:
         self._layers = layers
-        self.level, self.group = level, teams.group
-        named = distinct(layers.named_parameters())
+        self.level, self.group = level, groups.shard
+        named = unique(layers.named_parameters())
         self._engine = Engine(
             [(name, each) for name, each in named if is_trained(each)],
             level,
-            teams,
+            groups,
             limit=limit,
             segment=segment,
             excluded=excluded,
@@ -111,7 +114,7 @@ class ShardedModel:
             RemoteError: that is so on another rank.
 
         """
-        self._engine.gradients.synchronize()
+        self._engine.gradients.backward.synchronize_begun()
 
     def apply_collective_grads(self) -> None:
         """Do `synchronize`."""
@@ -128,12 +131,12 @@ class ShardedModel:
         They can at level ``os``, where every rank has memory for whole gradients. At the other
         levels each backward pass is reduced as it comes, and the sums are the same.
         """
-        gradients, before = self._engine.gradients, self._engine.gradients.sync
-        gradients.sync = False
+        backward, before = self._engine.gradients.backward, self._engine.gradients.backward.sync
+        backward.sync = self.level != "os"
         try:
             yield
         finally:
-            gradients.sync = before
+            backward.sync = before
 
     def measure_gradients(self, norm_type: float) -> Measured:
         """Return the norm over all gradients of the model, and what multiplies them. Collective."""
@@ -146,9 +149,9 @@ class ShardedModel:
         return self._engine.gradients.averager.stats()
 
     def _broadcast_buffers(self) -> None:
-        for group in reversed(self._engine.teams):
+        for group in reversed(self._engine.groups):
             if group is not None:
-                broadcast_state(distinct(buffers_of(self._layers)), group, group.ranks[0])
+                broadcast_state(unique(buffers_of(self._layers)), group, group.ranks[0])
 
     # ---- the model itself
 
@@ -158,13 +161,13 @@ class ShardedModel:
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
         """Return names, without a prefix, and parameters, each once."""
-        return distinct(self._layers.named_parameters())
+        return unique(self._layers.named_parameters())
 
     def state_dict(self) -> dict[str, NumpyArray]:
         """Return all parameters and buffers, whole, as new NumPy arrays by name. Collective."""
-        whole = self._engine.gathered()
-        rest = {name: on_host(view_of(array_in(holder))) for name, holder in self._rest()}
-        return {name: {**whole, **rest}[name] for name, _ in holders_of(self._layers)}
+        whole = self._engine.full_state()
+        rest = {name: on_host(view_of(array_in(entry))) for name, entry in self._rest()}
+        return {name: {**whole, **rest}[name] for name, _ in parameters_and_buffers(self._layers)}
 
     def set_state_dict(
         self, state_dict: Mapping[str, Any], use_structured_name: bool = True
@@ -175,7 +178,7 @@ class ShardedModel:
             UsageError: a name is missing or unknown, or an array has another shape.
 
         """
-        known = {name for name, _ in holders_of(self._layers)}
+        known = {name for name, _ in parameters_and_buffers(self._layers)}
         different = sorted(map(str, known ^ state_dict.keys()))
         if different:
             raise UsageError(
@@ -191,7 +194,7 @@ class ShardedModel:
 
         Buffers and parameters that are not trained are whole, on every rank.
         """
-        rest = {name: array_in(holder) for name, holder in self._rest()}
+        rest = {name: array_in(entry) for name, entry in self._rest()}
         return {**as_shards(self._parts()), **rest}
 
     def load_sharded_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -208,19 +211,19 @@ class ShardedModel:
         fill_parts(parts, state)
         for number in range(len(self._engine.units)):
             self._engine.publish(number)
-        self._engine.lent.release()
+        self._engine.gathered.reshard()
         if self._optimizer is not None:
             self._optimizer.adopt()
 
     def _parts(self) -> Iterator[OwnedRun]:
         engine = self._engine
         for number, unit in enumerate(engine.units):
-            array, rank = engine.owned(number), engine.teams.group.rank
+            array, rank = engine.owned(number), engine.groups.shard.rank
             yield from owned_runs(engine.names, engine.shapes, unit, rank, array)
 
     def _rest(self) -> list[tuple[str, Any]]:
-        """Return names and holders of what is not sharded."""
-        return [pair for pair in holders_of(self._layers) if not is_trained(pair[1])]
+        """Return names and entries of what is not sharded."""
+        return [pair for pair in parameters_and_buffers(self._layers) if not is_trained(pair[1])]
 
     def __getattr__(self, name: str) -> Any:
         if name == "_layers":

@@ -49,15 +49,18 @@ class ShardedOptimizer:
     Attributes:
         learning_rate: that of the first group; assigning sets that of all groups.
         param_groups: the groups of the optimizer it was made of.
+        norm_is_collective: True: no rank has all gradients.
 
     """
+
+    norm_is_collective = True
 
     def __init__(self, optimizer: Optimizer, engine: Engine) -> None:
         self._optimizer, self._engine = optimizer, engine
         self._rule = optimizer.rule
         given = {id(slot.parameter): slot.options for slot in optimizer.slots}
         options: list[Options] = [given[id(parameter)] for parameter in engine.parameters]
-        rank = engine.teams.group.rank
+        rank = engine.groups.shard.rank
         self._segments = [unit.segments(rank) for unit in engine.units]
         self._runs = [
             _runs([(segment, options[segment.parameter]) for segment in segments])
@@ -123,7 +126,7 @@ class ShardedOptimizer:
             sums += kept.measure(self._options[index], start, stop)
         mine = [segment.parameter for _, segment in self._pieces()]
         squares[mine] = np.array(host_numbers(sums)).reshape(-1, 2)
-        all_reduce(squares, group=self._engine.teams.group)
+        all_reduce(squares, group=self._engine.groups.shard)
         return [trust_ratio(*pair) for pair in squares]
 
     def _apply(self, ratios: Sequence[float]) -> None:
@@ -149,7 +152,7 @@ class ShardedOptimizer:
     # ---- gradients
 
     def _owned_gradients(self) -> list[NumpyArray]:
-        self._engine.gradients.synchronize()
+        self._engine.gradients.backward.synchronize_begun()
         owned = [each for each in self._engine.gradients.owned if each is not None]
         if len(owned) < len(self._engine.units):
             raise UsageError(
@@ -167,7 +170,7 @@ class ShardedOptimizer:
 
     def _everywhere(self, flag: bool) -> bool:
         flags = np.array([flag], np.uint8)
-        for group in self._engine.teams:
+        for group in self._engine.groups:
             if group is not None:
                 all_reduce(flags, ReduceOp.MIN, group)
         return bool(flags[0])
@@ -178,7 +181,7 @@ class ShardedOptimizer:
         sums = power_sums(gradients, norm_type)
         total = np.array([max(sums) if norm_type == inf else sum(sums)])
         op = ReduceOp.MAX if norm_type == inf else ReduceOp.SUM
-        all_reduce(total, op, self._engine.teams.group)
+        all_reduce(total, op, self._engine.groups.shard)
         return norm_of([float(total[0])], norm_type), scaler(gradients)
 
     # ---- state
@@ -248,7 +251,7 @@ class ShardedOptimizer:
         engine = self._engine
         for unit, kept in zip(engine.units, self._slices, strict=True):
             for name, array in kept.named_states():
-                rank = engine.teams.group.rank
+                rank = engine.groups.shard.rank
                 yield from owned_runs(engine.names, engine.shapes, unit, rank, array, f".{name}")
 
     def _state_names(self) -> list[str]:

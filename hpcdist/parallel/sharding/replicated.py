@@ -61,7 +61,7 @@ class ReplicatedParameters:
         if flat is not None:
             all_gather(flat, self._owned[position], self._group)
             return
-        flat = whole_of(self._owned[position], self._group)
+        flat = gathered_whole(self._owned[position], self._group)
         for index, view in cut(self._parameters, unit, flat):
             parameter = self._parameters[index]
             parameter.data = library_of(parameter.data).wrap(view)
@@ -99,7 +99,7 @@ def cut(
     ]
 
 
-def whole_of(owned: NumpyArray, group: Group) -> NumpyArray:
+def gathered_whole(owned: NumpyArray, group: Group) -> NumpyArray:
     """Return what all ranks own of a unit, one after the other. Collective."""
     flat = empty_near(owned, owned.size * group.nranks, group)
     all_gather(flat, owned, group)

@@ -1,4 +1,4 @@
-"""Parts: what a rank owns of arrays by name, as `Shard`s for checkpoints, and back again."""
+"""Parts: what a rank owns of arrays by name, as `LocalSlice`s for checkpoints, and back again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray, view_of
 from hpcdist.arrays.transfer import near
-from hpcdist.checkpoint.shard import Shard
+from hpcdist.checkpoint.boxes import simplest
+from hpcdist.checkpoint.local_slice import LocalSlice, box_of
 from hpcdist.errors import UsageError
 from hpcdist.parallel.sharding.partition import Unit
 
@@ -50,8 +51,8 @@ def owned_runs(
 
 
 def as_shards(parts: Iterable[OwnedRun]) -> State:
-    """Return the parts as a state of `Shard`s, which are views of the parts' memory."""
-    return {part.name: Shard(part.data, part.shape, part.offset) for part in parts}
+    """Return the parts as a state of `LocalSlice`s, which are views of the parts' memory."""
+    return {part.name: LocalSlice(part.data, part.shape, offset=part.offset) for part in parts}
 
 
 def check_parts(parts: Iterable[OwnedRun], state: Mapping[str, Any]) -> None:
@@ -71,24 +72,22 @@ def check_parts(parts: Iterable[OwnedRun], state: Mapping[str, Any]) -> None:
 
 
 def fill_parts(parts: Iterable[OwnedRun], state: Mapping[str, Any]) -> None:
-    """Copy what the parts need out of a state of `Shard`s or whole arrays."""
+    """Copy what the parts need out of a state of `LocalSlice`s or whole arrays."""
     for part in parts:
         part.data[...] = near(part.data, _source(part, state[part.name]))
 
 
 def _source(part: OwnedRun, given: Any) -> NumpyArray:
     """Return the elements of a part, flat."""
-    if isinstance(given, Shard):
-        data, shape, offset = given
-    else:
-        data, shape, offset = given, np.shape(given), 0
+    is_slice = isinstance(given, LocalSlice)
+    data, shape = (given.data, given.global_shape) if is_slice else (given, np.shape(given))
     if tuple(shape) != part.shape:
         raise UsageError(
             f"the state's {part.name!r} has shape {tuple(shape)}, but here it is "
             f"{part.shape}; load a state of the same model"
         )
-    view = view_of(data)
-    flat = view.reshape(-1)
+    flat = view_of(data).reshape(-1)
+    offset = _start_of(given, part.name) if is_slice else 0
     start = part.offset - offset
     if start < 0 or start + part.data.size > flat.size:
         raise UsageError(
@@ -97,3 +96,15 @@ def _source(part: OwnedRun, given: Any) -> NumpyArray:
             "hpcdist.checkpoint, which brings each rank what it needs"
         )
     return flat[start : start + part.data.size]
+
+
+def _start_of(given: LocalSlice, name: str) -> int:
+    """Return where a slice begins, if it is a run of elements."""
+    shape, box = box_of(given, name, np.shape(given.data))
+    box = simplest(box, shape)
+    if not box.is_run:
+        raise UsageError(
+            f"the state has {given} of {name!r}, which is no run of elements; load the state with "
+            "hpcdist.checkpoint, which brings each rank what it needs"
+        )
+    return box.offsets[0]

@@ -37,7 +37,7 @@ class Launch(NamedTuple):
             return self
         return self._replace(ready=[*self.ready, self.runtime.record(self.streams[-1])])
 
-    def precede(self, stream: Stream) -> None:
+    def make_wait(self, stream: Stream) -> None:
         """Let `stream` wait for the work that was queued before the operation was issued."""
         for event in self.ready:
             self.runtime.wait_event(stream, event)
@@ -50,7 +50,7 @@ class Launch(NamedTuple):
         """Do `act`, which puts something on `stream`, when its turn has come and `check` passes."""
         with self.in_turn():
             check()  # in the turn: an earlier operation may have failed in its own
-            self.precede(stream)
+            self.make_wait(stream)
             return act()
 
 

@@ -94,7 +94,7 @@ class CudaMpi(DeviceBackend):
         stream = self._streams.get(runtime)
         if stream is None:  # only one operation of a group is here at a time
             stream = self._streams[runtime] = runtime.new_stream()
-        launch.on_own_stream().precede(stream)
+        launch.on_own_stream().make_wait(stream)
         with runtime.on(stream):
             synchronized: Any = _Synchronized(self._context, runtime, stream)
             return VERBS[call.kind](synchronized, call, detail), stream

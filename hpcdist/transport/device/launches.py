@@ -122,13 +122,17 @@ class Launches:
         self._running.append((call, done))
 
     def _forget_ended(self) -> None:
-        with self._forgetting:
+        if not self._forgetting.acquire(blocking=False):
+            return  # another thread is at it, or this one, which a signal handler interrupts
+        try:
             while self._running:
                 call, event = self._running[0]
                 assert call.device is not None
                 if not call.device.is_done(event):
                     return
                 self._running.popleft()
+        finally:
+            self._forgetting.release()
 
     def join(self, launch: Launch, done: Event | None) -> None:
         """Let the streams that the operation was issued from wait for its end: [Note: streams].

@@ -62,6 +62,10 @@ class DeviceWork(Work):
         self.wait()
         return self._queued.result().result
 
+    def refuse_nested(self) -> None:
+        """See `Work.refuse_nested`."""
+        self._queued.refuse_nested()
+
     def known(self) -> Known:
         """See `Work.known`."""
         what, begun, error = self._queued.known()

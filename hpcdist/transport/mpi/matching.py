@@ -115,6 +115,9 @@ class Matching:
         """Messages sent to each rank, and taken from MPI from each."""
         self.progress = ProgressThread(self.lock)
         self._any_thread = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
+
+    def start_taking_in(self) -> None:
+        """Take in what is sent to this rank whenever it waits, from now on."""
         add_errand(self._errand)
 
     def stop_taking_in(self, patience_s: float) -> None:
@@ -128,8 +131,12 @@ class Matching:
 
     def refuse_nested(self) -> None:
         """Raise where this thread is in the middle of matching messages; see [Note: nested]."""
-        if self.lock._is_owned():  # type: ignore[attr-defined]
+        if self.is_inside():
             raise refusal()
+
+    def is_inside(self) -> bool:
+        """Return whether this thread is in the middle of matching messages."""
+        return self.lock._is_owned()  # type: ignore[attr-defined,no-any-return]
 
     # ---- matching
 
@@ -246,7 +253,7 @@ class Matching:
             return
         if self.news is not None and waited >= LISTEN_AFTER_S:
             self.news.listen()
-        if not self.lock._is_owned() and self.lock.acquire(blocking=False):  # type: ignore[attr-defined]
+        if not self.is_inside() and self.lock.acquire(blocking=False):
             try:
                 self._take_in()
             finally:

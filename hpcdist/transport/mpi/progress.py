@@ -16,7 +16,7 @@ _GOODBYE_S = 1.0
 
 @final
 class ProgressThread:
-    """That of one group; it looks at works under `lock`, and starts when the first one comes."""
+    """That of one group; it starts when the first work comes. The list of works is under `lock`."""
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
@@ -51,8 +51,9 @@ class ProgressThread:
             self._wake.clear()
             while self._busy:
                 time.sleep(_IDLE_S)
+                ended = {id(work) for work in tuple(self._busy) if _ended(work)}
                 with self._lock:
-                    self._busy = [work for work in self._busy if not _ended(work)]
+                    self._busy = [work for work in self._busy if id(work) not in ended]
 
 
 def _ended(work: Work) -> bool:

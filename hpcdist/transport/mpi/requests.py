@@ -54,10 +54,14 @@ class Send(Work):
                     call.ended(None)
         return not self._requests
 
+    def refuse_nested(self) -> None:
+        """See `Work.refuse_nested`."""
+        self._matching.refuse_nested()
+
     @raising_held
     def wait(self, timeout: Any = None) -> bool:
         """Block until the buffer may be changed again."""
-        self._matching.refuse_nested()
+        self.refuse_nested()
         limit = seconds(timeout)
         limit = self._matching.timeout_s if limit is None else limit
         wait = Wait(self._what)
@@ -179,9 +183,9 @@ class Receive(Work):
         return self._matching.timeout_s
 
     def is_completed(self) -> bool:
-        """Say whether the message has arrived; drives matching."""
-        if self._ended:
-            return True
+        """Say whether the message has arrived; drives matching, unless in the middle of it."""
+        if self._ended or self._matching.is_inside():
+            return self._ended
         with self._matching.lock:
             if not self._is_matched:
                 self._matching.look()
@@ -189,10 +193,14 @@ class Receive(Work):
                 self._end()
         return self._ended
 
+    def refuse_nested(self) -> None:
+        """See `Work.refuse_nested`."""
+        self._matching.refuse_nested()
+
     @raising_held
     def wait(self, timeout: Any = None) -> bool:
         """Block until the message is in the array."""
-        self._matching.refuse_nested()
+        self.refuse_nested()
         limit = seconds(timeout)
         limit = self._matching.timeout_s if limit is None else limit
         wait = Wait(self._what, self._blockers)

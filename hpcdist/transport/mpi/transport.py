@@ -75,6 +75,8 @@ class MpiTransport(Transport):
         self._on_devices: DeviceCalls | None = None
         self._plan_comm: MPI.Intracomm | None = None
         self._plans: WeakSet[MpiPlan] = WeakSet()
+        # last: a group that cannot be made leaves no errand behind
+        host.messages.matching.start_taking_in()
 
     @property
     def timeout_s(self) -> float:

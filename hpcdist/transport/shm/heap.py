@@ -57,7 +57,7 @@ class Heap:
         self._backed = 0
         self._free: list[tuple[int, int]] = []
         self._returned: deque[tuple[int, int]] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._owner = os.getpid()
         self._warned = False
 
@@ -80,8 +80,13 @@ class Heap:
         return self._peers[segment]
 
     def empty(self, nbytes: int) -> NumpyArray | None:
-        """Return `nbytes` of uint8, or None (and warn, once) where there is no room."""
+        """Return `nbytes` of uint8, or None (and warn, once) where there is no room.
+
+        A signal handler or a destructor in the middle of this gets None, too.
+        """
         if nbytes <= 0 or self.segment is None or os.getpid() != self._owner:
+            return None
+        if self._lock._is_owned():  # type: ignore[attr-defined]
             return None
         with self._lock:
             try:

@@ -22,8 +22,8 @@ from hpcdist.transport.threads.collectives import VERBS, check_fit
 class Envelope:
     """A message that was sent and not yet received."""
 
-    def __init__(self, source: int, to: int, call: AnyMessage) -> None:
-        self.source, self.to, self.call = source, to, call
+    def __init__(self, source: int, call: AnyMessage) -> None:
+        self.source, self.call = source, call
         self.content: Any
         if isinstance(call, Message):
             self.content = call.data.reshape(-1).copy()
@@ -49,7 +49,8 @@ class ThreadGroup:
         self.changed = threading.Condition()
         self.meetings: dict[int, Meeting] = {}
         self.left: dict[int, tuple[str, str]] = {}
-        self.letters: list[Envelope] = []
+        self.letters: dict[tuple[int, int], list[Envelope]] = {}
+        """Messages sent and not received, by receiver and tag."""
         self.rooms: dict[tuple[tuple[int, ...], int], ThreadGroup] = {}
         self.threads: dict[int, int] = {}
         """The thread that each rank runs on."""

@@ -16,7 +16,7 @@ from hpcdist.transport import activity
 from hpcdist.transport.base import DONE, Known, Work
 from hpcdist.transport.call import ANY_SOURCE, AnyMessage, Kind, Message, label
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.queue import seconds
+from hpcdist.transport.queue import refusal, seconds
 from hpcdist.transport.threads.group import Envelope, ThreadGroup
 
 _LOOK_AGAIN_S = 0.05
@@ -29,16 +29,18 @@ class Mailbox:
     def __init__(self, rank: int, room: ThreadGroup, timeout_s: float) -> None:
         self.rank = rank
         self.room, self.ranks = room, room.ranks
-        self.letters: list[Envelope] = room.letters
+        self.letters = room.letters
         self.changed: threading.Condition = room.changed
         self.timeout_s = timeout_s
         self.posted: list[ThreadReceive] = []
+        self._is_matching = False
 
     def start(self, call: AnyMessage) -> Work:
         """Send a letter, or begin to wait for one."""
         with self.changed:
             if call.kind in (Kind.SEND, Kind.SEND_OBJECT_LIST):
-                self.letters.append(Envelope(self.rank, call.root, call))
+                letter = Envelope(self.rank, call)
+                self.letters.setdefault((call.root, call.tag), []).append(letter)
                 self.changed.notify_all()
                 if call.ended is not None:
                     call.ended(None)
@@ -48,8 +50,22 @@ class Mailbox:
             return receive
 
     def advance(self) -> None:
-        """Match letters with receives, in posting order; under the lock."""
-        self.posted = [receive for receive in self.posted if not receive.match()]
+        """Match letters with receives, in posting order; under the lock.
+
+        Nothing in the middle of it, in a signal handler or while an object is unpickled.
+        """
+        if self._is_matching:
+            return
+        self._is_matching = True
+        try:
+            self.posted = [receive for receive in self.posted if not receive.match()]
+        finally:
+            self._is_matching = False
+
+    def refuse_nested(self) -> None:
+        """Raise in the middle of matching, for which a wait would wait; under the lock."""
+        if self._is_matching:
+            raise refusal()
 
 
 @final
@@ -65,7 +81,7 @@ class ThreadReceive(Work):
     def match(self) -> bool:
         """Take the first letter that fits; True if nothing is left to match."""
         call = self._call
-        for letter in self._box.letters:
+        for letter in self._letters():
             if not self._fits(letter):
                 continue
             if isinstance(call, Message):
@@ -73,7 +89,7 @@ class ThreadReceive(Work):
                     self._end(self._mismatch(letter))
                     return True
                 call.data.reshape(-1)[...] = letter.content
-            self._box.letters.remove(letter)
+            self._take(letter)
             self.source = self._box.ranks[letter.source]
             failure = None
             try:
@@ -111,6 +127,8 @@ class ThreadReceive(Work):
         limit = box.timeout_s if limit is None else limit
         deadline = time.monotonic() + limit
         with box.changed, activity.noted(activity.Wait(self._what, self._blockers)):
+            if not self._ended:
+                box.refuse_nested()
             while not self.is_completed():
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -120,6 +138,11 @@ class ThreadReceive(Work):
         if self._error is not None:
             raise self._error
         return True
+
+    def refuse_nested(self) -> None:
+        """See `Work.refuse_nested`."""
+        with self._box.changed:
+            self._box.refuse_nested()
 
     def attend(self, waited: float) -> None:
         """See whether what is wanted cannot be sent any more."""
@@ -141,17 +164,22 @@ class ThreadReceive(Work):
         """Return who has to send something before this receive can end, if it is one rank."""
         if self._ended or self._call.root == ANY_SOURCE:
             return []
-        if any(map(self._fits, tuple(self._box.letters))):
+        if any(map(self._fits, tuple(self._letters()))):
             return []
         return [(self._box.room, self._call.root)]
 
+    def _letters(self) -> list[Envelope]:
+        """Return what was sent to this rank with this tag."""
+        return self._box.letters.get((self._box.rank, self._call.tag), [])
+
+    def _take(self, letter: Envelope) -> None:
+        letters = self._letters()
+        letters.remove(letter)
+        if not letters:
+            del self._box.letters[self._box.rank, self._call.tag]
+
     def _wanted(self, letter: Envelope) -> bool:
-        call = self._call
-        return (
-            letter.to == self._box.rank
-            and call.root in (ANY_SOURCE, letter.source)
-            and letter.call.tag == call.tag
-        )
+        return self._call.root in (ANY_SOURCE, letter.source)
 
     def _fits(self, letter: Envelope) -> bool:
         return self._wanted(letter) and letter.call.dtype == self._call.dtype
@@ -161,7 +189,7 @@ class ThreadReceive(Work):
     def _no_other_will_come(self) -> bool:
         """End with an error if what is wanted cannot be sent any more; return whether it did."""
         box, root = self._box, self._call.root
-        other = next(filter(self._wanted, box.letters), None)
+        other = next(filter(self._wanted, self._letters()), None)
         if other is not None:
             own, left = box.room.threads[box.rank], box.room.left
             sources = range(len(box.ranks)) if root == ANY_SOURCE else [root]
@@ -176,7 +204,7 @@ class ThreadReceive(Work):
 
     def _time_out(self, limit: float, *, goes_on: bool) -> None:
         box, root = self._box, self._call.root
-        other = next(filter(self._wanted, box.letters), None)
+        other = next(filter(self._wanted, self._letters()), None)
         asked = [each for each in range(len(box.ranks)) if root in (each, ANY_SOURCE)]
         account = box.room.account(asked, box.rank, limit)
         if other is not None and not goes_on:

@@ -117,6 +117,7 @@ class Nccl(DeviceBackend):
     def run(self, launch: Launch, detail: tuple[int, int]) -> tuple[Any, Stream]:
         """Put the operation on the group's stream or the caller's; the host does not wait."""
         call = launch.call
+        # In a capture `launch.streams` are only those that record: the last is one of them.
         stream = launch.streams[-1] if call.on_current else self.stream
         return launch.put(stream, self.check, lambda: self.perform(call, detail, stream)), stream
 

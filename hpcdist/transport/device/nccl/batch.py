@@ -84,7 +84,7 @@ class NcclBatches(MessageBatches):
     def _launch(
         self, launch: Launch, messages: Sequence[Message], trouble: HpcdistError | None
     ) -> Launched:
-        """Bring the messages on their way; return what went wrong with which peer."""
+        """Put the messages on the device; return what went wrong with which peer."""
         try:
             if self._context.queue.is_current():
                 launch.runtime.use()
@@ -192,13 +192,17 @@ class _BatchedMessage(Work):
         return True
 
     def is_completed(self) -> bool:
-        """Say whether the batch has ended on the device."""
+        """Return whether the batch has ended on the device."""
         return self._batch.is_completed()
 
     def synchronize(self) -> None:
         """Block the host until the batch has ended."""
         self.wait()
         self._batch.synchronize()
+
+    def refuse_nested(self) -> None:
+        """See `Work.refuse_nested`."""
+        self._batch.refuse_nested()
 
     def known(self) -> Known:
         """See `Work.known`."""

@@ -75,7 +75,7 @@ class Binding(NamedTuple):
 
 
 def why_not(provider: Provider = "cupy") -> str:
-    """Say why this process cannot use NCCL; empty if it can. Local."""
+    """Return why this process cannot use NCCL; empty if it can. Local."""
     try:
         found = binding(provider).version()
     except (ImportError, AttributeError, OSError, RuntimeError) as error:
@@ -96,7 +96,7 @@ def binding(provider: Provider) -> Binding:
 
 
 def failure(what: str, error: Exception) -> TransportError:
-    """Say what has failed, and what to do."""
+    """Return the error that says what has failed, and what to do."""
     reason = f"{error}" or type(error).__name__
     if isinstance(error, KeyError):
         reason = _STATUS.get(error.args[0] if error.args else 0, f"status {reason}")
@@ -107,7 +107,7 @@ def failure(what: str, error: Exception) -> TransportError:
 
 
 def _quiet(end: Callable[[], Any]) -> Callable[[], None]:
-    """Return what does `end` and says nothing of its failure: there is nothing left to do."""
+    """Wrap `end` so that its exceptions are suppressed: after it nothing is left to do."""
 
     def run() -> None:
         with suppress(Exception):

@@ -50,8 +50,8 @@ class Reduction(NamedTuple):
     """How a reduction is handed to NCCL.
 
     Each element of the array that travels is `per_element` numbers of NCCL's type `code`.
-    Before, the array is encoded by the recipe if `encoded`, then seen as or converted to `wire`;
-    after, it is converted back and decoded by the recipe if `decoded`.
+    Before, the array is encoded by the rule if `encoded`, then seen as or converted to `wire`;
+    after, it is converted back and decoded by the rule if `decoded`.
     """
 
     code: int
@@ -65,7 +65,7 @@ class Reduction(NamedTuple):
 def plan_reduction(
     op: ReduceOp, dtype: Dtype, rule: ReductionRule, ranks: int, *, native: bool
 ) -> Reduction | None:
-    """Say how NCCL computes `op` on `dtype`; None where it cannot. Equal on all ranks.
+    """Return how NCCL computes `op` on `dtype`; None where it cannot. Equal on all ranks.
 
     Args:
         op: the operator.

@@ -38,13 +38,13 @@ class Transfer(NamedTuple):
 
 
 def entry_of(call: Message) -> Entry:
-    """Say what a send or receive is to the rank at its other end."""
+    """Return what a send or receive is to the rank at its other end."""
     sends = call.kind is Kind.SEND
     return Entry(sends, call.tag, min(call.dtype.code, BYTES_CODE), call.nbytes)
 
 
 def transfer_of(call: Message) -> Transfer:
-    """Say what NCCL is to move for a send or receive."""
+    """Return what NCCL is to move for a send or receive."""
     return Transfer(call.kind is Kind.SEND, call.data, call.root)
 
 

@@ -39,8 +39,8 @@ class Staged(DeviceBackend):
         """Run the operation; blocks the host until its last host operation has ended."""
         staging = self._staging_of(launch.runtime)
         launch = launch.on_own_stream()
-        launch.precede(staging.outward)
-        launch.precede(staging.inward)
+        launch.make_wait(staging.outward)
+        launch.make_wait(staging.inward)
         return perform(self._context, staging, launch.call, detail), staging.inward
 
     def start_message(self, call: Message, ready: list[Event]) -> Work:

@@ -88,6 +88,9 @@ class _StagedMessage(Work):
     def attend(self, waited: float) -> None:
         self._work.attend(waited)
 
+    def refuse_nested(self) -> None:
+        self._work.refuse_nested()
+
     def known(self) -> Known:
         return self._work.known()
 

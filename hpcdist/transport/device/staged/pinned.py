@@ -30,7 +30,7 @@ class Pinned:
 
     def __init__(self, runtime: DeviceRuntime, heap: Heap) -> None:
         self._runtime, self._heap = runtime, heap
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler, or a destructor, may give back blocks
         self._free: dict[int, list[NumpyArray]] = {}
         self._locked: list[NumpyArray] = []
         self._lost: list[NumpyArray] = []
@@ -40,8 +40,9 @@ class Pinned:
         """Return at least `nbytes` of uint8, aligned to pages."""
         length = max(_SMALLEST, 1 << (nbytes - 1).bit_length()) if nbytes else _SMALLEST
         with self._lock:
-            free = self._free.setdefault(length, [])
-            return free.pop() if free else self._make(length)
+            with suppress(IndexError):  # in one step, for one of them may take the last block
+                return self._free.setdefault(length, []).pop()
+            return self._make(length)
 
     def give_back(self, block: NumpyArray) -> None:
         """Let a block serve another operation."""

@@ -1,10 +1,12 @@
 """Whatever is in the place of a checkpoint: it is read right, or it is a `CheckpointError`."""
 
+import base64
 import copy
 import json
 import os
 import re
 import shutil
+import struct
 import tempfile
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from safetensors.numpy import load_file
 
 import hpcdist as dist
 from hpcdist import checkpoint
@@ -80,9 +83,24 @@ def pieces(content, name="w"):
 
 
 def cut(content):
-    """Cut the array ``w`` of 6 elements into pieces of 3."""
+    """Cut the array ``w`` of 6 elements into pieces of 3, one after the other."""
     file, offset, _, _, sums = pieces(content)[0]
-    pieces(content)[:] = [[file, offset, 0, 3, sums], [file, offset + 24, 3, 6, sums]]
+    pieces(content)[:] = [[file, offset, [0], [3], sums], [file, offset + 24, [3], [3], sums]]
+
+
+def quarter(content):
+    """Cut the array ``w`` of 2 rows of 3 into boxes: the first two columns, and the third one."""
+    file, offset, _, _, sums = pieces(content)[0]
+    pieces(content)[:] = [
+        [file, offset, [0, 0], [2, 2], sums],
+        [file, offset + 32, [0, 2], [2, 1], sums],
+    ]
+
+
+def place(content, number=0, name="w", **changes):
+    """Change the offsets or the lengths of a piece."""
+    for key, value in changes.items():
+        pieces(content, name)[number][{"offsets": 2, "lengths": 3}[key]] = value
 
 
 def deep(levels):
@@ -93,19 +111,57 @@ def deep(levels):
 
 
 CHANGES = {
-    "no pieces": (lambda c: pieces(c).clear(), r"arrays\['w'\] must be covered: 0 of 6"),
-    "a gap in front": (lambda c: pieces(c)[0].__setitem__(2, 1), "must begin at 0, not 1"),
-    "a gap behind": (lambda c: pieces(c)[0].__setitem__(3, 5), "5 of 6 elements"),
-    "too long": (lambda c: pieces(c)[0].__setitem__(3, 7), "covered up to 6, not 7"),
-    "a gap": (lambda c: (cut(c), pieces(c)[1].__setitem__(2, 4)), "must begin at 3, not 4"),
-    "an overlap": (lambda c: (cut(c), pieces(c)[1].__setitem__(2, 2)), "must begin at 3, not 2"),
-    "not in order": (lambda c: (cut(c), pieces(c).reverse()), "must begin at 0, not 3"),
-    "backwards": (lambda c: pieces(c)[0].__setitem__(3, 0), "covered up to 6, not 0"),
-    "an empty piece of an array": (lambda c: pieces(c).append([0, 0, 6, 6, ""]), "covered up to 6"),
+    "no pieces": (
+        lambda c: pieces(c).clear(),
+        r"arrays\['w'\] must be covered once, but the elements \[0:6\] are in no piece",
+    ),
+    "a gap in front": (lambda c: place(c, offsets=[1], lengths=[5]), r"\[0:1\] are in no piece"),
+    "a gap behind": (lambda c: place(c, lengths=[5]), r"\[5:6\] are in no piece"),
+    "too long": (lambda c: place(c, lengths=[7]), r"inside of its shape, \(2, 3\), not '\[0:7\]'"),
+    "a gap": (
+        lambda c: (cut(c), place(c, 1, offsets=[4], lengths=[2])),
+        r"\[3:4\] are in no piece",
+    ),
+    "an overlap": (
+        lambda c: (cut(c), place(c, 1, offsets=[2], lengths=[4])),
+        r"\[2:3\] are in two pieces",
+    ),
+    "a gap of boxes": (
+        lambda c: (quarter(c), place(c, 1, lengths=[1, 1])),
+        r"\[1:2, 2:3\] are in no piece",
+    ),
+    "an overlap of boxes": (
+        lambda c: (quarter(c), place(c, 1, offsets=[0, 1], lengths=[2, 2])),
+        r"\[0:2, 1:2\] are in two pieces",
+    ),
+    "a box beyond the array": (
+        lambda c: (quarter(c), place(c, 1, lengths=[3, 1])),
+        r"inside of its shape, \(2, 3\), not '\[0:3, 2:3\]'",
+    ),
+    "a box of three dimensions": (
+        lambda c: (quarter(c), place(c, 1, offsets=[0, 2, 0], lengths=[2, 1, 1])),
+        "inside of its shape",
+    ),
+    "a box without an offset": (
+        lambda c: (quarter(c), place(c, 1, offsets=[0])),
+        "inside of its shape",
+    ),
+    "a box of no dimensions": (lambda c: place(c, offsets=[], lengths=[]), "inside of its shape"),
+    "a negative offset": (lambda c: place(c, offsets=[-1]), "an integer from 0"),
+    "a negative length": (lambda c: place(c, lengths=[-6]), "an integer from 0"),
+    "an offset that is a number": (lambda c: place(c, offsets=0), "a list, not 0"),
+    "a length that is a truth": (lambda c: place(c, lengths=[True]), "an integer from 0"),
+    "a huge length": (lambda c: place(c, lengths=[2**63]), "an integer from 0"),
+    "an empty piece": (lambda c: place(c, lengths=[0]), "without an empty piece"),
+    "an empty piece of an array": (
+        lambda c: pieces(c).append([0, 0, [6], [0], ""]),
+        "without an empty piece",
+    ),
     "too many pieces of nothing": (
-        lambda c: pieces(c, "nothing").append([9, 0, 0, 0, ""]),
+        lambda c: pieces(c, "nothing").append([9, 0, [0], [0], ""]),
         "files",
     ),
+    "a piece as before version 3": (lambda c: place(c, offsets=0, lengths=6), "a list, not 0"),
     "twice the same bytes": (
         lambda c: pieces(c, "b")[0].__setitem__(1, pieces(c)[0][1]),
         "places of their own",
@@ -120,7 +176,10 @@ CHANGES = {
     ),
     "odd checksums": (lambda c: pieces(c)[0].__setitem__(4, "***"), "base64"),
     "checksums that are a number": (lambda c: pieces(c)[0].__setitem__(4, 7), "text"),
-    "a huge shape": (lambda c: c["arrays"]["w"].update(shape=[10**18]), "covered: 6 of 10"),
+    "a huge shape": (
+        lambda c: c["arrays"]["w"].update(shape=[10**18]),
+        r"\[6:1000000000000000000\] are in no piece",
+    ),
     "a huge shape of nothing": (
         lambda c: c["arrays"]["nothing"].update(shape=[0, 2**62, 2**62]),
         "possible size",
@@ -183,7 +242,8 @@ CHANGES = {
     "a file of negative size": (lambda c: c["files"][0].__setitem__(1, -1), "an integer from 0"),
     "no version": (lambda c: c.pop("version"), "an object with"),
     "version 0": (lambda c: c.update(version=0), "an integer from 1"),
-    "version 3": (lambda c: c.update(version=3), "of version 3, .*; install a newer one"),
+    "version 2 with boxes": (lambda c: c.update(version=2), r"an integer .*, not \[0\]"),
+    "version 4": (lambda c: c.update(version=4), "of version 4, .*; install a newer one"),
     "version true": (lambda c: c.update(version=True), "an integer from 1"),
     "version 2.5": (lambda c: c.update(version=2.5), "an integer from 1"),
     "version text": (lambda c: c.update(version="2"), "an integer from 1"),
@@ -205,6 +265,50 @@ def test_a_manifest_with_a_wrong_entry_is_damaged(forged, name):
     forge(folder, content)
     told = refused(folder)
     assert re.search(message, told), told
+
+
+OLD_CHANGES = {
+    "a gap in front": (lambda c: pieces(c)[0].__setitem__(2, 1), r"\[0:1\] are in no piece"),
+    "a gap": (lambda c: pieces(c)[1].__setitem__(2, 10), r"\[9:10\] are in no piece"),
+    "an overlap": (lambda c: pieces(c)[1].__setitem__(2, 8), r"\[8:9\] are in two|inside of|sums"),
+    "too long": (lambda c: pieces(c)[1].__setitem__(3, 43), "inside of its shape"),
+    "backwards": (lambda c: pieces(c)[1].__setitem__(3, 8), "inside of its shape"),
+    "no piece": (lambda c: pieces(c).clear(), r"\[0:42\] are in no piece"),
+    "a box": (lambda c: pieces(c)[0].__setitem__(2, [0]), r"an integer .*, not \[0\]"),
+    "version 3 with runs": (lambda c: c.update(version=3), "a list, not 0"),
+}
+
+
+@pytest.mark.parametrize("name", OLD_CHANGES)
+def test_a_manifest_of_version_2_with_a_wrong_entry_is_damaged(tmp_path, name):
+    folder = tmp_path / "copy"
+    shutil.copytree(Path(__file__).parent / "data/checkpoints/shards-2", folder)
+    content = content_of(folder)
+    change, message = OLD_CHANGES[name]
+    change(content)
+    forge(folder, content)
+    told = refused(folder)
+    assert re.search(message, told), told
+
+
+@pytest.mark.parametrize("divide", [cut, quarter])
+def test_pieces_in_any_order_are_put_together(forged, tmp_path, divide):
+    folder, content = forged
+    expected = STATE["w"].reshape(-1)[[0, 1, 3, 4, 2, 5]] if divide is quarter else STATE["w"]
+    (file,) = [path for path in folder.iterdir() if path.suffix == ".safetensors"]
+    divide(content)
+    with open(file, "r+b") as data:
+        data.seek(pieces(content)[0][1])
+        data.write(expected.tobytes())
+        for piece in pieces(content):
+            data.seek(piece[1])
+            nbytes = 8 * int(np.prod(piece[3]))
+            piece[4] = base64.b64encode(struct.pack("<Q", checksum(data.read(nbytes)))).decode()
+    pieces(content).reverse()
+    forge(folder, content)
+    assert (checkpoint.load(None, folder)["w"] == STATE["w"]).all()
+    checkpoint.consolidate(folder, tmp_path / "all")
+    assert (load_file(tmp_path / "all")["w"] == STATE["w"]).all()
 
 
 TEXTS = {

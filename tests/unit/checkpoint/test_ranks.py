@@ -12,34 +12,68 @@ from safetensors import safe_open
 
 import hpcdist as dist
 from hpcdist import checkpoint
-from hpcdist.checkpoint import Shard
-from hpcdist.checkpoint.plan import CUT, Array, Held, Run, Span, join_holdings, share_out
+from hpcdist.checkpoint import LocalSlice
+from hpcdist.checkpoint.boxes import Box, run
+from hpcdist.checkpoint.cover import flaw_of
+from hpcdist.checkpoint.plan import CUT, Array, Held, Share, Shared, join_holdings, share_out
 
 F4 = "float32"
 
 
 def held(name, start, stop, size=100):
-    return Held(name, F4, (size,), start, stop)
+    return Held(name, F4, (size,), run(start, stop))
 
 
-def nbytes_of(spans):
-    return [sum(4 * (span.stop - span.start) for span in each) for each in spans]
+def nbytes_of(shares):
+    return [sum(4 * share.box.size for share in each) for each in shares]
 
 
 # ---- the plan
 
 
 def test_what_all_ranks_hold_is_held_once():
-    arrays, runs = join_holdings([[held("w", 0, 100)]] * 3, range(3))
+    arrays, shared = join_holdings([[held("w", 0, 100)]] * 3, range(3))
     assert arrays == {"w": Array(F4, (100,))}
-    assert runs == [Run("w", 0, 100, (0, 1, 2))]
+    assert shared == [Shared("w", run(0, 100), (0, 1, 2))]
 
 
-def test_shards_of_one_array_are_runs_of_their_holders():
-    _, runs = join_holdings(
+def test_slices_of_one_array_are_told_with_their_holders():
+    _, shared = join_holdings(
         [[held("w", 50, 100)], [held("w", 0, 50)], [held("w", 0, 50)]], range(3)
     )
-    assert runs == [Run("w", 0, 50, (1, 2)), Run("w", 50, 100, (0,))]
+    assert shared == [Shared("w", run(0, 50), (1, 2)), Shared("w", run(50, 100), (0,))]
+
+
+def columns(start, stop, rows=100, first=0):
+    """Return what a rank holds of an array of 100 rows of 8."""
+    return Held("w", F4, (100, 8), Box((first, start), (rows, stop - start)))
+
+
+def test_boxes_of_one_array_are_told_with_their_holders():
+    left, right = columns(0, 3), columns(3, 8)
+    _, shared = join_holdings([[right], [left], [right], [left]], range(4))
+    assert shared == [Shared("w", left.box, (1, 3)), Shared("w", right.box, (0, 2))]
+
+
+@pytest.mark.parametrize(
+    ("everyone", "message"),
+    [
+        ([columns(0, 3), columns(4, 8)], r"elements \[0:100, 3:4\] of 'w', .* shape \(100, 8\)"),
+        ([columns(0, 3), columns(3, 8, 99)], r"no rank has the elements \[99:100, 3:8\]"),
+        ([columns(0, 4), columns(3, 8)], r"overlapping parts of 'w': elements \[0:100, 3:4\]"),
+        (
+            [columns(0, 4), columns(4, 8), columns(3, 5, 9, 7)],
+            r"overlapping parts of 'w': elements \[7:16, [34]:[45]\] are in two",
+        ),
+        (
+            [columns(0, 4), Held("w", F4, (100, 8), run(0, 800))],
+            r"overlapping parts of 'w': elements \[0:100, 0:4\]",
+        ),
+    ],
+)
+def test_boxes_that_are_missing_or_overlap_are_named(everyone, message):
+    with pytest.raises(dist.UsageError, match=message):
+        join_holdings([[each] for each in everyone], range(len(everyone)))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +92,7 @@ def test_gaps_and_overlaps_are_named(everyone, error, message):
 
 
 def test_arrays_that_differ_are_named_with_their_world_ranks():
-    other = Held("w", "float64", (100,), 0, 100)
+    other = Held("w", "float64", (100,), run(0, 100))
     with pytest.raises(dist.MismatchError, match=r"rank 4 has float32 .* but rank 7 has float64"):
         join_holdings([[held("w", 0, 100)], [other]], [4, 7])
 
@@ -72,34 +106,52 @@ def test_arrays_that_differ_are_named_with_their_world_ranks():
 def test_every_element_is_written_once_by_one_of_its_holders(sizes, ranks, data):
     arrays = {str(number): Array(F4, (size,)) for number, size in enumerate(sizes)}
     members = st.lists(st.integers(0, ranks - 1), min_size=1, unique=True).map(sorted).map(tuple)
-    runs = [Run(name, 0, array.size, data.draw(members)) for name, array in arrays.items()]
-    spans = share_out(arrays, runs, ranks)
-    for run in runs:
-        own = [
-            (s.start, s.stop, r) for r, each in enumerate(spans) for s in each if s[0] == run.name
-        ]
-        assert {rank for *_, rank in own} <= set(run.holders)
-        position = 0
-        for start, stop, _ in sorted(own):
-            assert start == position
-            position = stop
+    shared = [
+        Shared(name, run(0, array.size), data.draw(members)) for name, array in arrays.items()
+    ]
+    shares = share_out(arrays, shared, ranks)
+    for name, box, holders in shared:
+        own = [(each.box, r) for r, found in enumerate(shares) for each in found if each[0] == name]
+        assert {rank for _, rank in own} <= set(holders)
         assert own
-        assert position == run.stop
+        assert flaw_of([box for box, _ in own], arrays[name].shape) is None
+        assert sum(each.size for each, _ in own) == box.size
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(2, 40),
+    length=st.sampled_from([1, 7, 1000, CUT // 2]),
+    ranks=st.integers(1, 5),
+    planes=st.integers(1, 3),
+)
+def test_a_box_that_several_ranks_hold_is_divided_between_them(rows, length, ranks, planes):
+    shape = (planes, rows, 3 * length)
+    box = Box((0, 0, length), (planes, rows, length))
+    others = [Box((0, 0, 0), (planes, rows, length)), Box((0, 0, 2 * length), box.lengths)]
+    shared = [Shared("w", box, tuple(range(ranks)))]
+    shares = share_out({"w": Array(F4, shape)}, shared, ranks)
+    written = [share.box for each in shares for share in each]
+    assert flaw_of([*written, *others], shape) is None
+    level = box.size * 4 / ranks
+    assert max(nbytes_of(shares)) - level <= 1.5 * max(CUT, 4 * rows * length)
 
 
 @settings(max_examples=60, deadline=None)
 @given(sizes=st.lists(st.integers(0, 5 * CUT), min_size=1, max_size=12), ranks=st.integers(1, 7))
 def test_ranks_write_nearly_equal_shares_of_what_all_have(sizes, ranks):
     arrays = {str(number): Array(F4, (size,)) for number, size in enumerate(sizes)}
-    runs = [Run(name, 0, array.size, tuple(range(ranks))) for name, array in arrays.items()]
-    written = nbytes_of(share_out(arrays, runs, ranks))
+    everyone = tuple(range(ranks))
+    shared = [Shared(name, run(0, array.size), everyone) for name, array in arrays.items()]
+    written = nbytes_of(share_out(arrays, shared, ranks))
     assert max(written) - sum(sizes) * 4 / ranks <= 1.5 * CUT
 
 
-def test_ranks_that_write_their_shards_leave_the_rest_to_the_others():
-    arrays = {"shard": Array(F4, (4 * CUT,)), "all": Array(F4, (4 * CUT,))}
-    runs = [Run("shard", 0, 4 * CUT, (1,)), Run("all", 0, 4 * CUT, (0, 1))]
-    assert share_out(arrays, runs, 2) == [[Span("all", 0, 4 * CUT)], [Span("shard", 0, 4 * CUT)]]
+def test_ranks_that_write_their_slices_leave_the_rest_to_the_others():
+    arrays = {"slice": Array(F4, (4 * CUT,)), "all": Array(F4, (4 * CUT,))}
+    every = run(0, 4 * CUT)
+    shared = [Shared("slice", every, (1,)), Shared("all", every, (0, 1))]
+    assert share_out(arrays, shared, 2) == [[Share("all", every)], [Share("slice", every)]]
 
 
 # ---- simulated ranks
@@ -111,12 +163,12 @@ def divided(size, cuts):
     return list(pairwise(bounds))
 
 
-def shard_of(whole, bounds, fill=None):
+def slice_of(whole, bounds, fill=None):
     begin, end = bounds
     data = whole.reshape(-1)[begin:end].copy()
     if fill is not None:
         data[...] = fill
-    return Shard(data, whole.shape, begin)
+    return LocalSlice(data, whole.shape, offset=begin)
 
 
 @settings(max_examples=25, deadline=None)
@@ -136,11 +188,11 @@ def test_any_division_is_loaded_in_any_other(shape, savers, loaders, data):
 
     def save(folder):
         rank = dist.get_rank()
-        state = {"shards": shard_of(whole, saved[rank]), "same": whole, f"own {rank}": whole + rank}
+        state = {"shards": slice_of(whole, saved[rank]), "same": whole, f"own {rank}": whole + rank}
         checkpoint.save(state, folder)
 
     def load(folder):
-        part = shard_of(whole, wanted[dist.get_rank()], fill=-1)
+        part = slice_of(whole, wanted[dist.get_rank()], fill=-1)
         plain, last = np.full(shape, -1.0), np.full(shape, -1.0)
         others = {f"own {rank}": None for rank in range(savers - 1)}
         state = {"shards": part, "same": plain, f"own {savers - 1}": last, **others}
@@ -156,7 +208,7 @@ def test_any_division_is_loaded_in_any_other(shape, savers, loaders, data):
         dist.simulate(savers, save, folder)
         dist.simulate(loaders, load, folder)
         with pytest.warns(dist.CheckpointWarning, match="'same' is in the checkpoint"):
-            checkpoint.load({"shards": shard_of(whole, (0, whole.size))}, folder, strict=False)
+            checkpoint.load({"shards": slice_of(whole, (0, whole.size))}, folder, strict=False)
 
 
 def test_a_large_array_that_all_have_is_cut_into_equal_parts(tmp_path):

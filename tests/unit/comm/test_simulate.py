@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import hpcdist as dist
+from hpcdist.transport.threads.messages import ThreadReceive
 
 
 def test_neither_importing_nor_simulating_imports_mpi4py_or_torch():
@@ -223,17 +224,20 @@ def test_arrays_of_a_device_are_refused_on_all_simulated_ranks():
 
 
 class _Calls:
-    """Communicates when it is unpickled."""
+    """Calls a function when it is unpickled."""
+
+    def __init__(self, function):
+        self.function = function
 
     def __reduce__(self):
-        return dist.barrier, ()
+        return self.function, ()
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_an_object_that_communicates_while_it_is_unpickled_is_refused(n):
     def program():
         with pytest.raises(dist.UsageError, match="in the middle of another one"):
-            dist.all_gather_object([], _Calls())
+            dist.all_gather_object([], _Calls(dist.barrier))
         dist.barrier()
 
     dist.simulate(n, program)
@@ -257,3 +261,61 @@ def test_a_listener_of_all_ranks_may_communicate(phase, sync_op):
         dist.simulate(3, program)
     finally:
         stop()
+
+
+_works = []
+
+
+def _look():
+    return [work.is_completed() for work in _works]
+
+
+def _wait():
+    return dist.wait_any(_works[1:], 5)
+
+
+def test_what_runs_while_messages_are_matched_matches_no_others():
+    def program():
+        x, objects = np.zeros((4, 1)), [None]
+        _works[:] = [dist.recv_object_list(objects, 0, sync_op=False)]
+        _works.extend(dist.irecv(each, 0, tag=1) for each in x[:2])
+        for number in range(1, 5):
+            dist.send(np.array([float(number)]), 0, tag=1)
+        dist.send_object_list([_Calls(_look)], 0)
+        dist.wait_all(_works)
+        for each in x[2:]:
+            dist.recv(each, 0, tag=1)
+        assert objects == [[False, False, False]]
+        assert x.ravel().tolist() == [1, 2, 3, 4]
+
+    dist.simulate(1, program)
+    _works.clear()
+
+
+def test_what_runs_while_messages_are_matched_cannot_wait_for_others():
+    def program():
+        _works[:] = [dist.recv_object_list([None], 0, sync_op=False), dist.irecv(np.ones(1), 0)]
+        dist.send_object_list([_Calls(_wait)], 0)
+        with pytest.raises(dist.UsageError, match="in the middle of another one"):
+            _works[0].wait()
+        dist.send(np.ones(1), 0)
+        assert _works[1].wait()
+
+    dist.simulate(1, program)
+    _works.clear()
+
+
+def test_many_receives_look_at_a_message_each(monkeypatch):
+    n, looks, fits = 300, [], ThreadReceive._fits
+    monkeypatch.setattr(ThreadReceive, "_fits", lambda *args: looks.append(None) or fits(*args))
+
+    def program():
+        x = np.zeros((n, 1))
+        works = [dist.irecv(each, 0, tag=tag) for tag, each in enumerate(x)]
+        for tag in reversed(range(n)):
+            dist.send(np.array([float(tag)]), 0, tag=tag)
+        dist.wait_all(works)
+        assert x.ravel().tolist() == list(range(n))
+
+    dist.simulate(1, program)
+    assert len(looks) <= 2 * n

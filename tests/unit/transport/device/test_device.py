@@ -25,9 +25,11 @@ from hpcdist.transport.device.choose import (
 )
 from hpcdist.transport.device.launch_order import LaunchOrder
 from hpcdist.transport.device.nccl.dtypes import plan_reduction
+from hpcdist.transport.device.staged.pinned import Pinned
 from hpcdist.transport.device.staged.plan import Shape, is_whole, plan_steps
 from hpcdist.transport.device.table import BACKENDS
 from hpcdist.transport.reduction import ReduceOp, rule_for
+from hpcdist.transport.shm.heap import Heap
 
 # ---- the backend of a group
 
@@ -483,3 +485,26 @@ def test_a_turn_that_ends_with_an_error_is_over():
     turns.release(first)
     with turns.turn(second):
         pass
+
+
+# ---- what runs in the middle: a signal handler, a destructor
+
+
+def test_blocks_may_be_given_back_and_taken_while_one_is_made():
+    taken = []
+
+    class DeviceRuntime:
+        def pin(self, memory):
+            if len(taken) == 1:
+                pinned.give_back(taken[0])
+                taken.append(pinned.take(1))
+            return False
+
+    pinned = Pinned(DeviceRuntime(), Heap(0))
+    taken.append(pinned.take(1))
+    takes = threading.Thread(target=lambda: taken.append(pinned.take(1)), daemon=True)
+    takes.start()
+    takes.join(60)
+    first, again, another = taken
+    assert again is first
+    assert another is not first

@@ -425,6 +425,26 @@ def test_an_object_whose_state_cannot_be_taken_is_named(folder):
     assert not os.path.exists(folder)
 
 
+def test_an_error_of_an_object_is_told_with_its_class(folder):
+    class Forgetful(Average):
+        def state_dict(self):
+            return self.missing["taken"]
+
+        def load_state_dict(self, state):
+            state["loaded"]
+
+    saved = Forgetful()
+    saved.missing = {}
+    with pytest.raises(dist.UsageError, match=r"cannot be taken: KeyError: 'taken'"):
+        checkpoint.save({"a": saved}, folder)
+    checkpoint.save({"a": Average()}, folder)
+    with pytest.raises(dist.CheckpointError, match=r"cannot be taken: KeyError: 'taken'"):
+        checkpoint.load({"a": saved}, folder)
+    saved.missing = {"taken": Average().state_dict()}
+    with pytest.raises(dist.CheckpointError, match=r"refuses .*: KeyError: 'loaded'"):
+        checkpoint.load({"a": saved}, folder)
+
+
 def test_a_damaged_checkpoint_changes_no_object(folder):
     first = training()
     train(first, 2)
@@ -509,3 +529,20 @@ def test_a_checkpoint_of_torch_made_before_objects_were_known_is_loaded(way):
     step(fresh)
     step(expected)
     assert torch.equal(fresh["model"].weight, expected["model"].weight)
+
+
+def test_a_checkpoint_of_shards_of_format_2_is_loaded():
+    """Three ranks have saved it, one of which had nothing of ``w``."""
+    found = checkpoint.load(None, OLD / "shards-2")
+    assert (found["w"] == np.arange(42.0).reshape(6, 7)).all()
+    assert torch.equal(found["moment"], torch.arange(10.0).view(2, 5))
+    assert found["same"].dtype == ml_dtypes.bfloat16
+    assert found["nothing"].shape == (0, 3)
+    assert found["scalar"] == 1.5
+    assert found["own"][1].tolist() == [1, 1]
+    assert found["step"] == 7
+    part = Shard(np.zeros(20), (6, 7), 5)
+    with pytest.warns(dist.CheckpointWarning):
+        checkpoint.load({"w": part}, OLD / "shards-2", strict=False)
+    assert (part.data == np.arange(5.0, 25.0)).all()
+    assert checkpoint.verify(OLD / "shards-2").ranks == 3

@@ -283,3 +283,21 @@ def test_listeners_come_and_go():
         ("begin", "all_reduce", 16),
         ("end", "all_reduce", 16),
     ]
+
+
+def test_a_batch_of_which_one_message_is_wrong_is_not_told_to_begin():
+    seen = []
+
+    def program():
+        good, wrong = np.zeros(2), np.zeros(2)
+        batch = [dist.P2POp(op, x, 0) for op, x in [(dist.isend, good), (dist.irecv, wrong)]]
+        wrong.flags.writeable = False
+        with pytest.raises(dist.UsageError, match="read-only"):
+            dist.batch_isend_irecv(batch)
+
+    stop = dist.subscribe(seen.append)
+    try:
+        dist.simulate(1, program)
+    finally:
+        stop()
+    assert seen == []

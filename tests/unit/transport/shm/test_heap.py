@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hpcdist.transport.shm.segment import create_segment, open_segment
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 LINE = 256
 MiB = 1 << 20
 
@@ -50,6 +51,23 @@ def test_arrays_begin_at_multiples_of_256_bytes_one_after_the_other(heap):
     assert places == [0, 256, 512, 768, 1280, 1280 + 10_240]
     assert [array.ctypes.data % LINE for array in arrays] == [0] * 6
     assert heap.used == 1280 + 10_240 + 256
+
+
+def test_what_interrupts_an_allocation_gets_ordinary_memory(heap, monkeypatch):
+    back, nested = os.posix_fallocate, []
+
+    def interrupted(*args):
+        nested.append(heap.empty(256))
+        back(*args)
+
+    monkeypatch.setattr(os, "posix_fallocate", interrupted)
+    made = []
+    allocates = threading.Thread(target=lambda: made.append(heap.empty(256)), daemon=True)
+    allocates.start()
+    allocates.join(60)
+    assert nested == [None]
+    assert heap.offset_of(made[0]) == 0
+    assert heap.offset_of(heap.empty(256)) == 256
 
 
 def test_nothing_is_handed_out_for_no_bytes_or_before_there_is_a_segment(heap):

@@ -1,0 +1,149 @@
+"""`Copy`: elements that go from a stored box to a wanted one, as strides. Pure.
+
+Both boxes lie in memory of their own, in C order. What they have in common is strided in both, as
+MPI's vector types are; dimensions that follow each other in both are joined, so that what is
+contiguous is one run. A file is read in blocks, so a copy can be cut into the parts that are in
+each block (`in_blocks`); blocks without any are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hpcdist.checkpoint.boxes import (
+    Box,
+    Shape,
+    boxes_of_run,
+    intersection,
+    position_of,
+    relative,
+    strides_of,
+    unfolded,
+)
+
+Strides = tuple[int, ...]
+
+
+class Copy(NamedTuple):
+    """So many elements along each dimension, from and to memory; all counts are in elements."""
+
+    lengths: Shape
+    source: int
+    """Where the first one is."""
+    source_strides: Strides
+    target: int
+    target_strides: Strides
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.lengths)
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the elements follow each other in both."""
+        return len(self.lengths) == self.source_strides[0] == self.target_strides[0] == 1
+
+
+def copies_between(stored: Box, wanted: Box, shape: Shape) -> list[Copy]:
+    """Return what to copy from one box of an array to another, in the order of the source."""
+    if stored.is_run and wanted.is_run:
+        sources, targets = [(stored, 0)], [(wanted, 0)]
+    else:
+        sources, targets = unfolded(stored, shape), unfolded(wanted, shape)
+    return [
+        _copy(common, source, before, target, behind)
+        for source, before in sources
+        for target, behind in targets
+        if (common := intersection(source, target)) is not None
+    ]
+
+
+def _copy(common: Box, source: Box, before: int, target: Box, behind: int) -> Copy:
+    """Return the copy of elements of two boxes that have so many elements before them."""
+    here, there = strides_of(source.lengths), strides_of(target.lengths)
+    return _joined(
+        Copy(
+            common.lengths,
+            before + position_of(relative(common, source.offsets).offsets, here),
+            here,
+            behind + position_of(relative(common, target.offsets).offsets, there),
+            there,
+        )
+    )
+
+
+def _joined(copy: Copy) -> Copy:
+    """Join dimensions that follow each other in both memories."""
+    axes: list[tuple[int, int, int]] = []
+    for length, here, there in reversed(
+        list(zip(copy.lengths, copy.source_strides, copy.target_strides, strict=True))
+    ):
+        if length == 1:
+            continue
+        inner, *steps = axes[-1] if axes else (0, 0, 0)
+        if axes and [here, there] == [inner * step for step in steps]:
+            axes[-1] = (inner * length, steps[0], steps[1])
+        else:
+            axes.append((length, here, there))
+    lengths, heres, theres = zip(*reversed(axes or [(1, 1, 1)]), strict=True)
+    return Copy(lengths, copy.source, heres, copy.target, theres)
+
+
+def in_bytes(copy: Copy, itemsize: int) -> Copy:
+    """Return a copy whose elements are the bytes of elements."""
+    return _joined(
+        Copy(
+            (*copy.lengths, itemsize),
+            copy.source * itemsize,
+            (*(each * itemsize for each in copy.source_strides), 1),
+            copy.target * itemsize,
+            (*(each * itemsize for each in copy.target_strides), 1),
+        )
+    )
+
+
+def in_blocks(copy: Copy, block: int) -> Iterator[tuple[int, list[Copy]]]:
+    """Give the numbers of the blocks of the source that have elements, and the parts in each.
+
+    Args:
+        copy: from a stored box, whose elements are in C order.
+        block: how many elements a block of the source has.
+
+    """
+    done, inner = 0, strides_of(copy.lengths)
+    while done < copy.size:
+        number = _place(copy.source, copy.source_strides, done, inner) // block
+        upto = _before(copy, (number + 1) * block, inner)
+        yield number, [_part(copy, box) for box in boxes_of_run(done, upto, copy.lengths)]
+        done = upto
+
+
+def _place(start: int, strides: Strides, count: int, inner: Strides) -> int:
+    """Return where the element is that has `count` others before it."""
+    for stride, size in zip(strides, inner, strict=True):
+        start += count // size * stride
+        count %= size
+    return start
+
+
+def _before(copy: Copy, limit: int, inner: Strides) -> int:
+    """Return how many elements of a copy are in the source before `limit`, where its first is."""
+    left, count = limit - copy.source, 0
+    for length, stride, size in zip(copy.lengths, copy.source_strides, inner, strict=True):
+        last = min(length, -(-left // stride)) - 1
+        count += last * size
+        left -= last * stride
+    return count + 1
+
+
+def _part(copy: Copy, box: Box) -> Copy:
+    return _joined(
+        copy._replace(
+            lengths=box.lengths,
+            source=copy.source + position_of(box.offsets, copy.source_strides),
+            target=copy.target + position_of(box.offsets, copy.target_strides),
+        )
+    )

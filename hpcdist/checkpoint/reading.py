@@ -1,0 +1,114 @@
+"""What a rank wants of a checkpoint, read from its files into memory, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcdist.checkpoint.blocks import BLOCK, Files, Piece
+from hpcdist.checkpoint.boxes import whole
+from hpcdist.checkpoint.copies import Copy, copies_between, in_blocks, in_bytes
+from hpcdist.checkpoint.formats import dtype_of_name
+from hpcdist.checkpoint.host_copies import Target, new_target, to_write
+from hpcdist.checkpoint.manifest import Manifest
+from hpcdist.checkpoint.matching import Wanted
+
+
+class Step(NamedTuple):
+    """What to copy from a piece of `nbytes` bytes; elements have `itemsize`."""
+
+    piece: Piece
+    nbytes: int
+    itemsize: int
+    copy: Copy
+
+
+class Wish(NamedTuple):
+    """A part of an array that this rank wants, where to, and how it comes there."""
+
+    name: str
+    target: Target
+    steps: Sequence[Step]
+
+
+def take(files: Files, manifest: Manifest, wanted: Mapping[str, Sequence[Wanted]]) -> list[Wish]:
+    """Take memory for what is wanted, if the files have as many bytes as they should."""
+    steps = [
+        (name, each, _steps(manifest, name, each))
+        for name, parts in wanted.items()
+        for each in parts
+    ]
+    files.measure(sorted({step.piece.file for _, _, found in steps for step in found}))
+    return [Wish(name, _target(manifest, name, each), found) for name, each, found in steps]
+
+
+def _steps(manifest: Manifest, name: str, wanted: Wanted) -> list[Step]:
+    shape, itemsize = manifest.arrays[name].shape, manifest.itemsize(name)
+    aligned = BLOCK % itemsize == 0  # or else an element can lie in two blocks
+    unit = itemsize if aligned else 1
+    return [
+        Step(piece, piece.box.size * itemsize, unit, copy if aligned else in_bytes(copy, itemsize))
+        for piece in manifest.pieces[name]
+        for copy in copies_between(piece.box, wanted.box, shape)
+    ]
+
+
+def _target(manifest: Manifest, name: str, wanted: Wanted) -> Target:
+    if wanted.into is not None:
+        return to_write(wanted.into, name)
+    array = manifest.arrays[name]
+    return new_target(dtype_of_name(array.dtype), array.shape)
+
+
+def check(files: Files, wishes: Iterable[Wish]) -> None:
+    """Compare what is wanted with its checksums."""
+    for wish in wishes:
+        for piece, nbytes, itemsize, copy in wish.steps:
+            for number, _ in in_blocks(copy, BLOCK // itemsize):
+                files.block(wish.name, piece, nbytes, number)
+
+
+def read(files: Files, wishes: Iterable[Wish]) -> None:
+    """Read what is wanted. What fills a block of a file is read where it belongs."""
+    for wish in wishes:
+        memory = wish.target.memory
+        for piece, nbytes, itemsize, copy in wish.steps:
+            for number, parts in in_blocks(copy, BLOCK // itemsize):
+                size = min(BLOCK, nbytes - number * BLOCK)
+                part, *others = parts
+                if part.is_run and part.size * itemsize == size:
+                    start = part.target * itemsize
+                    files.block(wish.name, piece, nbytes, number, memory[start : start + size])
+                    continue
+                block = files.block(wish.name, piece, nbytes, number)
+                for each in (part, *others):
+                    _put(each, block, -number * BLOCK, memory, itemsize)
+
+
+def _put(copy: Copy, source: memoryview, before: int, target: memoryview, itemsize: int) -> None:
+    """Copy elements; the source begins so many bytes before."""
+
+    def view(memory: memoryview, start: int, strides: Sequence[int]) -> Any:
+        steps = tuple(each * itemsize for each in strides)
+        return np.ndarray(copy.lengths, f"V{itemsize}", memory, start, steps)
+
+    here = view(source, before + copy.source * itemsize, copy.source_strides)
+    view(target, copy.target * itemsize, copy.target_strides)[...] = here
+
+
+def finisher(wishes: Iterable[Wish]) -> Callable[[str], Any]:
+    """Return what puts the parts of an array where they belong, and returns the last of them."""
+    by_name: dict[str, list[Wish]] = {}
+    for wish in wishes:
+        by_name.setdefault(wish.name, []).append(wish)
+    return lambda name: [wish.target.finish() for wish in by_name[name]][-1]
+
+
+def read_arrays(files: Files, manifest: Manifest, names: Iterable[str]) -> dict[str, Any]:
+    """Return new arrays with what a checkpoint has under these names."""
+    wanted = {name: [Wanted(whole(manifest.arrays[name].shape), None)] for name in names}
+    wishes = take(files, manifest, wanted)
+    read(files, wishes)
+    return {wish.name: wish.target.finish() for wish in wishes}
