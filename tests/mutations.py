@@ -65,7 +65,7 @@ MUTATIONS = [
     Mutation(
         "a receive takes a message of any sender",
         "transport/threads/messages.py",
-        "return self._call.root in (ANY_SOURCE, letter.source)",
+        "return self._call.root in (ANY_SOURCE, envelope.source)",
         "return True",
         "tests/contract -k message",
     ),
