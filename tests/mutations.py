@@ -104,15 +104,15 @@ MUTATIONS = [
     ),
     Mutation(
         "ranks that call different operations go on",
-        "transport/mpi/agreement.py",
+        "transport/mpi/decision.py",
         "if number != -opposite:",
-        "if number != -opposite and self.sequence < 0:",
+        "if number != -opposite and number == 0:",
         "tests/mpi/test_contract.py -k disagree",
         2,
     ),
     Mutation(
         "a rank that comes too late goes on alone",
-        "transport/mpi/agreement.py",
+        "transport/mpi/decision.py",
         "if -arrival > deadline:",
         "if -arrival > deadline + (1 << 62):",
         "tests/mpi/test_contract.py -k does_not_come",

@@ -17,7 +17,7 @@ from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import NotInGroupWarning, UsageError
 from hpcdist.events import listeners
 from hpcdist.transport.base import DONE, Work
-from hpcdist.transport.call import MESSAGES, Call, Kind, Message, locate
+from hpcdist.transport.call import Call, Kind, Message, ObjectMessage, locate
 from hpcdist.transport.call_site import issued, outer_frame
 
 Describe = Callable[..., Call]
@@ -33,7 +33,7 @@ def dispatch(group: Members | None, sync_op: bool, describe: Describe, *args: An
     if transport is None:
         return not_a_member(group)
     call = described(group, describe, *args)
-    number, is_message = None, type(call) in MESSAGES
+    number, is_message = None, type(call) is Message or type(call) is ObjectMessage
     if not is_message and issued.at is None:  # else its place in the order is left to chance
         group.issued = number = group.issued + 1
     try:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum, IntEnum, auto
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar, final
 
 from hpcdist.arrays.device import DeviceRuntime, device_runtime_of
 from hpcdist.arrays.dtypes import Dtype
@@ -375,6 +375,7 @@ class _Message(NamedTuple):
     on_current: bool = False
 
 
+@final
 class Message(_Message):
     """send, recv: `data` goes to or comes from `root`, the peer."""
 
@@ -408,6 +409,7 @@ class _ObjectMessage(NamedTuple):
     begin: Callable[[], Any] | None = None
 
 
+@final
 class ObjectMessage(_ObjectMessage):
     """send_object_list, recv_object_list: `pickles` go to `root`, the peer; or come from there."""
 
