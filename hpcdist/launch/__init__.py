@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpcdist.launch.spawn.context import MultiprocessContext
-    from hpcdist.launch.spawn.spawning import spawn
+    from hpcdist.launch.spawning.context import MultiprocessContext
+    from hpcdist.launch.spawning.spawn import spawn
 
 __all__ = ["MultiprocessContext", "launch", "spawn"]
 
@@ -49,7 +49,7 @@ sys.modules[__name__].__class__ = _Launch
 
 def _lazy(name: str) -> Any:
     if name in ("spawn", "MultiprocessContext"):
-        from hpcdist.launch.spawn import spawning
+        from hpcdist.launch.spawning import spawn as spawning
 
         return getattr(spawning, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

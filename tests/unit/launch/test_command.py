@@ -23,7 +23,7 @@ from hpcdist.launch.environment import inherited
 from hpcdist.launch.job.outcome import conclude, describe_exit, read_failure
 from hpcdist.launch.job.output import Lines, read_label
 from hpcdist.launch.launchers import identify, wanted_family
-from hpcdist.launch.spawn.pickled_call import pack
+from hpcdist.launch.spawning.pickled_call import pack
 
 PROGRAM = ("python", "x.py")
 OPENMPI = Site(cpus=8, cores=4, uid=1000, mpiexec="/o/mpiexec", family=Family.OPENMPI, version=5)

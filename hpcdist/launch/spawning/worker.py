@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import traceback
 
-from hpcdist.launch.spawn.pickled_call import read_call, write_error, write_result
+from hpcdist.launch.spawning.pickled_call import read_call, write_error, write_result
 from hpcdist.runtime.place import read_place
 from hpcdist.runtime.process import snapshot
 

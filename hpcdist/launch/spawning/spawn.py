@@ -1,6 +1,6 @@
 """`spawn`: run a function on several ranks from within a program.
 
-`spawn` starts a job on this machine whose ranks run `hpcdist.launch.spawn.worker`, and returns a
+`spawn` starts a job on this machine whose ranks run `hpcdist.launch.spawning.worker`, and returns a
 `MultiprocessContext`, which waits for them and has their results.
 """
 
@@ -21,8 +21,8 @@ from hpcdist.launch.command import Command, Launcher, Options, build_command, sh
 from hpcdist.launch.job.job import Job
 from hpcdist.launch.job.output import Console
 from hpcdist.launch.launchers import find_site
-from hpcdist.launch.spawn.context import MultiprocessContext
-from hpcdist.launch.spawn.pickled_call import importing_main, pack, write_call
+from hpcdist.launch.spawning.context import MultiprocessContext
+from hpcdist.launch.spawning.pickled_call import importing_main, pack, write_call
 from hpcdist.runtime.process import snapshot
 
 _OPTIONS = ("start_method", "gpus", "xpus", "ips", "backend", "print_config")
@@ -116,7 +116,7 @@ def _worker_program(directory: str) -> tuple[str, ...]:
     root = str(Path(hpcdist.errors.__file__).parents[1])
     code = (
         f"import sys; sys.path.insert(0, {root!r});"
-        f" from hpcdist.launch.spawn.worker import main; main({directory!r})"
+        f" from hpcdist.launch.spawning.worker import main; main({directory!r})"
     )
     return (sys.executable, "-c", code)
 

@@ -15,7 +15,7 @@ from typing import Any
 from hpcdist.errors import RemoteError
 from hpcdist.launch.job.job import Job
 from hpcdist.launch.job.outcome import Outcome, describe_exit
-from hpcdist.launch.spawn.pickled_call import load_result, read_answers
+from hpcdist.launch.spawning.pickled_call import load_result, read_answers
 
 
 class SpawnedProcess:
