@@ -53,3 +53,25 @@ def test_who_starts_it_without_its_launcher_is_told(environment):
         [sys.executable, "-c", program], env=alone, capture_output=True, text=True
     )
     assert "UsageError: no switchboard was found" in done.stderr
+
+
+UNTIL_ONE_HAS_LEFT = """
+import time
+import hpcdist as dist
+world = dist.init_parallel_env(backend="switchboard")
+membership = world.transport.membership
+dist.barrier()
+while world.rank == 0 and not membership.look():
+    time.sleep(0.01)
+if world.rank == 0:
+    print(membership)
+"""
+
+
+def test_ranks_learn_which_of_them_have_left(environment):
+    command = ["-m", "hpcdist_switchboard", "2", sys.executable, "-c", UNTIL_ONE_HAS_LEFT]
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "<Membership: ranks [0], rank 1 " in done.stdout

@@ -254,6 +254,11 @@ class Board:
     def _of(self, rank: int) -> list[Wait]:
         return self.waits.get(rank, [])
 
+    def departed(self) -> dict[int, str]:
+        """Return the ranks that have left, and why."""
+        with self.changed:
+            return dict(self.left)
+
     def leave(self, rank: int, why: str) -> None:
         """Note that a rank takes part no longer."""
         with self.changed:

@@ -37,6 +37,7 @@ from hpcdist.transport.call import (
     label,
 )
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.membership import Membership
 from hpcdist.transport.queue import seconds
 from hpcdist.transport.threads.collectives import VERBS, check_fit
 from hpcdist_switchboard.board import BoardManager, Group, Posted
@@ -70,6 +71,7 @@ class SwitchboardTransport(Transport):
         self.world_rank = self.ranks[rank]
         self.timeout_s = timeout_s
         self.board = manager.board()
+        self.membership = Membership(self.ranks, self._listen)
         self._manager = manager
         self._issued = 0
         self._made: dict[tuple[int, ...], int] = {}
@@ -165,6 +167,11 @@ class SwitchboardTransport(Transport):
     def leave(self, why: str) -> None:
         """Tell the server."""
         self.board.leave(self.world_rank, why)
+
+    def _listen(self) -> None:
+        for rank, why in self.board.departed().items():
+            if rank in self.ranks:
+                self.membership.note(rank, why)
 
     def together_at_end(self) -> bool:
         """Say no: each rank leaves for itself."""
