@@ -13,18 +13,19 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from hpcdist.arrays.device import DeviceRuntime, Event, Stream
-from hpcdist.transport.call import Call
+from hpcdist.transport.call import AnyArrays, Call
 from hpcdist.transport.device.launch_order import LAUNCH_ORDER
 
 
 class Launch(NamedTuple):
     """An issued operation: the streams it was issued from, and when their work is complete.
 
-    With `Call.on_current` it belongs on the last of `streams`, and `ready` are the events of the
-    others. `turn` is its place in `LAUNCH_ORDER`; None for what goes before all others.
+    `call` is one on arrays, or the agreement on a batch. With `on_current` it belongs on the last
+    of `streams`, and `ready` are the events of the others. `turn` is its place in `LAUNCH_ORDER`;
+    None for what goes before all others.
     """
 
-    call: Call
+    call: Any
     runtime: DeviceRuntime
     streams: tuple[Stream, ...]
     ready: list[Event]
@@ -61,7 +62,7 @@ class DeviceBackend(ABC):
     """
 
     @abstractmethod
-    def can(self, call: Call) -> bool:
+    def can(self, call: AnyArrays) -> bool:
         """Return whether it has what `call` needs; equal on all ranks."""
 
     @abstractmethod

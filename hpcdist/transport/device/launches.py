@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, final
 from hpcdist.arrays.device import DeviceRuntime, Event
 from hpcdist.errors import HpcdistError, TransportError, UsageError
 from hpcdist.transport.base import Work
-from hpcdist.transport.call import MAKERS, MESSAGES, Call, label
+from hpcdist.transport.call import Call, Family, Gathering, label
 from hpcdist.transport.device.backend import DeviceBackend, Launch
 from hpcdist.transport.device.host_waits import wait_on_host
 from hpcdist.transport.device.launch_order import LAUNCH_ORDER
@@ -95,7 +95,7 @@ class Launches:
         See [Note: lent memory].
         """
         call, runtime = launch.call, launch.runtime
-        if call.recv is None and call.kind in MAKERS:
+        if isinstance(call, Gathering) and call.recv is None:
             self._lends = True
         if not self._lends or not self._context.queue.is_current():
             return launch
@@ -155,7 +155,9 @@ class Launches:
         runtime, backend, limit_s = call.device, self.backend, self._context.timeout_s
         assert runtime is not None
         assert backend is not None  # it has put the operation there
-        if call.kind >= MESSAGES:  # a peer may wait for another of its peers before it begins
+        if (
+            call.kind.family is Family.MESSAGE
+        ):  # a peer may wait for another of its peers before it begins
             limit_s = 2 * limit_s + GOODBYE_S
         with self.translated_failures(runtime):
             backend.await_on_host(event, call, limit_s)

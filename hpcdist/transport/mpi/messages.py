@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import DONE, Done, Work
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import AnyMessage, Kind, Message, ObjectMessage
 from hpcdist.transport.mpi.datatypes import block
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.matching import Matching, code_of
@@ -43,16 +43,16 @@ class Messages:
         self._largest_tag = int(limit) >> CODE_BITS
         self._may_thread = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
 
-    def start(self, call: Call) -> Work:
+    def start(self, call: AnyMessage) -> Work:
         """Begin a send or receive."""
         work = self._begin(call)
         if self._may_thread and not work.is_completed():
             self.matching.progress.keep(work)
         return work
 
-    def run(self, call: Call) -> Work:
+    def run(self, call: AnyMessage) -> Work:
         """Finish a send or receive before returning."""
-        if call.kind is Kind.RECV and call.ended is None:
+        if isinstance(call, Message) and call.kind is Kind.RECV and call.ended is None:
             received = self._receive_at_once(call)
             if type(received) is Done:
                 return received
@@ -70,10 +70,9 @@ class Messages:
         """Stop the progress thread."""
         self.matching.progress.stop()
 
-    def _receive_at_once(self, call: Call) -> Work | None:
+    def _receive_at_once(self, call: Message) -> Work | None:
         """Receive a message that is there already; anything unusual is left to `Receive`."""
-        tag, recv, matching = self._wire_tag(call), call.recv, self.matching
-        assert recv is not None
+        tag, recv, matching = self._wire_tag(call), call.data, self.matching
         taken = matching.take_at_once(recv, call.root, tag)
         if taken is None:
             return None
@@ -83,16 +82,15 @@ class Messages:
             call.finish(None)
         return Done(matching.ranks[taken.source])
 
-    def _begin(self, call: Call) -> Work:
+    def _begin(self, call: AnyMessage) -> Work:
         tag, matching = self._wire_tag(call), self.matching
-        if call.kind is Kind.SEND:
-            assert call.send is not None
+        if isinstance(call, Message) and call.kind is Kind.SEND:
             matching.sent[call.root] += 1
-            request = self.comm.Isend(block(call.send, call.send.nbytes), call.root, tag)
+            request = self.comm.Isend(block(call.data, call.data.nbytes), call.root, tag)
             if call.ended is None and request.Test():
                 return DONE
             return Send(matching, call, [request])
-        if call.kind is Kind.SEND_OBJECT_LIST:
+        if isinstance(call, ObjectMessage) and call.kind is Kind.SEND_OBJECT_LIST:
             with matching.lock:  # the parts of a parcel follow each other
                 requests = [
                     request
@@ -105,7 +103,7 @@ class Messages:
         matching.post(receive)
         return receive
 
-    def _wire_tag(self, call: Call) -> int:
+    def _wire_tag(self, call: AnyMessage) -> int:
         if not 0 <= call.tag <= self._largest_tag:
             raise UsageError(
                 f"tag {call.tag} is out of range; this MPI allows 0 to {self._largest_tag}"
