@@ -106,7 +106,7 @@ class Announcement:
             raise failure
 
     def _ended(self, error: BaseException | None) -> None:
-        """Be the `Call.ended` of the operation."""
+        """Note that the operation has ended: the `ended` of its call."""
         try:
             self.end(error)
         finally:

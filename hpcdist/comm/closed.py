@@ -55,10 +55,10 @@ class Closed(Transport):
         return False
 
     def leave(self, why: str) -> None:
-        """Do nothing: everyone knows."""
+        """No-op: everyone knows."""
 
     def close(self) -> None:
-        """Do nothing: it is closed."""
+        """No-op: it is closed."""
 
 
 @final
@@ -109,7 +109,7 @@ class Dormant(Transport):
         return False
 
     def leave(self, why: str) -> None:
-        """Do nothing: there is no communicator to tell it on."""
+        """No-op: there is no communicator to tell it on."""
 
     def close(self) -> None:
         """Nothing is open."""

@@ -210,7 +210,7 @@ class _NoPlan(Plan):
         return DONE
 
     def free(self) -> None:
-        """Do nothing."""
+        """No-op."""
 
     def in_words(self) -> str:
         """See `Plan.in_words`."""

@@ -241,7 +241,7 @@ def unpack_all(buffers: Sequence[Buffer]) -> Callable[[Any], None]:
 
 
 def keep(_: Any) -> None:
-    """Do nothing: the `finish` of a call that reads a packed array, which a plan packs anew."""
+    """No-op `finish` of a call that reads a packed array, which a plan packs anew."""
 
 
 def cannot(kind: Kind, group: Members, error: UsageError, root: int = 0) -> Refusal:

@@ -63,7 +63,7 @@ class Work(ABC):
         """Return whether the operation has ended, without blocking."""
 
     def synchronize(self) -> None:
-        """Do `wait()`."""
+        """Alias of `wait`."""
         self.wait()
 
     def result(self) -> Any:
@@ -181,7 +181,7 @@ class Plan(ABC):
         return f"<Plan: {self.in_words()}>"
 
     def in_words(self) -> str:
-        """Say what is planned and how it stands, without asking MPI."""
+        """Describe what is planned and how it stands, without asking MPI."""
         return "operation"
 
 

@@ -38,7 +38,7 @@ class Launch(NamedTuple):
         return self._replace(ready=[*self.ready, self.runtime.record(self.streams[-1])])
 
     def make_wait(self, stream: Stream) -> None:
-        """Let `stream` wait for the work that was queued before the operation was issued."""
+        """Make `stream` wait for the work that was queued before the operation was issued."""
         for event in self.ready:
             self.runtime.wait_event(stream, event)
 
@@ -47,7 +47,7 @@ class Launch(NamedTuple):
         return nullcontext() if self.turn is None else LAUNCH_ORDER.turn(self.turn)
 
     def put(self, stream: Stream, check: Callable[[], None], act: Callable[[], Any]) -> Any:
-        """Do `act`, which puts something on `stream`, when its turn has come and `check` passes."""
+        """Run `act`, which puts something on `stream`, in its turn and when `check` passes."""
         with self.in_turn():
             check()  # in the turn: an earlier operation may have failed in its own
             self.make_wait(stream)

@@ -24,7 +24,7 @@ class MessageBatches(ABC):
 
 
 def meet(context: MpiContext, runtime: DeviceRuntime) -> None:
-    """Let all ranks of a group come to its first batch, which needs only some of them later."""
+    """Bring all ranks of a group to its first batch, which needs only some of them later."""
     try:
         context.agree(Barrier(Kind.BATCH_ISEND_IRECV, device=runtime))
     except (CollectiveTimeout, MismatchError) as error:

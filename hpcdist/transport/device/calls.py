@@ -69,7 +69,7 @@ class DeviceCalls:
         return DeviceWork(self._launches, launch, queued)
 
     def synchronize(self, *, on_device: bool) -> None:
-        """Let the current streams (or the host) wait for everything that was issued."""
+        """Make the current streams (or the host) wait for everything that was issued."""
         self._context.queue.run(lambda: None)
         self._launches.synchronize(on_device=on_device)
 
@@ -95,7 +95,7 @@ class DeviceCalls:
     # ---- one operation
 
     def _record_streams(self, call: AnyArrays | Barrier) -> Launch:
-        """Do `Launches.record`; if the device fails, raise on all ranks."""
+        """Like `Launches.record`; if the device fails, raise on all ranks."""
         runtime = call.device
         assert runtime is not None
         try:

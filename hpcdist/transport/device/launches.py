@@ -84,13 +84,13 @@ class Launches:
         )
 
     def queue(self, call: Call, launch: Job) -> Work:
-        """Let `launch` put `call` on the device when its turn in the group's queue has come."""
+        """Have `launch` put `call` on the device when its turn in the group's queue has come."""
         context = self._context
         start = context.queue.start if context.threads else _at_once
         return start(lambda: context.guarded(call, launch), label(call, context.ranks))
 
     def covering_lent_memory(self, launch: Launch) -> Launch:
-        """Let the operation wait for what was put on the streams since its issue, if it must.
+        """Make the operation wait for what was put on the streams since its issue, if it must.
 
         See [Note: lent memory].
         """
@@ -135,7 +135,7 @@ class Launches:
             self._forgetting.release()
 
     def join(self, launch: Launch, done: Event | None) -> None:
-        """Let the streams that the operation was issued from wait for its end: [Note: streams].
+        """Make the streams that the operation was issued from wait for its end: [Note: streams].
 
         They are the current ones still, for the caller has been blocked since.
         """
@@ -145,7 +145,7 @@ class Launches:
                     launch.runtime.wait_event(stream, done)
 
     def await_on_device(self, runtime: DeviceRuntime, event: Event) -> None:
-        """Let the current streams wait for `event`."""
+        """Make the current streams wait for `event`."""
         with self.translated_failures(runtime):
             for stream in runtime.current_streams():
                 runtime.wait_event(stream, event)
@@ -163,7 +163,7 @@ class Launches:
             backend.await_on_host(event, call, limit_s)
 
     def synchronize(self, *, on_device: bool) -> None:
-        """Let the current streams (or the host) wait for everything that is on the device."""
+        """Make the current streams (or the host) wait for everything that is on the device."""
         for call, event in tuple(self._running):
             if not on_device:
                 self.await_on_host(call, event)

@@ -174,7 +174,7 @@ class Agreement:
         return decided
 
     def is_settled(self) -> bool:
-        """Say whether no exchange is under way."""
+        """Return whether no exchange is under way."""
         return not self._unfinished or (self._unfinished == 1 and self._test())
 
     def close(self) -> bool:

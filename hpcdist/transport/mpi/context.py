@@ -83,7 +83,7 @@ class MpiContext:
         return self.guarded(call, self.queue.run, self.run_inside, call)
 
     def progress(self) -> None:
-        """Let MPI proceed with messages under way."""
+        """Drive MPI's progress on messages under way."""
         self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
 
     def departed(self) -> Mapping[int, str]:

@@ -3,7 +3,7 @@
 Inside each node the ranks reduce-scatter through shared memory; then every rank all-reduces its
 slice with its peers on the other nodes, all at once, so that all network adapters of a node are
 busy; then the slices are shared inside the node. Between nodes each number travels once per node
-instead of once per rank. Nodes may hold different numbers of ranks: there are as many lanes as
+instead of once per rank. Nodes may hold different numbers of ranks: there are as many parts as
 the smallest has ranks, and the others only contribute and receive.
 
 This is the hierarchical all_reduce of multi-leader designs (Bayatpour et al., "Scalable reduction
@@ -90,7 +90,7 @@ def _parts(items: int, step: int) -> Iterator[_Part]:
 
 
 def open_hierarchical(host: MpiContext) -> HierarchicalAllReduce | None:
-    """Set up lanes; None, on all ranks, where some node has no shared memory. Collective."""
+    """Set up the hierarchy; None, on all ranks, if a node has no shared memory. Collective."""
     node_number = host.site.nodes[host.ranks[host.rank]]
     on_node = cast(MPI.Intracomm, host.comm.Split(node_number, host.rank))
     ranks = on_node.allgather(host.ranks[host.rank])

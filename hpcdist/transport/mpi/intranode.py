@@ -100,7 +100,7 @@ def _reduce_small(
 def _run_small(
     host: MpiContext, node: SharedNode, call: AnyArrays, row: Shared, offered: Any
 ) -> Any:
-    """Agree on an operation whose data fit into the board, and copy them in the same step."""
+    """Agree on an operation whose data fit into the control block, and copy them with it."""
     moves = row.move is not None and node.can_pipeline and call.detail != UNEVEN
     move = row.move(call, node.rank, node.size) if row.move is not None and moves else None
     if move is None:
@@ -123,7 +123,7 @@ def _only_gives(call: Reduction, rank: int) -> bool:
 
 
 def _take_small(node: SharedNode, call: AnyArrays, row: Shared) -> Any:
-    """Take what is wanted from the contributions on the board."""
+    """Take what is wanted from the contributions on the control block."""
     places = node.payloads[node.control.turn]
     begin = row.part(call, node.rank, node.size) if row.part else 0
     if begin:
@@ -158,14 +158,14 @@ def _way(host: MpiContext, call: AnyArrays, total: int, *, shared: bool) -> Algo
 
 
 def _needs_passes(call: AnyArrays) -> bool:
-    """Say whether MPI needs passes of ours before or after: 16-bit floats, and means."""
+    """Return whether MPI needs passes of ours before or after: 16-bit floats, and means."""
     dtype = call.dtype
     is_short = dtype.wide is not None and dtype.family == "float"
     return is_short or (isinstance(call, Reduction) and call.op is ReduceOp.AVG)
 
 
 def _overlaps(call: AnyArrays, rank: int) -> bool:
-    """Say whether a rank's result would overwrite what others still read."""
+    """Return whether a rank's result would overwrite what others still read."""
     send, recv = call.send, call.recv
     if send is None or recv is None or call.receives:
         return False

@@ -1,6 +1,6 @@
 """Large objects between the ranks of a node: written once, read in place.
 
-A sender writes its parcels into a segment of their own. Receivers map it privately and unpickle
+A sender writes its pickles into a segment of their own. Receivers map it privately and unpickle
 arrays that lie in it: pages are shared until somebody writes to them, and then copied for that
 rank alone (copy on write). So an array broadcast to all ranks of a node is in memory once.
 """
@@ -21,7 +21,7 @@ from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.shm.segment import Segment, open_segment
 
 LARGE = 256 << 10
-"""Parcels of at least this many bytes go through segments, and with them those of other ranks."""
+"""Pickles of at least this many bytes go through segments, and with them those of other ranks."""
 
 _PAGE = 4096
 _LINE = 64
@@ -33,7 +33,7 @@ _PER_RECEIVER = frozenset({Kind.SCATTER_OBJECT_LIST, Kind.ALL_TO_ALL_OBJECT})
 
 
 def exchange_objects(host: MpiContext, node: SharedNode, call: Objects) -> Any:
-    """Agree on `call`, then run it: small parcels by the board, large ones by segments."""
+    """Agree on `call`, then run it: small pickles by the control block, large ones by segments."""
     try:
         descriptor = _new_segment(call, node.rank)
     except OSError as error:  # no descriptor is left: nobody goes on
@@ -52,7 +52,7 @@ def exchange_objects(host: MpiContext, node: SharedNode, call: Objects) -> Any:
 
 
 def _small(call: Objects, rank: int) -> Any:
-    """Return the pickle that this rank publishes on the board, or None."""
+    """Return the pickle that this rank publishes on the control block, or None."""
     sends = call.kind is not Kind.BROADCAST_OBJECT_LIST or rank == call.root
     small = sends and call.kind in _SMALL and call.detail <= EAGER
     return call.pickles[0].meta if small else None
@@ -73,11 +73,11 @@ def _in_control_block(node: SharedNode, sender: int) -> Pickled:
 
 
 def _new_segment(call: Objects, rank: int) -> int:
-    """Return a new, empty segment's descriptor if this rank has parcels for one, else -1."""
+    """Return a new, empty segment's descriptor if this rank has pickles for one, else -1."""
     sends = call.kind not in _ONE_SENDER or rank == call.root
     if not sends or call.detail <= EAGER:
         return -1
-    return os.memfd_create("hpcdist-parcels", os.MFD_CLOEXEC)
+    return os.memfd_create("hpcdist-pickles", os.MFD_CLOEXEC)
 
 
 def _in_segments(call: Objects, detail: tuple[int, int]) -> bool:
@@ -87,7 +87,7 @@ def _in_segments(call: Objects, detail: tuple[int, int]) -> bool:
 
 
 def _exchange_large(node: SharedNode, call: Objects, descriptor: int) -> list[Pickled] | None:
-    """Send and receive the parcels of an object collective; all ranks have agreed on it."""
+    """Send and receive the pickles of an object collective; all ranks have agreed on it."""
     kind, rank, root = call.kind, node.rank, call.root
     failure = _write_or_fail(descriptor, call.pickles) if descriptor >= 0 else None
     node.step(call)
@@ -107,7 +107,7 @@ def _exchange_large(node: SharedNode, call: Objects, descriptor: int) -> list[Pi
 
 
 def _write_or_fail(descriptor: int, pickles: Sequence[Pickled]) -> TransportError | None:
-    """Write the parcels; whoever opens a segment that could not be written finds it empty."""
+    """Write the pickles; whoever opens a segment that could not be written finds it empty."""
     try:
         _write(descriptor, pickles)
     except OSError as error:
@@ -117,8 +117,8 @@ def _write_or_fail(descriptor: int, pickles: Sequence[Pickled]) -> TransportErro
 
 
 def _receive(node: SharedNode, sender: int, index: int) -> Pickled:
-    segment = node.parcel_segment(sender)
-    if segment is None:  # a small one, on the board
+    segment = node.pickle_segment(sender)
+    if segment is None:  # a small one, on the control block
         return _in_control_block(node, sender)
     return _read(segment, index)
 
@@ -151,7 +151,7 @@ def _write_at(descriptor: int, data: Any, start: int) -> int:
 
 
 def _read(segment: Segment, index: int) -> Pickled:
-    """Map a parcel; its buffers keep the mapping alive."""
+    """Map a pickle; its buffers keep the mapping alive."""
     try:
         whole = open_segment(segment, private=True).data
     except OSError as error:

@@ -164,7 +164,7 @@ class Matching:
             return Taken(found, test)
 
     def post(self, receive: Posted) -> None:
-        """Let a receive wait for its message."""
+        """Post a receive, which waits for its message."""
         with self.lock:
             self._posted.append(receive)
             self.look()
@@ -184,7 +184,7 @@ class Matching:
             self._posted = waiting
 
     def look(self) -> None:
-        """Do `advance`, but spend no more than half of the time on it, however many wait."""
+        """Like `advance`, but spend no more than half of the time on it, however many wait."""
         now = time.perf_counter()
         if now >= self._look_again:
             self.advance()
@@ -200,7 +200,7 @@ class Matching:
             return True
 
     def find(self, source: int, tag: int) -> Found | None:
-        """Look for a message."""
+        """Probe for a message."""
         for early in self._early:
             if early.tag == tag and source in (ANY_SOURCE, early.source):
                 return Found(early.source, tag, early.data.nbytes, early)
@@ -210,7 +210,7 @@ class Matching:
         return Found(status.Get_source(), tag, status.Get_elements(MPI.BYTE), None)
 
     def find_of_other_dtype(self, receive: Posted) -> Found | None:
-        """Look for a message that a receive does not match only because of its dtype."""
+        """Probe for a message that a receive does not match only because of its dtype."""
         others = (wire_tag(receive.user_tag, code) for code in range(1 << CODE_BITS))
         with self.lock:
             found = (self.find(receive.source_wanted, tag) for tag in others if tag != receive.tag)

@@ -91,7 +91,7 @@ class Messages:
                 return DONE
             return Send(matching, call, [request])
         if isinstance(call, ObjectMessage) and call.kind is Kind.SEND_OBJECT_LIST:
-            with matching.lock:  # the parts of a parcel follow each other
+            with matching.lock:  # the parts of a pickle follow each other
                 requests = [
                     request
                     for pickled in call.pickles

@@ -1,6 +1,6 @@
 """Object collectives over MPI: parcels (pickles and their large buffers) instead of arrays.
 
-The size of the largest parcel is known from the agreement. Small ones travel padded in one
+The size of the largest pickle is known from the agreement. Small ones travel padded in one
 collective; larger ones, and buffers, are broadcast or sent from where they lie to where they
 stay, without ever being copied into a pickle.
 """
@@ -28,7 +28,7 @@ def broadcast_object_list(host: MpiContext, call: Objects, detail: Range) -> lis
 
 
 def _broadcast_pickled(comm: MPI.Intracomm, own: Pickled | None, nbytes: int, root: int) -> Pickled:
-    """Broadcast one parcel of `nbytes` in all; small ones are a pickle and nothing else."""
+    """Broadcast one pickle of `nbytes` in all; small ones have no buffers out of band."""
     length = nbytes
     if nbytes > EAGER:
         length = comm.bcast(None if own is None else len(own.meta), root)
@@ -111,7 +111,7 @@ def all_to_all_object(host: MpiContext, call: Objects, detail: Range) -> list[Pi
 
 
 def _exchange(host: MpiContext, pickles: Sequence[Pickled]) -> list[Pickled]:
-    """Send parcel j to rank j and receive one from every rank, each from and to its place."""
+    """Send pickle j to rank j and receive one from every rank, each from and to its place."""
     requests = []
     for step in range(1, host.size):
         to = (host.rank + step) % host.size

@@ -31,7 +31,7 @@ _EXPLAIN_AFTER_S = 0.05
 
 @final
 class Send(Work):
-    """One message (or the parts of some parcels) on its way out."""
+    """One message (or the parts of some pickles) on its way out."""
 
     def __init__(self, matching: Matching, call: AnyMessage, requests: list[MPI.Request]) -> None:
         self._matching = matching
@@ -45,7 +45,7 @@ class Send(Work):
         return self._matching.timeout_s
 
     def is_completed(self) -> bool:
-        """Say whether the buffer may be changed again."""
+        """Return whether the buffer may be changed again."""
         with self._matching.lock:
             if self._requests and MPI.Request.Testall(self._requests):
                 self._requests = []
@@ -94,7 +94,7 @@ class Receive(Work):
         self.tag, self.user_tag = tag, call.tag
         self.source_wanted = call.root
         self._parts: list[list[NumpyArray]] = []
-        """The memory of what is received: an array, or the pickle and the buffers of a parcel."""
+        """The memory of what is received: an array, or the stream and the buffers of a pickle."""
         self._arrived: Callable[[], bool] = lambda: True
         """Says whether the last of these parts is there."""
         self._is_matched = self._ended = False
@@ -125,7 +125,7 @@ class Receive(Work):
         if ANY_SOURCE in promised or self.source_wanted in promised:
             return False
         if self.has_begun and not self._arrived():
-            return False  # the first part of a parcel says what follows
+            return False  # the first part of a pickle says what follows
         self._arrived = lambda: True
         if self.has_begun and not (buffers := empty_buffers(self._parts[0][0])):
             return self._matched()
@@ -163,7 +163,7 @@ class Receive(Work):
             self.source = self._matching.ranks[self.source_wanted]
             try:
                 if call.finish is not None:
-                    call.finish(None if isinstance(call, Message) else self._parcels())
+                    call.finish(None if isinstance(call, Message) else self._received_pickles())
             except Exception as error:
                 self._error = error
         self._parts = []
@@ -173,7 +173,7 @@ class Receive(Work):
             except Exception as error:  # of a listener
                 self._error = self._error or error
 
-    def _parcels(self) -> list[Pickled]:
+    def _received_pickles(self) -> list[Pickled]:
         meta, *rest = self._parts
         return [Pickled(meta[0], rest[0] if rest else [])]
 
@@ -183,7 +183,7 @@ class Receive(Work):
         return self._matching.timeout_s
 
     def is_completed(self) -> bool:
-        """Say whether the message has arrived; drives matching, unless in the middle of it."""
+        """Return whether the message has arrived; drives matching, unless in the middle of it."""
         if self._ended or self._matching.is_inside():
             return self._ended
         with self._matching.lock:
@@ -323,7 +323,7 @@ class Receive(Work):
 
 
 def _words(call: AnyMessage | None, ranks: Any, preposition: str) -> str:
-    """Say what a message is: its peer, its tag, its dtype and its group."""
+    """Describe a message: its peer, its tag, its dtype and its group."""
     if call is None:
         return "a message that has ended"
     peer = "any rank" if call.root == ANY_SOURCE else f"rank {ranks[call.root]}"

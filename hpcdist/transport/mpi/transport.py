@@ -103,7 +103,7 @@ class MpiTransport(Transport):
             if queue.queued or not queue.running.acquire(False):
                 del queue  # what marks this as being inside: it may only wait there
                 return self.queue.run(self._perform, call)
-            try:  # nothing is ahead: Lane.run, without the calls
+            try:  # nothing is ahead: CollectiveQueue.run, without the calls
                 result = self._perform(call)
             except BaseException:
                 drop_held()
@@ -164,7 +164,7 @@ class MpiTransport(Transport):
 
     @property
     def hierarchical(self) -> HierarchicalAllReduce | None:
-        """The lanes between the nodes of this group; collective when first used."""
+        """The hierarchical all_reduce of this group; collective when first used."""
         if self._hierarchical == "unknown":
             self._hierarchical = open_hierarchical(self.context)
         return self._hierarchical
@@ -189,7 +189,7 @@ class MpiTransport(Transport):
         return result
 
     def _hierarchical_for(self, call: Collective) -> HierarchicalAllReduce | None:
-        """Return the lanes if `call`, on which all ranks have agreed, is to use them."""
+        """Return the hierarchical all_reduce if `call`, agreed on by all ranks, is to use it."""
         if not isinstance(call, Reduction) or call.kind is not Kind.ALL_REDUCE or self.one_node:
             return None
         algorithm = self.context.tuning_table.algorithm(
@@ -350,7 +350,7 @@ def _make_news(
     matching: Matching,
     queue: CollectiveQueue,
 ) -> News:
-    """Let a group's agreement and its messages tell each other's news."""
+    """Connect a group's agreement and its messages, which tell each other's news."""
     count = Count(
         lambda: agreement.sequence,
         lambda: agreement.sequence + len(queue.queued),

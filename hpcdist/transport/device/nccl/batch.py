@@ -63,7 +63,7 @@ class NcclBatches(MessageBatches):
         return [_BatchedMessage(work, each, self._context.ranks[each.root]) for each in messages]
 
     def _record_streams(self, messages: Sequence[Message]) -> tuple[Launch, HpcdistError | None]:
-        """Do `Launches.record`; what is wrong on this rank is returned, for its peers, too."""
+        """Like `Launches.record`; what is wrong on this rank is returned, for its peers, too."""
         runtime = messages[0].device
         assert runtime is not None
         batch = Barrier(Kind.BATCH_ISEND_IRECV, device=runtime)
@@ -182,7 +182,7 @@ class _BatchedMessage(Work):
         self._source = peer if message.kind is Kind.RECV else -1
 
     def wait(self, timeout: Any = None) -> bool:
-        """Let the current streams wait for the batch; raise what went wrong with this peer."""
+        """Make the current streams wait for the batch; raise what went wrong with this peer."""
         if timeout is not None:
             self._batch.wait(timeout)
         trouble = self._batch.result().get(self._root)
