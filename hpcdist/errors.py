@@ -25,6 +25,8 @@ class UsageError(HpcdistError, ValueError):
     """Whether it refuses an operation in the middle of another one of the same group."""
     held = False
     """Whether it has left a signal handler, and is raised at the end of the one it interrupted."""
+    inside = False
+    """Whether an operation that had its turn was left by it."""
 
 
 class MismatchError(HpcdistError):

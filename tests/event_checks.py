@@ -465,3 +465,37 @@ def what_is_called_on_a_closed_group_ends_at_once():
             with pytest.raises(dist.UsageError, match="destroyed"):
                 dist.all_reduce(np.ones(1), group=group, sync_op=sync_op)
     assert [type(end.error) for _, end in recorder.spans] == [dist.UsageError] * 2
+
+
+def _meet_again():
+    dist.barrier()
+
+
+class _Meets:
+    """Its unpickling calls an operation of the group in whose operation it travels."""
+
+    def __reduce__(self):
+        return _meet_again, ()
+
+
+@check
+def an_operation_that_is_left_by_a_refusal_inside_it_keeps_its_number():
+    group, got = dist.get_group(), []
+    try:
+        dist.gather_object(_Meets(), got if group.rank == 0 else None, dst=0)
+    except dist.UsageError as error:
+        assert error.nested  # noqa: PT017 (only the rank that unpickles is refused)
+    dist.barrier()
+    numbers = []
+    dist.all_gather_object(numbers, group.issued)
+    assert len(set(numbers)) == 1, numbers
+
+
+@check
+def a_plan_that_is_freed_has_ended_for_who_listens():
+    x = np.ones(3)
+    plan = dist.plan_all_reduce(x)
+    with timeline() as recorder:
+        plan.start()
+        plan.free()
+    assert [type(end.error) for _, end in recorder.spans] == [type(None)]

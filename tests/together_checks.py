@@ -46,6 +46,21 @@ def a_block_without_failure_is_just_a_block():
 
 
 @sentence
+def a_listener_that_fails_at_any_begin_keeps_no_block_from_its_end():
+    failing = dist.get_rank() == last()
+
+    def fails(event):
+        if failing and dist.get_rank() == last():
+            raise Drill(event.name)
+
+    unsubscribe = dist.subscribe(fails)
+    with dist.together():
+        pass
+    unsubscribe()
+    in_step()
+
+
+@sentence
 def the_rank_that_fails_raises_its_own_and_the_others_know_all_of_it():
     own = Drill("no such file")
     with pytest.raises(expected({last()})) as caught, dist.together():

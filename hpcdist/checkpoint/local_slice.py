@@ -55,7 +55,9 @@ class LocalSlice(_Fields):
             UsageError: both are given, or neither is.
 
         """
-        begin = tuple(offsets) if isinstance(offsets, Iterable) else offsets
+        begin: Any = offsets
+        if isinstance(offsets, Iterable):  # an array of no dimensions is one, too
+            begin = tuple(begin) if getattr(begin, "ndim", 1) else operator.index(begin)
         if begin is None:
             begin, offset = offset, None
         if begin is None or offset is not None:

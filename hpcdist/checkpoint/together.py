@@ -37,7 +37,7 @@ def _for_all(error: BaseException) -> Exception | None:
     """Return what all ranks raise for the error of one; None where the others get `RemoteError`."""
     if isinstance(error, OSError):
         return CheckpointError(_in_words(error))
-    return error if isinstance(error, _SAME_EVERYWHERE) else None
+    return error if isinstance(error, Exception) and type(error) in _SAME_EVERYWHERE else None
 
 
 def _in_words(error: OSError) -> str:

@@ -44,7 +44,7 @@ def dispatch(group: Members | None, sync_op: bool, describe: Describe, *args: An
         else:
             ended = transport.run(call) if sync_op else transport.start(call)
     except UsageError as error:
-        if error.nested and not error.held and number is not None:
+        if error.nested and not (error.held or error.inside) and number is not None:
             group.issued -= 1  # this call was refused, and the other ranks know nothing of it
         raise
     return ended if is_message or not sync_op or call.device is not None else DONE

@@ -116,6 +116,7 @@ def shutdown_process_group(group: Group | None = None) -> None:
     if transport is None or isinstance(transport, (Closed, Dormant)):
         return
     transport.close()
+    end_all(group)
 
     def wake() -> Transport:
         group.transport = restarted = transport.reopen()

@@ -17,9 +17,10 @@ from hpcdist.comm.announcement import Announcement
 from hpcdist.comm.dispatch import described, dispatch, not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
-from hpcdist.errors import UsageError
+from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.transport.base import DONE, REFUSE_START, Known, Plan, Work
 from hpcdist.transport.call import Call, label
+from hpcdist.transport.call_site import issued
 from hpcdist.transport.reduction import ReduceOp
 
 
@@ -124,7 +125,7 @@ def _plan(group: Group | None, describe_call: Callable[..., Any], *args: Any) ->
 
 def _tell(group: Group, call: Call, start: Callable[[], Work]) -> Work:
     """Start a plan of the transport, and tell the listeners."""
-    announcement = Announcement(group, call, group.issued)
+    announcement = Announcement(group, call, group.issued if issued.at is None else None)
     with announcement as told:
         return _ToldWork(start(), announcement, told.error)
 
@@ -149,7 +150,7 @@ class _ToldWork(Work):
         try:
             self._work.wait(timeout)
         except BaseException as error:
-            if timeout is None:  # else it goes on
+            if timeout is None or not isinstance(error, CollectiveTimeout):  # else it goes on
                 self._announcement.end(error)
             raise
         self._end()

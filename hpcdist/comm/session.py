@@ -167,6 +167,7 @@ def _stand_apart() -> None:
     """Make the groups of a forked child refuse: MPI and shared memory belong to its parent."""
     session = current_session()
     for group in session.groups.values() if session is not None else ():
+        group.announced.clear()  # its parent tells these ends
         if group.transport is not None:
             group.transport = Closed(
                 f"this process (pid {os.getpid()}) was forked from rank {group.world_rank} and is "

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, final
 
-from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.environment import get_world_size
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import (
@@ -230,10 +229,13 @@ class Together:
         call_off = None if error is None else _CallOff(f"its block failed with {_in_words(error)}")
         if call_off is not None:
             call_off.__cause__ = error
+        transport = group.transport
+        assert transport is not None  # a block is entered by members
         while True:
             ends: list[_End] = []
             try:
-                dispatch(group, True, _describe_end, ends, _End(depth, failure), call_off)
+                # not told to listeners: one that fails could call it off again and again
+                transport.run(_describe_end(group, ends, _End(depth, failure), call_off))
             except (MismatchError, RemoteError, _CallOff) as reason:
                 if isinstance(reason, RemoteError) and not reason.in_step:
                     raise

@@ -11,6 +11,7 @@ This module computes with clocks only; `averager` does the communication.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import Literal, NamedTuple, final
@@ -108,6 +109,7 @@ class OverlapPolicy:
         self._busy = 0.0
         self._computed = float("inf")
         self._sums = CommStats()
+        self._lock = threading.Lock()
 
     def begin(self) -> None:
         """Start the clocks: a backward pass whose gradients are averaged begins."""
@@ -119,10 +121,11 @@ class OverlapPolicy:
         self._computed = float("inf")
 
     def record_transfer(self, launched: float, ended: float, nbytes: int) -> None:
-        """Note one bucket that has arrived, in order."""
-        self._transfers.append(Transfer(launched, ended))
-        sums = self._sums
-        self._sums = sums._replace(buckets=sums.buckets + 1, nbytes=sums.nbytes + nbytes)
+        """Note one bucket that has arrived; called by the threads of the groups' queues."""
+        with self._lock:
+            self._transfers.append(Transfer(launched, ended))
+            sums = self._sums
+            self._sums = sums._replace(buckets=sums.buckets + 1, nbytes=sums.nbytes + nbytes)
 
     def paused(self, wall_s: float, cpu_s: float) -> None:
         """Note time the backward pass spent in an inline exchange."""
@@ -158,7 +161,7 @@ class OverlapPolicy:
     def _settle(self) -> None:
         """Add the transfers of the last backward pass to the sums."""
         transfers, self._transfers = self._transfers, []
-        comm, exposed = transfer_times(transfers, self._computed)
+        comm, exposed = transfer_times(sorted(transfers), self._computed)
         if self.inline:  # the backward pass stands still meanwhile
             exposed = comm
         sums = self._sums

@@ -145,8 +145,8 @@ def _moments(given: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch.Ten
     dims, channels = _over(given), given.shape[1]
     count = given.numel() // max(channels, 1)
     mean = wide.sum(dims) / max(count, 1)
-    broadcast_module = (wide - mean.view(_per_channel(given))).square().sum(dims)
-    own = torch.cat([mean.new_full((1,), count), mean, broadcast_module])
+    spread = (wide - mean.view(_per_channel(given))).square().sum(dims)
+    own = torch.cat([mean.new_full((1,), count), mean, spread])
     told = own.new_empty(group.nranks, own.numel())
     all_gather(told, own, group)
     counts, means, spreads = told[:, :1], told[:, 1 : channels + 1], told[:, channels + 1 :]

@@ -48,6 +48,13 @@ def inside(queue_of: Callable[[Mapping[str, Any]], Any]) -> Callable[[_Function]
 _own = inside(lambda local: local["self"])
 
 
+def leave_operation(error: BaseException) -> None:
+    """Note that an operation that had its turn ends by `error`, and drop what is held of it."""
+    if isinstance(error, UsageError):
+        error.inside = True
+    drop_held()
+
+
 def refusal() -> UsageError:
     """Return what is raised in the middle of an operation; see [Note: nested]."""
     error = UsageError(
@@ -86,8 +93,8 @@ class CollectiveQueue:
         if not queue.queued and queue.running.acquire(blocking=False):
             try:
                 result = job(*args)
-            except BaseException:
-                drop_held()
+            except BaseException as error:
+                leave_operation(error)
                 raise
             finally:
                 queue.running.release()
@@ -195,6 +202,8 @@ class QueuedWork(Work):
         try:
             self._value = job() if job else None
         except BaseException as error:
+            if isinstance(error, UsageError):
+                error.inside = True
             self._error = error
         finally:
             issued.at = outer

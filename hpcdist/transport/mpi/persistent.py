@@ -21,7 +21,7 @@ from hpcdist.transport.call import (
     label,
     table_for,
 )
-from hpcdist.transport.call_site import call_site
+from hpcdist.transport.call_site import call_site, issued
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import OPS, block, numbers
 from hpcdist.transport.polling import poll, raising_held
@@ -66,6 +66,8 @@ class MpiPlan(Plan):
         self._request: MPI.Prequest | None = request
         self._begin = request.Start
         self._work = _PlanWork(request, call, host)
+        self._told: Work = self._work
+        """The work of the last start, which tells its end to listeners."""
         self._counter: Counter = self
         self._tell: Callable[[Callable[[], Work]], Work] = lambda start: start()
         self.issued = 0
@@ -79,9 +81,12 @@ class MpiPlan(Plan):
         work = self._work
         if work.active or self._request is None:
             raise UsageError(REFUSE_START)
-        self._counter.issued += 1
+        if issued.at is None:  # else its place in the order is left to chance
+            self._counter.issued += 1
         if listeners:
-            return self._tell(self._start)
+            self._told = self._tell(self._start)
+            return self._told
+        self._told = work
         work.active = True
         self._begin()
         return work
@@ -95,7 +100,7 @@ class MpiPlan(Plan):
         """Give the request back to MPI."""
         request, self._request = self._request, None
         if request is not None:
-            self._work.wait()
+            self._told.wait()
             request.Free()
 
     def in_words(self) -> str:
