@@ -31,11 +31,11 @@ from hpcdist.errors import RemoteError
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.call import Call, fingerprint, label
 from hpcdist.transport.mpi.decision import (
+    CANNOT,
     LATE,
     NEVER,
     Told,
     Verdict,
-    contribution,
     decide,
     disagreement,
     not_begun,
@@ -89,13 +89,21 @@ class Agreement:
         if self._unfinished:
             self._settle(call)
         self.sequence += 1
-        now = time.time_ns()
-        number = fingerprint(call) if call.error is None else None
-        mine = contribution(number, call.detail, now, self._timeout_ns)
-        found = self._post(*mine, address, data, SPINS)
+        now, detail = time.time_ns(), call.detail
+        if call.error is None:
+            number = fingerprint(call)
+            opposite = -number
+        else:
+            number, opposite = CANNOT
+        found = self._post(
+            number, opposite, detail, -detail, now + self._timeout_ns, -now, address, data, SPINS
+        )
         if found is None:
             found = self._wait(call)
-        return self._check(call, now, found)
+        decided = decide(found)
+        if type(decided) is tuple:
+            return decided
+        return self._refuse(call, now, found)
 
     def reduce(
         self,
@@ -115,7 +123,7 @@ class Agreement:
         number, limit = fingerprint(call), self._timeout_ns
         if control.reduce(number, limit, data, out, first, code, count, divisor, SPINS):
             return True
-        self._check(call, time.time_ns(), self._look() or self._wait(call))
+        self._check(call)
         return False
 
     def move(
@@ -131,7 +139,7 @@ class Agreement:
         number, limit = fingerprint(call), self._timeout_ns
         if control.move(number, call.detail, limit, data, out, source, first, nbytes, SPINS):
             return None
-        return self._check(call, time.time_ns(), self._look() or self._wait(call))
+        return self._check(call)
 
     def reduce_shared(
         self, node: SharedNode, call: Call, address: int, code: int, count: int, divisor: float
@@ -148,17 +156,20 @@ class Agreement:
             fingerprint(call), self._timeout_ns, address, node.bases, code, count, divisor, SPINS
         )
         if state == 0:
-            self._check(call, time.time_ns(), self._look() or self._wait(call))
+            self._check(call)
         return state
 
-    def _check(self, call: Call, now: int, found: Six) -> tuple[int, int]:
-        """Raise if the operation is void or the ranks disagree; return the range of `detail`."""
+    def _check(self, call: Call) -> tuple[int, int]:
+        """Wait for all ranks after what did not end in `control`; return the range of `detail`."""
+        now, found = time.time_ns(), self._look() or self._wait(call)
         decided = decide(found)
-        if decided is Verdict.VOID:
+        return decided if type(decided) is tuple else self._refuse(call, now, found)
+
+    def _refuse(self, call: Call, now: int, found: Six) -> NoReturn:
+        """Raise on every rank: the operation is void, or the ranks disagree."""
+        if decide(found) is Verdict.VOID:
             raise voided(self._what(call), found, now, self._ranks[self._comm.rank])
-        if decided is Verdict.MISMATCH:
-            self._disagree(call)
-        return decided
+        self._disagree(call)
 
     def is_settled(self) -> bool:
         """Say whether no exchange is under way."""

@@ -15,11 +15,11 @@ from hpcdist.transport.base import DONE, Done, Work
 from hpcdist.transport.call import Call, Kind
 from hpcdist.transport.mpi.datatypes import block
 from hpcdist.transport.mpi.early import Allowance
-from hpcdist.transport.mpi.matching import Matching, code_of
+from hpcdist.transport.mpi.matching import Matching
 from hpcdist.transport.mpi.news import Circles
 from hpcdist.transport.mpi.pickled import send_pickled
 from hpcdist.transport.mpi.requests import Receive, Send
-from hpcdist.transport.mpi.tags import CODE_BITS, wire_tag
+from hpcdist.transport.mpi.tags import user_tag, wire_tag, wire_tags
 
 
 @final
@@ -39,8 +39,9 @@ class Messages:
     ) -> None:
         self.comm = comm
         self.matching = Matching(comm, ranks, timeout_s, allowance, circles)
+        self.refuse_nested = self.matching.refuse_nested
         limit = comm.Get_attr(MPI.TAG_UB) or 32767
-        self._largest_tag = int(limit) >> CODE_BITS
+        self._last_tag = wire_tags(user_tag(int(limit)))[-1]
         self._may_thread = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
 
     def start(self, call: Call) -> Work:
@@ -52,39 +53,40 @@ class Messages:
 
     def run(self, call: Call) -> Work:
         """Finish a send or receive before returning."""
+        work = None
         if call.kind is Kind.RECV and call.ended is None:
-            received = self._receive_at_once(call)
-            if type(received) is Done:
-                return received
-            work = received or self._begin(call)
-        else:
+            work = self._receive_at_once(call)
+            if type(work) is Done:
+                return work
+        if work is None:
             work = self._begin(call)
         work.wait()
         return work
 
-    def refuse_nested(self) -> None:
-        """Raise where this thread is in the middle of matching messages."""
-        self.matching.refuse_nested()
+    def _receive_at_once(self, call: Call) -> Work | None:
+        """Receive a message that is there already; anything unusual is left to `Receive`."""
+        recv, tag, matching = call.recv, wire_tag(call.tag, call.dtype), self.matching
+        assert recv is not None
+        if not 0 <= tag <= self._last_tag:
+            raise self._out_of_range(call)
+        taken = matching.take_at_once(recv, call.root, tag)
+        if taken is None:
+            return None
+        source, arrived = taken
+        if arrived is not None:
+            return Receive.under_way(matching, call, tag, source, arrived)
+        if call.finish is not None:
+            call.finish(None)
+        return Done(matching.ranks[source])
 
     def close(self) -> None:
         """Stop the progress thread."""
         self.matching.progress.stop()
 
-    def _receive_at_once(self, call: Call) -> Work | None:
-        """Receive a message that is there already; anything unusual is left to `Receive`."""
-        tag, recv, matching = self._wire_tag(call), call.recv, self.matching
-        assert recv is not None
-        taken = matching.take_at_once(recv, call.root, tag)
-        if taken is None:
-            return None
-        if taken.arrived is not None:
-            return Receive.under_way(matching, call, tag, taken.source, taken.arrived)
-        if call.finish is not None:
-            call.finish(None)
-        return Done(matching.ranks[taken.source])
-
     def _begin(self, call: Call) -> Work:
-        tag, matching = self._wire_tag(call), self.matching
+        tag, matching = wire_tag(call.tag, call.dtype), self.matching
+        if not 0 <= tag <= self._last_tag:
+            raise self._out_of_range(call)
         if call.kind is Kind.SEND:
             assert call.send is not None
             matching.sent[call.root] += 1
@@ -105,9 +107,7 @@ class Messages:
         matching.post(receive)
         return receive
 
-    def _wire_tag(self, call: Call) -> int:
-        if not 0 <= call.tag <= self._largest_tag:
-            raise UsageError(
-                f"tag {call.tag} is out of range; this MPI allows 0 to {self._largest_tag}"
-            )
-        return wire_tag(call.tag, code_of(call.dtype))
+    def _out_of_range(self, call: Call) -> UsageError:
+        return UsageError(
+            f"tag {call.tag} is out of range; this MPI allows 0 to {user_tag(self._last_tag)}"
+        )

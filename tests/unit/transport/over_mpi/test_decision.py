@@ -5,10 +5,10 @@ from hypothesis import given, strategies as st
 
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
 from hpcdist.transport.mpi.decision import (
+    CANNOT,
     LATE,
     Told,
     Verdict,
-    contribution,
     decide,
     disagreement,
     not_begun,
@@ -20,6 +20,11 @@ S = 1_000_000_000
 NOW = 1_900_000_000 * S
 FINGERPRINTS = st.integers(0, (1 << 62) - 1)
 DETAILS = st.integers(0, 1 << 62)
+
+
+def contribution(fingerprint, detail, now, limit):
+    number, opposite = CANNOT if fingerprint is None else (fingerprint, -fingerprint)
+    return number, opposite, detail, -detail, now + limit, -now
 
 
 def least(contributions):
