@@ -106,7 +106,7 @@ MUTATIONS = [
         "ranks that call different operations go on",
         "transport/mpi/decision.py",
         "if number != -opposite:",
-        "if number != -opposite and deadline < 0:",
+        "if number != -opposite and number == 0:",
         "tests/mpi/test_contract.py -k disagree",
         2,
     ),

@@ -31,12 +31,12 @@ class Pickled(NamedTuple):
     buffers: Sequence[Any] = ()
 
     def copy(self) -> Pickled:
-        """Return a parcel whose object shares no memory with the one that was packed."""
+        """Return a pickle whose object shares no memory with the one that was packed."""
         return Pickled(self.meta, [bytearray(buffer) for buffer in self.buffers])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole parcel."""
+        """Bytes of the whole pickle."""
         return len(self.meta) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
 
 
@@ -60,7 +60,7 @@ def pack_object(obj: Any) -> Pickled:
 
 
 def pickled_detail(pickles: Sequence[Pickled]) -> int:
-    """Return the bytes of the largest parcel; more than `EAGER` if one has buffers."""
+    """Return the bytes of the largest pickle; more than `EAGER` if one has buffers."""
     return max(
         (
             max(pickled.nbytes, EAGER + 1) if pickled.buffers else len(pickled.meta)

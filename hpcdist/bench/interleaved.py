@@ -27,7 +27,7 @@ _BLOCK = 25
 
 
 def idle() -> None:
-    """Do nothing: the candidate of a rank that takes no part; its time does not count."""
+    """No-op: the candidate of a rank that takes no part; its time does not count."""
 
 
 class Interleaved(NamedTuple):

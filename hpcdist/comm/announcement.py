@@ -14,7 +14,7 @@ from hpcdist.comm.session import simulated_rank, standing_for
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
 from hpcdist.events import Event, Listener, listeners
-from hpcdist.transport.call import ANY_SOURCE, MESSAGES, ROOTED, Call, bytes_of
+from hpcdist.transport.call import ANY_SOURCE, MESSAGES, ROOTED, Call
 from hpcdist.transport.call_site import call_site
 
 
@@ -54,7 +54,7 @@ class Announcement:
                 f"{_telling.message}, which holds up all messages of the group: note it there, and "
                 "communicate after the message"
             )
-        has_peer = call.kind >= MESSAGES or call.kind in ROOTED
+        has_peer = isinstance(call, MESSAGES) or call.kind in ROOTED
         self._group, self._call, self._runs = group, call, runs
         self._hearers = [listener for listener in listeners if listener not in _telling.to]
         self._rank = simulated_rank()
@@ -62,7 +62,7 @@ class Announcement:
             "begin",
             name,
             group.id,
-            bytes_of(call),
+            call.nbytes,
             time.perf_counter_ns(),
             None,
             next(_ids),
@@ -80,7 +80,7 @@ class Announcement:
         self._group.announced[self._begin.id] = self.end
         failure = self._tell(self._begin)
         if failure is not None:
-            if call.kind >= MESSAGES or not isinstance(failure, Exception):
+            if isinstance(call, MESSAGES) or not isinstance(failure, Exception):
                 self.end(failure)
                 raise failure
             name = self._begin.name
@@ -106,7 +106,7 @@ class Announcement:
             raise failure
 
     def _ended(self, error: BaseException | None) -> None:
-        """Be the `Call.ended` of the operation."""
+        """Note that the operation has ended: the `ended` of its call."""
         try:
             self.end(error)
         finally:
@@ -117,7 +117,7 @@ class Announcement:
         """Tell all who listen; return what the first of them that failed has raised."""
         failure: BaseException | None = None
         before = _telling.to, _telling.message
-        if event.phase == "end" and self._call.kind >= MESSAGES:
+        if event.phase == "end" and isinstance(self._call, MESSAGES):
             _telling.message = event.name
         try:
             for listener in self._hearers:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, final
 
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Plan, Transport, Work
-from hpcdist.transport.call import Call
+from hpcdist.transport.call import AnyMessage, Call, Collective
 
 
 @final
@@ -32,7 +32,7 @@ class Closed(Transport):
         """Refuse."""
         self._refuse()
 
-    def plan(self, call: Call) -> Plan:
+    def plan(self, call: Collective) -> Plan:
         """Refuse."""
         self._refuse()
 
@@ -55,10 +55,10 @@ class Closed(Transport):
         return False
 
     def leave(self, why: str) -> None:
-        """Do nothing: everyone knows."""
+        """No-op: everyone knows."""
 
     def close(self) -> None:
-        """Do nothing: it is closed."""
+        """No-op: it is closed."""
 
 
 @final
@@ -80,11 +80,11 @@ class Dormant(Transport):
         """Restart and start."""
         return self.wake().start(call)
 
-    def start_batch(self, calls: Sequence[Call]) -> list[Work]:
+    def start_batch(self, calls: Sequence[AnyMessage]) -> list[Work]:
         """Restart and start."""
         return self.wake().start_batch(calls)
 
-    def plan(self, call: Call) -> Plan | None:
+    def plan(self, call: Collective) -> Plan | None:
         """Restart and plan."""
         return self.wake().plan(call)
 
@@ -109,7 +109,7 @@ class Dormant(Transport):
         return False
 
     def leave(self, why: str) -> None:
-        """Do nothing: there is no communicator to tell it on."""
+        """No-op: there is no communicator to tell it on."""
 
     def close(self) -> None:
         """Nothing is open."""

@@ -36,39 +36,45 @@ from hpcdist.comm.tensor_lists import (
     unpack,
 )
 from hpcdist.errors import UsageError
-from hpcdist.transport.call import UNEVEN, Call, Kind, shape_detail
+from hpcdist.transport.call import (
+    UNEVEN,
+    Barrier,
+    Distribution,
+    Gathering,
+    Kind,
+    Reduction,
+    Refusal,
+    shape_detail,
+)
 from hpcdist.transport.parts import counts_of
 from hpcdist.transport.reduction import ReduceOp, ReductionRule, check_op, rule_for
 
 
-def barrier(group: Members) -> Call:
+def barrier(group: Members) -> Barrier:
     return _BARRIER
 
 
-_BARRIER = Call(Kind.BARRIER)
+_BARRIER = Barrier()
 
 
 # ---- reductions
 
 
-def _in_place(kind: Kind, group: Members, tensor: Any, op: Any) -> Call:
+def _in_place(kind: Kind, group: Members, tensor: Any, op: Any) -> Reduction:
     if type(tensor) is _ndarray and type(op) is ReduceOp and tensor.flags.carray:
         known = _KNOWN[op].get(id(tensor.dtype))
-        if known is not None:  # the hot path: no buffer, and not through Call's own constructor
+        if known is not None:  # the hot path: no buffer, and not through the type's own constructor
             dtype, rule = known
-            return _new_tuple(Call, (kind, None, tensor, dtype, tensor.shape, 0, op, rule, *_REST))
+            return _new_tuple(
+                Reduction, (kind, None, tensor, dtype, tensor.shape, 0, op, rule, *_REST)
+            )
     op, buffer = check_op(op), as_output(tensor)
     rule = rule_for(op, buffer.dtype)
     if buffer.data is tensor and is_numpys_own(tensor.dtype):
         _KNOWN[op][id(tensor.dtype)] = buffer.dtype, rule
-    return Call(
-        kind,
-        recv=buffer.data,
-        dtype=buffer.dtype,
-        shape=buffer.shape,
-        op=op,
-        rule=rule,
-        finish=None if buffer.home is None else unpack(buffer),
+    finish = None if buffer.home is None else unpack(buffer)
+    return Reduction(
+        kind, None, buffer.data, buffer.dtype, buffer.shape, 0, op, rule, finish=finish
     )
 
 
@@ -80,10 +86,10 @@ scan = partial(_in_place, Kind.SCAN)
 exscan = partial(_in_place, Kind.EXSCAN)
 
 _ndarray, _new_tuple = np.ndarray, tuple.__new__
-_REST = tuple(Call._field_defaults[name] for name in Call._fields[8:])
+_REST = tuple(Reduction._field_defaults[name] for name in Reduction._fields[8:])
 
 
-def reduce(group: Members, tensor: Any, dst: Any, op: Any) -> Call:
+def reduce(group: Members, tensor: Any, dst: Any, op: Any) -> Reduction | Refusal:
     root = group.root_of(dst, "dst")
     at_root = root == group.rank
     try:
@@ -92,12 +98,12 @@ def reduce(group: Members, tensor: Any, dst: Any, op: Any) -> Call:
         return cannot(Kind.REDUCE, group, error, root)
     op = check_op(op)
     rule = rule_for(op, buffer.dtype)
-    send, recv = (None, buffer.data) if at_root else (buffer.data, None)
+    _, data, dtype, shape, _ = buffer
     finish = unpack(buffer) if at_root else None
-    return Call(Kind.REDUCE, send, recv, buffer.dtype, buffer.shape, root, op, rule, finish=finish)
+    return Reduction(Kind.REDUCE, None, data, dtype, shape, root, op, rule, finish=finish)
 
 
-def reduce_scatter(group: Members, tensor: Any, tensor_list: Any, op: Any) -> Call:
+def reduce_scatter(group: Members, tensor: Any, tensor_list: Any, op: Any) -> Reduction | Refusal:
     out = as_output(tensor)
     op = check_op(op)
     rule = rule_for(op, out.dtype)
@@ -108,28 +114,33 @@ def reduce_scatter(group: Members, tensor: Any, tensor_list: Any, op: Any) -> Ca
     send, sends, shapes = given
     finish = unpack(out)
     shape: Any = shapes or out.shape
-    call = Call(Kind.REDUCE_SCATTER, send, out.data, out.dtype, shape, 0, op, rule, finish=finish)
-    return _with_lists(group, call, given, _NO_ROOM) if sends or shapes else call
+    kind = Kind.REDUCE_SCATTER
+    call = Reduction(kind, send, out.data, out.dtype, shape, 0, op, rule, finish=finish)
+    if not sends and not shapes:
+        return call
+    counts = (counts_of(call, shapes), None) if shapes else None
+    return disentangled(call._replace(sends=sends, counts=counts), group.rank)
 
 
 # ---- moving data
 
 
-def broadcast(group: Members, tensor: Any, src: Any) -> Call:
+def broadcast(group: Members, tensor: Any, src: Any) -> Distribution | Refusal:
     root = group.root_of(src, "src")
     dtype = ordinary(tensor)
     if dtype is not None:
-        return Call(Kind.BROADCAST, None, tensor, dtype, tensor.shape, root)
+        return Distribution(Kind.BROADCAST, None, tensor, dtype, tensor.shape, root)
     at_root = root == group.rank
     try:
         buffer = as_buffer(tensor) if at_root else as_output(tensor)
     except UsageError as error:
         return cannot(Kind.BROADCAST, group, error, root)
-    finish = None if buffer.home is None else keep if at_root else unpack(buffer)
-    return Call(Kind.BROADCAST, None, buffer.data, buffer.dtype, buffer.shape, root, finish=finish)
+    _, data, dtype, shape, home = buffer
+    finish = None if home is None else keep if at_root else unpack(buffer)
+    return Distribution(Kind.BROADCAST, None, data, dtype, shape, root, finish=finish)
 
 
-def all_gather(group: Members, tensor_or_list: Any, tensor: Any) -> Call:
+def all_gather(group: Members, tensor_or_list: Any, tensor: Any) -> Gathering | Refusal:
     own = as_buffer(tensor)
     try:
         room = gathered_into(group, tensor_or_list, own, tensor, "tensor_list")
@@ -138,7 +149,7 @@ def all_gather(group: Members, tensor_or_list: Any, tensor: Any) -> Call:
     return _gathering(Kind.ALL_GATHER, group, own, room, 0)
 
 
-def gather(group: Members, tensor: Any, gather_list: Any, dst: Any) -> Call:
+def gather(group: Members, tensor: Any, gather_list: Any, dst: Any) -> Gathering | Refusal:
     root = group.root_of(dst, "dst")
     own, room = as_buffer(tensor), _NO_ROOM
     if root == group.rank:
@@ -153,15 +164,17 @@ _NO_ROOM: Room = (None, (), (), None)
 _NOTHING_GIVEN: Given = (None, (), ())
 
 
-def _gathering(kind: Kind, group: Members, own: Buffer, room: Room, root: int) -> Call:
+def _gathering(kind: Kind, group: Members, own: Buffer, room: Room, root: int) -> Gathering:
     _, data, dtype, shape, _ = own
     recv, receives, shapes, finish = room
     detail = UNEVEN if shapes else shape_detail(shape) | bool(receives)
-    call = Call(kind, data, recv, dtype, shape, root, detail=detail, finish=finish)
-    return _with_lists(group, call, _NOTHING_GIVEN, room) if receives or shapes else call
+    call = Gathering(kind, data, recv, dtype, shape, root, detail, finish=finish)
+    if not receives and not shapes:
+        return call
+    return disentangled(call._replace(receives=receives, shapes=shapes), group.rank)
 
 
-def scatter(group: Members, tensor: Any, tensor_or_list: Any, src: Any) -> Call:
+def scatter(group: Members, tensor: Any, tensor_or_list: Any, src: Any) -> Distribution | Refusal:
     root = group.root_of(src, "src")
     out, given = as_output(tensor), _NOTHING_GIVEN
     if root == group.rank:
@@ -172,11 +185,14 @@ def scatter(group: Members, tensor: Any, tensor_or_list: Any, src: Any) -> Call:
     send, sends, shapes = given
     _, data, dtype, shape, _ = out
     detail = UNEVEN if shapes else shape_detail(shape) | bool(sends)
-    call = Call(Kind.SCATTER, send, data, dtype, shape, root, detail=detail, finish=unpack(out))
-    return _with_lists(group, call, given, _NO_ROOM) if sends or shapes else call
+    call = Distribution(Kind.SCATTER, send, data, dtype, shape, root, detail, finish=unpack(out))
+    if not sends and not shapes:
+        return call
+    counts = (counts_of(call, shapes), None) if shapes else None
+    return disentangled(call._replace(sends=sends, shapes=shapes, counts=counts), group.rank)
 
 
-def alltoall(group: Members, out: Any, given: Any) -> Call:
+def alltoall(group: Members, out: Any, given: Any) -> Gathering | Refusal:
     """Describe both forms: two lists of one array per rank, or two arrays cut along dim 0."""
     if not is_list(out) and not is_list(given):
         return alltoall_single(group, out, given, None, None)
@@ -186,7 +202,7 @@ def alltoall(group: Members, out: Any, given: Any) -> Call:
         return cannot(Kind.ALLTOALL, group, error)
 
 
-def _alltoall_lists(group: Members, out: list[Any], given: Sequence[Any]) -> Call:
+def _alltoall_lists(group: Members, out: list[Any], given: Sequence[Any]) -> Gathering:
     if not is_list(out) or not is_list(given):
         raise UsageError(
             "The output and input should be both tensor or tensor list, got "
@@ -210,33 +226,25 @@ def _alltoall_lists(group: Members, out: list[Any], given: Sequence[Any]) -> Cal
         all_shapes.update(buffer.shape for buffer in received)
     send, sends = memory_of(sent)
     recv, receives, _, finish = room
-    call = Call(
+    call = Gathering(
         Kind.ALLTOALL,
-        send=send,
+        send=np.empty(0, sends[0].dtype) if send is None else send,
         recv=recv,
         dtype=dtype,
         shape=shape,
         detail=UNEVEN if len(all_shapes) > 1 else shape_detail(shape) | bool(sends or receives),
         counts=([buffer.data.size for buffer in sent], expected),
         finish=finish,
+        sends=sends,
+        receives=receives,
         shapes=shapes,
     )
-    return _with_lists(group, call, (send, sends, shapes), room) if sends or receives else call
-
-
-def _with_lists(group: Members, call: Call, given: Given, room: Room) -> Call:
-    """Add to a call what its lists have beyond one array: runs, and shapes that differ."""
-    _, sends, shapes = given
-    _, receives, expected, _ = room
-    call = call._replace(sends=sends, receives=receives, shapes=shapes or expected)
-    if shapes and call.counts is None:
-        call = call._replace(counts=(counts_of(call, shapes), None))
     return disentangled(call, group.rank)
 
 
 def alltoall_single(
     group: Members, out_tensor: Any, in_tensor: Any, in_split_sizes: Any, out_split_sizes: Any
-) -> Call:
+) -> Gathering | Refusal:
     own, out = as_buffer(in_tensor, "in_tensor"), as_output(out_tensor, "out_tensor")
     try:
         if own.dtype != out.dtype:
@@ -250,7 +258,7 @@ def alltoall_single(
         return cannot(Kind.ALLTOALL, group, error)
     even = in_split_sizes is None and out_split_sizes is None and own.shape == out.shape
     parts = [] if even else [(length, *own.shape[1:]) for length in rows]
-    return Call(
+    return Gathering(
         Kind.ALLTOALL,
         send=own.data,
         recv=out.data,

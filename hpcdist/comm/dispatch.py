@@ -17,7 +17,7 @@ from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import NotInGroupWarning, UsageError
 from hpcdist.events import listeners
 from hpcdist.transport.base import DONE, Work
-from hpcdist.transport.call import MESSAGES, Call, Kind, locate
+from hpcdist.transport.call import Call, Kind, Message, ObjectMessage, locate
 from hpcdist.transport.call_site import issued, outer_frame
 
 Describe = Callable[..., Call]
@@ -33,7 +33,7 @@ def dispatch(group: Members | None, sync_op: bool, describe: Describe, *args: An
     if transport is None:
         return not_a_member(group)
     call = described(group, describe, *args)
-    number, is_message = None, call.kind >= MESSAGES
+    number, is_message = None, type(call) is Message or type(call) is ObjectMessage
     if not is_message and issued.at is None:  # else its place in the order is left to chance
         group.issued = number = group.issued + 1
     try:
@@ -60,7 +60,7 @@ def as_flag(value: Any, what: str) -> bool:
     )
 
 
-class Message(NamedTuple):
+class BatchEntry(NamedTuple):
     """One message of a batch: its group, and how it is described."""
 
     group: Members | None
@@ -68,7 +68,7 @@ class Message(NamedTuple):
     args: tuple[Any, ...]
 
 
-def dispatch_batch(messages: Sequence[Message]) -> list[Work]:
+def dispatch_batch(messages: Sequence[BatchEntry]) -> list[Work]:
     """Describe all messages, then start those of each group together; return a work for each."""
     works: dict[int, Work] = {}
     calls: defaultdict[Members, dict[int, Call]] = defaultdict(dict)
@@ -83,7 +83,7 @@ def dispatch_batch(messages: Sequence[Message]) -> list[Work]:
     return [works[place] for place in range(len(messages))]
 
 
-def _start_batch(group: Members, calls: Sequence[Call]) -> list[Work]:
+def _start_batch(group: Members, calls: Sequence[Any]) -> list[Work]:
     assert group.transport is not None
     with ExitStack() as stack:
         if listeners:
@@ -98,7 +98,10 @@ def described(group: Members, describe: Describe, *args: Any) -> Call:
     except MemoryError as error:  # no room to pack an array: the others must hear of it
         reason = UsageError(f"there is no memory to pack an array that is not contiguous: {error}")
         return cannot(Kind.BARRIER, group, reason)
-    if type(call.recv) in _ON_HOST and type(call.send) in _ON_HOST:
+    if type(call) is Message:  # whose `send` and `recv` take longer
+        if type(call.data) is np.ndarray:
+            return call
+    elif type(call.recv) in _ON_HOST and type(call.send) in _ON_HOST:
         return call
     try:
         return locate(call)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.util
-import socket
 from typing import Any, NamedTuple
 
 from hpcdist.comm.announcement import end_all
 from hpcdist.comm.closed import Closed
 from hpcdist.comm.group import Group, world_group, world_of
-from hpcdist.comm.groups import check_backend, destroy_process_group
+from hpcdist.comm.groups import destroy_process_group
 from hpcdist.comm.making import check_timeout
 from hpcdist.comm.session import (
     OneThread,
@@ -26,17 +25,12 @@ from hpcdist.comm.session import (
 from hpcdist.config import Config, read_config
 from hpcdist.errors import HpcdistError, TransportError, UsageError
 from hpcdist.runtime import gpu
-from hpcdist.runtime.failure import end_job_on_failure, let_refusal_be_heard
-from hpcdist.runtime.mpi import (
-    FINALIZED,
-    before_finalize,
-    check_not_finalized,
-    is_alone,
-    start_world,
-)
+from hpcdist.runtime.failure import let_refusal_be_heard
+from hpcdist.runtime.mpi import FINALIZED, check_not_finalized, is_alone
 from hpcdist.runtime.place import read_place
 from hpcdist.runtime.process import snapshot
-from hpcdist.transport.threads.group import ThreadGroup
+from hpcdist.transport.base import WorldRequest
+from hpcdist.transport.registry import installed_transports, load_start, transport_name
 from hpcdist.transport.threads.transport import ThreadTransport
 
 
@@ -56,7 +50,9 @@ def init_parallel_env(
 
     Args:
         nccl_config: accepted for Paddle's sake; NCCL's own settings.
-        backend: ``"auto"`` or ``"mpi"`` (``"gloo"`` means the same: host memory).
+        backend: ``"auto"`` or ``"mpi"`` (``"gloo"`` means the same: host memory); ``"local"``
+            for this process alone, without MPI; or the name of a transport that another package
+            has installed (see the reference, "Transports").
         device: ``"cpu"``; ``"gpu"`` makes the GPU for this rank's place on its node the current
             one (of CuPy and torch), ``"gpu:1"`` that one; ``"auto"`` does it where there are GPUs
             and CuPy is installed. ``HPCDIST_DEVICE`` comes first.
@@ -99,30 +95,24 @@ _starts = OneThread()
 def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> Group:
     if (session := current_session()) is not None:  # another thread has just started
         return world_of(session)
-    check_backend(backend)
+    name = transport_name(backend)
     config = read_config()
     wanted = _wanted_device(device, config)
     timeout_s = check_timeout(timeout, config.timeout_s)
 
+    request = WorldRequest(config, timeout_s, comm, _leave_at_finalize)
     try:
-        world = start_world(config, comm)  # before anything that imports mpi4py.MPI
+        world = load_start(name)(request)  # before anything that imports mpi4py.MPI
     except TransportError as error:
-        if comm is not None or not is_alone(snapshot(), config):
+        if name != "mpi" or comm is not None or not is_alone(snapshot(), config):
             raise
-        return _start_alone(wanted, timeout_s, str(error))
+        world = ThreadTransport.alone(timeout_s, str(error))
 
-    from hpcdist.transport.mpi.site import make_site
-    from hpcdist.transport.mpi.transport import MpiTransport
-
-    place = world.place
-    number = None
+    place, number = world.place, None
     if wanted is not None:
         number = gpu.choose(gpu.count(), place.local_rank, wanted.number)
         gpu.bind(number)
-    end_job_on_failure(place.rank)
-    transport = MpiTransport(
-        world.comm, range(place.size), timeout_s, make_site(config, world.nodes)
-    )
+    transport = world.connect()
     endpoints = tuple(
         f"{host}:{_FIRST_PORT + local}"
         for host, local in zip(world.hosts, world.local_ranks, strict=True)
@@ -132,22 +122,6 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
     )
     set_session(session := Session(world_group(transport), whereabouts, timeout_s))
     _end_with_program()
-    return world_of(session)
-
-
-def _start_alone(wanted: _Wanted | None, timeout_s: float, without_mpi: str) -> Group:
-    """Start a world of this rank alone, without MPI."""
-    number = None
-    if wanted is not None:
-        number = gpu.choose(gpu.count(), 0, wanted.number)
-        gpu.bind(number)
-    transport = ThreadTransport(ThreadGroup([0]), 0, timeout_s, without_mpi)
-    endpoints = (f"{socket.gethostname()}:{_FIRST_PORT}",)
-    set_session(
-        session := Session(
-            world_group(transport), Whereabouts(0, 1, 0, 1, endpoints, number), timeout_s
-        )
-    )
     return world_of(session)
 
 
@@ -174,15 +148,8 @@ _FIRST_PORT = 6170
 
 
 def _end_with_program() -> None:
-    global _ends_with_mpi
     atexit.unregister(_leave_at_exit)
     atexit.register(_leave_at_exit)
-    if not _ends_with_mpi:
-        _ends_with_mpi = True
-        before_finalize(_leave_at_finalize)
-
-
-_ends_with_mpi = False
 
 
 def _leave_at_exit() -> None:
@@ -225,8 +192,8 @@ def _leave(session: Session) -> None:
 
 
 def is_available() -> bool:
-    """Return whether hpcdist can communicate here: mpi4py is installed."""
-    return importlib.util.find_spec("mpi4py") is not None
+    """Return whether hpcdist can communicate here: mpi4py or another transport is installed."""
+    return importlib.util.find_spec("mpi4py") is not None or bool(installed_transports())
 
 
 def is_initialized() -> bool:

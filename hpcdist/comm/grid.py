@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from hpcdist.arrays.buffer import as_buffer, wrap_like
-from hpcdist.comm.dispatch import Message, dispatch_batch
+from hpcdist.comm.dispatch import BatchEntry, dispatch_batch
 from hpcdist.comm.making import group_of
 from hpcdist.comm.members import Members
 from hpcdist.comm.messages import describe_recv, describe_send
@@ -153,12 +153,12 @@ class Grid:
             out = self._one_per_neighbor(out_tensor_list, "out_tensor_list")
         group, neighbors = self._messages(), list(enumerate(self.neighbors))
         receives = [
-            Message(group, describe_recv, (out[direction], peer, direction ^ 1))
+            BatchEntry(group, describe_recv, (out[direction], peer, direction ^ 1))
             for direction, peer in neighbors
             if peer != PROC_NULL
         ]
         sends = [
-            Message(group, describe_send, (given[direction], peer, direction))
+            BatchEntry(group, describe_send, (given[direction], peer, direction))
             for direction, peer in neighbors
             if peer != PROC_NULL
         ]

@@ -8,15 +8,14 @@ from typing import Any, cast
 
 from hpcdist.comm.announcement import end_all
 from hpcdist.comm.closed import Closed, Dormant
-from hpcdist.comm.group import Group
+from hpcdist.comm.group import Group, world_of
 from hpcdist.comm.making import as_rank, group_of
 from hpcdist.comm.members import Members
 from hpcdist.comm.session import Session, require_session, resolve_group, set_session
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Transport
 from hpcdist.transport.polling import raising_held
-
-_HOST_BACKENDS = (None, "auto", "mpi", "gloo")
+from hpcdist.transport.registry import check_backend_of_group
 
 
 def new_group(
@@ -30,7 +29,7 @@ def new_group(
 
     Args:
         ranks: world ranks, in any order (the group is sorted); None for all.
-        backend: as in `init_parallel_env`.
+        backend: the transport of the world, which all groups have, or a name for any.
         timeout: seconds (or a timedelta) for the operations of this group; default: the world's.
         name: for messages; made of the id by default.
 
@@ -50,8 +49,9 @@ def new_group(
         [0]
 
     """
-    members = _check_ranks(ranks, require_session().world.nranks)
-    check_backend(backend)
+    world = world_of(require_session())
+    members = _check_ranks(ranks, world.nranks)
+    check_backend_of_group(backend, world.backend)
     return cast(Group, group_of(members, timeout, name))
 
 
@@ -148,14 +148,3 @@ def _check_ranks(ranks: Any, size: int) -> list[int]:
     if len(set(members)) < len(members):
         raise UsageError(f"ranks {given} contain a rank twice; name each rank once")
     return members
-
-
-def check_backend(backend: Any) -> None:
-    """Raise `UsageError` unless `backend` means the host transport."""
-    if not (backend is None or isinstance(backend, str)) or (
-        (backend.lower() if backend else backend) not in _HOST_BACKENDS
-    ):
-        raise UsageError(
-            f"backend={backend!r} is not available in this installation; use 'auto' or 'mpi' "
-            "('gloo' is accepted and means the same)"
-        )

@@ -12,7 +12,7 @@ from hpcdist.comm.objects import describe_all_gather
 from hpcdist.comm.session import require_session
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
-from hpcdist.transport.call import UNDEFINED, Call, Kind
+from hpcdist.transport.call import UNDEFINED, Kind, Objects, Refusal
 from hpcdist.transport.polling import raising_held
 from hpcdist.transport.queue import seconds
 
@@ -54,7 +54,7 @@ def split(group: Members, color: Any, key: Any, timeout: Any, name: str | None) 
     return group_of([group.ranks[rank] for _, rank in members], timeout, name)
 
 
-def _describe_split(group: Members, told: list[Any], color: Any, key: Any) -> Call:
+def _describe_split(group: Members, told: list[Any], color: Any, key: Any) -> Objects | Refusal:
     try:
         entry = _color(color), 0 if key is None else _integer(key, "key")
     except UsageError as error:

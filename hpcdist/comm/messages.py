@@ -15,13 +15,20 @@ import numpy as np
 
 from hpcdist.arrays.buffer import Buffer, as_buffer, as_output
 from hpcdist.arrays.pickled import Pickled, pack_object, unpack_object
-from hpcdist.comm.dispatch import Describe, Message, as_flag, dispatch, dispatch_batch, not_a_member
+from hpcdist.comm.dispatch import (
+    BatchEntry,
+    Describe,
+    as_flag,
+    dispatch,
+    dispatch_batch,
+    not_a_member,
+)
 from hpcdist.comm.members import Members
 from hpcdist.comm.session import resolve_group
 from hpcdist.comm.tensor_lists import unpack
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.transport.base import Done, Work
-from hpcdist.transport.call import ANY_SOURCE, PROC_NULL, Call, Kind
+from hpcdist.transport.call import ANY_SOURCE, PROC_NULL, Kind, Message, ObjectMessage
 
 
 def send(
@@ -133,7 +140,7 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     works = iter(
         dispatch_batch(
             [
-                Message(each.group, _DESCRIBE[each.op], (each.tensor, each.peer, each.tag))
+                BatchEntry(each.group, _DESCRIBE[each.op], (each.tensor, each.peer, each.tag))
                 for each in real
             ]
         )
@@ -203,7 +210,7 @@ def recv_object_list(
 def _dispatch(
     group: Members | None,
     sync_op: bool,
-    describe: Callable[..., Call],
+    describe: Describe,
     what: Any,
     peer: Any,
     tag: int,
@@ -235,22 +242,22 @@ def to_nobody(group: Members | None, describe: Describe, what: Any, tag: int) ->
 # ---- descriptions
 
 
-def describe_send(group: Members, tensor: Any, dst: Any, tag: Any) -> Call:
+def describe_send(group: Members, tensor: Any, dst: Any, tag: Any) -> Message:
     """Describe `send`."""
     root = group.root_of(dst, "dst")
     _, data, dtype, shape, _ = _packed(as_buffer, tensor)
     tag = _check_tag(tag)
-    return Call(Kind.SEND, data, None, dtype, shape, root, None, None, 0, None, tag)
+    return Message(Kind.SEND, data, dtype, shape, root, tag)
 
 
-def describe_recv(group: Members, tensor: Any, src: Any, tag: Any) -> Call:
+def describe_recv(group: Members, tensor: Any, src: Any, tag: Any) -> Message:
     """Describe `recv`."""
     root = ANY_SOURCE if src is None else group.root_of(src, "src")
     buffer = _packed(as_output, tensor)
     _, data, dtype, shape, home = buffer
     tag = _check_tag(tag)
     finish = None if home is None else unpack(buffer)
-    return Call(Kind.RECV, None, data, dtype, shape, root, None, None, 0, None, tag, (), finish)
+    return Message(Kind.RECV, data, dtype, shape, root, tag, finish)
 
 
 _DESCRIBE = {isend: describe_send, irecv: describe_recv}
@@ -265,17 +272,17 @@ def _packed(view: Callable[[Any], Buffer], tensor: Any) -> Buffer:
         ) from error
 
 
-def _describe_send_objects(group: Members, object_list: Any, dst: Any, tag: Any) -> Call:
+def _describe_send_objects(group: Members, object_list: Any, dst: Any, tag: Any) -> ObjectMessage:
     _check_objects(object_list)
     root = group.root_of(0 if dst is None else dst, "dst")
     try:
         pickled = pack_object(list(object_list))
     except Exception as error:
         raise UsageError(f"object_list cannot be pickled: {error}") from error
-    return Call(Kind.SEND_OBJECT_LIST, root=root, tag=_check_tag(tag), pickles=(pickled,))
+    return ObjectMessage(Kind.SEND_OBJECT_LIST, root, _check_tag(tag), (pickled,))
 
 
-def _describe_recv_objects(group: Members, object_list: Any, src: Any, tag: Any) -> Call:
+def _describe_recv_objects(group: Members, object_list: Any, src: Any, tag: Any) -> ObjectMessage:
     _check_objects(object_list)
     root = ANY_SOURCE if src is None else group.root_of(src, "src")
 
@@ -288,7 +295,7 @@ def _describe_recv_objects(group: Members, object_list: Any, src: Any, tag: Any)
             )
         object_list[:] = received
 
-    return Call(Kind.RECV_OBJECT_LIST, root=root, tag=_check_tag(tag), finish=finish)
+    return ObjectMessage(Kind.RECV_OBJECT_LIST, root, _check_tag(tag), finish=finish)
 
 
 def _check_tag(tag: Any) -> int:

@@ -16,7 +16,7 @@ from hpcdist.comm.members import Members
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import Kind, Objects, Refusal
 
 
 def all_gather_object(
@@ -79,7 +79,7 @@ def all_to_all_object(
 # ---- descriptions
 
 
-def describe_all_gather(group: Members, object_list: Any, obj: Any) -> Call:
+def describe_all_gather(group: Members, object_list: Any, obj: Any) -> Objects | Refusal:
     """Describe `all_gather_object`."""
     kind = Kind.ALL_GATHER_OBJECT
     try:
@@ -87,10 +87,10 @@ def describe_all_gather(group: Members, object_list: Any, obj: Any) -> Call:
         pickles = (_pack(obj, "obj"),)
     except UsageError as error:
         return cannot(kind, group, error)
-    return Call(kind, detail=pickled_detail(pickles), pickles=pickles, finish=_replace(object_list))
+    return Objects(kind, pickles, detail=pickled_detail(pickles), finish=_replace(object_list))
 
 
-def _describe_broadcast(group: Members, object_list: Any, src: Any) -> Call:
+def _describe_broadcast(group: Members, object_list: Any, src: Any) -> Objects | Refusal:
     kind, root = Kind.BROADCAST_OBJECT_LIST, group.root_of(src, "src")
     try:
         if not isinstance(object_list, list) or not object_list:
@@ -103,17 +103,11 @@ def _describe_broadcast(group: Members, object_list: Any, src: Any) -> Call:
         if root != group.rank:
             object_list[:] = unpack_object(received[0])
 
-    return Call(
-        kind,
-        shape=(len(object_list),),
-        root=root,
-        detail=pickled_detail(pickles),
-        pickles=pickles,
-        finish=finish,
-    )
+    shape, detail = (len(object_list),), pickled_detail(pickles)
+    return Objects(kind, pickles, shape, root, detail, finish)
 
 
-def _describe_scatter(group: Members, out_list: Any, in_list: Any, src: Any) -> Call:
+def _describe_scatter(group: Members, out_list: Any, in_list: Any, src: Any) -> Objects | Refusal:
     kind, root = Kind.SCATTER_OBJECT_LIST, group.root_of(src, "src")
     pickles: Sequence[Pickled] = ()
     try:
@@ -123,16 +117,10 @@ def _describe_scatter(group: Members, out_list: Any, in_list: Any, src: Any) -> 
             pickles = _pack_each(group, in_list, "in_object_list")
     except UsageError as error:
         return cannot(kind, group, error, root)
-    return Call(
-        kind,
-        root=root,
-        detail=pickled_detail(pickles),
-        pickles=pickles,
-        finish=_replace(out_list),
-    )
+    return Objects(kind, pickles, (), root, pickled_detail(pickles), _replace(out_list))
 
 
-def _describe_gather(group: Members, obj: Any, gather_list: Any, dst: Any) -> Call:
+def _describe_gather(group: Members, obj: Any, gather_list: Any, dst: Any) -> Objects | Refusal:
     kind, root = Kind.GATHER_OBJECT, group.root_of(dst, "dst")
     at_root = root == group.rank
     try:
@@ -141,23 +129,18 @@ def _describe_gather(group: Members, obj: Any, gather_list: Any, dst: Any) -> Ca
         pickles = (_pack(obj, "obj"),)
     except UsageError as error:
         return cannot(kind, group, error, root)
-    return Call(
-        kind,
-        root=root,
-        detail=pickled_detail(pickles),
-        pickles=pickles,
-        finish=_replace(gather_list) if at_root else None,
-    )
+    finish = _replace(gather_list) if at_root else None
+    return Objects(kind, pickles, (), root, pickled_detail(pickles), finish)
 
 
-def _describe_all_to_all(group: Members, out_list: Any, in_list: Any) -> Call:
+def _describe_all_to_all(group: Members, out_list: Any, in_list: Any) -> Objects | Refusal:
     kind = Kind.ALL_TO_ALL_OBJECT
     try:
         _check_room(group, out_list, "out_object_list")
         pickles = _pack_each(group, in_list, "in_object_list")
     except UsageError as error:
         return cannot(kind, group, error)
-    return Call(kind, detail=pickled_detail(pickles), pickles=pickles, finish=_replace(out_list))
+    return Objects(kind, pickles, detail=pickled_detail(pickles), finish=_replace(out_list))
 
 
 def _replace(target: list[Any]) -> Any:

@@ -113,7 +113,7 @@ def _plan(group: Group | None, describe_call: Callable[..., Any], *args: Any) ->
     if group.transport is None:
         not_a_member(group)
         return _NoPlan()
-    call = described(group, describe_call, *args)
+    call: Any = described(group, describe_call, *args)
     what = label(call, group.ranks)
     plan = group.transport.plan(call)
     if plan is None:
@@ -210,7 +210,7 @@ class _NoPlan(Plan):
         return DONE
 
     def free(self) -> None:
-        """Do nothing."""
+        """No-op."""
 
     def in_words(self) -> str:
         """See `Plan.in_words`."""

@@ -153,7 +153,7 @@ class _Notice:
                 handler(number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        """Be the signal handler; no communication and no output here."""
+        """Handle the signals; no communication and no output here."""
         if os.getpid() != self._pid:  # a child made by fork: its signals are its own affair
             self._restore()
             os.kill(os.getpid(), number)

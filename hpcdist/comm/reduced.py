@@ -22,7 +22,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
 from hpcdist.comm.states import State, verify_states
 from hpcdist.errors import UsageError
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import Kind, Reduction
 from hpcdist.transport.reduction import ReduceOp, check_op, rule_for
 
 
@@ -205,7 +205,7 @@ def _reduce(parts: Sequence[_Part], group: Group) -> list[NumpyArray]:
     return [reduced[at] for at in range(len(parts))]
 
 
-def _describe(group: Group, whole: NumpyArray, like: _Part) -> Call:
+def _describe(group: Group, whole: NumpyArray, like: _Part) -> Reduction:
     _, dtype, op = like
     rule, shape = rule_for(op, dtype), whole.shape
-    return Call(Kind.ALL_REDUCE, recv=whole, dtype=dtype, shape=shape, op=op, rule=rule)
+    return Reduction(Kind.ALL_REDUCE, None, whole, dtype, shape, 0, op, rule)

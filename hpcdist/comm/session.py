@@ -41,7 +41,7 @@ class OneThread:
 
     @contextmanager
     def alone(self, what: str, *, patient: bool = False) -> Iterator[None]:
-        """Do `what` alone; wait for another thread if `patient`.
+        """Run `what` alone; wait for another thread if `patient`.
 
         Raises:
             UsageError: another thread is there, or this one.

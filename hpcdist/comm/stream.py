@@ -18,7 +18,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.messages import describe_recv, describe_send, is_nobody, to_nobody
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
-from hpcdist.transport.call import Call
+from hpcdist.transport.call import WITH_ARRAYS, Call
 from hpcdist.transport.reduction import ReduceOp
 
 __all__ = [
@@ -47,7 +47,8 @@ def _dispatch(
 
 
 def _on_current(group: Group, describe_call: Describe, args: Sequence[Any]) -> Call:
-    return describe_call(group, *args)._replace(on_current=True)
+    call = describe_call(group, *args)
+    return call._replace(on_current=True) if isinstance(call, WITH_ARRAYS) else call
 
 
 def all_reduce(

@@ -10,7 +10,7 @@ every rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,15 @@ from hpcdist.arrays.packing import (
 )
 from hpcdist.comm.members import Members
 from hpcdist.errors import UsageError
-from hpcdist.transport.call import Block, Call, Kind, Shape
+from hpcdist.transport.call import (
+    Block,
+    Distribution,
+    Gathering,
+    Kind,
+    Reduction,
+    Refusal,
+    Shape,
+)
 from hpcdist.transport.parts import APART_FROM, joined
 
 
@@ -137,7 +145,10 @@ def _are_large(buffers: Sequence[Buffer]) -> bool:
     )
 
 
-def disentangled(call: Call, rank: int) -> Call:
+_C = TypeVar("_C", Reduction, Distribution, Gathering)
+
+
+def disentangled(call: _C, rank: int) -> _C:
     """Return `call` such that nothing it receives is written to what it sends.
 
     But the own part of a gather may be where the gather puts it.
@@ -148,12 +159,11 @@ def disentangled(call: Call, rank: int) -> Call:
     sent = call.sends or ([] if call.send is None else [call.send])
     if call.receives and call.send is not None and same_memory(call.send, received[rank]):
         del received[rank]
-    if not overlap(sent, received):
+    if not sent or not overlap(sent, received):
         return call
     if call.sends:
         return joined(call)
-    assert call.send is not None
-    return call._replace(send=call.send.copy())
+    return call._replace(send=sent[0].copy())
 
 
 def _check_place(buffer: Buffer, like: Buffer, what: str) -> None:
@@ -231,11 +241,11 @@ def unpack_all(buffers: Sequence[Buffer]) -> Callable[[Any], None]:
 
 
 def keep(_: Any) -> None:
-    """Do nothing: the `finish` of a call that reads a packed array, which a plan packs anew."""
+    """No-op `finish` of a call that reads a packed array, which a plan packs anew."""
 
 
-def cannot(kind: Kind, group: Members, error: UsageError, root: int = 0) -> Call:
+def cannot(kind: Kind, group: Members, error: UsageError, root: int = 0) -> Refusal:
     """Describe a call in which this rank cannot take part: all ranks raise."""
     named = UsageError(f"rank {group.world_rank}: {error}")
     named.__cause__ = error.__cause__
-    return Call(kind, root=root, error=named)
+    return Refusal(kind, root, named)

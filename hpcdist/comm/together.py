@@ -29,7 +29,7 @@ from hpcdist.comm.objects import (
 )
 from hpcdist.comm.session import current_session, resolve_group
 from hpcdist.errors import HpcdistError, MismatchError, RemoteError, UsageError, is_secondary
-from hpcdist.transport.call import END_OF_BLOCK, Call
+from hpcdist.transport.call import END_OF_BLOCK, Objects, Refusal, refused
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -302,9 +302,11 @@ class Together:
         return mine[0]
 
 
-def _describe_end(group: Group, ends: list[_End], mine: _End, error: Exception | None) -> Call:
-    call = describe_all_gather(group, ends, mine)
-    return call._replace(root=END_OF_BLOCK, error=call.error or error)
+def _describe_end(
+    group: Group, ends: list[_End], mine: _End, error: Exception | None
+) -> Objects | Refusal:
+    call = describe_all_gather(group, ends, mine)._replace(root=END_OF_BLOCK)
+    return call if error is None or call.error is not None else refused(call, error)
 
 
 def _raise_first(

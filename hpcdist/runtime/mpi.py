@@ -128,14 +128,21 @@ FINALIZED = (
 
 
 def before_finalize(act: Callable[[], None]) -> None:
-    """Call `act` when somebody calls MPI_Finalize, while MPI can still be used."""
+    """Call `act` when somebody calls MPI_Finalize, while MPI can still be used; once for each."""
     from mpi4py import MPI
+
+    if act in _before_finalize:
+        return
+    _before_finalize.add(act)
 
     # MPI frees COMM_SELF before it does anything else (MPI-4.0, section 11.2.4).
     def freed(*_: Any) -> None:
         act()
 
     MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=freed), None)
+
+
+_before_finalize: set[Callable[[], None]] = set()
 
 
 def abort(code: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -28,6 +28,16 @@ def measure_tensors(
             "clip_grad_norm_ got parameters with an hpcdist_group, whose norm takes all ranks; "
             "pass the DataParallel model"
         )
+    return norm_of_all(parameters, norm_type)
+
+
+def norm_of_all(
+    parameters: Iterable[Any], norm_type: float
+) -> tuple[float, Callable[[float], None]]:
+    """Return the norm over the gradients of parameters that every rank has, and what scales them.
+
+    Collective where they are `DTensor`s.
+    """
     gradients = [each.grad for each in parameters if each.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients, norm_type)
     whole = norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -31,6 +31,7 @@ from hpcdist.parallel.model import DataParallel
 from hpcdist.parallel.options import DEFAULT_MB, training_group
 from hpcdist.parallel.overlap import CommStats
 from hpcdist.torch.backend import process_group_of
+from hpcdist.torch.clipping import norm_of_all
 from hpcdist.torch.descriptions import mean
 from hpcdist.torch.gradient_groups import GroupedGradients
 from hpcdist.torch.module_state import agree, broadcast_module, trainable
@@ -149,16 +150,17 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         """See `DataParallel.comm_stats`; a user-registered hook is not timed."""
         return self._averager.stats()
 
-    @property
-    def norm_is_collective(self) -> bool:
-        """Whether parameters, of any rank, have an ``hpcdist_group``."""
-        return self._grouped.exist
+    norm_is_collective = True
+    """As of a model, not of its parameters: only the model knows which ranks have them."""
 
     def measure_gradients(self, norm_type: float) -> Measured:
-        """Return the norm over all gradients of the module, and what multiplies them. Collective.
+        """Return the norm over all gradients of the module, and what multiplies them.
 
-        Each parameter counts once, on however many ranks it is.
+        Each parameter counts once, on however many ranks it is. Collective where parameters, of
+        any rank, have an ``hpcdist_group``.
         """
+        if not self._grouped.exist:
+            return norm_of_all(self.parameters(), norm_type)
         gradients = [
             (view_of(each.grad), group_of(each, self.group))
             for each in self.parameters()

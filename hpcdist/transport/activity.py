@@ -112,7 +112,7 @@ NOTHING = GivenUp("", 0.0)
 
 
 def account_of(rank: int, left: str | None, given_up: str, waits: str | None) -> str:
-    """Say what another rank does, for error messages.
+    """Describe what another rank does, for error messages.
 
     Args:
         rank: its world rank.

@@ -8,8 +8,10 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol, final
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.config import Config
+from hpcdist.runtime.place import Place
 from hpcdist.transport.awaiting import until_ended
-from hpcdist.transport.call import Call
+from hpcdist.transport.call import AnyMessage, Call, Collective
 from hpcdist.transport.membership import Membership
 
 
@@ -61,7 +63,7 @@ class Work(ABC):
         """Return whether the operation has ended, without blocking."""
 
     def synchronize(self) -> None:
-        """Do `wait()`."""
+        """Alias of `wait`."""
         self.wait()
 
     def result(self) -> Any:
@@ -138,7 +140,7 @@ class Ended(Work):
         return Known("operation", True)
 
 
-def watched(run: Callable[[Call], Any], call: Call) -> Any:
+def watched(run: Callable[[Any], Any], call: Call) -> Any:
     """Run `call`, then tell its `ended` how it ended."""
     ended = call.ended
     try:
@@ -179,7 +181,7 @@ class Plan(ABC):
         return f"<Plan: {self.in_words()}>"
 
     def in_words(self) -> str:
-        """Say what is planned and how it stands, without asking MPI."""
+        """Describe what is planned and how it stands, without asking MPI."""
         return "operation"
 
 
@@ -189,11 +191,40 @@ REFUSE_START = (
 )
 
 
+class WorldRequest(NamedTuple):
+    """What `init_parallel_env` hands to the transport that it starts.
+
+    `timeout_s` is the time limit of the world's operations, `comm` the communicator that the user
+    gave (None: all ranks). `before_end` is to be called when the library that a transport uses is
+    about to end before the program does, while it can still communicate.
+    """
+
+    config: Config
+    timeout_s: float
+    comm: Any
+    before_end: Callable[[], None]
+
+
+class StartedWorld(NamedTuple):
+    """What a started transport tells `init_parallel_env`.
+
+    `place` is where this rank stands. `hosts` and `local_ranks` tell of every rank the name of its
+    node and its rank there. `connect` makes the transport of the world; it is called once, when
+    this rank's GPU has become the current one.
+    """
+
+    place: Place
+    hosts: Sequence[str]
+    local_ranks: Sequence[int]
+    connect: Callable[[], Transport]
+
+
 class Transport(ABC):
     """Moves the bytes of a `Call` between the ranks of one group.
 
-    `ranks` are the world ranks of the group, in group order; `one_node` says whether they all
-    run on one node, and `membership` which of them are still there.
+    `backend` is its name, that of its entry point in any case of letters. `ranks` are the world
+    ranks of the group, in group order; `one_node` says whether they all run on one node, and
+    `membership` which of them are still there.
     """
 
     backend: str
@@ -215,12 +246,12 @@ class Transport(ABC):
     def start(self, call: Call) -> Work:
         """Begin `call` and return at once."""
 
-    def start_batch(self, calls: Sequence[Call]) -> list[Work]:
+    def start_batch(self, calls: Sequence[AnyMessage]) -> list[Work]:
         """Begin messages that were issued together; return a work for each."""
         return [self.start(call) for call in calls]
 
     @abstractmethod
-    def plan(self, call: Call) -> Plan | None:
+    def plan(self, call: Collective) -> Plan | None:
         """Prepare `call` to be started many times on the same buffers; collective.
 
         None (on every rank) where the transport has nothing faster than starting it anew.

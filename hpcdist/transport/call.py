@@ -1,10 +1,31 @@
-"""`Call`: everything a transport needs to know about one operation, described but not begun."""
+"""`Call`: everything a transport needs to know about one operation, described but not begun.
+
+There is one type for each family of operations, which has what these operations have and nothing
+else; `Call` is any of them. Which operations a table has to have rows for is told by `Kind.family`
+and checked by `table_for`, so that a new operation cannot be forgotten anywhere.
+
+[Note: fields] What several families have means the same in all of them:
+
+- Arrays (`send`, `recv`, `data`) are C-contiguous, and on `device`, None for host memory. `sends`
+  and `receives` are flat runs of host memory, one per rank of the group, instead of `send` and
+  `recv` where these would be copies.
+- `root` is a rank of the group, of a message the peer.
+- `shape` must be equal on all ranks, except for the kinds in `LOOSE`, whose ranks compare `detail`
+  instead; of an uneven reduce_scatter it holds the shapes of all blocks. `shapes` are those of a
+  list's arrays, where they differ, and `counts` the elements per peer, sent and received (None:
+  whatever comes).
+- `begin` is called when the operation's turn has come, `finish` gets what the transport returns;
+  `ended` is told once how the operation ended, None for well.
+- `on_current` puts the operation on the caller's current stream itself.
+
+What a family does not have, but those who handle any call ask for, is None in its class.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from enum import IntEnum
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import Enum, IntEnum, auto
+from typing import Any, ClassVar, NamedTuple, TypeVar, final
 
 from hpcdist.arrays.device import DeviceRuntime, device_runtime_of
 from hpcdist.arrays.dtypes import Dtype
@@ -26,35 +47,96 @@ UNDEFINED = -32766
 """As a color: no group. It is MPI_UNDEFINED of Open MPI, of MPICH, and of MPI's standard ABI."""
 
 
+class Family(Enum):
+    """The families of operations; each has a type of its own below."""
+
+    BARRIER = auto()
+    REDUCTION = auto()
+    DISTRIBUTION = auto()
+    GATHERING = auto()
+    OBJECTS = auto()
+    MESSAGE = auto()
+
+
 class Kind(IntEnum):
-    """The operations; the lower-case name is the public one."""
+    """The operations; the lower-case name is the public one, the second value the family."""
+
+    family: Family
+
+    def __new__(cls, number: int, family: Family) -> Kind:
+        """Make the number, which knows its family."""
+        kind = int.__new__(cls, number)
+        kind._value_, kind.family = number, family
+        return kind
 
     __hash__ = int.__hash__  # Enum's own is a Python function, and these are looked up a lot
 
-    BARRIER = 0
-    ALL_REDUCE = 1
-    REDUCE = 2
-    REDUCE_SCATTER = 3
-    SCAN = 4
-    EXSCAN = 5
-    BROADCAST = 6
-    ALL_GATHER = 7
-    GATHER = 8
-    SCATTER = 9
-    ALLTOALL = 10
-    BROADCAST_OBJECT_LIST = 11
-    ALL_GATHER_OBJECT = 12
-    GATHER_OBJECT = 13
-    SCATTER_OBJECT_LIST = 14
-    ALL_TO_ALL_OBJECT = 15
-    SEND = 16
-    RECV = 17
-    SEND_OBJECT_LIST = 18
-    RECV_OBJECT_LIST = 19
-    BATCH_ISEND_IRECV = 20
+    BARRIER = 0, Family.BARRIER
+    ALL_REDUCE = 1, Family.REDUCTION
+    REDUCE = 2, Family.REDUCTION
+    REDUCE_SCATTER = 3, Family.REDUCTION
+    SCAN = 4, Family.REDUCTION
+    EXSCAN = 5, Family.REDUCTION
+    BROADCAST = 6, Family.DISTRIBUTION
+    ALL_GATHER = 7, Family.GATHERING
+    GATHER = 8, Family.GATHERING
+    SCATTER = 9, Family.DISTRIBUTION
+    ALLTOALL = 10, Family.GATHERING
+    BROADCAST_OBJECT_LIST = 11, Family.OBJECTS
+    ALL_GATHER_OBJECT = 12, Family.OBJECTS
+    GATHER_OBJECT = 13, Family.OBJECTS
+    SCATTER_OBJECT_LIST = 14, Family.OBJECTS
+    ALL_TO_ALL_OBJECT = 15, Family.OBJECTS
+    SEND = 16, Family.MESSAGE
+    RECV = 17, Family.MESSAGE
+    SEND_OBJECT_LIST = 18, Family.MESSAGE
+    RECV_OBJECT_LIST = 19, Family.MESSAGE
+    BATCH_ISEND_IRECV = 20, Family.MESSAGE
+
+
+ARRAYS = frozenset({Family.REDUCTION, Family.DISTRIBUTION, Family.GATHERING})
+"""Collectives on arrays."""
+
+COLLECTIVES = ARRAYS | {Family.BARRIER, Family.OBJECTS}
+"""What all ranks of a group call."""
+
+Row = TypeVar("Row")
+
+
+def table_for(
+    name: str,
+    families: Collection[Family],
+    rows: Mapping[Kind, Row],
+    without: Iterable[Kind] = (),
+) -> dict[Kind, Row]:
+    """Return `rows` if there is one for each operation of `families` that is not in `without`.
+
+    Called when a module is imported, so that an operation that nobody has thought of is found
+    there and then, and not as a rank that hangs.
+
+    Raises:
+        TypeError: an operation has no row, or a row is of no use; the message names them.
+
+    """
+    wanted = {kind for kind in Kind if kind.family in families} - set(without)
+    wrong = [
+        f"{words} {', '.join(kind.name for kind in sorted(kinds))}"
+        for words, kinds in (("lacks", wanted - set(rows)), ("must not have", set(rows) - wanted))
+        if kinds
+    ]
+    if wrong:
+        families_in_words = ", ".join(sorted(each.name.lower() for each in families))
+        raise TypeError(
+            f"the table {name}, of the operations of {families_in_words}, {' and '.join(wrong)}: "
+            "give it one row for each operation of these families, or name it in `without`"
+        )
+    return dict(rows)
 
 
 Shape = tuple[int, ...]
+Finish = Callable[[Any], Any]
+Ended = Callable[["BaseException | None"], None]
+Counts = tuple[Sequence[int], "Sequence[int] | None"]
 
 
 class Block(NamedTuple):
@@ -64,38 +146,102 @@ class Block(NamedTuple):
     shape: Shape
 
 
-class Call(NamedTuple):
-    """One operation of one rank.
+class _Reduction(NamedTuple):
+    kind: Kind
+    send: NumpyArray | None
+    recv: NumpyArray
+    dtype: Dtype
+    shape: Shape
+    root: int
+    op: ReduceOp
+    rule: ReductionRule
+    detail: int = 0
+    counts: Counts | None = None
+    finish: Finish | None = None
+    ended: Ended | None = None
+    begin: Callable[[], Any] | None = None
+    device: DeviceRuntime | None = None
+    on_current: bool = False
+    sends: Sequence[NumpyArray] = ()
 
-    `send` and `recv` are C-contiguous; `recv` alone means in place. `root` is a rank of the
-    group (the peer of a message). `shape` must be equal on all ranks, except for the kinds in
-    `LOOSE`, whose ranks compare `detail` instead; of an uneven reduce_scatter it holds the shapes
-    of all blocks. `counts` are elements per peer, sent and received (None: whatever comes), where
-    blocks may differ. `pickles` are pickled objects. `error` says that this rank
-    cannot take part; it is then raised on every rank, as a `RemoteError` that is `in_step` on the
-    others. `begin` is called when the operation's turn has come, `finish` gets what the transport
-    returns; `ended` is told once how the operation ended, None for well. `device` is where `send`
-    and `recv` are, None for host memory;
-    `on_current` puts the operation on the caller's current stream itself. `sends` and `receives`
-    are flat runs of host memory, one per rank of the group, instead of `send` and `recv` where
-    these would be copies; `shapes` are those of a list's arrays, where they differ.
+
+class Reduction(_Reduction):
+    """all_reduce, reduce, reduce_scatter, scan, exscan.
+
+    `recv` is reduced in place; by a reduce on the root, and other ranks only give it. A
+    reduce_scatter reduces what is in `send` (or `sends`) into `recv`.
     """
 
+    __slots__ = ()
+    error: ClassVar[None] = None
+    receives: ClassVar[tuple[()]] = ()
+
+    def fingerprint(self) -> int:
+        """Return a number from 0 to 2^62 that is equal on ranks whose calls match."""
+        kind, _, _, dtype, shape, root, op = self[:7]
+        code = dtype.code if self.device is None else ~dtype.code
+        return hash((kind, op, root, code, shape)) & _POSITIVE
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes this rank contributes."""
+        if self.sends:
+            return sum(each.nbytes for each in self.sends)
+        return int((self.recv if self.send is None else self.send).nbytes)
+
+
+class _Distribution(NamedTuple):
     kind: Kind
-    send: NumpyArray | None = None
-    recv: NumpyArray | None = None
-    dtype: Dtype | None = None
-    shape: tuple[int, ...] = ()
-    root: int = 0
-    op: ReduceOp | None = None
-    rule: ReductionRule | None = None
+    send: NumpyArray | None
+    recv: NumpyArray
+    dtype: Dtype
+    shape: Shape
+    root: int
     detail: int = 0
-    counts: tuple[Sequence[int], Sequence[int] | None] | None = None
-    tag: int = 0
-    pickles: Sequence[Pickled] = ()
-    finish: Callable[[Any], Any] | None = None
-    ended: Callable[[BaseException | None], None] | None = None
-    error: Exception | None = None
+    counts: Counts | None = None
+    finish: Finish | None = None
+    ended: Ended | None = None
+    begin: Callable[[], Any] | None = None
+    device: DeviceRuntime | None = None
+    on_current: bool = False
+    sends: Sequence[NumpyArray] = ()
+    shapes: Sequence[Shape] = ()
+
+
+class Distribution(_Distribution):
+    """broadcast, scatter: the root's data go to all.
+
+    `recv` is where they arrive; a broadcast's root sends it, a scatter's root sends `send` (or
+    `sends`).
+    """
+
+    __slots__ = ()
+    error: ClassVar[None] = None
+    receives: ClassVar[tuple[()]] = ()
+
+    def fingerprint(self) -> int:
+        """Return a number from 0 to 2^62 that is equal on ranks whose calls match."""
+        return _fingerprint(self)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes this rank contributes; where it only receives, how many it does."""
+        if self.sends:
+            return sum(each.nbytes for each in self.sends)
+        return int((self.recv if self.send is None else self.send).nbytes)
+
+
+class _Gathering(NamedTuple):
+    kind: Kind
+    send: NumpyArray
+    recv: NumpyArray | None
+    dtype: Dtype
+    shape: Shape
+    root: int = 0
+    detail: int = 0
+    counts: Counts | None = None
+    finish: Finish | None = None
+    ended: Ended | None = None
     begin: Callable[[], Any] | None = None
     device: DeviceRuntime | None = None
     on_current: bool = False
@@ -104,10 +250,204 @@ class Call(NamedTuple):
     shapes: Sequence[Shape] = ()
 
 
+class Gathering(_Gathering):
+    """all_gather, gather, alltoall: the data of all ranks are collected.
+
+    They come from `send`, which is empty where they are in `sends`, and go to `recv` or `receives`.
+    Where there is neither, the operation makes its result itself.
+    """
+
+    __slots__ = ()
+    error: ClassVar[None] = None
+
+    def fingerprint(self) -> int:
+        """Return a number from 0 to 2^62 that is equal on ranks whose calls match."""
+        return _fingerprint(self)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes this rank contributes."""
+        return sum(each.nbytes for each in self.sends) if self.sends else int(self.send.nbytes)
+
+
+class _Objects(NamedTuple):
+    kind: Kind
+    pickles: Sequence[Pickled]
+    shape: Shape = ()
+    root: int = 0
+    detail: int = 0
+    finish: Finish | None = None
+    ended: Ended | None = None
+    begin: Callable[[], Any] | None = None
+
+
+class Objects(_Objects):
+    """The collectives on objects; `detail` has the bytes of the largest of `pickles`."""
+
+    __slots__ = ()
+    device: ClassVar[None] = None
+    on_current: ClassVar[bool] = False
+    error: ClassVar[None] = None
+    send: ClassVar[None] = None
+    recv: ClassVar[None] = None
+    dtype: ClassVar[None] = None
+
+    def fingerprint(self) -> int:
+        """Return a number from 0 to 2^62 that is equal on ranks whose calls match."""
+        return (
+            hash((self.kind, -1, self.root, () if self.kind in LOOSE else self.shape)) & _POSITIVE
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes this rank contributes."""
+        return sum(each.nbytes for each in self.pickles)
+
+
+class _Barrier(NamedTuple):
+    kind: Kind = Kind.BARRIER
+    root: int = 0
+    detail: int = 0
+    finish: Finish | None = None
+    ended: Ended | None = None
+    begin: Callable[[], Any] | None = None
+    device: DeviceRuntime | None = None
+
+
+class Barrier(_Barrier):
+    """A barrier, or what stands for anything else that ranks do together, maybe on a `device`."""
+
+    __slots__ = ()
+    on_current: ClassVar[bool] = False
+    error: ClassVar[None] = None
+    send: ClassVar[None] = None
+    recv: ClassVar[None] = None
+    dtype: ClassVar[None] = None
+    shape: ClassVar[Shape] = ()
+    nbytes: ClassVar[int] = 0
+
+    def fingerprint(self) -> int:
+        """Return a number from 0 to 2^62 that is equal on ranks whose calls match."""
+        return hash((self.kind, -1)) & _POSITIVE
+
+
+class _Refusal(NamedTuple):
+    kind: Kind
+    root: int
+    error: Exception
+    detail: int = 0
+    finish: Finish | None = None
+    ended: Ended | None = None
+    begin: Callable[[], Any] | None = None
+
+
+class Refusal(_Refusal):
+    """A collective in which this rank cannot take part.
+
+    `error` is raised on every rank, as a `RemoteError` that is `in_step` on the others.
+    """
+
+    __slots__ = ()
+    device: ClassVar[None] = None
+    on_current: ClassVar[bool] = False
+    send: ClassVar[None] = None
+    recv: ClassVar[None] = None
+    dtype: ClassVar[None] = None
+    shape: ClassVar[Shape] = ()
+    nbytes: ClassVar[int] = 0
+
+    def fingerprint(self) -> int:
+        """Return what is no call's fingerprint: ranks that refuse agree with nobody."""
+        return -1
+
+
+class _Message(NamedTuple):
+    kind: Kind
+    data: NumpyArray
+    dtype: Dtype
+    shape: Shape
+    root: int
+    tag: int = 0
+    finish: Finish | None = None
+    ended: Ended | None = None
+    begin: Callable[[], Any] | None = None
+    device: DeviceRuntime | None = None
+    on_current: bool = False
+
+
+@final
+class Message(_Message):
+    """send, recv: `data` goes to or comes from `root`, the peer."""
+
+    __slots__ = ()
+    detail: ClassVar[int] = 0
+    error: ClassVar[None] = None
+
+    @property
+    def send(self) -> NumpyArray | None:
+        """What is sent."""
+        return self.data if self.kind is Kind.SEND else None
+
+    @property
+    def recv(self) -> NumpyArray | None:
+        """Where it arrives."""
+        return self.data if self.kind is Kind.RECV else None
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes are sent or received."""
+        return int(self.data.nbytes)
+
+
+class _ObjectMessage(NamedTuple):
+    kind: Kind
+    root: int
+    tag: int = 0
+    pickles: Sequence[Pickled] = ()
+    finish: Finish | None = None
+    ended: Ended | None = None
+    begin: Callable[[], Any] | None = None
+
+
+@final
+class ObjectMessage(_ObjectMessage):
+    """send_object_list, recv_object_list: `pickles` go to `root`, the peer; or come from there."""
+
+    __slots__ = ()
+    device: ClassVar[None] = None
+    on_current: ClassVar[bool] = False
+    detail: ClassVar[int] = 0
+    error: ClassVar[None] = None
+    send: ClassVar[None] = None
+    recv: ClassVar[None] = None
+    dtype: ClassVar[None] = None
+    shape: ClassVar[Shape] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes are sent; 0 of a receive."""
+        return sum(each.nbytes for each in self.pickles)
+
+
+AnyArrays = Reduction | Distribution | Gathering
+Collective = AnyArrays | Objects | Barrier | Refusal
+AnyMessage = Message | ObjectMessage
+Call = Collective | AnyMessage
+"""One operation of one rank; see [Note: fields] for what its fields mean."""
+
+MESSAGES = (Message, ObjectMessage)
+"""For `isinstance`."""
+
+WITH_ARRAYS = (Reduction, Distribution, Gathering, Message)
+"""For `isinstance`: what may be in the memory of a device."""
+
+
 def locate(call: Call) -> Call:
     """Note in `call` on which device its arrays are; `UsageError` if on several."""
+    if not isinstance(call, WITH_ARRAYS):
+        return call
     found = [device_runtime_of(each) for each in (call.send, call.recv) if each is not None]
-    if not found or all(each is None for each in found):
+    if all(each is None for each in found):
         return call
     if len(set(found)) > 1:
         places = " and ".join("the host" if each is None else each.name for each in found)
@@ -116,6 +456,11 @@ def locate(call: Call) -> Call:
             "to one place"
         )
     return call._replace(device=found[0])
+
+
+def refused(call: Collective, error: Exception) -> Refusal:
+    """Return what stands for `call` on a rank that cannot take part in it."""
+    return Refusal(call.kind, call.root, error, ended=call.ended)
 
 
 LOOSE = frozenset(
@@ -144,12 +489,6 @@ ROOTED = frozenset(
     }
 )
 
-MAKERS = frozenset({Kind.ALL_GATHER, Kind.GATHER, Kind.ALLTOALL})
-"""Operations that make their result themselves where a rank gives no memory for it."""
-
-MESSAGES = int(Kind.SEND)
-"""From this kind on: point-to-point operations; `Call.root` is the peer."""
-
 END_OF_BLOCK = 1
 """`root` of the all_gather_object at the end of a block of `together`: no other one matches it."""
 
@@ -160,14 +499,10 @@ _POSITIVE = (1 << 62) - 1
 _EVEN = _POSITIVE - 1
 
 
-def fingerprint(call: Call) -> int:
-    """Return a number from 0 to 2^62 that is equal on ranks whose calls match."""
-    kind, _, _, dtype, shape, root, op = call[:7]
-    code = -1 if dtype is None else dtype.code
-    number = -1 if op is None else op  # the hash of None differs between processes
-    if call.device is not None:
-        code = ~code
-    return hash((kind, number, root, code, () if kind in LOOSE else shape)) & _POSITIVE
+def _fingerprint(call: Distribution | Gathering) -> int:
+    kind, _, _, dtype, shape, root = call[:6]
+    code = dtype.code if call.device is None else ~dtype.code
+    return hash((kind, -1, root, code, () if kind in LOOSE else shape)) & _POSITIVE
 
 
 def shape_detail(shape: Shape) -> int:
@@ -188,15 +523,7 @@ def is_apart(detail: tuple[int, int]) -> bool:
     return bool(detail[1] & 1)
 
 
-def bytes_of(call: Call) -> int:
-    """Return how many bytes a rank contributes; where it only receives, how many it does."""
-    data = call.send if call.send is not None else call.recv
-    if data is not None and not call.sends:
-        return int(data.nbytes)
-    return sum(each.nbytes for each in call.sends or call.receives or call.pickles)
-
-
-def even_blocks(gathered: NumpyArray, call: Call, size: int) -> list[Block]:
+def even_blocks(gathered: NumpyArray, call: Gathering, size: int) -> list[Block]:
     """Cut what was gathered from `size` ranks alike; nothing if it is the caller's own memory."""
     if call.recv is not None:
         return []
@@ -206,16 +533,16 @@ def even_blocks(gathered: NumpyArray, call: Call, size: int) -> list[Block]:
 
 
 def label(call: Call, ranks: Sequence[int]) -> str:
-    """Say in words what `call` is, for messages; `ranks` are the group's world ranks."""
+    """Return in words what `call` is; `ranks` are the group's world ranks."""
     if call.kind is Kind.ALL_GATHER_OBJECT and call.root == END_OF_BLOCK:
         return "end of a block of hpcdist.together"
-    words = []
+    words: list[str] = []
     if call.dtype is not None:
         words = [f"shape {call.shape}", call.dtype.name]
         words += [] if call.device is None else ["on a GPU"]
     elif call.shape:
         words = [f"{call.shape[0]} objects"]
-    if call.op is not None:
+    if isinstance(call, Reduction):
         words.append(call.op.name)
     if call.kind in ROOTED:
         words.append(f"root {ranks[call.root]}")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.call import Call
+from hpcdist.transport.call import Reduction
 from hpcdist.transport.reduction import UFUNCS, ReduceOp, ReductionRule
 
 compiled: Any
@@ -39,10 +39,8 @@ class Code:
         self.per_item = per_item
 
 
-def code_of(call: Call) -> Code | None:
+def code_of(call: Reduction) -> Code | None:
     """Return the compiled loop for a reduction, or None: NumPy does it."""
-    assert call.dtype is not None
-    assert call.op is not None
     key = call.op, call.dtype.code
     try:
         return CODES[key]
@@ -54,10 +52,8 @@ CODES: dict[tuple[int, int], Code | None] = {}
 """What `code_of` has found, by operator and code of the dtype; for who is in a hurry."""
 
 
-def _find_code(call: Call) -> Code | None:
+def _find_code(call: Reduction) -> Code | None:
     dtype, rule = call.dtype, call.rule
-    assert dtype is not None
-    assert rule is not None
     is_complex = dtype.family == "complex"
     if compiled is None or (is_complex and call.op is ReduceOp.AVG):
         return None
@@ -65,7 +61,7 @@ def _find_code(call: Call) -> Code | None:
     return None if number is None else Code(number, 1 + is_complex)
 
 
-def divisor_of(call: Call, ranks: int) -> float:
+def divisor_of(call: Reduction, ranks: int) -> float:
     """Return by what the compiled loop divides the sum."""
     return float(ranks) if call.op is ReduceOp.AVG else 1.0
 

@@ -59,7 +59,7 @@ _at_it = threading.RLock()
 
 
 def add_errand(errand: Errand) -> None:
-    """Let whoever waits call `errand` now and then, with the seconds waited so far.
+    """Have whoever waits call `errand` now and then, with the seconds waited so far.
 
     It must not wait for anything, nor call what may.
     """
@@ -74,7 +74,7 @@ def remove_errand(errand: Errand) -> None:
 
 
 def do_errands(waited: float) -> float:
-    """Do all errands, unless some thread is at it; return how many seconds it took."""
+    """Run all errands, unless some thread is at it; return how many seconds it took."""
     if is_at_errands() or not _at_it.acquire(blocking=False):
         return 0.0
     try:
@@ -135,7 +135,7 @@ def drop_held() -> None:
 
 
 def raising_held(wait: _Function) -> _Function:
-    """Let a function that polls outside of any operation raise at its end what is `held`."""
+    """Make a function that polls outside of any operation raise what is `held` at its end."""
 
     @wraps(wait)
     def waiting(*args: Any, **kwargs: Any) -> Any:

@@ -1,10 +1,10 @@
 """`CollectiveQueue`: the collectives of one group, one after the other, in order of issue.
 
 A blocking operation runs at once on the caller's thread when nothing is ahead of it. An
-asynchronous one is queued and runs on the lane's own thread, so it makes progress while the
+asynchronous one is queued and runs on the queue's own thread, so it makes progress while the
 caller computes (a thread that blocks inside MPI hides nearly all of the communication, MPI's
 own nonblocking collectives hide nothing). Every rank queues in the same order, so ranks may
-mix both forms freely. One lane per group: groups never wait for each other.
+mix both forms freely. One queue per group: groups never wait for each other.
 
 [Note: nested] What Python runs in the middle of an operation (a signal handler, a destructor, what
 an object does while it is unpickled) may not wait for another operation of the same group: it would
@@ -35,11 +35,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _INSIDE: dict[CodeType, Callable[[Mapping[str, Any]], Any]] = {}
 
 
-def inside(lane_of: Callable[[Mapping[str, Any]], Any]) -> Callable[[_Function], _Function]:
-    """Mark a function in which a lane is held: `lane_of` finds it in the local variables."""
+def inside(queue_of: Callable[[Mapping[str, Any]], Any]) -> Callable[[_Function], _Function]:
+    """Mark a function in which a queue is held: `queue_of` finds it in the local variables."""
 
     def mark(function: _Function) -> _Function:
-        _INSIDE[function.__code__] = lane_of
+        _INSIDE[function.__code__] = queue_of
         return function
 
     return mark
@@ -97,7 +97,7 @@ class CollectiveQueue:
         self.refuse_nested()
         if self.is_current():
             return job(*args)  # a callback of an operation: it goes before what is queued
-        del queue  # it runs on the lane's thread
+        del queue  # it runs on the queue's thread
         return self.start(lambda: job(*args), "operation")._value_at_end()
 
     def start(self, job: Job, label: str) -> QueuedWork:
@@ -128,7 +128,7 @@ class CollectiveQueue:
             self._starting.release()
 
     def is_current(self) -> bool:
-        """Return whether this is the lane's own thread: a callback of an operation."""
+        """Return whether this is the queue's own thread: a callback of an operation."""
         return threading.current_thread() is self._thread
 
     def refuse_nested(self) -> None:
@@ -143,8 +143,8 @@ class CollectiveQueue:
         while frame is not None and frame.f_code in _INSIDE:
             frame = frame.f_back  # of the operation that asks
         while frame is not None:
-            lane_of = _INSIDE.get(frame.f_code)
-            if lane_of is not None and lane_of(frame.f_locals) is self:
+            queue_of = _INSIDE.get(frame.f_code)
+            if queue_of is not None and queue_of(frame.f_locals) is self:
                 return True
             frame = frame.f_back
         return False
@@ -175,7 +175,7 @@ class CollectiveQueue:
 
 @final
 class QueuedWork(Work):
-    """An operation that runs on a lane's thread."""
+    """An operation that runs on a queue's thread."""
 
     def __init__(self, job: Job, label: str, queue: CollectiveQueue | None = None) -> None:
         self.ended = threading.Event()

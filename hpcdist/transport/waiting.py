@@ -133,5 +133,5 @@ class Together(Work):
         _refuse_nested(self._works)
 
     def attend(self, waited: float) -> None:
-        """Let its parts see what has become of them."""
+        """Make its parts see what has become of them."""
         _attend(self._works, waited)

@@ -11,7 +11,7 @@ from hpcdist.testing import contract
 from hpcdist.testing.contract import TransportContract
 from hpcdist.testing.on_device import Arrays, OnDevice
 from hpcdist.testing.slow_device import DEVICE, SlowArray
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import Barrier
 from hpcdist.transport.device.choose import STAGED
 from hpcdist.transport.device.launches import Launches
 
@@ -23,7 +23,7 @@ class TestStaged(TransportContract):
 
     @pytest.fixture(autouse=True)
     def _on_device(self, monkeypatch):
-        monkeypatch.setattr(contract, "dist", OnDevice(ARRAYS))
+        contract.call_instead(monkeypatch, OnDevice(ARRAYS))
 
     def run(self, check):
         return [check()]
@@ -336,7 +336,7 @@ def test_what_has_ended_is_forgotten_once():
 
     launches = Launches(None)
     for event in ("first", "second", "under way"):
-        launches.keep(Call(Kind.BARRIER, device=Runtime()), event)
+        launches.keep(Barrier(device=Runtime()), event)
     forgets = threading.Thread(target=launches._forget_ended, daemon=True)
     forgets.start()
     forgets.join(60)

@@ -83,7 +83,7 @@ class TestContract(TransportContract):
 
     @pytest.fixture(autouse=True)
     def _on_gpu(self, cupy, way, monkeypatch):
-        monkeypatch.setattr(contract, "dist", OnDevice(arrays_of(cupy)))
+        contract.call_instead(monkeypatch, OnDevice(arrays_of(cupy)))
 
     def run(self, check):
         return [check()]

@@ -27,7 +27,7 @@ from hpcdist.parallel.parameter import Parameter
 from hpcdist.parallel.sharding.partition import Unit
 from hpcdist.parallel.sharding.replicated import cut, flatten
 from hpcdist.transport.base import Work
-from hpcdist.transport.call import Call, shape_detail
+from hpcdist.transport.call import Call, Gathering, shape_detail
 
 Phase = Literal["forward", "backward"]
 
@@ -156,4 +156,6 @@ def _describe_gather(group: Group, flat: NumpyArray, own: NumpyArray, position: 
     """Describe the gathering of a unit so that ranks that gather another one notice."""
     shape = position, own.size
     call = describe.all_gather(group, flat, own)
-    return call._replace(shape=shape, detail=shape_detail(shape))
+    if isinstance(call, Gathering):
+        return call._replace(shape=shape, detail=shape_detail(shape))
+    return call

@@ -13,18 +13,19 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from hpcdist.arrays.device import DeviceRuntime, Event, Stream
-from hpcdist.transport.call import Call
+from hpcdist.transport.call import AnyArrays, Call
 from hpcdist.transport.device.launch_order import LAUNCH_ORDER
 
 
 class Launch(NamedTuple):
     """An issued operation: the streams it was issued from, and when their work is complete.
 
-    With `Call.on_current` it belongs on the last of `streams`, and `ready` are the events of the
-    others. `turn` is its place in `LAUNCH_ORDER`; None for what goes before all others.
+    `call` is one on arrays, or the agreement on a batch. With `on_current` it belongs on the last
+    of `streams`, and `ready` are the events of the others. `turn` is its place in `LAUNCH_ORDER`;
+    None for what goes before all others.
     """
 
-    call: Call
+    call: Any
     runtime: DeviceRuntime
     streams: tuple[Stream, ...]
     ready: list[Event]
@@ -37,7 +38,7 @@ class Launch(NamedTuple):
         return self._replace(ready=[*self.ready, self.runtime.record(self.streams[-1])])
 
     def make_wait(self, stream: Stream) -> None:
-        """Let `stream` wait for the work that was queued before the operation was issued."""
+        """Make `stream` wait for the work that was queued before the operation was issued."""
         for event in self.ready:
             self.runtime.wait_event(stream, event)
 
@@ -46,7 +47,7 @@ class Launch(NamedTuple):
         return nullcontext() if self.turn is None else LAUNCH_ORDER.turn(self.turn)
 
     def put(self, stream: Stream, check: Callable[[], None], act: Callable[[], Any]) -> Any:
-        """Do `act`, which puts something on `stream`, when its turn has come and `check` passes."""
+        """Run `act`, which puts something on `stream`, in its turn and when `check` passes."""
         with self.in_turn():
             check()  # in the turn: an earlier operation may have failed in its own
             self.make_wait(stream)
@@ -61,7 +62,7 @@ class DeviceBackend(ABC):
     """
 
     @abstractmethod
-    def can(self, call: Call) -> bool:
+    def can(self, call: AnyArrays) -> bool:
         """Return whether it has what `call` needs; equal on all ranks."""
 
     @abstractmethod

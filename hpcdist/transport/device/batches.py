@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hpcdist.arrays.device import DeviceRuntime
 from hpcdist.errors import CollectiveTimeout, MismatchError
 from hpcdist.transport.base import Work
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import Barrier, Kind, Message
 
 if TYPE_CHECKING:
     from hpcdist.transport.mpi.context import MpiContext
@@ -19,14 +19,14 @@ class MessageBatches(ABC):
     """The batches of one group, each the device's part of a `batch_isend_irecv`."""
 
     @abstractmethod
-    def start(self, messages: Sequence[Call]) -> list[Work]:
+    def start(self, messages: Sequence[Message]) -> list[Work]:
         """Begin `messages`, all on device memory; return a work for each."""
 
 
 def meet(context: MpiContext, runtime: DeviceRuntime) -> None:
-    """Let all ranks of a group come to its first batch, which needs only some of them later."""
+    """Bring all ranks of a group to its first batch, which needs only some of them later."""
     try:
-        context.agree(Call(Kind.BATCH_ISEND_IRECV, device=runtime))
+        context.agree(Barrier(Kind.BATCH_ISEND_IRECV, device=runtime))
     except (CollectiveTimeout, MismatchError) as error:
         error.args = (
             f"{error}. With HPCDIST_DEVICE_BATCHES={context.site.config.device_batches} the first "

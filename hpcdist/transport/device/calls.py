@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from hpcdist.arrays.device import DeviceRuntime
 from hpcdist.transport.base import Ended, Work, watched
-from hpcdist.transport.call import MESSAGES, Call
+from hpcdist.transport.call import AnyArrays, Barrier, Message, Refusal, refused
 from hpcdist.transport.device import table
 from hpcdist.transport.device.backend import DeviceBackend, Launch
 from hpcdist.transport.device.batches import MessageBatches, meet
@@ -44,9 +44,9 @@ class DeviceCalls:
         """The name of the group's backend; None before its first operation."""
         return None if self._choice is None else self._choice.backend
 
-    def run(self, call: Call) -> Work:
+    def run(self, call: AnyArrays | Barrier | Message) -> Work:
         """Put `call` on its stream, let the current streams wait for its end; return its work."""
-        if call.kind >= MESSAGES:
+        if isinstance(call, Message):
             work = self._start_message(call)
             work.wait()
             return work
@@ -60,16 +60,16 @@ class DeviceCalls:
         self._launches.join(launch, launched.done)
         return DeviceWork(self._launches, launch, Ended(launched))
 
-    def start(self, call: Call) -> Work:
+    def start(self, call: AnyArrays | Barrier | Message) -> Work:
         """Begin `call` and return at once."""
-        if call.kind >= MESSAGES:
+        if isinstance(call, Message):
             return self._start_message(call)
         launch = self._record_streams(call)
         queued = self._launches.queue(call, lambda: self._launch(launch))
         return DeviceWork(self._launches, launch, queued)
 
     def synchronize(self, *, on_device: bool) -> None:
-        """Let the current streams (or the host) wait for everything that was issued."""
+        """Make the current streams (or the host) wait for everything that was issued."""
         self._context.queue.run(lambda: None)
         self._launches.synchronize(on_device=on_device)
 
@@ -94,15 +94,15 @@ class DeviceCalls:
 
     # ---- one operation
 
-    def _record_streams(self, call: Call) -> Launch:
-        """Do `Launches.record`; if the device fails, raise on all ranks."""
+    def _record_streams(self, call: AnyArrays | Barrier) -> Launch:
+        """Like `Launches.record`; if the device fails, raise on all ranks."""
         runtime = call.device
         assert runtime is not None
         try:
             return self._launches.record(call, runtime)
         except runtime.failures as error:
             context, reason = self._context, device_failure(runtime, error)
-            context.queue.run(context.agree, Call(call.kind, root=call.root, error=reason))
+            context.queue.run(context.agree, Refusal(call.kind, call.root, reason))
             raise  # not reached: to agree on an error is to raise it
 
     def _launch(self, launch: Launch) -> Launched:
@@ -115,7 +115,7 @@ class DeviceCalls:
                 return self._put(launch)
             launched: list[Launched] = []
 
-            def put(bare: Call) -> Any:
+            def put(bare: AnyArrays) -> Any:
                 launched.append(self._put(launch._replace(call=bare)))
                 done = launched[0].done
                 if done is not None:  # who is told of the end reads the arrays
@@ -131,7 +131,7 @@ class DeviceCalls:
         """Put an operation on its stream as soon as all ranks have agreed on it."""
         call, runtime = launch.call, launch.runtime
         reason = self._launches.why_not_at_home(runtime)
-        detail = self._context.agree(call if reason is None else call._replace(error=reason))
+        detail = self._context.agree(call if reason is None else refused(call, reason))
         with self._launches.translated_failures(runtime):
             launch = self._launches.covering_lent_memory(launch)
             backend = self._opened(runtime)
@@ -162,7 +162,7 @@ class DeviceCalls:
 
     # ---- messages
 
-    def _start_message(self, call: Call) -> Work:
+    def _start_message(self, call: Message) -> Work:
         """Send or receive through locked host memory."""
         runtime = call.device
         assert runtime is not None
@@ -171,7 +171,7 @@ class DeviceCalls:
             ready = [runtime.record(stream) for stream in runtime.current_streams()]
             return self._staged.start_message(call, ready)
 
-    def find_batches(self, call: Call) -> MessageBatches | None:
+    def find_batches(self, call: Message) -> MessageBatches | None:
         """Return what sends batches of messages together; None where they are staged one by one.
 
         Collective when first asked for, as all ranks of a group choose its backend and open it;

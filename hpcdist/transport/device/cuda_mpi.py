@@ -21,7 +21,7 @@ from hpcdist.arrays.device import DeviceRuntime, Event, Stream
 from hpcdist.config import Config
 from hpcdist.runtime.cuda_awareness import cuda_awareness
 from hpcdist.runtime.process import snapshot
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import AnyArrays, Call, Kind
 from hpcdist.transport.device.backend import DeviceBackend, Launch
 from hpcdist.transport.device.choose import Candidate, Standing
 from hpcdist.transport.device.host_waits import arrive, await_end
@@ -84,7 +84,7 @@ class CudaMpi(DeviceBackend):
         self._context = context
         self._streams: dict[DeviceRuntime, Stream] = {}
 
-    def can(self, call: Call) -> bool:
+    def can(self, call: AnyArrays) -> bool:
         """Return whether every MPI verb that we use for `call` takes device memory."""
         return call.kind in ALLOWED
 

@@ -54,7 +54,7 @@ class LaunchOrder:
                 self._changed.wait_for(lambda: self._now == number)
 
     def release(self, number: int) -> None:
-        """Let the turn be over, now or when it comes."""
+        """End the turn, now or when it comes."""
         with self._lock:
             if number < self._now:
                 return

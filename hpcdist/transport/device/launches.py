@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, final
 from hpcdist.arrays.device import DeviceRuntime, Event
 from hpcdist.errors import HpcdistError, TransportError, UsageError
 from hpcdist.transport.base import Work
-from hpcdist.transport.call import MAKERS, MESSAGES, Call, label
+from hpcdist.transport.call import Call, Family, Gathering, label
 from hpcdist.transport.device.backend import DeviceBackend, Launch
 from hpcdist.transport.device.host_waits import wait_on_host
 from hpcdist.transport.device.launch_order import LAUNCH_ORDER
@@ -84,18 +84,18 @@ class Launches:
         )
 
     def queue(self, call: Call, launch: Job) -> Work:
-        """Let `launch` put `call` on the device when its turn in the group's queue has come."""
+        """Have `launch` put `call` on the device when its turn in the group's queue has come."""
         context = self._context
         start = context.queue.start if context.threads else _at_once
         return start(lambda: context.guarded(call, launch), label(call, context.ranks))
 
     def covering_lent_memory(self, launch: Launch) -> Launch:
-        """Let the operation wait for what was put on the streams since its issue, if it must.
+        """Make the operation wait for what was put on the streams since its issue, if it must.
 
         See [Note: lent memory].
         """
         call, runtime = launch.call, launch.runtime
-        if call.recv is None and call.kind in MAKERS:
+        if isinstance(call, Gathering) and call.recv is None:
             self._lends = True
         if not self._lends or not self._context.queue.is_current():
             return launch
@@ -135,7 +135,7 @@ class Launches:
             self._forgetting.release()
 
     def join(self, launch: Launch, done: Event | None) -> None:
-        """Let the streams that the operation was issued from wait for its end: [Note: streams].
+        """Make the streams that the operation was issued from wait for its end: [Note: streams].
 
         They are the current ones still, for the caller has been blocked since.
         """
@@ -145,7 +145,7 @@ class Launches:
                     launch.runtime.wait_event(stream, done)
 
     def await_on_device(self, runtime: DeviceRuntime, event: Event) -> None:
-        """Let the current streams wait for `event`."""
+        """Make the current streams wait for `event`."""
         with self.translated_failures(runtime):
             for stream in runtime.current_streams():
                 runtime.wait_event(stream, event)
@@ -155,13 +155,15 @@ class Launches:
         runtime, backend, limit_s = call.device, self.backend, self._context.timeout_s
         assert runtime is not None
         assert backend is not None  # it has put the operation there
-        if call.kind >= MESSAGES:  # a peer may wait for another of its peers before it begins
+        if (
+            call.kind.family is Family.MESSAGE
+        ):  # a peer may wait for another of its peers before it begins
             limit_s = 2 * limit_s + GOODBYE_S
         with self.translated_failures(runtime):
             backend.await_on_host(event, call, limit_s)
 
     def synchronize(self, *, on_device: bool) -> None:
-        """Let the current streams (or the host) wait for everything that is on the device."""
+        """Make the current streams (or the host) wait for everything that is on the device."""
         for call, event in tuple(self._running):
             if not on_device:
                 self.await_on_host(call, event)

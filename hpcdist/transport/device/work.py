@@ -32,7 +32,7 @@ class DeviceWork(Work):
         self._launches, self._launch, self._queued = launches, launch, queued
 
     def wait(self, timeout: Any = None) -> bool:
-        """Let the current streams wait; raise what went wrong."""
+        """Make the current streams wait; raise what went wrong."""
         self._queued.wait(timeout)
         self._launches.check()
         done = self._queued.result().done
@@ -58,7 +58,7 @@ class DeviceWork(Work):
             self._launches.await_on_host(self._launch.call, done)
 
     def result(self) -> Any:
-        """Do `wait`, and return what the operation returned."""
+        """Wait, and return what the operation returned."""
         self.wait()
         return self._queued.result().result
 

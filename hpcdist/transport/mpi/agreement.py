@@ -29,7 +29,7 @@ from mpi4py import MPI
 
 from hpcdist.errors import RemoteError
 from hpcdist.transport.activity import Wait
-from hpcdist.transport.call import Call, fingerprint, label
+from hpcdist.transport.call import Collective, label
 from hpcdist.transport.mpi.decision import (
     CANNOT,
     LATE,
@@ -63,7 +63,7 @@ class Agreement:
         ranks: Sequence[int],
         timeout_s: float,
         exchange: Exchange,
-        check: Callable[[Call], None] | None = None,
+        check: Callable[[Collective], None] | None = None,
     ) -> None:
         self._comm = comm
         self._ranks = ranks
@@ -81,7 +81,7 @@ class Agreement:
         self._timeout_s = timeout_s
         self._timeout_ns = int(min(timeout_s * 1e9, NEVER // 2))
 
-    def __call__(self, call: Call, address: int = 0, data: Any = None) -> tuple[int, int]:
+    def __call__(self, call: Collective, address: int = 0, data: Any = None) -> tuple[int, int]:
         """Return the smallest and the largest `detail`, once all ranks issued an equal `call`.
 
         An exchange through shared memory publishes `address` and `data`, too.
@@ -91,7 +91,7 @@ class Agreement:
         self.sequence += 1
         now, detail = time.time_ns(), call.detail
         if call.error is None:
-            number = fingerprint(call)
+            number = call.fingerprint()
             opposite = -number
         else:
             number, opposite = CANNOT
@@ -108,7 +108,7 @@ class Agreement:
     def reduce(
         self,
         control: Any,
-        call: Call,
+        call: Collective,
         data: Any,
         out: Any,
         first: int,
@@ -120,14 +120,21 @@ class Agreement:
         if self._unfinished:
             self._settle(call)
         self.sequence += 1
-        number, limit = fingerprint(call), self._timeout_ns
+        number, limit = call.fingerprint(), self._timeout_ns
         if control.reduce(number, limit, data, out, first, code, count, divisor, SPINS):
             return True
         self._check(call)
         return False
 
     def move(
-        self, control: Any, call: Call, data: Any, out: Any, source: int, first: int, nbytes: int
+        self,
+        control: Any,
+        call: Collective,
+        data: Any,
+        out: Any,
+        source: int,
+        first: int,
+        nbytes: int,
     ) -> tuple[int, int] | None:
         """Agree on a small movement of data and do it, and return None.
 
@@ -136,13 +143,19 @@ class Agreement:
         if self._unfinished:
             self._settle(call)
         self.sequence += 1
-        number, limit = fingerprint(call), self._timeout_ns
+        number, limit = call.fingerprint(), self._timeout_ns
         if control.move(number, call.detail, limit, data, out, source, first, nbytes, SPINS):
             return None
         return self._check(call)
 
     def reduce_shared(
-        self, node: SharedNode, call: Call, address: int, code: int, count: int, divisor: float
+        self,
+        node: SharedNode,
+        call: Collective,
+        address: int,
+        code: int,
+        count: int,
+        divisor: float,
     ) -> int:
         """Agree on an all_reduce of an array in shared memory, and do it as far as it goes.
 
@@ -153,26 +166,26 @@ class Agreement:
             self._settle(call)
         self.sequence += 1
         state: int = node.control.reduce_shared(
-            fingerprint(call), self._timeout_ns, address, node.bases, code, count, divisor, SPINS
+            call.fingerprint(), self._timeout_ns, address, node.bases, code, count, divisor, SPINS
         )
         if state == 0:
             self._check(call)
         return state
 
-    def _check(self, call: Call) -> tuple[int, int]:
+    def _check(self, call: Collective) -> tuple[int, int]:
         """Wait for all ranks after what did not end in `control`; return the range of `detail`."""
         now, found = time.time_ns(), self._look() or self._wait(call)
         decided = decide(found)
         return decided if type(decided) is tuple else self._refuse(call, now, found)
 
-    def _refuse(self, call: Call, now: int, found: Six) -> NoReturn:
+    def _refuse(self, call: Collective, now: int, found: Six) -> NoReturn:
         """Raise on every rank: the operation is void, or the ranks disagree."""
         if decide(found) is Verdict.VOID:
             raise voided(self._what(call), found, now, self._ranks[self._comm.rank])
         self._disagree(call)
 
     def is_settled(self) -> bool:
-        """Say whether no exchange is under way."""
+        """Return whether no exchange is under way."""
         return not self._unfinished or (self._unfinished == 1 and self._test())
 
     def close(self) -> bool:
@@ -192,7 +205,7 @@ class Agreement:
         self._progress()
         return False
 
-    def _wait(self, call: Call) -> Six:
+    def _wait(self, call: Collective) -> Six:
         try:
             if not self._poll(call, self._as_wait(call)):
                 self._time_out(call)
@@ -202,11 +215,11 @@ class Agreement:
         assert self._found is not None
         return self._found
 
-    def _poll(self, call: Call, wait: Wait) -> bool:
+    def _poll(self, call: Collective, wait: Wait) -> bool:
         attend = lambda waited: self._attend(call, waited)  # noqa: E731
         return poll(self._test, self._timeout_s, attend, wait=wait)
 
-    def _as_wait(self, call: Call) -> Wait:
+    def _as_wait(self, call: Collective) -> Wait:
         return Wait(lambda: self._what(call), self._blockers)
 
     def _blockers(self) -> list[Blocker]:
@@ -214,7 +227,7 @@ class Agreement:
         step = Step(False, self.sequence)
         return [Blocker(self.news, rank, step) for rank in self.news.others]
 
-    def _attend(self, call: Call, waited: float) -> None:
+    def _attend(self, call: Collective, waited: float) -> None:
         if waited < LISTEN_AFTER_S:
             return
         self.news.listen()
@@ -229,14 +242,14 @@ class Agreement:
         if self._check_others is not None:
             self._check_others(call)
 
-    def _time_out(self, call: Call) -> None:
+    def _time_out(self, call: Collective) -> None:
         """Find out who is missing; return normally if they come in the meantime."""
         absent, account = self._who_is_absent(call)
         if self._test():
             return
         raise not_joined(self._what(call), absent, self._timeout_s, account)
 
-    def _settle(self, call: Call) -> None:
+    def _settle(self, call: Collective) -> None:
         """Complete the exchanges of operations this rank gave up on."""
         while self._unfinished:
             if not self._poll(call, Wait(lambda: self._what(call))):
@@ -248,7 +261,7 @@ class Agreement:
             if self._unfinished:
                 self._post(*LATE, 0, None, 0)
 
-    def _who_is_absent(self, call: Call) -> tuple[list[int], str]:
+    def _who_is_absent(self, call: Collective) -> tuple[list[int], str]:
         """Ask all ranks; return those (of the world) that wait elsewhere, and where."""
         wait, others = self._as_wait(call), self.news.others
         answers = self.news.ask(others, wait, self._timeout_s, all_the_time=True)
@@ -259,7 +272,7 @@ class Agreement:
 
     # ---- disagreement
 
-    def _disagree(self, call: Call) -> NoReturn:
+    def _disagree(self, call: Collective) -> NoReturn:
         """Tell each other what was called and raise on every rank."""
         error, report = call.error, None
         if error is not None:
@@ -269,7 +282,7 @@ class Agreement:
             raise error
         raise disagreement(self._what(call), dict(zip(self._ranks, told, strict=True)))
 
-    def _what(self, call: Call) -> str:
+    def _what(self, call: Collective) -> str:
         ranks = list(self._ranks) if len(self._ranks) <= 16 else f"{len(self._ranks)} ranks"
         name = label(call, self._ranks)
         return f"{name}, operation #{self.sequence} of the group of ranks {ranks}"

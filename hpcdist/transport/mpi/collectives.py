@@ -18,24 +18,30 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.packing import same_memory
 from hpcdist.errors import MismatchError
 from hpcdist.transport.call import (
+    ARRAYS,
+    Barrier,
     Block,
-    Call,
+    Distribution,
+    Family,
+    Gathering,
     Kind,
+    Reduction,
     Shape,
     even_blocks,
     is_apart,
     is_even,
+    table_for,
 )
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import INT_MAX, OPS, block, numbers
 from hpcdist.transport.mpi.tags import Tag
 from hpcdist.transport.parts import (
     APART_FROM,
+    contribution,
     counts_of,
     entries,
     expected_counts,
     from_each,
-    joined,
     misfit,
     new_blocks,
     shapes_to_each,
@@ -49,17 +55,15 @@ from hpcdist.transport.reduction import UFUNCS, ReductionRule
 Range = tuple[int, int]
 
 
-def barrier(host: MpiContext, call: Call, _: Range) -> None:
+def barrier(host: MpiContext, call: Barrier, _: Range) -> None:
     """Nothing to do: agreeing on the call was the barrier."""
 
 
 # ---- reductions
 
 
-def all_reduce(host: MpiContext, call: Call, _: Range) -> None:
+def all_reduce(host: MpiContext, call: Reduction, _: Range) -> None:
     data, rule = call.recv, call.rule
-    assert data is not None
-    assert rule is not None
     if host.size == 1 and rule.wire.kind != "b":  # of what truth is asked, truth is left
         return
     combine, _wire, encode, decode = rule
@@ -75,20 +79,18 @@ def all_reduce(host: MpiContext, call: Call, _: Range) -> None:
             decode(wire, part, host.size)
 
 
-def reduce(host: MpiContext, call: Call, _: Range) -> None:
+def reduce(host: MpiContext, call: Reduction, _: Range) -> None:
     at_root = host.rank == call.root
-    data = call.recv if at_root else call.send
-    assert data is not None
+    data = call.recv
     for part in pieces(data, host.piece_bytes):
         _reduce_part(host, call, part, call.root, part if at_root else None)
 
 
 def _reduce_part(
-    host: MpiContext, call: Call, part: NumpyArray, root: int, out: NumpyArray | None
+    host: MpiContext, call: Reduction, part: NumpyArray, root: int, out: NumpyArray | None
 ) -> None:
     """Reduce `part` of every rank to `root`, which gives `out` for the result."""
     rule = call.rule
-    assert rule is not None
     wire = part if rule.encode is None else rule.encode(part)
     op = OPS[rule.combine]
     if out is None:
@@ -103,10 +105,8 @@ def _reduce_part(
         rule.decode(wire, out, host.size)
 
 
-def reduce_scatter(host: MpiContext, call: Call, _: Range) -> None:
+def reduce_scatter(host: MpiContext, call: Reduction, _: Range) -> None:
     rule, recv = call.rule, call.recv
-    assert rule is not None
-    assert recv is not None
     out, on_host = recv.reshape(-1), type(recv) is np.ndarray
     counts = None if call.counts is None else list(call.counts[0])
     in_pairs = max(counts or [out.size]) * rule.wire.itemsize > _PAIRS_FROM_BYTES
@@ -116,9 +116,8 @@ def reduce_scatter(host: MpiContext, call: Call, _: Range) -> None:
     if in_pairs or (counts is not None and not on_host):
         _reduce_scatter_in_pairs(host, rule, to_each(call, host.size), out)
         return
-    flat = joined(call).send
-    assert flat is not None
-    wire = flat.reshape(-1) if rule.encode is None else rule.encode(flat.reshape(-1))
+    flat = contribution(call)
+    wire = flat if rule.encode is None else rule.encode(flat)
     wire_out = out if rule.encode is None else np.empty_like(out, rule.wire)
     own, result = numbers(wire), numbers(wire_out)
     if counts is None:
@@ -157,18 +156,16 @@ def _reduce_scatter_in_pairs(
             out[part] = total
 
 
-def scan(host: MpiContext, call: Call, _: Range) -> None:
+def scan(host: MpiContext, call: Reduction, _: Range) -> None:
     _scan(host, call, host.comm.Scan, host.rank + 1)
 
 
-def exscan(host: MpiContext, call: Call, _: Range) -> None:
+def exscan(host: MpiContext, call: Reduction, _: Range) -> None:
     _scan(host, call, host.comm.Exscan, host.rank)
 
 
-def _scan(host: MpiContext, call: Call, verb: Callable[..., None], ranks: int) -> None:
+def _scan(host: MpiContext, call: Reduction, verb: Callable[..., None], ranks: int) -> None:
     rule, data = call.rule, call.recv
-    assert rule is not None
-    assert data is not None
     for part in pieces(data, host.piece_bytes):
         wire = part.copy() if rule.encode is None else rule.encode(part)
         verb(MPI.IN_PLACE, numbers(wire), OPS[rule.combine])
@@ -191,14 +188,12 @@ def pieces(data: NumpyArray, nbytes: int) -> Iterator[NumpyArray]:
 # ---- moving data
 
 
-def broadcast(host: MpiContext, call: Call, _: Range) -> None:
-    assert call.recv is not None
+def broadcast(host: MpiContext, call: Distribution, _: Range) -> None:
     host.comm.Bcast(block(call.recv, call.recv.nbytes), call.root)
 
 
-def all_gather(host: MpiContext, call: Call, detail: Range) -> list[Block]:
+def all_gather(host: MpiContext, call: Gathering, detail: Range) -> list[Block]:
     send = call.send
-    assert send is not None
     if not is_even(detail):
         return _all_gather_apart(host, call, exchange_shapes(host, call))
     if is_apart(detail):
@@ -217,7 +212,7 @@ def all_gather(host: MpiContext, call: Call, detail: Range) -> list[Block]:
     return even_blocks(recv, call, host.size)
 
 
-def _all_gather_apart(host: MpiContext, call: Call, shapes: list[Shape]) -> list[Block]:
+def _all_gather_apart(host: MpiContext, call: Gathering, shapes: list[Shape]) -> list[Block]:
     """Gather where MPI's Allgather cannot: blocks differ in size, or do not lie together."""
     filled = with_room(call, counts_of(call, shapes))
     send, runs = _apart_from_room(call), from_each(filled, host.size)
@@ -230,10 +225,9 @@ def _all_gather_apart(host: MpiContext, call: Call, shapes: list[Shape]) -> list
     return new_blocks(call, filled, shapes)
 
 
-def _apart_from_room(call: Call) -> NumpyArray:
+def _apart_from_room(call: Gathering) -> NumpyArray:
     """Return what a gather sends as a flat array that does not change while it is received."""
     send = call.send
-    assert send is not None
     if call.recv is not None and np.may_share_memory(send, call.recv):
         send = send.copy()
     return send.reshape(-1)
@@ -259,9 +253,8 @@ def _copy_own(send: NumpyArray, run: NumpyArray) -> None:
         run[...] = send
 
 
-def gather(host: MpiContext, call: Call, detail: Range) -> list[Block] | None:
+def gather(host: MpiContext, call: Gathering, detail: Range) -> list[Block] | None:
     send, recv, at_root = call.send, call.recv, host.rank == call.root
-    assert send is not None
     if not is_even(detail):
         return _gather_apart(host, call, exchange_shapes(host, call))
     if is_apart(detail):
@@ -277,7 +270,7 @@ def gather(host: MpiContext, call: Call, detail: Range) -> list[Block] | None:
     return even_blocks(recv, call, host.size)
 
 
-def _gather_apart(host: MpiContext, call: Call, shapes: list[Shape]) -> list[Block] | None:
+def _gather_apart(host: MpiContext, call: Gathering, shapes: list[Shape]) -> list[Block] | None:
     """Gather blocks that differ, or each to its place."""
     send = _apart_from_room(call)
     if host.rank != call.root:
@@ -292,7 +285,7 @@ def _gather_apart(host: MpiContext, call: Call, shapes: list[Shape]) -> list[Blo
     return new_blocks(call, filled, shapes)
 
 
-def exchange_shapes(host: MpiContext, call: Call) -> list[Shape]:
+def exchange_shapes(host: MpiContext, call: Gathering | Distribution) -> list[Shape]:
     """Tell all shapes to all ranks, and raise on all where one's list does not fit. Collective.
 
     A rank with a list tells what shapes it is for as one number, as they are told by all.
@@ -310,9 +303,8 @@ def _tell_all(host: MpiContext, kind: Kind, own: list[str]) -> MismatchError:
     return misfit(kind, [line for lines in host.comm.allgather(own) for line in lines])
 
 
-def scatter(host: MpiContext, call: Call, detail: Range) -> None:
+def scatter(host: MpiContext, call: Distribution, detail: Range) -> None:
     send, recv = call.send, call.recv
-    assert recv is not None
     even = is_even(detail)
     if not even:
         exchange_shapes(host, call)
@@ -331,14 +323,13 @@ def scatter(host: MpiContext, call: Call, detail: Range) -> None:
         host.comm.Recv(_bytes(recv), call.root, Tag.PART)
 
 
-def alltoall(host: MpiContext, call: Call, detail: Range) -> list[Block]:
+def alltoall(host: MpiContext, call: Gathering, detail: Range) -> list[Block]:
     size, send, recv = host.size, call.send, call.recv
-    if send is not None and recv is not None and np.may_share_memory(send, recv):
+    if recv is not None and np.may_share_memory(send, recv):
         call = call._replace(send=send.copy())
     if not is_even(detail):
         return _alltoall_uneven(host, call)
     if not is_apart(detail):
-        assert call.send is not None
         into = np.empty_like(call.send).reshape(-1) if recv is None else recv
         nbytes = into.nbytes // size
         host.comm.Alltoall(block(call.send, nbytes), block(into, nbytes))
@@ -349,7 +340,7 @@ def alltoall(host: MpiContext, call: Call, detail: Range) -> list[Block]:
     return new_blocks(call, filled, [call.shape] * size)
 
 
-def _alltoall_uneven(host: MpiContext, call: Call) -> list[Block]:
+def _alltoall_uneven(host: MpiContext, call: Gathering) -> list[Block]:
     agreed = agree_on_counts(host, call)
     filled = with_room(call, agreed.received)
     given, runs = to_each(call, host.size), from_each(filled, host.size)
@@ -375,7 +366,7 @@ class Agreed(NamedTuple):
     in_pairs: bool
 
 
-def agree_on_counts(host: MpiContext, call: Call) -> Agreed:
+def agree_on_counts(host: MpiContext, call: Gathering) -> Agreed:
     """Make sure that every rank expects what the others send. Collective."""
     size = host.size
     given, expected = to_each(call, size), expected_counts(call, size)
@@ -420,9 +411,9 @@ def _starts(counts: list[int]) -> list[int]:
 _PAIRS_FROM_BYTES = 64 << 10
 _PAIR_BYTES = 1 << 20
 
-Verb = Callable[[MpiContext, Call, Range], Any]
+Verb = Callable[[MpiContext, Any, Range], Any]
 
-VERBS: dict[Kind, Verb] = {
+_ROWS: dict[Kind, Verb] = {
     Kind.BARRIER: barrier,
     Kind.ALL_REDUCE: all_reduce,
     Kind.REDUCE: reduce,
@@ -435,3 +426,4 @@ VERBS: dict[Kind, Verb] = {
     Kind.SCATTER: scatter,
     Kind.ALLTOALL: alltoall,
 }
+VERBS = table_for("VERBS", ARRAYS | {Family.BARRIER}, _ROWS)

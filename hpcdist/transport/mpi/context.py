@@ -12,7 +12,7 @@ from typing import Any, Protocol, final
 from mpi4py import MPI
 
 from hpcdist.errors import TransportError
-from hpcdist.transport.call import Call, label
+from hpcdist.transport.call import Call, Collective, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.membership import Membership
 from hpcdist.transport.mpi.agreement import Agreement
@@ -28,7 +28,7 @@ from hpcdist.transport.tuning import TuningTable
 class Agree(Protocol):
     """What `MpiContext.agree` is."""
 
-    def __call__(self, call: Call, address: int = 0, data: Any = None) -> tuple[int, int]:
+    def __call__(self, call: Collective, address: int = 0, data: Any = None) -> tuple[int, int]:
         """Make sure that all ranks issued an equal `call`; return the range of `detail`.
 
         In shared memory `address` and `data` are published, too.
@@ -59,7 +59,7 @@ class MpiContext:
     queue: CollectiveQueue
     agreement: Agreement | None
     news: News | None
-    run_inside: Callable[[Call], Any]
+    run_inside: Callable[[Collective], Any]
     rank: int = field(init=False)
     size: int = field(init=False)
     heap: Heap = field(init=False)
@@ -78,12 +78,12 @@ class MpiContext:
         if self.agreement is not None:
             self.agreement.set_timeout(timeout_s)
 
-    def run(self, call: Call) -> Any:
+    def run(self, call: Collective) -> Any:
         """Run `call`, on host memory, when its turn has come."""
         return self.guarded(call, self.queue.run, self.run_inside, call)
 
     def progress(self) -> None:
-        """Let MPI proceed with messages under way."""
+        """Drive MPI's progress on messages under way."""
         self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
 
     def departed(self) -> Mapping[int, str]:
@@ -108,7 +108,7 @@ class MpiContext:
         )
 
 
-def _alone(call: Call, address: int = 0, data: Any = None) -> tuple[int, int]:
+def _alone(call: Collective, address: int = 0, data: Any = None) -> tuple[int, int]:
     """Agree where there is one rank."""
     if call.error is not None:
         raise call.error

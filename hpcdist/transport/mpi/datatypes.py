@@ -56,7 +56,7 @@ class _Operators(dict[Combine, MPI.Op]):
 
 
 def _combine(combine: Combine, given: Any, result: Any, datatype: MPI.Datatype) -> None:
-    """Do what MPI asks of an operator: `result` becomes `given` combined with itself."""
+    """Compute what MPI asks of an operator: `result` becomes `given` combined with itself."""
     dtype = _DTYPES[datatype.handle]
     left, right = (np.frombuffer(each, dtype) for each in (given, result))
     UFUNCS[combine](left, right, out=right)

@@ -115,7 +115,7 @@ class Handshakes:
         return letters
 
     def _take(self, peer: int, letters: dict[int, _Letter]) -> bool:
-        """Look for the letter of this handshake; throw away those of given up ones."""
+        """Find the letter of this handshake; discard those of given up ones."""
         for _, letter in self._control.heard(peer):
             if letter.number == self._number[peer]:
                 letters[peer] = letter

@@ -3,7 +3,7 @@
 Inside each node the ranks reduce-scatter through shared memory; then every rank all-reduces its
 slice with its peers on the other nodes, all at once, so that all network adapters of a node are
 busy; then the slices are shared inside the node. Between nodes each number travels once per node
-instead of once per rank. Nodes may hold different numbers of ranks: there are as many lanes as
+instead of once per rank. Nodes may hold different numbers of ranks: there are as many parts as
 the smallest has ranks, and the others only contribute and receive.
 
 This is the hierarchical all_reduce of multi-leader designs (Bayatpour et al., "Scalable reduction
@@ -19,7 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.call import Call
+from hpcdist.transport.call import Reduction
 from hpcdist.transport.kernel import accumulate, copy_in, copy_out, write_out
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import OPS, numbers
@@ -46,10 +46,9 @@ class HierarchicalAllReduce:
         self._peers = peers
         self._count = count
 
-    def all_reduce(self, host: MpiContext, call: Call) -> None:
+    def all_reduce(self, host: MpiContext, call: Reduction) -> None:
         """Reduce `call.recv` over the whole group, which has agreed on `call`."""
         data = call.recv
-        assert data is not None
         self._node.check_usable()
         flat = data.reshape(-1)
         for part in _parts(flat.size, STAGED_UP_TO // flat.itemsize):
@@ -64,12 +63,11 @@ class HierarchicalAllReduce:
                 copy_out(mine[chosen], self._staged(queue, part, flat.dtype)[chosen])
         self._node.step(call)
 
-    def _reduce_slice(self, host: MpiContext, call: Call, part: _Part, unit: np.dtype) -> None:
+    def _reduce_slice(self, host: MpiContext, call: Reduction, part: _Part, unit: np.dtype) -> None:
         """Combine this rank's slice inside the node, then with its peers; leave it in place."""
         if self._peers is None:
             return
         rule = call.rule
-        assert rule is not None
         first, count = share_of(part.items, self._count, self._node.rank)
         chosen = slice(first, first + count)
         staged = [self._staged(rank, part, unit)[chosen] for rank in range(self._node.size)]
@@ -92,7 +90,7 @@ def _parts(items: int, step: int) -> Iterator[_Part]:
 
 
 def open_hierarchical(host: MpiContext) -> HierarchicalAllReduce | None:
-    """Set up lanes; None, on all ranks, where some node has no shared memory. Collective."""
+    """Set up the hierarchy; None, on all ranks, if a node has no shared memory. Collective."""
     node_number = host.site.nodes[host.ranks[host.rank]]
     on_node = cast(MPI.Intracomm, host.comm.Split(node_number, host.rank))
     ranks = on_node.allgather(host.ranks[host.rank])

@@ -10,12 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist.transport.call import UNEVEN, Call, Kind, even_blocks
+from hpcdist.transport.call import (
+    UNEVEN,
+    AnyArrays,
+    Barrier,
+    Collective,
+    Gathering,
+    Kind,
+    Objects,
+    Reduction,
+    Refusal,
+    even_blocks,
+)
 from hpcdist.transport.kernel import CODES, Code, address_of, code_of, compiled, divisor_of
 from hpcdist.transport.mpi.context import MpiContext
-from hpcdist.transport.mpi.intranode_objects import OBJECTS, exchange_objects
+from hpcdist.transport.mpi.intranode_objects import exchange_objects
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
-from hpcdist.transport.parts import joined
+from hpcdist.transport.parts import contribution
 from hpcdist.transport.reduction import ReduceOp
 from hpcdist.transport.shm.collectives import SHARED, Range, Shared, fits, own_block
 from hpcdist.transport.shm.control import PAYLOAD
@@ -25,35 +36,33 @@ from hpcdist.transport.tuning import STAGED_UP_TO, Algorithm
 _REDUCED = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER})
 
 
-def perform(host: MpiContext, node: SharedNode, call: Call) -> Any:
+def perform(host: MpiContext, node: SharedNode, call: Collective) -> Any:
     """Agree on `call`, then run it."""
-    agree = host.agree
-    code = None
-    if call.kind in _REDUCED and node.can_pipeline and call.error is None:
-        assert call.op is not None
-        assert call.dtype is not None
-        code = CODES.get((call.op, call.dtype.code)) or code_of(call)
-    if code is not None and call.kind is Kind.ALL_REDUCE:
-        return _all_reduce(host, node, call, code)
-    if call.kind in OBJECTS and call.error is None:
+    code: Code | None = None
+    if isinstance(call, Reduction):
+        if node.can_pipeline and call.kind in _REDUCED:
+            code = CODES.get((call.op, call.dtype.code)) or code_of(call)
+            if code is not None and call.kind is Kind.ALL_REDUCE:
+                return _all_reduce(host, node, call, code)
+    elif isinstance(call, Objects):
         return exchange_objects(host, node, call)
-    row = SHARED.get(call.kind)
-    if row is None or call.error is not None:
-        return OBJECT_VERBS[call.kind](host, call, agree(call))
+    elif isinstance(call, (Barrier, Refusal)):
+        host.agree(call)  # which raises what a rank refuses
+        return None
+    row = SHARED[call.kind]
     total, offered = row.total(call, node.size), row.offered(call, node.rank)
     if total <= PAYLOAD:
-        if code is not None:
+        if code is not None and isinstance(call, Reduction):
             return _reduce_small(host, node, call, code, offered)
         return _run_small(host, node, call, row, offered)
     node.check_usable()
-    detail = agree(call, *_address(host, node, call, offered, total))
+    detail = host.agree(call, *_address(host, node, call, offered, total))
     return _run_large(host, node, call, detail, row, total)
 
 
-def _all_reduce(host: MpiContext, node: SharedNode, call: Call, code: Code) -> Any:
+def _all_reduce(host: MpiContext, node: SharedNode, call: Reduction, code: Code) -> Any:
     """Run the operation that matters most with as few steps as there can be."""
     data, agreement = call.recv, host.agreement
-    assert data is not None
     assert agreement is not None
     total, count = data.nbytes, data.size * code.per_item
     divisor = float(node.size) if call.op is ReduceOp.AVG else 1.0
@@ -72,22 +81,26 @@ def _all_reduce(host: MpiContext, node: SharedNode, call: Call, code: Code) -> A
     return _run_large(host, node, call, (0, 0), SHARED[call.kind], total)
 
 
-def _reduce_small(host: MpiContext, node: SharedNode, call: Call, code: Code, offered: Any) -> None:
-    """Do the same for a reduction whose result not every rank gets, or not as a whole."""
-    out, agreement, divisor = call.recv, host.agreement, divisor_of(call, node.size)
+def _reduce_small(
+    host: MpiContext, node: SharedNode, call: Reduction, code: Code, offered: Any
+) -> None:
+    """Like `_all_reduce`, for `reduce` and `reduce_scatter`: not every rank gets all of it."""
+    out: Any = None if _only_gives(call, node.rank) else call.recv
+    agreement, divisor = host.agreement, divisor_of(call, node.size)
     assert agreement is not None
     first, count = 0, offered.size * code.per_item
     if call.kind is Kind.REDUCE_SCATTER:
-        assert out is not None
-        count = out.size * code.per_item
+        count = call.recv.size * code.per_item
         first = own_block(call, node.rank, node.size) // offered.itemsize * code.per_item
     done = agreement.reduce(node.control, call, offered, out, first, code.number, count, divisor)
     if not done:
         _take_small(node, call, SHARED[call.kind])
 
 
-def _run_small(host: MpiContext, node: SharedNode, call: Call, row: Shared, offered: Any) -> Any:
-    """Agree on an operation whose data fit into the board, and copy them in the same step."""
+def _run_small(
+    host: MpiContext, node: SharedNode, call: AnyArrays, row: Shared, offered: Any
+) -> Any:
+    """Agree on an operation whose data fit into the control block, and copy them with it."""
     moves = row.move is not None and node.can_pipeline and call.detail != UNEVEN
     move = row.move(call, node.rank, node.size) if row.move is not None and moves else None
     if move is None:
@@ -96,15 +109,21 @@ def _run_small(host: MpiContext, node: SharedNode, call: Call, row: Shared, offe
         assert host.agreement is not None
         found = host.agreement.move(node.control, call, offered, *move)
         if found is None:
-            return None if move.out is None else even_blocks(move.out, call, node.size)
+            if isinstance(call, Gathering) and move.out is not None:
+                return even_blocks(move.out, call, node.size)
+            return None
         detail = found
     if fits(call, detail):
         return _take_small(node, call, row)
     return OBJECT_VERBS[call.kind](host, call, detail)
 
 
-def _take_small(node: SharedNode, call: Call, row: Shared) -> Any:
-    """Take what is wanted from the contributions on the board."""
+def _only_gives(call: Reduction, rank: int) -> bool:
+    return call.kind is Kind.REDUCE and rank != call.root
+
+
+def _take_small(node: SharedNode, call: AnyArrays, row: Shared) -> Any:
+    """Take what is wanted from the contributions on the control block."""
     places = node.payloads[node.control.turn]
     begin = row.part(call, node.rank, node.size) if row.part else 0
     if begin:
@@ -117,7 +136,7 @@ DONE_HERE = 2
 
 
 def _address(
-    host: MpiContext, node: SharedNode, call: Call, offered: Any, total: int
+    host: MpiContext, node: SharedNode, call: AnyArrays, offered: Any, total: int
 ) -> tuple[int, Any]:
     """Return what this rank publishes about a large contribution, copied if that pays."""
     if offered is None:
@@ -134,19 +153,19 @@ def _address(
     return 0, None
 
 
-def _way(host: MpiContext, call: Call, total: int, *, shared: bool) -> Algorithm:
+def _way(host: MpiContext, call: AnyArrays, total: int, *, shared: bool) -> Algorithm:
     return host.tuning_table.algorithm(call.kind, total, short=_needs_passes(call), shared=shared)
 
 
-def _needs_passes(call: Call) -> bool:
-    """Say whether MPI needs passes of ours before or after: 16-bit floats, and means."""
+def _needs_passes(call: AnyArrays) -> bool:
+    """Return whether MPI needs passes of ours before or after: 16-bit floats, and means."""
     dtype = call.dtype
-    is_short = dtype is not None and dtype.wide is not None and dtype.family == "float"
-    return is_short or call.op is ReduceOp.AVG
+    is_short = dtype.wide is not None and dtype.family == "float"
+    return is_short or (isinstance(call, Reduction) and call.op is ReduceOp.AVG)
 
 
-def _overlaps(call: Call, rank: int) -> bool:
-    """Say whether a rank's result would overwrite what others still read."""
+def _overlaps(call: AnyArrays, rank: int) -> bool:
+    """Return whether a rank's result would overwrite what others still read."""
     send, recv = call.send, call.recv
     if send is None or recv is None or call.receives:
         return False
@@ -157,7 +176,7 @@ def _overlaps(call: Call, rank: int) -> bool:
 
 
 def _run_large(
-    host: MpiContext, node: SharedNode, call: Call, detail: Range, row: Shared, total: int
+    host: MpiContext, node: SharedNode, call: AnyArrays, detail: Range, row: Shared, total: int
 ) -> Any:
     addresses = node.control.addresses()
     if fits(call, detail) and 0 not in addresses:
@@ -173,32 +192,28 @@ def _run_large(
                 node.finish(call, wait=read_in_place[node.rank])
             return result
     if (
-        call.kind in _REDUCED
+        isinstance(call, Reduction)
+        and call.kind in _REDUCED
         and node.can_pipeline
         and call.counts is None
         and _way(host, call, total, shared=False) is Algorithm.PIPELINED
-        and code_of(call) is not None
+        and (code := code_of(call)) is not None
     ):
-        _run_pipelined(node, joined(call))
+        _run_pipelined(node, call, code)
         return None
     return OBJECT_VERBS[call.kind](host, call, detail)
 
 
-def _run_pipelined(node: SharedNode, call: Call) -> None:
+def _run_pipelined(node: SharedNode, call: Reduction, code: Code) -> None:
     """Reduce ordinary arrays through the staging memory."""
-    code = code_of(call)
-    assert code is not None
-    send, recv = call.send, call.recv
-    data = send if send is not None else recv
-    assert data is not None
+    data, recv = contribution(call), call.recv
     if call.kind is Kind.REDUCE_SCATTER:
-        assert recv is not None
         if np.may_share_memory(data, recv):
             data = data.copy()
         length, stride = recv.size, recv.size
     else:
         length, stride = data.size, 0
-    out: Any = 0 if recv is None else recv
+    out: Any = 0 if _only_gives(call, node.rank) else recv
     item = data.itemsize // code.per_item
     node.control.begin(
         code.number,

@@ -1,6 +1,6 @@
 """Large objects between the ranks of a node: written once, read in place.
 
-A sender writes its parcels into a segment of their own. Receivers map it privately and unpickle
+A sender writes its pickles into a segment of their own. Receivers map it privately and unpickle
 arrays that lie in it: pages are shared until somebody writes to them, and then copied for that
 rank alone (copy on write). So an array broadcast to all ranks of a node is in memory once.
 """
@@ -14,40 +14,31 @@ from typing import Any
 
 from hpcdist.arrays.pickled import EAGER, Pickled, buffer_lengths
 from hpcdist.errors import TransportError
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import Kind, Objects, refused
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.shm.segment import Segment, open_segment
 
 LARGE = 256 << 10
-"""Parcels of at least this many bytes go through segments, and with them those of other ranks."""
+"""Pickles of at least this many bytes go through segments, and with them those of other ranks."""
 
 _PAGE = 4096
 _LINE = 64
 _PAIR = struct.Struct("2q")
 
-OBJECTS = frozenset(
-    {
-        Kind.BROADCAST_OBJECT_LIST,
-        Kind.ALL_GATHER_OBJECT,
-        Kind.GATHER_OBJECT,
-        Kind.SCATTER_OBJECT_LIST,
-        Kind.ALL_TO_ALL_OBJECT,
-    }
-)
 _ONE_SENDER = frozenset({Kind.BROADCAST_OBJECT_LIST, Kind.SCATTER_OBJECT_LIST})
 _SMALL = frozenset({Kind.BROADCAST_OBJECT_LIST, Kind.ALL_GATHER_OBJECT, Kind.GATHER_OBJECT})
 _PER_RECEIVER = frozenset({Kind.SCATTER_OBJECT_LIST, Kind.ALL_TO_ALL_OBJECT})
 
 
-def exchange_objects(host: MpiContext, node: SharedNode, call: Call) -> Any:
-    """Agree on `call`, then run it: small parcels by the board, large ones by segments."""
+def exchange_objects(host: MpiContext, node: SharedNode, call: Objects) -> Any:
+    """Agree on `call`, then run it: small pickles by the control block, large ones by segments."""
     try:
         descriptor = _new_segment(call, node.rank)
     except OSError as error:  # no descriptor is left: nobody goes on
         reason = TransportError(f"no memory for a large object: {error}; see `ulimit -n`")
-        return host.agree(call._replace(error=reason))
+        return host.agree(refused(call, reason))
     try:
         detail = host.agree(call, descriptor + 1, _small(call, node.rank))
         if _in_segments(call, detail):
@@ -60,14 +51,14 @@ def exchange_objects(host: MpiContext, node: SharedNode, call: Call) -> Any:
             os.close(descriptor)  # its memory stays as long as somebody maps it
 
 
-def _small(call: Call, rank: int) -> Any:
-    """Return the pickle that this rank publishes on the board, or None."""
+def _small(call: Objects, rank: int) -> Any:
+    """Return the pickle that this rank publishes on the control block, or None."""
     sends = call.kind is not Kind.BROADCAST_OBJECT_LIST or rank == call.root
     small = sends and call.kind in _SMALL and call.detail <= EAGER
     return call.pickles[0].meta if small else None
 
 
-def _exchange_small(node: SharedNode, call: Call) -> list[Pickled] | None:
+def _exchange_small(node: SharedNode, call: Objects) -> list[Pickled] | None:
     if call.kind is Kind.BROADCAST_OBJECT_LIST:
         own = node.rank == call.root
         return [call.pickles[0] if own else _in_control_block(node, call.root)]
@@ -81,22 +72,22 @@ def _in_control_block(node: SharedNode, sender: int) -> Pickled:
     return Pickled(bytes(place.memory[place.offset : place.offset + EAGER]))
 
 
-def _new_segment(call: Call, rank: int) -> int:
-    """Return a new, empty segment's descriptor if this rank has parcels for one, else -1."""
+def _new_segment(call: Objects, rank: int) -> int:
+    """Return a new, empty segment's descriptor if this rank has pickles for one, else -1."""
     sends = call.kind not in _ONE_SENDER or rank == call.root
     if not sends or call.detail <= EAGER:
         return -1
-    return os.memfd_create("hpcdist-parcels", os.MFD_CLOEXEC)
+    return os.memfd_create("hpcdist-pickles", os.MFD_CLOEXEC)
 
 
-def _in_segments(call: Call, detail: tuple[int, int]) -> bool:
+def _in_segments(call: Objects, detail: tuple[int, int]) -> bool:
     """Say, after the agreement, whether parcels go through segments (some are large)."""
     all_in_segments = call.kind is not Kind.ALL_TO_ALL_OBJECT or detail[0] > EAGER
     return detail[1] >= LARGE and all_in_segments
 
 
-def _exchange_large(node: SharedNode, call: Call, descriptor: int) -> list[Pickled] | None:
-    """Send and receive the parcels of an object collective; all ranks have agreed on it."""
+def _exchange_large(node: SharedNode, call: Objects, descriptor: int) -> list[Pickled] | None:
+    """Send and receive the pickles of an object collective; all ranks have agreed on it."""
     kind, rank, root = call.kind, node.rank, call.root
     failure = _write_or_fail(descriptor, call.pickles) if descriptor >= 0 else None
     node.step(call)
@@ -116,7 +107,7 @@ def _exchange_large(node: SharedNode, call: Call, descriptor: int) -> list[Pickl
 
 
 def _write_or_fail(descriptor: int, pickles: Sequence[Pickled]) -> TransportError | None:
-    """Write the parcels; whoever opens a segment that could not be written finds it empty."""
+    """Write the pickles; whoever opens a segment that could not be written finds it empty."""
     try:
         _write(descriptor, pickles)
     except OSError as error:
@@ -126,13 +117,13 @@ def _write_or_fail(descriptor: int, pickles: Sequence[Pickled]) -> TransportErro
 
 
 def _receive(node: SharedNode, sender: int, index: int) -> Pickled:
-    segment = node.parcel_segment(sender)
-    if segment is None:  # a small one, on the board
+    segment = node.pickle_segment(sender)
+    if segment is None:  # a small one, on the control block
         return _in_control_block(node, sender)
     return _read(segment, index)
 
 
-def _own(call: Call, index: int) -> Pickled:
+def _own(call: Objects, index: int) -> Pickled:
     pickled = call.pickles[index]
     return pickled if call.kind is Kind.BROADCAST_OBJECT_LIST else pickled.copy()
 
@@ -160,7 +151,7 @@ def _write_at(descriptor: int, data: Any, start: int) -> int:
 
 
 def _read(segment: Segment, index: int) -> Pickled:
-    """Map a parcel; its buffers keep the mapping alive."""
+    """Map a pickle; its buffers keep the mapping alive."""
     try:
         whole = open_segment(segment, private=True).data
     except OSError as error:

@@ -158,7 +158,7 @@ class Matching:
             return found, test
 
     def post(self, receive: Posted) -> None:
-        """Let a receive wait for its message."""
+        """Post a receive, which waits for its message."""
         with self.lock:
             self._posted.append(receive)
             self.look()
@@ -178,7 +178,7 @@ class Matching:
             self._posted = waiting
 
     def look(self) -> None:
-        """Do `advance`, but spend no more than half of the time on it, however many wait."""
+        """Like `advance`, but spend no more than half of the time on it, however many wait."""
         now = time.perf_counter()
         if now >= self._look_again:
             self.advance()
@@ -194,7 +194,7 @@ class Matching:
             return True
 
     def find(self, source: int, tag: int) -> Found | None:
-        """Look for a message."""
+        """Probe for a message."""
         for early in self._early:
             if early.tag == tag and source in (ANY_SOURCE, early.source):
                 return Found(early.source, tag, early.data.nbytes, early)
@@ -204,7 +204,7 @@ class Matching:
         return Found(status.Get_source(), tag, status.Get_elements(MPI.BYTE), None)
 
     def find_of_other_dtype(self, receive: Posted) -> Found | None:
-        """Look for a message that a receive does not match only because of its dtype."""
+        """Probe for a message that a receive does not match only because of its dtype."""
         others = wire_tags(receive.user_tag)
         with self.lock:
             found = (self.find(receive.source_wanted, tag) for tag in others if tag != receive.tag)

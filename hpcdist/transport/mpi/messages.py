@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import DONE, Done, Work
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import AnyMessage, Kind, Message, ObjectMessage
 from hpcdist.transport.mpi.datatypes import block
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.matching import Matching
@@ -44,17 +44,17 @@ class Messages:
         self._last_tag = wire_tags(user_tag(int(limit)))[-1]
         self._may_thread = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
 
-    def start(self, call: Call) -> Work:
+    def start(self, call: AnyMessage) -> Work:
         """Begin a send or receive."""
         work = self._begin(call)
         if self._may_thread and not work.is_completed():
             self.matching.progress.keep(work)
         return work
 
-    def run(self, call: Call) -> Work:
+    def run(self, call: AnyMessage) -> Work:
         """Finish a send or receive before returning."""
         work = None
-        if call.kind is Kind.RECV and call.ended is None:
+        if isinstance(call, Message) and call.kind is Kind.RECV and call.ended is None:
             work = self._receive_at_once(call)
             if type(work) is Done:
                 return work
@@ -63,13 +63,16 @@ class Messages:
         work.wait()
         return work
 
-    def _receive_at_once(self, call: Call) -> Work | None:
+    def close(self) -> None:
+        """Stop the progress thread."""
+        self.matching.progress.stop()
+
+    def _receive_at_once(self, call: Message) -> Work | None:
         """Receive a message that is there already; anything unusual is left to `Receive`."""
-        recv, tag, matching = call.recv, wire_tag(call.tag, call.dtype), self.matching
-        assert recv is not None
+        tag, matching = wire_tag(call.tag, call.dtype), self.matching
         if not 0 <= tag <= self._last_tag:
             raise self._out_of_range(call)
-        taken = matching.take_at_once(recv, call.root, tag)
+        taken = matching.take_at_once(call.data, call.root, tag)
         if taken is None:
             return None
         source, arrived = taken
@@ -79,23 +82,18 @@ class Messages:
             call.finish(None)
         return Done(matching.ranks[source])
 
-    def close(self) -> None:
-        """Stop the progress thread."""
-        self.matching.progress.stop()
-
-    def _begin(self, call: Call) -> Work:
+    def _begin(self, call: AnyMessage) -> Work:
         tag, matching = wire_tag(call.tag, call.dtype), self.matching
         if not 0 <= tag <= self._last_tag:
             raise self._out_of_range(call)
-        if call.kind is Kind.SEND:
-            assert call.send is not None
+        if isinstance(call, Message) and call.kind is Kind.SEND:
             matching.sent[call.root] += 1
-            request = self.comm.Isend(block(call.send, call.send.nbytes), call.root, tag)
+            request = self.comm.Isend(block(call.data, call.data.nbytes), call.root, tag)
             if call.ended is None and request.Test():
                 return DONE
             return Send(matching, call, [request])
-        if call.kind is Kind.SEND_OBJECT_LIST:
-            with matching.lock:  # the parts of a parcel follow each other
+        if isinstance(call, ObjectMessage) and call.kind is Kind.SEND_OBJECT_LIST:
+            with matching.lock:  # the parts of a pickle follow each other
                 requests = [
                     request
                     for pickled in call.pickles
@@ -107,7 +105,7 @@ class Messages:
         matching.post(receive)
         return receive
 
-    def _out_of_range(self, call: Call) -> UsageError:
+    def _out_of_range(self, call: AnyMessage) -> UsageError:
         return UsageError(
             f"tag {call.tag} is out of range; this MPI allows 0 to {user_tag(self._last_tag)}"
         )

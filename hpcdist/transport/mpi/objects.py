@@ -1,34 +1,34 @@
 """Object collectives over MPI: parcels (pickles and their large buffers) instead of arrays.
 
-The size of the largest parcel is known from the agreement. Small ones travel padded in one
+The size of the largest pickle is known from the agreement. Small ones travel padded in one
 collective; larger ones, and buffers, are broadcast or sent from where they lie to where they
 stay, without ever being copied into a pickle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.pickled import EAGER, Pickled, empty_buffers
-from hpcdist.transport.call import Call, Kind
-from hpcdist.transport.mpi.collectives import VERBS, Range
+from hpcdist.transport.call import COLLECTIVES, Kind, Objects, table_for
+from hpcdist.transport.mpi.collectives import VERBS, Range, Verb
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import block, scattered
 from hpcdist.transport.mpi.pickled import receive_pickled, send_pickled
 from hpcdist.transport.mpi.tags import Tag
 
 
-def broadcast_object_list(host: MpiContext, call: Call, detail: Range) -> list[Pickled]:
+def broadcast_object_list(host: MpiContext, call: Objects, detail: Range) -> list[Pickled]:
     own = call.pickles[0] if host.rank == call.root else None
     return [_broadcast_pickled(host.comm, own, detail[1], call.root)]
 
 
 def _broadcast_pickled(comm: MPI.Intracomm, own: Pickled | None, nbytes: int, root: int) -> Pickled:
-    """Broadcast one parcel of `nbytes` in all; small ones are a pickle and nothing else."""
+    """Broadcast one pickle of `nbytes` in all; small ones have no buffers out of band."""
     length = nbytes
     if nbytes > EAGER:
         length = comm.bcast(None if own is None else len(own.meta), root)
@@ -48,7 +48,7 @@ def _broadcast_buffers(comm: MPI.Intracomm, buffers: Sequence[Any], root: int) -
         datatype.Free()
 
 
-def all_gather_object(host: MpiContext, call: Call, detail: Range) -> list[Pickled]:
+def all_gather_object(host: MpiContext, call: Objects, detail: Range) -> list[Pickled]:
     own, longest, comm = call.pickles[0], detail[1], host.comm
     if longest <= EAGER:
         out = np.empty(longest * host.size, np.uint8)
@@ -59,7 +59,7 @@ def all_gather_object(host: MpiContext, call: Call, detail: Range) -> list[Pickl
     return _exchange(host, [own] * host.size)
 
 
-def gather_object(host: MpiContext, call: Call, detail: Range) -> list[Pickled] | None:
+def gather_object(host: MpiContext, call: Objects, detail: Range) -> list[Pickled] | None:
     own, longest, comm, root = call.pickles[0], detail[1], host.comm, call.root
     if longest <= EAGER:
         padded = [own.meta.ljust(longest, b"\0"), longest, MPI.BYTE]
@@ -78,7 +78,7 @@ def gather_object(host: MpiContext, call: Call, detail: Range) -> list[Pickled] 
     ]
 
 
-def scatter_object_list(host: MpiContext, call: Call, detail: Range) -> list[Pickled]:
+def scatter_object_list(host: MpiContext, call: Objects, detail: Range) -> list[Pickled]:
     longest, comm, root = detail[1], host.comm, call.root
     if longest <= EAGER:
         mine = np.empty(longest, np.uint8)
@@ -100,7 +100,7 @@ def scatter_object_list(host: MpiContext, call: Call, detail: Range) -> list[Pic
     return [call.pickles[root].copy()]
 
 
-def all_to_all_object(host: MpiContext, call: Call, detail: Range) -> list[Pickled]:
+def all_to_all_object(host: MpiContext, call: Objects, detail: Range) -> list[Pickled]:
     longest, comm, size = detail[1], host.comm, host.size
     if longest <= EAGER:
         joined = b"".join(pickled.meta.ljust(longest, b"\0") for pickled in call.pickles)
@@ -111,7 +111,7 @@ def all_to_all_object(host: MpiContext, call: Call, detail: Range) -> list[Pickl
 
 
 def _exchange(host: MpiContext, pickles: Sequence[Pickled]) -> list[Pickled]:
-    """Send parcel j to rank j and receive one from every rank, each from and to its place."""
+    """Send pickle j to rank j and receive one from every rank, each from and to its place."""
     requests = []
     for step in range(1, host.size):
         to = (host.rank + step) % host.size
@@ -130,7 +130,7 @@ def _cut(padded: Any, longest: int, count: int) -> list[Pickled]:
     return [Pickled(view[start : start + longest]) for start in range(0, count * longest, longest)]
 
 
-OBJECT_VERBS: dict[Kind, Callable[[MpiContext, Call, Range], Any]] = {
+_ROWS: dict[Kind, Verb] = {
     **VERBS,
     Kind.BROADCAST_OBJECT_LIST: broadcast_object_list,
     Kind.ALL_GATHER_OBJECT: all_gather_object,
@@ -138,3 +138,4 @@ OBJECT_VERBS: dict[Kind, Callable[[MpiContext, Call, Range], Any]] = {
     Kind.SCATTER_OBJECT_LIST: scatter_object_list,
     Kind.ALL_TO_ALL_OBJECT: all_to_all_object,
 }
+OBJECT_VERBS = table_for("OBJECT_VERBS", COLLECTIVES, _ROWS)

@@ -11,7 +11,16 @@ from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.events import listeners
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.base import REFUSE_START, Counter, Known, Plan, Work
-from hpcdist.transport.call import Call, Kind, label
+from hpcdist.transport.call import (
+    ARRAYS,
+    Collective,
+    Distribution,
+    Family,
+    Kind,
+    Reduction,
+    label,
+    table_for,
+)
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import OPS, block, numbers
@@ -19,44 +28,41 @@ from hpcdist.transport.polling import poll, raising_held
 from hpcdist.transport.queue import seconds
 
 
-def _reduction(verb: Callable[..., Any]) -> Callable[[MPI.Intracomm, Call], MPI.Prequest]:
-    def make(comm: MPI.Intracomm, call: Call) -> Any:
-        assert call.rule is not None
-        assert call.recv is not None
+def _reduction(verb: Callable[..., Any]) -> Callable[[MPI.Intracomm, Any], MPI.Prequest]:
+    def make(comm: MPI.Intracomm, call: Reduction) -> Any:
         return verb(comm, MPI.IN_PLACE, numbers(call.recv), OPS[call.rule.combine])
 
     return make
 
 
-def _broadcast(comm: MPI.Intracomm, call: Call) -> Any:
-    assert call.recv is not None
+def _broadcast(comm: MPI.Intracomm, call: Distribution) -> Any:
     return comm.Bcast_init(block(call.recv, call.recv.nbytes), call.root)
 
 
-def _per_rank(verb: Callable[..., Any]) -> Callable[[MPI.Intracomm, Call], MPI.Prequest]:
-    def make(comm: MPI.Intracomm, call: Call) -> Any:
-        assert call.send is not None
-        assert call.recv is not None
-        nbytes = min(call.send.nbytes, call.recv.nbytes // comm.size)
-        return verb(comm, block(call.send, nbytes), block(call.recv, nbytes))
-
-    return make
-
-
 _C = MPI.Intracomm
-PERSISTENT: dict[Kind, Callable[[MPI.Intracomm, Call], Any]] = {
+_ROWS: dict[Kind, Callable[[MPI.Intracomm, Any], Any]] = {
     Kind.ALL_REDUCE: _reduction(_C.Allreduce_init),
     Kind.SCAN: _reduction(_C.Scan_init),
     Kind.BROADCAST: _broadcast,
     Kind.BARRIER: lambda comm, call: comm.Barrier_init(),
 }
+_STARTED_ANEW = (
+    Kind.REDUCE,
+    Kind.REDUCE_SCATTER,
+    Kind.EXSCAN,
+    Kind.SCATTER,
+    Kind.ALL_GATHER,
+    Kind.GATHER,
+    Kind.ALLTOALL,
+)
+PERSISTENT = table_for("PERSISTENT", ARRAYS | {Family.BARRIER}, _ROWS, without=_STARTED_ANEW)
 
 
 @final
 class MpiPlan(Plan):
     """A persistent MPI collective."""
 
-    def __init__(self, request: MPI.Prequest, call: Call, host: MpiContext) -> None:
+    def __init__(self, request: MPI.Prequest, call: Collective, host: MpiContext) -> None:
         self._request: MPI.Prequest | None = request
         self._begin = request.Start
         self._work = _PlanWork(request, call, host)
@@ -102,7 +108,7 @@ class MpiPlan(Plan):
 class _PlanWork(Work):
     """The one work of a persistent collective, active from start to wait."""
 
-    def __init__(self, request: MPI.Prequest, call: Call, host: MpiContext) -> None:
+    def __init__(self, request: MPI.Prequest, call: Collective, host: MpiContext) -> None:
         self.active = False
         self._test = request.Test
         self._call = call

@@ -19,7 +19,7 @@ def send_pickled(comm: MPI.Intracomm, pickled: Pickled, to: int, tag: int) -> li
 
 
 def receive_pickled(comm: MPI.Intracomm, source: int, tag: int) -> Pickled:
-    """Receive the next parcel from `source`."""
+    """Receive the next pickle from `source`."""
     status = MPI.Status()
     message = comm.Mprobe(source, tag, status)
     nbytes = status.Get_elements(MPI.BYTE)

@@ -19,7 +19,7 @@ from hpcdist.arrays.pickled import Pickled, empty_buffers
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.base import Known, Work
-from hpcdist.transport.call import ANY_SOURCE, Call, Kind
+from hpcdist.transport.call import ANY_SOURCE, AnyMessage, Message
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.mpi.matching import Found, Matching
 from hpcdist.transport.mpi.news import Blocker, Step
@@ -31,11 +31,11 @@ _EXPLAIN_AFTER_S = 0.05
 
 @final
 class Send(Work):
-    """One message (or the parts of some parcels) on its way out."""
+    """One message (or the parts of some pickles) on its way out."""
 
-    def __init__(self, matching: Matching, call: Call, requests: list[MPI.Request]) -> None:
+    def __init__(self, matching: Matching, call: AnyMessage, requests: list[MPI.Request]) -> None:
         self._matching = matching
-        self._call: Call | None = call
+        self._call: AnyMessage | None = call
         self._requests = requests
         self._peer = call.root
 
@@ -45,7 +45,7 @@ class Send(Work):
         return self._matching.timeout_s
 
     def is_completed(self) -> bool:
-        """Say whether the buffer may be changed again."""
+        """Return whether the buffer may be changed again."""
         with self._matching.lock:
             if self._requests and MPI.Request.Testall(self._requests):
                 self._requests = []
@@ -88,14 +88,13 @@ class Send(Work):
 class Receive(Work):
     """One message to come; `source` is the world rank it came from, once it has."""
 
-    def __init__(self, matching: Matching, call: Call, tag: int) -> None:
+    def __init__(self, matching: Matching, call: AnyMessage, tag: int) -> None:
         self._matching = matching
-        self._call: Call | None = call
+        self._call: AnyMessage | None = call
         self.tag, self.user_tag = tag, call.tag
         self.source_wanted = call.root
-        self._takes_objects = call.kind is Kind.RECV_OBJECT_LIST
         self._parts: list[list[NumpyArray]] = []
-        """The memory of what is received: an array, or the pickle and the buffers of a parcel."""
+        """The memory of what is received: an array, or the stream and the buffers of a pickle."""
         self._arrived: Callable[[], bool] = lambda: True
         """Says whether the last of these parts is there."""
         self._is_matched = self._ended = False
@@ -105,12 +104,11 @@ class Receive(Work):
 
     @classmethod
     def under_way(
-        cls, matching: Matching, call: Call, tag: int, source: int, arrived: Callable[[], bool]
+        cls, matching: Matching, call: Message, tag: int, source: int, arrived: Callable[[], bool]
     ) -> Receive:
         """Return the receive of an array that MPI is receiving already."""
         receive = cls(matching, call, tag)
-        assert call.recv is not None
-        receive.source_wanted, receive._parts = source, [[call.recv]]
+        receive.source_wanted, receive._parts = source, [[call.data]]
         receive._arrived, receive._is_matched = arrived, True
         return receive
 
@@ -127,7 +125,7 @@ class Receive(Work):
         if ANY_SOURCE in promised or self.source_wanted in promised:
             return False
         if self.has_begun and not self._arrived():
-            return False  # the first part of a parcel says what follows
+            return False  # the first part of a pickle says what follows
         self._arrived = lambda: True
         if self.has_begun and not (buffers := empty_buffers(self._parts[0][0])):
             return self._matched()
@@ -136,19 +134,17 @@ class Receive(Work):
             return False
         if self.has_begun:
             return self._take(found, buffers)
-        if self._takes_objects:
+        call = self._call
+        if not isinstance(call, Message):
             self.source_wanted = found.source
             self._take(found, [np.empty(found.nbytes, np.uint8)])
             self._is_matched = False
             return self.match(promised)
-        call = self._call
-        assert call is not None
-        assert call.recv is not None
-        if found.nbytes != call.recv.nbytes:
+        if found.nbytes != call.nbytes:
             self._error = self._mismatch(found)
             return self._matched()
         self.source_wanted = found.source
-        return self._take(found, [call.recv])
+        return self._take(found, [call.data])
 
     def _take(self, found: Found, buffers: list[NumpyArray]) -> bool:
         self._parts.append(buffers)
@@ -167,7 +163,7 @@ class Receive(Work):
             self.source = self._matching.ranks[self.source_wanted]
             try:
                 if call.finish is not None:
-                    call.finish(self._parcels() if self._takes_objects else None)
+                    call.finish(None if isinstance(call, Message) else self._received_pickles())
             except Exception as error:
                 self._error = error
         self._parts = []
@@ -177,7 +173,7 @@ class Receive(Work):
             except Exception as error:  # of a listener
                 self._error = self._error or error
 
-    def _parcels(self) -> list[Pickled]:
+    def _received_pickles(self) -> list[Pickled]:
         meta, *rest = self._parts
         return [Pickled(meta[0], rest[0] if rest else [])]
 
@@ -187,7 +183,7 @@ class Receive(Work):
         return self._matching.timeout_s
 
     def is_completed(self) -> bool:
-        """Say whether the message has arrived; drives matching, unless in the middle of it."""
+        """Return whether the message has arrived; drives matching, unless in the middle of it."""
         if self._ended or self._matching.is_inside():
             return self._ended
         with self._matching.lock:
@@ -310,10 +306,10 @@ class Receive(Work):
             f"at {call_site()}. The message was not taken: receive it with {size}{account}"
         )
 
-    def _wanted_words(self, call: Call) -> tuple[str, str]:
-        if call.recv is None or call.dtype is None:
+    def _wanted_words(self, call: AnyMessage) -> tuple[str, str]:
+        if not isinstance(call, Message):
             return "objects", "recv, into an array of its size and dtype"
-        words = f"{call.recv.nbytes} bytes of {call.dtype.name} (shape {call.shape})"
+        words = f"{call.nbytes} bytes of {call.dtype.name} (shape {call.shape})"
         return words, "an array of its size and dtype"
 
     def _gone(self, source: int) -> RemoteError:
@@ -326,8 +322,8 @@ class Receive(Work):
         )
 
 
-def _words(call: Call | None, ranks: Any, preposition: str) -> str:
-    """Say what a message is: its peer, its tag, its dtype and its group."""
+def _words(call: AnyMessage | None, ranks: Any, preposition: str) -> str:
+    """Describe a message: its peer, its tag, its dtype and its group."""
     if call is None:
         return "a message that has ended"
     peer = "any rank" if call.root == ANY_SOURCE else f"rank {ranks[call.root]}"

@@ -90,7 +90,7 @@ def _map(heap: Heap, segment: Segment) -> Mapped:
 
 
 def _warn(comm: MPI.Intracomm, why: str) -> None:
-    """Say once per place in the program that a node's memory is not used, and why."""
+    """Warn once per place in the program that a node's memory is not used, and why."""
     reasons = [each for each in comm.allgather(why) if each]
     if comm.rank == 0:
         warnings.warn(

@@ -17,7 +17,17 @@ from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.base import Ended, Plan, Transport, Work, watched
-from hpcdist.transport.call import MESSAGES, Call, Kind, label
+from hpcdist.transport.call import (
+    MESSAGES,
+    AnyMessage,
+    Call,
+    Collective,
+    Kind,
+    Message,
+    ObjectMessage,
+    Reduction,
+    label,
+)
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.early import discard_unread
@@ -85,7 +95,7 @@ class MpiTransport(Transport):
         try:
             if call.device is not None:
                 return self.on_devices.run(call)
-            if call.kind >= MESSAGES:
+            if type(call) is Message or type(call) is ObjectMessage:  # faster than isinstance
                 return self._run_message(call)
             if call.ended is not None:  # told when the group is free again: it may use it
                 return watched(self.run, call)
@@ -93,7 +103,7 @@ class MpiTransport(Transport):
             if queue.queued or not queue.running.acquire(False):
                 del queue  # what marks this as being inside: it may only wait there
                 return self.queue.run(self._perform, call)
-            try:  # nothing is ahead: Lane.run, without the calls
+            try:  # nothing is ahead: CollectiveQueue.run, without the calls
                 result = self._perform(call)
             except BaseException:
                 drop_held()
@@ -111,7 +121,7 @@ class MpiTransport(Transport):
         try:
             if call.device is not None:
                 return self.on_devices.start(call)
-            if call.kind >= MESSAGES:
+            if isinstance(call, MESSAGES):
                 self.context.messages.refuse_nested()
                 return self.context.messages.start(call)
         except MPI.Exception as error:
@@ -122,7 +132,7 @@ class MpiTransport(Transport):
         job = lambda: self.context.guarded(call, perform, call)  # noqa: E731
         return self.queue.start(job, label(call, self.ranks))
 
-    def _run_message(self, call: Call) -> Work:
+    def _run_message(self, call: AnyMessage) -> Work:
         messages = self.context.messages
         messages.refuse_nested()
         work = messages.run(call)
@@ -130,9 +140,11 @@ class MpiTransport(Transport):
             raise_held()
         return work
 
-    def start_batch(self, calls: Sequence[Call]) -> list[Work]:
+    def start_batch(self, calls: Sequence[AnyMessage]) -> list[Work]:
         """Begin messages; those on device memory together, if the group has it so."""
-        on_device = [call for call in calls if call.device is not None]
+        on_device = [
+            call for call in calls if isinstance(call, Message) and call.device is not None
+        ]
         if not on_device:
             return super().start_batch(calls)
         batches = self.context.guarded(on_device[0], self.on_devices.find_batches, on_device[0])
@@ -152,13 +164,13 @@ class MpiTransport(Transport):
 
     @property
     def hierarchical(self) -> HierarchicalAllReduce | None:
-        """The lanes between the nodes of this group; collective when first used."""
+        """The hierarchical all_reduce of this group; collective when first used."""
         if self._hierarchical == "unknown":
             self._hierarchical = open_hierarchical(self.context)
         return self._hierarchical
 
     @inside(lambda local: local["self"].queue)
-    def _perform(self, call: Call) -> Any:
+    def _perform(self, call: Collective) -> Any:
         host = self.context
         if call.begin is not None:
             call.begin()
@@ -167,29 +179,29 @@ class MpiTransport(Transport):
         else:
             detail = host.agree(call)
             hierarchical = self._hierarchical_for(call)
-            if hierarchical is None:
-                result = OBJECT_VERBS[call.kind](host, call, detail)
-            else:
+            if hierarchical is not None and isinstance(call, Reduction):
                 hierarchical.all_reduce(host, call)
                 result = None
+            else:
+                result = OBJECT_VERBS[call.kind](host, call, detail)
         if call.finish is not None:
             result = call.finish(result)
         return result
 
-    def _hierarchical_for(self, call: Call) -> HierarchicalAllReduce | None:
-        """Return the lanes if `call`, on which all ranks have agreed, is to use them."""
-        if call.kind is not Kind.ALL_REDUCE or self.one_node:
+    def _hierarchical_for(self, call: Collective) -> HierarchicalAllReduce | None:
+        """Return the hierarchical all_reduce if `call`, agreed on by all ranks, is to use it."""
+        if not isinstance(call, Reduction) or call.kind is not Kind.ALL_REDUCE or self.one_node:
             return None
-        assert call.recv is not None
         algorithm = self.context.tuning_table.algorithm(
             call.kind, call.recv.nbytes, short=False, shared=False
         )
         return self.hierarchical if algorithm is Algorithm.HIERARCHICAL else None
 
-    def plan(self, call: Call) -> Plan | None:
+    def plan(self, call: Collective) -> Plan | None:
         """Prepare `call` as a persistent MPI collective, where there is one for it."""
         host, make = self.context, PERSISTENT.get(call.kind)
-        direct = call.rule is None or (call.rule.encode is None and call.rule.decode is None)
+        rule = call.rule if isinstance(call, Reduction) else None
+        direct = rule is None or (rule.encode is None and rule.decode is None)
         if make is None:
             return None
         possible = call.device is None and direct and call.finish is None and not _is_large(call)
@@ -294,7 +306,7 @@ def _open(
     ranks: Sequence[int],
     timeout_s: float,
     site: Site,
-    run_inside: Callable[[Call], Any],
+    run_inside: Callable[[Collective], Any],
 ) -> MpiContext:
     """Put the parts of a group together. Collective."""
     comm, ranks = user_comm.Dup(), tuple(ranks)
@@ -338,7 +350,7 @@ def _make_news(
     matching: Matching,
     queue: CollectiveQueue,
 ) -> News:
-    """Let a group's agreement and its messages tell each other's news."""
+    """Connect a group's agreement and its messages, which tell each other's news."""
     count = Count(
         lambda: agreement.sequence,
         lambda: agreement.sequence + len(queue.queued),

@@ -13,7 +13,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.call import LOOSE, Block, Call, Kind, bytes_of, even_blocks, is_even
+from hpcdist.transport.call import (
+    ARRAYS,
+    LOOSE,
+    AnyArrays,
+    Block,
+    Distribution,
+    Gathering,
+    Kind,
+    Reduction,
+    even_blocks,
+    is_even,
+    table_for,
+)
 from hpcdist.transport.kernel import address_of, code_of, combine, compiled, divisor_of
 from hpcdist.transport.shm.node import Place, SharedNode
 
@@ -31,18 +43,18 @@ class Move(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """A row of the table; see the module."""
+    """A row of the table; see the module. Its functions take calls of their family."""
 
-    offered: Callable[[Call, int], Any]
-    total: Callable[[Call, int], int]
-    take: Callable[[SharedNode, Call, Places], Any]
-    take_direct: Callable[[SharedNode, Call, Places], Any] | None = None
+    offered: Callable[[Any, int], Any]
+    total: Callable[[Any, int], int]
+    take: Callable[[SharedNode, Any, Places], Any]
+    take_direct: Callable[[SharedNode, Any, Places], Any] | None = None
     """Instead of `take` where all contributions are the callers' own arrays."""
-    part: Callable[[Call, int, int], int] | None = None
+    part: Callable[[Any, int, int], int] | None = None
     """Where in a contribution that has a part for each rank that of this one begins, in bytes."""
     in_place: bool = False
     """Whether `take` writes to what other ranks may still read, unless they read copies."""
-    move: Callable[[Call, int, int], Move] | None = None
+    move: Callable[[Any, int, int], Move] | None = None
     """What is copied, where contributions are small and nothing is computed."""
 
 
@@ -51,7 +63,7 @@ class Shared(NamedTuple):
 
 def reduce_places(
     node: SharedNode,
-    call: Call,
+    call: Reduction,
     places: Places,
     outs: Sequence[Any],
     first: int,
@@ -59,8 +71,7 @@ def reduce_places(
     ranks: int,
 ) -> None:
     """Combine `count` elements from `first` on of all places into `outs` (places or arrays)."""
-    assert call.rule is not None
-    unit = _unit(call)
+    unit: np.dtype = call.recv.dtype
     start, nbytes = first * unit.itemsize, count * unit.itemsize
     sources = [each._replace(offset=each.offset + start) for each in places if each is not None]
     code = code_of(call) if node.can_pipeline else None
@@ -82,21 +93,21 @@ def reduce_places(
     )
 
 
-def _all_reduce(node: SharedNode, call: Call, places: Places) -> None:
+def _all_reduce(node: SharedNode, call: Reduction, places: Places) -> None:
     """Combine all contributions, or the parts of them that are this rank's, here."""
-    assert call.recv is not None
     out = call.recv.reshape(-1)
     reduce_places(node, call, places, [out], 0, out.size, node.size)
 
 
-def _all_reduce_direct(node: SharedNode, call: Call, places: Places) -> None:
+def _all_reduce_direct(node: SharedNode, call: Reduction, places: Places) -> None:
     """Combine this rank's slice into everybody's array."""
     _reduce_slice(node, call, places, [place for place in places if place is not None])
 
 
-def _reduce_slice(node: SharedNode, call: Call, places: Places, targets: Sequence[Place]) -> None:
-    data = call.recv if call.recv is not None else call.send
-    assert data is not None
+def _reduce_slice(
+    node: SharedNode, call: Reduction, places: Places, targets: Sequence[Place]
+) -> None:
+    data = call.recv
     code = code_of(call)  # a compiled loop cuts between its numbers, so ranks do it alike
     unit = 64 // (code.per_item if code is not None else 1)
     first, count = share_of(data.size, node.size, node.rank, unit)
@@ -113,71 +124,59 @@ def share_of(items: int, size: int, rank: int, unit: int = 64) -> tuple[int, int
     return first, min(items, first + each) - first
 
 
-def _reduce(node: SharedNode, call: Call, places: Places) -> None:
+def _reduce(node: SharedNode, call: Reduction, places: Places) -> None:
     if node.rank == call.root:
         _all_reduce(node, call, places)
 
 
-def _reduce_direct(node: SharedNode, call: Call, places: Places) -> None:
+def _reduce_direct(node: SharedNode, call: Reduction, places: Places) -> None:
     """Combine this rank's slice into the root's array."""
     target = places[call.root]
     assert target is not None
     _reduce_slice(node, call, places, [target])
 
 
-def _scan(node: SharedNode, call: Call, places: Places) -> None:
+def _scan(node: SharedNode, call: Reduction, places: Places) -> None:
     _first_ranks(node, call, places[: node.rank + 1])
 
 
-def _exscan(node: SharedNode, call: Call, places: Places) -> None:
+def _exscan(node: SharedNode, call: Reduction, places: Places) -> None:
     if node.rank > 0:  # the first rank keeps what it has
         _first_ranks(node, call, places[: node.rank])
 
 
-def _first_ranks(node: SharedNode, call: Call, places: Places) -> None:
-    assert call.recv is not None
+def _first_ranks(node: SharedNode, call: Reduction, places: Places) -> None:
     out = call.recv.reshape(-1)
     reduce_places(node, call, places, [out], 0, out.size, len(places))
-
-
-def _unit(call: Call) -> np.dtype:
-    data = call.recv if call.recv is not None else call.send
-    assert data is not None
-    unit: np.dtype = data.dtype
-    return unit
 
 
 # ---- moving data
 
 
-def _broadcast(node: SharedNode, call: Call, places: Places) -> None:
-    assert call.recv is not None
+def _broadcast(node: SharedNode, call: Distribution, places: Places) -> None:
     if node.rank != call.root:
         _fetch(call.recv, places[call.root])
 
 
-def _all_gather(node: SharedNode, call: Call, places: Places) -> list[Block]:
-    send = call.send
-    assert send is not None
-    return _collect(node, call, places, send.size, send)
+def _all_gather(node: SharedNode, call: Gathering, places: Places) -> list[Block]:
+    return _collect(node, call, places, call.send.size, call.send)
 
 
-def _gather(node: SharedNode, call: Call, places: Places) -> list[Block] | None:
+def _gather(node: SharedNode, call: Gathering, places: Places) -> list[Block] | None:
     return _all_gather(node, call, places) if node.rank == call.root else None
 
 
-def _scatter(node: SharedNode, call: Call, places: Places) -> None:
-    assert call.recv is not None
+def _scatter(node: SharedNode, call: Distribution, places: Places) -> None:
     _fetch(call.recv, places[call.root])
 
 
-def _alltoall(node: SharedNode, call: Call, places: Places) -> list[Block]:
-    like = call.sends[0] if call.send is None else call.send
+def _alltoall(node: SharedNode, call: Gathering, places: Places) -> list[Block]:
+    like = call.sends[0] if call.sends else call.send
     return _collect(node, call, places, like.size if call.sends else like.size // node.size, like)
 
 
 def _collect(
-    node: SharedNode, call: Call, places: Places, count: int, like: NumpyArray
+    node: SharedNode, call: Gathering, places: Places, count: int, like: NumpyArray
 ) -> list[Block]:
     """Copy `count` elements of every contribution to where `call` wants them."""
     given = [place for place in places if place is not None]
@@ -213,31 +212,27 @@ _BYTE = np.dtype(np.uint8)
 _EACH = -1
 
 
-def _move_from_root(call: Call, rank: int, size: int) -> Move:
-    assert call.recv is not None
+def _move_from_root(call: Distribution, rank: int, size: int) -> Move:
     return Move(None if rank == call.root else call.recv, call.root, 0, call.recv.nbytes)
 
 
-def _move_all(call: Call, rank: int, size: int) -> Move:
+def _move_all(call: Gathering, rank: int, size: int) -> Move:
     send, out = call.send, call.recv
-    assert send is not None
     out = np.empty(size * send.size, send.dtype) if out is None else out
     return Move(out, _EACH, 0, send.nbytes)
 
 
-def _move_to_root(call: Call, rank: int, size: int) -> Move:
+def _move_to_root(call: Gathering, rank: int, size: int) -> Move:
     return _move_all(call, rank, size) if rank == call.root else Move(None, _EACH, 0, 0)
 
 
-def _move_part(call: Call, rank: int, size: int) -> Move:
-    assert call.recv is not None
+def _move_part(call: Distribution, rank: int, size: int) -> Move:
     nbytes = call.recv.nbytes
     return Move(call.recv, call.root, rank * nbytes, nbytes)
 
 
-def _move_parts(call: Call, rank: int, size: int) -> Move:
+def _move_parts(call: Gathering, rank: int, size: int) -> Move:
     send = call.send
-    assert send is not None
     nbytes, out = send.nbytes // size, call.recv
     out = np.empty(send.size, send.dtype) if out is None else out
     return Move(out, _EACH, rank * nbytes, nbytes)
@@ -246,52 +241,45 @@ def _move_parts(call: Call, rank: int, size: int) -> Move:
 # ---- the table
 
 
-def _in_place(call: Call, rank: int) -> Any:
+def _in_place(call: Reduction, rank: int) -> Any:
     return call.recv
 
 
-def _sent(call: Call, rank: int) -> Any:
+def _sent(call: AnyArrays, rank: int) -> Any:
     return call.sends or call.send
 
 
-def _sent_or_in_place(call: Call, rank: int) -> Any:
-    return call.recv if call.send is None else call.send
-
-
-def _by_root(call: Call, rank: int) -> Any:
+def _by_root(call: Distribution, rank: int) -> Any:
     return call.recv if rank == call.root else None
 
 
-def _received(call: Call, size: int) -> int:
-    assert call.recv is not None
+def _received(call: Reduction | Distribution, size: int) -> int:
     return call.recv.nbytes
 
 
-def _offered_bytes(call: Call, size: int) -> int:
-    return bytes_of(call)
+def _offered_bytes(call: AnyArrays, size: int) -> int:
+    return call.nbytes
 
 
-def _per_rank(call: Call, size: int) -> int:
+def _per_rank(call: Distribution, size: int) -> int:
     """Return the bytes of the root; where it has others for each, they do not fit anyway."""
-    assert call.recv is not None
-    return max(call.recv.nbytes * size, bytes_of(call))
+    return max(call.recv.nbytes * size, call.nbytes)
 
 
-def own_block(call: Call, rank: int, size: int) -> int:
+def own_block(call: Reduction | Distribution, rank: int, size: int) -> int:
     """Return where this rank's part begins, which it receives; those of other ranks may differ."""
-    assert call.recv is not None
     before = rank * call.recv.size if call.counts is None else sum(call.counts[0][:rank])
     return before * call.recv.itemsize
 
 
-def _own_share(call: Call, rank: int, size: int) -> int:
+def _own_share(call: Gathering, rank: int, size: int) -> int:
     """Return the same where a rank sends as much as it receives."""
-    return rank * (bytes_of(call) // size)
+    return rank * (call.nbytes // size)
 
 
-SHARED: dict[Kind, Shared] = {
+_ROWS: dict[Kind, Shared] = {
     Kind.ALL_REDUCE: Shared(_in_place, _received, _all_reduce, _all_reduce_direct, in_place=True),
-    Kind.REDUCE: Shared(_sent_or_in_place, _offered_bytes, _reduce, _reduce_direct, in_place=True),
+    Kind.REDUCE: Shared(_in_place, _received, _reduce, _reduce_direct, in_place=True),
     Kind.REDUCE_SCATTER: Shared(_sent, _offered_bytes, _all_reduce, part=own_block),
     Kind.SCAN: Shared(_in_place, _received, _scan, in_place=True),
     Kind.EXSCAN: Shared(_in_place, _received, _exscan, in_place=True),
@@ -301,8 +289,9 @@ SHARED: dict[Kind, Shared] = {
     Kind.SCATTER: Shared(_sent, _per_rank, _scatter, part=own_block, move=_move_part),
     Kind.ALLTOALL: Shared(_sent, _offered_bytes, _alltoall, part=_own_share, move=_move_parts),
 }
+SHARED = table_for("SHARED", ARRAYS, _ROWS)
 
 
-def fits(call: Call, detail: Range) -> bool:
+def fits(call: AnyArrays, detail: Range) -> bool:
     """Return, after the agreement, whether the ranks' contributions are as large as each other."""
     return call.kind not in LOOSE or is_even(detail)

@@ -174,7 +174,7 @@ class SharedNode:
         if not self.control.arrive(SPINS):
             self.await_others(self.control.arrived, call)
 
-    def parcel_segment(self, rank: int) -> Segment | None:
+    def pickle_segment(self, rank: int) -> Segment | None:
         """Return the segment whose descriptor a rank published for this operation, if it did."""
         descriptor = self.control.addresses()[rank] - 1
         return None if descriptor < 0 else Segment(self._pids[rank], descriptor, 0)

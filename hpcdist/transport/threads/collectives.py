@@ -9,7 +9,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.call import Block, Call, Kind, Shape
+from hpcdist.transport.call import (
+    COLLECTIVES,
+    Block,
+    Collective,
+    Distribution,
+    Gathering,
+    Kind,
+    Objects,
+    Reduction,
+    Shape,
+    table_for,
+)
 from hpcdist.transport.parts import (
     FITTING,
     expected_counts,
@@ -25,27 +36,19 @@ from hpcdist.transport.parts import (
 from hpcdist.transport.reduction import ReductionRule, local_result
 
 
-def _nothing(calls: list[Call]) -> list[Any]:
+def _nothing(calls: Sequence[Collective]) -> list[Any]:
     return [None] * len(calls)
 
 
-def _wires(calls: list[Call]) -> list[NumpyArray]:
-    wires = []
-    for call in calls:
-        data = call.send if call.send is not None else call.recv
-        assert data is not None
-        assert call.rule is not None
-        wires.append(_wire(call.rule, data.reshape(-1)))
-    return wires
+def _wires(calls: list[Reduction]) -> list[NumpyArray]:
+    return [_wire(call.rule, call.recv.reshape(-1)) for call in calls]
 
 
 def _wire(rule: ReductionRule, flat: NumpyArray) -> NumpyArray:
     return flat.copy() if rule.encode is None else rule.encode(flat)
 
 
-def _store(call: Call, total: NumpyArray, ranks: int) -> None:
-    assert call.recv is not None
-    assert call.rule is not None
+def _store(call: Reduction, total: NumpyArray, ranks: int) -> None:
     out = call.recv.reshape(-1)
     if call.rule.decode is None:
         out[...] = total
@@ -53,24 +56,21 @@ def _store(call: Call, total: NumpyArray, ranks: int) -> None:
         call.rule.decode(total.copy(), out, ranks)
 
 
-def _all_reduce(calls: list[Call]) -> list[Any]:
-    assert calls[0].rule is not None
+def _all_reduce(calls: list[Reduction]) -> list[Any]:
     total = local_result(calls[0].rule, _wires(calls))
     for call in calls:
         _store(call, total, len(calls))
     return _nothing(calls)
 
 
-def _reduce(calls: list[Call]) -> list[Any]:
-    assert calls[0].rule is not None
+def _reduce(calls: list[Reduction]) -> list[Any]:
     total = local_result(calls[0].rule, _wires(calls))
     _store(calls[calls[0].root], total, len(calls))
     return _nothing(calls)
 
 
-def _reduce_scatter(calls: list[Call]) -> list[Any]:
+def _reduce_scatter(calls: list[Reduction]) -> list[Any]:
     rule = calls[0].rule
-    assert rule is not None
     blocks = [to_each(call, len(calls)) for call in calls]
     totals = [
         local_result(rule, [_wire(rule, each[rank]) for each in blocks])
@@ -81,17 +81,16 @@ def _reduce_scatter(calls: list[Call]) -> list[Any]:
     return _nothing(calls)
 
 
-def _scan(calls: list[Call]) -> list[Any]:
+def _scan(calls: list[Reduction]) -> list[Any]:
     return _running(calls, inclusive=True)
 
 
-def _exscan(calls: list[Call]) -> list[Any]:
+def _exscan(calls: list[Reduction]) -> list[Any]:
     return _running(calls, inclusive=False)
 
 
-def _running(calls: list[Call], *, inclusive: bool) -> list[Any]:
+def _running(calls: list[Reduction], *, inclusive: bool) -> list[Any]:
     wires = _wires(calls)
-    assert calls[0].rule is not None
     for rank, call in enumerate(calls):
         count = rank + inclusive
         if count:
@@ -99,26 +98,24 @@ def _running(calls: list[Call], *, inclusive: bool) -> list[Any]:
     return _nothing(calls)
 
 
-def _broadcast(calls: list[Call]) -> list[Any]:
+def _broadcast(calls: list[Distribution]) -> list[Any]:
     source = calls[calls[0].root].recv
     for rank, call in enumerate(calls):
         if rank != call.root:
-            assert call.recv is not None
-            assert source is not None
             call.recv.reshape(-1)[...] = source.reshape(-1)
     return _nothing(calls)
 
 
-def _all_gather(calls: list[Call]) -> list[Any]:
+def _all_gather(calls: list[Gathering]) -> list[Any]:
     return _gathered(calls, range(len(calls)))
 
 
-def _gather(calls: list[Call]) -> list[Any]:
+def _gather(calls: list[Gathering]) -> list[Any]:
     return _gathered(calls, [calls[0].root])
 
 
-def _gathered(calls: list[Call], receivers: Iterable[int]) -> list[Any]:
-    sends = [call.send.reshape(-1).copy() for call in calls if call.send is not None]
+def _gathered(calls: list[Gathering], receivers: Iterable[int]) -> list[Any]:
+    sends = [call.send.reshape(-1).copy() for call in calls]
     shapes = [call.shape for call in calls]
     results: list[Any] = _nothing(calls)
     for rank in receivers:
@@ -126,7 +123,7 @@ def _gathered(calls: list[Call], receivers: Iterable[int]) -> list[Any]:
     return results
 
 
-def _written(call: Call, shapes: list[Shape], sends: list[NumpyArray]) -> list[Block]:
+def _written(call: Gathering, shapes: list[Shape], sends: list[NumpyArray]) -> list[Block]:
     """Write what all ranks send to where `call` wants it; return the blocks that are new."""
     filled = with_room(call, [send.size for send in sends])
     for run, send in zip(from_each(filled, len(shapes)), sends, strict=True):
@@ -134,15 +131,14 @@ def _written(call: Call, shapes: list[Shape], sends: list[NumpyArray]) -> list[B
     return new_blocks(call, filled, shapes)
 
 
-def _scatter(calls: list[Call]) -> list[Any]:
+def _scatter(calls: list[Distribution]) -> list[Any]:
     parts = [part.copy() for part in to_each(calls[calls[0].root], len(calls))]
     for call, part in zip(calls, parts, strict=True):
-        assert call.recv is not None
         call.recv.reshape(-1)[...] = part
     return _nothing(calls)
 
 
-def _alltoall(calls: list[Call]) -> list[Any]:
+def _alltoall(calls: list[Gathering]) -> list[Any]:
     size = len(calls)
     sent = [[part.copy() for part in to_each(call, size)] for call in calls]
     shapes = [shapes_to_each(call, size) for call in calls]
@@ -155,7 +151,7 @@ def _alltoall(calls: list[Call]) -> list[Any]:
 # ---- what does not fit
 
 
-def check_fit(calls: list[Call], ranks: Sequence[int]) -> None:
+def check_fit(calls: Any, ranks: Sequence[int]) -> None:
     """Raise `MismatchError` if a rank (named as in `ranks`) has no room for what it gets."""
     kind = calls[0].kind
     lines: list[str] = []
@@ -172,16 +168,16 @@ def check_fit(calls: list[Call], ranks: Sequence[int]) -> None:
         raise misfit(kind, lines)
 
 
-def _broadcast_object(calls: list[Call]) -> list[Any]:
+def _broadcast_object(calls: list[Objects]) -> list[Any]:
     pickled = calls[calls[0].root].pickles[0]
     return [[pickled.copy()] for _ in calls]
 
 
-def _all_gather_object(calls: list[Call]) -> list[Any]:
+def _all_gather_object(calls: list[Objects]) -> list[Any]:
     return [[each.pickles[0].copy() for each in calls] for _ in calls]
 
 
-def _gather_object(calls: list[Call]) -> list[Any]:
+def _gather_object(calls: list[Objects]) -> list[Any]:
     root = calls[0].root
     return [
         [each.pickles[0].copy() for each in calls] if rank == root else None
@@ -189,15 +185,15 @@ def _gather_object(calls: list[Call]) -> list[Any]:
     ]
 
 
-def _scatter_object(calls: list[Call]) -> list[Any]:
+def _scatter_object(calls: list[Objects]) -> list[Any]:
     return [[pickled.copy()] for pickled in calls[calls[0].root].pickles]
 
 
-def _all_to_all_object(calls: list[Call]) -> list[Any]:
+def _all_to_all_object(calls: list[Objects]) -> list[Any]:
     return [[each.pickles[rank].copy() for each in calls] for rank in range(len(calls))]
 
 
-VERBS: dict[Kind, Callable[[list[Call]], list[Any]]] = {
+_ROWS: dict[Kind, Callable[[Any], list[Any]]] = {
     Kind.BARRIER: _nothing,
     Kind.ALL_REDUCE: _all_reduce,
     Kind.REDUCE: _reduce,
@@ -215,3 +211,4 @@ VERBS: dict[Kind, Callable[[list[Call]], list[Any]]] = {
     Kind.SCATTER_OBJECT_LIST: _scatter_object,
     Kind.ALL_TO_ALL_OBJECT: _all_to_all_object,
 }
+VERBS = table_for("VERBS", COLLECTIVES, _ROWS)

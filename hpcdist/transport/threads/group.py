@@ -12,10 +12,9 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, final
 
-from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
 from hpcdist.transport import activity
-from hpcdist.transport.call import Call, fingerprint, label
+from hpcdist.transport.call import AnyMessage, Call, Collective, Message, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.membership import Membership
 from hpcdist.transport.threads.collectives import VERBS, check_fit
@@ -24,17 +23,20 @@ from hpcdist.transport.threads.collectives import VERBS, check_fit
 class Envelope:
     """A message that was sent and not yet received."""
 
-    def __init__(self, source: int, call: Call) -> None:
+    def __init__(self, source: int, call: AnyMessage) -> None:
         self.source, self.call = source, call
-        self.data = None if call.send is None else call.send.reshape(-1).copy()
-        self.pickles: list[Pickled] = [pickled.copy() for pickled in call.pickles]
+        self.content: Any
+        if isinstance(call, Message):
+            self.content = call.data.reshape(-1).copy()
+        else:
+            self.content = [pickled.copy() for pickled in call.pickles]
 
 
 class Meeting:
     """One operation of a group."""
 
     def __init__(self) -> None:
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, Collective] = {}
         self.results: list[Any] | None = None
         self.error: Exception | None = None
 
@@ -72,7 +74,7 @@ class ThreadGroup:
                     room.leave(room.ranks.index(self.ranks[rank]), why, details)
             self.changed.notify_all()
 
-    def meet(self, rank: int, sequence: int, call: Call, timeout_s: float) -> Any:
+    def meet(self, rank: int, sequence: int, call: Collective, timeout_s: float) -> Any:
         """Take part in operation `sequence` and return this rank's result."""
         with self.changed:
             meeting = self.meetings.setdefault(sequence, Meeting())
@@ -179,7 +181,7 @@ class ThreadGroup:
         except Exception as error:  # whatever it is: everyone waits here
             meeting.error = error
 
-    def _agree(self, calls: list[Call]) -> None:
+    def _agree(self, calls: list[Collective]) -> None:
         for rank, call in enumerate(calls):
             if call.error is not None:
                 raise RemoteError(
@@ -189,7 +191,7 @@ class ThreadGroup:
                     "".join(traceback.format_exception(call.error)),
                     in_step=True,
                 )
-        if len({fingerprint(call) for call in calls}) > 1:
+        if len({call.fingerprint() for call in calls}) > 1:
             raise MismatchError(
                 "the ranks disagree; nothing was sent:\n"
                 + "\n".join(

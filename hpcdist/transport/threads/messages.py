@@ -14,7 +14,7 @@ from typing import Any, final
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
 from hpcdist.transport import activity
 from hpcdist.transport.base import DONE, Known, Work
-from hpcdist.transport.call import ANY_SOURCE, Call, Kind, label
+from hpcdist.transport.call import ANY_SOURCE, AnyMessage, Kind, Message, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.queue import refusal, seconds
 from hpcdist.transport.threads.group import Envelope, ThreadGroup
@@ -35,7 +35,7 @@ class Mailbox:
         self.posted: list[ThreadReceive] = []
         self._is_matching = False
 
-    def start(self, call: Call) -> Work:
+    def start(self, call: AnyMessage) -> Work:
         """Send an envelope, or begin to wait for one."""
         with self.changed:
             if call.kind in (Kind.SEND, Kind.SEND_OBJECT_LIST):
@@ -72,7 +72,7 @@ class Mailbox:
 class ThreadReceive(Work):
     """A receive of one rank."""
 
-    def __init__(self, box: Mailbox, call: Call) -> None:
+    def __init__(self, box: Mailbox, call: AnyMessage) -> None:
         self._box = box
         self._call = call
         self._ended = False
@@ -84,18 +84,17 @@ class ThreadReceive(Work):
         for envelope in self._envelopes():
             if not self._fits(envelope):
                 continue
-            if call.recv is not None:
-                assert envelope.data is not None
-                if envelope.data.size != call.recv.size:
+            if isinstance(call, Message):
+                if envelope.content.size != call.data.size:
                     self._end(self._mismatch(envelope))
                     return True
-                call.recv.reshape(-1)[...] = envelope.data
+                call.data.reshape(-1)[...] = envelope.content
             self._take(envelope)
             self.source = self._box.ranks[envelope.source]
             failure = None
             try:
                 if call.finish is not None:
-                    call.finish(envelope.pickles if call.recv is None else None)
+                    call.finish(None if isinstance(call, Message) else envelope.content)
             except Exception as error:
                 failure = error
             self._end(failure)

@@ -5,6 +5,7 @@ All ranks of a group meet in a `ThreadGroup` (`group`); their messages wait ther
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -12,8 +13,18 @@ from typing import Any, final
 
 from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import UsageError
-from hpcdist.transport.base import Plan, Transport, Work, watched
-from hpcdist.transport.call import MESSAGES, Call, Kind, label
+from hpcdist.runtime.place import read_place
+from hpcdist.runtime.process import snapshot
+from hpcdist.transport.base import Plan, StartedWorld, Transport, Work, WorldRequest, watched
+from hpcdist.transport.call import (
+    MESSAGES,
+    Call,
+    Collective,
+    Kind,
+    Objects,
+    Refusal,
+    label,
+)
 from hpcdist.transport.queue import CollectiveQueue, inside
 from hpcdist.transport.threads.group import ThreadGroup
 from hpcdist.transport.threads.messages import Mailbox
@@ -27,9 +38,9 @@ def _on_host(call: Call) -> Call:
         f"simulated ranks exchange arrays in host memory only, and this one is on "
         f"{call.device.name}; copy it to the host, or start ranks with mpiexec or srun"
     )
-    if call.kind >= MESSAGES:
+    if isinstance(call, MESSAGES):
         raise error
-    return Call(call.kind, root=call.root, error=error)
+    return Refusal(call.kind, call.root, error, ended=call.ended)
 
 
 @final
@@ -55,6 +66,27 @@ class ThreadTransport(Transport):
         self._box = Mailbox(rank, room, timeout_s)
         room.threads[rank] = threading.get_ident()
 
+    @classmethod
+    def start_world(cls, request: WorldRequest) -> StartedWorld:
+        """Start a world of this process alone; `simulate` makes larger ones."""
+        place = read_place(snapshot())
+        if place.size > 1 and not request.config.allow_singleton:
+            raise UsageError(
+                f"backend='local' makes a world of one process, but {place.launcher} started "
+                f"{place.size} of them, each of which would be alone; use 'mpi', or simulate for "
+                "ranks that are threads"
+            )
+        if request.comm is not None:
+            raise UsageError(f"backend='local' has no use for comm={request.comm!r}; use 'mpi'")
+        return cls.alone(request.timeout_s, "it was started with backend='local'")
+
+    @classmethod
+    def alone(cls, timeout_s: float, without_mpi: str) -> StartedWorld:
+        """Return a world of this process alone, and why it has no MPI."""
+        place = read_place({})
+        connect = partial(cls, ThreadGroup([0]), 0, timeout_s, without_mpi)
+        return StartedWorld(place, (socket.gethostname(),), (0,), connect)
+
     def set_timeout(self, timeout_s: float) -> None:
         """Change the time limit of operations from now on; local."""
         self.timeout_s = self._box.timeout_s = timeout_s
@@ -62,7 +94,7 @@ class ThreadTransport(Transport):
     def run(self, call: Call) -> Any:
         """Finish `call` before returning."""
         call = _on_host(call)
-        if call.kind >= MESSAGES:
+        if isinstance(call, MESSAGES):
             work = self._box.start(call)
             work.wait()
             return work
@@ -73,12 +105,12 @@ class ThreadTransport(Transport):
     def start(self, call: Call) -> Work:
         """Begin `call`."""
         call = _on_host(call)
-        if call.kind >= MESSAGES:
+        if isinstance(call, MESSAGES):
             return self._box.start(call)
         perform = self._perform if call.ended is None else partial(watched, self._perform)
         return self.queue.start(lambda: perform(call), label(call, self.ranks))
 
-    def plan(self, call: Call) -> Plan | None:
+    def plan(self, call: Collective) -> Plan | None:
         """Return None: nothing is faster than starting `call` anew."""
         return None
 
@@ -91,7 +123,8 @@ class ThreadTransport(Transport):
         room = self.room.subroom(key, nth)
         place = key.index(self.ranks[self.rank])
         group = ThreadTransport(room, place, timeout, self.without_mpi)
-        ids = Call(Kind.ALL_GATHER_OBJECT, pickles=(Pickled(str(next_id).encode()),), error=error)
+        kind, own = Kind.ALL_GATHER_OBJECT, Pickled(str(next_id).encode())
+        ids = Objects(kind, (own,)) if error is None else Refusal(kind, 0, error)
         return group, max(int(pickled.meta) for pickled in group.run(ids))
 
     def synchronize(self, *, on_device: bool = False) -> None:
@@ -118,7 +151,7 @@ class ThreadTransport(Transport):
         self.queue.close()
 
     @inside(lambda local: local["self"].queue)
-    def _perform(self, call: Call) -> Any:
+    def _perform(self, call: Collective) -> Any:
         if call.begin is not None:
             call.begin()
         self._sequence += 1

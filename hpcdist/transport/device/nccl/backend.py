@@ -21,7 +21,20 @@ from hpcdist.arrays.dtypes import Dtype
 from hpcdist.config import Config
 from hpcdist.errors import CollectiveTimeout, HpcdistError, TransportError
 from hpcdist.runtime import gpu
-from hpcdist.transport.call import Block, Call, Kind, even_blocks, is_even, label
+from hpcdist.transport.call import (
+    ARRAYS,
+    AnyArrays,
+    Block,
+    Call,
+    Distribution,
+    Gathering,
+    Kind,
+    Reduction as ReductionCall,
+    even_blocks,
+    is_even,
+    label,
+    table_for,
+)
 from hpcdist.transport.device.backend import DeviceBackend, Launch
 from hpcdist.transport.device.choose import Candidate, Release, Standing
 from hpcdist.transport.device.nccl.binding import (
@@ -72,9 +85,9 @@ class Nccl(DeviceBackend):
         self.stream, self._comm = connect(context, runtime, self._nccl)
         self._is_over = False
 
-    def can(self, call: Call) -> bool:
+    def can(self, call: AnyArrays) -> bool:
         """Return whether NCCL has what `call` needs; equal on all ranks."""
-        if call.kind in _REDUCED:
+        if isinstance(call, ReductionCall) and call.kind in _REDUCED:
             return self._reduction(call) is not None
         return call.kind in _VERBS
 
@@ -83,17 +96,16 @@ class Nccl(DeviceBackend):
 
         Only then may a CUDA graph repeat it: other memory is used anew after the capture.
         """
-        if call.finish is not None or not self.can(call):
+        if not isinstance(call, AnyArrays) or call.finish is not None or not self.can(call):
             return False
-        if call.kind is Kind.REDUCE_SCATTER and call.counts is not None:
+        if isinstance(call, ReductionCall) and call.counts is not None:
             return False
         if call.kind in (Kind.ALL_GATHER, Kind.GATHER) and call.recv is None:
             return call.kind is Kind.GATHER and self._rank != call.root
         given, out = call.send, call.recv
         if given is not None and out is not None and self._overlap(given, out):
             return call.kind is Kind.ALL_GATHER and self._is_in_place(given, out)
-        plan = self._reduction(call) if call.kind in _REDUCED else None
-        assert call.dtype is not None
+        plan = self._reduction(call) if isinstance(call, ReductionCall) else None
         return plan is None or not (
             plan.encoded or plan.decoded or plan.wire.itemsize != call.dtype.numpy.itemsize
         )
@@ -109,7 +121,7 @@ class Nccl(DeviceBackend):
         stream = launch.streams[-1] if call.on_current else self.stream
         return launch.put(stream, self.check, lambda: self.perform(call, detail, stream)), stream
 
-    def perform(self, call: Call, detail: tuple[int, int], stream: Stream) -> Any:
+    def perform(self, call: AnyArrays, detail: tuple[int, int], stream: Stream) -> Any:
         """Put `call`, on which all ranks have agreed, on `stream`; the host does not wait."""
         try:
             with self.runtime.on(stream):
@@ -179,28 +191,25 @@ class Nccl(DeviceBackend):
 
     # ---- the operations
 
-    def _reduction(self, call: Call) -> Reduction | None:
-        assert call.op is not None
-        assert call.dtype is not None
+    def _reduction(self, call: ReductionCall) -> Reduction | None:
         key = call.op, call.dtype.code
         if key not in self._plans:
             self._plans[key] = self._planned(call.op, call.dtype, call.rule)
         return self._plans[key]
 
-    def _planned(self, op: ReduceOp, dtype: Dtype, rule: ReductionRule | None) -> Reduction | None:
-        assert rule is not None
+    def _planned(self, op: ReduceOp, dtype: Dtype, rule: ReductionRule) -> Reduction | None:
         return plan_reduction(op, dtype, rule, self._size, native=self._native)
 
-    def all_reduce(self, call: Call, _: Any, stream: Stream) -> None:
+    def all_reduce(self, call: ReductionCall, _: Any, stream: Stream) -> None:
         data = _flat(call.recv)
         plan, wire = self._encoded(call, data)
         at, count = self.runtime.address(wire), wire.size * plan.per_element
         self._comm.all_reduce(at, at, count, plan.code, plan.op, stream.ptr)
         self._decode(call, plan, wire, data)
 
-    def reduce(self, call: Call, _: Any, stream: Stream) -> None:
+    def reduce(self, call: ReductionCall, _: Any, stream: Stream) -> None:
         at_root = self._rank == call.root
-        data = _flat(call.recv if at_root else call.send)
+        data = _flat(call.recv)
         plan, wire = self._encoded(call, data)
         at, count = self.runtime.address(wire), wire.size * plan.per_element
         self._comm.reduce(
@@ -209,11 +218,11 @@ class Nccl(DeviceBackend):
         if at_root:
             self._decode(call, plan, wire, data)
 
-    def reduce_scatter(self, call: Call, _: Any, stream: Stream) -> None:
+    def reduce_scatter(self, call: ReductionCall, _: Any, stream: Stream) -> None:
         given, out = self._apart(call)
         plan, wire = self._encoded(call, given)
         if call.counts is not None:
-            self._reduce_to_each(call, plan, wire, out, stream)
+            self._reduce_to_each(call, call.counts[0], plan, wire, out, stream)
             return
         direct = not plan.encoded and out.dtype.itemsize == wire.dtype.itemsize
         into = out if direct else np.empty_like(wire, shape=(out.size,))
@@ -229,13 +238,18 @@ class Nccl(DeviceBackend):
         self._decode(call, plan, into, out)
 
     def _reduce_to_each(
-        self, call: Call, plan: Reduction, wire: DeviceArray, out: DeviceArray, stream: Stream
+        self,
+        call: ReductionCall,
+        counts: Sequence[int],
+        plan: Reduction,
+        wire: DeviceArray,
+        out: DeviceArray,
+        stream: Stream,
     ) -> None:
         """Reduce the blocks of a reduce_scatter, which differ, each to its rank."""
-        assert call.counts is not None
         into = np.empty_like(wire, shape=(out.size,))
         with self._together():
-            for root, part in enumerate(cut(wire, call.counts[0])):
+            for root, part in enumerate(cut(wire, counts)):
                 if part.size:
                     at, to = self.runtime.address(part), self.runtime.address(into)
                     self._comm.reduce(
@@ -249,21 +263,21 @@ class Nccl(DeviceBackend):
                     )
         self._decode(call, plan, into, out)
 
-    def _encoded(self, call: Call, data: DeviceArray) -> tuple[Reduction, DeviceArray]:
+    def _encoded(self, call: ReductionCall, data: DeviceArray) -> tuple[Reduction, DeviceArray]:
         """Return how `data` is reduced, and what travels: itself, or other memory."""
         plan, rule = self._reduction(call), call.rule
         assert plan is not None
-        assert rule is not None
         if plan.encoded and rule.encode is not None:
             data = rule.encode(data)
         if data.dtype.itemsize != plan.wire.itemsize:
             data = data.astype(plan.wire)
         return plan, data
 
-    def _decode(self, call: Call, plan: Reduction, wire: DeviceArray, out: DeviceArray) -> None:
+    def _decode(
+        self, call: ReductionCall, plan: Reduction, wire: DeviceArray, out: DeviceArray
+    ) -> None:
         """Write what has been reduced to `out`, unless it is there already."""
         rule = call.rule
-        assert rule is not None
         if plan.encoded and plan.wire.itemsize != rule.wire.itemsize:
             wire = wire.astype(rule.wire)
         if plan.decoded and rule.decode is not None:
@@ -271,12 +285,11 @@ class Nccl(DeviceBackend):
         elif wire is not out:
             out[...] = wire
 
-    def broadcast(self, call: Call, _: Any, stream: Stream) -> None:
+    def broadcast(self, call: Distribution, _: Any, stream: Stream) -> None:
         at = self.runtime.address(call.recv)
-        assert call.recv is not None
         self._comm.broadcast(at, at, call.recv.nbytes, BYTES, call.root, stream.ptr)
 
-    def all_gather(self, call: Call, detail: tuple[int, int], stream: Stream) -> list[Block]:
+    def all_gather(self, call: Gathering, detail: tuple[int, int], stream: Stream) -> list[Block]:
         send, recv = _flat(call.send), call.recv
         if not is_even(detail):
             shapes = exchange_shapes(self._context, call)
@@ -296,7 +309,7 @@ class Nccl(DeviceBackend):
         self._comm.all_gather(from_, into, send.nbytes, BYTES, stream.ptr)
         return even_blocks(recv, call, self._size)
 
-    def _apart(self, call: Call) -> tuple[DeviceArray, DeviceArray]:
+    def _apart(self, call: AnyArrays) -> tuple[DeviceArray, DeviceArray]:
         """Return what is sent and what is received, flat and in different memory."""
         send, recv = _flat(call.send), _flat(call.recv)
         return (send.copy() if self._overlap(send, recv) else send), recv
@@ -311,7 +324,9 @@ class Nccl(DeviceBackend):
         own = self.runtime.address(recv) + self._rank * send.nbytes
         return bool(self.runtime.address(send) == own)
 
-    def gather(self, call: Call, detail: tuple[int, int], stream: Stream) -> list[Block] | None:
+    def gather(
+        self, call: Gathering, detail: tuple[int, int], stream: Stream
+    ) -> list[Block] | None:
         send, recv, at_root = _flat(call.send), call.recv, self._rank == call.root
         even = is_even(detail)
         shapes = [call.shape] * self._size if even else exchange_shapes(self._context, call)
@@ -327,7 +342,7 @@ class Nccl(DeviceBackend):
                 self._receive_from_all(from_each(filled, self._size), stream)
         return new_blocks(call, filled, shapes) if at_root else None
 
-    def scatter(self, call: Call, detail: tuple[int, int], stream: Stream) -> None:
+    def scatter(self, call: Distribution, detail: tuple[int, int], stream: Stream) -> None:
         out = _flat(call.recv)
         if not is_even(detail):
             exchange_shapes(self._context, call)
@@ -338,7 +353,7 @@ class Nccl(DeviceBackend):
                     self._send(part, rank, stream)
             self._receive(out, call.root, stream)
 
-    def alltoall(self, call: Call, detail: tuple[int, int], stream: Stream) -> list[Block]:
+    def alltoall(self, call: Gathering, detail: tuple[int, int], stream: Stream) -> list[Block]:
         if call.recv is not None:
             call = call._replace(send=self._apart(call)[0])
         shapes = [call.shape] * self._size
@@ -388,7 +403,7 @@ def _flat(array: Any) -> DeviceArray:
 
 
 _REDUCED = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER})
-_VERBS: dict[Kind, Callable[[Nccl, Call, tuple[int, int], Stream], Any]] = {
+_ROWS: dict[Kind, Callable[[Nccl, Any, tuple[int, int], Stream], Any]] = {
     Kind.ALL_REDUCE: Nccl.all_reduce,
     Kind.REDUCE: Nccl.reduce,
     Kind.REDUCE_SCATTER: Nccl.reduce_scatter,
@@ -398,3 +413,4 @@ _VERBS: dict[Kind, Callable[[Nccl, Call, tuple[int, int], Stream], Any]] = {
     Kind.SCATTER: Nccl.scatter,
     Kind.ALLTOALL: Nccl.alltoall,
 }
+_VERBS = table_for("NCCL's operations", ARRAYS, _ROWS, without=(Kind.SCAN, Kind.EXSCAN))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, final
 from hpcdist.arrays.device import Event
 from hpcdist.errors import HpcdistError, RemoteError, TransportError, UsageError
 from hpcdist.transport.base import Known, Work
-from hpcdist.transport.call import ANY_SOURCE, Call, Kind
+from hpcdist.transport.call import ANY_SOURCE, Barrier, Kind, Message
 from hpcdist.transport.device.backend import Launch
 from hpcdist.transport.device.batches import MessageBatches
 from hpcdist.transport.device.launch_order import LAUNCH_ORDER
@@ -48,7 +48,7 @@ class NcclBatches(MessageBatches):
             context.comm, context.ranks, context.timeout_s, context.departed
         )
 
-    def start(self, messages: Sequence[Call]) -> list[Work]:
+    def start(self, messages: Sequence[Message]) -> list[Work]:
         """Begin `messages`, all on device memory; return a work for each."""
         for each in messages:
             if each.root == ANY_SOURCE:
@@ -62,11 +62,11 @@ class NcclBatches(MessageBatches):
         work = DeviceWork(self._launches, launch, queued)
         return [_BatchedMessage(work, each, self._context.ranks[each.root]) for each in messages]
 
-    def _record_streams(self, messages: Sequence[Call]) -> tuple[Launch, HpcdistError | None]:
-        """Do `Launches.record`; what is wrong on this rank is returned, for its peers, too."""
+    def _record_streams(self, messages: Sequence[Message]) -> tuple[Launch, HpcdistError | None]:
+        """Like `Launches.record`; what is wrong on this rank is returned, for its peers, too."""
         runtime = messages[0].device
         assert runtime is not None
-        batch = Call(Kind.BATCH_ISEND_IRECV, device=runtime)
+        batch = Barrier(Kind.BATCH_ISEND_IRECV, device=runtime)
         try:
             launch = self._launches.record(batch, runtime)
         except runtime.failures as error:
@@ -75,14 +75,14 @@ class NcclBatches(MessageBatches):
             return Launch(batch, runtime, (), [], None), device_failure(runtime, error)
         return launch, next(filter(None, map(self._elsewhere, messages)), None)
 
-    def _elsewhere(self, message: Call) -> HpcdistError | None:
+    def _elsewhere(self, message: Message) -> HpcdistError | None:
         assert message.device is not None
         return self._launches.why_not_at_home(message.device)
 
     # ---- when its turn has come
 
     def _launch(
-        self, launch: Launch, messages: Sequence[Call], trouble: HpcdistError | None
+        self, launch: Launch, messages: Sequence[Message], trouble: HpcdistError | None
     ) -> Launched:
         """Put the messages on the device; return what went wrong with which peer."""
         try:
@@ -106,8 +106,8 @@ class NcclBatches(MessageBatches):
         return Launched(troubles, done)
 
     def _agree(
-        self, messages: Sequence[Call], trouble: HpcdistError | None
-    ) -> tuple[list[Call], dict[int, HpcdistError]]:
+        self, messages: Sequence[Message], trouble: HpcdistError | None
+    ) -> tuple[list[Message], dict[int, HpcdistError]]:
         """Return what is put on the device, in this order, and what went wrong with which peer."""
         peers, own = by_peer(messages), self._context.rank
         entries = {peer: list(map(entry_of, each)) for peer, each in peers.items()}
@@ -123,7 +123,7 @@ class NcclBatches(MessageBatches):
         if trouble is not None:
             raise trouble
         told[own] = entries.get(own)
-        moved: list[Call] = []
+        moved: list[Message] = []
         for peer in peers:
             if peer in troubles:
                 continue
@@ -152,7 +152,7 @@ class NcclBatches(MessageBatches):
             )
         return plan_pair(mine, theirs, (own, rank))
 
-    def _put(self, launch: Launch, moved: Sequence[Call], whole: Sequence[Call]) -> Event:
+    def _put(self, launch: Launch, moved: Sequence[Message], whole: Sequence[Message]) -> Event:
         """Put `moved` on the group's stream, and then what completes the messages `whole`."""
         nccl, runtime = self._nccl, launch.runtime
         with self._launches.translated_failures(runtime):
@@ -166,7 +166,7 @@ class NcclBatches(MessageBatches):
             return runtime.record(stream)
 
 
-def _tell_end(messages: Sequence[Call], errors: Mapping[int, BaseException]) -> None:
+def _tell_end(messages: Sequence[Message], errors: Mapping[int, BaseException]) -> None:
     """Tell each message how it ended; `errors` are per peer."""
     for each in messages:
         if each.ended is not None:
@@ -177,12 +177,12 @@ def _tell_end(messages: Sequence[Call], errors: Mapping[int, BaseException]) -> 
 class _BatchedMessage(Work):
     """One message of a batch; they share the work of the batch, but not what went wrong."""
 
-    def __init__(self, batch: DeviceWork, message: Call, peer: int) -> None:
+    def __init__(self, batch: DeviceWork, message: Message, peer: int) -> None:
         self._batch, self._root = batch, message.root
         self._source = peer if message.kind is Kind.RECV else -1
 
     def wait(self, timeout: Any = None) -> bool:
-        """Let the current streams wait for the batch; raise what went wrong with this peer."""
+        """Make the current streams wait for the batch; raise what went wrong with this peer."""
         if timeout is not None:
             self._batch.wait(timeout)
         trouble = self._batch.result().get(self._root)

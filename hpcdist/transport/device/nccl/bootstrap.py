@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from hpcdist.arrays.device import DeviceRuntime, Stream
 from hpcdist.errors import CollectiveTimeout, HpcdistError, TransportError
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import Barrier, Kind, Refusal
 from hpcdist.transport.device.nccl.binding import Binding, Communicator, failure
 from hpcdist.transport.polling import poll
 
@@ -49,7 +49,7 @@ def connect(
         reason = failure("creating a communicator", making.error)
         reason.__cause__ = making.error
     try:
-        context.agree(Call(Kind.BARRIER, error=reason))
+        context.agree(Barrier() if reason is None else Refusal(Kind.BARRIER, 0, reason))
     except BaseException:
         making.release()
         raise

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from hpcdist.arrays.device import DeviceArray
 from hpcdist.arrays.dtypes import BYTES_CODE, name_of_code
 from hpcdist.errors import MismatchError
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import Kind, Message
 
 
 class Entry(NamedTuple):
@@ -37,24 +37,20 @@ class Transfer(NamedTuple):
     peer: int
 
 
-def entry_of(call: Call) -> Entry:
+def entry_of(call: Message) -> Entry:
     """Return what a send or receive is to the rank at its other end."""
     sends = call.kind is Kind.SEND
-    data = call.send if sends else call.recv
-    assert data is not None
-    assert call.dtype is not None
-    return Entry(sends, call.tag, min(call.dtype.code, BYTES_CODE), data.nbytes)
+    return Entry(sends, call.tag, min(call.dtype.code, BYTES_CODE), call.nbytes)
 
 
-def transfer_of(call: Call) -> Transfer:
+def transfer_of(call: Message) -> Transfer:
     """Return what NCCL is to move for a send or receive."""
-    sends = call.kind is Kind.SEND
-    return Transfer(sends, call.send if sends else call.recv, call.root)
+    return Transfer(call.kind is Kind.SEND, call.data, call.root)
 
 
-def by_peer(calls: Sequence[Call]) -> dict[int, list[Call]]:
+def by_peer(calls: Sequence[Message]) -> dict[int, list[Message]]:
     """Return the messages of a batch for each rank of the group that they go to or come from."""
-    found: defaultdict[int, list[Call]] = defaultdict(list)
+    found: defaultdict[int, list[Message]] = defaultdict(list)
     for call in calls:
         found[call.root].append(call)
     return dict(found)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from hpcdist.arrays.device import DeviceRuntime, Event, Stream
 from hpcdist.transport.base import Work
-from hpcdist.transport.call import Call
+from hpcdist.transport.call import AnyArrays, Call, Message
 from hpcdist.transport.device.backend import DeviceBackend, Launch
 from hpcdist.transport.device.host_waits import await_end
 from hpcdist.transport.device.staged import messages
@@ -31,7 +31,7 @@ class Staged(DeviceBackend):
         self._context = context
         self._staging: dict[DeviceRuntime, StagingBuffers] = {}
 
-    def can(self, call: Call) -> bool:
+    def can(self, call: AnyArrays) -> bool:
         """Return True."""
         return True
 
@@ -43,7 +43,7 @@ class Staged(DeviceBackend):
         launch.make_wait(staging.inward)
         return perform(self._context, staging, launch.call, detail), staging.inward
 
-    def start_message(self, call: Call, ready: list[Event]) -> Work:
+    def start_message(self, call: Message, ready: list[Event]) -> Work:
         """Begin to send or receive; the array is touched once `ready` is complete."""
         assert call.device is not None
         return messages.start(self._context, self._staging_of(call.device), call, ready)

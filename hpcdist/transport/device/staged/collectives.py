@@ -17,7 +17,15 @@ import numpy as np
 from hpcdist.arrays.device import DeviceArray, Event
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import CollectiveTimeout, TransportError
-from hpcdist.transport.call import MAKERS, Block, Call, Kind, shape_detail
+from hpcdist.transport.call import (
+    AnyArrays,
+    Block,
+    Gathering,
+    Kind,
+    Reduction,
+    Refusal,
+    shape_detail,
+)
 from hpcdist.transport.device.host_waits import arrive, wait_on_host
 from hpcdist.transport.device.staged import on_node
 from hpcdist.transport.device.staged.buffers import StagingBuffers
@@ -36,14 +44,14 @@ class _Copied(NamedTuple):
     """A step whose copies to the host are under way."""
 
     step: Step
-    send: NumpyArray | None
-    recv: NumpyArray | None
+    send: Any
+    recv: Any
     blocks: list[NumpyArray]
     arrived: Event
 
 
 def perform(
-    context: MpiContext, staging: StagingBuffers, call: Call, detail: tuple[int, int]
+    context: MpiContext, staging: StagingBuffers, call: AnyArrays, detail: tuple[int, int]
 ) -> Any:
     """Run `call`, on which all ranks have agreed, on `staging.inward`; return its result.
 
@@ -52,7 +60,7 @@ def perform(
     """
     if is_whole(call, detail):
         return _perform_whole(context, staging, call)
-    if on_node.applies(context, call):
+    if isinstance(call, Reduction) and on_node.applies(context, call):
         return on_node.reduce(context, staging, call)
     return _perform_steps(context, staging, call)
 
@@ -60,7 +68,7 @@ def perform(
 # ---- in steps
 
 
-def _perform_steps(context: MpiContext, staging: StagingBuffers, call: Call) -> Any:
+def _perform_steps(context: MpiContext, staging: StagingBuffers, call: AnyArrays) -> Any:
     with staging.runtime.on(staging.inward):
         call, result = _with_room(context, call)
     source, target = _flat(call.send), _flat(call.recv)
@@ -87,7 +95,7 @@ def _perform_steps(context: MpiContext, staging: StagingBuffers, call: Call) -> 
     return result
 
 
-def _steps(context: MpiContext, call: Call, chunk: int) -> Iterator[Step]:
+def _steps(context: MpiContext, call: AnyArrays, chunk: int) -> Iterator[Step]:
     send, recv = (0 if each is None else each.size for each in (call.send, call.recv))
     shape = Shape(send, recv, context.size, context.rank, context.rank == call.root)
     return plan_steps(call.kind, shape, chunk)
@@ -113,7 +121,7 @@ def _copy_out(staging: StagingBuffers, step: Step, given: DeviceArray, unit: np.
 def _finish(
     context: MpiContext,
     staging: StagingBuffers,
-    call: Call,
+    call: AnyArrays,
     waiting: deque[_Copied],
     returning: deque[tuple[list[NumpyArray], Event]],
     target: DeviceArray | None,
@@ -133,7 +141,7 @@ def _finish(
 
 
 @contextmanager
-def _told_to_all(context: MpiContext, staging: StagingBuffers, call: Call) -> Iterator[None]:
+def _told_to_all(context: MpiContext, staging: StagingBuffers, call: AnyArrays) -> Iterator[None]:
     """Raise on all ranks what goes wrong on the device before they agree on the next step."""
     runtime = staging.runtime
     try:
@@ -144,31 +152,31 @@ def _told_to_all(context: MpiContext, staging: StagingBuffers, call: Call) -> It
         reason: Exception = error
         if not isinstance(error, CollectiveTimeout):
             reason = TransportError(f"{runtime.name} failed: {error}; end the job")
-        context.run_inside(Call(call.kind, root=call.root, error=reason))
+        context.run_inside(Refusal(call.kind, call.root, reason))
         raise
 
 
-def _host_call(call: Call, copied: _Copied) -> Call:
+def _host_call(call: AnyArrays, copied: _Copied) -> AnyArrays:
     """Describe the host's part of a step."""
     shape = (copied.step.items,)
-    return Call(
-        call.kind,
-        copied.send,
-        copied.recv,
-        call.dtype,
-        shape,
-        call.root,
-        call.op,
-        call.rule,
-        shape_detail(shape),
+    return call._replace(
+        send=copied.send,
+        recv=copied.recv,
+        shape=shape,
+        detail=shape_detail(shape),
+        counts=None,
+        finish=None,
+        ended=None,
+        begin=None,
+        device=None,
+        on_current=False,
     )
 
 
 def _pairs(
-    pieces: tuple[Piece, ...], device: DeviceArray, memory: NumpyArray | None
+    pieces: tuple[Piece, ...], device: DeviceArray, memory: Any
 ) -> Iterator[tuple[DeviceArray, NumpyArray]]:
     for piece in pieces:
-        assert memory is not None
         yield (
             device[piece.device : piece.device + piece.items],
             memory[piece.host : piece.host + piece.items],
@@ -199,17 +207,16 @@ def _release(staging: StagingBuffers, blocks: list[NumpyArray]) -> None:
         staging.pinned.give_back(block)
 
 
-def _with_room(context: MpiContext, call: Call) -> tuple[Call, Any]:
+def _with_room(context: MpiContext, call: AnyArrays) -> tuple[AnyArrays, Any]:
     """Give an operation that makes its own result the memory for it, and its blocks."""
-    if call.kind not in MAKERS or (call.kind is Kind.GATHER and context.rank != call.root):
+    if not isinstance(call, Gathering) or (call.kind is Kind.GATHER and context.rank != call.root):
         return call, None
-    assert call.send is not None
     block = call.send.size // (context.size if call.kind is Kind.ALLTOALL else 1)
     filled = call if call.recv is not None else with_room(call, [block] * context.size)
     return filled, new_blocks(call, filled, [call.shape] * context.size)
 
 
-def _flat(array: DeviceArray | None) -> DeviceArray | None:
+def _flat(array: DeviceArray | None) -> DeviceArray:
     return None if array is None else array.reshape(-1)
 
 
@@ -220,10 +227,10 @@ def _partly_shared(source: DeviceArray, target: DeviceArray) -> bool:
 # ---- as a whole, where the ranks' blocks differ
 
 
-def _perform_whole(context: MpiContext, staging: StagingBuffers, call: Call) -> Any:
+def _perform_whole(context: MpiContext, staging: StagingBuffers, call: AnyArrays) -> Any:
     runtime, source, target = staging.runtime, _flat(call.send), _flat(call.recv)
-    send = None if source is None else np.empty(source.size, source.dtype)
-    recv = None if target is None else np.empty(target.size, target.dtype)
+    send: Any = None if source is None else np.empty(source.size, source.dtype)
+    recv: Any = None if target is None else np.empty(target.size, target.dtype)
     with _told_to_all(context, staging, call):
         if send is not None:
             runtime.copy_to_host(source, send, staging.outward)
@@ -232,14 +239,13 @@ def _perform_whole(context: MpiContext, staging: StagingBuffers, call: Call) -> 
     if recv is not None:
         runtime.copy_to_device(recv, target, staging.inward)
     if result:
-        result = [Block(_to_device(staging, call, each.data), each.shape) for each in result]
+        result = [Block(_to_device(staging, source, each.data), each.shape) for each in result]
     arrive(runtime, runtime.record(staging.inward), context.timeout_s)  # `recv` is ours alone
     return result
 
 
-def _to_device(staging: StagingBuffers, call: Call, data: NumpyArray) -> DeviceArray:
-    assert call.send is not None
+def _to_device(staging: StagingBuffers, like: DeviceArray, data: NumpyArray) -> DeviceArray:
     with staging.runtime.on(staging.inward):
-        made = np.empty_like(call.send, shape=(data.size,))
+        made = np.empty_like(like, shape=(data.size,))
     staging.runtime.copy_to_device(data, made, staging.inward)
     return made

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 from hpcdist.arrays.device import Event
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.base import Known, Work
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import Kind, Message
 from hpcdist.transport.device.host_waits import arrive, wait_on_host
 from hpcdist.transport.device.staged.buffers import StagingBuffers
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from hpcdist.transport.mpi.context import MpiContext
 
 
-def start(context: MpiContext, staging: StagingBuffers, call: Call, ready: list[Event]) -> Work:
+def start(context: MpiContext, staging: StagingBuffers, call: Message, ready: list[Event]) -> Work:
     """Begin to send or receive a device array as one message of host memory."""
     return (_send if call.kind is Kind.SEND else _receive)(context, staging, call, ready)
 
 
-def _send(context: MpiContext, staging: StagingBuffers, call: Call, ready: list[Event]) -> Work:
+def _send(context: MpiContext, staging: StagingBuffers, call: Message, ready: list[Event]) -> Work:
     """Copy to the host, which is waited for: messages keep their order; then send from there."""
-    assert call.send is not None
-    block = staging.pinned.take(call.send.nbytes)
-    memory = block[: call.send.nbytes].view(call.send.dtype)
+    block = staging.pinned.take(call.data.nbytes)
+    memory = block[: call.data.nbytes].view(call.data.dtype)
     for event in ready:
         staging.runtime.wait_event(staging.outward, event)
-    staging.runtime.copy_to_host(call.send.reshape(-1), memory, staging.outward)
+    staging.runtime.copy_to_host(call.data.reshape(-1), memory, staging.outward)
     arrive(staging.runtime, staging.runtime.record(staging.outward), context.timeout_s)
-    work = context.messages.start(call._replace(send=memory, device=None))
+    work = context.messages.start(call._replace(data=memory, device=None))
     return _StagedMessage(staging, work, block, None)
 
 
-def _receive(context: MpiContext, staging: StagingBuffers, call: Call, ready: list[Event]) -> Work:
-    recv, finish = call.recv, call.finish
-    assert recv is not None
+def _receive(
+    context: MpiContext, staging: StagingBuffers, call: Message, ready: list[Event]
+) -> Work:
+    recv, finish = call.data, call.finish
     block = staging.pinned.take(recv.nbytes)
     memory = block[: recv.nbytes].view(recv.dtype)
     arrived: list[Event] = []
@@ -50,7 +50,7 @@ def _receive(context: MpiContext, staging: StagingBuffers, call: Call, ready: li
                 finish(None)
             arrived.append(runtime.record(stream))
 
-    inner = call._replace(recv=memory, finish=copy_in, device=None)
+    inner = call._replace(data=memory, finish=copy_in, device=None)
     return _StagedMessage(staging, context.messages.start(inner), block, arrived)
 
 

@@ -14,11 +14,12 @@ import numpy as np
 
 from hpcdist.arrays.device import DeviceArray, Event
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import Kind, Reduction
 from hpcdist.transport.device.host_waits import arrive
 from hpcdist.transport.device.staged.buffers import StagingBuffers
 from hpcdist.transport.device.staged.plan import Shape, Step, plan_steps
 from hpcdist.transport.kernel import accumulate, write_out
+from hpcdist.transport.parts import contribution
 from hpcdist.transport.shm.collectives import share_of
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import STAGED_UP_TO
@@ -32,29 +33,23 @@ FROM_BYTES = 64 << 10
 _REDUCED = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER)
 
 
-def applies(context: MpiContext, call: Call) -> bool:
+def applies(context: MpiContext, call: Reduction) -> bool:
     """Return whether `call` is added on the devices; equal on all ranks."""
-    return call.kind in _REDUCED and context.node is not None and _given(call).nbytes >= FROM_BYTES
+    return call.kind in _REDUCED and context.node is not None and call.nbytes >= FROM_BYTES
 
 
-def _given(call: Call) -> DeviceArray:
-    return call.recv if call.send is None else call.send
-
-
-def reduce(context: MpiContext, staging: StagingBuffers, call: Call) -> None:
+def reduce(context: MpiContext, staging: StagingBuffers, call: Reduction) -> None:
     """Run a reduction on which all ranks have agreed; the last copies are left on a stream."""
     node = context.node
     assert node is not None
     node.check_usable()
     staging.pinned.lock(node.memory)
-    given = _given(call).reshape(-1)
-    target = given if call.recv is None else call.recv.reshape(-1)
+    given, target = contribution(call), call.recv.reshape(-1)
     if call.send is not None and np.may_share_memory(given, target):
         with staging.runtime.on(staging.outward):
             given = given.copy()
     run = _Run(context, node, staging, call, given, target)
-    sent, received = (0 if each is None else each.size for each in (call.send, call.recv))
-    shape = Shape(sent, received, context.size, context.rank, context.rank == call.root)
+    shape = Shape(given.size, target.size, context.size, context.rank, context.rank == call.root)
     read: Event | None = None
     try:
         steps = plan_steps(call.kind, shape, STAGED_UP_TO // given.itemsize)
@@ -74,7 +69,7 @@ class _Run(NamedTuple):
     context: MpiContext
     node: SharedNode
     staging: StagingBuffers
-    call: Call
+    call: Reduction
     given: DeviceArray
     target: DeviceArray
 
@@ -122,7 +117,6 @@ class _Run(NamedTuple):
     def _add(self, step: Step, turn: int, chosen: slice, out: DeviceArray) -> None:
         """Add what `chosen` holds of everyone's part, on the device, into `out`."""
         runtime, inward, rule = self.staging.runtime, self.staging.inward, self.call.rule
-        assert rule is not None
         with runtime.on(inward):
             theirs = np.empty_like(self.given, shape=(self.node.size, out.size))
             for rank in range(self.node.size):

@@ -45,7 +45,7 @@ class Pinned:
             return self._make(length)
 
     def give_back(self, block: NumpyArray) -> None:
-        """Let a block serve another operation."""
+        """Give a block back, for another operation."""
         with self._lock:
             self._free[block.nbytes].append(block)
 

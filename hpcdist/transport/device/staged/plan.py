@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from hpcdist.transport.call import LOOSE, Call, Kind, is_even
+from hpcdist.transport.call import (
+    ARRAYS,
+    LOOSE,
+    AnyArrays,
+    Kind,
+    Reduction,
+    is_even,
+    table_for,
+)
 
 
 class Piece(NamedTuple):
@@ -45,11 +53,11 @@ class Shape(NamedTuple):
     at_root: bool
 
 
-def is_whole(call: Call, detail: tuple[int, int]) -> bool:
+def is_whole(call: AnyArrays, detail: tuple[int, int]) -> bool:
     """Return whether the ranks' blocks differ, so that the operation cannot be cut."""
     if call.kind in LOOSE:
         return not is_even(detail)
-    return call.kind is Kind.REDUCE_SCATTER and call.counts is not None
+    return isinstance(call, Reduction) and call.counts is not None
 
 
 def plan_steps(kind: Kind, shape: Shape, chunk: int) -> Iterator[Step]:
@@ -92,9 +100,7 @@ def _broadcast(shape: Shape, block: int, first: int, count: int) -> Step:
 
 def _reduce(shape: Shape, block: int, first: int, count: int) -> Step:
     part = _one(first, count)
-    if shape.at_root:
-        return Step(count, None, count, part, part)
-    return Step(count, count, None, part, ())
+    return Step(count, None, count, part, part if shape.at_root else ())
 
 
 def _reduce_scatter(shape: Shape, block: int, first: int, count: int) -> Step:
@@ -132,15 +138,16 @@ def _sent(shape: Shape) -> int:
     return shape.send
 
 
-_ROWS: dict[Kind, _Row] = {
+_STEPS: dict[Kind, _Row] = {
     Kind.ALL_REDUCE: _Row(_received, False, _in_place),
     Kind.SCAN: _Row(_received, False, _in_place),
     Kind.EXSCAN: _Row(_received, False, _in_place),
     Kind.BROADCAST: _Row(_received, False, _broadcast),
-    Kind.REDUCE: _Row(lambda shape: max(shape.send, shape.recv), False, _reduce),
+    Kind.REDUCE: _Row(_received, False, _reduce),
     Kind.REDUCE_SCATTER: _Row(_received, True, _reduce_scatter),
     Kind.ALL_GATHER: _Row(_sent, True, _all_gather),
     Kind.GATHER: _Row(_sent, True, _gather),
     Kind.SCATTER: _Row(_received, True, _scatter),
     Kind.ALLTOALL: _Row(lambda shape: shape.recv // shape.size, True, _alltoall),
 }
+_ROWS = table_for("the steps of staged operations", ARRAYS, _STEPS)

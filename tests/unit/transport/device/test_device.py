@@ -14,7 +14,7 @@ from hpcdist.arrays.bfloat16 import narrowed, widened
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.errors import UsageError
 from hpcdist.runtime import gpu
-from hpcdist.transport.call import UNEVEN, Call, Kind
+from hpcdist.transport.call import UNEVEN, Gathering, Kind, Reduction
 from hpcdist.transport.device.choose import (
     STAGED,
     Ability,
@@ -221,13 +221,11 @@ def shapes(kind, block, size, root):
         Kind.GATHER: [block] * size,
         Kind.SCATTER: [whole if rank == root else 0 for rank in range(size)],
         Kind.ALLTOALL: [whole] * size,
-        Kind.REDUCE: [0 if rank == root else block for rank in range(size)],
     }.get(kind, [0] * size)
     receives = {
         Kind.ALL_GATHER: [whole] * size,
         Kind.GATHER: [whole if rank == root else 0 for rank in range(size)],
         Kind.ALLTOALL: [whole] * size,
-        Kind.REDUCE: [block if rank == root else 0 for rank in range(size)],
     }.get(kind, [block] * size)
     return [
         Shape(send, recv, size, rank, rank == root)
@@ -239,10 +237,9 @@ def run_on_host(kind, sends, recvs, root):
     """Do an operation on NumPy arrays, one pair per rank, in place."""
     size = len(recvs)
     if kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.SCAN):
-        given = [recv if send is None else send for send, recv in zip(sends, recvs, strict=True)]
-        sums = np.cumsum(given, axis=0)
+        sums = np.cumsum(recvs, axis=0)
         for rank, recv in enumerate(recvs):
-            if recv is not None:
+            if kind is not Kind.REDUCE or rank == root:
                 recv[:] = sums[rank] if kind is Kind.SCAN else sums[-1]
         return
     if kind is Kind.BROADCAST:
@@ -305,13 +302,11 @@ def _room(items):
 def _sends(kind, shape):
     if kind is Kind.SCATTER:
         return shape.at_root
-    if kind is Kind.REDUCE:
-        return not shape.at_root
     return kind in (Kind.REDUCE_SCATTER, Kind.ALL_GATHER, Kind.GATHER, Kind.ALLTOALL)
 
 
 def _receives(kind, shape):
-    return shape.at_root if kind in (Kind.GATHER, Kind.REDUCE) else True
+    return shape.at_root if kind is Kind.GATHER else True
 
 
 @given(st.integers(1, 10_000), st.integers(1, 8), st.integers(1, 500))
@@ -321,10 +316,12 @@ def test_no_step_needs_more_host_memory_than_a_chunk(block, size, chunk):
 
 
 def test_blocks_that_differ_between_ranks_are_not_cut():
-    assert is_whole(Call(Kind.ALL_GATHER), (3, 4))
-    assert not is_whole(Call(Kind.ALL_GATHER), (3, 3))
-    assert is_whole(Call(Kind.ALLTOALL), (UNEVEN, UNEVEN))
-    assert not is_whole(Call(Kind.ALL_REDUCE), (3, 4))
+    x, row, op = np.ones(3), dtype_row(np.dtype(float)), ReduceOp.SUM
+    call = Reduction(Kind.ALL_REDUCE, None, x, row, x.shape, 0, op, rule_for(op, row))
+    assert is_whole(Gathering(Kind.ALL_GATHER, x, None, row, x.shape), (3, 4))
+    assert not is_whole(Gathering(Kind.ALL_GATHER, x, None, row, x.shape), (3, 3))
+    assert is_whole(Gathering(Kind.ALLTOALL, x, None, row, x.shape), (UNEVEN, UNEVEN))
+    assert not is_whole(call, (3, 4))
 
 
 # ---- what NCCL reduces

@@ -6,7 +6,7 @@ import pytest
 from fake_mpi import results, run
 
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError, UsageError
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import Barrier, Kind, Objects, Refusal
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.exchange import mpi_exchange
@@ -32,7 +32,7 @@ def agreement_of(comm):
 
 
 def barrier(detail=0, error=None):
-    return Call(Kind.BARRIER, detail=detail, error=error)
+    return Barrier(detail=detail) if error is None else Refusal(Kind.BARRIER, 0, error)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -65,7 +65,7 @@ def test_what_one_rank_cannot_do_is_raised_on_all_and_the_next_operation_is_fine
 def test_ranks_that_call_different_operations_all_hear_of_it(seed):
     def program(comm):
         agree = agreement_of(comm)
-        call = barrier() if comm.rank else Call(Kind.ALL_GATHER_OBJECT)
+        call = barrier() if comm.rank else Objects(Kind.ALL_GATHER_OBJECT, ())
         with pytest.raises(MismatchError, match=r"ranks 20, 30: barrier.*"):
             agree(call)
         return agree(barrier(7))
@@ -127,7 +127,7 @@ def test_either_all_ranks_agree_on_an_operation_or_none(seed):
             else:
                 poll(lambda: False, pause_s)  # in which it answers
             try:
-                yield turn, agree(barrier()._replace(shape=(turn,))) and AGREED
+                yield turn, agree(Objects(Kind.ALL_GATHER_OBJECT, (), root=turn)) and AGREED
             except CollectiveTimeout:
                 yield turn, VOID
 

@@ -8,7 +8,7 @@ from fake_mpi import results
 
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
-from hpcdist.transport.call import ANY_SOURCE, Call, Kind
+from hpcdist.transport.call import ANY_SOURCE, Kind, Message
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import Circles, Count, News
@@ -21,7 +21,7 @@ LARGE = 100_000
 
 
 def _receive(data, source, tag):
-    return Call(Kind.RECV, None, data, dtype_row(data.dtype), data.shape, source, tag=tag)
+    return Message(Kind.RECV, data, dtype_row(data.dtype), data.shape, source, tag=tag)
 
 
 class Rank:
@@ -41,7 +41,7 @@ class Rank:
 
     def isend(self, value, to, tag=0, dtype=np.float64, items=1):
         data = np.full(items, value, dtype)
-        call = Call(Kind.SEND, data, None, dtype_row(data.dtype), data.shape, to, tag=tag)
+        call = Message(Kind.SEND, data, dtype_row(data.dtype), data.shape, to, tag=tag)
         return self.messages.start(call)
 
     def irecv(self, source, tag=0, dtype=np.float64, items=1):

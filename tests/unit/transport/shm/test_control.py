@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from hpcdist.arrays.buffer import carried
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.transport import kernel
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import Kind, Reduction
 from hpcdist.transport.kernel import code_of, compiled, divisor_of
 from hpcdist.transport.reduction import ReduceOp, rule_for
 from hpcdist.transport.shm.control import (
@@ -438,7 +438,8 @@ class Pipe(NamedTuple):
     @property
     def call(self):
         row = dtype_row(self.inputs[0].dtype)
-        return Call(self.kind, dtype=row, op=self.op, rule=rule_for(self.op, row))
+        data, rule = self.inputs[0], rule_for(self.op, row)
+        return Reduction(self.kind, None, data, row, data.shape, 0, self.op, rule)
 
 
 def inputs_of(name, size, length, seed=0):

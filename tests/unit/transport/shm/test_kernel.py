@@ -9,7 +9,7 @@ from hpcdist.arrays.buffer import carried
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.errors import UsageError
 from hpcdist.transport import kernel
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import Kind, Reduction
 from hpcdist.transport.kernel import code_of, compiled, copy_in, copy_out, divisor_of
 from hpcdist.transport.reduction import ReduceOp, local_result, rule_for
 
@@ -27,7 +27,8 @@ def dtype_of(name):
 
 def call_of(op, name):
     row = dtype_row(dtype_of(name))
-    return Call(Kind.ALL_REDUCE, dtype=row, op=op, rule=rule_for(op, row))
+    data = np.empty(0, row.numpy)
+    return Reduction(Kind.ALL_REDUCE, None, data, row, (0,), 0, op, rule_for(op, row))
 
 
 def is_defined(op, name):

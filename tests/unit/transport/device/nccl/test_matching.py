@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.errors import MismatchError
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import Kind, Message
 from hpcdist.transport.device.nccl.matching import (
     Entry,
     Transfer,
@@ -135,8 +135,8 @@ def test_a_complaint_says_what_each_rank_has():
 
 def test_calls_are_described_and_sorted_by_peer():
     x = np.ones(3, "f4")
-    send = Call(Kind.SEND, send=x, dtype=dtype_row(x.dtype), root=2, tag=5)
-    receive = Call(Kind.RECV, recv=x, dtype=dtype_row(np.dtype("S3")), root=1)
+    send = Message(Kind.SEND, x, dtype_row(x.dtype), x.shape, 2, tag=5)
+    receive = Message(Kind.RECV, x, dtype_row(np.dtype("S3")), x.shape, 1)
     assert entry_of(send) == Entry(True, 5, FLOAT32, 12)
     assert entry_of(receive) == Entry(False, 0, 31, 12)
     assert transfer_of(send) == Transfer(True, x, 2)

@@ -11,13 +11,15 @@ import pytest
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.config import Config
 from hpcdist.errors import MismatchError, TransportError
-from hpcdist.transport.call import UNEVEN, Call, Kind
+from hpcdist.transport.call import UNEVEN, Distribution, Gathering, Kind, Reduction
 from hpcdist.transport.device.nccl import backend as transport, binding as nccl_binding
 from hpcdist.transport.device.nccl.backend import Nccl
 from hpcdist.transport.device.nccl.binding import Communicator, failure, version, why_not
 from hpcdist.transport.device.nccl.matching import Transfer
 from hpcdist.transport.mpi.collectives import Agreed
 from hpcdist.transport.reduction import ReduceOp, rule_for
+
+F8 = dtype_row(np.dtype(float))
 
 # ---- the two providers
 
@@ -299,7 +301,7 @@ def told(monkeypatch):
 
 def reduced(kind, send, recv, op=ReduceOp.SUM, root=0, dtype=None):
     row = dtype_row(np.dtype(dtype or recv.dtype))
-    return Call(kind, send, recv, row, recv.shape, root, op, rule_for(op, row))
+    return Reduction(kind, send, recv, row, recv.shape, root, op, rule_for(op, row))
 
 
 def test_an_all_reduce_is_in_place_and_counts_elements(told):
@@ -339,8 +341,8 @@ def test_short_floats_are_added_wide_unless_nccl_is_to_do_it(monkeypatch, sums, 
 def test_only_the_root_of_a_reduce_receives(monkeypatch, rank):
     told, x = Told(monkeypatch, rank), np.ones(3)
     at_root = rank == 1
-    call = reduced(Kind.REDUCE, None if at_root else x, x, root=1)
-    calls, _ = told.perform(call._replace(recv=x if at_root else None))
+    call = reduced(Kind.REDUCE, None, x, root=1)
+    calls, _ = told.perform(call)
     at = x.ctypes.data
     assert calls == [("reduce", at, at if at_root else 0, 3, 8, 0, 1, 5)]
 
@@ -374,7 +376,7 @@ def test_a_result_inside_of_what_is_sent_is_sent_from_a_copy(told):
 
 def test_a_broadcast_moves_bytes_in_place(told):
     x = np.ones(3)
-    calls, _ = told.perform(Call(Kind.BROADCAST, None, x, root=2))
+    calls, _ = told.perform(Distribution(Kind.BROADCAST, None, x, F8, x.shape, 2))
     at = x.ctypes.data
     assert calls == [("broadcast", at, at, 24, 1, 2, 5)]
 
@@ -383,9 +385,9 @@ def test_a_broadcast_moves_bytes_in_place(told):
 def test_an_all_gather_is_in_place_only_from_the_own_part(monkeypatch, rank):
     told, whole = Told(monkeypatch, rank), np.ones(6)
     own, first = whole[2 * rank : 2 * rank + 2], whole[:2]
-    calls, _ = told.perform(Call(Kind.ALL_GATHER, own, whole))
+    calls, _ = told.perform(Gathering(Kind.ALL_GATHER, own, whole, F8, own.shape))
     assert calls == [("all_gather", own.ctypes.data, whole.ctypes.data, 16, 1, 5)]
-    [(_, sent, *_)], _ = told.perform(Call(Kind.ALL_GATHER, first, whole))
+    [(_, sent, *_)], _ = told.perform(Gathering(Kind.ALL_GATHER, first, whole, F8, first.shape))
     assert (sent == first.ctypes.data) is (rank == 0)
 
 
@@ -398,7 +400,7 @@ def test_messages_of_an_alltoall_go_together_and_none_is_empty(told):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transport, "agree_on_counts", agree)
-        call = Call(Kind.ALLTOALL, given, out, detail=UNEVEN, counts=counts)
+        call = Gathering(Kind.ALLTOALL, given, out, F8, given.shape, detail=UNEVEN, counts=counts)
         calls, _ = told.perform(call, (UNEVEN, UNEVEN))
     at, to = given.ctypes.data, out.ctypes.data
     assert calls == [
@@ -414,7 +416,7 @@ def test_messages_of_an_alltoall_go_together_and_none_is_empty(told):
 def test_a_scatter_of_blocks_that_differ_sends_each_as_it_is(monkeypatch, rank):
     told, given, out = Told(monkeypatch, rank), np.ones(6), np.zeros(2 + rank)
     monkeypatch.setattr(transport, "exchange_shapes", lambda host, call: [(2,), (3,), (1,)])
-    call = Call(Kind.SCATTER, given if rank == 1 else None, out, root=1)
+    call = Distribution(Kind.SCATTER, given if rank == 1 else None, out, F8, out.shape, 1)
     call = call._replace(counts=([2, 3, 1], None)) if rank == 1 else call
     calls, _ = told.perform(call, (UNEVEN, 8))
     at = given.ctypes.data
@@ -431,7 +433,7 @@ def test_a_scatter_of_blocks_that_differ_sends_each_as_it_is(monkeypatch, rank):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_scatter_sends_to_all_from_the_root(monkeypatch, rank):
     told, given, out = Told(monkeypatch, rank), np.ones(6), np.zeros(2)
-    call = Call(Kind.SCATTER, given if rank == 1 else None, out, root=1)
+    call = Distribution(Kind.SCATTER, given if rank == 1 else None, out, F8, out.shape, 1)
     calls, _ = told.perform(call)
     at = given.ctypes.data
     sent = [("send", at + 16 * each, 16, 1, each, 5) for each in range(3)] if rank == 1 else []
@@ -442,7 +444,7 @@ def test_a_scatter_sends_to_all_from_the_root(monkeypatch, rank):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_gather_receives_from_all_at_the_root(monkeypatch, rank):
     told, own, out = Told(monkeypatch, rank), np.ones(2), np.zeros(6)
-    call = Call(Kind.GATHER, own, out if rank == 1 else None, root=1)
+    call = Gathering(Kind.GATHER, own, out if rank == 1 else None, F8, own.shape, 1)
     calls, _ = told.perform(call)
     at = out.ctypes.data
     received = [("recv", at + 16 * each, 16, 1, each, 5) for each in range(3)]
@@ -472,7 +474,7 @@ def test_a_failure_inside_a_group_of_messages_ends_the_group(told, monkeypatch):
     failing_with(told, monkeypatch, RuntimeError("unhandled system error"))
     given, out = np.ones(3), np.zeros(3)
     with pytest.raises(TransportError, match="unhandled system error"):
-        told.perform(Call(Kind.ALLTOALL, given, out), (7, 7))
+        told.perform(Gathering(Kind.ALLTOALL, given, out, F8, given.shape), (7, 7))
     assert told.recorder.told == [("group_start",), ("group_end",), ("abort",)]
 
 

@@ -1,0 +1,118 @@
+"""What happens where ranks do not mean the same, or do not come."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpcdist as dist
+from hpcdist.testing.contract.base import (
+    Contract,
+)
+
+
+class Agreement(Contract):
+    """What happens where ranks do not mean the same, or do not come."""
+
+    def test_ranks_that_disagree_all_get_an_error_and_go_on(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            if size == 1:
+                return
+            odd = rank == size - 1
+            calls: list[Callable[[], Any]] = [
+                lambda: dist.all_reduce(np.ones(4 if odd else 6)),
+                lambda: dist.all_reduce(np.ones(4, "i4" if odd else "f4")),
+                lambda: dist.all_reduce(np.ones(4), dist.ReduceOp(1 if odd else 0)),
+                lambda: dist.broadcast(np.ones(4), 1 if odd else 0),
+                lambda: dist.broadcast(np.ones(4), 0) if odd else dist.all_reduce(np.ones(4)),
+                lambda: dist.all_gather([np.ones(rank + 1)] * size, np.ones(rank + 1)),
+                lambda: dist.broadcast_object_list([1] * (1 + odd), 0),
+            ]
+            for call in calls:
+                with pytest.raises(dist.MismatchError, match="rank"):
+                    call()
+                x = np.array([1])
+                dist.all_reduce(x)
+                assert x[0] == size
+
+        self.run(check)
+
+    def test_a_mistake_of_one_rank_is_raised_on_every_rank(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            bad = rank == size - 1
+            calls: list[Callable[[], Any]] = [
+                lambda: dist.all_gather_object([], (lambda: 0) if bad else 0),
+                lambda: dist.all_gather_object([0] * (size + 1) if bad else [], 0),
+                lambda: dist.scatter(
+                    np.empty(1), [np.ones(1)] * (size + 1) if bad else None, size - 1
+                ),
+                lambda: dist.gather(np.ones(1), [np.ones(2)] * size if bad else None, size - 1),
+                lambda: dist.scatter_object_list([], [0] * (size + 1) if bad else None, size - 1),
+            ]
+            for call in calls:
+                with pytest.raises(
+                    dist.UsageError if bad else dist.RemoteError, match=f"rank {size - 1}"
+                ) as caught:
+                    call()
+                if isinstance(caught.value, dist.RemoteError):
+                    assert caught.value.in_step
+                x = np.array([1])
+                dist.all_reduce(x)
+                assert x[0] == size
+
+        self.run(check)
+
+    def test_a_rank_that_does_not_come_is_named(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            if size == 1:
+                return
+            group = dist.new_group(timeout=1)
+            over = np.zeros(1)
+            if rank == size - 1:
+                dist.recv(over, 0)  # it comes when the others have given up
+            with pytest.raises(dist.CollectiveTimeout) as caught:
+                dist.all_reduce(np.ones(1), group=group)
+            if rank == 0:
+                dist.send(over, size - 1)
+                assert "all_reduce" in str(caught.value)
+                assert caught.value.missing == (size - 1,)
+            dist.barrier()
+            x = np.array([1])
+            dist.all_reduce(x, group=group)  # the group is not lost
+            assert x[0] == size
+
+        self.run(check)
+
+    def test_a_message_against_a_collective_names_both_on_every_rank(self) -> None:
+        def check() -> None:
+            rank, size = dist.get_rank(), dist.get_world_size()
+            if size == 1:
+                return
+            group = dist.new_group(timeout=2)
+
+            def disagree() -> None:
+                if rank == 0:
+                    dist.recv(np.empty(3), 1, group, tag=5)
+                else:
+                    dist.all_reduce(np.ones(4), group=group)
+
+            dist.barrier()
+            with pytest.raises(dist.CollectiveTimeout) as caught:
+                disagree()
+            told = str(caught.value)
+            for words in (
+                r"recv(\(shape \(3,\), float64\))? from rank 1.* with tag 5",
+                r"all_reduce\(shape \(4,\), float64.*SUM\), operation #\d",
+                r"(?i)called at.*\n.*called at",
+            ):
+                assert re.search(words, told), told
+            dist.barrier()
+
+        self.run(check)
