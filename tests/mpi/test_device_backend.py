@@ -28,7 +28,7 @@ VERBS = {
     Kind.REDUCE: lambda comm, call: (
         comm.Ireduce(MPI.IN_PLACE, memory(call.recv), root=call.root)
         if comm.rank == call.root
-        else comm.Ireduce(memory(call.send), None, root=call.root)
+        else comm.Ireduce(memory(call.recv), None, root=call.root)
     ),
 }
 
@@ -47,7 +47,9 @@ class Toy(DeviceBackend):
 
     def can(self, call):
         return (
-            call.kind in VERBS and call.op in (None, ReduceOp.SUM) and call.dtype.name == "float64"
+            call.kind in VERBS
+            and getattr(call, "op", ReduceOp.SUM) is ReduceOp.SUM
+            and call.dtype.name == "float64"
         )
 
     def can_capture(self, call):
