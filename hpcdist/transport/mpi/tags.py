@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, unique
 
 from hpcdist.arrays.dtypes import BYTES_CODE, Dtype, name_of_code
 
@@ -12,6 +12,7 @@ CODE_BITS = 5
 _OBJECT_CODE = BYTES_CODE - 1
 
 
+@unique
 class Tag(IntEnum):
     """What a message on the communicator for collectives is part of.
 
