@@ -107,16 +107,14 @@ MUTATIONS = [
         "transport/mpi/decision.py",
         "if number != -opposite:",
         "if number != -opposite and number == 0:",
-        "tests/mpi/test_contract.py -k disagree",
-        2,
+        "tests/unit/transport/over_mpi/test_decision.py",
     ),
     Mutation(
         "a rank that comes too late goes on alone",
         "transport/mpi/decision.py",
         "if -arrival > deadline:",
         "if -arrival > deadline + (1 << 62):",
-        "tests/mpi/test_contract.py -k does_not_come",
-        2,
+        "tests/unit/transport/over_mpi/test_decision.py",
     ),
     Mutation(
         "an operation overtakes those that are queued",

@@ -31,11 +31,11 @@ from hpcdist.errors import RemoteError
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.call import Collective, label
 from hpcdist.transport.mpi.decision import (
+    CANNOT,
     LATE,
     NEVER,
     Told,
     Verdict,
-    contribution,
     decide,
     disagreement,
     not_begun,
@@ -89,13 +89,21 @@ class Agreement:
         if self._unfinished:
             self._settle(call)
         self.sequence += 1
-        now = time.time_ns()
-        number = call.fingerprint() if call.error is None else None
-        mine = contribution(number, call.detail, now, self._timeout_ns)
-        found = self._post(*mine, address, data, SPINS)
+        now, detail = time.time_ns(), call.detail
+        if call.error is None:
+            number = call.fingerprint()
+            opposite = -number
+        else:
+            number, opposite = CANNOT
+        found = self._post(
+            number, opposite, detail, -detail, now + self._timeout_ns, -now, address, data, SPINS
+        )
         if found is None:
             found = self._wait(call)
-        return self._check(call, now, found)
+        decided = decide(found)
+        if type(decided) is tuple:
+            return decided
+        return self._refuse(call, now, found)
 
     def reduce(
         self,
@@ -115,7 +123,7 @@ class Agreement:
         number, limit = call.fingerprint(), self._timeout_ns
         if control.reduce(number, limit, data, out, first, code, count, divisor, SPINS):
             return True
-        self._check(call, time.time_ns(), self._look() or self._wait(call))
+        self._check(call)
         return False
 
     def move(
@@ -138,7 +146,7 @@ class Agreement:
         number, limit = call.fingerprint(), self._timeout_ns
         if control.move(number, call.detail, limit, data, out, source, first, nbytes, SPINS):
             return None
-        return self._check(call, time.time_ns(), self._look() or self._wait(call))
+        return self._check(call)
 
     def reduce_shared(
         self,
@@ -161,17 +169,20 @@ class Agreement:
             call.fingerprint(), self._timeout_ns, address, node.bases, code, count, divisor, SPINS
         )
         if state == 0:
-            self._check(call, time.time_ns(), self._look() or self._wait(call))
+            self._check(call)
         return state
 
-    def _check(self, call: Collective, now: int, found: Six) -> tuple[int, int]:
-        """Raise if the operation is void or the ranks disagree; return the range of `detail`."""
+    def _check(self, call: Collective) -> tuple[int, int]:
+        """Wait for all ranks after what did not end in `control`; return the range of `detail`."""
+        now, found = time.time_ns(), self._look() or self._wait(call)
         decided = decide(found)
-        if decided is Verdict.VOID:
+        return decided if type(decided) is tuple else self._refuse(call, now, found)
+
+    def _refuse(self, call: Collective, now: int, found: Six) -> NoReturn:
+        """Raise on every rank: the operation is void, or the ranks disagree."""
+        if decide(found) is Verdict.VOID:
             raise voided(self._what(call), found, now, self._ranks[self._comm.rank])
-        if decided is Verdict.MISMATCH:
-            self._disagree(call)
-        return decided
+        self._disagree(call)
 
     def is_settled(self) -> bool:
         """Return whether no exchange is under way."""

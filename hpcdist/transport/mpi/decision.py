@@ -1,6 +1,8 @@
 """What the numbers of an agreement mean, and the errors it can end with: computed, nothing is sent.
 
-Every rank contributes six integers; all get the least of each. See `agreement`.
+Every rank contributes six integers: the fingerprint of its call, and its negative; the `detail` of
+the call, and its negative; its deadline, and the negative of its arrival, in nanoseconds. All ranks
+get the least of each. See `agreement`.
 """
 
 from __future__ import annotations
@@ -26,12 +28,6 @@ class Verdict(Enum):
 
     VOID = "a rank came after another one's deadline"
     MISMATCH = "the ranks called different operations, or one cannot take part"
-
-
-def contribution(fingerprint: int | None, detail: int, now_ns: int, limit_ns: int) -> Six:
-    """Return what a rank contributes; without a fingerprint it cannot take part."""
-    number, opposite = CANNOT if fingerprint is None else (fingerprint, -fingerprint)
-    return number, opposite, detail, -detail, now_ns + limit_ns, -now_ns
 
 
 def decide(least: Six) -> tuple[int, int] | Verdict:

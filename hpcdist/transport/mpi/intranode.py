@@ -1,7 +1,7 @@
 """`perform`: one collective of a group on one node, through shared memory where that is faster.
 
-The parts are in `shared_node` (whose memory is where), `shared_verbs` (what is taken from where),
-`select` (which way), and `mpi_agreement`, which comes before everything else.
+The parts are in `shm.node` (whose memory is where), `shm.collectives` (what is taken from where),
+`tuning` (which algorithm), and `agreement`, which comes before everything else.
 """
 
 from __future__ import annotations

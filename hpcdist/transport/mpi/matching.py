@@ -22,7 +22,6 @@ from typing import NamedTuple, Protocol, final
 
 from mpi4py import MPI
 
-from hpcdist.arrays.dtypes import BYTES_CODE, Dtype, name_of_code
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.call import ANY_SOURCE
@@ -30,11 +29,10 @@ from hpcdist.transport.mpi.datatypes import block, scattered
 from hpcdist.transport.mpi.early import Allowance, Early, keep, take_in
 from hpcdist.transport.mpi.news import Circles, News, Step, is_single_threaded
 from hpcdist.transport.mpi.progress import ProgressThread
-from hpcdist.transport.mpi.tags import CODE_BITS, read_tag, wire_tag
+from hpcdist.transport.mpi.tags import name_of_dtype, user_tag, wire_tags
 from hpcdist.transport.polling import LISTEN_AFTER_S, SPIN, add_errand, remove_errand
 from hpcdist.transport.queue import refusal
 
-_OBJECT_CODE = BYTES_CODE - 1
 _AT_ONCE = 4096
 """Up to so many bytes a message has arrived when it is found, in every MPI library."""
 _ARRIVAL_SPIN = 500
@@ -52,15 +50,11 @@ class Found(NamedTuple):
     @property
     def dtype(self) -> str:
         """The name of its dtype, for messages."""
-        _, code = read_tag(self.tag)
-        return "pickled objects" if code == _OBJECT_CODE else name_of_code(code)
+        return name_of_dtype(self.tag)
 
 
-class Taken(NamedTuple):
-    """A message that MPI has received, or is receiving: `arrived` tells when it is there."""
-
-    source: int
-    arrived: Callable[[], bool] | None
+Taken = tuple[int, Callable[[], bool] | None]
+"""The sender of a message that was taken; if it is still arriving, what tells when it is there."""
 
 
 class Posted(Protocol):
@@ -157,11 +151,11 @@ class Matching:
             self.taken[found] += 1
             if nbytes <= _AT_ONCE:
                 self.comm.Recv(block(recv, nbytes), found, tag)
-                return Taken(found, None)
+                return found, None
             test = self.comm.Irecv(block(recv, nbytes), found, tag).Test
             if any(test() for _ in range(_ARRIVAL_SPIN)):
-                return Taken(found, None)
-            return Taken(found, test)
+                return found, None
+            return found, test
 
     def post(self, receive: Posted) -> None:
         """Post a receive, which waits for its message."""
@@ -211,7 +205,7 @@ class Matching:
 
     def find_of_other_dtype(self, receive: Posted) -> Found | None:
         """Probe for a message that a receive does not match only because of its dtype."""
-        others = (wire_tag(receive.user_tag, code) for code in range(1 << CODE_BITS))
+        others = wire_tags(receive.user_tag)
         with self.lock:
             found = (self.find(receive.source_wanted, tag) for tag in others if tag != receive.tag)
             return next(filter(None, found), None)
@@ -267,10 +261,10 @@ class Matching:
                 status.Get_tag(),
                 status.Get_elements(MPI.BYTE),
             )
-            world, (user_tag, _) = self.ranks[source], read_tag(tag)
-            if not self._allowance.admits(nbytes, world, user_tag):
+            world, of_user = self.ranks[source], user_tag(tag)
+            if not self._allowance.admits(nbytes, world, of_user):
                 return
-            early = Early(take_in(self.comm, source, tag, nbytes), world, user_tag)
+            early = Early(take_in(self.comm, source, tag, nbytes), world, of_user)
             self.taken[source] += 1
             self._allowance.take(early)
             self._early.append(early)
@@ -307,11 +301,6 @@ class Matching:
         others = self.news.others
         asked = others if peer == ANY_SOURCE else [each for each in others if each == peer]
         return self.news.account(asked, self.news.ask(asked, wait, waited_s), waited_s)
-
-
-def code_of(dtype: Dtype | None) -> int:
-    """Return the code of a dtype on the wire; None stands for objects."""
-    return _OBJECT_CODE if dtype is None else min(dtype.code, BYTES_CODE)
 
 
 def _mpi_source(source: int) -> int:

@@ -15,11 +15,11 @@ from hpcdist.transport.base import DONE, Done, Work
 from hpcdist.transport.call import AnyMessage, Kind, Message, ObjectMessage
 from hpcdist.transport.mpi.datatypes import block
 from hpcdist.transport.mpi.early import Allowance
-from hpcdist.transport.mpi.matching import Matching, code_of
+from hpcdist.transport.mpi.matching import Matching
 from hpcdist.transport.mpi.news import Circles
 from hpcdist.transport.mpi.pickled import send_pickled
 from hpcdist.transport.mpi.requests import Receive, Send
-from hpcdist.transport.mpi.tags import CODE_BITS, wire_tag
+from hpcdist.transport.mpi.tags import user_tag, wire_tag, wire_tags
 
 
 @final
@@ -39,8 +39,9 @@ class Messages:
     ) -> None:
         self.comm = comm
         self.matching = Matching(comm, ranks, timeout_s, allowance, circles)
+        self.refuse_nested = self.matching.refuse_nested
         limit = comm.Get_attr(MPI.TAG_UB) or 32767
-        self._largest_tag = int(limit) >> CODE_BITS
+        self._last_tag = wire_tags(user_tag(int(limit)))[-1]
         self._may_thread = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
 
     def start(self, call: AnyMessage) -> Work:
@@ -52,19 +53,15 @@ class Messages:
 
     def run(self, call: AnyMessage) -> Work:
         """Finish a send or receive before returning."""
+        work = None
         if isinstance(call, Message) and call.kind is Kind.RECV and call.ended is None:
-            received = self._receive_at_once(call)
-            if type(received) is Done:
-                return received
-            work = received or self._begin(call)
-        else:
+            work = self._receive_at_once(call)
+            if type(work) is Done:
+                return work
+        if work is None:
             work = self._begin(call)
         work.wait()
         return work
-
-    def refuse_nested(self) -> None:
-        """Raise where this thread is in the middle of matching messages."""
-        self.matching.refuse_nested()
 
     def close(self) -> None:
         """Stop the progress thread."""
@@ -72,18 +69,23 @@ class Messages:
 
     def _receive_at_once(self, call: Message) -> Work | None:
         """Receive a message that is there already; anything unusual is left to `Receive`."""
-        tag, recv, matching = self._wire_tag(call), call.data, self.matching
-        taken = matching.take_at_once(recv, call.root, tag)
+        tag, matching = wire_tag(call.tag, call.dtype), self.matching
+        if not 0 <= tag <= self._last_tag:
+            raise self._out_of_range(call)
+        taken = matching.take_at_once(call.data, call.root, tag)
         if taken is None:
             return None
-        if taken.arrived is not None:
-            return Receive.under_way(matching, call, tag, taken.source, taken.arrived)
+        source, arrived = taken
+        if arrived is not None:
+            return Receive.under_way(matching, call, tag, source, arrived)
         if call.finish is not None:
             call.finish(None)
-        return Done(matching.ranks[taken.source])
+        return Done(matching.ranks[source])
 
     def _begin(self, call: AnyMessage) -> Work:
-        tag, matching = self._wire_tag(call), self.matching
+        tag, matching = wire_tag(call.tag, call.dtype), self.matching
+        if not 0 <= tag <= self._last_tag:
+            raise self._out_of_range(call)
         if isinstance(call, Message) and call.kind is Kind.SEND:
             matching.sent[call.root] += 1
             request = self.comm.Isend(block(call.data, call.data.nbytes), call.root, tag)
@@ -103,9 +105,7 @@ class Messages:
         matching.post(receive)
         return receive
 
-    def _wire_tag(self, call: AnyMessage) -> int:
-        if not 0 <= call.tag <= self._largest_tag:
-            raise UsageError(
-                f"tag {call.tag} is out of range; this MPI allows 0 to {self._largest_tag}"
-            )
-        return wire_tag(call.tag, code_of(call.dtype))
+    def _out_of_range(self, call: AnyMessage) -> UsageError:
+        return UsageError(
+            f"tag {call.tag} is out of range; this MPI allows 0 to {user_tag(self._last_tag)}"
+        )

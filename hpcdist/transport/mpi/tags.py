@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, unique
+
+from hpcdist.arrays.dtypes import BYTES_CODE, Dtype, name_of_code
 
 CODE_BITS = 5
 """Low bits of a tag on the communicator for messages that hold the code of the dtype."""
 
+_OBJECT_CODE = BYTES_CODE - 1
 
+
+@unique
 class Tag(IntEnum):
     """What a message on the communicator for collectives is part of.
 
@@ -28,11 +33,23 @@ class Tag(IntEnum):
     """What two ranks mean to do with each other: `handshake`."""
 
 
-def wire_tag(tag: int, code: int) -> int:
-    """Return the tag on the wire of a user's message; `code` is that of its dtype."""
+def wire_tag(tag: int, dtype: Dtype | None) -> int:
+    """Return the tag on the wire of a user's message of `dtype`, None for objects."""
+    code = _OBJECT_CODE if dtype is None else min(dtype.code, BYTES_CODE)
     return tag << CODE_BITS | code
 
 
-def read_tag(wire: int) -> tuple[int, int]:
-    """Return the user's tag and the code of the dtype."""
-    return wire >> CODE_BITS, wire & ((1 << CODE_BITS) - 1)
+def wire_tags(tag: int) -> range:
+    """Return the tags on the wire of all dtypes."""
+    return range(tag << CODE_BITS, tag + 1 << CODE_BITS)
+
+
+def user_tag(wire: int) -> int:
+    """Return the user's tag of a message."""
+    return wire >> CODE_BITS
+
+
+def name_of_dtype(wire: int) -> str:
+    """Return what a message is made of."""
+    code = wire & ((1 << CODE_BITS) - 1)
+    return "pickled objects" if code == _OBJECT_CODE else name_of_code(code)

@@ -1,7 +1,7 @@
 """`SharedNode`: the shared memory of one group whose ranks all run on one node.
 
 An operation has three parts: every rank offers its contribution together with the agreement,
-takes what it needs from where the others' lie (the verbs of `shared_verbs`), and, if
+takes what it needs from where the others' lie (the verbs of `shm.collectives`), and, if
 others read its own array, waits until they are done.
 
 Where a contribution lies decides how far it is copied:
@@ -11,7 +11,7 @@ Where a contribution lies decides how far it is copied:
 - others of medium size: copied to the staging memory of the control block, if the operation gains;
 - ordinary arrays to be reduced: through the staging memory part by part (`_kernel.c`, "pipe").
 
-Everything else is left to MPI. What `select` says holds for all ranks alike, because it is asked
+Everything else is left to MPI. What `tuning` says holds for all ranks alike, because it is asked
 about what they have agreed on.
 """
 

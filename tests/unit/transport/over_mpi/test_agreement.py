@@ -32,7 +32,7 @@ def agreement_of(comm):
 
 
 def barrier(detail=0, error=None):
-    return Barrier(detail=detail) if error is None else Refusal(Kind.BARRIER, 0, error, detail)
+    return Barrier(detail=detail) if error is None else Refusal(Kind.BARRIER, 0, error)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

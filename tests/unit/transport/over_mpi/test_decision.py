@@ -1,14 +1,14 @@
 """What the numbers of an agreement mean, whatever the ranks contribute."""
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
 from hpcdist.transport.mpi.decision import (
+    CANNOT,
     LATE,
     Told,
     Verdict,
-    contribution,
     decide,
     disagreement,
     not_begun,
@@ -22,22 +22,30 @@ FINGERPRINTS = st.integers(0, (1 << 62) - 1)
 DETAILS = st.integers(0, 1 << 62)
 
 
+def contribution(fingerprint, detail, now, limit):
+    number, opposite = CANNOT if fingerprint is None else (fingerprint, -fingerprint)
+    return number, opposite, detail, -detail, now + limit, -now
+
+
 def least(contributions):
     return tuple(map(min, zip(*contributions, strict=True)))
 
 
+@settings(deadline=None)
 @given(FINGERPRINTS, st.lists(DETAILS, min_size=1))
 def test_ranks_that_call_the_same_learn_the_range_of_their_details(fingerprint, details):
     found = least([contribution(fingerprint, each, NOW, S) for each in details])
     assert decide(found) == (min(details), max(details))
 
 
+@settings(deadline=None)
 @given(st.lists(FINGERPRINTS, min_size=2).filter(lambda each: len(set(each)) > 1), DETAILS)
 def test_ranks_that_call_different_operations_do_not_agree(fingerprints, detail):
     found = least([contribution(each, detail, NOW, S) for each in fingerprints])
     assert decide(found) is Verdict.MISMATCH
 
 
+@settings(deadline=None)
 @given(st.lists(FINGERPRINTS), DETAILS)
 def test_nobody_agrees_with_a_rank_that_cannot_take_part(fingerprints, detail):
     given = [*fingerprints, None]
@@ -45,6 +53,7 @@ def test_nobody_agrees_with_a_rank_that_cannot_take_part(fingerprints, detail):
     assert decide(found) is Verdict.MISMATCH
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 100 * S), min_size=1), st.integers(1, 50 * S), st.booleans(), DETAILS
 )
@@ -59,6 +68,7 @@ def test_an_operation_is_void_if_and_only_if_a_rank_came_after_a_deadline(
     assert (decide(found) is Verdict.VOID) == void
 
 
+@settings(deadline=None)
 @given(st.lists(FINGERPRINTS), DETAILS, st.integers(0, 1 << 61))
 def test_a_rank_that_gave_up_earlier_makes_it_void_however_long_the_others_wait(
     fingerprints, detail, limit
