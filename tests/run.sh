@@ -8,7 +8,7 @@
 # With `all`, everything but what is marked as slow; tests/mpi on 1, 2 and 4 ranks, and on 3 of the
 # MPICH. What is marked as two_ranks runs on 1 and 2 only.
 #
-# SUITE_RANKS and MPICH_RANKS name other numbers of ranks ("1 2 3 4"), and leave out nothing on them.
+# SUITE_RANKS and MPICH_RANKS name other numbers of ranks ("1 2 3 4"), which with `all` leave out nothing.
 # A suite that fails hides none of those after it: the end tells how each of them went.
 set -uo pipefail
 bin=$(cd "${1:?usage: tests/run.sh BIN [all]}" && pwd) || exit

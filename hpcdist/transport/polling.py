@@ -5,7 +5,7 @@ running. These waits poll MPI from Python instead, which also keeps Ctrl-C and t
 alive. The sleep grows with the time already waited, so that it costs at most a few percent.
 
 [Note: errands] Whoever waits also does what keeps other ranks going: it takes in what they have
-sent to this process, and answers what they ask (`Messages._errand`, `News.listen`). One thread at a
+sent to this process, and answers what they ask (`Matching._errand`, `News.listen`). One thread at a
 time does this for all groups; nothing of it waits for anyone.
 """
 

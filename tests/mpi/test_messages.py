@@ -1,6 +1,6 @@
 """Messages under MPI: the bound on early ones, time limits, other threads, other libraries' names.
 
-What holds for every transport is in the contract (`hpcdist/testing/contract.py`).
+What holds for every transport is in the contract (`hpcdist/testing/contract/messages.py`).
 """
 
 import re
