@@ -58,7 +58,7 @@ def mpi_exchange(comm: MPI.Intracomm) -> Exchange:
 
 
 def shared_exchange(control: Any, progress: Callable[[], Any]) -> Exchange:
-    """Exchange through a board; `progress` lets MPI proceed while this rank waits."""
+    """Exchange through a control block; `progress` lets MPI proceed while this rank waits."""
     return Exchange(control.post, control.test, progress, _nothing)
 
 

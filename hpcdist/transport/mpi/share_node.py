@@ -18,7 +18,7 @@ from hpcdist.transport.shm.segment import Bytes, Segment, create_segment, open_s
 
 
 class _Offer(NamedTuple):
-    """What a rank has to share: its heap, the first one's board, and which boards it can use."""
+    """What a rank has to share: its heap, the first one's control block, and which kind it can use."""
 
     heap: Segment | None
     control: Segment | None
@@ -38,7 +38,7 @@ def open_node(
     Args:
         comm: the ranks of the group.
         ranks: world ranks, for messages.
-        site: has this rank's arrays in shared memory, and says which board is used.
+        site: has this rank's arrays in shared memory, and says which control block is used.
         timeout_s: how long an operation waits for a rank that stopped in the middle of it.
         progress: called during long waits.
 

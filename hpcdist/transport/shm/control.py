@@ -48,7 +48,7 @@ def payload_places(size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def control_block_class(*, use_compiled: bool) -> Any:
-    """Return the class of boards that works here, or None."""
+    """Return the class of control blocks that works here, or None."""
     if use_compiled and compiled is not None:
         return compiled.ControlBlock
     return PythonControlBlock if platform.machine() in ("x86_64", "AMD64", "i686") else None
