@@ -36,7 +36,7 @@ FORMS = ("sync", "async", "plan")
 GIVEN = ("empty", "list", "array")
 MEMORY = ("ordinary", "shared", "mixed")
 LONG = ((257,), (257,), (5003,), (5003,), (5003,), (70_001,))
-"""Shapes beside the small ones: beyond what fits into a control block, into a part, into a stage."""
+"""Shapes beside the small ones: beyond what fits into a control block, a part, a stage."""
 
 _TOLERANCE = {
     "float16": 2e-3,

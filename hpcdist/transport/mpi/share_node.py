@@ -18,7 +18,7 @@ from hpcdist.transport.shm.segment import Bytes, Segment, create_segment, open_s
 
 
 class _Offer(NamedTuple):
-    """What a rank has to share: its heap, the first one's control block, and which kind it can use."""
+    """What a rank has to share: its heap, the first's control block, and which kind it can use."""
 
     heap: Segment | None
     control: Segment | None

@@ -75,7 +75,7 @@ class Mapped(NamedTuple):
 
 @final
 class SharedNode:
-    """See the module; `mpi.share_node.open_node` makes one. `progress` is called during long waits."""
+    """Made by `mpi.share_node.open_node`. `progress` is called during long waits."""
 
     def __init__(
         self,
