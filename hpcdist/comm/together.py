@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, final
 
+from hpcdist.comm.dispatch import described
 from hpcdist.comm.environment import get_world_size
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import (
@@ -229,13 +230,14 @@ class Together:
         call_off = None if error is None else _CallOff(f"its block failed with {_in_words(error)}")
         if call_off is not None:
             call_off.__cause__ = error
-        transport = group.transport
-        assert transport is not None  # a block is entered by members
         while True:
             ends: list[_End] = []
+            end = described(group, _describe_end, ends, _End(depth, failure), call_off)
+            transport = group.transport  # anew: the first use of one that was shut down restarts it
+            assert transport is not None
             try:
                 # not told to listeners: one that fails could call it off again and again
-                transport.run(_describe_end(group, ends, _End(depth, failure), call_off))
+                transport.run(end)
             except (MismatchError, RemoteError, _CallOff) as reason:
                 if isinstance(reason, RemoteError) and not reason.in_step:
                     raise

@@ -48,11 +48,10 @@ def inside(queue_of: Callable[[Mapping[str, Any]], Any]) -> Callable[[_Function]
 _own = inside(lambda local: local["self"])
 
 
-def leave_operation(error: BaseException) -> None:
-    """Note that an operation that had its turn ends by `error`, and drop what is held of it."""
+def mark_inside(error: BaseException) -> None:
+    """Note that an operation that had its turn is left by `error`; see `UsageError.inside`."""
     if isinstance(error, UsageError):
         error.inside = True
-    drop_held()
 
 
 def refusal() -> UsageError:
@@ -94,7 +93,8 @@ class CollectiveQueue:
             try:
                 result = job(*args)
             except BaseException as error:
-                leave_operation(error)
+                mark_inside(error)
+                drop_held()  # of this frame
                 raise
             finally:
                 queue.running.release()
@@ -202,8 +202,7 @@ class QueuedWork(Work):
         try:
             self._value = job() if job else None
         except BaseException as error:
-            if isinstance(error, UsageError):
-                error.inside = True
+            mark_inside(error)
             self._error = error
         finally:
             issued.at = outer

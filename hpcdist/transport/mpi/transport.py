@@ -42,8 +42,8 @@ from hpcdist.transport.mpi.persistent import PERSISTENT, MpiPlan
 from hpcdist.transport.mpi.rendezvous import Rendezvous
 from hpcdist.transport.mpi.share_node import open_node
 from hpcdist.transport.mpi.site import Site
-from hpcdist.transport.polling import held, is_at_errands, poll, raise_held
-from hpcdist.transport.queue import CollectiveQueue, inside, leave_operation, refusal
+from hpcdist.transport.polling import drop_held, held, is_at_errands, poll, raise_held
+from hpcdist.transport.queue import CollectiveQueue, inside, mark_inside, refusal
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.tuning import Algorithm, TuningTable
 
@@ -106,7 +106,8 @@ class MpiTransport(Transport):
             try:  # nothing is ahead: CollectiveQueue.run, without the calls
                 result = self._perform(call)
             except BaseException as error:
-                leave_operation(error)
+                mark_inside(error)
+                drop_held()  # of this frame
                 raise
             finally:
                 queue.running.release()
