@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from hpcdist_switchboard.board import BoardManager
 
 def main(size: int, command: list[str]) -> int:
     """Run `command` on `size` ranks; return the first exit status that is not 0."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # ends the server too
     key = secrets.token_hex()
     with BoardManager(authkey=key.encode()) as manager:
         common = {**os.environ, "SWITCHBOARD": f"{manager.address} {key} {size}"}
@@ -17,7 +19,11 @@ def main(size: int, command: list[str]) -> int:
             subprocess.Popen(command, env={**common, "SWITCHBOARD_RANK": str(rank)})
             for rank in range(size)
         ]
-        return max(abs(rank.wait()) for rank in ranks)
+        try:
+            return max(abs(rank.wait()) for rank in ranks)
+        finally:
+            for rank in ranks:
+                rank.terminate()
 
 
 if __name__ == "__main__":

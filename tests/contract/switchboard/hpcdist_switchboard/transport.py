@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import partial
+from functools import cache, partial
 from typing import Any, final
 
 from hpcdist.arrays.pickled import Pickled
@@ -59,20 +59,18 @@ class SwitchboardTransport(Transport):
         if told is None:
             raise UsageError("no switchboard was found; start with python -m hpcdist_switchboard")
         address, key, number = told.split()
-        manager, size = BoardManager(address, key.encode()), int(number)
-        manager.connect()
+        board, size = _board(address, key), int(number)
         place = Place(rank, size, rank, size, 0, 1, "switchboard")
-        connect = partial(cls, manager, (tuple(range(size)), 0), rank, request.timeout_s)
+        connect = partial(cls, board, (tuple(range(size)), 0), rank, request.timeout_s)
         return StartedWorld(place, [socket.gethostname()] * size, range(size), connect)
 
-    def __init__(self, manager: Any, group: Group, rank: int, timeout_s: float) -> None:
+    def __init__(self, board: Any, group: Group, rank: int, timeout_s: float) -> None:
         self.ranks, _ = self.group = group
         self.rank, self.size = rank, len(self.ranks)
         self.world_rank = self.ranks[rank]
         self.timeout_s = timeout_s
-        self.board = manager.board()
+        self.board = board
         self.membership = Membership(self.ranks, self._listen)
-        self._manager = manager
         self._issued = 0
         self._made: dict[tuple[int, ...], int] = {}
         self._one_by_one = ThreadPoolExecutor(1)
@@ -149,7 +147,7 @@ class SwitchboardTransport(Transport):
         world = tuple(self.ranks[rank] for rank in ranks)
         nth = self._made[world] = self._made.get(world, 0) + 1
         rank = world.index(self.world_rank)
-        made = SwitchboardTransport(self._manager, (world, nth), rank, timeout)
+        made = SwitchboardTransport(self.board, (world, nth), rank, timeout)
         kind, own = Kind.ALL_GATHER_OBJECT, Pickled(str(next_id).encode())
         ids = Objects(kind, (own,)) if error is None else Refusal(kind, 0, error)
         return made, max(int(pickled.meta) for pickled in made.run(ids))
@@ -160,7 +158,7 @@ class SwitchboardTransport(Transport):
 
     def reopen(self) -> SwitchboardTransport:
         """Go on counting: late ranks may still be in an operation from before."""
-        again = SwitchboardTransport(self._manager, self.group, self.rank, self.timeout_s)
+        again = SwitchboardTransport(self.board, self.group, self.rank, self.timeout_s)
         again._issued = self._issued
         return again
 
@@ -286,6 +284,18 @@ class Receiving(Work):
 
     def known(self) -> Known:
         return Known(self._words, self._has_ended, self._error)
+
+
+@cache
+def _board(address: str, key: str) -> Any:
+    """Connect with the server, once and for good.
+
+    A proxy that is collected closes the connection of the thread that happens to do it, which
+    another proxy of the same board may be sending through.
+    """
+    manager = BoardManager(address, key.encode())
+    manager.connect()
+    return manager.board()
 
 
 def _end(call: Call, error: BaseException | None) -> None:
