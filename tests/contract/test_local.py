@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 
 import pytest
+from tiers import first_of
 
 import hpcdist as dist
 from hpcdist.testing.contract import TransportContract
@@ -10,7 +11,7 @@ from hpcdist.testing.contract import TransportContract
 
 @pytest.mark.filterwarnings("ignore::hpcdist.NotInGroupWarning")
 class TestLocal(TransportContract):
-    @pytest.fixture(autouse=True, params=[1, 2, 3, 4, pytest.param(7, marks=pytest.mark.thorough)])
+    @pytest.fixture(autouse=True, params=[*first_of([3, 2, 4, 7]), 1])
     def _size(self, request):
         self.size = request.param
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiers import first_of
 
 PACKAGE = Path(__file__).parent / "switchboard"
-SIZES = [1, 2, 3]
 
 
 @pytest.fixture(scope="module")
@@ -22,28 +22,20 @@ def environment(tmp_path_factory):
     return {**os.environ, "PYTHONPATH": str(target), "HPCDIST_TIMEOUT_S": "60"}
 
 
-@pytest.fixture(scope="module")
-def jobs(environment, tmp_path_factory):
-    """A job of each size runs the contract, all of them at once: they wait more than they work."""
-    folder, started = tmp_path_factory.mktemp("jobs"), {}
+@pytest.mark.parametrize("size", first_of([2, 1, 3]))
+def test_a_transport_of_another_package_is_started_by_its_name_and_keeps_the_contract(
+    size, environment
+):
     tests = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", PACKAGE / "ranks/contract.py"]
-    for size in SIZES:
-        command = ["-m", "hpcdist_switchboard", str(size), sys.executable, *tests]
-        with open(folder / str(size), "w") as output:
-            started[size] = subprocess.Popen(
-                [sys.executable, *command], env=environment, stdout=output, stderr=output
-            )
-    yield lambda size: (started[size].wait(), (folder / str(size)).read_text())
-    for job in started.values():
-        job.terminate()
-        job.wait()
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_a_transport_of_another_package_is_started_by_its_name_and_keeps_the_contract(size, jobs):
-    status, output = jobs(size)
-    assert status == 0, output
-    assert output.count(" passed in ") == size
+    job = subprocess.run(
+        [sys.executable, "-m", "hpcdist_switchboard", str(size), sys.executable, *tests],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert job.returncode == 0, job.stdout
+    assert job.stdout.count(" passed in ") == size
 
 
 def test_who_starts_it_without_its_launcher_is_told(environment):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
+from tiers import first_of
 
 from hpcdist.launch.launchers import find_site
 from hpcdist.runtime.process import snapshot
@@ -29,8 +29,5 @@ def _environments():
 ENVIRONMENTS = _environments()
 """For each MPI its name and the environment of a job."""
 
-EVERY_MPI = [
-    pytest.param(name, marks=() if name == next(iter(ENVIRONMENTS)) else pytest.mark.thorough)
-    for name in ENVIRONMENTS
-]
+EVERY_MPI = first_of(ENVIRONMENTS) if ENVIRONMENTS else []
 """The names, as parameters of tests; all but the first are left to `make test-all`."""

@@ -12,6 +12,7 @@ import time
 
 import pytest
 from environments import ENVIRONMENTS, EVERY_MPI, ROOT
+from tiers import first_of
 
 from hpcdist.launch.command import Options, build_command
 from hpcdist.launch.launchers import find_site
@@ -181,12 +182,14 @@ dist.all_reduce(np.ones(1))
 
 @pytest.mark.parametrize(
     "busy",
-    [
-        "dist.all_reduce(np.ones(1)) if rank else time.sleep(60)",
-        "dist.recv(np.ones(1), 0) if rank else time.sleep(60)",
-        "dist.all_reduce(np.ones(1), sync_op=False).wait() if rank else time.sleep(60)",
-        "time.sleep(60)",
-    ],
+    first_of(
+        [
+            "dist.all_reduce(np.ones(1)) if rank else time.sleep(60)",
+            "dist.recv(np.ones(1), 0) if rank else time.sleep(60)",
+            "dist.all_reduce(np.ones(1), sync_op=False).wait() if rank else time.sleep(60)",
+            "time.sleep(60)",
+        ]
+    ),
 )
 def test_ctrl_c_ends_all_ranks_whatever_they_do(start, busy):
     job = start(f"""
@@ -234,14 +237,18 @@ print("end of script", flush=True)
 
 
 @pytest.mark.parametrize(
-    ("variable", "remedy"),
-    [
-        ("SLURM_NTASKS", "srun"),
-        ("OMPI_COMM_WORLD_SIZE", "mpiexec"),
-        ("PMI_SIZE", "mpiexec"),
-    ],
+    "told",
+    first_of(
+        [
+            ("SLURM_NTASKS", "srun"),
+            ("OMPI_COMM_WORLD_SIZE", "mpiexec"),
+            ("PMI_SIZE", "mpiexec"),
+        ]
+    ),
+    ids=str,
 )
-def test_a_launcher_of_another_mpi_is_refused_instead_of_singletons(variable, remedy):
+def test_a_launcher_of_another_mpi_is_refused_instead_of_singletons(told):
+    variable, remedy = told
     names = ("OMPI_", "PMI", "PMIX_", "SLURM_", "PALS_")
     env = {name: value for name, value in snapshot().items() if not name.startswith(names)}
     script = "import hpcdist as dist; print(dist.init_parallel_env().nranks)"

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from environments import ENVIRONMENTS, ROOT
+from tiers import first_of
 
 from hpcdist.launch.command import Options, build_command
 from hpcdist.launch.launchers import find_site
@@ -137,7 +138,7 @@ else:
     )
 
 
-@pytest.mark.parametrize("level", ["SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"])
+@pytest.mark.parametrize("level", first_of(["MULTIPLE", "SINGLE", "FUNNELED", "SERIALIZED"]))
 def test_a_program_may_start_mpi_itself_at_any_thread_level(run, level):
     run(
         f"MPI.Init_thread(MPI.THREAD_{level})\n{USED}MPI.Finalize()", "mpi4py.rc.initialize = False"

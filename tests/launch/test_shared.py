@@ -11,6 +11,7 @@ import time
 
 import pytest
 from environments import ENVIRONMENTS, EVERY_MPI, ROOT
+from tiers import first_of
 
 from hpcdist.launch.command import Family, Options, build_command
 from hpcdist.launch.launchers import find_site
@@ -93,7 +94,7 @@ def own_names():
 OPERATIONS = ["all_reduce of an ordinary array", "all_reduce of a shared array", "barrier"]
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", first_of(OPERATIONS))
 @pytest.mark.parametrize(
     "keep_the_rest",
     [pytest.param(False, marks=pytest.mark.thorough, id="ended"), pytest.param(True, id="kept")],

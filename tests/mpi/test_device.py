@@ -18,6 +18,7 @@ from hpcdist.transport.device.launches import Launches
 ARRAYS = Arrays(DEVICE.array, DEVICE.numbers, lambda array: isinstance(array, SlowArray))
 
 
+@pytest.mark.thorough
 class TestStaged(TransportContract):
     """The contract, with all arrays on the device."""
 
