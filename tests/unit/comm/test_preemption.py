@@ -9,6 +9,7 @@ import sys
 import threading
 
 import pytest
+from tiers import first_of
 
 import hpcdist as dist
 from hpcdist.errors import UsageError
@@ -106,7 +107,7 @@ def test_a_second_sigterm_later_ends_the_process_at_once():
     assert ended.returncode == -signal.SIGTERM
 
 
-@pytest.mark.parametrize("late", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("late", first_of(["SIGTERM", "SIGUSR1"]))
 def test_a_signal_that_comes_late_does_not_kill_a_process_that_is_leaving(late):
     ended = run(
         "import atexit",

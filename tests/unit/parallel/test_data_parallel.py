@@ -3,6 +3,7 @@
 import averaging_checks
 import pytest
 import training_checks
+from tiers import first_of
 
 import hpcdist as dist
 
@@ -10,7 +11,7 @@ CHECKS = [*training_checks.check, *averaging_checks.check]
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", first_of([3, 1]))
 def test_on_simulated_ranks(size, check):
     dist.simulate(size, check, timeout=20)
 

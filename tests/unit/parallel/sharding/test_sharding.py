@@ -3,13 +3,14 @@
 import pytest
 import sharding_checks
 from hypothesis import given, strategies as st
+from tiers import first_of
 
 import hpcdist as dist
 from hpcdist.parallel.sharding.partition import Item, lay_out, plan_layers, plan_units
 
 
 @pytest.mark.parametrize("check", sharding_checks.check)
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", first_of([3, 2, 1]))
 def test_on_simulated_ranks(size, check):
     dist.simulate(size, check, timeout=20)
 
