@@ -5,13 +5,23 @@ Under pytest-xdist, tests that share what takes seconds to set up stay together.
 
 import faulthandler
 import os
+import shutil
 import sys
+import tempfile
 
 import pytest
 
 LIMIT_S = float(os.environ.get("TEST_LIMIT_S", "240"))
 SHARED = {"alone", "built", "killed", "prefix", "under_mpi"}
 """The fixtures of a module that take seconds."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    """Give each rank temporary folders of its own: pytest tidies up what it takes for old ones."""
+    if config.getoption("--with-mpi", False) and config.option.basetemp is None:
+        config.option.basetemp = folder = tempfile.mkdtemp(prefix="rank-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.hookimpl(wrapper=True)

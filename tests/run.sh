@@ -38,8 +38,7 @@ tests() { # ARGUMENT...: a suite of one process, shared by two workers
 
 mpi_tests() { # MPIEXEC RANKS ARGUMENT...: every rank runs every test; what the others say, and the
     # last words of rank 0, which a launcher may drop, are kept for failures. One rank needs no
-    # launcher, so two of them share the tests. Ranks have temporary folders of their own, for
-    # pytest tidies up what it takes for old ones.
+    # launcher, so two of them share the tests.
     local mpiexec=$1 n=$2 marks=$many code log
     shift 2
     [ "$n" -gt 2 ] || marks=$few
@@ -48,7 +47,7 @@ mpi_tests() { # MPIEXEC RANKS ARGUMENT...: every rank runs every test; what the 
     LOGS=$logs "$mpiexec" -n "$n" bash -c '
         rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}
         [ "$rank" = 0 ] && exec 2>"$LOGS/rank.0" || exec >"$LOGS/rank.$rank" 2>&1
-        exec "$@" --basetemp "$LOGS/temp.$rank"' - \
+        exec "$@"' - \
         "$bin/python" -m pytest -q --with-mpi -p no:cacheprovider -m "$marks" "$@" && return
     code=$?
     printf '\n%s ended with exit code %d\n' "$mpiexec" $code
