@@ -15,6 +15,7 @@ from hpcdist.transport.call import (
     AnyArrays,
     Barrier,
     Collective,
+    Exchange,
     Gathering,
     Kind,
     Objects,
@@ -46,6 +47,8 @@ def perform(host: MpiContext, node: SharedNode, call: Collective) -> Any:
                 return _all_reduce(host, node, call, code)
     elif isinstance(call, Objects):
         return exchange_objects(host, node, call)
+    elif isinstance(call, Exchange):
+        return OBJECT_VERBS[call.kind](host, call, host.agree(call))
     elif isinstance(call, (Barrier, Refusal)):
         host.agree(call)  # which raises what a rank refuses
         return None
