@@ -25,6 +25,7 @@ from hpcdist.transport.call import (
 )
 from hpcdist.transport.kernel import CODES, Code, address_of, code_of, compiled, divisor_of
 from hpcdist.transport.mpi.context import MpiContext
+from hpcdist.transport.mpi.intranode_boxes import exchange_boxes
 from hpcdist.transport.mpi.intranode_objects import exchange_objects
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.parts import contribution
@@ -48,7 +49,7 @@ def perform(host: MpiContext, node: SharedNode, call: Collective) -> Any:
     elif isinstance(call, Objects):
         return exchange_objects(host, node, call)
     elif isinstance(call, Exchange):
-        return OBJECT_VERBS[call.kind](host, call, host.agree(call))
+        return exchange_boxes(host, node, call)
     elif isinstance(call, (Barrier, Refusal)):
         host.agree(call)  # which raises what a rank refuses
         return None
