@@ -171,7 +171,7 @@ class Exchanges(Contract):
 
         self.run(check)
 
-    @pytest.mark.parametrize("dtype", NUMBERS + FLOATS)
+    @pytest.mark.parametrize("dtype", ["int8", "int64", *FLOATS])
     @pytest.mark.parametrize("op", OPS)
     def test_boxes_of_one_target_are_combined(self, dtype: str, op: str) -> None:
         def check() -> None:
@@ -253,13 +253,12 @@ class Exchanges(Contract):
 
         self.run(check)
 
-    def test_every_fixed_size_dtype_is_exchanged(self) -> None:
+    def test_numbers_of_every_dtype_are_exchanged(self) -> None:
         def check() -> None:
             import ml_dtypes
 
             rank, size = dist.get_rank(), dist.get_world_size()
-            record: Any = np.dtype([("id", "i4"), ("x", "f8", (2,))])
-            names: list[Any] = ["?", *NUMBERS, *FLOATS, *COMPLEX, "M8[ns]", "S5", "U3", record]
+            names: list[Any] = ["?", *NUMBERS, *FLOATS, *COMPLEX, "M8[ns]"]
             for dtype in [*map(np.dtype, names), np.dtype(ml_dtypes.bfloat16)]:
                 most = 1 if dtype.kind == "b" else 255
                 arrays = [
