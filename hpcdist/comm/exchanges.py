@@ -51,9 +51,9 @@ def exchange(
     Args:
         send: the array of this rank, of any shape; other ranks read it until this has ended.
         recv: the array that is filled; what no read takes stays.
-        reads: what this rank takes, in the order in which it is combined. Reads and gives are
-            checked when they are seen for the first time: tuples that are kept are cheap.
-        gives: what the ranks take from this one. Those of one rank are in the order of its reads.
+        reads: what this rank takes, in the order in which it is combined; where nothing is, no two
+            targets overlap. Tuples that are given again are not checked again.
+        gives: what the ranks take from this one; what one rank takes in the order of its reads.
         rule_op: how pieces of one target are combined; None where none are.
         key: equal on all ranks, and other for each other exchange: ranks with one key have reads
             and gives that fit each other.
