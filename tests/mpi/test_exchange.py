@@ -78,6 +78,24 @@ def test_where_a_heap_is_full_all_ranks_send_by_mpi(monkeypatch, world, by_mpi, 
     assert len(by_mpi) == 1
 
 
+@several
+def test_a_heap_that_is_too_small_is_told_once(world_with, by_mpi):
+    world_with(shared_heap_mb=1)
+    with pytest.warns(RuntimeWarning, match="does not fit into shared memory"):
+        transpose(LARGE)
+    transpose(LARGE)
+    assert len(by_mpi) == 2
+
+
+@several
+@pytest.mark.usefixtures("and_the_world_goes_on")
+def test_a_warning_that_is_an_error_is_one_on_every_rank(world_with, by_mpi):
+    world_with(shared_heap_mb=1)
+    with pytest.raises(dist.TransportError, match="does not fit into shared memory"):
+        transpose(LARGE)
+    assert by_mpi == []
+
+
 def test_between_nodes_boxes_go_by_mpi(world_with, by_mpi):
     world_with(ranks_per_node=1)
     for rows in (SMALL, LARGE):

@@ -38,8 +38,9 @@ def exchange_boxes(host: MpiContext, node: SharedNode, call: Exchange) -> None:
     try:
         call = _apart(node, call)
         offer = _offer(node, call)
-    except MemoryError as error:
-        reason = TransportError(f"there is no memory to copy what is exchanged: {error}")
+    except Exception as error:  # no memory, or a warning that the program makes an error
+        reason = TransportError(f"what is exchanged cannot be copied for other ranks: {error}")
+        reason.__cause__ = error
         host.agree(refused(call, reason))
         return
     detail = host.agree(call, offer.address, offer.payload)
