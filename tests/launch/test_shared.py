@@ -118,7 +118,7 @@ try:
 except dist.HpcdistError as error:
     with open(f"rank.{rank}", "w") as words:
         words.write(f"{type(error).__name__} {getattr(error, 'rank', None)}: {error}")
-    time.sleep(3)
+    time.sleep(2)
     os._exit(3)
 """
 
