@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.call import Reduction
+from hpcdist.transport.call import Exchange, Reduction
 from hpcdist.transport.reduction import UFUNCS, ReduceOp, ReductionRule
 
 compiled: Any
@@ -39,8 +39,9 @@ class Code:
         self.per_item = per_item
 
 
-def code_of(call: Reduction) -> Code | None:
+def code_of(call: Reduction | Exchange) -> Code | None:
     """Return the compiled loop for a reduction, or None: NumPy does it."""
+    assert call.op is not None
     key = call.op, call.dtype.code
     try:
         return CODES[key]
@@ -52,8 +53,9 @@ CODES: dict[tuple[int, int], Code | None] = {}
 """What `code_of` has found, by operator and code of the dtype; for who is in a hurry."""
 
 
-def _find_code(call: Reduction) -> Code | None:
+def _find_code(call: Reduction | Exchange) -> Code | None:
     dtype, rule = call.dtype, call.rule
+    assert rule is not None
     is_complex = dtype.family == "complex"
     if compiled is None or (is_complex and call.op is ReduceOp.AVG):
         return None
@@ -123,3 +125,29 @@ def copy_out(to: NumpyArray, data: NumpyArray) -> None:
         np.copyto(to, data)
     else:
         compiled.copy(to, data, False)
+
+
+def copy_box(to: NumpyArray, data: NumpyArray) -> None:
+    """Copy a box; past the caches if it is large, as far as it is made of long runs of bytes."""
+    if to.nbytes < _STREAMED_FROM or _stream_box is None:
+        np.copyto(to, data)
+        return
+    run, axis = to.itemsize, to.ndim
+    while axis and _follow(to, axis - 1, run) and _follow(data, axis - 1, run):
+        axis -= 1
+        run *= to.shape[axis]
+    if run < _LONG_RUN:
+        np.copyto(to, data)
+        return
+    ends = to.ctypes.data, data.ctypes.data
+    _stream_box(*ends, run, to.shape[:axis], to.strides[:axis], data.strides[:axis])
+
+
+def _follow(box: NumpyArray, axis: int, nbytes: int) -> bool:
+    """Return whether what is `nbytes` long follows each other along `axis`, without gaps."""
+    return box.shape[axis] == 1 or box.strides[axis] == nbytes
+
+
+_STREAMED_FROM = 1 << 20
+_LONG_RUN = 256
+_stream_box = getattr(compiled, "copy_box", None)
