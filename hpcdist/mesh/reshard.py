@@ -9,18 +9,16 @@ planner's steps are ordinary collectives. From one mesh to another there is only
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from hpcdist.comm.session import require_session
 from hpcdist.errors import UsageError
 from hpcdist.mesh.agreement import agree
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
-from hpcdist.mesh.planner import NETWORK, NODE, Costs, Step, plan_reshard
-from hpcdist.mesh.process_mesh import ProcessMesh
+from hpcdist.mesh.planner import Step, costs_of, plan_reshard
 from hpcdist.mesh.room import room_for
 from hpcdist.mesh.routes import exchange_boxes, route_of
 from hpcdist.mesh.steps import LOCAL, run_steps
@@ -68,31 +66,21 @@ class Way(NamedTuple):
 
 def way_of(src: Layout, dst: Layout, itemsize: int) -> Way:
     """Return by which steps one layout becomes another; see [Note: ways]."""
-    costs = costs_of(src.mesh)
-    key = "way", dst, itemsize, costs
-    found: Way | None = src.memo.get(key)
-    return found or src.remember(key, _way(src, dst, itemsize, costs))
-
-
-def _way(src: Layout, dst: Layout, itemsize: int, costs: tuple[Costs, ...] | None) -> Way:
     if src.mesh != dst.mesh:
-        return Way(None, is_local=False, shares_the_work=False)
-    steps = plan_reshard(src, dst, itemsize, costs)
+        return _NO_STEPS
+    crosses_nodes = src.mesh.crosses_nodes
+    key = "way", dst, itemsize, crosses_nodes
+    found: Way | None = src.memo.get(key)
+    return found or src.remember(key, _way(src, dst, itemsize, crosses_nodes))
+
+
+_NO_STEPS = Way(None, is_local=False, shares_the_work=False)
+
+
+def _way(src: Layout, dst: Layout, itemsize: int, crosses_nodes: Sequence[bool]) -> Way:
+    steps = plan_reshard(src, dst, itemsize, costs_of(crosses_nodes))
     verbs = {step.verb for step in steps}
     return Way(steps, is_local=verbs <= LOCAL, shares_the_work="all_reduce" in verbs)
-
-
-def costs_of(mesh: ProcessMesh) -> tuple[Costs, ...] | None:
-    """Return what moving data along each axis costs; None where all ranks are on one node."""
-    where = require_session().whereabouts
-    return None if where.nnodes == 1 else _costs_between(mesh, where.endpoints)
-
-
-@lru_cache(maxsize=64)
-def _costs_between(mesh: ProcessMesh, endpoints: tuple[str, ...]) -> tuple[Costs, ...]:
-    hosts = np.array([endpoint.rpartition(":")[0] for endpoint in endpoints])[mesh.mesh]
-    stays = [bool((hosts == hosts.take([0], axis)).all()) for axis in range(mesh.ndim)]
-    return tuple(NODE if each else NETWORK for each in stays)
 
 
 def _steps_for(a: DistArray, layout: Layout) -> tuple[Step, ...] | None:

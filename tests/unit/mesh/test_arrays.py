@@ -10,9 +10,7 @@ from tiers import first_of
 import hpcdist as dist
 from hpcdist import Partial, ProcessMesh, ReduceType, Replicate, Shard
 from hpcdist.mesh.layout import layout_of
-from hpcdist.mesh.planner import NETWORK, NODE
 from hpcdist.mesh.reducing import check_reducible, neutral_of
-from hpcdist.mesh.reshard import _costs_between
 from hpcdist.mesh.routes import route_of
 
 MESHES = {
@@ -86,11 +84,3 @@ def test_what_one_rank_reads_another_one_gives():
             taken = [read.source for read in routes[reader].reads if read.rank == giver]
             given = [give.source for give in routes[giver].gives if give.rank == reader]
             assert taken == given
-
-
-def test_an_axis_that_leaves_a_node_costs_more():
-    mesh = ProcessMesh([[0, 1], [2, 3]])
-    endpoints = ("a:1", "a:2", "b:1", "b:2")
-    assert _costs_between(mesh, endpoints) == (NETWORK, NODE)
-    assert _costs_between(ProcessMesh([[0, 2], [1, 3]]), endpoints) == (NODE, NETWORK)
-    assert _costs_between(ProcessMesh([3, 2]), endpoints) == (NODE,)
