@@ -2,13 +2,14 @@
 
 [Note: ways] Which way is decided by what all ranks know: the layouts, where the ranks and the
 memory are. What every rank has already is copied. On one node the rest is one exchange, in which
-each rank reads what it lacks out of the parts of others; an array that becomes whole of
-contributions is better reduced by those who share the work. Between nodes, and on devices, the
+each rank reads what it lacks out of the parts of others; a large array that becomes whole of
+contributions is better reduced by ranks that share the work. Between nodes, and on devices, the
 planner's steps are ordinary collectives. From one mesh to another there is only the exchange.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
@@ -61,7 +62,7 @@ class Way(NamedTuple):
     is_local: bool
     """Whether they need nothing of other ranks."""
     shares_the_work: bool
-    """Whether ranks reduce for each other what all of them get."""
+    """Whether ranks better reduce for each other what all of them get."""
 
 
 def way_of(src: Layout, dst: Layout, itemsize: int) -> Way:
@@ -74,13 +75,22 @@ def way_of(src: Layout, dst: Layout, itemsize: int) -> Way:
     return found or src.remember(key, _way(src, dst, itemsize, crosses_nodes))
 
 
-_NO_STEPS = Way(None, is_local=False, shares_the_work=False)
+_NO_STEPS = Way(None, False, False)
 
 
 def _way(src: Layout, dst: Layout, itemsize: int, crosses_nodes: Sequence[bool]) -> Way:
     steps = plan_reshard(src, dst, itemsize, costs_of(crosses_nodes))
     verbs = {step.verb for step in steps}
-    return Way(steps, is_local=verbs <= LOCAL, shares_the_work="all_reduce" in verbs)
+    reduced = [
+        axis for axis, kind in enumerate(src.partial) if kind not in (None, dst.partial[axis])
+    ]
+    combined = dst.nbytes_local(itemsize) * math.prod([src.mesh.shape[axis] for axis in reduced])
+    shares_the_work = "all_reduce" in verbs and combined >= _WORTH_SHARING
+    return Way(steps, verbs <= LOCAL, shares_the_work)
+
+
+_WORTH_SHARING = 1 << 19
+"""Bytes that a rank combines by itself as fast as by an all_reduce."""
 
 
 def _steps_for(a: DistArray, layout: Layout) -> tuple[Step, ...] | None:
