@@ -432,6 +432,8 @@ def creators_make_only_this_ranks_part():
     assert_is(dist.dtensor_from_fn(np.full, mesh, [Shard(0)], shape, 7), np.full(shape, 7))
     assert_is(dist.dtensor_from_fn(np.ones, mesh, [Partial()], shape=shape), np.ones(shape))
     assert_is(dist.dtensor_from_fn(np.ones, mesh, [Shard(0)], 6), np.ones(6))
+    big = dist.dtensor_from_fn(np.ones, mesh, [Shard(0)], shape, ">f4")
+    assert_is(dist.reshard(big, mesh, [Shard(1)]), np.ones(shape, "f4"))
     row = [1, 2, 3]
     assert_is(dist.dtensor_from_fn(np.full, mesh, [Shard(1)], shape, row), np.full(shape, row))
     assert dist.dtensor_from_fn(np.empty, mesh, [Shard(0)], shape).shape == shape
