@@ -566,6 +566,35 @@ def reshards_are_under_way_together():
 
 
 @check
+def what_every_rank_has_is_not_communicated():
+    mesh = ProcessMesh(np.arange(dist.get_world_size())[::-1])
+    x = numbers((5, 7))
+    whole = spread(x, layout_of(mesh, x.shape, []))
+    if dist.get_rank() == 0:  # the others are not there
+        for placement in (Shard(0), Shard(1), Partial(), Replicate()):
+            part = dist.reshard(whole, mesh, [placement], out=None)
+            assert part.placements == (placement,)
+            work = dist.reshard(whole, mesh, [placement], async_op=True)
+            np.testing.assert_array_equal(work.result().local, part.local)
+    dist.barrier()
+
+
+@check
+def ranks_that_have_the_same_have_the_same_bits():
+    size, rank = dist.get_world_size(), dist.get_rank()
+    mesh = ProcessMesh(np.arange(size))
+    for rows in (3, 300):  # small ones are read, large ones reduced together
+        mine = np.random.default_rng(rank).normal(size=(rows, 300))
+        a = dist.dtensor_from_local(mine, mesh, [Partial()], shape=mine.shape)
+        whole = dist.unshard_dtensor(a)
+        everyone = []
+        dist.all_gather_object(everyone, whole.tobytes())
+        assert len({*everyone}) == 1
+        terms = [np.random.default_rng(each).normal(size=mine.shape) for each in range(size)]
+        np.testing.assert_allclose(whole, np.sum(terms, axis=0), rtol=1e-12, atol=1e-12)
+
+
+@check
 def nothing_changes_where_nothing_is_to_change():
     mesh = ProcessMesh(np.arange(dist.get_world_size()))
     a = dist.shard_tensor(numbers((5, 7)), mesh, [Shard(0)])
