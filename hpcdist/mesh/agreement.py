@@ -1,0 +1,56 @@
+"""`agree`: whether all ranks of a mesh mean the same. An exchange of nothing, with words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from hpcdist.comm.dispatch import dispatch
+from hpcdist.comm.exchanges import exchange
+from hpcdist.comm.members import Members
+from hpcdist.comm.tensor_lists import cannot
+from hpcdist.errors import UsageError
+from hpcdist.mesh.process_mesh import ProcessMesh
+from hpcdist.transport.call import Call, Kind
+
+
+def agree(mesh: ProcessMesh, words: str, dtype: Any, key: int | None = None) -> None:
+    """Make sure that all ranks of a mesh say the same, of one dtype. Collective over the mesh.
+
+    A rank outside it goes on. `key` is what is compared, if it is known.
+
+    Raises:
+        MismatchError: two ranks differ; on every rank, with the words of all.
+        RemoteError: another rank has called `refuse`.
+
+    """
+    if mesh.coordinate is None or mesh.size == 1:
+        return
+    key = key_of(words, mesh) if key is None else key
+    given, taken = np.empty((2, 0), dtype)
+    exchange(given, taken, (), (), rule_op=None, key=key, words=words, group=mesh.group)
+
+
+def refuse(mesh: ProcessMesh, error: UsageError) -> UsageError:
+    """Raise `RemoteError` on the ranks of the mesh that are in `agree`; return what to raise here.
+
+    Collective like `agree`.
+    """
+    if mesh.coordinate is not None and mesh.size > 1:
+        dispatch(mesh.group, True, _describe_refusal, error)
+    return error
+
+
+def _describe_refusal(group: Members, error: UsageError) -> Call:
+    return cannot(Kind.EXCHANGE, group, error)
+
+
+def key_of(words: str, *meshes: ProcessMesh) -> int:
+    """Return a number below 2^62 that ranks have in common which say the same words of meshes.
+
+    Words may leave out some ranks of a large mesh.
+    """
+    ranks = " ".join(str(mesh.process_ids) for mesh in meshes)
+    return xxhash.xxh3_64_intdigest(f"{words} {ranks}".encode()) >> 2

@@ -1,0 +1,180 @@
+"""`reshard_to`: an array in another layout, in the way that is best for where its ranks are.
+
+[Note: ways] Which way is decided by what all ranks know: the layouts, where the ranks and the
+memory are. What every rank has already is copied. On one node the rest is one exchange, in which
+each rank reads what it lacks out of the parts of others; a large array that becomes whole of
+contributions is better reduced by ranks that share the work. Between nodes, and on devices, the
+planner's steps are ordinary collectives. From one mesh to another there is only the exchange.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, final
+
+import numpy as np
+
+from hpcdist.errors import UsageError
+from hpcdist.mesh.agreement import agree
+from hpcdist.mesh.dist_array import DistArray
+from hpcdist.mesh.layout import Layout
+from hpcdist.mesh.planner import Step, costs_of, plan_reshard
+from hpcdist.mesh.room import room_for
+from hpcdist.mesh.routes import exchange_boxes, joint_mesh, route_of
+from hpcdist.mesh.steps import LOCAL, run_steps
+from hpcdist.transport.base import Ended, Known, Work
+
+
+def reshard_to(a: DistArray, layout: Layout, *, out: DistArray | None = None) -> DistArray:
+    """Return `a` in another layout of its shape: `a` itself, or new memory, or `out`.
+
+    Collective over the ranks of both meshes, unless each rank has all of its new part.
+    """
+    if layout is a.layout and out is None:
+        return a
+    way = _way_here(a, layout)
+    made, room = _result(a, layout, out, way)
+    steps = _agreed_steps(a, layout, way)
+    if steps is None:
+        exchange_boxes(a.local, a.layout, layout, room)
+    else:
+        run_steps(a.local, a.layout, steps, room)
+    _settle(made, room)
+    return made
+
+
+def start_reshard(a: DistArray, layout: Layout, *, out: DistArray | None = None) -> Work:
+    """Begin `reshard_to`, by an exchange if there is anything to communicate."""
+    way = _way_here(a, layout)
+    if way.is_local:
+        return Ended(reshard_to(a, layout, out=out))
+    made, room = _result(a, layout, out, way)
+    return Resharding(exchange_boxes(a.local, a.layout, layout, room, sync_op=False), made, room)
+
+
+class Way(NamedTuple):
+    """The steps between two layouts, and what they have that others have not."""
+
+    steps: tuple[Step, ...] | None
+    """None where there is only the exchange."""
+    is_local: bool
+    """Whether they need nothing of other ranks."""
+    shares_the_work: bool
+    """Whether ranks better reduce for each other what all of them get."""
+
+
+def way_of(src: Layout, dst: Layout, itemsize: int) -> Way:
+    """Return by which steps one layout becomes another; see [Note: ways]."""
+    if src.mesh != dst.mesh:
+        return _NO_STEPS
+    crosses_nodes = src.mesh.crosses_nodes
+    key = "way", dst, itemsize, crosses_nodes
+    found: Way | None = src.memo.get(key)
+    return found or src.remember(key, _way(src, dst, itemsize, crosses_nodes))
+
+
+_NO_STEPS = Way(None, False, False)
+_NOTHING = Way((), True, False)
+
+
+def _way_here(a: DistArray, layout: Layout) -> Way:
+    """Return the way that an array takes on this rank, which may be on neither mesh."""
+    src = a.layout
+    if src.mesh.coordinate is None and layout.mesh.coordinate is None:
+        return _NOTHING
+    return way_of(src, layout, a.itemsize)
+
+
+def _way(src: Layout, dst: Layout, itemsize: int, crosses_nodes: Sequence[bool]) -> Way:
+    steps = plan_reshard(src, dst, itemsize, costs_of(crosses_nodes))
+    verbs = {step.verb for step in steps}
+    reduced = [
+        axis for axis, kind in enumerate(src.partial) if kind not in (None, dst.partial[axis])
+    ]
+    combined = dst.nbytes_local(itemsize) * math.prod([src.mesh.shape[axis] for axis in reduced])
+    shares_the_work = "all_reduce" in verbs and combined >= _WORTH_SHARING
+    return Way(steps, verbs <= LOCAL, shares_the_work)
+
+
+_WORTH_SHARING = 1 << 19
+"""Bytes that a rank combines by itself as fast as by an all_reduce."""
+
+
+def _agreed_steps(a: DistArray, layout: Layout, way: Way) -> tuple[Step, ...] | None:
+    """Return the steps that are best here, on which the ranks have agreed; None for an exchange."""
+    if way.steps is None or way.is_local:
+        return way.steps
+    src, on_host = a.layout, type(a.local) is np.ndarray
+    if on_host and src.mesh.group.one_node and not way.shares_the_work:
+        return None
+    route = route_of(src, layout, src.mesh.group.world_rank)
+    agree(src.mesh, route.words, a.dtype, route.key)
+    return way.steps
+
+
+def _result(a: DistArray, layout: Layout, out: DistArray | None, way: Way) -> tuple[DistArray, Any]:
+    """Return the array to be returned, and the memory in which this rank's part is made."""
+    group = None if way.is_local else joint_mesh(a.layout.mesh, layout.mesh).group
+    if out is None:
+        room = room_for(layout, a.local, group=group)
+        return DistArray._of(room, layout), room
+    if not isinstance(out, DistArray) or out.layout is not layout or out.dtype != a.dtype:
+        got = f"{out.dtype} {out.layout!r}" if isinstance(out, DistArray) else repr(type(out))
+        raise UsageError(f"out must be a DistArray, {a.dtype} {layout!r}, got {got}")
+    own = out.local
+    if type(own) is not type(a.local):
+        raise UsageError(
+            f"out is on {out.device}, but the array on {a.device}; give memory of the same kind"
+        )
+    if not getattr(own.flags, "writeable", True):
+        raise UsageError("out is read-only; give an array that may be written")
+    if own.flags.c_contiguous and not np.may_share_memory(own, a.local):
+        return out, own
+    return out, room_for(layout, a.local, group=group)
+
+
+def _settle(made: DistArray, room: Any) -> None:
+    if made.local is not room:
+        made.local[...] = room
+
+
+@final
+class Resharding(Work):
+    """An exchange under way; its result is the array in its new layout."""
+
+    def __init__(self, exchange: Work, made: DistArray, room: Any) -> None:
+        self._exchange, self._made, self._room = exchange, made, room
+
+    @property
+    def limit_s(self) -> float:
+        """See `Work.limit_s`."""
+        return self._exchange.limit_s
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait until the array is there."""
+        self._exchange.wait(timeout)
+        _settle(self._made, self._room)
+        self._room = self._made.local
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether the array is there."""
+        return self._exchange.is_completed()
+
+    def result(self) -> DistArray:
+        """Wait, and return the array."""
+        self.wait()
+        return self._made
+
+    def refuse_nested(self) -> None:
+        """See `Work.refuse_nested`."""
+        self._exchange.refuse_nested()
+
+    def attend(self, waited: float) -> None:
+        """See `Work.attend`."""
+        self._exchange.attend(waited)
+
+    def known(self) -> Known:
+        """See `Work.known`."""
+        return self._exchange.known()
