@@ -3,9 +3,9 @@
 ``import hpcdist as dist``, then ``srun -n 8 python train.py``.
 
 Read in this order: `arrays` (what is sent), `runtime` (where am I), `transport` (how it
-travels), `comm` (what users call), `checkpoint` (what is saved), `data` (whose samples), `optim`
-(how weights change), `parallel` (training), `torch` (torch at home on MPI), `launch` (how ranks
-are started). A module imports only from earlier ones.
+travels), `comm` (what users call), `mesh` (arrays across ranks), `checkpoint` (what is saved),
+`data` (whose samples), `optim` (how weights change), `parallel` (training), `torch` (torch at
+home on MPI), `launch` (how ranks are started). A module imports only from earlier ones.
 """
 
 from __future__ import annotations
@@ -144,15 +144,39 @@ if TYPE_CHECKING:
         save_state_dict as save_state_dict,
     )
     from hpcdist.launch import MultiprocessContext
+    from hpcdist.mesh.placements import (
+        DistAttr as DistAttr,
+        Partial as Partial,
+        Placement as Placement,
+        ReduceType as ReduceType,
+        Replicate as Replicate,
+        Shard as Shard,
+    )
+    from hpcdist.mesh.process_mesh import (
+        ProcessMesh as ProcessMesh,
+        create_mesh as create_mesh,
+        get_mesh as get_mesh,
+        set_mesh as set_mesh,
+    )
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "DistAttr": "hpcdist.mesh.placements",
+    "Partial": "hpcdist.mesh.placements",
+    "Placement": "hpcdist.mesh.placements",
+    "ProcessMesh": "hpcdist.mesh.process_mesh",
+    "ReduceType": "hpcdist.mesh.placements",
+    "Replicate": "hpcdist.mesh.placements",
+    "Shard": "hpcdist.mesh.placements",
     "checkpoint": "hpcdist.checkpoint",
+    "create_mesh": "hpcdist.mesh.process_mesh",
+    "get_mesh": "hpcdist.mesh.process_mesh",
     "load_merged_state_dict": "hpcdist.checkpoint.paddle",
     "load_state_dict": "hpcdist.checkpoint.paddle",
     "save_group_sharded_model": "hpcdist.checkpoint.paddle",
     "save_state_dict": "hpcdist.checkpoint.paddle",
+    "set_mesh": "hpcdist.mesh.process_mesh",
     "sharding": "hpcdist.sharding",
 }
 """Names that not every program needs: the module that each is, or is in, is imported when used."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar, cast, final
 
@@ -75,6 +75,10 @@ class Session:
         self.timeout_s = timeout_s
         self.next_id = 1
         self.groups_change = OneThread()
+        self.mesh_groups: dict[Hashable, Members] = {}
+        """Groups that meshes have made of these: by mesh and axis, and by their ranks."""
+        self.meshes: list[Any] = []
+        """The current mesh, and those of the blocks around."""
 
     def adopt(self, group: G) -> G:
         """Keep `group` until it is destroyed."""

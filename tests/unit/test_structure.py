@@ -21,6 +21,7 @@ LAYERS = [
     "runtime",
     "transport",
     "comm",
+    "mesh",
     "checkpoint",
     "data",
     "optim",

@@ -1,0 +1,5 @@
+"""Arrays across ranks: which part of an array each rank of a mesh holds, and how parts move.
+
+Read in this order: `placements` (what users write), `process_mesh` (ranks on a grid), `boxes` and
+`layout` (which part lies where), `planner` (how one layout becomes another).
+"""

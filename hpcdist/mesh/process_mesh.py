@@ -1,0 +1,386 @@
+"""`ProcessMesh`: ranks on a grid with named axes, and the groups along its axes.
+
+A mesh tells nothing of the rank that looks at it: meshes of equal ranks, shape and names are equal
+on all ranks. What a rank has, its groups and its current mesh, is kept by its `Session`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, SupportsIndex, cast, final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from hpcdist.comm.group import Group, world_of
+from hpcdist.comm.making import as_rank, group_of
+from hpcdist.comm.session import Session, current_session, require_session
+from hpcdist.errors import UsageError
+
+Coordinate = tuple[int, ...]
+Index = slice | tuple[slice | int, ...] | SupportsIndex
+
+
+@final
+class ProcessMesh:
+    """Ranks on a grid.
+
+    Meshes are values: equal if their ranks, shape and names are. Making one is local.
+
+    Args:
+        mesh: the ranks, as nested lists or an array.
+        dim_names: a name for each axis; ``d0``, ``d1`` ... if not given.
+        shape: the shape of the grid, in place of `mesh`, together with `process_ids`.
+        process_ids: the ranks in C order.
+
+    Attributes:
+        shape: how many ranks there are along each axis.
+        process_ids: the ranks in C order.
+        dim_names: the names of the axes.
+        size: how many ranks there are.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> mesh = dist.ProcessMesh([[0, 1], [2, 3]], dim_names=["x", "y"])
+        >>> mesh.get_dim_size("y"), mesh.coordinate_of(2)
+        (2, (1, 0))
+
+    """
+
+    __slots__ = (
+        "_hash",
+        "_places",
+        "dim_names",
+        "ndim",
+        "process_ids",
+        "shape",
+        "size",
+        "strides",
+    )
+
+    def __init__(
+        self,
+        mesh: Any = None,
+        dim_names: Sequence[str] | None = None,
+        shape: Sequence[int] | None = None,
+        process_ids: Iterable[Any] | None = None,
+    ) -> None:
+        self.shape, self.process_ids = (
+            _ranks_of(mesh) if mesh is not None else _ranks_in(shape, process_ids)
+        )
+        self.ndim, self.size = len(self.shape), len(self.process_ids)
+        self.dim_names = _names(dim_names, self.ndim)
+        steps = [math.prod(self.shape[axis + 1 :]) for axis in range(self.ndim)]
+        self.strides: tuple[int, ...] = tuple(steps)
+        """How far apart in `process_ids` neighbours along each axis are."""
+        self._places = dict(zip(self.process_ids, np.ndindex(self.shape), strict=True))
+        self._hash = hash((self.process_ids, self.shape, self.dim_names))
+
+    # ---- what it is
+
+    @property
+    def mesh(self) -> npt.NDArray[np.int64]:
+        """The ranks as an array."""
+        return np.array(self.process_ids, dtype=np.int64).reshape(self.shape)
+
+    @property
+    def unique_id(self) -> int:
+        """A number that equal meshes have, and hardly ever others: the same on all ranks."""
+        told = repr((self.process_ids, self.shape, self.dim_names)).encode()
+        return xxhash.xxh3_64_intdigest(told) >> 1
+
+    @property
+    def coordinate(self) -> Coordinate | None:
+        """Where this rank is; None if it is not part of the mesh."""
+        return self._places.get(require_session().world.rank)
+
+    def coordinate_of(self, rank: int) -> Coordinate | None:
+        """Return where world rank `rank` is; None if it is not part of the mesh."""
+        return self._places.get(rank)
+
+    def rank_at(self, coordinate: Coordinate) -> int:
+        """Return the world rank at a coordinate."""
+        place: int = sum(map(operator.mul, coordinate, self.strides))
+        return self.process_ids[place]
+
+    def coordinates(self) -> Iterable[Coordinate]:
+        """Return where the ranks are, in C order."""
+        return self._places.values()
+
+    def axis(self, dim: str | int) -> int:
+        """Return the number of an axis, told by its name or its number."""
+        if isinstance(dim, str):
+            if dim in self.dim_names:
+                return self.dim_names.index(dim)
+        elif not isinstance(dim, bool) and hasattr(dim, "__index__"):
+            number: int = operator.index(dim)
+            if -self.ndim <= number < self.ndim:
+                return number % self.ndim
+        raise UsageError(f"{self!r} has no axis {dim!r}; its axes are {', '.join(self.dim_names)}")
+
+    def get_dim_size(self, dim: str | int) -> int:
+        """Return how many ranks there are along an axis."""
+        return self.shape[self.axis(dim)]
+
+    def get_rank_by_dim_and_process_id(self, dim: str | int, process_id: int) -> int:
+        """Return where along an axis the rank `process_id` is; -1 if it is not in the mesh."""
+        axis, place = self.axis(dim), self._places.get(process_id)
+        return -1 if place is None else place[axis]
+
+    # ---- parts of it
+
+    def get_mesh_with_dim(self, dim_name: str, index: Index | None = None) -> ProcessMesh:
+        """Return the mesh with one axis moved to the front, or the part of that at `index`."""
+        first = self.axis(dim_name)
+        order = [first, *(axis for axis in range(self.ndim) if axis != first)]
+        turned = ProcessMesh(self.mesh.transpose(order), [self.dim_names[axis] for axis in order])
+        return turned if index is None else turned[index]
+
+    def get_submesh_with_dim(self, dim_name: str) -> ProcessMesh:
+        """Return the mesh of the ranks along one axis through this rank.
+
+        Raises:
+            UsageError: this rank is not part of the mesh.
+
+        """
+        axis = self.axis(dim_name)
+        place = self._own_place(f"get_submesh_with_dim({dim_name!r})")
+        return ProcessMesh(self._line(axis, place), [self.dim_names[axis]])
+
+    def __getitem__(self, index: Index) -> ProcessMesh:
+        items = index if isinstance(index, tuple) else (index,)
+        if len(items) > self.ndim or not all(
+            isinstance(each, slice) or (hasattr(each, "__index__") and not isinstance(each, bool))
+            for each in items
+        ):
+            raise UsageError(
+                f"{self!r} is indexed by at most {self.ndim} integers and slices, got {index!r}"
+            )
+        kept = [
+            axis
+            for axis in range(self.ndim)
+            if axis >= len(items) or isinstance(items[axis], slice)
+        ]
+        try:
+            part = self.mesh[items]
+        except IndexError as error:
+            raise UsageError(f"{self!r} has no part {index!r}: {error}") from None
+        if not kept:  # a mesh has an axis: that of the last index
+            return ProcessMesh([int(part)], self.dim_names[-1:])
+        return ProcessMesh(part, [self.dim_names[axis] for axis in kept])
+
+    # ---- groups
+
+    def get_group(self, dim_name: str | int | None = None) -> Group:
+        """Return the group of the ranks along an axis through this rank, ascending.
+
+        Made by the first call, collective over these ranks; meshes with equal ranks along an axis
+        share it, and all ranks in order are the world. It lives until `destroy_process_group`.
+
+        Raises:
+            UsageError: this rank is not part of the mesh, or a mesh of several axes is asked
+                without a name.
+
+        """
+        if dim_name is None:
+            if self.ndim > 1:
+                raise UsageError(
+                    "You should specify the dim_name when the ProcessMesh has more than one "
+                    f"dimensions. {self!r} has {', '.join(self.dim_names)}"
+                )
+            dim_name = 0
+        return self._group(self.axis(dim_name))
+
+    @property
+    def group(self) -> Group:
+        """The group of all ranks of the mesh, ascending; made like those of `get_group`."""
+        return self._group(None)
+
+    def _group(self, axis: int | None) -> Group:
+        session = require_session()
+        found = cast("Group | None", session.mesh_groups.get((self, axis)))
+        if found is None or found.is_closed:
+            place = self._own_place("a group")
+            found = session.mesh_groups[self, axis] = _group_of(session, self._line(axis, place))
+        return found
+
+    def _line(self, axis: int | None, place: Coordinate) -> tuple[int, ...]:
+        """Return the ranks along an axis (None: all ranks) through a place, ascending."""
+        if axis is None:
+            return tuple(sorted(self.process_ids))
+        ahead, behind = place[:axis], place[axis + 1 :]
+        return tuple(
+            sorted(self.rank_at((*ahead, step, *behind)) for step in range(self.shape[axis]))
+        )
+
+    def _own_place(self, what: str) -> Coordinate:
+        place = self.coordinate
+        if place is None:
+            raise UsageError(
+                f"{what} was asked of {self!r}, which rank {require_session().world.rank} is not "
+                "part of; let the ranks of the mesh alone do it"
+            )
+        return place
+
+    # ---- the current mesh
+
+    def __enter__(self) -> ProcessMesh:
+        require_session().meshes.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        session = current_session()
+        if session is not None and session.meshes:
+            session.meshes.pop()
+
+    # ---- a value
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, ProcessMesh):
+            return NotImplemented
+        return (
+            self._hash == other._hash
+            and self.process_ids == other.process_ids
+            and self.shape == other.shape
+            and self.dim_names == other.dim_names
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ProcessMesh, (None, self.dim_names, self.shape, self.process_ids)
+
+    def __copy__(self) -> ProcessMesh:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> ProcessMesh:
+        return self
+
+    def __repr__(self) -> str:
+        axes = [f"{name}={size}" for name, size in zip(self.dim_names, self.shape, strict=True)]
+        if self.process_ids != tuple(range(self.size)):
+            shown = [*map(str, self.process_ids)]
+            if self.size > _SHOWN:
+                shown[_SHOWN - 2 : -1] = ["..."]
+            axes.append(f"ranks [{', '.join(shown)}]")
+        return f"ProcessMesh({', '.join(axes)})"
+
+
+_SHOWN = 16
+"""Ranks that are written out; of more, the first ones and the last."""
+
+
+def get_mesh() -> ProcessMesh | None:
+    """Return the mesh of the innermost ``with mesh:``, or what `set_mesh` has set, or None."""
+    meshes = require_session().meshes
+    return cast("ProcessMesh", meshes[-1]) if meshes else None
+
+
+def set_mesh(mesh: ProcessMesh) -> None:
+    """Make `mesh` what `get_mesh` returns on this rank, until `destroy_process_group`.
+
+    Inside ``with mesh:`` it is so until the end of the block.
+    """
+    if not isinstance(mesh, ProcessMesh):
+        raise UsageError(f"set_mesh takes a ProcessMesh, got {mesh!r}")
+    require_session().meshes[-1:] = [mesh]
+
+
+def create_mesh(mesh_dims: Sequence[tuple[str, int]]) -> ProcessMesh:
+    """Make a mesh of the ranks 0, 1, 2 ... in C order, `set_mesh` it and return it. Local.
+
+    Args:
+        mesh_dims: a name and a size for each axis.
+
+    """
+    try:
+        names, sizes = [name for name, _ in mesh_dims], [size for _, size in mesh_dims]
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"mesh_dims must be a list such as [('x', 2), ('y', 4)], got {mesh_dims!r}"
+        ) from None
+    mesh = ProcessMesh(dim_names=names, shape=sizes)
+    set_mesh(mesh)
+    return mesh
+
+
+# ---- arguments
+
+
+def _ranks_of(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    try:
+        ranks = np.asarray(mesh)
+    except ValueError:  # lists of different lengths
+        ranks = np.asarray(None)
+    if ranks.dtype.kind not in "iu" or not ranks.ndim or not ranks.size:
+        raise UsageError(
+            "The mesh must be an instance of list or np.ndarray, of at least one rank and with "
+            f"rows of equal length, got {mesh!r}"
+        )
+    return ranks.shape, _distinct(ranks.reshape(-1).tolist())
+
+
+def _ranks_in(shape: Any, process_ids: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    sizes = _integers(shape, "shape")
+    if not sizes or min(sizes) < 1:
+        raise UsageError(
+            f"a mesh needs its ranks, or a shape of positive integers, got shape={shape!r}"
+        )
+    count = math.prod(sizes)
+    ids = tuple(range(count)) if process_ids is None else _integers(process_ids, "process_ids")
+    if len(ids) != count:
+        raise UsageError(f"process_ids {list(ids)} do not fill a mesh of shape {list(sizes)}")
+    return sizes, _distinct(ids)
+
+
+def _integers(values: Any, what: str) -> tuple[int, ...]:
+    try:
+        values = [*values]
+        return tuple(map(as_rank, values))
+    except TypeError:
+        raise UsageError(f"{what} must be integers such as [2, 4], got {values!r}") from None
+
+
+def _distinct(ranks: Sequence[int]) -> tuple[int, ...]:
+    if min(ranks) < 0:
+        raise UsageError(f"the ranks of a mesh are at least 0, got {min(ranks)}")
+    if len(set(ranks)) < len(ranks):
+        twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+        raise UsageError(f"a mesh has each rank once, got more of {twice}")
+    return tuple(ranks)
+
+
+def _names(names: Any, count: int) -> tuple[str, ...]:
+    if names is None:
+        return tuple(f"d{axis}" for axis in range(count))
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise UsageError(f"dim_names must be a list of strings, got {names!r}")
+    if len(names) != count or not all(isinstance(each, str) and each for each in names):
+        raise UsageError(
+            f"dim_names must be {count} strings, one for each axis of the mesh, got {names!r}"
+        )
+    if len(set(names)) < count:
+        raise UsageError(f"all dim_names must be different, got {names!r}")
+    return tuple(names)
+
+
+def _group_of(session: Session, ranks: tuple[int, ...]) -> Group:
+    """Return the group of world ranks, which this session has or makes."""
+    world = world_of(session)
+    if ranks[-1] >= world.nranks:
+        raise UsageError(
+            f"the mesh has rank {ranks[-1]}, but the world has ranks 0 to {world.nranks - 1}; "
+            "start as many ranks as the mesh has, or make a smaller mesh"
+        )
+    if len(ranks) == world.nranks:
+        return world
+    found = cast("Group | None", session.mesh_groups.get(ranks))
+    if found is None or found.is_closed:
+        found = session.mesh_groups[ranks] = cast(Group, group_of([*ranks]))
+    return found
