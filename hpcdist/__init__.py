@@ -136,7 +136,7 @@ from hpcdist.transport.waiting import wait_all as wait_all, wait_any as wait_any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from hpcdist import checkpoint as checkpoint, sharding as sharding
+    from hpcdist import array as array, checkpoint as checkpoint, sharding as sharding
     from hpcdist.checkpoint.paddle import (
         load_merged_state_dict as load_merged_state_dict,
         load_state_dict as load_state_dict,
@@ -161,6 +161,7 @@ if TYPE_CHECKING:
         Replicate as Replicate,
         Shard as Shard,
     )
+    from hpcdist.mesh.policy import array_policy as array_policy
     from hpcdist.mesh.process_mesh import (
         ProcessMesh as ProcessMesh,
         create_mesh as create_mesh,
@@ -179,6 +180,8 @@ _LAZY = {
     "ReduceType": "hpcdist.mesh.placements",
     "Replicate": "hpcdist.mesh.placements",
     "Shard": "hpcdist.mesh.placements",
+    "array": "hpcdist.array",
+    "array_policy": "hpcdist.mesh.policy",
     "checkpoint": "hpcdist.checkpoint",
     "create_mesh": "hpcdist.mesh.process_mesh",
     "dtensor_from_fn": "hpcdist.mesh.api",

@@ -3,3 +3,5 @@
 Read in this order: `placements` (what users write), `process_mesh` (ranks on a grid), `boxes` and
 `layout` (which part lies where), `planner` (how one layout becomes another).
 """
+
+from hpcdist.mesh import operators as operators  # puts operators and methods into `DistArray`

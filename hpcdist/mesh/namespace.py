@@ -11,23 +11,20 @@ from typing import Any
 import numpy as np
 
 from hpcdist.mesh import operators as operators
-from hpcdist.mesh.dist_array import DistArray
-from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.rules import creation, dtypes
-from hpcdist.mesh.rules.basis import as_dist
 from hpcdist.mesh.rules.table import NAMES
 
 API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
 __array_api_version__ = "2024.12"
 
-_UFUNCS = {  # the standard's name: NumPy's
-    **{name: name for name in (
-        "abs add bitwise_and bitwise_or bitwise_xor ceil conj copysign cos cosh divide equal exp "
-        "expm1 floor floor_divide greater greater_equal hypot isfinite isinf isnan less less_equal "
-        "log log10 log1p log2 logaddexp logical_and logical_not logical_or logical_xor maximum "
-        "minimum multiply negative nextafter not_equal positive reciprocal remainder sign signbit "
-        "sin sinh sqrt square subtract tan tanh trunc"
-    ).split()},
+_UFUNCS = """
+abs add bitwise_and bitwise_or bitwise_xor ceil conj copysign cos cosh divide equal exp
+expm1 floor floor_divide greater greater_equal hypot isfinite isinf isnan less less_equal
+log log10 log1p log2 logaddexp logical_and logical_not logical_or logical_xor maximum
+minimum multiply negative nextafter not_equal positive reciprocal remainder sign signbit
+sin sinh sqrt square subtract tan tanh trunc
+"""
+_OTHERWISE = {  # the standard's name: NumPy's
     "acos": "arccos",
     "acosh": "arccosh",
     "asin": "arcsin",
@@ -41,7 +38,7 @@ _UFUNCS = {  # the standard's name: NumPy's
     "pow": "power",
 }
 
-bool = np.bool_  # noqa: A001 - the standard's name
+bool = np.bool_
 int8, int16, int32, int64 = np.int8, np.int16, np.int32, np.int64
 uint8, uint16, uint32, uint64 = np.uint8, np.uint16, np.uint32, np.uint64
 float32, float64, complex64, complex128 = np.float32, np.float64, np.complex64, np.complex128
@@ -52,9 +49,9 @@ from_dlpack, full, linspace = creation.from_dlpack, creation.full, creation.lins
 ones, zeros = creation.ones, creation.zeros
 finfo, iinfo, isdtype = dtypes.finfo, dtypes.iinfo, dtypes.isdtype
 
-_OWN = [name for name in globals() if name[0] != "_" and name.islower()]
 globals().update({name: function for name, function in NAMES.items() if name not in globals()})
-globals().update({name: getattr(np, numpys) for name, numpys in _UFUNCS.items()})
+globals().update({name: getattr(np, name) for name in _UFUNCS.split()})
+globals().update({name: getattr(np, numpys) for name, numpys in _OTHERWISE.items()})
 
 
 class __array_namespace_info__:  # noqa: N801 - the standard's name
@@ -89,11 +86,17 @@ class __array_namespace_info__:  # noqa: N801 - the standard's name
         """Return the dtypes of a kind by their names."""
         return {
             name: np.dtype(globals()[name])
-            for name in _DTYPES
+            for name in _DTYPES.split()
             if kind is None or isdtype(np.dtype(globals()[name]), kind)
         }
 
 
 _DTYPES = (
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64 complex64 complex128"
-).split()
+)
+
+__all__ = sorted(
+    name
+    for name, value in globals().items()
+    if name[0] != "_" and name not in ("annotations", "operators", "creation", "dtypes", "np")
+)

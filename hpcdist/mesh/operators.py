@@ -46,7 +46,7 @@ class _Probe:
     def __init__(self) -> None:
         self.part = object()
 
-    def __add__(self, other: Any) -> tuple[int, int, int]:
+    def __add__(self, other: Any) -> Any:
         part = self.part
         return _references(self), _references(other), _references(part)
 
@@ -58,12 +58,12 @@ def _measured() -> tuple[int, int, int]:
     """
     left, right = _Probe(), _Probe()
     held = [_Probe()]
-    without = _Probe() + _Probe()  # type: ignore[operator]
-    named = left + right, held[0] + held[0]  # type: ignore[operator]
+    without: tuple[int, int, int] = _Probe() + _Probe()
+    named = left + right, held[0] + held[0]
     kept = left.part
-    part = (_Probe() + _Probe())[2]  # type: ignore[operator]
+    part = (_Probe() + _Probe())[2]
     if all(each[side] > without[side] for each in named for side in (0, 1)) and (
-        (left + right)[2] > part  # type: ignore[operator]
+        (left + right)[2] > part
     ):
         del kept
         return without
@@ -108,12 +108,20 @@ def _arithmetic(op: Callable[..., Any], ufunc: Any) -> tuple[Any, Any]:
                 return pointwise.pointwise(ufunc, a, b)
             y = b.local
             if x.nbytes >= LARGE:
-                if _references(a) == LEFT and _references(x) == PART and _fits(x, y):
-                    if _of_expression(_frame(1)):
-                        return _wrapped(ufunc(x, y, out=x), layout)
-                elif _references(b) == RIGHT and _references(y) == PART and _fits(y, x):
-                    if _of_expression(_frame(1)):
-                        return _wrapped(ufunc(x, y, out=y), layout)
+                if (
+                    _references(a) == LEFT
+                    and _references(x) == PART
+                    and _fits(x, y)
+                    and _of_expression(_frame(1))
+                ):
+                    return _wrapped(ufunc(x, y, out=x), layout)
+                if (
+                    _references(b) == RIGHT
+                    and _references(y) == PART
+                    and _fits(y, x)
+                    and _of_expression(_frame(1))
+                ):
+                    return _wrapped(ufunc(x, y, out=y), layout)
             part = op(x, y)
         elif (b.__class__ is float or b.__class__ is int) and not layout.is_partial:
             if (
@@ -203,7 +211,7 @@ def _is_known(value: Any) -> bool:
     )
 
 
-ARITHMETIC = {
+ARITHMETIC: dict[str, Any] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
@@ -211,7 +219,7 @@ ARITHMETIC = {
     "floordiv": np.floor_divide,
     "mod": np.remainder,
 }
-OTHERS = {
+OTHERS: dict[str, Any] = {
     "pow": np.power,
     "lshift": np.left_shift,
     "rshift": np.right_shift,
@@ -219,7 +227,7 @@ OTHERS = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
 }
-COMPARISONS = {
+COMPARISONS: dict[str, Any] = {
     "eq": np.equal,
     "ne": np.not_equal,
     "lt": np.less,
@@ -227,7 +235,12 @@ COMPARISONS = {
     "gt": np.greater,
     "ge": np.greater_equal,
 }
-UNARY = {"neg": np.negative, "pos": np.positive, "invert": np.invert, "abs": np.absolute}
+UNARY: dict[str, Any] = {
+    "neg": np.negative,
+    "pos": np.positive,
+    "invert": np.invert,
+    "abs": np.absolute,
+}
 
 
 def _matmul(a: Any, b: Any) -> Any:
@@ -316,7 +329,9 @@ def _namespace(a: DistArray, /, *, api_version: str | None = None) -> Any:
     from hpcdist.mesh import namespace
 
     if api_version not in (None, *namespace.API_VERSIONS):
-        raise ValueError(f"api_version must be one of {namespace.API_VERSIONS}, got {api_version!r}")
+        raise ValueError(
+            f"api_version must be one of {namespace.API_VERSIONS}, got {api_version!r}"
+        )
     return namespace
 
 

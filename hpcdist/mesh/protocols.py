@@ -21,7 +21,7 @@ from hpcdist.mesh.rules import (
     shapes,
     taking,
 )
-from hpcdist.mesh.rules.basis import as_dist, delivered, is_dist, make, mesh_of
+from hpcdist.mesh.rules.basis import as_dist, delivered, mesh_of
 from hpcdist.mesh.rules.table import FUNCTIONS, UFUNCS
 
 FAMILIES = (

@@ -1,4 +1,4 @@
-"""What the rules are written with: layouts derived from layouts, and results combined over ranks."""
+"""What the rules are written with: layouts made of layouts, and results combined over ranks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def uncut(layout: Layout, dims: Iterable[int] | None = None) -> Layout:
         axes = [() if dim in free else cutting for dim, cutting in enumerate(layout.axes)]
         cuts = [None if dim in free else cut for dim, cut in enumerate(layout.cuts)]
         found = layout.remember(key, make_layout(layout.mesh, layout.shape, axes, cuts))
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def arranged(layout: Layout, dims: Sequence[int | None]) -> Layout:
@@ -137,6 +137,11 @@ def delivered(result: DistArray, out: Any) -> DistArray:
         raise UsageError(f"a result of {result.dtype} cannot be written to an out of {out.dtype}")
     out.local[...] = resharded(result, out.layout).local
     return out  # type: ignore[no-any-return]
+
+
+def along(dim: int, *items: Any) -> tuple[Any, ...]:
+    """Return the index that is `items` from dimension `dim` on, and everything before."""
+    return (slice(None),) * dim + items
 
 
 def dimensions(axis: Any, ndim: int) -> tuple[int, ...]:

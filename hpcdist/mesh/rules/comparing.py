@@ -18,7 +18,7 @@ def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
         return False
 
     def same(x: Any, y: Any) -> Any:
-        return (x == y) | ((x != x) & (y != y)) if equal_nan else x == y  # noqa: PLR0124 - NaN
+        return (x == y) | ((x != x) & (y != y)) if equal_nan else x == y
 
     return bool(all_of(pointwise(same, a1, a2)))
 

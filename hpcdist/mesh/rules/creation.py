@@ -178,19 +178,24 @@ def arange(
     _check_device(device)
     if stop is None:
         start, stop = 0, start
-    first = np.arange(start, stop, step, dtype)[:0] if step == 0 else np.arange(start, start, step, dtype)
+    kind = np.dtype(dtype) if dtype is not None else _of_numbers(start, stop, step)
     length = max(math.ceil((stop - start) / step), 0)
     layout = _layout((length,), mesh, placements)
 
     def part(box: Box) -> Any:
         # NumPy takes the first two numbers, and goes on by their difference.
-        one, two = (np.asarray(each).astype(first.dtype) for each in (start, start + step))
+        one, two = (np.asarray(each).astype(kind) for each in (start, start + step))
         ((lo, hi),) = box
-        if first.dtype.kind in "iu":
-            return (one + np.arange(lo, hi) * (two - one)).astype(first.dtype)
-        return one + np.arange(lo, hi, dtype=first.dtype) * (two - one)
+        if kind.kind in "iu":
+            return (one + np.arange(lo, hi) * (two - one)).astype(kind)
+        return one + np.arange(lo, hi, dtype=kind) * (two - one)
 
     return _made(layout, part)
+
+
+def _of_numbers(*numbers: Any) -> Any:
+    """Return the dtype of a range of Python's numbers."""
+    return np.result_type(*[each if hasattr(each, "dtype") else type(each) for each in numbers])
 
 
 def linspace(
@@ -296,7 +301,7 @@ def asarray(
             if copy is False:
                 raise ValueError(f"an array of {dtype} needs a copy of the one of {obj.dtype}")
             return make(obj.local.astype(dtype), obj.layout)
-        return make(obj.local.copy(), obj.layout) if copy else obj  # type: ignore[no-any-return]
+        return make(obj.local.copy(), obj.layout) if copy else obj
     if isinstance(obj, (list, tuple)):
         obj = _numbers(obj)
     whole = np.asarray(obj, dtype)
@@ -349,8 +354,14 @@ def _filled(grid: list[DistArray], index: int, place: int) -> DistArray:
     layout = make_layout(
         grid[0].layout.mesh,
         shape,
-        [next((each.layout.axes[dim] for each in grid if each.layout.axes[dim]), ()) for dim in range(len(shape))],
-        [next((each.layout.cuts[dim] for each in grid if each.layout.axes[dim]), None) for dim in range(len(shape))],
+        [
+            next((each.layout.axes[dim] for each in grid if each.layout.axes[dim]), ())
+            for dim in range(len(shape))
+        ],
+        [
+            next((each.layout.cuts[dim] for each in grid if each.layout.axes[dim]), None)
+            for dim in range(len(shape))
+        ],
     )
     whole = broadcast_to(grid[index], shape)
     part = resharded(make(np.ascontiguousarray(whole.local), whole.layout), layout).local

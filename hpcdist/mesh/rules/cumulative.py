@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hpcdist.mesh.rules.basis import (
+    along,
     delivered,
     dimension,
     make,
@@ -30,16 +31,16 @@ def running(x: Any, axis: int | None, ufunc: Any, dtype: Any, out: Any = None) -
     dim = dimension(axis or 0, x.ndim)
     part = np.asarray(ufunc.accumulate(x.local, axis=dim, dtype=dtype))
     if x.layout.axes[dim]:
-        total = ufunc.reduce(part[_last(part, dim)], axis=dim, keepdims=True, dtype=part.dtype)
+        total = ufunc.reduce(
+            part[along(dim, slice(-1, None) if part.shape[dim] else slice(None))],
+            axis=dim,
+            keepdims=True,
+            dtype=part.dtype,
+        )
         totals = of_all_parts(total, x.layout, dim)
         before = ufunc.reduce(totals[: part_number(x.layout, dim)], axis=0, dtype=part.dtype)
         ufunc(before, part, out=part)
     return delivered(make(part, x.layout), out)
-
-
-def _last(part: Any, dim: int) -> tuple[slice, ...]:
-    """Return where the last place along a dimension is; nowhere in an empty part."""
-    return (*[slice(None)] * dim, slice(-1, None) if part.shape[dim] else slice(None))
 
 
 def _dtype(x: Any, dtype: Any) -> Any:
@@ -63,7 +64,13 @@ def cumprod(a: Any, axis: int | None = None, dtype: Any = None, out: Any = None)
 
 @rule("cumulative_sum")
 def cumulative_sum(
-    x: Any, /, *, axis: int | None = None, dtype: Any = None, out: Any = None, include_initial: bool = False
+    x: Any,
+    /,
+    *,
+    axis: int | None = None,
+    dtype: Any = None,
+    out: Any = None,
+    include_initial: bool = False,
 ) -> Any:
     """Return the sums of the elements up to each one, if so asked after a first 0."""
     return _cumulative(x, axis, np.add, _dtype(x, dtype), out, include_initial)
@@ -71,7 +78,13 @@ def cumulative_sum(
 
 @rule("cumulative_prod")
 def cumulative_prod(
-    x: Any, /, *, axis: int | None = None, dtype: Any = None, out: Any = None, include_initial: bool = False
+    x: Any,
+    /,
+    *,
+    axis: int | None = None,
+    dtype: Any = None,
+    out: Any = None,
+    include_initial: bool = False,
 ) -> Any:
     """Return the products of the elements up to each one, if so asked after a first 1."""
     return _cumulative(x, axis, np.multiply, _dtype(x, dtype), out, include_initial)
@@ -91,9 +104,7 @@ def _cumulative(
 
 
 @rule("diff")
-def diff(
-    a: Any, /, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None
-) -> Any:
+def diff(a: Any, /, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
     """Return the differences of neighbours along a dimension; only the seams travel."""
     dim = dimension(axis, a.ndim)
     if n < 0:
@@ -103,10 +114,9 @@ def diff(
     edges = [_edge(a, each, dim) for each in (prepend, append)]
     if any(each is not None for each in edges):
         a = concat([each for each in (edges[0], a, edges[1]) if each is not None], dim)
-    before: tuple[slice, ...] = (slice(None),) * dim
     function: Callable[..., Any] = np.not_equal if a.dtype.kind == "b" else np.subtract
     for _ in range(n):
-        later, sooner = a[(*before, slice(1, None))], a[(*before, slice(None, -1))]
+        later, sooner = a[along(dim, slice(1, None))], a[along(dim, slice(-1))]
         a = pointwise(function, later, sooner)
     return a
 

@@ -55,7 +55,7 @@ def isdtype(dtype: Any, kind: Any) -> bool:
         if kind not in _KINDS:
             raise ValueError(f"kind must be one of {', '.join(_KINDS)}, got {kind!r}")
         return np.dtype(dtype).kind in _KINDS[kind]
-    return np.dtype(dtype) == np.dtype(kind)
+    return bool(np.dtype(dtype) == np.dtype(kind))
 
 
 @rule("shape")

@@ -18,8 +18,16 @@ from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.policy import without_rule
 from hpcdist.mesh.rules import masks, taking
-from hpcdist.mesh.rules.basis import arranged, cutting, is_dist, make, own_box, own_slices, resharded, settled
-from hpcdist.mesh.rules.pointwise import part_of
+from hpcdist.mesh.rules.basis import (
+    arranged,
+    cutting,
+    is_dist,
+    make,
+    own_box,
+    own_slices,
+    resharded,
+    settled,
+)
 from hpcdist.mesh.rules.shapes import broadcast_to, flip, reshape, without_cuts
 
 _NUMBERS = (bool, int, float, complex, np.generic)
@@ -41,7 +49,9 @@ class Selection(NamedTuple):
 
     def here(self, box: Box) -> tuple[slice, ...]:
         """Return where what is selected lies in the part that has a box."""
-        return tuple([_within(places, lo, hi) for places, (lo, hi) in zip(self.steps, box, strict=True)])
+        return tuple(
+            [_within(places, lo, hi) for places, (lo, hi) in zip(self.steps, box, strict=True)]
+        )
 
 
 def _within(places: range, lo: int, hi: int) -> slice:
@@ -94,7 +104,11 @@ def _plan(x: DistArray, items: tuple[Any, ...], told: Any) -> Any:
         )
     selection = selected(layout, items)
     here = selection.here(own_box(layout))
-    if selection.reversed or cutting(selection.layout, selection.dropped) or layout.mesh.coordinate is None:
+    if (
+        selection.reversed
+        or cutting(selection.layout, selection.dropped)
+        or layout.mesh.coordinate is None
+    ):
         return layout.remember(told, (here, selection.layout, selection))
     local: list[Any] = [
         each.start if dim in selection.dropped else each for dim, each in enumerate(here)
@@ -110,7 +124,8 @@ def _with_dropped(selection: Selection) -> list[int | None]:
     dims, rest = [*selection.final], [*selection.dropped]
     for dropped in rest:
         place = next(
-            (place for place, dim in enumerate(dims) if dim is not None and dim > dropped), len(dims)
+            (place for place, dim in enumerate(dims) if dim is not None and dim > dropped),
+            len(dims),
         )
         dims.insert(place, dropped)
     return dims
@@ -121,7 +136,9 @@ def selected(layout: Layout, items: tuple[Any, ...]) -> Selection:
     ndim = len(layout.shape)
     used = sum(item is not None and item is not Ellipsis for item in items)
     if used > ndim:
-        raise IndexError(f"too many indices: the array has {ndim} dimensions, but {used} were indexed")
+        raise IndexError(
+            f"too many indices: the array has {ndim} dimensions, but {used} were indexed"
+        )
     if sum(item is Ellipsis for item in items) > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
     if not any(item is Ellipsis for item in items):
@@ -146,7 +163,10 @@ def selected(layout: Layout, items: tuple[Any, ...]) -> Selection:
         else:
             dropped.append(len(steps))
             steps.append(_place(operator.index(item), len(steps), layout.shape))
-    cuts = [tuple([_before(places, cut) for cut in each]) for places, each in zip(steps, layout.cuts, strict=True)]
+    cuts = [
+        tuple([_before(places, cut) for cut in each])
+        for places, each in zip(steps, layout.cuts, strict=True)
+    ]
     chosen = make_layout(layout.mesh, [*map(len, steps)], layout.axes, cuts)
     return Selection(chosen, tuple(steps), tuple(backwards), tuple(dropped), tuple(final))
 
@@ -159,7 +179,7 @@ def _place(index: int, dim: int, shape: tuple[int, ...]) -> range:
 
 
 def _reversed(part: DistArray, selection: Selection) -> DistArray:
-    return flip(part, selection.reversed) if selection.reversed else part  # type: ignore[no-any-return]
+    return flip(part, selection.reversed) if selection.reversed else part
 
 
 def _finished(part: DistArray, selection: Selection) -> DistArray:
@@ -235,13 +255,15 @@ def setitem(x: DistArray, key: Any, value: Any) -> None:
             "to slices, or where a mask is true"
         )
     selection = selected(x.layout, items)
-    part = x.local[selection.here(own_box(x.layout))]
+    here: Any = (*selection.here(own_box(x.layout)), ...)
+    part = x.local[here]
     if isinstance(value, _NUMBERS) or (not is_dist(value) and np.ndim(value) == 0):
         part[...] = value
         return
     shape = [1 if dim is None else selection.layout.shape[dim] for dim in selection.final]
     wanted = [
-        1 if dim in selection.dropped else length for dim, length in enumerate(selection.layout.shape)
+        1 if dim in selection.dropped else length
+        for dim, length in enumerate(selection.layout.shape)
     ]
     if is_dist(value):
         whole = reshape(broadcast_to(_trimmed(value, len(shape)), tuple(shape)), tuple(wanted))

@@ -14,7 +14,15 @@ import numpy as np
 from hpcdist.errors import UsageError
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
-from hpcdist.mesh.rules.basis import as_dist, is_dist, make, of_all_parts, own_box, own_slices, resharded, settled
+from hpcdist.mesh.rules.basis import (
+    as_dist,
+    is_dist,
+    make,
+    of_all_parts,
+    own_box,
+    resharded,
+    settled,
+)
 from hpcdist.mesh.rules.pointwise import part_of
 from hpcdist.mesh.rules.table import rule
 
@@ -33,7 +41,7 @@ def chosen(x: DistArray, mask: Any) -> DistArray:
 
 
 def _together(x: DistArray, mask: Any) -> tuple[DistArray, DistArray, int]:
-    """Return an array and a mask, moved to where the order is NumPy's; and the mask's dimensions."""
+    """Return an array and a mask, moved to where the order is NumPy's; and how deep the mask is."""
     mask = as_dist(mask, x.layout.mesh)
     depth = mask.ndim
     if mask.shape != x.shape[:depth]:
@@ -153,4 +161,6 @@ def compress(condition: Any, a: Any, axis: int | None = None, out: Any = None) -
     from hpcdist.mesh.rules.shapes import moveaxis, ravel
 
     first = ravel(a) if axis is None else moveaxis(a, axis, 0)
-    return delivered(moveaxis(chosen(settled(first), condition), 0, axis or 0), out)
+    first = settled(first)[: np.shape(condition)[0]]  # type: ignore[index]
+    found = chosen(first, condition)
+    return delivered(moveaxis(found, 0, axis or 0), out)

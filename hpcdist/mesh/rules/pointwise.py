@@ -69,9 +69,7 @@ def _part(value: Any, want: Layout | None) -> Any:
     return np.asarray(value)[own_slices(want)]
 
 
-def _plan(
-    found: list[Whereabouts], target: Layout | None
-) -> tuple[Layout, list[Layout | None]]:
+def _plan(found: list[Whereabouts], target: Layout | None) -> tuple[Layout, list[Layout | None]]:
     """Return the layout of the result, and in which layout each input is wanted."""
     shapes = [each.shape if isinstance(each, Layout) else each or () for each in found]
     shape = np.broadcast_shapes(*shapes)
@@ -136,7 +134,10 @@ def into(function: Callable[..., Any], inputs: tuple[Any, ...], out: Any, option
             )
         result = pointwise(function, *inputs, **options)
         return tuple(
-            [one if to is None else delivered(one, to) for one, to in zip(result, outs, strict=True)]
+            [
+                one if to is None else delivered(one, to)
+                for one, to in zip(result, outs, strict=True)
+            ]
         )
     target = outs[0].layout
     if any(each.layout is not target for each in outs) or target.is_partial:
@@ -157,7 +158,9 @@ def apply(function: Callable[..., Any], inputs: tuple[Any, ...], options: dict[s
     where = options.pop("where", True)
     if where is True:
         return pointwise(function, *inputs, **options)
-    return pointwise(lambda *parts: function(*parts[:-1], where=parts[-1], **options), *inputs, where)
+    return pointwise(
+        lambda *parts: function(*parts[:-1], where=parts[-1], **options), *inputs, where
+    )
 
 
 # ---- the table: these are no ufuncs, but of one element each all the same
@@ -226,9 +229,7 @@ def imag(x: Any, /) -> Any:
 @rule("isclose")
 def isclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Any:
     """Return where two arrays are equal within a tolerance."""
-    return pointwise(
-        lambda x, y: np.isclose(x, y, rtol=rtol, atol=atol, equal_nan=equal_nan), a, b
-    )
+    return pointwise(lambda x, y: np.isclose(x, y, rtol=rtol, atol=atol, equal_nan=equal_nan), a, b)
 
 
 def _row(name: str) -> None:

@@ -64,9 +64,7 @@ def product(
     return make(part, plan.layout)
 
 
-def plan_product(
-    layouts: Sequence[Layout], letters: Sequence[Letters], result: Letters
-) -> Plan:
+def plan_product(layouts: Sequence[Layout], letters: Sequence[Letters], result: Letters) -> Plan:
     """Return how to compute a product, see [Note: letters]."""
     mesh = layouts[0].mesh
     lengths = {
@@ -89,7 +87,9 @@ def plan_product(
                 key=lambda letter: _travels(axis, letter, layouts, letters, result, lengths),
             )
     axes = {
-        letter: tuple(axis for axis in _order(layouts, letters, letter) if given.get(axis) == letter)
+        letter: tuple(
+            axis for axis in _order(layouts, letters, letter) if given.get(axis) == letter
+        )
         for letter in lengths
     }
     cuts = {letter: _cuts(layouts, letters, letter, axes[letter]) for letter in lengths}
@@ -160,13 +160,14 @@ def _cuts(
 @rule("matmul")
 def matmul(x1: Any, x2: Any, /, out: Any = None, **options: Any) -> Any:
     """Return the product of matrices, over leading dimensions that broadcast."""
-    a, b = np.shape(x1) if not hasattr(x1, "shape") else x1.shape, np.shape(x2) if not hasattr(x2, "shape") else x2.shape
+    a, b = (
+        np.shape(x1) if not hasattr(x1, "shape") else x1.shape,
+        np.shape(x2) if not hasattr(x2, "shape") else x2.shape,
+    )
     if not a or not b:
         raise ValueError("matmul: an operand has no dimensions")
     if a[-1] != b[-2 if len(b) > 1 else 0]:
-        raise ValueError(
-            f"matmul: dimensions do not fit: {a} and {b} (n?,k),(k,m?)->(n?,m?)"
-        )
+        raise ValueError(f"matmul: dimensions do not fit: {a} and {b} (n?,k),(k,m?)->(n?,m?)")
     batch = np.broadcast_shapes(a[:-2], b[:-2])
     m, k, n = -1, -2, -3
     left = (*_batch(a[:-2], batch), *((m, k) if len(a) > 1 else (k,)))
@@ -314,10 +315,13 @@ def _parsed(subscripts: str, ndims: list[int]) -> tuple[list[str], str]:
     told, arrow, output = subscripts.replace(" ", "").partition("->")
     inputs = told.split(",")
     if len(inputs) != len(ndims):
-        raise ValueError(f"einsum: {subscripts!r} tells of {len(inputs)} operands, got {len(ndims)}")
+        raise ValueError(
+            f"einsum: {subscripts!r} tells of {len(inputs)} operands, got {len(ndims)}"
+        )
     spare = [letter for letter in _ALPHABET if letter not in subscripts]
     hidden = max(
-        [ndim - len(own) + 3 for own, ndim in zip(inputs, ndims, strict=True) if "..." in own] or [0]
+        [ndim - len(own) + 3 for own, ndim in zip(inputs, ndims, strict=True) if "..." in own]
+        or [0]
     )
     filled = []
     for own, ndim in zip(inputs, ndims, strict=True):

@@ -26,7 +26,6 @@ from hpcdist.mesh.rules.basis import (
     own_box,
     result_array,
     settled,
-    uncut,
 )
 from hpcdist.mesh.rules.pointwise import pointwise
 from hpcdist.mesh.rules.table import rule
@@ -44,7 +43,7 @@ class Plan(NamedTuple):
     """What is reduced."""
     axes: tuple[int, ...]
     """The axes of the mesh over which the ranks' results are combined."""
-    count: int
+    merged: int
     """How many elements become one."""
 
 
@@ -62,7 +61,7 @@ def plan_reduction(layout: Layout, axis: Any, keepdims: bool) -> Plan:
         count = math.prod(layout.shape[dim] for dim in dims)
         plan = Plan(arranged(layout, kept), dims, cutting(layout, dims), count)
         found = layout.remember(key, plan)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def reduced(
@@ -107,7 +106,7 @@ def _started(result: DistArray, initial: Any, ufunc: Any) -> DistArray:
 
 
 @rule("sum", method=True)
-def sum(  # noqa: A001 - NumPy's name
+def sum(
     x: Any,
     /,
     axis: Any = None,
@@ -118,7 +117,9 @@ def sum(  # noqa: A001 - NumPy's name
     where: Any = True,
 ) -> Any:
     """Return the sum."""
-    result = reduced(x, axis, keepdims, np.add.reduce, ReduceOp.SUM, None, where, dtype=_wide(x, dtype))
+    result = reduced(
+        x, axis, keepdims, np.add.reduce, ReduceOp.SUM, None, where, dtype=_wide(x, dtype)
+    )
     return delivered(_started(result, initial, np.add), out)
 
 
@@ -148,7 +149,7 @@ def _wide(x: Any, dtype: Any) -> Any:
 
 
 @rule("any", method=True)
-def any(  # noqa: A001 - NumPy's name
+def any(
     x: Any, /, axis: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True
 ) -> Any:
     """Return whether any element is true."""
@@ -156,7 +157,7 @@ def any(  # noqa: A001 - NumPy's name
 
 
 @rule("all", method=True)
-def all(  # noqa: A001 - NumPy's name
+def all(
     x: Any, /, axis: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True
 ) -> Any:
     """Return whether all elements are true."""
@@ -170,7 +171,7 @@ def count_nonzero(x: Any, /, axis: Any = None, *, keepdims: Any = False) -> Any:
 
 
 @rule("max", "amax", method=True)
-def max(  # noqa: A001 - NumPy's name
+def max(
     x: Any,
     /,
     axis: Any = None,
@@ -184,7 +185,7 @@ def max(  # noqa: A001 - NumPy's name
 
 
 @rule("min", "amin", method=True)
-def min(  # noqa: A001 - NumPy's name
+def min(
     x: Any,
     /,
     axis: Any = None,
@@ -198,12 +199,19 @@ def min(  # noqa: A001 - NumPy's name
 
 
 def _extreme(
-    x: DistArray, axis: Any, out: Any, keepdims: Any, initial: Any, where: Any, ufunc: Any, op: ReduceOp
+    x: DistArray,
+    axis: Any,
+    out: Any,
+    keepdims: Any,
+    initial: Any,
+    where: Any,
+    ufunc: Any,
+    op: ReduceOp,
 ) -> Any:
     x = settled(x)
     given = initial is not NOT_GIVEN and initial is not None
     plan = plan_reduction(x.layout, axis, bool(keepdims))
-    if plan.count == 0 and not given and x.size == 0:
+    if plan.merged == 0 and not given and x.size == 0:
         ufunc.reduce(np.empty(x.shape, x.dtype), plan.dims)  # raises NumPy's error, if it is one
     if given:
         options = {"initial": initial}
@@ -255,7 +263,7 @@ def mean(
         return delivered(make(result_array(part), plan.layout), out)
     wide, narrow = _mean_dtypes(x.dtype, dtype)
     total = reduced(x, axis, keepdims, np.add.reduce, ReduceOp.SUM, None, where, dtype=wide)
-    count = plan.count if where is True else _counted(x, axis, keepdims, where).local
+    count = plan.merged if where is True else _counted(x, axis, keepdims, where).local
     part = np.true_divide(total.local, count).astype(narrow, copy=False)
     return delivered(make(result_array(part), plan.layout), out)
 
@@ -298,7 +306,7 @@ def var(
     mask = True if where is True else _mask(x, where)
     squares = _squares(x.local, middle.local, plan.dims, bool(keepdims), wide, mask)
     total = combined(squares, x.layout.mesh, plan.axes, ReduceOp.SUM)
-    count: Any = plan.count if where is True else _counted(x, axis, keepdims, where).local
+    count: Any = plan.merged if where is True else _counted(x, axis, keepdims, where).local
     part = np.true_divide(total, np.maximum(count - ddof, 0)).astype(narrow, copy=False)
     return delivered(make(result_array(part), plan.layout), out)
 
@@ -318,9 +326,12 @@ def _squares(part: Any, mean: Any, dims: Any, keepdims: bool, dtype: Any, where:
             apart = np.subtract(block, middle, out=room[: block.size])
             total += np.dot(apart, apart)
         return total.reshape((1,) * part.ndim) if keepdims else total
-    apart = np.subtract(part, mean, dtype=dtype)
-    squares = np.multiply(apart, apart.conj()).real if apart.dtype.kind == "c" else np.square(apart, out=apart)
-    return result_array(np.add.reduce(squares, dims, keepdims=keepdims, where=where))
+    apart = result_array(np.subtract(part, mean, dtype=dtype))
+    if apart.dtype.kind == "c":
+        squares = (apart * apart.conj()).real
+    else:
+        squares = np.multiply(apart, apart, out=apart)
+    return result_array(np.sum(squares, dims, keepdims=keepdims, where=where))
 
 
 _BLOCK = 1 << 15
@@ -358,13 +369,13 @@ def std(
 
 @rule("argmax", method=True)
 def argmax(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
-    """Return the index of the largest element, of equal ones the first; of NaN, if there is one."""
+    """Return the index of the largest element, of equal ones the first; of a NaN, if any."""
     return delivered(_located(x, axis, keepdims, np.argmax, ReduceOp.MAX), out)
 
 
 @rule("argmin", method=True)
 def argmin(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
-    """Return the index of the smallest element, of equal ones the first; of NaN, if there is one."""
+    """Return the index of the smallest element, of equal ones the first; of a NaN, if any."""
     return delivered(_located(x, axis, keepdims, np.argmin, ReduceOp.MIN), out)
 
 
@@ -373,7 +384,7 @@ def _located(
 ) -> DistArray:
     x = settled(x)
     plan = plan_reduction(x.layout, axis, True)
-    if plan.count == 0:
+    if plan.merged == 0:
         function(np.empty(x.shape, x.dtype), axis)  # raises NumPy's error, if it is one
     local = x.local
     if 0 in [local.shape[dim] for dim in plan.dims]:
@@ -383,7 +394,11 @@ def _located(
     else:
         found = result_array(function(local, axis, keepdims=True))
         index = _global_index(found, x, plan, axis)
-        value = local[np.unravel_index(found, local.shape)] if axis is None else np.take_along_axis(local, found, plan.dims[0])
+        value = (
+            local[np.unravel_index(found, local.shape)]
+            if axis is None
+            else np.take_along_axis(local, found, plan.dims[0])
+        )
     if plan.axes:
         best = combined(value.copy(), x.layout.mesh, plan.axes, op)
         same = value == best
@@ -392,7 +407,12 @@ def _located(
         index = np.where(same, index, _NOWHERE)
         index = combined(index, x.layout.mesh, plan.axes, ReduceOp.MIN)
     final = plan_reduction(x.layout, axis, bool(keepdims)).layout
-    return make(index if keepdims else index.reshape([n for d, n in enumerate(index.shape) if d not in plan.dims]), final)
+    return make(
+        index
+        if keepdims
+        else index.reshape([n for d, n in enumerate(index.shape) if d not in plan.dims]),
+        final,
+    )
 
 
 _NOWHERE = np.iinfo(np.int64).max

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.rules.basis import (
-    AxisError,
+    along,
     arranged,
     as_dist,
     cutting,
@@ -28,13 +29,11 @@ from hpcdist.mesh.rules.basis import (
     is_dist,
     make,
     mesh_of,
-    own_box,
     replaced,
     resharded,
     settled,
     uncut,
 )
-from hpcdist.mesh.rules.pointwise import part_of
 from hpcdist.mesh.rules.table import rule
 
 # ---- the order of the dimensions
@@ -73,7 +72,9 @@ def moveaxis(a: Any, source: Any, destination: Any, /) -> Any:
     """Return the array with dimensions moved to other positions."""
     sources, targets = _each(source, a.ndim), _each(destination, a.ndim)
     if len(sources) != len(targets):
-        raise ValueError("`source` and `destination` arguments must have the same number of elements")
+        raise ValueError(
+            "`source` and `destination` arguments must have the same number of elements"
+        )
     order = [dim for dim in range(a.ndim) if dim not in sources]
     for target, dim in sorted(zip(targets, sources, strict=True)):
         order.insert(target, dim)
@@ -194,9 +195,8 @@ def roll(x: Any, /, shift: Any, axis: Any = None) -> Any:
         length = x.shape[dim]
         at = -steps % length if length else 0
         if at:
-            before: tuple[slice, ...] = (slice(None),) * dim
             home = x.layout
-            x = concat([x[(*before, slice(at, None))], x[(*before, slice(None, at))]], axis=dim)
+            x = concat([x[along(dim, slice(at, None))], x[along(dim, slice(at))]], axis=dim)
             x = resharded(x, uncut(home, ()))
     return x
 
@@ -206,7 +206,13 @@ def roll(x: Any, /, shift: Any, axis: Any = None) -> Any:
 
 @rule("reshape")
 def reshape(
-    x: Any, /, shape: Any = None, order: Any = "C", *, newshape: Any = None, copy: bool | None = None
+    x: Any,
+    /,
+    shape: Any = None,
+    order: Any = "C",
+    *,
+    newshape: Any = None,
+    copy: bool | None = None,
 ) -> Any:
     """Return the elements, in C order, in another shape.
 
@@ -265,7 +271,9 @@ def _plan_reshape(
 def _cut_along(layout: Layout, shape: tuple[int, ...], dim: int, axes: tuple[int, ...]) -> Layout:
     if shape == layout.shape and layout.axes[dim] and {*layout.axes[dim]} == {*axes}:
         return layout
-    return make_layout(layout.mesh, shape, [axes if each == dim else () for each in range(len(shape))])
+    return make_layout(
+        layout.mesh, shape, [axes if each == dim else () for each in range(len(shape))]
+    )
 
 
 def _flattened(layout: Layout, dim: int) -> Layout:
@@ -300,9 +308,7 @@ def _kept_cuts(layout: Layout, shape: tuple[int, ...]) -> Layout | None:
     return make_layout(layout.mesh, shape, axes, cuts)
 
 
-def _groups(
-    old: tuple[int, ...], new: tuple[int, ...]
-) -> list[tuple[list[int], list[int]]]:
+def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
     """Return which dimensions together become which, in groups as small as can be."""
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
@@ -343,10 +349,13 @@ def broadcast_to(x: Any, /, shape: Any, subok: bool = False) -> Any:
         x.layout.mesh,
         shape,
         [()] * first + [*x.layout.axes],
-        [None] * first + [cut if same else None for cut, same in zip(x.layout.cuts, stay, strict=True)],
+        [None] * first
+        + [cut if same else None for cut, same in zip(x.layout.cuts, stay, strict=True)],
     )
     here = layout.mesh.coordinate
-    return make(x.local if here is None else np.broadcast_to(x.local, layout.local_shape(here)), layout)
+    return make(
+        x.local if here is None else np.broadcast_to(x.local, layout.local_shape(here)), layout
+    )
 
 
 @rule("broadcast_arrays")
@@ -363,7 +372,13 @@ def broadcast_arrays(*arrays: Any, subok: bool = False) -> Any:
 
 @rule("concat", "concatenate")
 def concat(
-    arrays: Any, /, axis: int | None = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
+    arrays: Any,
+    /,
+    axis: int | None = 0,
+    out: Any = None,
+    *,
+    dtype: Any = None,
+    casting: str = "same_kind",
 ) -> Any:
     """Return arrays joined along a dimension.
 
@@ -397,7 +412,9 @@ def _clipped(cuts: tuple[int, ...], start: int, length: int) -> list[int]:
 def _check_joined(given: list[DistArray], axis: int) -> int:
     shapes = [each.shape for each in given]
     if any(len(shape) != len(shapes[0]) for shape in shapes) or not shapes[0]:
-        raise ValueError(f"arrays to join must have the same number (>0) of dimensions, got {shapes}")
+        raise ValueError(
+            f"arrays to join must have the same number (>0) of dimensions, got {shapes}"
+        )
     dim = dimension(axis, len(shapes[0]))
     others = {(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}
     if len(others) > 1:
@@ -448,8 +465,7 @@ def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> Any:
     else:
         each, more = divmod(length, operator.index(indices_or_sections))
         bounds = np.cumsum([0, *[each + 1] * more, *[each] * (indices_or_sections - more)]).tolist()
-    before: tuple[slice, ...] = (slice(None),) * dim
-    return [ary[(*before, slice(lo, hi))] for lo, hi in zip(bounds, bounds[1:], strict=False)]
+    return [ary[along(dim, slice(lo, hi))] for lo, hi in pairwise(bounds)]
 
 
 @rule("split")
@@ -481,7 +497,7 @@ def tile(x: Any, repetitions: Any, /) -> Any:
     x = expand_dims(x, [*range(len(times) - x.ndim)]) if len(times) > x.ndim else settled(x)
     for dim, count in enumerate((1,) * (x.ndim - len(times)) + times):
         if count == 0:
-            x = x[(*[slice(None)] * dim, slice(0, 0))]
+            x = x[along(dim, slice(0, 0))]
         elif count > 1:
             x = concat([x] * count, dim)
     return x

@@ -13,7 +13,16 @@ import numpy as np
 
 from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.policy import without_rule
-from hpcdist.mesh.rules.basis import as_dist, combined, cutting, delivered, dimension, make, own_box, settled
+from hpcdist.mesh.rules.basis import (
+    as_dist,
+    combined,
+    cutting,
+    delivered,
+    dimension,
+    make,
+    own_box,
+    settled,
+)
 from hpcdist.mesh.rules.shapes import ravel
 from hpcdist.mesh.rules.table import rule
 from hpcdist.transport.reduction import ReduceOp

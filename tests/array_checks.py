@@ -1,0 +1,390 @@
+"""Functions of arrays across ranks, each against NumPy: a table, for any ranks of any transport.
+
+A row is a function of NumPy arrays; it is given the arrays whole, and spread in many ways, and
+must come to the same. Whatever of a result is cut is made whole before it is compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+import hpcdist as dist
+from hpcdist.mesh.dist_array import DistArray
+
+R, S0, S1 = dist.Replicate(), dist.Shard(0), dist.Shard(1)
+
+
+class Row(NamedTuple):
+    """A function of arrays, and the shapes that it is tried with."""
+
+    name: str
+    function: object
+    shapes: tuple = ((5, 4),)
+    dtype: str = "f8"
+    exact: bool = True
+
+
+def meshes():
+    """Return meshes of all ranks: a line, and if there are enough a grid of permuted ranks."""
+    ranks = [*range(dist.get_world_size())]
+    yield dist.ProcessMesh(ranks)
+    if len(ranks) >= 4 and len(ranks) % 2 == 0:
+        grid = np.array(ranks[::-1]).reshape(2, -1)
+        yield dist.ProcessMesh(grid, ["x", "y"])
+
+
+def placements_of(mesh, ndim):
+    """Return ways to spread an array: whole, cut along the first and the last dimension, both."""
+    kinds = [R, *(dist.Shard(dim) for dim in sorted({0, ndim - 1} if ndim else ()))]
+    return [*itertools.product(kinds, repeat=mesh.ndim)]
+
+
+def numbers(shape, dtype, seed=0):
+    """Return an array whose sums and products are exact."""
+    values = np.random.default_rng(seed).integers(-4, 5, shape)
+    if dtype == "?":
+        return values > 0
+    if dtype == "c16":
+        return (values + 1j * np.roll(values.reshape(-1), 1).reshape(shape)).astype(dtype)
+    return np.abs(values).astype(dtype) if dtype[0] == "u" else values.astype(dtype)
+
+
+def spread(x, mesh, placements):
+    """Return a copy of an array, spread."""
+    return dist.shard_tensor(x.copy(), mesh, placements)
+
+
+def whole(value):
+    """Return a result with its arrays whole."""
+    if isinstance(value, DistArray):
+        check_parts(value)
+        return dist.unshard_dtensor(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(whole, value))
+    return value
+
+
+def check_parts(array):
+    """Make sure that this rank has what the layout says."""
+    wanted = array.layout.local_shape(array.layout.mesh.coordinate)
+    assert array.local.shape == wanted, (array.local.shape, array.layout)
+    assert isinstance(array.local, np.ndarray), type(array.local)
+
+
+def same(found, wanted, exact, told):
+    """Make sure that two results are equal, in shape, dtype and elements."""
+    if isinstance(wanted, (tuple, list)):
+        assert len(found) == len(wanted), told
+        for one, other in zip(found, wanted, strict=True):
+            same(one, other, exact, told)
+        return
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    assert found.shape == wanted.shape, (told, found.shape, wanted.shape)
+    assert found.dtype == wanted.dtype, (told, found.dtype, wanted.dtype)
+    if exact:
+        np.testing.assert_array_equal(found, wanted, err_msg=told)
+    else:
+        np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12, err_msg=told)
+
+
+def check_row(row, mix=False):
+    """Try a row with all arrays spread in the same way, or the others in other ways."""
+    given = [numbers(shape, row.dtype, seed) for seed, shape in enumerate(row.shapes)]
+    wanted = row.function(*[x.copy() for x in given])
+    for mesh in meshes():
+        ways = [placements_of(mesh, x.ndim) for x in given]
+        chosen = [*itertools.product(*ways)] if mix else [*zip(*_as_long(ways), strict=True)]
+        for placements in chosen:
+            arrays = [spread(x, mesh, way) for x, way in zip(given, placements, strict=True)]
+            told = f"{row.name} of {[array.layout for array in arrays]}"
+            try:
+                found = whole(row.function(*arrays))
+            except Exception as error:
+                raise AssertionError(f"{told}: {type(error).__name__}: {error}") from error
+            same(found, wanted, row.exact, told)
+
+
+def _as_long(lists):
+    longest = max(map(len, lists))
+    return [[*itertools.islice(itertools.cycle(each), longest)] for each in lists]
+
+
+def _rows(text, shapes=((5, 4),), dtype="f8", exact=True):
+    """Return rows of expressions, one a line, of arrays `a`, `b` and `c`."""
+    rows = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        names = ", ".join("abc"[: len(shapes)])
+        rows.append(Row(line, eval(f"lambda {names}: {line}", globals()), shapes, dtype, exact))
+    return rows
+
+
+def _assigned(a, key, value):
+    a[key] = value
+    return a
+
+
+def _updated(a, change):
+    change(a)
+    return a
+
+
+POINTWISE = [
+    *_rows("""
+        -a
+        abs(a)
+        a + 1
+        2 - a
+        2.0 ** a
+        a ** 2
+        a // 3
+        a % 3
+        divmod(a, 3)
+        a > 0
+        a == 2.0
+        np.exp(a)
+        np.modf(a / 2)
+        np.where(a > 0, a, 0.0)
+        np.clip(a, -1, 2)
+        a.clip(max=2)
+        np.round(a / 3, 1)
+        a.round(1)
+        a.astype("f4")
+        np.isclose(a, 1.0)
+        np.real(a)
+        np.nan_to_num(a / 2)
+        a.copy()
+        np.add(a, a.T.T)
+        np.zeros_like(a)
+        np.full_like(a, 7)
+        np.ones_like(a, dtype="i4")
+        np.maximum(a, np.arange(4.0))
+        a * np.arange(5.0)[:, None]
+        a + np.float64(2)
+        a + 1j
+    """),
+    *_rows("""
+        a + b
+        a * b - b / 4
+        a < b
+        np.maximum(a, b)
+        np.where(a > b, a, b)
+        np.hypot(a, b)
+        np.logaddexp(a, b)
+        _updated(a, lambda x: x.__iadd__(b))
+        np.add(a, b, where=a > 0, out=np.zeros_like(a))
+        np.array_equal(a, b)
+        np.allclose(a, b, atol=20)
+    """, ((5, 4), (5, 4))),
+    *_rows("a + b\na * b\nb - a\nnp.where(a > 1, a, b)", ((5, 4), (4,))),
+    *_rows("a + b\nb / (a + 9)", ((5, 4), (5, 1))),
+    *_rows("a + b\nb - a", ((5, 1), (1, 4))),
+    *_rows("a + b\nb * a", ((2, 5, 4), (5, 1))),
+    *_rows("a + b\nnp.where(a > 1, a, b)", ((5, 4), ())),
+    *_rows("a + b\nnp.exp(a)\na.astype('i4')\na == b", ((0, 4), (0, 4))),
+    *_rows("a + 1\nnp.exp(a)\na * a\n-a\na > 0\na + b", ((), ())),
+    *_rows("a & b\na | b\na ^ b\na << 1\na >> 1\n~a\na // 2\na / 2", ((5, 4), (5, 4)), "i4"),
+    *_rows("a & b\n~a\nnp.logical_or(a, b)\na != b", ((5, 4), (5, 4)), "?"),
+    *_rows("a * b\nnp.conj(a)\na.real\na.imag\nabs(a)\na == b", ((5,), (5,)), "c16"),
+]  # fmt: skip
+
+REDUCTIONS = [
+    *_rows("""
+        np.sum(a)
+        a.sum(0)
+        np.sum(a, axis=1)
+        a.sum(axis=(0, 1), keepdims=True)
+        a.sum(-1, keepdims=True)
+        a.sum(0, dtype="f4")
+        a.sum(initial=5.0)
+        np.sum(a, axis=0, where=a > 0)
+        np.prod(a, 0)
+        np.max(a)
+        a.max(0)
+        a.min(1)
+        np.amin(a)
+        np.any(a > 3, 0)
+        np.all(a > -4, 1)
+        a.any()
+        np.count_nonzero(a)
+        np.count_nonzero(a, axis=0)
+        np.argmax(a)
+        np.argmax(a, 0)
+        np.argmin(a, 1)
+        a.argmin(axis=1, keepdims=True)
+        a.argmax()
+        np.ptp(a, 0)
+        np.mean(a[:4], 0)
+        np.add.reduce(a)
+        np.maximum.reduce(a, axis=1)
+        np.max(np.where(a > 3, np.nan, a), 0)
+        np.argmax(np.where(a > 3, np.nan, a))
+        np.min(np.where(a > 3, np.nan, a))
+    """),
+    *_rows("""
+        np.mean(a)
+        a.mean(1)
+        a.mean(0, keepdims=True)
+        a.var()
+        a.std(0)
+        np.std(a, axis=1, ddof=1)
+        a.var(keepdims=True)
+        np.mean(a, where=a > -4)
+        np.var(a, axis=0, where=a > -9)
+    """, exact=False),
+    *_rows("a.sum(0)\na.sum()\na.max(0)\na.any(0)\na.all(1)\na.argmax(0)\na.std(1)", ((4, 3, 5),)),
+    *_rows("a.sum()\na.sum(0)\na.sum(1)\na.prod()\na.max(1)\na.any()\na.all(0)", ((0, 4),)),
+    *_rows("a.sum()\na.max()\na.mean()\na.argmax()\na.std()\na.any()", ((),)),
+    *_rows("a.sum()\na.max()\na.mean()\na.argmin()\na.min(0, keepdims=True)", ((1,),)),
+    *_rows("a.sum()\na.sum(0)\na.prod(1)\na.max(0)\na.mean(0)\na.min()", dtype="i2"),
+    *_rows("a.sum()\na.sum(0)\na.max()", dtype="u1"),
+    *_rows("a.sum()\na.max(0)\na.any(0)\na.all()\na.argmax(0)\na.mean()", dtype="?"),
+    *_rows("a.sum(0)\na.mean()\na.var()\na.prod(0)", dtype="c16", exact=False),
+]  # fmt: skip
+
+SHAPES = [
+    *_rows("""
+        a.T
+        np.transpose(a)
+        np.swapaxes(a, 0, 1)
+        np.moveaxis(a, 0, -1)
+        np.expand_dims(a, 1)
+        np.expand_dims(a, (0, -1))
+        a[None].squeeze()
+        np.flip(a)
+        np.flip(a, 0)
+        np.fliplr(a)
+        np.roll(a, 2, axis=0)
+        np.roll(a, -3)
+        np.roll(a, (1, 2), (0, 1))
+        a.reshape(20)
+        a.reshape(-1, 2)
+        a.reshape(5, 2, 2)
+        a.reshape(4, 5)
+        a.reshape(2, 2, 5)
+        a.ravel()
+        a.flatten()
+        np.broadcast_to(a, (3, 5, 4))
+        np.broadcast_to(a[:1], (6, 4))
+        np.concatenate([a, a])
+        np.concatenate([a, a + 1], axis=1)
+        np.concatenate([a, a], axis=None)
+        np.stack([a, -a])
+        np.stack([a, -a], axis=-1)
+        np.vstack([a, a[:2]])
+        np.hstack([a, a[:, :1]])
+        np.split(a, 2, axis=1)
+        np.array_split(a, 3)
+        np.repeat(a, 2, axis=0)
+        np.repeat(a, 3)
+        np.tile(a, (2, 3))
+        np.atleast_2d(a[0])
+        np.rollaxis(a, 1)
+    """),
+    *_rows("np.concatenate([a, b])\nnp.concatenate([b, a, b])", ((5, 4), (3, 4))),
+    *_rows("np.concatenate([a, np.ones((2, 4)), b[:0]])", ((5, 4), (5, 4))),
+    *_rows("np.broadcast_arrays(a, b)\nnp.stack([a, b])", ((4,), (4,))),
+    *_rows("a.transpose(2, 0, 1)\na.mT if hasattr(a, 'mT') else a.swapaxes(-1, -2)\na.reshape(6, 4)\na.reshape(2, 12)\na.reshape(-1)", ((2, 3, 4),)),
+    *_rows("a.reshape(1, 1)\na.reshape(())\na.squeeze()\nnp.flip(a)\na.ravel()", ((1,),)),
+    *_rows("a.reshape(1)\na[None]\nnp.broadcast_to(a, (3,))\na.T\na.ravel()", ((),)),
+    *_rows("a.reshape(4, 0)\na.reshape(-1)\na.T\nnp.flip(a, 0)\nnp.concatenate([a, a])", ((0, 4),)),
+]  # fmt: skip
+
+INDEX = [
+    *_rows("""
+        a[1]
+        a[-1]
+        a[:, 2]
+        a[3, 1]
+        a[1:4]
+        a[1:4, 1:]
+        a[::2]
+        a[1::3, ::2]
+        a[::-1]
+        a[4:0:-2, 1]
+        a[...]
+        a[..., 0]
+        a[None]
+        a[:, None, 1:3]
+        a[2:2]
+        a[7:]
+        a[None, 2, ..., None]
+        a[a > 0]
+        a[a[:, 0] > 0]
+        a[np.array([True, False, True, True, False])]
+        np.nonzero(a)
+        np.argwhere(a > 0)
+        np.flatnonzero(a)
+        np.compress(np.array([True, False, True]), a, axis=0)
+        np.take(a, [0, 3, 3, -1], axis=0)
+        np.take(a, [2, 0], axis=1)
+        np.take(a, [[2, 7], [11, 0]])
+        a[[0, 4, 2]]
+        a[:, [3, 1]]
+        a[np.array([[0], [4]])]
+        [row for row in a]
+        3.0 in a
+        _assigned(a, 1, 7.0)
+        _assigned(a, (slice(None), 2), 7)
+        _assigned(a, slice(1, 4), np.arange(4.0))
+        _assigned(a, (slice(None, None, -1), 1), np.arange(5.0))
+        _assigned(a, slice(1, None), a[:-1] * 2)
+        _assigned(a, (Ellipsis, None), np.arange(20.0).reshape(5, 4, 1))
+        _assigned(a, (2, 3), -1.0)
+        _assigned(a, slice(0, 0), 3.0)
+        _assigned(a, a > 0, 0.0)
+        _assigned(a, a > 0, a[a > 0] * 2)
+        _assigned(a, a[:, 1] > 0, np.arange(4.0))
+        _assigned(a, 0, a[1])
+        _updated(a[1:3], lambda part: part.fill(9))
+    """),
+    *_rows("_assigned(a, slice(0, 3), b)\n_assigned(a, (slice(None), slice(1, 2)), b[:1, :1])", ((5, 4), (3, 4))),
+    *_rows("a[a > 0]\na[1, :, 2]\na[:, 1:, ::2]\na[..., -1, None]\na[a[:, :, 0] > 0]\nnp.nonzero(a)", ((4, 3, 5),)),
+    *_rows("a[()]\na[None]\na[...]\n_assigned(a, (), 3.0)\n_assigned(a, Ellipsis, 4.0)", ((),)),
+    *_rows("a[:3]\na[a > 0]\na[::-1]\na[:, 1]", ((0, 4),)),
+]  # fmt: skip
+
+PRODUCTS = [
+    *_rows("a @ b\nnp.dot(a, b)\nnp.matmul(b.T, a.T)\nnp.einsum('ij,jk', a, b)\nnp.einsum('ij,jk->k', a, b)\nnp.tensordot(a, b, 1)\nnp.inner(a, b.T)", ((5, 4), (4, 3))),
+    *_rows("a @ b\nb @ a.T\nnp.dot(a, b)\nnp.einsum('ij,j->i', a, b)", ((5, 4), (4,))),
+    *_rows("a @ b\nnp.dot(a, b)\nnp.outer(a, b)\nnp.vdot(a, b)\nnp.einsum('i,i', a, b)\nnp.inner(a, b)\nnp.add.outer(a, b)", ((5,), (5,))),
+    *_rows("a @ b\nnp.einsum('bij,bjk->bik', a, b)\nnp.tensordot(a, b, ([2], [1]))\nnp.dot(a, b)", ((3, 2, 4), (3, 4, 2))),
+    *_rows("a @ b\nnp.einsum('...ij,...jk', a, b)", ((3, 1, 2, 4), (5, 4, 2))),
+    *_rows("np.tensordot(a, b, 0)\nnp.tensordot(a, b, 2)\nnp.einsum('ij,ij->i', a, b)\nnp.einsum('ij,ij', a, b)\nnp.einsum('ij,kj->jik', a, b)", ((5, 4), (5, 4))),
+    *_rows("np.einsum('ii', a)\nnp.einsum('ii->i', a)\nnp.einsum('ij->ji', a)\nnp.trace(a)\na.trace(1)\nnp.tril(a)\nnp.triu(a, 1)\na @ a", ((4, 4),)),
+    *_rows("np.einsum('ij,jk,kl->il', a, b, c)", ((5, 4), (4, 3), (3, 2))),
+    *_rows("a @ b\nnp.vdot(a[:, 0], b[:4].T[0][:4].repeat(1)) if False else a", ((3, 0), (0, 4))),
+    *_rows("a @ b\nnp.outer(a, b)", ((5, 4), (4, 3)), "i8"),
+    *_rows("a @ b", ((5, 4), (4, 3)), "?"),
+    *_rows("np.vdot(a, b)\na @ b\nnp.dot(a, b)", ((5,), (5,)), "c16"),
+]  # fmt: skip
+
+CUMULATIVE = [
+    *_rows("""
+        np.cumsum(a)
+        np.cumsum(a, axis=0)
+        a.cumsum(1)
+        np.cumprod(a, 0)
+        a.cumprod(1)
+        np.add.accumulate(a)
+        np.diff(a)
+        np.diff(a, axis=0)
+        np.diff(a, 2, axis=0)
+        np.diff(a, axis=0, prepend=0.0)
+        np.diff(a, axis=0, append=a[:1])
+    """),
+    *_rows("np.cumsum(a)\nnp.cumsum(a, 0)", dtype="i2"),
+    *_rows("np.cumsum(a, 1)\nnp.diff(a, axis=0)", dtype="?"),
+    *_rows("np.cumsum(a, 0)\nnp.cumsum(a)\nnp.diff(a, axis=0)", ((0, 4),)),
+]
+
+FAMILIES = {
+    "pointwise": POINTWISE,
+    "reductions": REDUCTIONS,
+    "shapes": SHAPES,
+    "index": INDEX,
+    "products": PRODUCTS,
+    "cumulative": CUMULATIVE,
+}
