@@ -388,3 +388,114 @@ FAMILIES = {
     "products": PRODUCTS,
     "cumulative": CUMULATIVE,
 }
+
+
+# ---- new arrays: the same function of NumPy and of `hpcdist.array`
+
+CREATION = """
+    zeros((5, 4))
+    zeros(3, dtype="i4")
+    ones((2, 3, 4))
+    full((5, 4), 7)
+    full(5, 2.5)
+    zeros(())
+    zeros((0, 3))
+    arange(7)
+    arange(2, 9, 3)
+    arange(9, 2, -2)
+    arange(0.1, 2, 0.3)
+    arange(5, dtype="f4")
+    arange(0)
+    arange(3.0, 1.0)
+    linspace(0, 1, 7)
+    linspace(-2, 5, 6, endpoint=False)
+    linspace(0, 1, 1)
+    linspace(3, 3, 4)
+    linspace(0, 10, 5, dtype="i8")
+    linspace(0, 1, 0)
+    eye(5)
+    eye(4, 6, k=1)
+    eye(6, 3, k=-2, dtype="i4")
+    asarray([[1, 2], [3, 4], [5, 6]])
+    asarray(3.5)
+"""
+
+
+def check_creation(line):
+    """Try a function that makes arrays, with all placements."""
+    wanted = eval(f"np.{line}")
+    names = {**vars(dist.array), "np": np}
+    for mesh in meshes():
+        for placements in placements_of(mesh, wanted.ndim):
+            names.update(mesh=mesh, placements=placements)
+            made = eval(f"{line[:-1]}, mesh=mesh, placements=placements)", names)
+            wanted_layout = dist.shard_tensor(wanted, mesh, placements).layout
+            assert made.layout is wanted_layout, (line, made.layout)
+            same(whole(made), wanted, True, f"{line} {placements}")
+
+
+def check_default_mesh():
+    """New arrays are whole on the current mesh, or on all ranks."""
+    everyone = dist.ProcessMesh([*range(dist.get_world_size())], ["all"])
+    assert dist.array.zeros(3).process_mesh.process_ids == everyone.process_ids
+    with everyone:
+        made = dist.array.arange(3)
+        assert made.process_mesh == everyone
+        assert made.layout.is_replicated
+
+
+def check_grids():
+    """`meshgrid` cuts each dimension as the array along it is cut, `tril` keeps the layout."""
+    for mesh in meshes():
+        for one, two in itertools.product(placements_of(mesh, 1), repeat=2):
+            x, y = np.arange(5.0), np.arange(4.0)
+            a, b = dist.shard_tensor(x, mesh, one), dist.shard_tensor(y, mesh, two)
+            for options in ({}, {"indexing": "ij"}, {"sparse": True}):
+                found = whole(tuple(np.meshgrid(a, b, **options)))
+                same(found, tuple(np.meshgrid(x, y, **options)), True, f"{one} {two} {options}")
+
+
+# ---- random programs
+
+STEPS = [
+    lambda a, n: a + 1,
+    lambda a, n: a * 2 - a[:1],
+    lambda a, n: a - a.sum(-1, keepdims=True) % 7,
+    lambda a, n: np.maximum(a, n % 5),
+    lambda a, n: a.T,
+    lambda a, n: np.flip(a, n % a.ndim),
+    lambda a, n: np.concatenate([a, a[: n % 3]]),
+    lambda a, n: a[n % 2 :],
+    lambda a, n: a[:, :: 1 + n % 2] if a.ndim > 1 else a[::-1],
+    lambda a, n: a[a[:, 0] >= a[:, 0].min()] if a.ndim > 1 and a.size else a,
+    lambda a, n: a.reshape(-1, a.shape[0]).T if a.size else a,
+    lambda a, n: np.cumsum(a, n % a.ndim) % 11,
+    lambda a, n: np.roll(a, n, n % a.ndim),
+    lambda a, n: np.where(a > n % 4, a, -a),
+    lambda a, n: np.tensordot(a, a, ([1], [1])) % 13 if a.ndim == 2 and a.shape[0] < 9 else a,
+    lambda a, n: np.expand_dims(a, n % 2).squeeze(n % 2),
+
+    lambda a, n: np.diff(a, axis=0, prepend=0) if a.shape[0] else a,
+    lambda a, n: _assigned(a.copy(), slice(1, None, 2), n % 7),
+    lambda a, n: _assigned(a.copy(), a > 3, 0),
+    lambda a, n: np.stack([a, a + n % 3]).max(0),
+    lambda a, n: np.take(a, [0, -1], axis=n % a.ndim) if 0 not in a.shape else a,
+    lambda a, n: np.repeat(a, 1 + n % 2, axis=0) if a.shape[0] < 9 else a[:5],
+]  # fmt: skip
+
+
+def check_program(seed, length=20):
+    """Run a random program on a spread array and on NumPy's, and compare after each step."""
+    draw = np.random.default_rng(seed)
+    x = draw.integers(-4, 5, draw.integers(1, 8, 2)).astype("f8")
+    mesh = draw.choice([*meshes()])
+    ways = placements_of(mesh, 2)
+    a = spread(x, mesh, ways[draw.integers(len(ways))])
+    told = [f"seed {seed}: {a.layout}"]
+    for _ in range(length):
+        step, n = int(draw.integers(len(STEPS))), int(draw.integers(100))
+        x, a = STEPS[step](x, n), STEPS[step](a, n)
+        told.append(f"step {step}({n}) {a.layout}")
+        same(whole(a), x, True, "\n".join(told))
+        if x.size > 400:
+            x, a = x[:7, :5], a[:7, :5]

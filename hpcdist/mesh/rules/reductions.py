@@ -7,6 +7,7 @@ the result is cut as the array was. What an empty part contributes is neutral.
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -316,16 +317,12 @@ def _mean(x: DistArray, axis: Any, dtype: Any, where: Any) -> DistArray:
 
 
 def _squares(part: Any, mean: Any, dims: Any, keepdims: bool, dtype: Any, where: Any) -> Any:
-    """Return the sum of the squared distances of a part from the mean."""
-    if where is True and mean.size == 1 and _blocks_of(part, dtype):
-        total = np.zeros((), dtype)
-        flat, middle = part.reshape(-1), mean.reshape(())
-        room = np.empty(_BLOCK, dtype)
-        for first in range(0, flat.size, _BLOCK):
-            block = flat[first : first + _BLOCK]
-            apart = np.subtract(block, middle, out=room[: block.size])
-            total += np.dot(apart, apart)
-        return total.reshape((1,) * part.ndim) if keepdims else total
+    """Return the sum of the squared distances of a part from the mean, along `dims`."""
+    if where is True and _fits_blocks(part, mean, dtype):
+        shape = [1 if dim in dims else n for dim, n in enumerate(part.shape)]
+        if not keepdims:
+            shape = [n for dim, n in enumerate(part.shape) if dim not in dims]
+        return _squares_by_blocks(part, mean, dims).reshape(shape)
     apart = result_array(np.subtract(part, mean, dtype=dtype))
     if apart.dtype.kind == "c":
         squares = (apart * apart.conj()).real
@@ -338,14 +335,35 @@ _BLOCK = 1 << 15
 """Elements whose distances stay in the cache while they are squared and added."""
 
 
-def _blocks_of(part: Any, dtype: Any) -> bool:
+def _fits_blocks(part: Any, mean: Any, dtype: Any) -> bool:
     return (
         part.__class__ is np.ndarray
         and part.size > _BLOCK
         and part.flags.c_contiguous
-        and np.dtype(dtype) == part.dtype
+        and np.dtype(dtype) == part.dtype == mean.dtype
         and part.dtype.char in "fd"
     )
+
+
+def _squares_by_blocks(part: Any, mean: Any, dims: tuple[int, ...]) -> Any:
+    """Return what `_squares` does, without an array of all distances."""
+    if mean.size == 1:  # as rows of one length
+        part = part.reshape(-1)
+        mean = mean.reshape(1)
+    over = (0,) if part.ndim == 1 else dims
+    total = np.zeros([1 if dim in over else n for dim, n in enumerate(part.shape)], part.dtype)
+    rows = builtins.max(1, _BLOCK // (part.size // part.shape[0]))
+    room = np.empty((rows, *part.shape[1:]), part.dtype)
+    for lo in range(0, part.shape[0], rows):
+        here = slice(None) if mean.shape[0] == 1 else slice(lo, lo + rows)
+        block = part[lo : lo + rows]
+        apart = np.subtract(block, mean[here], out=room[: len(block)])
+        if part.ndim == 1:
+            total += np.dot(apart, apart)
+            continue
+        np.multiply(apart, apart, out=apart)
+        total[here] += np.add.reduce(apart, over, keepdims=True)
+    return total
 
 
 @rule("std", method=True)

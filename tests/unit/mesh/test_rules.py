@@ -1,0 +1,58 @@
+"""The rules of arrays across ranks against NumPy, on simulated ranks; see `array_checks`."""
+
+import numpy as np
+import pytest
+from array_checks import (
+    CREATION,
+    FAMILIES,
+    check_creation,
+    check_default_mesh,
+    check_grids,
+    check_program,
+    check_row,
+)
+
+import hpcdist as dist
+
+MORE = pytest.mark.thorough
+
+
+def check_rows(rows, mix):
+    for row in rows:
+        check_row(row, mix)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mix"),
+    [
+        (1, False),
+        (3, False),
+        pytest.param(2, True, marks=MORE),
+        pytest.param(4, True, marks=MORE),
+    ],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_functions_come_to_what_numpy_does(family, ranks, mix):
+    dist.simulate(ranks, check_rows, FAMILIES[family], mix)
+
+
+@pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=MORE)])
+def test_new_arrays_are_those_of_numpy(ranks):
+    def check():
+        for line in filter(None, map(str.strip, CREATION.splitlines())):
+            check_creation(line)
+        check_default_mesh()
+        check_grids()
+
+    dist.simulate(ranks, check)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, pytest.param(4, marks=MORE)])
+def test_random_programs_end_as_numpy_says(ranks):
+    dist.simulate(ranks, lambda: [check_program(seed) for seed in range(12)])
+
+
+@MORE
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_many_random_programs_end_as_numpy_says(ranks):
+    dist.simulate(ranks, lambda: [check_program(seed) for seed in range(100, 400)])
