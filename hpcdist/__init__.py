@@ -153,6 +153,7 @@ if TYPE_CHECKING:
         unshard_dtensor as unshard_dtensor,
     )
     from hpcdist.mesh.dist_array import DistArray as DistArray
+    from hpcdist.mesh.picture import visualize_sharding as visualize_sharding
     from hpcdist.mesh.placements import (
         DistAttr as DistAttr,
         Partial as Partial,
@@ -197,6 +198,7 @@ _LAZY = {
     "shard_tensor": "hpcdist.mesh.api",
     "sharding": "hpcdist.sharding",
     "unshard_dtensor": "hpcdist.mesh.api",
+    "visualize_sharding": "hpcdist.mesh.picture",
 }
 """Names that not every program needs: the module that each is, or is in, is imported when used."""
 

@@ -10,7 +10,7 @@ A step changes what one axis of the mesh does, by an ordinary collective along i
 | ``all_reduce`` | partial | the same on all ranks | parts, twice |
 | ``reduce_scatter`` | partial | the minor cut of a dimension | parts |
 | ``all_gather`` | the minor cut of a dimension | the same on all ranks | parts of the others |
-| ``all_to_all`` | the minor cut of a dimension | the minor cut of another | what is lacking |
+| ``all_to_all`` | the minor cut of a dimension | another minor cut | what is lacking |
 | ``exchange`` | cut, or the same | cut, or the same | what is lacking |
 
 [Note: search] The cheapest path is found by Dijkstra's algorithm. What is sure to help is not
@@ -40,7 +40,7 @@ from hpcdist.mesh.reads import (
 T = TypeVar("T")
 
 WHOLE = -1
-"""The axis of a step that concerns several axes: ranks of the whole mesh take part."""
+"""The axis of an exchange: all ranks of the mesh take part."""
 
 
 class Costs(NamedTuple):
@@ -66,12 +66,17 @@ NETWORK = Costs(alpha=5e-6, beta=4e-10, gamma=1e-10)
 node share."""
 
 
+def costs_of(crosses_nodes: Sequence[bool]) -> tuple[Costs, ...]:
+    """Return the costs along axes that are between nodes, or not."""
+    return tuple([NETWORK if crosses else NODE for crosses in crosses_nodes])
+
+
 class Step(NamedTuple):
     """One step of a plan.
 
     Attributes:
         verb: what is done; see the table of the module.
-        axis: of the mesh, along which it is done; `WHOLE` for several.
+        axis: of the mesh, along which it is done; `WHOLE` for an exchange.
         to: the layout afterwards.
 
     """
@@ -138,6 +143,14 @@ class _Search:
         self.aim = {axis: dim for dim, cut in enumerate(self.goal.cuts) for axis in cut.axes}
         """The dimension that each axis shall cut."""
 
+        self.reduced = [
+            axis
+            for axis, kind in enumerate(self.start.partial)
+            if kind is not None and self.goal.partial[axis] is None
+        ]
+        self.wanted = self._nbytes(self.goal)
+        self.least_beta = min([each.beta for each in costs], default=0.0)
+
     def steps(self) -> Iterator[Step]:
         """Return the cheapest steps."""
         for verb, axis, to in itertools.chain(self._path(), self._contributing()):
@@ -151,9 +164,9 @@ class _Search:
         first = self._sliced(self.start)
         at = first[-1].to if first else self.start
         best, order = {at: 0.0}, itertools.count()
-        queue: list[tuple[float, int, _State, list[_Move]]] = [(0.0, next(order), at, first)]
+        queue = [(0.0, 0.0, next(order), at, first)]
         while queue:
-            so_far, _, at, path = heapq.heappop(queue)
+            _, so_far, _, at, path = heapq.heappop(queue)
             if at == self.goal:
                 return path
             if so_far > best[at]:
@@ -163,18 +176,29 @@ class _Search:
                 to = slices[-1].to if slices else move.to
                 total = so_far + price + sum([self._price_of_slice(each) for each in slices])
                 if total < best.get(to, math.inf):
-                    best[to] = total
-                    heapq.heappush(queue, (total, next(order), to, [*path, move, *slices]))
+                    least = total + self._at_least(to)
+                    if least < best.get(self.goal, math.inf):
+                        best[to] = total
+                        heapq.heappush(
+                            queue, (least, total, next(order), to, [*path, move, *slices])
+                        )
         raise AssertionError("an exchange leads to the goal wherever nothing is partial")
+
+    def _at_least(self, at: _State) -> float:
+        """Return a price below that of any way from here to the goal.
+
+        What the largest part lacks must be received, and partial axes must be reduced.
+        """
+        least = self.least_beta * max(0, self.wanted - self._nbytes(at))
+        for axis in self.reduced:
+            if at.partial[axis] is not None:
+                least += self.costs[axis].alpha * (_rounds(self.sizes[axis]) + 1)
+        return least
 
     def _moves(self, at: _State) -> Iterator[tuple[_Move, float]]:
         """Return what can be done and may help, with its price."""
         here = self._nbytes(at)
-        reduced = [
-            axis
-            for axis, kind in enumerate(at.partial)
-            if kind is not None and self.goal.partial[axis] is None
-        ]
+        reduced = [axis for axis in self.reduced if at.partial[axis] is not None]
         for axis in reduced:
             yield from self._reductions(at, axis, here)
         if reduced and self.shape:
@@ -187,20 +211,19 @@ class _Search:
 
     def _reductions(self, at: _State, axis: int, here: int) -> Iterator[tuple[_Move, float]]:
         size, (alpha, beta, gamma) = self.sizes[axis], self.costs[axis]
-        rounds, others = (size - 1).bit_length(), here * (size - 1) / size
+        rounds, others = _rounds(size), here * (size - 1) / size
         whole = _State(at.cuts, _with(at.partial, axis, None))
-        price = 2 * alpha * rounds + (2 * beta + gamma) * others
+        price = (2 * rounds + 1) * alpha + (2 * beta + gamma) * others
         yield _Move("all_reduce", axis, whole), price
-        price = alpha * rounds + (beta + gamma) * others
+        price = (rounds + 1) * alpha + (beta + gamma) * others
         for dim in self._scattered_along(axis):
             to = self._with_cut(whole, dim, self._finer(dim, at.cuts[dim], axis))
             yield _Move("reduce_scatter", axis, to), price
 
     def _detours(self, at: _State) -> Iterator[tuple[_Move, float]]:
         """Return slices along axes that are to hold the same, so that less is to be reduced."""
-        cutting = {axis for cut in at.cuts for axis in cut.axes}
-        for axis, kind in enumerate(at.partial):
-            if kind is None and axis not in cutting and axis not in self.aim:
+        for axis in range(len(self.sizes)):
+            if axis not in self.aim and _is_free(at, axis):
                 to = self._with_cut(
                     at, self.spare, self._finer(self.spare, at.cuts[self.spare], axis)
                 )
@@ -219,12 +242,12 @@ class _Search:
         aim = self.aim.get(axis)
         if aim is None:
             after = self._nbytes(off)
-            price = alpha * (size - 1).bit_length() + beta * (after - here) + gamma * after
+            price = (_rounds(size) + 1) * alpha + beta * (after - here) + gamma * after
             yield _Move("all_gather", axis, off), price
         elif self._is_next(aim, off.cuts[aim], axis):
             to = self._with_cut(off, aim, self._finer(aim, off.cuts[aim], axis))
             moved = self._nbytes(to) * (size - 1) / size
-            price = alpha * (size - 1) + (beta + 2 * gamma) * moved
+            price = size * alpha + (beta + 2 * gamma) * moved
             yield _Move("all_to_all", axis, to), price
 
     def _exchange(self, at: _State) -> tuple[_Move, float]:
@@ -235,20 +258,17 @@ class _Search:
                 same = _common(cut.axes, aim.axes) if cut.bounds is aim.bounds is None else 0
                 moved.update(cut.axes[same:], aim.axes[same:])
                 held /= math.prod([self.sizes[axis] for axis in cut.axes[same:]])
-        peers = math.prod([self.sizes[axis] for axis in moved]) - 1
+        ranks = math.prod([self.sizes[axis] for axis in moved])
         alpha, beta, gamma = map(max, zip(*[self.costs[axis] for axis in moved], strict=True))
-        want = self._nbytes(self.goal)
-        price = alpha * peers + (beta + gamma) * want * (1 - held) + gamma * want
-        return _Move("exchange", moved.pop() if len(moved) == 1 else WHOLE, self.goal), price
+        price = ranks * alpha + ((beta + gamma) * (1 - held) + gamma) * self.wanted
+        return _Move("exchange", WHOLE, self.goal), price
 
     def _sliced(self, at: _State) -> list[_Move]:
         """Return the slices that bring axes to where they shall be, without moving data."""
         slices: list[_Move] = []
-        free = {axis for axis, kind in enumerate(at.partial) if kind is None}
-        free.difference_update(*[cut.axes for cut in at.cuts])
         for dim, goal in enumerate(self.goal.cuts):
             for axis in goal.axes[len(at.cuts[dim].axes) :]:
-                if axis not in free or not self._is_next(dim, at.cuts[dim], axis):
+                if not (self._is_next(dim, at.cuts[dim], axis) and _is_free(at, axis)):
                     break
                 at = self._with_cut(at, dim, self._finer(dim, at.cuts[dim], axis))
                 slices.append(_Move("slice", axis, at))
@@ -388,6 +408,19 @@ class _Search:
 
 def _with(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
     return (*values[:index], value, *values[index + 1 :])
+
+
+def _rounds(size: int) -> int:
+    """Return how many messages follow each other in a tree of ranks; the call is one more."""
+    return (size - 1).bit_length()
+
+
+def _is_free(at: _State, axis: int) -> bool:
+    """Return whether the ranks along an axis hold the same."""
+    for axes, _ in at.cuts:
+        if axis in axes:
+            return False
+    return at.partial[axis] is None
 
 
 def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:

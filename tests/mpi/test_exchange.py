@@ -15,7 +15,7 @@ from hpcdist.testing.contract.exchanges import (
     whole_to_all,
 )
 from hpcdist.transport.call import Give, Kind, Read
-from hpcdist.transport.mpi import exchanges, intranode_boxes
+from hpcdist.transport.mpi import boxes, intranode_boxes
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -86,7 +86,7 @@ def test_between_nodes_boxes_go_by_mpi(world_with, by_mpi):
 
 def test_more_than_one_call_of_mpi_counts_goes_from_rank_to_rank(monkeypatch, world_with):
     world_with(ranks_per_node=1)
-    monkeypatch.setattr(exchanges, "INT_MAX", 100)
+    monkeypatch.setattr(boxes, "INT_MAX", 100)
     for seed in range(10):
         given, filled, trades = some_trades(SIZE, seed)
         arrays = [np.random.default_rng(each).random(shape) for each, shape in enumerate(given)]

@@ -3,9 +3,10 @@
 import itertools
 
 import numpy as np
+from hypothesis import strategies as st
 
 from hpcdist.mesh.boxes import lengths, within
-from hpcdist.mesh.layout import layout_of
+from hpcdist.mesh.layout import layout_of, make_layout
 from hpcdist.mesh.placements import Partial, ReduceType, Replicate, Shard
 from hpcdist.mesh.planner import WHOLE
 from hpcdist.mesh.process_mesh import ProcessMesh
@@ -17,6 +18,7 @@ MESHES = {
     "permuted": ProcessMesh([[3, 0], [1, 2]]),
     "(2, 2, 2)": ProcessMesh(shape=[2, 2, 2]),
 }
+OTHERS = [ProcessMesh(shape=[3, 2]), ProcessMesh(shape=[1, 3], process_ids=[2, 0, 5])]
 SHAPES = [(5, 7), (8, 8), (3, 1), (0, 4), (9, 2, 5), ()]
 
 SUM, MAX, AVG = ReduceType.kRedSum, ReduceType.kRedMax, ReduceType.kRedAvg
@@ -48,6 +50,26 @@ def every_layout(mesh, shape, kinds=(SUM, MAX)):
         for placements in itertools.product(choices, repeat=mesh.ndim)
         if len({each for each in placements if each.is_partial()}) < 2
     ]
+
+
+@st.composite
+def layouts_of(draw, shape, meshes=None):
+    """Draw a layout: axes that cut in any order, boundaries anywhere, parts that are empty."""
+    mesh = draw(st.sampled_from(meshes or [*MESHES.values(), *OTHERS]))
+    kind = draw(st.sampled_from([SUM, MAX, AVG]))
+    axes, partial, cuts = [[] for _ in shape], [None] * mesh.ndim, []
+    for axis in draw(st.permutations(range(mesh.ndim))):
+        what = draw(st.integers(-2, len(shape) - 1))
+        if what >= 0:
+            axes[what].append(axis)
+        elif what == -1:
+            partial[axis] = kind
+    for length, cutting in zip(shape, axes, strict=True):
+        inner = int(np.prod([mesh.shape[axis] for axis in cutting])) - 1
+        anywhere = st.lists(st.integers(0, length), min_size=inner, max_size=inner)
+        bounds = draw(st.none() | anywhere)
+        cuts.append(None if bounds is None else (0, *sorted(bounds), length))
+    return make_layout(mesh, shape, axes, cuts, partial)
 
 
 def kind_of(layout):
@@ -133,7 +155,7 @@ def pieced(parts, src, dst):
     result = {}
     for place in dst.mesh.coordinates():
         box, kind = dst.box(place), kind_of(dst)
-        part = np.full(lengths(box), np.nan if kind is None else NEUTRAL[kind])
+        part = np.full(lengths(box), np.nan if kind is None else float(NEUTRAL[kind]))
         counts = np.zeros(part.shape)
         for piece in reads_of(src, dst, place):
             value = parts[piece.coordinate][within(piece.box, src.box(piece.coordinate))]
@@ -214,9 +236,8 @@ def _exchanged(parts, at, step):
         for piece in reads_of(at, step.to, place):
             other = piece.coordinate
             assert piece.reduce is None
-            assert step.axis == WHOLE or all(
-                x == y for i, (x, y) in enumerate(zip(place, other, strict=True)) if i != step.axis
-            ), "a step along one axis needs ranks of another line"
+            same = [x == y for x, y in zip(place, other, strict=True)]
+            assert step.axis == WHOLE or all(same[: step.axis] + same[step.axis + 1 :])
             part = parts[other][within(piece.box, at.box(other))]
             result[place][within(piece.box, box)] = part
     return result
