@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist.mesh import operators as operators
 from hpcdist.mesh.rules import creation, dtypes
 from hpcdist.mesh.rules.table import NAMES
 
@@ -98,5 +97,5 @@ _DTYPES = (
 __all__ = sorted(
     name
     for name, value in globals().items()
-    if name[0] != "_" and name not in ("annotations", "operators", "creation", "dtypes", "np")
+    if name[0] != "_" and name not in ("annotations", "creation", "dtypes", "np")
 )

@@ -44,7 +44,9 @@ def test_new_arrays_are_those_of_numpy():
     check_grids()
 
 
-@pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 200), marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "seeds", [range(10), pytest.param(range(10, 200), marks=pytest.mark.thorough)]
+)
 def test_random_programs_end_as_numpy_says(seeds):
     for seed in seeds:
         check_program(seed)
@@ -68,7 +70,9 @@ def test_large_arrays_come_to_what_numpy_does():
         np.testing.assert_array_equal(dist.unshard_dtensor((a * 2.0 + a) * a - a), (x * 3) * x - x)
         np.testing.assert_array_equal(dist.unshard_dtensor(a.sum(0)), x.sum(0))
         np.testing.assert_allclose(a.std(), x.std(), rtol=1e-12)
-        np.testing.assert_array_equal(dist.unshard_dtensor(a.reshape(500, 600)), x.reshape(500, 600))
+        np.testing.assert_array_equal(
+            dist.unshard_dtensor(a.reshape(500, 600)), x.reshape(500, 600)
+        )
 
 
 def test_a_rank_that_computes_something_else_is_named_on_all_ranks():

@@ -214,7 +214,7 @@ def _by_arrays(x: DistArray, items: tuple[Any, ...]) -> Any:
     return without_rule("indexing by arrays", operator.getitem, (x, items), {}, _ARRAYS_HINT)
 
 
-_ARRAYS_HINT = "index one dimension by an array at a time, as take(a, indices, axis=0) does"
+_ARRAYS_HINT = "Index one dimension by an array at a time, as take(a, indices, axis=0) does"
 
 
 def _is_basic(item: Any) -> bool:

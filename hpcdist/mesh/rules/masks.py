@@ -16,6 +16,7 @@ from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.rules.basis import (
     as_dist,
+    delivered,
     is_dist,
     make,
     of_all_parts,
@@ -23,7 +24,8 @@ from hpcdist.mesh.rules.basis import (
     resharded,
     settled,
 )
-from hpcdist.mesh.rules.pointwise import part_of
+from hpcdist.mesh.rules.pointwise import part_of, pointwise
+from hpcdist.mesh.rules.shapes import moveaxis, permute_dims, ravel, stack
 from hpcdist.mesh.rules.table import rule
 
 
@@ -102,19 +104,23 @@ def nonzero(x: Any, /) -> Any:
     return tuple(make(index + lo, layout) for index, lo in zip(found, starts, strict=True))
 
 
+@rule("where")
+def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
+    """Return elements of `x` where the condition holds, else of `y`."""
+    if x is None and y is None:
+        return nonzero(condition)
+    return pointwise(np.where, condition, x, y)
+
+
 @rule("flatnonzero")
 def flatnonzero(a: Any) -> Any:
     """Return the indices into the flat array of the elements other than 0."""
-    from hpcdist.mesh.rules.shapes import ravel
-
     return nonzero(ravel(a))[0]
 
 
 @rule("argwhere")
 def argwhere(a: Any) -> Any:
     """Return the indices of the elements other than 0, a row for each element."""
-    from hpcdist.mesh.rules.shapes import permute_dims, stack
-
     return permute_dims(stack(nonzero(a)))
 
 
@@ -157,9 +163,6 @@ def _mask_of(x: DistArray, mask: Any) -> Any:
 @rule("compress")
 def compress(condition: Any, a: Any, axis: int | None = None, out: Any = None) -> Any:
     """Return the places along a dimension where a condition holds."""
-    from hpcdist.mesh.rules.basis import delivered
-    from hpcdist.mesh.rules.shapes import moveaxis, ravel
-
     first = ravel(a) if axis is None else moveaxis(a, axis, 0)
     first = settled(first)[: np.shape(condition)[0]]  # type: ignore[index]
     found = chosen(first, condition)

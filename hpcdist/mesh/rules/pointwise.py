@@ -166,16 +166,6 @@ def apply(function: Callable[..., Any], inputs: tuple[Any, ...], options: dict[s
 # ---- the table: these are no ufuncs, but of one element each all the same
 
 
-@rule("where")
-def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
-    """Return elements of `x` where the condition holds, else of `y`."""
-    if x is None and y is None:
-        from hpcdist.mesh.rules.masks import nonzero
-
-        return nonzero(condition)
-    return pointwise(np.where, condition, x, y)
-
-
 @rule("clip", method=True)
 def clip(x: Any, /, min: Any = None, max: Any = None, out: Any = None, **options: Any) -> Any:
     """Return the elements, those outside the limits replaced by them."""
@@ -196,9 +186,6 @@ def clip(x: Any, /, min: Any = None, max: Any = None, out: Any = None, **options
 def around(x: Any, /, decimals: int = 0, out: Any = None) -> Any:
     """Return the elements rounded to a number of decimals."""
     return delivered(pointwise(lambda part: np.round(part, decimals), x), out)
-
-
-METHOD_ROUND = around
 
 
 @rule("astype", method=True)

@@ -26,7 +26,10 @@ from hpcdist.mesh.rules.basis import (
     resharded,
     result_array,
 )
+from hpcdist.mesh.rules.creation import diagonal_mask
 from hpcdist.mesh.rules.pointwise import pointwise
+from hpcdist.mesh.rules.reductions import sum as total
+from hpcdist.mesh.rules.shapes import moveaxis, ravel, without_cuts
 from hpcdist.mesh.rules.table import rule
 from hpcdist.transport.reduction import ReduceOp
 
@@ -236,8 +239,6 @@ def tensordot(x1: Any, x2: Any, /, axes: Any = 2) -> Any:
 @rule("outer")
 def outer(a: Any, b: Any, out: Any = None) -> Any:
     """Return all products of an element of one array and one of another."""
-    from hpcdist.mesh.rules.shapes import ravel
-
     mesh = mesh_of(a, b)
     x, y = (ravel(as_dist(each, mesh)) for each in (a, b))
     return delivered(tensordot(x, y, 0), out)
@@ -246,8 +247,6 @@ def outer(a: Any, b: Any, out: Any = None) -> Any:
 @rule("vecdot")
 def vecdot(x1: Any, x2: Any, /, out: Any = None, *, axis: int = -1) -> Any:
     """Return the sum of products over one dimension, the first array's elements conjugated."""
-    from hpcdist.mesh.rules.shapes import moveaxis
-
     mesh = mesh_of(x1, x2)
     x, y = (as_dist(each, mesh) for each in (x1, x2))
     if x.shape[axis] != y.shape[axis]:
@@ -265,8 +264,6 @@ def vecdot(x1: Any, x2: Any, /, out: Any = None, *, axis: int = -1) -> Any:
 @rule("vdot")
 def vdot(a: Any, b: Any, /) -> Any:
     """Return the sum of the products of all elements, the first array's conjugated."""
-    from hpcdist.mesh.rules.shapes import ravel
-
     mesh = mesh_of(a, b)
     return vecdot(ravel(as_dist(a, mesh)), ravel(as_dist(b, mesh)))
 
@@ -304,8 +301,6 @@ def einsum(subscripts: str, /, *operands: Any, out: Any = None, **options: Any) 
 
 def _diagonal(array: Any, letters: str) -> Any:
     """Return the array, not cut along dimensions that share their letter."""
-    from hpcdist.mesh.rules.shapes import without_cuts
-
     twice = [dim for dim, letter in enumerate(letters) if letters.count(letter) > 1]
     return without_cuts(array, twice) if twice else array
 
@@ -342,10 +337,6 @@ _ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 @rule("trace", method=True)
 def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Any:
     """Return the sum along the diagonal of two dimensions."""
-    from hpcdist.mesh.rules.creation import diagonal_mask
-    from hpcdist.mesh.rules.reductions import sum as total
-    from hpcdist.mesh.rules.shapes import moveaxis
-
     x = moveaxis(a, (axis1, axis2), (-2, -1))
     mask = diagonal_mask(x.layout, offset)
     zero = x.dtype.type(0)

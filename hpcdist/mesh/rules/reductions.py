@@ -28,7 +28,7 @@ from hpcdist.mesh.rules.basis import (
     result_array,
     settled,
 )
-from hpcdist.mesh.rules.pointwise import pointwise
+from hpcdist.mesh.rules.pointwise import aligned, pointwise
 from hpcdist.mesh.rules.table import rule
 from hpcdist.transport.reduction import ReduceOp
 
@@ -87,15 +87,7 @@ def reduced(
 
 def _mask(x: DistArray, where: Any) -> Any:
     """Return this rank's part of a mask, moved to where the array is."""
-    from hpcdist.mesh.rules.pointwise import aligned
-
-    return aligned((where,), x.layout)[1][0] if is_dist(where) else _own(where, x)
-
-
-def _own(where: Any, x: DistArray) -> Any:
-    from hpcdist.mesh.rules.pointwise import aligned
-
-    return aligned((x, np.asarray(where)), x.layout)[1][1]
+    return aligned((x, where if is_dist(where) else np.asarray(where)), x.layout)[1][1]
 
 
 def _started(result: DistArray, initial: Any, ufunc: Any) -> DistArray:

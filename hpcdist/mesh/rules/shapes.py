@@ -17,6 +17,7 @@ import numpy as np
 from hpcdist.errors import UsageError
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
+from hpcdist.mesh.policy import without_rule
 from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.rules.basis import (
     along,
@@ -480,8 +481,6 @@ def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> Any:
 @rule("repeat", method=True)
 def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Any:
     """Return the array with each element along a dimension repeated; nothing is moved."""
-    from hpcdist.mesh.policy import without_rule
-
     if is_dist(repeats) or np.ndim(repeats):
         return without_rule("repeat", np.repeat, (x, repeats), {"axis": axis})
     x = settled(ravel(x) if axis is None else x)

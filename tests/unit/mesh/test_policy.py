@@ -84,7 +84,7 @@ def test_a_program_may_ask_to_be_warned():
         a = spread(1, dist.Shard(0))
         with (
             dist.array_policy(replicate="warn"),
-            pytest.warns(UserWarning, match="numpy.unique has no rule.*160 bytes"),
+            pytest.warns(UserWarning, match=r"numpy\.unique has no rule.*160 bytes"),
         ):
             np.unique(a)
 
@@ -96,7 +96,9 @@ def test_a_policy_is_of_its_block_and_thread():
         allow = dist.get_rank() == 0
         with dist.array_policy(replicate="allow" if allow else "error"):
             dist.barrier()
-            x = dist.shard_tensor(np.arange(4.0), dist.ProcessMesh([dist.get_rank()]), [dist.Shard(0)])
+            x = dist.shard_tensor(
+                np.arange(4.0), dist.ProcessMesh([dist.get_rank()]), [dist.Shard(0)]
+            )
             if allow:
                 np.unique(x)
             else:
@@ -118,7 +120,7 @@ def test_arrays_on_different_meshes_are_refused_with_the_remedy():
     def check():
         a = dist.shard_tensor(np.ones(4), dist.ProcessMesh([0, 1]), [dist.Shard(0)])
         b = dist.shard_tensor(np.ones(4), dist.ProcessMesh([1, 0]), [dist.Shard(0)])
-        with pytest.raises(dist.UsageError, match="different meshes.*dist.reshard"):
+        with pytest.raises(dist.UsageError, match=r"different meshes.*dist\.reshard"):
             a + b
 
     dist.simulate(2, check)

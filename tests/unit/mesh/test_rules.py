@@ -1,6 +1,5 @@
 """The rules of arrays across ranks against NumPy, on simulated ranks; see `array_checks`."""
 
-import numpy as np
 import pytest
 from array_checks import (
     CREATION,
