@@ -153,6 +153,7 @@ if TYPE_CHECKING:
         unshard_dtensor as unshard_dtensor,
     )
     from hpcdist.mesh.dist_array import DistArray as DistArray
+    from hpcdist.mesh.local_map import local_map as local_map
     from hpcdist.mesh.picture import visualize_sharding as visualize_sharding
     from hpcdist.mesh.placements import (
         DistAttr as DistAttr,
@@ -169,6 +170,7 @@ if TYPE_CHECKING:
         get_mesh as get_mesh,
         set_mesh as set_mesh,
     )
+    from hpcdist.mesh.stencil import map_overlap as map_overlap
 
 __version__ = "0.1.0"
 
@@ -191,6 +193,8 @@ _LAZY = {
     "get_mesh": "hpcdist.mesh.process_mesh",
     "load_merged_state_dict": "hpcdist.checkpoint.paddle",
     "load_state_dict": "hpcdist.checkpoint.paddle",
+    "local_map": "hpcdist.mesh.local_map",
+    "map_overlap": "hpcdist.mesh.stencil",
     "reshard": "hpcdist.mesh.api",
     "save_group_sharded_model": "hpcdist.checkpoint.paddle",
     "save_state_dict": "hpcdist.checkpoint.paddle",

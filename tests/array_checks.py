@@ -380,6 +380,46 @@ CUMULATIVE = [
     *_rows("np.cumsum(a, 0)\nnp.cumsum(a)\nnp.diff(a, axis=0)", ((0, 4),)),
 ]
 
+SEAMS = [
+    *_rows("""
+        np.roll(a, 2, axis=0)
+        np.roll(a, (1, -2), (0, 1))
+        np.roll(a, (1, 3), 0)
+        np.roll(a, 5, 0)
+        np.gradient(a)
+        np.gradient(a, axis=0)
+        np.gradient(a, 0.5, axis=(1, 0), edge_order=2)
+        np.gradient(a, [0, 1, 3, 4, 8], 2.0)
+        np.pad(a, 1)
+        np.pad(a, ((1, 2), (0, 3)), constant_values=((1, 2), (3, 4)))
+        np.pad(a, ((2, 0), (0, 0)), "edge")
+        np.pad(a, ((3, 1), (2, 2)), "reflect")
+        np.pad(a, ((0, 6), (7, 0)), "symmetric")
+        np.pad(a, ((8, 1), (0, 5)), "wrap")
+        np.pad(a, {0: (0, 1)})
+    """),
+    *_rows("""
+        np.roll(a, -2)
+        np.gradient(a)
+        np.gradient(a, edge_order=2)
+        np.pad(a, (9, 11), "reflect")
+        np.pad(a, (2, 3), "edge")
+    """, ((3,),)),
+    *_rows("np.pad(a, 2, 'reflect')\nnp.pad(a, 2, 'wrap')\nnp.roll(a, 3)", ((1,),)),
+    *_rows("np.roll(a, 1, 0)\nnp.pad(a, 1)\nnp.gradient(a, axis=1)", ((0, 4),)),
+    *_rows("""
+        np.convolve(a, b)
+        np.convolve(b, a, "same")
+        np.convolve(a, b, "valid")
+        np.convolve(a, [1.0, -2.0])
+        np.convolve(a, [1.0, 2.0, 3.0, 4.0], "same")
+        np.convolve(a, 2.0)
+    """, ((7,), (3,))),
+    *_rows("np.convolve(a, b)\nnp.convolve(a, b, 'same')\nnp.convolve(a, b, 'valid')", ((3,), (3,))),
+    *_rows("np.roll(a, 1, 0)\nnp.gradient(a, axis=0)\nnp.pad(a, 1, 'edge')\nnp.pad(a, 1, constant_values=7)", ((5, 4),), "i4"),
+    *_rows("np.convolve(a, b)\nnp.gradient(a)", ((5,), (2,)), "c16"),
+]  # fmt: skip
+
 FAMILIES = {
     "pointwise": POINTWISE,
     "reductions": REDUCTIONS,
@@ -387,6 +427,7 @@ FAMILIES = {
     "index": INDEX,
     "products": PRODUCTS,
     "cumulative": CUMULATIVE,
+    "seams": SEAMS,
 }
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcdist.mesh import stencil
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.protocols import array_function, array_ufunc
@@ -357,6 +358,8 @@ OWN: dict[str, Any] = {
     "fill": _fill,
     "tolist": _tolist,
     "to_device": _to_device,
+    "halo": stencil.halo,
+    "neighbour": stencil.neighbour,
     "T": property(lambda a: shapes.permute_dims(a)),
     "mT": property(shapes.matrix_transpose),
     "real": property(pointwise.real),

@@ -18,6 +18,7 @@ from hpcdist.mesh.rules import (
     pointwise,
     products,
     reductions,
+    seams,
     shapes,
     taking,
 )
@@ -32,6 +33,7 @@ FAMILIES = (
     taking,
     products,
     cumulative,
+    seams,
     creation,
     comparing,
     dtypes,

@@ -12,7 +12,7 @@ from hpcdist.errors import UsageError
 from hpcdist.mesh.boxes import Box
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
-from hpcdist.mesh.process_mesh import ProcessMesh
+from hpcdist.mesh.process_mesh import Coordinate, ProcessMesh
 from hpcdist.mesh.reshard import reshard_to
 from hpcdist.transport.reduction import ReduceOp
 
@@ -176,9 +176,12 @@ def combined(part: Any, mesh: ProcessMesh, axes: Iterable[int], op: ReduceOp) ->
     return part
 
 
-def part_number(layout: Layout, dim: int) -> int:
-    """Return which of the parts along a dimension this rank has; 0 outside the mesh."""
-    number, here = 0, layout.mesh.coordinate
+def part_number(layout: Layout, dim: int, place: Coordinate | None = None) -> int:
+    """Return which of the parts along a dimension this rank, or that at a place, has.
+
+    It is 0 outside the mesh.
+    """
+    number, here = 0, layout.mesh.coordinate if place is None else place
     for axis in layout.axes[dim] if here is not None else ():
         number = number * layout.mesh.shape[axis] + here[axis]  # type: ignore[index]
     return number

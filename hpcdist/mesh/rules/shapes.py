@@ -185,23 +185,6 @@ def flipud(m: Any) -> Any:
     return flip(m, axis=0)
 
 
-@rule("roll")
-def roll(x: Any, /, shift: Any, axis: Any = None) -> Any:
-    """Return the array with elements moved along dimensions, the last ones to the front."""
-    if axis is None:
-        return reshape(roll(reshape(x, (-1,)), shift, 0), x.shape)
-    shifts, axes = np.broadcast_arrays(shift, axis)
-    for steps, each in zip(shifts.reshape(-1).tolist(), axes.reshape(-1).tolist(), strict=True):
-        dim = dimension(each, x.ndim)
-        length = x.shape[dim]
-        at = -steps % length if length else 0
-        if at:
-            home = x.layout
-            x = concat([x[along(dim, slice(at, None))], x[along(dim, slice(at))]], axis=dim)
-            x = resharded(x, uncut(home, ()))
-    return x
-
-
 # ---- other shapes
 
 
