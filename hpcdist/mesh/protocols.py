@@ -10,6 +10,7 @@ import numpy as np
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.policy import without_rule
 from hpcdist.mesh.rules import (
+    along,
     comparing,
     creation,
     cumulative,
@@ -19,6 +20,7 @@ from hpcdist.mesh.rules import (
     products,
     reductions,
     shapes,
+    statistics,
     taking,
 )
 from hpcdist.mesh.rules.basis import as_dist, delivered, mesh_of
@@ -33,6 +35,8 @@ FAMILIES = (
     products,
     cumulative,
     creation,
+    along,
+    statistics,
     comparing,
     dtypes,
 )
