@@ -290,15 +290,20 @@ class ProcessMesh:
     def __repr__(self) -> str:
         axes = [f"{name}={size}" for name, size in zip(self.dim_names, self.shape, strict=True)]
         if self.process_ids != tuple(range(self.size)):
-            shown = [*map(str, self.process_ids)]
-            if self.size > _SHOWN:
-                shown[_SHOWN - 2 : -1] = ["..."]
-            axes.append(f"ranks [{', '.join(shown)}]")
+            axes.append(f"ranks [{shortened(self.process_ids)}]")
         return f"ProcessMesh({', '.join(axes)})"
 
 
+def shortened(numbers: Sequence[int]) -> str:
+    """Return numbers as words; of many, the first ones and the last."""
+    shown = [*map(str, numbers[:_SHOWN])]
+    if len(numbers) > _SHOWN:
+        shown[-2:] = ["...", str(numbers[-1])]
+    return ", ".join(shown)
+
+
 _SHOWN = 16
-"""Ranks that are written out; of more, the first ones and the last."""
+"""Numbers that are written out."""
 
 
 def get_mesh() -> ProcessMesh | None:

@@ -46,7 +46,7 @@ def test_a_box_is_a_part_of_an_array():
 # ---- which boxes there are
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data(), st.lists(st.integers(0, 9), max_size=3))
 def test_the_boxes_of_different_parts_fill_the_array_once(data, shape):
     layout = data.draw(layouts_of(tuple(shape)))
@@ -58,7 +58,7 @@ def test_the_boxes_of_different_parts_fill_the_array_once(data, shape):
     assert (times == 1).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_ranks_differ_only_along_axes_that_cut(data):
     layout = data.draw(layouts_of((5, 7)))
@@ -140,7 +140,7 @@ def test_a_layout_tells_whether_it_is_partial_or_replicated():
     assert not cut.is_replicated
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_placements_tell_what_a_layout_is_but_for_its_boundaries(data):
     drawn = data.draw(layouts_of((5, 7)))
@@ -161,7 +161,7 @@ def test_a_layout_can_be_read():
 # ---- each layout exists once
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_equal_layouts_are_the_same_object(data):
     layout = data.draw(layouts_of((5, 7)))
