@@ -7,7 +7,6 @@ this operation. One rank that finds no room for it is enough, and all send their
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,8 +37,9 @@ def exchange_boxes(host: MpiContext, node: SharedNode, call: Exchange) -> None:
     try:
         call = _apart(node, call)
         offer = _offer(node, call)
-    except MemoryError as error:
-        reason = TransportError(f"there is no memory to copy what is exchanged: {error}")
+    except Exception as error:  # no memory, or a warning that the program makes an error
+        reason = TransportError(f"what is exchanged cannot be copied for other ranks: {error}")
+        reason.__cause__ = error
         host.agree(refused(call, reason))
         return
     detail = host.agree(call, offer.address, offer.payload)
@@ -109,5 +109,5 @@ def _piece(node: SharedNode, call: Exchange, read: Read, place: Place | None) ->
             f"{node.ranks[node.rank]} takes {read.source}: this is a mistake in hpcdist"
         )
     shape = (*read.shape, *call.send.shape[len(call.shape) :])
-    whole = place.view(math.prod(shape) * call.recv.itemsize, call.recv.dtype)
-    return view_of(whole.reshape(shape), read.source)
+    whole = np.ndarray(shape, call.recv.dtype, place.memory, place.offset)
+    return view_of(whole, read.source)
