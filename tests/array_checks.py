@@ -564,3 +564,51 @@ def check_program(seed, length=20):
         same(whole(a), x, True, "\n".join(told))
         if x.size > 400:
             x, a = x[:7, :5], a[:7, :5]
+
+
+# ---- random indices
+
+
+def random_key(draw, shape):
+    """Return an index of integers, slices, newaxis and an ellipsis."""
+    key = []
+    for length in shape[: draw.integers(len(shape) + 1)]:
+        kind = draw.integers(4)
+        if kind == 0 and length:
+            key.append(int(draw.integers(-length, length)))
+        elif kind == 1:
+            key.append(slice(None))
+        else:
+            low, high = (int(each) for each in draw.integers(-length - 2, length + 3, 2))
+            step = int(draw.choice([-3, -2, -1, 1, 1, 2, 3]))
+            ends = [None if draw.integers(4) == 0 else each for each in (low, high)]
+            key.append(slice(*ends, step))
+    for _ in range(draw.integers(2)):
+        key.insert(int(draw.integers(len(key) + 1)), None)
+    if draw.integers(3) == 0:
+        key.append(Ellipsis)
+    return tuple(key)
+
+
+def check_index(seed):
+    """Choose by a random index, assign to what it chooses, and choose again from the result."""
+    draw = np.random.default_rng(seed)
+    shape = tuple(int(each) for each in draw.integers(0, 8, draw.integers(1, 4)))
+    x = np.arange(np.prod(shape), dtype="f8").reshape(shape)
+    mesh = draw.choice([*meshes()])
+    ways = placements_of(mesh, x.ndim)
+    a = spread(x, mesh, ways[draw.integers(len(ways))])
+    key = random_key(draw, shape)
+    told = f"seed {seed}: {a.layout} [{key}]"
+    chosen, wanted = a[key], x[key]
+    same(whole(chosen), wanted, True, told)
+    again = random_key(draw, wanted.shape)
+    same(whole(chosen[again]), wanted[again], True, f"{told} [{again}]")
+    value = np.asarray(wanted) * 2 - 5
+    if draw.integers(2):
+        ways = placements_of(mesh, value.ndim)
+        a[key] = spread(value, mesh, ways[draw.integers(len(ways))])
+    else:
+        a[key] = value
+    x[key] = value
+    same(whole(a), x, True, f"{told} = {value.shape}")
