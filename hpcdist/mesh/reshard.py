@@ -120,17 +120,15 @@ def _result(a: DistArray, layout: Layout, out: DistArray | None) -> tuple[DistAr
         got = f"{out.dtype} {out.layout!r}" if isinstance(out, DistArray) else repr(type(out))
         raise UsageError(f"out must be a DistArray, {a.dtype} {layout!r}, got {got}")
     own = out.local
+    if type(own) is not type(a.local):
+        raise UsageError(
+            f"out is on {out.device}, but the array on {a.device}; give memory of the same kind"
+        )
     if not getattr(own.flags, "writeable", True):
         raise UsageError("out is read-only; give an array that may be written")
-    if own.flags.c_contiguous and not _overlap(own, a.local):
+    if own.flags.c_contiguous and not np.may_share_memory(own, a.local):
         return out, own
     return out, room_for(layout, a.local)
-
-
-def _overlap(one: Any, other: Any) -> bool:
-    """Return whether memory may be the same: on a device that is not asked."""
-    on_host = type(one) is np.ndarray and type(other) is np.ndarray
-    return not on_host or np.may_share_memory(one, other)
 
 
 def _settle(made: DistArray, room: Any) -> None:
