@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import make_layout
 
 check = Checks()
+
+EXAMPLE = Path(__file__).parents[1] / "examples/heat.py"
 
 MODES = {"periodic": "wrap", "reflect": "reflect", "symmetric": "symmetric", "nearest": "edge"}
 """Boundaries, by the names that `np.pad` has for them."""
@@ -308,3 +312,19 @@ def wrong_local_functions_are_errors():
     with pytest.raises(UsageError, match="2 results, but out_placements is for 1"):
         dist.local_map(np.modf, [[Shard(0)]])(a)
     assert (dist.unshard_dtensor(a) == numbers((4, 3))).all()  # the ranks are still in step
+
+
+# ---- the example
+
+
+@check
+def heat_spreads_as_in_one_process():
+    heat = runpy.run_path(str(EXAMPLE))
+    rows, columns, steps = 37, 23, 12
+    words = ["--rows", rows, "--columns", columns, "--steps", steps]
+    found = heat["main"]([*map(str, words)])
+    wanted = heat["plate"](rows, columns)
+    for _ in range(steps):
+        wanted = heat["step"](np.pad(wanted, 1, "edge"))
+    np.testing.assert_array_equal(dist.unshard_dtensor(found), wanted)
+    assert 0 < wanted.max() < 100

@@ -10,6 +10,7 @@ import numpy as np
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.policy import without_rule
 from hpcdist.mesh.rules import (
+    along,
     comparing,
     creation,
     cumulative,
@@ -20,6 +21,7 @@ from hpcdist.mesh.rules import (
     reductions,
     seams,
     shapes,
+    statistics,
     taking,
 )
 from hpcdist.mesh.rules.basis import as_dist, delivered, mesh_of
@@ -35,6 +37,8 @@ FAMILIES = (
     cumulative,
     seams,
     creation,
+    along,
+    statistics,
     comparing,
     dtypes,
 )

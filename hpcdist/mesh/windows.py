@@ -187,8 +187,7 @@ def _plan(layout: Layout, windows: Windows, here: Coordinate) -> Plan:
         Give(number[reader], within(piece.box, own))
         for reader in mesh.coordinates()
         if reader != here
-        for piece in _pieces(layout, windows, reader)
-        if piece.owner == here
+        for piece in _pieces(layout, windows, reader, here)
     ]
     turns = [
         Turn(dim, run.target, run.target + run.length, run.how)
@@ -227,16 +226,24 @@ def _runs(layout: Layout, windows: Windows, place: Coordinate) -> list[list[Run]
     ]
 
 
-def _pieces(layout: Layout, windows: Windows, reader: Coordinate) -> Iterator[Piece]:
-    """Return the parts of which the window of a rank is made.
+def _pieces(
+    layout: Layout, windows: Windows, reader: Coordinate, giver: Coordinate | None = None
+) -> Iterator[Piece]:
+    """Return the parts of which the window of a rank is made, or those that one rank gives.
 
     Of ranks that hold the same it takes from the one of its own coordinate along their axis.
     """
+    cutting = {axis for axes in layout.axes for axis in axes}
+    if giver is not None and any(
+        giver[axis] != step for axis, step in enumerate(reader) if axis not in cutting
+    ):
+        return
     along = [
         [
             (span, digits, _target(run, span))
             for run in runs
             for span, digits in parts_of(layout, dim, run.source, run.end)
+            if giver is None or all(giver[axis] == digit for axis, digit in digits)
         ]
         for dim, runs in enumerate(_runs(layout, windows, reader))
     ]

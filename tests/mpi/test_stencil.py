@@ -10,7 +10,14 @@ def test_on_the_ranks_of_this_job(check):
     check()
 
 
-def test_where_no_memory_is_shared(world_with):
-    world_with(shared_heap_mb=0)
-    stencil_checks.a_stencil_comes_to_the_same_on_any_layout()
-    stencil_checks.neighbours_are_the_parts_of_other_ranks()
+@pytest.mark.parametrize(
+    "check",
+    [
+        stencil_checks.a_stencil_comes_to_the_same_on_any_layout,
+        stencil_checks.a_halo_is_deeper_than_the_parts,
+        stencil_checks.neighbours_are_the_parts_of_other_ranks,
+    ],
+)
+def test_between_nodes(check, world_with):
+    world_with(ranks_per_node=1)
+    check()

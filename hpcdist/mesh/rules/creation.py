@@ -22,6 +22,7 @@ from hpcdist.mesh.placements import Placement
 from hpcdist.mesh.process_mesh import ProcessMesh, get_mesh
 from hpcdist.mesh.rules.basis import (
     as_dist,
+    broadcast,
     cutting,
     is_dist,
     make,
@@ -233,6 +234,57 @@ def linspace(
     return _made(layout, part)
 
 
+def fftfreq(
+    n: int,
+    /,
+    *,
+    d: float = 1.0,
+    dtype: Any = None,
+    device: Any = None,
+    mesh: ProcessMesh | None = None,
+    placements: Placements | None = None,
+) -> DistArray:
+    """Return the frequencies of a Fourier transform of `n` elements at distances of `d`."""
+    return _frequencies(n, (n, n), d, dtype, device, mesh, placements)
+
+
+def rfftfreq(
+    n: int,
+    /,
+    *,
+    d: float = 1.0,
+    dtype: Any = None,
+    device: Any = None,
+    mesh: ProcessMesh | None = None,
+    placements: Placements | None = None,
+) -> DistArray:
+    """Return the frequencies, from 0 on, of a Fourier transform of `n` real elements."""
+    return _frequencies(n, (n // 2 + 1, 2 * n), d, dtype, device, mesh, placements)
+
+
+def _frequencies(
+    n: int,
+    places: tuple[int, int],
+    d: float,
+    dtype: Any,
+    device: Any,
+    mesh: ProcessMesh | None,
+    placements: Placements | None,
+) -> DistArray:
+    """Return ``places[0]`` frequencies; from half of ``places[1]`` on they are negative."""
+    _check_device(device)
+    length, period = places
+    layout = _layout((length,), mesh, placements)
+
+    def part(box: Box) -> Any:
+        ((lo, hi),) = box
+        numbers = np.arange(lo, hi)
+        numbers = np.where(numbers < (period + 1) // 2, numbers, numbers - period)
+        return (numbers * (1.0 / (n * d))).astype(dtype or float, copy=False)
+
+    return _made(layout, part)
+
+
 def eye(
     n_rows: int,
     n_cols: int | None = None,
@@ -350,7 +402,7 @@ def meshgrid(*arrays: Any, indexing: str = "xy", sparse: bool = False, copy: boo
 
 def _filled(grid: list[DistArray], index: int, place: int) -> DistArray:
     """Return one array of a grid, repeated along the dimensions of the others."""
-    shape = np.broadcast_shapes(*[each.shape for each in grid])
+    shape = broadcast(*[each.shape for each in grid])
     layout = make_layout(
         grid[0].layout.mesh,
         shape,

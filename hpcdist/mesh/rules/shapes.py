@@ -23,6 +23,7 @@ from hpcdist.mesh.rules.basis import (
     along,
     arranged,
     as_dist,
+    broadcast,
     cutting,
     delivered,
     dimension,
@@ -48,10 +49,10 @@ def permute_dims(x: Any, /, axes: Any = None) -> Any:
     if sorted(order) != [*range(ndim)]:
         raise ValueError(f"axes don't match array: {axes} for {ndim} dimensions")
     x = settled(x)
-    return make(x.local.transpose(order), arranged(x.layout, order))
+    return make(x.local.transpose(order), arranged(x.layout, order)) if order else x
 
 
-@rule("matrix_transpose")
+@rule("matrix_transpose", "linalg.matrix_transpose")
 def matrix_transpose(x: Any, /) -> Any:
     """Return the array with its last two dimensions exchanged."""
     if x.ndim < 2:
@@ -324,7 +325,7 @@ def broadcast_to(x: Any, /, shape: Any, subok: bool = False) -> Any:
     """Return the array as if repeated to a larger shape; new dimensions are not cut."""
     x = settled(x)
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    if np.broadcast_shapes(x.shape, shape) != shape:
+    if broadcast(x.shape, shape) != shape:
         raise ValueError(f"cannot broadcast an array of shape {x.shape} to {shape}")
     first = len(shape) - x.ndim
     stay = [length == shape[dim] for dim, length in enumerate(x.shape, first)]
@@ -347,7 +348,7 @@ def broadcast_arrays(*arrays: Any, subok: bool = False) -> Any:
     """Return arrays, each as if repeated to their common shape."""
     mesh = mesh_of(*arrays)
     given = [as_dist(each, mesh) for each in arrays]
-    shape = np.broadcast_shapes(*[each.shape for each in given])
+    shape = broadcast(*[each.shape for each in given])
     return tuple([broadcast_to(each, shape) for each in given])
 
 
@@ -465,7 +466,7 @@ def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> Any:
 def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Any:
     """Return the array with each element along a dimension repeated; nothing is moved."""
     if is_dist(repeats) or np.ndim(repeats):
-        return without_rule("repeat", np.repeat, (x, repeats), {"axis": axis})
+        return without_rule("numpy.repeat", np.repeat, (x, repeats), {"axis": axis})
     x = settled(ravel(x) if axis is None else x)
     dim, times = dimension(axis or 0, x.ndim), operator.index(repeats)
     cuts = [cut * times for cut in x.layout.cuts[dim]]
