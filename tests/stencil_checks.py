@@ -222,7 +222,7 @@ def different_halos_are_a_mismatch():
         return
     a = dist.shard_tensor(numbers((6, 2)), ProcessMesh([*range(dist.get_world_size())]), [Shard(0)])
     depth = 1 if dist.get_rank() else 2
-    with pytest.raises(MismatchError, match=r"halo \(\(2, 2\), \(2, 2\)\)"), a.halo(depth):
+    with pytest.raises(MismatchError, match=r"halo of depth \(\(2, 2\), \(2, 2\)\)"), a.halo(depth):
         pass
 
 

@@ -70,10 +70,9 @@ def neighbour(a: DistArray, axis: int = 0, offset: int = 1, boundary: Any = None
     a, dim, steps = settled(a), dimension(axis, a.ndim), int(offset)
     if boundary not in (None, "periodic"):
         raise UsageError(f'boundary must be "periodic" or None, got {boundary!r}')
-    layout = a.layout
-    parts = len(layout.cuts[dim]) - 1
 
-    def window(place: Coordinate) -> Box:
+    def window(layout: Layout, place: Coordinate) -> Box:
+        parts = len(layout.cuts[dim]) - 1
         number = part_number(layout, dim, place) + steps
         if boundary == "periodic":
             number %= parts
@@ -182,16 +181,26 @@ class Surroundings(NamedTuple):
 def extended(a: DistArray, around: Surroundings) -> Any:
     """Return this rank's part with what is around it."""
     layout = a.layout
-    bounded = [value is not None for value in around.values]
-    name = f"halo {around.depth}, {[edge.name.lower() for edge in around.edges]}, {bounded}"
-    moves = tuple(dim for dim, each in enumerate(around.depth) if any(each))
-    found = read_windows(
-        a, Windows(name, lambda place: around.window(layout, place), around.edges, moves)
-    )
+    found = read_windows(a, _windows(layout, around))
     here = layout.mesh.coordinate
-    if here is not None:
+    if here is not None and any(value is not None for value in around.values):
         values = [(value, value) for value in around.values]
         fill_beyond(found, around.window(layout, here), layout.shape, values)
+    return found
+
+
+def _windows(layout: Layout, around: Surroundings) -> Windows:
+    bounded = tuple([value is not None for value in around.values])
+    key = "halo", around.depth, around.edges, bounded
+    found: Windows | None = layout.memo.get(key)
+    if found is None:
+        beyond = [
+            "a value" if has_value else edge.name.lower()
+            for edge, has_value in zip(around.edges, bounded, strict=True)
+        ]
+        name = f"halo of depth {around.depth}, {' and '.join(beyond)} beyond the ends,"
+        moves = tuple(dim for dim, each in enumerate(around.depth) if any(each))
+        found = layout.remember(key, Windows(name, around.window, around.edges, moves))
     return found
 
 

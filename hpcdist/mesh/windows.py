@@ -51,14 +51,14 @@ class Windows(NamedTuple):
     Attributes:
         name: which ones, in words and as a key: ranks that mean the same windows of a layout have
             equal names.
-        window: the window of the rank at a coordinate.
+        window: returns the window of the rank at a coordinate, given the layout of the array.
         edges: for each dimension what is beyond its ends.
         moves: the dimensions along which any window is not the part itself.
 
     """
 
     name: str
-    window: Callable[[Coordinate], Box]
+    window: Callable[[Layout, Coordinate], Box]
     edges: tuple[Edge, ...]
     moves: tuple[int, ...]
 
@@ -175,7 +175,7 @@ def _plan(layout: Layout, windows: Windows, here: Coordinate) -> Plan:
     mesh = layout.mesh
     ranks = sorted(mesh.process_ids)
     number = {place: ranks.index(mesh.rank_at(place)) for place in mesh.coordinates()}
-    own, window = layout.box(here), windows.window(here)
+    own, window = layout.box(here), windows.window(layout, here)
     copies, reads = [], []
     for owner, box, target in _pieces(layout, windows, here):
         if owner == here:
@@ -221,7 +221,7 @@ def _runs(layout: Layout, windows: Windows, place: Coordinate) -> list[list[Run]
     return [
         [*runs_of(lo, hi, length, edge)]
         for (lo, hi), length, edge in zip(
-            windows.window(place), layout.shape, windows.edges, strict=True
+            windows.window(layout, place), layout.shape, windows.edges, strict=True
         )
     ]
 

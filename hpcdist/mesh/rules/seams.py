@@ -53,7 +53,7 @@ def roll(x: Any, /, shift: Any, axis: Any = None) -> Any:
 def _shifted(x: DistArray, layout: Layout, steps: list[int], edge: Edge) -> Any:
     """Return this rank's part of an array in a layout, moved by `steps` along each dimension."""
 
-    def window(place: Coordinate) -> Box:
+    def window(_: Layout, place: Coordinate) -> Box:
         return tuple(
             [
                 (lo - step, hi - step)
@@ -211,7 +211,7 @@ def _convolve(x: DistArray, weights: Any, mode: str) -> DistArray:
     *cuts, _ = (min(cut, count) for cut in x.layout.cuts[0])
     layout = replaced(x.layout, 0, (*cuts, count))
 
-    def window(place: Coordinate) -> Box:
+    def window(_: Layout, place: Coordinate) -> Box:
         ((lo, hi),) = layout.box(place)
         return ((max(lo + first - reach, 0), min(hi + first, length)) if lo < hi else (0, 0),)
 
