@@ -258,6 +258,13 @@ SHAPES = [
         np.fliplr(a)
         np.roll(a, 2, axis=0)
         np.roll(a, -3)
+        np.roll(a, 0)
+        np.roll(a, 5, axis=0)
+        np.tile(a, 1)
+        np.tile(a, (0, 2))
+        np.meshgrid(a[0], a[:, 0])
+        np.meshgrid(a[0])
+        np.meshgrid(a[0], a[1], sparse=True)
         np.roll(a, (1, 2), (0, 1))
         a.reshape(20)
         a.reshape(-1, 2)
@@ -311,6 +318,8 @@ INDEX = [
         a[2:2]
         a[7:]
         a[None, 2, ..., None]
+        a[: np.sum(a[0] >= 0)]
+        a[np.argmax(a[:, 0])]
         a[a > 0]
         a[a[:, 0] > 0]
         a[np.array([True, False, True, True, False])]
@@ -653,3 +662,30 @@ def check_index(seed):
         a[key] = value
     x[key] = value
     same(whole(a), x, True, f"{told} = {value.shape}")
+
+
+# ---- whose memory a result has
+
+
+def arrays_in(value):
+    """Return the arrays of a result."""
+    if isinstance(value, (tuple, list)):
+        return [each for one in value for each in arrays_in(one)]
+    if isinstance(value, np.generic):
+        return [np.array(value)]
+    return [value] if isinstance(value, (np.ndarray, DistArray)) else []
+
+
+def check_memory(row):
+    """A result has memory of its own wherever NumPy's has."""
+    given = [numbers(shape, row.dtype, seed) for seed, shape in enumerate(row.shapes)]
+    wanted = arrays_in(row.function(*given))
+    mesh = dist.ProcessMesh([*range(dist.get_world_size())])
+    for placements in ([R], [S0]):
+        if S0 in placements and not all(row.shapes):
+            continue
+        arrays = [spread(x, mesh, placements) for x in given]
+        for found, theirs in zip(arrays_in(row.function(*arrays)), wanted, strict=True):
+            for a, x in zip(arrays, given, strict=True):
+                shared = np.shares_memory(found.local, a.local)
+                assert not shared or np.shares_memory(theirs, x), (row.name, placements)

@@ -9,6 +9,7 @@ from array_checks import (
     check_default_mesh,
     check_grids,
     check_index,
+    check_memory,
     check_program,
     check_row,
 )
@@ -87,3 +88,8 @@ def test_random_indices_choose_what_they_choose_in_numpy(ranks):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_many_random_indices_choose_what_they_choose_in_numpy(ranks):
     dist.simulate(ranks, lambda: [check_index(seed) for seed in range(100, 500)])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_result_has_memory_of_its_own_where_that_of_numpy_has(family):
+    dist.simulate(2, lambda: [check_memory(row) for row in FAMILIES[family]])
