@@ -195,6 +195,27 @@ def contributions_are_combined_before_a_stencil():
 
 
 @check
+def ranks_outside_the_mesh_have_nothing():
+    x, inside = numbers((6,)), dist.get_rank() == 0
+    a = dist.shard_tensor(x, ProcessMesh([0]), [Shard(0)])
+    for function in (
+        lambda a: np.roll(a, 1),
+        np.gradient,
+        lambda a: np.pad(a, 1),
+        lambda a: np.pad(a, (2, 0), "edge"),
+        lambda a: np.convolve(a, [1.0, 2.0]),
+        lambda a: np.convolve([1.0, 2.0], a, "same"),
+    ):
+        found, wanted = function(a), function(x)
+        assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+        np.testing.assert_array_equal(found.local, wanted if inside else [])
+    found = dist.map_overlap(lambda u: u * 2, a, depth=1, boundary="periodic")
+    np.testing.assert_array_equal(found.local, x * 2 if inside else [])
+    with a.halo(1) as part:
+        assert part.shape == ((6,) if inside else (0,))
+
+
+@check
 def wrong_stencils_are_errors():
     mesh = ProcessMesh([*range(dist.get_world_size())])
     a = dist.shard_tensor(numbers((6, 2)), mesh, [Shard(0)])

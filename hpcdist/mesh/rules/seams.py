@@ -197,12 +197,15 @@ def convolve(a: Any, v: Any, mode: str = "full") -> Any:
     if kernel.size > x.size:
         x, kernel = kernel, x
     weights = resharded(kernel, uncut(kernel.layout)).local
-    return _convolve(x, weights, mode)
+    return _convolve(x, weights, kernel.size - 1, mode)
 
 
-def _convolve(x: DistArray, weights: Any, mode: str) -> DistArray:
-    """Return the places from `first` on of the full convolution, as many as the mode says."""
-    length, reach = x.size, weights.size - 1
+def _convolve(x: DistArray, weights: Any, reach: int, mode: str) -> DistArray:
+    """Return the places from `first` on of the full convolution, as many as the mode says.
+
+    A place of it is of one in `x` and of `reach` before that.
+    """
+    length = x.size
     first, count = {
         "full": (0, length + reach),
         "same": (reach // 2, length),
@@ -220,8 +223,8 @@ def _convolve(x: DistArray, weights: Any, mode: str) -> DistArray:
     )
     ((lo, hi),) = own_box(layout)
     if lo == hi:
-        one = np.ones(1, x.dtype)
-        return make(np.convolve(one, weights[:1])[:0], layout)
+        nothing = np.convolve(np.ones(1, x.dtype), np.ones(1, weights.dtype))[:0]
+        return make(nothing, layout)
     found = np.convolve(part, weights, "full")
     start = lo + first - max(lo + first - reach, 0)
     return make(found[start : start + hi - lo].copy(), layout)
