@@ -28,6 +28,7 @@ RANKS = {
     "memory": (2,),
     "shared": (2,),
     "lists": (2,),
+    "arrays": (2,),
     "device": (1,),
     "checkpoint": (2,),
 }

@@ -136,7 +136,7 @@ from hpcdist.transport.waiting import wait_all as wait_all, wait_any as wait_any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from hpcdist import checkpoint as checkpoint, sharding as sharding
+    from hpcdist import array as array, checkpoint as checkpoint, sharding as sharding
     from hpcdist.checkpoint.paddle import (
         load_merged_state_dict as load_merged_state_dict,
         load_state_dict as load_state_dict,
@@ -153,6 +153,7 @@ if TYPE_CHECKING:
         unshard_dtensor as unshard_dtensor,
     )
     from hpcdist.mesh.dist_array import DistArray as DistArray
+    from hpcdist.mesh.local_map import local_map as local_map
     from hpcdist.mesh.picture import visualize_sharding as visualize_sharding
     from hpcdist.mesh.placements import (
         DistAttr as DistAttr,
@@ -162,12 +163,14 @@ if TYPE_CHECKING:
         Replicate as Replicate,
         Shard as Shard,
     )
+    from hpcdist.mesh.policy import array_policy as array_policy
     from hpcdist.mesh.process_mesh import (
         ProcessMesh as ProcessMesh,
         create_mesh as create_mesh,
         get_mesh as get_mesh,
         set_mesh as set_mesh,
     )
+    from hpcdist.mesh.stencil import map_overlap as map_overlap
 
 __version__ = "0.1.0"
 
@@ -180,6 +183,8 @@ _LAZY = {
     "ReduceType": "hpcdist.mesh.placements",
     "Replicate": "hpcdist.mesh.placements",
     "Shard": "hpcdist.mesh.placements",
+    "array": "hpcdist.array",
+    "array_policy": "hpcdist.mesh.policy",
     "checkpoint": "hpcdist.checkpoint",
     "create_mesh": "hpcdist.mesh.process_mesh",
     "dtensor_from_fn": "hpcdist.mesh.api",
@@ -188,6 +193,8 @@ _LAZY = {
     "get_mesh": "hpcdist.mesh.process_mesh",
     "load_merged_state_dict": "hpcdist.checkpoint.paddle",
     "load_state_dict": "hpcdist.checkpoint.paddle",
+    "local_map": "hpcdist.mesh.local_map",
+    "map_overlap": "hpcdist.mesh.stencil",
     "reshard": "hpcdist.mesh.api",
     "save_group_sharded_model": "hpcdist.checkpoint.paddle",
     "save_state_dict": "hpcdist.checkpoint.paddle",

@@ -136,7 +136,7 @@ def _pieces(
     if not contributions:
         return
     near = _near(src, dst, coordinate, roles)
-    along = [[*_parts(src, dim, lo, hi)] for dim, (lo, hi) in enumerate(want)]
+    along = [[*parts_of(src, dim, lo, hi)] for dim, (lo, hi) in enumerate(want)]
     for parts in itertools.product(*along):
         owner = [*near]
         for _, digits in parts:
@@ -174,7 +174,7 @@ def _near(src: Layout, dst: Layout, coordinate: Coordinate, roles: _Roles) -> Co
     return tuple(near)
 
 
-def _parts(
+def parts_of(
     layout: Layout, dim: int, lo: int, hi: int
 ) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]]]]:
     """Return what parts along a dimension have between `lo` and `hi`, and whose they are.

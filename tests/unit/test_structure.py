@@ -22,6 +22,7 @@ LAYERS = [
     "transport",
     "comm",
     "mesh",
+    "array",
     "checkpoint",
     "data",
     "optim",

@@ -1,0 +1,134 @@
+"""NumPy's protocols: what ``np.exp(a)``, ``np.sum(a)`` and the like do with a DistArray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hpcdist.mesh.dist_array import DistArray
+from hpcdist.mesh.policy import without_rule
+from hpcdist.mesh.rules import (
+    along,
+    comparing,
+    creation,
+    cumulative,
+    dtypes,
+    masks,
+    pointwise,
+    products,
+    reductions,
+    seams,
+    shapes,
+    statistics,
+    taking,
+)
+from hpcdist.mesh.rules.basis import as_dist, delivered, mesh_of
+from hpcdist.mesh.rules.table import FUNCTIONS, UFUNCS
+
+FAMILIES = (
+    pointwise,
+    reductions,
+    shapes,
+    masks,
+    taking,
+    products,
+    cumulative,
+    seams,
+    creation,
+    along,
+    statistics,
+    comparing,
+    dtypes,
+)
+"""The modules that enter rules into the table."""
+
+_ndarray = np.ndarray
+_new = object.__new__
+
+
+def array_ufunc(self: DistArray, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+    """Compute a ufunc of NumPy's, or one of its methods."""
+    if method == "__call__":
+        if not options and len(inputs) == 1 and ufunc.signature is None:
+            layout = self.layout
+            if not layout.is_partial:
+                part = ufunc(self.local)
+                if part.__class__ is _ndarray:
+                    made = _new(DistArray)
+                    made.local, made.layout = part, layout
+                    return made
+                return pointwise.pointwise(ufunc, self)
+        if ufunc.signature is None:
+            return pointwise.apply(ufunc, inputs, options)
+        if ufunc in UFUNCS:
+            return UFUNCS[ufunc](*inputs, **options)
+        return without_rule(ufunc.__name__, ufunc, inputs, options)
+    if method in _METHODS:
+        found = _METHODS[method](ufunc)
+        if found is not None:
+            return found(*inputs, **options)
+    return without_rule(f"{ufunc.__name__}.{method}", getattr(ufunc, method), inputs, options)
+
+
+_REDUCTIONS: dict[Any, Callable[..., Any]] = {
+    np.add: reductions.sum,
+    np.multiply: reductions.prod,
+    np.maximum: reductions.max,
+    np.minimum: reductions.min,
+    np.logical_or: reductions.any,
+    np.logical_and: reductions.all,
+}
+
+
+def _reduce(ufunc: Any) -> Callable[..., Any] | None:
+    function = _REDUCTIONS.get(ufunc)
+    if function is None:
+        return None
+
+    def reduce(x: Any, axis: Any = 0, dtype: Any = None, out: Any = None, **options: Any) -> Any:
+        if dtype is not None:
+            options["dtype"] = dtype
+        return delivered(function(x, axis=axis, **options), out)
+
+    return reduce
+
+
+def _accumulate(ufunc: Any) -> Callable[..., Any] | None:
+    function = {np.add: cumulative.cumsum, np.multiply: cumulative.cumprod}.get(ufunc)
+    if function is None:
+        return None
+
+    def accumulate(x: Any, axis: int = 0, dtype: Any = None, out: Any = None) -> Any:
+        return delivered(function(x, axis, dtype), out)
+
+    return accumulate
+
+
+def _outer(ufunc: Any) -> Callable[..., Any]:
+    def outer(a: Any, b: Any, /, **options: Any) -> Any:
+        mesh = mesh_of(a, b)
+        x, y = as_dist(a, mesh), as_dist(b, mesh)
+        x = shapes.expand_dims(x, [*range(x.ndim, x.ndim + y.ndim)]) if y.ndim else x
+        return pointwise.apply(ufunc, (x, y), options)
+
+    return outer
+
+
+_METHODS: dict[str, Callable[[Any], Callable[..., Any] | None]] = {
+    "reduce": _reduce,
+    "accumulate": _accumulate,
+    "outer": _outer,
+}
+
+
+def array_function(self: DistArray, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """Compute a function of NumPy's by its rule."""
+    found = FUNCTIONS.get(function)
+    if found is not None:
+        return found(*args, **kwargs)
+    if not all(issubclass(each, (DistArray, np.ndarray, np.generic)) for each in types):
+        return NotImplemented
+    name = f"{function.__module__}.{function.__name__}"
+    return without_rule(name, function, args, kwargs)

@@ -1,0 +1,211 @@
+"""What the rules are written with: layouts made of layouts, and results combined over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hpcdist.comm.collectives import all_reduce
+from hpcdist.errors import UsageError
+from hpcdist.mesh.boxes import Box
+from hpcdist.mesh.dist_array import DistArray
+from hpcdist.mesh.layout import Layout, make_layout
+from hpcdist.mesh.process_mesh import Coordinate, ProcessMesh
+from hpcdist.mesh.reshard import reshard_to
+from hpcdist.transport.reduction import ReduceOp
+
+make = DistArray._of
+AxisError = getattr(np, "exceptions", np).AxisError  # `np.exceptions` is of NumPy 1.25
+
+
+def is_dist(value: Any) -> bool:
+    """Return whether `value` is a `DistArray`."""
+    return value.__class__ is DistArray
+
+
+def result_array(value: Any) -> Any:
+    """Return what a function gave as an array: NumPy gives scalars where others give 0-d arrays."""
+    return np.asarray(value) if isinstance(value, (np.generic, int, float, complex)) else value
+
+
+# ---- layouts
+
+
+def whole_on(mesh: ProcessMesh, shape: Sequence[int]) -> Layout:
+    """Return the layout in which every rank has all of the array."""
+    return make_layout(mesh, shape, ((),) * len(shape))
+
+
+def uncut(layout: Layout, dims: Iterable[int] | None = None) -> Layout:
+    """Return the layout without cuts along `dims` (None: along all), and without contributions."""
+    key = "uncut", None if dims is None else tuple(dims)
+    found = layout.memo.get(key)
+    if found is None:
+        free = range(len(layout.shape)) if key[1] is None else key[1]
+        axes = [() if dim in free else cutting for dim, cutting in enumerate(layout.axes)]
+        cuts = [None if dim in free else cut for dim, cut in enumerate(layout.cuts)]
+        found = layout.remember(key, make_layout(layout.mesh, layout.shape, axes, cuts))
+    return found
+
+
+def arranged(layout: Layout, dims: Sequence[int | None]) -> Layout:
+    """Return the layout of an array whose dimensions are `dims` of another; None is a new one."""
+    return make_layout(
+        layout.mesh,
+        [1 if dim is None else layout.shape[dim] for dim in dims],
+        [() if dim is None else layout.axes[dim] for dim in dims],
+        [None if dim is None else layout.cuts[dim] for dim in dims],
+    )
+
+
+def replaced(layout: Layout, dim: int, cuts: Sequence[int]) -> Layout:
+    """Return the layout with other boundaries along one dimension."""
+    shape, all_cuts = [*layout.shape], [*layout.cuts]
+    shape[dim], all_cuts[dim] = cuts[-1], tuple(cuts)
+    return make_layout(layout.mesh, shape, layout.axes, all_cuts)
+
+
+def cutting(layout: Layout, dims: Iterable[int]) -> tuple[int, ...]:
+    """Return the axes of the mesh that cut any of `dims`."""
+    return tuple(axis for dim in dims for axis in layout.axes[dim])
+
+
+def own_box(layout: Layout) -> Box:
+    """Return what this rank has; an empty box outside the mesh."""
+    here = layout.mesh.coordinate
+    return ((0, 0),) * len(layout.shape) if here is None else layout.box(here)
+
+
+def own_slices(layout: Layout) -> tuple[slice, ...]:
+    """Return where this rank's part is in the whole array."""
+    return tuple([slice(lo, hi) for lo, hi in own_box(layout)])
+
+
+# ---- arrays
+
+
+def resharded(array: DistArray, layout: Layout) -> DistArray:
+    """Return the array in a layout; itself if it is in that."""
+    return array if array.layout is layout else reshard_to(array, layout)
+
+
+def settled(array: DistArray) -> DistArray:
+    """Return the array with its contributions combined, if it has any."""
+    return resharded(array, uncut(array.layout, ())) if array.layout.is_partial else array
+
+
+def as_dist(value: Any, mesh: ProcessMesh) -> DistArray:
+    """Return `value` as a DistArray; an ordinary array is taken to be the same on every rank."""
+    if is_dist(value):
+        return settled(value)
+    whole = np.asarray(value)
+    return make(whole, whole_on(mesh, whole.shape))
+
+
+def mesh_of(*values: Any) -> ProcessMesh:
+    """Return the mesh of the arrays and layouts among `values`; refuse several meshes."""
+    found: Layout | None = None
+    for value in values:
+        if value.__class__ is not DistArray and value.__class__ is not Layout:
+            continue
+        layout = value.layout if isinstance(value, DistArray) else value
+        if found is None:
+            found = layout
+        elif found.mesh is not layout.mesh and found.mesh != layout.mesh:
+            raise UsageError(
+                f"the arrays are on different meshes, {found!r} and {layout!r}; move one of them "
+                "first, for example by dist.reshard(b, a.process_mesh, a.placements)"
+            )
+    if found is None:
+        raise UsageError("none of the arguments is a DistArray; dist.shard_tensor makes them")
+    return found.mesh
+
+
+def delivered(result: DistArray, out: Any) -> DistArray:
+    """Return `result`, or `out` with it written into."""
+    if isinstance(out, tuple):
+        (out,) = out
+    if out is None:
+        return result
+    if not is_dist(out) or out.shape != result.shape or out.layout.is_partial:
+        raise UsageError(
+            f"out must be a DistArray of shape {result.shape} without Partial placements, got "
+            f"{out!r}"
+        )
+    mesh_of(out, result)
+    if not np.can_cast(result.dtype, out.dtype, "same_kind"):
+        raise UsageError(f"a result of {result.dtype} cannot be written to an out of {out.dtype}")
+    out.local[...] = resharded(result, out.layout).local
+    return out  # type: ignore[no-any-return]
+
+
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape to which arrays of these shapes are broadcast."""
+    ndim = max(map(len, shapes))
+    lengths = [1] * ndim
+    for shape in shapes:
+        for dim, length in enumerate(shape, ndim - len(shape)):
+            if lengths[dim] == 1:
+                lengths[dim] = length
+            elif length not in (1, lengths[dim]):
+                told = " ".join(map(str, map(tuple, shapes)))
+                raise ValueError(f"operands could not be broadcast together with shapes {told}")
+    return tuple(lengths)
+
+
+def along(dim: int, *items: Any) -> tuple[Any, ...]:
+    """Return the index that is `items` from dimension `dim` on, and everything before."""
+    return (slice(None),) * dim + items
+
+
+def dimensions(axis: Any, ndim: int) -> tuple[int, ...]:
+    """Return the dimensions that `axis` means, ascending; None means all."""
+    if axis is None:
+        return tuple(range(ndim))
+    given = axis if isinstance(axis, (tuple, list)) else (axis,)
+    found = tuple(dimension(each, ndim) for each in given)
+    if len({*found}) < len(found):
+        raise ValueError("duplicate value in 'axis'")
+    return tuple(sorted(found))
+
+
+def dimension(axis: Any, ndim: int) -> int:
+    """Return the dimension that `axis` means."""
+    number = axis.__index__()
+    if not -ndim <= number < ndim:
+        raise AxisError(number, ndim)
+    return number % ndim  # type: ignore[no-any-return]
+
+
+def combined(part: Any, mesh: ProcessMesh, axes: Iterable[int], op: ReduceOp) -> Any:
+    """Reduce an array of this rank over axes of the mesh, in place, and return it."""
+    axes = [axis for axis in axes if mesh.shape[axis] > 1]
+    if not axes or not part.size or mesh.coordinate is None:
+        return part
+    if len(axes) == sum(length > 1 for length in mesh.shape):
+        all_reduce(part, op, mesh.group)
+        return part
+    for axis in axes:
+        all_reduce(part, op, mesh.get_group(mesh.dim_names[axis]))
+    return part
+
+
+def part_number(layout: Layout, dim: int, place: Coordinate | None = None) -> int:
+    """Return which of the parts along a dimension this rank, or that at a place, has.
+
+    It is 0 outside the mesh.
+    """
+    number, here = 0, layout.mesh.coordinate if place is None else place
+    for axis in layout.axes[dim] if here is not None else ():
+        number = number * layout.mesh.shape[axis] + here[axis]  # type: ignore[index]
+    return number
+
+
+def of_all_parts(part: Any, layout: Layout, dim: int) -> Any:
+    """Return what each part along a dimension has to tell: arrays of one shape, stacked."""
+    told = np.zeros((len(layout.cuts[dim]) - 1, *part.shape), part.dtype)
+    told[part_number(layout, dim)] = part
+    # Only one rank of those that are added has other than 0 in a row.
+    return combined(told, layout.mesh, layout.axes[dim], ReduceOp.SUM)

@@ -1,0 +1,240 @@
+"""Functions of one element each: all ufuncs, `where`, `clip`, `astype` and the like.
+
+[Note: pointwise] The largest argument stays where it is; of equally large ones the first that is
+cut. The others are moved to its layout, where they are not there already: along a dimension in
+which an argument has length 1 it is not cut. A dimension that the largest one lacks is cut as in
+the next largest. Ordinary arrays are taken to be the same on every rank, which takes its part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hpcdist.errors import UsageError
+from hpcdist.mesh.dist_array import DistArray
+from hpcdist.mesh.layout import Layout, make_layout
+from hpcdist.mesh.rules.basis import (
+    broadcast,
+    delivered,
+    is_dist,
+    make,
+    mesh_of,
+    own_slices,
+    resharded,
+    result_array,
+    settled,
+    uncut,
+)
+from hpcdist.mesh.rules.table import rule
+
+Whereabouts = Layout | tuple[int, ...] | None
+"""Of an argument: its layout; of an ordinary array its shape; None for a number."""
+
+
+def pointwise(function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    """Return `function` of arrays, at least one of them a DistArray, element by element."""
+    layout, parts = aligned(inputs)
+    result = function(*parts, **options)
+    if isinstance(result, tuple):
+        return tuple([make(result_array(each), layout) for each in result])
+    return make(result_array(result), layout)
+
+
+def aligned(inputs: tuple[Any, ...], target: Layout | None = None) -> tuple[Layout, list[Any]]:
+    """Return the layout of a result (`target`, if given), and this rank's parts of the inputs."""
+    inputs = tuple([settled(each) if is_dist(each) else each for each in inputs])
+    found = [_whereabouts(each) for each in inputs]
+    layouts = [each for each in found if each.__class__ is Layout]
+    home = layouts[0] if target is None else target
+    key = "pointwise", target, *found
+    plan = home.memo.get(key)
+    if plan is None:
+        mesh_of(*inputs, home)
+        plan = home.remember(key, _plan(found, target))
+    layout, wanted = plan
+    return layout, [_part(each, want) for each, want in zip(inputs, wanted, strict=True)]
+
+
+def _whereabouts(value: Any) -> Whereabouts:
+    if value.__class__ is DistArray:
+        return value.layout
+    shape = np.shape(value) if isinstance(value, (list, tuple)) else getattr(value, "shape", ())
+    return shape or None
+
+
+def _part(value: Any, want: Layout | None) -> Any:
+    if want is None:
+        return value
+    if value.__class__ is DistArray:
+        return value.local if value.layout is want else resharded(value, want).local
+    return np.asarray(value)[own_slices(want)]
+
+
+def _plan(found: list[Whereabouts], target: Layout | None) -> tuple[Layout, list[Layout | None]]:
+    """Return the layout of the result, and in which layout each input is wanted."""
+    shapes = [each.shape if isinstance(each, Layout) else each or () for each in found]
+    shape = broadcast(*shapes)
+    if target is None:
+        target = _result(shape, [each for each in found if isinstance(each, Layout)])
+    elif broadcast(shape, target.shape) != target.shape:
+        raise ValueError(
+            f"non-broadcastable output operand with shape {target.shape} doesn't match the "
+            f"broadcast shape {shape}"
+        )
+    return target, [
+        None if each is None else part_of(target, own)
+        for each, own in zip(found, shapes, strict=True)
+    ]
+
+
+def _result(shape: tuple[int, ...], layouts: list[Layout]) -> Layout:
+    """Return the layout of a result, see [Note: pointwise]."""
+    size = {layout: math.prod(layout.shape) for layout in layouts}
+    ordered = sorted(layouts, key=lambda each: (-size[each], each.is_replicated))
+    if ordered[0].shape == shape:
+        return ordered[0]
+    axes: dict[int, tuple[int, ...]] = {}
+    cuts: dict[int, tuple[int, ...]] = {}
+    used: set[int] = set()
+    for layout in ordered:
+        first = len(shape) - len(layout.shape)
+        for dim, length in enumerate(layout.shape, first):
+            if dim in axes or length != shape[dim]:
+                continue
+            own = layout.axes[dim - first]
+            axes[dim] = () if used.intersection(own) else own
+            used.update(axes[dim])
+            if axes[dim]:
+                cuts[dim] = layout.cuts[dim - first]
+    dims = range(len(shape))
+    return make_layout(
+        ordered[0].mesh, shape, [axes.get(dim, ()) for dim in dims], [cuts.get(dim) for dim in dims]
+    )
+
+
+def part_of(target: Layout, shape: tuple[int, ...]) -> Layout:
+    """Return the layout of an array of `shape` whose parts broadcast to those of `target`."""
+    if shape == target.shape:
+        return uncut(target, ()) if target.is_partial else target
+    first = len(target.shape) - len(shape)
+    same = [length == target.shape[dim] for dim, length in enumerate(shape, first)]
+    return make_layout(
+        target.mesh,
+        shape,
+        [target.axes[dim] if fits else () for dim, fits in enumerate(same, first)],
+        [target.cuts[dim] if fits else None for dim, fits in enumerate(same, first)],
+    )
+
+
+def into(function: Callable[..., Any], inputs: tuple[Any, ...], out: Any, options: Any) -> Any:
+    """Write `function` of the inputs into DistArrays, element by element, where they lie."""
+    outs = out if isinstance(out, tuple) else (out,)
+    if not all(is_dist(each) for each in outs):
+        if any(each is not None for each in outs if not is_dist(each)):
+            raise UsageError(
+                "out must be a DistArray, as an argument is one: dist.array.empty makes it; got "
+                f"{[type(each).__name__ for each in outs]}"
+            )
+        result = pointwise(function, *inputs, **options)
+        return tuple(
+            [
+                one if to is None else delivered(one, to)
+                for one, to in zip(result, outs, strict=True)
+            ]
+        )
+    target = outs[0].layout
+    if any(each.layout is not target for each in outs) or target.is_partial:
+        raise UsageError(f"all out must have one layout without Partial, got {outs}")
+    where = options.pop("where", True)
+    _, parts = aligned((*inputs, where), target)
+    function(*parts[:-1], where=parts[-1], out=tuple(each.local for each in outs), **options)
+    return outs if len(outs) > 1 else outs[0]
+
+
+def apply(function: Callable[..., Any], inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Return what a ufunc gives for these arguments, which may name `out` and `where`."""
+    out = options.pop("out", None)
+    if out is not None:
+        return into(function, inputs, out, options)
+    if not options:
+        return pointwise(function, *inputs)
+    where = options.pop("where", True)
+    if where is True:
+        return pointwise(function, *inputs, **options)
+    return pointwise(
+        lambda *parts: function(*parts[:-1], where=parts[-1], **options), *inputs, where
+    )
+
+
+# ---- the table: these are no ufuncs, but of one element each all the same
+
+
+@rule("clip", method=True)
+def clip(x: Any, /, min: Any = None, max: Any = None, out: Any = None, **options: Any) -> Any:
+    """Return the elements, those outside the limits replaced by them."""
+    min, max = options.pop("a_min", min), options.pop("a_max", max)
+    if min is None and max is None:
+        return delivered(pointwise(np.positive, x), out)
+    limits = [each for each in (min, max) if each is not None]
+
+    def function(part: Any, *given: Any) -> Any:
+        lower = given[0] if min is not None else None
+        upper = given[-1] if max is not None else None
+        return np.clip(part, lower, upper, **options)
+
+    return delivered(pointwise(function, x, *limits), out)
+
+
+@rule("round", "around", method=True)
+def around(x: Any, /, decimals: int = 0, out: Any = None) -> Any:
+    """Return the elements rounded to a number of decimals."""
+    return delivered(pointwise(lambda part: np.round(part, decimals), x), out)
+
+
+@rule("astype", method=True)
+def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None, **options: Any) -> Any:
+    """Return the elements in another dtype."""
+    same = x.dtype == np.dtype(dtype)
+    return x if same and not copy else pointwise(lambda part: part.astype(dtype, **options), x)
+
+
+@rule("copy", method=True)
+def copy(a: Any, order: str = "K", subok: bool = False) -> Any:
+    """Return a copy."""
+    return make(a.local.copy(), a.layout)
+
+
+@rule("real")
+def real(x: Any, /) -> Any:
+    """Return the real parts: of real numbers the array itself."""
+    return pointwise(np.real, x)
+
+
+@rule("imag")
+def imag(x: Any, /) -> Any:
+    """Return the imaginary parts."""
+    return pointwise(np.imag, x)
+
+
+@rule("isclose")
+def isclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Any:
+    """Return where two arrays are equal within a tolerance."""
+    return pointwise(lambda x, y: np.isclose(x, y, rtol=rtol, atol=atol, equal_nan=equal_nan), a, b)
+
+
+def _row(name: str) -> None:
+    numpys = getattr(np, name)
+
+    def computed(x: Any, /, **options: Any) -> Any:
+        return pointwise(numpys, x, **options)
+
+    computed.__name__, computed.__doc__ = name, numpys.__doc__
+    rule(name)(computed)
+
+
+for _name in ("nan_to_num", "angle", "sinc", "iscomplex", "isreal", "fix", "isneginf", "isposinf"):
+    _row(_name)
