@@ -191,6 +191,7 @@ _LAZY = {
     "get_mesh": "hpcdist.mesh.process_mesh",
     "load_merged_state_dict": "hpcdist.checkpoint.paddle",
     "load_state_dict": "hpcdist.checkpoint.paddle",
+    "random": "hpcdist.mesh.random",
     "reshard": "hpcdist.mesh.api",
     "save_group_sharded_model": "hpcdist.checkpoint.paddle",
     "save_state_dict": "hpcdist.checkpoint.paddle",

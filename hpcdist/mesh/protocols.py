@@ -18,7 +18,11 @@ from hpcdist.mesh.rules import (
     pointwise,
     products,
     reductions,
+    searching,
+    sets,
     shapes,
+    sorting,
+    statistics,
     taking,
 )
 from hpcdist.mesh.rules.basis import as_dist, delivered, mesh_of
@@ -35,6 +39,10 @@ FAMILIES = (
     creation,
     comparing,
     dtypes,
+    sorting,
+    sets,
+    searching,
+    statistics,
 )
 """The modules that enter rules into the table."""
 
