@@ -63,7 +63,7 @@ def whole(value):
         check_parts(value)
         return dist.unshard_dtensor(value)
     if isinstance(value, (tuple, list)):
-        return type(value)(map(whole, value))
+        return tuple(map(whole, value))
     return value
 
 
@@ -258,6 +258,13 @@ SHAPES = [
         np.fliplr(a)
         np.roll(a, 2, axis=0)
         np.roll(a, -3)
+        np.roll(a, 0)
+        np.roll(a, 5, axis=0)
+        np.tile(a, 1)
+        np.tile(a, (0, 2))
+        np.meshgrid(a[0], a[:, 0])
+        np.meshgrid(a[0])
+        np.meshgrid(a[0], a[1], sparse=True)
         np.roll(a, (1, 2), (0, 1))
         a.reshape(20)
         a.reshape(-1, 2)
@@ -380,7 +387,68 @@ CUMULATIVE = [
     *_rows("np.cumsum(a, 0)\nnp.cumsum(a)\nnp.diff(a, axis=0)", ((0, 4),)),
 ]
 
+ALONG = [
+    *_rows("""
+        np.sort(a)
+        np.sort(a, axis=0)
+        np.argsort(a, axis=0, kind="stable")
+        np.argsort(a, kind="stable")
+        np.median(a, axis=0)
+        np.median(a, axis=1, keepdims=True)
+        np.quantile(a, [0.25, 0.5], axis=0)
+        np.percentile(a, 30, axis=1)
+    """),
+    *_rows("""
+        np.fft.fft(a)
+        np.fft.fft(a, axis=0)
+        np.fft.ifft(a, 7, axis=0)
+        np.fft.rfft(a, axis=0)
+        np.fft.irfft(a, axis=1)
+        np.fft.fft2(a)
+        np.fft.ifft2(a)
+        np.fft.rfft2(a)
+        np.fft.irfft2(a)
+        np.fft.fftn(a)
+        np.fft.fftshift(a)
+        np.fft.ifftshift(a, axes=0)
+        np.linalg.norm(a)
+        np.linalg.norm(a, axis=0)
+        np.linalg.norm(a, 1, axis=1, keepdims=True)
+        np.linalg.norm(a, np.inf, axis=0)
+        np.linalg.norm(a, 3, axis=1)
+        np.linalg.norm(a, "fro")
+    """, exact=False),
+    *_rows("np.sort(a, axis=1)\nnp.fft.fftn(a)\nnp.fft.rfftn(a)\nnp.fft.irfftn(a)\nnp.fft.fft2(a, axes=(0, 2))\nnp.median(a, axis=(0, 1))\nnp.quantile(a, [0.1, 0.7], axis=(0, 1))", ((4, 3, 5),), exact=False),
+    *_rows("np.linalg.inv(a + 9 * np.eye(4))\nnp.linalg.det(a)\nnp.linalg.slogdet(a)\nnp.linalg.qr(a)\nnp.linalg.svd(a, full_matrices=False)\nnp.linalg.eigvalsh(a + a.swapaxes(1, 2))\nnp.linalg.matrix_power(a, 2)", ((3, 4, 4),), exact=False),
+    *_rows("np.sort(a, axis=1)\nnp.fft.fft(a)", ((0, 4),)),
+]  # fmt: skip
+
+STATISTICS = [
+    *_rows("""
+        np.histogram(a)
+        np.histogram(a, bins=4, range=(-2, 3))
+        np.histogram(a, bins=[-4, 0, 1, 9])
+        np.histogram(a, 5, density=True)
+        np.searchsorted(np.array([-2.0, 0.0, 2.0]), a)
+        np.digitize(a, np.array([-2.0, 0.0, 2.0]))
+        np.interp(a, np.array([-4.0, 4.0]), np.array([0.0, 1.0]))
+        np.isin(a, [1, 2])
+        np.average(a)
+        np.average(a, axis=0)
+        np.nansum(np.where(a > 2, np.nan, a), axis=0)
+        np.nanmax(np.where(a > 2, np.nan, a), axis=0)
+        np.nanmin(np.where(a > 2, np.nan, a))
+        np.nanmean(np.where(a > 2, np.nan, a), axis=0)
+        np.nanstd(np.where(a > 2, np.nan, a))
+        np.nanvar(np.where(a > 2, np.nan, a), axis=1)
+    """, exact=False),
+    *_rows("np.average(a, axis=0, weights=np.arange(1.0, 6.0))\nnp.average(a, weights=abs(b) + 1)\nnp.average(a, 1, abs(b) + 1, returned=True)", ((5, 4), (5, 4)), exact=False),
+    *_rows("np.bincount(a)\nnp.bincount(a, minlength=9)", ((7,),), "u1"),
+]  # fmt: skip
+
 FAMILIES = {
+    "along": ALONG,
+    "statistics": STATISTICS,
     "pointwise": POINTWISE,
     "reductions": REDUCTIONS,
     "shapes": SHAPES,
@@ -418,6 +486,10 @@ CREATION = """
     eye(6, 3, k=-2, dtype="i4")
     asarray([[1, 2], [3, 4], [5, 6]])
     asarray(3.5)
+    fft.fftfreq(7)
+    fft.fftfreq(8, d=0.5)
+    fft.rfftfreq(7)
+    fft.rfftfreq(8, d=0.1)
 """
 
 
@@ -499,3 +571,78 @@ def check_program(seed, length=20):
         same(whole(a), x, True, "\n".join(told))
         if x.size > 400:
             x, a = x[:7, :5], a[:7, :5]
+
+
+# ---- random indices
+
+
+def random_key(draw, shape):
+    """Return an index of integers, slices, newaxis and an ellipsis."""
+    key = []
+    for length in shape[: draw.integers(len(shape) + 1)]:
+        kind = draw.integers(4)
+        if kind == 0 and length:
+            key.append(int(draw.integers(-length, length)))
+        elif kind == 1:
+            key.append(slice(None))
+        else:
+            low, high = (int(each) for each in draw.integers(-length - 2, length + 3, 2))
+            step = int(draw.choice([-3, -2, -1, 1, 1, 2, 3]))
+            ends = [None if draw.integers(4) == 0 else each for each in (low, high)]
+            key.append(slice(*ends, step))
+    for _ in range(draw.integers(2)):
+        key.insert(int(draw.integers(len(key) + 1)), None)
+    if draw.integers(3) == 0:
+        key.append(Ellipsis)
+    return tuple(key)
+
+
+def check_index(seed):
+    """Choose by a random index, assign to what it chooses, and choose again from the result."""
+    draw = np.random.default_rng(seed)
+    shape = tuple(int(each) for each in draw.integers(0, 8, draw.integers(1, 4)))
+    x = np.arange(np.prod(shape), dtype="f8").reshape(shape)
+    mesh = draw.choice([*meshes()])
+    ways = placements_of(mesh, x.ndim)
+    a = spread(x, mesh, ways[draw.integers(len(ways))])
+    key = random_key(draw, shape)
+    told = f"seed {seed}: {a.layout} [{key}]"
+    chosen, wanted = a[key], x[key]
+    same(whole(chosen), wanted, True, told)
+    again = random_key(draw, wanted.shape)
+    same(whole(chosen[again]), wanted[again], True, f"{told} [{again}]")
+    value = np.asarray(wanted) * 2 - 5
+    if draw.integers(2):
+        ways = placements_of(mesh, value.ndim)
+        a[key] = spread(value, mesh, ways[draw.integers(len(ways))])
+    else:
+        a[key] = value
+    x[key] = value
+    same(whole(a), x, True, f"{told} = {value.shape}")
+
+
+# ---- whose memory a result has
+
+
+def arrays_in(value):
+    """Return the arrays of a result."""
+    if isinstance(value, (tuple, list)):
+        return [each for one in value for each in arrays_in(one)]
+    if isinstance(value, np.generic):
+        return [np.array(value)]
+    return [value] if isinstance(value, (np.ndarray, DistArray)) else []
+
+
+def check_memory(row):
+    """A result has memory of its own wherever NumPy's has."""
+    given = [numbers(shape, row.dtype, seed) for seed, shape in enumerate(row.shapes)]
+    wanted = arrays_in(row.function(*given))
+    mesh = dist.ProcessMesh([*range(dist.get_world_size())])
+    for placements in ([R], [S0]):
+        if S0 in placements and not all(row.shapes):
+            continue
+        arrays = [spread(x, mesh, placements) for x in given]
+        for found, theirs in zip(arrays_in(row.function(*arrays)), wanted, strict=True):
+            for a, x in zip(arrays, given, strict=True):
+                shared = np.shares_memory(found.local, a.local)
+                assert not shared or np.shares_memory(theirs, x), (row.name, placements)

@@ -6,22 +6,24 @@ or empty; the results are the same to the bit. Random numbers are those of one r
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 from array_checks import R, check_parts, meshes, placements_of, same
 
 import hpcdist as dist
 from hpcdist.mesh.dist_array import DistArray
 
-METHODS = (
-    "linear lower higher nearest midpoint inverted_cdf averaged_inverted_cdf closest_observation "
-    "interpolated_inverted_cdf hazen weibull median_unbiased normal_unbiased"
-).split()
+METHODS = """
+linear lower higher nearest midpoint inverted_cdf averaged_inverted_cdf closest_observation
+interpolated_inverted_cdf hazen weibull median_unbiased normal_unbiased
+""".split()  # noqa: SIM905 - so it is read more easily
 
 
 def cases(seed):
-    """Yield arrays of one dimension, of all kinds and lengths, drawn from a seed."""
+    """Return arrays of one dimension, of all kinds and lengths: half of those of a seed."""
+    return [*_every(seed)][seed % 2 :: 2]
+
+
+def _every(seed):
     draw = np.random.default_rng(seed)
     length = int(draw.integers(0, 40))
     for size in (length, 101, 3, 1, 0):
@@ -38,15 +40,12 @@ def cases(seed):
         yield np.full(size, np.nan)
         yield few + 1j * draw.integers(0, 2, size)
         yield np.zeros(size, "i4")
-    yield np.where(draw.random(30) < 0.3, np.inf, 1) * draw.integers(-1, 2, 30)
+    yield draw.choice([np.inf, -np.inf, 0.0, 1.0, np.nan], 30)
     yield np.array([2**63 + 5, 1, 2**63 + 4, 2**64 - 1, 1], "u8")
 
 
 def spreads(x):
     """Yield an array spread in several ways, also with parts of uneven lengths."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # 0 * inf
-        x = x + np.zeros((), x.dtype) if x.dtype.kind != "b" else x
     for mesh in meshes():
         for placements in placements_of(mesh, x.ndim):
             yield dist.shard_tensor(x, mesh, placements)
@@ -54,7 +53,8 @@ def spreads(x):
     bounds = np.sort(np.random.default_rng(x.size).integers(0, x.shape[0] + 1, mesh.size - 1))
     bounds = [0, *bounds.tolist(), x.shape[0]]
     here = dist.get_rank()
-    yield dist.dtensor_from_local(x[bounds[here] : bounds[here + 1]], mesh, [dist.Shard(0)])
+    part = x[bounds[here] : bounds[here + 1]].copy()
+    yield dist.dtensor_from_local(part, mesh, [dist.Shard(0)])
 
 
 def told(found, wanted, what):
@@ -115,7 +115,7 @@ def check_sets(seed):
                 told(np.unique(a, True, True, True, **options), wanted, what)
                 found = np.unique(a, return_counts=True, **options)
                 told(found, np.unique(x, return_counts=True, **options), what)
-            values, first, inverse, counts = wanted
+            values, _, inverse, counts = wanted
             told(tuple(dist.array.unique_all(a)), wanted, what)
             told(dist.array.unique_values(a), values, what)
             told(tuple(dist.array.unique_counts(a)), (values, counts), what)
@@ -136,7 +136,7 @@ def check_searching(seed):
         needles = draw.permutation(np.concatenate([x, x[:3]]))
         grid = needles[: needles.size // 2 * 2].reshape(2, -1)
         for a in spreads(np.sort(x)):
-            for v in (needles, grid, needles[:1].reshape(-1)[:1]):
+            for v in (needles, grid):
                 cut = dist.shard_tensor(v, a.process_mesh, [dist.Shard(v.ndim - 1)])
                 for side in ("left", "right"):
                     wanted, what = np.searchsorted(np.sort(x), v, side), f"{x!r} {a.layout} {side}"

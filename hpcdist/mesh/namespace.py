@@ -6,6 +6,7 @@ The names are those of the standard and of NumPy. Functions that make arrays tak
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,11 @@ _OTHERWISE = {  # the standard's name: NumPy's
     "pow": "power",
 }
 
+_WITHOUT_RULE = """
+broadcast_shapes take_along_axis unique_all unique_counts unique_inverse unique_values
+"""
+"""Those of NumPy, for arrays that are whole, or where `array_policy` allows it."""
+
 bool = np.bool_
 int8, int16, int32, int64 = np.int8, np.int16, np.int32, np.int64
 uint8, uint16, uint32, uint64 = np.uint8, np.uint16, np.uint32, np.uint64
@@ -48,9 +54,22 @@ from_dlpack, full, linspace = creation.from_dlpack, creation.full, creation.lins
 ones, zeros = creation.ones, creation.zeros
 finfo, iinfo, isdtype = dtypes.finfo, dtypes.iinfo, dtypes.isdtype
 
-globals().update({name: function for name, function in NAMES.items() if name not in globals()})
+_RULES = {name: rule for name, rule in NAMES.items() if name not in globals()}
+globals().update({name: rule for name, rule in _RULES.items() if "." not in name})
+globals().update({name: getattr(np, name) for name in _WITHOUT_RULE.split() if hasattr(np, name)})
 globals().update({name: getattr(np, name) for name in _UFUNCS.split()})
 globals().update({name: getattr(np, numpys) for name, numpys in _OTHERWISE.items()})
+
+
+def _room(numpys: Any, prefix: str, **own: Any) -> SimpleNamespace:
+    """Return the functions of one of NumPy's modules, by their rules where there are."""
+    functions = {name: getattr(numpys, name) for name in numpys.__all__}
+    rules = {name[len(prefix) :]: rule for name, rule in NAMES.items() if name.startswith(prefix)}
+    return SimpleNamespace(**{**functions, **rules, **own})
+
+
+linalg = _room(np.linalg, "linalg.")
+fft = _room(np.fft, "fft.", fftfreq=creation.fftfreq, rfftfreq=creation.rfftfreq)
 
 
 class __array_namespace_info__:  # noqa: N801 - the standard's name
@@ -94,8 +113,5 @@ _DTYPES = (
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64 complex64 complex128"
 )
 
-__all__ = sorted(
-    name
-    for name, value in globals().items()
-    if name[0] != "_" and name not in ("annotations", "creation", "dtypes", "np")
-)
+_MODULES = ("annotations", "creation", "dtypes", "np")
+__all__ = sorted(name for name in globals() if name[0].islower() and name not in _MODULES)

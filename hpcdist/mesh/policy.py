@@ -81,8 +81,8 @@ def _message(name: str, cut: list[DistArray], hint: str) -> str:
     whole = f"dist.reshard(a, {cut[0].layout.mesh!r}, [])"
     return (
         f"{name} has no rule for {_told(cut)}: every rank would have to gather {nbytes:,} bytes. "
-        f"{hint + '; or make' if hint else 'Make'} them whole where that fits into memory, by {whole} "
-        "or as a NumPy array by dist.unshard_dtensor(a), or allow it with "
+        f"{hint + '; or make' if hint else 'Make'} them whole where that fits into memory, by "
+        f"{whole} or as a NumPy array by dist.unshard_dtensor(a), or allow it with "
         'dist.array_policy(replicate="allow")'
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.policy import without_rule
 from hpcdist.mesh.rules import (
+    along,
     comparing,
     creation,
     cumulative,
@@ -17,6 +18,7 @@ from hpcdist.mesh.rules import (
     masks,
     pointwise,
     products,
+    quantiles,
     reductions,
     searching,
     sets,
@@ -37,12 +39,14 @@ FAMILIES = (
     products,
     cumulative,
     creation,
+    along,
+    statistics,
     comparing,
     dtypes,
     sorting,
+    quantiles,
     sets,
     searching,
-    statistics,
 )
 """The modules that enter rules into the table."""
 

@@ -40,7 +40,7 @@ class Generator:
         >>> world = dist.init_parallel_env()
         >>> a = dist.array.random.Generator(7).integers(0, 10, 4, placements=[dist.Shard(0)])
         >>> dist.unshard_dtensor(a)
-        array([0, 0, 0, 0])
+        array([4, 4, 3, 2])
 
     """
 

@@ -139,6 +139,20 @@ def delivered(result: DistArray, out: Any) -> DistArray:
     return out  # type: ignore[no-any-return]
 
 
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape to which arrays of these shapes are broadcast."""
+    ndim = max(map(len, shapes))
+    lengths = [1] * ndim
+    for shape in shapes:
+        for dim, length in enumerate(shape, ndim - len(shape)):
+            if lengths[dim] == 1:
+                lengths[dim] = length
+            elif length not in (1, lengths[dim]):
+                told = " ".join(map(str, map(tuple, shapes)))
+                raise ValueError(f"operands could not be broadcast together with shapes {told}")
+    return tuple(lengths)
+
+
 def along(dim: int, *items: Any) -> tuple[Any, ...]:
     """Return the index that is `items` from dimension `dim` on, and everything before."""
     return (slice(None),) * dim + items

@@ -16,6 +16,7 @@ from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.rules.basis import (
     as_dist,
+    broadcast,
     delivered,
     is_dist,
     make,
@@ -138,7 +139,7 @@ def assign(x: DistArray, mask: Any, value: Any) -> None:
     if depth == 0:
         raise UsageError("an array is assigned where a mask with dimensions is true, got a number")
     layout = counted(moved.layout, depth, int(np.count_nonzero(mask.local)))
-    if np.broadcast_shapes(value.shape, layout.shape) != layout.shape:
+    if broadcast(value.shape, layout.shape) != layout.shape:
         raise ValueError(
             f"cannot assign {value.shape} values to the {layout.shape} where the mask is true"
         )
@@ -164,6 +165,6 @@ def _mask_of(x: DistArray, mask: Any) -> Any:
 def compress(condition: Any, a: Any, axis: int | None = None, out: Any = None) -> Any:
     """Return the places along a dimension where a condition holds."""
     first = ravel(a) if axis is None else moveaxis(a, axis, 0)
-    first = settled(first)[: np.shape(condition)[0]]  # type: ignore[index]
+    first = settled(first)[: np.shape(condition)[0]]
     found = chosen(first, condition)
     return delivered(moveaxis(found, 0, axis or 0), out)

@@ -8,6 +8,7 @@ the next largest. Ordinary arrays are taken to be the same on every rank, which 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from hpcdist.errors import UsageError
 from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.rules.basis import (
+    broadcast,
     delivered,
     is_dist,
     make,
@@ -24,6 +26,7 @@ from hpcdist.mesh.rules.basis import (
     resharded,
     result_array,
     settled,
+    uncut,
 )
 from hpcdist.mesh.rules.table import rule
 
@@ -72,10 +75,10 @@ def _part(value: Any, want: Layout | None) -> Any:
 def _plan(found: list[Whereabouts], target: Layout | None) -> tuple[Layout, list[Layout | None]]:
     """Return the layout of the result, and in which layout each input is wanted."""
     shapes = [each.shape if isinstance(each, Layout) else each or () for each in found]
-    shape = np.broadcast_shapes(*shapes)
+    shape = broadcast(*shapes)
     if target is None:
         target = _result(shape, [each for each in found if isinstance(each, Layout)])
-    elif np.broadcast_shapes(shape, target.shape) != target.shape:
+    elif broadcast(shape, target.shape) != target.shape:
         raise ValueError(
             f"non-broadcastable output operand with shape {target.shape} doesn't match the "
             f"broadcast shape {shape}"
@@ -88,7 +91,7 @@ def _plan(found: list[Whereabouts], target: Layout | None) -> tuple[Layout, list
 
 def _result(shape: tuple[int, ...], layouts: list[Layout]) -> Layout:
     """Return the layout of a result, see [Note: pointwise]."""
-    size = {layout: int(np.prod(layout.shape)) for layout in layouts}
+    size = {layout: math.prod(layout.shape) for layout in layouts}
     ordered = sorted(layouts, key=lambda each: (-size[each], each.is_replicated))
     if ordered[0].shape == shape:
         return ordered[0]
@@ -113,6 +116,8 @@ def _result(shape: tuple[int, ...], layouts: list[Layout]) -> Layout:
 
 def part_of(target: Layout, shape: tuple[int, ...]) -> Layout:
     """Return the layout of an array of `shape` whose parts broadcast to those of `target`."""
+    if shape == target.shape:
+        return uncut(target, ()) if target.is_partial else target
     first = len(target.shape) - len(shape)
     same = [length == target.shape[dim] for dim, length in enumerate(shape, first)]
     return make_layout(

@@ -15,9 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
+from hpcdist.mesh.rules import panels
 from hpcdist.mesh.rules.basis import (
     as_dist,
+    broadcast,
     combined,
     delivered,
     dimension,
@@ -52,6 +55,20 @@ def product(
     function: Callable[..., Any], arrays: Sequence[Any], letters: Sequence[Letters], result: Letters
 ) -> Any:
     """Return `function` of arrays, whose dimensions have letters, and which adds products."""
+    given, plan = _planned(arrays, letters, result)
+    parts = [resharded(each, want).local for each, want in zip(given, plan.wanted, strict=True)]
+    part = result_array(function(*parts))
+    op = ReduceOp.MAX if part.dtype.kind == "b" else ReduceOp.SUM
+    if plan.axes:
+        part = np.ascontiguousarray(part).reshape(part.shape)
+        part = combined(part, plan.layout.mesh, plan.axes, op)
+    return make(part, plan.layout)
+
+
+def _planned(
+    arrays: Sequence[Any], letters: Sequence[Letters], result: Letters
+) -> tuple[list[DistArray], Plan]:
+    """Return the arrays as DistArrays, and how to compute their product."""
     mesh = mesh_of(*arrays)
     given = [as_dist(each, mesh) for each in arrays]
     layouts = tuple(each.layout for each in given)
@@ -59,12 +76,7 @@ def product(
     plan = layouts[0].memo.get(key)
     if plan is None:
         plan = layouts[0].remember(key, plan_product(layouts, letters, result))
-    parts = [resharded(each, want).local for each, want in zip(given, plan.wanted, strict=True)]
-    part = result_array(function(*parts))
-    op = ReduceOp.MAX if part.dtype.kind == "b" else ReduceOp.SUM
-    if plan.axes:
-        part = combined(np.ascontiguousarray(part).reshape(part.shape), mesh, plan.axes, op)
-    return make(part, plan.layout)
+    return given, plan
 
 
 def plan_product(layouts: Sequence[Layout], letters: Sequence[Letters], result: Letters) -> Plan:
@@ -160,22 +172,24 @@ def _cuts(
 # ---- the table
 
 
-@rule("matmul")
+@rule("matmul", "linalg.matmul")
 def matmul(x1: Any, x2: Any, /, out: Any = None, **options: Any) -> Any:
     """Return the product of matrices, over leading dimensions that broadcast."""
-    a, b = (
-        np.shape(x1) if not hasattr(x1, "shape") else x1.shape,
-        np.shape(x2) if not hasattr(x2, "shape") else x2.shape,
-    )
+    a, b = np.shape(x1), np.shape(x2)
     if not a or not b:
         raise ValueError("matmul: an operand has no dimensions")
     if a[-1] != b[-2 if len(b) > 1 else 0]:
         raise ValueError(f"matmul: dimensions do not fit: {a} and {b} (n?,k),(k,m?)->(n?,m?)")
-    batch = np.broadcast_shapes(a[:-2], b[:-2])
+    batch = broadcast(a[:-2], b[:-2])
     m, k, n = -1, -2, -3
     left = (*_batch(a[:-2], batch), *((m, k) if len(a) > 1 else (k,)))
     right = (*_batch(b[:-2], batch), *((k, n) if len(b) > 1 else (k,)))
     result = (*range(len(batch)), *((m,) if len(a) > 1 else ()), *((n,) if len(b) > 1 else ()))
+
+    if len(a) == len(b) == 2 and not options:
+        (x, y), plan = _planned((x1, x2), (left, right), result)
+        if panels.fit(x, y, plan.wanted):
+            return delivered(panels.multiplied(x, y, plan.layout), out)
 
     def function(x: Any, y: Any) -> Any:
         return np.matmul(x, y, **options)
@@ -206,7 +220,7 @@ def inner(a: Any, b: Any, /) -> Any:
     return tensordot(a, b, ([-1], [-1]))
 
 
-@rule("tensordot")
+@rule("tensordot", "linalg.tensordot")
 def tensordot(x1: Any, x2: Any, /, axes: Any = 2) -> Any:
     """Return the sum of products over some dimensions of two arrays."""
     first, second = np.ndim(x1), np.ndim(x2)
@@ -236,7 +250,7 @@ def tensordot(x1: Any, x2: Any, /, axes: Any = 2) -> Any:
     return product(function, (x1, x2), (tuple(left), tuple(right)), tuple(result))
 
 
-@rule("outer")
+@rule("outer", "linalg.outer")
 def outer(a: Any, b: Any, out: Any = None) -> Any:
     """Return all products of an element of one array and one of another."""
     mesh = mesh_of(a, b)
@@ -244,7 +258,7 @@ def outer(a: Any, b: Any, out: Any = None) -> Any:
     return delivered(tensordot(x, y, 0), out)
 
 
-@rule("vecdot")
+@rule("vecdot", "linalg.vecdot")
 def vecdot(x1: Any, x2: Any, /, out: Any = None, *, axis: int = -1) -> Any:
     """Return the sum of products over one dimension, the first array's elements conjugated."""
     mesh = mesh_of(x1, x2)
@@ -252,7 +266,7 @@ def vecdot(x1: Any, x2: Any, /, out: Any = None, *, axis: int = -1) -> Any:
     if x.shape[axis] != y.shape[axis]:
         raise ValueError(f"vecdot: dimensions do not fit: {x.shape} and {y.shape} along {axis}")
     x, y = moveaxis(x, axis, -1), moveaxis(y, axis, -1)
-    batch = np.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+    batch = broadcast(x.shape[:-1], y.shape[:-1])
     letters = [(*_batch(each.shape[:-1], batch), len(batch)) for each in (x, y)]
 
     def function(one: Any, two: Any) -> Any:
@@ -334,7 +348,7 @@ def _parsed(subscripts: str, ndims: list[int]) -> tuple[list[str], str]:
 _ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-@rule("trace", method=True)
+@rule("trace", "linalg.trace", method=True)
 def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Any:
     """Return the sum along the diagonal of two dimensions."""
     x = moveaxis(a, (axis1, axis2), (-2, -1))

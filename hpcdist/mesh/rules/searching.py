@@ -27,7 +27,7 @@ from hpcdist.transport.reduction import ReduceOp
 
 
 @rule("searchsorted", method=True)
-def searchsorted(a: Any, v: Any, /, side: str = "left", sorter: Any = None) -> Any:
+def searchsorted(a: Any, v: Any, side: Any = "left", sorter: Any = None) -> Any:
     """Return where elements belong in a sorted array of one dimension, before or after equals."""
     if side not in ("left", "right"):
         raise ValueError(f"side must be 'left' or 'right', got {side!r}")
@@ -35,7 +35,9 @@ def searchsorted(a: Any, v: Any, /, side: str = "left", sorter: Any = None) -> A
         raise ValueError(f"the sorted array must have one dimension, got {np.ndim(a)}")
     if sorter is not None:
         hint = "Sort the array first"
-        return without_rule("searchsorted", np.searchsorted, (a, v, side, sorter), {}, hint)
+        return without_rule(
+            "numpy.searchsorted with a sorter", np.searchsorted, (a, v, side, sorter), {}, hint
+        )
     mesh = mesh_of(a, v)
     ours, needles = as_dist(a, mesh), as_dist(v, mesh)
     axes = ours.layout.axes[0]

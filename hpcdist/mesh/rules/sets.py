@@ -61,7 +61,7 @@ def unique(
     wanted = (return_index, return_inverse, return_counts)
     if axis is not None and ar.ndim != 1:
         options = dict(zip(_OPTIONS, wanted, strict=True), axis=axis, equal_nan=equal_nan)
-        return without_rule("unique along a dimension", np.unique, (ar,), options)
+        return without_rule("numpy.unique along a dimension", np.unique, (ar,), options)
     values, index, inverse, counts = _distinct(ar, wanted, equal_nan)
     if return_inverse and _SHAPED:
         inverse = reshape(inverse, ar.shape)
@@ -113,7 +113,7 @@ def isin(
     if is_dist(test_elements):
         if not test_elements.layout.is_replicated or not is_dist(element):
             hint = "Let every rank have all of the elements to be found"
-            return without_rule("isin", np.isin, (element, test_elements), options, hint)
+            return without_rule("numpy.isin", np.isin, (element, test_elements), options, hint)
         test_elements = test_elements.local
     return pointwise(lambda part: np.isin(part, test_elements, **options), element)
 
@@ -124,8 +124,10 @@ def _distinct(x: Any, wanted: tuple[bool, bool, bool], equal_nan: bool) -> list[
     layout, (index, inverse, counts) = x.layout, wanted
     own = _Unique.of(x.local, index, inverse, counts, equal_nan)
     if not layout.axes[0]:
+        asked = (True, *wanted)
         return [
-            None if each is None else make(each, whole_on(layout.mesh, each.shape)) for each in own
+            make(each, whole_on(layout.mesh, each.shape)) if ask else None
+            for each, ask in zip(own, asked, strict=True)
         ]
     lengths = told(np.array([own.values.size]), layout)[:, 0]
     even = np.arange(1, len(lengths)) * lengths.sum() // len(lengths)
@@ -139,12 +141,12 @@ def _distinct(x: Any, wanted: tuple[bool, bool, bool], equal_nan: bool) -> list[
     result = counted(layout, 1, merged.values.size)
     ((lo, _),), ((start, _),) = own_box(layout), own_box(result)
     found: list[Any] = [make(merged.values, result), None, None, None]
-    if own.first is not None:
+    if index:
         found[1] = make(traded(own.first + lo, sent, layout)[merged.first], result)
-    if own.inverse is not None:
+    if inverse:
         places = traded(merged.inverse + start, sent.T, layout)
         found[2] = make(places[own.inverse], layout)
-    if own.counts is not None:
+    if counts:
         total = np.zeros(merged.values.size, own.counts.dtype)
         np.add.at(total, merged.inverse, traded(own.counts, sent, layout))
         found[3] = make(total, result)
@@ -161,12 +163,13 @@ class _Unique(NamedTuple):
 
     @classmethod
     def of(cls, part: Any, index: bool, inverse: bool, counts: bool, equal_nan: bool) -> _Unique:
-        found: Any = np.unique(part, index, inverse, counts, equal_nan=equal_nan)  # type: ignore[call-overload]
+        # With indices NumPy sorts stably, so that each of several NaN has its place.
+        stably = index or inverse
+        found: Any = np.unique(part, stably, inverse, counts, equal_nan=equal_nan)  # type: ignore[call-overload]
         given = iter(found if isinstance(found, tuple) else (found,))
-        values = next(given)
         return cls(
-            values,
-            next(given) if index else None,
+            next(given),
+            next(given) if stably else None,
             next(given).reshape(-1) if inverse else None,
             next(given) if counts else None,
         )

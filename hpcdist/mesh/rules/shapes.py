@@ -23,6 +23,7 @@ from hpcdist.mesh.rules.basis import (
     along,
     arranged,
     as_dist,
+    broadcast,
     cutting,
     delivered,
     dimension,
@@ -48,10 +49,10 @@ def permute_dims(x: Any, /, axes: Any = None) -> Any:
     if sorted(order) != [*range(ndim)]:
         raise ValueError(f"axes don't match array: {axes} for {ndim} dimensions")
     x = settled(x)
-    return make(x.local.transpose(order), arranged(x.layout, order))
+    return make(x.local.transpose(order), arranged(x.layout, order)) if order else x
 
 
-@rule("matrix_transpose")
+@rule("matrix_transpose", "linalg.matrix_transpose")
 def matrix_transpose(x: Any, /) -> Any:
     """Return the array with its last two dimensions exchanged."""
     if x.ndim < 2:
@@ -190,16 +191,16 @@ def roll(x: Any, /, shift: Any, axis: Any = None) -> Any:
     """Return the array with elements moved along dimensions, the last ones to the front."""
     if axis is None:
         return reshape(roll(reshape(x, (-1,)), shift, 0), x.shape)
+    rolled = x = settled(x)
     shifts, axes = np.broadcast_arrays(shift, axis)
     for steps, each in zip(shifts.reshape(-1).tolist(), axes.reshape(-1).tolist(), strict=True):
         dim = dimension(each, x.ndim)
         length = x.shape[dim]
         at = -steps % length if length else 0
         if at:
-            home = x.layout
-            x = concat([x[along(dim, slice(at, None))], x[along(dim, slice(at))]], axis=dim)
-            x = resharded(x, uncut(home, ()))
-    return x
+            parts = rolled[along(dim, slice(at, None))], rolled[along(dim, slice(at))]
+            rolled = resharded(concat(parts, axis=dim), x.layout)
+    return make(x.local.copy(), x.layout) if rolled is x else rolled
 
 
 # ---- other shapes
@@ -341,7 +342,7 @@ def broadcast_to(x: Any, /, shape: Any, subok: bool = False) -> Any:
     """Return the array as if repeated to a larger shape; new dimensions are not cut."""
     x = settled(x)
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    if np.broadcast_shapes(x.shape, shape) != shape:
+    if broadcast(x.shape, shape) != shape:
         raise ValueError(f"cannot broadcast an array of shape {x.shape} to {shape}")
     first = len(shape) - x.ndim
     stay = [length == shape[dim] for dim, length in enumerate(x.shape, first)]
@@ -364,7 +365,7 @@ def broadcast_arrays(*arrays: Any, subok: bool = False) -> Any:
     """Return arrays, each as if repeated to their common shape."""
     mesh = mesh_of(*arrays)
     given = [as_dist(each, mesh) for each in arrays]
-    shape = np.broadcast_shapes(*[each.shape for each in given])
+    shape = broadcast(*[each.shape for each in given])
     return tuple([broadcast_to(each, shape) for each in given])
 
 
@@ -482,7 +483,7 @@ def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> Any:
 def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Any:
     """Return the array with each element along a dimension repeated; nothing is moved."""
     if is_dist(repeats) or np.ndim(repeats):
-        return without_rule("repeat", np.repeat, (x, repeats), {"axis": axis})
+        return without_rule("numpy.repeat", np.repeat, (x, repeats), {"axis": axis})
     x = settled(ravel(x) if axis is None else x)
     dim, times = dimension(axis or 0, x.ndim), operator.index(repeats)
     cuts = [cut * times for cut in x.layout.cuts[dim]]
@@ -499,4 +500,4 @@ def tile(x: Any, repetitions: Any, /) -> Any:
             x = x[along(dim, slice(0, 0))]
         elif count > 1:
             x = concat([x] * count, dim)
-    return x
+    return x if max(times, default=1) > 1 else make(x.local.copy(), x.layout)

@@ -1,16 +1,13 @@
 """Sorting.
 
-Along a dimension that is not cut, each rank sorts its part. An array of one dimension is divided
-by value, in one exchange, and each rank sorts what it gets (see `dividing`). An array of more is
-moved so that another dimension is cut, the longest, and after it has been sorted back again. The
-result lies as the array, with parts of equal length; no rank ever has more than its share, but
-for a few per cent, or the whole rows of a dimension shorter than the ranks are many.
+Where [Note: pencils] applies each rank sorts its part. An array of one dimension is divided by
+value, in one exchange, and each rank sorts what it gets (see `dividing`); the result lies as the
+array, in parts of equal length.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -18,15 +15,14 @@ import numpy as np
 from hpcdist.errors import UsageError
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
+from hpcdist.mesh.rules.along import along
 from hpcdist.mesh.rules.basis import (
-    cutting,
     dimension,
     make,
     own_box,
     part_number,
     replaced,
     resharded,
-    settled,
 )
 from hpcdist.mesh.rules.dividing import boundaries, memory, near, traded
 from hpcdist.mesh.rules.shapes import flip, ravel, reshape
@@ -36,8 +32,9 @@ FEW = 8
 """Up to how many parts it is faster to compare with each boundary than to sort twice."""
 
 
+@rule("sort")
 def sort(
-    a: Any,
+    x: Any,
     /,
     axis: int | None = -1,
     kind: Any = None,
@@ -48,14 +45,18 @@ def sort(
 ) -> Any:
     """Return the elements in ascending order along a dimension, or flat; NaN last."""
     _check(order)
-    x, dim = _given(a, axis)
-    result = _along(x, dim, lambda part, at: np.sort(part, at, kind), _sorted)
+    x = ravel(x) if axis is None else x
+    dim = dimension(-1 if axis is None else axis, x.ndim)
+    kind = kind or ("stable" if stable else None)
+    result = along(
+        "numpy.sort", lambda part: np.sort(part, dim, kind), x, (dim,), line=_sorted_line
+    )
     return flip(result, dim) if descending else result
 
 
 @rule("argsort", method=True)
 def argsort(
-    a: Any,
+    x: Any,
     /,
     axis: int | None = -1,
     kind: Any = None,
@@ -66,9 +67,15 @@ def argsort(
 ) -> Any:
     """Return the indices that sort along a dimension, or flat; equal elements in their order."""
     _check(order)
-    x, dim = _given(a, axis)
-    given = flip(x, dim) if descending else x
-    result = _along(given, dim, lambda part, at: np.argsort(part, at, kind="stable"), _order)
+    x = ravel(x) if axis is None else x
+    dim = dimension(-1 if axis is None else axis, x.ndim)
+    result = along(
+        "numpy.argsort",
+        lambda part: np.argsort(part, dim, "stable"),
+        flip(x, dim) if descending else x,
+        (dim,),
+        line=_order_line,
+    )
     return x.shape[dim] - 1 - flip(result, dim) if descending else result
 
 
@@ -93,7 +100,6 @@ def _sort_in_place(a: DistArray, axis: int = -1, kind: Any = None, order: Any = 
     a.local[...] = resharded(sort(a, axis, kind, order), a.layout).local
 
 
-rule("sort")(sort)
 METHODS["sort"] = _sort_in_place
 
 
@@ -109,52 +115,21 @@ def _check_places(a: Any, kth: Any, axis: int | None) -> None:
             raise ValueError(f"kth(={place}) out of bounds ({length})")
 
 
-def _given(a: Any, axis: int | None) -> tuple[DistArray, int]:
-    x = settled(ravel(a) if axis is None else a)
-    return x, dimension(-1 if axis is None else axis, x.ndim)
-
-
-Sorter = Callable[[DistArray], DistArray]
-
-
-def _along(x: DistArray, dim: int, local: Callable[[Any, int], Any], line: Sorter) -> DistArray:
-    """Return what `local` makes of parts that are not cut along `dim`, or `line` of a line."""
-    if not x.layout.axes[dim]:
-        return make(local(x.local, dim), x.layout)
-    even = make_layout(
-        x.layout.mesh,
-        x.shape,
-        x.layout.axes,
-        [None if each == dim else cuts for each, cuts in enumerate(x.layout.cuts)],
-    )
-    turned = turn(x.layout, (dim,))
-    if turned is None:
-        result = reshape(line(reshape(x, (x.size,))), x.shape)
-    else:
-        moved = resharded(x, turned)
-        result = make(local(moved.local, dim), turned)
-    return resharded(result, even)
-
-
-def turn(layout: Layout, dims: Iterable[int]) -> Layout | None:
-    """Return the layout with the cuts along `dims` moved to the longest dimension of the others.
-
-    None if there is no other dimension to cut.
-    """
-    dims = tuple(dims)
-    others = [dim for dim, length in enumerate(layout.shape) if dim not in dims and length > 1]
-    if not cutting(layout, dims):
-        return layout
-    if not others:
-        return None
-    chosen = max(others, key=layout.shape.__getitem__)
-    axes = [() if dim in dims else own for dim, own in enumerate(layout.axes)]
-    axes[chosen] += cutting(layout, dims)
-    cuts = [None if dim in dims or dim == chosen else own for dim, own in enumerate(layout.cuts)]
-    return make_layout(layout.mesh, layout.shape, axes, cuts)
-
-
 # ---- one dimension that is cut
+
+
+def _sorted_line(x: DistArray) -> DistArray:
+    return _evened(_sorted(reshape(x, (x.size,))), x)
+
+
+def _order_line(x: DistArray) -> DistArray:
+    return _evened(_order(reshape(x, (x.size,))), x)
+
+
+def _evened(result: DistArray, x: DistArray) -> DistArray:
+    """Return a result in the shape of an array, in parts of equal length."""
+    even = make_layout(x.layout.mesh, x.shape, x.layout.axes)
+    return resharded(reshape(result, x.shape), even)
 
 
 def in_order(x: DistArray) -> DistArray:

@@ -1,242 +1,41 @@
-"""Order statistics and counts: medians, quantiles, histograms.
-
-Where an array of more dimensions has another one to be cut along, each rank computes of whole
-lines. Otherwise the elements are put in order, and every rank gets those few that a result is made
-of. Counts of the ranks are added.
-"""
+"""Counting and searching: histograms, places in a table, sums without NaN, weighted means."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from hpcdist.errors import UsageError
 from hpcdist.mesh.dist_array import DistArray
-from hpcdist.mesh.layout import make_layout
 from hpcdist.mesh.policy import without_rule
-from hpcdist.mesh.rules import reductions
 from hpcdist.mesh.rules.basis import (
     as_dist,
     combined,
     cutting,
     delivered,
-    dimensions,
+    dimension,
     is_dist,
     make,
     resharded,
-    result_array,
     settled,
     whole_on,
 )
-from hpcdist.mesh.rules.pointwise import astype
-from hpcdist.mesh.rules.shapes import ravel
-from hpcdist.mesh.rules.sorting import in_order, turn
+from hpcdist.mesh.rules.masks import where as chosen
+from hpcdist.mesh.rules.pointwise import astype, pointwise
+from hpcdist.mesh.rules.reductions import (
+    NOT_GIVEN,
+    max as largest,
+    mean,
+    min as smallest,
+    sum as total,
+    var,
+)
 from hpcdist.mesh.rules.table import rule
-from hpcdist.mesh.rules.taking import take
 from hpcdist.transport.reduction import ReduceOp
 
-# ---- of elements in order
-
-
-@rule("median")
-def median(
-    a: Any,
-    axis: Any = None,
-    out: Any = None,
-    overwrite_input: bool = False,
-    keepdims: bool = False,
-) -> Any:
-    """Return the middle of the elements, or the mean of the two in the middle."""
-
-    def of_lines(part: Any, dims: tuple[int, ...]) -> Any:
-        return np.median(part, dims, keepdims=keepdims)
-
-    def of_all(x: DistArray) -> Any:
-        half, is_odd = divmod(x.size, 2)
-        middle = [half] if is_odd else [half - 1, half]
-        # The last one is NaN if any is.
-        found = _picked(x, np.array([*middle, x.size - 1])) if x.size else x.local
-        return np.median(found[-1:] if x.size and _is_nan(found[-1]) else found[: len(middle)])
-
-    return delivered(_statistic(a, axis, keepdims, (), of_lines, of_all), out)
-
-
-@rule("quantile")
-def quantile(
-    a: Any,
-    q: Any,
-    axis: Any = None,
-    out: Any = None,
-    overwrite_input: bool = False,
-    method: str = "linear",
-    keepdims: bool = False,
-    *,
-    weights: Any = None,
-) -> Any:
-    """Return the elements below which are the parts `q`, from 0 to 1, of all."""
-    if weights is not None:
-        options = {"axis": axis, "method": method, "keepdims": keepdims, "weights": weights}
-        return without_rule("quantile with weights", np.quantile, (a, q), options)
-    parts = np.asarray(q)
-    if not np.all((parts >= 0) & (parts <= 1)):
-        raise ValueError("Quantiles must be in the range [0, 1]")
-    result = _quantile(a, q if type(q) in (int, float) else parts, axis, method, keepdims)
-    return delivered(result, out)
-
-
-@rule("percentile")
-def percentile(
-    a: Any,
-    q: Any,
-    axis: Any = None,
-    out: Any = None,
-    overwrite_input: bool = False,
-    method: str = "linear",
-    keepdims: bool = False,
-    *,
-    weights: Any = None,
-) -> Any:
-    """Return the elements below which are `q` per cent of all."""
-    if weights is not None:
-        options = {"axis": axis, "method": method, "keepdims": keepdims, "weights": weights}
-        return without_rule("percentile with weights", np.percentile, (a, q), options)
-    parts = np.asarray(np.true_divide(q, 100))
-    if not np.all((parts >= 0) & (parts <= 1)):
-        raise ValueError("Percentiles must be in the range [0, 100]")
-    given = float(parts) if type(q) in (int, float) else parts
-    return delivered(_quantile(a, given, axis, method, keepdims), out)
-
-
-def _quantile(a: Any, q: Any, axis: Any, method: str, keepdims: bool) -> DistArray:
-    if method not in _METHODS:
-        raise ValueError(f"method must be one of {', '.join(_METHODS)}, got {method!r}")
-    if a.dtype.kind == "c":
-        raise TypeError("a must be an array of real numbers")
-
-    def of_lines(part: Any, dims: tuple[int, ...]) -> Any:
-        return np.quantile(part, q, axis=dims, method=method, keepdims=keepdims)  # type: ignore[call-overload]
-
-    def of_all(x: DistArray) -> Any:
-        return _interpolated(x, q, _METHODS[method])
-
-    return _statistic(a, axis, keepdims, np.shape(q), of_lines, of_all)
-
-
-def _statistic(
-    a: Any,
-    axis: Any,
-    keepdims: bool,
-    more: tuple[int, ...],
-    of_lines: Callable[[Any, tuple[int, ...]], Any],
-    of_all: Callable[[DistArray], Any],
-) -> DistArray:
-    """Return a statistic along `axis`, which has `more` dimensions before the others."""
-    x = settled(a)
-    dims = dimensions(axis, x.ndim)
-    turned = turn(x.layout, dims)
-    if turned is None:
-        part = np.asarray(of_all(in_order(ravel(x))))
-        kept = [1 for dim in range(x.ndim) if keepdims or dim not in dims]
-        part = part.reshape((*more, *kept))
-        return make(part, whole_on(x.layout.mesh, part.shape))
-    part = result_array(of_lines(resharded(x, turned).local, dims))
-    along = [dim for dim in range(x.ndim) if keepdims or dim not in dims]
-    layout = make_layout(
-        turned.mesh,
-        [*more, *(1 if dim in dims else turned.shape[dim] for dim in along)],
-        [*[()] * len(more), *(() if dim in dims else turned.axes[dim] for dim in along)],
-        [*[None] * len(more), *(None if dim in dims else turned.cuts[dim] for dim in along)],
-    )
-    return make(part, layout)
-
-
-def _picked(x: DistArray, places: Any) -> Any:
-    """Return elements of an array of one dimension, on every rank."""
-    return np.asarray(take(x, places).local)
-
-
-def _is_nan(value: Any) -> bool:
-    return bool(value != value)
-
-
-class Method(NamedTuple):
-    """Where a quantile is in `n` elements in order, as a number; and how far to the next one."""
-
-    place: Callable[[int, Any], Any]
-    share: Callable[[Any, Any], Any] | None = None
-    """Of the share and the place; None where places are those of elements."""
-
-
-def _as_it_is(share: Any, place: Any) -> Any:
-    return share
-
-
-def _between(alpha: float, beta: float) -> Method:
-    return Method(lambda n, q: n * q + (alpha + q * (1 - alpha - beta)) - 1, _as_it_is)
-
-
-def _stepped(place: Any, stays: Callable[[Any, Any], Any]) -> Any:
-    """Return the element at or after each place: at it where it `stays`."""
-    before = np.floor(place)
-    found = np.where(stays(place - before, before), before, before + 1)
-    return np.maximum(found.astype(np.intp), 0)
-
-
-_METHODS = {
-    "linear": Method(lambda n, q: (n - 1) * q, _as_it_is),
-    "lower": Method(lambda n, q: np.floor((n - 1) * q).astype(np.intp)),
-    "higher": Method(lambda n, q: np.ceil((n - 1) * q).astype(np.intp)),
-    "nearest": Method(lambda n, q: np.around((n - 1) * q).astype(np.intp)),
-    "midpoint": Method(
-        lambda n, q: 0.5 * (np.floor((n - 1) * q) + np.ceil((n - 1) * q)),
-        lambda share, place: np.where(place % 1 == 0, 0.0, 0.5),
-    ),
-    "inverted_cdf": Method(lambda n, q: _stepped(n * q - 1, lambda share, at: share == 0)),
-    "averaged_inverted_cdf": Method(
-        lambda n, q: n * q - 1, lambda share, place: np.where(share == 0, 0.5, 1.0)
-    ),
-    "closest_observation": Method(
-        lambda n, q: _stepped(n * q - 1 - 0.5, lambda share, at: (share == 0) & (at % 2 == 1))
-    ),
-    "interpolated_inverted_cdf": _between(0, 1),
-    "hazen": _between(0.5, 0.5),
-    "weibull": _between(0, 0),
-    "median_unbiased": _between(1 / 3.0, 1 / 3.0),
-    "normal_unbiased": _between(3 / 8.0, 3 / 8.0),
-}
-"""NumPy's, with its arithmetic, so that the bits are the same."""
-
-
-def _interpolated(x: DistArray, q: Any, method: Method) -> Any:
-    """Return quantiles of elements in order; `q` is an array, or a number of Python's."""
-    if not x.size:
-        raise IndexError("the quantiles of no elements are asked for")
-    place = np.asarray(method.place(x.size, np.asarray(q)))
-    before = np.clip(np.floor(place), 0, x.size - 1).astype(np.intp)
-    after = np.clip(np.floor(place) + 1, 0, x.size - 1).astype(np.intp)
-    after = np.where(place < 0, 0, after)
-    places = np.concatenate([before.reshape(-1), after.reshape(-1), [x.size - 1]])
-    found = _picked(x, places)
-    if _is_nan(found[-1]):
-        return np.full(place.shape, found[-1])
-    one, two = (each.reshape(place.shape)[()] for each in np.split(found[:-1], 2))
-    is_integer = place.dtype.kind in "iu" and method is _METHODS["linear"]
-    if method.share is None or is_integer:
-        return one
-    # NumPy counts the last element as number -1.
-    start = np.where(place >= x.size - 1, -1, np.where(place < 0, 0, np.floor(place)))
-    share = np.asarray(method.share(place - start, place), place.dtype)
-    return _lerp(one, two, float(share) if type(q) in (int, float) else share[()])
-
-
-def _lerp(one: Any, two: Any, share: Any) -> Any:
-    gap = two - one
-    return np.where(np.asarray(share) >= 0.5, two - gap * (1 - share), one + gap * share)
-
-
-# ---- counts
+# ---- how many
 
 
 @rule("histogram")
@@ -252,7 +51,7 @@ def histogram(
         options = {"range": range, "density": density, "weights": weights}
         hint = "Give the number of bins, or their edges"
         return without_rule(
-            "histogram of bins that NumPy estimates", np.histogram, (a, bins), options, hint
+            "numpy.histogram of bins that NumPy chooses", np.histogram, (a, bins), options, hint
         )
     x = settled(a)
     if x.dtype.kind == "b":
@@ -261,11 +60,11 @@ def histogram(
     if is_dist(bins):
         bins = np.asarray(bins)
     if np.ndim(bins) == 0 and range is None and x.size:
-        range = tuple(each(x).local[()] for each in (reductions.min, reductions.max))
+        range = tuple(each(x).local[()] for each in (smallest, largest))
     edges = np.histogram_bin_edges(np.empty(0, x.dtype), bins, range)
     counts, _ = np.histogram(x.local, bins, range, weights=weights)
     mesh = x.layout.mesh
-    combined(counts, mesh, cutting(x.layout, np.arange(x.ndim).tolist()), ReduceOp.SUM)
+    combined(counts, mesh, _cutting(x), ReduceOp.SUM)
     if density:
         counts = counts / np.array(np.diff(edges), float) / counts.sum()
     return tuple(make(each, whole_on(mesh, each.shape)) for each in (counts, edges))
@@ -279,12 +78,14 @@ def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> Any:
     x = settled(x)
     weights = _beside(x, weights)
     if x.size:
-        if reductions.min(x).item() < 0:
+        if smallest(x).item() < 0:
             raise ValueError("bincount is of numbers from 0 on, but some are negative")
-        minlength = max(minlength, int(reductions.max(x).item()) + 1)
-    counts = np.bincount(x.local, weights, minlength)
+        minlength = max(minlength, int(largest(x).item()) + 1)
+    counts: Any = np.bincount(x.local, weights, minlength)
+    if weights is not None:
+        counts = counts.astype(float, copy=False)  # NumPy's are integers where there is nothing
     mesh = x.layout.mesh
-    combined(counts, mesh, x.layout.axes[0], ReduceOp.SUM)
+    combined(counts, mesh, _cutting(x), ReduceOp.SUM)
     return make(counts, whole_on(mesh, counts.shape))
 
 
@@ -298,3 +99,142 @@ def _beside(x: DistArray, weights: Any) -> Any:
             f"there must be one weight for each element of {x.shape}, got {weights.shape}"
         )
     return resharded(weights, x.layout).local
+
+
+def _cutting(x: Any) -> tuple[int, ...]:
+    return cutting(x.layout, [*np.arange(x.ndim)])
+
+
+# ---- where in a table that every rank has
+
+
+def _looked_up(name: str, x: Any, tables: tuple[Any, ...], function: Callable[..., Any]) -> Any:
+    """Return `function` of the elements and of tables, of which every rank needs all."""
+    if not is_dist(x):
+        x = as_dist(x, next(each for each in tables if is_dist(each)).layout.mesh)
+    if any(is_dist(each) and not each.layout.is_replicated for each in tables):
+        return without_rule(
+            name, function, (x, *tables), {}, "Let every rank have all of the table"
+        )
+    whole = [each.local if is_dist(each) else each for each in tables]
+    return pointwise(lambda part: function(part, *whole), x)
+
+
+@rule("digitize")
+def digitize(x: Any, bins: Any, right: bool = False) -> Any:
+    """Return the numbers of the bins that elements are in."""
+    return _looked_up(
+        "numpy.digitize", x, (bins,), lambda part, edges: np.digitize(part, edges, right)
+    )
+
+
+@rule("interp")
+def interp(
+    x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None
+) -> Any:
+    """Return the values between those of a table."""
+    numpys: Any = np.interp
+
+    def function(part: Any, *table: Any) -> Any:
+        return numpys(part, *table, left, right, period)
+
+    return _looked_up("numpy.interp", x, (xp, fp), function)
+
+
+# ---- means
+
+
+@rule("average")
+def average(
+    a: Any, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: Any = False
+) -> Any:
+    """Return the mean of elements with weights, and if so asked the sum of the weights."""
+    keepdims = False if keepdims is NOT_GIVEN else keepdims
+    if weights is None:
+        found = mean(a, axis, keepdims=keepdims)
+        weight: Any = np.full(found.shape, a.size / max(found.size, 1))
+    else:
+        weights = weights if is_dist(weights) else np.asarray(weights)
+        if weights.shape != a.shape:
+            dim = dimension(axis, a.ndim)
+            weights = weights.reshape([-1 if each == dim else 1 for each in np.arange(a.ndim)])
+        every = pointwise(lambda x, w: np.broadcast_to(w, x.shape) * 1.0, a, weights)
+        weight = total(every, axis, keepdims=keepdims)
+        found = total(pointwise(np.multiply, a, every), axis, keepdims=keepdims) / weight
+    if not returned:
+        return found
+    return found, weight if is_dist(weight) else as_dist(weight, a.layout.mesh)
+
+
+# ---- without NaN
+
+
+@rule("nansum")
+def nansum(
+    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False
+) -> Any:
+    """Return the sum, NaN as 0."""
+    return total(_instead(a, 0), axis, dtype, out, keepdims is True)
+
+
+@rule("nanmax")
+def nanmax(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False) -> Any:
+    """Return the largest elements that are not NaN."""
+    return _nan_extreme(a, axis, out, keepdims, largest, -np.inf)
+
+
+@rule("nanmin")
+def nanmin(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False) -> Any:
+    """Return the smallest elements that are not NaN."""
+    return _nan_extreme(a, axis, out, keepdims, smallest, np.inf)
+
+
+def _nan_extreme(a: Any, axis: Any, out: Any, keepdims: Any, function: Any, worst: float) -> Any:
+    if a.dtype.kind != "f":
+        return function(a, axis, out, keepdims is True)
+    found = function(_instead(a, worst), axis, None, keepdims is True)
+    count = total(_there(a), axis, keepdims=keepdims is True)
+    return delivered(chosen(count == 0, np.array(np.nan, a.dtype), found), out)
+
+
+@rule("nanmean")
+def nanmean(
+    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False
+) -> Any:
+    """Return the mean of the elements that are not NaN."""
+    return mean(a, axis, dtype, out, keepdims is True, where=_there(a))
+
+
+@rule("nanvar")
+def nanvar(
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    ddof: Any = 0,
+    keepdims: Any = False,
+) -> Any:
+    """Return the variance of the elements that are not NaN."""
+    return var(a, axis, dtype, out, ddof, keepdims is True, where=_there(a))
+
+
+@rule("nanstd")
+def nanstd(
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    ddof: Any = 0,
+    keepdims: Any = False,
+) -> Any:
+    """Return the standard deviation of the elements that are not NaN."""
+    return delivered(pointwise(np.sqrt, nanvar(a, axis, dtype, None, ddof, keepdims)), out)
+
+
+def _there(a: Any) -> Any:
+    return pointwise(lambda part: part == part, a)
+
+
+def _instead(a: Any, value: float) -> Any:
+    """Return the elements, NaN replaced."""
+    return a if a.dtype.kind not in "fc" else chosen(_there(a), a, a.dtype.type(value))

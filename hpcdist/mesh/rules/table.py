@@ -22,14 +22,16 @@ METHODS: dict[str, Callable[..., Any]] = {}
 def rule(*names: str, method: bool = False) -> Callable[[F], F]:
     """Enter a rule under names of NumPy's, and as a method of arrays if so marked.
 
-    The first name is that of the array API standard. A name that this NumPy lacks is entered all
-    the same: `hpcdist.array` has it.
+    The first name is that of the array API standard. Names of `linalg` and `fft` have a
+    dot. A name that this NumPy lacks is entered all the same: `hpcdist.array` has it.
     """
 
     def enter(function: F) -> F:
         for name in names:
             NAMES[name] = function
-            numpys = getattr(np, name, None)
+            numpys: Any = np
+            for part in name.split("."):
+                numpys = getattr(numpys, part, None)
             if isinstance(numpys, np.ufunc):
                 UFUNCS[numpys] = function
             elif numpys is not None:

@@ -38,7 +38,11 @@ def take(
     used = {axis for each in places.layout.axes for axis in each}
     if used.intersection(cutting(x.layout, range(x.ndim))):
         return without_rule(
-            "take", np.take, (x, places), {"axis": dim}, "Let every rank have all of the indices"
+            "numpy.take",
+            np.take,
+            (x, places),
+            {"axis": dim},
+            "Let every rank have all of the indices",
         )
     length = x.shape[dim]
     index = places.local

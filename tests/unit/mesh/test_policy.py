@@ -6,22 +6,25 @@ import pytest
 import hpcdist as dist
 
 WITHOUT_RULE = {
-    "numpy.unique": np.unique,
-    "numpy.histogram": np.histogram,
+    "numpy.unique": lambda a: np.unique(a, axis=0),
+    "numpy.nanquantile": lambda a: np.nanquantile(a, 0.5),
+    "numpy.fft.fft": lambda a: np.fft.fft(a[:, 0]),
+    "numpy.linalg.inv": lambda a: np.linalg.inv(a[:4]),
+    "numpy.linalg.svd": np.linalg.svd,
+    "numpy.linalg.solve": lambda a: np.linalg.solve(a[:4], a[:4]),
+    "numpy.histogram": lambda a: np.histogram(a, bins="auto"),
+    "numpy.isin": lambda a: np.isin(a, a),
+    "numpy.take": lambda a: np.take(a, a[:, 0].astype(int) % 5, axis=0),
+    "numpy.repeat": lambda a: np.repeat(a, [1, 2, 1, 1, 1], axis=0),
     "numpy.cov": np.cov,
     "numpy.pad": lambda a: np.pad(a, 1),
-    "numpy.linalg.inv": lambda a: np.linalg.inv(a[:4]),
-    "numpy.linalg.norm": np.linalg.norm,
-    "numpy.sort": lambda a: np.sort(a, axis=0),
-    "numpy.argsort": lambda a: np.argsort(a, axis=0),
-    "numpy.median": np.median,
-    "numpy.fft.fft2": np.fft.fft2,
     "numpy.kron": lambda a: np.kron(a, a),
-    "numpy.digitize": lambda a: np.digitize(a[0], a[:, 0]),
+    "numpy.convolve": lambda a: np.convolve(a[:, 0], a[:, 0]),
+    "numpy.gradient": lambda a: np.gradient(a[:, 0]),
+    "numpy.apply_along_axis": lambda a: np.apply_along_axis(sum, 0, a),
     "subtract.reduce": np.subtract.reduce,
     "add.reduceat": lambda a: np.add.reduceat(a, [0, 2]),
     "indexing by arrays": lambda a: a[[0, 1], [1, 2]],
-    "repeat": lambda a: np.repeat(a, [1, 2, 1, 1, 1], axis=0),
 }
 
 
@@ -49,7 +52,7 @@ def test_what_has_no_rule_names_the_layouts_the_bytes_and_the_remedy(name):
 def test_the_bytes_are_those_of_the_whole_array():
     def check():
         with pytest.raises(dist.UsageError, match="gather 160 bytes"):
-            np.unique(spread(2, dist.Shard(1)))
+            np.cov(spread(2, dist.Shard(1)))
 
     dist.simulate(2, check)
 
@@ -60,7 +63,7 @@ def test_whole_arrays_need_no_rule():
         found = np.unique(a % 3, return_counts=True)
         assert all(each.placements == (dist.Replicate(),) for each in found)
         np.testing.assert_array_equal(found[0], [0, 1, 2])
-        assert np.linalg.norm(a) == np.linalg.norm(np.arange(20.0))
+        assert np.linalg.cond(a) == np.linalg.cond(np.arange(20.0).reshape(5, 4))
 
     dist.simulate(2, check)
 
@@ -69,11 +72,11 @@ def test_a_program_may_allow_to_gather_and_gets_whole_arrays():
     def check():
         a = spread(3, dist.Shard(0))
         with dist.array_policy(replicate="allow"):
-            found = np.sort(-a, axis=0)
+            found = np.cov(a)
             assert found.layout.is_replicated
-            np.testing.assert_array_equal(found, np.sort(-np.arange(20.0).reshape(5, 4), axis=0))
+            np.testing.assert_array_equal(found, np.cov(np.arange(20.0).reshape(5, 4)))
         with pytest.raises(dist.UsageError):
-            np.sort(a, axis=0)
+            np.cov(a)
 
     dist.simulate(3, check)
 
@@ -84,9 +87,9 @@ def test_a_program_may_ask_to_be_warned():
         a = spread(1, dist.Shard(0))
         with (
             dist.array_policy(replicate="warn"),
-            pytest.warns(UserWarning, match=r"numpy\.unique has no rule.*160 bytes"),
+            pytest.warns(UserWarning, match=r"numpy\.cov has no rule.*160 bytes"),
         ):
-            np.unique(a)
+            np.cov(a)
 
     dist.simulate(1, check)
 
@@ -100,10 +103,10 @@ def test_a_policy_is_of_its_block_and_thread():
                 np.arange(4.0), dist.ProcessMesh([dist.get_rank()]), [dist.Shard(0)]
             )
             if allow:
-                np.unique(x)
+                np.cov(x)
             else:
                 with pytest.raises(dist.UsageError):
-                    np.unique(x)
+                    np.cov(x)
 
     dist.simulate(2, check)
 

@@ -1,4 +1,4 @@
-"""Sorting, sets, searching, statistics and random numbers, on simulated ranks; see `sorting_checks`."""
+"""Sorting, sets, statistics and random numbers, on simulated ranks; see `sorting_checks`."""
 
 import numpy as np
 import pytest
@@ -53,8 +53,8 @@ def test_the_bits_of_random_numbers_are_promised():
     dist.simulate(1, check)
 
 
-RANDOM = [0.0, 0.0, 0.0]
-INTEGERS = [0, 0, 0, 0, 0]
+RANDOM = [0.8575790745355746, 0.9250921171973682, 0.4213716729569317]
+INTEGERS = [-11, 89, -84, 93, 22]
 
 
 def test_numbers_are_of_their_distributions():
@@ -101,7 +101,7 @@ def test_the_runs_of_a_box(shape, box, found):
         (lambda a: Generator(None), dist.UsageError, "seed must be a whole number"),
         (lambda a: Generator(-1), dist.UsageError, "got -1|Got -1"),
         (lambda a: Generator(1).random(3, "i4"), dist.UsageError, "float64 or float32"),
-        (lambda a: Generator(1).integers(3, 3), ValueError, "from 3 to 2"),
+        (lambda a: Generator(1).integers(3, 3), ValueError, "got 3 to 2"),
         (lambda a: Generator(1).integers(300, dtype="u1"), ValueError, "uint8"),
         (lambda a: Generator(1).normal(0, -1), ValueError, "negative"),
         (lambda a: np.quantile(a, 1.5), ValueError, r"range \[0, 1\]"),
