@@ -318,6 +318,8 @@ INDEX = [
         a[2:2]
         a[7:]
         a[None, 2, ..., None]
+        a[: np.sum(a[0] >= 0)]
+        a[np.argmax(a[:, 0])]
         a[a > 0]
         a[a[:, 0] > 0]
         a[np.array([True, False, True, True, False])]
