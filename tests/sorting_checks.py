@@ -19,8 +19,8 @@ interpolated_inverted_cdf hazen weibull median_unbiased normal_unbiased
 
 
 def cases(seed):
-    """Return arrays of one dimension, of all kinds and lengths: half of those of a seed."""
-    return [*_every(seed)][seed % 2 :: 2]
+    """Return arrays of one dimension, of all kinds and lengths: a third of those of a seed."""
+    return [*_every(seed)][seed % 3 :: 3]
 
 
 def _every(seed):
