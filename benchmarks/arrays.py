@@ -31,6 +31,7 @@ AIMS = {
     "sum(axis=0)": "at most 1.1 times the local one",
     "std()": "at most 1.05 times the local one",
     "a @ b": "at most 1.02 times mpi4py",
+    "np.sort(a)": "at most 1.2 times the local one",
 }
 
 
@@ -129,6 +130,18 @@ def products(comm: MPI.Intracomm, length: int) -> Iterator[tuple[str, int, Candi
     )
 
 
+def sorting(comm: MPI.Intracomm, length: int) -> Iterator[tuple[str, int, Candidates]]:
+    mesh = dist.ProcessMesh([*range(comm.size)])
+    part = np.random.default_rng(comm.rank).random(length)
+    a = dist.dtensor_from_local(part, mesh, [dist.Shard(0)], shape=(length * comm.size,))
+    yield "np.sort(a)", part.nbytes, {"hpcdist": lambda: np.sort(a), "numpy": lambda: np.sort(part)}
+    yield (
+        "np.argsort(a)",
+        part.nbytes,
+        {"hpcdist": lambda: np.argsort(a), "numpy": lambda: np.argsort(part, kind="stable")},
+    )
+
+
 COLUMNS: dict[str, Any] = {
     "operation": str,
     "size": volume,
@@ -153,6 +166,7 @@ def main() -> None:
         "shapes never seen": new_shapes(comm),
         "large arrays": large(comm, nbytes),
         "matrix products": products(comm, length),
+        "sorting": sorting(comm, 10_000 if options.quick else 1_000_000),
     }
     for title, cases in tables.items():
         rows: list[Row] = []

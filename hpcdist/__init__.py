@@ -195,6 +195,7 @@ _LAZY = {
     "load_state_dict": "hpcdist.checkpoint.paddle",
     "local_map": "hpcdist.mesh.local_map",
     "map_overlap": "hpcdist.mesh.stencil",
+    "random": "hpcdist.mesh.random",
     "reshard": "hpcdist.mesh.api",
     "save_group_sharded_model": "hpcdist.checkpoint.paddle",
     "save_state_dict": "hpcdist.checkpoint.paddle",

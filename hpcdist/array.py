@@ -1,5 +1,6 @@
 """The array API standard on arrays across ranks: ``import hpcdist.array as xp``."""
 
+from hpcdist.mesh import random as random
 from hpcdist.mesh.namespace import *  # noqa: F403 - it is that namespace
 from hpcdist.mesh.namespace import (
     __all__ as __all__,

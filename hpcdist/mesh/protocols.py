@@ -18,9 +18,13 @@ from hpcdist.mesh.rules import (
     masks,
     pointwise,
     products,
+    quantiles,
     reductions,
     seams,
+    searching,
+    sets,
     shapes,
+    sorting,
     statistics,
     taking,
 )
@@ -41,6 +45,10 @@ FAMILIES = (
     statistics,
     comparing,
     dtypes,
+    sorting,
+    quantiles,
+    sets,
+    searching,
 )
 """The modules that enter rules into the table."""
 

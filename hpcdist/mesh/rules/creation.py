@@ -45,7 +45,8 @@ def current_mesh() -> ProcessMesh:
     return get_mesh() or ProcessMesh([*range(len(require_session().world.ranks))])
 
 
-def _layout(shape: Any, mesh: ProcessMesh | None, placements: Placements | None) -> Layout:
+def new_layout(shape: Any, mesh: ProcessMesh | None, placements: Placements | None) -> Layout:
+    """Return the layout of a new array."""
     lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if any(length < 0 for length in lengths):
         raise ValueError(f"negative dimensions are not allowed: {shape}")
@@ -81,7 +82,7 @@ def zeros(
 ) -> DistArray:
     """Return a new array of zeros."""
     _check_device(device)
-    layout = _layout(shape, mesh, placements)
+    layout = new_layout(shape, mesh, placements)
     return _made(layout, lambda box: np.zeros(_shape_of(box), dtype))
 
 
@@ -95,7 +96,7 @@ def ones(
 ) -> DistArray:
     """Return a new array of ones."""
     _check_device(device)
-    layout = _layout(shape, mesh, placements)
+    layout = new_layout(shape, mesh, placements)
     return _made(layout, lambda box: np.ones(_shape_of(box), dtype))
 
 
@@ -109,7 +110,7 @@ def empty(
 ) -> DistArray:
     """Return a new array of any values."""
     _check_device(device)
-    layout = _layout(shape, mesh, placements)
+    layout = new_layout(shape, mesh, placements)
     return _made(layout, lambda box: np.empty(_shape_of(box), dtype))
 
 
@@ -124,7 +125,7 @@ def full(
 ) -> DistArray:
     """Return a new array of one value."""
     _check_device(device)
-    layout = _layout(shape, mesh, placements)
+    layout = new_layout(shape, mesh, placements)
     value = fill_value.local if is_dist(fill_value) else fill_value
     return _made(layout, lambda box: np.full(_shape_of(box), value, dtype))
 
@@ -182,7 +183,7 @@ def arange(
         start, stop = 0, start
     kind = np.dtype(dtype) if dtype is not None else _of_numbers(start, stop, step)
     length = max(math.ceil((stop - start) / step), 0)
-    layout = _layout((length,), mesh, placements)
+    layout = new_layout((length,), mesh, placements)
 
     def part(box: Box) -> Any:
         # NumPy takes the first two numbers, and goes on by their difference.
@@ -216,7 +217,7 @@ def linspace(
     _check_device(device)
     if num < 0:
         raise ValueError(f"Number of samples, {num}, must be non-negative.")
-    layout = _layout((num,), mesh, placements)
+    layout = new_layout((num,), mesh, placements)
     kind = np.result_type(start, stop, float(num))
     one, two = np.asarray(start).astype(kind), np.asarray(stop).astype(kind)
     gaps = num - 1 if endpoint else num
@@ -275,7 +276,7 @@ def _frequencies(
     """Return ``places[0]`` frequencies; from half of ``places[1]`` on they are negative."""
     _check_device(device)
     length, period = places
-    layout = _layout((length,), mesh, placements)
+    layout = new_layout((length,), mesh, placements)
 
     def part(box: Box) -> Any:
         ((lo, hi),) = box
@@ -299,7 +300,7 @@ def eye(
 ) -> DistArray:
     """Return a matrix with ones on a diagonal, else zeros."""
     _check_device(device)
-    layout = _layout((n_rows, n_rows if n_cols is None else n_cols), mesh, placements)
+    layout = new_layout((n_rows, n_rows if n_cols is None else n_cols), mesh, placements)
     return make(diagonal_mask(layout, k).astype(dtype), layout)
 
 
@@ -360,7 +361,7 @@ def asarray(
     whole = np.asarray(obj, dtype)
     if copy is False and whole is not obj and not hasattr(obj, "__buffer__"):
         raise ValueError("an array of this object needs a copy")
-    layout = _layout(whole.shape, mesh, placements)
+    layout = new_layout(whole.shape, mesh, placements)
     part = whole[own_slices(layout)]
     # A view of a part would keep the whole.
     shared = layout.is_replicated and part.ndim > 0 and not copy

@@ -40,7 +40,7 @@ def chosen(x: DistArray, mask: Any) -> DistArray:
         )
         return make(part, layout)
     part = x.local[mask.local]
-    return make(part, _counted(x.layout, depth, part.shape[0]))
+    return make(part, counted(x.layout, depth, part.shape[0]))
 
 
 def _together(x: DistArray, mask: Any) -> tuple[DistArray, DistArray, int]:
@@ -71,7 +71,7 @@ def in_order(layout: Layout, depth: int) -> Layout:
     )
 
 
-def _counted(layout: Layout, depth: int, count: int) -> Layout:
+def counted(layout: Layout, depth: int, count: int) -> Layout:
     """Return the layout of what was chosen; ranks that share a dimension tell their counts."""
     if layout.mesh.coordinate is None:
         raise UsageError(
@@ -100,7 +100,7 @@ def nonzero(x: Any, /) -> Any:
         raise ValueError("nonzero is not allowed on arrays without dimensions")
     x = resharded(x, in_order(x.layout, x.ndim))
     found = np.nonzero(x.local)
-    layout = _counted(x.layout, x.ndim, len(found[0]))
+    layout = counted(x.layout, x.ndim, len(found[0]))
     starts = [lo for lo, _ in own_box(x.layout)]
     return tuple(make(index + lo, layout) for index, lo in zip(found, starts, strict=True))
 
@@ -138,7 +138,7 @@ def assign(x: DistArray, mask: Any, value: Any) -> None:
     moved, mask, depth = _together(x, mask)
     if depth == 0:
         raise UsageError("an array is assigned where a mask with dimensions is true, got a number")
-    layout = _counted(moved.layout, depth, int(np.count_nonzero(mask.local)))
+    layout = counted(moved.layout, depth, int(np.count_nonzero(mask.local)))
     if broadcast(value.shape, layout.shape) != layout.shape:
         raise ValueError(
             f"cannot assign {value.shape} values to the {layout.shape} where the mask is true"

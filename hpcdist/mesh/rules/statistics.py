@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from hpcdist.errors import UsageError
+from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.policy import without_rule
 from hpcdist.mesh.rules.basis import (
     as_dist,
@@ -16,11 +18,12 @@ from hpcdist.mesh.rules.basis import (
     dimension,
     is_dist,
     make,
+    resharded,
     settled,
     whole_on,
 )
 from hpcdist.mesh.rules.masks import where as chosen
-from hpcdist.mesh.rules.pointwise import pointwise
+from hpcdist.mesh.rules.pointwise import astype, pointwise
 from hpcdist.mesh.rules.reductions import (
     NOT_GIVEN,
     max as largest,
@@ -37,33 +40,65 @@ from hpcdist.transport.reduction import ReduceOp
 
 @rule("histogram")
 def histogram(
-    a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None
+    a: Any,
+    bins: Any = 10,
+    range: Any = None,
+    density: Any = None,
+    weights: Any = None,
 ) -> Any:
-    """Return how many elements are in each bin, and the edges of the bins."""
-    if isinstance(bins, str) or weights is not None or is_dist(bins):
+    """Return how many elements are in each bin, and the edges of the bins; on every rank."""
+    if isinstance(bins, str):
         options = {"range": range, "density": density, "weights": weights}
-        return without_rule("numpy.histogram", np.histogram, (a, bins), options)
+        hint = "Give the number of bins, or their edges"
+        return without_rule(
+            "numpy.histogram of bins that NumPy chooses", np.histogram, (a, bins), options, hint
+        )
     x = settled(a)
-    if range is None and np.ndim(bins) == 0 and x.size:
-        range = float(smallest(x)), float(largest(x))
-    counts, edges = np.histogram(x.local, bins, range)
-    counts = combined(counts, x.layout.mesh, _cutting(x), ReduceOp.SUM)
-    if density:
-        counts = counts / np.diff(edges) / counts.sum()
+    if x.dtype.kind == "b":
+        x = astype(x, np.uint8)
+    weights = _beside(x, weights)
+    if is_dist(bins):
+        bins = np.asarray(bins)
+    if np.ndim(bins) == 0 and range is None and x.size:
+        range = tuple(each(x).local[()] for each in (smallest, largest))
+    edges = np.histogram_bin_edges(np.empty(0, x.dtype), bins, range)
+    counts, _ = np.histogram(x.local, bins, range, weights=weights)
     mesh = x.layout.mesh
+    combined(counts, mesh, _cutting(x), ReduceOp.SUM)
+    if density:
+        counts = counts / np.array(np.diff(edges), float) / counts.sum()
     return tuple(make(each, whole_on(mesh, each.shape)) for each in (counts, edges))
 
 
 @rule("bincount")
 def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> Any:
-    """Return how often each number occurs."""
+    """Return how often each of the numbers 0, 1, 2 ... is there; on every rank."""
+    if x.ndim != 1:
+        raise ValueError(f"bincount is of arrays of one dimension, got {x.ndim}")
     x = settled(x)
+    weights = _beside(x, weights)
+    if x.size:
+        if smallest(x).item() < 0:
+            raise ValueError("bincount is of numbers from 0 on, but some are negative")
+        minlength = max(minlength, int(largest(x).item()) + 1)
+    counts: Any = np.bincount(x.local, weights, minlength)
     if weights is not None:
-        return without_rule("numpy.bincount", np.bincount, (x, weights, minlength), {})
-    most = int(largest(x)) + 1 if x.size else 0
-    counts = np.bincount(x.local, minlength=max(most, minlength))
-    counts = combined(counts, x.layout.mesh, _cutting(x), ReduceOp.SUM)
-    return make(counts, whole_on(x.layout.mesh, counts.shape))
+        counts = counts.astype(float, copy=False)  # NumPy's are integers where there is nothing
+    mesh = x.layout.mesh
+    combined(counts, mesh, _cutting(x), ReduceOp.SUM)
+    return make(counts, whole_on(mesh, counts.shape))
+
+
+def _beside(x: DistArray, weights: Any) -> Any:
+    """Return this rank's part of weights, one for each element."""
+    if weights is None:
+        return None
+    weights = as_dist(weights, x.layout.mesh)
+    if weights.shape != x.shape:
+        raise UsageError(
+            f"there must be one weight for each element of {x.shape}, got {weights.shape}"
+        )
+    return resharded(weights, x.layout).local
 
 
 def _cutting(x: Any) -> tuple[int, ...]:
@@ -85,21 +120,6 @@ def _looked_up(name: str, x: Any, tables: tuple[Any, ...], function: Callable[..
     return pointwise(lambda part: function(part, *whole), x)
 
 
-_HINT = "Let every rank have all of the table"
-
-
-@rule("searchsorted")
-def searchsorted(x1: Any, x2: Any, /, side: Any = "left", sorter: Any = None, v: Any = None) -> Any:
-    """Return where elements would keep a table sorted."""
-    tables = (x1,) if sorter is None else (x1, sorter)
-    return _looked_up(
-        "numpy.searchsorted",
-        x2,
-        tables,
-        lambda part, table, *order: np.searchsorted(table, part, side, *order),
-    )
-
-
 @rule("digitize")
 def digitize(x: Any, bins: Any, right: bool = False) -> Any:
     """Return the numbers of the bins that elements are in."""
@@ -119,18 +139,6 @@ def interp(
         return numpys(part, *table, left, right, period)
 
     return _looked_up("numpy.interp", x, (xp, fp), function)
-
-
-@rule("isin")
-def isin(
-    element: Any, test_elements: Any, assume_unique: bool = False, invert: bool = False, **_: Any
-) -> Any:
-    """Return which elements are in a table."""
-
-    def function(part: Any, table: Any) -> Any:
-        return np.isin(part, table, invert=invert)
-
-    return _looked_up("numpy.isin", element, (test_elements,), function)
 
 
 # ---- means

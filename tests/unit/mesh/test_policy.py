@@ -6,17 +6,13 @@ import pytest
 import hpcdist as dist
 
 WITHOUT_RULE = {
-    "numpy.unique": np.unique,
-    "numpy.sort": lambda a: np.sort(a[:, 0]),
-    "numpy.argsort": lambda a: a[:, 0].argsort(),
-    "numpy.median": np.median,
-    "numpy.quantile": lambda a: np.quantile(a, 0.5),
+    "numpy.unique": lambda a: np.unique(a, axis=0),
+    "numpy.nanquantile": lambda a: np.nanquantile(a, 0.5),
     "numpy.fft.fft": lambda a: np.fft.fft(a[:, 0]),
     "numpy.linalg.inv": lambda a: np.linalg.inv(a[:4]),
     "numpy.linalg.svd": np.linalg.svd,
     "numpy.linalg.solve": lambda a: np.linalg.solve(a[:4], a[:4]),
     "numpy.histogram": lambda a: np.histogram(a, bins="auto"),
-    "numpy.searchsorted": lambda a: np.searchsorted(a[:, 0], a[0]),
     "numpy.isin": lambda a: np.isin(a, a),
     "numpy.take": lambda a: np.take(a, a[:, 0].astype(int) % 5, axis=0),
     "numpy.repeat": lambda a: np.repeat(a, [1, 2, 1, 1, 1], axis=0),
@@ -25,7 +21,6 @@ WITHOUT_RULE = {
     "numpy.kron": lambda a: np.kron(a, a),
     "numpy.convolve": lambda a: np.convolve(a[:, 0], a[:, 0]),
     "numpy.gradient": lambda a: np.gradient(a[:, 0]),
-    "numpy.partition": lambda a: np.partition(a, 2, axis=0),
     "numpy.apply_along_axis": lambda a: np.apply_along_axis(sum, 0, a),
     "subtract.reduce": np.subtract.reduce,
     "add.reduceat": lambda a: np.add.reduceat(a, [0, 2]),
@@ -57,7 +52,7 @@ def test_what_has_no_rule_names_the_layouts_the_bytes_and_the_remedy(name):
 def test_the_bytes_are_those_of_the_whole_array():
     def check():
         with pytest.raises(dist.UsageError, match="gather 160 bytes"):
-            np.unique(spread(2, dist.Shard(1)))
+            np.cov(spread(2, dist.Shard(1)))
 
     dist.simulate(2, check)
 
@@ -77,11 +72,11 @@ def test_a_program_may_allow_to_gather_and_gets_whole_arrays():
     def check():
         a = spread(3, dist.Shard(0))
         with dist.array_policy(replicate="allow"):
-            found = np.sort(-a, axis=None)
+            found = np.cov(a)
             assert found.layout.is_replicated
-            np.testing.assert_array_equal(found, np.sort(-np.arange(20.0)))
+            np.testing.assert_array_equal(found, np.cov(np.arange(20.0).reshape(5, 4)))
         with pytest.raises(dist.UsageError):
-            np.sort(a, axis=None)
+            np.cov(a)
 
     dist.simulate(3, check)
 
@@ -92,9 +87,9 @@ def test_a_program_may_ask_to_be_warned():
         a = spread(1, dist.Shard(0))
         with (
             dist.array_policy(replicate="warn"),
-            pytest.warns(UserWarning, match=r"numpy\.unique has no rule.*160 bytes"),
+            pytest.warns(UserWarning, match=r"numpy\.cov has no rule.*160 bytes"),
         ):
-            np.unique(a)
+            np.cov(a)
 
     dist.simulate(1, check)
 
@@ -108,10 +103,10 @@ def test_a_policy_is_of_its_block_and_thread():
                 np.arange(4.0), dist.ProcessMesh([dist.get_rank()]), [dist.Shard(0)]
             )
             if allow:
-                np.unique(x)
+                np.cov(x)
             else:
                 with pytest.raises(dist.UsageError):
-                    np.unique(x)
+                    np.cov(x)
 
     dist.simulate(2, check)
 
