@@ -146,14 +146,17 @@ def _dtype(kind: str, dtype: Any) -> Any:
 def _in_four_steps(x: Any, step: Step, norm: Any) -> Any:
     """Transform along a dimension whose cuts have nowhere to go, see [Note: four steps]."""
     dtype, dim, points = _dtype(step.kind, x.dtype), step.dim, step.points
+    final = _lengthened(x.layout, dim, step.length)
     x = pointwise(lambda part: part.astype(np.result_type(dtype, np.complex64)), x)
     if step.kind == "irfft":
         half = _of_length(x, dim, points // 2 + 1)
         mirrored = flip(half[along(dim, slice(1, (points + 1) // 2))], dim)
         whole = concat([half, np.conj(mirrored)], axis=dim)
-        return pointwise(lambda part: part.real.copy(), _line(whole, dim, norm, inverse=True))
-    result = _line(_of_length(x, dim, points), dim, norm, inverse=step.kind == "ifft")
-    return result[along(dim, slice(step.length))] if step.kind == "rfft" else result
+        result = pointwise(lambda part: part.real.copy(), _line(whole, dim, norm, inverse=True))
+    else:
+        whole = _of_length(x, dim, points)
+        result = _line(whole, dim, norm, inverse=step.kind == "ifft")
+    return resharded(result[along(dim, slice(step.length))], final)
 
 
 def _of_length(x: Any, dim: int, length: int) -> Any:
