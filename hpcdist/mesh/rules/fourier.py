@@ -81,13 +81,15 @@ def _next(waiting: list[Step], layout: Layout) -> Step:
 
 
 def _is_cut(layout: Layout, dim: int) -> bool:
-    return len(layout.cuts[dim]) > 2
+    return bool(layout.axes[dim])
 
 
 def _along_one(x: DistArray, step: Step, norm: Any, later: set[int]) -> DistArray:
     if not _is_cut(x.layout, step.dim):
         return _here(x, step, norm)
     home = _home(x.layout, step.dim, later)
+    if home is None and len(x.layout.cuts[step.dim]) == 2:  # cut for one rank
+        return _here(x, step, norm)
     if home is None:
         return _in_four_steps(x, step, norm)  # type: ignore[no-any-return]
     return _here(resharded(x, _moved(x.layout, step.dim, home)), step, norm)
