@@ -264,6 +264,13 @@ SHAPES = [
         np.fliplr(a)
         np.roll(a, 2, axis=0)
         np.roll(a, -3)
+        np.roll(a, 0)
+        np.roll(a, 5, axis=0)
+        np.tile(a, 1)
+        np.tile(a, (0, 2))
+        np.meshgrid(a[0], a[:, 0])
+        np.meshgrid(a[0])
+        np.meshgrid(a[0], a[1], sparse=True)
         np.roll(a, (1, 2), (0, 1))
         a.reshape(20)
         a.reshape(-1, 2)
@@ -317,6 +324,8 @@ INDEX = [
         a[2:2]
         a[7:]
         a[None, 2, ..., None]
+        a[: np.sum(a[0] >= 0)]
+        a[np.argmax(a[:, 0])]
         a[a > 0]
         a[a[:, 0] > 0]
         a[np.array([True, False, True, True, False])]
@@ -655,3 +664,78 @@ def check_program(seed, length=20):
         same(whole(a), x, True, "\n".join(told))
         if x.size > 400:
             x, a = x[:7, :5], a[:7, :5]
+
+
+# ---- random indices
+
+
+def random_key(draw, shape):
+    """Return an index of integers, slices, newaxis and an ellipsis."""
+    key = []
+    for length in shape[: draw.integers(len(shape) + 1)]:
+        kind = draw.integers(4)
+        if kind == 0 and length:
+            key.append(int(draw.integers(-length, length)))
+        elif kind == 1:
+            key.append(slice(None))
+        else:
+            low, high = (int(each) for each in draw.integers(-length - 2, length + 3, 2))
+            step = int(draw.choice([-3, -2, -1, 1, 1, 2, 3]))
+            ends = [None if draw.integers(4) == 0 else each for each in (low, high)]
+            key.append(slice(*ends, step))
+    for _ in range(draw.integers(2)):
+        key.insert(int(draw.integers(len(key) + 1)), None)
+    if draw.integers(3) == 0:
+        key.append(Ellipsis)
+    return tuple(key)
+
+
+def check_index(seed):
+    """Choose by a random index, assign to what it chooses, and choose again from the result."""
+    draw = np.random.default_rng(seed)
+    shape = tuple(int(each) for each in draw.integers(0, 8, draw.integers(1, 4)))
+    x = np.arange(np.prod(shape), dtype="f8").reshape(shape)
+    mesh = draw.choice([*meshes()])
+    ways = placements_of(mesh, x.ndim)
+    a = spread(x, mesh, ways[draw.integers(len(ways))])
+    key = random_key(draw, shape)
+    told = f"seed {seed}: {a.layout} [{key}]"
+    chosen, wanted = a[key], x[key]
+    same(whole(chosen), wanted, True, told)
+    again = random_key(draw, wanted.shape)
+    same(whole(chosen[again]), wanted[again], True, f"{told} [{again}]")
+    value = np.asarray(wanted) * 2 - 5
+    if draw.integers(2):
+        ways = placements_of(mesh, value.ndim)
+        a[key] = spread(value, mesh, ways[draw.integers(len(ways))])
+    else:
+        a[key] = value
+    x[key] = value
+    same(whole(a), x, True, f"{told} = {value.shape}")
+
+
+# ---- whose memory a result has
+
+
+def arrays_in(value):
+    """Return the arrays of a result."""
+    if isinstance(value, (tuple, list)):
+        return [each for one in value for each in arrays_in(one)]
+    if isinstance(value, np.generic):
+        return [np.array(value)]
+    return [value] if isinstance(value, (np.ndarray, DistArray)) else []
+
+
+def check_memory(row):
+    """A result has memory of its own wherever NumPy's has."""
+    given = [numbers(shape, row.dtype, seed) for seed, shape in enumerate(row.shapes)]
+    wanted = arrays_in(row.function(*given))
+    mesh = dist.ProcessMesh([*range(dist.get_world_size())])
+    for placements in ([R], [S0]):
+        if S0 in placements and not all(row.shapes):
+            continue
+        arrays = [spread(x, mesh, placements) for x in given]
+        for found, theirs in zip(arrays_in(row.function(*arrays)), wanted, strict=True):
+            for a, x in zip(arrays, given, strict=True):
+                shared = np.shares_memory(found.local, a.local)
+                assert not shared or np.shares_memory(theirs, x), (row.name, placements)

@@ -6,7 +6,8 @@ by the modules that know the rules.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import numpy as np
 
@@ -58,6 +59,42 @@ class DistArray:
         made.local = local
         made.layout = layout
         return made
+
+    if TYPE_CHECKING:  # what `operators` puts in, in kinds
+
+        def __add__(self, other: Any) -> DistArray: ...
+        def __neg__(self) -> DistArray: ...
+        def __divmod__(self, other: Any) -> tuple[DistArray, DistArray]: ...
+        def __eq__(self, other: object) -> DistArray: ...  # type: ignore[override]
+        def __ne__(self, other: object) -> DistArray: ...  # type: ignore[override]
+        def __getitem__(self, key: Any) -> DistArray: ...
+        def __setitem__(self, key: Any, value: Any) -> None: ...
+        def __iter__(self) -> Iterator[DistArray]: ...
+        def __contains__(self, value: Any) -> bool: ...
+        def __array_namespace__(self, *, api_version: str | None = None) -> Any: ...
+        def _method(self, *args: Any, **options: Any) -> DistArray: ...
+        def nonzero(self) -> tuple[DistArray, ...]: ...  # noqa: D102
+        def fill(self, value: Any) -> None: ...  # noqa: D102
+        def tolist(self) -> Any: ...  # noqa: D102
+
+        __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = __matmul__ = __add__
+        __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __add__
+        __rpow__ = __rmatmul__ = __rlshift__ = __rrshift__ = __rand__ = __ror__ = __rxor__ = __add__
+        __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __add__
+        __ipow__ = __imatmul__ = __ilshift__ = __irshift__ = __iand__ = __ior__ = __ixor__ = __add__
+        __lshift__ = __rshift__ = __and__ = __or__ = __xor__ = __add__
+        __lt__ = __le__ = __gt__ = __ge__ = __add__
+        __rdivmod__ = __divmod__
+        __pos__ = __invert__ = __abs__ = __neg__
+        sum = prod = min = max = any = all = mean = var = std = argmin = argmax = _method
+        cumsum = cumprod = dot = trace = take = repeat = argsort = clip = round = astype = _method
+        reshape = ravel = flatten = transpose = swapaxes = squeeze = copy = conj = _method
+        conjugate = to_device = _method
+
+        @property
+        def T(self) -> DistArray: ...  # noqa: N802, D102 - NumPy's name
+
+        mT = real = imag = T  # noqa: N815 - the standard's name
 
     # ---- what it is
 

@@ -6,8 +6,8 @@ Where both operands have the same layout an operator is one call of NumPy and on
 sees that nobody else has them. Inside a DistArray it cannot see that, so operators look for
 themselves: an operand that only the expression knows has fewer references than one with a name.
 How many that are is measured when this module is imported; where there is no difference, as
-from Python 3.14 on, every result is new memory. So it is if the operator is not called by an
-expression of Python, as only there the count tells who knows the operand.
+from Python 3.14 on, every result is new memory. So it is if the operand is not what the expression
+has just computed: C code that calls an operator need not count the references it has.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import dis
 import operator
 import sys
 from collections.abc import Callable, Iterator
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -72,15 +74,45 @@ def _measured() -> tuple[int, int, int]:
 
 LEFT, RIGHT, PART = _measured()
 _OPERATORS = frozenset(
-    code
-    for name, code in dis.opmap.items()
+    name
+    for name in dis.opmap
     if name.startswith("BINARY_") and name not in ("BINARY_SUBSCR", "BINARY_SLICE")
 )
+_FILLERS = ("CACHE", "EXTENDED_ARG", "NOP")
 
 
-def _of_expression(frame: Any) -> bool:
-    """Return whether a frame is at an operator of an expression."""
-    return frame.f_code.co_code[frame.f_lasti] in _OPERATORS
+def _made_here(frame: Any, left: bool) -> bool:
+    """Return whether a frame is at an operator, and has just computed this operand of it."""
+    return _computes(frame.f_code, frame.f_lasti, left)
+
+
+@lru_cache(maxsize=4096)
+def _computes(code: CodeType, at: int, left: bool) -> bool:
+    """Return whether the instruction at an offset is an operator of what others have computed.
+
+    What they have loaded from somewhere else is of that place, even if nobody counts it: the items
+    of an array of objects, to which NumPy applies operators one by one.
+    """
+    before = [
+        each
+        for each in dis.get_instructions(code)
+        if each.offset <= at and each.opname not in _FILLERS
+    ]
+    last = len(before) - 1
+    if before[last].opname not in _OPERATORS:
+        return False
+    place, missing = last - 1, 1 if left else 0
+    while missing > 0:  # go back over what computes the right operand
+        each = before[place]
+        if each.is_jump_target or each.opcode in _JUMPS:
+            return False
+        missing -= dis.stack_effect(each.opcode, each.arg)
+        place -= 1
+    each = before[place]
+    return each.opname in _OPERATORS or each.opname.startswith(("CALL", "UNARY_"))
+
+
+_JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 
 
 def _fits(part: Any, other: Any) -> bool:
@@ -112,14 +144,14 @@ def _arithmetic(op: Callable[..., Any], ufunc: Any) -> tuple[Any, Any]:
                     _references(a) == LEFT
                     and _references(x) == PART
                     and _fits(x, y)
-                    and _of_expression(_frame(1))
+                    and _made_here(_frame(1), True)
                 ):
                     return _wrapped(ufunc(x, y, out=x), layout)
                 if (
                     _references(b) == RIGHT
                     and _references(y) == PART
                     and _fits(y, x)
-                    and _of_expression(_frame(1))
+                    and _made_here(_frame(1), False)
                 ):
                     return _wrapped(ufunc(x, y, out=y), layout)
             part = op(x, y)
@@ -129,7 +161,7 @@ def _arithmetic(op: Callable[..., Any], ufunc: Any) -> tuple[Any, Any]:
                 and _references(a) == LEFT
                 and _references(x) == PART
                 and _fits(x, 0.0)
-                and _of_expression(_frame(1))
+                and _made_here(_frame(1), True)
             ):
                 return _wrapped(ufunc(x, b, out=x), layout)
             part = op(x, b)
@@ -151,7 +183,7 @@ def _arithmetic(op: Callable[..., Any], ufunc: Any) -> tuple[Any, Any]:
                 and _references(a) == LEFT
                 and _references(x) == PART
                 and _fits(x, 0.0)
-                and _of_expression(_frame(1))
+                and _made_here(_frame(1), False)
             ):
                 return _wrapped(ufunc(b, x, out=x), layout)
             part = op(b, x)

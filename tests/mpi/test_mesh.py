@@ -1,10 +1,11 @@
 """Arrays across the ranks of this MPI job."""
 
 import mesh_checks
+import numpy as np
 import pytest
 
 import hpcdist as dist
-from hpcdist import ReduceType
+from hpcdist import ProcessMesh, ReduceType, Shard
 
 
 @pytest.mark.parametrize("check", mesh_checks.check)
@@ -17,13 +18,13 @@ def test_on_the_ranks_of_this_job(check):
 @pytest.mark.parametrize("shape", mesh_checks.SHAPES)
 def test_pairs_of_placements(shape):
     for mesh in mesh_checks.meshes_of(dist.get_world_size()):
-        mesh_checks.every_pair(mesh, shape, [ReduceType.kRedSum, ReduceType.kRedMax])
+        mesh_checks.every_pair(mesh, shape, [ReduceType.kRedSum, ReduceType.kRedMax], 300)
 
 
 @pytest.mark.parametrize(
     "check",
     [
-        mesh_checks.every_pair_of_placements_by_plan_and_in_one_step,
+        mesh_checks.pairs_of_placements_by_plan_and_in_one_step,
         mesh_checks.arrays_go_to_other_meshes,
         mesh_checks.large_arrays_are_read_where_they_lie,
         mesh_checks.ranks_that_reshard_differently_hear_of_both_layouts,
@@ -33,3 +34,12 @@ def test_pairs_of_placements(shape):
 def test_between_nodes(check, world_with):
     world_with(ranks_per_node=1)
     check()
+
+
+def test_meshes_within_nodes_share_memory(world_with, rank, size):
+    world_with(ranks_per_node=2)
+    mine = ProcessMesh([each for each in range(size) if each // 2 == rank // 2])
+    a = dist.shard_tensor(np.ones((400, 400)), mine, [Shard(0)])
+    for array in (a, dist.reshard(a, mine, [Shard(1)])):
+        shared = mine.group.transport.context.heap.offset_of(array.local)
+        assert (shared is not None) == (mine.size > 1)

@@ -49,8 +49,10 @@ def along(
     layout = pencils(x.layout, tuple(dims))
     if layout is None:
         return without_rule(name, function, (x,), {}, hint)
-    x = resharded(x, layout)
-    return _spread(function(x.local), layout, tuple(dims), stacked)
+    part = resharded(x, layout).local
+    if layout.mesh.coordinate is None:  # nothing of what there is
+        part = np.zeros([n if dim in dims else 0 for dim, n in enumerate(x.shape)], x.dtype)
+    return _spread(function(part), layout, tuple(dims), stacked)
 
 
 def pencils(layout: Layout, dims: tuple[int, ...]) -> Layout | None:
@@ -75,7 +77,7 @@ def _spread(part: Any, layout: Layout, dims: tuple[int, ...], stacked: bool) -> 
         return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
     part = result_array(part)
     kept: list[int | None] = [*range(len(layout.shape))]
-    if stacked or part.ndim < len(kept) or layout.mesh.coordinate is None:
+    if stacked or part.ndim < len(kept):
         kept = [dim for dim in kept if dim not in dims]
     new: list[int | None] = [None] * (part.ndim - len(kept))
     places = [*kept, *new] if stacked else [*new, *kept]

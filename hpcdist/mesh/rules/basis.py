@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,17 +105,19 @@ def as_dist(value: Any, mesh: ProcessMesh) -> DistArray:
 
 
 def mesh_of(*values: Any) -> ProcessMesh:
-    """Return the mesh of the arrays among `values`; refuse arrays of several meshes."""
+    """Return the mesh of the arrays and layouts among `values`; refuse several meshes."""
     found: Layout | None = None
     for value in values:
-        if value.__class__ is DistArray:
-            if found is None:
-                found = value.layout
-            elif found.mesh is not value.layout.mesh and found.mesh != value.layout.mesh:
-                raise UsageError(
-                    f"the arrays are on different meshes, {found!r} and {value.layout!r}; move one "
-                    "of them first, for example by dist.reshard(b, a.process_mesh, a.placements)"
-                )
+        if value.__class__ is not DistArray and value.__class__ is not Layout:
+            continue
+        layout = value.layout if isinstance(value, DistArray) else value
+        if found is None:
+            found = layout
+        elif found.mesh is not layout.mesh and found.mesh != layout.mesh:
+            raise UsageError(
+                f"the arrays are on different meshes, {found!r} and {layout!r}; move one of them "
+                "first, for example by dist.reshard(b, a.process_mesh, a.placements)"
+            )
     if found is None:
         raise UsageError("none of the arguments is a DistArray; dist.shard_tensor makes them")
     return found.mesh
@@ -204,6 +206,3 @@ def of_all_parts(part: Any, layout: Layout, dim: int) -> Any:
     told[part_number(layout, dim)] = part
     # Only one rank of those that are added has other than 0 in a row.
     return combined(told, layout.mesh, layout.axes[dim], ReduceOp.SUM)
-
-
-Rule = Callable[..., Any]

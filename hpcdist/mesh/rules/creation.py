@@ -33,7 +33,8 @@ from hpcdist.mesh.rules.basis import (
     settled,
     uncut,
 )
-from hpcdist.mesh.rules.shapes import broadcast_to, expand_dims
+from hpcdist.mesh.rules.pointwise import part_of
+from hpcdist.mesh.rules.shapes import expand_dims
 from hpcdist.mesh.rules.table import rule
 
 Placements = Sequence[Placement]
@@ -361,7 +362,9 @@ def asarray(
         raise ValueError("an array of this object needs a copy")
     layout = _layout(whole.shape, mesh, placements)
     part = whole[own_slices(layout)]
-    return make(np.array(part) if copy or part.ndim == 0 else part, layout)
+    # A view of a part would keep the whole.
+    shared = layout.is_replicated and part.ndim > 0 and not copy
+    return make(part if shared else np.array(part), layout)
 
 
 def _numbers(tree: Any) -> Any:
@@ -396,25 +399,24 @@ def meshgrid(*arrays: Any, indexing: str = "xy", sparse: bool = False, copy: boo
         each = each if each.ndim else expand_dims(each, 0)
         open_grid.append(expand_dims(each, [dim for dim in range(count) if dim != place]))
     if sparse:
-        return tuple(open_grid)
-    return tuple(_filled(open_grid, index, places[index]) for index in range(count))
+        return tuple(make(x.local.copy(), x.layout) if copy else x for x in open_grid)
+    return tuple(_filled(open_grid, x) for x in open_grid)
 
 
-def _filled(grid: list[DistArray], index: int, place: int) -> DistArray:
-    """Return one array of a grid, repeated along the dimensions of the others."""
+def _filled(grid: list[DistArray], x: DistArray) -> DistArray:
+    """Return an array of an open grid, repeated along the dimensions of the others."""
     shape = broadcast(*[each.shape for each in grid])
+    cut = [
+        next((each.layout for each in grid if each.layout.axes[dim]), None)
+        for dim in range(len(shape))
+    ]
     layout = make_layout(
-        grid[0].layout.mesh,
+        x.layout.mesh,
         shape,
-        [
-            next((each.layout.axes[dim] for each in grid if each.layout.axes[dim]), ())
-            for dim in range(len(shape))
-        ],
-        [
-            next((each.layout.cuts[dim] for each in grid if each.layout.axes[dim]), None)
-            for dim in range(len(shape))
-        ],
+        [() if each is None else each.axes[dim] for dim, each in enumerate(cut)],
+        [None if each is None else each.cuts[dim] for dim, each in enumerate(cut)],
     )
-    whole = broadcast_to(grid[index], shape)
-    part = resharded(make(np.ascontiguousarray(whole.local), whole.layout), layout).local
-    return make(part if part.flags.writeable else part.copy(), layout)
+    part = resharded(x, part_of(layout, x.shape)).local
+    here = layout.mesh.coordinate
+    wanted = part.shape if here is None else layout.local_shape(here)
+    return make(np.broadcast_to(part, wanted).copy(), layout)

@@ -23,6 +23,7 @@ from hpcdist.mesh.rules.basis import (
     cutting,
     is_dist,
     make,
+    mesh_of,
     own_box,
     own_slices,
     resharded,
@@ -86,7 +87,11 @@ def getitem(x: DistArray, key: Any) -> Any:
 def _hashable(item: Any) -> Any:
     """Return an item of a basic index as a key; raise TypeError for any other."""
     if item.__class__ is slice:
-        return item.start, item.stop, item.step
+        start, stop, step = item.start, item.stop, item.step
+        for bound in (start, stop, step):
+            if bound is not None and bound.__class__ is not int:
+                return tuple([each and operator.index(each) for each in (start, stop, step)])
+        return start, stop, step
     if item.__class__ is int or item is None or item is Ellipsis:
         return item
     if isinstance(item, (bool, np.bool_)) or (is_dist(item) and item.shape):
@@ -266,14 +271,15 @@ def setitem(x: DistArray, key: Any, value: Any) -> None:
         for dim, length in enumerate(selection.layout.shape)
     ]
     if is_dist(value):
+        mesh_of(x, value)
         whole = reshape(broadcast_to(_trimmed(value, len(shape)), tuple(shape)), tuple(wanted))
-        part[...] = resharded(_reversed(settled(whole), selection), _taken(selection)).local
+        part[...] = resharded(_reversed(settled(whole), selection), selection.layout).local
         return
     array = np.asarray(value)
     while array.ndim > len(shape) and array.shape[0] == 1:
         array = array[0]
     array = np.broadcast_to(array, shape).reshape(wanted)
-    part[...] = np.flip(array, selection.reversed)[own_slices(_taken(selection))]
+    part[...] = np.flip(array, selection.reversed)[own_slices(selection.layout)]
 
 
 def _trimmed(value: DistArray, ndim: int) -> DistArray:
@@ -282,8 +288,3 @@ def _trimmed(value: DistArray, ndim: int) -> DistArray:
     if spare > 0 and value.shape[:spare] == (1,) * spare:
         return reshape(value, value.shape[spare:])  # type: ignore[no-any-return]
     return value
-
-
-def _taken(selection: Selection) -> Layout:
-    """Return the layout that a value is wanted in: where what is selected lies."""
-    return selection.layout

@@ -165,6 +165,6 @@ def _mask_of(x: DistArray, mask: Any) -> Any:
 def compress(condition: Any, a: Any, axis: int | None = None, out: Any = None) -> Any:
     """Return the places along a dimension where a condition holds."""
     first = ravel(a) if axis is None else moveaxis(a, axis, 0)
-    first = settled(first)[: np.shape(condition)[0]]  # type: ignore[index]
+    first = settled(first)[: np.shape(condition)[0]]
     found = chosen(first, condition)
     return delivered(moveaxis(found, 0, axis or 0), out)

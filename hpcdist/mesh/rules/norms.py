@@ -158,7 +158,7 @@ def cross(
 def _components(x: DistArray, axis: int) -> list[Any]:
     first = moveaxis(x, axis, 0)
     whole = resharded(first, pencils(first.layout, (0,)) or uncut(first.layout))
-    return [whole[number] for number in range(3)]  # type: ignore[index]
+    return [whole[number] for number in range(3)]
 
 
 @rule("linalg.cross")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hpcdist.errors import UsageError
+from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.rules.basis import (
     broadcast,
@@ -48,26 +49,27 @@ def aligned(inputs: tuple[Any, ...], target: Layout | None = None) -> tuple[Layo
     inputs = tuple([settled(each) if is_dist(each) else each for each in inputs])
     found = [_whereabouts(each) for each in inputs]
     layouts = [each for each in found if each.__class__ is Layout]
-    home: Any = target or layouts[0]
+    home = layouts[0] if target is None else target
     key = "pointwise", target, *found
     plan = home.memo.get(key)
     if plan is None:
-        mesh_of(*inputs)
+        mesh_of(*inputs, home)
         plan = home.remember(key, _plan(found, target))
     layout, wanted = plan
     return layout, [_part(each, want) for each, want in zip(inputs, wanted, strict=True)]
 
 
 def _whereabouts(value: Any) -> Whereabouts:
-    if value.__class__ is _DIST_ARRAY:
-        return value.layout  # type: ignore[no-any-return]
-    return getattr(value, "shape", ()) or None if not isinstance(value, _LISTS) else np.shape(value)
+    if value.__class__ is DistArray:
+        return value.layout
+    shape = np.shape(value) if isinstance(value, (list, tuple)) else getattr(value, "shape", ())
+    return shape or None
 
 
 def _part(value: Any, want: Layout | None) -> Any:
     if want is None:
         return value
-    if value.__class__ is _DIST_ARRAY:
+    if value.__class__ is DistArray:
         return value.local if value.layout is want else resharded(value, want).local
     return np.asarray(value)[own_slices(want)]
 
@@ -134,8 +136,8 @@ def into(function: Callable[..., Any], inputs: tuple[Any, ...], out: Any, option
     if not all(is_dist(each) for each in outs):
         if any(each is not None for each in outs if not is_dist(each)):
             raise UsageError(
-                "out must be a DistArray, as an argument is one: dist.hpcdist.array.empty makes "
-                f"it; got {[type(each).__name__ for each in outs]}"
+                "out must be a DistArray, as an argument is one: dist.array.empty makes it; got "
+                f"{[type(each).__name__ for each in outs]}"
             )
         result = pointwise(function, *inputs, **options)
         return tuple(
@@ -236,6 +238,3 @@ def _row(name: str) -> None:
 
 for _name in ("nan_to_num", "angle", "sinc", "iscomplex", "isreal", "fix", "isneginf", "isposinf"):
     _row(_name)
-
-_LISTS = (list, tuple)
-_DIST_ARRAY = make.__globals__["DistArray"]

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
+from hpcdist.mesh.rules import panels
 from hpcdist.mesh.rules.basis import (
     as_dist,
     broadcast,
@@ -53,6 +55,20 @@ def product(
     function: Callable[..., Any], arrays: Sequence[Any], letters: Sequence[Letters], result: Letters
 ) -> Any:
     """Return `function` of arrays, whose dimensions have letters, and which adds products."""
+    given, plan = _planned(arrays, letters, result)
+    parts = [resharded(each, want).local for each, want in zip(given, plan.wanted, strict=True)]
+    part = result_array(function(*parts))
+    op = ReduceOp.MAX if part.dtype.kind == "b" else ReduceOp.SUM
+    if plan.axes:
+        part = np.ascontiguousarray(part).reshape(part.shape)
+        part = combined(part, plan.layout.mesh, plan.axes, op)
+    return make(part, plan.layout)
+
+
+def _planned(
+    arrays: Sequence[Any], letters: Sequence[Letters], result: Letters
+) -> tuple[list[DistArray], Plan]:
+    """Return the arrays as DistArrays, and how to compute their product."""
     mesh = mesh_of(*arrays)
     given = [as_dist(each, mesh) for each in arrays]
     layouts = tuple(each.layout for each in given)
@@ -60,12 +76,7 @@ def product(
     plan = layouts[0].memo.get(key)
     if plan is None:
         plan = layouts[0].remember(key, plan_product(layouts, letters, result))
-    parts = [resharded(each, want).local for each, want in zip(given, plan.wanted, strict=True)]
-    part = result_array(function(*parts))
-    op = ReduceOp.MAX if part.dtype.kind == "b" else ReduceOp.SUM
-    if plan.axes:
-        part = combined(np.ascontiguousarray(part).reshape(part.shape), mesh, plan.axes, op)
-    return make(part, plan.layout)
+    return given, plan
 
 
 def plan_product(layouts: Sequence[Layout], letters: Sequence[Letters], result: Letters) -> Plan:
@@ -164,10 +175,7 @@ def _cuts(
 @rule("matmul", "linalg.matmul")
 def matmul(x1: Any, x2: Any, /, out: Any = None, **options: Any) -> Any:
     """Return the product of matrices, over leading dimensions that broadcast."""
-    a, b = (
-        np.shape(x1) if not hasattr(x1, "shape") else x1.shape,
-        np.shape(x2) if not hasattr(x2, "shape") else x2.shape,
-    )
+    a, b = np.shape(x1), np.shape(x2)
     if not a or not b:
         raise ValueError("matmul: an operand has no dimensions")
     if a[-1] != b[-2 if len(b) > 1 else 0]:
@@ -177,6 +185,11 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **options: Any) -> Any:
     left = (*_batch(a[:-2], batch), *((m, k) if len(a) > 1 else (k,)))
     right = (*_batch(b[:-2], batch), *((k, n) if len(b) > 1 else (k,)))
     result = (*range(len(batch)), *((m,) if len(a) > 1 else ()), *((n,) if len(b) > 1 else ()))
+
+    if len(a) == len(b) == 2 and not options:
+        (x, y), plan = _planned((x1, x2), (left, right), result)
+        if panels.fit(x, y, plan.wanted):
+            return delivered(panels.multiplied(x, y, plan.layout), out)
 
     def function(x: Any, y: Any) -> Any:
         return np.matmul(x, y, **options)

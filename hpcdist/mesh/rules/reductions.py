@@ -397,7 +397,7 @@ def _located(
     if plan.merged == 0:
         function(np.empty(x.shape, x.dtype), axis)  # raises NumPy's error, if it is one
     local = x.local
-    if 0 in [local.shape[dim] for dim in plan.dims]:
+    if x.layout.mesh.coordinate is None or 0 in [local.shape[dim] for dim in plan.dims]:
         told = [1 if dim in plan.dims else length for dim, length in enumerate(local.shape)]
         value = np.full(told, neutral(x.dtype, op), x.dtype)
         index = np.full(told, _NOWHERE)

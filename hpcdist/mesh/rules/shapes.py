@@ -49,7 +49,7 @@ def permute_dims(x: Any, /, axes: Any = None) -> Any:
     if sorted(order) != [*range(ndim)]:
         raise ValueError(f"axes don't match array: {axes} for {ndim} dimensions")
     x = settled(x)
-    return make(x.local.transpose(order), arranged(x.layout, order))
+    return make(x.local.transpose(order), arranged(x.layout, order)) if order else x
 
 
 @rule("matrix_transpose", "linalg.matrix_transpose")
@@ -191,16 +191,16 @@ def roll(x: Any, /, shift: Any, axis: Any = None) -> Any:
     """Return the array with elements moved along dimensions, the last ones to the front."""
     if axis is None:
         return reshape(roll(reshape(x, (-1,)), shift, 0), x.shape)
+    rolled = x = settled(x)
     shifts, axes = np.broadcast_arrays(shift, axis)
     for steps, each in zip(shifts.reshape(-1).tolist(), axes.reshape(-1).tolist(), strict=True):
         dim = dimension(each, x.ndim)
         length = x.shape[dim]
         at = -steps % length if length else 0
         if at:
-            home = x.layout
-            x = concat([x[along(dim, slice(at, None))], x[along(dim, slice(at))]], axis=dim)
-            x = resharded(x, uncut(home, ()))
-    return x
+            parts = rolled[along(dim, slice(at, None))], rolled[along(dim, slice(at))]
+            rolled = resharded(concat(parts, axis=dim), x.layout)
+    return make(x.local.copy(), x.layout) if rolled is x else rolled
 
 
 # ---- other shapes
@@ -500,4 +500,4 @@ def tile(x: Any, repetitions: Any, /) -> Any:
             x = x[along(dim, slice(0, 0))]
         elif count > 1:
             x = concat([x] * count, dim)
-    return x
+    return x if max(times, default=1) > 1 else make(x.local.copy(), x.layout)

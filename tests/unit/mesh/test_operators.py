@@ -121,6 +121,18 @@ def test_a_tuple_that_alone_holds_an_operand_keeps_it_when_c_code_adds_its_items
     world(check)
 
 
+def test_items_of_an_array_of_objects_never_change(world):
+    def check(a, b):
+        items = np.empty(1, object)
+        items[0] = a * 1.0
+        items + items
+        items * 2.0
+        b + (items * 1.0)[0]
+        np.testing.assert_array_equal(items[0], np.arange(LENGTH))
+
+    world(check)
+
+
 def test_a_part_that_somebody_else_has_never_changes(world):
     def check(a, b):
         part = np.arange(LENGTH, dtype="f8")

@@ -131,6 +131,12 @@ def test_arrays_on_different_meshes_are_refused_with_the_remedy():
         b = dist.shard_tensor(np.ones(4), dist.ProcessMesh([1, 0]), [dist.Shard(0)])
         with pytest.raises(dist.UsageError, match=r"different meshes.*dist\.reshard"):
             a + b
+        with pytest.raises(dist.UsageError, match="different meshes"):
+            a += b
+        with pytest.raises(dist.UsageError, match="different meshes"):
+            a @ b
+        with pytest.raises(dist.UsageError, match="different meshes"):
+            a[:2] = b[:2]
 
     dist.simulate(2, check)
 
