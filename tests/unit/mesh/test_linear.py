@@ -29,7 +29,7 @@ def test_all_ranks_have_the_same_bits_of_what_is_small():
         x, residuals, rank, values_of = np.linalg.lstsq(a, b, rcond=None)
         assert q.placements == u.placements == (S0,)
         assert rank == 4
-        shared = (r, s, vh, x, residuals, values_of, np.linalg.svdvals(a))
+        shared = (r, s, vh, x, residuals, values_of, np.linalg.svd(a, compute_uv=False))
         assert all(each.layout.is_replicated for each in shared)
         return b"".join(each.local.tobytes() for each in shared)
 
