@@ -126,6 +126,12 @@ def _assigned(a, key, value):
     return a
 
 
+def _reassembled(factors):
+    """Return the values and the matrix; vectors are of either sign."""
+    u, s, vh = factors
+    return s, (u * s) @ vh
+
+
 def _updated(a, change):
     change(a)
     return a
@@ -440,29 +446,112 @@ ALONG = [
         np.quantile(a, [0.25, 0.5], axis=0)
         np.percentile(a, 30, axis=1)
     """),
+    *_rows("np.sort(a, axis=1)\nnp.median(a, axis=(0, 1))\nnp.quantile(a, [0.1, 0.7], axis=(0, 1))", ((4, 3, 5),), exact=False),
+    *_rows("np.sort(a, axis=1)", ((0, 4),)),
+]  # fmt: skip
+
+FOURIER = [
     *_rows("""
         np.fft.fft(a)
         np.fft.fft(a, axis=0)
         np.fft.ifft(a, 7, axis=0)
+        np.fft.ifft(a, 3, axis=0, norm="ortho")
         np.fft.rfft(a, axis=0)
         np.fft.irfft(a, axis=1)
+        np.fft.hfft(a, axis=0, norm="forward")
+        np.fft.ihfft(a, axis=0)
         np.fft.fft2(a)
-        np.fft.ifft2(a)
+        np.fft.ifft2(a, norm="forward")
         np.fft.rfft2(a)
-        np.fft.irfft2(a)
-        np.fft.fftn(a)
+        np.fft.irfft2(a, (4, 5))
+        np.fft.fftn(a, axes=(1, 0))
+        np.fft.fftn(a, (6,), axes=(0,))
         np.fft.fftshift(a)
         np.fft.ifftshift(a, axes=0)
+    """, exact=False),
+    *_rows("""
+        np.fft.fft(a)
+        np.fft.ifft(a, 13)
+        np.fft.rfft(a, norm="ortho")
+        np.fft.rfft(a, 10)
+        np.fft.irfft(a)
+        np.fft.irfft(a, 11, norm="forward")
+        np.fft.hfft(a)
+        np.fft.ihfft(a, 5)
+    """, ((12,),), exact=False),
+    *_rows("np.fft.fft(a)\nnp.fft.ifft(a, norm='ortho')\nnp.fft.irfft(a)\nnp.fft.rfft(a)", ((7,),), exact=False),
+    *_rows("np.fft.fft(a)\nnp.fft.ifft(a)\nnp.fft.irfft(a)\nnp.fft.fft2(a[:, None])", ((16,),), "c16", exact=False),
+    *_rows("np.fft.fft(a, axis=0)\nnp.fft.rfft(a, axis=0)\nnp.fft.fftn(a)", ((11, 1, 2),), exact=False),
+    *_rows("np.fft.fftn(a)\nnp.fft.rfftn(a)\nnp.fft.irfftn(a)\nnp.fft.fft2(a, axes=(0, 2))\nnp.fft.ifftn(a, (3, 5), axes=(2, 0))", ((4, 3, 5),), exact=False),
+    *_rows("np.fft.fft(a)\nnp.fft.rfft(a)", ((0, 4),), exact=False),
+]  # fmt: skip
+
+LINEAR = [
+    *_rows("""
         np.linalg.norm(a)
         np.linalg.norm(a, axis=0)
         np.linalg.norm(a, 1, axis=1, keepdims=True)
         np.linalg.norm(a, np.inf, axis=0)
+        np.linalg.norm(a, 0, axis=0)
         np.linalg.norm(a, 3, axis=1)
         np.linalg.norm(a, "fro")
-    """, exact=False),
-    *_rows("np.sort(a, axis=1)\nnp.fft.fftn(a)\nnp.fft.rfftn(a)\nnp.fft.irfftn(a)\nnp.fft.fft2(a, axes=(0, 2))\nnp.median(a, axis=(0, 1))\nnp.quantile(a, [0.1, 0.7], axis=(0, 1))", ((4, 3, 5),), exact=False),
-    *_rows("np.linalg.inv(a + 9 * np.eye(4))\nnp.linalg.det(a)\nnp.linalg.slogdet(a)\nnp.linalg.qr(a)\nnp.linalg.svd(a, full_matrices=False)\nnp.linalg.eigvalsh(a + a.swapaxes(1, 2))\nnp.linalg.matrix_power(a, 2)", ((3, 4, 4),), exact=False),
-    *_rows("np.sort(a, axis=1)\nnp.fft.fft(a)", ((0, 4),)),
+        np.linalg.norm(a, 1)
+        np.linalg.norm(a, -np.inf, keepdims=True)
+        np.linalg.norm(a, 2)
+        np.linalg.norm(a, "nuc", keepdims=True)
+        np.linalg.svd(a, compute_uv=False)
+        np.linalg.cond(a)
+        np.linalg.matrix_rank(a)
+        np.linalg.pinv(a)
+        np.linalg.pinv(a.T)
+        np.linalg.qr(a)[0] @ np.linalg.qr(a)[1]
+        abs(np.linalg.qr(a, mode="r"))
+        np.linalg.qr(a)[0].T @ np.linalg.qr(a)[0]
+        _reassembled(np.linalg.svd(a, full_matrices=False))
+        _reassembled(np.linalg.svd(a.T, full_matrices=False))
+        np.linalg.lstsq(a, a[:, 0] + np.arange(12.0), rcond=None)[:2]
+        np.linalg.lstsq(a, np.arange(24.0).reshape(12, 2), rcond=None)[0]
+        np.linalg.lstsq(a, a[:, 0], rcond=None)[3]
+    """, ((12, 3),), exact=False),
+    *_rows("np.linalg.qr(a)[0] @ np.linalg.qr(a)[1]\n_reassembled(np.linalg.svd(a, full_matrices=False))\nnp.linalg.norm(a, axis=0)", ((12, 3),), "c16", exact=False),
+    *_rows("np.linalg.matrix_rank(a[:, :1] * np.ones(3))\nnp.linalg.pinv(a[:, :1] * np.ones(3))\nnp.linalg.lstsq(a[:, :1] * np.ones(3), a[:, 1], rcond=None)[:2]", ((12, 3),), exact=False),
+    *_rows("""
+        np.linalg.cholesky(a @ a.T + 9 * np.eye(5))
+        np.linalg.solve(a @ a.T + 9 * np.eye(5), np.arange(5.0))
+        np.linalg.solve(a @ a.T + 9 * np.eye(5), a)
+        np.linalg.solve(np.tril(a) + 9 * np.eye(5), np.arange(5.0))
+        np.linalg.solve(np.triu(a) + 9 * np.eye(5), a)
+        np.linalg.solve(np.eye(5) * 2, a)
+        np.linalg.matrix_power(a, 5)
+        np.linalg.matrix_power(a, 0)
+        np.trace(a, 1)
+    """, ((5, 5),), exact=False),
+    *_rows("np.linalg.cholesky(a @ a.conj().T + 9 * np.eye(5))\nnp.linalg.solve(a @ a.conj().T + 9 * np.eye(5), a)", ((5, 5),), "c16", exact=False),
+    *_rows("""
+        np.linalg.inv(a + 9 * np.eye(4))
+        np.linalg.det(a)
+        np.linalg.slogdet(a)
+        np.linalg.qr(a)
+        np.linalg.svd(a, full_matrices=False)
+        np.linalg.eigvalsh(a + a.swapaxes(1, 2))
+        np.linalg.eigvals(a)
+        np.linalg.eig(a)
+        np.linalg.pinv(a)
+        np.linalg.cond(a)
+        np.linalg.matrix_rank(a)
+        np.linalg.matrix_power(a, 2)
+        np.linalg.matrix_power(a + 9 * np.eye(4), -1)
+        np.linalg.cholesky(a @ a.swapaxes(1, 2) + 9 * np.eye(4))
+        np.linalg.solve(a + 9 * np.eye(4), a)
+        np.linalg.solve(a + 9 * np.eye(4), a[0])
+        np.linalg.solve(a + 9 * np.eye(4), np.arange(4.0))
+        np.linalg.norm(a, 2, axis=(1, 2))
+        np.linalg.norm(a, axis=(2, 0))
+        np.linalg.norm(a, -1, axis=(0, 2), keepdims=True)
+    """, ((3, 4, 4),), exact=False),
+    *_rows("np.diagonal(a)\nnp.diagonal(a, 1)\na.diagonal(-2)\nnp.diagonal(a, 7)\nnp.outer(a, a)", ((5, 4),)),
+    *_rows("np.diagonal(a)\nnp.diagonal(a, 1, 2, 0)\nnp.cross(a, a + 1, axis=1)", ((4, 3, 5),)),
+    *_rows("np.cross(a, b)\nnp.cross(a, b[0])\nnp.cross(a, b, axisc=0)", ((5, 3), (5, 3))),
 ]  # fmt: skip
 
 STATISTICS = [
@@ -490,6 +579,8 @@ STATISTICS = [
 
 FAMILIES = {
     "along": ALONG,
+    "fourier": FOURIER,
+    "linear": LINEAR,
     "statistics": STATISTICS,
     "pointwise": POINTWISE,
     "reductions": REDUCTIONS,

@@ -61,6 +61,26 @@ def test_all_ranks_have_the_same_bits_of_what_they_share():
         assert len({*world.allgather(found.local.tobytes())}) == 1
 
 
+def test_factors_and_solutions_have_the_same_bits_on_all_ranks():
+    mesh = dist.ProcessMesh([*range(world.size)])
+    x = np.random.default_rng(2).standard_normal((200, 30))
+    a = dist.shard_tensor(x, mesh, [dist.Shard(0)])
+    found = [np.linalg.qr(a)[1], *np.linalg.svd(a, full_matrices=False)[1:]]
+    found += [np.linalg.lstsq(a, a[:, 0], rcond=None)[0], np.linalg.svd(a.T, compute_uv=False)]
+    for each in found:
+        assert each.layout.is_replicated
+        assert len({*world.allgather(each.local.tobytes())}) == 1
+
+
+def test_large_transforms_come_to_what_numpy_does():
+    mesh = dist.ProcessMesh([*range(world.size)])
+    for shape in ((300, 256), (1 << 16,), (30011,)):
+        x = np.random.default_rng(3).standard_normal(shape)
+        found = np.fft.fftn(dist.shard_tensor(x, mesh, [dist.Shard(0)]))
+        assert found.local.size < x.size or world.size == 1
+        np.testing.assert_allclose(dist.unshard_dtensor(found), np.fft.fftn(x), atol=1e-9)
+
+
 def test_large_arrays_come_to_what_numpy_does():
     mesh = dist.ProcessMesh([*range(world.size)])
     x = np.random.default_rng(1).integers(-9, 9, (600, 500)).astype("f8")

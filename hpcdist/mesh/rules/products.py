@@ -348,7 +348,7 @@ def _parsed(subscripts: str, ndims: list[int]) -> tuple[list[str], str]:
 _ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-@rule("trace", "linalg.trace", method=True)
+@rule("trace", method=True)
 def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Any:
     """Return the sum along the diagonal of two dimensions."""
     x = moveaxis(a, (axis1, axis2), (-2, -1))

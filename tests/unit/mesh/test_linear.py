@@ -1,0 +1,176 @@
+"""Linear algebra across ranks: what is promised beyond the values of NumPy."""
+
+import numpy as np
+import pytest
+
+import hpcdist as dist
+
+S0, S1 = dist.Shard(0), dist.Shard(1)
+LinAlgError = np.linalg.LinAlgError
+
+
+def line(ranks, x, *placements):
+    return dist.shard_tensor(x, dist.ProcessMesh([*range(ranks)]), placements)
+
+
+def values(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def close(found, wanted):
+    np.testing.assert_allclose(dist.unshard_dtensor(found), wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_all_ranks_have_the_same_bits_of_what_is_small():
+    def check():
+        a, b = line(3, values(50, 4), S0), line(3, values(50, 2), S0)
+        q, r = np.linalg.qr(a)
+        u, s, vh = np.linalg.svd(a, full_matrices=False)
+        x, residuals, rank, values_of = np.linalg.lstsq(a, b, rcond=None)
+        assert q.placements == u.placements == (S0,)
+        assert rank == 4
+        shared = (r, s, vh, x, residuals, values_of, np.linalg.svd(a, compute_uv=False))
+        assert all(each.layout.is_replicated for each in shared)
+        return b"".join(each.local.tobytes() for each in shared)
+
+    assert len({*dist.simulate(3, check)}) == 1
+
+
+@pytest.mark.parametrize("kind", ["full", "deficient", "zero"])
+def test_q_is_orthonormal_whatever_the_matrix_and_its_parts(kind):
+    def check():
+        x = values(14, 3)
+        if kind == "deficient":
+            x[:, 2] = x[:, 0]
+        if kind == "zero":
+            x[:] = 0
+        for a in (line(3, x, S0), line(3, x, S0)[4:], line(3, x, S0)[3:13]):
+            whole = dist.unshard_dtensor(a)
+            q, r = np.linalg.qr(a)
+            assert q.layout is a.layout
+            close(q.T @ q, np.eye(3))
+            close(q @ r, whole)
+            assert (np.tril(r.local, -1) == 0).all()
+
+    dist.simulate(3, check)
+
+
+def test_a_wide_matrix_is_factored_as_the_transpose_of_a_tall_one():
+    def check():
+        x = values(3, 20)
+        u, s, vh = np.linalg.svd(line(3, x, S1), full_matrices=False)
+        assert vh.placements == (S1,)
+        close((u * s) @ vh, x)
+
+    dist.simulate(3, check)
+
+
+@pytest.mark.parametrize(("placement", "dtype"), [(S0, "f8"), (S1, "c16")])
+def test_matrices_of_many_blocks_are_factored_and_solved_where_they_lie(placement, dtype):
+    def check():
+        x = values(270, 270).astype(dtype)
+        if dtype == "c16":
+            x = x + 1j * values(270, 270, seed=1)
+        matrix, right = x @ x.conj().T + 270 * np.eye(270), values(270, 5)
+        a, b = line(2, matrix, placement), line(2, right, S0)
+        lower = np.linalg.cholesky(a)
+        assert lower.placements == (S0,)
+        close(lower, np.linalg.cholesky(matrix))
+        found = np.linalg.solve(a, b)
+        assert found.placements == (S0,)
+        close(found, np.linalg.solve(matrix, right))
+        close(np.linalg.solve(lower, b), np.linalg.solve(np.linalg.cholesky(matrix), right))
+
+    dist.simulate(2, check)
+
+
+def test_an_upper_triangle_is_the_adjoint_of_the_lower_one():
+    def check():
+        import hpcdist.array as xp
+
+        x = values(6, 6)
+        matrix = x @ x.T + np.eye(6)
+        close(xp.linalg.cholesky(line(3, matrix, S0), upper=True), np.linalg.cholesky(matrix).T)
+        stacked = np.stack([matrix, matrix + 1])
+        found = xp.linalg.cholesky(line(3, stacked, S0), upper=True)
+        close(found, np.linalg.cholesky(stacked).swapaxes(1, 2))
+
+    dist.simulate(3, check)
+
+
+def singular_stack():
+    stack = np.stack([np.eye(3)] * 3)
+    stack[2] = 0
+    return stack
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: np.linalg.cholesky(line(3, -np.eye(5), S0)),
+        lambda: np.linalg.cholesky(line(3, np.diag([1.0, 1, 1, 1, -1]), S0)),
+        lambda: np.linalg.cholesky(line(3, np.ones((4, 5)), S0)),
+        lambda: np.linalg.inv(line(3, singular_stack(), S0)),
+        lambda: np.linalg.cholesky(line(3, -singular_stack(), S0)),
+        lambda: np.linalg.solve(line(3, singular_stack(), S0), line(3, np.ones(3), S0)),
+        lambda: np.linalg.solve(line(3, np.diag([1.0, 2, 0]), S0), np.ones(3)),
+        lambda: np.linalg.solve(line(3, np.ones((4, 5)), S0), np.ones(4)),
+        lambda: np.linalg.qr(line(3, np.ones(3), S0)),
+    ],
+)
+def test_what_fails_on_one_rank_fails_on_all(wrong):
+    def check():
+        with pytest.raises(LinAlgError):
+            wrong()
+        assert line(3, np.ones(4), S0).sum() == 4
+
+    dist.simulate(3, check)
+
+
+def test_eigenvalues_that_are_complex_on_one_rank_are_on_all():
+    def check():
+        stack = np.stack([np.eye(2), np.eye(2), [[0.0, -1], [1, 0]]])
+        a = line(3, stack, S0)
+        assert np.linalg.eigvals(a).dtype == np.complex128
+        found = np.linalg.eig(a)
+        assert all(each.dtype == np.complex128 for each in found)
+        assert np.linalg.eigvals(a[:2]).dtype == np.float64
+
+    dist.simulate(3, check)
+
+
+def test_a_rank_outside_the_mesh_has_nothing():
+    def check():
+        a = line(2, values(8, 2), S0)
+        matrix = line(2, 9 * np.eye(4) + 1, S0)
+        q, r = np.linalg.qr(a)
+        found = [q, r, *np.linalg.svd(a, full_matrices=False), np.linalg.pinv(a)]
+        found += [np.linalg.cholesky(matrix), np.diagonal(matrix), np.linalg.norm(a, axis=0)]
+        found += [
+            np.linalg.solve(matrix, np.ones((4, 2))),
+            np.linalg.inv(line(2, values(3, 2, 2), S0)),
+        ]
+        outside = dist.get_rank() == 2
+        assert all((each.local.size == 0) == outside for each in found)
+
+    dist.simulate(3, check)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda a: np.linalg.norm(a, 5, axis=(0, 1)),
+        lambda a: np.linalg.norm(a, 1, axis=(0, 0)),
+        lambda a: np.linalg.norm(a, "fro", axis=0),
+        lambda a: np.diagonal(a, 0, 1, 1),
+        lambda a: np.cross(a, a),
+    ],
+)
+def test_wrong_arguments_are_refused_on_every_rank(wrong):
+    def check():
+        a = line(2, np.ones((4, 4)), S0)
+        with pytest.raises(ValueError, match=r"[a-z]"):
+            wrong(a)
+        assert a.sum() == 16
+
+    dist.simulate(2, check)
