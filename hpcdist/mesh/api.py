@@ -315,7 +315,7 @@ def reshard(
     _check_array(dist_tensor)
     check_mesh(mesh)
     layout = _layout(mesh, dist_tensor.shape, placements, dist_tensor.dtype)
-    if as_flag(async_op, "async_op"):
+    if async_op is not False and as_flag(async_op, "async_op"):
         return start_reshard(dist_tensor, layout, out=out)
     return reshard_to(dist_tensor, layout, out=out)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -25,5 +26,5 @@ def room_for(layout: Layout, like: Any, dtype: Any = None, group: Group | None =
     dtype = like.dtype if dtype is None else dtype
     if type(like) is not np.ndarray:
         return np.empty_like(like, dtype=dtype, shape=shape)
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    nbytes = math.prod(shape) * dtype.itemsize
     return np.empty(shape, dtype) if nbytes < SHARED_FROM else empty(shape, dtype, group)
