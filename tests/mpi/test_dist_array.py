@@ -24,7 +24,16 @@ def _started():
     dist.init_parallel_env()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+USUAL = ("pointwise", "reductions", "index", "products")  # in which all that travels does
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        name if name in USUAL else pytest.param(name, marks=pytest.mark.thorough)
+        for name in FAMILIES
+    ],
+)
 def test_functions_come_to_what_numpy_does(family):
     for row in FAMILIES[family]:
         check_row(row)
