@@ -1,0 +1,162 @@
+"""Meshes and placements of hpcdist as those of torch's DTensor, and back.
+
+A `DeviceMesh` made here has process groups of hpcdist along its axes. Torch's own constructor
+would take all ranks of the world to make one; here only those along each axis do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import (
+    DTensor,
+    Partial as TorchPartial,
+    Replicate as TorchReplicate,
+    Shard as TorchShard,
+    distribute_tensor,
+)
+
+from hpcdist.errors import UsageError
+from hpcdist.mesh.placements import Partial, Placement, ReduceType, Replicate, Shard
+from hpcdist.mesh.process_mesh import ProcessMesh, get_mesh
+from hpcdist.torch.backend import process_group_of
+from hpcdist.torch.process_group import HpcdistProcessGroup
+
+_REDUCTIONS = {
+    ReduceType.kRedSum: "sum",
+    ReduceType.kRedMax: "max",
+    ReduceType.kRedMin: "min",
+    ReduceType.kRedProd: "product",
+    ReduceType.kRedAvg: "avg",
+}
+_NAMES = {name: kind for kind, name in _REDUCTIONS.items()}
+
+_made: dict[tuple[ProcessMesh, str], DeviceMesh] = {}
+"""By mesh and kind of device. A process has one rank here, as torch.distributed does."""
+
+
+def device_mesh_of(mesh: ProcessMesh, device_type: str = "cpu") -> DeviceMesh:
+    """Return torch's mesh of the same ranks, shape and names; made when first asked.
+
+    Collective over the ranks of the mesh when it is made. Equal meshes have one.
+
+    Args:
+        mesh: the mesh; this rank is part of it.
+        device_type: where the tensors are, ``"cpu"`` or ``"cuda"``.
+
+    """
+    if not isinstance(mesh, ProcessMesh):
+        raise UsageError(f"a DeviceMesh is made of a ProcessMesh, got {mesh!r}")
+    known = _made.get((mesh, device_type))
+    if known is None or any(_is_closed(each) for each in known.get_all_groups()):
+        groups = [_group_along(mesh, axis) for axis in range(mesh.ndim)]
+        ranks = torch.tensor(mesh.process_ids, dtype=torch.int).reshape(mesh.shape)
+        known = DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=mesh.dim_names)
+        _made[mesh, device_type] = known
+    return known
+
+
+def _is_closed(group: Any) -> bool:
+    return bool(group.group.is_closed)
+
+
+def _group_along(mesh: ProcessMesh, axis: int) -> HpcdistProcessGroup:
+    """Return the process group along an axis; its ranks are in the order of the mesh."""
+    group = mesh.get_group(mesh.dim_names[axis])
+    place = mesh.coordinate
+    assert place is not None  # get_group refuses ranks outside
+    line = [
+        mesh.rank_at((*place[:axis], each, *place[axis + 1 :])) for each in range(mesh.shape[axis])
+    ]
+    in_order = group if line == list(group.ranks) else group.split(0, key=place[axis])
+    return process_group_of(in_order)
+
+
+def process_mesh_of(device_mesh: DeviceMesh) -> ProcessMesh:
+    """Return the mesh of the same ranks, shape and names. Local."""
+    return ProcessMesh(device_mesh.mesh.tolist(), device_mesh.mesh_dim_names)
+
+
+def torch_placements(placements: Sequence[Placement], mesh: ProcessMesh) -> list[Any]:
+    """Return placements as torch's, one for each axis of `mesh`; missing ones are Replicate.
+
+    Raises:
+        UsageError: torch has no such placement.
+
+    """
+    if len(placements) > mesh.ndim:
+        raise UsageError(f"{mesh!r} has {mesh.ndim} axes, but there are placements {placements}")
+    padded = [*placements, *[Replicate()] * (mesh.ndim - len(placements))]
+    return [torch_placement(each) for each in padded]
+
+
+def torch_placement(placement: Any) -> Any:
+    """Return a placement as torch's, which may be one already."""
+    if isinstance(placement, Shard):
+        if placement.get_co_shard_order() or placement.get_split_factor() > 1:
+            raise UsageError(
+                f"a DTensor is cut in the order of the axes of its mesh, but got {placement!r}; "
+                "reshard to Shard without an order first"
+            )
+        return TorchShard(placement.dim)
+    if isinstance(placement, Replicate):
+        return TorchReplicate()
+    if isinstance(placement, Partial) and placement.reduce_type in _REDUCTIONS:
+        return TorchPartial(_REDUCTIONS[placement.reduce_type])
+    if isinstance(placement, (TorchShard, TorchReplicate, TorchPartial)):
+        return placement
+    raise UsageError(f"torch has no placement {placement!r}; reshard to Shard or Replicate first")
+
+
+def placements_of(placements: Sequence[Any]) -> list[Placement]:
+    """Return torch's placements as hpcdist's.
+
+    Raises:
+        UsageError: there is no such placement here.
+
+    """
+    return [_as_ours(each) for each in placements]
+
+
+def _as_ours(placement: Any) -> Placement:
+    if type(placement) is TorchShard:
+        return Shard(placement.dim)
+    if isinstance(placement, TorchReplicate):
+        return Replicate()
+    if isinstance(placement, TorchPartial) and placement.reduce_op in _NAMES:
+        return Partial(_NAMES[placement.reduce_op])
+    raise UsageError(
+        f"there is no counterpart of torch's {placement!r}; redistribute the DTensor to Shard or "
+        "Replicate first"
+    )
+
+
+def distribute(tensor: torch.Tensor, mesh: ProcessMesh, placements: Sequence[Placement]) -> Any:
+    """Return a tensor that all ranks have alike as a DTensor; a parameter stays a parameter.
+
+    Every rank keeps its part of its own value: nothing is communicated. A DTensor is
+    redistributed.
+    """
+    wanted = torch_placements(placements, mesh)
+    if isinstance(tensor, DTensor):
+        return tensor.redistribute(placements=wanted)
+    return cut(tensor, device_mesh_of(mesh, tensor.device.type), wanted)
+
+
+def cut(tensor: torch.Tensor, device_mesh: DeviceMesh, placements: Sequence[Any]) -> Any:
+    """Return a tensor that all ranks have alike as a DTensor; a parameter stays a parameter."""
+    if isinstance(tensor, torch.nn.Parameter):
+        part = cut(tensor.detach(), device_mesh, placements)
+        return torch.nn.Parameter(part, requires_grad=tensor.requires_grad)
+    return distribute_tensor(tensor, device_mesh, placements, src_data_rank=None)
+
+
+def mesh_or_current(mesh: Any, caller: str) -> ProcessMesh:
+    """Return `mesh`, or the current mesh for None."""
+    mesh = get_mesh() if mesh is None else mesh
+    if not isinstance(mesh, ProcessMesh):
+        raise UsageError(f"{caller} needs a ProcessMesh: give mesh=, or call set_mesh; got {mesh!r}")
+    return mesh
