@@ -144,6 +144,15 @@ if TYPE_CHECKING:
         save_state_dict as save_state_dict,
     )
     from hpcdist.launch import MultiprocessContext
+    from hpcdist.mesh.api import (
+        dtensor_from_fn as dtensor_from_fn,
+        dtensor_from_local as dtensor_from_local,
+        dtensor_to_local as dtensor_to_local,
+        reshard as reshard,
+        shard_tensor as shard_tensor,
+        unshard_dtensor as unshard_dtensor,
+    )
+    from hpcdist.mesh.dist_array import DistArray as DistArray
     from hpcdist.mesh.placements import (
         DistAttr as DistAttr,
         Partial as Partial,
@@ -162,6 +171,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
+    "DistArray": "hpcdist.mesh.dist_array",
     "DistAttr": "hpcdist.mesh.placements",
     "Partial": "hpcdist.mesh.placements",
     "Placement": "hpcdist.mesh.placements",
@@ -171,13 +181,19 @@ _LAZY = {
     "Shard": "hpcdist.mesh.placements",
     "checkpoint": "hpcdist.checkpoint",
     "create_mesh": "hpcdist.mesh.process_mesh",
+    "dtensor_from_fn": "hpcdist.mesh.api",
+    "dtensor_from_local": "hpcdist.mesh.api",
+    "dtensor_to_local": "hpcdist.mesh.api",
     "get_mesh": "hpcdist.mesh.process_mesh",
     "load_merged_state_dict": "hpcdist.checkpoint.paddle",
     "load_state_dict": "hpcdist.checkpoint.paddle",
+    "reshard": "hpcdist.mesh.api",
     "save_group_sharded_model": "hpcdist.checkpoint.paddle",
     "save_state_dict": "hpcdist.checkpoint.paddle",
     "set_mesh": "hpcdist.mesh.process_mesh",
+    "shard_tensor": "hpcdist.mesh.api",
     "sharding": "hpcdist.sharding",
+    "unshard_dtensor": "hpcdist.mesh.api",
 }
 """Names that not every program needs: the module that each is, or is in, is imported when used."""
 

@@ -14,7 +14,7 @@ from hpcdist.comm.session import simulated_rank, standing_for
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
 from hpcdist.events import Event, Listener, listeners
-from hpcdist.transport.call import ANY_SOURCE, MESSAGES, ROOTED, Call
+from hpcdist.transport.call import ANY_SOURCE, MESSAGES, ROOTED, Call, name_of
 from hpcdist.transport.call_site import call_site
 
 
@@ -45,7 +45,7 @@ class Announcement:
     def __init__(
         self, group: Members, call: Call, sequence: int | None, *, runs: bool = False
     ) -> None:
-        name, root = call.kind.name.lower(), call.root
+        name, root = name_of(call), call.root
         if _telling.message:
             if sequence is not None:
                 group.issued -= 1  # nothing is issued

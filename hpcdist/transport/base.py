@@ -233,6 +233,8 @@ class Transport(ABC):
     ranks: Sequence[int]
     one_node: bool
     membership: Membership
+    takes_exchanges: bool = False
+    """Whether `run` and `start` take an `Exchange`; else they get the alltoall that does it."""
 
     def __repr__(self) -> str:
         place = f", rank {self.rank} of {self.size}" if hasattr(self, "rank") else ""

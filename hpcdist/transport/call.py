@@ -23,6 +23,7 @@ What a family does not have, but those who handle any call ask for, is None in i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum, IntEnum, auto
 from typing import Any, ClassVar, NamedTuple, TypeVar, final
@@ -56,6 +57,7 @@ class Family(Enum):
     GATHERING = auto()
     OBJECTS = auto()
     MESSAGE = auto()
+    EXCHANGE = auto()
 
 
 class Kind(IntEnum):
@@ -92,6 +94,7 @@ class Kind(IntEnum):
     SEND_OBJECT_LIST = 18, Family.MESSAGE
     RECV_OBJECT_LIST = 19, Family.MESSAGE
     BATCH_ISEND_IRECV = 20, Family.MESSAGE
+    EXCHANGE = 21, Family.EXCHANGE
 
 
 ARRAYS = frozenset({Family.REDUCTION, Family.DISTRIBUTION, Family.GATHERING})
@@ -99,6 +102,9 @@ ARRAYS = frozenset({Family.REDUCTION, Family.DISTRIBUTION, Family.GATHERING})
 
 COLLECTIVES = ARRAYS | {Family.BARRIER, Family.OBJECTS}
 """What all ranks of a group call."""
+
+OPTIONAL = frozenset({Family.EXCHANGE})
+"""Collectives that a transport may leave out; see `Transport.takes_exchanges`."""
 
 Row = TypeVar("Row")
 
@@ -137,6 +143,13 @@ Shape = tuple[int, ...]
 Finish = Callable[[Any], Any]
 Ended = Callable[["BaseException | None"], None]
 Counts = tuple[Sequence[int], "Sequence[int] | None"]
+Box = tuple[slice, ...]
+"""A run of each dimension of an array: slices with a start and a stop."""
+
+
+def volume_of(box: Box) -> int:
+    """Return how many elements are in a box."""
+    return math.prod([each.stop - each.start for each in box])
 
 
 class Block(NamedTuple):
@@ -248,13 +261,15 @@ class _Gathering(NamedTuple):
     sends: Sequence[NumpyArray] = ()
     receives: Sequence[NumpyArray] = ()
     shapes: Sequence[Shape] = ()
+    words: str = ""
 
 
 class Gathering(_Gathering):
     """all_gather, gather, alltoall: the data of all ranks are collected.
 
     They come from `send`, which is empty where they are in `sends`, and go to `recv` or `receives`.
-    Where there is neither, the operation makes its result itself.
+    Where there is neither, the operation makes its result itself. An alltoall with `words` stands
+    for an exchange, whose `key` is its `root`.
     """
 
     __slots__ = ()
@@ -268,6 +283,72 @@ class Gathering(_Gathering):
     def nbytes(self) -> int:
         """How many bytes this rank contributes."""
         return sum(each.nbytes for each in self.sends) if self.sends else int(self.send.nbytes)
+
+
+class Read(NamedTuple):
+    """Take the box `source` of the array, of `shape`, of rank `rank` into the box `target`.
+
+    With `combine` it is combined with what is there, else it is written.
+    """
+
+    rank: int
+    shape: Shape
+    source: Box
+    target: Box
+    combine: bool = False
+
+
+class Give(NamedTuple):
+    """Rank `rank` reads the box `source` of this rank's array."""
+
+    rank: int
+    source: Box
+
+
+class _Exchange(NamedTuple):
+    kind: Kind
+    send: NumpyArray
+    recv: NumpyArray
+    dtype: Dtype
+    shape: Shape
+    reads: Sequence[Read]
+    gives: Sequence[Give]
+    rule: ReductionRule | None
+    op: ReduceOp | None
+    key: int
+    words: str
+    detail: int = 0
+    finish: Finish | None = None
+    ended: Ended | None = None
+    begin: Callable[[], Any] | None = None
+
+
+class Exchange(_Exchange):
+    """exchange: each rank takes boxes of the arrays of the ranks of the group.
+
+    `send`, of `shape`, is the array of this rank, `recv` the one that is filled; both have a
+    further axis where an element is several of their memory. `reads` are done in their order. What
+    they take is combined by `rule`, that of `op` (None: nothing is combined). `gives` are the same
+    boxes seen from their owner; those for one rank are in the order of its reads. `key` is equal
+    where ranks mean the same exchange, `words` say which. `detail` is the larger of the numbers of
+    bytes that this rank gives and takes. Arrays of a device are exchanged by an alltoall.
+    """
+
+    __slots__ = ()
+    device: ClassVar[None] = None
+    on_current: ClassVar[bool] = False
+    error: ClassVar[None] = None
+    root: ClassVar[int] = 0
+
+    def fingerprint(self) -> int:
+        """Return a number from 0 to 2^62 that is equal on ranks whose calls match."""
+        return hash((self.kind, -1, self.key, self.dtype.code)) & _POSITIVE
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes this rank gives."""
+        volume = sum(volume_of(give.source) for give in self.gives)
+        return volume * int(self.dtype.numpy.itemsize)
 
 
 class _Objects(NamedTuple):
@@ -430,7 +511,7 @@ class ObjectMessage(_ObjectMessage):
 
 
 AnyArrays = Reduction | Distribution | Gathering
-Collective = AnyArrays | Objects | Barrier | Refusal
+Collective = AnyArrays | Exchange | Objects | Barrier | Refusal
 AnyMessage = Message | ObjectMessage
 Call = Collective | AnyMessage
 """One operation of one rank; see [Note: fields] for what its fields mean."""
@@ -538,7 +619,7 @@ def label(call: Call, ranks: Sequence[int]) -> str:
         return "end of a block of hpcdist.together"
     words: list[str] = []
     if call.dtype is not None:
-        words = [f"shape {call.shape}", call.dtype.name]
+        words = [exchanged_in(call) or f"shape {call.shape}", call.dtype.name]
         words += [] if call.device is None else ["on a GPU"]
     elif call.shape:
         words = [f"{call.shape[0]} objects"]
@@ -546,4 +627,14 @@ def label(call: Call, ranks: Sequence[int]) -> str:
         words.append(call.op.name)
     if call.kind in ROOTED:
         words.append(f"root {ranks[call.root]}")
-    return f"{call.kind.name.lower()}({', '.join(words)})"
+    return f"{name_of(call)}({', '.join(words)})"
+
+
+def name_of(call: Call) -> str:
+    """Return the public name of the operation that `call` is, or stands for."""
+    return (Kind.EXCHANGE if exchanged_in(call) else call.kind).name.lower()
+
+
+def exchanged_in(call: Call) -> str:
+    """Return what is exchanged, in words; empty where `call` is no exchange."""
+    return call.words if isinstance(call, (Exchange, Gathering)) else ""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.call import Reduction
+from hpcdist.transport.call import Exchange, Reduction
 from hpcdist.transport.reduction import UFUNCS, ReduceOp, ReductionRule
 
 compiled: Any
@@ -39,8 +39,9 @@ class Code:
         self.per_item = per_item
 
 
-def code_of(call: Reduction) -> Code | None:
+def code_of(call: Reduction | Exchange) -> Code | None:
     """Return the compiled loop for a reduction, or None: NumPy does it."""
+    assert call.op is not None
     key = call.op, call.dtype.code
     try:
         return CODES[key]
@@ -52,8 +53,9 @@ CODES: dict[tuple[int, int], Code | None] = {}
 """What `code_of` has found, by operator and code of the dtype; for who is in a hurry."""
 
 
-def _find_code(call: Reduction) -> Code | None:
+def _find_code(call: Reduction | Exchange) -> Code | None:
     dtype, rule = call.dtype, call.rule
+    assert rule is not None
     is_complex = dtype.family == "complex"
     if compiled is None or (is_complex and call.op is ReduceOp.AVG):
         return None

@@ -218,7 +218,7 @@ def _all_gather_apart(host: MpiContext, call: Gathering, shapes: list[Shape]) ->
     send, runs = _apart_from_room(call), from_each(filled, host.size)
     counts = [run.nbytes for run in runs]
     if max(counts) < APART_FROM:  # so small that they lie together, on every rank
-        into = [filled.recv, counts, _starts(counts), MPI.BYTE]
+        into = [filled.recv, counts, starts_of(counts), MPI.BYTE]
         host.comm.Allgatherv([send, send.nbytes, MPI.BYTE], into)
     else:
         _pass_around(host, send, runs)
@@ -336,7 +336,7 @@ def alltoall(host: MpiContext, call: Gathering, detail: Range) -> list[Block]:
         return even_blocks(into, call, size)
     given = to_each(call, size)
     filled = with_room(call, [run.size for run in given])
-    _alltoall_in_pairs(host, given, from_each(filled, size))
+    alltoall_in_pairs(host, given, from_each(filled, size))
     return new_blocks(call, filled, [call.shape] * size)
 
 
@@ -345,11 +345,12 @@ def _alltoall_uneven(host: MpiContext, call: Gathering) -> list[Block]:
     filled = with_room(call, agreed.received)
     given, runs = to_each(call, host.size), from_each(filled, host.size)
     if agreed.in_pairs:
-        _alltoall_in_pairs(host, given, runs)
+        alltoall_in_pairs(host, given, runs)
     else:
         out, into = [run.nbytes for run in given], [run.nbytes for run in runs]
         host.comm.Alltoallv(
-            [call.send, out, _starts(out), MPI.BYTE], [filled.recv, into, _starts(into), MPI.BYTE]
+            [call.send, out, starts_of(out), MPI.BYTE],
+            [filled.recv, into, starts_of(into), MPI.BYTE],
         )
     return new_blocks(call, filled, agreed.shapes)
 
@@ -390,7 +391,7 @@ def agree_on_counts(host: MpiContext, call: Gathering) -> Agreed:
 _WRONG = 2
 
 
-def _alltoall_in_pairs(
+def alltoall_in_pairs(
     host: MpiContext, given: Sequence[NumpyArray], runs: Sequence[NumpyArray]
 ) -> None:
     """Exchange with one rank after the other, each run from and to where it lies."""
@@ -404,7 +405,7 @@ def _bytes(run: NumpyArray) -> Any:
     return block(run, run.nbytes)
 
 
-def _starts(counts: list[int]) -> list[int]:
+def starts_of(counts: list[int]) -> list[int]:
     return [0, *itertools.accumulate(counts[:-1])]
 
 

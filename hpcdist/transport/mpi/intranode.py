@@ -15,6 +15,7 @@ from hpcdist.transport.call import (
     AnyArrays,
     Barrier,
     Collective,
+    Exchange,
     Gathering,
     Kind,
     Objects,
@@ -24,6 +25,7 @@ from hpcdist.transport.call import (
 )
 from hpcdist.transport.kernel import CODES, Code, address_of, code_of, compiled, divisor_of
 from hpcdist.transport.mpi.context import MpiContext
+from hpcdist.transport.mpi.intranode_boxes import exchange_boxes
 from hpcdist.transport.mpi.intranode_objects import exchange_objects
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.parts import contribution
@@ -46,6 +48,8 @@ def perform(host: MpiContext, node: SharedNode, call: Collective) -> Any:
                 return _all_reduce(host, node, call, code)
     elif isinstance(call, Objects):
         return exchange_objects(host, node, call)
+    elif isinstance(call, Exchange):
+        return exchange_boxes(host, node, call)
     elif isinstance(call, (Barrier, Refusal)):
         host.agree(call)  # which raises what a rank refuses
         return None

@@ -14,10 +14,11 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.pickled import EAGER, Pickled, empty_buffers
-from hpcdist.transport.call import COLLECTIVES, Kind, Objects, table_for
+from hpcdist.transport.call import COLLECTIVES, OPTIONAL, Kind, Objects, table_for
 from hpcdist.transport.mpi.collectives import VERBS, Range, Verb
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import block, scattered
+from hpcdist.transport.mpi.exchanges import exchange
 from hpcdist.transport.mpi.pickled import receive_pickled, send_pickled
 from hpcdist.transport.mpi.tags import Tag
 
@@ -132,10 +133,11 @@ def _cut(padded: Any, longest: int, count: int) -> list[Pickled]:
 
 _ROWS: dict[Kind, Verb] = {
     **VERBS,
+    Kind.EXCHANGE: exchange,
     Kind.BROADCAST_OBJECT_LIST: broadcast_object_list,
     Kind.ALL_GATHER_OBJECT: all_gather_object,
     Kind.GATHER_OBJECT: gather_object,
     Kind.SCATTER_OBJECT_LIST: scatter_object_list,
     Kind.ALL_TO_ALL_OBJECT: all_to_all_object,
 }
-OBJECT_VERBS = table_for("OBJECT_VERBS", COLLECTIVES, _ROWS)
+OBJECT_VERBS = table_for("OBJECT_VERBS", COLLECTIVES | OPTIONAL, _ROWS)

@@ -59,6 +59,7 @@ class MpiTransport(Transport):
     """The ranks of one MPI communicator; collective to create."""
 
     backend = "MPI"
+    takes_exchanges = True
 
     def __init__(
         self,

@@ -41,9 +41,15 @@ _PATIENCE = 4000
 NOTHING = -1
 """Published instead of an address by a rank that contributes nothing."""
 
-_IN_STAGE = 1 << 62
-_IN_LIST = _IN_STAGE + 1
+IN_STAGE = 1 << 62
+"""Published instead of an address by a rank whose contribution is in its staging memory."""
+
+_IN_LIST = IN_STAGE + 1
 """Published instead of an address by a rank whose payload says where each rank's part lies."""
+
+IN_PAYLOAD = IN_STAGE + 2
+"""Published instead of an address by a rank whose payload is the contribution."""
+
 _OFFSET = np.dtype(np.int64)
 _DEAD_AFTER_S = 0.2
 _PAGE = 4096
@@ -118,7 +124,7 @@ class SharedNode:
         """Copy a contribution to this rank's staging memory for the next operation."""
         room = self.staged(self.rank, 1 - self.control.turn, data.nbytes)
         copy_in(room, data.reshape(-1).view(np.uint8))
-        return _IN_STAGE
+        return IN_STAGE
 
     def staged(self, rank: int, turn: int, nbytes: int) -> Bytes:
         """Return the staging memory of a rank, for turn 0 or 1; at most `STAGED_UP_TO` bytes."""
@@ -149,12 +155,14 @@ class SharedNode:
     def _place(self, rank: int, address: int, part: int) -> Place | None:
         if address == NOTHING:
             return None
-        if address == _IN_STAGE:
+        if address == IN_STAGE:
             return Place(*self._own, self._stage_offset(rank, self.control.turn) + part)
         if address == _IN_LIST:
             payload = self.payloads[self.control.turn][rank]
             offsets = payload.view(self.size * _OFFSET.itemsize, _OFFSET)
             return Place(*self._heaps[rank], int(offsets[self.rank]))
+        if address == IN_PAYLOAD:
+            return self.payloads[int(self.control.turn)][rank]
         return Place(*self._heaps[rank], address - 1 + part)
 
     def _stage_offset(self, rank: int, turn: int) -> int:

@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.transport.boxes import fill, view_of
 from hpcdist.transport.call import (
     COLLECTIVES,
+    OPTIONAL,
     Block,
     Collective,
     Distribution,
+    Exchange,
     Gathering,
     Kind,
     Objects,
@@ -148,6 +153,18 @@ def _alltoall(calls: list[Gathering]) -> list[Any]:
     ]
 
 
+def _exchange(calls: list[Exchange]) -> list[Any]:
+    sends = [
+        call.send.copy()
+        if any(np.may_share_memory(call.send, each.recv) for each in calls)
+        else call.send
+        for call in calls
+    ]
+    for call in calls:
+        fill(call, [view_of(sends[read.rank], read.source) for read in call.reads])
+    return _nothing(calls)
+
+
 # ---- what does not fit
 
 
@@ -205,10 +222,11 @@ _ROWS: dict[Kind, Callable[[Any], list[Any]]] = {
     Kind.GATHER: _gather,
     Kind.SCATTER: _scatter,
     Kind.ALLTOALL: _alltoall,
+    Kind.EXCHANGE: _exchange,
     Kind.BROADCAST_OBJECT_LIST: _broadcast_object,
     Kind.ALL_GATHER_OBJECT: _all_gather_object,
     Kind.GATHER_OBJECT: _gather_object,
     Kind.SCATTER_OBJECT_LIST: _scatter_object,
     Kind.ALL_TO_ALL_OBJECT: _all_to_all_object,
 }
-VERBS = table_for("VERBS", COLLECTIVES, _ROWS)
+VERBS = table_for("VERBS", COLLECTIVES | OPTIONAL, _ROWS)

@@ -48,6 +48,7 @@ class ThreadTransport(Transport):
     """Rank `rank` of a room."""
 
     backend = "LOCAL"
+    takes_exchanges = True
     one_node = True
 
     def __init__(

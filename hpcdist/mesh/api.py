@@ -1,0 +1,443 @@
+"""What users call: arrays are spread over a mesh, spread in another way, and made whole again.
+
+Every rank of the mesh calls them, in the same order.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Literal, overload
+
+import numpy as np
+
+from hpcdist.arrays.device import device_runtime_of
+from hpcdist.arrays.dtypes import dtype_row
+from hpcdist.arrays.libraries import view_of
+from hpcdist.comm.dispatch import as_flag
+from hpcdist.comm.objects import all_gather_object
+from hpcdist.errors import MismatchError, UsageError
+from hpcdist.mesh.agreement import agree, refuse
+from hpcdist.mesh.dist_array import DistArray
+from hpcdist.mesh.layout import Layout, layout_of, make_layout
+from hpcdist.mesh.placements import Placement
+from hpcdist.mesh.process_mesh import ProcessMesh
+from hpcdist.mesh.reducing import check_reducible, has_the_value, neutral_of
+from hpcdist.mesh.reshard import reshard_to, start_reshard
+from hpcdist.mesh.room import room_for
+from hpcdist.transport.base import Work
+
+Placements = Sequence[Placement]
+
+
+def shard_tensor(
+    data: Any,
+    mesh: ProcessMesh,
+    placements: Placements,
+    dtype: Any = None,
+    place: Any = None,
+    stop_gradient: bool | None = None,
+) -> DistArray:
+    """Spread an array that every rank has, and keep this rank's part, a copy.
+
+    Nothing but an agreement on shape and dtype is communicated: that the values are equal is up
+    to the caller. A `Partial` array has the value on the first rank along the axis, and on the
+    others what changes nothing, or where it is averaged the value on all of them.
+
+    Args:
+        data: the whole array, nested lists or a number; the same on every rank.
+        mesh: the ranks.
+        placements: what each axis of the mesh does; those left out are `Replicate`.
+        dtype: of the result; None for that of the data.
+        place: "cpu" or the name of a device, as `DistArray.device`; where the data must be.
+        stop_gradient: accepted for Paddle's sake; there is no gradient of these arrays.
+
+    Raises:
+        UsageError: the placements do not fit; `RemoteError` on the other ranks.
+        MismatchError: shape, dtype, mesh or placements differ between ranks.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> world = dist.init_parallel_env()
+        >>> mesh = dist.ProcessMesh(world.ranks)
+        >>> a = dist.shard_tensor([[1, 2], [3, 4]], mesh, [dist.Shard(0)], dtype="float32")
+        >>> a.shape, a.dtype, a.placements
+        ((2, 2), dtype('float32'), (Shard(0),))
+
+    """
+    check_mesh(mesh)
+    if isinstance(data, DistArray):
+        spread = reshard(data, mesh, placements)
+        kind = spread.dtype if dtype is None else _as_dtype(dtype)
+        return DistArray._of(spread.local.astype(kind), spread.layout)
+    try:
+        _check_gradient(stop_gradient)
+        whole = _as_array(data)
+        kind = _as_dtype(whole.dtype if dtype is None else dtype)
+        _check_place(whole, place)
+        layout = _layout(mesh, whole.shape, placements, kind)
+    except UsageError as error:
+        raise refuse(mesh, error) from None
+    agree(mesh, f"{kind} {layout!r}")
+    return DistArray._of(_cut(whole, layout, kind), layout)
+
+
+def dtensor_from_fn(
+    fn: Callable[..., Any],
+    mesh: ProcessMesh,
+    placements: Placements,
+    *args: Any,
+    **kwargs: Any,
+) -> DistArray:
+    """Spread what ``fn(*args, **kwargs)`` makes.
+
+    The functions `zeros`, `ones`, `empty` and `full` of NumPy, CuPy and hpcdist make only this
+    rank's part. Any other function makes the whole array on every rank, and it must be the same
+    one: random numbers come from equal seeds.
+
+    Args:
+        fn: what makes the array.
+        mesh: the ranks.
+        placements: what each axis of the mesh does; those left out are `Replicate`.
+        args: arguments of `fn`.
+        kwargs: keyword arguments of `fn`.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> world = dist.init_parallel_env()
+        >>> mesh = dist.ProcessMesh(world.ranks)
+        >>> dist.dtensor_from_fn(np.full, mesh, [dist.Shard(1)], (2, 3), 0.5).local
+        array([[0.5, 0.5, 0.5],
+               [0.5, 0.5, 0.5]])
+
+    """
+    check_mesh(mesh)
+    if not _makes_any_part(fn, args, kwargs):
+        return shard_tensor(fn(*args, **kwargs), mesh, placements)
+    shape, rest = (args[0], args[1:]) if args else (kwargs.pop("shape"), ())
+    probe = fn((0,), *rest, **kwargs)
+    try:
+        layout = _layout(mesh, _as_shape(shape), placements, probe.dtype)
+    except UsageError as error:
+        raise refuse(mesh, error) from None
+    agree(mesh, f"{probe.dtype} {layout!r}")
+    here = mesh.coordinate
+    if here is None:
+        return DistArray._of(room_for(layout, probe), layout)
+    local = fn(layout.local_shape(here), *rest, **kwargs)
+    if not has_the_value(layout, here):
+        local[...] = neutral_of(layout, local.dtype)
+    return DistArray._of(local, layout)
+
+
+def _makes_any_part(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a function fills an array of any shape with one number."""
+    package = (getattr(fn, "__module__", None) or "").partition(".")[0]
+    name = getattr(fn, "__name__", "")
+    if package not in _PACKAGES or name not in _CREATORS or not (args or "shape" in kwargs):
+        return False
+    value: Any = args[1] if len(args) > 1 else kwargs.get("fill_value")
+    return name != "full" or np.ndim(value) == 0
+
+
+_PACKAGES = ("numpy", "cupy", "hpcdist")
+_CREATORS = ("zeros", "ones", "empty", "full")
+
+
+def dtensor_from_local(
+    local_tensor: Any,
+    mesh: ProcessMesh,
+    placements: Placements,
+    *,
+    shape: Sequence[int] | None = None,
+) -> DistArray:
+    """Make an array of the parts that the ranks have, in the memory of the parts.
+
+    Args:
+        local_tensor: this rank's part. That ranks along a `Replicate` axis have the same is up to
+            the caller.
+        mesh: the ranks.
+        placements: what each axis of the mesh does; those left out are `Replicate`.
+        shape: of the whole array, cut as `Shard` says; then nothing is communicated. With None
+            the ranks tell each other the shapes of their parts, which along dimensions that are
+            cut may have any lengths.
+
+    Raises:
+        UsageError: this rank's part does not fit the shape.
+        MismatchError: the parts do not fit together; on every rank.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> world = dist.init_parallel_env()
+        >>> mesh = dist.ProcessMesh(world.ranks)
+        >>> part = np.zeros((world.rank + 1, 2))
+        >>> dist.dtensor_from_local(part, mesh, [dist.Shard(0)]).shape
+        (1, 2)
+
+    """
+    check_mesh(mesh)
+    here = mesh.coordinate
+    if shape is None:
+        return _joined(local_tensor, mesh, placements)
+    local = _as_local(local_tensor)
+    layout = _layout(mesh, _as_shape(shape), placements, local.dtype)
+    if here is None:
+        return DistArray._of(room_for(layout, local), layout)
+    if local.shape != layout.local_shape(here):
+        raise UsageError(
+            f"this rank's part has the shape {local.shape}, but in {layout!r} it is "
+            f"{layout.local_shape(here)}; leave shape= out where the parts are cut otherwise"
+        )
+    return DistArray._of(local, layout)
+
+
+def _joined(local_tensor: Any, mesh: ProcessMesh, placements: Placements) -> DistArray:
+    """Let the ranks of a mesh tell each other what they have, and make one array of it."""
+    if mesh.coordinate is None:
+        raise UsageError(
+            f"this rank is not part of {mesh!r}, and nobody tells it the shape of the array; give "
+            "shape=, or let the ranks of the mesh alone call dtensor_from_local"
+        )
+    try:
+        local = _as_local(local_tensor)
+        own = _layout(mesh, local.shape, placements, local.dtype)
+    except UsageError as error:
+        raise refuse(mesh, error) from None
+    told: list[tuple[tuple[int, ...], str]] = []
+    how = f"{local.ndim} dimensions, {local.dtype}, {[*own.placements]} on {mesh!r}"
+    all_gather_object(told, (local.shape, how), mesh.group)
+    ranks = mesh.group.ranks
+    for rank, (_, other) in zip(ranks, told, strict=True):
+        if other != told[0][1]:
+            raise MismatchError(
+                f"the parts are not of one array: rank {ranks[0]} has one of {told[0][1]}, but "
+                f"rank {rank} has one of {other}. Give parts of one dtype, and the same mesh and "
+                "placements, on every rank"
+            )
+    shapes = {rank: shape for rank, (shape, _) in zip(ranks, told, strict=True)}
+    cuts = tuple(_cuts_along(dim, mesh, axes, shapes) for dim, axes in enumerate(own.axes))
+    shape = tuple(each[-1] for each in cuts)
+    return DistArray._of(local, make_layout(mesh, shape, own.axes, cuts, own.partial))
+
+
+def _cuts_along(
+    dim: int, mesh: ProcessMesh, axes: tuple[int, ...], shapes: dict[int, tuple[int, ...]]
+) -> tuple[int, ...]:
+    """Return the boundaries of parts along a dimension, from the shapes that the ranks have."""
+    owners: dict[tuple[int, ...], int] = {}
+    for rank, shape in shapes.items():
+        place = mesh.coordinate_of(rank) or ()
+        first = owners.setdefault(tuple([place[axis] for axis in axes]), rank)
+        if shapes[first][dim] != shape[dim]:
+            raise MismatchError(
+                f"the parts do not fit together: ranks {first} and {rank} have the same part of "
+                f"dimension {dim}, but of the shapes {shapes[first]} and {shape}; parts that are "
+                "not on one boundary cannot be one array"
+            )
+    in_order = np.ndindex(*(mesh.shape[axis] for axis in axes))
+    return (0, *accumulate(shapes[owners[part]][dim] for part in in_order))
+
+
+def dtensor_to_local(
+    dist_tensor: DistArray, mesh: ProcessMesh | None = None, placements: Placements | None = None
+) -> Any:
+    """Return this rank's part, the memory of the array itself.
+
+    Args:
+        dist_tensor: the array.
+        mesh: if given, with `placements`: how the array is spread; another way is that of
+            `reshard`, whose part is returned.
+        placements: see `mesh`.
+
+    """
+    _check_array(dist_tensor)
+    if mesh is None and placements is None:
+        return dist_tensor.local
+    given = dist_tensor.placements if placements is None else placements
+    return reshard(dist_tensor, mesh or dist_tensor.process_mesh, given).local
+
+
+@overload
+def reshard(
+    dist_tensor: DistArray,
+    mesh: ProcessMesh,
+    placements: Placements,
+    *,
+    out: DistArray | None = None,
+    async_op: Literal[False] = False,
+) -> DistArray: ...
+@overload
+def reshard(
+    dist_tensor: DistArray,
+    mesh: ProcessMesh,
+    placements: Placements,
+    *,
+    out: DistArray | None = None,
+    async_op: Literal[True],
+) -> Work: ...
+def reshard(
+    dist_tensor: DistArray,
+    mesh: ProcessMesh,
+    placements: Placements,
+    *,
+    out: DistArray | None = None,
+    async_op: bool = False,
+) -> DistArray | Work:
+    """Spread an array in another way, over the same mesh or another one.
+
+    Collective over the ranks of both meshes, unless every rank has already what it needs. On one
+    node each rank takes what it lacks out of the memory of the others, in one step.
+
+    Args:
+        dist_tensor: the array; it stays as it is.
+        mesh: the ranks that are to have it, maybe others than before.
+        placements: what each axis of the mesh does; those left out are `Replicate`.
+        out: an array spread in just this way, which is filled and returned.
+        async_op: return a `Work` at once, whose `result()` is the array. Until then the memory of
+            `dist_tensor` must be left alone.
+
+    Returns:
+        The array; where nothing changes, `dist_tensor` itself.
+
+    Raises:
+        MismatchError: the ranks mean different arrays or placements.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> world = dist.init_parallel_env()
+        >>> mesh = dist.ProcessMesh(world.ranks)
+        >>> rows = dist.shard_tensor(np.eye(4), mesh, [dist.Shard(0)])
+        >>> columns = dist.reshard(rows, mesh, [dist.Shard(1)])
+        >>> columns.placements
+        (Shard(1),)
+
+    """
+    _check_array(dist_tensor)
+    check_mesh(mesh)
+    layout = _layout(mesh, dist_tensor.shape, placements, dist_tensor.dtype)
+    if as_flag(async_op, "async_op"):
+        return start_reshard(dist_tensor, layout, out=out)
+    return reshard_to(dist_tensor, layout, out=out)
+
+
+def unshard_dtensor(dist_tensor: DistArray) -> Any:
+    """Return a copy of the whole array, on every rank of its mesh. Collective over the mesh.
+
+    Raises:
+        UsageError: this rank is outside the mesh.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> world = dist.init_parallel_env()
+        >>> mesh = dist.ProcessMesh(world.ranks)
+        >>> dist.unshard_dtensor(dist.shard_tensor(np.arange(3), mesh, [dist.Shard(0)]))
+        array([0, 1, 2])
+
+    """
+    _check_array(dist_tensor)
+    mesh = dist_tensor.process_mesh
+    if mesh.coordinate is None:
+        raise UsageError(
+            f"this rank is not part of {mesh!r}, so it gets no whole array of it; reshard the "
+            "array onto a mesh of all ranks, with Replicate(), and take its .local"
+        )
+    whole = reshard_to(dist_tensor, layout_of(mesh, dist_tensor.shape, ()))
+    return whole.local.copy() if whole is dist_tensor else whole.local
+
+
+# ---- arguments
+
+
+def check_mesh(mesh: Any) -> None:
+    """Raise `UsageError` for what is no mesh."""
+    if not isinstance(mesh, ProcessMesh):
+        raise UsageError(f"the mesh must be a ProcessMesh, got {mesh!r}")
+
+
+def _check_array(array: Any) -> None:
+    if not isinstance(array, DistArray):
+        raise UsageError(
+            f"a DistArray is needed, got a {type(array).__name__}; shard_tensor makes one of an "
+            "array that every rank has, dtensor_from_local of the parts that the ranks have"
+        )
+
+
+def _check_gradient(stop_gradient: Any) -> None:
+    if stop_gradient is not None and not as_flag(stop_gradient, "stop_gradient"):
+        raise UsageError(
+            "stop_gradient=False asks for gradients, which arrays do not have; give torch's "
+            "tensors to torch's own DTensor, on the backend of hpcdist.torch"
+        )
+
+
+def _check_place(whole: Any, place: Any) -> None:
+    engine = device_runtime_of(whole)
+    there = "cpu" if engine is None else engine.name
+    if place is not None and str(place) != there:
+        raise UsageError(
+            f"place={place!r}, but the data are on {there}; move them first, for example by "
+            "cupy.asarray(x) or cupy.asnumpy(x)"
+        )
+
+
+def _layout(mesh: ProcessMesh, shape: tuple[int, ...], placements: Any, dtype: Any) -> Layout:
+    layout = layout_of(mesh, shape, placements)
+    check_reducible(layout, dtype)
+    return layout
+
+
+def _as_array(data: Any) -> Any:
+    """Show an array, nested lists or a number as an array of the host or of a device."""
+    if type(data) is np.ndarray:
+        return data
+    if isinstance(data, _NUMBERS):
+        try:
+            return np.asarray(data)
+        except ValueError as error:
+            raise UsageError(f"the nested lists are no array: {error}") from None
+    return view_of(data)
+
+
+_NUMBERS = (bool, int, float, complex, np.generic, list, tuple)
+
+
+def _as_dtype(dtype: Any) -> np.dtype:
+    """Return a dtype of fixed size in native byte order."""
+    try:
+        kind = np.dtype(dtype)
+    except TypeError:
+        raise UsageError(
+            f"dtype={dtype!r} is none of NumPy's; give a name such as 'float32'"
+        ) from None
+    return dtype_row(kind.newbyteorder("=")).numpy
+
+
+def _as_local(array: Any) -> Any:
+    """Show this rank's part as the array that a DistArray keeps."""
+    local = _as_array(array)
+    kind = _as_dtype(local.dtype)
+    return local if local.dtype == kind else local.astype(kind)
+
+
+def _as_shape(shape: Any) -> tuple[int, ...]:
+    given = shape if isinstance(shape, (tuple, list)) else (shape,)
+    try:
+        lengths = tuple(operator.index(length) for length in given)
+    except TypeError:
+        raise UsageError(f"shape must be integers, got {shape!r}") from None
+    if min(lengths, default=0) < 0:
+        raise UsageError(f"shape must not have negative lengths, got {shape!r}")
+    return lengths
+
+
+def _cut(whole: Any, layout: Layout, dtype: np.dtype) -> Any:
+    """Return a copy of this rank's part of an array that it has as a whole."""
+    room, here = room_for(layout, whole, dtype), layout.mesh.coordinate
+    if here is None:
+        return room
+    if has_the_value(layout, here):
+        room[...] = whole[tuple(slice(lo, hi) for lo, hi in layout.box(here))]
+    else:
+        room[...] = neutral_of(layout, dtype)
+    return room

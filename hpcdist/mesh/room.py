@@ -1,0 +1,27 @@
+"""Room for this rank's part of an array: memory that the ranks of the node share, or a device's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hpcdist.comm.memory import empty
+from hpcdist.mesh.layout import Layout
+
+SHARED_FROM = 1 << 18
+"""Bytes from which memory of the node's heap pays: what is cut from it, others read in place."""
+
+
+def room_for(layout: Layout, like: Any, dtype: Any = None) -> Any:
+    """Return new memory for this rank's part, any contents, where `like` is and of its dtype.
+
+    On a rank outside the mesh it is empty.
+    """
+    here = layout.mesh.coordinate
+    shape = (0,) * max(1, len(layout.shape)) if here is None else layout.local_shape(here)
+    dtype = like.dtype if dtype is None else dtype
+    if type(like) is not np.ndarray:
+        return np.empty_like(like, dtype=dtype, shape=shape)
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return np.empty(shape, dtype) if nbytes < SHARED_FROM else empty(shape, dtype)

@@ -1,0 +1,113 @@
+"""Boxes between the ranks of a node: published with the agreement, and read where they lie.
+
+Where a rank's array lies is for itself to say, as the others see what it has published: it is
+in the heap, or small enough for the control block or the staging memory, or copied to the heap for
+this operation. One rank that finds no room for it is enough, and all send their boxes by MPI.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.errors import TransportError
+from hpcdist.transport.boxes import fill, view_of
+from hpcdist.transport.call import Exchange, Give, Read, refused
+from hpcdist.transport.mpi.context import MpiContext
+from hpcdist.transport.mpi.objects import OBJECT_VERBS
+from hpcdist.transport.shm.control import PAYLOAD
+from hpcdist.transport.shm.node import IN_PAYLOAD, IN_STAGE, NOTHING, Place, SharedNode
+from hpcdist.transport.tuning import STAGED_UP_TO
+
+
+class _Offer(NamedTuple):
+    """What a rank publishes; `memory` is where its boxes were copied to, to be kept for others."""
+
+    address: int
+    payload: NumpyArray | None = None
+    memory: NumpyArray | None = None
+
+
+def exchange_boxes(host: MpiContext, node: SharedNode, call: Exchange) -> None:
+    """Agree on `call`, take what this rank reads, and wait for those who read its own array."""
+    node.check_usable()
+    try:
+        call = _apart(node, call)
+        offer = _offer(node, call)
+    except MemoryError as error:
+        reason = TransportError(f"there is no memory to copy what is exchanged: {error}")
+        host.agree(refused(call, reason))
+        return
+    detail = host.agree(call, offer.address, offer.payload)
+    addresses = node.control.addresses()
+    if 0 in addresses:
+        OBJECT_VERBS[call.kind](host, call, detail)
+        return
+    places = node.places(addresses)
+    try:
+        fill(call, [_piece(node, call, read, places[read.rank]) for read in call.reads])
+    finally:  # whatever this rank ends with, the others have not read it wrong
+        read_in_place = [place is not None and place.base != node.own_base for place in places]
+        if any(read_in_place):
+            node.finish(call, wait=read_in_place[node.rank])
+
+
+def _apart(node: SharedNode, call: Exchange) -> Exchange:
+    """Copy what is sent where filling `recv` would change it."""
+    send = call.send
+    if not np.may_share_memory(send, call.recv):
+        return call
+    room = node.heap.empty(send.nbytes)
+    copied = np.empty_like(send) if room is None else room.view(send.dtype).reshape(send.shape)
+    copied[...] = send
+    return call._replace(send=copied)
+
+
+def _offer(node: SharedNode, call: Exchange) -> _Offer:
+    """Find, or make, a place where the others can read this rank's array."""
+    send = call.send
+    gives = [give for give in call.gives if give.rank != node.rank]
+    if not gives:
+        return _Offer(NOTHING)
+    if send.nbytes <= PAYLOAD:
+        return _Offer(IN_PAYLOAD, send)
+    address = node.shared_address(send)
+    if address:
+        return _Offer(address)
+    if send.nbytes <= STAGED_UP_TO:
+        _copy_given(send, gives, node.staged(node.rank, 1 - node.control.turn, send.nbytes))
+        return _Offer(IN_STAGE)
+    room = node.heap.empty(send.nbytes)
+    if room is None:
+        return _Offer(0)
+    _copy_given(send, gives, room)
+    return _Offer(node.shared_address(room), memory=room)
+
+
+def _copy_given(send: NumpyArray, gives: list[Give], room: NumpyArray) -> None:
+    """Copy the boxes that others take to their places in `room`, each once."""
+    copied = room.view(send.dtype).reshape(send.shape)
+    boxes = {tuple((each.start, each.stop) for each in give.source): give for give in gives}
+    volume = sum(math.prod(stop - start for start, stop in bounds) for bounds in boxes)
+    if volume * send.itemsize >= send.nbytes:
+        copied[...] = send
+        return
+    for give in boxes.values():
+        view_of(copied, give.source)[...] = view_of(send, give.source)
+
+
+def _piece(node: SharedNode, call: Exchange, read: Read, place: Place | None) -> Any:
+    """Return what `read` takes, where it lies."""
+    if read.rank == node.rank:
+        return view_of(call.send, read.source)
+    if place is None:
+        raise TransportError(
+            f"rank {node.ranks[read.rank]} gives nothing in {call.words}, of which rank "
+            f"{node.ranks[node.rank]} takes {read.source}: this is a mistake in hpcdist"
+        )
+    shape = (*read.shape, *call.send.shape[len(call.shape) :])
+    whole = place.view(math.prod(shape) * call.recv.itemsize, call.recv.dtype)
+    return view_of(whole.reshape(shape), read.source)
