@@ -1,4 +1,7 @@
-"""`shard_layer`, `parallelize`, `fully_shard`: modules on a mesh; torch's engines do the work."""
+"""`shard_layer`, `parallelize`, `fully_shard`, `to_static`: torch modules on a mesh.
+
+Here arguments are checked; `hpcdist.torch` does the work.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from hpcdist.errors import UsageError
 from hpcdist.mesh.process_mesh import ProcessMesh, get_mesh
 from hpcdist.parallel.engines import load
 from hpcdist.parallel.layer_plans import REFUSED, LayerPlan
+from hpcdist.parallel.strategy import Strategy
 from hpcdist.parallel.vocabulary import known
 
 
@@ -152,6 +156,40 @@ def fully_shard(
     )
 
 
+def to_static(
+    layer: Any,
+    loader: Any = None,
+    loss: Callable[..., Any] | None = None,
+    optimizer: Any = None,
+    strategy: Strategy | None = None,
+    input_spec: Sequence[Sequence[Any]] | None = None,
+) -> Any:
+    """Make a `DistModel` of a torch module: calling it trains, evaluates or predicts one batch.
+
+    Nothing is compiled: what it does is what the loop body of a training program does, as
+    `strategy` says. Collective over all ranks that train together.
+
+    Args:
+        layer: an ordinary `torch.nn.Module`, which then trains data-parallel, or one from
+            `shard_layer`, `parallelize` or `fully_shard`.
+        loader: what the batches come from: a `ShardDataloader`, whose mesh and axis tell who trains
+            together; with any other it is the current mesh, or all ranks.
+        loss: called with outputs and labels; without one the model can only predict.
+        optimizer: one of torch.optim, of the layer's parameters; without one the model can
+            evaluate.
+        strategy: what else is done; None for the defaults.
+        input_spec: two lists, of a description of each input and of each label; only their lengths
+            matter. None: the last argument is the labels.
+
+    Raises:
+        UsageError: a wrong argument, or a section of the strategy for which torch has something
+            else.
+
+    """
+    make = _torchs(layer, "hpcdist.torch.dist_model:DistModel", "to_static")
+    return make(layer, loader, loss, optimizer, strategy, None, input_spec)
+
+
 # ---- arguments
 
 
@@ -173,7 +211,7 @@ def _sections(config: Any) -> dict[str, Mapping[str, Any]]:
     """Return the sections of a configuration, all of them, with keys that are known."""
     if config is not None and not isinstance(config, Mapping):
         raise UsageError(f"config must be a dictionary of sections, got {config!r}")
-    sections: dict[str, Mapping[str, Any]] = dict.fromkeys(_CONFIG, {})
+    sections: dict[str, Mapping[str, Any]] = {name: {} for name in _CONFIG}
     for name, given in (config or {}).items():
         known(name, _CONFIG, "parallelize has no section")
         if given is None:

@@ -1,4 +1,4 @@
-"""`shard_optimizer` and the stages it takes: optimizers whose state is cut over an axis of a mesh."""
+"""`shard_optimizer` and its stages: what an optimizer keeps is cut over an axis of a mesh."""
 
 from __future__ import annotations
 

@@ -323,7 +323,5 @@ def _checked(section: str, key: str, value: Any) -> Any:
         wanted = row.values or tuple(
             "None" if each is _NONE else each.__name__ for each in row.types
         )
-        raise UsageError(
-            f"{section}.{key} must be {' or '.join(map(str, wanted))}, got {value!r}"
-        )
+        raise UsageError(f"{section}.{key} must be {' or '.join(map(str, wanted))}, got {value!r}")
     return value

@@ -6,6 +6,7 @@ would take all ranks of the world to make one; here only those along each axis d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,9 +20,13 @@ from torch.distributed.tensor import (
     distribute_tensor,
 )
 
+from hpcdist.arrays.torch import LIBRARY
 from hpcdist.errors import UsageError
+from hpcdist.mesh.api import dtensor_from_local
+from hpcdist.mesh.dist_array import DistArray
+from hpcdist.mesh.layout import layout_of
 from hpcdist.mesh.placements import Partial, Placement, ReduceType, Replicate, Shard
-from hpcdist.mesh.process_mesh import ProcessMesh, get_mesh
+from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.torch.backend import process_group_of
 from hpcdist.torch.process_group import HpcdistProcessGroup
 
@@ -134,16 +139,61 @@ def _as_ours(placement: Any) -> Placement:
     )
 
 
-def distribute(tensor: torch.Tensor, mesh: ProcessMesh, placements: Sequence[Placement]) -> Any:
-    """Return a tensor that all ranks have alike as a DTensor; a parameter stays a parameter.
+def shard(
+    tensor: torch.Tensor,
+    mesh: ProcessMesh,
+    placements: Sequence[Placement],
+    dtype: Any = None,
+    place: Any = None,
+) -> Any:
+    """Return a parameter that all ranks have alike as a DTensor, which is a parameter, too.
 
     Every rank keeps its part of its own value: nothing is communicated. A DTensor is
-    redistributed.
+    redistributed. This is `shard_tensor` of torch's own.
     """
-    wanted = torch_placements(placements, mesh)
+    if dtype is not None or place not in (None, tensor.device.type):
+        raise UsageError(
+            f"a {type(tensor).__name__} of torch keeps its dtype and device, but got "
+            f"dtype={dtype!r}, place={place!r}; convert it by .to() before"
+        )
     if isinstance(tensor, DTensor):
-        return tensor.redistribute(placements=wanted)
-    return cut(tensor, device_mesh_of(mesh, tensor.device.type), wanted)
+        return redistribute(tensor, mesh, placements)
+    device_mesh = device_mesh_of(mesh, tensor.device.type)
+    return cut(tensor, device_mesh, torch_placements(placements, mesh))
+
+
+def redistribute(
+    tensor: Any,
+    mesh: ProcessMesh | None,
+    placements: Sequence[Placement],
+    out: Any = None,
+    async_op: bool = False,
+) -> Any:
+    """Return a DTensor with other placements: `reshard` of torch's own. Collective.
+
+    Raises:
+        UsageError: another mesh, or a tensor that is not on one.
+
+    """
+    if not isinstance(tensor, DTensor):
+        raise UsageError("this parameter is on no mesh yet; shard_tensor makes a DTensor of it")
+    own = process_mesh_of(tensor.device_mesh)
+    if (mesh is not None and mesh != own) or out is not None or async_op:
+        raise UsageError(
+            f"a DTensor is redistributed on its own mesh, {own!r}, and into new memory; got mesh="
+            f"{mesh!r}, out={out!r}, async_op={async_op!r}. from_dtensor(t) makes an array of it, "
+            "which can be resharded in all ways"
+        )
+    return tensor.redistribute(placements=torch_placements(placements, own))
+
+
+def local_of(
+    tensor: Any, mesh: ProcessMesh | None = None, placements: Sequence[Placement] | None = None
+) -> Any:
+    """Return this rank's part of a DTensor: `dtensor_to_local` of torch's own."""
+    if placements is not None or not isinstance(tensor, DTensor):
+        tensor = redistribute(tensor, mesh, placements or ())
+    return tensor.to_local()
 
 
 def cut(tensor: torch.Tensor, device_mesh: DeviceMesh, placements: Sequence[Any]) -> Any:
@@ -154,9 +204,57 @@ def cut(tensor: torch.Tensor, device_mesh: DeviceMesh, placements: Sequence[Any]
     return distribute_tensor(tensor, device_mesh, placements, src_data_rank=None)
 
 
-def mesh_or_current(mesh: Any, caller: str) -> ProcessMesh:
-    """Return `mesh`, or the current mesh for None."""
-    mesh = get_mesh() if mesh is None else mesh
-    if not isinstance(mesh, ProcessMesh):
-        raise UsageError(f"{caller} needs a ProcessMesh: give mesh=, or call set_mesh; got {mesh!r}")
-    return mesh
+def from_local(
+    local: torch.Tensor,
+    mesh: ProcessMesh,
+    placements: Sequence[Placement],
+    *,
+    shape: Sequence[int] | None = None,
+) -> Any:
+    """Return the DTensor of which this rank has `local`. Local.
+
+    Args:
+        local: this rank's part, whose memory is kept.
+        mesh: the ranks.
+        placements: what each axis of the mesh does.
+        shape: of the whole; None if all parts are equally long.
+
+    """
+    sizes: dict[str, Any] = {}
+    if shape is not None:
+        sizes = {"shape": torch.Size(shape), "stride": _strides(shape)}
+    device_mesh = device_mesh_of(mesh, local.device.type)
+    wanted = torch_placements(placements, mesh)
+    return DTensor.from_local(local, device_mesh, wanted, run_check=False, **sizes)
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of an array in C order."""
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+# ---- arrays
+
+
+def to_dtensor(array: DistArray) -> Any:
+    """Return a DTensor with the memory of an array; see `hpcdist.to_dtensor`. Local."""
+    layout = array.layout
+    if layout.mesh.coordinate is None:
+        raise UsageError(f"this rank is not part of {layout.mesh!r}, so it has no DTensor of it")
+    if layout is not layout_of(layout.mesh, layout.shape, layout.placements):
+        raise UsageError(
+            f"a DTensor has equal parts, but this array is cut as {layout!r}; reshard it to "
+            f"{list(layout.placements)} first"
+        )
+    local = LIBRARY.wrap(array.local)
+    return from_local(local, layout.mesh, array.placements, shape=layout.shape)
+
+
+def from_dtensor(tensor: Any) -> DistArray:
+    """Return an array with the memory of a DTensor; see `hpcdist.from_dtensor`. Local."""
+    if not isinstance(tensor, DTensor):
+        raise UsageError(f"from_dtensor takes a DTensor, got a {type(tensor).__name__}")
+    mesh = process_mesh_of(tensor.device_mesh)
+    layout = layout_of(mesh, tuple(tensor.shape), placements_of(tensor.placements))
+    local = tensor.detach().to_local().contiguous()
+    return dtensor_from_local(LIBRARY.view(local), mesh, layout.placements, shape=layout.shape)

@@ -157,7 +157,7 @@ class MeshOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # torch is unt
             tensor = replicated(tensor, self._mesh)
         return tensor.redistribute(placements=placements)
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step the parts, and let all ranks have the new weights. Collective."""
         loss = None

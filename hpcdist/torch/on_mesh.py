@@ -49,7 +49,7 @@ class _Crossing:
 
     def __init__(self, mesh: DeviceMesh, convert: Convert, is_on: Convert) -> None:
         self._mesh, self._convert, self._is_on = mesh, convert, is_on
-        self._stack: list[tuple[_Joining, bool]] = []
+        self._stack: list[tuple[Joining, bool]] = []
 
     def enter(self, _: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Convert the arguments."""
@@ -57,7 +57,7 @@ class _Crossing:
         converted = tree_map(
             lambda each: self._convert(each) if _is_tensor(each) else each, (args, kwargs)
         )
-        mode = _Joining(self._mesh)
+        mode = Joining(self._mesh)
         mode.__enter__()
         self._stack.append((mode, stays))
         return converted  # type: ignore[no-any-return]
@@ -79,7 +79,7 @@ def whole(value: Any) -> Any:
 
 
 @final
-class _Joining(TorchFunctionMode):  # type: ignore[misc] # torch is untyped
+class Joining(TorchFunctionMode):  # type: ignore[misc] # torch is untyped
     """Lets ordinary tensors meet DTensors; see [Note: ordinary tensors]."""
 
     def __init__(self, mesh: DeviceMesh) -> None:

@@ -1,4 +1,4 @@
-"""`parallelize` and `fully_shard` for torch modules: which engine trains on which axis of a mesh."""
+"""`parallelize` and `fully_shard` for torch modules: which engine serves which axis of a mesh."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
-from torch.distributed.fsdp import fully_shard as torchs_fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard as torchs_fully_shard,
+)
 
-from hpcdist.comm.groups import get_group
+from hpcdist.comm.session import resolve_group
 from hpcdist.errors import UsageError
 from hpcdist.mesh.placements import Placement
 from hpcdist.mesh.process_mesh import ProcessMesh, get_mesh
@@ -144,7 +148,7 @@ def _mesh_for(module: torch.nn.Module, mesh: ProcessMesh | DeviceMesh | None) ->
     if isinstance(mesh, DeviceMesh):
         return mesh
     if mesh is None:
-        return DeviceMesh.from_group(process_group_of(get_group()), device_of(module))
+        return DeviceMesh.from_group(process_group_of(resolve_group(None)), device_of(module))
     if not isinstance(mesh, ProcessMesh):
         raise UsageError(f"fully_shard needs a ProcessMesh or None for its mesh, got {mesh!r}")
     if mesh.ndim > 2:

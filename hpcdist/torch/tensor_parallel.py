@@ -96,9 +96,7 @@ def choose(model: torch.nn.Module, plans: Mapping[str, Sequence[LayerPlan]]) -> 
 def _parameters_at(key: str, name: str, layer: torch.nn.Module) -> Sequence[str] | None:
     if key == name or re.fullmatch(key, name):
         return ()
-    own = [
-        each for each in layer._parameters if re.fullmatch(key, f"{name}.{each}") is not None
-    ]
+    own = [each for each in layer._parameters if re.fullmatch(key, f"{name}.{each}") is not None]
     return own or None
 
 
