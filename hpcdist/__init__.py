@@ -157,6 +157,7 @@ if TYPE_CHECKING:
         unshard_dtensor as unshard_dtensor,
     )
     from hpcdist.mesh.dist_array import DistArray as DistArray
+    from hpcdist.mesh.picture import visualize_sharding as visualize_sharding
     from hpcdist.mesh.placements import (
         DistAttr as DistAttr,
         Partial as Partial,
@@ -260,6 +261,7 @@ _LAZY = {
     "to_dtensor": "hpcdist.mesh.torchs",
     "to_static": "hpcdist.parallel.layers",
     "unshard_dtensor": "hpcdist.mesh.api",
+    "visualize_sharding": "hpcdist.mesh.picture",
 }
 """Names that not every program needs: the module that each is, or is in, is imported when used."""
 

@@ -7,7 +7,8 @@ node boxes are read where they lie.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,8 +51,9 @@ def exchange(
     Args:
         send: the array of this rank, of any shape; other ranks read it until this has ended.
         recv: the array that is filled; what no read takes stays.
-        reads: what this rank takes, in the order in which it is combined.
-        gives: what the ranks take from this one. Those of one rank are in the order of its reads.
+        reads: what this rank takes, in the order in which it is combined; where nothing is, no two
+            targets overlap. Tuples that are given again are not checked again.
+        gives: what the ranks take from this one; what one rank takes in the order of its reads.
         rule_op: how pieces of one target are combined; None where none are.
         key: equal on all ranks, and other for each other exchange: ranks with one key have reads
             and gives that fit each other.
@@ -75,7 +77,8 @@ def _describe(
 ) -> Exchange | Gathering | Refusal:
     try:
         own, out = as_buffer(send, "send"), as_output(recv, "recv")
-        call = _as_call(group, own, out, reads, gives, op, key, words)
+        boxes = _checked(_Pair(reads, gives), group.rank, group.nranks, own.shape, out.shape)
+        call = _as_call(own, out, boxes, op, key, words)
     except UsageError as error:
         return cannot(Kind.EXCHANGE, group, error)
     assert group.transport is not None
@@ -85,75 +88,91 @@ def _describe(
     return as_alltoall(call, group.nranks)
 
 
-def _as_call(
-    group: Members,
-    own: Buffer,
-    out: Buffer,
-    reads: Sequence[Read],
-    gives: Sequence[Give],
-    op: Any,
-    key: int,
-    words: str,
-) -> Exchange:
-    if own.dtype.code != out.dtype.code:
-        raise UsageError(
-            f"send is {own.dtype.name} but recv is {out.dtype.name}; give both one dtype"
-        )
-    op = None if op is None else check_op(op)
-    taken = _checked_reads(group, reads, own.shape, out.shape)
-    given = _checked_gives(group, gives, own.shape)
-    if op is None and any(read.combine for read in taken):
+def _as_call(own: Buffer, out: Buffer, boxes: _Boxes, op: Any, key: int, words: str) -> Exchange:
+    dtype = own.dtype
+    if dtype.code != out.dtype.code:
+        raise UsageError(f"send is {dtype.name} but recv is {out.dtype.name}; give both one dtype")
+    rule = None
+    if op is not None:
+        op = check_op(op)
+        rule = rule_for(op, dtype)
+    elif boxes.combines:
         raise UsageError("reads combine what they take, but rule_op is None; give an operator")
-    volumes = (sum(volume_of(each.source) for each in boxes) for boxes in (taken, given))
     return Exchange(
         Kind.EXCHANGE,
-        send=_in_shape(own),
-        recv=_in_shape(out),
-        dtype=own.dtype,
-        shape=own.shape,
-        reads=taken,
-        gives=given,
-        rule=None if op is None else rule_for(op, own.dtype),
-        op=op,
-        key=key,
-        words=words,
-        detail=max(volumes) * own.dtype.numpy.itemsize,
-        finish=unpack(out),
+        _in_shape(own),
+        _in_shape(out),
+        dtype,
+        own.shape,
+        boxes.reads,
+        boxes.gives,
+        rule,
+        op,
+        key,
+        words,
+        boxes.most * dtype.numpy.itemsize,
+        unpack(out),
     )
 
 
 def _in_shape(buffer: Buffer) -> NumpyArray:
     """Return memory in the shape of its array, with one axis more where it holds parts of it."""
     per_element = buffer.dtype.numpy.itemsize // buffer.data.dtype.itemsize
-    trail = () if per_element == 1 else (per_element,)
-    return buffer.data.reshape((*buffer.shape, *trail))
+    shape = buffer.shape if per_element == 1 else (*buffer.shape, per_element)
+    return buffer.data if buffer.data.shape == shape else buffer.data.reshape(shape)
 
 
-def _checked_reads(
-    group: Members, reads: Sequence[Read], own: Shape, target: Shape
-) -> tuple[Read, ...]:
-    """Return the reads that take anything; `UsageError` for one that cannot be done."""
-    for read in reads:
-        _check_rank(group, read.rank)
-        if read.rank == group.rank and read.shape != own:
+# ---- what is checked once
+
+
+class _Pair:
+    """The boxes of one rank, as a key: those who move arrays give the same objects every time."""
+
+    __slots__ = ("gives", "reads")
+
+    def __init__(self, reads: Sequence[Read], gives: Sequence[Give]) -> None:
+        self.reads = reads if type(reads) is tuple else tuple(reads)  # which nobody changes
+        self.gives = gives if type(gives) is tuple else tuple(gives)
+
+    def __hash__(self) -> int:
+        return hash((id(self.reads), id(self.gives)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Pair) and self.reads is other.reads and self.gives is other.gives
+
+
+class _Boxes(NamedTuple):
+    """The reads and gives that move anything; `most` is the larger number of their elements."""
+
+    reads: tuple[Read, ...]
+    gives: tuple[Give, ...]
+    combines: bool
+    most: int
+
+
+@lru_cache(maxsize=1024)
+def _checked(pair: _Pair, rank: int, size: int, own: Shape, filled: Shape) -> _Boxes:
+    """Check the boxes of a rank, whose arrays have these shapes; `UsageError` for one amiss."""
+    for read in pair.reads:
+        _check_rank(read, size)
+        if read.rank == rank and read.shape != own:
             raise UsageError(f"{read} is of this rank's own array, whose shape is {own}")
         _check_within(read, read.source, read.shape)
-        _check_within(read, read.target, target)
+        _check_within(read, read.target, filled)
         if _extents(read.source) != _extents(read.target):
             raise UsageError(f"{read} has a source and a target of different shapes")
-    return tuple(read for read in reads if volume_of(read.source))
-
-
-def _checked_gives(group: Members, gives: Sequence[Give], own: Shape) -> tuple[Give, ...]:
-    for give in gives:
-        _check_rank(group, give.rank)
+    for give in pair.gives:
+        _check_rank(give, size)
         _check_within(give, give.source, own)
-    return tuple(give for give in gives if volume_of(give.source))
+    reads = tuple(read for read in pair.reads if volume_of(read.source))
+    gives = tuple(give for give in pair.gives if volume_of(give.source))
+    most = max(sum(volume_of(each.source) for each in boxes) for boxes in (reads, gives))
+    return _Boxes(reads, gives, any(read.combine for read in reads), most)
 
 
-def _check_rank(group: Members, rank: int) -> None:
-    if not 0 <= rank < group.nranks:
-        raise UsageError(f"rank {rank} is none of the {group.nranks} ranks of group {group.name}")
+def _check_rank(what: Read | Give, size: int) -> None:
+    if not 0 <= what.rank < size:
+        raise UsageError(f"{what} is of rank {what.rank}, which is none of the {size} of the group")
 
 
 def _check_within(what: Read | Give, box: Box, shape: Shape) -> None:

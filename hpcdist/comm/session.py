@@ -75,8 +75,8 @@ class Session:
         self.timeout_s = timeout_s
         self.next_id = 1
         self.groups_change = OneThread()
-        self.mesh_groups: dict[Hashable, Members] = {}
-        """Groups that meshes have made of these: by mesh and axis, and by their ranks."""
+        self.of_meshes: dict[Hashable, Any] = {}
+        """What meshes keep: their groups, by axis and by ranks, and which axes cross nodes."""
         self.meshes: list[Any] = []
         """The current mesh, and those of the blocks around."""
 

@@ -1,4 +1,4 @@
-"""`agree`: whether all ranks of a mesh mean the same, and what each says if they do not."""
+"""`agree`: whether all ranks of a mesh mean the same. An exchange of nothing, with words."""
 
 from __future__ import annotations
 
@@ -7,36 +7,30 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from hpcdist.comm import describe
 from hpcdist.comm.dispatch import dispatch
-from hpcdist.comm.group import Group
-from hpcdist.comm.objects import all_gather_object
+from hpcdist.comm.exchanges import exchange
+from hpcdist.comm.members import Members
 from hpcdist.comm.tensor_lists import cannot
-from hpcdist.errors import MismatchError, UsageError
+from hpcdist.errors import UsageError
 from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.transport.call import Call, Kind
-from hpcdist.transport.reduction import ReduceOp
 
 
-def agree(mesh: ProcessMesh, words: str) -> None:
-    """Make sure that all ranks of a mesh say the same words. Collective over the mesh.
+def agree(mesh: ProcessMesh, words: str, dtype: Any, key: int | None = None) -> None:
+    """Make sure that all ranks of a mesh say the same, of one dtype. Collective over the mesh.
 
-    A rank outside it goes on.
+    A rank outside it goes on. `key` is what is compared, if it is known.
 
     Raises:
-        MismatchError: two ranks differ; on every rank, with the words of both.
+        MismatchError: two ranks differ; on every rank, with the words of all.
         RemoteError: another rank has called `refuse`.
 
     """
     if mesh.coordinate is None or mesh.size == 1:
         return
-    group, mark = mesh.group, key_of(f"{words} {mesh.process_ids}")
-    extremes = np.array([mark, -mark])
-    dispatch(group, True, describe.all_reduce, extremes, ReduceOp.MIN)
-    if extremes[0] != -extremes[1]:
-        everyone: list[str] = []
-        all_gather_object(everyone, words, group)
-        raise MismatchError(difference(everyone, group))
+    key = key_of(words, mesh) if key is None else key
+    given, taken = np.empty((2, 0), dtype)
+    exchange(given, taken, (), (), rule_op=None, key=key, words=words, group=mesh.group)
 
 
 def refuse(mesh: ProcessMesh, error: UsageError) -> UsageError:
@@ -49,24 +43,14 @@ def refuse(mesh: ProcessMesh, error: UsageError) -> UsageError:
     return error
 
 
-def _describe_refusal(group: Group, error: UsageError) -> Call:
-    return cannot(Kind.ALL_REDUCE, group, error)
+def _describe_refusal(group: Members, error: UsageError) -> Call:
+    return cannot(Kind.EXCHANGE, group, error)
 
 
-def key_of(words: str) -> int:
-    """Return a number from 0 to 2^62 that is equal on all ranks that say the same words."""
-    return xxhash.xxh3_64_intdigest(words.encode()) >> 2
+def key_of(words: str, *meshes: ProcessMesh) -> int:
+    """Return a number below 2^62 that ranks have in common which say the same words of meshes.
 
-
-def difference(everyone: list[Any], group: Group) -> str:
-    """Return in words where what the ranks of a group say first differs."""
-    rank, other = next(
-        (rank, said)
-        for rank, said in zip(group.ranks, everyone, strict=True)
-        if said != everyone[0]
-    )
-    return (
-        f"the ranks of the mesh do not mean the same array: rank {group.ranks[0]} has "
-        f"{everyone[0]}, but rank {rank} has {other}. Give the same shape, dtype, mesh and "
-        "placements on every rank"
-    )
+    Words may leave out some ranks of a large mesh.
+    """
+    ranks = " ".join(str(mesh.process_ids) for mesh in meshes)
+    return xxhash.xxh3_64_intdigest(f"{words} {ranks}".encode()) >> 2

@@ -85,7 +85,7 @@ def shard_tensor(
         layout = _layout(mesh, whole.shape, placements, kind)
     except UsageError as error:
         raise refuse(mesh, error) from None
-    agree(mesh, f"{kind} {layout!r}")
+    agree(mesh, f"spread {layout!r}", kind)
     return DistArray._of(_cut(whole, layout, kind), layout)
 
 
@@ -127,7 +127,7 @@ def dtensor_from_fn(
         layout = _layout(mesh, _as_shape(shape), placements, probe.dtype)
     except UsageError as error:
         raise refuse(mesh, error) from None
-    agree(mesh, f"{probe.dtype} {layout!r}")
+    agree(mesh, f"spread {layout!r}", probe.dtype)
     here = mesh.coordinate
     if here is None:
         return DistArray._of(room_for(layout, probe), layout)

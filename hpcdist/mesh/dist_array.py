@@ -185,14 +185,13 @@ class DistArray:
         return None if here is None else self.layout.box(here)
 
     def __repr__(self) -> str:
-        box = self._box()
-        held = "nothing" if box is None else f"[{', '.join(f'{lo}:{hi}' for lo, hi in box)}]"
-        values = "" if box is None else f"\n{self.local!r}"
-        places = ", ".join(map(repr, self.placements))
-        return (
-            f"DistArray({self.shape}, {self.dtype}, [{places}] on {self.process_mesh}; this rank "
-            f"has {held}){values}"
-        )
+        places, box = ", ".join(map(repr, self.placements)), self._box()
+        told = f"{self.shape}, {self.dtype}, [{places}] on {self.process_mesh}"
+        if box is None:
+            nothing = "" if current_session() is None else "; this rank has nothing"
+            return f"DistArray({told}{nothing})"
+        held = ", ".join(f"{lo}:{hi}" for lo, hi in box)
+        return f"DistArray({told}; this rank has [{held}])\n{self.local!r}"
 
     # ---- copies
 

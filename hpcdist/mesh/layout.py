@@ -247,13 +247,18 @@ def default_cuts(length: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """
     bounds: tuple[int, ...] = (0, length)
     for size in sizes:
-        inner = [
-            min(hi, lo + part * -((lo - hi) // size))
-            for lo, hi in pairwise(bounds)
-            for part in range(size)
-        ]
-        bounds = (*inner, length)
+        bounds = subdivided(bounds, size)
     return bounds
+
+
+def subdivided(bounds: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Return the boundaries of parts that are each cut evenly into `size` parts."""
+    inner = [
+        min(hi, lo + part * -((lo - hi) // size))
+        for lo, hi in pairwise(bounds)
+        for part in range(size)
+    ]
+    return (*inner, bounds[-1])
 
 
 def _even_cuts(mesh: ProcessMesh, shape: tuple[int, ...], axes: Axes) -> Cuts:

@@ -201,11 +201,37 @@ class ProcessMesh:
 
     def _group(self, axis: int | None) -> Group:
         session = require_session()
-        found = cast("Group | None", session.mesh_groups.get((self, axis)))
+        found: Group | None = session.of_meshes.get((self, axis))
         if found is None or found.is_closed:
+            self._check_ranks(session)
             place = self._own_place("a group")
-            found = session.mesh_groups[self, axis] = _group_of(session, self._line(axis, place))
+            found = session.of_meshes[self, axis] = _group_of(session, self._line(axis, place))
         return found
+
+    @property
+    def crosses_nodes(self) -> tuple[bool, ...]:
+        """For each axis, whether any ranks along it are on different nodes.
+
+        The same on all ranks.
+        """
+        session = require_session()
+        found: tuple[bool, ...] | None = session.of_meshes.get(self)
+        if found is None:
+            self._check_ranks(session)
+            hosts = [each.rpartition(":")[0] for each in session.whereabouts.endpoints]
+            nodes = np.unique(hosts, return_inverse=True)[1][self.mesh]
+            found = session.of_meshes[self] = tuple(
+                bool((np.ptp(nodes, axis=axis) > 0).any()) for axis in range(self.ndim)
+            )
+        return found
+
+    def _check_ranks(self, session: Session) -> None:
+        size = session.world.nranks
+        if max(self.process_ids) >= size:
+            raise UsageError(
+                f"{self!r} has rank {max(self.process_ids)}, but the world has ranks 0 to "
+                f"{size - 1}; start as many ranks as the mesh has, or make a smaller mesh"
+            )
 
     def _line(self, axis: int | None, place: Coordinate) -> tuple[int, ...]:
         """Return the ranks along an axis (None: all ranks) through a place, ascending."""
@@ -373,14 +399,9 @@ def _names(names: Any, count: int) -> tuple[str, ...]:
 def _group_of(session: Session, ranks: tuple[int, ...]) -> Group:
     """Return the group of world ranks, which this session has or makes."""
     world = world_of(session)
-    if ranks[-1] >= world.nranks:
-        raise UsageError(
-            f"the mesh has rank {ranks[-1]}, but the world has ranks 0 to {world.nranks - 1}; "
-            "start as many ranks as the mesh has, or make a smaller mesh"
-        )
     if len(ranks) == world.nranks:
         return world
-    found = cast("Group | None", session.mesh_groups.get(ranks))
+    found: Group | None = session.of_meshes.get(ranks)
     if found is None or found.is_closed:
-        found = session.mesh_groups[ranks] = cast(Group, group_of([*ranks]))
+        found = session.of_meshes[ranks] = cast(Group, group_of([*ranks]))
     return found

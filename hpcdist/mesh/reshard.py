@@ -9,20 +9,22 @@ planner's steps are ordinary collectives. From one mesh to another there is only
 
 from __future__ import annotations
 
-from typing import Any, final
+from functools import lru_cache
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
+from hpcdist.comm.session import require_session
 from hpcdist.errors import UsageError
+from hpcdist.mesh.agreement import agree
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
-from hpcdist.mesh.planner import Step, plan_reshard
+from hpcdist.mesh.planner import NETWORK, NODE, Costs, Step, plan_reshard
+from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.room import room_for
-from hpcdist.mesh.routes import exchange_boxes
+from hpcdist.mesh.routes import exchange_boxes, route_of
 from hpcdist.mesh.steps import LOCAL, run_steps
 from hpcdist.transport.base import Ended, Known, Work
-
-Steps = tuple[Step, ...]
 
 
 def reshard_to(a: DistArray, layout: Layout, *, out: DistArray | None = None) -> DistArray:
@@ -35,7 +37,7 @@ def reshard_to(a: DistArray, layout: Layout, *, out: DistArray | None = None) ->
     made, room = _result(a, layout, out)
     if not _takes_part(a.layout, layout):
         return made
-    steps = steps_for(a, layout)
+    steps = _steps_for(a, layout)
     if steps is None:
         exchange_boxes(a.local, a.layout, layout, room)
     else:
@@ -47,32 +49,63 @@ def reshard_to(a: DistArray, layout: Layout, *, out: DistArray | None = None) ->
 def start_reshard(a: DistArray, layout: Layout, *, out: DistArray | None = None) -> Work:
     """Begin `reshard_to`, by an exchange if there is anything to communicate."""
     src = a.layout
-    if not _takes_part(src, layout) or local_steps(src, layout, a.itemsize) is not None:
+    if not _takes_part(src, layout) or way_of(src, layout, a.itemsize).is_local:
         return Ended(reshard_to(a, layout, out=out))
     made, room = _result(a, layout, out)
     return Resharding(exchange_boxes(a.local, src, layout, room, sync_op=False), made, room)
 
 
-def steps_for(a: DistArray, layout: Layout) -> Steps | None:
-    """Return the steps of [Note: ways]; None for one exchange."""
-    src = a.layout
-    if src.mesh != layout.mesh:
-        return None
-    steps = local_steps(src, layout, a.itemsize)
-    if steps is not None:
-        return steps
-    on_host = type(a.local) is np.ndarray
-    steps = plan_reshard(src, layout, a.itemsize)
-    shares_the_work = any(step.verb == "all_reduce" for step in steps)
-    return None if on_host and src.mesh.group.one_node and not shares_the_work else steps
+class Way(NamedTuple):
+    """The steps between two layouts, and what they have that others have not."""
+
+    steps: tuple[Step, ...] | None
+    """None where there is only the exchange."""
+    is_local: bool
+    """Whether they need nothing of other ranks."""
+    shares_the_work: bool
+    """Whether ranks reduce for each other what all of them get."""
 
 
-def local_steps(src: Layout, dst: Layout, itemsize: int) -> Steps | None:
-    """Return steps without communication, if there are."""
+def way_of(src: Layout, dst: Layout, itemsize: int) -> Way:
+    """Return by which steps one layout becomes another; see [Note: ways]."""
+    costs = costs_of(src.mesh)
+    key = "way", dst, itemsize, costs
+    found: Way | None = src.memo.get(key)
+    return found or src.remember(key, _way(src, dst, itemsize, costs))
+
+
+def _way(src: Layout, dst: Layout, itemsize: int, costs: tuple[Costs, ...] | None) -> Way:
     if src.mesh != dst.mesh:
+        return Way(None, is_local=False, shares_the_work=False)
+    steps = plan_reshard(src, dst, itemsize, costs)
+    verbs = {step.verb for step in steps}
+    return Way(steps, is_local=verbs <= LOCAL, shares_the_work="all_reduce" in verbs)
+
+
+def costs_of(mesh: ProcessMesh) -> tuple[Costs, ...] | None:
+    """Return what moving data along each axis costs; None where all ranks are on one node."""
+    where = require_session().whereabouts
+    return None if where.nnodes == 1 else _costs_between(mesh, where.endpoints)
+
+
+@lru_cache(maxsize=64)
+def _costs_between(mesh: ProcessMesh, endpoints: tuple[str, ...]) -> tuple[Costs, ...]:
+    hosts = np.array([endpoint.rpartition(":")[0] for endpoint in endpoints])[mesh.mesh]
+    stays = [bool((hosts == hosts.take([0], axis)).all()) for axis in range(mesh.ndim)]
+    return tuple(NODE if each else NETWORK for each in stays)
+
+
+def _steps_for(a: DistArray, layout: Layout) -> tuple[Step, ...] | None:
+    """Return the steps that are best here, on which the ranks have agreed; None for an exchange."""
+    src, on_host = a.layout, type(a.local) is np.ndarray
+    steps, is_local, shares_the_work = way_of(src, layout, a.itemsize)
+    if steps is None or is_local:
+        return steps
+    if on_host and src.mesh.group.one_node and not shares_the_work:
         return None
-    steps = plan_reshard(src, dst, itemsize)
-    return steps if all(step.verb in LOCAL for step in steps) else None
+    route = route_of(src, layout, src.mesh.group.world_rank)
+    agree(src.mesh, route.words, a.dtype, route.key)
+    return steps
 
 
 def _takes_part(src: Layout, dst: Layout) -> bool:

@@ -31,6 +31,9 @@ def run_steps(local: Any, src: Layout, steps: Sequence[Step], out: Any = None) -
 
     Collective over the mesh, unless all steps are `LOCAL`.
     """
+    if not steps and out is not None:
+        out[...] = local
+        return out
     last = len(steps) - 1
     for number, step in enumerate(steps):
         room = out if number == last and out is not None else room_for(step.to, local)

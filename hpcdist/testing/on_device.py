@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 import hpcdist
+from hpcdist.comm.exchanges import exchange
 from hpcdist.errors import HpcdistError
 from hpcdist.transport.base import Plan, Work
 
@@ -30,7 +31,7 @@ _OPERATIONS = frozenset(
     {
         *("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "broadcast"),
         *("all_gather", "all_gather_into_tensor", "gather", "scatter", "alltoall"),
-        *("alltoall_single", "send", "recv", "isend", "irecv"),
+        *("alltoall_single", "send", "recv", "isend", "irecv", "exchange"),
     }
 )
 _PLANS = frozenset({"plan_all_reduce", "plan_broadcast"})
@@ -44,7 +45,7 @@ class OnDevice:
         self._arrays = arrays
 
     def __getattr__(self, name: str) -> Any:
-        function = getattr(hpcdist, name)
+        function = exchange if name == "exchange" else getattr(hpcdist, name)
         if name in _OPERATIONS:
             return lambda *args, **options: self._operate(function, args, options)
         if name in _PLANS:

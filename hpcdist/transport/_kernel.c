@@ -545,6 +545,97 @@ static PyObject *py_gather(PyObject *self, PyObject *const *args, Py_ssize_t n_a
     Py_RETURN_NONE;
 }
 
+/* ---- boxes: runs of bytes at equal distances, along several axes */
+
+enum { AXES = 64 }; /* NumPy's limit */
+
+typedef struct {
+    Py_ssize_t axes;
+    size_t run, counts[AXES];
+    ptrdiff_t to[AXES], from[AXES];
+} box_t;
+
+/* Write a run past the caches, whatever its place and length; a fence has to follow. */
+static void stream_run(char *to, const char *from, size_t nbytes) {
+#if defined(__x86_64__)
+    size_t head = (size_t)(-(uintptr_t)to % 64), i = head < nbytes ? head : nbytes;
+    memcpy(to, from, i);
+    for (; i + 64 <= nbytes; i += 64) {
+        __m128i a = _mm_loadu_si128((const __m128i *)(from + i));
+        __m128i b = _mm_loadu_si128((const __m128i *)(from + i + 16));
+        __m128i c = _mm_loadu_si128((const __m128i *)(from + i + 32));
+        __m128i d = _mm_loadu_si128((const __m128i *)(from + i + 48));
+        _mm_stream_si128((__m128i *)(to + i), a);
+        _mm_stream_si128((__m128i *)(to + i + 16), b);
+        _mm_stream_si128((__m128i *)(to + i + 32), c);
+        _mm_stream_si128((__m128i *)(to + i + 48), d);
+    }
+    memcpy(to + i, from + i, nbytes - i);
+#else
+    memcpy(to, from, nbytes);
+#endif
+}
+
+static void stream_box(char *to, const char *from, const box_t *box) {
+    size_t index[AXES] = {0};
+    Py_ssize_t axis = 0;
+    while (axis >= 0) {
+        stream_run(to, from, box->run);
+        for (axis = box->axes - 1; axis >= 0; axis--) { /* the next run */
+            to += box->to[axis];
+            from += box->from[axis];
+            if (++index[axis] < box->counts[axis]) break;
+            to -= box->to[axis] * (ptrdiff_t)box->counts[axis];
+            from -= box->from[axis] * (ptrdiff_t)box->counts[axis];
+            index[axis] = 0;
+        }
+    }
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
+
+static int read_sizes(PyObject *tuple, Py_ssize_t axes, ptrdiff_t *into) {
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != axes) {
+        PyErr_SetString(PyExc_ValueError, "not a tuple of one number per axis");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < axes; i++) into[i] = PyLong_AsSsize_t(PyTuple_GetItem(tuple, i));
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Copy `counts` runs of `nbytes` from one address to another, at these strides, past the caches. */
+static PyObject *py_copy_box(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    if (n_args != 6) {
+        PyErr_SetString(PyExc_TypeError,
+                        "copy_box(to, from, nbytes, counts, to_strides, from_strides)");
+        return NULL;
+    }
+    box_t box;
+    char *to = (char *)(uintptr_t)PyLong_AsUnsignedLongLong(args[0]);
+    const char *from = (const char *)(uintptr_t)PyLong_AsUnsignedLongLong(args[1]);
+    box.run = PyLong_AsSize_t(args[2]);
+    box.axes = PyTuple_Check(args[3]) ? PyTuple_Size(args[3]) : -1;
+    if (PyErr_Occurred()) return NULL;
+    if (box.axes < 0 || box.axes > AXES) {
+        PyErr_SetString(PyExc_ValueError, "not a tuple of at most 64 numbers");
+        return NULL;
+    }
+    ptrdiff_t counts[AXES];
+    if (read_sizes(args[3], box.axes, counts) < 0 || read_sizes(args[4], box.axes, box.to) < 0 ||
+        read_sizes(args[5], box.axes, box.from) < 0)
+        return NULL;
+    for (Py_ssize_t i = 0; i < box.axes; i++) {
+        if (counts[i] <= 0) Py_RETURN_NONE;
+        box.counts[i] = (size_t)counts[i];
+    }
+    Py_BEGIN_ALLOW_THREADS
+    stream_box(to, from, &box);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 /* ---- the control block */
 
 enum { LINE = 64, NUMBERS_AGREED = 6 };
@@ -1104,6 +1195,7 @@ static PyMethodDef FUNCTIONS[] = {
     {"gather", (PyCFunction)(void (*)(void))py_gather, METH_FASTCALL, NULL},
     {"fetch", (PyCFunction)(void (*)(void))py_fetch, METH_FASTCALL, NULL},
     {"copy", (PyCFunction)(void (*)(void))py_copy, METH_FASTCALL, NULL},
+    {"copy_box", (PyCFunction)(void (*)(void))py_copy_box, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernel", NULL, -1, FUNCTIONS,

@@ -33,6 +33,7 @@ from hpcdist.transport.kernel import (
     address_of,
     code_of,
     compiled,
+    copy_box,
     write_out,
 )
 from hpcdist.transport.reduction import ReduceOp
@@ -56,9 +57,17 @@ def fill(call: Exchange, pieces: Sequence[NumpyArray]) -> None:
         if first.combine:
             sources.insert(0, target)
         if len(sources) == 1:
-            target[...] = sources[0]
+            copy(target, sources[0])
         else:
             _combine(call, sources, target)
+
+
+def copy(target: Any, source: Any) -> None:
+    """Copy a box to another one, in host memory or in that of a device."""
+    if type(target) is np.ndarray:
+        copy_box(target, source)
+    else:
+        target[...] = source
 
 
 def chains_of(reads: Sequence[Read]) -> list[list[int]]:
@@ -138,7 +147,7 @@ def packed(call: Exchange, gives: Sequence[Give]) -> NumpyArray:
     at = 0
     for give in ordered:
         part = view_of(send, give.source)
-        out[at : at + part.size].reshape(part.shape)[...] = part
+        copy(out[at : at + part.size].reshape(part.shape), part)
         at += part.size
     return out
 

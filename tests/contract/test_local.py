@@ -7,6 +7,8 @@ from tiers import first_of
 
 import hpcdist as dist
 from hpcdist.testing.contract import TransportContract
+from hpcdist.testing.contract.exchanges import Exchanges
+from hpcdist.transport.threads.transport import ThreadTransport
 
 
 @pytest.mark.filterwarnings("ignore::hpcdist.NotInGroupWarning")
@@ -20,3 +22,15 @@ class TestLocal(TransportContract):
 
     def warned(self):
         return nullcontext()
+
+
+class TestWhatTakesNoExchanges(Exchanges):
+    """What a transport gets that knows nothing of exchanges does the same."""
+
+    @pytest.fixture(autouse=True, params=[*first_of([3, 2, 4]), 1])
+    def _size(self, request, monkeypatch):
+        self.size = request.param
+        monkeypatch.setattr(ThreadTransport, "takes_exchanges", False)
+
+    def run(self, check):
+        return dist.simulate(self.size, check, timeout=20)

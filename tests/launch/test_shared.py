@@ -91,6 +91,50 @@ def own_names():
     return [name for name in os.listdir("/dev/shm") if "hpcdist" in name]
 
 
+DIES_WHILE_IT_READS = """
+import os, signal, time
+import numpy as np
+import hpcdist as dist
+from hpcdist.comm.exchanges import exchange
+from hpcdist.transport.call import Give, Read
+from hpcdist.transport.mpi import intranode_boxes
+
+group = dist.init_parallel_env(timeout=60)
+rank, size = group.rank, group.nranks
+shape, whole = (size << 20,), (slice(0, size << 20),)
+send, recv = dist.zeros(shape), dist.zeros(shape)
+reads = tuple(Read(each, shape, whole, whole, each > 0) for each in range(size))
+gives = tuple(Give(each, whole) for each in range(size))
+dist.barrier()
+if rank == 1:
+    print(f"failing at {time.time()}", flush=True)
+    intranode_boxes.fill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+try:
+    exchange(send, recv, reads, gives, rule_op=dist.ReduceOp.SUM, key=1, words="sums of all")
+except dist.HpcdistError as error:
+    with open(f"rank.{rank}", "w") as words:
+        words.write(f"{type(error).__name__} {getattr(error, 'rank', None)}: {error}")
+    time.sleep(1)
+    os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("mpi", EVERY_MPI)
+def test_who_is_killed_while_it_reads_what_others_send_is_an_error_on_them(mpi, tmp_path):
+    environ = ENVIRONMENTS[mpi]
+    if find_site(environ).family not in KEEP_THE_REST:
+        pytest.skip("no option of this launcher keeps the other ranks")
+    script = tmp_path / "reading.py"
+    script.write_text(DIES_WHILE_IT_READS)
+    _, out = run(environ, (str(script),), tmp_path, keep_the_rest=True)
+    failed_at = float(re.search(r"failing at ([\d.]+)", out)[1])
+    assert time.time() - failed_at < SOON_S
+    told = {path.name: path.read_text() for path in tmp_path.glob("rank.*")}
+    assert sorted(told) == ["rank.0", "rank.2"], out
+    for words in told.values():
+        assert words.startswith("RemoteError 1: rank 1 died during exchange(sums of all"), words
+
+
 OPERATIONS = ["all_reduce of an ordinary array", "all_reduce of a shared array", "barrier"]
 
 

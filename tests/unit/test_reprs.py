@@ -44,6 +44,8 @@ EXAMPLES = {
     "CheckpointWarning": (lambda: dist.CheckpointWarning("not loaded: w"), ["not loaded: w"]),
     "CollectiveTimeout": (lambda: dist.CollectiveTimeout("late", (2,)), ["late", "missing=(2,)"]),
     "DataParallel": (lambda: dist.DataParallel(Line()), ["DataParallel", "Line", "2 ranks"]),
+    "DistArray": (lambda: dist.shard_tensor(np.ones(4), dist.ProcessMesh([0, 1]), [dist.Shard(0)]),
+                  ["(4,), float64, [Shard(0)] on ProcessMesh(d0=2)"]),
     "DistributedSampler": (lambda: dist.DistributedSampler(10), ["10 samples", "rank ", " of 2"]),
     "Event": (lambda: dist.Event("begin", "all_reduce", 0, 8, 1), ["begin", "all_reduce"]),
     "GradScaler": (lambda: dist.GradScaler(init_loss_scaling=8.0), ["GradScaler(8)"]),

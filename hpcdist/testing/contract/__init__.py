@@ -12,6 +12,7 @@ import pytest
 
 from hpcdist.testing.contract import (
     agreement,
+    exchanges,
     groups,
     lists,
     messages,
@@ -21,7 +22,7 @@ from hpcdist.testing.contract import (
     works,
 )
 
-_PARTS = (reductions, movement, lists, messages, objects, works, groups, agreement)
+_PARTS = (reductions, movement, lists, messages, objects, works, groups, agreement, exchanges)
 
 
 class TransportContract(
@@ -33,6 +34,7 @@ class TransportContract(
     works.Works,
     groups.Groups,
     agreement.Agreement,
+    exchanges.Exchanges,
 ):
     """Subclass this and implement `run`."""
 
@@ -41,3 +43,4 @@ def call_instead(monkeypatch: pytest.MonkeyPatch, library: Any) -> None:
     """Make the checks call `library`, as `on_device.OnDevice`, in the place of hpcdist."""
     for part in _PARTS:
         monkeypatch.setattr(part, "dist", library)
+    monkeypatch.setattr(exchanges, "exchange", library.exchange)

@@ -16,6 +16,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import TransportError
 from hpcdist.transport.boxes import fill, view_of
 from hpcdist.transport.call import Exchange, Give, Read, refused
+from hpcdist.transport.kernel import copy_box
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.shm.control import PAYLOAD
@@ -62,7 +63,7 @@ def _apart(node: SharedNode, call: Exchange) -> Exchange:
         return call
     room = node.heap.empty(send.nbytes)
     copied = np.empty_like(send) if room is None else room.view(send.dtype).reshape(send.shape)
-    copied[...] = send
+    copy_box(copied, send)
     return call._replace(send=copied)
 
 
@@ -93,10 +94,10 @@ def _copy_given(send: NumpyArray, gives: list[Give], room: NumpyArray) -> None:
     boxes = {tuple((each.start, each.stop) for each in give.source): give for give in gives}
     volume = sum(math.prod(stop - start for start, stop in bounds) for bounds in boxes)
     if volume * send.itemsize >= send.nbytes:
-        copied[...] = send
+        copy_box(copied, send)
         return
     for give in boxes.values():
-        view_of(copied, give.source)[...] = view_of(send, give.source)
+        copy_box(view_of(copied, give.source), view_of(send, give.source))
 
 
 def _piece(node: SharedNode, call: Exchange, read: Read, place: Place | None) -> Any:

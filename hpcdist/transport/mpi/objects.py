@@ -15,10 +15,10 @@ from mpi4py import MPI
 
 from hpcdist.arrays.pickled import EAGER, Pickled, empty_buffers
 from hpcdist.transport.call import COLLECTIVES, OPTIONAL, Kind, Objects, table_for
+from hpcdist.transport.mpi.boxes import exchange
 from hpcdist.transport.mpi.collectives import VERBS, Range, Verb
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import block, scattered
-from hpcdist.transport.mpi.exchanges import exchange
 from hpcdist.transport.mpi.pickled import receive_pickled, send_pickled
 from hpcdist.transport.mpi.tags import Tag
 

@@ -10,7 +10,7 @@ from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.errors import UsageError
 from hpcdist.transport import kernel
 from hpcdist.transport.call import Kind, Reduction
-from hpcdist.transport.kernel import code_of, compiled, copy_in, copy_out, divisor_of
+from hpcdist.transport.kernel import code_of, compiled, copy_box, copy_in, copy_out, divisor_of
 from hpcdist.transport.reduction import ReduceOp, local_result, rule_for
 
 needs_compiled = pytest.mark.skipif(compiled is None, reason="the kernel was not compiled here")
@@ -393,6 +393,65 @@ def test_wrong_lengths_never_write_beyond_the_shorter():
     room = np.zeros(8, np.uint8)
     copy_in(room[:4], np.ones(4, np.uint8))
     assert room.tolist() == [1] * 4 + [0] * 4
+
+
+BOXES = [
+    ((4000,), [slice(0, 4000)]),
+    ((4000,), [slice(3, 3999)]),
+    ((40, 300), [slice(1, 39), slice(0, 300)]),
+    ((40, 300), [slice(0, 40), slice(5, 299)]),
+    ((40, 300), [slice(0, 40), slice(7, 9)]),
+    ((3, 5, 200), [slice(0, 3), slice(1, 4), slice(1, 199)]),
+    ((3, 5, 200), [slice(1, 3), slice(1, 4), slice(0, 200)]),
+    ((3, 1, 200), [slice(1, 3), slice(0, 1), slice(0, 200)]),
+    ((2, 3, 2, 2, 90), [slice(0, 2), slice(1, 3), slice(0, 1), slice(0, 2), slice(1, 90)]),
+    ((5, 300), [slice(2, 2), slice(0, 300)]),
+    ((), []),
+]
+
+
+@pytest.mark.parametrize("way", ["compiled", "NumPy"])
+@pytest.mark.parametrize("dtype", ["u1", "f2", "f8", "c16"])
+@pytest.mark.parametrize(("shape", "box"), BOXES)
+def test_boxes_are_copied_and_nothing_beside_them(monkeypatch, shape, box, dtype, way):
+    monkeypatch.setattr(kernel, "_STREAMED_FROM", 0)
+    if way == "NumPy":
+        monkeypatch.setattr(kernel, "_stream_box", None)
+    box = (*box, ...)
+    data = np.random.default_rng(3).integers(1, 100, shape).astype(dtype)
+    given = np.array(data[box])
+    for at in (0, 1):  # in an array of its shape, and of its own one, beginning anywhere
+        room = misaligned(np.zeros(data.size, dtype), at * data.itemsize).reshape(shape)
+        copy_box(room[box], data[box])
+        np.testing.assert_array_equal(room[box], given)
+        assert np.count_nonzero(room) == given.size
+        small = misaligned(np.zeros(given.size, dtype), at * data.itemsize).reshape(given.shape)
+        copy_box(small, data[box])
+        np.testing.assert_array_equal(small, given)
+        room[...] = 0
+        copy_box(room[box], small)
+        np.testing.assert_array_equal(room[box], given)
+        assert np.count_nonzero(room) == given.size
+
+
+@needs_compiled
+def test_boxes_of_wrong_things_are_refused():
+    for args in [
+        (AT,),
+        (AT, AT, 4, (1,), (4,)),
+        (AT, AT, 4, (1,), (4,), (4,), 1),
+        (OUT, AT, *"1234"),
+    ]:
+        with pytest.raises(TypeError):
+            compiled.copy_box(*args)
+    for args in [
+        (AT, AT, 4, 1, (4,), (4,)),
+        (AT, AT, 4, (1,), (4, 4), (4,)),
+        (AT, AT, 4, (1,), (4,), 4),
+        (AT, AT, 4, (1,) * 65, (4,) * 65, (4,) * 65),
+    ]:
+        with pytest.raises(ValueError, match="not a tuple of"):
+            compiled.copy_box(*args)
 
 
 # ---- which loop

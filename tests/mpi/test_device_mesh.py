@@ -1,0 +1,54 @@
+"""Arrays across ranks whose parts are on a device that completes late."""
+
+import itertools
+
+import mesh_checks
+import numpy as np
+import pytest
+
+import hpcdist as dist
+from hpcdist import Partial, ProcessMesh, ReduceType, Replicate, Shard
+from hpcdist.mesh.dist_array import DistArray
+from hpcdist.testing.slow_device import DEVICE, SlowArray
+
+PLACEMENTS = [Shard(0), Shard(1), Replicate(), Partial(), Partial(ReduceType.kRedMax)]
+
+
+@pytest.fixture
+def mesh(size):
+    return ProcessMesh(np.arange(size))
+
+
+def assert_is(array, x):
+    """Make sure that an array on the device is `x`: collective if it is partial."""
+    assert type(array.local) is SlowArray
+    assert array.device == "slow:0"
+    mesh_checks.assert_is(DistArray._of(DEVICE.numbers(array.local), array.layout), x)
+
+
+@pytest.mark.parametrize("src", PLACEMENTS, ids=repr)
+def test_every_placement_becomes_every_other_one(src, mesh):
+    x = mesh_checks.numbers((5, 7))
+    a = dist.shard_tensor(DEVICE.array(x), mesh, [src])
+    assert_is(a, x)
+    for dst in PLACEMENTS:
+        assert_is(dist.reshard(a, mesh, [dst]), x)
+        assert_is(dist.reshard(a, mesh, [dst], async_op=True).result(), x)
+    np.testing.assert_array_equal(DEVICE.numbers(dist.unshard_dtensor(a)), x)
+
+
+def test_arrays_go_to_other_meshes_and_into_given_memory(mesh):
+    x = mesh_checks.numbers((5, 7))
+    turned = ProcessMesh(mesh.process_ids[::-1])
+    for src, dst in itertools.product((mesh, turned), repeat=2):
+        a = dist.shard_tensor(DEVICE.array(x), src, [Shard(0)])
+        out = dist.shard_tensor(DEVICE.array(x * 0), dst, [Shard(1)])
+        assert dist.reshard(a, dst, [Shard(1)], out=out) is out
+        assert_is(out, x)
+
+
+def test_values_stay_on_the_device(mesh):
+    a = dist.shard_tensor(DEVICE.array(np.full(1, 2.5)), mesh, [Replicate()])
+    assert float(a) == 2.5
+    with pytest.raises(dist.UsageError, match="move them first"):
+        dist.shard_tensor(DEVICE.array(np.ones(3)), mesh, [Shard(0)], place="cpu")
