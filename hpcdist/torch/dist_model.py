@@ -15,7 +15,7 @@ from typing import Any, Literal, final
 
 import torch
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
@@ -169,8 +169,9 @@ class DistModel:
 
     def _run(self, args: tuple[Any, ...]) -> Any:
         inputs, labels = self._parted([*_flat(args)])
-        if not self._on_mesh:  # it takes this rank's part of the batch
-            inputs, labels = tree_map(own_part, (inputs, labels))
+        # What is not on a mesh takes this rank's part of the batch.
+        prepare = _even if self._on_mesh else own_part
+        inputs, labels = tree_map(prepare, (inputs, labels))
         if self.mode == "train":
             return self._step(partial(self._compute, inputs, labels))
         with torch.no_grad():
@@ -351,6 +352,17 @@ def _joined(outputs: Sequence[Any]) -> AbstractContextManager[Any]:
         if isinstance(each, DTensor):
             return Joining(each.device_mesh)
     return nullcontext()
+
+
+def _even(tensor: Any) -> Any:
+    """Return a DTensor that has unequal parts as a whole: torch cannot flatten it otherwise."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    wanted = [
+        Replicate() if isinstance(each, Shard) and tensor.shape[each.dim] % size else each
+        for each, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    ]
+    return tensor.redistribute(placements=wanted)
 
 
 def _flat(values: Sequence[Any]) -> Iterator[Any]:

@@ -134,7 +134,6 @@ class MeshOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # torch is unt
         cuts: Sequence[tuple[Any, ...]],
     ) -> None:
         super().__init__([dict(group) for group in optimizer.param_groups], optimizer.defaults)
-        self.param_groups = optimizer.param_groups  # schedulers that know the old one still count
         self._mesh = mesh
         parameters = list(_parameters(optimizer))
         self._cuts = dict(zip(parameters, cuts, strict=True))

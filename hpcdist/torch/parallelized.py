@@ -29,7 +29,7 @@ from hpcdist.torch.layers import device_of, make_equal
 from hpcdist.torch.mesh import device_mesh_of, torch_placement
 from hpcdist.torch.optimizers import follow_parameters
 from hpcdist.torch.sharded import excluded_modules, units
-from hpcdist.torch.tensor_parallel import AXIS, tensor_parallel
+from hpcdist.torch.tensor_parallel import AXIS, run_on_axis, tensor_parallel
 
 _SEGMENT = 1 << 20
 
@@ -50,6 +50,7 @@ def parallelize_module(
         tensor_parallel(model, mesh, plans)
         if axes:
             _by_batch_beside(model, device_mesh_of(mesh, device_of(model))[tuple(axes)], options)
+    run_on_axis(model, mesh)
     return model, optimizer
 
 

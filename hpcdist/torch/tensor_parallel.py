@@ -68,6 +68,14 @@ def tensor_parallel(
             for plan in each.plans:
                 _APPLY[type(plan)](plan, each, where)
     settle_gradients(model.parameters())
+
+
+def run_on_axis(model: torch.nn.Module, mesh: ProcessMesh) -> None:
+    """Let a model that has been cut take and return ordinary tensors, whole along the axis.
+
+    Local, and the last thing done to it: what shards parameters is to see the outputs before.
+    """
+    axis = device_mesh_of(mesh, device_of(model))[AXIS]
     run_on(model, axis, lambda tensor: _enter(tensor, axis), lambda tensor: _is_on(tensor, axis))
 
 
