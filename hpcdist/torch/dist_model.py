@@ -13,12 +13,14 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import partial
 from typing import Any, Literal, final
 
+import numpy as np
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
+from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
 from hpcdist.data.shard_loader import ShardDataloader
@@ -40,6 +42,7 @@ from hpcdist.torch.on_mesh import Joining, settling, whole
 from hpcdist.torch.scaler import AgreeingScaler
 from hpcdist.torch.sharded_state import materialize_states
 from hpcdist.torch.tensor_parallel import own_part
+from hpcdist.transport.reduction import ReduceOp
 
 Mode = Literal["train", "eval", "predict"]
 _MiB = 1 << 20
@@ -123,6 +126,7 @@ class DistModel:
         self._inputs = None if input_spec is None else len(input_spec[0])
         recompute(layer, strategy.recompute)
         self._on_mesh = _is_on_mesh(layer)
+        self._group = _data_group(loader)
         self._model, self._optimizer = _distributed(layer, loader, optimizer, strategy)
         self._step = _Step(self._model, self._optimizer, strategy)
         self._autocast = _autocasting(layer, strategy.amp)
@@ -243,14 +247,28 @@ class DistModel:
         own = set(self._layer.state_dict())
         layers = {name: each for name, each in state_dict.items() if name in own}
         rest = {name: each for name, each in state_dict.items() if name not in own}
-        if layers:
-            missing = sorted(own - set(layers))
-            if missing:
-                raise UsageError(f"the state has no {missing[0]!r}; load one of the same model")
-            load = getattr(self._model, "load_sharded_state_dict", self._layer.load_state_dict)
-            load(layers)
-        if rest:
+        has_layers, has_rest = self._anywhere(bool(layers), bool(rest))
+        if has_layers:
+            self._load_layer(layers, own)
+        if has_rest:
             self._load_optimizer(rest)
+
+    def _anywhere(self, *flags: bool) -> list[bool]:
+        """Return which flags hold on any rank: of little, a rank may own nothing. Collective."""
+        if not hasattr(self._model, "load_sharded_state_dict"):
+            return list(flags)
+        found = np.array(flags, np.uint8)
+        all_reduce(found, ReduceOp.MAX, self._group)
+        return [bool(each) for each in found]
+
+    def _load_layer(self, state: Mapping[str, Any], own: set[str]) -> None:
+        if hasattr(self._model, "load_sharded_state_dict"):
+            self._model.load_sharded_state_dict(state)
+            return
+        missing = sorted(own - set(state))
+        if missing:
+            raise UsageError(f"the state has no {missing[0]!r}; load one of the same model")
+        self._layer.load_state_dict(state)
 
     def _load_optimizer(self, state: Mapping[str, Any]) -> None:
         if self._optimizer is None:

@@ -33,7 +33,7 @@ def shard_torch_optimizer(
     if isinstance(shard_fn, ShardingStage):
         optimizer = _by_stage(optimizer, parameters, shard_fn)
     elif shard_fn is not None:
-        _by_function(optimizer, parameters, shard_fn)
+        optimizer = _by_function(optimizer, parameters, shard_fn)
     for each in parameters:
         if isinstance(each, DTensor) and each.requires_grad:
             settling(each).every = steps
@@ -47,19 +47,44 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
 
 def _by_function(
     optimizer: torch.optim.Optimizer, parameters: Sequence[Any], shard_fn: Callable[..., Any]
-) -> None:
+) -> torch.optim.Optimizer:
+    """Place every state as `shard_fn` says; a parameter is stepped where its states are."""
     materialize_states(optimizer)
+    meshes: list[DeviceMesh] = []
+    cuts = []
     for parameter in parameters:
         state = optimizer.state[parameter]
-        for name, value in list(state.items()):
-            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                kept = shard_fn(name, parameter, value)
-                if not isinstance(kept, torch.Tensor) or kept.shape != value.shape:
-                    raise UsageError(
-                        f"shard_fn must return the state {name!r} as a tensor of its shape "
-                        f"{tuple(value.shape)}, got {kept!r}"
-                    )
-                state[name] = kept
+        names = [
+            name
+            for name, value in state.items()
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape
+        ]
+        for name in names:
+            state[name] = _kept(shard_fn(name, parameter, state[name]), name, parameter)
+        placed = {state[name].placements for name in names}
+        if len(placed) > 1:
+            raise UsageError(
+                f"the states {', '.join(names)} of one parameter must have the same placements, "
+                f"got {', '.join(map(str, placed))}"
+            )
+        meshes += [state[name].device_mesh for name in names]
+        cuts.append(placed.pop() if placed else None)
+    if not meshes:  # an optimizer without a state
+        return optimizer
+    whole = (Replicate(),) * meshes[0].ndim
+    made = MeshOptimizer(optimizer, meshes[0], [cut or whole for cut in cuts])
+    made.state.update(optimizer.state)
+    return made
+
+
+def _kept(state: Any, name: str, parameter: torch.Tensor) -> Any:
+    if not isinstance(state, DTensor) or state.shape != parameter.shape:
+        raise UsageError(
+            f"shard_fn must return the state {name!r} as a DTensor of the shape "
+            f"{tuple(parameter.shape)}, for example by shard_tensor(state, mesh, placements), got "
+            f"{state!r}"
+        )
+    return state
 
 
 # ---- stages

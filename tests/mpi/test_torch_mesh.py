@@ -365,6 +365,8 @@ def test_a_function_places_the_state_of_an_optimizer(size):
     model = dist.shard_layer(make(small), mesh)
     optimizer = dist.shard_optimizer(adamw(model.parameters()), place)
     assert {*seen} == {"exp_avg", "exp_avg_sq"}
+    with pytest.raises(dist.UsageError, match="as a DTensor of the shape"):
+        dist.shard_optimizer(adamw(model.parameters()), lambda *_: None)
     losses = train(model, optimizer, data)
     assert_same((losses, weights(model)), alone(small, adamw, data))
 
