@@ -149,6 +149,11 @@ class ShardDataloader:
             )
         set_epoch(epoch)
 
+    def __repr__(self) -> str:
+        mesh, axis = self._place.mesh, self._place.axis
+        cut = "whole" if axis is None else f"cut along {mesh.dim_names[axis]!r}"
+        return f"ShardDataloader(batches {cut}, {mesh!r})"
+
     def _spread(self, part: Part) -> Any:
         """Return a batch across ranks, of what this rank has of it."""
         batch = part.batch
