@@ -16,7 +16,7 @@ from checks import Checks
 import hpcdist as dist
 from hpcdist import Partial, ProcessMesh, ReduceType, Replicate, Shard
 from hpcdist.mesh.dist_array import DistArray
-from hpcdist.mesh.layout import layout_of
+from hpcdist.mesh.layout import layout_of, make_layout
 from hpcdist.mesh.planner import plan_reshard
 from hpcdist.mesh.reshard import reshard_to
 from hpcdist.mesh.room import room_for
@@ -146,12 +146,14 @@ def in_one_step(a, layout):
     return DistArray._of(room, layout)
 
 
-def every_pair(mesh, shape, kinds=(ReduceType.kRedSum,), ways=(by_plan, in_one_step)):
+def every_pair(mesh, shape, kinds=(ReduceType.kRedSum,), most=2000):
+    """Reshard between all placements; of more than `most` pairs, between some of them."""
     x = numbers(shape)
     layouts = [layout_of(mesh, shape, given) for given in placements_of(mesh, shape, kinds)]
-    for src, dst in itertools.product(layouts, repeat=2):
+    pairs = [*itertools.product(layouts, repeat=2)]
+    for src, dst in pairs[:: -(-len(pairs) // most)]:
         a = spread(x, src)
-        for way in ways:
+        for way in (by_plan, in_one_step):
             assert_is(way(a, dst), x)
         assert_is(a, x)
 
@@ -161,6 +163,34 @@ def every_pair_of_placements_by_plan_and_in_one_step():
     for mesh in meshes_of(dist.get_world_size()):
         for shape in SHAPES[:1] if mesh.ndim > 1 else SHAPES:
             every_pair(mesh, shape)
+
+
+def any_layout(mesh, shape, random):
+    """Return a layout with any cuts, by axes in any order."""
+    axes = [[] for _ in shape]
+    for axis in random.permutation(mesh.ndim).tolist():
+        dim = int(random.integers(-1, len(shape)))
+        if dim >= 0:
+            axes[dim].append(axis)
+    parts = [math.prod(mesh.shape[axis] for axis in each) for each in axes]
+    cuts = [
+        (0, *sorted(random.integers(0, length + 1, count - 1).tolist()), length)
+        for length, count in zip(shape, parts, strict=True)
+    ]
+    return make_layout(mesh, shape, axes, cuts)
+
+
+@check
+def any_cuts_become_any_other_cuts():
+    random = np.random.default_rng(5)
+    meshes = [*meshes_of(dist.get_world_size())]
+    for _ in range(40):
+        mesh, x = meshes[random.integers(len(meshes))], numbers(random.integers(0, 8, 3).tolist())
+        src, dst = (any_layout(mesh, x.shape, random) for _ in range(2))
+        for way in (by_plan, in_one_step, reshard_to):
+            assert_is(way(spread(x, src), dst), x)
+        elsewhere = any_layout(meshes[random.integers(len(meshes))], x.shape, random)
+        assert_is(reshard_to(spread(x, src), elsewhere), x)
 
 
 @check

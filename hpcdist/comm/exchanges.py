@@ -142,7 +142,10 @@ class _Pair:
 
 
 class _Boxes(NamedTuple):
-    """The reads and gives that move anything; `most` is the larger number of their elements."""
+    """The reads and gives that move anything.
+
+    `most` is the larger of the numbers of elements that come from other ranks, and go to them.
+    """
 
     reads: tuple[Read, ...]
     gives: tuple[Give, ...]
@@ -166,7 +169,10 @@ def _checked(pair: _Pair, rank: int, size: int, own: Shape, filled: Shape) -> _B
         _check_within(give, give.source, own)
     reads = tuple(read for read in pair.reads if volume_of(read.source))
     gives = tuple(give for give in pair.gives if volume_of(give.source))
-    most = max(sum(volume_of(each.source) for each in boxes) for boxes in (reads, gives))
+    most = max(
+        sum(volume_of(each.source) for each in boxes if each.rank != rank)
+        for boxes in (reads, gives)
+    )
     return _Boxes(reads, gives, any(read.combine for read in reads), most)
 
 

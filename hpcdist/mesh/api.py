@@ -122,18 +122,15 @@ def dtensor_from_fn(
     if not _makes_any_part(fn, args, kwargs):
         return shard_tensor(fn(*args, **kwargs), mesh, placements)
     shape, rest = (args[0], args[1:]) if args else (kwargs.pop("shape"), ())
-    probe = fn((0,), *rest, **kwargs)
+    value = fn((), *rest, **kwargs)
     try:
-        layout = _layout(mesh, _as_shape(shape), placements, probe.dtype)
+        layout = _layout(mesh, _as_shape(shape), placements, value.dtype)
     except UsageError as error:
         raise refuse(mesh, error) from None
-    agree(mesh, f"spread {layout!r}", probe.dtype)
-    here = mesh.coordinate
-    if here is None:
-        return DistArray._of(room_for(layout, probe), layout)
-    local = fn(layout.local_shape(here), *rest, **kwargs)
-    if not has_the_value(layout, here):
-        local[...] = neutral_of(layout, local.dtype)
+    agree(mesh, f"spread {layout!r}", value.dtype)
+    here, local = mesh.coordinate, room_for(layout, value)
+    if here is not None:
+        local[...] = value if has_the_value(layout, here) else neutral_of(layout, value.dtype)
     return DistArray._of(local, layout)
 
 

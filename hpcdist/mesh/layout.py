@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 from hpcdist.errors import UsageError
 from hpcdist.mesh.boxes import Box, lengths
 from hpcdist.mesh.placements import Partial, Placement, ReduceType, Replicate, Shard
-from hpcdist.mesh.process_mesh import Coordinate, ProcessMesh
+from hpcdist.mesh.process_mesh import Coordinate, ProcessMesh, shortened
 
 T = TypeVar("T")
 Axes = tuple[tuple[int, ...], ...]
@@ -188,10 +188,15 @@ _making = threading.Lock()
 
 def _intern(key: Key) -> Layout:
     mesh, shape, axes, given, partial = key
-    even = _even_cuts(mesh, shape, axes)
-    cuts = even
+    shape = tuple(map(int, shape))
+    cuts = even = _even_cuts(mesh, shape, axes)
     if given is not None:
-        cuts = tuple([own or each for own, each in zip(given, even, strict=True)])
+        cuts = tuple(
+            [
+                each if own is None else tuple(map(int, own))
+                for own, each in zip(given, even, strict=True)
+            ]
+        )
     canonical: Key = (mesh, shape, axes, None if cuts == even else cuts, partial)
     with _making:
         found = _layouts.get(canonical)
@@ -219,7 +224,7 @@ class _Remembered:
     One limit for all, since what a layout remembers holds other layouts, which remember others.
     """
 
-    LIMIT = 20_000
+    LIMIT = 4096
 
     def __init__(self) -> None:
         self.count = 0
@@ -239,7 +244,7 @@ _remembered = _Remembered()
 # ---- cuts
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def default_cuts(length: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the boundaries of parts of equal length, cut by axes of these sizes, major first.
 
@@ -271,18 +276,14 @@ def _even_cuts(mesh: ProcessMesh, shape: tuple[int, ...], axes: Axes) -> Cuts:
     )
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def longest(cuts: tuple[int, ...]) -> int:
     """Return the length of the longest part."""
     return max([hi - lo for lo, hi in pairwise(cuts)])
 
 
 def _told_cuts(cuts: Cuts, axes: Axes) -> str:
-    told = [
-        f"{', '.join(map(str, each[1:-1]))} along {dim}"
-        for dim, each in enumerate(cuts)
-        if axes[dim]
-    ]
+    told = [f"{shortened(each[1:-1])} along {dim}" for dim, each in enumerate(cuts) if axes[dim]]
     return " and ".join(told)
 
 

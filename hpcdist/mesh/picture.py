@@ -105,7 +105,7 @@ def _fields(layout: Layout, dims: tuple[int, int]) -> dict[tuple[Span, Span], st
 
 def _grid(layout: Layout, dims: tuple[int, int]) -> Table:
     (rows, columns), fields = [_spans(layout, dim) for dim in dims], _fields(layout, dims)
-    table = Table(box=borders.SQUARE, show_lines=True)
+    table = Table(box=borders.SQUARE, show_lines=True, header_style="")
     for header in ["", *[_told(each, dims[1]) for each in columns]]:
         table.add_column(header)
     for row in rows:
@@ -118,7 +118,7 @@ def _told(span: Span, dim: int) -> str:
 
 
 def _list(layout: Layout) -> Table:
-    table = Table("part", "ranks", box=borders.SQUARE)
+    table = Table("part", "ranks", box=borders.SQUARE, header_style="")
     for box, ranks in holders_of(layout).items():
         table.add_row(Text(f"[{', '.join(f'{lo}:{hi}' for lo, hi in box)}]"), ranks)
     return table

@@ -149,7 +149,8 @@ class _Search:
             if kind is not None and self.goal.partial[axis] is None
         ]
         self.wanted = self._nbytes(self.goal)
-        self.least_beta = min([each.beta for each in costs], default=0.0)
+        self.beta = min([each.beta for each in costs])
+        self.gamma = min([each.gamma for each in costs])
 
     def steps(self) -> Iterator[Step]:
         """Return the cheapest steps."""
@@ -187,9 +188,11 @@ class _Search:
     def _at_least(self, at: _State) -> float:
         """Return a price below that of any way from here to the goal.
 
-        What the largest part lacks must be received, and partial axes must be reduced.
+        What the largest part lacks must be received, next to what it has, and partial axes must
+        be reduced.
         """
-        least = self.least_beta * max(0, self.wanted - self._nbytes(at))
+        lacking = self.wanted - self._nbytes(at)
+        least = self.beta * lacking + self.gamma * self.wanted if lacking > 0 else 0.0
         for axis in self.reduced:
             if at.partial[axis] is not None:
                 least += self.costs[axis].alpha * (_rounds(self.sizes[axis]) + 1)

@@ -205,7 +205,8 @@ class ProcessMesh:
         if found is None or found.is_closed:
             self._check_ranks(session)
             place = self._own_place("a group")
-            found = session.of_meshes[self, axis] = _group_of(session, self._line(axis, place))
+            ranks = tuple(sorted(self._line(axis, place)))
+            found = session.of_meshes[self, axis] = _group_of(session, ranks)
         return found
 
     @property
@@ -234,13 +235,11 @@ class ProcessMesh:
             )
 
     def _line(self, axis: int | None, place: Coordinate) -> tuple[int, ...]:
-        """Return the ranks along an axis (None: all ranks) through a place, ascending."""
+        """Return the ranks along an axis (None: all ranks) through a place."""
         if axis is None:
-            return tuple(sorted(self.process_ids))
+            return self.process_ids
         ahead, behind = place[:axis], place[axis + 1 :]
-        return tuple(
-            sorted(self.rank_at((*ahead, step, *behind)) for step in range(self.shape[axis]))
-        )
+        return tuple(self.rank_at((*ahead, step, *behind)) for step in range(self.shape[axis]))
 
     def _own_place(self, what: str) -> Coordinate:
         place = self.coordinate
@@ -291,15 +290,20 @@ class ProcessMesh:
     def __repr__(self) -> str:
         axes = [f"{name}={size}" for name, size in zip(self.dim_names, self.shape, strict=True)]
         if self.process_ids != tuple(range(self.size)):
-            shown = [*map(str, self.process_ids)]
-            if self.size > _SHOWN:
-                shown[_SHOWN - 2 : -1] = ["..."]
-            axes.append(f"ranks [{', '.join(shown)}]")
+            axes.append(f"ranks [{shortened(self.process_ids)}]")
         return f"ProcessMesh({', '.join(axes)})"
 
 
+def shortened(numbers: Sequence[int]) -> str:
+    """Return numbers as words; of many, the first ones and the last."""
+    shown = [*map(str, numbers[:_SHOWN])]
+    if len(numbers) > _SHOWN:
+        shown[-2:] = ["...", str(numbers[-1])]
+    return ", ".join(shown)
+
+
 _SHOWN = 16
-"""Ranks that are written out; of more, the first ones and the last."""
+"""Numbers that are written out."""
 
 
 def get_mesh() -> ProcessMesh | None:
@@ -353,7 +357,7 @@ def _ranks_of(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _ranks_in(shape: Any, process_ids: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    sizes = _integers(shape, "shape")
+    sizes = () if shape is None else _integers(shape, "shape")
     if not sizes or min(sizes) < 1:
         raise UsageError(
             f"a mesh needs its ranks, or a shape of positive integers, got shape={shape!r}"
@@ -397,7 +401,7 @@ def _names(names: Any, count: int) -> tuple[str, ...]:
 
 
 def _group_of(session: Session, ranks: tuple[int, ...]) -> Group:
-    """Return the group of world ranks, which this session has or makes."""
+    """Return the group of ascending world ranks, which this session has or makes."""
     world = world_of(session)
     if len(ranks) == world.nranks:
         return world

@@ -2,25 +2,24 @@
 
 [Note: ways] Which way is decided by what all ranks know: the layouts, where the ranks and the
 memory are. What every rank has already is copied. On one node the rest is one exchange, in which
-each rank reads what it lacks out of the parts of others; an array that becomes whole of
-contributions is better reduced by those who share the work. Between nodes, and on devices, the
+each rank reads what it lacks out of the parts of others; a large array that becomes whole of
+contributions is better reduced by ranks that share the work. Between nodes, and on devices, the
 planner's steps are ordinary collectives. From one mesh to another there is only the exchange.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from hpcdist.comm.session import require_session
 from hpcdist.errors import UsageError
 from hpcdist.mesh.agreement import agree
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
-from hpcdist.mesh.planner import NETWORK, NODE, Costs, Step, plan_reshard
-from hpcdist.mesh.process_mesh import ProcessMesh
+from hpcdist.mesh.planner import Step, costs_of, plan_reshard
 from hpcdist.mesh.room import room_for
 from hpcdist.mesh.routes import exchange_boxes, route_of
 from hpcdist.mesh.steps import LOCAL, run_steps
@@ -63,36 +62,35 @@ class Way(NamedTuple):
     is_local: bool
     """Whether they need nothing of other ranks."""
     shares_the_work: bool
-    """Whether ranks reduce for each other what all of them get."""
+    """Whether ranks better reduce for each other what all of them get."""
 
 
 def way_of(src: Layout, dst: Layout, itemsize: int) -> Way:
     """Return by which steps one layout becomes another; see [Note: ways]."""
-    costs = costs_of(src.mesh)
-    key = "way", dst, itemsize, costs
-    found: Way | None = src.memo.get(key)
-    return found or src.remember(key, _way(src, dst, itemsize, costs))
-
-
-def _way(src: Layout, dst: Layout, itemsize: int, costs: tuple[Costs, ...] | None) -> Way:
     if src.mesh != dst.mesh:
-        return Way(None, is_local=False, shares_the_work=False)
-    steps = plan_reshard(src, dst, itemsize, costs)
+        return _NO_STEPS
+    crosses_nodes = src.mesh.crosses_nodes
+    key = "way", dst, itemsize, crosses_nodes
+    found: Way | None = src.memo.get(key)
+    return found or src.remember(key, _way(src, dst, itemsize, crosses_nodes))
+
+
+_NO_STEPS = Way(None, False, False)
+
+
+def _way(src: Layout, dst: Layout, itemsize: int, crosses_nodes: Sequence[bool]) -> Way:
+    steps = plan_reshard(src, dst, itemsize, costs_of(crosses_nodes))
     verbs = {step.verb for step in steps}
-    return Way(steps, is_local=verbs <= LOCAL, shares_the_work="all_reduce" in verbs)
+    reduced = [
+        axis for axis, kind in enumerate(src.partial) if kind not in (None, dst.partial[axis])
+    ]
+    combined = dst.nbytes_local(itemsize) * math.prod([src.mesh.shape[axis] for axis in reduced])
+    shares_the_work = "all_reduce" in verbs and combined >= _WORTH_SHARING
+    return Way(steps, verbs <= LOCAL, shares_the_work)
 
 
-def costs_of(mesh: ProcessMesh) -> tuple[Costs, ...] | None:
-    """Return what moving data along each axis costs; None where all ranks are on one node."""
-    where = require_session().whereabouts
-    return None if where.nnodes == 1 else _costs_between(mesh, where.endpoints)
-
-
-@lru_cache(maxsize=64)
-def _costs_between(mesh: ProcessMesh, endpoints: tuple[str, ...]) -> tuple[Costs, ...]:
-    hosts = np.array([endpoint.rpartition(":")[0] for endpoint in endpoints])[mesh.mesh]
-    stays = [bool((hosts == hosts.take([0], axis)).all()) for axis in range(mesh.ndim)]
-    return tuple(NODE if each else NETWORK for each in stays)
+_WORTH_SHARING = 1 << 19
+"""Bytes that a rank combines by itself as fast as by an all_reduce."""
 
 
 def _steps_for(a: DistArray, layout: Layout) -> tuple[Step, ...] | None:
@@ -122,17 +120,15 @@ def _result(a: DistArray, layout: Layout, out: DistArray | None) -> tuple[DistAr
         got = f"{out.dtype} {out.layout!r}" if isinstance(out, DistArray) else repr(type(out))
         raise UsageError(f"out must be a DistArray, {a.dtype} {layout!r}, got {got}")
     own = out.local
+    if type(own) is not type(a.local):
+        raise UsageError(
+            f"out is on {out.device}, but the array on {a.device}; give memory of the same kind"
+        )
     if not getattr(own.flags, "writeable", True):
         raise UsageError("out is read-only; give an array that may be written")
-    if own.flags.c_contiguous and not _overlap(own, a.local):
+    if own.flags.c_contiguous and not np.may_share_memory(own, a.local):
         return out, own
     return out, room_for(layout, a.local)
-
-
-def _overlap(one: Any, other: Any) -> bool:
-    """Return whether memory may be the same: on a device that is not asked."""
-    on_host = type(one) is np.ndarray and type(other) is np.ndarray
-    return not on_host or np.may_share_memory(one, other)
 
 
 def _settle(made: DistArray, room: Any) -> None:

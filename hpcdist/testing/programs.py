@@ -21,6 +21,8 @@ import pytest
 from hypothesis import strategies as st
 
 import hpcdist as dist
+from hpcdist.comm.exchanges import exchange
+from hpcdist.transport.call import Give, Read
 
 Array = Any
 Op = dist.ReduceOp
@@ -390,6 +392,52 @@ def _alltoall_single(scene: Scene) -> Act:
     return Act((out, x), [x], [out, x], [expected, *_pristine([x])], options)
 
 
+def _exchange(scene: Scene) -> Act:
+    """Move blocks as an alltoall does, which are runs of rows or of columns."""
+    step, me, size = scene.step, scene.me, scene.size
+    axis = len(step.shape) if step.seed % 2 else 0
+
+    def rows(source: int, to: int) -> int:
+        return (step.seed + source * to) % 3 if step.uneven else 2
+
+    def block(source: int, to: int) -> Array:
+        return np.moveaxis(scene.values(source, to, (rows(source, to), *step.shape)), 0, axis)
+
+    def box(before: Sequence[int], length: int) -> tuple[slice, ...]:
+        sides = [slice(0, each) for each in step.shape]
+        return (*sides[:axis], slice(sum(before), sum(before) + length), *sides[axis:])
+
+    def given_to(source: int, to: int) -> tuple[slice, ...]:
+        return box([rows(source, each) for each in range(to)], rows(source, to))
+
+    x = scene.laid(np.concatenate([block(me, to) for to in range(size)], axis))
+    expected = np.concatenate([block(source, me) for source in range(size)], axis)
+    out = scene.blank(expected.shape)
+    reads, gives = [], []
+    for other in range(size):
+        total = sum(rows(other, to) for to in range(size))
+        shape = (*step.shape[:axis], total, *step.shape[axis:])
+        target = box([rows(each, me) for each in range(other)], rows(other, me))
+        reads.append(Read(other, shape, given_to(other, me), target))
+        gives.append(Give(other, given_to(me, other)))
+    options = {"rule_op": None, "key": step.seed, "words": "blocks"}
+    return Act((x, out, reads, gives), [x], [out, x], [expected, *_pristine([x])], options)
+
+
+def _exchange_combined(scene: Scene) -> Act:
+    """Combine the arrays of all ranks, or all but the first elements along each axis."""
+    step, size = scene.step, scene.size
+    inputs = [scene.values(rank) for rank in range(size)]
+    x, out = scene.laid(inputs[scene.me]), scene.blank()
+    expected = np.zeros(step.shape, x.dtype.newbyteorder("="))
+    box = tuple(slice(min(int(step.uneven), length), length) for length in step.shape)
+    expected[box] = scene.reduced(inputs)[box] if size > 1 else inputs[0][box]
+    reads = [Read(rank, step.shape, box, box, rank > 0) for rank in range(size)]
+    gives = [Give(rank, box) for rank in range(size)]
+    options = {"rule_op": step.op, "key": step.seed, "words": "sums"}
+    return Act((x, out, reads, gives), [x], [out, x], [expected, *_pristine([x])], options)
+
+
 def _shapes(scene: Scene) -> list[tuple[int, ...]]:
     """Return the shape of each rank's block: longer ones, or of one axis more, where uneven."""
     step = scene.step
@@ -479,15 +527,20 @@ def _disagreement(scene: Scene) -> Act:
 _KEPT = 2048
 """Bytes of a message that MPI takes from the sender although another is received first."""
 
-_REDUCTIONS = {"all_reduce", "reduce", "reduce_scatter", "scan", "exscan"}
+_REDUCTIONS = {"all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "exchange_combined"}
 _EAGER_ONLY = {
     "all_gather_object",
     "gather_object",
     "broadcast_object_list",
     "scatter_object_list",
     "all_to_all_object",
+    "exchange",
+    "exchange_combined",
 }
 """Operations that have no plan."""
+
+_INTERNAL = {"exchange": exchange, "exchange_combined": exchange}
+"""Operations that have no public name."""
 
 ACTS: dict[str, Callable[[Scene], Act]] = {
     "all_reduce": _all_reduce,
@@ -506,6 +559,8 @@ ACTS: dict[str, Callable[[Scene], Act]] = {
     "broadcast_object_list": _broadcast_object_list,
     "scatter_object_list": _scatter_object_list,
     "all_to_all_object": _all_to_all_object,
+    "exchange": _exchange,
+    "exchange_combined": _exchange_combined,
     "barrier": _barrier,
     "ring": _ring,
     "disagreement": _disagreement,
@@ -542,7 +597,7 @@ def _run_collective(scene: Scene, group: dist.Group) -> Callable[[], None]:
     if step.form == "plan" and step.operation not in _EAGER_ONLY:
         _run_plan(scene, act, group)
         return lambda: None
-    function = getattr(dist, step.operation)
+    function = _INTERNAL.get(step.operation) or getattr(dist, step.operation)
     work = function(*act.args, group=group, sync_op=step.form != "async", **act.options)
 
     def check() -> None:

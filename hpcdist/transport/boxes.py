@@ -50,6 +50,10 @@ def view_of(array: Any, box: Box) -> Any:
 
 def fill(call: Exchange, pieces: Sequence[NumpyArray]) -> None:
     """Write `pieces`, one for each read of `call`, to where they belong."""
+    if call.rule is None:
+        for read, piece in zip(call.reads, pieces, strict=True):
+            copy(view_of(call.recv, read.target), piece)
+        return
     for chain in chains_of(call.reads):
         first = call.reads[chain[0]]
         target = view_of(call.recv, first.target)
@@ -76,8 +80,6 @@ def chains_of(reads: Sequence[Read]) -> list[list[int]]:
     The chains may be done one after the other. Where targets partly overlap, a later read begins a
     chain of its own, which combines with what is there.
     """
-    if not any(read.combine for read in reads):
-        return [[number] for number in range(len(reads))]
     chains: list[list[int]] = []
     under_way: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for number, read in enumerate(reads):

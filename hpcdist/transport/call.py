@@ -331,7 +331,8 @@ class Exchange(_Exchange):
     they take is combined by `rule`, that of `op` (None: nothing is combined). `gives` are the same
     boxes seen from their owner; those for one rank are in the order of its reads. `key` is equal
     where ranks mean the same exchange, `words` say which. `detail` is the larger of the numbers of
-    bytes that this rank gives and takes. Arrays of a device are exchanged by an alltoall.
+    bytes that go to other ranks and come from them. Arrays of a device are exchanged by an
+    alltoall.
     """
 
     __slots__ = ()

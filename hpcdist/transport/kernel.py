@@ -148,6 +148,6 @@ def _follow(box: NumpyArray, axis: int, nbytes: int) -> bool:
     return box.shape[axis] == 1 or box.strides[axis] == nbytes
 
 
-_STREAMED_FROM = 2 << 20
+_STREAMED_FROM = 1 << 20
 _LONG_RUN = 256
 _stream_box = getattr(compiled, "copy_box", None)

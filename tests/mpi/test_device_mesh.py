@@ -45,6 +45,8 @@ def test_arrays_go_to_other_meshes_and_into_given_memory(mesh):
         out = dist.shard_tensor(DEVICE.array(x * 0), dst, [Shard(1)])
         assert dist.reshard(a, dst, [Shard(1)], out=out) is out
         assert_is(out, x)
+        with pytest.raises(dist.UsageError, match="on cpu, but the array on slow:0"):
+            dist.reshard(a, dst, [Shard(1)], out=dist.shard_tensor(x, dst, [Shard(1)]))
 
 
 def test_values_stay_on_the_device(mesh):

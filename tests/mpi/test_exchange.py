@@ -7,6 +7,7 @@ from mpi4py import MPI
 import hpcdist as dist
 from hpcdist.comm.exchanges import exchange
 from hpcdist.testing.contract.exchanges import (
+    Trade,
     all_of,
     some_trades,
     trade,
@@ -77,11 +78,42 @@ def test_where_a_heap_is_full_all_ranks_send_by_mpi(monkeypatch, world, by_mpi, 
     assert len(by_mpi) == 1
 
 
+@several
+def test_a_heap_that_is_too_small_is_told_once(world_with, by_mpi):
+    world_with(shared_heap_mb=1)
+    with pytest.warns(RuntimeWarning, match="does not fit into shared memory"):
+        transpose(LARGE)
+    transpose(LARGE)
+    assert len(by_mpi) == 2
+
+
+@several
+@pytest.mark.usefixtures("and_the_world_goes_on")
+def test_a_warning_that_is_an_error_is_one_on_every_rank(world_with, by_mpi):
+    world_with(shared_heap_mb=1)
+    with pytest.raises(dist.TransportError, match="does not fit into shared memory"):
+        transpose(LARGE)
+    assert by_mpi == []
+
+
 def test_between_nodes_boxes_go_by_mpi(world_with, by_mpi):
     world_with(ranks_per_node=1)
     for rows in (SMALL, LARGE):
         transpose(rows)
     assert len(by_mpi) == 2
+
+
+def test_between_nodes_a_rank_may_take_from_itself_alone(world_with):
+    world_with(ranks_per_node=1)
+    whole, half = all_of((4, 4)), (slice(0, 2), slice(0, 4))
+    trades = [Trade(each, each, half, (slice(2, 4), slice(0, 4))) for each in range(SIZE)]
+    recv = np.zeros((4, 4))
+    for expected in (0, RANK + 1.0):
+        trade(np.full((4, 4), RANK + 1.0), recv, trades if expected else [], [(4, 4)] * SIZE)
+        assert (recv[2:] == expected).all()
+        assert not recv[:2].any()
+    trade(recv, recv, [Trade(0, each, whole, whole) for each in range(SIZE)], [(4, 4)] * SIZE)
+    assert recv[3].tolist() == [1.0] * 4
 
 
 def test_more_than_one_call_of_mpi_counts_goes_from_rank_to_rank(monkeypatch, world_with):

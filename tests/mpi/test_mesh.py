@@ -1,11 +1,10 @@
 """Arrays across the ranks of this MPI job."""
 
 import mesh_checks
-import numpy as np
 import pytest
 
 import hpcdist as dist
-from hpcdist import ProcessMesh, ReduceType
+from hpcdist import ReduceType
 
 
 @pytest.mark.parametrize("check", mesh_checks.check)
@@ -16,12 +15,21 @@ def test_on_the_ranks_of_this_job(check):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("shape", mesh_checks.SHAPES)
-def test_every_pair_of_placements(shape):
+def test_pairs_of_placements(shape):
     for mesh in mesh_checks.meshes_of(dist.get_world_size()):
         mesh_checks.every_pair(mesh, shape, [ReduceType.kRedSum, ReduceType.kRedMax])
 
 
-def test_where_no_memory_is_shared(world_with):
-    world_with(shared_heap_mb=0)
-    mesh_checks.large_arrays_are_read_where_they_lie()
-    mesh_checks.every_pair(ProcessMesh(np.arange(dist.get_world_size())), (5, 7))
+@pytest.mark.parametrize(
+    "check",
+    [
+        mesh_checks.every_pair_of_placements_by_plan_and_in_one_step,
+        mesh_checks.arrays_go_to_other_meshes,
+        mesh_checks.large_arrays_are_read_where_they_lie,
+        mesh_checks.ranks_that_reshard_differently_hear_of_both_layouts,
+        mesh_checks.reshards_are_under_way_together,
+    ],
+)
+def test_between_nodes(check, world_with):
+    world_with(ranks_per_node=1)
+    check()

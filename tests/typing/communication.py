@@ -54,6 +54,20 @@ def messages() -> None:
     assert_type(works[1].source, int)
 
 
+def arrays_across_ranks() -> None:
+    mesh = assert_type(dist.ProcessMesh([*range(dist.get_world_size())], ["x"]), dist.ProcessMesh)
+    a = assert_type(dist.shard_tensor(np.ones((4, 3)), mesh, [dist.Shard(0)]), dist.DistArray)
+    b = assert_type(dist.reshard(a, mesh, [dist.Shard(1)]), dist.DistArray)
+    dist.reshard(a, mesh, [dist.Shard(1)], out=b)
+    work = assert_type(dist.reshard(b, mesh, [dist.Replicate()], async_op=True), dist.Work)
+    work.wait()
+    dist.dtensor_from_fn(np.zeros, mesh, [dist.Partial(dist.ReduceType.kRedMax)], (4, 3))
+    dist.dtensor_from_local(np.ones(3), mesh, [dist.Shard(0)], shape=(3 * mesh.size,))
+    assert_type(a.shape, tuple[int, ...])
+    assert_type(a.placements, tuple[dist.Placement, ...])
+    dist.visualize_sharding(a)
+
+
 def objects() -> None:
     reports: list[dict[str, int]] = []
     dist.all_gather_object(reports, {"rank": dist.get_rank()})
@@ -102,6 +116,7 @@ def main() -> None:
     groups()
     collectives()
     messages()
+    arrays_across_ranks()
     objects()
     errors()
     ranks()

@@ -69,7 +69,7 @@ def exchange(host: MpiContext, call: Exchange, detail: Range) -> None:
 def _move(host: MpiContext, given: _Runs, taken: _Runs, detail: Range) -> None:
     if detail[1] > INT_MAX:  # of some rank: more than one call of MPI counts
         alltoall_in_pairs(host, given.of_ranks, taken.of_ranks)
-    else:
+    elif detail[1]:
         host.comm.Alltoallv(given.spec(), taken.spec())
 
 

@@ -7,7 +7,6 @@ this operation. One rank that finds no room for it is enough, and all send their
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import TransportError
 from hpcdist.transport.boxes import fill, view_of
-from hpcdist.transport.call import Exchange, Give, Read, refused
+from hpcdist.transport.call import Exchange, Give, Read, refused, volume_of
 from hpcdist.transport.kernel import copy_box
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
@@ -38,8 +37,9 @@ def exchange_boxes(host: MpiContext, node: SharedNode, call: Exchange) -> None:
     try:
         call = _apart(node, call)
         offer = _offer(node, call)
-    except MemoryError as error:
-        reason = TransportError(f"there is no memory to copy what is exchanged: {error}")
+    except Exception as error:  # no memory, or a warning that the program makes an error
+        reason = TransportError(f"what is exchanged cannot be copied for other ranks: {error}")
+        reason.__cause__ = error
         host.agree(refused(call, reason))
         return
     detail = host.agree(call, offer.address, offer.payload)
@@ -50,7 +50,7 @@ def exchange_boxes(host: MpiContext, node: SharedNode, call: Exchange) -> None:
     places = node.places(addresses)
     try:
         fill(call, [_piece(node, call, read, places[read.rank]) for read in call.reads])
-    finally:  # whatever this rank ends with, the others have not read it wrong
+    finally:  # where this rank fails, too: others read its array, and wait for it
         read_in_place = [place is not None and place.base != node.own_base for place in places]
         if any(read_in_place):
             node.finish(call, wait=read_in_place[node.rank])
@@ -92,8 +92,7 @@ def _copy_given(send: NumpyArray, gives: list[Give], room: NumpyArray) -> None:
     """Copy the boxes that others take to their places in `room`, each once."""
     copied = room.view(send.dtype).reshape(send.shape)
     boxes = {tuple((each.start, each.stop) for each in give.source): give for give in gives}
-    volume = sum(math.prod(stop - start for start, stop in bounds) for bounds in boxes)
-    if volume * send.itemsize >= send.nbytes:
+    if sum(volume_of(give.source) for give in boxes.values()) >= send.size:
         copy_box(copied, send)
         return
     for give in boxes.values():
@@ -110,5 +109,5 @@ def _piece(node: SharedNode, call: Exchange, read: Read, place: Place | None) ->
             f"{node.ranks[node.rank]} takes {read.source}: this is a mistake in hpcdist"
         )
     shape = (*read.shape, *call.send.shape[len(call.shape) :])
-    whole = place.view(math.prod(shape) * call.recv.itemsize, call.recv.dtype)
-    return view_of(whole.reshape(shape), read.source)
+    whole = np.ndarray(shape, call.recv.dtype, place.memory, place.offset)
+    return view_of(whole, read.source)

@@ -135,7 +135,7 @@ class ThreadTransport(Transport):
     def reopen(self) -> ThreadTransport:
         """Meet in the same room again."""
         again = ThreadTransport(self.room, self.rank, self.timeout_s, self.without_mpi)
-        again._sequence = self._sequence
+        again._sequence, again._made = self._sequence, self._made
         return again
 
     def together_at_end(self) -> bool:

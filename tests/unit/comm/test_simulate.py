@@ -211,6 +211,17 @@ def test_a_simulated_world_starts_again_after_it_was_destroyed():
     assert dist.simulate(3, again) == [(rank, 3, "LOCAL") for rank in range(3)]
 
 
+def test_groups_of_a_simulated_world_that_started_again_are_new_ones():
+    def again():
+        for _ in range(20):  # a rank may still be leaving what another makes anew
+            dist.barrier(dist.new_group([0, 1]))
+            dist.destroy_process_group()
+            dist.init_parallel_env()
+        return True
+
+    assert dist.simulate(2, again) == [True, True]
+
+
 def test_arrays_of_a_device_are_refused_on_all_simulated_ranks():
     from hpcdist.testing.slow_device import DEVICE
 
