@@ -25,8 +25,7 @@ def public_names():
     return sorted(
         name
         for name in dir(hpcdist)
-        if not name.startswith("_")
-        and (name in ("stream", "launch") or _is_ours(_value_of(name)))
+        if not name.startswith("_") and (name in ("stream", "launch") or _is_ours(_value_of(name)))
     )
 
 
