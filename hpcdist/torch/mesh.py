@@ -40,8 +40,8 @@ _REDUCTIONS = {
 }
 _NAMES = {name: kind for kind, name in _REDUCTIONS.items()}
 
-_made: dict[tuple[ProcessMesh, str], DeviceMesh] = {}
-"""By mesh and kind of device. A process has one rank here, as torch.distributed does."""
+_made: dict[tuple[ProcessMesh, str], tuple[DeviceMesh, list[HpcdistProcessGroup]]] = {}
+"""By mesh and kind of device, with the groups. A process is one rank, as in torch.distributed."""
 
 
 def device_mesh_of(mesh: ProcessMesh, device_type: str = "cpu") -> DeviceMesh:
@@ -57,16 +57,12 @@ def device_mesh_of(mesh: ProcessMesh, device_type: str = "cpu") -> DeviceMesh:
     if not isinstance(mesh, ProcessMesh):
         raise UsageError(f"a DeviceMesh is made of a ProcessMesh, got {mesh!r}")
     known = _made.get((mesh, device_type))
-    if known is None or any(_is_closed(each) for each in known.get_all_groups()):
+    if known is None or any(each.group.is_closed for each in known[1]):
         groups = [_group_along(mesh, axis) for axis in range(mesh.ndim)]
         ranks = torch.tensor(mesh.process_ids, dtype=torch.int).reshape(mesh.shape)
-        known = DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=mesh.dim_names)
-        _made[mesh, device_type] = known
-    return known
-
-
-def _is_closed(group: Any) -> bool:
-    return bool(group.group.is_closed)
+        made = DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=mesh.dim_names)
+        known = _made[mesh, device_type] = made, groups
+    return known[0]
 
 
 def _group_along(mesh: ProcessMesh, axis: int) -> HpcdistProcessGroup:
