@@ -159,10 +159,10 @@ def every_pair(mesh, shape, kinds=(ReduceType.kRedSum,), most=2000):
 
 
 @check
-def every_pair_of_placements_by_plan_and_in_one_step():
+def pairs_of_placements_by_plan_and_in_one_step():
     for mesh in meshes_of(dist.get_world_size()):
         for shape in SHAPES[:1] if mesh.ndim > 1 else SHAPES:
-            every_pair(mesh, shape)
+            every_pair(mesh, shape, most=100)
 
 
 def any_layout(mesh, shape, random):
@@ -432,6 +432,8 @@ def creators_make_only_this_ranks_part():
     assert_is(dist.dtensor_from_fn(np.full, mesh, [Shard(0)], shape, 7), np.full(shape, 7))
     assert_is(dist.dtensor_from_fn(np.ones, mesh, [Partial()], shape=shape), np.ones(shape))
     assert_is(dist.dtensor_from_fn(np.ones, mesh, [Shard(0)], 6), np.ones(6))
+    big = dist.dtensor_from_fn(np.ones, mesh, [Shard(0)], shape, ">f4")
+    assert_is(dist.reshard(big, mesh, [Shard(1)]), np.ones(shape, "f4"))
     row = [1, 2, 3]
     assert_is(dist.dtensor_from_fn(np.full, mesh, [Shard(1)], shape, row), np.full(shape, row))
     assert dist.dtensor_from_fn(np.empty, mesh, [Shard(0)], shape).shape == shape
@@ -561,6 +563,35 @@ def reshards_are_under_way_together():
     work = dist.reshard(a, mesh, [Shard(1)], out=out, async_op=True)
     assert work.result() is out
     assert_is(out, x)
+
+
+@check
+def what_every_rank_has_is_not_communicated():
+    mesh = ProcessMesh(np.arange(dist.get_world_size())[::-1])
+    x = numbers((5, 7))
+    whole = spread(x, layout_of(mesh, x.shape, []))
+    if dist.get_rank() == 0:  # the others are not there
+        for placement in (Shard(0), Shard(1), Partial(), Replicate()):
+            part = dist.reshard(whole, mesh, [placement], out=None)
+            assert part.placements == (placement,)
+            work = dist.reshard(whole, mesh, [placement], async_op=True)
+            np.testing.assert_array_equal(work.result().local, part.local)
+    dist.barrier()
+
+
+@check
+def ranks_that_have_the_same_have_the_same_bits():
+    size, rank = dist.get_world_size(), dist.get_rank()
+    mesh = ProcessMesh(np.arange(size))
+    for rows in (3, 300):  # small ones are read, large ones reduced together
+        mine = np.random.default_rng(rank).normal(size=(rows, 300))
+        a = dist.dtensor_from_local(mine, mesh, [Partial()], shape=mine.shape)
+        whole = dist.unshard_dtensor(a)
+        everyone = []
+        dist.all_gather_object(everyone, whole.tobytes())
+        assert len({*everyone}) == 1
+        terms = [np.random.default_rng(each).normal(size=mine.shape) for each in range(size)]
+        np.testing.assert_allclose(whole, np.sum(terms, axis=0), rtol=1e-12, atol=1e-12)
 
 
 @check

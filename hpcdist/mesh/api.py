@@ -52,7 +52,7 @@ def shard_tensor(
         placements: what each axis of the mesh does; those left out are `Replicate`.
         dtype: of the result; None for that of the data.
         place: "cpu" or the name of a device, as `DistArray.device`; where the data must be.
-        stop_gradient: accepted for Paddle's sake; there is no gradient of these arrays.
+        stop_gradient: None or True, as these arrays have no gradients.
 
     Returns:
         The array. A parameter or DTensor of torch becomes a DTensor.
@@ -76,7 +76,7 @@ def shard_tensor(
     if isinstance(data, DistArray):
         spread = reshard(data, mesh, placements)
         kind = spread.dtype if dtype is None else _as_dtype(dtype)
-        return DistArray._of(spread.local.astype(kind), spread.layout)
+        return DistArray._of(spread.local.astype(kind, copy=spread is data), spread.layout)
     try:
         _check_gradient(stop_gradient)
         whole = _as_array(data)
@@ -124,13 +124,14 @@ def dtensor_from_fn(
     shape, rest = (args[0], args[1:]) if args else (kwargs.pop("shape"), ())
     value = fn((), *rest, **kwargs)
     try:
-        layout = _layout(mesh, _as_shape(shape), placements, value.dtype)
+        kind = _as_dtype(value.dtype)
+        layout = _layout(mesh, _as_shape(shape), placements, kind)
     except UsageError as error:
         raise refuse(mesh, error) from None
-    agree(mesh, f"spread {layout!r}", value.dtype)
-    here, local = mesh.coordinate, room_for(layout, value)
+    agree(mesh, f"spread {layout!r}", kind)
+    here, local = mesh.coordinate, room_for(layout, value, kind)
     if here is not None:
-        local[...] = value if has_the_value(layout, here) else neutral_of(layout, value.dtype)
+        local[...] = value if has_the_value(layout, here) else neutral_of(layout, kind)
     return DistArray._of(local, layout)
 
 
@@ -207,16 +208,16 @@ def _joined(local_tensor: Any, mesh: ProcessMesh, placements: Placements) -> Dis
         own = _layout(mesh, local.shape, placements, local.dtype)
     except UsageError as error:
         raise refuse(mesh, error) from None
-    told: list[tuple[tuple[int, ...], str]] = []
+    told: list[tuple[tuple[int, ...], tuple[str, int]]] = []
     how = f"{local.ndim} dimensions, {local.dtype}, {[*own.placements]} on {mesh!r}"
-    all_gather_object(told, (local.shape, how), mesh.group)
+    all_gather_object(told, (local.shape, (how, mesh.unique_id)), mesh.group)
     ranks = mesh.group.ranks
     for rank, (_, other) in zip(ranks, told, strict=True):
         if other != told[0][1]:
             raise MismatchError(
-                f"the parts are not of one array: rank {ranks[0]} has one of {told[0][1]}, but "
-                f"rank {rank} has one of {other}. Give parts of one dtype, and the same mesh and "
-                "placements, on every rank"
+                f"the parts are not of one array: rank {ranks[0]} has one of {told[0][1][0]}, but "
+                f"rank {rank} has one of {other[0]}. Give parts of one dtype, and the same mesh "
+                "and placements, on every rank"
             )
     shapes = {rank: shape for rank, (shape, _) in zip(ranks, told, strict=True)}
     cuts = tuple(_cuts_along(dim, mesh, axes, shapes) for dim, axes in enumerate(own.axes))

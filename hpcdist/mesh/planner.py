@@ -13,11 +13,13 @@ A step changes what one axis of the mesh does, by an ordinary collective along i
 | ``all_to_all`` | the minor cut of a dimension | another minor cut | what is lacking |
 | ``exchange`` | cut, or the same | cut, or the same | what is lacking |
 
-[Note: search] The cheapest path is found by Dijkstra's algorithm. What is sure to help is not
-searched: an axis that is to cut, and can without moving data, is sliced at once, so that all else
-is of fewer bytes; an axis that is as it shall be is left alone; and contributions are made last,
-for they are what takes most memory. So the search is from the source to a layout `_before_partial`,
-and there are few layouts on its way: none is made but those of the steps that are returned.
+[Note: search] The cheapest path is found by A* (Hart, Nilsson, Raphael 1968): first is looked at
+what, with the least that is still to be paid, costs least. What is sure to help is not searched:
+an axis that is to cut, and can without moving data, is sliced at once, so that all else is of fewer
+bytes; an axis that is as it shall be is left alone, but for a slice before what is reduced; and
+contributions are made last, for they are what takes most memory. So the search is from the source
+to a layout `_before_partial`, and there are few layouts on its way: none is made but those of the
+steps that are returned.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar, final
 
+from hpcdist.errors import UsageError
 from hpcdist.mesh.layout import Layout, default_cuts, longest, make_layout, subdivided
 from hpcdist.mesh.placements import ReduceType
 from hpcdist.mesh.reads import (
@@ -98,11 +101,18 @@ def plan_reshard(
         costs: for each axis of the mesh; those of one node if not given. All ranks must give the
             same, or their plans differ.
 
+    Raises:
+        UsageError: the layouts are of different shapes or on different meshes.
+
     """
     prices = (NODE,) * src.mesh.ndim if costs is None else tuple(costs)
     key = "plan", dst, itemsize, prices
     found: tuple[Step, ...] | None = src.memo.get(key)
     if found is None:
+        if src.mesh != dst.mesh or src.shape != dst.shape:
+            raise UsageError(
+                f"steps lead from {src} to layouts of the same shape on the same mesh, not to {dst}"
+            )
         found = src.remember(key, tuple(_Search(src, dst, itemsize, prices).steps()))
     return found
 

@@ -55,7 +55,7 @@ def reads_of(src: Layout, dst: Layout, coordinate: Coordinate) -> tuple[Piece, .
     key = "reads", dst, coordinate
     found: tuple[Piece, ...] | None = src.memo.get(key)
     if found is None:
-        found = src.remember(key, tuple(_pieces(src, dst, coordinate)))
+        found = src.remember(key, tuple(_pieces(src, dst, coordinate, dst.box(coordinate))))
     return found
 
 
@@ -71,8 +71,8 @@ def gives_of(src: Layout, dst: Layout, coordinate: Coordinate) -> tuple[Gift, ..
         gifts = [
             Gift(reader, piece.box)
             for reader in dst.mesh.coordinates()
-            if meet(dst.box(reader), own) is not None
-            for piece in _pieces(src, dst, reader)
+            if (common := meet(dst.box(reader), own)) is not None
+            for piece in _pieces(src, dst, reader, common, coordinate)
             if piece.coordinate == coordinate
         ]
         found = src.remember(key, tuple(gifts))
@@ -86,23 +86,23 @@ class _Roles(NamedTuple):
     """Of the source."""
     kind: ReduceType | None
     """How these are reduced."""
-    kept: tuple[int, ...]
-    """Of both."""
     owned: tuple[int, ...]
     """Of the destination, cutting the source: the element's owner contributes it."""
     shared: tuple[int, ...]
     """Of the destination, others."""
     divides: bool
     """Whether the ranks along the shared axes divide the contributions among them."""
+    contributions: tuple[Coordinate, ...]
+    """The coordinates along the reduced axes."""
 
 
 def _roles(src: Layout, dst: Layout) -> _Roles:
     same = src.mesh == dst.mesh
-    kept = [
+    kept = {
         axis
         for axis, kind in enumerate(src.partial)
         if same and kind is not None and kind == dst.partial[axis]
-    ]
+    }
     reduced = [
         axis for axis, kind in enumerate(src.partial) if kind is not None and axis not in kept
     ]
@@ -116,21 +116,27 @@ def _roles(src: Layout, dst: Layout) -> _Roles:
     return _Roles(
         tuple(reduced),
         kind,
-        tuple(kept),
         tuple(axis for axis in fresh if axis in cutting),
         tuple(axis for axis in fresh if axis not in cutting),
         all(dst.partial[axis] == kind for axis in fresh),
+        tuple(itertools.product(*[range(src.mesh.shape[axis]) for axis in reduced])),
     )
 
 
-def _pieces(src: Layout, dst: Layout, coordinate: Coordinate) -> Iterator[Piece]:
+def _pieces(
+    src: Layout, dst: Layout, coordinate: Coordinate, want: Box, giver: Coordinate | None = None
+) -> Iterator[Piece]:
+    """Return the pieces of what a rank wants of its part; of contributions only the giver's."""
     key = "roles", dst
     roles: _Roles = src.memo.get(key) or src.remember(key, _roles(src, dst))
-    contributions = _contributions(src, dst, coordinate, roles)
+    contributions = _contributions(dst, coordinate, roles)
+    if giver is not None:
+        own = tuple([giver[axis] for axis in roles.reduced])
+        contributions = (own,) if own in contributions else ()
     if not contributions:
         return
     near = _near(src, dst, coordinate, roles)
-    along = [[*_parts(src, dim, lo, hi)] for dim, (lo, hi) in enumerate(dst.box(coordinate))]
+    along = [[*_parts(src, dim, lo, hi)] for dim, (lo, hi) in enumerate(want)]
     for parts in itertools.product(*along):
         owner = [*near]
         for _, digits in parts:
@@ -146,15 +152,12 @@ def _pieces(src: Layout, dst: Layout, coordinate: Coordinate) -> Iterator[Piece]
             first = False
 
 
-def _contributions(
-    src: Layout, dst: Layout, coordinate: Coordinate, roles: _Roles
-) -> list[Coordinate]:
+def _contributions(dst: Layout, coordinate: Coordinate, roles: _Roles) -> tuple[Coordinate, ...]:
     """Return the coordinates along the reduced axes that this rank combines."""
-    every = [*itertools.product(*[range(src.mesh.shape[axis]) for axis in roles.reduced])]
     share, shares = _number(coordinate, dst.mesh.shape, roles.shared)
     if roles.divides or not roles.reduced:
-        return every[share::shares]
-    return [] if share else every
+        return roles.contributions[share::shares]
+    return () if share else roles.contributions
 
 
 def _near(src: Layout, dst: Layout, coordinate: Coordinate, roles: _Roles) -> Coordinate:

@@ -91,15 +91,17 @@ def own_names():
     return [name for name in os.listdir("/dev/shm") if "hpcdist" in name]
 
 
-DIES_WHILE_IT_READS = """
-import os, signal, time
+FAILS_WHILE_IT_READS = """
+import os, signal, sys, time
 import numpy as np
 import hpcdist as dist
 from hpcdist.comm.exchanges import exchange
 from hpcdist.transport.call import Give, Read
 from hpcdist.transport.mpi import intranode_boxes
 
-group = dist.init_parallel_env(timeout=60)
+group = dist.init_parallel_env()
+dist.barrier()
+group = dist.new_group(timeout=60 if sys.argv[1] == "dies" else 3)
 rank, size = group.rank, group.nranks
 shape, whole = (size << 20,), (slice(0, size << 20),)
 send, recv = dist.zeros(shape), dist.zeros(shape)
@@ -108,13 +110,15 @@ gives = tuple(Give(each, whole) for each in range(size))
 dist.barrier()
 if rank == 1:
     print(f"failing at {time.time()}", flush=True)
-    intranode_boxes.fill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    dies = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    intranode_boxes.fill = dies if sys.argv[1] == "dies" else lambda *_: time.sleep(60)
+options = {"rule_op": dist.ReduceOp.SUM, "key": 1, "words": "sums of all", "group": group}
 try:
-    exchange(send, recv, reads, gives, rule_op=dist.ReduceOp.SUM, key=1, words="sums of all")
+    exchange(send, recv, reads, gives, **options)
 except dist.HpcdistError as error:
     with open(f"rank.{rank}", "w") as words:
         words.write(f"{type(error).__name__} {getattr(error, 'rank', None)}: {error}")
-    time.sleep(1)
+    time.sleep(2)
     os._exit(3)
 """
 
@@ -125,14 +129,28 @@ def test_who_is_killed_while_it_reads_what_others_send_is_an_error_on_them(mpi, 
     if find_site(environ).family not in KEEP_THE_REST:
         pytest.skip("no option of this launcher keeps the other ranks")
     script = tmp_path / "reading.py"
-    script.write_text(DIES_WHILE_IT_READS)
-    _, out = run(environ, (str(script),), tmp_path, keep_the_rest=True)
+    script.write_text(FAILS_WHILE_IT_READS)
+    _, out = run(environ, (str(script), "dies"), tmp_path, keep_the_rest=True)
     failed_at = float(re.search(r"failing at ([\d.]+)", out)[1])
     assert time.time() - failed_at < SOON_S
     told = {path.name: path.read_text() for path in tmp_path.glob("rank.*")}
     assert sorted(told) == ["rank.0", "rank.2"], out
     for words in told.values():
         assert words.startswith("RemoteError 1: rank 1 died during exchange(sums of all"), words
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("mpi", EVERY_MPI)
+def test_who_stops_while_it_reads_what_others_send_is_named_by_them(mpi, tmp_path):
+    script = tmp_path / "reading.py"
+    script.write_text(FAILS_WHILE_IT_READS)
+    code, out = run(ENVIRONMENTS[mpi], (str(script), "stops"), tmp_path)
+    assert code != 0
+    told = {path.name: path.read_text() for path in tmp_path.glob("rank.*")}
+    assert sorted(told) == ["rank.0", "rank.2"], out
+    for words in told.values():
+        assert words.startswith("CollectiveTimeout None: exchange(sums of all"), words
+        assert "missing ranks 1 did not proceed within 3 s" in words
 
 
 OPERATIONS = ["all_reduce of an ordinary array", "all_reduce of a shared array", "barrier"]

@@ -115,7 +115,9 @@ def test_of_three_axes_each_says_what_has_been_cut_before():
 
 
 def test_dimensions_count_from_the_end_too():
-    assert layout_of(LINE, (5, 7), [Shard(-1)]) is layout_of(LINE, (5, 7), [Shard(1)])
+    for dim in range(3):
+        last = layout_of(LINE, (5, 7, 9), [Shard(dim - 3)])
+        assert last is layout_of(LINE, (5, 7, 9), [Shard(dim)])
 
 
 def test_placements_left_out_are_replicate():

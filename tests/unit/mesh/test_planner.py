@@ -19,6 +19,7 @@ from arrays_in_memory import (
 )
 from hypothesis import given, settings, strategies as st
 
+import hpcdist as dist
 from hpcdist.mesh.boxes import volume
 from hpcdist.mesh.layout import layout_of, make_layout
 from hpcdist.mesh.placements import Partial, ReduceType, Replicate, Shard
@@ -61,9 +62,10 @@ def test_each_placement_becomes_each_other_one(mesh, shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("mesh", [*MESHES])
 def test_every_placement_becomes_every_other_one(mesh, shape, costs):
+    """All pairs on one and two axes; every so many on three."""
     layouts = every_layout(MESHES[mesh], shape, (SUM, MAX, AVG))
     pairs = [*itertools.product(layouts, layouts)]
-    for src, dst in pairs[:: 1 + len(pairs) // 6000]:
+    for src, dst in pairs[:: 1 + len(pairs) // 2500]:
         check(src, dst, costs)
 
 
@@ -79,6 +81,19 @@ def test_any_cuts_become_any_others(data):
 def test_nothing_is_to_do_where_the_layouts_are_the_same():
     layout = layout_of(MESHES["(2, 2)"], (8, 8), [Shard(0), Partial()])
     assert plan(layout, layout) == ()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        layout_of(MESHES["(4,)"], (8, 9), [Shard(0)]),
+        layout_of(MESHES["(2, 2)"], (8, 8), [Shard(0)]),
+    ],
+)
+def test_steps_lead_to_no_other_shape_or_mesh(other):
+    src = layout_of(MESHES["(4,)"], (8, 8), [Shard(0)])
+    with pytest.raises(dist.UsageError, match="the same shape on the same mesh"):
+        plan(src, other)
 
 
 def test_a_plan_is_made_once():
