@@ -38,7 +38,7 @@ from hpcdist.parallel.stages import (
 )
 from hpcdist.parallel.strategy import Section, Strategy
 from hpcdist.torch.layers import device_of
-from hpcdist.torch.on_mesh import Joining, settling, whole
+from hpcdist.torch.on_mesh import Joining, settle_all, settling, whole
 from hpcdist.torch.scaler import AgreeingScaler
 from hpcdist.torch.sharded_state import materialize_states
 from hpcdist.torch.tensor_parallel import own_part
@@ -198,7 +198,10 @@ class DistModel:
                 return outputs
             assert self._loss is not None
             listed = [*outputs] if isinstance(outputs, (tuple, list)) else [outputs]
-            with _joined(listed):
+            mesh = _mesh_of(listed)
+            if mesh is None:
+                labels = tree_map(own_part, labels)
+            with nullcontext() if mesh is None else Joining(mesh):
                 loss = self._loss(*listed, *labels)
         return whole(loss) if self.mode == "eval" else loss
 
@@ -347,6 +350,8 @@ class _Step:
         return nullcontext()
 
     def _take(self) -> None:
+        if self._every > 1:
+            settle_all(self._model.parameters() if _is_on_mesh(self._model) else ())
         if self._scaler is None:
             self._optimizer.step()
         else:
@@ -364,12 +369,10 @@ def _is_on_mesh(layer: torch.nn.Module) -> bool:
     return not _is_fsdp(layer) and any(isinstance(each, DTensor) for each in layer.parameters())
 
 
-def _joined(outputs: Sequence[Any]) -> AbstractContextManager[Any]:
-    """Let labels that are ordinary tensors meet outputs that are DTensors."""
-    for each in tree_leaves(outputs):
-        if isinstance(each, DTensor):
-            return Joining(each.device_mesh)
-    return nullcontext()
+def _mesh_of(outputs: Sequence[Any]) -> Any:
+    """Return the mesh of outputs that are DTensors; None if none is."""
+    meshes = [each.device_mesh for each in tree_leaves(outputs) if isinstance(each, DTensor)]
+    return meshes[0] if meshes else None
 
 
 def _even(tensor: Any) -> Any:
@@ -472,8 +475,8 @@ def recompute(layer: torch.nn.Module, section: Section) -> None:
 
 
 def _recomputed(layer: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kw: Any) -> Any:
-    meshes = [each.device_mesh for each in tree_leaves((args, kw)) if isinstance(each, DTensor)]
-    again = Joining(meshes[0]) if meshes else nullcontext()
+    mesh = _mesh_of((args, kw))
+    again = nullcontext() if mesh is None else Joining(mesh)
     return checkpoint(
         forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), again), **kw
     )

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from hpcdist.errors import UsageError
 from hpcdist.parallel.stages import ShardingStage
 from hpcdist.torch.mesh import device_mesh_of
-from hpcdist.torch.on_mesh import replicated, settling
+from hpcdist.torch.on_mesh import replicated, settle_all, settling
 from hpcdist.torch.optimizers import check_fresh
 from hpcdist.torch.sharded_state import materialize_states
 
@@ -37,6 +37,8 @@ def shard_torch_optimizer(
     for each in parameters:
         if isinstance(each, DTensor) and each.requires_grad:
             settling(each).every = steps
+    if steps > 1:  # a parameter may not have been used in all passes
+        optimizer.register_step_pre_hook(lambda *_: settle_all(parameters))
     return optimizer
 
 

@@ -64,6 +64,8 @@ class _Crossing:
 
     def leave(self, _: torch.nn.Module, __: Any, output: Any) -> Any:
         """Make the outputs ordinary, if the arguments were."""
+        if not self._stack:  # another hook has failed before ours was called
+            return output
         mode, stays = self._stack.pop()
         mode.__exit__(None, None, None)
         return output if stays else tree_map(whole, output)
@@ -147,6 +149,13 @@ def settle_gradients(parameters: Iterable[torch.Tensor]) -> None:
     for parameter in parameters:
         if isinstance(parameter, DTensor) and parameter.requires_grad:
             settling(parameter)
+
+
+def settle_all(parameters: Iterable[torch.Tensor]) -> None:
+    """Settle all gradients that are not complete yet. Collective where there are any."""
+    for parameter in parameters:
+        if isinstance(parameter, DTensor) and parameter.requires_grad:
+            settling(parameter).settle(parameter)
 
 
 def settling(parameter: Any) -> Settling:

@@ -740,6 +740,32 @@ def test_a_module_on_a_mesh_has_the_losses_of_one_process(size):
     assert_same((run(model, loader), weights(layer)), alone(Language, sgd, data, cross_entropy))
 
 
+def test_a_model_from_parallelize_takes_its_part_of_batches_on_the_mesh(size):
+    mesh, data = grid(size), words(2, 4)
+    model = make(Language)
+    layer, optimizer = dist.parallelize(model, sgd(model.parameters()), mesh, plan(TENSOR_PARALLEL))
+    loader = dist.shard_dataloader(data, mesh, shard_dims="dp")
+    run(dist.to_static(layer, loader, cross_entropy, optimizer), loader)
+    assert_same(([], weights(layer)), ([], alone(Language, sgd, data, cross_entropy)[1]))
+
+
+def test_a_forward_that_fails_leaves_nothing_behind(size):
+    class Failing(nn.Linear):
+        def forward(self, x):
+            if x.shape[0] == 3:
+                raise ValueError("three")
+            return super().forward(x)
+
+    torch.manual_seed(1)
+    model = dist.shard_layer(Failing(6, 2), line(size))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="three"):
+            model(torch.zeros(3, 6))
+    assert not isinstance(model(torch.zeros(2, 6)), DTensor)
+    with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
+        model.weight + torch.zeros(2, 6)
+
+
 @pytest.mark.parametrize("stage", first_of([2, 1, 3]))
 @pytest.mark.parametrize("on_mesh", [False, True])
 def test_a_strategy_shards_recomputes_and_merges_gradients(stage, on_mesh, rank, size):
