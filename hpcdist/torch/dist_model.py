@@ -1,8 +1,7 @@
 """`to_static` and `DistModel`: one call trains, evaluates or predicts one batch.
 
 Nothing is compiled: a `DistModel` is the loop body that everybody writes, put together from a
-`Strategy`. Read in this order: `DistModel`, `_Step` (of training), and what the sections of the
-strategy become.
+`Strategy`, whose sections `sections` carries out.
 """
 
 from __future__ import annotations
@@ -15,46 +14,36 @@ from typing import Any, Literal, final
 
 import numpy as np
 import torch
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.checkpoint import checkpoint
+from torch.utils._pytree import tree_map
 
 from hpcdist.comm.collectives import all_reduce
-from hpcdist.comm.group import Group
-from hpcdist.comm.session import resolve_group
-from hpcdist.data.shard_loader import ShardDataloader
 from hpcdist.errors import UsageError
 from hpcdist.events import Event, subscribe
-from hpcdist.mesh.process_mesh import get_mesh
 from hpcdist.parallel.model import DataParallel
-from hpcdist.parallel.sharding.engine import LEVELS
-from hpcdist.parallel.sharding.group_sharded import group_sharded_parallel
-from hpcdist.parallel.stages import (
-    ShardingStage1,
-    ShardingStage2,
-    ShardingStage3,
-    shard_optimizer,
-)
-from hpcdist.parallel.strategy import Section, Strategy
-from hpcdist.torch.layers import device_of
+from hpcdist.parallel.strategy import Strategy
 from hpcdist.torch.on_mesh import Joining, settle_all, settling, whole
-from hpcdist.torch.scaler import AgreeingScaler
+from hpcdist.torch.sections import (
+    autocasting,
+    data_group,
+    distributed,
+    is_fsdp,
+    is_on_mesh,
+    mesh_of,
+    recompute,
+    scaler_for,
+)
 from hpcdist.torch.sharded_state import materialize_states
 from hpcdist.torch.tensor_parallel import own_part
 from hpcdist.transport.reduction import ReduceOp
 
 Mode = Literal["train", "eval", "predict"]
-_MiB = 1 << 20
 _NEEDS: dict[str, tuple[str, ...]] = {
     "train": ("loss", "optimizer"),
     "eval": ("loss",),
     "predict": (),
 }
 """What each mode needs beside the layer; a model begins in the first one that has it."""
-
-_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-_STAGES = {1: ShardingStage1, 2: ShardingStage2, 3: ShardingStage3}
 
 
 @final
@@ -125,11 +114,11 @@ class DistModel:
         self._loss = loss
         self._inputs = None if input_spec is None else len(input_spec[0])
         recompute(layer, strategy.recompute)
-        self._on_mesh = _is_on_mesh(layer)
-        self._group = _data_group(loader)
-        self._model, self._optimizer = _distributed(layer, loader, optimizer, strategy)
+        self._on_mesh = is_on_mesh(layer)
+        self._group = data_group(loader)
+        self._model, self._optimizer = distributed(layer, loader, optimizer, strategy)
         self._step = _Step(self._model, self._optimizer, strategy)
-        self._autocast = _autocasting(layer, strategy.amp)
+        self._autocast = autocasting(layer, strategy.amp)
         self._programs: dict[str, Program] = {}
         given = {"loss": loss, "optimizer": optimizer}
         self._modes = [
@@ -198,7 +187,7 @@ class DistModel:
                 return outputs
             assert self._loss is not None
             listed = [*outputs] if isinstance(outputs, (tuple, list)) else [outputs]
-            mesh = _mesh_of(listed)
+            mesh = mesh_of(listed)
             if mesh is None:
                 labels = tree_map(own_part, labels)
             with nullcontext() if mesh is None else Joining(mesh):
@@ -322,9 +311,9 @@ class _Step:
         self._every = merge.k_steps if merge.enable else 1
         self._factor = 1 / self._every if merge.enable and merge.avg else 1.0
         self._model, self._optimizer, self._count = model, optimizer, 0
-        self._scaler = _scaler(model, strategy.amp)
+        self._scaler = scaler_for(model, strategy.amp)
         self._scale = None if amp.use_dynamic_loss_scaling else float(amp.init_loss_scaling)
-        if merge.enable and _is_on_mesh(model):
+        if merge.enable and is_on_mesh(model):
             for each in model.parameters():
                 if each.requires_grad:
                     settling(each).every = self._every
@@ -343,7 +332,7 @@ class _Step:
 
     def _syncing(self, is_last: bool) -> AbstractContextManager[Any]:
         """Let gradients be averaged in the last pass before a step only."""
-        if _is_fsdp(self._model):
+        if is_fsdp(self._model):
             self._model.set_requires_gradient_sync(is_last)
         elif isinstance(self._model, DataParallel) and not is_last:
             return self._model.no_sync()
@@ -351,28 +340,13 @@ class _Step:
 
     def _take(self) -> None:
         if self._every > 1:
-            settle_all(self._model.parameters() if _is_on_mesh(self._model) else ())
+            settle_all(self._model.parameters() if is_on_mesh(self._model) else ())
         if self._scaler is None:
             self._optimizer.step()
         else:
             self._scaler.step(self._optimizer)
             self._scaler.update(self._scale)
         self._optimizer.zero_grad()
-
-
-def _is_fsdp(model: Any) -> bool:
-    return isinstance(model, FSDPModule)
-
-
-def _is_on_mesh(layer: torch.nn.Module) -> bool:
-    """Return whether a module takes DTensors: after `shard_layer` and `parallelize`."""
-    return not _is_fsdp(layer) and any(isinstance(each, DTensor) for each in layer.parameters())
-
-
-def _mesh_of(outputs: Sequence[Any]) -> Any:
-    """Return the mesh of outputs that are DTensors; None if none is."""
-    meshes = [each.device_mesh for each in tree_leaves(outputs) if isinstance(each, DTensor)]
-    return meshes[0] if meshes else None
 
 
 def _even(tensor: Any) -> Any:
@@ -392,131 +366,6 @@ def _flat(values: Sequence[Any]) -> Iterator[Any]:
             yield from _flat(each)
         else:
             yield each
-
-
-# ---- what the sections of a strategy become
-
-
-def _distributed(
-    layer: torch.nn.Module, loader: Any, optimizer: Any, strategy: Strategy
-) -> tuple[Any, Any]:
-    """Return model and optimizer as they train on all ranks. Collective."""
-    sharding = strategy.sharding
-    if optimizer is None or _is_fsdp(layer) or isinstance(layer, DataParallel):
-        if sharding.enable and optimizer is not None:
-            raise UsageError(
-                f"sharding.enable=True, but the layer is a {type(layer).__name__}, which is "
-                "distributed already; give to_static the layer as it was, or leave it to that"
-            )
-        return layer, optimizer
-    if _is_on_mesh(layer):
-        return layer, _sharded_on_mesh(loader, optimizer, sharding)
-    group = _data_group(loader)
-    if sharding.enable:
-        shard, replicate = _shard_groups(group, sharding.degree)
-        model, optimizer, _ = group_sharded_parallel(
-            layer,
-            optimizer,
-            LEVELS[sharding.stage - 1],
-            group=shard,
-            dp_group=replicate,
-            buffer_max_size=sharding.comm_buffer_size_MB * _MiB,
-        )
-        return model, optimizer
-    if group.nranks == 1:
-        return layer, optimizer
-    options = strategy.dp_optimization
-    size = {"comm_buffer_size": options.fuse_grad_size_in_MB} if options.enable else {}
-    return DataParallel(layer, group=group, **size), optimizer
-
-
-def _sharded_on_mesh(loader: Any, optimizer: Any, sharding: Section) -> Any:
-    if not sharding.enable:
-        return optimizer
-    if not isinstance(loader, ShardDataloader) or loader.axis is None:
-        raise UsageError(
-            "sharding.enable=True of a layer on a mesh cuts over the axis that cuts batches, so "
-            "to_static needs a ShardDataloader with shard_dims; or call shard_optimizer yourself"
-        )
-    return shard_optimizer(optimizer, _STAGES[sharding.stage](loader.axis, loader.mesh))
-
-
-def _data_group(loader: Any) -> Group:
-    """Return the ranks that have parts of the same batches."""
-    if isinstance(loader, ShardDataloader):
-        mesh, axis = loader.mesh, loader.axis
-        return mesh.group if axis is None else mesh.get_group(mesh.dim_names[axis])
-    current = get_mesh()
-    return resolve_group(None) if current is None else current.group
-
-
-def _shard_groups(group: Group, degree: int) -> tuple[Group, Group | None]:
-    """Return the ranks that share one copy of the state, and those with the same part of it."""
-    if degree >= group.nranks:
-        return group, None
-    if degree < 1 or group.nranks % degree:
-        raise UsageError(
-            f"sharding.degree={degree} does not go into the {group.nranks} ranks that train "
-            "together; use a divisor"
-        )
-    return group.split(group.rank // degree), group.split(group.rank % degree)
-
-
-def recompute(layer: torch.nn.Module, section: Section) -> None:
-    """Let parts of a module compute their activations anew in the backward pass, in place.
-
-    The parts are those named, or the members of its lists of layers, or its children.
-    """
-    if not section.enable:
-        return
-    for index, part in enumerate(_segments(layer, section.checkpoints)):
-        if index not in section.no_recompute_segments:
-            part.forward = partial(_recomputed, layer, part.forward)
-
-
-def _recomputed(layer: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kw: Any) -> Any:
-    mesh = _mesh_of((args, kw))
-    again = nullcontext() if mesh is None else Joining(mesh)
-    return checkpoint(
-        forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), again), **kw
-    )
-
-
-def _segments(layer: torch.nn.Module, names: Sequence[Any]) -> list[torch.nn.Module]:
-    modules = dict(layer.named_modules())
-    unknown = [name for name in names if name not in modules]
-    if unknown:
-        raise UsageError(
-            f"recompute.checkpoints has {unknown[0]!r}, which is the name of no layer; there are "
-            f"{', '.join([*modules][1:9])}"
-        )
-    if names:
-        return [modules[name] for name in names]
-    lists = [
-        each
-        for each in layer.modules()
-        if isinstance(each, (torch.nn.ModuleList, torch.nn.Sequential))
-    ]
-    return list((lists[0] if lists else layer).children())
-
-
-def _autocasting(layer: torch.nn.Module, amp: Section) -> Callable[[], Any]:
-    if not amp.enable or amp.level == "o0":
-        return nullcontext
-    return partial(torch.autocast, device_of(layer), dtype=_DTYPES[amp.dtype])
-
-
-def _scaler(model: torch.nn.Module, amp: Section) -> AgreeingScaler | None:
-    if not amp.enable or amp.dtype != "float16" or amp.level == "o0":
-        return None
-    own = torch.amp.GradScaler(
-        device_of(model),
-        init_scale=float(amp.init_loss_scaling),
-        growth_factor=float(amp.incr_ratio),
-        backoff_factor=float(amp.decr_ratio),
-        growth_interval=amp.incr_every_n_steps,
-    )
-    return AgreeingScaler(own, resolve_group(None))
 
 
 _REFUSED = {
