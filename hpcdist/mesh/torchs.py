@@ -9,16 +9,21 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import numpy as np
+
 from hpcdist.arrays.libraries import row_of
 from hpcdist.errors import UsageError
 from hpcdist.mesh.dist_array import DistArray
 
 _MODULE = "hpcdist.torch.mesh"
+_OURS = (DistArray, np.ndarray)
 _SERVED = {("torch", "Parameter"): _MODULE, ("torch", "DTensor"): _MODULE}
 
 
 def torchs_own(value: Any) -> Any:
     """Return the module that serves `value`, if it is a parameter or DTensor of torch, or None."""
+    if type(value) in _OURS:
+        return None
     row = row_of(type(value), _SERVED)
     return None if row is None else importlib.import_module(row)
 

@@ -98,9 +98,13 @@ def _by_batch_beside(model: torch.nn.Module, axes: DeviceMesh, options: DataOpti
             "sharding_level 0 with 'mp' cuts the batch over one axis; use a level of 1 to 3, or a "
             f"mesh with one axis beside 'mp', not {', '.join(axes.mesh_dim_names or ())}"
         )
-    # Its engine is that of `fully_shard`, which has buckets for parameters that are cut.
-    from torch.distributed._composable.replicate_with_fsdp import replicate
-
+    try:  # its engine is that of `fully_shard`, which has buckets for parameters that are cut
+        from torch.distributed._composable.replicate_with_fsdp import replicate
+    except ImportError as error:
+        raise UsageError(
+            f"torch {torch.__version__} cannot replicate what is cut along 'mp'; use a "
+            "sharding_level of 1 to 3, or a newer torch"
+        ) from error
     replicate(model, mesh=axes)
 
 
