@@ -143,6 +143,10 @@ if TYPE_CHECKING:
         save_group_sharded_model as save_group_sharded_model,
         save_state_dict as save_state_dict,
     )
+    from hpcdist.data.shard_loader import (
+        ShardDataloader as ShardDataloader,
+        shard_dataloader as shard_dataloader,
+    )
     from hpcdist.launch import MultiprocessContext
     from hpcdist.mesh.api import (
         dtensor_from_fn as dtensor_from_fn,
@@ -171,18 +175,71 @@ if TYPE_CHECKING:
         set_mesh as set_mesh,
     )
     from hpcdist.mesh.stencil import map_overlap as map_overlap
+    from hpcdist.mesh.torchs import (
+        from_dtensor as from_dtensor,
+        to_dtensor as to_dtensor,
+    )
+    from hpcdist.parallel.layer_plans import (
+        ColWiseParallel as ColWiseParallel,
+        ContextParallel as ContextParallel,
+        ConvParallel as ConvParallel,
+        PrepareContextParallel as PrepareContextParallel,
+        PrepareLayerInput as PrepareLayerInput,
+        PrepareLayerOutput as PrepareLayerOutput,
+        RowWiseParallel as RowWiseParallel,
+        SequenceParallelBegin as SequenceParallelBegin,
+        SequenceParallelDisable as SequenceParallelDisable,
+        SequenceParallelEnable as SequenceParallelEnable,
+        SequenceParallelEnd as SequenceParallelEnd,
+        SplitPoint as SplitPoint,
+    )
+    from hpcdist.parallel.layers import (
+        fully_shard as fully_shard,
+        parallelize as parallelize,
+        shard_layer as shard_layer,
+        to_static as to_static,
+    )
+    from hpcdist.parallel.stages import (
+        ShardingStage1 as ShardingStage1,
+        ShardingStage2 as ShardingStage2,
+        ShardingStage3 as ShardingStage3,
+        shard_optimizer as shard_optimizer,
+        shard_scaler as shard_scaler,
+    )
+    from hpcdist.parallel.strategy import Strategy as Strategy
+    from hpcdist.torch.dist_model import DistModel as DistModel
+    from hpcdist.torch.local_layer import LocalLayer as LocalLayer
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "ColWiseParallel": "hpcdist.parallel.layer_plans",
+    "ContextParallel": "hpcdist.parallel.layer_plans",
+    "ConvParallel": "hpcdist.parallel.layer_plans",
     "DistArray": "hpcdist.mesh.dist_array",
     "DistAttr": "hpcdist.mesh.placements",
+    "DistModel": "hpcdist.torch.dist_model",
+    "LocalLayer": "hpcdist.torch.local_layer",
     "Partial": "hpcdist.mesh.placements",
     "Placement": "hpcdist.mesh.placements",
+    "PrepareContextParallel": "hpcdist.parallel.layer_plans",
+    "PrepareLayerInput": "hpcdist.parallel.layer_plans",
+    "PrepareLayerOutput": "hpcdist.parallel.layer_plans",
     "ProcessMesh": "hpcdist.mesh.process_mesh",
     "ReduceType": "hpcdist.mesh.placements",
     "Replicate": "hpcdist.mesh.placements",
+    "RowWiseParallel": "hpcdist.parallel.layer_plans",
+    "SequenceParallelBegin": "hpcdist.parallel.layer_plans",
+    "SequenceParallelDisable": "hpcdist.parallel.layer_plans",
+    "SequenceParallelEnable": "hpcdist.parallel.layer_plans",
+    "SequenceParallelEnd": "hpcdist.parallel.layer_plans",
     "Shard": "hpcdist.mesh.placements",
+    "ShardDataloader": "hpcdist.data.shard_loader",
+    "ShardingStage1": "hpcdist.parallel.stages",
+    "ShardingStage2": "hpcdist.parallel.stages",
+    "ShardingStage3": "hpcdist.parallel.stages",
+    "SplitPoint": "hpcdist.parallel.layer_plans",
+    "Strategy": "hpcdist.parallel.strategy",
     "array": "hpcdist.array",
     "array_policy": "hpcdist.mesh.policy",
     "checkpoint": "hpcdist.checkpoint",
@@ -190,18 +247,27 @@ _LAZY = {
     "dtensor_from_fn": "hpcdist.mesh.api",
     "dtensor_from_local": "hpcdist.mesh.api",
     "dtensor_to_local": "hpcdist.mesh.api",
+    "from_dtensor": "hpcdist.mesh.torchs",
+    "fully_shard": "hpcdist.parallel.layers",
     "get_mesh": "hpcdist.mesh.process_mesh",
     "load_merged_state_dict": "hpcdist.checkpoint.paddle",
     "load_state_dict": "hpcdist.checkpoint.paddle",
     "local_map": "hpcdist.mesh.local_map",
     "map_overlap": "hpcdist.mesh.stencil",
+    "parallelize": "hpcdist.parallel.layers",
     "random": "hpcdist.mesh.random",
     "reshard": "hpcdist.mesh.api",
     "save_group_sharded_model": "hpcdist.checkpoint.paddle",
     "save_state_dict": "hpcdist.checkpoint.paddle",
     "set_mesh": "hpcdist.mesh.process_mesh",
+    "shard_dataloader": "hpcdist.data.shard_loader",
+    "shard_layer": "hpcdist.parallel.layers",
+    "shard_optimizer": "hpcdist.parallel.stages",
+    "shard_scaler": "hpcdist.parallel.stages",
     "shard_tensor": "hpcdist.mesh.api",
     "sharding": "hpcdist.sharding",
+    "to_dtensor": "hpcdist.mesh.torchs",
+    "to_static": "hpcdist.parallel.layers",
     "unshard_dtensor": "hpcdist.mesh.api",
     "visualize_sharding": "hpcdist.mesh.picture",
 }
@@ -211,7 +277,14 @@ _LAZY = {
 def _lazy(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(_LAZY[name])
+    try:
+        module = importlib.import_module(_LAZY[name])
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(
+            f"hpcdist.{name} needs torch, which is not installed: pip install 'hpcdist[torch]'"
+        ) from error
     value = globals()[name] = getattr(module, name, module)
     return value
 
@@ -250,7 +323,7 @@ __all__ = sorted(  # what a star import gets: no modules that happen to be impor
         "PROC_NULL",
         "optim",
         "stream",
-        *_LAZY,
+        *(name for name, module in _LAZY.items() if not module.startswith("hpcdist.torch")),
         *(
             name
             for name, value in globals().items()

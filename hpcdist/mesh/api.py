@@ -27,6 +27,7 @@ from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.reducing import check_reducible, has_the_value, neutral_of
 from hpcdist.mesh.reshard import reshard_to, start_reshard
 from hpcdist.mesh.room import room_for
+from hpcdist.mesh.torchs import torchs_own
 from hpcdist.transport.base import Work
 
 Placements = Sequence[Placement]
@@ -54,6 +55,9 @@ def shard_tensor(
         place: "cpu" or the name of a device, as `DistArray.device`; where the data must be.
         stop_gradient: None or True, as these arrays have no gradients.
 
+    Returns:
+        The array. A parameter or DTensor of torch becomes a DTensor.
+
     Raises:
         UsageError: the placements do not fit; `RemoteError` on the other ranks.
         MismatchError: shape, dtype, mesh or placements differ between ranks.
@@ -68,6 +72,8 @@ def shard_tensor(
 
     """
     check_mesh(mesh)
+    if torch := torchs_own(data):
+        return torch.shard(data, mesh, placements, dtype, place)  # type: ignore[no-any-return]
     if isinstance(data, DistArray):
         spread = reshard(data, mesh, placements)
         kind = spread.dtype if dtype is None else _as_dtype(dtype)
@@ -250,6 +256,8 @@ def dtensor_to_local(
         placements: see `mesh`.
 
     """
+    if torch := torchs_own(dist_tensor):
+        return torch.local_of(dist_tensor, mesh, placements)
     _check_array(dist_tensor)
     if mesh is None and placements is None:
         return dist_tensor.local
@@ -312,6 +320,8 @@ def reshard(
         (Shard(1),)
 
     """
+    if torch := torchs_own(dist_tensor):
+        return torch.redistribute(dist_tensor, mesh, placements, out, async_op)  # type: ignore[no-any-return]
     _check_array(dist_tensor)
     check_mesh(mesh)
     layout = _layout(mesh, dist_tensor.shape, placements, dist_tensor.dtype)
@@ -334,6 +344,8 @@ def unshard_dtensor(dist_tensor: DistArray) -> Any:
         array([0, 1, 2])
 
     """
+    if torch := torchs_own(dist_tensor):
+        return torch.redistribute(dist_tensor, None, ()).to_local()
     _check_array(dist_tensor)
     mesh = dist_tensor.process_mesh
     if mesh.coordinate is None:

@@ -7,6 +7,10 @@ Read in this order: `backend` (registration), `stores` (where other backends mee
 and `verbs` (torch's collectives in terms of hpcdist's), `descriptions` (what has no counterpart
 there), `works` (what is under way), `onlookers`, `behind` and `amendments` (what torch's tools look
 for), `devices` (tensors on GPUs), `states` and `data_parallel`, `batch_norm`.
+
+Modules on a mesh: `mesh` (meshes and placements as torch's), `on_mesh` (where ordinary tensors meet
+DTensors), `layers` (`shard_layer`), `tensor_parallel` and `parallelized` (`parallelize`),
+`mesh_optimizer`, `loader`, `losses`, `local_layer`; `dist_model` and `sections` use them all.
 """
 
 from hpcdist.torch.backend import init as init, process_group_of as process_group_of, register

@@ -9,7 +9,13 @@ from torch.distributed.tensor import DTensor
 
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
+from hpcdist.comm.session import resolve_group
 from hpcdist.transport.reduction import ReduceOp
+
+
+def agreeing(scaler: torch.amp.GradScaler, group: Group | None) -> AgreeingScaler:
+    """Return a scaler like `scaler` that agrees over `group`, or over all ranks for None."""
+    return AgreeingScaler(scaler, resolve_group(group))
 
 
 @final

@@ -111,11 +111,11 @@ def _shard_fully(
         fully_shard, mesh=_mesh(options.groups, device), mp_policy=policy, offload_policy=offload
     )
     shards_parameters = options.level == "p_g_os"
-    excluded = _excluded(module, options.excluded)
+    excluded = excluded_modules(module, options.excluded)
     # Bottom-up: each call takes the parameters that no call before it has taken.
     for each in excluded:
         wrap(each, reshard_after_forward=False)
-    for each in _units(module, options.segment, excluded):
+    for each in units(module, options.segment, excluded):
         wrap(each, reshard_after_forward=shards_parameters)
     model = wrap(module, reshard_after_forward=shards_parameters)
     # The parameters are DTensors now, so the optimizer is made anew, by their names.
@@ -123,14 +123,14 @@ def _shard_fully(
     return model, recipe.kind(groups, **recipe.defaults)
 
 
-def _units(
+def units(
     module: torch.nn.Module, least: int, excluded: Sequence[torch.nn.Module]
 ) -> Iterator[torch.nn.Module]:
     """Give the deepest modules that have at least `least` bytes; the rest goes with the root."""
     for child in module.children():
         if any(child is each for each in excluded) or _nbytes(child) < least:
             continue
-        deeper = list(_units(child, least, excluded))
+        deeper = list(units(child, least, excluded))
         if deeper:
             yield from deeper
         elif any(True for _ in child.parameters()):
@@ -141,7 +141,7 @@ def _nbytes(module: torch.nn.Module) -> int:
     return sum(each.numel() * each.element_size() for each in module.parameters())
 
 
-def _excluded(module: torch.nn.Module, wanted: Sequence[str | int]) -> list[torch.nn.Module]:
+def excluded_modules(module: torch.nn.Module, wanted: Sequence[str | int]) -> list[torch.nn.Module]:
     """Return the modules that are excluded, by name or by ``id``."""
     named = dict(module.named_modules())
     found = []

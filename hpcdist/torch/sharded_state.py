@@ -73,7 +73,7 @@ def optimizer_state(model: Any, optimizer: Any, group: Group) -> tuple[State, Lo
     """Return what this rank owns of an optimizer, and what loads such a state. Collective."""
     zero = isinstance(optimizer, ZeroRedundancyOptimizer)
     local = optimizer.optim if zero else optimizer
-    _materialize_states(local)
+    materialize_states(local)
     names = {id(each): name for name, each in model.named_parameters()}
     runs: list[OwnedRun] = []
     numbers = _Numbers({})
@@ -146,7 +146,7 @@ def _everybodys(own: State, group: Group) -> State:
     return {name: value for each in gathered for name, value in each.items()}
 
 
-def _materialize_states(optimizer: Any) -> None:
+def materialize_states(optimizer: Any) -> None:
     """Create the states of a fresh optimizer, by a step of length zero that does not count."""
     if optimizer.state:
         return

@@ -81,16 +81,31 @@ EXAMPLES = {
                            ["Summary("]),
     **{f"optim.{name}": (optimizer(name), [name, "1 parameter, ", "learning_rate="])
        for name in ("SGD", "Momentum", "Adam", "AdamW", "LAMB")},
+    **{name: (lambda name=name: getattr(dist, name)(), [name])
+       for name in ("ColWiseParallel", "RowWiseParallel", "ConvParallel", "ContextParallel",
+                    "PrepareContextParallel", "SequenceParallelBegin", "SequenceParallelEnd",
+                    "SequenceParallelEnable", "SequenceParallelDisable")},
+    **{name: (lambda name=name: getattr(dist, name)(len), [name, "len"])
+       for name in ("PrepareLayerInput", "PrepareLayerOutput")},
+    "SplitPoint": (lambda: dist.SplitPoint.END, ["SplitPoint.END"]),
+    **{name: (lambda name=name: getattr(dist, name)("dp", dist.ProcessMesh([0, 1], ["dp"])),
+              [name, "'dp', ProcessMesh(dp=2)"])
+       for name in ("ShardingStage1", "ShardingStage2", "ShardingStage3")},
+    "ShardDataloader": (
+        lambda: dist.shard_dataloader([], dist.ProcessMesh([0, 1], ["dp"]), shard_dims=0),
+        ["cut along 'dp'", "ProcessMesh(dp=2)"]),
+    "Strategy": (lambda: dist.Strategy({"amp": {"enable": True}}), ["{'amp': {'enable': True}}"]),
     "CommStats": (lambda: dist.DataParallel(Line()).comm_stats(), ["CommStats("]),
 }  # fmt: skip
 ABSTRACT = {"optim.Optimizer"}
+OF_TORCH = {"DistModel", "LocalLayer"}  # they are made of modules: tests/mpi/test_torch_mesh.py
 
 
 def public_classes():
     """Return the names of the classes that users reach by `dist.` and two modules in it."""
     for module in (dist, checkpoint, optim):
         prefix = "" if module is dist else f"{module.__name__.rpartition('.')[2]}."
-        for name in dir(module):
+        for name in {*dir(module)} - OF_TORCH:
             value = getattr(module, name)
             if inspect.isclass(value) and value.__module__.startswith("hpcdist") and name[0] != "_":
                 yield prefix + name

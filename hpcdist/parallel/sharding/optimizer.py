@@ -50,10 +50,12 @@ class ShardedOptimizer:
         learning_rate: that of the first group; assigning sets that of all groups.
         param_groups: the groups of the optimizer it was made of.
         norm_is_collective: True: no rank has all gradients.
+        model: the sharded model, if `shard_optimizer` has made one of the parameters.
 
     """
 
     norm_is_collective = True
+    model: Any = None
 
     def __init__(self, optimizer: Optimizer, engine: Engine) -> None:
         self._optimizer, self._engine = optimizer, engine
