@@ -58,7 +58,7 @@ def arrays_across_ranks() -> None:
     mesh = assert_type(dist.ProcessMesh([*range(dist.get_world_size())], ["x"]), dist.ProcessMesh)
     a = assert_type(dist.shard_tensor(np.ones((4, 3)), mesh, [dist.Shard(0)]), dist.DistArray)
     b = assert_type(dist.reshard(a, mesh, [dist.Shard(1)]), dist.DistArray)
-    assert_type((2.0 * a + b[1:] ** 2) @ -b.T > 0, dist.DistArray)
+    assert_type((2.0 * a[1:] + b[1:] ** 2) @ -b.T > 0, dist.DistArray)
     assert_type(a.sum(axis=0), dist.DistArray)
     dist.reshard(a, mesh, [dist.Shard(1)], out=b)
     work = assert_type(dist.reshard(b, mesh, [dist.Replicate()], async_op=True), dist.Work)
