@@ -137,6 +137,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hpcdist import checkpoint as checkpoint, sharding as sharding
+    from hpcdist.checkpoint.array_files import (
+        open_array as open_array,
+        save_array as save_array,
+    )
     from hpcdist.checkpoint.paddle import (
         load_merged_state_dict as load_merged_state_dict,
         load_state_dict as load_state_dict,
@@ -188,7 +192,9 @@ _LAZY = {
     "get_mesh": "hpcdist.mesh.process_mesh",
     "load_merged_state_dict": "hpcdist.checkpoint.paddle",
     "load_state_dict": "hpcdist.checkpoint.paddle",
+    "open_array": "hpcdist.checkpoint.array_files",
     "reshard": "hpcdist.mesh.api",
+    "save_array": "hpcdist.checkpoint.array_files",
     "save_group_sharded_model": "hpcdist.checkpoint.paddle",
     "save_state_dict": "hpcdist.checkpoint.paddle",
     "set_mesh": "hpcdist.mesh.process_mesh",
