@@ -16,6 +16,7 @@ from hpcdist.arrays.device import device_runtime_of
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import view_of
 from hpcdist.comm.dispatch import as_flag
+from hpcdist.comm.group import Group
 from hpcdist.comm.objects import all_gather_object
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.mesh.agreement import agree, refuse
@@ -123,7 +124,7 @@ def dtensor_from_fn(
     except UsageError as error:
         raise refuse(mesh, error) from None
     agree(mesh, f"spread {layout!r}", kind)
-    here, local = mesh.coordinate, room_for(layout, value, kind)
+    here, local = mesh.coordinate, room_for(layout, value, kind, _agreeing(mesh))
     if here is not None:
         local[...] = value if has_the_value(layout, here) else neutral_of(layout, kind)
     return DistArray._of(local, layout)
@@ -314,7 +315,7 @@ def reshard(
     _check_array(dist_tensor)
     check_mesh(mesh)
     layout = _layout(mesh, dist_tensor.shape, placements, dist_tensor.dtype)
-    if as_flag(async_op, "async_op"):
+    if async_op is not False and as_flag(async_op, "async_op"):
         return start_reshard(dist_tensor, layout, out=out)
     return reshard_to(dist_tensor, layout, out=out)
 
@@ -429,9 +430,15 @@ def _as_shape(shape: Any) -> tuple[int, ...]:
     return lengths
 
 
+def _agreeing(mesh: ProcessMesh) -> Group | None:
+    """Return the group whose ranks have agreed before; None for all where there is none."""
+    return None if mesh.coordinate is None or mesh.size == 1 else mesh.group
+
+
 def _cut(whole: Any, layout: Layout, dtype: np.dtype) -> Any:
     """Return a copy of this rank's part of an array that it has as a whole."""
-    room, here = room_for(layout, whole, dtype), layout.mesh.coordinate
+    mesh = layout.mesh
+    room, here = room_for(layout, whole, dtype, _agreeing(mesh)), mesh.coordinate
     if here is None:
         return room
     if has_the_value(layout, here):

@@ -31,9 +31,10 @@ def reduce_type_of(layout: Layout) -> ReduceType | None:
 
 def check_reducible(layout: Layout, dtype: Any) -> None:
     """Raise `UsageError` where contributions of a dtype cannot be reduced as the layout says."""
-    kind, row = reduce_type_of(layout), dtype_row(np.dtype(dtype))
+    kind = reduce_type_of(layout)
     if kind is None:
         return
+    row = dtype_row(np.dtype(dtype))
     try:
         if kind in _OF_TRUTH and row.family != "bool":
             raise UsageError("it is for arrays of bool; x != 0 makes one")

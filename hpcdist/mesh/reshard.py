@@ -21,7 +21,7 @@ from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.planner import Step, costs_of, plan_reshard
 from hpcdist.mesh.room import room_for
-from hpcdist.mesh.routes import exchange_boxes, route_of
+from hpcdist.mesh.routes import exchange_boxes, joint_mesh, route_of
 from hpcdist.mesh.steps import LOCAL, run_steps
 from hpcdist.transport.base import Ended, Known, Work
 
@@ -33,10 +33,9 @@ def reshard_to(a: DistArray, layout: Layout, *, out: DistArray | None = None) ->
     """
     if layout is a.layout and out is None:
         return a
-    made, room = _result(a, layout, out)
-    if not _takes_part(a.layout, layout):
-        return made
-    steps = _steps_for(a, layout)
+    way = _way_here(a, layout)
+    made, room = _result(a, layout, out, way)
+    steps = _agreed_steps(a, layout, way)
     if steps is None:
         exchange_boxes(a.local, a.layout, layout, room)
     else:
@@ -47,11 +46,11 @@ def reshard_to(a: DistArray, layout: Layout, *, out: DistArray | None = None) ->
 
 def start_reshard(a: DistArray, layout: Layout, *, out: DistArray | None = None) -> Work:
     """Begin `reshard_to`, by an exchange if there is anything to communicate."""
-    src = a.layout
-    if not _takes_part(src, layout) or way_of(src, layout, a.itemsize).is_local:
+    way = _way_here(a, layout)
+    if way.is_local:
         return Ended(reshard_to(a, layout, out=out))
-    made, room = _result(a, layout, out)
-    return Resharding(exchange_boxes(a.local, src, layout, room, sync_op=False), made, room)
+    made, room = _result(a, layout, out, way)
+    return Resharding(exchange_boxes(a.local, a.layout, layout, room, sync_op=False), made, room)
 
 
 class Way(NamedTuple):
@@ -76,6 +75,15 @@ def way_of(src: Layout, dst: Layout, itemsize: int) -> Way:
 
 
 _NO_STEPS = Way(None, False, False)
+_NOTHING = Way((), True, False)
+
+
+def _way_here(a: DistArray, layout: Layout) -> Way:
+    """Return the way that an array takes on this rank, which may be on neither mesh."""
+    src = a.layout
+    if src.mesh.coordinate is None and layout.mesh.coordinate is None:
+        return _NOTHING
+    return way_of(src, layout, a.itemsize)
 
 
 def _way(src: Layout, dst: Layout, itemsize: int, crosses_nodes: Sequence[bool]) -> Way:
@@ -93,28 +101,23 @@ _WORTH_SHARING = 1 << 19
 """Bytes that a rank combines by itself as fast as by an all_reduce."""
 
 
-def _steps_for(a: DistArray, layout: Layout) -> tuple[Step, ...] | None:
+def _agreed_steps(a: DistArray, layout: Layout, way: Way) -> tuple[Step, ...] | None:
     """Return the steps that are best here, on which the ranks have agreed; None for an exchange."""
+    if way.steps is None or way.is_local:
+        return way.steps
     src, on_host = a.layout, type(a.local) is np.ndarray
-    steps, is_local, shares_the_work = way_of(src, layout, a.itemsize)
-    if steps is None or is_local:
-        return steps
-    if on_host and src.mesh.group.one_node and not shares_the_work:
+    if on_host and src.mesh.group.one_node and not way.shares_the_work:
         return None
     route = route_of(src, layout, src.mesh.group.world_rank)
     agree(src.mesh, route.words, a.dtype, route.key)
-    return steps
+    return way.steps
 
 
-def _takes_part(src: Layout, dst: Layout) -> bool:
-    """Return whether this rank is on either mesh."""
-    return src.mesh.coordinate is not None or dst.mesh.coordinate is not None
-
-
-def _result(a: DistArray, layout: Layout, out: DistArray | None) -> tuple[DistArray, Any]:
+def _result(a: DistArray, layout: Layout, out: DistArray | None, way: Way) -> tuple[DistArray, Any]:
     """Return the array to be returned, and the memory in which this rank's part is made."""
+    group = None if way.is_local else joint_mesh(a.layout.mesh, layout.mesh).group
     if out is None:
-        room = room_for(layout, a.local)
+        room = room_for(layout, a.local, group=group)
         return DistArray._of(room, layout), room
     if not isinstance(out, DistArray) or out.layout is not layout or out.dtype != a.dtype:
         got = f"{out.dtype} {out.layout!r}" if isinstance(out, DistArray) else repr(type(out))
@@ -128,7 +131,7 @@ def _result(a: DistArray, layout: Layout, out: DistArray | None) -> tuple[DistAr
         raise UsageError("out is read-only; give an array that may be written")
     if own.flags.c_contiguous and not np.may_share_memory(own, a.local):
         return out, own
-    return out, room_for(layout, a.local)
+    return out, room_for(layout, a.local, group=group)
 
 
 def _settle(made: DistArray, room: Any) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
+from hpcdist.comm.group import Group
 from hpcdist.comm.memory import empty
 from hpcdist.mesh.layout import Layout
 
@@ -13,15 +15,16 @@ SHARED_FROM = 1 << 18
 """Bytes from which memory of the node's heap pays: what is cut from it, others read in place."""
 
 
-def room_for(layout: Layout, like: Any, dtype: Any = None) -> Any:
+def room_for(layout: Layout, like: Any, dtype: Any = None, group: Group | None = None) -> Any:
     """Return new memory for this rank's part, any contents, where `like` is and of its dtype.
 
-    On a rank outside the mesh it is empty.
+    On a rank outside the mesh it is empty. Large memory is shared by the ranks of `group`, None
+    for all, if they are on one node.
     """
     here = layout.mesh.coordinate
     shape = (0,) * max(1, len(layout.shape)) if here is None else layout.local_shape(here)
     dtype = like.dtype if dtype is None else dtype
     if type(like) is not np.ndarray:
         return np.empty_like(like, dtype=dtype, shape=shape)
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    return np.empty(shape, dtype) if nbytes < SHARED_FROM else empty(shape, dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
+    return np.empty(shape, dtype) if nbytes < SHARED_FROM else empty(shape, dtype, group)

@@ -1,10 +1,11 @@
 """Arrays across the ranks of this MPI job."""
 
 import mesh_checks
+import numpy as np
 import pytest
 
 import hpcdist as dist
-from hpcdist import ReduceType
+from hpcdist import ProcessMesh, ReduceType, Shard
 
 
 @pytest.mark.parametrize("check", mesh_checks.check)
@@ -33,3 +34,12 @@ def test_pairs_of_placements(shape):
 def test_between_nodes(check, world_with):
     world_with(ranks_per_node=1)
     check()
+
+
+def test_meshes_within_nodes_share_memory(world_with, rank, size):
+    world_with(ranks_per_node=2)
+    mine = ProcessMesh([each for each in range(size) if each // 2 == rank // 2])
+    a = dist.shard_tensor(np.ones((400, 400)), mine, [Shard(0)])
+    for array in (a, dist.reshard(a, mine, [Shard(1)])):
+        shared = mine.group.transport.context.heap.offset_of(array.local)
+        assert (shared is not None) == (mine.size > 1)
