@@ -137,6 +137,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hpcdist import array as array, checkpoint as checkpoint, sharding as sharding
+    from hpcdist.checkpoint.array_files import (
+        open_array as open_array,
+        save_array as save_array,
+    )
     from hpcdist.checkpoint.paddle import (
         load_merged_state_dict as load_merged_state_dict,
         load_state_dict as load_state_dict,
@@ -254,9 +258,11 @@ _LAZY = {
     "load_state_dict": "hpcdist.checkpoint.paddle",
     "local_map": "hpcdist.mesh.local_map",
     "map_overlap": "hpcdist.mesh.stencil",
+    "open_array": "hpcdist.checkpoint.array_files",
     "parallelize": "hpcdist.parallel.layers",
     "random": "hpcdist.mesh.random",
     "reshard": "hpcdist.mesh.api",
+    "save_array": "hpcdist.checkpoint.array_files",
     "save_group_sharded_model": "hpcdist.checkpoint.paddle",
     "save_state_dict": "hpcdist.checkpoint.paddle",
     "set_mesh": "hpcdist.mesh.process_mesh",

@@ -78,7 +78,7 @@ class TransportError(HpcdistError):
 
 
 class CheckpointError(HpcdistError):
-    """A checkpoint cannot be written or read: a full disk, damaged data, another state.
+    """A checkpoint or a file of arrays cannot be written or read: a full disk, damaged data.
 
     Raised on every rank of the group. What was there before the call is unchanged.
     """

@@ -61,12 +61,12 @@ def write_file(
     """
     found = []
     with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW) as fd:
-        _write(fd, memoryview(first), 0)
+        write_at(fd, memoryview(first), 0)
         for offset, blocks in contents:
             sums = bytearray()
             for block in blocks:
                 sums += _PACK(checksum(block))
-                _write(fd, block, offset)
+                write_at(fd, block, offset)
                 offset += block.nbytes
             found.append(bytes(sums))
         os.fsync(fd)
@@ -82,7 +82,8 @@ def blocks_of(memory: memoryview) -> Iterator[memoryview]:
 _PACK = struct.Struct("<Q").pack
 
 
-def _write(fd: int, data: memoryview, offset: int) -> None:
+def write_at(fd: int, data: memoryview, offset: int) -> None:
+    """Write all of `data` to an open file, from byte `offset` on."""
     while data.nbytes:
         written = os.pwrite(fd, data, offset)
         data, offset = data[written:], offset + written

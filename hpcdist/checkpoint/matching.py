@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from hpcdist.checkpoint.boxes import Box, whole
+from hpcdist.checkpoint.dist_arrays import is_dist_array
 from hpcdist.checkpoint.dtensor import is_dtensor
 from hpcdist.checkpoint.local_slice import LocalSlice
 from hpcdist.checkpoint.nodes import (
@@ -297,6 +298,9 @@ def _filled(value: Any, array: Any) -> Any:
     """Return what stands in the place of `value` when its memory, or `array`, has been filled."""
     if isinstance(value, LocalSlice):
         return value._replace(data=array)
+    if is_dist_array(value):
+        value.local = array  # a new one, if it was read-only
+        return value
     if is_dtensor(value):
         return value
     return array[()] if isinstance(value, np.generic) else array

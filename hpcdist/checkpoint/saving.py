@@ -54,14 +54,15 @@ def save(
     """Write `state` to the folder `path`, each array once, spread over the ranks. Collective.
 
     An array that several ranks have is taken to be the same on all of them, and one writes it.
-    A `LocalSlice` says which part of an array a rank has. Everything else must be equal on all
-    ranks, but some ranks may have keys that others have not. Of objects, such as models, optimizers
-    and schedulers, the ``state_dict()`` is saved, of sharded ones each rank's part. Whenever the
-    job is killed, the folder holds the whole new checkpoint or what it held before.
+    A `LocalSlice` says which part of an array a rank has; a `DistArray` and torch's `DTensor` know.
+    Everything else must be equal on all ranks, but some ranks may have keys that others have not.
+    Of objects, such as models, optimizers and schedulers, the ``state_dict()`` is saved, of sharded
+    ones each rank's part. Whenever the job is killed, the folder holds the whole new checkpoint or
+    what it held before.
 
     Args:
-        state: arrays, `LocalSlice`s, numbers, strings, bytes, None, and objects that have
-            ``state_dict`` and ``load_state_dict``, in dicts, lists and tuples.
+        state: arrays, `LocalSlice`s, `DistArray`s, numbers, strings, bytes, None, and objects that
+            have ``state_dict`` and ``load_state_dict``, in dicts, lists and tuples.
         path: a folder; it is made, and an older checkpoint in it is replaced.
         group: the ranks that hold the state; None for all. Without `init_parallel_env` this
             process alone.

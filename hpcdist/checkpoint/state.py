@@ -17,7 +17,8 @@ import numpy as np
 
 from hpcdist.arrays.libraries import library_of
 from hpcdist.checkpoint.boxes import Box, Shape, simplest, whole
-from hpcdist.checkpoint.dtensor import is_dtensor, slices_of
+from hpcdist.checkpoint.dist_arrays import is_dist_array, slices_of as slices_of_dist_array
+from hpcdist.checkpoint.dtensor import is_dtensor, slices_of as slices_of_dtensor
 from hpcdist.checkpoint.formats import DtypeName, name_of_dtype
 from hpcdist.checkpoint.host_copies import look
 from hpcdist.checkpoint.local_slice import LocalSlice, box_of
@@ -180,9 +181,17 @@ def _merge(one: Node, other: Node, path: Path, first: int, rank: int) -> Node:
 # ---- arrays
 
 
+_SPREAD: tuple[tuple[Callable[[Any], bool], Callable[[Any, str], list[LocalSlice]]], ...] = (
+    (is_dtensor, slices_of_dtensor),
+    (is_dist_array, slices_of_dist_array),
+)
+"""Arrays that know which part of a whole this rank has: how they are told, and their slices."""
+
+
 def parts_of(value: Any, name: str) -> list[Any]:
-    """Return an array or a slice alone, and a DTensor as slices."""
-    return list(slices_of(value, name)) if is_dtensor(value) else [value]
+    """Return an array or a slice alone, and an array that is spread over ranks as slices."""
+    slices_of = next((slices for is_one, slices in _SPREAD if is_one(value)), None)
+    return [value] if slices_of is None else list(slices_of(value, name))
 
 
 def data_of(part: Any) -> Any:
@@ -217,7 +226,7 @@ def extent_of(part: Any, name: str) -> Extent:
 
 def is_array(value: Any) -> bool:
     """Return whether `value` is an array of some library, or a scalar of NumPy's."""
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic) or is_dist_array(value):
         return True
     if isinstance(value, (str, bytes, dict, list, tuple)) or type(value) in (int, float, complex):
         return False

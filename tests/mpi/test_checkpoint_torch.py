@@ -411,3 +411,23 @@ def test_a_model_that_is_sharded_by_columns_is_saved_and_loaded(folder, torch_wo
 def test_what_has_no_state_is_named(folder):
     with pytest.raises(dist.UsageError, match="optimizer is a int, which has no state_dict"):
         dist.save_group_sharded_model(network(), folder, 3)
+
+
+@pytest.mark.two_ranks
+def test_a_dtensor_and_a_dist_array_take_each_others_place(folder, torch_world, size):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    whole = torch.arange(35.0).reshape(5, 7)
+    devices, mesh = init_device_mesh("cpu", (size,)), dist.ProcessMesh(range(size))
+    array = dist.shard_tensor(whole.numpy(), mesh, [dist.Shard(0)])
+    checkpoint.save({"w": array}, f"{folder}-ours")
+    checkpoint.save({"w": distribute_tensor(whole, devices, [Shard(0)])}, f"{folder}-torch")
+
+    tensor = distribute_tensor(torch.zeros(5, 7), devices, [Shard(1)])
+    checkpoint.load({"w": tensor}, f"{folder}-ours")
+    assert torch.equal(tensor.full_tensor(), whole)
+
+    array = dist.shard_tensor(np.zeros((5, 7), "f4"), mesh, [dist.Shard(1)])
+    checkpoint.load({"w": array}, f"{folder}-torch")
+    assert (dist.unshard_dtensor(array) == whole.numpy()).all()

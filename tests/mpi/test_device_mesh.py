@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import hpcdist as dist
-from hpcdist import Partial, ProcessMesh, ReduceType, Replicate, Shard
+from hpcdist import Partial, ProcessMesh, ReduceType, Replicate, Shard, checkpoint
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.testing.slow_device import DEVICE, SlowArray
 
@@ -54,3 +54,14 @@ def test_values_stay_on_the_device(mesh):
     assert float(a) == 2.5
     with pytest.raises(dist.UsageError, match="move them first"):
         dist.shard_tensor(DEVICE.array(np.ones(3)), mesh, [Shard(0)], place="cpu")
+
+
+def test_parts_on_the_device_are_saved_and_filled(mesh, folder):
+    x = mesh_checks.numbers((5, 7))
+    a = dist.shard_tensor(DEVICE.array(x), mesh, [Shard(1)])
+    checkpoint.save({"a": a}, folder)
+    b = dist.shard_tensor(DEVICE.array(x * 0), mesh, [Shard(0)])
+    checkpoint.load({"a": b}, folder)
+    assert_is(b, x)
+    dist.save_array(f"{folder}.npy", a)
+    np.testing.assert_array_equal(np.load(f"{folder}.npy"), x)
