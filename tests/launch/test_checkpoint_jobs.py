@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import subprocess
 import sys
 
@@ -132,7 +133,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path, mpi, number):
     code, out, err = run_job(KILLED, tmp_path, 3, folder, seed=seed, mpi=mpi)
     assert code != 0
     assert "saved 2" in out, err
-    told = [int(words[-1]) for line in out.splitlines() if (words := line.split())[:1] == ["saved"]]
+    told = [int(step) for step in re.findall(r"^saved (\d+)$", out, re.MULTILINE)]  # whole lines
     state = checkpoint.load(None, folder)
     assert state["step"] >= max(told)
     assert (state["shards"] == state["step"]).all()
