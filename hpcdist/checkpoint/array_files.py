@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import re
 import secrets
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -104,7 +106,7 @@ def _read(
     dtype: Any,
 ) -> DistArray:
     """Read this rank's part."""
-    path, _, inside = named(source).partition("::")
+    path, inside = _parted(named(source))
     with _format_of(path).open(path, inside) as stored:
         shape = tuple(stored.shape)
         kind = _as_dtype(stored.dtype if dtype is None else dtype, path)
@@ -167,6 +169,7 @@ def _open_npy(path: str, inside: str) -> Iterator[Any]:
     if inside:
         raise UsageError(f"{path} holds one array without a name; leave out ::{inside}")
     with _naming(path):
+        _check_regular(path)
         stored = np.lib.format.open_memmap(path, mode="r")
     yield stored
 
@@ -175,6 +178,7 @@ def _open_npy(path: str, inside: str) -> Iterator[Any]:
 def _open_hdf5(path: str, inside: str) -> Iterator[Any]:
     h5py = _library("h5py", "hdf5", path)
     with _naming(path):
+        _check_regular(path)
         file = h5py.File(path, "r")
     with file:
         with _naming(path):
@@ -212,6 +216,19 @@ _FORMATS = (
     _Format((".h5", ".hdf5", ".nc"), _open_hdf5),
     _Format((".zarr",), _open_zarr),
 )
+
+
+def _parted(source: str) -> tuple[str, str]:
+    """Return the path, and the name inside the file that follows it behind ``::``."""
+    endings = "|".join(re.escape(ending) for each in _FORMATS for ending in each.endings)
+    found = re.fullmatch(rf"(.*?(?:{endings})/?)(?:::(.*))?", source, re.DOTALL)
+    return (found[1], found[2] or "") if found else (source, "")
+
+
+def _check_regular(path: str) -> None:
+    """Refuse what would keep a reader waiting, such as a FIFO."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise CheckpointError(f"{path} is no file; open_array reads regular files")
 
 
 def _format_of(path: str) -> _Format:

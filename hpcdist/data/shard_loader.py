@@ -81,8 +81,10 @@ def shard_dataloader(
         >>> mesh = dist.ProcessMesh(world.ranks, ["dp"])
         >>> batches = [(np.ones((4, 2)), np.arange(4)), (np.ones((3, 2)), np.arange(3))]
         >>> loader = dist.shard_dataloader(batches, mesh, shard_dims="dp")
-        >>> [(x.shape, y.placements) for x, y in loader]
-        [((4, 2), (Shard(0),)), ((3, 2), (Shard(0),))]
+        >>> for x, y in loader:
+        ...     print(x.shape, y.placements)
+        (4, 2) (Shard(0),)
+        (3, 2) (Shard(0),)
 
     """
     return ShardDataloader(

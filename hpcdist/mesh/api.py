@@ -75,9 +75,10 @@ def shard_tensor(
     if torch := torchs_own(data):
         return torch.shard(data, mesh, placements, dtype, place)  # type: ignore[no-any-return]
     if isinstance(data, DistArray):
+        if dtype is not None and _as_dtype(dtype) != data.dtype:  # of values, not of contributions
+            return reshard(data.astype(dtype), mesh, placements)
         spread = reshard(data, mesh, placements)
-        kind = spread.dtype if dtype is None else _as_dtype(dtype)
-        return DistArray._of(spread.local.astype(kind, copy=spread is data), spread.layout)
+        return spread.copy() if spread is data else spread
     try:
         _check_gradient(stop_gradient)
         whole = _as_array(data)

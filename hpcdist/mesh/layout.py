@@ -233,9 +233,10 @@ class _Remembered:
         self.count += 1
         if self.count > self.LIMIT:
             self.count = 0
-            for layout in [*_layouts.values()]:
-                layout.memo.clear()
-                layout._boxes.clear()
+            for found in _layouts.valuerefs():  # listed at once: other threads make layouts
+                if (layout := found()) is not None:
+                    layout.memo.clear()
+                    layout._boxes.clear()
 
 
 _remembered = _Remembered()

@@ -170,4 +170,6 @@ def _joined(result: Any, wanted: list[Placements | None], mesh: ProcessMesh) -> 
         part if placements is None else dtensor_from_local(part, mesh, placements)
         for part, placements in zip(parts, wanted, strict=True)
     ]
-    return type(result)(made) if several else made[0]
+    if not several:
+        return made[0]
+    return type(result)(*made) if hasattr(result, "_fields") else type(result)(made)

@@ -71,9 +71,17 @@ def without_rule(
                 f"{name} has no rule for {_told(cut)}: every rank gathers {nbytes:,} bytes",
                 stacklevel=3,
             )
-    whole = _mapped((args, kwargs), lambda a: resharded(a, uncut(a.layout)).local)
+    whole = _mapped((args, kwargs), _gathered)
     result = function(*whole[0], **whole[1])
     return _wrapped(result, lambda part: DistArray._of(part, whole_on(mesh, part.shape)))
+
+
+def _gathered(array: DistArray) -> Any:
+    """Return the whole array; read-only if it is a copy, for what is written there were lost."""
+    whole = resharded(array, uncut(array.layout)).local
+    if not array.layout.is_replicated and isinstance(whole, np.ndarray):
+        whole.flags.writeable = False
+    return whole
 
 
 def _message(name: str, cut: list[DistArray], hint: str) -> str:
@@ -117,5 +125,7 @@ def _wrapped(result: Any, wrap: Callable[[Any], DistArray]) -> Any:
         parts = [_wrapped(each, wrap) for each in result]
         return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
     if isinstance(result, np.generic) or hasattr(result, "__array_interface__"):
-        return wrap(result_array(result))
+        part = result_array(result)
+        read_only = isinstance(part, np.ndarray) and not part.flags.writeable
+        return wrap(part.copy() if read_only else part)
     return result

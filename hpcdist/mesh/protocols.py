@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcdist.errors import UsageError
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.policy import without_rule
 from hpcdist.mesh.rules import (
@@ -31,7 +32,7 @@ from hpcdist.mesh.rules import (
     statistics,
     taking,
 )
-from hpcdist.mesh.rules.basis import as_dist, delivered, mesh_of
+from hpcdist.mesh.rules.basis import as_dist, delivered, is_dist, mesh_of
 from hpcdist.mesh.rules.table import FUNCTIONS, UFUNCS
 
 FAMILIES = (
@@ -83,6 +84,11 @@ def array_ufunc(self: DistArray, ufunc: Any, method: str, *inputs: Any, **option
         found = _METHODS[method](ufunc)
         if found is not None:
             return found(*inputs, **options)
+    if method == "at" and not (is_dist(inputs[0]) and inputs[0].layout.is_replicated):
+        raise UsageError(
+            f"{ufunc.__name__}.at has no rule: what it writes to a gathered copy were lost; assign "
+            "to slices, or where a mask is true"
+        )
     return without_rule(f"{ufunc.__name__}.{method}", getattr(ufunc, method), inputs, options)
 
 

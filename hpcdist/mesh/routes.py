@@ -96,7 +96,7 @@ def _route(src: Layout, dst: Layout, rank: int) -> Route:
         ]
     op = None if kind is None else OPERATORS[kind]
     words = f"reshard {src!r} to {dst!r}"
-    key = key_of(words, src.mesh, dst.mesh)
+    key = key_of(f"{words} {src.cuts} {dst.cuts}", src.mesh, dst.mesh)  # words leave out some
     return Route(tuple(reads), tuple(gives), has_gaps, op, key, words)
 
 

@@ -203,7 +203,7 @@ def _plan(layout: Layout, windows: Windows, here: Coordinate) -> Plan:
         tuple(gives),
         tuple(turns),
         not any(mesh.shape[axis] > 1 for dim in windows.moves for axis in layout.axes[dim]),
-        key_of(words, mesh),
+        key_of(f"{words} {layout.cuts}", mesh),
         words,
     )
 

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils._pytree import tree_map
 
 from hpcdist.comm.collectives import all_reduce
+from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
 from hpcdist.events import Event, subscribe
 from hpcdist.parallel.model import DataParallel
@@ -32,6 +33,7 @@ from hpcdist.torch.sections import (
     mesh_of,
     recompute,
     scaler_for,
+    training_group,
 )
 from hpcdist.torch.sharded_state import materialize_states
 from hpcdist.torch.tensor_parallel import own_part
@@ -117,7 +119,7 @@ class DistModel:
         self._on_mesh = is_on_mesh(layer)
         self._group = data_group(loader)
         self._model, self._optimizer = distributed(layer, loader, optimizer, strategy)
-        self._step = _Step(self._model, self._optimizer, strategy)
+        self._step = _Step(self._model, self._optimizer, strategy, training_group(loader))
         self._autocast = autocasting(layer, strategy.amp)
         self._programs: dict[str, Program] = {}
         given = {"loss": loss, "optimizer": optimizer}
@@ -164,11 +166,11 @@ class DistModel:
         inputs, labels = self._parted([*_flat(args)])
         # What is not on a mesh takes this rank's part of the batch.
         prepare = _even if self._on_mesh else own_part
-        inputs, labels = tree_map(prepare, (inputs, labels))
         if self.mode == "train":
+            inputs, labels = tree_map(prepare, (inputs, labels))
             return self._step(partial(self._compute, inputs, labels))
         with torch.no_grad():
-            return self._compute(inputs, labels)
+            return self._compute(*tree_map(prepare, (inputs, labels)))
 
     def _parted(self, values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Return inputs and labels."""
@@ -306,12 +308,12 @@ class DistModel:
 class _Step:
     """Forward, backward, and after some of them a step of the optimizer."""
 
-    def __init__(self, model: Any, optimizer: Any, strategy: Strategy) -> None:
+    def __init__(self, model: Any, optimizer: Any, strategy: Strategy, group: Group) -> None:
         merge, amp = strategy.gradient_merge, strategy.amp
         self._every = merge.k_steps if merge.enable else 1
         self._factor = 1 / self._every if merge.enable and merge.avg else 1.0
         self._model, self._optimizer, self._count = model, optimizer, 0
-        self._scaler = scaler_for(model, strategy.amp)
+        self._scaler = scaler_for(model, strategy.amp, group)
         self._scale = None if amp.use_dynamic_loss_scaling else float(amp.init_loss_scaling)
         if merge.enable and is_on_mesh(model):
             for each in model.parameters():

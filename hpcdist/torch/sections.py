@@ -147,8 +147,14 @@ def autocasting(layer: torch.nn.Module, amp: Section) -> Callable[[], Any]:
     return partial(torch.autocast, device_of(layer), dtype=_DTYPES[amp.dtype])
 
 
-def scaler_for(model: torch.nn.Module, amp: Section) -> AgreeingScaler | None:
-    """Return the scaler of the loss, where it needs one."""
+def training_group(loader: Any) -> Group:
+    """Return the ranks that train together."""
+    mesh = loader.mesh if isinstance(loader, ShardDataloader) else get_mesh()
+    return resolve_group(None) if mesh is None else mesh.group
+
+
+def scaler_for(model: torch.nn.Module, amp: Section, group: Group) -> AgreeingScaler | None:
+    """Return the scaler of the loss, where it needs one; the ranks of the group step together."""
     if not amp.enable or amp.dtype != "float16" or amp.level == "o0":
         return None
     own = torch.amp.GradScaler(
@@ -158,7 +164,7 @@ def scaler_for(model: torch.nn.Module, amp: Section) -> AgreeingScaler | None:
         backoff_factor=float(amp.decr_ratio),
         growth_interval=amp.incr_every_n_steps,
     )
-    return AgreeingScaler(own, resolve_group(None))
+    return AgreeingScaler(own, group)
 
 
 # ---- what a module is

@@ -275,7 +275,13 @@ def _enter(tensor: torch.Tensor, axis: DeviceMesh) -> Any:
 
 
 def own_part(tensor: Any) -> Any:
-    """Return this rank's part of a batch that is on a mesh; others as they are."""
+    """Return this rank's part of a batch that is on a mesh; others as they are.
+
+    Raises:
+        UsageError: the parts are not of equal length, and gradients are wanted, of which the ranks
+            take the mean.
+
+    """
     if not isinstance(tensor, DTensor):
         return tensor
     names = tensor.device_mesh.mesh_dim_names or ()
@@ -283,4 +289,16 @@ def own_part(tensor: Any) -> Any:
         Replicate() if name == AXIS else each
         for name, each in zip(names, tensor.placements, strict=True)
     ]
+    if torch.is_grad_enabled():
+        _check_parts(tensor, wanted)
     return tensor.redistribute(placements=wanted).to_local()
+
+
+def _check_parts(tensor: DTensor, placements: Sequence[Any]) -> None:
+    for placement, size in zip(placements, tensor.device_mesh.shape, strict=True):
+        if placement.is_shard() and tensor.shape[placement.dim] % size:
+            raise UsageError(
+                f"a batch of {tensor.shape[placement.dim]} has no equal parts for {size} ranks, "
+                "whose gradients would count alike; leave out the last batch of the loader "
+                "(drop_last=True), or choose a batch size that all batches can have"
+            )

@@ -732,6 +732,19 @@ def test_an_ordinary_module_is_trained_on_parts_of_the_batch_as_one_process(rank
     assert_same(([], weights(layer)), ([], alone(small, adamw, data)[1]))
 
 
+def test_parts_of_different_length_are_refused_where_gradients_would_count_alike(size):
+    layer, data = make(small), numbers(1, size + 1)
+    loader = dist.shard_dataloader(data, line(size), shard_dims="dp")
+    model = dist.to_static(layer, loader, F.mse_loss, adamw(layer.parameters()))
+    if size == 1:
+        run(model, loader)
+        return
+    with pytest.raises(dist.UsageError, match="has no equal parts"):
+        run(model, loader)
+    model.eval()
+    run(model, loader)
+
+
 def test_a_module_on_a_mesh_has_the_losses_of_one_process(size):
     data = words(1) + words(1, 5)
     layer = dist.shard_layer(make(Language), line(size))

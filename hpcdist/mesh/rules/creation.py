@@ -33,7 +33,7 @@ from hpcdist.mesh.rules.basis import (
     settled,
     uncut,
 )
-from hpcdist.mesh.rules.pointwise import part_of
+from hpcdist.mesh.rules.pointwise import aligned, part_of
 from hpcdist.mesh.rules.shapes import expand_dims
 from hpcdist.mesh.rules.table import rule
 
@@ -126,7 +126,7 @@ def full(
     """Return a new array of one value."""
     _check_device(device)
     layout = new_layout(shape, mesh, placements)
-    value = fill_value.local if is_dist(fill_value) else fill_value
+    _, (value,) = aligned((fill_value,), layout)
     return _made(layout, lambda box: np.full(_shape_of(box), value, dtype))
 
 
@@ -158,9 +158,9 @@ def full_like(
 ) -> DistArray:
     """Return a new array of one value, in the shape and layout of `x`."""
     _check_device(device)
-    value = fill_value.local if is_dist(fill_value) else fill_value
-    part = np.full(x.local.shape, value, x.dtype if dtype is None else dtype)
-    return make(part, uncut(x.layout, ()))
+    layout = uncut(x.layout, ())
+    (value,) = aligned((fill_value,), layout)[1]
+    return make(np.full(x.local.shape, value, x.dtype if dtype is None else dtype), layout)
 
 
 # ---- of their places

@@ -20,6 +20,7 @@ from hpcdist.mesh.policy import without_rule
 from hpcdist.mesh.rules import masks, taking
 from hpcdist.mesh.rules.basis import (
     arranged,
+    broadcast,
     cutting,
     is_dist,
     make,
@@ -29,7 +30,8 @@ from hpcdist.mesh.rules.basis import (
     resharded,
     settled,
 )
-from hpcdist.mesh.rules.shapes import broadcast_to, flip, reshape, without_cuts
+from hpcdist.mesh.rules.pointwise import part_of
+from hpcdist.mesh.rules.shapes import flip, reshape, without_cuts
 
 _NUMBERS = (bool, int, float, complex, np.generic)
 
@@ -215,7 +217,10 @@ def _by_arrays(x: DistArray, items: tuple[Any, ...]) -> Any:
             dims = [item for item in rest if item is not Ellipsis]
             dim = place if Ellipsis not in items[:place] else x.ndim - (len(items) - place)
             if len(dims) <= x.ndim:
-                return taking.take(getitem(x, rest), items[place], axis=dim)
+                index = items[place]
+                if isinstance(index, list) and not np.size(index):
+                    index = np.asarray(index, np.intp)
+                return taking.take(getitem(x, rest), index, axis=dim)
     return without_rule("indexing by arrays", operator.getitem, (x, items), {}, _ARRAYS_HINT)
 
 
@@ -272,8 +277,16 @@ def setitem(x: DistArray, key: Any, value: Any) -> None:
     ]
     if is_dist(value):
         mesh_of(x, value)
-        whole = reshape(broadcast_to(_trimmed(value, len(shape)), tuple(shape)), tuple(wanted))
-        part[...] = resharded(_reversed(settled(whole), selection), selection.layout).local
+        value = _trimmed(settled(value), len(shape))
+        if broadcast(value.shape, shape) != tuple(shape):
+            raise ValueError(f"cannot broadcast an array of shape {value.shape} to {tuple(shape)}")
+        # It is moved as it is, and broadcast where it is written.
+        own = dict(zip(reversed(selection.final), reversed(value.shape), strict=False))
+        narrow = tuple([own.get(dim, 1) for dim in range(len(wanted))])
+        value = reshape(value, narrow)
+        backwards = [dim for dim in selection.reversed if narrow[dim] != 1]
+        value = flip(value, tuple(backwards)) if backwards else value
+        part[...] = resharded(value, part_of(selection.layout, narrow)).local
         return
     array = np.asarray(value)
     while array.ndim > len(shape) and array.shape[0] == 1:

@@ -110,6 +110,8 @@ def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
     """Return elements of `x` where the condition holds, else of `y`."""
     if x is None and y is None:
         return nonzero(condition)
+    if x is None or y is None:
+        raise ValueError("either both or neither of x and y should be given")
     return pointwise(np.where, condition, x, y)
 
 
@@ -164,6 +166,9 @@ def _mask_of(x: DistArray, mask: Any) -> Any:
 @rule("compress")
 def compress(condition: Any, a: Any, axis: int | None = None, out: Any = None) -> Any:
     """Return the places along a dimension where a condition holds."""
+    if np.ndim(condition) != 1:
+        raise ValueError("condition must be a 1-d array")
+    condition = condition != 0 if is_dist(condition) else np.asarray(condition, bool)
     first = ravel(a) if axis is None else moveaxis(a, axis, 0)
     first = settled(first)[: np.shape(condition)[0]]
     found = chosen(first, condition)

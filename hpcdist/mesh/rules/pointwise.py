@@ -62,7 +62,9 @@ def aligned(inputs: tuple[Any, ...], target: Layout | None = None) -> tuple[Layo
 def _whereabouts(value: Any) -> Whereabouts:
     if value.__class__ is DistArray:
         return value.layout
-    shape = np.shape(value) if isinstance(value, (list, tuple)) else getattr(value, "shape", ())
+    shape = getattr(value, "shape", None)
+    if shape is None:  # of a range, an array.array, whatever has __array__, too
+        shape = () if isinstance(value, (int, float, complex)) else np.shape(value)
     return shape or None
 
 
@@ -223,7 +225,11 @@ def imag(x: Any, /) -> Any:
 @rule("isclose")
 def isclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Any:
     """Return where two arrays are equal within a tolerance."""
-    return pointwise(lambda x, y: np.isclose(x, y, rtol=rtol, atol=atol, equal_nan=equal_nan), a, b)
+
+    def function(x: Any, y: Any, relative: Any, absolute: Any) -> Any:
+        return np.isclose(x, y, rtol=relative, atol=absolute, equal_nan=equal_nan)
+
+    return pointwise(function, a, b, rtol, atol)
 
 
 def _row(name: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -203,6 +204,8 @@ def _extreme(
 ) -> Any:
     x = settled(x)
     given = initial is not NOT_GIVEN and initial is not None
+    if not given and where is not True and where is not NOT_GIVEN:
+        ufunc.reduce(np.ones(1), where=np.ones(1, bool))  # raises NumPy's error, on every rank
     plan = plan_reduction(x.layout, axis, bool(keepdims))
     if plan.merged == 0 and not given and x.size == 0:
         ufunc.reduce(np.empty(x.shape, x.dtype), plan.dims)  # raises NumPy's error, if it is one
@@ -295,9 +298,9 @@ def var(
     plan = plan_reduction(x.layout, axis, bool(keepdims))
     wide, narrow = _mean_dtypes(x.dtype, dtype)
     narrow = np.empty(0, narrow).real.dtype
-    middle = _mean(x, axis, wide, where) if mean is NOT_GIVEN else mean
+    middle = _mean(x, axis, wide, where).local if mean is NOT_GIVEN else _mask(x, mean)
     mask = True if where is True else _mask(x, where)
-    squares = _squares(x.local, middle.local, plan.dims, bool(keepdims), wide, mask)
+    squares = _squares(x.local, middle, plan.dims, bool(keepdims), wide, mask)
     total = combined(squares, x.layout.mesh, plan.axes, ReduceOp.SUM)
     count: Any = plan.merged if where is True else _counted(x, axis, keepdims, where).local
     part = np.true_divide(total, np.maximum(count - ddof, 0)).astype(narrow, copy=False)
@@ -310,7 +313,7 @@ def _mean(x: DistArray, axis: Any, dtype: Any, where: Any) -> DistArray:
 
 def _squares(part: Any, mean: Any, dims: Any, keepdims: bool, dtype: Any, where: Any) -> Any:
     """Return the sum of the squared distances of a part from the mean, along `dims`."""
-    if where is True and _fits_blocks(part, mean, dtype):
+    if where is True and dims and _fits_blocks(part, mean, dtype):
         shape = [1 if dim in dims else n for dim, n in enumerate(part.shape)]
         if not keepdims:
             shape = [n for dim, n in enumerate(part.shape) if dim not in dims]
@@ -334,6 +337,7 @@ def _fits_blocks(part: Any, mean: Any, dtype: Any) -> bool:
         and part.flags.c_contiguous
         and np.dtype(dtype) == part.dtype == mean.dtype
         and part.dtype.char in "fd"
+        and mean.ndim == part.ndim
     )
 
 
@@ -393,6 +397,7 @@ def _located(
     x: DistArray, axis: Any, keepdims: Any, function: Callable[..., Any], op: ReduceOp
 ) -> DistArray:
     x = settled(x)
+    axis = None if axis is None else operator.index(axis)
     plan = plan_reduction(x.layout, axis, True)
     if plan.merged == 0:
         function(np.empty(x.shape, x.dtype), axis)  # raises NumPy's error, if it is one
@@ -412,8 +417,8 @@ def _located(
     if plan.axes:
         best = combined(value.copy(), x.layout.mesh, plan.axes, op)
         same = value == best
-        if value.dtype.kind in "fc":
-            same |= np.isnan(value) & np.isnan(best)
+        if value.dtype.kind in "fcmM":
+            same |= (value != value) & (best != best)
         index = np.where(same, index, _NOWHERE)
         index = combined(index, x.layout.mesh, plan.axes, ReduceOp.MIN)
     final = plan_reduction(x.layout, axis, bool(keepdims)).layout

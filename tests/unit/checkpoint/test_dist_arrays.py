@@ -1,5 +1,6 @@
 """Arrays across simulated ranks, in checkpoints and files."""
 
+import os
 import sys
 
 import array_file_checks
@@ -60,3 +61,25 @@ def test_a_dtype_that_npy_lacks_is_refused(tmp_path):
 
     dist.simulate(2, refused)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path):
+    path = tmp_path / "pipe.npy"
+    os.mkfifo(path)
+
+    def refused():
+        with pytest.raises(dist.CheckpointError, match="regular files"):
+            dist.open_array(path)
+
+    dist.simulate(2, refused)
+
+
+def test_a_folder_may_have_colons_in_its_name(tmp_path):
+    (tmp_path / "a::b").mkdir()
+    path = tmp_path / "a::b" / "x.npy"
+
+    def saved_and_opened():
+        dist.save_array(path, dist.shard_tensor(np.ones(3), ProcessMesh(range(2)), [Shard(0)]))
+        assert dist.open_array(path).shape == (3,)
+
+    dist.simulate(2, saved_and_opened)

@@ -1,0 +1,150 @@
+"""Arguments that a rule could take for something else, on three ranks, beside what NumPy does."""
+
+import array
+
+import numpy as np
+import pytest
+
+import hpcdist as dist
+import hpcdist.array as xp
+
+X = np.arange(9.0).reshape(3, 3)
+DATES = np.array(["2020-01-01", "NaT", "2021-01-01"], "M8[D]")
+
+
+def cut(x, dim=0):
+    return dist.shard_tensor(np.asarray(x), mesh(), [dist.Shard(dim)])
+
+
+def whole(x):
+    return dist.shard_tensor(np.asarray(x), mesh(), [])
+
+
+def mesh():
+    return dist.ProcessMesh([0, 1, 2])
+
+
+SAME = {
+    "a range": lambda put: np.add(put(X), range(3)),
+    "an array.array": lambda put: np.multiply(put(X), array.array("d", [1, 2, 3])),
+    "a condition of integers": lambda put: np.compress([0, 1, 1], put(X), axis=1),
+    "a condition of integers, flat": lambda put: np.compress([0, 1, 1, 0, 1, 0, 1, 0, 0], put(X)),
+    "a mean": lambda put: np.var(put(X), axis=0, mean=X.mean(0, keepdims=True)),
+    "no dimension": lambda put: np.var(put(X), axis=()),
+    "tolerances": lambda put: np.isclose(
+        put(np.zeros((2, 3))), [0, 0, 5.0], rtol=0, atol=np.array([0, 0, 9.0])
+    ),
+    "the first NaT": lambda put: np.argmax(put(DATES)),
+    "no index": lambda put: put(X)[[]],
+    "values that are cut": lambda put: np.full_like(X, 0) + np.full_like(put(X), put(X[0])),
+}
+
+
+@pytest.mark.parametrize("put", [whole, cut, lambda x: cut(x, -1)], ids=["whole", "rows", "last"])
+@pytest.mark.parametrize("name", SAME)
+def test_an_argument_is_what_it_is_to_numpy(name, put):
+    if name == "a mean" and np.lib.NumpyVersion(np.__version__) < "2.0.0":
+        pytest.skip("mean= is new in NumPy 2")
+    wanted = SAME[name](np.asarray)
+
+    def check():
+        got = SAME[name](put)
+        np.testing.assert_array_equal(dist.unshard_dtensor(got), wanted)
+
+    dist.simulate(3, check)
+
+
+def test_a_value_that_is_partial_or_cut_fills_with_what_it_is():
+    def check():
+        three = dist.dtensor_from_local(np.array(1.0), mesh(), [dist.Partial()], shape=())
+        assert xp.full((2,), three, mesh=mesh()).local.tolist() == [3, 3]
+        assert np.full_like(whole(X), cut(np.arange(3.0))).local[1].tolist() == [0, 1, 2]
+
+    dist.simulate(3, check)
+
+
+WRITES = {
+    "fill_diagonal": lambda a: np.fill_diagonal(a, 5),
+    "add.at": lambda a: np.add.at(a, 0, 1),
+    "copyto": lambda a: np.copyto(a, 5),
+    "out=": lambda a: np.nanmedian(np.ones((3, 2)), axis=1, out=a),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_would_write_to_a_copy_is_refused_where_gathering_is_allowed(name):
+    def check():
+        a = cut(np.zeros(3) if name == "out=" else X)
+        with dist.array_policy("allow"), pytest.raises((ValueError, TypeError, dist.UsageError)):
+            WRITES[name](a)
+
+    dist.simulate(3, check)
+
+
+WRONG = {
+    "where without initial": lambda: np.max(cut([3.0, 1.0]), where=np.array([True, True])),
+    "two axes": lambda: np.argmax(cut(np.ones((2, 2))), axis=(0, 1)),
+    "x without y": lambda: np.where(cut([True, False]), 1),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_is_an_error_on_ranks_without_elements_too(name):
+    def check():
+        with pytest.raises((ValueError, TypeError)):
+            WRONG[name]()
+
+    dist.simulate(3, check)
+
+
+def test_local_functions_may_return_named_tuples():
+    def check():
+        factors = dist.local_map(np.linalg.qr, out_placements=[[dist.Shard(0)], [dist.Shard(0)]])
+        a = cut(np.arange(18.0).reshape(9, 2) ** 2)
+        for each, other in zip(factors(a), np.linalg.qr(a.local), strict=True):
+            np.testing.assert_array_equal(each.local, other)
+
+    dist.simulate(3, check)
+
+
+def test_a_row_that_is_cut_is_assigned_to_all_rows():
+    def check():
+        a = cut(np.zeros((5, 4)))
+        a[...] = cut(np.arange(4.0))
+        a[1:3, ::-1] = cut(np.arange(4.0))
+        wanted = np.zeros((5, 4)) + np.arange(4)
+        wanted[1:3] = wanted[0, ::-1]
+        np.testing.assert_array_equal(dist.unshard_dtensor(a), wanted)
+
+    dist.simulate(3, check)
+
+
+@pytest.mark.parametrize("kind", [[], [dist.Partial()]], ids=["whole", "partial"])
+def test_contributions_become_a_value_before_their_dtype_changes(kind):
+    def check():
+        halves = dist.dtensor_from_local(np.full(2, 0.5), mesh(), [dist.Partial()], shape=(2,))
+        ones = dist.shard_tensor(halves, mesh(), kind, dtype="int32")
+        assert dist.unshard_dtensor(ones).tolist() == [1, 1]
+        least = [dist.Partial(dist.ReduceType.kRedMin)]
+        sevens = dist.shard_tensor(whole(np.full(2, 7.0)), mesh(), least, dtype="int64")
+        assert dist.unshard_dtensor(sevens).tolist() == [7, 7]
+
+    dist.simulate(3, check)
+
+
+def test_ranks_whose_many_cuts_differ_in_one_place_do_not_agree():
+    ranks = 20
+    ours, theirs = [2] * ranks, [2] * ranks
+    ours[15], ours[16] = 3, 1
+    theirs[15], theirs[16] = 1, 3
+
+    def check():
+        world, row = dist.get_rank(), dist.ProcessMesh([*range(ranks)])
+        both = [
+            dist.dtensor_from_local(np.ones(lengths[world]), row, [dist.Shard(0)])
+            for lengths in (ours, theirs)
+        ]
+        with pytest.raises(dist.MismatchError):
+            dist.reshard(both[world == 16], row, [])
+
+    dist.simulate(ranks, check)
