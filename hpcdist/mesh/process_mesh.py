@@ -401,7 +401,7 @@ def _names(names: Any, count: int) -> tuple[str, ...]:
 
 
 def _group_of(session: Session, ranks: tuple[int, ...]) -> Group:
-    """Return the group of ascending world ranks, which this session has or makes."""
+    """Return the group of ascending world ranks; it is made if there is none yet."""
     world = world_of(session)
     if len(ranks) == world.nranks:
         return world

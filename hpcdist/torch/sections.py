@@ -83,11 +83,9 @@ def _sharded_on_mesh(loader: Any, optimizer: Any, sharding: Section) -> Any:
 
 def data_group(loader: Any) -> Group:
     """Return the ranks that have parts of the same batches."""
-    if isinstance(loader, ShardDataloader):
-        mesh, axis = loader.mesh, loader.axis
-        return mesh.group if axis is None else mesh.get_group(mesh.dim_names[axis])
-    current = get_mesh()
-    return resolve_group(None) if current is None else current.group
+    if isinstance(loader, ShardDataloader) and loader.axis is not None:
+        return loader.mesh.get_group(loader.mesh.dim_names[loader.axis])
+    return training_group(loader)
 
 
 def _shard_groups(group: Group, degree: int) -> tuple[Group, Group | None]:

@@ -43,15 +43,21 @@ def chosen(x: DistArray, mask: Any) -> DistArray:
     return make(part, counted(x.layout, depth, part.shape[0]))
 
 
-def _together(x: DistArray, mask: Any) -> tuple[DistArray, DistArray, int]:
-    """Return an array and a mask, moved to where the order is NumPy's; and how deep the mask is."""
-    mask = as_dist(mask, x.layout.mesh)
-    depth = mask.ndim
-    if mask.shape != x.shape[:depth]:
+def _fitting(x: DistArray, mask: Any) -> DistArray:
+    """Return a mask over the first dimensions of an array."""
+    fitting: DistArray = as_dist(mask, x.layout.mesh)
+    if fitting.shape != x.shape[: fitting.ndim]:
         raise IndexError(
-            f"boolean index did not match indexed array: the mask has shape {mask.shape}, the "
+            f"boolean index did not match indexed array: the mask has shape {fitting.shape}, the "
             f"array {x.shape}"
         )
+    return fitting
+
+
+def _together(x: DistArray, mask: Any) -> tuple[DistArray, DistArray, int]:
+    """Return an array and a mask, moved to where the order is NumPy's; and how deep the mask is."""
+    mask = _fitting(x, mask)
+    depth = mask.ndim
     x = resharded(x, in_order(x.layout, depth))
     layout = x.layout
     own = make_layout(layout.mesh, mask.shape, layout.axes[:depth], layout.cuts[:depth])
@@ -152,13 +158,8 @@ def assign(x: DistArray, mask: Any, value: Any) -> None:
 
 def _mask_of(x: DistArray, mask: Any) -> Any:
     """Return this rank's part of a mask over the first dimensions of an array."""
-    mask = as_dist(mask, x.layout.mesh)
+    mask = _fitting(x, mask)
     depth = mask.ndim
-    if mask.shape != x.shape[:depth]:
-        raise IndexError(
-            f"boolean index did not match indexed array: the mask has shape {mask.shape}, the "
-            f"array {x.shape}"
-        )
     layout = make_layout(x.layout.mesh, mask.shape, x.layout.axes[:depth], x.layout.cuts[:depth])
     return resharded(mask, layout).local
 
