@@ -83,8 +83,8 @@ def shard_dataloader(
         >>> loader = dist.shard_dataloader(batches, mesh, shard_dims="dp")
         >>> for x, y in loader:
         ...     print(x.shape, y.placements)
-        (4, 2) (Shard(0),)
-        (3, 2) (Shard(0),)
+        (4, 2) [Shard(0)]
+        (3, 2) [Shard(0)]
 
     """
     return ShardDataloader(
@@ -120,8 +120,11 @@ class ShardDataloader:
             raise UsageError(
                 f"a dataloader is iterated over for its batches, which {dataloader!r} cannot be"
             )
-        make = _Split if is_dataset_splitted else _source_of
-        self._source: Any = make(dataloader, self._place)
+        self._source: Any = (
+            Source(dataloader, self._place, told_part)
+            if is_dataset_splitted
+            else _source_of(dataloader, self._place)
+        )
 
     @property
     def mesh(self) -> ProcessMesh:
@@ -153,7 +156,7 @@ class ShardDataloader:
 
     def __repr__(self) -> str:
         mesh, axis = self._place.mesh, self._place.axis
-        cut = "whole" if axis is None else f"cut along {mesh.dim_names[axis]!r}"
+        cut = "whole" if axis is None else f"cut along {mesh.names[axis]!r}"
         return f"ShardDataloader(batches {cut}, {mesh!r})"
 
     def _spread(self, part: Part) -> Any:
@@ -214,7 +217,9 @@ def _spreading(value: Any) -> Callable[..., Any]:
 
 def _source_of(dataloader: Any, place: Place) -> Any:
     row = row_of(type(dataloader), _SOURCES)
-    return Rows(dataloader, place) if row is None else _load(row)(dataloader, place)
+    if row is None:
+        return Source(dataloader, place, rows_of)
+    return _load(row)(dataloader, place)
 
 
 def _load(row: str) -> Any:
@@ -226,53 +231,49 @@ def _load(row: str) -> Any:
 
 
 @final
-class Rows:
-    """Batches that every rank has as a whole: it takes its rows."""
+class Source:
+    """The batches of a loader, of each of which `part_of` returns what this rank has."""
 
-    def __init__(self, dataloader: Any, place: Place) -> None:
-        self._dataloader, self._place = dataloader, place
+    def __init__(
+        self, dataloader: Any, place: Place, part_of: Callable[[Any, Place], Part]
+    ) -> None:
+        self._dataloader, self._place, self._part_of = dataloader, place, part_of
 
     def __len__(self) -> int:
         return len(self._dataloader)
 
     def __iter__(self) -> Iterator[Part]:
         for batch in self._dataloader:
-            length = length_of(batch)
-            rows = self._place.rows(length)
-            yield Part(taken(batch, rows), length)
+            yield self._part_of(batch, self._place)
 
 
-@final
-class _Split:
-    """Batches of which every rank has its part."""
+def rows_of(batch: Any, place: Place) -> Part:
+    """Return this rank's rows of a batch that every rank has as a whole."""
+    length = length_of(batch)
+    return Part(taken(batch, place.rows(length)), length)
 
-    def __init__(self, dataloader: Any, place: Place) -> None:
-        self._dataloader, self._place = dataloader, place
 
-    def __len__(self) -> int:
-        return len(self._dataloader)
+def told_part(batch: Any, place: Place) -> Part:
+    """Return this rank's part of a batch, of which every rank has its own. Collective."""
+    assert place.axis is not None
+    told: list[tuple[int, int]] = []
+    group = place.mesh.get_group(place.mesh.names[place.axis])
+    all_gather_object(told, (place.part, length_of(batch)), group)
+    lengths = [length for _, length in sorted(told)]
+    _check_lengths(lengths, place)
+    return Part(batch, sum(lengths))
 
-    def __iter__(self) -> Iterator[Part]:
-        mesh, axis = self._place.mesh, self._place.axis
-        assert axis is not None
-        group = mesh.get_group(mesh.dim_names[axis])
-        for batch in self._dataloader:
-            told: list[tuple[int, int]] = []
-            all_gather_object(told, (self._place.part, length_of(batch)), group)
-            lengths = [length for _, length in sorted(told)]
-            self._check(lengths)
-            yield Part(batch, sum(lengths))
 
-    def _check(self, lengths: Sequence[int]) -> None:
-        total = sum(lengths)
-        cuts = [self._place._replace(part=part).rows(total) for part in range(len(lengths))]
-        wanted = [rows.stop - rows.start for rows in cuts]
-        if wanted != list(lengths):
-            raise UsageError(
-                f"the parts of a batch have {', '.join(map(str, lengths))} rows, but must have "
-                f"{', '.join(map(str, wanted))}; split the dataset evenly, or let "
-                "shard_dataloader do it"
-            )
+def _check_lengths(lengths: Sequence[int], place: Place) -> None:
+    total = sum(lengths)
+    cuts = [place._replace(part=part).rows(total) for part in range(len(lengths))]
+    wanted = [rows.stop - rows.start for rows in cuts]
+    if wanted != list(lengths):
+        raise UsageError(
+            f"the parts of a batch have {', '.join(map(str, lengths))} rows, but must have "
+            f"{', '.join(map(str, wanted))}; split the dataset evenly, or let "
+            "shard_dataloader do it"
+        )
 
 
 def length_of(batch: Any) -> int:
@@ -315,7 +316,7 @@ def _listed(meshes: Any) -> list[ProcessMesh]:
         raise UsageError(f"meshes must be a ProcessMesh or a list of them, got {wrong[0]!r}")
     seen: dict[int, ProcessMesh] = {}
     for mesh in listed:
-        for rank in mesh.process_ids:
+        for rank in mesh.ranks:
             if seen.setdefault(rank, mesh) != mesh:
                 raise UsageError(f"process_id {rank} is in more than one mesh: {listed!r}")
     return list(listed)
@@ -349,7 +350,7 @@ def _place_of(meshes: Sequence[ProcessMesh], shard_dims: Any) -> Place:
         if dim is None:
             return Place(mesh, None, 0, 1)
         axis = mesh.axis(dim)
-        return Place(mesh, axis, place[axis], mesh.shape[axis])
+        return Place(mesh, axis, place[axis], mesh.sizes[axis])
     raise UsageError(
         f"this rank is in none of the meshes {list(meshes)!r}; call shard_dataloader on the ranks "
         "of the meshes only"

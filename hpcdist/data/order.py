@@ -1,0 +1,171 @@
+"""`Order`: which sample comes at which position of an epoch, without a list of all samples.
+
+An order is a permutation of ``range(total)`` that is computed for the positions that are asked for,
+and backwards for samples: what a rank needs of it costs the memory of what it asks for.
+
+[Note: Feistel] A shuffled position is cut into two halves of its bits. In each of `_ROUNDS` rounds
+one half is combined, by exclusive or, with a hash of the other one and a key: that can be undone,
+whatever the hash. So the numbers of so many bits are permuted. What comes out beyond `total` goes
+in again until it does not (cycle walking): fewer than two times on average, for `total` is more
+than half of the domain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hpcdist.data.shares import IndexArray
+from hpcdist.transport.kernel import compiled
+
+Words = npt.NDArray[np.uint64]
+
+_ROUNDS = 8
+_BLOCK = 1 << 15
+"""Positions that are worked on at a time: they stay in the cache."""
+_FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+_MIDDLE = np.uint64(32)
+_FEWEST_BITS = 4
+
+
+class Natural(NamedTuple):
+    """The order of the files: the sample at a position is the position."""
+
+    total: int
+
+    def samples(self, positions: IndexArray) -> IndexArray:
+        """Return the samples at `positions`."""
+        return positions
+
+    def positions(self, samples: IndexArray) -> IndexArray:
+        """Return where `samples` are."""
+        return samples
+
+
+class Shuffled(NamedTuple):
+    """Another order for every `seed` and `epoch`, of all samples; see [Note: Feistel]."""
+
+    total: int
+    seed: int
+    epoch: int
+
+    def samples(self, positions: IndexArray) -> IndexArray:
+        """Return the samples at `positions`."""
+        return _walked(positions, self.total, keys_of(self.seed, self.epoch), back=False)
+
+    def positions(self, samples: IndexArray) -> IndexArray:
+        """Return where `samples` are."""
+        return _walked(samples, self.total, keys_of(self.seed, self.epoch), back=True)
+
+
+class Blocks(NamedTuple):
+    """Samples dealt to `ranks` in blocks as even as can be, and shuffled inside their blocks.
+
+    Block b has the positions that `Shares` deal to rank b of so many.
+    """
+
+    total: int
+    seed: int
+    epoch: int
+    ranks: int
+
+    def samples(self, positions: IndexArray) -> IndexArray:
+        """Return the samples at `positions`."""
+        found = np.empty(len(positions), np.int64)
+        blocks = positions % self.ranks
+        for block in np.unique(blocks).tolist():
+            here = blocks == block
+            found[here] = self._start(block) + self._inside(block).samples(
+                positions[here] // self.ranks
+            )
+        return found
+
+    def positions(self, samples: IndexArray) -> IndexArray:
+        """Return where `samples` are."""
+        found = np.empty(len(samples), np.int64)
+        starts = np.array([self._start(block) for block in range(self.ranks + 1)])
+        blocks = np.searchsorted(starts, samples, side="right") - 1
+        for block in np.unique(blocks).tolist():
+            here = blocks == block
+            inside = self._inside(block).positions(samples[here] - starts[block])
+            found[here] = inside * self.ranks + block
+        return found
+
+    def _start(self, block: int) -> int:
+        each, more = divmod(self.total, self.ranks)
+        return block * each + min(block, more)
+
+    def _inside(self, block: int) -> _Keyed:
+        length = self._start(block + 1) - self._start(block)
+        return _Keyed(length, keys_of(self.seed, self.epoch, self.ranks, block))
+
+
+Order = Natural | Shuffled | Blocks
+
+
+class _Keyed(NamedTuple):
+    total: int
+    keys: Words
+
+    def samples(self, positions: IndexArray) -> IndexArray:
+        return _walked(positions, self.total, self.keys, back=False)
+
+    def positions(self, samples: IndexArray) -> IndexArray:
+        return _walked(samples, self.total, self.keys, back=True)
+
+
+@lru_cache(maxsize=64)
+def keys_of(*numbers: int) -> Words:
+    """Return the keys of the rounds that belong to these numbers, the same on every machine."""
+    return np.random.SeedSequence(numbers).generate_state(_ROUNDS, np.uint64).astype(np.uint64)
+
+
+def _walked(numbers: IndexArray, total: int, keys: Words, *, back: bool) -> IndexArray:
+    """Return where a permutation of ``range(total)`` takes `numbers`, all of them less."""
+    bits = max((total - 1).bit_length(), _FEWEST_BITS)
+    found = np.empty(len(numbers), np.int64)
+    if _compiled is not None:
+        _compiled(np.ascontiguousarray(numbers), found, keys, total, bits, back)
+        return found
+    for first in range(0, len(numbers), _BLOCK):
+        words = numbers[first : first + _BLOCK].astype(np.uint64)
+        permuted = _permuted(words, bits, keys, back=back)
+        outside = np.flatnonzero(permuted >= total)
+        while len(outside):
+            again = _permuted(permuted[outside], bits, keys, back=back)
+            permuted[outside] = again
+            outside = outside[again >= total]
+        found[first : first + _BLOCK] = permuted
+    return found
+
+
+def _permuted(words: Words, bits: int, keys: Words, *, back: bool) -> Words:
+    """Return where the permutation of the numbers of so many bits takes `words`, or back from."""
+    low_bits = np.uint64(bits // 2)
+    high_bits = np.uint64(bits) - low_bits
+    high, low = words >> low_bits, words & ((np.uint64(1) << low_bits) - np.uint64(1))
+    rounds: Sequence[int] = range(_ROUNDS)
+    for each in reversed(rounds) if back else rounds:
+        if each % 2:
+            high ^= _hashed(low, keys[each], high_bits)
+        else:
+            low ^= _hashed(high, keys[each], low_bits)
+    permuted: Words = (high << low_bits) | low
+    return permuted
+
+
+def _hashed(words: Words, key: np.uint64, bits: np.uint64) -> Words:
+    """Return so many bits that depend on all bits of the words and the key."""
+    found = words + key
+    found *= _FIRST
+    found ^= found >> _MIDDLE
+    found *= _SECOND
+    found >>= np.uint64(64) - bits
+    return found
+
+
+_compiled: Any = getattr(compiled, "permute", None)

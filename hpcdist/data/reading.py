@@ -1,0 +1,98 @@
+"""`Reading`: this rank's part of the files of a dataset, read by several threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, final
+from warnings import warn
+
+from hpcdist.comm.session import current_session
+from hpcdist.data.columns import Columns
+from hpcdist.data.dataset import Feed
+from hpcdist.data.files import File, Piece, agree_on, deal
+from hpcdist.data.formats import Format, Settings, open_format
+from hpcdist.data.spill import Spill, read_spill
+from hpcdist.data.store import Hoard
+from hpcdist.errors import DatasetWarning
+
+
+class Lane(NamedTuple):
+    """What one thread reads, in the order of the files."""
+
+    format: Format
+    files: Sequence[File]
+    pieces: Sequence[Piece]
+
+    def __iter__(self) -> Iterator[Columns]:  # type: ignore[override]
+        for file, start, stop in self.pieces:
+            yield from self.format.read(self.files[file].path, start=start, stop=stop)
+
+
+@final
+class Reading:
+    """The ranks agree on the files and deal them. Collective.
+
+    Raises:
+        MismatchError: ranks name different files.
+        DatasetError: files cannot be read.
+        UsageError: there are none, or a setting is wrong.
+
+    """
+
+    def __init__(self, feed: Feed) -> None:
+        ranks, settings = feed.ranks, feed.settings
+        self._threads = settings["thread_num"]
+        self.spill: Spill | None = ranks.share(lambda: read_spill(settings.get("spill")))[
+            ranks.rank
+        ]
+        wanted = Settings(
+            settings["use_var"] if settings["columns"] is None else settings["columns"],
+            **{name: settings[name] for name in _FOR_FORMATS},
+        )
+        formats = [open_format(settings["format"], wanted) for _ in range(self._threads)]
+        files = agree_on(feed.files, ranks.group, allow_empty=wanted.allow_empty)
+        cut = [formats[0].can_cut(file.path) for file in files]
+        dealt = deal([file.size for file in files], ranks.size * self._threads, cut)
+        own = dealt[ranks.rank * self._threads :][: self._threads]
+        self.lanes = [Lane(*each) for each in zip(formats, [files] * len(own), own, strict=True)]
+        """What each thread of this rank reads: the first what comes first."""
+
+    def rows(self) -> list[Columns]:
+        """Read all of this rank. Local."""
+        lanes = [lane for lane in self.lanes if lane.pieces]
+        if len(lanes) < 2:
+            return [part for lane in lanes for part in self._hoarded(lane)]
+        with ThreadPoolExecutor(len(lanes), "hpcdist-read") as pool:
+            return [part for parts in pool.map(self._hoarded, lanes) for part in parts]
+
+    def _hoarded(self, lane: Lane) -> list[Columns]:
+        hoard = Hoard(*self._kept())
+        for rows in lane:
+            hoard.add(rows)
+        return hoard.parts()
+
+    def _kept(self) -> tuple[int, str | None]:
+        if self.spill is None:
+            return 0, None
+        session = current_session()
+        ranks = session.whereabouts.local_size if session is not None else 1
+        return self.spill.nbytes // (ranks * self._threads), self.spill.folder
+
+    def tell_left_out(self) -> None:
+        """Warn of malformed records that this rank has left out, if they are to be counted."""
+        bad = [each for each in (lane.format.bad for lane in self.lanes) if each.count]
+        if bad and bad[0].on_bad == "count":
+            warn("; ".join(each.summary() for each in bad), DatasetWarning, stacklevel=5)
+
+
+_FOR_FORMATS = (
+    "on_bad",
+    "pipe_command",
+    "pipe_timeout",
+    "allow_empty",
+    "separator",
+    "header",
+    "max_line_bytes",
+    "block_bytes",
+)

@@ -1,0 +1,175 @@
+"""The settings of datasets: one row for each name, with its default and what it may be.
+
+Names and defaults are Paddle's, and a few more. What cannot be honoured is refused where it would
+change what is read; what only tunes Paddle's own transport has no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from hpcdist.comm.group import Group
+from hpcdist.data.bad_records import POLICIES
+from hpcdist.data.formats import Settings, open_format
+from hpcdist.data.shares import TAILS
+from hpcdist.data.slots import slots_of
+from hpcdist.data.spill import read_spill
+from hpcdist.errors import UsageError
+
+
+class Setting(NamedTuple):
+    """The default of a setting, and what returns a value as it is used, or raises `UsageError`."""
+
+    default: Any
+    read: Callable[[str, Any], Any]
+
+
+def _whole(least: int) -> Callable[[str, Any], int]:
+    def read(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
+            raise UsageError(f"{name} must be an integer from {least}, got {value!r}")
+        return int(value)
+
+    return read
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{name} must be a string, got {value!r}")
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def _one_of(*words: str) -> Callable[[str, Any], str]:
+    def read(name: str, value: Any) -> str:
+        if value not in words:
+            raise UsageError(f"{name} must be one of {', '.join(map(repr, words))}, got {value!r}")
+        return str(value)
+
+    return read
+
+
+def _anything(name: str, value: Any) -> Any:
+    return value
+
+
+def _only(allowed: Any, remedy: str) -> Callable[[str, Any], Any]:
+    """Refuse all values but one, which changes nothing."""
+
+    def read(name: str, value: Any) -> Any:
+        if value != allowed:
+            raise UsageError(f"{name}={value!r} is not supported here: {remedy}")
+        return value
+
+    return read
+
+
+def _group(name: str, value: Any) -> Group | None:
+    if value is not None and not isinstance(value, Group):
+        raise UsageError(f"{name} must be a Group from new_group, or None for all, got {value!r}")
+    return value
+
+
+def _seconds(name: str, value: Any) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise UsageError(f"{name} must be a number of seconds, or None, got {value!r}")
+    return value
+
+
+def _use_var(name: str, value: Any) -> Any:
+    return None if value is None else slots_of(value)
+
+
+def _format(name: str, value: Any) -> str:
+    open_format(value)
+    return str(value)
+
+
+def _read_ahead(name: str, value: Any) -> int | None:
+    return None if value is None else _whole(0)(name, value)
+
+
+def _spill(name: str, value: Any) -> Any:
+    read_spill(value)  # refused where it is said; what is free is asked when rows are loaded
+    return value
+
+
+BASE: Mapping[str, Setting] = {
+    "batch_size": Setting(1, _whole(1)),
+    "thread_num": Setting(1, _whole(1)),
+    "use_var": Setting((), _use_var),
+    "pipe_command": Setting("cat", _text),
+    "input_type": Setting(0, _only(0, "a line is one sample; let pipe_command cut batches apart")),
+    "fs_name": Setting("", _text),
+    "fs_ugi": Setting(
+        "", _only("", "credentials come from where the library of the file system looks for them")
+    ),
+    "download_cmd": Setting(
+        "cat", _only("cat", "files are read where they are; give their URLs, or a pipe_command")
+    ),
+    "queue_num": Setting(-1, _whole(-1)),
+    "format": Setting("multislot", _format),
+    "columns": Setting(None, _use_var),
+    "on_bad": Setting("raise", _one_of(*POLICIES)),
+    "separator": Setting(",", _text),
+    "header": Setting(True, _flag),
+    "max_line_bytes": Setting(Settings().max_line_bytes, _whole(1)),
+    "block_bytes": Setting(Settings().block_bytes, _whole(1)),
+    "pipe_timeout": Setting(None, _seconds),
+    "allow_empty": Setting(False, _flag),
+    "tail": Setting("pad", _one_of(*TAILS)),
+    "group": Setting(None, _group),
+}
+"""Of all datasets."""
+
+QUEUE: Mapping[str, Setting] = BASE
+
+IN_MEMORY: Mapping[str, Setting] = {
+    **BASE,
+    "seed": Setting(0, _whole(0)),
+    "spill": Setting(None, _spill),
+    "read_ahead": Setting(None, _read_ahead),
+    "data_feed_type": Setting("MultiSlotInMemoryDataFeed", _text),
+    "merge_size": Setting(
+        -1, _only(-1, "lines of one id are not merged; let pipe_command merge them")
+    ),
+    "parse_ins_id": Setting(False, _only(False, "make the id a slot of its own, or a column")),
+    "parse_content": Setting(False, _only(False, "make it a slot of its own, or a column")),
+    "fleet_send_batch_size": Setting(None, _anything),
+    "fleet_send_sleep_seconds": Setting(None, _anything),
+    "fea_eval": Setting(False, _flag),
+    "candidate_size": Setting(10000, _whole(1)),
+}
+"""Of `InMemoryDataset`; the two that begin with ``fleet_send``, ``candidate_size`` and
+``data_feed_type`` have no effect."""
+
+
+def read_settings(
+    table: Mapping[str, Setting], wanted: Mapping[str, Any], what: str
+) -> dict[str, Any]:
+    """Return the values of the settings that are wanted.
+
+    Raises:
+        UsageError: there is no such setting, or it cannot be this.
+
+    """
+    for name in wanted:
+        if name not in table:
+            near = get_close_matches(name, table, 1)
+            raise UsageError(
+                f"{what} has no setting {name!r}"
+                + (f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(table)}")
+            )
+    return {name: table[name].read(name, value) for name, value in wanted.items()}
+
+
+def defaults(table: Mapping[str, Setting]) -> dict[str, Any]:
+    """Return what each setting is if nobody says otherwise."""
+    return {name: setting.default for name, setting in table.items()}
