@@ -7,7 +7,7 @@ import sys
 import pytest
 from tiers import first_of
 
-from hpcdist.transport.call import ARRAYS, COLLECTIVES, OPTIONAL, Family, Kind, table_for
+from hpcdist.transport.kinds import ARRAYS, COLLECTIVES, OPTIONAL, Family, Kind, table_for
 
 ROWS = {kind: kind.name for kind in Kind if kind.family in ARRAYS}
 
@@ -62,17 +62,17 @@ def test_a_new_operation_ends_the_import_of_what_has_no_row_for_it(module):
     program = f"""
 import sys
 from importlib import import_module, util
-spec = util.find_spec("hpcdist.transport.call")
+spec = util.find_spec("hpcdist.transport.kinds")
 source = spec.loader.get_source(spec.name)
 last = "EXCHANGE = 21, Family.EXCHANGE\\n"
 assert last in source
 source = source.replace(last, last + "    NEW = 22, Family.{TABLES[module]}\\n")
-call = util.module_from_spec(spec)
+kinds = util.module_from_spec(spec)
 for name in [name for name in sys.modules if name.startswith("hpcdist.")]:
     del sys.modules[name]
-sys.modules[spec.name] = call
-exec(compile(source, spec.origin, "exec"), vars(call))
-assert call.Kind.NEW.family is call.Family.{TABLES[module]}
+sys.modules[spec.name] = kinds
+exec(compile(source, spec.origin, "exec"), vars(kinds))
+assert kinds.Kind.NEW.family is kinds.Family.{TABLES[module]}
 import_module("hpcdist.{module}")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -1,0 +1,156 @@
+"""Entries: which ids of a table get a row, and which rows leave when there is no room.
+
+The names and arguments are Paddle's. All decisions are functions of an id, the seed of its table
+and its own counters, so they are the same for any number of servers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple, final
+
+import numpy as np
+
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.ps.ids import coins
+
+
+class Terms(NamedTuple):
+    """What an entry asks for before an id gets a row.
+
+    `probability` is the part of the ids that ever get one. `pushes` is the push at which they do;
+    with 0 it is their first pull. `scored` rows have two counters, shows and clicks.
+    """
+
+    probability: float = 1.0
+    pushes: int = 0
+    scored: bool = False
+
+    def admit(self, ids: NumpyArray, seed: int) -> NumpyArray:
+        """Return whether each id may ever have a row."""
+        if self.probability == 1:
+            return np.ones(ids.size, bool)
+        below: NumpyArray = coins(ids, seed) < self.probability
+        return below
+
+
+class Entry(ABC):
+    """Which ids get a row."""
+
+    @property
+    @abstractmethod
+    def terms(self) -> Terms:
+        """What it asks for."""
+
+
+@final
+class ProbabilityEntry(Entry):
+    """A row for a part of the ids; the others keep their initial value, whatever is pushed.
+
+    Which ids have a row is a function of the id and the seed of the table: a coin that falls the
+    same way in every run and on any number of servers.
+
+    Args:
+        probability: the part of the ids that get a row, a float between 0 and 1.
+
+    Raises:
+        ValueError: it is not.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> dist.ProbabilityEntry(0.25)
+        ProbabilityEntry(0.25)
+
+    """
+
+    def __init__(self, probability: float) -> None:
+        if not isinstance(probability, float) or not 0 < probability < 1:
+            raise ValueError("probability must be a float in (0,1)")
+        self.probability = probability
+
+    def __repr__(self) -> str:
+        return f"ProbabilityEntry({self.probability!r})"
+
+    @property
+    def terms(self) -> Terms:
+        """What it asks for."""
+        return Terms(probability=self.probability)
+
+
+@final
+class CountFilterEntry(Entry):
+    """A row for ids that have been pushed `count_filter` times.
+
+    Before, pulls give the id's initial value, pushes are counted and their gradients dropped: an
+    id costs a counter. The gradient of the push that reaches the count is applied.
+
+    Args:
+        count_filter: at least 0; with 0 an id has a row from its first pull on.
+
+    Raises:
+        ValueError: it is no such number.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> dist.CountFilterEntry(10)
+        CountFilterEntry(10)
+
+    """
+
+    def __init__(self, count_filter: int) -> None:
+        if not isinstance(count_filter, int) or isinstance(count_filter, bool):
+            raise ValueError("count_filter must be a valid integer greater than 0")
+        if count_filter < 0:
+            raise ValueError("count_filter must be a valid integer greater or equal than 0")
+        self.count_filter = count_filter
+
+    def __repr__(self) -> str:
+        return f"CountFilterEntry({self.count_filter!r})"
+
+    @property
+    def terms(self) -> Terms:
+        """What it asks for."""
+        return Terms(pushes=self.count_filter)
+
+
+@final
+class ShowClickEntry(Entry):
+    """A row for every id, with two counters: how often it was shown, and clicked.
+
+    The score of a row is ``0.1 (shows - clicks) + clicks``, as in Paddle. `shrink` removes rows of
+    a low score, and a table that is full makes room by removing those of the lowest.
+
+    Args:
+        show_name: what the counts of shows are called where they are fed.
+        click_name: the same for clicks.
+
+    Raises:
+        ValueError: a name is not a str.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> dist.ShowClickEntry("show", "click")
+        ShowClickEntry('show', 'click')
+
+    """
+
+    def __init__(self, show_name: str, click_name: str) -> None:
+        if not isinstance(show_name, str) or not isinstance(click_name, str):
+            raise ValueError("show_name click_name must be a str")
+        self.show_name = show_name
+        self.click_name = click_name
+
+    def __repr__(self) -> str:
+        return f"ShowClickEntry({self.show_name!r}, {self.click_name!r})"
+
+    @property
+    def terms(self) -> Terms:
+        """What it asks for."""
+        return Terms(scored=True)
+
+
+def scores(counters: NumpyArray) -> NumpyArray:
+    """Return the score of rows by their shows and clicks."""
+    shows, clicks = counters[:, 0], counters[:, 1]
+    weighed: NumpyArray = np.float32(0.1) * (shows - clicks) + clicks
+    return weighed

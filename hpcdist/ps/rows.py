@@ -1,0 +1,531 @@
+"""`RowStore`: the rows of a table that one rank has, by id, with the state of their optimizer.
+
+Every operation checks its arguments, and has the memory it needs, before it changes anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, final
+
+import numpy as np
+
+from hpcdist.arrays.dtypes import dtype_row
+from hpcdist.arrays.libraries import NumpyArray, view_of
+from hpcdist.arrays.transfer import on_host
+from hpcdist.errors import UsageError
+from hpcdist.ps.accessors import accessor_of
+from hpcdist.ps.entries import Entry, Terms, scores
+from hpcdist.ps.ids import as_ids
+from hpcdist.ps.initializers import initializer_of
+from hpcdist.ps.merging import group, segment_add, unique
+from hpcdist.ps.shared import Owned
+from hpcdist.ps.slabs import Allocate, SlabFile, Slabs, in_memory, slab_shift
+from hpcdist.ps.slots import Slots
+
+_COUNTER = np.dtype(np.float32)
+_AT_A_TIME = 1 << 12
+"""Rows that are moved at a time."""
+
+SHRINK_BELOW = 0.8
+"""The score below which `shrink` removes a row, as in Paddle."""
+
+
+class Chunk(NamedTuple):
+    """Some rows as `RowStore.chunks` gives and `RowStore.restore` takes them.
+
+    `rows` is (n, dim), `state` (n, `Accessor.state_width`), `counters` (n, 0), or (n, 2) with
+    `ShowClickEntry`.
+    """
+
+    ids: NumpyArray
+    rows: NumpyArray
+    state: NumpyArray
+    counters: NumpyArray
+
+
+@final
+class RowStore:
+    """Rows of numbers that are found by integer ids, and learn by gradients. Local.
+
+    An id is any 64-bit integer. It gets its row, with an initial value that is a function of
+    `seed`, id and `dim` alone, as `entry` says: usually when it is first pulled. Not thread-safe.
+
+    Args:
+        dim: the length of rows.
+        dtype: a real floating dtype; with 16 bits, the state has the rows in float32.
+        optimizer: how gradients change rows; see `accessor_of`.
+        initializer: ``("uniform", bound)``, ``("normal", deviation)``, ``("constant", value)``, or
+            a function of ids (int64) and `dim` that returns a row for each.
+        entry: which ids get a row: `ProbabilityEntry`, `CountFilterEntry`, `ShowClickEntry`; all do
+            without.
+        max_rows: how many rows there may be. With `ShowClickEntry` those of the lowest score make
+            room, at least a 64th at once; without, more are an error.
+        store: "memory", or "ssd": in a file without name, mapped into memory.
+        folder: where that file is; ``$SLURM_TMPDIR``, or the folder for temporary files.
+        seed: what initial values and coins start from.
+        slab: a function of shape and dtype that returns the memory for rows and their state.
+        check_finite: refuse gradients with NaN or infinity, instead of applying them as an
+            optimizer of `hpcdist.optim` does.
+        owned: memory for the rows that other processes of the node can read; instead of `slab`.
+
+    Raises:
+        UsageError: an argument is wrong.
+        ExecuteError: the file cannot be made, or its disk is full.
+
+    Example:
+        >>> import numpy as np
+        >>> from hpcdist.ps import RowStore
+        >>> store = RowStore(2, optimizer=("sgd", {"learning_rate": 0.5}),
+        ...                  initializer=("constant", 1.0))
+        >>> store.push([7], np.ones((1, 2), np.float32))
+        >>> store.pull([7, -3])
+        array([[0.5, 0.5],
+               [1. , 1. ]], dtype=float32)
+
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        dtype: Any = "float32",
+        optimizer: Any = "adagrad",
+        initializer: Any = ("uniform", 0.01),
+        entry: Entry | None = None,
+        max_rows: int | None = None,
+        store: Literal["memory", "ssd"] = "memory",
+        folder: str | None = None,
+        seed: int = 0,
+        slab: Allocate | None = None,
+        check_finite: bool = False,
+        owned: Owned | None = None,
+    ) -> None:
+        _check(dim, entry, max_rows, store, folder, seed, slab)
+        self.dim = dim
+        self.accessor = accessor_of(optimizer, dtype)
+        self.dtype = self.accessor.dtype
+        self.entry = entry
+        self._terms = Terms() if entry is None else entry.terms
+        self.max_rows = max_rows
+        self._most = sys.maxsize if max_rows is None else int(max_rows)
+        self.seed = seed
+        self.check_finite = check_finite
+        self._initial = initializer_of(initializer, seed, self.dtype)
+        self._file = SlabFile(folder) if store == "ssd" else None
+        allocate = slab or (in_memory if self._file is None else self._file.allocate)
+        width, columns = self.accessor.state_width(dim), 2 * self._terms.scored
+        row_bytes = max(dim * self.dtype.itemsize, width * self.accessor.state_dtype.itemsize)
+        shift = slab_shift(row_bytes)
+        self.owned = owned
+        self.slots = Slots(None if owned is None else owned.make)
+        self.rows = Slabs(dim, self.dtype, shift, allocate if owned is None else owned.slab)
+        self.state = Slabs(width, self.accessor.state_dtype, shift, allocate)
+        self.counters = Slabs(columns, _COUNTER, shift, in_memory)
+        self._waiting = Slots()
+        self._counts = Slabs(1, np.dtype(np.int64), 16, in_memory)
+        self._evicted = 0
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __repr__(self) -> str:
+        entry = f", {self.entry}" if self.entry else ""
+        return f"RowStore({len(self)} rows of {self.dim} {self.dtype}{entry})"
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next pushes; it can be assigned."""
+        return float(self.accessor.options["learning_rate"])
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.accessor.set_learning_rate(value)
+
+    def pull(self, ids: Any, *, create: bool = True) -> NumpyArray:
+        """Return a copy of the rows of `ids`: of their shape, and `dim` at the end.
+
+        Ids without a row get one as the entry says, or give their initial value. With `create`
+        False no id gets one, as for evaluation.
+        """
+        self._check_open()
+        flat, shape = as_ids(ids)
+        slots = self.slots.find(flat)
+        out = self.rows.read(slots)
+        missing = _absent(slots)
+        if missing.size:
+            fresh, inverse = unique(flat[missing])
+            first = self._initial(fresh, self.dim)
+            if create and not self._terms.pushes:
+                admitted = self._terms.admit(fresh, self.seed)
+                self._create(fresh[admitted], first[admitted], keep=slots)
+            out[missing] = first[inverse]
+        return out.reshape(*shape, self.dim)
+
+    def lacks(self, ids: NumpyArray) -> bool:
+        """Return whether any of these ids has no row."""
+        return bool((self.slots.find(np.ascontiguousarray(ids)) < 0).any())
+
+    def push(self, ids: Any, grads: Any, *, counts: Any = None, clicks: Any = None) -> None:
+        """Apply a gradient to the row of each id; those of equal ids are added up first.
+
+        Args:
+            ids: integers, of any shape.
+            grads: a row for each, of any floating dtype.
+            counts: how many gradients were added up in each row (`Merged.counts`): how often its id
+                was shown. 1 by default.
+            clicks: how often it was clicked, for `ShowClickEntry`. 0 by default.
+
+        Raises:
+            UsageError: the gradients do not fit; nothing has changed.
+
+        """
+        self._check_open()
+        flat, _ = as_ids(ids)
+        given = self._gradients(grads, flat)
+        tallies = [_tally(counts, flat, 1, "counts"), _tally(clicks, flat, 0, "clicks")]
+        if flat.size > 1 and not bool((flat[1:] > flat[:-1]).all()):
+            flat, order, starts = group(flat)
+            given = _added(given, order, starts)
+            tallies = [_added(each, order, starts) for each in tallies]
+        slots = self.slots.find(flat)
+        missing = _absent(slots)
+        if missing.size:
+            self._admit(flat, slots, missing, tallies[0])
+        if self._terms.scored:
+            self._count(slots, np.hstack(tallies))
+        self.accessor.update_in(self.rows, self.state, slots, given)
+
+    def assign(self, ids: Any, rows: Any) -> None:
+        """Set the rows of `ids`; new ids get a row whatever the entry says.
+
+        What the optimizer remembers of a row stays. Of equal ids, the last one counts.
+        """
+        self._check_open()
+        flat, _ = as_ids(ids)
+        given = self._fitting(rows, flat, self.dim, self.dtype, "rows")
+        distinct, order, starts = group(flat)
+        last = order[starts[1:] - 1]
+        self._put(distinct, given[last], None, None)
+
+    def chunks(self, rows: int = 65536) -> Iterator[Chunk]:
+        """Give all rows, in the order of their slots, at most `rows` at a time, as copies."""
+        self._check_open()
+        live = self.slots.live()
+        for start in range(0, live.size, rows):
+            slots = live[start : start + rows]
+            yield Chunk(
+                self.slots.ids_at(slots),
+                self.rows.read(slots),
+                self.state.read(slots),
+                self.counters.read(slots),
+            )
+
+    def restore(self, ids: Any, rows: Any, state: Any = None, counters: Any = None) -> None:
+        """Put rows back that `chunks` gave; without state it starts anew."""
+        self._check_open()
+        flat, _ = as_ids(ids)
+        accessor, width = self.accessor, self.state.width
+        given = self._fitting(rows, flat, self.dim, self.dtype, "rows")
+        if state is not None:
+            state = self._fitting(state, flat, width, accessor.state_dtype, "state")
+        else:
+            state = accessor.start(given)
+        if counters is not None:
+            counters = self._fitting(counters, flat, self.counters.width, _COUNTER, "counters")
+        else:
+            counters = np.zeros((flat.size, self.counters.width), _COUNTER)
+        distinct, order, starts = group(flat)
+        last = order[starts[1:] - 1]
+        self._put(distinct, given[last], state[last], counters[last])
+
+    def waiting(self) -> tuple[NumpyArray, NumpyArray]:
+        """Return the ids that have no row yet, and how often they were pushed.
+
+        `CountFilterEntry` keeps them; `restore_waiting` takes them.
+        """
+        self._check_open()
+        live = self._waiting.live()
+        return self._waiting.ids_at(live), self._counts.read(live)[:, 0]
+
+    def restore_waiting(self, ids: Any, counts: Any) -> None:
+        """Set how often ids that have no row were pushed."""
+        self._check_open()
+        flat, _ = as_ids(ids)
+        numbers = self._fitting(np.asarray(counts)[:, None], flat, 1, self._counts.dtype, "counts")
+        distinct, order, starts = group(flat)
+        fresh = self.slots.find(distinct) < 0
+        self._set_waiting(distinct[fresh], numbers[order[starts[1:] - 1]][fresh])
+
+    def shrink(self, threshold: float | None = None) -> int:
+        """Remove the rows whose score is below `threshold`, and return how many those were.
+
+        With `CountFilterEntry` the ids that have no row yet are forgotten, those that were pushed
+        less than `threshold` times if it is given. Rows of other entries have no score, and stay.
+        """
+        self._check_open()
+        if len(self._waiting):
+            slots = self._waiting.live()
+            if threshold is not None:
+                slots = slots[self._counts.read(slots)[:, 0] < threshold]
+            self._waiting.remove(self._waiting.ids_at(slots))
+            return int(slots.size)
+        if not self._terms.scored:
+            return 0
+        below = SHRINK_BELOW if threshold is None else threshold
+        live = self.slots.live()
+        weak = live[scores(self.counters.read(live)) < below]
+        removed = int(weak.size)
+        self._remove(weak)
+        if removed > len(self) and self._file is None:
+            self._compact()
+        return removed
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the store holds: rows, bytes of each kind, ids without rows, evicted rows."""
+        slabs = (self.rows, self.state, self.counters, self._counts)
+        return {
+            "rows": len(self),
+            "capacity": self.rows.capacity,
+            "bytes": sum(each.nbytes for each in slabs) + self.slots.nbytes + self._waiting.nbytes,
+            "row_bytes": self.rows.nbytes,
+            "state_bytes": self.state.nbytes,
+            "index_bytes": self.slots.nbytes,
+            "waiting": len(self._waiting),
+            "evicted": self._evicted,
+        }
+
+    def close(self) -> None:
+        """Give memory and disk back. Whatever follows is a `UsageError`."""
+        if self._closed:
+            return
+        if self.owned is not None:
+            self.owned.close()
+        self._clear_rows()
+        self._waiting.clear()
+        self._counts.clear()
+        if self._file is not None:
+            self._file.close()
+        self._closed = True
+
+    # ---- which ids have rows
+
+    def _admit(
+        self, ids: NumpyArray, slots: NumpyArray, missing: NumpyArray, shows: NumpyArray
+    ) -> None:
+        """Give rows to absent ids as the entry says, and write their slots into `slots`."""
+        fresh = ids[missing]
+        admitted = self._terms.admit(fresh, self.seed)
+        counts = None
+        if self._terms.pushes > 1:
+            counts = self._counted(fresh, shows[missing])
+            admitted = counts[:, 0] >= self._terms.pushes
+        new = fresh[admitted]
+        slots[missing[admitted]] = self._create(new, self._initial(new, self.dim), keep=slots)
+        if counts is not None:
+            self._set_waiting(fresh[~admitted], counts[~admitted])
+            self._waiting.remove(new)
+
+    def _counted(self, ids: NumpyArray, shows: NumpyArray) -> NumpyArray:
+        """Return how often ids without rows will have been pushed."""
+        counts = np.zeros((ids.size, 1), self._counts.dtype)
+        self._counts.read(self._waiting.find(ids), counts)
+        counts += shows.astype(np.int64)
+        return counts
+
+    def _set_waiting(self, ids: NumpyArray, counts: NumpyArray) -> None:
+        self._counts.reserve(self._waiting.used + ids.size)
+        self._counts.write(self._waiting.insert(ids), counts)
+
+    def _create(self, ids: NumpyArray, rows: NumpyArray, keep: NumpyArray) -> NumpyArray:
+        """Return the slots of new rows, for absent and distinct ids; `keep` is not evicted."""
+        if not ids.size:
+            return np.empty(0, np.intp)
+        self._check_room(ids.size, keep)
+        last = max(min(len(self) + ids.size, self._most), self.slots.used)
+        for each in (self.rows, self.state, self.counters):
+            each.reserve(last)
+        self._make_room(ids.size, keep)
+        slots = self.slots.add(ids)
+        self.rows.write(slots, rows)
+        self.state.write(slots, self.accessor.start(rows))
+        self.counters.write(slots, np.zeros((ids.size, self.counters.width), _COUNTER))
+        return slots
+
+    def _put(
+        self,
+        ids: NumpyArray,
+        rows: NumpyArray,
+        state: NumpyArray | None,
+        counters: NumpyArray | None,
+    ) -> None:
+        """Write rows of distinct ids; what is None stays, or starts anew with a new row."""
+        slots = self.slots.find(ids)
+        missing = _absent(slots)
+        if missing.size:
+            slots[missing] = self._create(ids[missing], rows[missing], keep=slots)
+            self._waiting.remove(ids[missing])
+        self.rows.write(slots, rows)
+        if state is not None:
+            self.state.write(slots, state)
+        elif self.accessor.has_master:
+            kept = self.state.read(slots)
+            self.accessor.adopt(rows, kept)
+            self.state.write(slots, kept)
+        if counters is not None:
+            self.counters.write(slots, counters)
+
+    def _check_room(self, count: int, keep: NumpyArray) -> None:
+        """Refuse more rows than there may be, where too few can be evicted."""
+        if len(self) + count <= self._most:
+            return
+        if not self._terms.scored:
+            raise UsageError(
+                f"{count} more rows than the {len(self)} there are would exceed "
+                f"max_rows={self.max_rows}; raise it, shrink the table, or let rows make room "
+                "with entry=ShowClickEntry(...)"
+            )
+        used = np.unique(keep[keep >= 0]).size
+        if used + count > self._most:
+            raise UsageError(
+                f"one call needs {count} new rows besides {used} that it uses, which exceeds "
+                f"max_rows={self.max_rows}; raise it, or pass fewer ids at once"
+            )
+
+    def _make_room(self, count: int, keep: NumpyArray) -> None:
+        """Evict rows of the lowest scores if there would be too many; never those in `keep`."""
+        needed = len(self) + count - self._most
+        if needed <= 0:
+            return
+        evictable = np.setdiff1d(self.slots.live(), keep)
+        leaving = min(max(needed, self._most // 64), evictable.size)
+        score = scores(self.counters.read(evictable))
+        leavers = evictable[np.argsort(score, kind="stable")[:leaving]]
+        self.slots.remove(self.slots.ids_at(leavers))
+        self._evicted += leaving
+
+    def _remove(self, slots: NumpyArray) -> None:
+        self.slots.remove(self.slots.ids_at(slots))
+        if not len(self):
+            self._clear_rows()
+
+    def _compact(self) -> None:
+        """Move rows together, and give the slabs behind them back."""
+        live = self.slots.live()
+        for start in range(0, live.size, _AT_A_TIME):
+            old = live[start : start + _AT_A_TIME]
+            new = np.arange(start, start + old.size)  # lower slots, whose rows have moved already
+            for each in (self.rows, self.state, self.counters):
+                each.write(new, each.read(old))
+        self.slots.compact()
+        for each in (self.rows, self.state, self.counters):
+            each.release(live.size)
+        if self.owned is not None:
+            self.owned.release(len(self.rows.slabs))
+
+    def _clear_rows(self) -> None:
+        """Give the memory of all rows back."""
+        self.slots.clear()
+        for each in (self.rows, self.state, self.counters):
+            each.clear()
+        if self._file is not None:
+            self._file.clear()
+        if self.owned is not None:
+            self.owned.release(0)
+
+    # ---- rows and gradients
+
+    def _count(self, slots: NumpyArray, more: NumpyArray) -> None:
+        counters = np.zeros((slots.size, 2), _COUNTER)
+        self.counters.read(slots, counters)
+        self.counters.write(slots, counters + more)
+
+    def _gradients(self, grads: Any, ids: NumpyArray) -> NumpyArray:
+        given = _on_host(grads)
+        if dtype_row(given.dtype).family != "float":
+            raise UsageError(
+                f"gradients are real floating numbers, got dtype {given.dtype}; convert them"
+            )
+        given = self._fitting(given, ids, self.dim, given.dtype.newbyteorder("="), "grads")
+        if self.check_finite:
+            check_all_finite(ids, given)
+        return given
+
+    def _fitting(
+        self, given: Any, ids: NumpyArray, width: int, dtype: np.dtype, name: str
+    ) -> NumpyArray:
+        """Return `given` as a contiguous array of a row for each id, or raise."""
+        array = _on_host(given)
+        if array.size and dtype_row(array.dtype).family not in ("float", "int"):
+            raise UsageError(f"{name} are real numbers, got dtype {array.dtype}; convert them")
+        if array.size != ids.size * width or (array.shape[-1:] != (width,) and array.size):
+            raise UsageError(
+                f"{name} has shape {array.shape} for {ids.size} ids; pass a row of {width} numbers "
+                "for each id"
+            )
+        return np.ascontiguousarray(array.reshape(ids.size, width), dtype)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the store has been closed; make a new one")
+
+
+def check_all_finite(ids: NumpyArray, grads: NumpyArray) -> None:
+    """Raise `UsageError`, which names an id, if there is NaN or infinity in the gradients."""
+    bad = np.flatnonzero(~np.isfinite(grads).all(axis=1))
+    if bad.size:
+        raise UsageError(
+            f"the gradients of {bad.size} ids are not finite, the first that of id {ids[bad[0]]}; "
+            "nothing was applied"
+        )
+
+
+def _absent(slots: NumpyArray) -> NumpyArray:
+    return np.flatnonzero(slots < 0)
+
+
+def _on_host(given: Any) -> NumpyArray:
+    if type(given) is np.ndarray:
+        return given
+    if isinstance(given, (list, tuple, int, float)):
+        return np.asarray(given)
+    view = view_of(given)
+    return view if isinstance(view, np.ndarray) else on_host(view)
+
+
+def _added(grads: NumpyArray, order: NumpyArray, starts: NumpyArray) -> NumpyArray:
+    if grads.dtype.itemsize == 2:
+        return segment_add(grads.astype(np.float32), order, starts).astype(grads.dtype)
+    return segment_add(grads, order, starts)
+
+
+def _tally(given: Any, ids: NumpyArray, each: int, name: str) -> NumpyArray:
+    """Return a column of numbers, one for each id."""
+    if given is None:
+        return np.full((ids.size, 1), each, np.float64)
+    numbers = np.asarray(_on_host(given), np.float64).reshape(-1, 1)
+    if numbers.size != ids.size:
+        raise UsageError(f"{name} has {numbers.size} numbers for {ids.size} ids; pass one for each")
+    return numbers
+
+
+def _check(
+    dim: Any, entry: Any, max_rows: Any, store: Any, folder: Any, seed: Any, slab: Any
+) -> None:
+    """Refuse arguments of a store that are wrong."""
+    for name, value, least in (("dim", dim, 1), ("max_rows", max_rows, 1), ("seed", seed, 0)):
+        optional = name == "max_rows" and value is None
+        if not optional and (not isinstance(value, (int, np.integer)) or value < least):
+            raise UsageError(f"{name} must be a whole number, at least {least}, got {value!r}")
+    if entry is not None and not isinstance(entry, Entry):
+        raise UsageError(
+            f"entry={entry!r} is none: pass ProbabilityEntry, CountFilterEntry or ShowClickEntry"
+        )
+    if store not in ("memory", "ssd"):
+        raise UsageError(f"store={store!r} must be 'memory' or 'ssd'")
+    if folder is not None and store != "ssd":
+        raise UsageError(f"folder={folder!r} is where store='ssd' has its rows; pass that, too")
+    if slab is not None and store == "ssd":
+        raise UsageError("store='ssd' has its memory in a file, slab= elsewhere; pass one of them")

@@ -1,0 +1,120 @@
+"""`Shard`: the rows of a table that one rank keeps, and what others call of it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, final
+
+import numpy as np
+
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.ps.hot import Hot
+from hpcdist.ps.rows import RowStore
+from hpcdist.ps.shared import Layout
+
+_MANY = 1 << 20
+"""So many ids are noted as changed before those that are there twice are taken out."""
+
+
+@final
+class Shard:
+    """Rows, one thread at a time; it notes which of them have changed since the last save.
+
+    Attributes:
+        store: the rows.
+        lock: held by whoever looks at the store.
+        clocks: how often each worker has pushed; infinity where it has stopped.
+        hot: which ids are pulled and pushed most often.
+        saved_to: the series of checkpoints that a delta would go on; None: only a whole one can.
+
+    """
+
+    def __init__(self, store: RowStore, workers: int) -> None:
+        self.store, self.lock = store, threading.Lock()
+        self.clocks, self.hot = np.zeros(workers), Hot()
+        self.saved_to: str | None = None
+        self._changed: list[NumpyArray] = []
+        self._noted = 0
+
+    def pull(self, ids: NumpyArray, create: bool = True) -> NumpyArray:
+        """Return the rows of `ids`, of which some may be there twice."""
+        with self.lock:
+            self.hot.note(ids)
+            before = len(self.store)
+            makes = create and self.store.owned is not None and self.store.lacks(ids)
+            with self._changing() if makes else nullcontext():
+                rows = self.store.pull(ids, create=create)
+            if len(self.store) != before:  # pulling makes rows
+                self._note(ids)
+        return rows
+
+    def push(self, ids: NumpyArray, grads: NumpyArray, marks: NumpyArray) -> None:
+        """Let the optimizer change rows; gradients of one id are summed in their order.
+
+        `marks` has for each id how often it was shown and clicked, if the entry wants to know.
+        """
+        if not len(ids):
+            return
+        counts, clicks = marks.T if marks.shape[1] else (None, None)
+        with self.lock, self._changing():
+            self.hot.note(ids)
+            self.store.push(ids, grads, counts=counts, clicks=clicks)
+            self._note(ids)
+
+    def add(self, ids: NumpyArray, changes: NumpyArray) -> NumpyArray:
+        """Add to rows, past the optimizer, and return them; each id is there once."""
+        with self.lock, self._changing():
+            self.hot.note(ids)
+            rows: NumpyArray = self.store.pull(ids) + changes
+            self.store.assign(ids, rows)
+            self._note(ids)
+        return rows
+
+    def tick(self, worker: int, clock: float) -> None:
+        """Note how often a worker has pushed."""
+        self.clocks[worker] = clock
+
+    def behind(self, clock: float) -> list[int]:
+        """Return which workers have pushed less often than `clock` says."""
+        return [int(each) for each in np.flatnonzero(self.clocks < clock)]
+
+    def shrink(self, threshold: Any) -> int:
+        """Remove what the store finds worthless; return how many rows. No delta can tell it."""
+        with self.lock, self._changing():
+            removed: int = self.store.shrink(threshold)
+            if removed:
+                self.saved_to = None
+        return removed
+
+    def layout(self) -> Layout | None:
+        """Return where others of the node can read the rows; None if they cannot."""
+        with self.lock:
+            owned = self.store.owned
+            return None if owned is None else owned.layout(self.store.slots, self.store.rows)
+
+    def _changing(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.store.owned is None else self.store.owned.changing()
+
+    def changed(self) -> NumpyArray:
+        """Return the ids that have changed since the last save; with the lock held."""
+        ids = np.unique(np.concatenate([np.empty(0, np.int64), *self._changed]))
+        self._changed, self._noted = [ids], 0
+        return ids
+
+    def forget_changes(self, saved_to: str) -> None:
+        """Begin anew with noting what has changed; with the lock held."""
+        self._changed, self._noted, self.saved_to = [], 0, saved_to
+
+    def _note(self, ids: NumpyArray) -> None:
+        if self.saved_to is None:  # nobody can ask for a delta
+            return
+        self._changed.append(np.array(ids))
+        self._noted += len(ids)
+        if self._noted > _MANY:
+            self.changed()
+
+
+STOPPED = math.inf
+"""The clock of a worker that has stopped: nobody waits for it."""

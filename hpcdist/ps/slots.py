@@ -1,0 +1,238 @@
+"""`Slots`: which slot each id has; an open-addressing hash table, vectorised.
+
+The table (`_index`) holds numbers of slots only, and the ids lie in an array by slot: 8 bytes for
+an id and from 7 to 14 for the table, which is built anew from the ids when it grows, with no old
+table beside it. Probing is linear. Where an id begins is a hash under a random key of each table,
+so that nobody can choose ids that collide; the key changes nothing that a caller sees.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, final
+
+import numpy as np
+
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.ps.ids import mixed
+from hpcdist.transport.kernel import compiled
+
+Make = Callable[[str, int, Any], NumpyArray]
+"""Returns the memory for one of the arrays of a table, by name, elements and dtype."""
+
+_FREE, _REMOVED = -1, -2
+_SMALLEST = 64
+_FULL = 0.6
+"""Part of the table that may be taken, by ids and by those removed; then it is built anew."""
+
+_ROOMY = 0.5
+"""Part of a new table that ids may take; else it is twice as large as the old one."""
+
+_AT_A_TIME = 1 << 14
+"""Ids that NumPy looks up at a time: their arrays stay in the cache."""
+
+_LARGE_INDEX = 1 << 31
+_find = getattr(compiled, "find_slots", None)
+_place = getattr(compiled, "place_slots", None)
+
+
+@final
+class Slots:
+    """Numbers from 0 on for int64 ids: new ids take the slots that were freed last, then new ones.
+
+    Arrays of ids are flat and contiguous (`ids.as_ids`). Which slot an id gets depends on the
+    calls before alone.
+
+    Args:
+        make: what returns the memory for its two arrays, "index" and "ids"; None for ordinary one.
+
+    Attributes:
+        used: slots that have ever been taken; all slots are below.
+
+    """
+
+    def __init__(self, make: Make | None = None) -> None:
+        self._make = make
+        self._key = np.uint64(int.from_bytes(os.urandom(8), "little"))
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all ids."""
+        self.used = 0
+        self._ids = self._made("ids", _SMALLEST, np.int64)
+        self._freed = np.empty(0, np.int64)
+        self._removed = 0
+        self._index = self._made("index", _SMALLEST, np.int32)
+        self._index.fill(_FREE)
+
+    @property
+    def key(self) -> int:
+        """What ids are hashed with."""
+        return int(self._key)
+
+    @property
+    def index_item(self) -> int:
+        """Bytes of a number in the table."""
+        return self._index.itemsize
+
+    def __len__(self) -> int:
+        return self.used - self._freed.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table and the ids."""
+        return self._index.nbytes + self._ids.nbytes + self._freed.nbytes
+
+    def find(self, ids: NumpyArray) -> NumpyArray:
+        """Return the slot of each id, -1 where it is absent."""
+        if _find is None:
+            return self.find_in_python(ids)
+        found = np.empty(ids.size, np.intp)
+        _find(self._index.itemsize, self._index, self._ids, ids, found, int(self._key))
+        return found
+
+    def find_in_python(self, ids: NumpyArray) -> NumpyArray:
+        """Do what `find` does, without compiled loops."""
+        found = np.empty(ids.size, np.intp)
+        for start in range(0, ids.size, _AT_A_TIME):
+            part = slice(start, start + _AT_A_TIME)
+            found[part] = self._probe(ids[part])[0]
+        return found
+
+    def insert(self, ids: NumpyArray) -> NumpyArray:
+        """Return the slot of each id; absent ids get one, in the order they first appear."""
+        slots = self.find(ids)
+        absent = np.flatnonzero(slots < 0)
+        if absent.size:
+            fresh, first = np.unique(ids[absent], return_index=True)
+            self.add(fresh[np.argsort(first)])
+            slots[absent] = self.find(ids[absent])
+        return slots
+
+    def add(self, ids: NumpyArray) -> NumpyArray:
+        """Return new slots for ids that are absent and distinct."""
+        slots = self._take(ids.size)
+        self._ids[slots] = ids
+        if len(self) + self._removed > _FULL * self._index.size:
+            self._rebuild()
+        else:
+            self._settle(slots)
+        return slots
+
+    def remove(self, ids: NumpyArray) -> NumpyArray:
+        """Free the slots of ids, and return those slots; absent ids are passed over."""
+        slots, places = self._probe(ids)
+        there = slots >= 0
+        places, first = np.unique(places[there], return_index=True)
+        slots = slots[there][np.sort(first)]
+        self._index[places] = _REMOVED
+        self._removed += places.size
+        self._freed = np.concatenate([self._freed, slots[::-1]])
+        if not len(self):
+            self.clear()
+        return slots
+
+    def compact(self) -> None:
+        """Give all ids new slots, from 0 on, in the order of the old ones."""
+        ids = np.resize(self.ids(), max(_SMALLEST, len(self)))
+        self._ids = ids if self._make is None else self._made("ids", ids.size, np.int64)
+        self._ids[:] = ids
+        self.used = len(self)
+        self._freed = self._freed[:0]
+        self._index = self._index[:_SMALLEST]
+        self._rebuild()
+
+    def live(self) -> NumpyArray:
+        """Return the slots that are taken, ascending."""
+        taken = np.ones(self.used, bool)
+        taken[self._freed] = False
+        return np.flatnonzero(taken)
+
+    def ids(self) -> NumpyArray:
+        """Return all ids, in the order of their slots."""
+        return self._ids[self.live()] if self._freed.size else self._ids[: self.used].copy()
+
+    def ids_at(self, slots: NumpyArray) -> NumpyArray:
+        """Return the ids of taken slots."""
+        found: NumpyArray = self._ids[slots]
+        return found
+
+    def _take(self, count: int) -> NumpyArray:
+        """Take slots: freed ones, the last first, then new ones."""
+        reused = min(count, self._freed.size)
+        slots = np.empty(count, np.int64)
+        if reused:
+            slots[:reused] = self._freed[: -reused - 1 : -1]
+            self._freed = self._freed[:-reused]
+        new = count - reused
+        slots[reused:] = np.arange(self.used, self.used + new)
+        self.used += new
+        if self.used > self._ids.size:
+            self._lengthen(max(self.used, self._ids.size * 5 // 4))
+        return slots
+
+    def _lengthen(self, size: int) -> None:
+        """Have room for so many ids."""
+        if self._make is None:
+            # in place where the allocator can: nobody else holds this array
+            self._ids.resize(size, refcheck=False)
+            return
+        before, self._ids = self._ids, self._make("ids", size, np.int64)
+        self._ids[: before.size] = before
+
+    def _made(self, name: str, count: int, dtype: Any) -> NumpyArray:
+        return np.empty(count, dtype) if self._make is None else self._make(name, count, dtype)
+
+    def _rebuild(self) -> None:
+        live = self.live()
+        size = self._index.size
+        while live.size > _ROOMY * size:
+            size *= 2
+        dtype = np.int32 if self.used < _LARGE_INDEX else np.int64
+        self._index = np.empty(0, dtype)  # the old one goes before the new one comes
+        self._index = self._made("index", size, dtype)
+        self._index.fill(_FREE)
+        self._removed = 0
+        for start in range(0, live.size, 1 << 20):
+            self._settle(live[start : start + (1 << 20)])
+
+    def _home(self, ids: NumpyArray) -> NumpyArray:
+        """Return the places where the search for ids begins."""
+        bits = self._index.size.bit_length() - 1
+        keyed = mixed(ids.view(np.uint64) ^ self._key)
+        places: NumpyArray = (keyed >> np.uint64(64 - bits)).view(np.int64)
+        return places
+
+    def _probe(self, ids: NumpyArray) -> tuple[NumpyArray, NumpyArray]:
+        """Return slots and places in the table; the slot is -1 where an id is absent."""
+        index, mask = self._index, self._index.size - 1
+        places = self._home(ids)
+        slots = index[places].astype(np.intp)
+        missed = (slots < 0) | (self._ids[slots] != ids)
+        todo = np.flatnonzero(missed & (slots != _FREE))
+        while todo.size:
+            next_places = (places[todo] + 1) & mask
+            places[todo] = next_places
+            here = index[next_places]
+            slots[todo] = here
+            going = (here != _FREE) & ((here < 0) | (self._ids[here] != ids[todo]))
+            todo = todo[going]
+        return slots, places
+
+    def _settle(self, slots: NumpyArray) -> None:
+        """Enter slots, whose ids are absent and distinct, into the table."""
+        if _place is None:
+            self.settle_in_python(slots)
+        else:
+            _place(self._index.itemsize, self._index, self._ids, slots, int(self._key))
+
+    def settle_in_python(self, slots: NumpyArray) -> None:
+        """Do what `place_slots` of the compiled loops does."""
+        index, mask = self._index, self._index.size - 1
+        places = self._home(self._ids[slots])
+        while slots.size:
+            free = index[places] == _FREE
+            index[places[free]] = slots[free]
+            lost = index[places] != slots  # the place was taken, or another one came, too
+            slots, places = slots[lost], (places[lost] + 1) & mask

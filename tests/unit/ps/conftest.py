@@ -1,0 +1,26 @@
+"""Every test of this folder that takes `loops` runs with the compiled loops and without."""
+
+import pytest
+
+from hpcdist.ps import accessors, merging, slabs, slots
+from hpcdist.transport.kernel import compiled
+
+LOOPS = [
+    (merging, "_group"),
+    (merging, "_add"),
+    (slots, "_find"),
+    (slots, "_place"),
+    (slabs, "_take"),
+    (slabs, "_put"),
+    (accessors, "_update_rows"),
+]
+
+
+@pytest.fixture(params=["compiled", "python"])
+def loops(request, monkeypatch):
+    if request.param == "compiled" and compiled is None:
+        pytest.skip("the kernel was not compiled here")
+    if request.param == "python":
+        for module, name in LOOPS:
+            monkeypatch.setattr(module, name, None)
+    return request.param

@@ -1,0 +1,164 @@
+"""Rows that others of the node read past their owner."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+import hpcdist as dist
+from hpcdist import fleet, ps
+from hpcdist.ps.calls import Calls
+from hpcdist.ps.rows import RowStore
+from hpcdist.ps.server import Shard
+from hpcdist.ps.shared import Window, can_share, new_owned
+
+pytestmark = pytest.mark.skipif(not can_share(), reason="no compiled loops, or another processor")
+SGD = ("sgd", {"learning_rate": 1.0})
+DIM = 5
+
+
+def shard_of(**options):
+    options = {"optimizer": SGD, "initializer": ("constant", 0.0), **options}
+    return Shard(RowStore(DIM, owned=new_owned(), **options), 1)
+
+
+def window_of(shard, before=None):
+    return Window(shard.layout(), before)
+
+
+def test_what_is_read_past_the_owner_is_what_it_would_have_given():
+    shard = shard_of(initializer=("uniform", 1.0))
+    window = window_of(shard)
+    found = window.read(np.arange(3))
+    assert found.absent.tolist() == [0, 1, 2]
+    rng = np.random.default_rng(0)
+    ids = rng.permutation(np.concatenate([np.arange(20_000), -np.arange(1, 2**62, 2**50)]))
+    for part in np.array_split(ids, 7):  # it grows
+        shard.pull(part)
+        assert window.is_old
+        assert window.read(part) is None
+        window = window_of(shard, window)
+        asked = np.concatenate([part[::-1], [2**63 - 1]])
+        found = window.read(asked)
+        assert found.absent.tolist() == [len(part)]
+        assert np.array_equal(found.rows[:-1], shard.pull(part[::-1]))
+    shard.push(ids[:9], np.ones((9, DIM), np.float32), np.empty((9, 0), np.float32))
+    assert not window.is_old
+    assert np.array_equal(window.read(ids[:20]).rows, shard.pull(ids[:20]))
+
+
+def test_rows_that_have_gone_are_absent_and_a_store_that_is_closed_is_old():
+    entry = dist.ShowClickEntry("show", "click")
+    shard, ids = shard_of(entry=entry), np.arange(10_000)
+    shard.pull(ids)
+    marks = np.zeros((10, 2), np.float32)
+    marks[:, 1] = 5
+    shard.push(ids[:10], np.ones((10, DIM), np.float32), marks)
+    window = window_of(shard)
+    assert shard.shrink(1.0) == 9_990  # the others move together
+    window = window_of(shard, window) if window.is_old else window
+    found = window.read(ids)
+    assert found.absent.tolist() == [*range(10, 10_000)]
+    assert np.array_equal(found.rows[:10], -np.ones((10, DIM)))
+    shard.store.close()
+    assert window.is_old
+    assert window.read(ids) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_rows_are_those_of_one_moment(dtype):
+    shard, ids, stop = shard_of(dtype=dtype), np.arange(3000), threading.Event()
+    shard.pull(ids)
+    minus = np.full((ids.size, DIM), -1).astype(shard.store.dtype)
+
+    def push():
+        for _ in range(200):
+            shard.push(ids, minus, np.empty((ids.size, 0), np.float32))
+        stop.set()
+
+    window, seen, thread = window_of(shard), set(), threading.Thread(target=push)
+    thread.start()
+    while not stop.is_set():
+        found = window.read(ids)
+        if found is not None:
+            assert (found.rows == found.rows[0, 0]).all()
+            seen.add(float(found.rows[0, 0]))
+    thread.join()
+    assert seen <= {*map(float, range(201))}
+    assert float(window.read(ids).rows[0, 0]) == 200
+
+
+def test_a_table_that_is_dropped_keeps_no_descriptor():
+    before = len(os.listdir("/proc/self/fd"))
+    shard = shard_of()
+    shard.pull(np.arange(1000))
+    window = window_of(shard)
+    assert len(os.listdir("/proc/self/fd")) == before + 4
+    shard.store.close()
+    del shard
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert window.is_old
+
+
+def test_a_table_that_moves_while_it_is_opened_is_opened_again(monkeypatch):
+    asked, opened = [], []
+
+    class Moving:
+        def __init__(self, layout, before):
+            opened.append(layout)
+            if layout < 3 or unreachable:
+                raise OSError("no such file")
+
+    class Server:
+        def wait(self):
+            return asked[-1]
+
+    def begin(*_):
+        asked.append(asked[-1] if unreachable and asked[-1:] == [5] else len(asked) + 1)
+        return Server()
+
+    monkeypatch.setattr("hpcdist.ps.calls.Window", Moving)
+    one = Calls.__new__(Calls)
+    one._begin = begin
+    unreachable = False
+    assert isinstance(one._opened(0, None), Moving)
+    assert opened == [1, 2, 3]
+    unreachable = True
+    assert one._opened(0, None) is None
+    assert opened == [1, 2, 3, 4, 5]
+
+
+def calls():
+    return dist.rpc.stats().get("hpcdist.ps.calls._on_shard", {}).get("calls", 0)
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize("mode", [ps.Ssp(10**6), ps.Async()])
+def test_workers_of_the_node_read_without_a_call_and_see_what_was_pushed(mode, servers, tmp_path):
+    def rank():
+        fleet.init(server_num=servers)
+        table = ps.SparseTable("rows", DIM, optimizer=SGD, initializer=("constant", 0.0), mode=mode)
+        if fleet.is_server():
+            fleet.run_server()
+            return
+        fleet.init_worker()
+        ids, ones = np.arange(500), np.ones((500, DIM), np.float32)
+        assert not table.pull(ids).any()
+        fleet.barrier_worker()
+        table.push(ids, ones)
+        table.flush()
+        fleet.barrier_worker()
+        table.pull(ids)  # here it learns where the rows are now
+        before = calls()
+        assert (table.pull(ids[::-1].reshape(5, 100)) == -2).all()
+        assert calls() == before
+        fleet.barrier_worker()
+        assert (table.pull([3, 10**6 + fleet.worker_index()])[:, 0] == [-2, 0]).all()
+        table.save(tmp_path / "a")
+        table.push(ids, ones)
+        table.load(tmp_path / "a")
+        assert (table.pull(ids) == -2).all()
+        fleet.stop_worker()
+
+    dist.simulate(2 + servers, rank)

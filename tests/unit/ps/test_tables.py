@@ -1,0 +1,725 @@
+"""Tables on simulated ranks: against a dict of rows, for any number of servers, in all modes."""
+
+import contextlib
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+from table_checks import RATE, SGD, check_programs, check_saves, initial, run_program
+
+import hpcdist as dist
+from hpcdist import fleet, ps
+from hpcdist.comm.session import require_session
+from hpcdist.ps.worker import Clocked, Queued
+
+
+def simulate(n, check, *args, **options):
+    """Run a check on ranks whose world is the group that it gets."""
+    return dist.simulate(n, lambda: check(dist.init_parallel_env(), *args), **options)
+
+
+def with_servers(servers, workers, train, **options):
+    """Run `train` on workers, and beside them ranks that only serve; return what workers return."""
+
+    def rank():
+        fleet.init(server_num=servers)
+        table = ps.SparseTable("rows", 3, **{"optimizer": SGD, "initializer": initial, **options})
+        if fleet.is_server():
+            fleet.run_server()
+            return None
+        fleet.init_worker()
+        try:
+            return train(table, fleet.worker_index())
+        finally:
+            fleet.stop_worker()
+
+    found = dist.simulate(servers + workers, rank)
+    return found[:workers]
+
+
+# ---- lock step
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_a_table_does_what_a_dict_of_rows_does(ranks):
+    simulate(ranks, check_programs)
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam", "ftrl"])
+def test_rows_have_the_same_bits_for_any_number_of_servers(optimizer):
+    def train(table, worker):
+        rng = np.random.default_rng(worker)
+        for _ in range(4):
+            ids = rng.integers(0, 9, 30)
+            table.push(ids, rng.normal(size=(30, 3)).astype(np.float32))
+        return table.pull(np.arange(12)).tobytes()
+
+    found = [
+        set(with_servers(servers, 2, train, optimizer=optimizer, initializer=("uniform", 0.1)))
+        for servers in (0, 1, 2, 3)
+    ]
+    assert len(found[0]) == 1
+    assert found == [found[0]] * 4
+
+
+def test_a_worker_with_fewer_batches_holds_nobody_up():
+    def train(table, worker):
+        for _ in range(1 + worker):
+            table.push([7], np.ones((1, 3), np.float32))
+        return table.pull([7])[0, 0] if worker == 2 else None
+
+    for servers in (0, 1):
+        assert with_servers(servers, 3, train)[2] == 7 - RATE * (3 + 2 + 1)
+
+
+def odd_ids():
+    return [
+        np.array([], np.int64),
+        [],
+        np.array([-5, -5, -5]),
+        np.array([2**64 - 1, 0, 2**63], np.uint64),
+        np.array([[1, 2], [3, 1]], np.int32).T,
+        np.arange(20)[::3],
+        [2**64 - 1],
+        range(3),
+    ]
+
+
+@pytest.mark.parametrize("which", range(8))
+def test_ids_of_all_kinds_are_ids(which):
+    def check(world):
+        ids = odd_ids()[which]
+        table = ps.SparseTable("rows", 2, optimizer=SGD)
+        shape = (*np.shape(ids), 2)
+        before = table.pull(ids)
+        assert before.shape == shape
+        table.push(ids, np.ones(shape, np.float32))
+        count = np.array([np.sum(np.asarray(ids) == each) for each in np.ravel(ids)])
+        change = (before - table.pull(ids)).reshape(-1, 2)
+        assert np.allclose(change, RATE * world.nranks * count.reshape(-1, 1), atol=1e-5)
+
+    simulate(2, check)
+
+
+def test_uint64_max_is_the_id_minus_one():
+    def check(_):
+        table = ps.SparseTable("rows", 2)
+        assert np.array_equal(table.pull(np.array([2**64 - 1], np.uint64)), table.pull([-1]))
+
+    simulate(2, check)
+
+
+def test_ids_beyond_32_bits_have_rows_of_their_own_and_beyond_64_there_are_none():
+    ids = [1, 1 + 2**31, 1 + 2**32, 2**62, 2**63, 2**63 + 1, 2**64 - 2]
+
+    def check(world):
+        table = ps.SparseTable("rows", 3, optimizer=SGD, initializer=("constant", 0.0))
+        table.push(ids, np.arange(1, 8, dtype=np.float32)[:, None] + np.zeros((7, 3), np.float32))
+        assert np.array_equal(table.pull(ids)[:, 0], -RATE * world.nranks * np.arange(1, 8))
+        assert table.stats()["rows"] == 7
+        for wrong in ([2**64], [-(2**63) - 1], [1, 2**100]):
+            with pytest.raises(dist.UsageError, match=r"between -2\*\*63 and 2\*\*64 - 1|integers"):
+                table.pull(wrong)
+        assert table.stats()["rows"] == 7
+
+    simulate(2, check)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_gradients_that_are_not_finite_are_taken_or_refused_on_all_ranks(bad):
+    def check(world):
+        grads = np.ones((2, 3), np.float32)
+        strict, open_ = (
+            ps.SparseTable(name, 3, optimizer=SGD, initializer=initial, check_finite=finite)
+            for name, finite in (("strict", True), ("open", False))
+        )
+        told = np.isfinite(grads)
+        told[1, 2] = False
+        if world.rank == 0:
+            grads[1, 2] = bad
+        kind = dist.UsageError if world.rank == 0 else dist.RemoteError
+        with pytest.raises(kind, match=r"the gradients of 1 ids are not finite, the first.* id 9"):
+            strict.push([7, 9], grads)
+        run_program(strict, world.nranks, world.rank, 2)
+        open_.push([7, 9], grads)
+        assert np.array_equal(np.isfinite(open_.pull([7, 9])), told)
+
+    with np.errstate(invalid="ignore"):
+        simulate(2, check)
+
+
+WRONG = {
+    "ids that are no integers": lambda table: table.pull([0.5]),
+    "another dim": lambda table: table.push([1], np.ones((1, 4), np.float32)),
+    "another count": lambda table: table.push([1, 2], np.ones((1, 3), np.float32)),
+    "another dtype": lambda table: table.push([1], np.ones((1, 3))),
+    "an out that does not fit": lambda table: table.pull([1], out=np.ones((2, 3), np.float32)),
+    "clicks without an entry": lambda table: table.push(
+        [1], np.ones((1, 3), np.float32), clicks=[1]
+    ),
+    "a mode of saving": lambda table: table.save("/nowhere", mode=3),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_on_one_rank_is_an_error_on_all_and_nothing_has_changed(what):
+    def check(world):
+        table = ps.SparseTable("rows", 3, optimizer=SGD, initializer=initial)
+        kind = dist.UsageError if world.rank == 0 else dist.RemoteError
+        act = WRONG[what] if world.rank == 0 else lambda table: table.pull([1])
+        with pytest.raises(kind):
+            act(table)
+        run_program(table, world.nranks, world.rank, 2)
+
+    simulate(2, check)
+
+
+def test_ranks_that_differ_about_a_table_hear_of_it():
+    def check(world):
+        with pytest.raises(dist.MismatchError, match="rank 0 has dim=3, but rank 1 has dim=4"):
+            ps.SparseTable("rows", 3 + world.rank)
+        with pytest.raises(dist.MismatchError, match="name='rows 0', but rank 1 has name='rows 1'"):
+            ps.SparseTable(f"rows {world.rank}", 3)
+        table = ps.SparseTable("rows", 3)
+        with pytest.raises(dist.MismatchError, match="rank 0 is in pull of table 'rows', but rank"):
+            _ = table.push([1], np.ones((1, 3), np.float32)) if world.rank else table.pull([1])
+        with pytest.raises(dist.MismatchError, match=r"with optimizer='adagrad'.*optimizer='adam'"):
+            ps.SparseTable("rows", 3, optimizer="adam")
+        same = ps.SparseTable("rows", 3)
+        assert np.array_equal(same.pull([1]), table.pull([1]))
+
+    simulate(2, check)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"dim": 0}, {"dim": 2.0}, {"name": ""}, {"mode": "fast"}, {"dtype": "int64"}, {"store": "?"}],
+)
+def test_options_that_cannot_be_are_refused(options):
+    def check(_):
+        with pytest.raises(dist.UsageError):
+            ps.SparseTable(**{"name": "rows", "dim": 2, **options})
+
+    simulate(2, check)
+
+
+def test_a_pull_into_an_array_and_one_that_is_waited_for():
+    def check(_):
+        table = ps.SparseTable("rows", 3, initializer=initial)
+        out = np.empty((2, 3), np.float32)
+        assert table.pull([4, 9], out=out) is out
+        work = table.pull([9, 4], sync_op=False)
+        assert np.array_equal(work.result(), out[::-1])
+        assert work.is_completed()
+
+    simulate(2, check)
+
+
+def test_what_was_prefetched_is_pulled_anew_after_a_push():
+    def check(world):
+        table = ps.SparseTable("rows", 3, optimizer=SGD, initializer=initial)
+        table.prefetch([4])
+        assert table.pull([4])[0, 0] == 4
+        table.prefetch([4])
+        table.push([4], np.ones((1, 3), np.float32))
+        assert table.pull([4])[0, 0] == 4 - RATE * world.nranks
+        table.prefetch([5])
+        table.prefetch([4])  # the one before is never used
+        assert table.pull([4])[0, 0] == 4 - RATE * world.nranks
+        table.prefetch([4])
+        with pytest.raises(dist.UsageError, match="must be of the same ids"):
+            _ = table.pull([5]) if world.rank == 0 else table.pull([0.5])
+
+    simulate(1, check)
+
+
+def test_the_hottest_ids_are_told_with_about_how_often():
+    def check(world):
+        table = ps.SparseTable("rows", 3, optimizer=SGD)
+        rng = np.random.default_rng(world.rank)
+        for _ in range(200):
+            table.pull(np.concatenate([[5, -(2**40)], rng.integers(100, 10_000, 300)]))
+        table.push([5], np.ones((1, 3), np.float32))
+        (first, often), (second, less), *others = table.stats()["hot"]
+        assert {first, second} == {5, -(2**40)}
+        assert len(others) == 8
+        assert all(count < min(often, less) / 2 for _, count in others)
+        assert 100 < less <= often < 2000
+        assert ps.SparseTable("empty", 3).stats()["hot"] == []
+
+    simulate(3, check)
+
+
+def test_a_dense_table_is_an_array_that_gradients_change():
+    def check(world):
+        value = np.arange(600, dtype=np.float32).reshape(3, 200)
+        table = ps.DenseTable("weights", (3, 200), value=value, optimizer=SGD)
+        table.push(np.ones((3, 200), np.float32))
+        expected = value - np.float32(RATE * world.nranks)
+        assert np.array_equal(table.pull(), expected)
+        out = np.empty_like(value)
+        assert table.pull(out=out) is out
+        assert np.array_equal(out, expected)
+        with pytest.raises(dist.UsageError, match="must be of shape"):
+            table.push(np.ones(3, np.float32))
+
+    simulate(2, check)
+
+
+def test_entries_count_what_all_workers_push():
+    def check(world):
+        entry = ps.CountFilterEntry(2 * world.nranks)
+        table = ps.SparseTable("rows", 1, optimizer=SGD, initializer=initial, entry=entry)
+        table.push([8], np.ones((1, 1), np.float32))
+        assert table.pull([8])[0, 0] == 8
+        assert table.stats()["rows"] == 0
+        table.push([8], np.ones((1, 1), np.float32))
+        assert table.stats()["rows"] == 1
+        shown = ps.SparseTable("shown", 1, optimizer=SGD, entry=ps.ShowClickEntry("show", "click"))
+        shown.push([1, 2], np.ones((2, 1), np.float32), clicks=[1, 0])
+        assert shown.stats()["rows"] == 2
+        assert shown.shrink(1e9) == 2
+        assert shown.stats()["rows"] == 0
+
+    simulate(2, check)
+
+
+# ---- saves
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_was_saved_comes_back(ranks, tmp_path):
+    simulate(ranks, check_saves, str(tmp_path / "saved"))
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+def test_saved_with_three_servers_and_loaded_with_five_training_goes_on_alike(optimizer, tmp_path):
+    def first(table, worker):
+        for step in range(3):
+            ids = np.arange(40) + worker + step
+            table.push(ids, np.ones((40, 3), np.float32))
+        table.save(tmp_path / "saved")
+        return then(table, worker)
+
+    def then(table, worker):
+        ids = np.arange(50)
+        table.push(ids, np.full((50, 3), 0.5 + worker, np.float32))
+        return table.pull(ids).tobytes()
+
+    def again(table, worker):
+        table.load(tmp_path / "saved")
+        return then(table, worker)
+
+    options = {"optimizer": optimizer, "initializer": ("uniform", 0.1)}
+    expected = with_servers(3, 2, first, **options)
+    assert with_servers(5, 2, again, **options) == expected
+    assert with_servers(0, 2, again, **options) == expected
+
+
+def test_a_delta_has_what_has_changed_and_is_whole_after_rows_were_removed(tmp_path):
+    def check(world):
+        table = ps.SparseTable("rows", 3, entry=ps.ShowClickEntry("show", "click"))
+        many = np.arange(1000)
+        table.push(many, np.ones((1000, 3), np.float32))
+        for mode in (0, 1):
+            table.save(tmp_path / "a", mode)
+            table.push([7], np.ones((1, 3), np.float32), clicks=[1])
+        table.save(tmp_path / "a", 1)
+        sizes = [_bytes(tmp_path / "a" / f"step-{step:06d}") for step in range(3)]
+        assert sizes[2] < sizes[0] / 5
+        expected = table.pull(many)
+        table.shrink(0.8 + 1e6)
+        table.load(tmp_path / "a")
+        assert np.array_equal(table.pull(many), expected)
+        table.save(tmp_path / "a", 0)
+        assert sorted(os.listdir(tmp_path / "a")) == ["step-000003"]
+        table.shrink(1e9)
+        table.save(tmp_path / "a", 1)
+        table.push(many, np.ones((1000, 3), np.float32))
+        table.load(tmp_path / "a")
+        assert table.stats()["rows"] == 0
+
+    simulate(2, check)
+
+
+def _bytes(folder):
+    return sum(each.stat().st_size for each in folder.glob("*.safetensors"))
+
+
+def test_ids_that_wait_for_their_row_are_saved(tmp_path):
+    def check(world):
+        entry = ps.CountFilterEntry(2 * world.nranks)
+        table = ps.SparseTable("rows", 1, optimizer=SGD, entry=entry)
+        table.push([8], np.ones((1, 1), np.float32))
+        table.save(tmp_path / "a")
+        table.load(tmp_path / "a")
+        table.push([8], np.ones((1, 1), np.float32))
+        assert table.stats()["rows"] == 1
+
+    simulate(2, check)
+
+
+def test_a_save_that_is_not_of_this_table_changes_nothing(tmp_path):
+    def check(_):
+        table = ps.SparseTable("rows", 3, initializer=initial)
+        table.push([1], np.ones((1, 3), np.float32))
+        table.save(tmp_path / "a")
+        for other, told in [
+            (ps.SparseTable("others", 3), "has no table 'others'; tables there: rows"),
+            (ps.SparseTable("rows of 4", 4), "has no table"),
+        ]:
+            with pytest.raises(dist.CheckpointError, match=told):
+                other.load(tmp_path / "a")
+        before = table.pull([1])
+        with pytest.raises(dist.CheckpointError, match="no whole save of tables"):
+            table.load(tmp_path / "nothing")
+        assert np.array_equal(table.pull([1]), before)
+
+    def other_dim(_):
+        table = ps.SparseTable("rows", 4)
+        with pytest.raises(dist.CheckpointError, match=r"dim and dtype \(3, 'float32'\)"):
+            table.load(tmp_path / "a")
+        table = ps.SparseTable("others", 3, optimizer="sgd")
+        assert table.pull([1]).shape == (1, 3)
+
+    def other_optimizer(_):
+        with pytest.raises(dist.CheckpointError, match="another optimizer"):
+            ps.SparseTable("rows", 3, optimizer="sgd").load(tmp_path / "a")
+
+    for each in (check, other_dim, other_optimizer):
+        simulate(2, each)
+
+
+def test_a_save_beside_the_training_is_of_the_moment_it_began(tmp_path):
+    def check(world):
+        table = ps.SparseTable("rows", 3, optimizer=SGD, initializer=initial)
+        work = table.save(tmp_path / "a", async_save=True)
+        for _ in range(5):
+            table.push([1], np.ones((1, 3), np.float32))
+        work.wait()
+        moved = table.save(tmp_path / "a", 1, async_save=True)
+        table.push([1], np.ones((1, 3), np.float32))
+        moved.wait()
+        table.load(tmp_path / "a")
+        assert table.pull([1])[0, 0] == 1 - 5 * RATE * world.nranks
+
+    simulate(2, check)
+
+
+# ---- without lock step
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize("mode", [ps.Async(2, 3), ps.Ssp(2), ps.Ssp(0)])
+def test_no_push_is_lost_or_doubled_when_nobody_waits_for_all(mode, servers):
+    def train(table, worker):
+        for step in range(12):
+            ids = np.arange(30) + step % 3
+            table.pull(ids)
+            table.push(ids, np.ones((30, 3), np.float32))
+        table.flush()
+        fleet.barrier_worker()
+        return table.pull(np.arange(32))
+
+    pushed = np.array([4 * min(id + 1, 3, 32 - id) for id in range(32)])
+    expected = initial(np.arange(32), 3) - RATE * 3 * pushed[:, None]
+    found = with_servers(servers, 3, train, mode=mode)
+    assert all(np.array_equal(each, expected) for each in found)
+
+
+def test_a_save_without_lock_step_has_what_was_pushed_before_and_nothing_after(tmp_path):
+    def train(table, worker):
+        ids = np.arange(200)
+        ones = np.ones((200, 3), np.float32)
+        for _ in range(5):
+            table.push(ids, ones)
+        table.save(tmp_path / "a", async_save=True)
+        for _ in range(5):
+            table.push(ids, ones)
+        table.load(tmp_path / "a")
+        return table.pull(ids)
+
+    expected = initial(np.arange(200), 3) - RATE * 2 * 5
+    for each in with_servers(2, 2, train, mode=ps.Async(4, 2)):
+        assert np.array_equal(each, expected)
+
+
+def test_the_fastest_waits_for_the_slowest_and_names_it():
+    def train(table, worker):
+        one = np.ones((1, 3), np.float32)
+        if worker == 0:
+            for _ in range(2):
+                table.pull([1])
+                table.push([1], one)
+            with pytest.raises(dist.CollectiveTimeout, match="rank 1, more than 1 pushes") as told:
+                table.pull([1])
+            assert told.value.missing == (1,)
+        fleet.barrier_worker()
+        if worker == 1:
+            table.push([1], one)
+        fleet.barrier_worker()
+        return table.pull([1])[0, 0]
+
+    found = with_servers(1, 2, train, mode=ps.Ssp(1, timeout=0.2))
+    assert found == [1 - RATE * 3] * 2
+
+
+def test_a_pull_that_nobody_asks_for_yet_does_not_wait_for_the_slowest():
+    def train(table, worker):
+        one = np.ones((1, 3), np.float32)
+        if worker == 0:
+            for _ in range(2):
+                table.push([1], one)
+            work = table.pull([1], sync_op=False)
+            assert not work.is_completed()
+            table.prefetch([2])
+            fleet.barrier_worker()
+            table.push([1], one)  # also before the pull: it has not been begun
+            fleet.barrier_worker()
+            assert work.result()[0, 0] in (1 - RATE * 4, 1 - RATE * 5)
+            assert work.is_completed()
+            late = table.pull([1], sync_op=False)
+            while not late.is_completed():  # who asks need not wait
+                time.sleep(0.001)
+            assert table.pull([2])[0, 0] == 2
+        else:
+            fleet.barrier_worker()
+            table.push([1], one)
+            fleet.barrier_worker()
+            table.push([1], one)
+        return True
+
+    for servers in (0, 1):
+        assert with_servers(servers, 2, train, mode=ps.Ssp(1)) == [True] * 2
+
+
+def test_a_worker_that_has_gone_is_named_and_nobody_waits_for_it():
+    told, heard = [], threading.Event()
+
+    def train(table, worker):
+        table.push([1], np.ones((1, 3), np.float32))
+        fleet.barrier_worker()
+        if worker == 1:
+            require_session().end_rpc("it has died")
+            assert heard.wait(60)
+            return
+        table.push([1], np.ones((1, 3), np.float32))
+        table.push([1], np.ones((1, 3), np.float32))
+        with pytest.raises(dist.RemoteError, match="rank 1") as caught:
+            table.pull([1])
+        told.append(caught.value)
+        heard.set()
+
+    with pytest.raises((dist.HpcdistError, dist.UsageError)):  # it did not stop in good order
+        with_servers(1, 2, train, mode=ps.Ssp(1, timeout=100))
+    assert told[0].rank == 1
+    assert "which has gone without stop_worker" in str(told[0])
+
+
+class Answer:
+    """What a worker says of itself, once `ended` is set: that it has gone."""
+
+    def __init__(self):
+        self.ended = False
+
+    def done(self):
+        return self.ended
+
+    def exception(self):
+        return ConnectionError("its process has ended")
+
+
+class Behind:
+    """A server that says `patience` times that worker 1 is behind; its `answers` come then."""
+
+    timeout_s, names = 20, (0, 1)
+
+    def __init__(self, patience):
+        self.patience, self.answers = patience, []
+
+    def on_all(self, _, clock):
+        self.patience -= 1
+        if not self.patience:
+            for each in self.answers:
+                each.ended = True
+        return [[1]]
+
+    def is_there(self, worker):
+        self.answers.append(Answer())
+        return self.answers[-1]
+
+
+def test_a_worker_that_answers_late_is_asked_once_and_its_answer_is_heard(monkeypatch):
+    monkeypatch.setattr("hpcdist.ps.worker._ASK_S", 0)
+    server = Behind(patience=5)
+    clocked = Clocked(server, ps.Ssp(0))
+    clocked.clock = 1
+    with pytest.raises(dist.RemoteError, match=r"rank 1.*its process has ended") as told:
+        clocked.pull(np.array([1])).result()
+    assert told.value.rank == 1
+    assert len(server.answers) == 1
+
+
+class Dead:
+    """Servers that have died."""
+
+    def by_owner(self, *_):
+        raise dist.RemoteError("rank 2 (worker2) has not answered: its process has ended", 2)
+
+
+def test_a_queue_for_a_server_that_has_died_holds_nobody_up_and_says_so():
+    threads = threading.active_count()
+    queue = Queued(Dead(), ps.Async(send_queue_size=2))
+    arrays = np.arange(3), np.ones((3, 2), np.float32), np.empty((3, 0), np.float32)
+
+    def push_and(end):
+        for _ in range(50):
+            queue.push(*arrays)
+        end()
+
+    with pytest.raises(dist.RemoteError, match="rank 2"):
+        push_and(queue.flush)
+    with pytest.raises(dist.RemoteError, match="rank 2"):
+        push_and(queue.stop)
+    with contextlib.suppress(dist.RemoteError):
+        queue.stop()
+    assert threading.active_count() <= threads
+
+
+def test_nobody_waits_for_a_worker_that_has_stopped():
+    def train(table, worker):
+        for _ in range(1 if worker else 9):
+            table.pull([1])
+            table.push([1], np.ones((1, 3), np.float32))
+        return table.pull([1])[0, 0] if worker == 0 else None
+
+    assert with_servers(0, 2, train, mode=ps.Ssp(1))[0] == 1 - RATE * 10
+
+
+def test_workers_of_rows_of_their_own_meet_every_k_steps():
+    def train(table, worker):
+        one = np.ones((1, 3), np.float32)
+        table.pull([5])
+        fleet.barrier_worker()
+        for step in range(4):
+            table.push([5], one * (1 + worker))
+            if step == 0:
+                assert table.pull([5])[0, 0] == 5 - RATE * (1 + worker)
+        fleet.barrier_worker()
+        table.push([5], one * 0)
+        table.flush()
+        return table.pull([5])[0, 0]
+
+    found = with_servers(1, 2, train, mode=ps.Geo(2))
+    assert found == [5 - RATE * (4 * 1 + 4 * 2) / 2] * 2
+
+
+# ---- fleet
+
+
+def test_ranks_that_serve_know_who_they_are_and_train_nothing():
+    def rank():
+        fleet.init(server_num=2)
+        table = ps.SparseTable("rows", 3)
+        assert (fleet.worker_num(), fleet.server_num()) == (2, 2)
+        assert fleet.server_endpoints() == ["localhost:2", "localhost:3"]
+        assert fleet.worker_endpoints() == ["localhost:0", "localhost:1"]
+        if not fleet.is_server():
+            assert fleet.is_worker()
+            assert fleet.is_first_worker() == (fleet.worker_index() == 0)
+            with pytest.raises(dist.UsageError, match="this rank is no parameter server"):
+                fleet.server_index()
+            with pytest.raises(dist.UsageError, match="is for ranks that only serve"):
+                fleet.run_server()
+            fleet.init_worker()
+            fleet.stop_worker()
+            return fleet.get_hybrid_communicate_group().nranks
+        for wrong in (fleet.stop_worker, fleet.init_worker, fleet.shrink):
+            with pytest.raises(dist.UsageError, match="is for workers, and this rank only serves"):
+                wrong()
+        with pytest.raises(dist.UsageError, match="only serves table 'rows'"):
+            table.pull([1])
+        with pytest.raises(dist.UsageError, match="it has no place on the grid"):
+            fleet.get_hybrid_communicate_group()
+        fleet.run_server()
+        fleet.run_server()
+        return -1 - fleet.server_index()
+
+    def again():
+        found = rank()
+        assert fleet.init(server_num=2) is fleet.init(server_num=2)
+        return found
+
+    assert dist.simulate(4, again)[2:] == [-1, -2]
+
+
+def test_after_the_end_nothing_is_pulled_and_stopping_twice_is_stopping_once():
+    def train(table, worker):
+        fleet.stop_worker()
+        fleet.stop_worker()
+        one = np.ones((1, 3), np.float32)
+        for late in (lambda: table.pull([1]), lambda: table.push([1], one), fleet.shrink):
+            with pytest.raises(dist.UsageError, match="stop_worker"):
+                late()
+
+    for servers in (0, 1):
+        with_servers(servers, 2, train)
+
+
+def test_servers_that_were_told_where_begin_with_what_was_saved(tmp_path, capfd):
+    def job(servers, begin):
+        fleet.init(server_num=servers)
+        table = ps.SparseTable("rows", 3, optimizer=SGD, initializer=initial)
+        if begin:
+            fleet.init_server(str(tmp_path), ["rows"])
+        if fleet.is_server():
+            fleet.run_server()
+            return None
+        fleet.init_worker()
+        table.push([1], np.ones((1, 3), np.float32))
+        late = ps.DenseTable("bias", (2,), value=np.ones(2, np.float32))
+        found = table.pull([1])[0, 0], late.pull()[0]
+        fleet.save_persistables(None, str(tmp_path))
+        table.push([1], np.ones((1, 3), np.float32))
+        fleet.save_persistables(None, str(tmp_path), mode=1)
+        fleet.load_model(str(tmp_path), 0)
+        fleet.save_one_table("rows", str(tmp_path / "one"), 0)
+        fleet.load_one_table(0, str(tmp_path / "one"), 0)
+        fleet.save_dense_params(None, str(tmp_path / "dense"), None, None)
+        fleet.set_date(0, "20260101")
+        fleet.print_table_stat(0, 3, 0.0)
+        fleet.check_save_pre_patch_done()
+        assert fleet.save_cache_model(str(tmp_path / "cache")) == 2
+        with pytest.raises(dist.UsageError, match="keeps no cache"):
+            fleet.save_cache_table(0, 1)
+        with pytest.raises(dist.UsageError, match=r"no table 7; tables there are: 0 \('rows'\)"):
+            fleet.print_table_stat(7, 0, 0.0)
+        fleet.stop_worker()
+        return found
+
+    with pytest.raises(dist.UsageError, match="init_server takes dirname and var_names"):
+        dist.simulate(1, lambda: fleet.init() and fleet.init_server(1, 2, 3))
+    assert dist.simulate(3, job, 1, False)[:2] == [(1 - 2 * RATE, 1.0)] * 2
+    assert "table 'rows', pass 3, day 20260101: 1 rows" in capfd.readouterr().out
+    assert dist.simulate(4, job, 2, True)[:2] == [(1 - 6 * RATE, 1.0)] * 2
+    assert dist.simulate(2, job, 0, True) == [(1 - 10 * RATE, 1.0)] * 2
+
+
+def test_a_strategy_tells_the_mode_of_tables_that_say_nothing():
+    def modes(**fields):
+        def rank():
+            strategy = fleet.DistributedStrategy()
+            for name, value in fields.items():
+                setattr(strategy, name, value)
+            fleet.init(strategy=strategy)
+            return ps.SparseTable("rows", 3).mode
+
+        return dist.simulate(1, rank)[0]
+
+    assert modes() == modes(a_sync=False) == ps.Sync()
+    assert modes(a_sync=True) == ps.Async(16, 1)
+    queue = {"send_queue_size": 3, "max_merge_var_num": 2}
+    assert modes(a_sync=True, a_sync_configs=queue) == ps.Async(3, 2)
+    assert modes(a_sync_configs={"k_steps": 5}) == ps.Geo(5)
