@@ -6,18 +6,39 @@ address, and all of torch's own engines run over MPI.
 Read in this order: `backend` (registration), `stores` (where other backends meet), `process_group`
 and `verbs` (torch's collectives in terms of hpcdist's), `descriptions` (what has no counterpart
 there), `works` (what is under way), `onlookers`, `behind` and `amendments` (what torch's tools look
-for), `devices` (tensors on GPUs), `states` and `data_parallel`, `batch_norm`.
+for), `devices` (tensors on GPUs), `states` and `data_parallel`, `batch_norm`, `embedding` (rows of
+tables).
 
 Modules on a mesh: `mesh` (meshes and placements as torch's), `on_mesh` (where ordinary tensors meet
 DTensors), `layers` (`shard_layer`), `tensor_parallel` and `parallelized` (`parallelize`),
-`mesh_optimizer`, `loader`, `losses`, `local_layer`; `dist_model` and `sections` use them all.
+`mesh_optimizer`, `loader`, `losses`, `local_layer`, `split`, `experts`; `dist_model` and `sections`
+use them all.
+
+Layers of fleet: `model_parallel` (layers cut over the axis "mp"; a package with an order of its
+own), `recompute`, `pipeline` (stages of the axis "pp"; so is this one).
 """
 
 from hpcdist.torch.backend import init as init, process_group_of as process_group_of, register
 from hpcdist.torch.batch_norm import SyncBatchNorm as SyncBatchNorm
 from hpcdist.torch.data_parallel import TorchDataParallel as DataParallel
+from hpcdist.torch.embedding import (
+    SparseEmbedding as SparseEmbedding,
+    sparse_embedding as sparse_embedding,
+)
+from hpcdist.torch.lamb import LAMB as LAMB
+from hpcdist.torch.lars import LARS as LARS
 from hpcdist.torch.process_group import HpcdistProcessGroup as HpcdistProcessGroup
 
-__all__ = ["DataParallel", "HpcdistProcessGroup", "SyncBatchNorm", "init", "process_group_of"]
+__all__ = [
+    "DataParallel",
+    "HpcdistProcessGroup",
+    "LAMB",
+    "LARS",
+    "SparseEmbedding",
+    "SyncBatchNorm",
+    "init",
+    "process_group_of",
+    "sparse_embedding",
+]
 
 register()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, cast
@@ -38,7 +40,19 @@ def register() -> None:
 
 
 def init(timeout: Any = None) -> None:
-    """Call ``torch.distributed.init_process_group("hpcdist")``, unless it has been called."""
+    """Call ``torch.distributed.init_process_group("hpcdist")``, unless it has been called.
+
+    After `destroy_process_group` and a new `init_parallel_env` torch's world is made anew, too.
+    Collective.
+
+    Args:
+        timeout: a `datetime.timedelta`, as torch's `init_process_group` takes it.
+
+    """
+    if c10d.is_initialized():
+        world = c10d.group.WORLD
+        if isinstance(world, HpcdistProcessGroup) and world.group.is_closed:
+            c10d.destroy_process_group()
     if not c10d.is_initialized():
         c10d.init_process_group(BACKEND, init_method=f"{BACKEND}://", timeout=timeout)
 
@@ -48,6 +62,10 @@ def process_group_of(group: Group) -> HpcdistProcessGroup:
 
     Collective over the group. `torch.distributed` is initialized if it is not; a world of
     another backend (gloo, nccl) is left as it is.
+
+    Args:
+        group: a group of hpcdist that this rank is in.
+
     """
     if is_simulated():
         raise UsageError(
@@ -85,6 +103,8 @@ _made: WeakKeyDictionary[Group, HpcdistProcessGroup] = WeakKeyDictionary()
 
 def _make(options: Any, _: Any = None) -> HpcdistProcessGroup:
     """Make a process group of some ranks; torch calls this on the members."""
+    if not c10d.is_initialized():
+        _forget_meshes()
     world = init_parallel_env()
     ranks = list(options.global_ranks_in_group) or list(range(world.nranks))
     timeout = None if options.timeout == _TORCHS_DEFAULT else options.timeout
@@ -97,6 +117,17 @@ def _make(options: Any, _: Any = None) -> HpcdistProcessGroup:
             f"it {group_words}; leave rank and world_size to MPI: init_process_group('{BACKEND}')"
         )
     return HpcdistProcessGroup(group, options.store, options.group_id)
+
+
+def _forget_meshes() -> None:
+    """Let torch forget the meshes of an earlier world, before it has a new one.
+
+    It remembers what operations on distributed tensors return by mesh, takes meshes of equal ranks
+    for one, and would use groups that are gone.
+    """
+    if "torch.distributed.tensor" in sys.modules:
+        debug = importlib.import_module("torch.distributed.tensor.debug")
+        debug._clear_sharding_prop_cache()
 
 
 def _meet(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[c10d.Store, int, int]]:

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from hpcdist.errors import UsageError
 from hpcdist.parallel.gradient_groups import own_group
+from hpcdist.torch.on_grid import check_settled, measure_on_grid, role_of, total_norm
 
 
 def measure_tensors(
@@ -17,10 +18,12 @@ def measure_tensors(
 ) -> tuple[float, Callable[[float], None]]:
     """Return the norm over all gradients, and what multiplies them.
 
-    Collective where they are `DTensor`s, as those of ``fully_shard``.
+    Collective where they are `DTensor`s, as those of ``fully_shard``, and where they are on a grid:
+    then over all parts of the model.
 
     Raises:
-        UsageError: some have a group of their own; then only the model knows all ranks.
+        UsageError: some have a group of their own; then only the model knows all ranks. Or their
+            gradients are not yet those of the whole batch.
 
     """
     if any(own_group(each) is not None for each in parameters):
@@ -28,6 +31,10 @@ def measure_tensors(
             "clip_grad_norm_ got parameters with an hpcdist_group, whose norm takes all ranks; "
             "pass the DataParallel model"
         )
+    roles = [role for each in parameters if (role := role_of(each)) is not None]
+    if roles:
+        check_settled(parameters)
+        return measure_on_grid(parameters, roles[0].grid, norm_type)
     return norm_of_all(parameters, norm_type)
 
 
@@ -39,7 +46,9 @@ def norm_of_all(
     Collective where they are `DTensor`s.
     """
     gradients = [each.grad for each in parameters if each.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients, norm_type)
+    cut = any(isinstance(each, DTensor) for each in gradients)
+    measure = torch.nn.utils.get_total_norm if cut else total_norm
+    norm = measure(gradients, norm_type)
     whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def scale(factor: float) -> None:

@@ -24,6 +24,8 @@ from hpcdist.events import Event, subscribe
 from hpcdist.parallel.model import DataParallel
 from hpcdist.parallel.strategy import Strategy
 from hpcdist.torch.on_mesh import Joining, settle_all, settling, whole
+from hpcdist.torch.optimizers import materialize_states
+from hpcdist.torch.pipeline.parallel import PipelineParallel
 from hpcdist.torch.sections import (
     autocasting,
     data_group,
@@ -35,7 +37,6 @@ from hpcdist.torch.sections import (
     scaler_for,
     training_group,
 )
-from hpcdist.torch.sharded_state import materialize_states
 from hpcdist.torch.tensor_parallel import own_part
 from hpcdist.transport.reduction import ReduceOp
 
@@ -50,10 +51,10 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 
 @final
 class Program:
-    """What a `DistModel` communicated in its first batch of a mode; printed, a line each.
+    """What a `DistModel` does in a mode, printed a line each: its layers, or its communication.
 
     Attributes:
-        operations: the operations of this rank, in order.
+        operations: layers, or what this rank communicated, in order.
 
     """
 
@@ -113,6 +114,7 @@ class DistModel:
         if strategy.base.seed is not None:
             torch.manual_seed(strategy.base.seed)
         self._layer = layer
+        self._serial = _layers_of(layer)
         self._loss = loss
         self._inputs = None if input_spec is None else len(input_spec[0])
         recompute(layer, strategy.recompute)
@@ -196,6 +198,17 @@ class DistModel:
                 loss = self._loss(*listed, *labels)
         return whole(loss) if self.mode == "eval" else loss
 
+    def serial_main_program(self, mode: str | None = None) -> Program:
+        """Return the layers of the model as it was given, for printing. Local.
+
+        Args:
+            mode: ``"train"``, ``"eval"`` or ``"predict"``; None for the current one. The layers
+                are the same in all of them.
+
+        """
+        self._known_mode(mode)
+        return self._serial
+
     def dist_main_program(self, mode: str | None = None) -> Program:
         """Return what was communicated in the first batch of a mode, for printing. Local.
 
@@ -203,12 +216,16 @@ class DistModel:
             mode: ``"train"``, ``"eval"`` or ``"predict"``; None for the current one.
 
         """
-        mode = self.mode if mode is None else mode
-        if mode not in _NEEDS:
-            raise UsageError(f"mode must be one of {', '.join(_NEEDS)}, got {mode!r}")
+        mode = self._known_mode(mode)
         if mode not in self._programs:
             raise UsageError(f"no batch has been run in mode {mode} yet; run one, and ask again")
         return self._programs[mode]
+
+    def _known_mode(self, mode: str | None) -> str:
+        mode = self.mode if mode is None else mode
+        if mode not in _NEEDS:
+            raise UsageError(f"mode must be one of {', '.join(_NEEDS)}, got {mode!r}")
+        return mode
 
     # ---- states
 
@@ -301,6 +318,16 @@ class DistModel:
         return f"DistModel({type(self._layer).__name__}, mode {self.mode!r})"
 
 
+def _layers_of(module: torch.nn.Module) -> Program:
+    """Return the layers of a module that have no layers in them."""
+    inner = [
+        f"{name or 'layer'}: {part}"
+        for name, part in module.named_modules()
+        if next(part.children(), None) is None
+    ]
+    return Program(inner)
+
+
 # ---- one step of training
 
 
@@ -371,8 +398,7 @@ def _flat(values: Sequence[Any]) -> Iterator[Any]:
 
 
 _REFUSED = {
-    "pipeline": "cut the model with torch.distributed.pipelining, and run a schedule on backend "
-    "'hpcdist'",
+    "pipeline": "cut the model by dist.parallelize with pp_config, and call its train_batch",
     "qat": "quantize the model with torchao",
 }
 """Sections that would change the numbers, and what to use in their place."""
@@ -381,6 +407,11 @@ _REFUSED = {
 def _check(layer: Any, loss: Any, optimizer: Any, strategy: Any, input_spec: Any) -> None:
     if not isinstance(layer, torch.nn.Module):
         raise UsageError(f"to_static takes a torch.nn.Module, got {layer!r}")
+    if isinstance(layer, PipelineParallel):
+        raise UsageError(
+            "a pipeline trains a batch by train_batch((inputs, labels), optimizer), and evaluates "
+            "one by eval_batch; call those in place of to_static"
+        )
     if not isinstance(strategy, Strategy):
         raise UsageError(f"strategy must be a Strategy or None, got {strategy!r}")
     if loss is not None and not callable(loss):

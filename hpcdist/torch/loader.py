@@ -9,7 +9,7 @@ from typing import Any, final
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from hpcdist.data.sampler import DistributedSampler
-from hpcdist.data.shard_loader import Part, Place, Rows, taken
+from hpcdist.data.shard_loader import Part, Place, Source, rows_of, taken
 from hpcdist.errors import UsageError
 
 _KEPT = (
@@ -29,7 +29,7 @@ _KEPT = (
 def source_of(dataloader: DataLoader[Any], place: Place) -> Any:
     """Return what gives the parts of this rank."""
     if isinstance(dataloader.dataset, IterableDataset) or dataloader.batch_sampler is None:
-        return Rows(dataloader, place)
+        return Source(dataloader, place, rows_of)
     return _Loading(dataloader, place)
 
 

@@ -11,6 +11,9 @@ from typing import Any, final
 
 import torch
 
+from hpcdist.torch.on_grid import copy_marks
+from hpcdist.torch.optimizers import materialize_states
+
 _NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -44,8 +47,17 @@ class MasterOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # torch is u
 
     def _master(self, parameter: torch.Tensor) -> torch.Tensor:
         master = torch.nn.Parameter(parameter.detach().to(torch.float32, copy=True))
+        copy_marks(parameter, master)
         self._pairs.append((parameter, master))
         return master
+
+    def _init_group(self, group: dict[str, Any]) -> None:
+        """Give parameters of a group the states that they have before a step."""
+        materialize_states(self.inner)
+        own = {id(each) for each in group["params"]}
+        for parameter, master in self._pairs:
+            if id(parameter) in own and parameter.requires_grad:
+                self._tell(parameter, master)
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Step the masters, and round them to the parameters. Local."""
@@ -53,14 +65,18 @@ class MasterOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # torch is u
             theirs.update({key: value for key, value in mine.items() if key != "params"})
         for parameter, master in self._pairs:
             self._take_loaded(parameter, master)
+            _take_changes(parameter, master)
             gradient = parameter.grad
             master.grad = None if gradient is None else gradient.to(torch.float32)
         loss = self.inner.step(closure) if closure is not None else self.inner.step()
         for parameter, master in self._pairs:
             parameter.detach().copy_(master.detach())
             master.grad = None
-            self.state[parameter] = {**self.inner.state[master], "master": master.detach()}
+            self._tell(parameter, master)
         return loss
+
+    def _tell(self, parameter: torch.Tensor, master: torch.Tensor) -> None:
+        self.state[parameter] = {**self.inner.state[master], "master": master.detach()}
 
     def _take_loaded(self, parameter: torch.Tensor, master: torch.Tensor) -> None:
         """Go on from a state that has been put in the place of ours, by loading."""
@@ -68,3 +84,10 @@ class MasterOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # torch is u
         if given and given["master"].data_ptr() != master.data_ptr():
             master.detach().copy_(given["master"])
             self.inner.state[master] = {k: v for k, v in given.items() if k != "master"}
+
+
+def _take_changes(parameter: torch.Tensor, master: torch.Tensor) -> None:
+    """Let a master be where its parameter was put since the last step, by loading or by hand."""
+    mine, theirs = parameter.detach(), master.detach()
+    moved = mine != theirs.to(mine.dtype)
+    theirs.copy_(torch.where(moved, mine.to(theirs.dtype), theirs))

@@ -22,7 +22,7 @@ from torch.distributed.tensor import (
 
 from hpcdist.arrays.torch import LIBRARY
 from hpcdist.errors import UsageError
-from hpcdist.mesh.api import dtensor_from_local
+from hpcdist.mesh.api import of_part
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import layout_of
 from hpcdist.mesh.placements import Partial, Placement, ReduceType, Replicate, Shard
@@ -59,31 +59,40 @@ def device_mesh_of(mesh: ProcessMesh, device_type: str = "cpu") -> DeviceMesh:
     known = _made.get((mesh, device_type))
     if known is None or any(each.group.is_closed for each in known[1]):
         groups = [_group_along(mesh, axis) for axis in range(mesh.ndim)]
-        ranks = torch.tensor(mesh.process_ids, dtype=torch.int).reshape(mesh.shape)
-        made = DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=mesh.dim_names)
+        ranks = torch.tensor(mesh.ranks, dtype=torch.int).reshape(mesh.sizes)
+        made = DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=mesh.names)
         known = _made[mesh, device_type] = made, groups
     return known[0]
 
 
 def _group_along(mesh: ProcessMesh, axis: int) -> HpcdistProcessGroup:
     """Return the process group along an axis; its ranks are in the order of the mesh."""
-    group = mesh.get_group(mesh.dim_names[axis])
+    group = mesh.get_group(mesh.names[axis])
     place = mesh.coordinate
     assert place is not None  # get_group refuses ranks outside
     line = [
-        mesh.rank_at((*place[:axis], each, *place[axis + 1 :])) for each in range(mesh.shape[axis])
+        mesh.rank_at((*place[:axis], each, *place[axis + 1 :])) for each in range(mesh.sizes[axis])
     ]
     in_order = group if line == list(group.ranks) else group.split(0, key=place[axis])
     return process_group_of(in_order)
 
 
 def process_mesh_of(device_mesh: DeviceMesh) -> ProcessMesh:
-    """Return the mesh of the same ranks, shape and names. Local."""
+    """Return the mesh of the same ranks, shape and names. Local.
+
+    Args:
+        device_mesh: torch's mesh.
+
+    """
     return ProcessMesh(device_mesh.mesh.tolist(), device_mesh.mesh_dim_names)
 
 
 def torch_placements(placements: Sequence[Placement], mesh: ProcessMesh) -> list[Any]:
-    """Return placements as torch's, one for each axis of `mesh`; missing ones are Replicate.
+    """Return placements as torch's, one for each axis of `mesh`; missing ones are Replicate. Local.
+
+    Args:
+        placements: those of hpcdist.
+        mesh: the mesh whose axes they are for.
 
     Raises:
         UsageError: torch has no such placement.
@@ -114,7 +123,10 @@ def torch_placement(placement: Any) -> Any:
 
 
 def placements_of(placements: Sequence[Any]) -> list[Placement]:
-    """Return torch's placements as hpcdist's.
+    """Return torch's placements as hpcdist's. Local.
+
+    Args:
+        placements: those of torch, one for each axis of a mesh.
 
     Raises:
         UsageError: there is no such placement here.
@@ -254,7 +266,7 @@ def from_dtensor(tensor: Any) -> DistArray:
     mesh = process_mesh_of(tensor.device_mesh)
     layout = layout_of(mesh, tuple(tensor.shape), placements_of(tensor.placements))
     local = tensor.detach().to_local().contiguous()
-    return dtensor_from_local(LIBRARY.view(local), mesh, layout.placements, shape=layout.shape)
+    return of_part(LIBRARY.view(local), mesh, layout.placements, layout.shape)
 
 
 mend_losses()

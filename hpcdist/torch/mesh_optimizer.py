@@ -6,7 +6,6 @@ the new weights afterwards; stage 3 cuts the parameters themselves.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
@@ -18,8 +17,13 @@ from hpcdist.errors import UsageError
 from hpcdist.parallel.stages import ShardingStage
 from hpcdist.torch.mesh import device_mesh_of
 from hpcdist.torch.on_mesh import replicated, settle_all, settling
-from hpcdist.torch.optimizers import check_fresh
-from hpcdist.torch.sharded_state import materialize_states
+from hpcdist.torch.optimizers import (
+    check_fresh,
+    initial_state,
+    made_like,
+    materialize_states,
+    needs_closure,
+)
 
 
 def shard_torch_optimizer(
@@ -29,6 +33,12 @@ def shard_torch_optimizer(
 ) -> torch.optim.Optimizer:
     """Cut what an optimizer keeps; see `shard_optimizer`."""
     check_fresh(optimizer, "shard_optimizer")
+    if shard_fn is not None and needs_closure(optimizer):
+        raise UsageError(
+            f"{type(optimizer).__name__} asks for losses at other weights in each step, of all "
+            "parameters as one vector, which cannot be cut; call shard_optimizer without a "
+            "shard_fn, or use an optimizer of single parameters, such as SGD or Adam"
+        )
     parameters = list(_parameters(optimizer))
     if isinstance(shard_fn, ShardingStage):
         optimizer = _by_stage(optimizer, parameters, shard_fn)
@@ -99,8 +109,12 @@ def _by_stage(
     device_mesh = device_mesh_of(mesh, parameters[0].device.type)
     cuts = [_cut_over(each, device_mesh, axis) for each in parameters]
     if stage.stage == 3:
+        for parameter in parameters:
+            _check_on_mesh(parameter)
         for parameter, cut in zip(parameters, cuts, strict=True):
             _cut_in_place(parameter, cut)
+        if optimizer.state:  # of parameters as they were
+            optimizer.state = initial_state(optimizer)
         return optimizer
     if stage.stage == 2:
         for parameter, cut in zip(parameters, cuts, strict=True):
@@ -133,13 +147,16 @@ def _cut_over(parameter: Any, mesh: DeviceMesh, axis: int) -> tuple[Any, ...]:
     return tuple(placements)
 
 
-def _cut_in_place(parameter: Any, placements: tuple[Any, ...]) -> None:
-    """Let a DTensor keep only its part, and its gradient with it; the module still has it."""
+def _check_on_mesh(parameter: Any) -> None:
     if not isinstance(parameter, DTensor):
         raise UsageError(
             "ShardingStage3 cuts parameters that are DTensors; call shard_layer(model, mesh) "
             "before the optimizer is made, or use fully_shard or group_sharded_parallel"
         )
+
+
+def _cut_in_place(parameter: Any, placements: tuple[Any, ...]) -> None:
+    """Let a DTensor keep only its part, and its gradient with it; the module still has it."""
     with torch.no_grad():
         cut = parameter.detach().redistribute(placements=placements)
     parameter._local_tensor, parameter._spec = cut._local_tensor.clone(), cut._spec
@@ -168,14 +185,20 @@ class MeshOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # torch is unt
             each: torch.nn.Parameter(self._part(each.detach(), cut).clone())
             for each, cut in self._cuts.items()
         }
-        kind = type(optimizer)
-        taken = inspect.signature(kind).parameters  # AdamW has defaults that it does not take
         groups = [
             {**group, "params": [self._parts[each] for each in group["params"]]}
             for group in self.param_groups
         ]
-        defaults = {key: value for key, value in optimizer.defaults.items() if key in taken}
-        self.inner = kind(groups, **defaults)
+        self.inner = made_like(optimizer, groups)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse more parameters than the optimizer was made of."""
+        if hasattr(self, "inner"):
+            raise UsageError(
+                "an optimizer that has been sharded keeps the parameters that it was made of; "
+                "add_param_group before shard_optimizer"
+            )
+        super().add_param_group(param_group)
 
     def _part(self, tensor: Any, placements: tuple[Any, ...]) -> Any:
         """Return the parts of a parameter or gradient. Collective, if it is not complete."""

@@ -1,8 +1,12 @@
-"""Equal modules on all ranks: `agree` checks them, `broadcast_module` makes them equal."""
+"""Equal modules on all ranks: `agree` checks them, `broadcast_module` makes them equal.
+
+`entries_of` and `give_extras` are the two sides of a module's state.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as c10d
@@ -52,6 +56,35 @@ def broadcast_module(layers: torch.nn.Module, process_group: HpcdistProcessGroup
 def trainable(layers: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     """Return names and parameters that are trained, in order."""
     return [pair for pair in layers.named_parameters() if pair[1].requires_grad]
+
+
+class Entries(NamedTuple):
+    """What ``state_dict`` has of a module: its tensors, and what layers keep besides."""
+
+    tensors: dict[str, torch.Tensor]
+    extras: dict[str, Any]
+
+
+def entries_of(module: torch.nn.Module) -> Entries:
+    """Return parameters and buffers that are saved, by all of their names, and extra states."""
+    found = Entries({}, {})
+    for name, each in module.state_dict(keep_vars=True).items():
+        is_extra = name.rpartition(".")[2] == "_extra_state"
+        (found.extras if is_extra else found.tensors)[name] = each
+    return found
+
+
+def check_names(state: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Refuse a state that has not all of these names."""
+    missing = sorted(set(names) - state.keys())
+    if missing:
+        raise UsageError(f"the state has no {missing[0]!r}; load one of the same model")
+
+
+def give_extras(module: torch.nn.Module, extras: Iterable[str], state: Mapping[str, Any]) -> None:
+    """Give layers their extra states."""
+    for name in extras:
+        module.get_submodule(name.rpartition(".")[0]).set_extra_state(state[name])
 
 
 def _named_tensors(layers: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

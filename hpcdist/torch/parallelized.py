@@ -25,6 +25,7 @@ from hpcdist.parallel.model import DataParallel
 from hpcdist.parallel.sharding.engine import LEVELS
 from hpcdist.parallel.sharding.group_sharded import group_sharded_parallel
 from hpcdist.torch.backend import process_group_of
+from hpcdist.torch.context_parallel import apart, context_parallel
 from hpcdist.torch.layers import device_of, make_equal
 from hpcdist.torch.mesh import device_mesh_of, torch_placement
 from hpcdist.torch.optimizers import follow_parameters
@@ -42,9 +43,13 @@ def parallelize_module(
     options: DataOptions,
 ) -> tuple[Any, Any]:
     """Make a module train on all ranks of `mesh`; see `parallelize`. Collective."""
+    of_sequences, plans = apart(plans)
+    if of_sequences:
+        _check_alone(plans)
+        context_parallel(model, mesh, of_sequences)
     if not plans:
         return _by_batch(model, optimizer, mesh, options)
-    axes = [name for name in mesh.dim_names if name != AXIS and mesh.get_dim_size(name) > 1]
+    axes = [name for name in mesh.names if name != AXIS and mesh.get_dim_size(name) > 1]
     _check_axes(mesh, axes)
     with follow_parameters(optimizer, model):
         tensor_parallel(model, mesh, plans)
@@ -54,11 +59,18 @@ def parallelize_module(
     return model, optimizer
 
 
-def _check_axes(mesh: ProcessMesh, axes: Sequence[str]) -> None:
-    if AXIS not in mesh.dim_names:
+def _check_alone(plans: Mapping[str, Sequence[LayerPlan]]) -> None:
+    if plans:
         raise UsageError(
-            f"mp_config needs an axis 'mp', but {mesh!r} has {', '.join(mesh.dim_names)}"
+            f"plans that cut layers ({', '.join(plans)}) and plans that cut sequences do not go "
+            "together here: use the layers of fleet.meta_parallel, sep_attention, and "
+            "fleet.distributed_model on a grid of mp and sep"
         )
+
+
+def _check_axes(mesh: ProcessMesh, axes: Sequence[str]) -> None:
+    if AXIS not in mesh.names:
+        raise UsageError(f"mp_config needs an axis 'mp', but {mesh!r} has {', '.join(mesh.names)}")
     if len(axes) > 2:
         raise UsageError(
             f"beside 'mp' a mesh has at most two axes of several ranks, got {', '.join(axes)}"

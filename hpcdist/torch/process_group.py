@@ -29,7 +29,11 @@ BACKEND = "hpcdist"
 
 @final
 class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # torch is untyped
-    """The members of `group`; collective to create, for GPUs may open connections of their own."""
+    """The members of a group of hpcdist, for torch.
+
+    Made by ``torch.distributed.init_process_group``, ``new_group`` and `process_group_of`.
+    Collective to create, for GPUs may open connections of their own.
+    """
 
     def __init__(self, group: Group, store: Any, name: str) -> None:
         super().__init__(group.rank, group.nranks)

@@ -84,7 +84,7 @@ def _sharded_on_mesh(loader: Any, optimizer: Any, sharding: Section) -> Any:
 def data_group(loader: Any) -> Group:
     """Return the ranks that have parts of the same batches."""
     if isinstance(loader, ShardDataloader) and loader.axis is not None:
-        return loader.mesh.get_group(loader.mesh.dim_names[loader.axis])
+        return loader.mesh.get_group(loader.mesh.names[loader.axis])
     return training_group(loader)
 
 

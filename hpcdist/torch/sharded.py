@@ -8,6 +8,7 @@ backward. All of it communicates through hpcdist's backend.
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,6 +34,8 @@ from hpcdist.torch.backend import process_group_of
 from hpcdist.torch.data_parallel import TorchDataParallel
 from hpcdist.torch.masters import with_masters
 from hpcdist.torch.module_state import agree, broadcast_module
+from hpcdist.torch.on_grid import replace
+from hpcdist.torch.optimizers import has_stepped
 from hpcdist.torch.scaler import AgreeingScaler
 from hpcdist.torch.sharded_state import model_state, optimizer_state
 from hpcdist.torch.zero import ZeroRedundancyOptimizer
@@ -66,10 +69,19 @@ def shard_module(
         problem = error
     everyone = _union(options.groups)
     verify_states([], everyone, error=problem)
-    agree(module, everyone, options.limit / _MiB, options.limit / _MiB)
     recipe = _recipe_of(module, optimizer)
-    shard = _shard_states if options.level == "os" else _shard_fully
-    model, sharded = shard(module, recipe, everyone, options)
+    if options.level == "os":
+        model: Any = TorchDataParallel(
+            module, comm_buffer_size=options.limit / _MiB, group=everyone
+        )
+    else:
+        model = shard_fully(module, everyone, options)
+    # Where parameters are DTensors now, the optimizer is made anew, by their names.
+    groups = _groups(recipe, dict(module.named_parameters()))
+    if options.level == "os":
+        sharded = shard_states(recipe.kind, groups, recipe.defaults, options.groups.shard)
+    else:
+        sharded = recipe.kind(groups, **recipe.defaults)
     _add_states(model, sharded, options.groups.shard)
     return model, sharded, None if scaler is None else AgreeingScaler(scaler, everyone)
 
@@ -77,28 +89,45 @@ def shard_module(
 # ---- level os
 
 
-def _shard_states(
-    module: torch.nn.Module, recipe: _Recipe, everyone: Group, options: ShardingOptions
-) -> tuple[Any, Any]:
-    model = TorchDataParallel(module, comm_buffer_size=options.limit / _MiB, group=everyone)
-    groups = _groups(recipe, dict(module.named_parameters()))
-    optimizer = ZeroRedundancyOptimizer(
+def shard_states(
+    kind: type[torch.optim.Optimizer],
+    groups: list[dict[str, Any]],
+    defaults: dict[str, Any],
+    group: Group,
+) -> Any:
+    """Return an optimizer of which each rank of `group` steps some of the parameters. Collective.
+
+    Args:
+        kind: the class of the optimizer.
+        groups: of parameters that all ranks have.
+        defaults: arguments of the class.
+        group: the ranks that share the state.
+
+    """
+    return ZeroRedundancyOptimizer(
         groups,
-        optimizer_class=with_masters(recipe.kind),
-        process_group=process_group_of(options.groups.shard),
+        optimizer_class=with_masters(kind),
+        process_group=process_group_of(group),
         parameters_as_bucket_view=True,
-        **recipe.defaults,
+        **defaults,
     )
-    return model, optimizer
 
 
 # ---- levels os_g and p_g_os
 
 
-def _shard_fully(
-    module: torch.nn.Module, recipe: _Recipe, everyone: Group, options: ShardingOptions
-) -> tuple[Any, Any]:
+def shard_fully(module: torch.nn.Module, everyone: Group, options: ShardingOptions) -> Any:
+    """Make parameters DTensors that are cut over the ranks. Collective over `everyone`.
+
+    Args:
+        module: it gets the values of the first rank, and other parameters of the same names.
+        everyone: the ranks that train together.
+        options: which of them share one copy, and how.
+
+    """
+    agree(module, everyone, options.limit / _MiB, options.limit / _MiB)
     broadcast_module(module, process_group_of(everyone))
+    before = dict(module.named_parameters())
     narrow = {each.dtype for each in module.parameters()} & set(_NARROW)
     policy = MixedPrecisionPolicy()
     if narrow:  # master weights: what is sharded has 32 bits, what is gathered has 16
@@ -111,30 +140,51 @@ def _shard_fully(
         fully_shard, mesh=_mesh(options.groups, device), mp_policy=policy, offload_policy=offload
     )
     shards_parameters = options.level == "p_g_os"
-    excluded = excluded_modules(module, options.excluded)
+    slots = _slots(module)
+    excluded = [
+        each for each in excluded_modules(module, options.excluded) if not _is_tied(each, slots)
+    ]
     # Bottom-up: each call takes the parameters that no call before it has taken.
     for each in excluded:
         wrap(each, reshard_after_forward=False)
     for each in units(module, options.segment, excluded):
         wrap(each, reshard_after_forward=shards_parameters)
     model = wrap(module, reshard_after_forward=shards_parameters)
-    # The parameters are DTensors now, so the optimizer is made anew, by their names.
-    groups = _groups(recipe, dict(module.named_parameters()))
-    return model, recipe.kind(groups, **recipe.defaults)
+    for name, parameter in module.named_parameters():
+        replace(before[name], parameter)
+    return model
 
 
 def units(
-    module: torch.nn.Module, least: int, excluded: Sequence[torch.nn.Module]
+    module: torch.nn.Module,
+    least: int,
+    excluded: Sequence[torch.nn.Module],
+    slots: Counter[int] | None = None,
 ) -> Iterator[torch.nn.Module]:
-    """Give the deepest modules that have at least `least` bytes; the rest goes with the root."""
+    """Give the deepest modules that have at least `least` bytes; the rest goes with the root.
+
+    So does a weight that modules share, unless all of them are in one of these: a module that is
+    sharded gets a parameter of its own. `slots` are those of the root.
+    """
+    slots = slots or _slots(module)
     for child in module.children():
         if any(child is each for each in excluded) or _nbytes(child) < least:
             continue
-        deeper = list(units(child, least, excluded))
+        deeper = list(units(child, least, excluded, slots))
         if deeper:
             yield from deeper
-        elif any(True for _ in child.parameters()):
+        elif any(True for _ in child.parameters()) and not _is_tied(child, slots):
             yield child
+
+
+def _slots(module: torch.nn.Module) -> Counter[int]:
+    """Return in how many modules each parameter is, by its ``id``."""
+    return Counter(id(own) for each in module.modules() for own in each.parameters(recurse=False))
+
+
+def _is_tied(module: torch.nn.Module, slots: Counter[int]) -> bool:
+    """Return whether a module shares a parameter with one outside it; the root has `slots`."""
+    return any(count != slots[key] for key, count in _slots(module).items())
 
 
 def _nbytes(module: torch.nn.Module) -> int:
@@ -202,7 +252,7 @@ def _check(module: torch.nn.Module, optimizer: Any, scaler: Any, options: Shardi
         raise UsageError(
             f"the optimizer of a torch module must be one of torch.optim, got {optimizer!r}"
         )
-    if optimizer.state:
+    if has_stepped(optimizer):
         raise UsageError(
             "the optimizer has taken steps already; shard a fresh one, and let it load the state"
         )

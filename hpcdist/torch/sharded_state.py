@@ -7,17 +7,19 @@ The names are those of sharded models of arrays: ``"<parameter>"`` in the model'
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from hpcdist.arrays.libraries import library_of
-from hpcdist.comm.collectives import all_gather
+from hpcdist.comm.collectives import all_gather, all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import all_gather_object
+from hpcdist.comm.states import verify_states
 from hpcdist.errors import UsageError
 from hpcdist.parallel.sharding.shard_state import (
     OwnedRun,
@@ -26,7 +28,11 @@ from hpcdist.parallel.sharding.shard_state import (
     check_runs,
     fill_runs,
 )
+from hpcdist.torch.data_parallel import TorchDataParallel
+from hpcdist.torch.module_state import check_names, entries_of, give_extras
+from hpcdist.torch.optimizers import is_dampened, materialize_states, set_aside
 from hpcdist.torch.zero import ZeroRedundancyOptimizer
+from hpcdist.transport.reduction import ReduceOp
 
 Load = Callable[[Mapping[str, Any]], None]
 
@@ -47,36 +53,48 @@ def model_state(model: Any, group: Group) -> tuple[State, Load]:
     Parameters that every rank has are cut into equal parts, so that each is saved once. Buffers
     are whole.
     """
+    module = model.module if isinstance(model, TorchDataParallel) else model
+    entries = entries_of(module)
     runs = [
         run
-        for name, parameter in model.named_parameters()
-        for run in _owned_runs(name, parameter.detach(), group)
+        for name, each in entries.tensors.items()
+        if isinstance(each, torch.nn.Parameter)
+        for run in _owned_runs(name, each.detach(), group)
     ]
-    buffers = dict(model.named_buffers())
+    buffers = {
+        name: each.detach()
+        for name, each in entries.tensors.items()
+        if not isinstance(each, torch.nn.Parameter)
+    }
 
     def load(state: Mapping[str, Any]) -> None:
         check_runs(runs, state)
-        missing = sorted(buffers.keys() - state.keys())
-        if missing:
-            raise UsageError(f"the state has no {missing[0]!r}; load one of the same model")
+        check_names(state, [*buffers, *entries.extras])
         fill_runs(runs, state)
-        for parameter in model.parameters():
+        for parameter in module.parameters():
             if not isinstance(parameter, DTensor):
                 _complete(parameter.detach().view(-1), group)
         for name, buffer in buffers.items():
             buffer.copy_(torch.as_tensor(state[name]))
+        give_extras(module, entries.extras, state)
 
-    return {**as_slices(runs), **{name: each.detach() for name, each in buffers.items()}}, load
+    return {**as_slices(runs), **buffers, **entries.extras}, load
 
 
 def optimizer_state(model: Any, optimizer: Any, group: Group) -> tuple[State, Load]:
-    """Return what this rank owns of an optimizer, and what loads such a state. Collective."""
+    """Return what this rank owns of an optimizer, and what loads such a state.
+
+    Both are collective. Dampened momentum begins with the gradient itself: before its first step
+    it is saved as zeros, and when zeros are loaded, the next step is the first.
+    """
     zero = isinstance(optimizer, ZeroRedundancyOptimizer)
     local = optimizer.optim if zero else optimizer
+    begins = is_dampened(local) and not local.state
     materialize_states(local)
     names = {id(each): name for name, each in model.named_parameters()}
     runs: list[OwnedRun] = []
     numbers = _Numbers({})
+    problem = None
     for parameter, states in local.state.items():
         for key, value in states.items():
             name = f"{names[id(parameter)]}.{key}"
@@ -84,20 +102,52 @@ def optimizer_state(model: Any, optimizer: Any, group: Group) -> tuple[State, Lo
                 runs += _owned_runs(name, value.detach(), None)
             elif isinstance(value, torch.Tensor) and value.numel() == 1:
                 numbers.tensors[name] = value
+            else:
+                problem = problem or unknown(name, value)
+    verify_states([], group, error=problem)  # the others may have nothing of the kind
+    give_back = set_aside(local) if begins else None
     known = numbers.values()
     if zero:
         known = _everybodys(known, group)
 
     def load(state: Mapping[str, Any]) -> None:
-        check_runs(runs, state)
+        wrong = None
+        try:
+            check_runs(runs, state)
+        except UsageError as error:
+            wrong = error
+        verify_states([], group, error=wrong)  # the others may own nothing that is wrong
         fill_runs(runs, state)
         for name, tensor in numbers.tensors.items():
             tensor.fill_(float(state[name]))
         for group_, rate in zip(optimizer.param_groups, state["learning_rates"], strict=True):
             group_["lr"] = rate
+        if give_back is not None:
+            give_back()
+        if is_dampened(local) and not _has_momentum(runs, group):
+            set_aside(local)
 
     rates = [float(each["lr"]) for each in optimizer.param_groups]
     return {**as_slices(runs), **known, "learning_rates": rates}, load
+
+
+def _has_momentum(runs: Sequence[OwnedRun], group: Group) -> bool:
+    """Return whether any rank owns momentum that is not zero. Collective."""
+    own = [run.data.any() for run in runs if run.name.endswith(".momentum_buffer")]
+    anywhere = np.array(any(own))
+    all_reduce(anywhere, ReduceOp.MAX, group)
+    return bool(anywhere)
+
+
+def unknown(name: str, value: Any) -> UsageError | None:
+    """Return what is wrong with a tensor that lies on the ranks in a way nobody knows."""
+    if isinstance(value, torch.Tensor) and value.numel() > 1:
+        return UsageError(
+            f"the optimizer's state {name!r} has shape {tuple(value.shape)}, which is not that of "
+            "its parameter, so it cannot be cut as the parameter is; use an optimizer whose states "
+            "are like parameters, such as AdamW"
+        )
+    return None
 
 
 def _owned_runs(name: str, tensor: torch.Tensor, group: Group | None) -> Iterator[OwnedRun]:
@@ -144,24 +194,3 @@ def _everybodys(own: State, group: Group) -> State:
     gathered: list[State] = []
     all_gather_object(gathered, own, group)
     return {name: value for each in gathered for name, value in each.items()}
-
-
-def materialize_states(optimizer: Any) -> None:
-    """Create the states of a fresh optimizer, by a step of length zero that does not count."""
-    if optimizer.state:
-        return
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    kept = [each.grad for each in parameters]
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for each in parameters:
-        each.grad = torch.zeros_like(each)
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-    optimizer.step()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-    for each, gradient in zip(parameters, kept, strict=True):
-        each.grad = gradient
-        step = optimizer.state[each].get("step")
-        if isinstance(step, torch.Tensor):
-            step.zero_()

@@ -139,7 +139,8 @@ def test_an_end_leaves_nothing_open(rank, size):
         return open_files()
 
     begin_anew()
-    assert begin_anew() == begin_anew() == begin_anew()
+    first, _, last = begin_anew(), begin_anew(), begin_anew()
+    assert last <= first  # what tests before have left may end meanwhile
 
 
 def test_a_store_of_the_user_is_taken(folder, rank, size):

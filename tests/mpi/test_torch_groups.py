@@ -9,6 +9,7 @@ import hpcdist as dist
 
 torch = pytest.importorskip("torch", minversion="2.11")
 
+import torch.distributed as c10d  # noqa: E402
 from checks import assert_raised, outcome  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -216,3 +217,30 @@ def test_what_cannot_be_done_is_refused(number, group, size):
     module = Mixture(number, "experts")
     with pytest.raises(dist.UsageError, match=r"parameter 'experts\.mine\.weight' is 'exp"):
         dist.DataParallel(module)
+
+
+def test_torch_has_a_new_world_where_hpcdist_has_one(world_with):
+    """Whoever ends hpcdist and starts it again trains a new model as if it were the first."""
+    hpcdist.torch.init()
+    world_with()
+    model = dist.DataParallel(torch.nn.Linear(2, 1, bias=False))
+    model(torch.full((1, 2), dist.get_rank() + 1.0)).sum().backward()
+    mean = (dist.get_world_size() + 1) / 2
+    assert next(model.parameters()).grad.tolist() == [[mean, mean]]
+
+
+def test_arrays_of_a_new_world_are_not_sent_through_groups_of_the_old_one(world_with, size):
+    """Torch remembers what operations return by mesh, and takes meshes of equal ranks for one."""
+    from torch.distributed import tensor as dtensor
+
+    def are_sent_over(mesh):
+        parts = dtensor.distribute_tensor(torch.ones(size), mesh, [dtensor.Shard(0)])
+        return parts.detach().full_tensor().tolist() == [1.0] * size
+
+    hpcdist.torch.init()
+    group = c10d.new_group([*range(size)], use_local_synchronization=True)
+    assert are_sent_over(c10d.DeviceMesh.from_group(group, "cpu"))
+    c10d.destroy_process_group()
+    world_with()
+    hpcdist.torch.init()
+    assert are_sent_over(c10d.init_device_mesh("cpu", (size,)))

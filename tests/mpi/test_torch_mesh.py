@@ -94,6 +94,10 @@ def adamw(parameters):
     return torch.optim.AdamW(parameters, 0.01)
 
 
+def adagrad(parameters):
+    return torch.optim.Adagrad(parameters, 0.05, initial_accumulator_value=0.1)
+
+
 def cross_entropy(outputs, labels):
     return F.cross_entropy(outputs.flatten(0, 1), labels.flatten())
 
@@ -223,7 +227,7 @@ def test_arrays_and_dtensors_share_their_memory(rank, size):
     t.to_local().add_(1)
     b = dist.from_dtensor(t)
     assert b.shape == (5, 2)
-    assert b.placements == (dist.Shard(0),)
+    assert b.placements == [dist.Shard(0)]
     assert np.array_equal(dist.unshard_dtensor(a), np.arange(10.0).reshape(5, 2) + 1)
     if a.local.size:
         assert np.shares_memory(a.local, b.local)
@@ -335,6 +339,45 @@ def test_every_stage_trains_as_one_process_on_parts_of_the_batch(stage, optimize
         assert all(each.placements[0].is_shard(0) for each in states)
         rows = dist_rows(0, size, 7).stop
         assert all(each.to_local().shape[0] <= rows for each in states)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_optimizer_that_has_a_state_from_the_beginning_is_sharded_too(stage, size):
+    mesh, data = line(size), numbers()
+    model = dist.shard_layer(make(small), mesh)
+    cut = dist.shard_optimizer(adagrad(model.parameters()), stage and stage("dp", mesh))
+    losses = train(model, cut, dist.shard_dataloader(data, mesh, shard_dims="dp"))
+    assert_same((losses, weights(model)), alone(small, adagrad, data))
+    with pytest.raises(dist.UsageError, match="has taken steps already"):
+        dist.shard_optimizer(cut, dist.ShardingStage1("dp", mesh))
+
+
+def test_a_function_places_a_state_that_is_there_from_the_beginning(size):
+    mesh, data = line(size), numbers()
+    model = dist.shard_layer(make(small), mesh)
+    optimizer = dist.shard_optimizer(
+        adagrad(model.parameters()),
+        lambda _, __, state: dist.shard_tensor(state, mesh, [dist.Shard(0)]),
+    )
+    losses = train(model, optimizer, data)
+    assert_same((losses, weights(model)), alone(small, adagrad, data))
+
+
+def test_what_an_optimizer_cannot_do_in_parts_is_refused_before_anything_is_changed(size):
+    mesh, data = line(size), numbers()
+    model = dist.shard_layer(make(small), mesh)
+    searching = torch.optim.LBFGS(model.parameters())
+    for shard_fn in (dist.ShardingStage3("dp", mesh), lambda name, parameter, state: state):
+        with pytest.raises(dist.UsageError, match="LBFGS asks for losses at other weights"):
+            dist.shard_optimizer(searching, shard_fn)
+    assert dist.shard_optimizer(searching) is searching
+    optimizer = dist.shard_optimizer(sgd(model.parameters()), dist.ShardingStage2("dp", mesh))
+    more = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(dist.UsageError, match="add_param_group before shard_optimizer"):
+        optimizer.add_param_group({"params": [more]})
+    assert len(optimizer.param_groups) == 1
+    losses = train(model, optimizer, data)
+    assert_same((losses, weights(model)), alone(small, sgd, data))
 
 
 def test_stage_1_of_ordinary_parameters_is_the_optimizer_to_the_last_bit(size):
@@ -509,6 +552,104 @@ def test_sequence_parallelism_trains_as_one_process(kind, size):
     assert_same((losses, weights(model)), alone(Rows, adamw, data))
 
 
+class Attends(nn.Module):
+    joins = False
+
+    def forward(self, q, k, v, scale=None):
+        found = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        return found.transpose(1, 2).flatten(2) if self.joins else found
+
+
+class Long(nn.Module):
+    """Layers that have a part of each sequence, but for those that attend."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.rest = nn.ModuleDict(
+            {
+                "places": nn.Embedding(LENGTH, WIDTH),
+                "qkv": nn.Linear(WIDTH, 3 * WIDTH),
+                "first": Attends(),
+                "second": Attends(),
+                "up": nn.Linear(WIDTH, 2 * WIDTH),
+                "down": nn.Linear(2 * WIDTH, WORDS),
+            }
+        )
+        self.body = Body(self.rest)
+
+    def forward(self, x):
+        places = torch.arange(x.shape[1]).expand_as(x)
+        return self.body(self.words(x), places)
+
+
+class Body(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+        self.layers["second"].joins = True
+
+    def forward(self, x, places):
+        x = x + self.layers["places"](places)
+        for name in ("first", "second"):
+            batch, length, _ = x.shape
+            q, k, v = (
+                each.view(batch, length, HEADS, WIDTH // HEADS).transpose(1, 2)
+                for each in self.layers["qkv"](x).chunk(3, -1)
+            )
+            found = self.layers[name](q, k, v, 0.5)
+            joins = self.layers[name].joins
+            x = x + (found if joins else found.transpose(1, 2).flatten(2))
+        return self.layers["down"](F.gelu(self.layers["up"](x)))
+
+
+OF_SEQUENCES = {
+    "body": dist.PrepareContextParallel("all2all"),
+    r"rest\.(first|second)": dist.ContextParallel("all2all"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
+@pytest.mark.parametrize("level", first_of([0, 3, 1, 2]))
+@pytest.mark.parametrize("section", ["cp_config", "mp_config"])
+def test_context_parallelism_trains_as_one_process(section, level, size):
+    rows = 1 if size % 2 else 2
+    mesh = dist.ProcessMesh(np.arange(size).reshape(rows, size // rows), ["dp", "sep"])
+    (row, place), ranks, data = mesh.coordinate, size // rows, words(3, 4)
+    model = make(Long)
+    config = {section: {"parallelize_plan": OF_SEQUENCES}, "dp_config": {"sharding_level": level}}
+    model, optimizer = dist.parallelize(model, sgd(model.parameters()), mesh, config)
+    mine = slice(place * LENGTH // ranks, (place + 1) * LENGTH // ranks)
+    own = [(x, y[:, mine]) for x, y in own_rows(data, row, rows)]
+    assert model(own[0][0]).shape == (4 // rows, LENGTH // ranks, WORDS)
+    train(model, optimizer, own, cross_entropy)
+    assert_same(([], weights(model)), ([], alone(Long, sgd, data, cross_entropy)[1]))
+
+
+def test_what_context_parallelism_cannot_do_is_refused(size):
+    mesh = line(size, "sep")
+
+    def cut(plans, mesh=mesh):
+        return dist.parallelize(make(Long), None, mesh, {"cp_config": {"parallelize_plan": plans}})
+
+    for words_, call in {
+        "use backend=.all2all": lambda: cut({"body": dist.PrepareContextParallel()}),
+        "must be 'p2p' or 'all2all'": lambda: dist.ContextParallel("ring"),
+        "along an axis 'sep'": lambda: cut(OF_SEQUENCES, line(size)),
+        "no layer": lambda: cut({"bodi": dist.ContextParallel("all2all")}),
+        "do not go together": lambda: cut({**OF_SEQUENCES, "rest.up": dist.ColWiseParallel()}),
+        "takes query, key and value": lambda: cut({"body": dist.ContextParallel("all2all")})[0](
+            words()[0][0]
+        ),
+    }.items():
+        with pytest.raises(dist.UsageError, match=words_):
+            call()
+    if size > 1:
+        model, _ = cut(OF_SEQUENCES)
+        with pytest.raises(dist.UsageError, match="no equal parts"):
+            model(torch.zeros(2, LENGTH - 1, dtype=torch.int64))
+
+
 def test_a_sequence_that_does_not_go_into_the_ranks_is_an_error_on_all_of_them(size):
     if size == 1:
         pytest.skip("everything goes into one rank")
@@ -643,7 +784,7 @@ def test_batches_of_arrays_become_arrays_across_ranks(size):
     data = [{"x": np.ones((rows, 2)), "y": np.arange(rows), "id": rows} for rows in (4, 3, 1)]
     mesh = line(size)
     for batch, given in zip(dist.shard_dataloader(data, mesh, shard_dims=0), data, strict=True):
-        assert batch["x"].placements == (dist.Shard(0),)
+        assert batch["x"].placements == [dist.Shard(0)]
         assert np.array_equal(dist.unshard_dtensor(batch["y"]), given["y"])
         assert batch["id"] == given["id"]
     whole_batches = dist.shard_dataloader(data, mesh)
@@ -828,6 +969,10 @@ def test_modes_of_a_model_and_what_it_communicates(rank, size):
     model(x, y)
     program = model.dist_main_program("train")
     assert ("all_reduce" in str(program)) == (size > 1)
+    serial = model.serial_main_program("train")
+    assert serial.operations == tuple(f"{name}: {each}" for name, each in layer.named_children())
+    with pytest.raises(dist.UsageError, match="mode must be one of train, eval, predict"):
+        model.serial_main_program("infer")
     expected = layer[:-1](x)
     model.eval()
     assert torch.allclose(model(x, y), F.mse_loss(expected, y))
@@ -878,7 +1023,7 @@ def test_what_a_strategy_cannot_have_is_an_error_and_what_it_need_not_have_a_war
         )
 
     for words_, sections in {
-        "pipelining": {"pipeline": {"enable": True}},
+        "dist.parallelize with pp_config": {"pipeline": {"enable": True}},
         "level 'o1'": {"amp": {"enable": True, "level": "o2"}},
         "k_steps must be": {"gradient_merge": {"enable": True, "k_steps": 0}},
         "name of no layer": {"recompute": {"enable": True, "checkpoints": ["9"]}},
@@ -923,7 +1068,7 @@ def test_wrong_arguments_are_refused(size):
     plans = {
         "no layer; the layers are first": {"frist": dist.ColWiseParallel()},
         "cut Linear and Embedding": {"norm": dist.ColWiseParallel()},
-        "not for torch modules": {"up": dist.ConvParallel()},
+        "convolutions are not cut": {"up": dist.ConvParallel()},
         "such as ColWiseParallel": {"up": "column"},
     }
     for words_, wrong in plans.items():
@@ -933,7 +1078,8 @@ def test_wrong_arguments_are_refused(size):
         "did you mean 'dp_config'": {"dp_confg": {}},
         "did you mean 'sharding_level'": {"dp_config": {"shardng_level": 1}},
         "must be 0, 1, 2 or 3": {"dp_config": {"sharding_level": 4}},
-        "pipelines are torch's own": {"pp_config": {"split_spec": "blocks"}},
+        "cp_config has no key 'degree'": {"cp_config": {"degree": 2}},
+        "did you mean 'split_spec'": {"pp_config": {"split_specs": "blocks"}},
     }.items():
         with pytest.raises(dist.UsageError, match=words_):
             dist.parallelize(model, optimizer, mesh, config)
@@ -969,3 +1115,152 @@ def test_a_parameter_is_not_cut_twice_over_one_axis(size):
     model = dist.shard_layer(make(small), mesh, cut)
     with pytest.raises(dist.UsageError, match="shard twice"):
         dist.shard_optimizer(adamw(model.parameters()), dist.ShardingStage1("dp", mesh))
+
+
+# ---- pipelines
+
+
+def deep():
+    """A row of which the layers that repeat are a row of their own."""
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(7, 7), nn.Tanh()) for _ in range(8)))
+    parts = {"first": nn.Linear(6, 7), "blocks": blocks, "last": nn.Linear(7, 3)}
+    row = nn.Sequential()
+    for name, part in parts.items():
+        row.add_module(name, part)
+    return row
+
+
+def pipeline_config(spec, micro=2, steps=None, **data):
+    pp = {"split_spec": spec, "loss_fn": F.mse_loss, "micro_batch_size": micro}
+    return {"pp_config": {**pp, "accumulate_steps": steps}, "dp_config": data}
+
+
+def points(size, chunks=1):
+    """Cut the row after blocks, and once before one."""
+    stages = size * chunks
+    ends = [f"blocks.{8 * stage // stages - 1}" for stage in range(1, stages)]
+    spec = dict.fromkeys(ends, dist.SplitPoint.END)
+    if len(spec) > 1:
+        spec.pop(ends[0])
+        spec[f"blocks.{8 // stages}.0"] = dist.SplitPoint.BEGINNING
+    return spec
+
+
+def assert_pipeline_trains(mesh, spec, optimizer, data, rows=12, **settings):
+    place = mesh.get_rank_by_dim_and_process_id("dp", dist.get_rank()) if mesh.ndim > 1 else 0
+    copies = mesh.get_dim_size("dp") if mesh.ndim > 1 else 1
+    torch.manual_seed(3 + dist.get_rank())  # the first rank's weights count
+    model = make(deep) if not dist.get_rank() else deep()
+    steps = rows // 2 // copies
+    model, own = dist.parallelize(
+        model, optimizer(model.parameters()), mesh, pipeline_config(spec, steps=steps, **settings)
+    )
+    losses = [model.train_batch(each, own) for each in own_rows(data, place, copies)]
+    expected = make(deep)
+    other = optimizer(expected.parameters())
+    alone_losses = train(expected, other, data)
+    if copies == 1:
+        assert np.allclose(losses, alone_losses, rtol=1e-4)
+    flat = [each for each in expected.modules() if isinstance(each, (nn.Linear, nn.Tanh))]
+    whole_row = nn.Sequential(*flat).state_dict()
+    mine = model.state_dict()
+    assert all(close(each, whole_row[name]) for name, each in mine.items())
+    kept = [each for group in own.param_groups for each in group["params"]]
+    assert {*map(id, kept)} == {*map(id, model.parameters())}
+    return mine
+
+
+@pytest.mark.parametrize("optimizer", first_of([adamw, adagrad, sgd]))
+def test_a_row_of_layers_trains_as_a_pipeline(optimizer, size):
+    mine = assert_pipeline_trains(line(size, "pp"), r"blocks\.\d+\.0", optimizer, numbers())
+    counts = []
+    dist.all_gather_object(counts, len(mine))
+    assert sum(counts) == 20
+    assert max(counts) < 20 or size == 1
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_row_of_layers_is_cut_at_split_points(chunks, size):
+    assert_pipeline_trains(line(size, "pp"), points(size, chunks), sgd, numbers())
+
+
+def test_pipelines_beside_each_other_average_gradients(size):
+    rows = 1 if size % 2 else 2
+    for ranks in (np.arange(size), np.arange(size)[::-1]):
+        mesh = dist.ProcessMesh(ranks.reshape(rows, size // rows), ["dp", "pp"])
+        assert_pipeline_trains(mesh, r"blocks\.\d+\.0", sgd, numbers())
+
+
+def test_what_cannot_be_a_pipeline_is_refused(size):
+    mesh = line(size, "pp")
+    row = make(deep)
+    tied = nn.Sequential(*[row.first] * size, nn.Linear(7, 3))
+    for words_, (model, config, on) in {
+        "Rows has a forward of its own": (make(Rows), pipeline_config("up"), mesh),
+        "needs split_spec": (row, {"pp_config": {"loss_fn": F.mse_loss}}, mesh),
+        "names 0 layers": (row, pipeline_config("block"), mesh),
+        "did you mean 'first'": (row, pipeline_config({"frist": dist.SplitPoint.END}), mesh),
+        "SplitPoint.BEGINNING or": (row, pipeline_config({"first": "END"}), mesh),
+        "in a tuple": (row, {"pp_config": {"split_spec": "blocks", "global_spec": "first"}}, mesh),
+        "do not go together": (
+            row,
+            {**plan({"first": dist.ColWiseParallel()}), **pipeline_config("blocks")},
+            mesh,
+        ),
+        "sharding_level does not go": (row, pipeline_config("blocks", sharding_level=1), mesh),
+        "needs an axis 'pp'": (row, pipeline_config("blocks"), line(size)),
+        "fleet.distributed_model": (
+            row,
+            pipeline_config("blocks"),
+            dist.ProcessMesh(np.arange(size)[None], ["mp", "pp"]),
+        ),
+        **({"share a weight": (tied, pipeline_config(r"\d+"), mesh)} if size > 1 else {}),
+    }.items():
+        with pytest.raises(dist.UsageError, match=words_):
+            dist.parallelize(model, sgd(model.parameters()), on, config)
+    if size > 1:
+        with pytest.raises(dist.UsageError, match="makes 1 stages"):
+            dist.parallelize(row, None, mesh, pipeline_config({}))
+
+
+def test_a_pipeline_that_one_rank_cannot_make_is_refused_on_all(rank, size):
+    model = make(Rows) if rank == size - 1 else make(deep)
+    with pytest.raises(dist.UsageError if rank == size - 1 else dist.RemoteError):
+        dist.parallelize(model, None, line(size, "pp"), pipeline_config(r"blocks\.\d+\.0"))
+
+
+def test_a_pipeline_is_no_dist_model(size):
+    mesh = line(size, "pp")
+    model, optimizer = dist.parallelize(make(deep), None, mesh, pipeline_config(r"blocks\.\d+\.0"))
+    with pytest.raises(dist.UsageError, match="train_batch"):
+        dist.to_static(model, None, F.mse_loss, optimizer)
+
+
+# ---- a program of one process
+
+
+@pytest.mark.parametrize("optimizer", first_of([adamw, adagrad, sgd]))
+def test_a_program_of_one_process_runs_on_all_ranks(optimizer, size):
+    data, model = numbers(), make(small)
+    loader = DataLoader(TensorDataset(*map(torch.cat, zip(*data, strict=True))), batch_size=12)
+    model, cut, batches = dist.to_distributed(model, optimizer(model.parameters()), loader, size)
+    losses = train(model, cut, batches)
+    assert_same((losses, weights(model)), alone(small, optimizer, data))
+    states = [each for each in cut.state[model[0].weight].values() if each.ndim]
+    assert all(each.placements[0].is_shard(0) for each in states)
+
+
+def test_wrong_arguments_of_to_distributed_are_refused(size):
+    model = make(small)
+    optimizer, config = sgd(model.parameters()), dist.auto_parallel.ToDistributedConfig()
+    with pytest.raises(dist.UsageError, match=f"but the job has {size}"):
+        dist.to_distributed(model, optimizer, [], size, 2)
+    with pytest.raises(dist.UsageError, match="device_num must be a positive integer"):
+        dist.to_distributed(model, optimizer, [], 0)
+    with pytest.raises(dist.UsageError, match="takes a torch"):
+        dist.to_distributed([np.ones(3)], optimizer, [], size)
+    with pytest.raises(dist.UsageError, match="must be a ToDistributedConfig"):
+        dist.to_distributed(model, optimizer, [], size, config={})
+    config.sequence_parallel = True
+    with pytest.raises(dist.UsageError, match="use parallelize with SequenceParallelBegin"):
+        dist.to_distributed(model, optimizer, [], size, config=config)

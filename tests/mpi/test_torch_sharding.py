@@ -1,5 +1,6 @@
 """Sharding of torch modules, at every level, on the ranks of this MPI job."""
 
+import copy
 import itertools
 import math
 
@@ -8,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from checks import assert_raised, outcome  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
@@ -96,6 +98,45 @@ def test_a_module_trains_as_in_one_process(level, maker):
 
 
 @pytest.mark.parametrize("level", LEVELS)
+def test_an_optimizer_may_have_states_from_the_beginning(level):
+    def adagrad(parameters):
+        return torch.optim.Adagrad(parameters, 0.05, initial_accumulator_value=0.1)
+
+    test_a_module_trains_as_in_one_process(level, adagrad)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_dampened_momentum_begins_with_a_whole_gradient_wherever_its_state_has_been(level, dtype):
+    def dampened(parameters):
+        return torch.optim.SGD(parameters, 0.1, momentum=0.9, dampening=0.5)
+
+    data = share(batches(2, dtype))
+    model, optimizer, _ = sharded(network(dtype), dampened, level)
+    train(model, optimizer, data)
+    expected = weights(model)
+
+    model, optimizer, _ = sharded(network(dtype), dampened, level)
+    before = copy.deepcopy(optimizer.sharded_state_dict())
+    assert any(name.endswith("momentum_buffer") for name in before) or level == "os"
+    train(model, optimizer, data[:1])
+    between = [copy.deepcopy(each.sharded_state_dict()) for each in (model, optimizer)]
+    train(model, optimizer, data[1:])
+    assert_close(weights(model), expected, rtol=0, atol=0)
+
+    model, optimizer, _ = sharded(network(dtype), dampened, level)
+    optimizer.load_sharded_state_dict(before)
+    train(model, optimizer, data)
+    assert_close(weights(model), expected, rtol=0, atol=0)
+
+    model, optimizer, _ = sharded(network(dtype), dampened, level)
+    for each, state in zip((model, optimizer), between, strict=True):
+        each.load_sharded_state_dict(state)
+    train(model, optimizer, data[1:])
+    assert_close(weights(model), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_the_norm_of_gradients_is_that_of_the_whole_module(level):
     data = list(batches(3))
     alone = network()
@@ -166,6 +207,32 @@ def test_excluded_modules_and_offload_change_no_number():
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+class Tied(nn.Module):
+    """Has a weight that two modules share, the second of them deeper than the first."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding = nn.Embedding(2048, 256)
+        self.head = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 2048, bias=False))
+        self.head[1].weight = self.embedding.weight
+
+    def forward(self, x):
+        return torch.tanh(self.head(self.embedding(x.argmax(1)))[:, :3])
+
+
+@pytest.mark.parametrize("level", ["os_g", "p_g_os"])
+@pytest.mark.parametrize("options", [{}, {"exclude_layer": ["embedding"]}])
+def test_a_weight_that_modules_share_stays_one(level, options):
+    data = list(batches(3))
+    alone = Tied()
+    expected = train(alone, MAKERS["SGD"](alone.parameters()), data)
+    model, optimizer, _ = sharded(Tied(), MAKERS["SGD"], level, **options)
+    assert model.head[1].weight is model.embedding.weight
+    np.testing.assert_allclose(mean_of(train(model, optimizer, share(data))), expected, rtol=1e-4)
+    assert_close(weights(model), weights(alone))
+
+
 def test_wrong_companions_are_refused():
     module = network()
     stepped = MAKERS["SGD"](module.parameters())
@@ -180,6 +247,26 @@ def test_wrong_companions_are_refused():
     for optimizer, scaler, words in cases:
         with pytest.raises(dist.UsageError, match=words):
             dist.group_sharded_parallel(module, optimizer, "os", scaler)
+
+
+def test_a_state_of_another_shape_than_its_parameter_is_refused():
+    model, optimizer, _ = sharded(network(), torch.optim.Adafactor, "os")
+    train(model, optimizer, share(batches(1)))
+    own = any(each.ndim > 1 for each in optimizer.optim.state)
+    found = []
+    dist.all_gather_object(found, own)
+    owners = [rank for rank, own in enumerate(found) if own]
+    told = outcome(optimizer.sharded_state_dict)
+    assert_raised(told, "UsageError", "weight.row_var' has shape", ranks=owners)
+
+
+def test_a_state_that_lacks_what_one_rank_owns_is_refused_on_all_of_them():
+    _, optimizer, _ = sharded(network(), MAKERS["SGD"], "os_g")
+    state = dict(optimizer.sharded_state_dict())
+    if dist.get_rank() == 0:
+        del state["0.weight.momentum_buffer"]
+    told = outcome(lambda: optimizer.load_sharded_state_dict(state))
+    assert_raised(told, "UsageError", "the state has no '0.weight.momentum_buffer'", ranks=[0])
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -1,0 +1,1 @@
+"""Paddle's ``fleet.base``: topologies, role makers and strategies."""

@@ -1,0 +1,3 @@
+"""Paddle's ``fleet.base.distributed_strategy``."""
+
+from hpcdist.fleet.strategy import DistributedStrategy as DistributedStrategy

@@ -1,0 +1,1 @@
+"""Paddle's ``fleet.layers``; see `mpu`."""

@@ -1,0 +1,36 @@
+"""`lazily`: names of a module that are imported from elsewhere when somebody asks for them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazily(
+    namespace: dict[str, Any], rows: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return a module's ``__getattr__`` and ``__dir__``, for names that other modules have.
+
+    Args:
+        namespace: the module's ``globals()``.
+        rows: for each name the module that has it, or is it.
+
+    """
+    module = namespace["__name__"]
+
+    def find(name: str) -> Any:
+        if name not in rows:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        try:
+            found = importlib.import_module(rows[name])
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ImportError(
+                f"{module}.{name} needs torch, which is not installed: pip install 'hpcdist[torch]'"
+            ) from error
+        value = namespace[name] = getattr(found, name, found)
+        return value
+
+    return find, lambda: sorted({*namespace, *rows})

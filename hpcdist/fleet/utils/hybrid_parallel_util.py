@@ -1,0 +1,3 @@
+"""Paddle's ``fleet.utils.hybrid_parallel_util``: gradients that are averaged by hand."""
+
+from hpcdist.parallel.averages import fused_allreduce_gradients as fused_allreduce_gradients

@@ -1,0 +1,165 @@
+"""`UtilBase`: small things that the workers of a job do together, really across ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from hpcdist.comm.collectives import barrier
+from hpcdist.comm.group import Group, world_of
+from hpcdist.comm.objects import all_gather_object
+from hpcdist.comm.reduced import all_reduced
+from hpcdist.comm.session import current_session
+from hpcdist.comm.states import verify_states
+from hpcdist.errors import UsageError
+from hpcdist.parallel.hybrid import current_grid
+from hpcdist.parallel.vocabulary import known
+from hpcdist.transport.reduction import ReduceOp
+
+_MODES = {"sum": ReduceOp.SUM, "min": ReduceOp.MIN, "max": ReduceOp.MAX}
+_WORLDS = ("worker", "server", "all")
+
+
+def workers() -> Group:
+    """Return the group that `fleet.init` was called on; before it, all ranks."""
+    session, grid = current_session(), current_grid()
+    if session is None:
+        raise UsageError("fleet.util needs the workers: call hpcdist.fleet.init() first")
+    return world_of(session) if grid is None else grid.group
+
+
+def reduced(
+    value: Any, mode: Any, modes: Mapping[str, ReduceOp], error: UsageError | None = None
+) -> npt.NDArray[Any]:
+    """Return the reduction of numbers, nested lists or arrays over the workers, as an array.
+
+    Collective. What one rank cannot give (`error`, too) is raised on all.
+    """
+    group = workers()
+    array: npt.NDArray[Any] = np.zeros(0)
+    try:
+        if error is not None:
+            raise error
+        op = modes[known(mode, modes, "there is no mode")]
+        array = _as_array(value)
+    except UsageError as reason:
+        verify_states((), group, "value", reason)
+        raise
+    if op in (ReduceOp.SUM, ReduceOp.AVG) and array.dtype == bool:
+        array = array.astype(np.int64)  # how many
+    return np.asarray(all_reduced(array, op, group))
+
+
+def _as_array(value: Any) -> npt.NDArray[Any]:
+    try:
+        array = np.asarray(value)
+    except Exception:  # lists of different lengths, a tensor with gradients, whatever it is
+        array = np.asarray(None)
+    if array.dtype.kind not in "biufcV":
+        raise UsageError(
+            f"numbers, nested lists of equal lengths or arrays can be reduced, got {value!r}"
+        )
+    return array
+
+
+@final
+class UtilBase:
+    """What the workers do together; ``fleet.util`` is one of these.
+
+    In `comm_world` "worker" and "all" are the ranks that `fleet.init` was called on; there are no
+    servers in a collective job.
+    """
+
+    def all_reduce(
+        self, input: Any, mode: str = "sum", comm_world: str = "worker"
+    ) -> npt.NDArray[Any]:
+        """Return the sum, smallest or largest of numbers, nested lists or arrays over the ranks.
+
+        Collective. `input` stays as it is; the result is an array of its shape, on all ranks.
+
+        Raises:
+            UsageError: another `mode` or `comm_world`, or no numbers; on every rank an error.
+            MismatchError: shapes or dtypes of two ranks differ.
+
+        Example:
+            >>> import hpcdist as dist
+            >>> from hpcdist import fleet
+            >>> _ = fleet.init()
+            >>> fleet.util.all_reduce([[1, 2], [3, 4]], "max")
+            array([[1, 2],
+                   [3, 4]])
+
+        """
+        return reduced(input, mode, _MODES, _complaint(comm_world))
+
+    def all_gather(self, input: Any, comm_world: str = "worker") -> list[Any]:
+        """Return what each rank has given, in order. Collective."""
+        _check_world(comm_world)
+        found: list[Any] = []
+        all_gather_object(found, input, workers())
+        return found
+
+    def barrier(self, comm_world: str = "worker") -> None:
+        """Wait until all ranks have called this. Collective."""
+        _check_world(comm_world)
+        barrier(workers())
+
+    def get_file_shard(self, files: list[str]) -> list[str]:
+        """Return this rank's part of a list of files, a run of it; the first ones are longer.
+
+        Collective: the ranks make sure that they have listed the same files.
+
+        Raises:
+            UsageError: `files` is no list of names.
+            MismatchError: two ranks have other files; the message has the first that differs.
+
+        """
+        group = workers()
+        error = None
+        if not isinstance(files, list) or not all(isinstance(each, str) for each in files):
+            error = UsageError(f"files should be a list of file need to be read, got {files!r}")
+        states = [] if error is not None else [(each, (), "") for each in files]
+        verify_states(states, group, "file", error)
+        return part_of(files, group.rank, group.nranks)
+
+    def get_heter_file_shard(self, files: list[str]) -> list[str]:
+        """Return what `get_file_shard` does: all workers of a collective job are of one kind."""
+        return self.get_file_shard(files)
+
+    def print_on_rank(self, message: str, rank_id: int) -> None:
+        """Print a message on one of the workers, told by its number. Local."""
+        group = workers()
+        group.get_global_rank(rank_id)  # there is one
+        if group.rank == rank_id:
+            print(message, flush=True)
+
+
+def part_of(files: Sequence[str], rank: int, size: int) -> list[str]:
+    """Return the files of one rank: a run of them, longer by one on the first ranks.
+
+    Example:
+        >>> [part_of("abcde", rank, 3) for rank in range(3)]
+        [['a', 'b'], ['c', 'd'], ['e']]
+
+    """
+    each, more = divmod(len(files), size)
+    first = rank * each + min(rank, more)
+    return list(files[first : first + each + (rank < more)])
+
+
+def _complaint(comm_world: Any) -> UsageError | None:
+    if comm_world in ("worker", "all"):
+        return None
+    if comm_world == "server":
+        return UsageError("a collective job has no servers; comm_world is 'worker' or 'all'")
+    return UsageError(f"comm_world must be one of {', '.join(_WORLDS)}, got {comm_world!r}")
+
+
+def _check_world(comm_world: Any) -> None:
+    """Make sure that `comm_world` is one; where it is not, all workers hear of it."""
+    error = _complaint(comm_world)
+    if error is not None:
+        verify_states((), workers(), "value", error)

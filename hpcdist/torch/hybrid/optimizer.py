@@ -1,0 +1,336 @@
+"""`HybridParallelOptimizer`: any optimizer of torch, for a model that is trained on a grid.
+
+[Note: either order] A model and its optimizer are given to fleet one after the other, in any order.
+Sharding replaces parameters (stages 2 and 3), and divides the optimizer's state by what the model
+is (stage 1). So the optimizer that really steps is made when it is first needed, and parameters
+that have been replaced are followed where the optimizer's groups are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import torch
+
+from hpcdist.errors import UsageError
+from hpcdist.parallel.clipping import Measured, clip_factor
+from hpcdist.parallel.hybrid import HybridCommunicateGroup
+from hpcdist.parallel.hybrid_options import HybridOptions
+from hpcdist.torch.hybrid.given import check_optimizer, norm_limit
+from hpcdist.torch.hybrid.gradients import Gradients, reduce_all
+from hpcdist.torch.hybrid.model import cuts_parameters
+from hpcdist.torch.hybrid.replacements import arguments_of, as_asked
+from hpcdist.torch.hybrid.states import Number, Part, State, as_state, fill, states_in
+from hpcdist.torch.on_grid import Role, latest, local_of, measure_on_grid, role_of
+from hpcdist.torch.optimizers import begin_momentum, initial_state, materialize_states
+from hpcdist.torch.sharded import shard_states
+from hpcdist.torch.zero import ZeroRedundancyOptimizer
+from hpcdist.transport.reduction import ReduceOp
+
+
+@final
+class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # torch is untyped
+    """Steps what `fleet.distributed_model` has made of a model.
+
+    `step` is collective over the grid. It makes gradients those of the whole batch, as far as the
+    backward pass has not, clips them, steps, and with localsgd averages weights. With gradient
+    merge it does so every `k_steps` calls, and in the others only counts; `zero_grad` then keeps
+    gradients that are gathered.
+
+    Args:
+        optimizer: one of torch, of the model's parameters.
+        hcg: the grid.
+        strategy: what to do; None for nothing special.
+        clip_norm: the largest norm of the gradients, taken over the whole model, or an object that
+            has it as `clip_norm`, such as Paddle's ``ClipGradByGlobalNorm``; None does not clip.
+
+    Attributes:
+        inner: the optimizer that was given.
+
+    Raises:
+        UsageError: it is no optimizer of torch, or has taken steps.
+
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        hcg: HybridCommunicateGroup,
+        strategy: HybridOptions | None = None,
+        *,
+        clip_norm: Any = None,
+    ) -> None:
+        options = strategy or HybridOptions()
+        if isinstance(optimizer, HybridParallelOptimizer):
+            raise UsageError("this optimizer is a distributed one already; use it as it is")
+        check_optimizer(optimizer, options)
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self.inner, self.grid, self.options = optimizer, hcg, options
+        self.clip_norm = clip_norm
+        self.state = optimizer.state
+        self._engine: Any = None
+        self._gradients = Gradients(hcg, options)
+        self._steps = 0
+
+    # ---- parameters
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of parameters, those of the optimizer that was given.
+
+        Options that are changed here, for example by a scheduler, hold from the next step on.
+        """
+        for group in self._groups:
+            if any(latest(each) is not each for each in group["params"]):
+                group["params"] = [latest(each) for each in group["params"]]
+        return self._groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._groups = groups
+
+    def _parameters(self) -> list[Any]:
+        return [each for group in self.param_groups for each in group["params"]]
+
+    def get_lr(self) -> float:
+        """Return the learning rate of the first group."""
+        return float(self.param_groups[0]["lr"])
+
+    def set_lr(self, value: float) -> None:
+        """Set the learning rate of all groups."""
+        for group in self.param_groups:
+            group["lr"] = value
+
+    # ---- steps
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The largest norm of the gradients; may be changed."""
+        return self._clip_norm
+
+    @clip_norm.setter
+    def clip_norm(self, clip: Any) -> None:
+        self._clip_norm = norm_limit(clip)
+
+    @property
+    def is_merging(self) -> bool:
+        """Whether the next call of `step` only counts, as gradient merge has not yet all."""
+        return self._gradients.are_merging(self._parameters())
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Change the parameters; see above. Collective.
+
+        Args:
+            closure: computes the loss and its gradients, and returns it; called once.
+
+        Returns:
+            What `closure` returned.
+
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.inner._opt_called = True  # a scheduler that was made of it asks for that
+        if self.is_merging:
+            self._gradients.passes += 1
+            return loss
+        self.settle_gradients()
+        if self.clip_norm is not None:
+            norm, scale = self.measure_gradients(2.0)
+            factor = clip_factor(norm, self.clip_norm)
+            if factor != 1:
+                scale(factor)
+        engine = self._made()
+        if not self._steps:
+            begin_momentum(self._stepping())
+        engine.step()
+        self._gradients.begin_again()
+        self._steps += 1
+        self._average_weights()
+        return loss
+
+    def minimize(
+        self,
+        loss: Any,
+        startup_program: Any = None,
+        parameter_list: Any = None,
+        no_grad_set: Any = None,
+    ) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """Call `step`, after ``loss.backward()``; arguments are accepted for Paddle's sake.
+
+        Returns:
+            An empty list, and the parameters with their gradients.
+
+        """
+        pairs = [(each, each.grad) for each in self._parameters() if each.grad is not None]
+        self.step()
+        return [], pairs
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear all gradients, unless gradient merge is gathering them."""
+        if self._gradients.passes and not self._gradients.are_settled(self._parameters()):
+            return
+        self.skip_step()
+        super().zero_grad(set_to_none)
+
+    def skip_step(self) -> None:
+        """Begin the next step in place of this one, whose gradients are of no use; for scalers."""
+        self._gradients.begin_again()
+
+    def clear_grad(self, set_to_zero: bool = True) -> None:
+        """Call `zero_grad` (Paddle's name)."""
+        self.zero_grad(set_to_none=not set_to_zero)
+
+    def _made(self) -> Any:
+        """Return the optimizer that steps; see [Note: either order]. Collective the first time."""
+        if self._engine is None:
+            self._roles()
+            optimizer = as_asked(self.inner, self.param_groups, self.options)
+            if self.grid.degree("sharding") > 1 and not cuts_parameters(self.grid, self.options):
+                optimizer = shard_states(
+                    type(optimizer),
+                    self.param_groups,
+                    arguments_of(optimizer),
+                    self.grid["sharding"],
+                )
+            elif any(latest(each) is not each for each in optimizer.state):
+                optimizer.state = initial_state(optimizer)  # such as Adagrad's
+            self._engine = optimizer
+            self.state = self._stepping().state
+        return self._engine
+
+    def _stepping(self) -> Any:
+        """Return the optimizer that steps what is this rank's."""
+        engine = self._made() if self._engine is None else self._engine
+        return engine.optim if isinstance(engine, ZeroRedundancyOptimizer) else engine
+
+    def _roles(self) -> list[Role]:
+        """Return the roles of the parameters.
+
+        Raises:
+            UsageError: some are of no model of this grid.
+
+        """
+        roles = [role_of(each) for each in self._parameters()]
+        strange = sum(role is None or role.grid is not self.grid for role in roles)
+        if strange:
+            raise UsageError(
+                f"{strange} of the optimizer's {len(roles)} parameters are of no model that "
+                "distributed_model has seen, so nobody averages their gradients; give it the "
+                "model, too, and use what it returns"
+            )
+        return [role for role in roles if role is not None]
+
+    # ---- gradients
+
+    def settle_gradients(self) -> None:
+        """Make gradients those of the whole batch, once for each step. Collective.
+
+        `step` does so by itself; call it before looking at gradients.
+
+        Raises:
+            UsageError: gradient merge is gathering them.
+
+        """
+        parameters = self._parameters()
+        if not self._gradients.are_settled(parameters):
+            self._gradients.settle(parameters, self._roles())
+
+    norm_is_collective = True
+
+    def measure_gradients(self, norm_type: float) -> Measured:
+        """Return the norm over all gradients of the model, and what multiplies them. Collective."""
+        self.settle_gradients()
+        return measure_on_grid(self._parameters(), self.grid, norm_type)
+
+    def unscale_(self, scale: float) -> bool:
+        """Divide all gradients by `scale`; return whether they are finite on all ranks. Collective.
+
+        For `hpcdist.GradScaler`.
+        """
+        self.settle_gradients()
+        return self._gradients.unscale(self._parameters(), scale)
+
+    # ---- weights
+
+    def _average_weights(self) -> None:
+        """Average weights over dp, where localsgd is due. Collective then."""
+        local = self.options.localsgd
+        if local is None or self.grid.degree("dp") == 1:
+            return
+        if self._steps > local.begin_step and self._steps % local.k_steps:
+            return
+        masters = [
+            states["master"] for states in self._stepping().state.values() if "master" in states
+        ]
+        weights = [local_of(each.detach()) for each in self._parameters()]
+        reduce_all([*weights, *masters], self.grid["dp"], ReduceOp.AVG)
+
+    # ---- states
+
+    def sharded_state_dict(self) -> State:
+        """Return what this rank has of the state, by names of parameters. Collective at first.
+
+        Whole tensors, `LocalSlice`s of what is cut over mp or sharding, and numbers. All are views:
+        a checkpoint can be loaded into them in place.
+        """
+        parts, numbers = self._entries()
+        return {
+            **as_state(parts),
+            **{each.name: each.read() for each in numbers},
+            "learning_rates": [float(group["lr"]) for group in self.param_groups],
+            "steps": self._steps,
+        }
+
+    def load_sharded_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `sharded_state_dict` returned, or whole tensors, on any grid.
+
+        Raises:
+            UsageError: something that this rank needs is missing or has another shape.
+
+        """
+        parts, numbers = self._entries()
+        rates = state.get("learning_rates", ())
+        missing = [each.name for each in numbers if each.name not in state]
+        if missing or len(rates) != len(self.param_groups) or "steps" not in state:
+            raise UsageError(
+                f"the state has no {missing[0]!r}"
+                if missing
+                else "the state has other groups; load one of the same model and optimizer"
+            )
+        fill(parts, state)
+        for each in numbers:
+            each.write(state[each.name])
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self._steps = int(state["steps"])
+
+    def state_dict(self) -> State:
+        """Return what `sharded_state_dict` does."""
+        return self.sharded_state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Alias of `load_sharded_state_dict`."""
+        self.load_sharded_state_dict(state)
+
+    set_state_dict = load_state_dict
+
+    def _entries(self) -> tuple[list[Part], list[Number]]:
+        self._made()
+        stepping = self._stepping()
+        materialize_states(stepping)
+        self.state = stepping.state
+        names = {
+            id(each): role.name
+            for each, role in zip(self._parameters(), self._roles(), strict=True)
+        }
+        found = list(states_in(stepping, names))
+        return (
+            [each for each in found if isinstance(each, Part)],
+            [each for each in found if isinstance(each, Number)],
+        )
+
+    def __repr__(self) -> str:
+        return f"HybridParallelOptimizer({self.inner!r}, {self.grid!r})"

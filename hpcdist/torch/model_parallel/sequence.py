@@ -1,0 +1,236 @@
+"""Sequence parallelism: between the layers of tensor parallelism, ranks have parts of the sequence.
+
+The sequence is the first dimension, ``[sequence, batch, hidden]``. A sum over the ranks becomes a
+reduce-scatter and an all-gather, which move as much together, and what stands between is computed
+and kept once, not by every rank. Parameters that are used on parts of the sequence get parts of
+their gradient, which have to be summed: they are marked.
+
+Reference: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, ClassVar, final
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's habit)
+
+from hpcdist.comm.collectives import all_reduce
+from hpcdist.comm.group import Group
+from hpcdist.errors import UsageError
+from hpcdist.torch.model_parallel.axes import axis_group, check_even
+from hpcdist.torch.model_parallel.functions import (
+    all_gather,
+    gather_from,
+    reduce_scatter,
+    scatter_to,
+)
+from hpcdist.torch.model_parallel.layers import WeightAttr, in_words, whole_linear
+from hpcdist.torch.model_parallel.states import CutLayer, is_cut
+
+
+@final
+class ScatterOp:
+    """A rank's part of a sequence that all have; gradients are gathered."""
+
+    @staticmethod
+    def apply(input: torch.Tensor, axis: int = 0, *, mp_group: Group | None = None) -> torch.Tensor:
+        """Return this rank's part of `input` along `axis`."""
+        return scatter_to(input, axis_group("mp", mp_group), axis)
+
+
+@final
+class GatherOp:
+    """The whole sequence, of which all ranks go on to compute the same; gradients are cut."""
+
+    @staticmethod
+    def apply(input: torch.Tensor, axis: int = 0, *, mp_group: Group | None = None) -> torch.Tensor:
+        """Return the parts of all ranks together along `axis`. Collective."""
+        return gather_from(input, axis_group("mp", mp_group), axis)
+
+
+@final
+class AllGatherOp:
+    """The whole sequence, with which each rank does something else; gradients are summed."""
+
+    @staticmethod
+    def apply(input: torch.Tensor, *, mp_group: Group | None = None) -> torch.Tensor:
+        """Return the parts of all ranks together. Collective."""
+        return all_gather(input, axis_group("mp", mp_group))
+
+
+@final
+class ReduceScatterOp:
+    """A rank's part of the sum of what all ranks have; gradients are gathered."""
+
+    @staticmethod
+    def apply(input: torch.Tensor, *, mp_group: Group | None = None) -> torch.Tensor:
+        """Return this rank's part of the sum. Collective."""
+        return reduce_scatter(input, axis_group("mp", mp_group))
+
+
+@final
+class ColumnSequenceParallelLinear(CutLayer):
+    """A `ColumnParallelLinear` whose input is this rank's part of the sequence.
+
+    Arguments as of `ColumnParallelLinear`; the output has the whole sequence, and is never gathered
+    along its features: ``gather_output=False`` must be said.
+    """
+
+    cuts: ClassVar = {"weight": 0, "bias": 0}
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        weight_attr: WeightAttr = None,
+        has_bias: bool | None = None,
+        gather_output: bool = True,
+        fuse_matmul_bias: bool = False,
+        mp_group: Group | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(axis_group("mp", mp_group))
+        if gather_output:
+            raise UsageError(
+                "If sequence_parallel is True, gather_output is False: the ranks have parts of "
+                "the features when they have the whole sequence; give gather_output=False, and let "
+                "a RowSequenceParallelLinear follow"
+            )
+        check_even(out_features, self.group, "out_features")
+        self.in_features, self.out_features = in_features, out_features
+        self.take(whole_linear(in_features, out_features, bool(has_bias), weight_attr))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's outputs for the whole sequence. Collective, and backward, too."""
+        return F.linear(all_gather(x, self.group), self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Return what `repr` tells."""
+        return in_words(self)
+
+
+@final
+class RowSequenceParallelLinear(CutLayer):
+    """A `RowParallelLinear` whose output is this rank's part of the sequence.
+
+    Arguments as of `RowParallelLinear`; the input has the whole sequence, and this rank's features:
+    ``input_is_parallel=True`` must be said. Its bias, which is added to parts of the sequence, is
+    marked as by `mark_as_sequence_parallel_parameter`.
+    """
+
+    cuts: ClassVar = {"weight": 1}
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        weight_attr: WeightAttr = None,
+        has_bias: bool = True,
+        input_is_parallel: bool = False,
+        fuse_matmul_bias: bool = False,
+        mp_group: Group | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(axis_group("mp", mp_group))
+        if not input_is_parallel:
+            raise UsageError(
+                "If sequence_parallel is True, input_is_parallel should be true: the ranks have "
+                "parts of the features when they have the whole sequence; give "
+                "input_is_parallel=True, and let it follow a ColumnSequenceParallelLinear"
+            )
+        check_even(in_features, self.group, "in_features")
+        self.in_features, self.out_features = in_features, out_features
+        self.take(whole_linear(in_features, out_features, has_bias, weight_attr))
+
+    def mark(self) -> None:
+        """Mark the bias besides."""
+        super().mark()
+        if self.bias is not None and not hasattr(self.bias, "sequence_parallel"):
+            self.bias.sequence_parallel = self.group.nranks > 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the outputs for this rank's part of the sequence. Collective, and backward."""
+        part = reduce_scatter(F.linear(x, self.weight), self.group)
+        return part if self.bias is None else part + self.bias
+
+    def extra_repr(self) -> str:
+        """Return what `repr` tells."""
+        return in_words(self)
+
+
+# ---- parameters that are used on parts of the sequence
+
+
+def mark_as_sequence_parallel_parameter(parameter: torch.Tensor) -> None:
+    """Mark a parameter that all ranks have whole, but use on parts of the sequence.
+
+    Its gradient is summed over the ranks before it is used: by the optimizer of
+    `fleet.distributed_optimizer`, or by `register_sequence_parallel_allreduce_hooks`. Local.
+
+    Args:
+        parameter: the parameter; the mark is an attribute of it.
+
+    """
+    if is_cut(parameter):
+        raise UsageError(
+            "this parameter is cut over the ranks, so each has a gradient of its own part; mark "
+            "those that all have whole, such as of a LayerNorm"
+        )
+    parameter.sequence_parallel = True
+
+
+def is_sequence_parallel_parameter(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter is marked, and its gradient is still to be summed. Local.
+
+    Args:
+        parameter: any parameter.
+
+    """
+    return bool(getattr(parameter, "sequence_parallel", False))
+
+
+def register_sequence_parallel_allreduce_hooks(
+    model: torch.nn.Module,
+    accumulation_steps: int = 1,
+    fuse_sequence_parallel_allreduce: bool = False,
+    *,
+    mp_group: Group | None = None,
+) -> None:
+    """Sum the gradients of marked parameters over the ranks in the backward pass.
+
+    Each as soon as it is complete. The marks are taken off, so that nobody sums them again.
+
+    Args:
+        model: whose parameters are looked through.
+        accumulation_steps: backward passes that make one gradient; it is summed in the last.
+        fuse_sequence_parallel_allreduce: accepted for Paddle's sake; nothing is joined.
+        mp_group: the ranks; None for the axis "mp" of the grid.
+
+    """
+    if isinstance(accumulation_steps, bool) or not isinstance(accumulation_steps, int):
+        raise UsageError(f"accumulation_steps must be an integer, got {accumulation_steps!r}")
+    group = axis_group("mp", mp_group)
+    if accumulation_steps < 1 or group.nranks == 1:
+        return
+    summing = _Summing(group, accumulation_steps)
+    for parameter in model.parameters():
+        if is_sequence_parallel_parameter(parameter) and parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(summing)
+            parameter.sequence_parallel = False
+
+
+@final
+class _Summing:
+    """Sums a gradient after every so many backward passes."""
+
+    def __init__(self, group: Group, every: int) -> None:
+        self._group, self._every = group, every
+        self._passes: defaultdict[int, int] = defaultdict(int)
+
+    def __call__(self, parameter: Any) -> None:
+        """Count a pass, and sum the gradient after the last. Collective then."""
+        self._passes[id(parameter)] += 1
+        if self._passes[id(parameter)] % self._every == 0:
+            all_reduce(parameter.grad, group=self._group)
