@@ -2,10 +2,11 @@
 
 ``import hpcdist as dist``, then ``srun -n 8 python train.py``.
 
-Read in this order: `arrays` (what is sent), `runtime` (where am I), `transport` (how it
-travels), `comm` (what users call), `mesh` (arrays across ranks), `checkpoint` (what is saved),
-`data` (whose samples), `optim` (how weights change), `parallel` (training), `torch` (torch at
-home on MPI), `launch` (how ranks are started). A module imports only from earlier ones.
+Read in this order: `arrays` (what is sent), `fs` (file systems), `runtime` (where am I),
+`transport` (how it travels), `comm` (what users call), `rpc` (functions on other ranks), `mesh`
+(arrays across ranks), `checkpoint` (what is saved), `data` (whose samples), `optim` (how weights
+change), `ps` (rows by ids), `parallel` (training), `torch` (torch at home on MPI), `fleet` (hybrid
+training), `launch` (how ranks are started). A module imports only from earlier ones.
 """
 
 from __future__ import annotations
@@ -107,6 +108,8 @@ from hpcdist.errors import (
     CheckpointError as CheckpointError,
     CheckpointWarning as CheckpointWarning,
     CollectiveTimeout as CollectiveTimeout,
+    DatasetError as DatasetError,
+    DatasetWarning as DatasetWarning,
     HpcdistError as HpcdistError,
     MismatchError as MismatchError,
     NotInGroupWarning as NotInGroupWarning,
@@ -136,7 +139,19 @@ from hpcdist.transport.waiting import wait_all as wait_all, wait_any as wait_any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from hpcdist import array as array, checkpoint as checkpoint, sharding as sharding
+    from hpcdist import (
+        array as array,
+        auto_parallel as auto_parallel,
+        checkpoint as checkpoint,
+        fleet as fleet,
+        fs as fs,
+        fsdp as fsdp,
+        io as io,
+        ps as ps,
+        rpc as rpc,
+        sharding as sharding,
+        utils as utils,
+    )
     from hpcdist.checkpoint.array_files import (
         open_array as open_array,
         save_array as save_array,
@@ -147,6 +162,15 @@ if TYPE_CHECKING:
         save_group_sharded_model as save_group_sharded_model,
         save_state_dict as save_state_dict,
     )
+    from hpcdist.checkpoint.sharded_weight import (
+        ShardedStateDict as ShardedStateDict,
+        ShardedWeight as ShardedWeight,
+        build_sharded_state_dict as build_sharded_state_dict,
+        shard_weight as shard_weight,
+    )
+    from hpcdist.comm.nccl_config import create_nccl_config as create_nccl_config
+    from hpcdist.data.in_memory import InMemoryDataset as InMemoryDataset
+    from hpcdist.data.queue_dataset import QueueDataset as QueueDataset
     from hpcdist.data.shard_loader import (
         ShardDataloader as ShardDataloader,
         shard_dataloader as shard_dataloader,
@@ -183,6 +207,7 @@ if TYPE_CHECKING:
         from_dtensor as from_dtensor,
         to_dtensor as to_dtensor,
     )
+    from hpcdist.parallel.automatic import to_distributed as to_distributed
     from hpcdist.parallel.layer_plans import (
         ColWiseParallel as ColWiseParallel,
         ContextParallel as ContextParallel,
@@ -203,6 +228,7 @@ if TYPE_CHECKING:
         shard_layer as shard_layer,
         to_static as to_static,
     )
+    from hpcdist.parallel.split import split as split
     from hpcdist.parallel.stages import (
         ShardingStage1 as ShardingStage1,
         ShardingStage2 as ShardingStage2,
@@ -211,6 +237,12 @@ if TYPE_CHECKING:
         shard_scaler as shard_scaler,
     )
     from hpcdist.parallel.strategy import Strategy as Strategy
+    from hpcdist.parallel.topology import ParallelMode as ParallelMode
+    from hpcdist.ps.entries import (
+        CountFilterEntry as CountFilterEntry,
+        ProbabilityEntry as ProbabilityEntry,
+        ShowClickEntry as ShowClickEntry,
+    )
     from hpcdist.torch.dist_model import DistModel as DistModel
     from hpcdist.torch.local_layer import LocalLayer as LocalLayer
 
@@ -220,16 +252,21 @@ _LAZY = {
     "ColWiseParallel": "hpcdist.parallel.layer_plans",
     "ContextParallel": "hpcdist.parallel.layer_plans",
     "ConvParallel": "hpcdist.parallel.layer_plans",
+    "CountFilterEntry": "hpcdist.ps.entries",
     "DistArray": "hpcdist.mesh.dist_array",
     "DistAttr": "hpcdist.mesh.placements",
     "DistModel": "hpcdist.torch.dist_model",
+    "InMemoryDataset": "hpcdist.data.in_memory",
     "LocalLayer": "hpcdist.torch.local_layer",
+    "ParallelMode": "hpcdist.parallel.topology",
     "Partial": "hpcdist.mesh.placements",
     "Placement": "hpcdist.mesh.placements",
     "PrepareContextParallel": "hpcdist.parallel.layer_plans",
     "PrepareLayerInput": "hpcdist.parallel.layer_plans",
     "PrepareLayerOutput": "hpcdist.parallel.layer_plans",
+    "ProbabilityEntry": "hpcdist.ps.entries",
     "ProcessMesh": "hpcdist.mesh.process_mesh",
+    "QueueDataset": "hpcdist.data.queue_dataset",
     "ReduceType": "hpcdist.mesh.placements",
     "Replicate": "hpcdist.mesh.placements",
     "RowWiseParallel": "hpcdist.parallel.layer_plans",
@@ -239,29 +276,41 @@ _LAZY = {
     "SequenceParallelEnd": "hpcdist.parallel.layer_plans",
     "Shard": "hpcdist.mesh.placements",
     "ShardDataloader": "hpcdist.data.shard_loader",
+    "ShardedStateDict": "hpcdist.checkpoint.sharded_weight",
+    "ShardedWeight": "hpcdist.checkpoint.sharded_weight",
     "ShardingStage1": "hpcdist.parallel.stages",
     "ShardingStage2": "hpcdist.parallel.stages",
     "ShardingStage3": "hpcdist.parallel.stages",
+    "ShowClickEntry": "hpcdist.ps.entries",
     "SplitPoint": "hpcdist.parallel.layer_plans",
     "Strategy": "hpcdist.parallel.strategy",
     "array": "hpcdist.array",
     "array_policy": "hpcdist.mesh.policy",
+    "auto_parallel": "hpcdist.auto_parallel",
+    "build_sharded_state_dict": "hpcdist.checkpoint.sharded_weight",
     "checkpoint": "hpcdist.checkpoint",
     "create_mesh": "hpcdist.mesh.process_mesh",
+    "create_nccl_config": "hpcdist.comm.nccl_config",
     "dtensor_from_fn": "hpcdist.mesh.api",
     "dtensor_from_local": "hpcdist.mesh.api",
     "dtensor_to_local": "hpcdist.mesh.api",
+    "fleet": "hpcdist.fleet",
     "from_dtensor": "hpcdist.mesh.torchs",
+    "fs": "hpcdist.fs",
+    "fsdp": "hpcdist.fsdp",
     "fully_shard": "hpcdist.parallel.layers",
     "get_mesh": "hpcdist.mesh.process_mesh",
+    "io": "hpcdist.io",
     "load_merged_state_dict": "hpcdist.checkpoint.paddle",
     "load_state_dict": "hpcdist.checkpoint.paddle",
     "local_map": "hpcdist.mesh.local_map",
     "map_overlap": "hpcdist.mesh.stencil",
     "open_array": "hpcdist.checkpoint.array_files",
     "parallelize": "hpcdist.parallel.layers",
+    "ps": "hpcdist.ps",
     "random": "hpcdist.mesh.random",
     "reshard": "hpcdist.mesh.api",
+    "rpc": "hpcdist.rpc",
     "save_array": "hpcdist.checkpoint.array_files",
     "save_group_sharded_model": "hpcdist.checkpoint.paddle",
     "save_state_dict": "hpcdist.checkpoint.paddle",
@@ -271,10 +320,14 @@ _LAZY = {
     "shard_optimizer": "hpcdist.parallel.stages",
     "shard_scaler": "hpcdist.parallel.stages",
     "shard_tensor": "hpcdist.mesh.api",
+    "shard_weight": "hpcdist.checkpoint.sharded_weight",
     "sharding": "hpcdist.sharding",
+    "split": "hpcdist.parallel.split",
+    "to_distributed": "hpcdist.parallel.automatic",
     "to_dtensor": "hpcdist.mesh.torchs",
     "to_static": "hpcdist.parallel.layers",
     "unshard_dtensor": "hpcdist.mesh.api",
+    "utils": "hpcdist.utils",
     "visualize_sharding": "hpcdist.mesh.picture",
 }
 """Names that not every program needs: the module that each is, or is in, is imported when used."""
@@ -311,7 +364,17 @@ def spawn(
     daemon: bool = False,
     **options: Any,
 ) -> MultiprocessContext:
-    """Start a function on new ranks; see `hpcdist.launch.spawn`."""
+    """Start a function on new ranks; see `hpcdist.launch.spawn`, which has an example.
+
+    Args:
+        func: what every rank calls.
+        args: its arguments, pickled once.
+        nprocs: the number of ranks; -1 for one per device in `gpus`, else per usable CPU.
+        join: whether to wait for them, and to raise what they raise.
+        daemon: whether they end with this process.
+        **options: those of `hpcdist.launch.spawn`.
+
+    """
     from hpcdist.launch import spawn as start
 
     return start(func, args, nprocs, join, daemon, **options)

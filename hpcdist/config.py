@@ -50,6 +50,12 @@ class Config:
     """Whether gradients travel while the backward pass computes; "auto" measures."""
     check_nan: bool = False
     """Check gradients for NaN before they are averaged, and name the parameter and the rank."""
+    rpc_interface: str | None = None
+    """Networks between nodes by which functions are called: names, or addresses, with commas."""
+    array_replicate: Literal["error", "warn", "allow"] = "error"
+    """What functions without a rule do to arrays that are cut, as `array_policy` says it."""
+    array_placements: tuple[int | None, ...] = ()
+    """How new arrays are cut along the axes of their mesh: ``S0``, ``R`` or ``S0,S-1``."""
 
 
 def read_config(environ: Mapping[str, str] | None = None) -> Config:
@@ -106,6 +112,23 @@ def _switch(variable: str, text: str) -> bool:
     return _SWITCHES[text.lower()]
 
 
+def _cuts(variable: str, text: str) -> tuple[int | None, ...]:
+    """Return the dimension that each axis of a mesh cuts, None for those that cut none."""
+    found: list[int | None] = []
+    for each in text.split(","):
+        kind, dim = each.strip()[:1].upper(), each.strip()[1:]
+        if (kind, dim) == ("R", ""):
+            found.append(None)
+        elif kind == "S" and dim.removeprefix("-").isdecimal():
+            found.append(int(dim))
+        else:
+            raise UsageError(
+                f"{variable}={text!r} is no list of R (whole on each rank) and S0, S1, S-1 ... "
+                "(cut along this dimension), one for each axis of the mesh; set one or unset it"
+            )
+    return tuple(found)
+
+
 def _choice(variable: str, text: str) -> str:
     name = variable.removeprefix("HPCDIST_").lower()
     choices = get_args(get_type_hints(Config)[name])
@@ -116,11 +139,12 @@ def _choice(variable: str, text: str) -> str:
     return text.lower()
 
 
-_COMMON = ("device_way", "device_batches", "nccl_sums")
+_COMMON = ("device_way", "device_batches", "nccl_sums", "array_replicate", "array_placements")
 _SWITCHES = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 _READERS: dict[str, Callable[[str, str], Any]] = {
     "float": _number,
     "bool": _switch,
     "int | None": _whole,
+    "tuple[int | None, ...]": _cuts,
     "str | None": lambda variable, text: text,
 }

@@ -88,5 +88,36 @@ class CheckpointWarning(UserWarning):
     """A checkpoint and a state differ; what both have was loaded, as ``strict=False`` wishes."""
 
 
+class DatasetError(HpcdistError):
+    """A dataset cannot be read: a file is missing, a record malformed, a pipe has failed.
+
+    The message names the file, and the line where there is one.
+    """
+
+
+class DatasetWarning(UserWarning):
+    """Records of a dataset were malformed and have been left out, as ``on_bad`` wishes."""
+
+
 class NotInGroupWarning(UserWarning):
     """A rank called an operation of a group it does not belong to; nothing was done."""
+
+
+class ExecuteError(HpcdistError, OSError):
+    """A file system could not do what it was asked for."""
+
+
+class FSFileExistsError(ExecuteError, FileExistsError):
+    """There is already what should be made, or what is in the way."""
+
+
+class FSFileNotExistsError(ExecuteError, FileNotFoundError):
+    """There is no such file or folder."""
+
+
+class FSTimeOut(ExecuteError, TimeoutError):
+    """A file system did not answer in time."""
+
+
+class FSShellCmdAborted(ExecuteError):
+    """A file system broke off what it was doing."""

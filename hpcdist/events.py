@@ -65,6 +65,9 @@ def subscribe(listener: Listener) -> Callable[[], None]:
     a collective is about to begin, that is called off on all ranks. Where others listen, too, they
     hear of the operation all the same.
 
+    Args:
+        listener: called with each `Event` of this process.
+
     Returns:
         A function that ends the subscription.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,9 +40,8 @@ class Pickled(NamedTuple):
         return len(self.meta) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
 
 
-def pack_object(obj: Any) -> Pickled:
-    """Pickle `obj`; whatever pickle raises comes through."""
-    large: list[memoryview] = []
+def out_of_band(large: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
+    """Return the `buffer_callback` of a pickler that puts large buffers into `large`."""
 
     def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
@@ -51,7 +50,13 @@ def pack_object(obj: Any) -> Pickled:
         large.append(raw)
         return False
 
-    pickled = pickle.dumps(obj, 5, buffer_callback=keep_in_band)
+    return keep_in_band
+
+
+def pack_object(obj: Any) -> Pickled:
+    """Pickle `obj`; whatever pickle raises comes through."""
+    large: list[memoryview] = []
+    pickled = pickle.dumps(obj, 5, buffer_callback=out_of_band(large))
     if not large:
         return Pickled(_NO_BUFFERS + pickled)
     lengths = [raw.nbytes for raw in large]

@@ -108,4 +108,21 @@ def _wrap(array: NumpyArray) -> Any:
     return torch.from_numpy(array.view(f"i{array.itemsize}")).view(name)
 
 
+def reduce_tensor(tensor: Any) -> Any:
+    """Pickle a plain tensor on the host with its memory as an array, which may stay beside.
+
+    Others are pickled as torch does it. A view is sent without what it is a view of.
+    """
+    plain = tensor.is_cpu and tensor.layout is torch.strided and not tensor.requires_grad
+    if not plain or tensor.dtype not in _TYPES or tensor.is_conj() or tensor.is_neg():
+        return tensor.__reduce_ex__(5)
+    raw = tensor.contiguous().reshape(-1).view(torch.uint8)
+    return rebuild_tensor, (_view(raw), tensor.dtype, tuple(tensor.shape))
+
+
+def rebuild_tensor(raw: NumpyArray, dtype: Any, shape: tuple[int, ...]) -> Any:
+    """Return the tensor of `reduce_tensor`, in the memory of the array."""
+    return torch.from_numpy(raw).view(dtype).view(shape)
+
+
 LIBRARY = Library(_view, _wrap, wrap_device=_wrap_device)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from hpcdist.bench import harness, messages
+from hpcdist.bench import datasets, harness, messages
 from hpcdist.bench.harness import Harness
 from hpcdist.bench.rows import Point, Row
 from hpcdist.errors import UsageError
@@ -15,6 +15,7 @@ from hpcdist.text import read_sizes
 USUAL_SIZES = read_sizes("8:16M:8")
 QUICK_SIZES = read_sizes("8,32K,2M")
 OVERLAP_SIZES = read_sizes("256K,2M,16M")
+DATASET_SIZES = read_sizes("16M")
 OBJECT_SIZES = read_sizes("0,1M")
 SMALL = (8,)
 
@@ -76,6 +77,10 @@ def _overlap(text: str, computing: str, usual: tuple[str, ...] = BOTH) -> Case:
     return Case("overlap", text, measure, OVERLAP_SIZES, usual=usual)
 
 
+def _dataset(text: str, measure: Callable[[Harness, Point], list[Row]]) -> Case:
+    return Case("datasets", text, measure, DATASET_SIZES, typed=False, usual=NEVER)
+
+
 def _start(text: str, measure: Callable[[Harness, Point], list[Row]]) -> Case:
     return Case("startup", text, measure, None, typed=False, usual=(HOST,))
 
@@ -121,6 +126,13 @@ CASES: Mapping[str, Case] = {
         None,
         typed=False,
         moved=True,
+    ),
+    "dataset_shuffle": _dataset(
+        "a global shuffle of so many bytes of text on every rank, beside batches of pickles",
+        datasets.measure_shuffle,
+    ),
+    "dataset_batch": _dataset(
+        "512 of the rows of so many bytes of text, at random", datasets.measure_batch
     ),
     "startup_init": _start(
         "init_parallel_env of this job", partial(harness.measure_start, "init_s")

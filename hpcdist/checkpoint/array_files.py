@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import stat
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from hpcdist.checkpoint.storage import named, sync_folder
 from hpcdist.checkpoint.together import of_group
 from hpcdist.comm.session import require_session
 from hpcdist.errors import CheckpointError, MismatchError, UsageError
+from hpcdist.mesh.agreement import refuse
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, layout_of
 from hpcdist.mesh.placements import Placement, Shard
@@ -38,6 +40,7 @@ def open_array(
     placements: Sequence[Placement] | None = None,
     *,
     dtype: Any = None,
+    casting: str = "same_kind",
 ) -> DistArray:
     """Read an array from a file, each rank its own part. Collective over the mesh.
 
@@ -51,6 +54,8 @@ def open_array(
         mesh: the ranks; None for `get_mesh()`, or all in a row if there is none.
         placements: what each axis of the mesh does; None to cut the first dimension over all ranks.
         dtype: of the result; None for that of the file.
+        casting: which conversions to `dtype` are allowed, as in ``numpy.can_cast``; "unsafe"
+            allows all, such as those of floats to integers.
 
     Raises:
         CheckpointError: the file is missing, damaged or of another kind; on every rank.
@@ -72,7 +77,7 @@ def open_array(
     found: list[DistArray] = []
 
     def read() -> str:
-        found.append(_read(source, mesh, placements, dtype))
+        found.append(_read(source, mesh, placements, dtype, casting))
         return f"{named(source)} as {found[0].dtype} {found[0].layout!r}"
 
     ranks = of_group(None if mesh.coordinate is None else mesh.group)
@@ -84,7 +89,7 @@ def _as_mesh(mesh: Any) -> ProcessMesh:
     if mesh is None:
         return get_mesh() or ProcessMesh(require_session().world.ranks)
     if not isinstance(mesh, ProcessMesh):
-        raise UsageError(f"the mesh must be a ProcessMesh, got {mesh!r}")
+        raise refuse(mesh, UsageError(f"the mesh must be a ProcessMesh, got {mesh!r}"))
     return mesh
 
 
@@ -104,12 +109,14 @@ def _read(
     mesh: ProcessMesh,
     placements: Sequence[Placement] | None,
     dtype: Any,
+    casting: str,
 ) -> DistArray:
     """Read this rank's part."""
     path, inside = _parted(named(source))
     with _format_of(path).open(path, inside) as stored:
         shape = tuple(stored.shape)
         kind = _as_dtype(stored.dtype if dtype is None else dtype, path)
+        _check_casting(stored.dtype, kind, casting, path)
         if placements is None:
             placements = [Shard(0)] * (mesh.ndim if shape else 0)
         layout = layout_of(mesh, shape, placements)
@@ -126,6 +133,19 @@ def _as_dtype(dtype: Any, path: str) -> np.dtype[Any]:
         return dtype_row(np.dtype(dtype).newbyteorder("=")).numpy
     except TypeError:
         raise UsageError(f"{path} cannot be opened as dtype {dtype!r}, which NumPy lacks") from None
+
+
+def _check_casting(stored: Any, wanted: np.dtype[Any], casting: Any, path: str) -> None:
+    if casting not in _CASTINGS:
+        raise UsageError(f"casting must be one of {', '.join(_CASTINGS)}, got {casting!r}")
+    if wanted != stored and not np.can_cast(stored, wanted, casting):
+        raise UsageError(
+            f"{path} has {stored}, which is not converted to {wanted} with casting={casting!r}; "
+            "open it as it is, or allow it by casting='unsafe'"
+        )
+
+
+_CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
 
 
 def _fill(room: Any, stored: Any, layout: Layout, path: str) -> None:
@@ -170,8 +190,13 @@ def _open_npy(path: str, inside: str) -> Iterator[Any]:
         raise UsageError(f"{path} holds one array without a name; leave out ::{inside}")
     with _naming(path):
         _check_regular(path)
-        stored = np.lib.format.open_memmap(path, mode="r")
+        with _parsing:
+            stored = np.lib.format.open_memmap(path, mode="r")
     yield stored
+
+
+_parsing = threading.Lock()
+"""Headers are parsed one at a time: Python 3.11 may fail where threads parse at once."""
 
 
 @contextmanager
@@ -246,9 +271,10 @@ def save_array(path: str | os.PathLike[str], array: DistArray) -> None:
     """Write an array to one ``.npy`` file, each rank a part of it. Collective over the mesh.
 
     The file has the whole array, for `open_array` and for `numpy.load`. It appears when all is on
-    disk; whatever fails before, what was there is unchanged. The parts travel first, so that each
-    rank writes rows that follow each other: it takes memory for them, unless the array is cut in
-    this way already. Contributions of a `Partial` are reduced.
+    disk; whatever fails before, what was there is unchanged. A symbolic link stays one: the file
+    that it leads to is replaced. The parts travel first, so that each rank writes rows that follow
+    each other: it takes memory for them, unless the array is cut in this way already.
+    Contributions of a `Partial` are reduced.
 
     Args:
         path: a file in a folder that exists; the same on every rank.
@@ -272,10 +298,11 @@ def save_array(path: str | os.PathLike[str], array: DistArray) -> None:
 
     """
     if not isinstance(array, DistArray):
-        raise UsageError(
+        wrong = UsageError(
             f"save_array writes a DistArray, got a {type(array).__name__}; numpy.save writes an "
             "array that one rank has"
         )
+        raise refuse(None, wrong)
     mesh = array.process_mesh
     if mesh.coordinate is None:
         return
@@ -322,6 +349,7 @@ def _checked(path: str | os.PathLike[str], array: DistArray) -> tuple[str, str]:
 
 def _begin(path: str, array: DistArray) -> _Begun:
     """Make the file, with its header and of its size."""
+    path = _behind_links(path)
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header,
@@ -342,6 +370,16 @@ def _begin(path: str, array: DistArray) -> _Begun:
         _remove(begun.new)
         raise
     return begun
+
+
+def _behind_links(path: str) -> str:
+    """Return the path of the file that is replaced: a symbolic link stays one."""
+    if not os.path.islink(path):
+        return path
+    target = os.path.realpath(path)
+    if os.path.islink(target):
+        raise CheckpointError(f"{path} is a symbolic link that leads nowhere but to links")
+    return target
 
 
 def _cuts(array: DistArray) -> int:

@@ -13,7 +13,7 @@ import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, Protocol, final
 
 import xxhash
 
@@ -141,16 +141,50 @@ def _check_regular(path: str, mode: int) -> None:
 
 
 @final
+class LocalFile:
+    """A data file of this machine, open for reading."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = open_regular(path)
+        self.size = os.fstat(self._fd).st_size
+
+    def read_into(self, memory: memoryview, offset: int) -> int:
+        """Read from byte `offset` on; return how many bytes there were."""
+        return os.preadv(self._fd, [memory], offset)
+
+    def close(self) -> None:
+        """Close it."""
+        os.close(self._fd)
+
+
+class DataFile(Protocol):
+    """What `Files` reads from, wherever it lies."""
+
+    size: int
+
+    def read_into(self, memory: memoryview, offset: int, /) -> int:
+        """Read from byte `offset` on; return how many bytes there were."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+@final
 class Files:
     """The data files of a checkpoint in a folder, open for reading until `close`."""
 
     def __init__(
-        self, folder: str, files: Iterable[tuple[str, int]], progress: Progress | None = None
+        self,
+        folder: str,
+        files: Iterable[tuple[str, int]],
+        progress: Progress | None = None,
+        open_file: Callable[[str], DataFile] = LocalFile,
     ) -> None:
         self._folder = folder
         self._files = list(files)
         self._progress = progress
-        self._open: dict[int, int] = {}
+        self._open_file = open_file
+        self._open: dict[int, DataFile] = {}
         self._scratch = memoryview(bytearray(BLOCK))
         self._in_scratch: tuple[int, int] | None = None
         """File and offset of the block that is there."""
@@ -163,8 +197,8 @@ class Files:
 
     def close(self) -> None:
         """Close the files."""
-        for fd in self._open.values():
-            os.close(fd)
+        for file in self._open.values():
+            file.close()
         self._open.clear()
 
     def measure(self, numbers: Iterable[int]) -> None:
@@ -175,11 +209,7 @@ class Files:
 
         """
         for number in numbers:
-            path = self._path(number)
-            with self._naming(path):
-                found = os.lstat(path)
-            _check_regular(path, found.st_mode)
-            self._check_size(number, found.st_size)
+            self._file(number)
 
     def read(self, name: str, piece: Piece, nbytes: int) -> Iterator[memoryview]:
         """Read a piece of `nbytes` bytes block by block; the next one overwrites what is given.
@@ -218,9 +248,9 @@ class Files:
         return block
 
     def _read_block(self, block: memoryview, name: str, piece: Piece, number: int) -> None:
-        fd, offset, done = self._fd(piece.file), piece.offset + number * BLOCK, 0
+        file, offset, done = self._file(piece.file), piece.offset + number * BLOCK, 0
         while done < block.nbytes:
-            got = os.preadv(fd, [block[done:]], offset + done)
+            got = file.read_into(block[done:], offset + done)
             if got == 0:
                 raise CheckpointError(self._too_short(piece.file, offset + done))
             done += got
@@ -234,14 +264,14 @@ class Files:
     def _path(self, file: int) -> str:
         return os.path.join(self._folder, self._files[file][0])
 
-    def _fd(self, file: int) -> int:
+    def _file(self, file: int) -> DataFile:
         if file not in self._open:
             if len(self._open) >= _OPEN:
-                os.close(self._open.pop(next(iter(self._open))))
+                self._open.pop(next(iter(self._open))).close()
             path = self._path(file)
             with self._naming(path):
-                self._open[file] = open_regular(path)
-            self._check_size(file, os.fstat(self._open[file]).st_size)
+                self._open[file] = self._open_file(path)
+            self._check_size(file, self._open[file].size)
         return self._open[file]
 
     @contextmanager

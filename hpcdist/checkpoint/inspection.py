@@ -17,7 +17,13 @@ from hpcdist.checkpoint.formats import Tensor, lay_out
 from hpcdist.checkpoint.host_copies import bytes_of
 from hpcdist.checkpoint.manifest import Manifest
 from hpcdist.checkpoint.reading import read_arrays
-from hpcdist.checkpoint.storage import find_checkpoint, named, open_checkpoint, sync_folder
+from hpcdist.checkpoint.storage import (
+    data_files,
+    find_checkpoint,
+    named,
+    open_checkpoint,
+    sync_folder,
+)
 from hpcdist.checkpoint.together import reading_together
 from hpcdist.comm.group import Group
 from hpcdist.errors import CheckpointError, UsageError
@@ -63,6 +69,11 @@ def latest(path: str | os.PathLike[str], group: Group | None = None) -> str | No
     """Return the folder of the last checkpoint of the series at `path`; None if there is none.
 
     Collective over `group`: its first rank looks. A checkpoint that was not finished is none.
+
+    Args:
+        path: the folder of the series, whose checkpoints have the number of their step.
+        group: the ranks that ask; None for all.
+
     """
 
     def look() -> str | None:
@@ -106,7 +117,7 @@ def _damages(
 ) -> list[str]:
     """Return what is wrong with the files assigned to this rank, each fault once."""
     damages: dict[str, None] = {}
-    with Files(folder, manifest.files, progress) as files:
+    with data_files(folder, manifest, progress) as files:
         for name, pieces in manifest.pieces.items():
             for piece in pieces:
                 if piece.file % size == rank:
@@ -153,7 +164,7 @@ def consolidate(
     )
     new = f"{output}.{secrets.token_hex(6)}.new"
     try:
-        with Files(folder, manifest.files, progress) as files:
+        with data_files(folder, manifest, progress) as files:
             contents = (
                 (each.offset, _whole(files, manifest, each.name, progress)) for each in placed
             )

@@ -15,13 +15,12 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from hpcdist.checkpoint.background import finish_saving
-from hpcdist.checkpoint.blocks import Files
 from hpcdist.checkpoint.manifest import Manifest
 from hpcdist.checkpoint.matching import Fill, Matching, ObjectState
 from hpcdist.checkpoint.nodes import Path, name_of, topmost
 from hpcdist.checkpoint.objects import give
 from hpcdist.checkpoint.reading import Wish, check, finisher, read, take
-from hpcdist.checkpoint.storage import check_order, named, open_checkpoint
+from hpcdist.checkpoint.storage import check_order, data_files, named, open_checkpoint
 from hpcdist.checkpoint.together import reading_together
 from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
@@ -85,6 +84,8 @@ class Report(NamedTuple):
     problems: list[str]
     missing: list[str]
     left: set[Path]
+    with_arrays: set[str]
+    """Names of objects whose states have arrays here; another rank may have no part of theirs."""
 
 
 Tolerance = Callable[[list[str], list[str]], list[str]]
@@ -125,14 +126,18 @@ def load_into(
 
     def compare() -> Report:
         fills.append(matching.match(state, manifest.structure))
-        return Report(matching.problems, matching.missing, matching.left(manifest.structure))
+        with_arrays = {each.name for each in matching.objects if each.has_arrays}
+        left = matching.left(manifest.structure)
+        return Report(matching.problems, matching.missing, left, with_arrays)
 
-    told = ranks.decide(
-        compare, lambda found: [_judge(found, folder, manifest, refused)] * ranks.size
-    )
-    early = [each for each in matching.objects if not each.has_arrays]
-    late = [each for each in matching.objects if each.has_arrays]
-    with Files(folder, manifest.files) as files:
+    def judge(found: Sequence[Report]) -> list[tuple[str, set[str]]]:
+        with_arrays = set[str]().union(*(each.with_arrays for each in found))
+        return [(_judge(found, folder, manifest, refused), with_arrays)] * ranks.size
+
+    told, with_arrays = ranks.decide(compare, judge)
+    early = [each for each in matching.objects if each.name not in with_arrays]
+    late = [each for each in matching.objects if each.name in with_arrays]
+    with data_files(folder, manifest) as files:
         wishes: list[Wish] = []
         ranks.share(lambda: wishes.extend(take(files, manifest, matching.wanted)))
         yours = [each for each in wishes if not each.target.is_new]

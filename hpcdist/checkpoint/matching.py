@@ -30,6 +30,7 @@ from hpcdist.checkpoint.nodes import (
 )
 from hpcdist.checkpoint.objects import is_model, is_object, is_optimizer_state, template_of
 from hpcdist.checkpoint.plan import Array
+from hpcdist.checkpoint.sharded_weight import is_sharded_weight
 from hpcdist.checkpoint.state import (
     Opened,
     data_of,
@@ -301,7 +302,7 @@ def _filled(value: Any, array: Any) -> Any:
     if is_dist_array(value):
         value.local = array  # a new one, if it was read-only
         return value
-    if is_dtensor(value):
+    if is_dtensor(value) or is_sharded_weight(value):
         return value
     return array[()] if isinstance(value, np.generic) else array
 

@@ -7,11 +7,14 @@ have, so that torch is not imported.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from hpcdist.checkpoint.boxes import Shape
 from hpcdist.checkpoint.dtensor import is_dtensor
+from hpcdist.checkpoint.local_slice import LocalSlice
 from hpcdist.checkpoint.nodes import ARRAYS, Node, children
 from hpcdist.checkpoint.plan import Array
+from hpcdist.errors import UsageError
 
 ELSEWHERE = object()
 """The state of an object that another rank tells of."""
@@ -45,7 +48,8 @@ def state_of(thing: Any) -> Any:
     if _is_zero(thing):
         thing.consolidate_state_dict(to=0)
         return thing.state_dict() if thing.rank == 0 else ELSEWHERE
-    return thing.state_dict()
+    state = thing.state_dict()
+    return _placed(thing, state) if _is_optimizer(thing, state) else state
 
 
 def template_of(thing: Any, node: Node, arrays: Mapping[str, Array]) -> Any:
@@ -62,15 +66,18 @@ def template_of(thing: Any, node: Node, arrays: Mapping[str, Array]) -> Any:
     if _is_zero(thing):
         return None  # it takes the whole state on every rank, and keeps its part
     state = thing.state_dict()
-    if is_optimizer_state(state) and hasattr(thing, "param_groups"):
+    if _is_optimizer(thing, state):
         _add_parts(thing, state["state"], dict(children(node)).get("state"), arrays)
+        return _placed(thing, state)
     return state
 
 
 def give(thing: Any, state: Any) -> None:
     """Load a state into an object. Collective for those that are sharded."""
-    load = thing.load_sharded_state_dict if _is_sharded(thing) else thing.load_state_dict
-    load(state)
+    if _is_sharded(thing):
+        thing.load_sharded_state_dict(state)
+    else:
+        thing.load_state_dict(_without_places(state) if _is_optimizer(thing, state) else state)
 
 
 def _is_sharded(thing: Any) -> bool:
@@ -82,19 +89,91 @@ def _is_zero(thing: Any) -> bool:
     return hasattr(thing, "consolidate_state_dict")
 
 
+def _is_optimizer(thing: Any, state: Any) -> bool:
+    if not is_optimizer_state(state) or not hasattr(thing, "param_groups"):
+        return False
+    for group in thing.param_groups:
+        for each in group["params"]:
+            role = getattr(each, "hpcdist_role", None)
+            if role is not None and role.grid.degree("pp") > 1:
+                raise UsageError(
+                    "it counts its parameters, and each stage of the pipeline has others; save "
+                    "what fleet.distributed_optimizer returns, which names them"
+                )
+    return True
+
+
+# ---- optimizers of parameters of which each rank has a part
+
+
+class _Place(NamedTuple):
+    """Of a parameter: the shape it has, that of the whole, and where it begins in it.
+
+    A `DTensor` knows that itself, and so do its states; it has the shape of the whole.
+    """
+
+    shape: Shape
+    whole: Shape
+    begin: Shape | None
+
+
+def _places(optimizer: Any) -> dict[int, _Place]:
+    """Return the places of an optimizer's parameters that are parts, by their number."""
+    parameters = [each for group in optimizer.param_groups for each in group.get("params", ())]
+    found = {}
+    for index, each in enumerate(parameters):
+        shape = tuple(getattr(each, "shape", ()))
+        whole = getattr(each, "global_shape", None)
+        if whole is not None:  # cut by a layer of model parallelism
+            found[index] = _Place(shape, tuple(whole), tuple(each.global_offsets))
+        elif is_dtensor(each):
+            found[index] = _Place(shape, shape, None)
+    return found
+
+
+def _placed(optimizer: Any, state: Any) -> Any:
+    """Return the state of an optimizer, in which what is a part as its parameter says so."""
+    places = {index: each for index, each in _places(optimizer).items() if each.begin is not None}
+    known = {
+        index: {key: _slice_of(value, places[index]) for key, value in of_one.items()}
+        for index, of_one in state["state"].items()
+        if index in places
+    }
+    return {**state, "state": {**state["state"], **known}} if known else state
+
+
+def _slice_of(value: Any, place: _Place) -> Any:
+    if place.begin is None or tuple(getattr(value, "shape", ())) != place.shape:
+        return value
+    return LocalSlice(value, place.whole, place.begin)
+
+
+def _without_places(state: Any) -> Any:
+    """Return the state of an optimizer as that itself knows it."""
+    known = {
+        index: {
+            key: value.data if isinstance(value, LocalSlice) else value
+            for key, value in of_one.items()
+        }
+        for index, of_one in state["state"].items()
+        if isinstance(of_one, dict)
+        and any(isinstance(each, LocalSlice) for each in of_one.values())
+    }
+    return {**state, "state": {**state["state"], **known}} if known else state
+
+
 def _add_parts(
     optimizer: Any, known: dict[Any, Any], node: Node | None, arrays: Mapping[str, Array]
 ) -> None:
-    """Add to the state of a fresh optimizer what is divided as its parameters, `DTensor`s, are."""
+    """Add to the state of a fresh optimizer what is divided as its parameters are."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    places = _places(optimizer)
     for index, saved in children(node) if node else ():
-        if type(index) is not int or not 0 <= index < len(parameters):
+        if index not in places:
             continue
         parameter = parameters[index]
-        if not is_dtensor(parameter):
-            continue
         for key, leaf in children(saved):
             ((kind, name),) = leaf.items()
-            if kind in ARRAYS and arrays[name].shape == tuple(parameter.shape):
+            if kind in ARRAYS and arrays[name].shape == places[index].whole:
                 part = parameter.detach().clone()
                 known[index] = {key: part, **known.get(index, {})}

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hpcdist.checkpoint.blocks import Files
 from hpcdist.checkpoint.loading import load_into, what_is_wanted
 from hpcdist.checkpoint.objects import is_object
 from hpcdist.checkpoint.reading import read_arrays
 from hpcdist.checkpoint.saving import save
-from hpcdist.checkpoint.storage import named, open_checkpoint
+from hpcdist.checkpoint.storage import data_files, named, open_checkpoint
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
@@ -121,7 +120,7 @@ def load_merged_state_dict(
     _refuse_changes(aoa_config)
     folder, manifest = open_checkpoint(named(path), unique_id)
     names = [name for name in manifest.arrays if name.startswith(prefix or "")]
-    with Files(folder, manifest.files) as files:
+    with data_files(folder, manifest) as files:
         return read_arrays(files, manifest, names)
 
 

@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from hpcdist.checkpoint.background import Saving, finish_saving, start_saving
-from hpcdist.checkpoint.blocks import Piece, blocks_of, write_file
+from hpcdist.checkpoint.blocks import Piece, blocks_of
 from hpcdist.checkpoint.boxes import contains, position_in
-from hpcdist.checkpoint.claim import Claim, release
+from hpcdist.checkpoint.claim import Claim
 from hpcdist.checkpoint.formats import Tensor, lay_out
 from hpcdist.checkpoint.host_copies import to_read
 from hpcdist.checkpoint.manifest import Manifest
@@ -28,10 +28,12 @@ from hpcdist.checkpoint.storage import (
     commit,
     data_file,
     finish,
+    give_up,
     named,
     prepare,
     prune,
     step_folder,
+    write_data,
 )
 from hpcdist.checkpoint.together import writing_together
 from hpcdist.comm.dispatch import not_a_member
@@ -63,7 +65,8 @@ def save(
     Args:
         state: arrays, `LocalSlice`s, `DistArray`s, numbers, strings, bytes, None, and objects that
             have ``state_dict`` and ``load_state_dict``, in dicts, lists and tuples.
-        path: a folder; it is made, and an older checkpoint in it is replaced.
+        path: a folder; it is made, and an older checkpoint in it is replaced. Or the URL of one,
+            such as ``s3://bucket/run`` or ``webhdfs://host:9870/run`` (see `hpcdist.fs`).
         group: the ranks that hold the state; None for all. Without `init_parallel_env` this
             process alone.
         step: makes `path` a series of checkpoints, of which this is one; a number from 0 on.
@@ -172,7 +175,7 @@ def _plan(ranks: Together, state: Any, settings: tuple[Any, ...]) -> tuple[_Orde
         return ranks.decide(describe, lambda everyone: _orders(ranks, everyone, claims)), views
     except BaseException:
         for each in claims:
-            release(each)
+            give_up(each)
         raise
 
 
@@ -271,7 +274,7 @@ def _undo(order: _Order) -> None:
 
 def _release(order: _Order) -> None:
     if order.layout is not None:
-        release(order.layout.claim)
+        give_up(order.layout.claim)
 
 
 def _write_own(order: _Order, parts: Sequence[_Part]) -> _Written:
@@ -285,7 +288,7 @@ def _write_own(order: _Order, parts: Sequence[_Part]) -> _Written:
         for name, part in named.items()
     )
     contents = [(each.offset, blocks_of(named[each.name].memory)) for each in placed]
-    sums = write_file(os.path.join(order.folder, order.file), first, contents)
+    sums = write_data(order.folder, order.file, first, contents)
     pieces = [
         (named[each.name].share, each.offset, found)
         for each, found in zip(placed, sums, strict=True)

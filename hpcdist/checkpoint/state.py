@@ -35,6 +35,10 @@ from hpcdist.checkpoint.nodes import (
     shown,
 )
 from hpcdist.checkpoint.objects import ELSEWHERE, is_object, state_of
+from hpcdist.checkpoint.sharded_weight import (
+    is_sharded_weight,
+    slices_of as slices_of_sharded_weight,
+)
 from hpcdist.errors import MismatchError, UsageError
 
 
@@ -184,6 +188,7 @@ def _merge(one: Node, other: Node, path: Path, first: int, rank: int) -> Node:
 _SPREAD: tuple[tuple[Callable[[Any], bool], Callable[[Any, str], list[LocalSlice]]], ...] = (
     (is_dtensor, slices_of_dtensor),
     (is_dist_array, slices_of_dist_array),
+    (is_sharded_weight, slices_of_sharded_weight),
 )
 """Arrays that know which part of a whole this rank has: how they are told, and their slices."""
 
@@ -226,7 +231,7 @@ def extent_of(part: Any, name: str) -> Extent:
 
 def is_array(value: Any) -> bool:
     """Return whether `value` is an array of some library, or a scalar of NumPy's."""
-    if isinstance(value, np.generic) or is_dist_array(value):
+    if isinstance(value, np.generic) or is_dist_array(value) or is_sharded_weight(value):
         return True
     if isinstance(value, (str, bytes, dict, list, tuple)) or type(value) in (int, float, complex):
         return False

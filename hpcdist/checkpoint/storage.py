@@ -13,10 +13,19 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from hpcdist.checkpoint.blocks import open_regular, opened
+from hpcdist.checkpoint import remote
+from hpcdist.checkpoint.blocks import (
+    Files,
+    LocalFile,
+    Progress,
+    open_regular,
+    opened,
+    write_file,
+)
 from hpcdist.checkpoint.claim import (
     CLAIM_FILE,
     NEW_CLAIM,
@@ -101,12 +110,20 @@ def read_manifest(folder: str) -> Manifest:
 
     """
     where = os.path.join(folder, MANIFEST)
+    if remote.is_url(folder):
+        name = remote.manifest_of(folder, MANIFEST)
+        if name is None:
+            raise CheckpointError(f"there is no checkpoint in {folder}: {_contents(folder)}")
+        return _parsed(remote.content(folder, name, LARGEST + 1), where)
     try:
         fd = open_regular(where)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(f"there is no checkpoint in {folder}: {_contents(folder)}") from error
     with os.fdopen(fd, "rb") as file:
-        text = file.read(LARGEST + 1)
+        return _parsed(file.read(LARGEST + 1), where)
+
+
+def _parsed(text: bytes, where: str) -> Manifest:
     if len(text) > LARGEST:
         raise CheckpointError(f"{where} is damaged: it has more than {LARGEST} bytes")
     return from_json(text, where)
@@ -128,6 +145,10 @@ def prepare(folder: str, step: int | None = None) -> Claim:
     """
     if step is not None and os.path.islink(folder):
         raise CheckpointError(f"{folder} is a link, which is not followed; save somewhere else")
+    if remote.is_url(folder):
+        mine = remote.claim(folder)
+        _refuse_others(folder)
+        return mine
     missing = []
     above = os.path.abspath(folder)
     while not os.path.isdir(above):
@@ -139,18 +160,42 @@ def prepare(folder: str, step: int | None = None) -> Claim:
         with suppress(FileExistsError):
             os.mkdir(each)
         sync_folder(os.path.dirname(each))  # or a crash could lose the folder with what is in it
-    where = os.path.join(folder, MANIFEST)
-    if os.path.lexists(where) and not _is_own(where):
-        raise CheckpointError(
-            f"{where} does not belong to a checkpoint of hpcdist and would be overwritten; save "
-            "somewhere else"
-        )
+    _refuse_others(folder)
     return claim(folder)
+
+
+def _refuse_others(folder: str) -> None:
+    """Raise `CheckpointError` where a manifest of something else would be overwritten."""
+    if _has_manifest(folder) and not _is_own(folder):
+        raise CheckpointError(
+            f"{os.path.join(folder, MANIFEST)} does not belong to a checkpoint of hpcdist and "
+            "would be overwritten; save somewhere else"
+        )
+
+
+def data_files(folder: str, manifest: Manifest, progress: Progress | None = None) -> Files:
+    """Return the data files of a checkpoint, to be read."""
+    kind = remote.RemoteFile if remote.is_url(folder) else LocalFile
+    return Files(folder, manifest.files, progress, kind)
+
+
+def write_data(
+    folder: str, name: str, first: bytes, contents: Iterable[tuple[int, Iterable[memoryview]]]
+) -> list[bytes]:
+    """Write a data file into a folder; return checksums. See `write_file`."""
+    if remote.is_url(folder):
+        return remote.write(folder, name, first, contents)
+    return write_file(os.path.join(folder, name), first, contents)
 
 
 def commit(mine: Claim, manifest: Manifest) -> None:
     """Make `manifest`, whose data are on disk, the one of the checkpoint in the claimed folder."""
     folder = mine.folder
+    if remote.is_url(folder):
+        old = _files_of(folder)
+        remote.commit(mine, MANIFEST, bytes(to_json(manifest)))
+        remote.remove(folder, old - {name for name, _ in manifest.files})
+        return
     new = os.path.join(folder, f"{MANIFEST}.{mine.token}.new")
     content = memoryview(to_json(manifest))
     # In this order a crash leaves the old checkpoint or the new one: the names of the data files
@@ -165,11 +210,25 @@ def commit(mine: Claim, manifest: Manifest) -> None:
     sync_folder(folder)  # old data may be removed from here on
 
 
+def _files_of(folder: str) -> set[str]:
+    """Return the names of the data files of the checkpoint in a folder; none if there is none."""
+    try:
+        return {name for name, _ in read_manifest(folder).files}
+    except CheckpointError:
+        return set()
+
+
 def finish(mine: Claim) -> None:
     """Remove what this save and dead ones have left beside the checkpoint; give the claim back."""
     with suppress(OSError, CheckpointError):
         _sweep(mine.folder, mine.token)
-    release(mine)
+    give_up(mine)
+
+
+def give_up(mine: Claim) -> None:
+    """Give a claim back, after a save of which nothing more is known."""
+    if not remote.is_url(mine.folder):
+        release(mine)
 
 
 def _sweep(folder: str, own: str = "") -> None:
@@ -179,22 +238,28 @@ def _sweep(folder: str, own: str = "") -> None:
     """
     found, own_claim = _own_files(folder), f"{own}.saving"
     tokens = {token for _, token in found}
-    over = {each for each in tokens if each == own or judge(folder, each, True) is Holder.DEAD}
+    over = {each for each in tokens if each == own or _is_over(folder, each)}
     try:
         files = read_manifest(folder).files if _has_manifest(folder) else []
     except CheckpointError:  # nobody knows what is in it
         over, files = {own}, []
-    kept = {name for name, _ in files}
-    for name, token in found:
-        if token in over and name not in kept and name != own_claim:
-            _remove(os.path.join(folder, name))
+    kept = {name for name, _ in files} | {own_claim}
+    gone = [name for name, token in found if token in over and name not in kept]
+    if remote.is_url(folder):
+        remote.remove(folder, gone)
+    for name in [] if remote.is_url(folder) else gone:
+        _remove(os.path.join(folder, name))
+
+
+def _is_over(folder: str, token: str) -> bool:
+    return not remote.is_url(folder) and judge(folder, token, True) is Holder.DEAD
 
 
 def _own_files(folder: str) -> list[tuple[str, str]]:
     """Return the names of files that hpcdist has written beside a manifest, and their tokens."""
     return [
         (name, match[1] or "")
-        for name in os.listdir(folder)
+        for name in (remote.files(folder) if remote.is_url(folder) else os.listdir(folder))
         for pattern in _OWN
         if (match := pattern.fullmatch(name))
     ]
@@ -217,9 +282,12 @@ def remove_checkpoint(folder: str) -> None:
 
     What is not of hpcdist, or leads elsewhere, stays; so does what somebody is saving.
     """
+    if remote.is_url(folder):
+        _remove_remote(folder)
+        return
     where = os.path.join(folder, MANIFEST)
     with suppress(OSError, CheckpointError):
-        if not _is_folder(folder) or (os.path.lexists(where) and not _is_own(where)):
+        if not _is_folder(folder) or (os.path.lexists(where) and not _is_own(folder)):
             return
         mine = claim(folder)
         try:
@@ -228,6 +296,15 @@ def remove_checkpoint(folder: str) -> None:
         finally:
             release(mine)
         os.rmdir(folder)  # after the claim, whose file is in it
+
+
+def _remove_remote(folder: str) -> None:
+    with suppress(OSError, CheckpointError):
+        name = remote.manifest_of(folder, MANIFEST)
+        if name is None or _is_own(folder):
+            remote.remove(folder, [name] if name else [])
+            remote.remove(folder, [each for each, _ in _own_files(folder)])
+            remote.remove_folder(folder)
 
 
 def check_step(step: Any, keep: object) -> None:
@@ -260,7 +337,7 @@ def sync_folder(folder: str) -> None:
 
 def _step_folders(path: str) -> list[tuple[int, str]]:
     try:
-        names = os.listdir(path)
+        names = remote.folders(path) if remote.is_url(path) else os.listdir(path)
     except (FileNotFoundError, NotADirectoryError):
         return []
     found = sorted(int(match[1]) for name in names if (match := _STEP.fullmatch(name)))
@@ -268,6 +345,8 @@ def _step_folders(path: str) -> list[tuple[int, str]]:
 
 
 def _has_manifest(folder: str) -> bool:
+    if remote.is_url(folder):
+        return remote.manifest_of(folder, MANIFEST) is not None
     return os.path.lexists(os.path.join(folder, MANIFEST))
 
 
@@ -275,21 +354,31 @@ def _is_folder(path: str) -> bool:
     return stat.S_ISDIR(os.lstat(path).st_mode)
 
 
-def _is_own(where: str) -> bool:
-    """Return whether a manifest is one of hpcdist, be it damaged."""
+def _is_own(folder: str) -> bool:
+    """Return whether the manifest in a folder is one of hpcdist, be it damaged."""
+    return b'"hpcdist checkpoint"' in _first_of_manifest(folder)
+
+
+def _first_of_manifest(folder: str) -> bytes:
+    if remote.is_url(folder):
+        return remote.content(folder, remote.manifest_of(folder, MANIFEST) or MANIFEST, 120)
     try:
-        fd = open_regular(where)
+        fd = open_regular(os.path.join(folder, MANIFEST))
     except CheckpointError:
-        return False
+        return b""
     with os.fdopen(fd, "rb") as file:
-        start = file.read(120)
-    return b'"hpcdist checkpoint"' in start
+        return file.read(120)
 
 
 def _contents(path: str) -> str:
+    if remote.is_url(path):
+        return _listed([*remote.folders(path), *remote.files(path)])
     if not os.path.isdir(path):
         return "it is a file" if os.path.exists(path) else "it does not exist"
-    names = sorted(os.listdir(path))
+    return _listed(sorted(os.listdir(path)))
+
+
+def _listed(names: list[str]) -> str:
     return (
         f"it holds {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
         if names

@@ -5,17 +5,19 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from types import TracebackType
-from typing import final
+from typing import Any, final
 
 from hpcdist.comm.members import Members
 from hpcdist.comm.session import simulated_rank, standing_for
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
 from hpcdist.events import Event, Listener, listeners
-from hpcdist.transport.call import ANY_SOURCE, MESSAGES, ROOTED, Call, name_of
+from hpcdist.transport.call import ANY_SOURCE, MESSAGES, Call, name_of
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.kinds import ROOTED
 
 
 class _Telling(threading.local):
@@ -26,7 +28,8 @@ class _Telling(threading.local):
 
 
 _telling = _Telling()
-_ids = itertools.count(1)
+event_ids = itertools.count(1)
+"""What `Event.id` is taken from."""
 _HERE = nullcontext()
 
 
@@ -56,7 +59,7 @@ class Announcement:
             )
         has_peer = isinstance(call, MESSAGES) or call.kind in ROOTED
         self._group, self._call, self._runs = group, call, runs
-        self._hearers = [listener for listener in listeners if listener not in _telling.to]
+        self._hearers = hearers()
         self._rank = simulated_rank()
         self._begin = Event(
             "begin",
@@ -65,7 +68,7 @@ class Announcement:
             call.nbytes,
             time.perf_counter_ns(),
             None,
-            next(_ids),
+            next(event_ids),
             sequence,
             tuple(group.ranks),
             _own_shape(call, group),
@@ -114,23 +117,43 @@ class Announcement:
                 self._call.ended(error)
 
     def _tell(self, event: Event) -> BaseException | None:
-        """Tell all who listen; return what the first of them that failed has raised."""
-        failure: BaseException | None = None
-        before = _telling.to, _telling.message
-        if event.phase == "end" and isinstance(self._call, MESSAGES):
-            _telling.message = event.name
-        try:
-            for listener in self._hearers:
-                if listener in listeners:
-                    _telling.to = (*before[0], listener)
-                    try:
-                        with standing_for(self._rank) if self._rank else _HERE:
-                            listener(event)
-                    except BaseException as error:
-                        failure = failure or error
-        finally:
-            _telling.to, _telling.message = before
-        return failure
+        holding = event.phase == "end" and isinstance(self._call, MESSAGES)
+        return tell(event, self._hearers, self._rank, event.name if holding else "")
+
+
+def hearers() -> list[Listener]:
+    """Return who is told of what begins now: not those that are being told something."""
+    return [listener for listener in listeners if listener not in _telling.to]
+
+
+def tell(
+    event: Event, hearers: Sequence[Listener], rank: dict[str, Any], message: str = ""
+) -> BaseException | None:
+    """Tell all of them that still listen; return what the first of them that failed has raised.
+
+    Args:
+        event: what is told.
+        hearers: who is told.
+        rank: the `simulated_rank` that the event is of.
+        message: the message whose end this is, which holds up the others of its group.
+
+    """
+    failure: BaseException | None = None
+    before = _telling.to, _telling.message
+    if message:
+        _telling.message = message
+    try:
+        for listener in hearers:
+            if listener in listeners:
+                _telling.to = (*before[0], listener)
+                try:
+                    with standing_for(rank) if rank else _HERE:
+                        listener(event)
+                except BaseException as error:
+                    failure = failure or error
+    finally:
+        _telling.to, _telling.message = before
+    return failure
 
 
 def _own_shape(call: Call, group: Members) -> tuple[int, ...]:

@@ -63,6 +63,14 @@ def reduce(
     """Replace `tensor` on rank `dst` by its reduction over all ranks (MPI_Reduce).
 
     The other ranks' arrays stay as they are. Arguments as in `all_reduce`.
+
+    Args:
+        tensor: array of equal shape and dtype on all ranks.
+        dst: the world rank that gets the result.
+        op: a `ReduceOp`, as in `all_reduce`.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+
     """
     return dispatch(group, sync_op, describe.reduce, tensor, dst, op)
 
@@ -93,7 +101,15 @@ def reduce_scatter(
 def scan(
     tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True
 ) -> Work:
-    """Replace `tensor` by its reduction over the ranks up to and with this one (MPI_Scan)."""
+    """Replace `tensor` by its reduction over the ranks up to and with this one (MPI_Scan).
+
+    Args:
+        tensor: array of equal shape and dtype on all ranks.
+        op: a `ReduceOp`, as in `all_reduce`.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+
+    """
     return dispatch(group, sync_op, describe.scan, tensor, op)
 
 
@@ -103,12 +119,27 @@ def exscan(
     """Replace `tensor` by its reduction over the ranks before this one (MPI_Exscan).
 
     The first rank's array stays as it is.
+
+    Args:
+        tensor: array of equal shape and dtype on all ranks.
+        op: a `ReduceOp`, as in `all_reduce`.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+
     """
     return dispatch(group, sync_op, describe.exscan, tensor, op)
 
 
 def broadcast(tensor: Any, src: int, group: Group | None = None, sync_op: bool = True) -> Work:
-    """Replace `tensor` on every rank by the one of rank `src` (MPI_Bcast)."""
+    """Replace `tensor` on every rank by the one of rank `src` (MPI_Bcast).
+
+    Args:
+        tensor: on `src` what is sent, on the other ranks the output; of equal shape and dtype.
+        src: the world rank whose array all get.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+
+    """
     return dispatch(group, sync_op, describe.broadcast, tensor, src)
 
 
@@ -246,7 +277,13 @@ _SIZES = (list, tuple, np.ndarray)
 
 
 def barrier(group: Group | None = None, sync_op: bool = True) -> Work:
-    """Wait until every rank of the group has called this (MPI_Barrier)."""
+    """Wait until every rank of the group has called this (MPI_Barrier).
+
+    Args:
+        group: the ranks that wait for each other; None for all.
+        sync_op: return when all have come; else `Work.wait` waits for them.
+
+    """
     return dispatch(group, sync_op, describe.barrier)
 
 
@@ -255,6 +292,12 @@ def wait(tensor: Any, group: Group | None = None, use_calc_stream: bool = True) 
 
     Local. For arrays in host memory both values of `use_calc_stream` mean the same. For arrays on
     a GPU the current stream waits, and not the host, unless ``use_calc_stream=False``.
+
+    Args:
+        tensor: what is used next; operations on other arrays are waited for, too.
+        group: the group that they were issued on; None for that of all ranks.
+        use_calc_stream: let the current stream of a GPU wait, and not the host.
+
     """
     group = resolve_group(group)
     if group.transport is None:

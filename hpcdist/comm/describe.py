@@ -41,11 +41,11 @@ from hpcdist.transport.call import (
     Barrier,
     Distribution,
     Gathering,
-    Kind,
     Reduction,
     Refusal,
     shape_detail,
 )
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.parts import counts_of
 from hpcdist.transport.reduction import ReduceOp, ReductionRule, check_op, rule_for
 

@@ -17,8 +17,9 @@ from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import NotInGroupWarning, UsageError
 from hpcdist.events import listeners
 from hpcdist.transport.base import DONE, Work
-from hpcdist.transport.call import Call, Kind, Message, ObjectMessage, locate
+from hpcdist.transport.call import Call, Message, ObjectMessage, locate
 from hpcdist.transport.call_site import issued, outer_frame
+from hpcdist.transport.kinds import Kind
 
 Describe = Callable[..., Call]
 

@@ -12,6 +12,7 @@ from hpcdist.comm.closed import Closed
 from hpcdist.comm.group import Group, world_group, world_of
 from hpcdist.comm.groups import destroy_process_group
 from hpcdist.comm.making import check_timeout
+from hpcdist.comm.nccl_config import create_nccl_config
 from hpcdist.comm.session import (
     OneThread,
     Session,
@@ -19,6 +20,7 @@ from hpcdist.comm.session import (
     current_session,
     here,
     is_simulated,
+    require_session,
     resolve_group,
     set_session,
 )
@@ -49,7 +51,8 @@ def init_parallel_env(
     A second call returns the same group.
 
     Args:
-        nccl_config: accepted for Paddle's sake; NCCL's own settings.
+        nccl_config: checked, and a warning tells what is set in its place; see
+            `create_nccl_config`.
         backend: ``"auto"`` or ``"mpi"`` (``"gloo"`` means the same: host memory); ``"local"``
             for this process alone, without MPI; or the name of a transport that another package
             has installed (see the reference, "Transports").
@@ -76,12 +79,14 @@ def init_parallel_env(
     if session is not None:
         if not is_simulated():
             check_not_finalized()
+        session.ends_with_gloo = False
         return world_of(session)
     if here.restart is not None:
         set_session(session := here.restart())
         return world_of(session)
     try:
         with _starts.alone("init_parallel_env", patient=True):
+            create_nccl_config(nccl_config)
             return _start(backend, device, timeout, comm)
     except HpcdistError:
         let_refusal_be_heard()
@@ -179,7 +184,9 @@ def _leave_at_finalize() -> None:
 def _leave(session: Session) -> None:
     groups = [group for group in reversed(session.groups.values()) if group.transport is not None]
     transport = session.world.transport
-    if transport is None or not transport.together_at_end():
+    all_here = transport is not None and transport.together_at_end()
+    session.end_rpc(f"rank {session.world.rank} has ended")
+    if not all_here:
         for group in groups:
             if group.transport is not None:
                 group.transport.leave("has ended")
@@ -202,9 +209,13 @@ def is_initialized() -> bool:
 
 
 def get_rank(group: Group | None = None) -> int:
-    """Return this process's rank in `group` (None: the world); -1 if it is not a member.
+    """Return this process's rank in `group`; -1 if it is not a member. Local.
 
     Before `init_parallel_env` the launcher's environment answers.
+
+    Args:
+        group: None for the world.
+
     """
     if group is None and not is_initialized():
         return read_place(snapshot()).rank
@@ -212,9 +223,13 @@ def get_rank(group: Group | None = None) -> int:
 
 
 def get_world_size(group: Group | None = None) -> int:
-    """Return how many ranks `group` has (None: the world); -1 if this process is not a member.
+    """Return how many ranks `group` has; -1 if this process is not a member. Local.
 
     Before `init_parallel_env` the launcher's environment answers.
+
+    Args:
+        group: None for the world.
+
     """
     if group is None and not is_initialized():
         return read_place(snapshot()).size
@@ -222,7 +237,15 @@ def get_world_size(group: Group | None = None) -> int:
 
 
 def get_backend(group: Group | None = None) -> str:
-    """Return the name of the transport of `group`, ``"MPI"``; `UsageError` for a non-member."""
+    """Return the name of the transport of `group`, for example ``"MPI"``. Local.
+
+    Args:
+        group: None for the world.
+
+    Raises:
+        UsageError: this process is not a member.
+
+    """
     return resolve_group(group).backend
 
 
@@ -230,11 +253,21 @@ def get_backend(group: Group | None = None) -> str:
 
 
 def gloo_init_parallel_env(rank_id: int, rank_num: int, server_endpoint: str = "") -> None:
-    """Start hpcdist on host memory; `rank_id` and `rank_num` must be what MPI says.
+    """Start hpcdist on host memory (Paddle's name). Collective.
 
-    Collective. `server_endpoint` is not needed: MPI has connected the ranks.
+    Args:
+        rank_id: this process's rank.
+        rank_num: how many ranks there are.
+        server_endpoint: not needed: MPI has connected the ranks.
+
+    Raises:
+        UsageError: MPI counts the ranks otherwise.
+
     """
+    session = current_session()
+    is_alone_in_asking = session is None or session.ends_with_gloo
     world = init_parallel_env(backend="gloo")
+    require_session().ends_with_gloo = is_alone_in_asking
     if (rank_id, rank_num) != (world.rank, world.nranks):
         raise UsageError(
             f"gloo_init_parallel_env got rank {rank_id} of {rank_num}, but this process is rank "
@@ -253,6 +286,10 @@ def gloo_barrier() -> None:
 
 
 def gloo_release() -> None:
-    """End what `gloo_init_parallel_env` started. Collective; harmless when nothing is started."""
-    if is_initialized() and not is_simulated():
+    """End what `gloo_init_parallel_env` started. Collective; harmless when nothing is started.
+
+    What `init_parallel_env` was called for goes on.
+    """
+    session = current_session()
+    if session is not None and session.ends_with_gloo and not is_simulated():
         destroy_process_group()

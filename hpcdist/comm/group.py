@@ -199,6 +199,12 @@ class Group(Members):
         """Return another group of ranks of the same world."""
         return Group(ranks, self.world_rank, id, transport, name)
 
+    def __copy__(self) -> Group:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Group:
+        return self  # the copy of a model communicates with the same ranks
+
     def __repr__(self) -> str:
         shown = [*map(str, self.ranks)]
         if self.nranks > _SHOWN:

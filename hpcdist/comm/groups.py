@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from hpcdist.comm.announcement import end_all
@@ -11,6 +11,7 @@ from hpcdist.comm.closed import Closed, Dormant
 from hpcdist.comm.group import Group, world_of
 from hpcdist.comm.making import as_rank, group_of
 from hpcdist.comm.members import Members
+from hpcdist.comm.nccl_config import create_nccl_config
 from hpcdist.comm.session import Session, require_session, resolve_group, set_session
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Transport
@@ -22,6 +23,8 @@ def new_group(
     ranks: Iterable[int] | None = None,
     backend: str | None = None,
     timeout: Any = None,
+    nccl_comm_init_option: int = 0,
+    nccl_config: Mapping[str, int | str] | None = None,
     *,
     name: str | None = None,
 ) -> Group:
@@ -31,6 +34,9 @@ def new_group(
         ranks: world ranks, in any order (the group is sorted); None for all.
         backend: the transport of the world, which all groups have, or a name for any.
         timeout: seconds (or a timedelta) for the operations of this group; default: the world's.
+        nccl_comm_init_option: accepted for Paddle's sake, without effect.
+        nccl_config: checked, and a warning tells what is set in its place; see
+            `create_nccl_config`.
         name: for messages; made of the id by default.
 
     Returns:
@@ -38,9 +44,10 @@ def new_group(
         id, without the others.
 
     Raises:
-        UsageError: ranks that are no integers, twice there, out of range, or none at all; on
-            every caller, before anything is sent. Another thread of this rank is making or ending
-            a group; the other members get a `RemoteError`.
+        UsageError: ranks that are no integers, twice there, out of range, or none at all, or a
+            setting of NCCL that does not exist; on every caller, before anything is sent. Another
+            thread of this rank is making or ending a group; the other members get a
+            `RemoteError`.
 
     Example:
         >>> import hpcdist as dist
@@ -50,13 +57,19 @@ def new_group(
 
     """
     world = world_of(require_session())
+    create_nccl_config(nccl_config)
     members = _check_ranks(ranks, world.nranks)
     check_backend_of_group(backend, world.backend)
     return cast(Group, group_of(members, timeout, name))
 
 
 def get_group(id: int = 0) -> Group | None:
-    """Return the group with this id; warn and return None if there is none."""
+    """Return the group with this id; warn and return None if there is none. Local.
+
+    Args:
+        id: what its attribute `id` says; 0 is the world.
+
+    """
     group = cast("Group | None", require_session().groups.get(id))
     if group is None:
         warnings.warn(f"Group {id} is not initialized.", stacklevel=2)
@@ -69,6 +82,10 @@ def destroy_process_group(group: Group | None = None) -> None:
 
     Collective over the members. After ``destroy_process_group()`` the next
     `init_parallel_env` starts again.
+
+    Args:
+        group: None for all groups of this process, the world included.
+
     """
     session = require_session()
     with session.groups_change.alone("destroy_process_group"):
@@ -77,6 +94,7 @@ def destroy_process_group(group: Group | None = None) -> None:
 
 def _destroy(session: Session, group: Group | None) -> None:
     if group is None or group is session.world:
+        session.end_rpc(f"rank {session.world.rank} has called destroy_process_group")
         for each in reversed(list(session.groups.values())):
             _close(each)
         set_session(None)
@@ -107,9 +125,11 @@ def _close(group: Members) -> None:
 
 @raising_held
 def shutdown_process_group(group: Group | None = None) -> None:
-    """Free what `group` (None: the world) keeps in MPI; its next operation restarts it.
+    """Free what `group` keeps in MPI; its next operation restarts it. Collective over the members.
 
-    Collective over the members.
+    Args:
+        group: None for the world.
+
     """
     group = resolve_group(group)
     transport = group.transport
@@ -126,7 +146,12 @@ def shutdown_process_group(group: Group | None = None) -> None:
 
 
 def restart_process_group(group: Group | None = None) -> None:
-    """Restart a group after `shutdown_process_group`. Collective over the members."""
+    """Restart a group after `shutdown_process_group`. Collective over the members.
+
+    Args:
+        group: None for the world.
+
+    """
     group = resolve_group(group)
     if isinstance(group.transport, Dormant):
         group.transport.wake()

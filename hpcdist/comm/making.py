@@ -12,7 +12,8 @@ from hpcdist.comm.objects import describe_all_gather
 from hpcdist.comm.session import require_session
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
-from hpcdist.transport.call import UNDEFINED, Kind, Objects, Refusal
+from hpcdist.transport.call import UNDEFINED, Objects, Refusal
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.polling import raising_held
 from hpcdist.transport.queue import seconds
 

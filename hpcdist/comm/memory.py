@@ -6,6 +6,8 @@ reads and writes them where they are.
 
 from __future__ import annotations
 
+import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,8 @@ def empty(
     dtype = np.dtype(dtype)
     dtype_row(dtype)
     if transport is not None:
-        room = transport.empty(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+        sizes = (shape,) if hasattr(shape, "__index__") else shape
+        room = transport.empty(math.prod(map(operator.index, sizes)) * dtype.itemsize)
         if room is not None:
             return room.view(dtype).reshape(shape)
     return np.empty(shape, dtype)
@@ -47,14 +50,33 @@ def empty(
 def zeros(
     shape: Shape, dtype: npt.DTypeLike = np.float64, group: Group | None = None
 ) -> NumpyArray:
-    """Return a new array of zeros, for collectives of `group`. Local; see `empty`."""
+    """Return a new array of zeros, for collectives of `group`. Local; see `empty`.
+
+    Args:
+        shape: its shape.
+        dtype: anything NumPy takes as a dtype of fixed size.
+        group: the ranks it will be communicated with; None for all.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> world = dist.init_parallel_env()
+        >>> dist.zeros(3)
+        array([0., 0., 0.])
+
+    """
     array = empty(shape, dtype, group)
     array.fill(0)
     return array
 
 
 def empty_like(array: Any, group: Group | None = None) -> NumpyArray:
-    """Return a new NumPy array of the shape and dtype of `array`. Local; see `empty`."""
+    """Return a new NumPy array of the shape and dtype of `array`. Local; see `empty`.
+
+    Args:
+        array: an array of any library; its contents are not copied.
+        group: the ranks it will be communicated with; None for all.
+
+    """
     view = array if type(array) is np.ndarray else view_of(array)
     return empty(view.shape, view.dtype, group)
 

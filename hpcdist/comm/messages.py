@@ -28,13 +28,23 @@ from hpcdist.comm.session import resolve_group
 from hpcdist.comm.tensor_lists import unpack
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.transport.base import Done, Work
-from hpcdist.transport.call import ANY_SOURCE, PROC_NULL, Kind, Message, ObjectMessage
+from hpcdist.transport.call import ANY_SOURCE, PROC_NULL, Message, ObjectMessage
+from hpcdist.transport.kinds import Kind
 
 
 def send(
     tensor: Any, dst: int = 0, group: Members | None = None, sync_op: bool = True, tag: int = 0
 ) -> Work:
-    """Send `tensor` to rank `dst`; return when it may be changed again (MPI_Send)."""
+    """Send `tensor` to rank `dst`; return when it may be changed again (MPI_Send).
+
+    Args:
+        tensor: what is sent.
+        dst: the receiver's world rank, or `PROC_NULL` for nobody.
+        group: the group both belong to; None for all.
+        sync_op: return when `tensor` may be changed again.
+        tag: a number from 0 on; only a receive with the same tag takes the message.
+
+    """
     return _dispatch(group, sync_op, describe_send, tensor, dst, tag)
 
 
@@ -68,12 +78,28 @@ def recv(
 
 
 def isend(tensor: Any, dst: int, group: Members | None = None, tag: int = 0) -> Work:
-    """Begin `send`; `tensor` must be left alone until `Work.wait` (MPI_Isend)."""
+    """Begin `send`; `tensor` must be left alone until `Work.wait` (MPI_Isend).
+
+    Args:
+        tensor: what is sent.
+        dst: the receiver's world rank, or `PROC_NULL` for nobody.
+        group: the group both belong to; None for all.
+        tag: as in `send`.
+
+    """
     return _dispatch(group, False, describe_send, tensor, dst, tag)
 
 
 def irecv(tensor: Any, src: int | None = None, group: Members | None = None, tag: int = 0) -> Work:
-    """Begin `recv`; `tensor` holds the message after `Work.wait` (MPI_Irecv)."""
+    """Begin `recv`; `tensor` holds the message after `Work.wait` (MPI_Irecv).
+
+    Args:
+        tensor: the output.
+        src: the sender's world rank; None receives from any rank, `PROC_NULL` from nobody.
+        group: the group both belong to; None for all.
+        tag: as in `recv`.
+
+    """
     return _dispatch(group, False, describe_recv, tensor, src, tag)
 
 
@@ -131,6 +157,10 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     """Begin all sends and receives of the list; return their works in the same order.
 
     Local. An empty list is fine: ranks at the ends of a pipeline have nothing to do.
+
+    Args:
+        p2p_op_list: what to begin, in this order.
+
     """
     if not isinstance(p2p_op_list, (list, tuple)) or not all(
         isinstance(each, P2POp) for each in p2p_op_list

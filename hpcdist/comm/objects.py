@@ -16,7 +16,8 @@ from hpcdist.comm.members import Members
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
-from hpcdist.transport.call import Kind, Objects, Refusal
+from hpcdist.transport.call import Objects, Refusal
+from hpcdist.transport.kinds import Kind
 
 
 def all_gather_object(
@@ -37,7 +38,15 @@ def all_gather_object(
 def broadcast_object_list(
     object_list: list[Any], src: int, group: Members | None = None, *, sync_op: bool = True
 ) -> Work:
-    """Replace the entries of `object_list`, equally long everywhere, by those of rank `src`."""
+    """Replace the entries of `object_list`, equally long everywhere, by those of rank `src`.
+
+    Args:
+        object_list: its entries are sent by `src`, and replaced on the other ranks.
+        src: the world rank whose objects all get.
+        group: the ranks that take part; None for all.
+        sync_op: return when the objects are there.
+
+    """
     return dispatch(group, sync_op, _describe_broadcast, object_list, src)
 
 
@@ -49,7 +58,16 @@ def scatter_object_list(
     *,
     sync_op: bool = True,
 ) -> Work:
-    """Hand entry j of rank `src`'s list to rank j; the out list becomes exactly that one entry."""
+    """Hand entry j of rank `src`'s list to rank j; the out list becomes exactly that one entry.
+
+    Args:
+        out_object_list: a list; its entries are replaced by the one object that comes.
+        in_object_list: on `src`: one object per rank of the group. Ignored on the other ranks.
+        src: the world rank that hands out.
+        group: the ranks that take part; None for all.
+        sync_op: return when the object is there.
+
+    """
     return dispatch(group, sync_op, _describe_scatter, out_object_list, in_object_list, src)
 
 
@@ -61,7 +79,17 @@ def gather_object(
     *,
     sync_op: bool = True,
 ) -> Work:
-    """Collect the `obj` of every rank in rank `dst`'s list, empty (filled) or with n entries."""
+    """Collect the `obj` of every rank in rank `dst`'s list, empty (filled) or with n entries.
+
+    Args:
+        obj: this rank's contribution.
+        object_gather_list: on `dst`: empty (it is filled) or with n entries (they are replaced).
+            Ignored on the other ranks.
+        dst: the world rank that collects.
+        group: the ranks that take part; None for all.
+        sync_op: return when the objects are there.
+
+    """
     return dispatch(group, sync_op, _describe_gather, obj, object_gather_list, dst)
 
 
@@ -72,7 +100,15 @@ def all_to_all_object(
     *,
     sync_op: bool = True,
 ) -> Work:
-    """Send entry j of `in_object_list` to rank j; entry i of the out list comes from rank i."""
+    """Send entry j of `in_object_list` to rank j; entry i of the out list comes from rank i.
+
+    Args:
+        out_object_list: empty (it is filled) or with n entries (they are replaced).
+        in_object_list: one object per rank of the group.
+        group: the ranks that take part; None for all.
+        sync_op: return when the objects are there.
+
+    """
     return dispatch(group, sync_op, _describe_all_to_all, out_object_list, in_object_list)
 
 

@@ -27,6 +27,12 @@ from hpcdist.transport.reduction import ReduceOp
 def plan_all_reduce(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None) -> Plan:
     """Plan `all_reduce`. Collective.
 
+    Args:
+        tensor: array of equal shape and dtype on all ranks.
+        op: a `ReduceOp`. float16 and bfloat16 are accumulated in float32; MAX and MIN propagate
+            NaN; AVG is for floats and complex.
+        group: the ranks that take part; None for all.
+
     Example:
         >>> import numpy as np, hpcdist as dist
         >>> _ = dist.init_parallel_env()
@@ -40,53 +46,126 @@ def plan_all_reduce(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = N
 
 
 def plan_reduce(tensor: Any, dst: int, op: int = ReduceOp.SUM, group: Group | None = None) -> Plan:
-    """Plan `reduce`. Collective."""
+    """Plan `reduce`. Collective.
+
+    Args:
+        tensor: array of equal shape and dtype on all ranks.
+        dst: the world rank that gets the result.
+        op: a `ReduceOp`, as in `all_reduce`.
+        group: the ranks that take part; None for all.
+
+    """
     return _plan(group, describe.reduce, tensor, dst, op)
 
 
 def plan_reduce_scatter(
     tensor: Any, tensor_list: Any, op: int = ReduceOp.SUM, group: Group | None = None
 ) -> Plan:
-    """Plan `reduce_scatter`. Collective."""
+    """Plan `reduce_scatter`. Collective.
+
+    Args:
+        tensor: the output.
+        tensor_list: one array per rank of the group, each like the `tensor` of that rank, or one
+            array of n times the elements.
+        op: a `ReduceOp`.
+        group: the ranks that take part; None for all.
+
+    """
     return _plan(group, describe.reduce_scatter, tensor, tensor_list, op)
 
 
 def plan_scan(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None) -> Plan:
-    """Plan `scan`. Collective."""
+    """Plan `scan`. Collective.
+
+    Args:
+        tensor: array of equal shape and dtype on all ranks.
+        op: a `ReduceOp`, as in `all_reduce`.
+        group: the ranks that take part; None for all.
+
+    """
     return _plan(group, describe.scan, tensor, op)
 
 
 def plan_exscan(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None) -> Plan:
-    """Plan `exscan`. Collective."""
+    """Plan `exscan`. Collective.
+
+    Args:
+        tensor: array of equal shape and dtype on all ranks.
+        op: a `ReduceOp`, as in `all_reduce`.
+        group: the ranks that take part; None for all.
+
+    """
     return _plan(group, describe.exscan, tensor, op)
 
 
 def plan_broadcast(tensor: Any, src: int, group: Group | None = None) -> Plan:
-    """Plan `broadcast`. Collective."""
+    """Plan `broadcast`. Collective.
+
+    Args:
+        tensor: on `src` what is sent, on the other ranks the output; of equal shape and dtype.
+        src: the world rank whose array all get.
+        group: the ranks that take part; None for all.
+
+    """
     return _plan(group, describe.broadcast, tensor, src)
 
 
 def plan_all_gather(tensor_list: Any, tensor: Any, group: Group | None = None) -> Plan:
-    """Plan `all_gather`. Collective."""
+    """Plan `all_gather`. Collective.
+
+    Args:
+        tensor_list: an empty list is filled with one new array per rank; a list of n arrays, each
+            like the `tensor` of that rank, is written in place; one array of n times the elements
+            takes them one after the other, if all are alike.
+        tensor: this rank's contribution.
+        group: the ranks that take part; None for all.
+
+    """
     return _plan(group, describe.all_gather, tensor_list, tensor)
 
 
 def plan_gather(
     tensor: Any, gather_list: Any = None, dst: int = 0, group: Group | None = None
 ) -> Plan:
-    """Plan `gather`. Collective."""
+    """Plan `gather`. Collective.
+
+    Args:
+        tensor: this rank's contribution.
+        gather_list: on `dst`: an empty list to fill, n arrays, or one array; see `all_gather`.
+            Ignored on the other ranks.
+        dst: the world rank that collects.
+        group: the ranks that take part; None for all.
+
+    """
     return _plan(group, describe.gather, tensor, gather_list, dst)
 
 
 def plan_scatter(
     tensor: Any, tensor_list: Any = None, src: int = 0, group: Group | None = None
 ) -> Plan:
-    """Plan `scatter`. Collective."""
+    """Plan `scatter`. Collective.
+
+    Args:
+        tensor: the output.
+        tensor_list: on `src`: one array per rank, each like the `tensor` of that rank, or one array
+            of n times the elements. Meaningless (and warned of) on the other ranks.
+        src: the world rank that hands out.
+        group: the ranks that take part; None for all.
+
+    """
     return _plan(group, describe.scatter, tensor, tensor_list, src)
 
 
 def plan_alltoall(out_tensor_list: Any, in_tensor_list: Any, group: Group | None = None) -> Plan:
-    """Plan `alltoall`. Collective."""
+    """Plan `alltoall`. Collective.
+
+    Args:
+        out_tensor_list: n arrays, of the sizes that the others send, or an empty list to fill.
+        in_tensor_list: n arrays of one dtype, whose shapes may differ. Both may instead be one
+            array each, cut into equal parts along dim 0.
+        group: the ranks that take part; None for all.
+
+    """
     return _plan(group, describe.alltoall, out_tensor_list, in_tensor_list)
 
 
@@ -98,14 +177,29 @@ def plan_alltoall_single(
     in_split_sizes: Sequence[int] | None = None,
     out_split_sizes: Sequence[int] | None = None,
 ) -> Plan:
-    """Plan `alltoall_single`. Collective."""
+    """Plan `alltoall_single`. Collective.
+
+    Args:
+        out_tensor: takes the parts in rank order.
+        in_tensor: what is cut.
+        group: the ranks that take part; None for all.
+        in_split_sizes: rows for each rank; None for equal parts. By keyword only, because their
+            order differs between Paddle's two forms.
+        out_split_sizes: rows from each rank; None for equal parts.
+
+    """
     return _plan(
         group, describe.alltoall_single, out_tensor, in_tensor, in_split_sizes, out_split_sizes
     )
 
 
 def plan_barrier(group: Group | None = None) -> Plan:
-    """Plan `barrier`. Collective."""
+    """Plan `barrier`. Collective.
+
+    Args:
+        group: the ranks that wait for each other; None for all.
+
+    """
     return _plan(group, describe.barrier)
 
 

@@ -3,7 +3,7 @@
 A scheduler announces the end of a job by a signal, to some process of it, at a moment that differs
 between ranks. `should_stop`, called once per training step, lets all ranks leave at the same step.
 
-The handler of the signals only notes what came. The ranks agree by an all_reduce of one number;
+The signal handler only records the signal. The ranks agree by an all_reduce of one number;
 it takes a few microseconds, and waits for no rank longer than the averaging of the gradients does.
 """
 

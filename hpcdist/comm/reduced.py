@@ -22,7 +22,8 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
 from hpcdist.comm.states import State, verify_states
 from hpcdist.errors import UsageError
-from hpcdist.transport.call import Kind, Reduction
+from hpcdist.transport.call import Reduction
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.reduction import ReduceOp, check_op, rule_for
 
 

@@ -75,10 +75,29 @@ class Session:
         self.timeout_s = timeout_s
         self.next_id = 1
         self.groups_change = OneThread()
+        self.ends_with_gloo = False
+        """Whether nothing but `gloo_init_parallel_env` has asked for it."""
         self.of_meshes: dict[Hashable, Any] = {}
-        """What meshes keep: their groups, by axis and by ranks, and which axes cross nodes."""
+        """What meshes keep: their groups, by axis and by ranks, what their axes cost, and what the
+        settings say of arrays."""
         self.meshes: list[Any] = []
         """The current mesh, and those of the blocks around."""
+        self.grid: Any = None
+        """The grid of hybrid training; see `parallel.hybrid`."""
+        self.random_states: Any = None
+        """Of a simulated rank: those beside torch's default ones; see `torch.model_parallel`."""
+        self.fleet: Any = None
+        """What `fleet.init` has made; see `fleet.job`."""
+        self.clusters: dict[int, Any] = {}
+        """Workers, servers and tables of groups; see `ps.cluster`."""
+        self.rpc: Any = None
+        """What `rpc.init_rpc` has made; see `rpc.agent`."""
+
+    def end_rpc(self, why: str) -> None:
+        """Make and take no more calls of functions, if `rpc.init_rpc` has begun that. Local."""
+        rpc, self.rpc = self.rpc, None
+        if rpc is not None:
+            rpc.close(why)
 
     def adopt(self, group: G) -> G:
         """Keep `group` until it is destroyed."""

@@ -72,7 +72,7 @@ def simulate(
             errors[rank] = error
             why, details = f"failed with {type(error).__name__}: {error}", traceback.format_exc()
         finally:
-            _close_groups()
+            _end_session(f"rank {rank} {why}")
             room.leave(rank, why, details)
             leave_simulation()
 
@@ -95,8 +95,10 @@ def simulate(
     return results
 
 
-def _close_groups() -> None:
+def _end_session(why: str) -> None:
     session = current_session()
+    if session is not None:
+        session.end_rpc(why)
     for group in session.groups.values() if session is not None else ():
         if group.transport is not None:
             group.transport.close()

@@ -18,7 +18,8 @@ from hpcdist.comm.objects import all_gather_object
 from hpcdist.comm.session import resolve_group
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import MismatchError, UsageError
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import Call
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.reduction import ReduceOp
 
 State = tuple[str, tuple[int, ...], str]
@@ -29,6 +30,8 @@ _REMEDIES = {
     "gradient": "Let the same parameters have a gradient on every rank",
     "value": "Pass the same keys, with values of the same kinds, on every rank",
     "array": "Pass trees of the same structure, shapes and dtypes on every rank",
+    "file": "List the same files in the same order on every rank; sorted() makes an order",
+    "setting": "Give fleet.init the same strategy and degrees on every rank",
 }
 
 
@@ -43,7 +46,7 @@ def verify_states(
     Args:
         named: name, shape and name of the dtype of each array.
         group: the ranks to compare; None for all.
-        noun: what they are: "parameter", "gradient", "array" or "value", for the message.
+        noun: what they are, for the message: a key of `_REMEDIES`.
         error: why this rank cannot go on, if it cannot; every rank then raises.
 
     Raises:
@@ -95,7 +98,7 @@ def _in_words(state: State | None) -> str:
     if state is None:
         return "no more"
     name, shape, dtype = state
-    return f"{name!r} of shape {shape}, {dtype}"
+    return f"{name!r} of shape {shape}, {dtype}" if dtype else repr(name)
 
 
 def state_of(name: str, buffer: Buffer) -> State:

@@ -58,7 +58,18 @@ def all_reduce(
     sync_op: bool = True,
     use_calc_stream: bool = False,
 ) -> Work:
-    """Call `hpcdist.all_reduce` with `use_calc_stream`."""
+    """Call `hpcdist.all_reduce` with `use_calc_stream`.
+
+    Args:
+        tensor: array of equal shape and dtype on all ranks.
+        op: a `ReduceOp`. float16 and bfloat16 are accumulated in float32; MAX and MIN propagate
+            NaN; AVG is for floats and complex.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+        use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
+            for arrays in host memory it changes nothing.
+
+    """
     return _dispatch(group, sync_op, use_calc_stream, describe.all_reduce, tensor, op)
 
 
@@ -70,7 +81,18 @@ def reduce(
     sync_op: bool = True,
     use_calc_stream: bool = False,
 ) -> Work:
-    """Call `hpcdist.reduce` with `use_calc_stream`; `dst` defaults to 0."""
+    """Call `hpcdist.reduce` with `use_calc_stream`; `dst` defaults to 0.
+
+    Args:
+        tensor: array of equal shape and dtype on all ranks.
+        dst: the world rank that gets the result.
+        op: a `ReduceOp`, as in `all_reduce`.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+        use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
+            for arrays in host memory it changes nothing.
+
+    """
     return _dispatch(group, sync_op, use_calc_stream, describe.reduce, tensor, dst, op)
 
 
@@ -82,7 +104,19 @@ def reduce_scatter(
     sync_op: bool = True,
     use_calc_stream: bool = False,
 ) -> Work:
-    """Call `hpcdist.reduce_scatter` with `use_calc_stream`."""
+    """Call `hpcdist.reduce_scatter` with `use_calc_stream`.
+
+    Args:
+        tensor: the output.
+        tensor_or_tensor_list: one array per rank of the group, each like the `tensor` of that rank,
+            or one array of n times the elements.
+        op: a `ReduceOp`.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+        use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
+            for arrays in host memory it changes nothing.
+
+    """
     return _dispatch(
         group, sync_op, use_calc_stream, describe.reduce_scatter, tensor, tensor_or_tensor_list, op
     )
@@ -95,7 +129,17 @@ def broadcast(
     sync_op: bool = True,
     use_calc_stream: bool = False,
 ) -> Work:
-    """Call `hpcdist.broadcast` with `use_calc_stream`."""
+    """Call `hpcdist.broadcast` with `use_calc_stream`.
+
+    Args:
+        tensor: on `src` what is sent, on the other ranks the output; of equal shape and dtype.
+        src: the world rank whose array all get.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+        use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
+            for arrays in host memory it changes nothing.
+
+    """
     return _dispatch(group, sync_op, use_calc_stream, describe.broadcast, tensor, src)
 
 
@@ -106,7 +150,19 @@ def all_gather(
     sync_op: bool = True,
     use_calc_stream: bool = False,
 ) -> Work:
-    """Call `hpcdist.all_gather` with `use_calc_stream`."""
+    """Call `hpcdist.all_gather` with `use_calc_stream`.
+
+    Args:
+        tensor_or_tensor_list: an empty list is filled with one new array per rank; a list of n
+            arrays, each like the `tensor` of that rank, is written in place; one array of n times
+            the elements takes them one after the other, if all are alike.
+        tensor: this rank's contribution.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+        use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
+            for arrays in host memory it changes nothing.
+
+    """
     return _dispatch(
         group, sync_op, use_calc_stream, describe.all_gather, tensor_or_tensor_list, tensor
     )
@@ -120,7 +176,19 @@ def gather(
     sync_op: bool = True,
     use_calc_stream: bool = False,
 ) -> Work:
-    """Call `hpcdist.gather` with `use_calc_stream`."""
+    """Call `hpcdist.gather` with `use_calc_stream`.
+
+    Args:
+        tensor: this rank's contribution.
+        gather_list: on `dst`: an empty list to fill, n arrays, or one array; see `all_gather`.
+            Ignored on the other ranks.
+        dst: the world rank that collects.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+        use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
+            for arrays in host memory it changes nothing.
+
+    """
     return _dispatch(group, sync_op, use_calc_stream, describe.gather, tensor, gather_list, dst)
 
 
@@ -132,7 +200,19 @@ def scatter(
     sync_op: bool = True,
     use_calc_stream: bool = False,
 ) -> Work:
-    """Call `hpcdist.scatter` with `use_calc_stream`."""
+    """Call `hpcdist.scatter` with `use_calc_stream`.
+
+    Args:
+        tensor: the output.
+        tensor_or_tensor_list: on `src`: one array per rank, each like the `tensor` of that rank, or
+            one array of n times the elements. Meaningless (and warned of) on the other ranks.
+        src: the world rank that hands out.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+        use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
+            for arrays in host memory it changes nothing.
+
+    """
     warn_of_meaningless(tensor_or_tensor_list, src, group)
     return _dispatch(
         group, sync_op, use_calc_stream, describe.scatter, tensor, tensor_or_tensor_list, src
@@ -146,7 +226,19 @@ def alltoall(
     sync_op: bool = True,
     use_calc_stream: bool = False,
 ) -> Work:
-    """Call `hpcdist.alltoall` with `use_calc_stream`."""
+    """Call `hpcdist.alltoall` with `use_calc_stream`.
+
+    Args:
+        out_tensor_or_tensor_list: n arrays, of the sizes that the others send, or an empty list to
+            fill.
+        in_tensor_or_tensor_list: n arrays of one dtype, whose shapes may differ. Both may instead
+            be one array each, cut into equal parts along dim 0.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+        use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
+            for arrays in host memory it changes nothing.
+
+    """
     return _dispatch(
         group,
         sync_op,
@@ -167,7 +259,20 @@ def alltoall_single(
     in_split_sizes: Sequence[int] | None = None,
     out_split_sizes: Sequence[int] | None = None,
 ) -> Work:
-    """Call `hpcdist.alltoall_single` with `use_calc_stream`; split sizes by keyword only."""
+    """Call `hpcdist.alltoall_single` with `use_calc_stream`; split sizes by keyword only.
+
+    Args:
+        out_tensor: takes the parts in rank order.
+        in_tensor: what is cut.
+        group: the ranks that take part; None for all.
+        sync_op: return when the operation has ended.
+        use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
+            for arrays in host memory it changes nothing.
+        in_split_sizes: rows for each rank; None for equal parts. By keyword only, because their
+            order differs between Paddle's two forms.
+        out_split_sizes: rows from each rank; None for equal parts.
+
+    """
     check_no_split_sizes(group, sync_op)
     return _dispatch(
         group,
@@ -189,7 +294,18 @@ def send(
     use_calc_stream: bool = False,
     tag: int = 0,
 ) -> Work:
-    """Call `hpcdist.send` with `use_calc_stream`."""
+    """Call `hpcdist.send` with `use_calc_stream`.
+
+    Args:
+        tensor: what is sent.
+        dst: the receiver's world rank, or `PROC_NULL` for nobody.
+        group: the group both belong to; None for all.
+        sync_op: return when `tensor` may be changed again.
+        use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
+            for arrays in host memory it changes nothing.
+        tag: a number from 0 on; only a receive with the same tag takes the message.
+
+    """
     if is_nobody(dst):
         return to_nobody(group, describe_send, tensor, tag)
     return _dispatch(group, sync_op, use_calc_stream, describe_send, tensor, dst, tag)
@@ -203,7 +319,18 @@ def recv(
     use_calc_stream: bool = False,
     tag: int = 0,
 ) -> Work:
-    """Call `hpcdist.recv` with `use_calc_stream`."""
+    """Call `hpcdist.recv` with `use_calc_stream`.
+
+    Args:
+        tensor: the output.
+        src: the sender's world rank; None receives from any rank.
+        group: the group sender and receiver belong to; None for all.
+        sync_op: return when the message has arrived.
+        use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
+            for arrays in host memory it changes nothing.
+        tag: messages with another tag are left for other receives.
+
+    """
     if is_nobody(src):
         return to_nobody(group, describe_recv, tensor, tag)
     return _dispatch(group, sync_op, use_calc_stream, describe_recv, tensor, src, tag)

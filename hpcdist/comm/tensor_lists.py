@@ -27,15 +27,8 @@ from hpcdist.arrays.packing import (
 )
 from hpcdist.comm.members import Members
 from hpcdist.errors import UsageError
-from hpcdist.transport.call import (
-    Block,
-    Distribution,
-    Gathering,
-    Kind,
-    Reduction,
-    Refusal,
-    Shape,
-)
+from hpcdist.transport.call import Block, Distribution, Gathering, Reduction, Refusal, Shape
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.parts import APART_FROM, joined
 
 

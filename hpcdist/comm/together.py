@@ -109,7 +109,15 @@ class _CallOff(HpcdistError):
 
 @final
 class Together:
-    """The members of `group`, led by world rank `first`; None for this process alone."""
+    """The members of a group, one of which leads.
+
+    Args:
+        group: None for this process alone.
+        first: the world rank of the one that leads; None for the first of the group.
+        alike: returns what all ranks raise for an error of one of them; None: a `RemoteError` on
+            the others.
+
+    """
 
     def __init__(
         self,

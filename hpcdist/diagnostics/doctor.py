@@ -1,7 +1,7 @@
 """The command `hpcdist doctor`: what this installation and this job would do, and why.
 
-It runs alone and on all ranks of a job; rank 0 alone prints. The exit code is 1 if something
-makes the job wrong or hang.
+It runs alone and on all ranks of a job; rank 0 alone prints. Its exit code is 1 if something
+makes the job wrong or hang; it is the last to end, so that no launcher ends it for another's code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hpcdist.diagnostics.problem import Problem, refused
 from hpcdist.diagnostics.problems import problems_of
 from hpcdist.errors import TransportError, UsageError
 from hpcdist.runtime.failure import let_be_heard, let_refusal_be_heard
-from hpcdist.runtime.mpi import abort
+from hpcdist.runtime.mpi import abort, finalize
 from hpcdist.runtime.place import read_place
 from hpcdist.runtime.process import snapshot
 from hpcdist.text import read_sizes
@@ -91,14 +91,15 @@ def doctor(operations: tuple[str, ...], sizes: str, as_json: bool) -> None:
             raise click.UsageError(str(error)) from error
         time.sleep(_PAUSE_S)
         sys.exit(_WRONG_USE)
-    if isinstance(report, int):
-        sys.exit(report)
+    if report is None:
+        return
     if report.job is None and rank > 0:
         time.sleep(_PAUSE_S)  # the first rank has most likely reported the same, and ended the job
         click.echo(f"rank {rank}: {report.problems[0].what}", err=True)
     else:
         click.echo(json.dumps(as_plain(report), indent=1) if as_json else in_words(report))
     if report.code:
+        _let_others_end(report)
         let_be_heard()
     if report.job is None and _others_wait():
         abort(report.code)
@@ -111,6 +112,12 @@ def _own_rank() -> int:
         return read_place(snapshot()).rank
     except UsageError:  # its variables contradict each other, which is a finding of its own
         return 0
+
+
+def _let_others_end(report: Report) -> None:
+    """End MPI together with the other ranks, where all of them have been found."""
+    if report.job is not None:
+        finalize()
 
 
 def _others_wait() -> bool:
@@ -135,8 +142,8 @@ def _sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def examine(operations: Iterable[str], sizes: Sequence[int]) -> Report | int:
-    """Return the report of this process and its job, on other ranks its exit code. Collective.
+def examine(operations: Iterable[str], sizes: Sequence[int]) -> Report | None:
+    """Return the report of this process and its job, None on other ranks. Collective.
 
     Args:
         operations: whose algorithms are asked for.
@@ -157,9 +164,10 @@ def examine(operations: Iterable[str], sizes: Sequence[int]) -> Report | int:
     except (UsageError, TransportError) as error:
         settings = settings_of(config, snapshot())
         return Report(versions(), dtypes, settings, [refused(error)])
-    report = None if job is None else _report(world, job, config, dtypes, operations, sizes)
-    code: int = world.mpi_comm.bcast(0 if report is None else report.code)
-    return code if report is None else report._replace(seconds=time.perf_counter() - began)
+    if job is None:
+        return None
+    report = _report(world, job, config, dtypes, operations, sizes)
+    return report._replace(seconds=time.perf_counter() - began)
 
 
 def _report(

@@ -22,6 +22,7 @@ from hpcdist.diagnostics.installation import (
 )
 from hpcdist.diagnostics.machine import Machine, look_around, system
 from hpcdist.diagnostics.network import Network, measure
+from hpcdist.diagnostics.sockets import Sockets, try_sockets
 from hpcdist.runtime.cuda_awareness import Awareness, cuda_awareness
 from hpcdist.runtime.place import expected_size, read_place
 from hpcdist.runtime.process import snapshot
@@ -47,6 +48,7 @@ class Rank(NamedTuple):
     machine: Machine
     alike: Mapping[str, str]
     why_not_shared: str = ""
+    sockets: Sockets = Sockets()
 
 
 class Difference(NamedTuple):
@@ -110,6 +112,7 @@ class Job(NamedTuple):
         network: what lies between the nodes.
         cuda: whether MPI takes GPU memory.
         nccl: the version of NCCL.
+        sockets: what calls between ranks would go by, of each rank.
         system: settings of the operating system that matter here.
 
     """
@@ -127,6 +130,7 @@ class Job(NamedTuple):
     network: Network = Network()
     cuda: Awareness = Awareness(None, "not asked")
     nccl: str = NOT_INSTALLED
+    sockets: Sequence[Sockets] = ()
     system: Mapping[str, str] = {}
 
 
@@ -135,9 +139,10 @@ def look(world: Group, config: Config) -> Job | None:
     environ, host = snapshot(), cast(Any, world.transport)
     shares, pipe, why = _try_sharing(world)
     library, cuda = mpi_library(environ), cuda_awareness()
-    ranks = world.mpi_comm.gather(
-        Rank(look_around(environ, config.device), _alike(config, environ, library, cuda), why)
-    )
+    machine = look_around(environ, config.device)
+    sockets = try_sockets(machine.host, config.rpc_interface)
+    alike = _alike(config, environ, library, cuda)
+    ranks = world.mpi_comm.gather(Rank(machine, alike, why, sockets))
     names = None if ranks is None else [rank.machine.host for rank in ranks]
     network = measure(world.mpi_comm, host.context.site.nodes, names)
     if ranks is None or network is None:
@@ -163,6 +168,7 @@ def look(world: Group, config: Config) -> Job | None:
         network=network,
         cuda=cuda,
         nccl=nccl_version(),
+        sockets=[rank.sockets for rank in ranks],
         system=dict(system()) if world.nranks > 1 else {},
     )
 

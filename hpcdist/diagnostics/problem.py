@@ -22,6 +22,7 @@ class Check(str, Enum):
     SHM = "/dev/shm"
     MEMLOCK = "locked memory"
     GPUS = "GPUs"
+    CALLS = "calls (RPC)"
     CLOCKS = "clocks"
     LINKS = "bandwidth between nodes"
 

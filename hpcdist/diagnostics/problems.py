@@ -11,6 +11,7 @@ from hpcdist.config import Config
 from hpcdist.diagnostics.hardware import hardware_problems
 from hpcdist.diagnostics.probe import Job
 from hpcdist.diagnostics.problem import Check, Problem
+from hpcdist.diagnostics.sockets import socket_problems
 
 _HARMLESS = ("Python", "NumPy", "mpi4py", "compiled kernel")
 """What may differ between ranks: it is slower or unusual, but not wrong."""
@@ -36,6 +37,7 @@ def problems_of(job: Job, config: Config, dtypes: list[str]) -> list[Problem]:
         *_cores(job),
         *_threads(job),
         *hardware_problems(job),
+        *socket_problems(job.sockets),
         *_kernel(config, dtypes),
         *_tuning(job),
         *_pretended(config),

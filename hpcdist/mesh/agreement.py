@@ -9,11 +9,14 @@ import xxhash
 
 from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.exchanges import exchange
+from hpcdist.comm.group import Group, world_of
 from hpcdist.comm.members import Members
+from hpcdist.comm.session import current_session
 from hpcdist.comm.tensor_lists import cannot
-from hpcdist.errors import UsageError
-from hpcdist.mesh.process_mesh import ProcessMesh
-from hpcdist.transport.call import Call, Kind
+from hpcdist.errors import CollectiveTimeout, UsageError
+from hpcdist.mesh.process_mesh import ProcessMesh, get_mesh
+from hpcdist.transport.call import Call
+from hpcdist.transport.kinds import Kind
 
 
 def agree(mesh: ProcessMesh, words: str, dtype: Any, key: int | None = None) -> None:
@@ -28,19 +31,39 @@ def agree(mesh: ProcessMesh, words: str, dtype: Any, key: int | None = None) -> 
     """
     if mesh.coordinate is None or mesh.size == 1:
         return
+    try:
+        group = mesh.group
+    except UsageError as error:
+        raise refuse(mesh, error) from None
     key = key_of(words, mesh) if key is None else key
     given, taken = np.empty((2, 0), dtype)
-    exchange(given, taken, (), (), rule_op=None, key=key, words=words, group=mesh.group)
+    exchange(given, taken, (), (), rule_op=None, key=key, words=words, group=group)
 
 
-def refuse(mesh: ProcessMesh, error: UsageError) -> UsageError:
+def refuse(mesh: Any, error: UsageError) -> UsageError:
     """Raise `RemoteError` on the ranks of the mesh that are in `agree`; return what to raise here.
 
-    Collective like `agree`.
+    Collective like `agree`. Where `mesh` is what is wrong, those of the current mesh are told, or
+    all ranks if there is none.
     """
-    if mesh.coordinate is not None and mesh.size > 1:
-        dispatch(mesh.group, True, _describe_refusal, error)
+    group = _whom_to_tell(mesh)
+    if group is not None and group.nranks > 1:
+        try:
+            dispatch(group, True, _describe_refusal, error)
+        except CollectiveTimeout as nobody:
+            raise error from nobody
     return error
+
+
+def _whom_to_tell(mesh: Any) -> Group | None:
+    session = current_session()
+    if session is None:
+        return None
+    if not isinstance(mesh, ProcessMesh) or max(mesh.ranks) >= session.world.nranks:
+        mesh = get_mesh()
+    if mesh is None:
+        return world_of(session)
+    return None if mesh.coordinate is None else mesh.group
 
 
 def _describe_refusal(group: Members, error: UsageError) -> Call:
@@ -52,5 +75,5 @@ def key_of(words: str, *meshes: ProcessMesh) -> int:
 
     Words may leave out some ranks of a large mesh.
     """
-    ranks = " ".join(str(mesh.process_ids) for mesh in meshes)
+    ranks = " ".join(str(mesh.ranks) for mesh in meshes)
     return xxhash.xxh3_64_intdigest(f"{words} {ranks}".encode()) >> 2

@@ -27,6 +27,7 @@ from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.reducing import check_reducible, has_the_value, neutral_of
 from hpcdist.mesh.reshard import reshard_to, start_reshard
 from hpcdist.mesh.room import room_for
+from hpcdist.mesh.routes import joint_mesh
 from hpcdist.mesh.torchs import torchs_own
 from hpcdist.transport.base import Work
 
@@ -68,18 +69,17 @@ def shard_tensor(
         >>> mesh = dist.ProcessMesh(world.ranks)
         >>> a = dist.shard_tensor([[1, 2], [3, 4]], mesh, [dist.Shard(0)], dtype="float32")
         >>> a.shape, a.dtype, a.placements
-        ((2, 2), dtype('float32'), (Shard(0),))
+        ((2, 2), dtype('float32'), [Shard(0)])
 
     """
-    check_mesh(mesh)
     if torch := torchs_own(data):
-        return torch.shard(data, mesh, placements, dtype, place)  # type: ignore[no-any-return]
+        check_mesh(mesh)
+        sharded: DistArray = torch.shard(data, mesh, placements, dtype, place)
+        return sharded
     if isinstance(data, DistArray):
-        if dtype is not None and _as_dtype(dtype) != data.dtype:  # of values, not of contributions
-            return reshard(data.astype(dtype), mesh, placements)
-        spread = reshard(data, mesh, placements)
-        return spread.copy() if spread is data else spread
+        return _spread_again(data, mesh, placements, dtype)
     try:
+        check_mesh(mesh)
         _check_gradient(stop_gradient)
         whole = _as_array(data)
         kind = _as_dtype(whole.dtype if dtype is None else dtype)
@@ -89,6 +89,18 @@ def shard_tensor(
         raise refuse(mesh, error) from None
     agree(mesh, f"spread {layout!r}", kind)
     return DistArray._of(_cut(whole, layout, kind), layout)
+
+
+def _spread_again(data: DistArray, mesh: Any, placements: Any, dtype: Any) -> DistArray:
+    """Return a copy of an array, spread in another way and of another dtype."""
+    try:
+        kind = data.dtype if dtype is None else _as_dtype(dtype)
+    except UsageError as error:
+        raise _refused(data, mesh, error) from None
+    if kind != data.dtype:  # of values, not of contributions
+        return reshard(data.astype(kind), mesh, placements)
+    spread = reshard(data, mesh, placements)
+    return spread.copy() if spread is data else spread
 
 
 def dtensor_from_fn(
@@ -120,12 +132,12 @@ def dtensor_from_fn(
                [0.5, 0.5, 0.5]])
 
     """
-    check_mesh(mesh)
     if not _makes_any_part(fn, args, kwargs):
         return shard_tensor(fn(*args, **kwargs), mesh, placements)
     shape, rest = (args[0], args[1:]) if args else (kwargs.pop("shape"), ())
     value = fn((), *rest, **kwargs)
     try:
+        check_mesh(mesh)
         kind = _as_dtype(value.dtype)
         layout = _layout(mesh, _as_shape(shape), placements, kind)
     except UsageError as error:
@@ -165,12 +177,12 @@ def dtensor_from_local(
             the caller.
         mesh: the ranks.
         placements: what each axis of the mesh does; those left out are `Replicate`.
-        shape: of the whole array, cut as `Shard` says; then nothing is communicated. With None
-            the ranks tell each other the shapes of their parts, which along dimensions that are
-            cut may have any lengths.
+        shape: of the whole array, cut as `Shard` says; the ranks agree on it, and a rank outside
+            the mesh needs it. With None the ranks tell each other the shapes of their parts,
+            which along dimensions that are cut may have any lengths.
 
     Raises:
-        UsageError: this rank's part does not fit the shape.
+        UsageError: this rank's part does not fit the shape; `RemoteError` on the other ranks.
         MismatchError: the parts do not fit together; on every rank.
 
     Example:
@@ -182,12 +194,27 @@ def dtensor_from_local(
         (1, 2)
 
     """
-    check_mesh(mesh)
-    here = mesh.coordinate
     if shape is None:
         return _joined(local_tensor, mesh, placements)
-    local = _as_local(local_tensor)
-    layout = _layout(mesh, _as_shape(shape), placements, local.dtype)
+    try:
+        check_mesh(mesh)
+        array = of_part(_as_local(local_tensor), mesh, placements, _as_shape(shape))
+    except UsageError as error:
+        raise refuse(mesh, error) from None
+    agree(mesh, f"join parts as {array.layout!r}", array.dtype)
+    return array
+
+
+def of_part(
+    local: Any, mesh: ProcessMesh, placements: Placements, shape: tuple[int, ...]
+) -> DistArray:
+    """Return an array of a shape in the memory of this rank's part. Local.
+
+    Raises:
+        UsageError: the part does not fit.
+
+    """
+    layout, here = _layout(mesh, shape, placements, local.dtype), mesh.coordinate
     if here is None:
         return DistArray._of(room_for(layout, local), layout)
     if local.shape != layout.local_shape(here):
@@ -200,6 +227,10 @@ def dtensor_from_local(
 
 def _joined(local_tensor: Any, mesh: ProcessMesh, placements: Placements) -> DistArray:
     """Let the ranks of a mesh tell each other what they have, and make one array of it."""
+    try:
+        check_mesh(mesh)
+    except UsageError as error:
+        raise refuse(mesh, error) from None
     if mesh.coordinate is None:
         raise UsageError(
             f"this rank is not part of {mesh!r}, and nobody tells it the shape of the array; give "
@@ -241,7 +272,7 @@ def _cuts_along(
                 f"dimension {dim}, but of the shapes {shapes[first]} and {shape}; parts that are "
                 "not on one boundary cannot be one array"
             )
-    in_order = np.ndindex(*(mesh.shape[axis] for axis in axes))
+    in_order = np.ndindex(*(mesh.sizes[axis] for axis in axes))
     return (0, *accumulate(shapes[owners[part]][dim] for part in in_order))
 
 
@@ -318,21 +349,42 @@ def reshard(
         >>> rows = dist.shard_tensor(np.eye(4), mesh, [dist.Shard(0)])
         >>> columns = dist.reshard(rows, mesh, [dist.Shard(1)])
         >>> columns.placements
-        (Shard(1),)
+        [Shard(1)]
 
     """
     if torch := torchs_own(dist_tensor):
-        return torch.redistribute(dist_tensor, mesh, placements, out, async_op)  # type: ignore[no-any-return]
-    _check_array(dist_tensor)
-    check_mesh(mesh)
-    layout = _layout(mesh, dist_tensor.shape, placements, dist_tensor.dtype)
-    if async_op is not False and as_flag(async_op, "async_op"):
-        return start_reshard(dist_tensor, layout, out=out)
-    return reshard_to(dist_tensor, layout, out=out)
+        redistributed: DistArray = torch.redistribute(dist_tensor, mesh, placements, out, async_op)
+        return redistributed
+    try:
+        _check_array(dist_tensor)
+        check_mesh(mesh)
+        layout = _layout(mesh, dist_tensor.shape, placements, dist_tensor.dtype)
+        begins = async_op is not False and as_flag(async_op, "async_op")
+    except UsageError as error:
+        raise _refused(dist_tensor, mesh, error) from None
+    make = start_reshard if begins else reshard_to
+    return make(dist_tensor, layout, out=out)
+
+
+def _refused(array: Any, mesh: Any, error: UsageError) -> UsageError:
+    """Tell of an error the ranks that reshard an array; return what to raise here.
+
+    Where each has the whole array already, nobody waits for another one.
+    """
+    if not isinstance(array, DistArray):
+        return refuse(mesh, error)
+    own = array.process_mesh
+    wanted = mesh if isinstance(mesh, ProcessMesh) else own
+    if array.layout.is_replicated and wanted == own:
+        return error
+    return refuse(joint_mesh(own, wanted), error)
 
 
 def unshard_dtensor(dist_tensor: DistArray) -> Any:
     """Return a copy of the whole array, on every rank of its mesh. Collective over the mesh.
+
+    Args:
+        dist_tensor: an array across ranks; it stays as it is.
 
     Raises:
         UsageError: this rank is outside the mesh.

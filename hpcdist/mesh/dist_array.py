@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 import numpy as np
 
 from hpcdist.arrays.device import device_runtime_of
+from hpcdist.arrays.libraries import Library, register_library
 from hpcdist.comm.session import current_session
 from hpcdist.errors import UsageError
 from hpcdist.mesh.layout import Layout
@@ -74,11 +75,14 @@ class DistArray:
         def __contains__(self, value: Any) -> bool: ...
         def __array_namespace__(self, *, api_version: str | None = None) -> Any: ...
         def _method(self, *args: Any, **options: Any) -> DistArray: ...
+        def _whole(self, what: str) -> Any: ...
         def nonzero(self) -> tuple[DistArray, ...]: ...  # noqa: D102
         def fill(self, value: Any) -> None: ...  # noqa: D102
         def tolist(self) -> Any: ...  # noqa: D102
         def halo(self, depth: Any, boundary: Any = None) -> AbstractContextManager[Any]: ...  # noqa: D102
-        def neighbour(self, axis: int = 0, offset: int = 1, boundary: Any = None) -> Any: ...  # noqa: D102
+        def neighbour(  # noqa: D102
+            self, axis: int = 0, offset: int = 1, boundary: Any = None
+        ) -> AbstractContextManager[Any]: ...
 
         __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = __matmul__ = __add__
         __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __add__
@@ -140,9 +144,9 @@ class DistArray:
         return self.layout.mesh
 
     @property
-    def placements(self) -> tuple[Placement, ...]:
+    def placements(self) -> list[Placement]:
         """What each axis of the mesh does to it."""
-        return tuple(self.layout.placements)
+        return [*self.layout.placements]
 
     @property
     def device(self) -> str:
@@ -190,19 +194,38 @@ class DistArray:
                 f"{what} is of one element, but this DistArray has the shape {self.shape}; reduce "
                 "it first, for example by .sum(), .any() or .all()"
             )
-        self._check_here(what)
-        return self.local.reshape(())
+        return self._whole(what).reshape(())
 
     # ---- to NumPy and to words
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        self._check_here("a NumPy array")
+        whole = self._whole("a NumPy array")
         if copy is None:
-            return np.asarray(self.local, dtype)
+            return np.asarray(whole, dtype)
         wanted = self.local.dtype if dtype is None else np.dtype(dtype)
-        if copy is False and wanted != self.local.dtype:
-            raise ValueError(f"a NumPy array of {wanted} needs a copy of the one of {self.dtype}")
-        return np.array(self.local, wanted, copy=copy)
+        if copy is False and (wanted != self.local.dtype or whole is not self.local):
+            raise ValueError(f"a NumPy array of {wanted} needs a copy of {self.layout!r}")
+        return np.array(whole, wanted, copy=copy)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        whole = self._whole("another library's array")
+        if whole is not self.local:
+            if copy is False:
+                raise BufferError(f"an array that is whole needs a copy of {self.layout!r}")
+            whole = whole.copy()  # one that may be written to
+        given = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
+        return whole.__dlpack__(**{key: each for key, each in given.items() if each is not None})
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        kind, number = self.local.__dlpack_device__()
+        return int(kind), int(number)
 
     def _check_here(self, what: str) -> None:
         """Refuse what needs values that this rank may not have."""
@@ -249,3 +272,13 @@ class DistArray:
 
 
 _new = object.__new__
+
+
+def _refused(array: DistArray) -> NoReturn:
+    raise UsageError(
+        "a DistArray is not an array of one rank, though DLPack takes it for one if it is whole; "
+        "pass this rank's part, a.local, or a copy of the whole, dist.unshard_dtensor(a)"
+    )
+
+
+register_library(DistArray, Library(_refused, np.asarray))

@@ -79,7 +79,7 @@ class Layout:
         return found
 
     def _box(self, coordinate: Coordinate) -> Box:
-        sizes, box = self.mesh.shape, []
+        sizes, box = self.mesh.sizes, []
         for axes, cuts in zip(self.axes, self.cuts, strict=True):
             part = 0
             for axis in axes:
@@ -148,8 +148,8 @@ def layout_of(
     """
     if not isinstance(mesh, ProcessMesh):
         raise UsageError(f"the mesh must be a ProcessMesh, got {mesh!r}")
-    shape, given = tuple(map(operator.index, shape)), _as_placements(placements)
-    axes, partial = _axes_of(mesh.shape, len(shape), given)
+    shape, given = tuple(map(operator.index, shape)), as_placements(placements)
+    axes, partial = _axes_of(mesh.sizes, len(shape), given)
     return make_layout(mesh, shape, axes, None, partial)
 
 
@@ -182,7 +182,7 @@ Key = tuple[
 ]
 
 _layouts: WeakValueDictionary[Key, Layout] = WeakValueDictionary()
-"""The layouts there are: by all cuts, and by None for even ones."""
+"""The layouts there are: by None for even cuts, and as they were asked for."""
 _making = threading.Lock()
 
 
@@ -202,6 +202,7 @@ def _intern(key: Key) -> Layout:
         found = _layouts.get(canonical)
         if found is None:
             found = _layouts[canonical] = _new(mesh, shape, axes, cuts, partial)
+        _layouts[key] = found
     return found
 
 
@@ -268,7 +269,7 @@ def subdivided(bounds: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def _even_cuts(mesh: ProcessMesh, shape: tuple[int, ...], axes: Axes) -> Cuts:
-    sizes = mesh.shape
+    sizes = mesh.sizes
     return tuple(
         [
             default_cuts(length, tuple([sizes[axis] for axis in cutting]))
@@ -291,7 +292,8 @@ def _told_cuts(cuts: Cuts, axes: Axes) -> str:
 # ---- placements
 
 
-def _as_placements(placements: Any) -> tuple[Placement, ...]:
+def as_placements(placements: Any) -> tuple[Placement, ...]:
+    """Return what a user gives as placements; raise `UsageError` for anything else."""
     if placements is None:
         return ()
     given = (placements,) if isinstance(placements, Placement) else placements

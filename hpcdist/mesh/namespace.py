@@ -1,7 +1,8 @@
 """`hpcdist.array`: the functions of the array API standard on arrays across ranks.
 
 The names are those of the standard and of NumPy. Functions that make arrays take `mesh` and
-`placements`; without them the array is whole on every rank of `get_mesh`, or of all ranks.
+`placements`; without them the array is on the mesh of `get_mesh`, or on all ranks, as
+`array_policy` says, or else whole on every rank.
 """
 
 from __future__ import annotations
@@ -38,16 +39,13 @@ _OTHERWISE = {  # the standard's name: NumPy's
     "pow": "power",
 }
 
-_WITHOUT_RULE = """
-broadcast_shapes take_along_axis unique_all unique_counts unique_inverse unique_values
-"""
-"""Those of NumPy, for arrays that are whole, or where `array_policy` allows it."""
 
 bool = np.bool_
 int8, int16, int32, int64 = np.int8, np.int16, np.int32, np.int64
 uint8, uint16, uint32, uint64 = np.uint8, np.uint16, np.uint32, np.uint64
 float32, float64, complex64, complex128 = np.float32, np.float64, np.complex64, np.complex128
 e, pi, inf, nan, newaxis = np.e, np.pi, np.inf, np.nan, None
+broadcast_shapes = np.broadcast_shapes
 
 arange, asarray, empty, eye = creation.arange, creation.asarray, creation.empty, creation.eye
 from_dlpack, full, linspace = creation.from_dlpack, creation.full, creation.linspace
@@ -56,7 +54,6 @@ finfo, iinfo, isdtype = dtypes.finfo, dtypes.iinfo, dtypes.isdtype
 
 _RULES = {name: rule for name, rule in NAMES.items() if name not in globals()}
 globals().update({name: rule for name, rule in _RULES.items() if "." not in name})
-globals().update({name: getattr(np, name) for name in _WITHOUT_RULE.split() if hasattr(np, name)})
 globals().update({name: getattr(np, name) for name in _UFUNCS.split()})
 globals().update({name: getattr(np, numpys) for name, numpys in _OTHERWISE.items()})
 
@@ -93,6 +90,7 @@ class __array_namespace_info__:  # noqa: N801 - the standard's name
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, Any]:
         """Return the dtypes of arrays that are made without one."""
+        creation.check_device(device)
         return {
             "real floating": np.dtype("float64"),
             "complex floating": np.dtype("complex128"),
@@ -101,7 +99,8 @@ class __array_namespace_info__:  # noqa: N801 - the standard's name
         }
 
     def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, Any]:
-        """Return the dtypes of a kind by their names."""
+        """Return the dtypes of a kind, or of several, by their names."""
+        creation.check_device(device)
         return {
             name: np.dtype(globals()[name])
             for name in _DTYPES.split()

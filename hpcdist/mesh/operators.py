@@ -25,6 +25,7 @@ import numpy as np
 from hpcdist.mesh import stencil
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
+from hpcdist.mesh.policy import whole_of
 from hpcdist.mesh.protocols import array_function, array_ufunc
 from hpcdist.mesh.rules import index, pointwise, products, reductions, shapes
 from hpcdist.mesh.rules.table import METHODS
@@ -228,6 +229,23 @@ def _in_place(ufunc: Any) -> Any:
     return assign
 
 
+def _power() -> tuple[Any, Any, Any]:
+    """Return the operators of powers: of integers only some elements may be refused."""
+    (forward, reflected), in_place = _other(operator.pow, np.power), _in_place(np.power)
+
+    def power(a: Any, b: Any) -> Any:
+        if a.local.dtype.kind in "fc" or b.__class__ is float or (b.__class__ is int and b >= 0):
+            return forward(a, b)
+        return pointwise.pointwise(np.power, a, b) if _is_known(b) else NotImplemented
+
+    def assign(a: Any, b: Any) -> Any:
+        if a.local.dtype.kind in "fc":
+            return in_place(a, b)
+        return pointwise.into(np.power, (a, b), a, {}) if _is_known(b) else NotImplemented
+
+    return power, reflected, assign
+
+
 def _wrapped(part: Any, layout: Layout) -> DistArray:
     made = _new(DistArray)
     made.local = part
@@ -253,21 +271,13 @@ ARITHMETIC: dict[str, Any] = {
     "mod": np.remainder,
 }
 OTHERS: dict[str, Any] = {
-    "pow": np.power,
     "lshift": np.left_shift,
     "rshift": np.right_shift,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
 }
-COMPARISONS: dict[str, Any] = {
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-}
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 UNARY: dict[str, Any] = {
     "neg": np.negative,
     "pos": np.positive,
@@ -381,6 +391,7 @@ OWN: dict[str, Any] = {
     "__array_ufunc__": array_ufunc,
     "__array_function__": array_function,
     "__array_namespace__": _namespace,
+    "_whole": whole_of,
     "reshape": _reshape,
     "transpose": _transpose,
     "flatten": _flatten,
@@ -410,8 +421,10 @@ def install() -> None:
         op = getattr(operator, f"__{name}__")
         members[f"__{name}__"], members[f"__r{name}__"] = _other(op, ufunc)
         members[f"__i{name}__"] = _in_place(ufunc)
-    for name, ufunc in COMPARISONS.items():
-        members[f"__{name}__"] = _other(getattr(operator, f"__{name}__"), ufunc)[0]
+    members["__pow__"], members["__rpow__"], members["__ipow__"] = _power()
+    for name in COMPARISONS:
+        op = getattr(operator, f"__{name}__")  # which is not the ufunc for what cannot be compared
+        members[f"__{name}__"] = _other(op, op)[0]
     for name, ufunc in UNARY.items():
         members[f"__{name}__"] = _unary(ufunc)
     for name, member in members.items():

@@ -154,14 +154,19 @@ class Partial(Placement):
 class DistAttr:
     """A mesh and, for each dimension of an array, the name of the axis that cuts it, or None.
 
+    Args:
+        mesh: the mesh.
+        sharding_specs: for each dimension the name of an axis, or None.
+
     Attributes:
         process_mesh: the mesh.
         sharding_specs: the names.
         placements: the same, as a placement for each axis of the mesh.
+        dims_mapping: the same, as the number of the axis for each dimension, or -1.
 
     """
 
-    __slots__ = ("placements", "process_mesh", "sharding_specs")
+    __slots__ = ("dims_mapping", "placements", "process_mesh", "sharding_specs")
 
     def __init__(self, mesh: ProcessMesh, sharding_specs: Sequence[str | None]) -> None:
         if not isinstance(mesh, ProcessMesh):
@@ -175,10 +180,10 @@ class DistAttr:
         for dim, name in enumerate(sharding_specs):
             if name is None:
                 continue
-            if name not in mesh.dim_names:
+            if name not in mesh.names:
                 raise UsageError(
                     f"Invalid sharding dimension {name!r}. Available dimensions in mesh are: "
-                    f"{list(mesh.dim_names)}"
+                    f"{list(mesh.names)}"
                 )
             if used.setdefault(name, dim) != dim:
                 raise UsageError(
@@ -187,8 +192,11 @@ class DistAttr:
                 )
         self.process_mesh = mesh
         self.sharding_specs = list(sharding_specs)
+        self.dims_mapping = [
+            -1 if name is None else mesh.names.index(name) for name in sharding_specs
+        ]
         self.placements: list[Placement] = [
-            Shard(used[name]) if name in used else Replicate() for name in mesh.dim_names
+            Shard(used[name]) if name in used else Replicate() for name in mesh.names
         ]
 
     def __repr__(self) -> str:

@@ -27,7 +27,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar, final
 
 from hpcdist.errors import UsageError
@@ -39,6 +40,7 @@ from hpcdist.mesh.reads import (
     gives_of as gives_of,
     reads_of as reads_of,
 )
+from hpcdist.transport.base import LinkCost
 
 T = TypeVar("T")
 
@@ -69,9 +71,15 @@ NETWORK = Costs(alpha=5e-6, beta=4e-10, gamma=1e-10)
 node share."""
 
 
-def costs_of(crosses_nodes: Sequence[bool]) -> tuple[Costs, ...]:
-    """Return the costs along axes that are between nodes, or not."""
-    return tuple([NETWORK if crosses else NODE for crosses in crosses_nodes])
+def costs_of(
+    crosses_nodes: Sequence[bool], measured: Mapping[str, LinkCost] = MappingProxyType({})
+) -> tuple[Costs, ...]:
+    """Return the costs along axes that are between nodes, or not: as measured, where they are."""
+    node, network = (
+        usual._replace(**measured[nodes]._asdict()) if nodes in measured else usual
+        for nodes, usual in (("one", NODE), ("several", NETWORK))
+    )
+    return tuple([network if crosses else node for crosses in crosses_nodes])
 
 
 class Step(NamedTuple):
@@ -142,7 +150,7 @@ class _Search:
     """The search of one plan."""
 
     def __init__(self, src: Layout, dst: Layout, itemsize: int, costs: tuple[Costs, ...]) -> None:
-        self.mesh, self.shape, self.sizes = src.mesh, src.shape, src.mesh.shape
+        self.mesh, self.shape, self.sizes = src.mesh, src.shape, src.mesh.sizes
         self.itemsize, self.costs = itemsize, costs
         self.start, self.end = self._state_of(src), self._state_of(dst)
         self.spare = max(range(len(src.shape)), key=src.shape.__getitem__, default=-1)

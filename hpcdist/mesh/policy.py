@@ -1,4 +1,4 @@
-"""`array_policy`: what happens to a function that has no rule for arrays that are cut.
+"""`array_policy`: what happens to a function without a rule, and how new arrays are spread.
 
 A rule tells which part of a result each rank can compute from its parts of the arguments, and what
 has to travel for it. Without one every rank would need the whole arguments: that is refused, with
@@ -8,38 +8,97 @@ what it would cost and what to do, unless a program says that it may be done.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdist.comm.session import current_session
+from hpcdist.config import read_config
 from hpcdist.errors import UsageError
 from hpcdist.mesh.dist_array import DistArray
+from hpcdist.mesh.layout import as_placements
+from hpcdist.mesh.placements import Placement, Replicate, Shard
 from hpcdist.mesh.rules.basis import is_dist, resharded, result_array, uncut, whole_on
 
 _CHOICES = ("error", "warn", "allow")
-_replicate: ContextVar[str] = ContextVar("replicate", default="error")
+
+
+class _Policy(NamedTuple):
+    """What is done where a program does not say it."""
+
+    replicate: str
+    placements: tuple[Placement, ...]
+    """Of new arrays; a dimension that an array lacks is not cut."""
+
+
+_policy: ContextVar[_Policy | None] = ContextVar("policy", default=None)
+
+
+def _current() -> _Policy:
+    """Return the policy of the innermost block, or that of the settings."""
+    found = _policy.get()
+    if found is not None:
+        return found
+    session = current_session()
+    kept = {} if session is None else session.of_meshes
+    if "policy" not in kept:
+        config = read_config()
+        placements = [Replicate() if dim is None else Shard(dim) for dim in config.array_placements]
+        kept["policy"] = _Policy(config.array_replicate, tuple(placements))
+    return kept["policy"]  # type: ignore[no-any-return]
 
 
 @contextmanager
-def array_policy(replicate: str = "error") -> Iterator[None]:
-    """Say, for a block, what a function without a rule does to arrays that are cut.
+def array_policy(
+    replicate: str | None = None, *, placements: Sequence[Placement] | None = None
+) -> Iterator[None]:
+    """Say, for a block, what a function without a rule does, and how new arrays are spread.
+
+    What is not given stays as it is around the block. Outside any block it is as
+    ``HPCDIST_ARRAY_REPLICATE`` and ``HPCDIST_ARRAY_PLACEMENTS`` say.
 
     Args:
-        replicate: ``"error"``, the default outside any block: raise `UsageError`; ``"warn"``:
-            gather the whole arrays on every rank, compute there, and warn of it; ``"allow"``: the
-            same without a warning. The result is then whole on every rank.
+        replicate: what is done where all ranks need the whole of an array that is cut, as in a
+            function without a rule, ``np.asarray(a)`` or ``float(a)``. ``"error"``, the default:
+            raise `UsageError`; ``"warn"``: gather the whole arrays on every rank, compute there,
+            and warn of it; ``"allow"``: the same without a warning. The result is then whole on
+            every rank.
+        placements: of new arrays of `hpcdist.array` that are made without: what each axis of the
+            mesh does. A ``Shard`` of a dimension that an array lacks is ``Replicate`` for it.
+
+    Example:
+        >>> import hpcdist as dist, hpcdist.array as xp
+        >>> with dist.array_policy(placements=[dist.Shard(0)]):
+        ...     xp.zeros((4, 3)).placements, xp.asarray(1.0).placements
+        ([Shard(0)], [Replicate()])
 
     """
+    now = _current()
+    if replicate is None:
+        replicate = now.replicate
     if replicate not in _CHOICES:
         raise UsageError(f"replicate must be one of {', '.join(_CHOICES)}, got {replicate!r}")
-    token = _replicate.set(replicate)
+    given = now.placements if placements is None else as_placements(placements)
+    if any(each.is_partial() for each in given):
+        raise UsageError(f"new arrays have values, not contributions: {given} has a Partial")
+    token = _policy.set(_Policy(replicate, given))
     try:
         yield
     finally:
-        _replicate.reset(token)
+        _policy.reset(token)
+
+
+def usual_placements(ndim: int, axes: int) -> tuple[Placement, ...]:
+    """Return the placements of a new array that is made without, on a mesh of so many axes."""
+    return tuple(
+        [
+            each if not isinstance(each, Shard) or -ndim <= each.dim < ndim else Replicate()
+            for each in _current().placements[:axes]
+        ]
+    )
 
 
 def without_rule(
@@ -61,19 +120,31 @@ def without_rule(
     arrays = [*_dist_arrays((args, kwargs))]
     cut = [array for array in arrays if not array.layout.is_replicated]
     mesh = arrays[0].layout.mesh
-    if cut:
-        choice = _replicate.get()
-        if choice == "error":
-            raise UsageError(_message(name, cut, hint))
-        if choice == "warn":
-            nbytes = sum(array.nbytes for array in cut)
-            warnings.warn(
-                f"{name} has no rule for {_told(cut)}: every rank gathers {nbytes:,} bytes",
-                stacklevel=3,
-            )
+    if cut and not may_gather(f"{name} has no rule for {_told(cut)}", cut):
+        raise UsageError(_message(name, cut, hint))
     whole = _mapped((args, kwargs), _gathered)
     result = function(*whole[0], **whole[1])
     return _wrapped(result, lambda part: DistArray._of(part, whole_on(mesh, part.shape)))
+
+
+def may_gather(why: str, cut: list[DistArray]) -> bool:
+    """Return whether the policy is to gather arrays that are cut, and warn if it says so."""
+    choice = _current().replicate
+    if choice == "warn":
+        nbytes = sum(array.nbytes for array in cut)
+        warnings.warn(f"{why}: every rank gathers {nbytes:,} bytes", stacklevel=4)
+    return choice != "error"
+
+
+def whole_of(array: DistArray, what: str) -> Any:
+    """Return the whole array for `what`: this rank's part, or gathered if the policy allows it."""
+    layout = array.layout
+    if layout.is_replicated or layout.mesh.coordinate is None:
+        array._check_here(what)
+        return array.local
+    if not may_gather(f"{what} needs the whole of {_told([array])}", [array]):
+        array._check_here(what)
+    return _gathered(array)
 
 
 def _gathered(array: DistArray) -> Any:

@@ -37,9 +37,9 @@ class ProcessMesh:
         process_ids: the ranks in C order.
 
     Attributes:
-        shape: how many ranks there are along each axis.
-        process_ids: the ranks in C order.
-        dim_names: the names of the axes.
+        sizes: how many ranks there are along each axis; `shape` is the same as a list.
+        ranks: the ranks in C order; `process_ids` is the same as a list.
+        names: the names of the axes; `dim_names` is the same as a list.
         size: how many ranks there are.
 
     Example:
@@ -53,11 +53,11 @@ class ProcessMesh:
     __slots__ = (
         "_hash",
         "_places",
-        "dim_names",
+        "names",
         "ndim",
-        "process_ids",
-        "shape",
+        "ranks",
         "size",
+        "sizes",
         "strides",
     )
 
@@ -68,28 +68,43 @@ class ProcessMesh:
         shape: Sequence[int] | None = None,
         process_ids: Iterable[Any] | None = None,
     ) -> None:
-        self.shape, self.process_ids = (
+        self.sizes, self.ranks = (
             _ranks_of(mesh) if mesh is not None else _ranks_in(shape, process_ids)
         )
-        self.ndim, self.size = len(self.shape), len(self.process_ids)
-        self.dim_names = _names(dim_names, self.ndim)
-        steps = [math.prod(self.shape[axis + 1 :]) for axis in range(self.ndim)]
+        self.ndim, self.size = len(self.sizes), len(self.ranks)
+        self.names = _names(dim_names, self.ndim)
+        steps = [math.prod(self.sizes[axis + 1 :]) for axis in range(self.ndim)]
         self.strides: tuple[int, ...] = tuple(steps)
         """How far apart in `process_ids` neighbours along each axis are."""
-        self._places = dict(zip(self.process_ids, np.ndindex(self.shape), strict=True))
-        self._hash = hash((self.process_ids, self.shape, self.dim_names))
+        self._places = dict(zip(self.ranks, np.ndindex(self.sizes), strict=True))
+        self._hash = hash((self.ranks, self.sizes, self.names))
 
     # ---- what it is
 
     @property
+    def shape(self) -> list[int]:
+        """How many ranks there are along each axis."""
+        return [*self.sizes]
+
+    @property
+    def process_ids(self) -> list[int]:
+        """The ranks in C order."""
+        return [*self.ranks]
+
+    @property
+    def dim_names(self) -> list[str]:
+        """The names of the axes."""
+        return [*self.names]
+
+    @property
     def mesh(self) -> npt.NDArray[np.int64]:
         """The ranks as an array."""
-        return np.array(self.process_ids, dtype=np.int64).reshape(self.shape)
+        return np.array(self.ranks, dtype=np.int64).reshape(self.sizes)
 
     @property
     def unique_id(self) -> int:
         """A number that equal meshes have, and hardly ever others: the same on all ranks."""
-        told = repr((self.process_ids, self.shape, self.dim_names)).encode()
+        told = repr((self.ranks, self.sizes, self.names)).encode()
         return xxhash.xxh3_64_intdigest(told) >> 1
 
     @property
@@ -104,7 +119,7 @@ class ProcessMesh:
     def rank_at(self, coordinate: Coordinate) -> int:
         """Return the world rank at a coordinate."""
         place: int = sum(map(operator.mul, coordinate, self.strides))
-        return self.process_ids[place]
+        return self.ranks[place]
 
     def coordinates(self) -> Iterable[Coordinate]:
         """Return where the ranks are, in C order."""
@@ -113,17 +128,17 @@ class ProcessMesh:
     def axis(self, dim: str | int) -> int:
         """Return the number of an axis, told by its name or its number."""
         if isinstance(dim, str):
-            if dim in self.dim_names:
-                return self.dim_names.index(dim)
+            if dim in self.names:
+                return self.names.index(dim)
         elif not isinstance(dim, bool) and hasattr(dim, "__index__"):
             number: int = operator.index(dim)
             if -self.ndim <= number < self.ndim:
                 return number % self.ndim
-        raise UsageError(f"{self!r} has no axis {dim!r}; its axes are {', '.join(self.dim_names)}")
+        raise UsageError(f"{self!r} has no axis {dim!r}; its axes are {', '.join(self.names)}")
 
     def get_dim_size(self, dim: str | int) -> int:
         """Return how many ranks there are along an axis."""
-        return self.shape[self.axis(dim)]
+        return self.sizes[self.axis(dim)]
 
     def get_rank_by_dim_and_process_id(self, dim: str | int, process_id: int) -> int:
         """Return where along an axis the rank `process_id` is; -1 if it is not in the mesh."""
@@ -136,7 +151,7 @@ class ProcessMesh:
         """Return the mesh with one axis moved to the front, or the part of that at `index`."""
         first = self.axis(dim_name)
         order = [first, *(axis for axis in range(self.ndim) if axis != first)]
-        turned = ProcessMesh(self.mesh.transpose(order), [self.dim_names[axis] for axis in order])
+        turned = ProcessMesh(self.mesh.transpose(order), [self.names[axis] for axis in order])
         return turned if index is None else turned[index]
 
     def get_submesh_with_dim(self, dim_name: str) -> ProcessMesh:
@@ -148,7 +163,7 @@ class ProcessMesh:
         """
         axis = self.axis(dim_name)
         place = self._own_place(f"get_submesh_with_dim({dim_name!r})")
-        return ProcessMesh(self._line(axis, place), [self.dim_names[axis]])
+        return ProcessMesh(self._line(axis, place), [self.names[axis]])
 
     def __getitem__(self, index: Index) -> ProcessMesh:
         items = index if isinstance(index, tuple) else (index,)
@@ -169,8 +184,8 @@ class ProcessMesh:
         except IndexError as error:
             raise UsageError(f"{self!r} has no part {index!r}: {error}") from None
         if not kept:  # a mesh has an axis: that of the last index
-            return ProcessMesh([int(part)], self.dim_names[-1:])
-        return ProcessMesh(part, [self.dim_names[axis] for axis in kept])
+            return ProcessMesh([int(part)], self.names[-1:])
+        return ProcessMesh(part, [self.names[axis] for axis in kept])
 
     # ---- groups
 
@@ -189,7 +204,7 @@ class ProcessMesh:
             if self.ndim > 1:
                 raise UsageError(
                     "You should specify the dim_name when the ProcessMesh has more than one "
-                    f"dimensions. {self!r} has {', '.join(self.dim_names)}"
+                    f"dimensions. {self!r} has {', '.join(self.names)}"
                 )
             dim_name = 0
         return self._group(self.axis(dim_name))
@@ -228,18 +243,18 @@ class ProcessMesh:
 
     def _check_ranks(self, session: Session) -> None:
         size = session.world.nranks
-        if max(self.process_ids) >= size:
+        if max(self.ranks) >= size:
             raise UsageError(
-                f"{self!r} has rank {max(self.process_ids)}, but the world has ranks 0 to "
+                f"{self!r} has rank {max(self.ranks)}, but the world has ranks 0 to "
                 f"{size - 1}; start as many ranks as the mesh has, or make a smaller mesh"
             )
 
     def _line(self, axis: int | None, place: Coordinate) -> tuple[int, ...]:
         """Return the ranks along an axis (None: all ranks) through a place."""
         if axis is None:
-            return self.process_ids
+            return self.ranks
         ahead, behind = place[:axis], place[axis + 1 :]
-        return tuple(self.rank_at((*ahead, step, *behind)) for step in range(self.shape[axis]))
+        return tuple(self.rank_at((*ahead, step, *behind)) for step in range(self.sizes[axis]))
 
     def _own_place(self, what: str) -> Coordinate:
         place = self.coordinate
@@ -270,16 +285,16 @@ class ProcessMesh:
             return NotImplemented
         return (
             self._hash == other._hash
-            and self.process_ids == other.process_ids
-            and self.shape == other.shape
-            and self.dim_names == other.dim_names
+            and self.ranks == other.ranks
+            and self.sizes == other.sizes
+            and self.names == other.names
         )
 
     def __hash__(self) -> int:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ProcessMesh, (None, self.dim_names, self.shape, self.process_ids)
+        return ProcessMesh, (None, self.names, self.sizes, self.ranks)
 
     def __copy__(self) -> ProcessMesh:
         return self
@@ -288,9 +303,9 @@ class ProcessMesh:
         return self
 
     def __repr__(self) -> str:
-        axes = [f"{name}={size}" for name, size in zip(self.dim_names, self.shape, strict=True)]
-        if self.process_ids != tuple(range(self.size)):
-            axes.append(f"ranks [{shortened(self.process_ids)}]")
+        axes = [f"{name}={size}" for name, size in zip(self.names, self.sizes, strict=True)]
+        if self.ranks != tuple(range(self.size)):
+            axes.append(f"ranks [{shortened(self.ranks)}]")
         return f"ProcessMesh({', '.join(axes)})"
 
 
@@ -315,7 +330,11 @@ def get_mesh() -> ProcessMesh | None:
 def set_mesh(mesh: ProcessMesh) -> None:
     """Make `mesh` what `get_mesh` returns on this rank, until `destroy_process_group`.
 
-    Inside ``with mesh:`` it is so until the end of the block.
+    Inside ``with mesh:`` it is so until the end of the block. Local.
+
+    Args:
+        mesh: the mesh.
+
     """
     if not isinstance(mesh, ProcessMesh):
         raise UsageError(f"set_mesh takes a ProcessMesh, got {mesh!r}")

@@ -16,6 +16,7 @@ from hpcdist.mesh.rules import (
     creation,
     cumulative,
     dtypes,
+    elimination,
     fourier,
     linear,
     masks,
@@ -30,7 +31,10 @@ from hpcdist.mesh.rules import (
     shapes,
     sorting,
     statistics,
+    systems,
     taking,
+    tall,
+    without_nan,
 )
 from hpcdist.mesh.rules.basis import as_dist, delivered, is_dist, mesh_of
 from hpcdist.mesh.rules.table import FUNCTIONS, UFUNCS
@@ -48,8 +52,12 @@ FAMILIES = (
     along,
     fourier,
     linear,
+    tall,
+    elimination,
+    systems,
     norms,
     statistics,
+    without_nan,
     comparing,
     dtypes,
     sorting,
@@ -108,8 +116,10 @@ def _reduce(ufunc: Any) -> Callable[..., Any] | None:
         return None
 
     def reduce(x: Any, axis: Any = 0, dtype: Any = None, out: Any = None, **options: Any) -> Any:
-        if dtype is not None:
+        if dtype is not None and ufunc in (np.add, np.multiply):
             options["dtype"] = dtype
+        elif dtype is not None:
+            x = pointwise.astype(x, dtype, copy=False)
         return delivered(function(x, axis=axis, **options), out)
 
     return reduce

@@ -119,7 +119,7 @@ def _roles(src: Layout, dst: Layout) -> _Roles:
         tuple(axis for axis in fresh if axis in cutting),
         tuple(axis for axis in fresh if axis not in cutting),
         all(dst.partial[axis] == kind for axis in fresh),
-        tuple(itertools.product(*[range(src.mesh.shape[axis]) for axis in reduced])),
+        tuple(itertools.product(*[range(src.mesh.sizes[axis]) for axis in reduced])),
     )
 
 
@@ -154,7 +154,7 @@ def _pieces(
 
 def _contributions(dst: Layout, coordinate: Coordinate, roles: _Roles) -> tuple[Coordinate, ...]:
     """Return the coordinates along the reduced axes that this rank combines."""
-    share, shares = _number(coordinate, dst.mesh.shape, roles.shared)
+    share, shares = _number(coordinate, dst.mesh.sizes, roles.shared)
     if roles.divides or not roles.reduced:
         return roles.contributions[share::shares]
     return () if share else roles.contributions
@@ -165,12 +165,12 @@ def _near(src: Layout, dst: Layout, coordinate: Coordinate, roles: _Roles) -> Co
     own = src.mesh.coordinate_of(dst.mesh.rank_at(coordinate))
     if own is not None:
         return own
-    number, _ = _number(coordinate, dst.mesh.shape, tuple(range(dst.mesh.ndim)))
+    number, _ = _number(coordinate, dst.mesh.sizes, tuple(range(dst.mesh.ndim)))
     held = [axis for axes in src.axes for axis in axes]
     near = [0] * src.mesh.ndim
     for axis in range(src.mesh.ndim):
         if axis not in held and axis not in roles.reduced:
-            number, near[axis] = divmod(number, src.mesh.shape[axis])
+            number, near[axis] = divmod(number, src.mesh.sizes[axis])
     return tuple(near)
 
 
@@ -181,7 +181,7 @@ def parts_of(
 
     Whose: pairs of an axis of the mesh and a coordinate along it.
     """
-    cuts, axes, sizes = layout.cuts[dim], layout.axes[dim], layout.mesh.shape
+    cuts, axes, sizes = layout.cuts[dim], layout.axes[dim], layout.mesh.sizes
     part = bisect_right(cuts, lo) - 1
     while lo < hi:
         end = min(hi, cuts[part + 1])

@@ -10,16 +10,17 @@ planner's steps are ordinary collectives. From one mesh to another there is only
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
 
+from hpcdist.comm.session import require_session
 from hpcdist.errors import UsageError
-from hpcdist.mesh.agreement import agree
+from hpcdist.mesh.agreement import agree, refuse
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
-from hpcdist.mesh.planner import Step, costs_of, plan_reshard
+from hpcdist.mesh.planner import Costs, Step, costs_of, plan_reshard
+from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.room import room_for
 from hpcdist.mesh.routes import exchange_boxes, joint_mesh, route_of
 from hpcdist.mesh.steps import LOCAL, run_steps
@@ -68,10 +69,21 @@ def way_of(src: Layout, dst: Layout, itemsize: int) -> Way:
     """Return by which steps one layout becomes another; see [Note: ways]."""
     if src.mesh != dst.mesh:
         return _NO_STEPS
-    crosses_nodes = src.mesh.crosses_nodes
-    key = "way", dst, itemsize, crosses_nodes
+    costs = costs_here(src.mesh)
+    key = "way", dst, itemsize, costs
     found: Way | None = src.memo.get(key)
-    return found or src.remember(key, _way(src, dst, itemsize, crosses_nodes))
+    return found or src.remember(key, _way(src, dst, itemsize, costs))
+
+
+def costs_here(mesh: ProcessMesh) -> tuple[Costs, ...]:
+    """Return what moving data along the axes of a mesh costs in this job."""
+    session = require_session()
+    found: tuple[Costs, ...] | None = session.of_meshes.get((mesh, "costs"))
+    if found is None:
+        assert session.world.transport is not None
+        found = costs_of(mesh.crosses_nodes, session.world.transport.costs)
+        session.of_meshes[mesh, "costs"] = found
+    return found
 
 
 _NO_STEPS = Way(None, False, False)
@@ -86,13 +98,13 @@ def _way_here(a: DistArray, layout: Layout) -> Way:
     return way_of(src, layout, a.itemsize)
 
 
-def _way(src: Layout, dst: Layout, itemsize: int, crosses_nodes: Sequence[bool]) -> Way:
-    steps = plan_reshard(src, dst, itemsize, costs_of(crosses_nodes))
+def _way(src: Layout, dst: Layout, itemsize: int, costs: tuple[Costs, ...]) -> Way:
+    steps = plan_reshard(src, dst, itemsize, costs)
     verbs = {step.verb for step in steps}
     reduced = [
         axis for axis, kind in enumerate(src.partial) if kind not in (None, dst.partial[axis])
     ]
-    combined = dst.nbytes_local(itemsize) * math.prod([src.mesh.shape[axis] for axis in reduced])
+    combined = dst.nbytes_local(itemsize) * math.prod([src.mesh.sizes[axis] for axis in reduced])
     shares_the_work = "all_reduce" in verbs and combined >= _WORTH_SHARING
     return Way(steps, verbs <= LOCAL, shares_the_work)
 
@@ -115,10 +127,24 @@ def _agreed_steps(a: DistArray, layout: Layout, way: Way) -> tuple[Step, ...] | 
 
 def _result(a: DistArray, layout: Layout, out: DistArray | None, way: Way) -> tuple[DistArray, Any]:
     """Return the array to be returned, and the memory in which this rank's part is made."""
+    if out is not None:
+        try:
+            _check_out(a, layout, out)
+        except UsageError as error:
+            if way.is_local:
+                raise
+            raise refuse(joint_mesh(a.layout.mesh, layout.mesh), error) from None
     group = None if way.is_local else joint_mesh(a.layout.mesh, layout.mesh).group
     if out is None:
         room = room_for(layout, a.local, group=group)
         return DistArray._of(room, layout), room
+    own = out.local
+    if own.flags.c_contiguous and not np.may_share_memory(own, a.local):
+        return out, own
+    return out, room_for(layout, a.local, group=group)
+
+
+def _check_out(a: DistArray, layout: Layout, out: Any) -> None:
     if not isinstance(out, DistArray) or out.layout is not layout or out.dtype != a.dtype:
         got = f"{out.dtype} {out.layout!r}" if isinstance(out, DistArray) else repr(type(out))
         raise UsageError(f"out must be a DistArray, {a.dtype} {layout!r}, got {got}")
@@ -129,9 +155,6 @@ def _result(a: DistArray, layout: Layout, out: DistArray | None, way: Way) -> tu
         )
     if not getattr(own.flags, "writeable", True):
         raise UsageError("out is read-only; give an array that may be written")
-    if own.flags.c_contiguous and not np.may_share_memory(own, a.local):
-        return out, own
-    return out, room_for(layout, a.local, group=group)
 
 
 def _settle(made: DistArray, room: Any) -> None:

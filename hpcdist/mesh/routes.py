@@ -66,7 +66,7 @@ def exchange_boxes(
 @lru_cache(maxsize=256)
 def joint_mesh(one: ProcessMesh, other: ProcessMesh) -> ProcessMesh:
     """Return a mesh of the ranks of both."""
-    return one if one == other else ProcessMesh(sorted({*one.process_ids, *other.process_ids}))
+    return one if one == other else ProcessMesh(sorted({*one.ranks, *other.ranks}))
 
 
 def route_of(src: Layout, dst: Layout, rank: int) -> Route:
@@ -77,7 +77,7 @@ def route_of(src: Layout, dst: Layout, rank: int) -> Route:
 
 
 def _route(src: Layout, dst: Layout, rank: int) -> Route:
-    ranks = sorted(joint_mesh(src.mesh, dst.mesh).process_ids)
+    ranks = sorted(joint_mesh(src.mesh, dst.mesh).ranks)
     number = {each: at for at, each in enumerate(ranks)}
     here, kind = src.mesh.coordinate_of(rank), reduce_type_of(src)
     reads: list[Read] = []

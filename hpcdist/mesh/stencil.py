@@ -9,21 +9,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdist.comm.lending import lent
 from hpcdist.errors import UsageError
+from hpcdist.mesh.agreement import key_of
 from hpcdist.mesh.boxes import Box, lengths, within
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.process_mesh import Coordinate
+from hpcdist.mesh.room import SHARED_FROM
 from hpcdist.mesh.rules.basis import (
     along,
     as_dist,
     dimension,
     is_dist,
+    line_of,
     make,
     mesh_of,
     part_number,
     resharded,
     settled,
+    shapes_of,
 )
 from hpcdist.mesh.windows import Edge, Windows, read_windows
 
@@ -54,10 +59,13 @@ def halo(a: DistArray, depth: Any, boundary: Any = None) -> Iterator[Any]:
     yield extended(settled(a), _surroundings(depth, boundary, a.ndim))
 
 
-def neighbour(a: DistArray, axis: int = 0, offset: int = 1, boundary: Any = None) -> Any:
-    """Return the part that another rank has, `offset` parts further along a dimension: a copy.
+@contextmanager
+def neighbour(a: DistArray, axis: int = 0, offset: int = 1, boundary: Any = None) -> Iterator[Any]:
+    """Give, for a block, the part that another rank has, `offset` parts further along a dimension.
 
-    Collective over the ranks of the mesh: one exchange. The copy is read-only.
+    Collective over the ranks of the mesh, as is the end of the block. Inside a node a large part
+    is read where it lies: nobody may write to the array in the block, and the part is gone after
+    it. Between nodes, of less than 256 KiB, and on devices, it is a copy. It is read-only.
 
     Args:
         a: the array.
@@ -70,22 +78,37 @@ def neighbour(a: DistArray, axis: int = 0, offset: int = 1, boundary: Any = None
     a, dim, steps = settled(a), dimension(axis, a.ndim), int(offset)
     if boundary not in (None, "periodic"):
         raise UsageError(f'boundary must be "periodic" or None, got {boundary!r}')
+    layout, mesh = a.layout, a.layout.mesh
+    name = f"neighbour {steps} along {dim}, boundary={boundary}"
 
-    def window(layout: Layout, place: Coordinate) -> Box:
+    def number_of(place: Coordinate) -> int | None:
+        """Return which part along the dimension the neighbour of a rank has; None beyond."""
         parts = len(layout.cuts[dim]) - 1
         number = part_number(layout, dim, place) + steps
-        if boundary == "periodic":
-            number %= parts
-        box, cuts = [*layout.box(place)], layout.cuts[dim]
-        box[dim] = (cuts[number], cuts[number + 1]) if 0 <= number < parts else (0, 0)
+        return number % parts if boundary or 0 <= number < parts else None
+
+    def window(layout: Layout, place: Coordinate) -> Box:
+        box, cuts, number = [*layout.box(place)], layout.cuts[dim], number_of(place)
+        box[dim] = (0, 0) if number is None else (cuts[number], cuts[number + 1])
         return tuple(box)
 
-    name = f"neighbour {steps} along {dim}, boundary={boundary}"
+    here = mesh.coordinate
+    large = layout.nbytes_local(a.itemsize) >= SHARED_FROM
+    if here is not None and large and type(a.local) is np.ndarray and mesh.group.one_node:
+        words = f"{name} of {layout!r}"
+        key = key_of(f"lend {words} {layout.cuts}", mesh)
+        with lent(a.local, shapes_of(layout), key=key, words=words, group=mesh.group) as parts:
+            if parts is not None:
+                number, shape = number_of(here), lengths(window(layout, here))
+                found = np.empty(shape, a.dtype)
+                found.flags.writeable = False
+                yield found if number is None else parts[line_of(layout, dim)[number]]
+                return
     edges = (Edge.NOTHING,) * a.ndim
     found = read_windows(a, Windows(name, window, edges, (dim,)))
     if type(found) is np.ndarray:
         found.flags.writeable = False
-    return found
+    yield found
 
 
 def map_overlap(
@@ -143,7 +166,8 @@ def _trimmed(part: Any, window: Box, own: Box) -> Any:
     """Return what a function has made of a window without what is around this rank's part."""
     shape = getattr(part, "shape", None)
     if shape == lengths(window):
-        return part[within(own, window)]
+        place: tuple[Any, ...] = (*within(own, window), ...)
+        return part[place]  # of no dimensions: an array, too
     if shape == lengths(own):
         return part
     got = f"an array of shape {shape}" if shape is not None else f"a {type(part).__name__}"

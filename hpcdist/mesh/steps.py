@@ -51,15 +51,15 @@ def _slice(local: Any, room: Any, src: Layout, step: Step) -> None:
 
 
 def _to_partial(local: Any, room: Any, src: Layout, step: Step) -> None:
-    """Let one rank along the axis say what is there, and the others nothing."""
+    """Let each rank along the axis say what it has; of what all have only the first one."""
     here = _here(src.mesh)
     have, want = src.box(here), step.to.box(here)
+    is_cut = any(step.axis in axes for axes in src.axes)
     is_average = step.to.partial[step.axis] is ReduceType.kRedAvg
-    if have == want and (here[step.axis] == 0 or is_average):
-        room[...] = local
-        return
-    room[...] = neutral_of(step.to, room.dtype)
-    if have != want:
+    tells = is_cut or is_average or here[step.axis] == 0
+    if is_cut or not tells:
+        room[...] = neutral_of(step.to, room.dtype)
+    if tells:
         room[within(have, want)] = local
 
 

@@ -173,7 +173,7 @@ def plan_of(layout: Layout, windows: Windows, here: Coordinate) -> Plan:
 def _plan(layout: Layout, windows: Windows, here: Coordinate) -> Plan:
     _check_edges(layout, windows)
     mesh = layout.mesh
-    ranks = sorted(mesh.process_ids)
+    ranks = sorted(mesh.ranks)
     number = {place: ranks.index(mesh.rank_at(place)) for place in mesh.coordinates()}
     own, window = layout.box(here), windows.window(layout, here)
     copies, reads = [], []
@@ -202,7 +202,7 @@ def _plan(layout: Layout, windows: Windows, here: Coordinate) -> Plan:
         tuple(reads),
         tuple(gives),
         tuple(turns),
-        not any(mesh.shape[axis] > 1 for dim in windows.moves for axis in layout.axes[dim]),
+        not any(mesh.sizes[axis] > 1 for dim in windows.moves for axis in layout.axes[dim]),
         key_of(f"{words} {layout.cuts}", mesh),
         words,
     )

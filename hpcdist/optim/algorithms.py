@@ -1,4 +1,4 @@
-"""SGD, Momentum, Adam, AdamW and LAMB for `Parameter`s.
+"""SGD, Momentum, Adam, AdamW, LAMB and LARS for `Parameter`s.
 
 The first argument of each is an iterable of parameters, of pairs of a name and a parameter
 (``model.named_parameters()``; names make checkpoints readable), or of dicts with ``"params"`` and
@@ -13,11 +13,18 @@ from typing import Any, final
 from hpcdist.errors import UsageError
 from hpcdist.optim import rules
 from hpcdist.optim.optimizer import Optimizer, Slots
+from hpcdist.optim.rules import Options
 
 
 @final
 class SGD(Optimizer):
     """w -= learning_rate (g + weight_decay w).
+
+    Args:
+        parameters: `Parameter`s, pairs of a name and one, or groups with options of their own, as
+            dictionaries with ``"params"``.
+        learning_rate: how far a step goes; `set_lr` changes it.
+        weight_decay: how much of the weights is added to the gradient.
 
     Raises:
         UsageError: an option is out of its range, or there is no parameter.
@@ -48,6 +55,15 @@ class Momentum(Optimizer):
     With `nesterov` w -= learning_rate (g + momentum v). The first step takes v = g. These are
     the formulas of `torch.optim.SGD` with ``momentum``.
 
+    Args:
+        parameters: `Parameter`s, pairs of a name and one, or groups with options of their own, as
+            dictionaries with ``"params"``.
+        learning_rate: how far a step goes; `set_lr` changes it.
+        momentum: how much of v stays, from 0 to 1.
+        dampening: how much of a gradient does not come into v.
+        nesterov: whether the step looks ahead by v.
+        weight_decay: how much of the weights is added to the gradient.
+
     Raises:
         UsageError: an option is out of its range, or there is no parameter.
 
@@ -71,7 +87,14 @@ class Momentum(Optimizer):
 class Adam(Optimizer):
     """w -= learning_rate m / (sqrt(v) + epsilon), of averages m of g and v of g^2 without bias.
 
-    `weight_decay` is added to the gradient: g + weight_decay w.
+    Args:
+        parameters: `Parameter`s, pairs of a name and one, or groups with options of their own, as
+            dictionaries with ``"params"``.
+        learning_rate: how far a step goes; `set_lr` changes it.
+        beta1: how much of m stays, below 1.
+        beta2: how much of v stays, below 1.
+        epsilon: keeps the divisor from 0.
+        weight_decay: how much of the weights is added to the gradient: g + weight_decay w.
 
     Raises:
         UsageError: an option is out of its range, or there is no parameter.
@@ -95,6 +118,15 @@ class Adam(Optimizer):
 @final
 class AdamW(Optimizer):
     """Adam whose decay does not pass through its averages: w *= 1 - learning_rate weight_decay.
+
+    Args:
+        parameters: `Parameter`s, pairs of a name and one, or groups with options of their own, as
+            dictionaries with ``"params"``.
+        learning_rate: how far a step goes; `set_lr` changes it.
+        beta1: how much of m stays, below 1.
+        beta2: how much of v stays, below 1.
+        epsilon: keeps the divisor from 0.
+        weight_decay: see above.
 
     Raises:
         UsageError: an option is out of its range, or there is no parameter.
@@ -122,6 +154,15 @@ class LAMB(Optimizer):
     u is Adam's direction plus weight_decay w; the ratio of norms is taken over each whole
     parameter, also where it is sharded, and is 1 where a norm is 0.
 
+    Args:
+        parameters: `Parameter`s, pairs of a name and one, or groups with options of their own, as
+            dictionaries with ``"params"``.
+        learning_rate: how far a step goes; `set_lr` changes it.
+        beta1: how much of m stays, below 1.
+        beta2: how much of v stays, below 1.
+        epsilon: keeps the divisor from 0.
+        weight_decay: how much of the weights is added to the direction.
+
     Raises:
         UsageError: an option is out of its range, or there is no parameter.
 
@@ -141,8 +182,45 @@ class LAMB(Optimizer):
         self._slots = _slots(parameters, rules.LAMB, locals())
 
 
+@final
+class LARS(Optimizer):
+    """Momentum with a learning rate for each parameter, in proportion to its weights.
+
+    v = momentum v + learning_rate ratio (g + weight_decay w); w -= v, where ratio is
+    lars_coeff |w| / (|g| + weight_decay |w| + epsilon), taken over each whole parameter, also where
+    it is sharded, and 1 where a norm is 0. Without decay for some parameters: in a group of
+    their own.
+
+    Args:
+        parameters: `Parameter`s, pairs of a name and one, or groups with options of their own, as
+            dictionaries with ``"params"``.
+        learning_rate: how far a step goes; `set_lr` changes it.
+        momentum: how much of v stays, from 0 to 1.
+        lars_coeff: how far a step goes in proportion to the weights.
+        weight_decay: how much of the weights is added to the gradient.
+        epsilon: keeps the divisor from 0.
+
+    Raises:
+        UsageError: an option is out of its range, or there is no parameter.
+
+    Reference: You, Gitman and Ginsburg, Large Batch Training of Convolutional Networks, 2017.
+
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Any],
+        learning_rate: float = 0.1,
+        momentum: float = 0.9,
+        lars_coeff: float = 0.001,
+        weight_decay: float = 0.0005,
+        epsilon: float = 0.0,
+    ) -> None:
+        self._slots = _slots(parameters, rules.LARS, locals())
+
+
 _BELOW_ONE = ("momentum", "beta1", "beta2")
-_AT_LEAST_ZERO = ("learning_rate", "weight_decay", "epsilon", *_BELOW_ONE)
+_AT_LEAST_ZERO = ("learning_rate", "weight_decay", "epsilon", "lars_coeff", *_BELOW_ONE)
 
 
 def _slots(parameters: Iterable[Any], rule: rules.Rule, given: dict[str, Any]) -> Slots:
@@ -150,11 +228,12 @@ def _slots(parameters: Iterable[Any], rule: rules.Rule, given: dict[str, Any]) -
     options = {name: value for name, value in given.items() if name not in ("self", "parameters")}
     slots = Slots(parameters, rule, options)
     for group in slots.groups:
-        _check(group)
+        check_options(group)
     return slots
 
 
-def _check(options: dict[str, Any]) -> None:
+def check_options(options: Options) -> None:
+    """Raise `UsageError` where an option is out of its range."""
     for name in _AT_LEAST_ZERO:
         value = options.get(name, 0)
         if not isinstance(value, (int, float)) or not value >= 0:

@@ -14,7 +14,7 @@ from hpcdist.arrays.libraries import NumpyArray, library_of, view_of
 from hpcdist.arrays.transfer import host_numbers, near, on_host
 from hpcdist.errors import UsageError
 from hpcdist.optim.rules import Options, Rule
-from hpcdist.optim.slices import Slice, trust_ratio
+from hpcdist.optim.slices import Slice
 
 State = dict[str, Any]
 
@@ -139,11 +139,14 @@ class Slots:
             self._give(index, kept)
 
     def _update(self, kept: Slice, gradient: NumpyArray, options: Options) -> None:
-        stop = kept.size
+        stop, rule = kept.size, self.rule
         kept.step += 1
-        kept.advance(gradient, options, 0, stop)
-        if self.rule.measure is not None:
-            ratio = trust_ratio(*host_numbers(kept.measure(options, 0, stop)))
+        ratio = 1.0
+        if rule.measures_gradients:
+            ratio = rule.ratio_of(host_numbers(kept.measure(options, 0, stop, gradient)), options)
+        kept.advance(gradient, options, 0, stop, ratio)
+        if rule.apply is not None:
+            ratio = rule.ratio_of(host_numbers(kept.measure(options, 0, stop)), options)
             kept.apply(options, 0, stop, ratio)
 
     def _slice(self, index: int) -> Slice:

@@ -20,6 +20,7 @@ class Block(NamedTuple):
     """What a formula works on: `states` are in the order of `Rule.states`.
 
     `room` is two arrays of the same length whose contents do not matter. `step` counts from 1.
+    `ratio` is that of `Rule.ratio`, where it is known before the gradient is used.
     """
 
     weights: Any
@@ -28,21 +29,35 @@ class Block(NamedTuple):
     room: Sequence[Any]
     options: Options
     step: int
+    ratio: float = 1.0
 
 
 class Rule(NamedTuple):
     """One algorithm.
 
-    `advance` uses the gradient once. Where `measure` is given, `advance` changes the state only;
-    then `measure` returns the sums of squares of weights and direction, as numbers of the library
-    of the arrays, and `apply` changes the weights, given the ratio of the two norms over the whole
-    parameter.
+    `advance` uses the gradient once. `measure` returns two sums of squares, as numbers of the
+    library of the arrays, and `ratio` makes of them, summed over the whole parameter, a factor of
+    the step. Where `apply` is given, `advance` changes the state only; then `measure` sees weights
+    and state, and `apply` changes the weights by the ratio. Where it is not, `measure` sees weights
+    and gradient, and `advance` has the ratio in its block.
     """
 
     states: tuple[str, ...]
     advance: Callable[[Block], None]
     measure: Callable[[Block], tuple[Any, Any]] | None = None
     apply: Callable[[Block, float], None] | None = None
+    ratio: Callable[[float, float, Options], float] | None = None
+
+    @property
+    def measures_gradients(self) -> bool:
+        """Whether `measure` comes before `advance`."""
+        return self.measure is not None and self.apply is None
+
+    def ratio_of(self, squares: Sequence[float], options: Options) -> float:
+        """Return `ratio` of two sums over a whole parameter."""
+        assert self.ratio is not None
+        first, second = squares
+        return self.ratio(float(first), float(second), options)
 
 
 def sgd(block: Block) -> None:
@@ -117,6 +132,37 @@ def lamb_apply(block: Block, ratio: float) -> None:
     np.subtract(weights, direction, out=weights)
 
 
+def length_ratio(weights: float, direction: float, _: Options) -> float:
+    """Return the ratio of two norms, given their squares; 1 where one is 0."""
+    return sqrt(weights / direction) if weights > 0 and direction > 0 else 1.0
+
+
+def lars_measure(block: Block) -> tuple[Any, Any]:
+    """Return the sums of squares of the weights and of the gradient."""
+    weights, gradient = block.weights, block.gradient
+    return np.dot(weights, weights), np.dot(gradient, gradient)
+
+
+def lars_ratio(weights: float, gradient: float, options: Options) -> float:
+    """Return coefficient |w| / (|g| + decay |w| + eps), given squares; 1 where a norm is 0."""
+    if not (weights > 0 and gradient > 0):
+        return 1.0
+    size = sqrt(weights)
+    below = sqrt(gradient) + float(options["weight_decay"]) * size + float(options["epsilon"])
+    return float(options["lars_coeff"]) * size / below
+
+
+def lars(block: Block) -> None:
+    """V = mu v + lr ratio (g + decay w), w -= v (You, Gitman and Ginsburg 2017, algorithm 1)."""
+    weights, options, room = block.weights, block.options, block.room
+    (speed,) = block.states
+    slope = _decayed(block)
+    np.multiply(slope, options["learning_rate"] * block.ratio, out=room[1])
+    np.multiply(speed, options["momentum"], out=speed)
+    np.add(speed, room[1], out=speed)
+    np.subtract(weights, speed, out=weights)
+
+
 # ---- what they share
 
 
@@ -177,4 +223,5 @@ SGD = Rule((), sgd)
 MOMENTUM = Rule(("velocity",), momentum)
 ADAM = Rule(_MOMENTS, adam)
 ADAMW = Rule(_MOMENTS, adamw)
-LAMB = Rule(_MOMENTS, lamb_advance, lamb_measure, lamb_apply)
+LAMB = Rule(_MOMENTS, lamb_advance, lamb_measure, lamb_apply, length_ratio)
+LARS = Rule(("velocity",), lars, lars_measure, ratio=lars_ratio)

@@ -83,22 +83,26 @@ class Slice:
         if self.master is not None:
             np.copyto(self.weights, self.master, casting="unsafe")
 
-    def advance(self, gradient: Any, options: Options, start: int, stop: int) -> None:
+    def advance(
+        self, gradient: Any, options: Options, start: int, stop: int, ratio: float = 1.0
+    ) -> None:
         """Use `gradient`, that of the weights from `start` to `stop`, in step `step`."""
-        gradient = _real(gradient)
         for block, where in self._blocks(gradient, options, start, stop):
-            self.rule.advance(block)
+            self.rule.advance(block if ratio == 1.0 else block._replace(ratio=ratio))
             if self.rule.apply is None:
                 self._round(where)
 
-    def measure(self, options: Options, start: int, stop: int) -> tuple[Any, Any]:
+    def measure(
+        self, options: Options, start: int, stop: int, gradient: Any = None
+    ) -> tuple[Any, Any]:
         """Return the sums of squares that `Rule.measure` finds from `start` to `stop`.
 
-        They are where the weights are: see `host_numbers`.
+        They are where the weights are: see `host_numbers`. `gradient` is as in `advance`, for rules
+        that measure it.
         """
         assert self.rule.measure is not None
         sums: tuple[Any, Any] = (np.float64(0), np.float64(0))
-        for block, _ in self._blocks(None, options, start, stop):
+        for block, _ in self._blocks(gradient, options, start, stop):
             found = self.rule.measure(block)
             sums = sums[0] + found[0], sums[1] + found[1]
         return sums
@@ -114,6 +118,7 @@ class Slice:
         self, gradient: Any, options: Options, start: int, stop: int
     ) -> Iterator[tuple[Block, slice]]:
         start, stop = start * self.per, stop * self.per
+        gradient = None if gradient is None else _real(gradient)
         weights = self.weights if self.master is None else self.master
         length = min(BLOCK, stop - start) if type(weights) is np.ndarray else stop - start
         rooms = [np.empty_like(weights[:length]) for _ in range(3)]
@@ -136,8 +141,3 @@ class Slice:
 
 def _real(array: Any) -> Any:
     return array.view(array.real.dtype) if array.dtype.kind == "c" else array
-
-
-def trust_ratio(weights: float, direction: float) -> float:
-    """Return the ratio of two norms, given their squares; 1 where one is 0."""
-    return float(np.sqrt(weights / direction)) if weights > 0 and direction > 0 else 1.0

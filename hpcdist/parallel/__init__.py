@@ -7,7 +7,8 @@ travel), `overlap` (inline or overlapped), `fused` (many arrays as few operation
 `gradient_groups` (over which ranks, in which order), `attendance` (who has batches), `gradients`
 and `arrays` (the engine for plain arrays), `averages` (without a model), `clipping` and `scaler`
 (gradients in bounds), `sharding` (no rank keeps everything). Models on a mesh: `layers` and
-`layer_plans`, `stages`, `strategy` and `vocabulary`.
+`layer_plans`, `array_layers`, `automatic`, `stages`, `split`, `experts`, `strategy` and
+`vocabulary`.
 """
 
 from hpcdist.parallel.averages import (

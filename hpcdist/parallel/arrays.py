@@ -38,7 +38,7 @@ class ArrayDataParallel(DataParallel):
 
     Its backward pass is yours: assign ``p.grad`` (or call ``p.accumulate``) for every parameter,
     best for those registered last first. As soon as all gradients of a bucket are assigned, the
-    bucket is averaged; with the last gradient the backward pass ends.
+    bucket is averaged; with the last gradient the backward pass ends. Made by `DataParallel`.
 
     Attributes:
         group: the ranks that train together.

@@ -22,7 +22,8 @@ from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.parallel.overlap import CommStats, OverlapPolicy, core_share
 from hpcdist.runtime.process import my_cores
 from hpcdist.transport.base import DONE, Known, Work
-from hpcdist.transport.call import Call, Kind
+from hpcdist.transport.call import Call
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.reduction import ReduceOp
 
 Describe = Callable[[Group, Any], Call]

@@ -1,6 +1,7 @@
-"""The plans of `parallelize`: what shall become of a layer on the axis ``"mp"`` of a mesh. Pure.
+"""The plans of `parallelize`: what shall become of a layer on the axes of a mesh. Pure.
 
-They only describe; `hpcdist.torch.tensor_parallel` applies them.
+They only describe; `hpcdist.torch.tensor_parallel` applies those of the axis ``"mp"``, and
+`hpcdist.torch.context_parallel` those of the axis ``"sep"``.
 """
 
 from __future__ import annotations
@@ -50,7 +51,12 @@ class RowWiseParallel(LayerPlan):
 @final
 @dataclass(frozen=True)
 class PrepareLayerInput(LayerPlan):
-    """Change what a layer gets: ``fn(process_mesh)`` returns a forward pre-hook for it."""
+    """Change what a layer gets.
+
+    Args:
+        fn: ``fn(process_mesh)`` returns a forward pre-hook of torch's for the layer.
+
+    """
 
     fn: Callable[..., Any] | None = None
 
@@ -61,7 +67,12 @@ class PrepareLayerInput(LayerPlan):
 @final
 @dataclass(frozen=True)
 class PrepareLayerOutput(LayerPlan):
-    """Change what a layer returns: ``fn(process_mesh)`` returns a forward hook for it."""
+    """Change what a layer returns.
+
+    Args:
+        fn: ``fn(process_mesh)`` returns a forward hook of torch's for the layer.
+
+    """
 
     fn: Callable[..., Any] | None = None
 
@@ -129,27 +140,41 @@ class ConvParallel(LayerPlan):
 @final
 @dataclass(frozen=True)
 class ContextParallel(LayerPlan):
-    """Cut attention by the sequence; refused by `parallelize`, which says what to use.
+    """Give this layer, which attends, the whole sequence and a part of the heads.
+
+    Along the axis ``"sep"`` of a mesh, where the layers around it have parts of the sequence. The
+    layer takes query, key and value of shape (..., heads, sequence, length of a head), and may
+    take more; it returns an array of that shape, or one with all heads in the last dimension.
 
     Args:
-        backend: ``"p2p"`` or ``"all2all"``.
+        backend: ``"all2all"``: ranks exchange parts of the sequence for heads (Ulysses). ``"p2p"``,
+            a ring, is refused by `parallelize`.
 
     """
 
     backend: str = "p2p"
+
+    def __post_init__(self) -> None:
+        _check_backend(self, self.backend)
 
 
 @final
 @dataclass(frozen=True)
 class PrepareContextParallel(LayerPlan):
-    """Cut the inputs of attention; refused by `parallelize`, which says what to use.
+    """Give this layer, and all in it, a part of each sequence along the axis ``"sep"`` of a mesh.
+
+    The tensors that it takes are cut along their second dimension, ``[batch, sequence, ...]``;
+    those of one dimension stay whole. What it returns is of its part of the sequence.
 
     Args:
-        backend: ``"p2p"`` or ``"all2all"``.
+        backend: ``"all2all"``; ``"p2p"`` is refused by `parallelize`.
 
     """
 
     backend: str = "p2p"
+
+    def __post_init__(self) -> None:
+        _check_backend(self, self.backend)
 
 
 class SplitPoint(Enum):
@@ -159,15 +184,31 @@ class SplitPoint(Enum):
     END = 1
 
 
-REFUSED: dict[type[LayerPlan], str] = {
-    ConvParallel: "convolutions are not cut here; write it with halo and map_overlap on arrays, "
-    "or cut the batch with dp_config",
-    ContextParallel: "attention is cut by torch itself: use "
-    "torch.distributed.tensor.experimental.context_parallel on backend 'hpcdist'",
-    PrepareContextParallel: "attention is cut by torch itself: use "
-    "torch.distributed.tensor.experimental.context_parallel on backend 'hpcdist'",
-}
-"""Plans that have no counterpart in torch's modules, and what to use in their place."""
+_NO_RING = (
+    'a ring of attention (backend="p2p") needs a kernel that returns the sums of its softmax, '
+    'which torch does not have on all devices: use backend="all2all", for which the ranks must '
+    "divide the heads"
+)
+_NO_CONVOLUTION = (
+    "convolutions are not cut here; write it with halo and map_overlap on arrays, or cut the batch "
+    "with dp_config"
+)
+
+
+def refusal_of(plan: LayerPlan) -> str | None:
+    """Return why a plan cannot be kept, and what to do in its place; None if it can."""
+    if isinstance(plan, ConvParallel):
+        return _NO_CONVOLUTION
+    if isinstance(plan, (ContextParallel, PrepareContextParallel)) and plan.backend == "p2p":
+        return _NO_RING
+    return None
+
+
+def _check_backend(plan: LayerPlan, backend: str) -> None:
+    if backend not in ("p2p", "all2all"):
+        raise UsageError(
+            f"backend of {type(plan).__name__} must be 'p2p' or 'all2all', got {backend!r}"
+        )
 
 
 def _check_hook(plan: LayerPlan, fn: Any) -> None:

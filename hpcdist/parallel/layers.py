@@ -12,7 +12,7 @@ from hpcdist.arrays.libraries import row_of
 from hpcdist.errors import UsageError
 from hpcdist.mesh.process_mesh import ProcessMesh, get_mesh
 from hpcdist.parallel.engines import load
-from hpcdist.parallel.layer_plans import REFUSED, LayerPlan
+from hpcdist.parallel.layer_plans import LayerPlan, refusal_of
 from hpcdist.parallel.strategy import Strategy
 from hpcdist.parallel.vocabulary import known
 
@@ -23,6 +23,16 @@ class DataOptions(NamedTuple):
     sharding_level: int = 0
     offload: bool = False
     exclude_layer: Sequence[str | int] | None = None
+
+
+class PipelineOptions(NamedTuple):
+    """The section ``pp_config`` of `parallelize`, checked."""
+
+    split_spec: Any
+    loss_fn: Callable[..., Any] | None = None
+    micro_batch_size: int = 1
+    accumulate_steps: int | None = None
+    schedule: Any = "1F1B"
 
 
 def shard_layer(
@@ -42,17 +52,22 @@ def shard_layer(
     Collective over the mesh: all ranks get the values of its first. Make the optimizer afterwards,
     of ``layer.parameters()``.
 
+    Of a tree of arrays (dicts, lists and tuples of NumPy arrays or `Parameter`s) it returns a tree
+    of `DistArray`s, with which NumPy computes; their gradients are up to the program, or to JAX.
+
     Args:
-        layer: a `torch.nn.Module`.
+        layer: a `torch.nn.Module`, or a tree of arrays.
         process_mesh: the ranks.
         shard_fn: called as ``shard_fn(name, sublayer, process_mesh)`` for each of the modules,
             the first of which is the layer itself; it replaces parameters by DTensors. The others
-            are replicated.
+            are replicated. Of a tree as ``shard_fn(path, array, process_mesh)`` for each of the
+            arrays, with a path such as ``tree['layers'][0]``; it returns placements or a
+            `DistArray`, or None for one that is replicated.
         input_fn: called as ``input_fn(inputs, process_mesh)`` before the layer; returns its inputs.
         output_fn: called as ``output_fn(outputs, process_mesh)`` after it; returns its outputs.
 
     Returns:
-        The layer.
+        The layer; or a new tree.
 
     Raises:
         UsageError: a wrong argument.
@@ -65,6 +80,10 @@ def shard_layer(
         raise UsageError(
             f"The argument `process_mesh` is not `dist.ProcessMesh` type, got {process_mesh!r}"
         )
+    if isinstance(layer, (dict, list, tuple)):
+        if input_fn is not None or output_fn is not None:
+            raise UsageError("a tree of arrays is not called; leave out input_fn and output_fn")
+        return load("hpcdist.parallel.array_layers:shard_tree")(layer, process_mesh, shard_fn)
     shard = _torchs(layer, "hpcdist.torch.layers:shard_module", "shard_layer")
     return shard(layer, process_mesh, shard_fn, input_fn, output_fn)
 
@@ -77,10 +96,10 @@ def parallelize(
 ) -> tuple[Any, Any]:
     """Make a torch module train on all ranks of a mesh, as `config` says.
 
-    Along the axis ``"mp"`` of the mesh, ``mp_config`` cuts layers: ranks there get the same batch.
-    All other axes cut the batch: each rank trains on its own part, gradients are averaged, and
-    ``dp_config`` tells what is sharded. The module takes this rank's part of the batch and returns
-    its outputs as ordinary tensors.
+    Along the axis ``"mp"`` of the mesh, ``mp_config`` cuts layers, and along the axis ``"sep"``
+    ``cp_config`` cuts sequences: ranks there get the same batch. All other axes cut the batch: each
+    rank trains on its own part, gradients are averaged, and ``dp_config`` tells what is sharded.
+    The module takes this rank's part of the batch and returns its outputs as ordinary tensors.
 
     Collective over the mesh; use what is returned in place of what was given.
 
@@ -92,7 +111,17 @@ def parallelize(
             plan or list of plans}}``, where a name is that of a layer or parameter or a regular
             expression for several; ``"dp_config": {"sharding_level": 0 to 3, "offload": bool,
             "exclude_layer": names}``, where level 0 is data parallelism and the others are stages
-            of ZeRO. ``pp_config`` and ``cp_config`` are refused, and say what to use.
+            of ZeRO; ``"cp_config": {"parallelize_plan": ...}`` with `PrepareContextParallel` and
+            `ContextParallel`, which may also be among those of ``mp_config``; ``"pp_config":
+            {"split_spec": ...}``, see below.
+
+    Along the axis ``"pp"``, ``pp_config`` cuts a ``torch.nn.Sequential`` into stages, and returns a
+    `hpcdist.torch.pipeline.PipelineParallel`, which trains by ``train_batch((inputs, labels),
+    optimizer)``. Its ``split_spec`` is the name of the layers that repeat (``"blocks"``), or a list
+    of names, which are dealt out evenly; or a dictionary from the name of a layer to
+    `SplitPoint.BEGINNING` or `SplitPoint.END`. Further keys are ``loss_fn``, called with outputs
+    and labels; ``micro_batch_size`` (1) and ``accumulate_steps`` (the number of ranks), by which a
+    batch is cut; and ``schedule`` ("1F1B").
 
     Returns:
         Model and optimizer.
@@ -106,8 +135,13 @@ def parallelize(
         raise UsageError(f"parallelize needs a ProcessMesh: give mesh=, or set_mesh; got {mesh!r}")
     engine = _torchs(model, "hpcdist.torch.parallelized:parallelize_module", "parallelize")
     sections = _sections(config)
+    if sections["pp_config"]:
+        options = _pipeline_options(sections)
+        cut = load("hpcdist.torch.pipelined:pipelined")
+        pipeline: tuple[Any, Any] = cut(model, optimizer, mesh, options)
+        return pipeline
     made: tuple[Any, Any] = engine(
-        model, optimizer, mesh, _plans(sections["mp_config"]), _data_options(sections["dp_config"])
+        model, optimizer, mesh, _all_plans(sections), _data_options(sections["dp_config"])
     )
     return made
 
@@ -196,14 +230,8 @@ def to_static(
 _CONFIG: dict[str, tuple[str, ...]] = {
     "dp_config": DataOptions._fields,
     "mp_config": ("parallelize_plan",),
-    "pp_config": ("split_spec", "global_spec"),
-    "cp_config": ("context_parallel_degree",),
-}
-_NOT_HERE = {
-    "pp_config": "pipelines are torch's own: cut the model with "
-    "torch.distributed.pipelining.pipeline and SplitPoint, and run a schedule on backend 'hpcdist'",
-    "cp_config": "attention is cut by torch's own: use "
-    "torch.distributed.tensor.experimental.context_parallel on backend 'hpcdist'",
+    "pp_config": ("global_spec", *PipelineOptions._fields),
+    "cp_config": ("parallelize_plan",),
 }
 
 
@@ -218,12 +246,18 @@ def _sections(config: Any) -> dict[str, Mapping[str, Any]]:
             continue
         if not isinstance(given, Mapping):
             raise UsageError(f"{name} must be a dictionary, got {given!r}")
-        if given and name in _NOT_HERE:
-            raise UsageError(f"{name} is not for torch modules: {_NOT_HERE[name]}")
         for key in given:
             known(key, _CONFIG[name], f"{name} has no key")
         sections[name] = given
     return sections
+
+
+def _all_plans(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, list[LayerPlan]]:
+    """Return the plans of both sections that have them, those of one layer together."""
+    plans = _plans(sections["mp_config"])
+    for key, listed in _plans(sections["cp_config"]).items():
+        plans[key] = plans.get(key, []) + listed
+    return plans
 
 
 def _plans(section: Mapping[str, Any]) -> dict[str, list[LayerPlan]]:
@@ -243,11 +277,9 @@ def _plans(section: Mapping[str, Any]) -> dict[str, list[LayerPlan]]:
                     f"the plan of {key!r} must be one such as ColWiseParallel() or a list of them, "
                     f"got {plan!r}"
                 )
-            if type(plan) in REFUSED:
-                raise UsageError(
-                    f"{type(plan).__name__} of {key!r} is not for torch modules: "
-                    f"{REFUSED[type(plan)]}"
-                )
+            why = refusal_of(plan)
+            if why is not None:
+                raise UsageError(f"{plan} of {key!r} cannot be kept: {why}")
     return plans
 
 
@@ -261,9 +293,39 @@ def _data_options(section: Mapping[str, Any]) -> DataOptions:
     return options
 
 
+def _pipeline_options(sections: Mapping[str, Mapping[str, Any]]) -> PipelineOptions:
+    given = {key: value for key, value in sections["pp_config"].items() if value is not None}
+    if given.pop("global_spec", None):
+        raise UsageError(
+            "pp_config.global_spec is not for a row of layers, which gets nothing from beside it: "
+            "let layers hand on what later ones need, in a tuple"
+        )
+    if "split_spec" not in given:
+        raise UsageError(
+            "pp_config needs split_spec: the name of the layers that repeat, or a SplitPoint for "
+            "each layer where the row is cut"
+        )
+    if _all_plans(sections):
+        raise UsageError(
+            "pp_config and plans of layers do not go together here: describe the layers with "
+            "PipelineLayer and those of fleet.meta_parallel, and use fleet.distributed_model"
+        )
+    if _data_options(sections["dp_config"]).sharding_level:
+        raise UsageError(
+            "dp_config.sharding_level does not go with pp_config: use fleet.distributed_model of a "
+            "PipelineLayer, with sharding_degree in hybrid_configs"
+        )
+    return PipelineOptions(**given)
+
+
+def is_module(model: Any) -> bool:
+    """Return whether a model is a `torch.nn.Module`."""
+    return row_of(type(model), {("torch", "Module"): True}) is not None
+
+
 def _torchs(model: Any, row: str, caller: str) -> Any:
     """Return what does the work for a torch module; refuse other models."""
-    if row_of(type(model), {("torch", "Module"): row}) is None:
+    if not is_module(model):
         raise UsageError(
             f"{caller} got {model!r}, which is no torch.nn.Module; models of arrays compute with "
             "shard_tensor, and are sharded by group_sharded_parallel or shard_optimizer"

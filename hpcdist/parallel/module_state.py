@@ -71,7 +71,7 @@ def sync_params_buffers(
     entries = [
         (name, entry)
         for name, entry in parameters_and_buffers(model)
-        if own_group(entry) is None and not any(getattr(entry, mark, False) for mark in own)
+        if own_group(entry) is None and not any(_is_marked(entry, mark) for mark in own)
     ]
     states: list[State] = []
     problem = None
@@ -81,6 +81,12 @@ def sync_params_buffers(
         problem = error
     verify_states(states, group, error=problem)
     broadcast_state(entries, group, src_rank)
+
+
+def _is_marked(entry: Any, mark: str) -> bool:
+    """Return whether an entry has a true attribute; a tensor has a method ``is_distributed``."""
+    value = getattr(entry, mark, False)
+    return bool(value) and not callable(value)
 
 
 def parameters_and_buffers(model: Any) -> list[tuple[str, Any]]:

@@ -14,9 +14,11 @@ from hpcdist.errors import UsageError
 
 @final
 class Reducer:
-    """Follows the backward passes of one model; `buckets` are lists of gradient indices.
+    """Follows the backward passes of one model.
 
-    Every index from 0 on is in exactly one bucket, as `plan_buckets` makes them.
+    Args:
+        buckets: lists of gradient indices; every index from 0 on is in exactly one, as
+            `plan_buckets` makes them.
 
     Attributes:
         launched: how many buckets have been launched in this backward pass.

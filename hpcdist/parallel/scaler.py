@@ -82,8 +82,11 @@ class GradScaler:
         """Divide the gradients by the factor, for example before clipping them.
 
         Collective where the optimizer is sharded, or its model has parameters in groups of their
-        own. Return whether they are finite on all ranks.
+        own. Return whether they are finite on all ranks. While the optimizer gathers gradients of
+        several passes (gradient merge) nothing is done.
         """
+        if getattr(optimizer, "is_merging", False):
+            return True
         if self._finite is not None:
             raise UsageError("the gradients are unscaled already; call update() after each step")
         self._finite = True
@@ -98,8 +101,12 @@ class GradScaler:
     def step(self, optimizer: Any) -> bool:
         """Step the optimizer, unless a gradient on any rank is inf or NaN; return whether it did.
 
-        Collective where `unscale_` is.
+        Collective where `unscale_` is. While the optimizer gathers gradients of several passes
+        (gradient merge) nothing is unscaled, and the factor stays.
         """
+        if getattr(optimizer, "is_merging", False):
+            optimizer.step()
+            return False
         if self._finite is None:
             self.unscale_(optimizer)
         if not self._finite:

@@ -135,7 +135,7 @@ def shard_optimizer(
 
 
 def shard_scaler(scaler: Any) -> Any:
-    """Let a loss scaler skip a step on all ranks if a gradient is inf or NaN on any of them.
+    """Make a loss scaler skip a step on all ranks if a gradient is inf or NaN on any of them.
 
     Args:
         scaler: a `torch.amp.GradScaler`, the same on all ranks; or an `hpcdist.GradScaler`, which
@@ -189,7 +189,7 @@ def _shard_arrays(optimizer: Optimizer, shard_fn: Any) -> Any:
         _Parameters(optimizer),
         optimizer,
         LEVELS[shard_fn.stage - 1],
-        group=mesh.get_group(mesh.dim_names[axis]),
+        group=mesh.get_group(mesh.names[axis]),
         dp_group=_beside(mesh, axis),
     )
     sharded.model = model  # which receives the gradients as long as it lives
@@ -198,10 +198,10 @@ def _shard_arrays(optimizer: Optimizer, shard_fn: Any) -> Any:
 
 def _beside(mesh: ProcessMesh, axis: int) -> Group | None:
     """Return the group of the other axis, over which gradients are averaged as well."""
-    others = [each for each in range(mesh.ndim) if each != axis and mesh.shape[each] > 1]
+    others = [each for each in range(mesh.ndim) if each != axis and mesh.sizes[each] > 1]
     if len(others) > 1:
         raise UsageError(
             f"arrays are sharded over one axis and averaged over one more, but {mesh!r} has "
             f"{len(others)} besides; take a part of the mesh"
         )
-    return mesh.get_group(mesh.dim_names[others[0]]) if others else None
+    return mesh.get_group(mesh.names[others[0]]) if others else None

@@ -105,6 +105,15 @@ def describe(number: int) -> Gpu:
     )
 
 
+def free_and_total(number: int) -> tuple[int, int]:
+    """Return how many bytes of a device are free, and how many it has."""
+    import cupy
+
+    with cupy.cuda.Device(number):
+        free, total = cupy.cuda.runtime.memGetInfo()
+    return int(free), int(total)
+
+
 def uuid_of(device: str) -> str:
     """Return what tells a device from all others of its node, by its name, such as ``cuda:0``.
 

@@ -145,6 +145,13 @@ def before_finalize(act: Callable[[], None]) -> None:
 _before_finalize: set[Callable[[], None]] = set()
 
 
+def finalize() -> None:
+    """End MPI, if it runs. Collective over all processes of the job."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
+
+
 def abort(code: int) -> None:
     """End all ranks of the job with exit code `code`; never returns."""
     try:

@@ -1,4 +1,4 @@
-"""One process: its environment (read at one door), its cores, and how long it has wanted them.
+"""One process: its environment (read at one door), memory, cores and the time it wanted.
 
 Packages outside `hpcdist.runtime` take the environment as an argument; those that must begin
 somewhere ask for `snapshot()`.
@@ -30,6 +30,15 @@ def snapshot() -> dict[str, str]:
 def my_cores() -> tuple[str, tuple[int, ...]]:
     """Return the node's name and the numbers of the cores the launcher left to this process."""
     return socket.gethostname(), tuple(sorted(os.sched_getaffinity(0)))
+
+
+def resident_bytes() -> tuple[int, int]:
+    """Return how many bytes of host memory this process has, and the most it has had."""
+    told = dict(
+        line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if line
+    )
+    now, most = (int(told[name].split()[0]) << 10 for name in ("VmRSS", "VmHWM"))
+    return now, most
 
 
 def demand_s() -> float:

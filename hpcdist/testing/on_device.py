@@ -39,7 +39,12 @@ _PLANS = frozenset({"plan_all_reduce", "plan_broadcast"})
 
 @final
 class OnDevice:
-    """Stands in for the module `hpcdist`."""
+    """Stands in for the module `hpcdist`.
+
+    Args:
+        arrays: how arrays of the library are made and read.
+
+    """
 
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays

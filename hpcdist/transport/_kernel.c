@@ -14,8 +14,10 @@
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <math.h>
 #include <sched.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -34,6 +36,7 @@
 /* ---- elements: how they are loaded into an accumulator, combined and stored */
 
 enum { BLOCK = 4096 };          /* elements accumulated at a time: 16 or 32 KiB */
+enum { LINE = 64 };             /* bytes of a cache line */
 
 typedef void (*load_t)(void *acc, const void *src, size_t n);
 typedef void (*fold_t)(void *acc, const void *src, size_t n);
@@ -636,9 +639,992 @@ static PyObject *py_copy_box(PyObject *self, PyObject *const *args, Py_ssize_t n
     Py_RETURN_NONE;
 }
 
+/* ---- merging: two sorted runs become one; of equal elements those of the first run come first */
+
+/* Elements are taken from the front and from the end at once, and the runs are cut in the middle
+ * of the result: four chains of comparisons that do not wait for each other. Nothing branches on
+ * what the elements are: the compiler must not know what a comparison has found. */
+#define HIDE(FOUND) __asm__("" : "+r"(FOUND))
+#define MERGE(NAME, T)                                                                 \
+    typedef struct { const T *a, *a_end, *b, *b_end; } NAME##_runs;                    \
+    static inline T NAME##_least(NAME##_runs *r) {                                     \
+        T x = *r->a, y = *r->b;                                                        \
+        size_t second = y < x;                                                         \
+        HIDE(second);                                                                  \
+        r->a += 1 - second;                                                            \
+        r->b += second;                                                                \
+        return y < x ? y : x;                                                          \
+    }                                                                                  \
+    static inline T NAME##_largest(NAME##_runs *r) {                                   \
+        T x = r->a_end[-1], y = r->b_end[-1];                                          \
+        size_t first = y < x;                                                          \
+        HIDE(first);                                                                   \
+        r->a_end -= first;                                                             \
+        r->b_end -= 1 - first;                                                         \
+        return y < x ? x : y;                                                          \
+    }                                                                                  \
+    static inline size_t NAME##_safe(const NAME##_runs *r) {                           \
+        size_t n = (size_t)(r->a_end - r->a), m = (size_t)(r->b_end - r->b);           \
+        return (n < m ? n : m) / 2;                                                    \
+    }                                                                                  \
+    /* Merge what is left to between two places. */                                    \
+    static void NAME##_rest(NAME##_runs r, T *to, T *end) {                            \
+        for (size_t n; (n = NAME##_safe(&r)) > 0;)                                     \
+            for (; n > 0; n--) {                                                       \
+                *to++ = NAME##_least(&r);                                              \
+                *--end = NAME##_largest(&r);                                           \
+            }                                                                          \
+        while (r.a < r.a_end && r.b < r.b_end) *to++ = NAME##_least(&r);               \
+        memcpy(to, r.a, (size_t)((const char *)r.a_end - (const char *)r.a));          \
+        to += r.a_end - r.a;                                                           \
+        memcpy(to, r.b, (size_t)((const char *)r.b_end - (const char *)r.b));          \
+    }                                                                                  \
+    static void NAME##_merge(void *to_, const void *a_, size_t na, const void *b_, size_t nb) { \
+        T *to = to_;                                                                   \
+        const T *a = a_, *b = b_;                                                      \
+        size_t half = (na + nb) / 2, lo = half > nb ? half - nb : 0, hi = half < na ? half : na; \
+        while (lo < hi) { /* how many of the first half are of the first run */        \
+            size_t i = lo + (hi - lo) / 2;                                             \
+            if (b[half - i - 1] < a[i]) hi = i;                                        \
+            else lo = i + 1;                                                           \
+        }                                                                              \
+        NAME##_runs one = {a, a + lo, b, b + (half - lo)};                             \
+        NAME##_runs two = {a + lo, a + na, b + (half - lo), b + nb};                   \
+        T *front = to, *middle = to + half, *next = middle, *end = to + na + nb;       \
+        for (;;) {                                                                     \
+            size_t n = NAME##_safe(&one), m = NAME##_safe(&two);                       \
+            n = n < m ? n : m;                                                         \
+            if (n == 0) break;                                                         \
+            for (size_t i = 0; i < n; i++) {                                           \
+                *front++ = NAME##_least(&one);                                         \
+                *next++ = NAME##_least(&two);                                          \
+                *--middle = NAME##_largest(&one);                                      \
+                *--end = NAME##_largest(&two);                                         \
+            }                                                                          \
+        }                                                                              \
+        NAME##_rest(one, front, middle);                                               \
+        NAME##_rest(two, next, end);                                                   \
+    }
+
+MERGE(i32, int32_t)
+MERGE(u32, uint32_t)
+MERGE(i64, int64_t)
+MERGE(u64, uint64_t)
+MERGE(f32, float)
+MERGE(f64, double)
+
+typedef struct {
+    const char *name;
+    size_t item;
+    void (*merge)(void *to, const void *a, size_t na, const void *b, size_t nb);
+} merge_t;
+
+static const merge_t MERGES[] = {
+    {"int32", 4, i32_merge},  {"uint32", 4, u32_merge},  {"int64", 8, i64_merge},
+    {"uint64", 8, u64_merge}, {"float32", 4, f32_merge}, {"float64", 8, f64_merge},
+};
+enum { N_MERGES = sizeof MERGES / sizeof *MERGES };
+
+static PyObject *py_merge(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    Py_buffer to = {.obj = NULL}, a = {.obj = NULL}, b = {.obj = NULL};
+    PyObject *result = NULL;
+    if (n_args != 4) {
+        PyErr_SetString(PyExc_TypeError, "merge(code, to, first, second)");
+        return NULL;
+    }
+    long code = PyLong_AsLong(args[0]);
+    if (PyErr_Occurred()) return NULL;
+    if (code < 0 || code >= N_MERGES) {
+        PyErr_SetString(PyExc_ValueError, "no such kernel");
+        return NULL;
+    }
+    const merge_t *row = &MERGES[code];
+    if (PyObject_GetBuffer(args[1], &to, PyBUF_WRITABLE) < 0 ||
+        PyObject_GetBuffer(args[2], &a, PyBUF_SIMPLE) < 0 ||
+        PyObject_GetBuffer(args[3], &b, PyBUF_SIMPLE) < 0)
+        goto end;
+    if (to.len != a.len + b.len) {
+        PyErr_SetString(PyExc_ValueError, "merge: the output is not as long as both runs");
+        goto end;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    row->merge(to.buf, a.buf, (size_t)a.len / row->item, b.buf, (size_t)b.len / row->item);
+    Py_END_ALLOW_THREADS
+    result = Py_None;
+    Py_INCREF(result);
+end:
+    if (b.obj) PyBuffer_Release(&b);
+    if (a.obj) PyBuffer_Release(&a);
+    if (to.obj) PyBuffer_Release(&to);
+    return result;
+}
+
+/* ---- rows by ids, as `hpcdist.ps` has them: `slots.py`, `merging.py` and `slabs.py` say what each
+ * function does, and do the same in Python */
+
+/* Open `n` arguments as buffers, those whose bit is set in `written` to be written; -1: an error
+ * is set, and none is open. */
+static int open_buffers(PyObject *const *args, int n, unsigned written, Py_buffer *views) {
+    for (int i = 0; i < n; i++) {
+        if (PyObject_GetBuffer(args[i], &views[i], written >> i & 1 ? PyBUF_WRITABLE : PyBUF_SIMPLE)) {
+            while (i-- > 0) PyBuffer_Release(&views[i]);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Close them again; the result of the call, or NULL and an error if something did not fit. */
+static PyObject *close_buffers(Py_buffer *views, int n, const char *wrong, Py_ssize_t result) {
+    for (int i = 0; i < n; i++) PyBuffer_Release(&views[i]);
+    if (!wrong) return PyLong_FromSsize_t(result);
+    PyErr_SetString(PyExc_ValueError, wrong);
+    return NULL;
+}
+
+static size_t words_in(const Py_buffer *view) { return (size_t)view->len / sizeof(int64_t); }
+
+/* Return whether all of `n` numbers are from `least` on and below `limit`. */
+CLONES static int all_within(const int64_t *numbers, size_t n, int64_t least, int64_t limit) {
+    int outside = 0;
+    for (size_t i = 0; i < n; i++) outside |= numbers[i] < least || numbers[i] >= limit;
+    return !outside;
+}
+
+enum { DIGIT = 11, BUCKETS = 1 << DIGIT, DIGITS = (64 + DIGIT - 1) / DIGIT };
+
+typedef struct {
+    uint64_t key;
+    int64_t place;
+} keyed_t;
+
+/* Sort ids with their places, by their digits from the lowest that differs on; stable. Returns
+ * which of both arrays has the result. */
+static keyed_t *sort_ids(const uint64_t *ids, size_t n, keyed_t *from, keyed_t *to, size_t *counts) {
+    const uint64_t sign = 1ull << 63;
+    uint64_t differ = 0;
+    for (size_t i = 0; i < n; i++) differ |= ids[i] ^ ids[0];
+    int low = differ ? __builtin_ctzll(differ) : 0, digits = 0;
+    while (low + digits * DIGIT < 64 && differ >> (low + digits * DIGIT)) digits++;
+    memset(counts, 0, (size_t)digits * BUCKETS * sizeof *counts);
+    for (size_t i = 0; i < n; i++) {
+        uint64_t key = ids[i] ^ sign;
+        from[i] = (keyed_t){key, (int64_t)i};
+        for (int d = 0; d < digits; d++)
+            counts[d * BUCKETS + (key >> (low + d * DIGIT) & (BUCKETS - 1))]++;
+    }
+    for (int d = 0; d < digits; d++) {
+        size_t *begin = counts + d * BUCKETS, sum = 0;
+        for (int b = 0; b < BUCKETS; b++) {
+            size_t count = begin[b];
+            begin[b] = sum;
+            sum += count;
+        }
+        for (size_t i = 0; i < n; i++)
+            to[begin[from[i].key >> (low + d * DIGIT) & (BUCKETS - 1)]++] = from[i];
+        keyed_t *old = from;
+        from = to, to = old;
+    }
+    return from;
+}
+
+/* group_ids(ids, unique, order, starts) -> how many are distinct */
+static PyObject *py_group_ids(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    Py_buffer views[4];
+    if (n_args != 4) {
+        PyErr_SetString(PyExc_TypeError, "group_ids(ids, unique, order, starts)");
+        return NULL;
+    }
+    if (open_buffers(args, 4, 0xe, views) < 0) return NULL;
+    size_t n = words_in(&views[0]), found = 0;
+    if (words_in(&views[1]) < n || words_in(&views[2]) < n || words_in(&views[3]) < n + 1)
+        return close_buffers(views, 4, "group_ids: an output is too short", 0);
+    int64_t *unique = views[1].buf, *order = views[2].buf, *starts = views[3].buf;
+    size_t tables = DIGITS * BUCKETS * sizeof(size_t);
+    char *room = n <= (SIZE_MAX / 4 - tables) / sizeof(keyed_t)
+                     ? malloc(tables + 2 * n * sizeof(keyed_t))
+                     : NULL;
+    if (!room) {
+        close_buffers(views, 4, "", 0);
+        PyErr_Clear();
+        return PyErr_NoMemory();
+    }
+    Py_BEGIN_ALLOW_THREADS
+    keyed_t *first = (keyed_t *)(room + tables);
+    keyed_t *sorted = sort_ids(views[0].buf, n, first, first + n, (size_t *)room);
+    for (size_t i = 0; i < n; i++) {
+        if (!i || sorted[i].key != sorted[i - 1].key) {
+            unique[found] = (int64_t)(sorted[i].key ^ 1ull << 63);
+            starts[found++] = (int64_t)i;
+        }
+        order[i] = sorted[i].place;
+    }
+    starts[found] = (int64_t)n;
+    Py_END_ALLOW_THREADS
+    free(room);
+    return close_buffers(views, 4, NULL, (Py_ssize_t)found);
+}
+
+enum { AHEAD = 8, MOST_LINES = 16 };
+
+/* Ask for the first KiB of a row that will be used soon. */
+static inline void prefetch_row(const char *row, size_t nbytes) {
+    for (size_t i = 0; i < nbytes && i < MOST_LINES * LINE; i += LINE) __builtin_prefetch(row + i);
+}
+
+#define SEGMENT_ADD(T)                                                                 \
+    CLONES static void segment_add_##T(T *sums, const T *rows, size_t width, const int64_t *order, \
+                                       const int64_t *starts, size_t n) {              \
+        size_t last = (size_t)starts[n];                                               \
+        for (size_t s = 0; s < n; s++, sums += width) {                                \
+            for (size_t k = (size_t)starts[s]; k < (size_t)starts[s + 1]; k++) {       \
+                const T *row = rows + (size_t)order[k] * width;                        \
+                if (k + AHEAD < last)                                                  \
+                    prefetch_row((const char *)(rows + (size_t)order[k + AHEAD] * width), \
+                                 width * sizeof(T));                                   \
+                if (k == (size_t)starts[s])                                            \
+                    memcpy(sums, row, width * sizeof(T));                              \
+                else                                                                   \
+                    for (size_t i = 0; i < width; i++) sums[i] += row[i];              \
+            }                                                                          \
+        }                                                                              \
+    }
+SEGMENT_ADD(float)
+SEGMENT_ADD(double)
+
+/* segment_add(item, sums, rows, order, starts): `item` is 4 (float) or 8 (double) */
+static PyObject *py_segment_add(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    Py_buffer views[4];
+    if (n_args != 5) {
+        PyErr_SetString(PyExc_TypeError, "segment_add(item, sums, rows, order, starts)");
+        return NULL;
+    }
+    size_t item = PyLong_AsSize_t(args[0]);
+    if (PyErr_Occurred() || open_buffers(args + 1, 4, 1, views) < 0) return NULL;
+    const int64_t *order = views[2].buf, *starts = views[3].buf;
+    size_t n = words_in(&views[3]), places = words_in(&views[2]), width = 0;
+    int fits = n > 0 && (item == sizeof(float) || item == sizeof(double));
+    n -= fits;
+    if (fits && n > 0) {
+        width = (size_t)views[0].len / item / n;
+        size_t rows = width ? (size_t)views[1].len / item / width : 0;
+        fits = width * n * item == (size_t)views[0].len && (!width || rows) &&
+               all_within(order, places, 0, (int64_t)(rows ? rows : places + 1)) &&
+               all_within(starts, n + 1, 0, (int64_t)places + 1);
+        for (size_t i = 0; fits && i < n; i++) fits = starts[i] < starts[i + 1];
+    }
+    if (!fits) return close_buffers(views, 4, "segment_add: the arrays do not fit", 0);
+    Py_BEGIN_ALLOW_THREADS
+    if (item == sizeof(float))
+        segment_add_float(views[0].buf, views[1].buf, width, order, starts, n);
+    else
+        segment_add_double(views[0].buf, views[1].buf, width, order, starts, n);
+    Py_END_ALLOW_THREADS
+    return close_buffers(views, 4, NULL, 0);
+}
+
+/* The finalizer of splitmix64. */
+static inline uint64_t mixed(uint64_t z) {
+    z += 0x9e3779b97f4a7c15ull;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+    return z ^ z >> 31;
+}
+
+enum { BATCH = 64 }; /* look-ups whose misses of the cache overlap */
+#define FREE_SLOT (-1)
+
+/* A table of numbers of slots: `index` has a power of two of them, 4 or 8 bytes each. */
+typedef struct {
+    void *index;
+    size_t size;
+    int shift;
+    const int64_t *ids;
+    size_t n_ids;
+    uint64_t key;
+} slots_t;
+
+static inline size_t home_of(const slots_t *t, int64_t id) {
+    return (size_t)(mixed((uint64_t)id ^ t->key) >> t->shift);
+}
+
+#define SLOTS(T)                                                                       \
+    static void find_slots_##T(const slots_t *t, const int64_t *wanted, int64_t *found, size_t n) { \
+        const T *index = t->index;                                                     \
+        size_t homes[BATCH], mask = t->size - 1;                                       \
+        for (size_t begin = 0; begin < n; begin += BATCH, wanted += BATCH, found += BATCH) { \
+            size_t m = n - begin < BATCH ? n - begin : BATCH;                          \
+            for (size_t i = 0; i < m; i++) {                                           \
+                homes[i] = home_of(t, wanted[i]);                                      \
+                __builtin_prefetch(index + homes[i]);                                  \
+            }                                                                          \
+            for (size_t i = 0; i < m; i++) {                                           \
+                T slot = index[homes[i]];                                              \
+                if (slot >= 0 && (size_t)slot < t->n_ids) __builtin_prefetch(t->ids + slot); \
+            }                                                                          \
+            for (size_t i = 0; i < m; i++) {                                           \
+                size_t place = homes[i], left = t->size;                               \
+                T slot = index[place];                                                 \
+                while (slot != FREE_SLOT && left--) {                                  \
+                    if (slot >= 0 && (size_t)slot < t->n_ids && t->ids[slot] == wanted[i]) break; \
+                    place = (place + 1) & mask;                                        \
+                    slot = index[place];                                               \
+                }                                                                      \
+                found[i] = slot < 0 ? -1 : slot;                                       \
+            }                                                                          \
+        }                                                                              \
+    }                                                                                  \
+    static int place_slots_##T(const slots_t *t, const int64_t *slots, size_t n) {     \
+        T *index = t->index;                                                           \
+        size_t homes[BATCH], mask = t->size - 1;                                       \
+        for (size_t begin = 0; begin < n; begin += BATCH, slots += BATCH) {            \
+            size_t m = n - begin < BATCH ? n - begin : BATCH;                          \
+            for (size_t i = 0; i < m; i++) {                                           \
+                homes[i] = home_of(t, t->ids[slots[i]]);                               \
+                __builtin_prefetch(index + homes[i], 1);                               \
+            }                                                                          \
+            for (size_t i = 0; i < m; i++) {                                           \
+                size_t place = homes[i], left = t->size;                               \
+                while (index[place] != FREE_SLOT && --left) place = (place + 1) & mask; \
+                if (!left) return -1;                                                  \
+                index[place] = (T)slots[i];                                            \
+            }                                                                          \
+        }                                                                              \
+        return 0;                                                                      \
+    }
+SLOTS(int32_t)
+SLOTS(int64_t)
+
+/* Read a table from its buffers and its key; 0 if it is none. */
+static int read_slots(slots_t *t, const Py_buffer *index, const Py_buffer *ids, size_t item) {
+    if (item != sizeof(int32_t) && item != sizeof(int64_t)) return 0;
+    t->index = index->buf;
+    t->size = (size_t)index->len / item;
+    t->ids = ids->buf;
+    t->n_ids = words_in(ids);
+    if (t->size < 2 || t->size & (t->size - 1)) return 0;
+    t->shift = 64 - __builtin_ctzll(t->size);
+    return 1;
+}
+
+/* find_slots(item, index, ids, wanted, found, key) */
+static PyObject *py_find_slots(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    Py_buffer views[4];
+    slots_t table;
+    if (n_args != 6) {
+        PyErr_SetString(PyExc_TypeError, "find_slots(item, index, ids, wanted, found, key)");
+        return NULL;
+    }
+    size_t item = PyLong_AsSize_t(args[0]);
+    table.key = PyLong_AsUnsignedLongLong(args[5]);
+    if (PyErr_Occurred() || open_buffers(args + 1, 4, 8, views) < 0) return NULL;
+    if (!read_slots(&table, &views[0], &views[1], item) || views[2].len != views[3].len)
+        return close_buffers(views, 4, "find_slots: the arrays do not fit", 0);
+    size_t n = words_in(&views[2]);
+    Py_BEGIN_ALLOW_THREADS
+    if (item == sizeof(int32_t))
+        find_slots_int32_t(&table, views[2].buf, views[3].buf, n);
+    else
+        find_slots_int64_t(&table, views[2].buf, views[3].buf, n);
+    Py_END_ALLOW_THREADS
+    return close_buffers(views, 4, NULL, 0);
+}
+
+/* place_slots(item, index, ids, slots, key) */
+static PyObject *py_place_slots(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    Py_buffer views[3];
+    slots_t table;
+    if (n_args != 5) {
+        PyErr_SetString(PyExc_TypeError, "place_slots(item, index, ids, slots, key)");
+        return NULL;
+    }
+    size_t item = PyLong_AsSize_t(args[0]);
+    table.key = PyLong_AsUnsignedLongLong(args[4]);
+    if (PyErr_Occurred() || open_buffers(args + 1, 3, 1, views) < 0) return NULL;
+    size_t n = words_in(&views[2]);
+    int64_t most = item == sizeof(int32_t) ? INT32_MAX : INT64_MAX;
+    if (!read_slots(&table, &views[0], &views[1], item) || (int64_t)table.n_ids > most ||
+        !all_within(views[2].buf, n, 0, (int64_t)table.n_ids))
+        return close_buffers(views, 3, "place_slots: the arrays do not fit", 0);
+    int full;
+    Py_BEGIN_ALLOW_THREADS
+    full = (item == sizeof(int32_t) ? place_slots_int32_t : place_slots_int64_t)(
+        &table, views[2].buf, n);
+    Py_END_ALLOW_THREADS
+    return close_buffers(views, 3, full ? "place_slots: the table is full" : NULL, 0);
+}
+
+/* Rows between an array and slabs of `1 << shift` rows each. */
+typedef struct {
+    char *rows;
+    const uintptr_t *slabs;
+    const int64_t *slots;
+    size_t n, row;
+    int shift;
+} slabs_t;
+
+static inline char *row_at(const slabs_t *s, int64_t slot) {
+    size_t place = (size_t)slot & (((size_t)1 << s->shift) - 1);
+    return (char *)s->slabs[slot >> s->shift] + place * s->row;
+}
+
+/* Take a shift over; 0 if it is none, or `nbytes` are too few for the rows. */
+static int are_slabs(slabs_t *s, long shift, size_t slabs, size_t nbytes) {
+    s->shift = (int)shift;
+    return shift >= 0 && shift <= 40 && slabs <= (size_t)1 << 22 &&
+           (!s->row || s->n <= nbytes / s->row);
+}
+
+/* `memcpy` for a few hundred bytes. */
+static inline void copy_row(char *restrict to, const char *restrict from, size_t nbytes) {
+    typedef char vec __attribute__((vector_size(32), aligned(1), may_alias));
+    size_t i = 0;
+    for (; i + sizeof(vec) <= nbytes; i += sizeof(vec)) *(vec *)(to + i) = *(const vec *)(from + i);
+    memcpy(to + i, from + i, nbytes - i);
+}
+
+CLONES static void take_rows(const slabs_t *s) {
+    char *to = s->rows;
+    for (size_t i = 0; i < s->n; i++, to += s->row) {
+        if (i + AHEAD < s->n && s->slots[i + AHEAD] >= 0)
+            prefetch_row(row_at(s, s->slots[i + AHEAD]), s->row);
+        if (s->slots[i] >= 0) copy_row(to, row_at(s, s->slots[i]), s->row);
+    }
+}
+
+static void put_rows(const slabs_t *s) {
+    const char *from = s->rows;
+    for (size_t i = 0; i < s->n; i++, from += s->row)
+        if (s->slots[i] >= 0) memcpy(row_at(s, s->slots[i]), from, s->row);
+}
+
+static PyObject *move_rows(PyObject *const *args, Py_ssize_t n_args, int written,
+                           void (*move)(const slabs_t *), const char *usage) {
+    Py_buffer views[3];
+    if (n_args != 5) {
+        PyErr_SetString(PyExc_TypeError, usage);
+        return NULL;
+    }
+    slabs_t s;
+    long shift = PyLong_AsLong(args[3]);
+    s.row = PyLong_AsSize_t(args[4]);
+    if (PyErr_Occurred() || open_buffers(args, 3, (unsigned)written, views) < 0) return NULL;
+    s.rows = views[0].buf, s.slabs = views[1].buf, s.slots = views[2].buf;
+    s.n = words_in(&views[2]);
+    size_t slabs = (size_t)views[1].len / sizeof(uintptr_t);
+    if (!are_slabs(&s, shift, slabs, (size_t)views[0].len) ||
+        !all_within(s.slots, s.n, INT64_MIN, (int64_t)(slabs << shift)))
+        return close_buffers(views, 3, "a slot is outside of the slabs, or the array too small", 0);
+    Py_BEGIN_ALLOW_THREADS
+    move(&s);
+    Py_END_ALLOW_THREADS
+    return close_buffers(views, 3, NULL, 0);
+}
+
+static PyObject *py_take_rows(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    return move_rows(args, n_args, 1, take_rows, "take_rows(out, slabs, slots, shift, row_bytes)");
+}
+
+static PyObject *py_put_rows(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    return move_rows(args, n_args, 0, put_rows, "put_rows(rows, slabs, slots, shift, row_bytes)");
+}
+
+/* ---- rules: how one row changes by its gradient, with the roundings of `hpcdist.optim.rules` */
+
+enum { NUMBERS = 8 }; /* of a rule, at most; `accessors.py` has their order */
+
+/* A gradient for each of some slots. `corrections` are pairs of numbers by the count of steps. */
+typedef struct {
+    slabs_t rows, state;
+    size_t dim, steps;
+    const double *numbers, *corrections;
+    int rule, counted;
+} update_t;
+
+#define RULES(T, SQRT, FABS, COPYSIGN)                                                 \
+    typedef struct {                                                                   \
+        T *restrict w, *restrict s;                                                    \
+        const T *restrict g;                                                           \
+        size_t n;                                                                      \
+        const T *x;             /* the numbers of the rule */                          \
+        int first;              /* whether this is the row's first step */             \
+        T epsilon, rate;        /* of this step */                                     \
+    } row_##T;                                                                         \
+    CLONES static void sgd_##T(const row_##T *r) {                                     \
+        T *restrict w = r->w, rate = r->x[0], decay = r->x[1];                         \
+        const T *restrict g = r->g;                                                    \
+        if (decay != 0)                                                                \
+            for (size_t i = 0; i < r->n; i++) w[i] = w[i] - (w[i] * decay + g[i]) * rate; \
+        else                                                                           \
+            for (size_t i = 0; i < r->n; i++) w[i] = w[i] - g[i] * rate;               \
+    }                                                                                  \
+    CLONES static void momentum_##T(const row_##T *r) {                                \
+        T *restrict w = r->w, *restrict v = r->s;                                      \
+        const T *restrict g = r->g, rate = r->x[0], decay = r->x[1];                   \
+        T mu = r->x[2], keep = r->x[3], first = r->first, nesterov = r->x[4];          \
+        for (size_t i = 0; i < r->n; i++) {                                            \
+            T slope = decay != 0 ? w[i] * decay + g[i] : g[i];                         \
+            T speed = first != 0 ? slope : v[i] * mu + slope * keep;                   \
+            T step = nesterov != 0 ? slope + speed * mu : speed;                       \
+            v[i] = speed;                                                              \
+            w[i] = w[i] - step * rate;                                                 \
+        }                                                                              \
+    }                                                                                  \
+    CLONES static void adagrad_##T(const row_##T *r) {                                 \
+        T *restrict w = r->w, *restrict s = r->s, rate = r->x[0], epsilon = r->x[1];   \
+        const T *restrict g = r->g;                                                    \
+        for (size_t i = 0; i < r->n; i++) {                                            \
+            T sum = s[i] + g[i] * g[i];                                                \
+            s[i] = sum;                                                                \
+            w[i] = w[i] - g[i] / (SQRT(sum) + epsilon) * rate;                         \
+        }                                                                              \
+    }                                                                                  \
+    CLONES static void adam_##T(const row_##T *r) {                                    \
+        T *restrict w = r->w, *restrict m = r->s, *restrict v = r->s + r->n;           \
+        const T *restrict g = r->g;                                                    \
+        T decay = r->x[1], less1 = r->x[2], beta2 = r->x[3], less2 = r->x[4];          \
+        T shrink = r->x[5], epsilon = r->epsilon, rate = r->rate;                      \
+        for (size_t i = 0; i < r->n; i++) {                                            \
+            T weight = shrink != 1 ? w[i] * shrink : w[i];                             \
+            T slope = decay != 0 ? weight * decay + g[i] : g[i];                       \
+            T first = m[i] + (slope - m[i]) * less1;                                   \
+            T second = v[i] * beta2 + slope * slope * less2;                           \
+            m[i] = first;                                                              \
+            v[i] = second;                                                             \
+            w[i] = weight - first / (SQRT(second) + epsilon) * rate;                   \
+        }                                                                              \
+    }                                                                                  \
+    CLONES static void ftrl_##T(const row_##T *r) {                                    \
+        T *restrict w = r->w, *restrict z = r->s, *restrict s = r->s + r->n;           \
+        const T *restrict g = r->g;                                                    \
+        T rate = r->x[0], beta = r->x[1], l1 = r->x[2], l2 = r->x[3];                  \
+        for (size_t i = 0; i < r->n; i++) {                                            \
+            T old = SQRT(s[i]), sum = s[i] + g[i] * g[i], root = SQRT(sum);            \
+            T linear = z[i] + g[i] - (root - old) / rate * w[i];                       \
+            T size = FABS(linear), least = size > l1 ? l1 : size;                      \
+            z[i] = linear;                                                             \
+            s[i] = sum;                                                                \
+            w[i] = (COPYSIGN(least, linear) - linear) / ((root + beta) / rate + l2);   \
+        }                                                                              \
+    }                                                                                  \
+    static void (*const RULES_##T[])(const row_##T *) = {sgd_##T, momentum_##T, adagrad_##T, \
+                                                         adam_##T, ftrl_##T};          \
+    static void update_rows_##T(const update_t *u) {                                   \
+        T numbers[NUMBERS];                                                            \
+        for (int i = 0; i < NUMBERS; i++) numbers[i] = (T)u->numbers[i];               \
+        row_##T row = {.n = u->dim, .x = numbers};                                     \
+        for (size_t i = 0; i < u->rows.n; i++) {                                       \
+            int64_t ahead = i + AHEAD < u->rows.n ? u->rows.slots[i + AHEAD] : -1;     \
+            if (ahead >= 0) {                                                          \
+                prefetch_row(row_at(&u->rows, ahead), u->rows.row);                    \
+                if (u->state.row) prefetch_row(row_at(&u->state, ahead), u->state.row); \
+            }                                                                          \
+            int64_t slot = u->rows.slots[i];                                           \
+            if (slot < 0) continue;                                                    \
+            row.w = (T *)row_at(&u->rows, slot);                                       \
+            row.s = u->state.row ? (T *)row_at(&u->state, slot) : NULL;                \
+            row.g = (const T *)u->rows.rows + i * u->dim;                              \
+            if (u->counted) {                                                          \
+                T *count = row.s + u->state.row / sizeof(T) - 1;                       \
+                *count += 1;                                                           \
+                int known = *count >= 0 && *count < (T)u->steps;                       \
+                size_t step = known ? (size_t)*count : u->steps - 1;    \
+                row.first = *count == 1;                                               \
+                row.epsilon = (T)(u->numbers[6] * u->corrections[2 * step]);           \
+                row.rate = (T)(u->numbers[0] * u->corrections[2 * step + 1]);          \
+            }                                                                          \
+            RULES_##T[u->rule](&row);                                                  \
+        }                                                                              \
+    }                                                                                  \
+    static double most_steps_##T(const update_t *u) {                                  \
+        T most = 0;                                                                    \
+        for (size_t i = 0; i < u->rows.n; i++) {                                       \
+            if (u->rows.slots[i] < 0) continue;                                        \
+            T count = ((T *)row_at(&u->state, u->rows.slots[i]))[u->state.row / sizeof(T) - 1]; \
+            if (count > most) most = count;                                            \
+        }                                                                              \
+        return (double)most + 1;                                                       \
+    }
+
+RULES(float, sqrtf, fabsf, copysignf)
+RULES(double, sqrt, fabs, copysign)
+enum { N_RULES = sizeof RULES_float / sizeof *RULES_float };
+
+/* update_rows(item, rule, grads, slots, rows, state, shift, dim, width, numbers, corrections, open)
+ *
+ * Change rows by their gradients, one for each slot; negative slots are passed over. Returns 0, or
+ * if `open` the steps that some row will have taken where `corrections` has no pair for them; then
+ * nothing has changed. */
+static PyObject *py_update_rows(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    Py_buffer views[6];
+    update_t u;
+    if (n_args != 12) {
+        PyErr_SetString(PyExc_TypeError, "update_rows(item, rule, grads, slots, rows, state, shift, "
+                                         "dim, width, numbers, corrections, open)");
+        return NULL;
+    }
+    size_t item = PyLong_AsSize_t(args[0]);
+    long rule = PyLong_AsLong(args[1]), shift = PyLong_AsLong(args[6]);
+    size_t width = PyLong_AsSize_t(args[8]);
+    int open = PyObject_IsTrue(args[11]);
+    u.dim = PyLong_AsSize_t(args[7]);
+    if (PyErr_Occurred() || open_buffers(args + 2, 4, 0, views) < 0) return NULL;
+    if (open_buffers(args + 9, 2, 0, views + 4) < 0) {
+        close_buffers(views, 4, "", 0);
+        return NULL;
+    }
+    u.rows = (slabs_t){views[0].buf, views[2].buf, views[1].buf, words_in(&views[1]), u.dim * item, 0};
+    u.state = (slabs_t){NULL, views[3].buf, views[1].buf, u.rows.n, width * item, 0};
+    u.numbers = views[4].buf, u.corrections = views[5].buf;
+    u.steps = (size_t)views[5].len / sizeof(double) / 2;
+    u.counted = u.steps > 0;
+    u.rule = (int)rule;
+    size_t slabs = words_in(&views[2]), kept[] = {0, 1, 1, 2, 2};
+    if ((item != sizeof(float) && item != sizeof(double)) || rule < 0 || rule >= N_RULES ||
+        u.dim == 0 || u.dim > SIZE_MAX >> 8 || width > SIZE_MAX >> 8 ||
+        width < kept[rule] * u.dim + (size_t)u.counted || ((rule == 1 || rule == 3) && !u.counted) ||
+        (size_t)views[4].len < NUMBERS * sizeof(double) || (width && words_in(&views[3]) < slabs) ||
+        !are_slabs(&u.rows, shift, slabs, (size_t)views[0].len) ||
+        !all_within(u.rows.slots, u.rows.n, INT64_MIN, (int64_t)(slabs << shift)))
+        return close_buffers(views, 6, "update_rows: the arrays do not fit", 0);
+    u.state.shift = u.rows.shift;
+    double most = 0;
+    Py_BEGIN_ALLOW_THREADS
+    if (open && u.counted)
+        most = item == sizeof(float) ? most_steps_float(&u) : most_steps_double(&u);
+    if (most < (double)u.steps || !open || !u.counted) {
+        most = 0;
+        (item == sizeof(float) ? update_rows_float : update_rows_double)(&u);
+    }
+    Py_END_ALLOW_THREADS
+    return close_buffers(views, 6, NULL, (Py_ssize_t)most);
+}
+
+/* ---- rows of datasets: `data/columns.py`, `order.py` and `multislot.py` hold the same in NumPy */
+
+/* An object's memory, which must hold whole items; -1 and an exception if it does not. */
+static int open_items(PyObject *object, int flags, size_t item, Py_buffer *view) {
+    if (PyObject_GetBuffer(object, view, flags) < 0) return -1;
+    if ((size_t)view->len % item == 0) return 0;
+    PyBuffer_Release(view);
+    view->obj = NULL;
+    PyErr_SetString(PyExc_ValueError, "a buffer does not hold whole items");
+    return -1;
+}
+
+static PyObject *py_copy_runs(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    Py_buffer views[4] = {{.obj = NULL}, {.obj = NULL}, {.obj = NULL}, {.obj = NULL}};
+    Py_buffer *to = &views[0], *offsets = &views[1], *from = &views[2], *starts = &views[3];
+    PyObject *result = NULL;
+    if (n_args != 5) {
+        PyErr_SetString(PyExc_TypeError, "copy_runs(to, offsets, values, starts, item)");
+        return NULL;
+    }
+    size_t item = PyLong_AsSize_t(args[4]);
+    if (PyErr_Occurred()) return NULL;
+    if (open_items(args[0], PyBUF_WRITABLE, 1, to) < 0 ||
+        open_items(args[1], PyBUF_SIMPLE, 8, offsets) < 0 ||
+        open_items(args[2], PyBUF_SIMPLE, 1, from) < 0 ||
+        open_items(args[3], PyBUF_SIMPLE, 8, starts) < 0)
+        goto end;
+    if (offsets->len != starts->len + 8) {
+        PyErr_SetString(PyExc_ValueError, "copy_runs: one offset more than starts is needed");
+        goto end;
+    }
+    size_t rows = (size_t)starts->len / 8, row = 0;
+    const int64_t *at = offsets->buf, *begin = starts->buf;
+    int64_t n_to = item ? to->len / (Py_ssize_t)item : 0;
+    int64_t n_from = item ? from->len / (Py_ssize_t)item : 0;
+    char *target = to->buf;
+    const char *source = from->buf;
+    Py_BEGIN_ALLOW_THREADS
+    for (; item && row < rows; row++) {
+        int64_t n = (int64_t)((uint64_t)at[row + 1] - (uint64_t)at[row]);
+        if (at[row] < 0 || n < 0 || at[row] > n_to || n > n_to - at[row] || begin[row] < 0 ||
+            begin[row] > n_from || n > n_from - begin[row])
+            break;
+        memcpy(target + (size_t)at[row] * item, source + (size_t)begin[row] * item,
+               (size_t)n * item);
+    }
+    Py_END_ALLOW_THREADS
+    if (item && row < rows) {
+        PyErr_SetString(PyExc_ValueError, "copy_runs: a row lies outside of the values");
+        goto end;
+    }
+    result = Py_None;
+    Py_INCREF(result);
+end:
+    for (int i = 0; i < 4; i++)
+        if (views[i].obj) PyBuffer_Release(&views[i]);
+    return result;
+}
+
+/* An order of samples: a Feistel permutation of the numbers of so many bits, and its inverse. */
+
+enum { FEISTEL_ROUNDS = 8 };
+
+static inline uint64_t feistel_hash(uint64_t word, uint64_t key, unsigned bits) {
+    word = (word + key) * UINT64_C(0x9E3779B97F4A7C15);
+    word = (word ^ word >> 32) * UINT64_C(0xD6E8FEB86659FD93);
+    return word >> (64 - bits);
+}
+
+static inline uint64_t feistel(uint64_t word, unsigned bits, const uint64_t *keys, int back) {
+    unsigned low_bits = bits / 2, high_bits = bits - low_bits;
+    uint64_t high = word >> low_bits, low = word & ((UINT64_C(1) << low_bits) - 1);
+    for (int i = 0; i < FEISTEL_ROUNDS; i++) {
+        int round = back ? FEISTEL_ROUNDS - 1 - i : i;
+        if (round % 2)
+            high ^= feistel_hash(low, keys[round], high_bits);
+        else
+            low ^= feistel_hash(high, keys[round], low_bits);
+    }
+    return high << low_bits | low;
+}
+
+/* Permute; what comes out beyond `total` goes in again. Apart, so that most need no branch. */
+static inline void permute(const uint64_t *words, uint64_t *found, size_t n, uint64_t total,
+                           unsigned bits, const uint64_t *keys, int back) {
+    for (size_t i = 0; i < n; i++) found[i] = feistel(words[i], bits, keys, back);
+    for (size_t i = 0; i < n; i++)
+        while (found[i] >= total) found[i] = feistel(found[i], bits, keys, back);
+}
+
+static PyObject *py_permute(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    Py_buffer views[3] = {{.obj = NULL}, {.obj = NULL}, {.obj = NULL}};
+    Py_buffer *words = &views[0], *found = &views[1], *keys = &views[2];
+    PyObject *result = NULL;
+    if (n_args != 6) {
+        PyErr_SetString(PyExc_TypeError, "permute(numbers, found, keys, total, bits, back)");
+        return NULL;
+    }
+    uint64_t total = PyLong_AsUnsignedLongLong(args[3]);
+    unsigned long bits = PyLong_AsUnsignedLong(args[4]);
+    int back = PyObject_IsTrue(args[5]);
+    if (PyErr_Occurred()) return NULL;
+    if (open_items(args[0], PyBUF_SIMPLE, 8, words) < 0 ||
+        open_items(args[1], PyBUF_WRITABLE, 8, found) < 0 ||
+        open_items(args[2], PyBUF_SIMPLE, 8, keys) < 0)
+        goto end;
+    size_t n = (size_t)words->len / 8;
+    int fits = bits > 1 && bits < 64 && total <= UINT64_C(1) << bits &&
+               found->len == words->len && keys->len == FEISTEL_ROUNDS * 8;
+    for (size_t i = 0; fits && i < n; i++) fits = ((const uint64_t *)words->buf)[i] < total;
+    if (!fits) { /* else a walk might never end */
+        PyErr_SetString(PyExc_ValueError, "permute: the arrays do not fit");
+        goto end;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    if (back)
+        permute(words->buf, found->buf, n, total, (unsigned)bits, keys->buf, 1);
+    else
+        permute(words->buf, found->buf, n, total, (unsigned)bits, keys->buf, 0);
+    Py_END_ALLOW_THREADS
+    result = Py_None;
+    Py_INCREF(result);
+end:
+    for (int i = 0; i < 3; i++)
+        if (views[i].obj) PyBuffer_Release(&views[i]);
+    return result;
+}
+
+/* Numbers as text. A token ends at a space, and every line with a newline or the end of the text. */
+
+static inline int is_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
+static inline int is_end(char c) { return is_blank(c) || c == '\n'; }
+
+enum { SLOT_INT64, SLOT_INT32, SLOT_UINT64, SLOT_FLOAT, N_SLOT_TYPES };
+
+/* Digits as a number; 0 where there are none, or more than 64 bits. */
+static int read_digits(const char **at, const char *end, uint64_t *number) {
+    const char *p = *at;
+    uint64_t n = 0;
+    for (; p < end && (unsigned char)(*p - '0') < 10; p++) {
+        unsigned digit = (unsigned)(*p - '0');
+        if (n > (UINT64_MAX - digit) / 10) return 0;
+        n = n * 10 + digit;
+    }
+    if (p == *at) return 0;
+    *at = p;
+    *number = n;
+    return 1;
+}
+
+static int read_integer(const char *p, const char *end, int type, uint64_t *cell) {
+    int negative = *p == '-';
+    uint64_t n;
+    if (*p == '-' || *p == '+') p++;
+    if (!read_digits(&p, end, &n) || p != end) return 0;
+    if (type == SLOT_INT32) {
+        if (n > (uint64_t)INT32_MAX + (uint64_t)negative) return 0;
+    } else if (negative && (type == SLOT_UINT64 ? n != 0 : n > (uint64_t)1 << 63)) {
+        return 0;
+    }
+    *cell = negative ? 0 - n : n;
+    return 1;
+}
+
+static const double POWERS[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
+                                1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
+                                1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+
+/* What is not exact in one division or multiplication is up to Python. */
+static int read_odd_float(const char *p, const char *end, double *value, PyThreadState **thread) {
+    char text[64], *copy = text, *stop = NULL;
+    size_t n = (size_t)(end - p);
+    int good = 0;
+    PyEval_RestoreThread(*thread);
+    if (n >= sizeof text) copy = PyMem_Malloc(n + 1);
+    if (copy) {
+        memcpy(copy, p, n);
+        copy[n] = 0;
+        *value = PyOS_string_to_double(copy, &stop, NULL);
+        good = !PyErr_Occurred() && stop == copy + n;
+        PyErr_Clear();
+        if (copy != text) PyMem_Free(copy);
+    }
+    *thread = PyEval_SaveThread();
+    return good;
+}
+
+static int read_float(const char *begin, const char *end, uint64_t *cell, PyThreadState **thread) {
+    const char *p = begin;
+    int negative = *p == '-', digits = 0, point = 0, exact = 1;
+    uint64_t mantissa = 0;
+    double value;
+    if (*p == '-' || *p == '+') p++;
+    for (; p < end; p++) {
+        if ((unsigned char)(*p - '0') < 10) {
+            exact = exact && mantissa < (uint64_t)1 << 49; /* so ten times of it has 53 bits */
+            if (exact) mantissa = mantissa * 10 + (uint64_t)(*p - '0');
+            digits++;
+            if (point) point++;
+        } else if (*p == '.' && !point) {
+            point = 1;
+        } else {
+            break;
+        }
+    }
+    int places = point ? point - 1 : 0;
+    if (p == end && digits && exact && places <= 22) {
+        value = (double)mantissa / POWERS[places];
+        if (negative) value = -value;
+    } else if (!read_odd_float(begin, end, &value, thread)) {
+        return 0;
+    }
+    memcpy(cell, &value, 8);
+    return 1;
+}
+
+typedef struct {
+    const int32_t *types;
+    const int64_t *counts; /* of the values of a slot, or -1: any number */
+    size_t n_slots;
+    uint64_t *cells, *end_cells;
+    int64_t *lengths, *end_lengths;
+} multislot_t;
+
+/* Parse one line; NULL where it is no record. `slots` goes on behind what was written. */
+static const char *read_line(multislot_t *slots, const char *p, const char *end,
+                             PyThreadState **thread) {
+    uint64_t *cell = slots->cells;
+    if (slots->end_lengths - slots->lengths < (ptrdiff_t)slots->n_slots) return NULL;
+    for (size_t slot = 0; slot < slots->n_slots; slot++) {
+        uint64_t n;
+        while (p < end && is_blank(*p)) p++;
+        if (!read_digits(&p, end, &n) || (p < end && !is_end(*p))) return NULL;
+        if (n > (uint64_t)(slots->end_cells - cell)) return NULL;
+        if (slots->counts[slot] >= 0 && n != (uint64_t)slots->counts[slot]) return NULL;
+        slots->lengths[slot] = (int64_t)n;
+        int type = slots->types[slot];
+        for (uint64_t i = 0; i < n; i++) {
+            while (p < end && is_blank(*p)) p++;
+            const char *token = p;
+            while (p < end && !is_end(*p)) p++;
+            if (p == token) return NULL;
+            int good = type == SLOT_FLOAT ? read_float(token, p, cell, thread)
+                                          : read_integer(token, p, type, cell);
+            if (!good) return NULL;
+            cell++;
+        }
+    }
+    while (p < end && is_blank(*p)) p++;
+    if (p < end && *p != '\n') return NULL;
+    slots->cells = cell;
+    slots->lengths += slots->n_slots;
+    return p < end ? p + 1 : p;
+}
+
+static PyObject *py_parse_slots(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    Py_buffer views[5] = {{.obj = NULL}, {.obj = NULL}, {.obj = NULL}, {.obj = NULL}, {.obj = NULL}};
+    PyObject *result = NULL;
+    if (n_args != 6) {
+        PyErr_SetString(PyExc_TypeError, "parse_slots(text, start, types, counts, cells, lengths)");
+        return NULL;
+    }
+    Py_ssize_t start = PyLong_AsSsize_t(args[1]);
+    if (PyErr_Occurred()) return NULL;
+    if (open_items(args[0], PyBUF_SIMPLE, 1, &views[0]) < 0 ||
+        open_items(args[2], PyBUF_SIMPLE, 4, &views[1]) < 0 ||
+        open_items(args[3], PyBUF_SIMPLE, 8, &views[2]) < 0 ||
+        open_items(args[4], PyBUF_WRITABLE, 8, &views[3]) < 0 ||
+        open_items(args[5], PyBUF_WRITABLE, 8, &views[4]) < 0)
+        goto end;
+    multislot_t slots = {.types = views[1].buf, .counts = views[2].buf};
+    slots.n_slots = (size_t)views[1].len / 4;
+    slots.cells = views[3].buf;
+    slots.end_cells = slots.cells + views[3].len / 8;
+    slots.lengths = views[4].buf;
+    slots.end_lengths = slots.lengths + views[4].len / 8;
+    int known = 1;
+    for (size_t i = 0; i < slots.n_slots; i++)
+        known = known && slots.types[i] >= 0 && slots.types[i] < N_SLOT_TYPES;
+    if (!known || !slots.n_slots || views[2].len != 2 * views[1].len || start < 0 ||
+        start > views[0].len) {
+        PyErr_SetString(PyExc_ValueError, "parse_slots: no such slots or start");
+        goto end;
+    }
+    const char *text = views[0].buf, *p = text + start, *end = text + views[0].len;
+    PyThreadState *thread = PyEval_SaveThread();
+    int good = 1;
+    while (p < end) {
+        const char *q = p;
+        while (q < end && is_blank(*q)) q++;
+        if (q == end || *q == '\n') { /* an empty line */
+            p = q == end ? q : q + 1;
+            continue;
+        }
+        if (!(q = read_line(&slots, q, end, &thread))) {
+            good = 0;
+            break;
+        }
+        p = q;
+    }
+    PyEval_RestoreThread(thread);
+    result = Py_BuildValue("nnnO", (Py_ssize_t)(p - text),
+                           (Py_ssize_t)(slots.cells - (uint64_t *)views[3].buf),
+                           (Py_ssize_t)(slots.lengths - (int64_t *)views[4].buf),
+                           good ? Py_True : Py_False);
+end:
+    for (int i = 0; i < 5; i++)
+        if (views[i].obj) PyBuffer_Release(&views[i]);
+    return result;
+}
+
 /* ---- the control block */
 
-enum { LINE = 64, NUMBERS_AGREED = 6 };
+enum { NUMBERS_AGREED = 6 };
 #define NOT_IN_HEAP (1LL << 62) /* addresses from here on mean something else */
 
 typedef struct {
@@ -1196,22 +2182,39 @@ static PyMethodDef FUNCTIONS[] = {
     {"fetch", (PyCFunction)(void (*)(void))py_fetch, METH_FASTCALL, NULL},
     {"copy", (PyCFunction)(void (*)(void))py_copy, METH_FASTCALL, NULL},
     {"copy_box", (PyCFunction)(void (*)(void))py_copy_box, METH_FASTCALL, NULL},
+    {"merge", (PyCFunction)(void (*)(void))py_merge, METH_FASTCALL, NULL},
+    {"group_ids", (PyCFunction)(void (*)(void))py_group_ids, METH_FASTCALL, NULL},
+    {"segment_add", (PyCFunction)(void (*)(void))py_segment_add, METH_FASTCALL, NULL},
+    {"find_slots", (PyCFunction)(void (*)(void))py_find_slots, METH_FASTCALL, NULL},
+    {"place_slots", (PyCFunction)(void (*)(void))py_place_slots, METH_FASTCALL, NULL},
+    {"take_rows", (PyCFunction)(void (*)(void))py_take_rows, METH_FASTCALL, NULL},
+    {"update_rows", (PyCFunction)(void (*)(void))py_update_rows, METH_FASTCALL, NULL},
+    {"put_rows", (PyCFunction)(void (*)(void))py_put_rows, METH_FASTCALL, NULL},
+    {"permute", (PyCFunction)(void (*)(void))py_permute, METH_FASTCALL, NULL},
+    {"copy_runs", (PyCFunction)(void (*)(void))py_copy_runs, METH_FASTCALL, NULL},
+    {"parse_slots", (PyCFunction)(void (*)(void))py_parse_slots, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernel", NULL, -1, FUNCTIONS,
                                     NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__kernel(void) {
-    PyObject *module = PyModule_Create(&MODULE), *codes = PyDict_New();
+    PyObject *module = PyModule_Create(&MODULE), *codes = PyDict_New(), *merges = PyDict_New();
     PyObject *control_block = PyType_FromSpec(&CONTROL_BLOCK_SPEC);
-    if (!module || !codes || !control_block) return NULL;
+    if (!module || !codes || !merges || !control_block) return NULL;
     for (int i = 0; i < N_KERNELS; i++) {
         if (strstr(KERNELS[i].name, "_float16") && !have_half()) continue;
         PyObject *code = PyLong_FromLong(i);
         if (!code || PyDict_SetItemString(codes, KERNELS[i].name, code) < 0) return NULL;
         Py_DECREF(code);
     }
+    for (int i = 0; i < N_MERGES; i++) {
+        PyObject *code = PyLong_FromLong(i);
+        if (!code || PyDict_SetItemString(merges, MERGES[i].name, code) < 0) return NULL;
+        Py_DECREF(code);
+    }
     if (PyModule_AddObject(module, "CODES", codes) < 0) return NULL;
+    if (PyModule_AddObject(module, "MERGES", merges) < 0) return NULL;
     if (PyModule_AddObject(module, "ControlBlock", control_block) < 0) return NULL;
     return module;
 }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, final
 
 from hpcdist.arrays.libraries import NumpyArray
@@ -219,6 +220,19 @@ class StartedWorld(NamedTuple):
     connect: Callable[[], Transport]
 
 
+class LinkCost(NamedTuple):
+    """What it takes to move data inside a node, or between nodes.
+
+    Attributes:
+        alpha: seconds a message.
+        beta: seconds a byte received.
+
+    """
+
+    alpha: float
+    beta: float
+
+
 class Transport(ABC):
     """Moves the bytes of a `Call` between the ranks of one group.
 
@@ -233,8 +247,12 @@ class Transport(ABC):
     ranks: Sequence[int]
     one_node: bool
     membership: Membership
+    nodes: Sequence[int] = ()
+    """For each rank a number of its node, alike for ranks that can share memory; () if unknown."""
     takes_exchanges: bool = False
     """Whether `run` and `start` take an `Exchange`; else they get the alltoall that does it."""
+    costs: Mapping[str, LinkCost] = MappingProxyType({})
+    """What was measured of moving data on "one" node and on "several"; of all ranks the same."""
 
     def __repr__(self) -> str:
         place = f", rank {self.rank} of {self.size}" if hasattr(self, "rank") else ""
@@ -262,6 +280,17 @@ class Transport(ABC):
     def empty(self, nbytes: int) -> NumpyArray | None:
         """Return memory (uint8) for arrays that collectives do not copy; None for ordinary."""
         return None
+
+    def place_of(self, array: NumpyArray) -> int | None:
+        """Return where a contiguous array lies, for the `seen` of other ranks; local.
+
+        None where other ranks cannot see it.
+        """
+        return None
+
+    def seen(self, rank: int, place: int, nbytes: int) -> NumpyArray:
+        """Return the memory (uint8) of a rank of the group that lies at its `place`; local."""
+        raise NotImplementedError(f"{self!r} has no memory that other ranks see")
 
     @abstractmethod
     def subgroup(

@@ -15,17 +15,7 @@ import numpy as np
 
 from hpcdist.arrays.device import align_streams
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.call import (
-    UNEVEN,
-    Box,
-    Exchange,
-    Gathering,
-    Give,
-    Kind,
-    Read,
-    Shape,
-    volume_of,
-)
+from hpcdist.transport.call import UNEVEN, Box, Exchange, Gathering, Give, Read, Shape, volume_of
 from hpcdist.transport.kernel import (
     BLOCK_ITEMS,
     MOST,
@@ -36,6 +26,7 @@ from hpcdist.transport.kernel import (
     copy_box,
     write_out,
 )
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.reduction import ReduceOp
 
 

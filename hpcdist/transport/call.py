@@ -1,8 +1,7 @@
 """`Call`: everything a transport needs to know about one operation, described but not begun.
 
-There is one type for each family of operations, which has what these operations have and nothing
-else; `Call` is any of them. Which operations a table has to have rows for is told by `Kind.family`
-and checked by `table_for`, so that a new operation cannot be forgotten anywhere.
+There is one type for each family of operations (`kinds.py`), which has what these operations have
+and nothing else; `Call` is any of them.
 
 [Note: fields] What several families have means the same in all of them:
 
@@ -24,15 +23,15 @@ What a family does not have, but those who handle any call ask for, is None in i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from enum import Enum, IntEnum, auto
-from typing import Any, ClassVar, NamedTuple, TypeVar, final
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, final
 
 from hpcdist.arrays.device import DeviceRuntime, device_runtime_of
 from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import UsageError
+from hpcdist.transport.kinds import LOOSE, ROOTED, Kind
 from hpcdist.transport.reduction import ReduceOp, ReductionRule
 
 ANY_SOURCE = -1
@@ -46,97 +45,6 @@ The neighbour of the ranks at the edge of a grid; mpi4py's ``MPI.PROC_NULL`` mea
 
 UNDEFINED = -32766
 """As a color: no group. It is MPI_UNDEFINED of Open MPI, of MPICH, and of MPI's standard ABI."""
-
-
-class Family(Enum):
-    """The families of operations; each has a type of its own below."""
-
-    BARRIER = auto()
-    REDUCTION = auto()
-    DISTRIBUTION = auto()
-    GATHERING = auto()
-    OBJECTS = auto()
-    MESSAGE = auto()
-    EXCHANGE = auto()
-
-
-class Kind(IntEnum):
-    """The operations; the lower-case name is the public one, the second value the family."""
-
-    family: Family
-
-    def __new__(cls, number: int, family: Family) -> Kind:
-        """Make the number, which knows its family."""
-        kind = int.__new__(cls, number)
-        kind._value_, kind.family = number, family
-        return kind
-
-    __hash__ = int.__hash__  # Enum's own is a Python function, and these are looked up a lot
-
-    BARRIER = 0, Family.BARRIER
-    ALL_REDUCE = 1, Family.REDUCTION
-    REDUCE = 2, Family.REDUCTION
-    REDUCE_SCATTER = 3, Family.REDUCTION
-    SCAN = 4, Family.REDUCTION
-    EXSCAN = 5, Family.REDUCTION
-    BROADCAST = 6, Family.DISTRIBUTION
-    ALL_GATHER = 7, Family.GATHERING
-    GATHER = 8, Family.GATHERING
-    SCATTER = 9, Family.DISTRIBUTION
-    ALLTOALL = 10, Family.GATHERING
-    BROADCAST_OBJECT_LIST = 11, Family.OBJECTS
-    ALL_GATHER_OBJECT = 12, Family.OBJECTS
-    GATHER_OBJECT = 13, Family.OBJECTS
-    SCATTER_OBJECT_LIST = 14, Family.OBJECTS
-    ALL_TO_ALL_OBJECT = 15, Family.OBJECTS
-    SEND = 16, Family.MESSAGE
-    RECV = 17, Family.MESSAGE
-    SEND_OBJECT_LIST = 18, Family.MESSAGE
-    RECV_OBJECT_LIST = 19, Family.MESSAGE
-    BATCH_ISEND_IRECV = 20, Family.MESSAGE
-    EXCHANGE = 21, Family.EXCHANGE
-
-
-ARRAYS = frozenset({Family.REDUCTION, Family.DISTRIBUTION, Family.GATHERING})
-"""Collectives on arrays."""
-
-COLLECTIVES = ARRAYS | {Family.BARRIER, Family.OBJECTS}
-"""What all ranks of a group call."""
-
-OPTIONAL = frozenset({Family.EXCHANGE})
-"""Collectives that a transport may leave out; see `Transport.takes_exchanges`."""
-
-Row = TypeVar("Row")
-
-
-def table_for(
-    name: str,
-    families: Collection[Family],
-    rows: Mapping[Kind, Row],
-    without: Iterable[Kind] = (),
-) -> dict[Kind, Row]:
-    """Return `rows` if there is one for each operation of `families` that is not in `without`.
-
-    Called when a module is imported, so that an operation that nobody has thought of is found
-    there and then, and not as a rank that hangs.
-
-    Raises:
-        TypeError: an operation has no row, or a row is of no use; the message names them.
-
-    """
-    wanted = {kind for kind in Kind if kind.family in families} - set(without)
-    wrong = [
-        f"{words} {', '.join(kind.name for kind in sorted(kinds))}"
-        for words, kinds in (("lacks", wanted - set(rows)), ("must not have", set(rows) - wanted))
-        if kinds
-    ]
-    if wrong:
-        families_in_words = ", ".join(sorted(each.name.lower() for each in families))
-        raise TypeError(
-            f"the table {name}, of the operations of {families_in_words}, {' and '.join(wrong)}: "
-            "give it one row for each operation of these families, or name it in `without`"
-        )
-    return dict(rows)
 
 
 Shape = tuple[int, ...]
@@ -544,32 +452,6 @@ def refused(call: Collective, error: Exception) -> Refusal:
     """Return what stands for `call` on a rank that cannot take part in it."""
     return Refusal(call.kind, call.root, error, ended=call.ended)
 
-
-LOOSE = frozenset(
-    {
-        Kind.ALL_GATHER,
-        Kind.GATHER,
-        Kind.SCATTER,
-        Kind.ALLTOALL,
-        Kind.ALL_GATHER_OBJECT,
-        Kind.GATHER_OBJECT,
-        Kind.SCATTER_OBJECT_LIST,
-        Kind.ALL_TO_ALL_OBJECT,
-    }
-)
-"""Operations whose ranks may bring different shapes or sizes; see `Call.detail`."""
-
-ROOTED = frozenset(
-    {
-        Kind.REDUCE,
-        Kind.BROADCAST,
-        Kind.GATHER,
-        Kind.SCATTER,
-        Kind.BROADCAST_OBJECT_LIST,
-        Kind.GATHER_OBJECT,
-        Kind.SCATTER_OBJECT_LIST,
-    }
-)
 
 END_OF_BLOCK = 1
 """`root` of the all_gather_object at the end of a block of `together`: no other one matches it."""

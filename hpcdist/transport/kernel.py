@@ -111,6 +111,19 @@ def address_of(data: Any) -> int:
     return int(np.asarray(data).__array_interface__["data"][0])
 
 
+def can_merge(dtype: np.dtype) -> bool:
+    """Return whether there is a compiled loop that merges arrays of a dtype."""
+    return dtype.isnative and dtype.name in _MERGES
+
+
+def merge(to: NumpyArray, first: NumpyArray, second: NumpyArray) -> None:
+    """Write two sorted arrays without NaN as one, equal elements of the first one first."""
+    compiled.merge(_MERGES[to.dtype.name], to, first, second)
+
+
+_MERGES: dict[str, int] = getattr(compiled, "MERGES", {})
+
+
 def copy_in(to: NumpyArray, data: NumpyArray) -> None:
     """Copy contiguous `data` to memory that other ranks read next."""
     if compiled is None:

@@ -16,6 +16,11 @@ class Membership:
 
     A rank learns that another one has left when it waits for something for a while, or asks:
     `look`.
+
+    Args:
+        ranks: the members.
+        listen: takes in what has been said meanwhile, and notes it here.
+
     """
 
     def __init__(self, ranks: Sequence[int], listen: Callable[[], None] = lambda: None) -> None:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
 
 from hpcdist.errors import UsageError
-from hpcdist.transport.call import Kind
+from hpcdist.transport.base import LinkCost
+from hpcdist.transport.kinds import Kind
 
 FORMAT = 1
 KiB, MiB = 1 << 10, 1 << 20
@@ -173,18 +175,49 @@ def read_rules(path: str | None) -> tuple[TuningRule, ...]:
         UsageError: the file cannot be read or is not a tuning file.
 
     """
+    with _reading(path):
+        return (*(_rule(row) for row in _content(path)["rules"]), *DEFAULT)
+
+
+def read_costs(path: str | None) -> dict[str, LinkCost]:
+    """Return what moving data costs by the tuning file at `path`: on "one" node, on "several".
+
+    What was not measured is left out.
+
+    Raises:
+        UsageError: the file cannot be read or is not a tuning file.
+
+    """
+    with _reading(path):
+        costs = _content(path).get("costs", {})
+        return {nodes: _cost(costs[nodes]) for nodes in ("one", "several") if nodes in costs}
+
+
+def _content(path: str | None) -> dict[str, Any]:
     if path is None:
-        return DEFAULT
+        return {"rules": []}
+    given: dict[str, Any] = json.loads(Path(path).read_text())
+    if given["format"] != FORMAT:
+        raise ValueError(f"format {given['format']}, expected {FORMAT}")
+    return given
+
+
+@contextmanager
+def _reading(path: str | None) -> Iterator[None]:
     try:
-        given = json.loads(Path(path).read_text())
-        if given["format"] != FORMAT:
-            raise ValueError(f"format {given['format']}, expected {FORMAT}")
-        return (*(_rule(row) for row in given["rules"]), *DEFAULT)
+        yield
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"HPCDIST_TUNING={path} is not a usable tuning file: {type(error).__name__}: {error}; "
             "write one with `hpcdist tune`, or unset the variable"
         ) from error
+
+
+def _cost(given: dict[str, Any]) -> LinkCost:
+    cost = LinkCost(float(given["alpha"]), float(given["beta"]))
+    if not all(0 < each < math.inf for each in cost):
+        raise ValueError(f"alpha and beta are seconds above 0, got {given}")
+    return cost
 
 
 def _rule(row: dict[str, Any]) -> TuningRule:

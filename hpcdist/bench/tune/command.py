@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,16 @@ from hpcdist.bench.progress import Bar, on_terminal, progress_option
 from hpcdist.bench.rank_command import RankCommand, on_rank_0, start_ranks
 from hpcdist.bench.runfile import check_writable, describe_setting
 from hpcdist.bench.tables import plain_console, print_table
-from hpcdist.bench.tune.measure import Effort, Plan, measure
-from hpcdist.bench.tune.rules import Series, Timing, costs_of, timings_as_json, tuned
+from hpcdist.bench.tune.measure import Effort, Plan, measure, measure_costs
+from hpcdist.bench.tune.rules import Nodes, Series, Timing, costs_of, timings_as_json, tuned
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.diagnostics.installation import own_version
 from hpcdist.errors import UsageError
 from hpcdist.runtime.place import read_place
 from hpcdist.runtime.process import snapshot
-from hpcdist.text import read_counts, read_sizes, volume
-from hpcdist.transport.call import Kind
+from hpcdist.text import bandwidth, duration, read_counts, read_sizes, volume
+from hpcdist.transport.base import LinkCost
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.tuning import (
     FORMAT,
     OPERATIONS,
@@ -108,9 +109,10 @@ def _tune(plan: Plan, output: str | None, progress: bool) -> None:
     bar = Bar(progress and world.rank == 0)
     try:
         timings = measure(world, plan, notes, bar.at)
+        costs = measure_costs(world, plan.ranks, plan.effort)
     finally:
         bar.clear()
-    on_rank_0(world, lambda: _report(timings, setting, notes, output))
+    on_rank_0(world, lambda: _report(timings, costs, setting, notes, output))
 
 
 def busy(load: float) -> list[str]:
@@ -122,7 +124,11 @@ def busy(load: float) -> list[str]:
 
 
 def _report(
-    timings: Sequence[Timing], setting: dict[str, Any], notes: Sequence[str], output: str | None
+    timings: Sequence[Timing],
+    costs: Mapping[Nodes, LinkCost],
+    setting: dict[str, Any],
+    notes: Sequence[str],
+    output: str | None,
 ) -> None:
     console = plain_console()
     rules = tuned(timings)
@@ -133,10 +139,15 @@ def _report(
         columns = dict.fromkeys(rows[0], str)
         where = f"{ranks} ranks on {nodes} node{'s' * (nodes == 'several')}"
         print_table(console, where, columns, rows, _CAPTION)
+    for nodes, cost in costs.items():
+        console.print(
+            f"between ranks on {nodes} node{'s' * (nodes == 'several')}: "
+            f"{duration(cost.alpha)} a message, {bandwidth(1 / cost.beta)}"
+        )
     for note in dict.fromkeys(notes):
         console.print(note)
     if output is not None and timings:
-        write_tuning(output, setting, rules, timings)
+        write_tuning(output, setting, rules, timings, costs)
         console.print(f"wrote {output}: {len(rules)} rules; use it by HPCDIST_TUNING={output}")
 
 
@@ -170,13 +181,18 @@ def _gain(algorithm: Algorithm, ratio: float) -> str:
 
 
 def write_tuning(
-    path: str, setting: dict[str, Any], rules: Sequence[TuningRule], timings: Sequence[Timing]
+    path: str,
+    setting: dict[str, Any],
+    rules: Sequence[TuningRule],
+    timings: Sequence[Timing],
+    costs: Mapping[Nodes, LinkCost],
 ) -> None:
     """Write a tuning file, complete or not at all."""
     tuning = {
         "format": FORMAT,
         "made": {"hpcdist": own_version(), **setting},
         "rules": rules_as_json(rules),
+        "costs": {nodes: cost._asdict() for nodes, cost in costs.items()},
         "measured": timings_as_json(timings),
     }
     target = Path(path)

@@ -10,15 +10,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
+import numpy as np
+
 from hpcdist.bench.harness import wait_quietly
 from hpcdist.bench.interleaved import Call, Interleaved, interleave
 from hpcdist.bench.libraries.hpcdist import start_own
 from hpcdist.bench.plan import LARGEST
 from hpcdist.bench.task import Task, make_task, read_dtype, result_bytes
-from hpcdist.bench.tune.rules import NUMBERS, REDUCING, Arrays, Nodes, Timing
+from hpcdist.bench.tune.rules import NUMBERS, REDUCING, Arrays, Nodes, Timing, link_cost
 from hpcdist.comm import collectives
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import destroy_process_group, new_group
+from hpcdist.comm.memory import zeros
+from hpcdist.transport.base import LinkCost
 from hpcdist.transport.reduction import ReduceOp
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.tuning import (
@@ -162,6 +166,41 @@ def measure(
             destroy_process_group(team.group)
         wait_quietly(world.mpi_comm)
     return timings
+
+
+def measure_costs(world: Group, ranks: Sequence[int], effort: Effort) -> dict[Nodes, LinkCost]:
+    """Measure what moving data costs between the first so many ranks. Collective over the world.
+
+    Args:
+        world: all ranks of the job.
+        ranks: numbers of ranks, ascending; of those that are on one node, or on several, the last
+            one counts.
+        effort: how many rounds.
+
+    """
+    found: dict[Nodes, LinkCost] = {}
+    for count in ranks:
+        if world.rank < count:
+            group = new_group(world.ranks[:count])
+            nodes: Nodes = "one" if group.one_node else "several"
+            found[nodes] = _link_cost(group, effort)
+            destroy_process_group(group)
+        wait_quietly(world.mpi_comm)
+    return found
+
+
+def _link_cost(group: Group, effort: Effort) -> LinkCost:
+    large = min(_LARGE, min(LARGEST, LARGEST_ON_NODE // group.nranks) // group.nranks)
+    nbytes, candidates = {"small": 8, "large": large}, {}
+    for name, each in nbytes.items():
+        x, out = zeros(each, np.uint8, group), zeros(each * group.nranks, np.uint8, group)
+        candidates[name] = partial(collectives.all_gather, out, x, group)
+    found = interleave(group.mpi_comm, candidates, rounds=effort.rounds, sample_s=effort.sample_s)
+    return link_cost(found.best("small"), found.best("large"), group.nranks, large)
+
+
+_LARGE = 4 << 20
+"""Bytes of each rank's part, from which what a byte costs is measured; less on many ranks."""
 
 
 def _gather(world: Group, ranks: int, notes: list[str]) -> BenchGroup:

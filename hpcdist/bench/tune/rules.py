@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any, Literal, NamedTuple
 
+from hpcdist.transport.base import LinkCost
 from hpcdist.transport.tuning import STAGED_UP_TO, Algorithm, TuningRule
 
 Arrays = Literal["ordinary", "shared"]
@@ -107,6 +108,29 @@ def _numbers(timing: Timing) -> Numbers:
     """Between nodes one rule serves all numbers, hence the worst of them decides."""
     alike = timing.operation not in REDUCING or timing.nodes == "several"
     return "any" if alike else NUMBERS[timing.dtype]
+
+
+def link_cost(small_s: float, large_s: float, ranks: int, nbytes: int) -> LinkCost:
+    """Return what a message and a byte cost, from gathering nothing and from gathering much.
+
+    As the planner of arrays across ranks has it: messages follow each other in a tree, then all
+    that is there has been written once, as fast as memory is copied.
+
+    Args:
+        small_s: seconds of an all_gather of next to nothing.
+        large_s: seconds of one of large parts.
+        ranks: how many there are.
+        nbytes: of each part.
+
+    """
+    rounds = (ranks - 1).bit_length() + 1
+    moved = large_s - small_s - COPY_S * nbytes * ranks
+    floor = COPY_S / 10  # what is gained by copying past the caches is not free
+    return LinkCost(small_s / rounds, max(moved / (nbytes * (ranks - 1)), floor))
+
+
+COPY_S = 1e-10
+"""Seconds a byte copied, as in `mesh.planner`."""
 
 
 # ---- which algorithms are good enough at a size

@@ -96,7 +96,14 @@ class ReturnQueue:
 
 
 class MultiprocessContext:
-    """A spawned job: `join` waits for it, `results` has what the ranks returned, by rank."""
+    """A spawned job, made by `spawn`: `join` waits for it.
+
+    Attributes:
+        results: what the ranks returned, by rank, once they have ended.
+        processes: a process for each rank, as multiprocessing has them.
+        return_queues: a queue for each rank, with what it returned.
+
+    """
 
     def __init__(self, job: Job, directory: str, said: list[bytes], daemon: bool) -> None:
         size = job.command.size

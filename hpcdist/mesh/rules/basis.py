@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,10 @@ def as_dist(value: Any, mesh: ProcessMesh) -> DistArray:
     if is_dist(value):
         return settled(value)
     whole = np.asarray(value)
-    return make(whole, whole_on(mesh, whole.shape))
+    layout = whole_on(mesh, whole.shape)
+    if mesh.coordinate is None:  # outside there is nothing
+        whole = np.empty((0,) * max(1, whole.ndim), whole.dtype)
+    return make(whole, layout)
 
 
 def mesh_of(*values: Any) -> ProcessMesh:
@@ -173,23 +177,60 @@ def dimensions(axis: Any, ndim: int) -> tuple[int, ...]:
 
 def dimension(axis: Any, ndim: int) -> int:
     """Return the dimension that `axis` means."""
-    number = axis.__index__()
+    number = operator.index(axis)
     if not -ndim <= number < ndim:
         raise AxisError(number, ndim)
-    return number % ndim  # type: ignore[no-any-return]
+    return number % ndim
 
 
 def combined(part: Any, mesh: ProcessMesh, axes: Iterable[int], op: ReduceOp) -> Any:
     """Reduce an array of this rank over axes of the mesh, in place, and return it."""
-    axes = [axis for axis in axes if mesh.shape[axis] > 1]
+    axes = [axis for axis in axes if mesh.sizes[axis] > 1]
     if not axes or not part.size or mesh.coordinate is None:
         return part
-    if len(axes) == sum(length > 1 for length in mesh.shape):
+    if part.dtype.kind == "m" and op is ReduceOp.SUM:
+        return _sum_of_durations(part, mesh, axes)
+    if len(axes) == sum(length > 1 for length in mesh.sizes):
         all_reduce(part, op, mesh.group)
         return part
     for axis in axes:
-        all_reduce(part, op, mesh.get_group(mesh.dim_names[axis]))
+        all_reduce(part, op, mesh.get_group(mesh.names[axis]))
     return part
+
+
+def _sum_of_durations(part: Any, mesh: ProcessMesh, axes: Sequence[int]) -> Any:
+    """Add durations as integers, in place; with NaT anything is NaT."""
+    missing = np.isnat(part)
+    numbers = np.where(missing, 0, part.view(np.int64))
+    total, count = combined(np.stack([numbers, missing]), mesh, axes, ReduceOp.SUM)
+    part[...] = np.where(count > 0, np.iinfo(np.int64).min, total).view(part.dtype)
+    return part
+
+
+def failing_alike(
+    compute: Callable[[], Any], mesh: ProcessMesh, axes: Iterable[int], otherwise: Exception
+) -> Any:
+    """Return what `compute` gives on this rank; where it fails on any rank, fail on all of them.
+
+    Collective over the axes of the mesh: one small reduction more. It is for what may fail because
+    of values that only some ranks have.
+
+    Args:
+        compute: what may fail.
+        mesh: the ranks.
+        axes: along which other ranks have other values.
+        otherwise: the error of ranks whose own values are fine.
+
+    """
+    result: Any = None
+    error: Exception | None = None
+    try:
+        result = compute()
+    except Exception as raised:  # whatever it is, the others are told
+        error = raised
+    if combined(np.array([error is not None], np.uint8), mesh, axes, ReduceOp.MAX)[0]:
+        raise error or otherwise
+    return result
 
 
 def part_number(layout: Layout, dim: int, place: Coordinate | None = None) -> int:
@@ -199,7 +240,7 @@ def part_number(layout: Layout, dim: int, place: Coordinate | None = None) -> in
     """
     number, here = 0, layout.mesh.coordinate if place is None else place
     for axis in layout.axes[dim] if here is not None else ():
-        number = number * layout.mesh.shape[axis] + here[axis]  # type: ignore[index]
+        number = number * layout.mesh.sizes[axis] + here[axis]  # type: ignore[index]
     return number
 
 
@@ -207,5 +248,25 @@ def of_all_parts(part: Any, layout: Layout, dim: int) -> Any:
     """Return what each part along a dimension has to tell: arrays of one shape, stacked."""
     told = np.zeros((len(layout.cuts[dim]) - 1, *part.shape), part.dtype)
     told[part_number(layout, dim)] = part
-    # Only one rank of those that are added has other than 0 in a row.
-    return combined(told, layout.mesh, layout.axes[dim], ReduceOp.SUM)
+    # Only one rank has other than 0 in a row; of bits, -0.0 stays what it is.
+    combined(told.reshape(-1).view(np.uint8), layout.mesh, layout.axes[dim], ReduceOp.BOR)
+    return told
+
+
+def line_of(layout: Layout, dim: int) -> list[int]:
+    """Return which ranks of the mesh's group have the parts along a dimension beside this one's."""
+    mesh, axes = layout.mesh, layout.axes[dim]
+    here, ranks = mesh.coordinate, sorted(mesh.process_ids)
+    line = []
+    for digits in np.ndindex(*[mesh.shape[axis] for axis in axes]):
+        place = list(here or ())
+        for axis, digit in zip(axes, digits, strict=True):
+            place[axis] = digit
+        line.append(ranks.index(mesh.rank_at(tuple(place))))
+    return line
+
+
+def shapes_of(layout: Layout) -> list[tuple[int, ...]]:
+    """Return the shapes of the parts of the ranks of the mesh's group."""
+    places = map(layout.mesh.coordinate_of, sorted(layout.mesh.process_ids))
+    return [layout.local_shape(place) for place in places if place is not None]

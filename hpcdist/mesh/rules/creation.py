@@ -1,7 +1,8 @@
 """Functions that make arrays: each rank makes its part.
 
-`mesh` is that of `get_mesh` if not given, or else all ranks; `placements` are `Replicate` if not
-given. What is made like another array lies where that does.
+`mesh` is that of `get_mesh` if not given, or else all ranks; `placements` are those of
+`array_policy` if not given, or else `Replicate`. What is made like another array lies where that
+does. The first array starts hpcdist, if the program has not.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist.comm.session import require_session
+from hpcdist.comm.environment import init_parallel_env
 from hpcdist.errors import UsageError
 from hpcdist.mesh.boxes import Box
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, layout_of, make_layout
 from hpcdist.mesh.placements import Placement
+from hpcdist.mesh.policy import usual_placements
 from hpcdist.mesh.process_mesh import ProcessMesh, get_mesh
 from hpcdist.mesh.rules.basis import (
     as_dist,
@@ -34,7 +36,7 @@ from hpcdist.mesh.rules.basis import (
     uncut,
 )
 from hpcdist.mesh.rules.pointwise import aligned, part_of
-from hpcdist.mesh.rules.shapes import expand_dims
+from hpcdist.mesh.rules.shapes import broadcast_to, expand_dims, ravel, stack
 from hpcdist.mesh.rules.table import rule
 
 Placements = Sequence[Placement]
@@ -42,7 +44,8 @@ Placements = Sequence[Placement]
 
 def current_mesh() -> ProcessMesh:
     """Return the mesh of new arrays: that of `get_mesh`, or all ranks."""
-    return get_mesh() or ProcessMesh([*range(len(require_session().world.ranks))])
+    ranks = init_parallel_env().ranks
+    return get_mesh() or ProcessMesh(ranks)
 
 
 def new_layout(shape: Any, mesh: ProcessMesh | None, placements: Placements | None) -> Layout:
@@ -50,13 +53,17 @@ def new_layout(shape: Any, mesh: ProcessMesh | None, placements: Placements | No
     lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if any(length < 0 for length in lengths):
         raise ValueError(f"negative dimensions are not allowed: {shape}")
-    layout = layout_of(mesh or current_mesh(), [*map(operator.index, lengths)], placements)
+    mesh = mesh or current_mesh()
+    if placements is None:
+        placements = usual_placements(len(lengths), mesh.ndim)
+    layout = layout_of(mesh, [*map(operator.index, lengths)], placements)
     if layout.is_partial:
         raise UsageError(f"a new array has values, not contributions: {placements} has a Partial")
     return layout
 
 
-def _check_device(device: Any) -> None:
+def check_device(device: Any) -> None:
+    """Raise `UsageError` for a device on which no arrays are made."""
     if device not in (None, "cpu"):
         raise UsageError(f"arrays are made in host memory, device='cpu', got {device!r}")
 
@@ -81,7 +88,7 @@ def zeros(
     placements: Placements | None = None,
 ) -> DistArray:
     """Return a new array of zeros."""
-    _check_device(device)
+    check_device(device)
     layout = new_layout(shape, mesh, placements)
     return _made(layout, lambda box: np.zeros(_shape_of(box), dtype))
 
@@ -95,7 +102,7 @@ def ones(
     placements: Placements | None = None,
 ) -> DistArray:
     """Return a new array of ones."""
-    _check_device(device)
+    check_device(device)
     layout = new_layout(shape, mesh, placements)
     return _made(layout, lambda box: np.ones(_shape_of(box), dtype))
 
@@ -109,7 +116,7 @@ def empty(
     placements: Placements | None = None,
 ) -> DistArray:
     """Return a new array of any values."""
-    _check_device(device)
+    check_device(device)
     layout = new_layout(shape, mesh, placements)
     return _made(layout, lambda box: np.empty(_shape_of(box), dtype))
 
@@ -124,7 +131,7 @@ def full(
     placements: Placements | None = None,
 ) -> DistArray:
     """Return a new array of one value."""
-    _check_device(device)
+    check_device(device)
     layout = new_layout(shape, mesh, placements)
     _, (value,) = aligned((fill_value,), layout)
     return _made(layout, lambda box: np.full(_shape_of(box), value, dtype))
@@ -134,7 +141,7 @@ def _like(function: Callable[..., Any]) -> Callable[..., Any]:
     def made(
         x: Any, /, dtype: Any = None, *, device: Any = None, shape: Any = None, **_: Any
     ) -> DistArray:
-        _check_device(device)
+        check_device(device)
         dtype = x.dtype if dtype is None else dtype
         if shape is not None and tuple(np.atleast_1d(shape)) != x.shape:
             mesh, placements = x.layout.mesh, x.layout.placements
@@ -157,7 +164,7 @@ def full_like(
     x: Any, /, fill_value: Any, dtype: Any = None, *, device: Any = None, **_: Any
 ) -> DistArray:
     """Return a new array of one value, in the shape and layout of `x`."""
-    _check_device(device)
+    check_device(device)
     layout = uncut(x.layout, ())
     (value,) = aligned((fill_value,), layout)[1]
     return make(np.full(x.local.shape, value, x.dtype if dtype is None else dtype), layout)
@@ -178,22 +185,33 @@ def arange(
     placements: Placements | None = None,
 ) -> DistArray:
     """Return numbers from `start` to before `stop`, by `step`."""
-    _check_device(device)
+    check_device(device)
     if stop is None:
         start, stop = 0, start
     kind = np.dtype(dtype) if dtype is not None else _of_numbers(start, stop, step)
     length = max(math.ceil((stop - start) / step), 0)
+    if length and kind.kind in "iu" and isinstance(start, int):
+        np.array(start, kind)  # raises NumPy's error, if it does not fit
     layout = new_layout((length,), mesh, placements)
 
     def part(box: Box) -> Any:
+        ((lo, hi),) = box
+        if kind.kind in "iu" and all(isinstance(each, int) for each in (start, step)):
+            return _counted(start + lo * step, hi - lo, step, kind)
         # NumPy takes the first two numbers, and goes on by their difference.
         one, two = (np.asarray(each).astype(kind) for each in (start, start + step))
-        ((lo, hi),) = box
         if kind.kind in "iu":
             return (one + np.arange(lo, hi) * (two - one)).astype(kind)
         return one + np.arange(lo, hi, dtype=kind) * (two - one)
 
     return _made(layout, part)
+
+
+def _counted(first: int, count: int, step: int, kind: Any) -> Any:
+    """Return integers from the first one on; numbers without a sign wrap, so that all fit."""
+    unsigned = np.dtype(f"u{kind.itemsize}")
+    start, by = (np.array(each % 256**kind.itemsize, unsigned) for each in (first, step))
+    return (np.arange(count).astype(unsigned) * by + start).view(kind)
 
 
 def _of_numbers(*numbers: Any) -> Any:
@@ -214,7 +232,7 @@ def linspace(
     placements: Placements | None = None,
 ) -> DistArray:
     """Return `num` numbers at equal distances, from `start` to `stop`."""
-    _check_device(device)
+    check_device(device)
     if num < 0:
         raise ValueError(f"Number of samples, {num}, must be non-negative.")
     layout = new_layout((num,), mesh, placements)
@@ -274,7 +292,7 @@ def _frequencies(
     placements: Placements | None,
 ) -> DistArray:
     """Return ``places[0]`` frequencies; from half of ``places[1]`` on they are negative."""
-    _check_device(device)
+    check_device(device)
     length, period = places
     layout = new_layout((length,), mesh, placements)
 
@@ -299,7 +317,7 @@ def eye(
     placements: Placements | None = None,
 ) -> DistArray:
     """Return a matrix with ones on a diagonal, else zeros."""
-    _check_device(device)
+    check_device(device)
     layout = new_layout((n_rows, n_rows if n_cols is None else n_cols), mesh, placements)
     return make(diagonal_mask(layout, k).astype(dtype), layout)
 
@@ -318,9 +336,9 @@ def _triangle(name: str) -> Callable[..., Any]:
     numpys = getattr(np, name)
 
     def part_of(x: Any, /, k: int = 0) -> DistArray:
-        if x.ndim < 2:
-            raise ValueError(f"{name} is of matrices, but this array has {x.ndim} dimensions")
-        x = settled(x)
+        if x.ndim < 1:
+            raise ValueError(f"{name} is of matrices, but this array has no dimensions")
+        x = broadcast_to(x, x.shape * 2) if x.ndim == 1 else settled(x)
         (row, _), (col, _) = own_box(x.layout)[-2:]
         return make(numpys(x.local, _shifted(k, row, col)), x.layout)
 
@@ -346,7 +364,11 @@ def asarray(
     placements: Placements | None = None,
 ) -> DistArray:
     """Return `obj` as a DistArray: of an ordinary array, the same on every rank, each its part."""
-    _check_device(device)
+    check_device(device)
+    if isinstance(obj, (list, tuple)):
+        if copy is False:
+            raise ValueError(f"an array of a {type(obj).__name__} needs a copy")
+        obj = _joined(obj)
     if is_dist(obj):
         if mesh is not None or placements is not None:
             mesh = mesh or obj.layout.mesh
@@ -356,28 +378,39 @@ def asarray(
                 raise ValueError(f"an array of {dtype} needs a copy of the one of {obj.dtype}")
             return make(obj.local.astype(dtype), obj.layout)
         return make(obj.local.copy(), obj.layout) if copy else obj
-    if isinstance(obj, (list, tuple)):
-        obj = _numbers(obj)
     whole = np.asarray(obj, dtype)
-    if copy is False and whole is not obj and not hasattr(obj, "__buffer__"):
+    if copy is False and whole.size and not np.may_share_memory(whole, np.asarray(obj)):
         raise ValueError("an array of this object needs a copy")
     layout = new_layout(whole.shape, mesh, placements)
-    part = whole[own_slices(layout)]
-    # A view of a part would keep the whole.
-    shared = layout.is_replicated and part.ndim > 0 and not copy
+    here: Any = (*own_slices(layout), ...)
+    part = whole[here]
+    # A view of a part keeps the whole, so it is made only where it is asked for.
+    shared = not copy and (copy is False or (layout.is_replicated and part.ndim > 0))
     return make(part if shared else np.array(part), layout)
 
 
-def _numbers(tree: Any) -> Any:
-    """Return nested lists with the one-element arrays in them as numbers."""
+def _joined(tree: Any) -> Any:
+    """Return nested lists with the DistArrays in them stacked, and those of one number as that."""
     if is_dist(tree):
-        return np.asarray(tree)
-    return [_numbers(each) for each in tree] if isinstance(tree, (list, tuple)) else tree
+        return tree if tree.ndim else np.asarray(tree)
+    if not isinstance(tree, (list, tuple)):
+        return tree
+    items = [_joined(each) for each in tree]
+    return stack(items) if any(map(is_dist, items)) else items
 
 
-def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> DistArray:
+def from_dlpack(
+    x: Any,
+    /,
+    *,
+    device: Any = None,
+    copy: bool | None = None,
+    mesh: ProcessMesh | None = None,
+    placements: Placements | None = None,
+) -> DistArray:
     """Return an array of another library, the same on every rank, as a DistArray."""
-    return asarray(x if is_dist(x) else np.from_dlpack(x), device=device, copy=copy or None)
+    array = x if is_dist(x) else np.from_dlpack(x)
+    return asarray(array, device=device, copy=copy, mesh=mesh, placements=placements)
 
 
 @rule("meshgrid")
@@ -387,6 +420,7 @@ def meshgrid(*arrays: Any, indexing: str = "xy", sparse: bool = False, copy: boo
         raise ValueError("Valid values for `indexing` are 'xy' and 'ij'.")
     mesh = mesh_of(*arrays) if any(map(is_dist, arrays)) else current_mesh()
     given = [as_dist(each, mesh) for each in arrays]
+    given = [ravel(each) if each.ndim > 1 else each for each in given]
     count = len(given)
     places = [*range(count)]
     if indexing == "xy" and count > 1:

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.rules.basis import (
     along,
+    combined,
     delivered,
     dimension,
     make,
@@ -20,27 +22,57 @@ from hpcdist.mesh.rules.basis import (
     part_number,
     settled,
 )
+from hpcdist.mesh.rules.overflow import in_turn, may_leave, watched
 from hpcdist.mesh.rules.pointwise import pointwise
 from hpcdist.mesh.rules.shapes import broadcast_to, concat, ravel
 from hpcdist.mesh.rules.table import rule
+from hpcdist.transport.reduction import ReduceOp
 
 
 def running(x: Any, axis: int | None, ufunc: Any, dtype: Any, out: Any = None) -> Any:
     """Return `ufunc` run along a dimension, or over the flat array."""
-    x = settled(ravel(x) if axis is None else x)
-    dim = dimension(axis or 0, x.ndim)
-    part = np.asarray(ufunc.accumulate(x.local, axis=dim, dtype=dtype))
-    if x.layout.axes[dim]:
-        total = ufunc.reduce(
-            part[along(dim, slice(-1, None) if part.shape[dim] else slice(None))],
-            axis=dim,
-            keepdims=True,
-            dtype=part.dtype,
-        )
-        totals = of_all_parts(total, x.layout, dim)
-        before = ufunc.reduce(totals[: part_number(x.layout, dim)], axis=0, dtype=part.dtype)
-        ufunc(before, part, out=part)
+    x = settled(ravel(x) if axis is None or not x.ndim else x)
+    dim = dimension(0 if axis is None else axis, x.ndim)
+    if not x.layout.axes[dim]:
+        part = np.asarray(ufunc.accumulate(x.local, axis=dim, dtype=dtype))
+    elif ufunc is np.multiply and may_leave(x, dtype):
+        part = _product_of_parts(x, dim, dtype)
+    else:
+        part = _from_part_to_part(x, dim, ufunc, dtype)
     return delivered(make(part, x.layout), out)
+
+
+def _from_part_to_part(x: DistArray, dim: int, ufunc: Any, dtype: Any) -> Any:
+    """Run over this rank's part, and start from what the parts before come to."""
+    part = ufunc.accumulate(x.local, axis=dim, dtype=dtype)
+    dtype = None if part.dtype.kind == "m" else part.dtype  # which NumPy does not take
+    if part.shape[dim]:
+        total = part[along(dim, slice(-1, None))]
+    else:
+        total = ufunc.reduce(part, axis=dim, keepdims=True, dtype=dtype)
+    totals = of_all_parts(total, x.layout, dim)
+    if part_number(x.layout, dim) == 0:
+        return part
+    # An accumulation begins with the first total, not with a 0 that would turn -0.0 into 0.0.
+    before = ufunc.accumulate(totals[: part_number(x.layout, dim)], axis=0, dtype=dtype)[-1]
+    return ufunc(before, part, out=part)
+
+
+def _product_of_parts(x: DistArray, dim: int, dtype: Any) -> Any:
+    """Run over this rank's part; if numbers leave their range, part after part."""
+    mesh, axes = x.layout.mesh, x.layout.axes[dim]
+    part, left = watched(lambda: _from_part_to_part(x, dim, np.multiply, dtype))
+    if not combined(np.array([left], np.uint8), mesh, axes, ReduceOp.MAX)[0]:
+        return part
+
+    def after(before: Any) -> Any:
+        numbers = np.concatenate([before, x.local.astype(part.dtype)], dim)
+        return np.multiply.accumulate(numbers, axis=dim)
+
+    start = np.ones([1 if each == dim else n for each, n in enumerate(part.shape)], part.dtype)
+    last = along(dim, slice(-1, None))
+    before, _ = in_turn(start, lambda value: after(value)[last], mesh, axes)
+    return after(before)[along(dim, slice(1, None))]
 
 
 def _dtype(x: Any, dtype: Any) -> Any:
@@ -95,7 +127,7 @@ def _cumulative(
 ) -> Any:
     if axis is None and x.ndim != 1:
         raise ValueError(f"axis must be given for an array of {x.ndim} dimensions")
-    dim = dimension(axis or 0, x.ndim)
+    dim = dimension(0 if axis is None else axis, x.ndim)
     result = running(x, dim, ufunc, dtype)
     if include_initial:
         shape = [1 if each == dim else length for each, length in enumerate(x.shape)]
@@ -106,7 +138,7 @@ def _cumulative(
 @rule("diff")
 def diff(a: Any, /, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
     """Return the differences of neighbours along a dimension; only the seams travel."""
-    dim = dimension(axis, a.ndim)
+    a, dim = settled(a), dimension(axis, a.ndim)
     if n < 0:
         raise ValueError(f"order must be non-negative but got {n}")
     if n == 0:

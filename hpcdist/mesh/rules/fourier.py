@@ -93,7 +93,7 @@ def _along_one(x: DistArray, step: Step, norm: Any, later: set[int]) -> DistArra
         return _here(x, step, norm)
     if home is None:
         return _in_four_steps(x, step, norm)  # type: ignore[no-any-return]
-    return _here(resharded(x, _moved(x.layout, step.dim, home)), step, norm)
+    return _here_again(x, _moved(x.layout, step.dim, home), step, norm)
 
 
 def _home(layout: Layout, dim: int, later: set[int]) -> int | None:
@@ -109,15 +109,21 @@ def _home(layout: Layout, dim: int, later: set[int]) -> int | None:
 
 def _moved(layout: Layout, dim: int, home: int) -> Layout:
     """Return the layout in which what cuts `dim` cuts `home`."""
-    axes, cuts = [*layout.axes], [*layout.cuts]
-    axes[home], axes[dim] = axes[home] + axes[dim], ()
-    even = [None if each in (dim, home) else cut for each, cut in enumerate(cuts)]
-    return make_layout(layout.mesh, layout.shape, axes, even)
+    key = "moved", dim, home
+    found: Layout | None = layout.memo.get(key)
+    if found is None:
+        axes = [*layout.axes]
+        axes[home], axes[dim] = axes[home] + axes[dim], ()
+        even = [None if each in (dim, home) else cut for each, cut in enumerate(layout.cuts)]
+        found = layout.remember(key, make_layout(layout.mesh, layout.shape, axes, even))
+    return found
 
 
-def _here(x: DistArray, step: Step, norm: Any) -> DistArray:
-    """Transform this rank's part, along a dimension that is not cut."""
-    layout, part = _lengthened(x.layout, step.dim, step.length), x.local
+def _here(x: DistArray, step: Step, norm: Any, *, is_ours: bool = False) -> DistArray:
+    """Transform this rank's part, along a dimension that is not cut; where it is, if `is_ours`."""
+    layout, part = x.layout, x.local
+    if layout.shape[step.dim] != step.length:
+        layout = _lengthened(layout, step.dim, step.length)
     dtype = _dtype(step.kind, x.dtype)
     if not part.size:
         here = layout.mesh.coordinate
@@ -126,9 +132,15 @@ def _here(x: DistArray, step: Step, norm: Any) -> DistArray:
     function = getattr(np.fft, step.kind)
     if not _TAKES_OUT or type(part) is not np.ndarray:
         return make(function(part, step.points, step.dim, norm), layout)
-    room = room_for(layout, part, dtype)
+    is_like = is_ours and layout is x.layout and dtype == part.dtype
+    room = part if is_like else room_for(layout, part, dtype)
     function(part, step.points, step.dim, norm, out=room)
     return make(room, layout)
+
+
+def _here_again(x: DistArray, layout: Layout, step: Step, norm: Any) -> DistArray:
+    """Transform an array in another layout, where it is not cut along the dimension."""
+    return _here(resharded(x, layout), step, norm, is_ours=layout is not x.layout)
 
 
 def _lengthened(layout: Layout, dim: int, length: int) -> Layout:
@@ -155,7 +167,9 @@ def _in_four_steps(x: Any, step: Step, norm: Any) -> Any:
         half = _of_length(x, dim, points // 2 + 1)
         mirrored = flip(half[along(dim, slice(1, (points + 1) // 2))], dim)
         whole = concat([half, np.conj(mirrored)], axis=dim)
-        result = pointwise(lambda part: part.real.copy(), _line(whole, dim, norm, inverse=True))
+        result = pointwise(
+            lambda part: part.real.astype(dtype), _line(whole, dim, norm, inverse=True)
+        )
     else:
         whole = _of_length(x, dim, points)
         result = _line(whole, dim, norm, inverse=step.kind == "ifft")
@@ -202,9 +216,8 @@ def _four_steps(x: DistArray, rows: int, norm: Any, *, inverse: bool) -> Any:
 
 
 def _forced(x: DistArray, step: Step, norm: Any, *, home: int) -> DistArray:
-    if _is_cut(x.layout, step.dim):
-        x = resharded(x, _moved(x.layout, step.dim, home))
-    return _here(x, step, norm)
+    layout = _moved(x.layout, step.dim, home) if _is_cut(x.layout, step.dim) else x.layout
+    return _here_again(x, layout, step, norm)
 
 
 def _circle(turns: Any, period: int, inverse: bool) -> Any:

@@ -7,6 +7,7 @@ takes one place of it to all ranks along the axes that cut it.
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any, NamedTuple
 
@@ -16,12 +17,14 @@ from hpcdist.errors import UsageError
 from hpcdist.mesh.boxes import Box
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
-from hpcdist.mesh.policy import without_rule
-from hpcdist.mesh.rules import masks, taking
+from hpcdist.mesh.process_mesh import ProcessMesh
+from hpcdist.mesh.rules import masks, placing, taking
 from hpcdist.mesh.rules.basis import (
     arranged,
+    as_dist,
     broadcast,
     cutting,
+    failing_alike,
     is_dist,
     make,
     mesh_of,
@@ -31,7 +34,7 @@ from hpcdist.mesh.rules.basis import (
     settled,
 )
 from hpcdist.mesh.rules.pointwise import part_of
-from hpcdist.mesh.rules.shapes import flip, reshape, without_cuts
+from hpcdist.mesh.rules.shapes import flip, moveaxis, reshape, without_cuts
 
 _NUMBERS = (bool, int, float, complex, np.generic)
 
@@ -206,25 +209,131 @@ def _array(part: Any) -> Any:
 
 
 def _by_arrays(x: DistArray, items: tuple[Any, ...]) -> Any:
-    """Return what a mask or integer arrays select."""
+    """Return what a mask or integer arrays select.
+
+    Several arrays are one array of indices into the dimensions that they index, taken as one.
+    """
     if len(items) == 1 and _is_mask(items[0]):
         return masks.chosen(x, items[0])
-    where = [place for place, item in enumerate(items) if not _is_basic(item)]
-    if len(where) == 1 and not _is_mask(items[where[0]]):
-        (place,) = where
-        rest = (*items[:place], slice(None), *items[place + 1 :])
-        if not any(item is None or isinstance(item, (int, np.integer)) for item in rest):
-            dims = [item for item in rest if item is not Ellipsis]
-            dim = place if Ellipsis not in items[:place] else x.ndim - (len(items) - place)
-            if len(dims) <= x.ndim:
-                index = items[place]
-                if isinstance(index, list) and not np.size(index):
-                    index = np.asarray(index, np.intp)
-                return taking.take(getitem(x, rest), index, axis=dim)
-    return without_rule("indexing by arrays", operator.getitem, (x, items), {}, _ARRAYS_HINT)
+    found = _divided(items, x)
+    return _taken(getitem(x, found.rest), found)
 
 
-_ARRAYS_HINT = "Index one dimension by an array at a time, as take(a, indices, axis=0) does"
+class _Chosen(NamedTuple):
+    """An index by arrays."""
+
+    rest: tuple[Any, ...]
+    """It without them: a basic index, which leaves the dimensions whole that they index."""
+    dims: list[int]
+    """The dimensions that they index of what that selects."""
+    indices: list[DistArray]
+    home: int
+    """The first dimension of the result that they have."""
+
+
+def _divided(items: tuple[Any, ...], x: DistArray) -> _Chosen:
+    items = _without_masks(items, x)
+    chosen = [place for place, item in enumerate(items) if not _is_basic(item) or _is_number(item)]
+    rest = tuple(slice(None) if place in chosen else item for place, item in enumerate(items))
+    of_rest = _dims(rest, x.ndim + sum(item is None for item in rest))
+    dims = [of_rest[place] for place in chosen]
+    if x.layout.mesh.coordinate is None:
+        for place, dim in zip(chosen, dims, strict=True):
+            _check_outside(items[place], dim - rest[:place].count(None), x.shape)
+    indices = [_as_index(items[place], x.layout.mesh) for place in chosen]
+    together = chosen == [*range(chosen[0], chosen[-1] + 1)]
+    return _Chosen(rest, dims, indices, dims[0] if together else 0)
+
+
+def _without_masks(items: tuple[Any, ...], x: DistArray) -> tuple[Any, ...]:
+    """Return an index with the places where masks are true instead of the masks."""
+    spans = [
+        0 if item is None or item is Ellipsis else np.ndim(item) if _is_mask(item) else 1
+        for item in items
+    ]
+    found: list[Any] = []
+    dim = 0
+    for item, span in zip(items, spans, strict=True):
+        if not _is_mask(item):
+            found.append(item)
+        elif span:
+            mask = masks.over(as_dist(item, x.layout.mesh), x.shape[dim:])
+            found += masks.nonzero(mask) if is_dist(item) else _nonzero(item, mask.shape)
+        else:
+            raise UsageError(
+                "a mask without dimensions is an index of its own, not one of several; take it by "
+                "itself first, a[mask]"
+            )
+        dim += x.ndim - sum(spans) if item is Ellipsis else span
+    return tuple(found)
+
+
+def _nonzero(mask: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return where a mask that every rank has is true; one without elements is nowhere."""
+    whole = np.asarray(mask)
+    return np.nonzero(whole if whole.shape == shape else np.zeros(shape, bool))
+
+
+def _check_outside(item: Any, dim: int, shape: tuple[int, ...]) -> None:
+    """Refuse on a rank outside the mesh what the ranks of the mesh refuse."""
+    if not is_dist(item):
+        taking.check_indices(np.asarray(item), shape[dim], dim)
+
+
+def _is_number(item: Any) -> bool:
+    return item is not None and item is not Ellipsis and item.__class__ is not slice
+
+
+def _as_index(item: Any, mesh: ProcessMesh) -> DistArray:
+    if isinstance(item, (list, tuple)) and not np.size(item):
+        item = np.asarray(item, np.intp)
+    return as_dist(item, mesh)
+
+
+def _dims(items: tuple[Any, ...], ndim: int) -> list[int]:
+    """Return which dimension of what they select each item of a basic index is about."""
+    spare = ndim - len(items) + sum(item is Ellipsis for item in items)
+    dims, dim = [], 0
+    for item in items:
+        dims.append(dim)
+        dim += spare if item is Ellipsis else 1
+    return dims
+
+
+def _taken(x: DistArray, found: _Chosen) -> Any:
+    """Return the elements at places along some dimensions."""
+    dims, indices, home = found.dims, found.indices, found.home
+    if len(dims) == 1:
+        return taking.take(x, indices[0], axis=dims[0])
+    shape = broadcast(*[each.shape for each in indices])
+    places = [
+        taking.valid(each, x.shape[dim], dim) for dim, each in zip(dims, indices, strict=True)
+    ]
+    x = moveaxis(x, dims, [*range(len(dims))])
+    whole = all(each.layout.is_replicated for each in places)
+    if whole and not cutting(x.layout, range(len(dims))):
+        taken = _taken_here(x, [each.local for each in places], shape)
+    else:
+        flat: Any = 0
+        for length, each in zip(x.shape, places, strict=False):
+            flat = flat * length + each
+        lines = reshape(x, (math.prod(x.shape[: len(dims)]), *x.shape[len(dims) :]))
+        taken = taking.take(lines, flat, axis=0)
+    return moveaxis(taken, [*range(len(shape))], [*range(home, home + len(shape))])
+
+
+def _taken_here(x: DistArray, places: list[Any], shape: tuple[int, ...]) -> DistArray:
+    """Return the elements at places along the first dimensions, which are not cut."""
+    layout, depth, new = x.layout, len(places), len(shape)
+    final = make_layout(
+        layout.mesh,
+        (*shape, *layout.shape[depth:]),
+        (*((),) * new, *layout.axes[depth:]),
+        (*(None,) * new, *layout.cuts[depth:]),
+    )
+    if layout.mesh.coordinate is None:
+        return make(np.empty((0,) * len(final.shape), x.dtype), final)
+    return make(np.asarray(x.local[tuple(places)]), final)
 
 
 def _is_basic(item: Any) -> bool:
@@ -238,11 +347,14 @@ def _is_basic(item: Any) -> bool:
 def _is_mask(item: Any) -> bool:
     if isinstance(item, (bool, np.bool_)):
         return True
-    return (is_dist(item) or isinstance(item, (np.ndarray, list))) and _dtype(item).kind == "b"
+    return (is_dist(item) or isinstance(item, (np.ndarray, list))) and _kind(item) == "b"
 
 
-def _dtype(item: Any) -> Any:
-    return item.dtype if hasattr(item, "dtype") else np.asarray(item).dtype
+def _kind(item: Any) -> str:
+    try:
+        return str(item.dtype.kind if hasattr(item, "dtype") else np.asarray(item).dtype.kind)
+    except ValueError:  # nested lists of different lengths are no mask
+        return ""
 
 
 # ---- assignment
@@ -257,13 +369,11 @@ def setitem(x: DistArray, key: Any, value: Any) -> None:
         )
     items = key if key.__class__ is tuple else (key,)
     if not all(map(_is_basic, items)):
-        if len(items) == 1 and _is_mask(items[0]):
+        if len(items) == 1 and _is_mask(items[0]) and np.ndim(items[0]):
             masks.assign(x, items[0], value)
             return
-        raise UsageError(
-            f"assignment to elements chosen by integer arrays has no rule for {x.layout!r}; assign "
-            "to slices, or where a mask is true"
-        )
+        _assign_by_arrays(x, items, value)
+        return
     selection = selected(x.layout, items)
     here: Any = (*selection.here(own_box(x.layout)), ...)
     part = x.local[here]
@@ -293,6 +403,42 @@ def setitem(x: DistArray, key: Any, value: Any) -> None:
         array = array[0]
     array = np.broadcast_to(array, shape).reshape(wanted)
     part[...] = np.flip(array, selection.reversed)[own_slices(selection.layout)]
+
+
+def _assign_by_arrays(x: DistArray, items: tuple[Any, ...], value: Any) -> None:
+    if len(items) == 1 and _is_mask(items[0]):  # one without dimensions
+        if bool(items[0]):
+            setitem(x, (None, ...), value)
+        return
+    mesh = x.layout.mesh
+    found, selection, places = failing_alike(
+        lambda: _assignment(x, items, value),
+        mesh,
+        range(mesh.ndim),
+        IndexError("another rank has a wrong index or value; give all ranks the same"),
+    )
+    if mesh.coordinate is None:
+        return
+    here = selection.here(own_box(x.layout))
+    placing.place(
+        x, here, selection.layout, found.dims, places, found.home, selection.reversed, value
+    )
+
+
+def _assignment(
+    x: DistArray, items: tuple[Any, ...], value: Any
+) -> tuple[_Chosen, Selection, list[DistArray]]:
+    """Return what an index by arrays means, and its places, if the value fits."""
+    found = _divided(items, x)
+    if None in found.rest:
+        raise UsageError(
+            "an assignment by arrays of indices makes no new dimensions: leave None out of "
+            f"{found.rest}, and give the value the shape without"
+        )
+    selection = selected(x.layout, found.rest)
+    places = placing.places_of(found.indices, found.dims, x.shape)
+    placing.check_value(x, selection.layout, found.dims, places, found.home, value)
+    return found, selection, places
 
 
 def _trimmed(value: DistArray, ndim: int) -> DistArray:

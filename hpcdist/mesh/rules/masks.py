@@ -18,50 +18,63 @@ from hpcdist.mesh.rules.basis import (
     as_dist,
     broadcast,
     delivered,
+    failing_alike,
     is_dist,
     make,
+    mesh_of,
     of_all_parts,
     own_box,
     resharded,
     settled,
+    whole_on,
 )
 from hpcdist.mesh.rules.pointwise import part_of, pointwise
-from hpcdist.mesh.rules.shapes import moveaxis, permute_dims, ravel, stack
+from hpcdist.mesh.rules.shapes import moveaxis, permute_dims, ravel, reshape, stack
 from hpcdist.mesh.rules.table import rule
 
 
 def chosen(x: DistArray, mask: Any) -> DistArray:
     """Return the elements of `x` where the mask is true."""
-    x, mask, depth = _together(x, mask)
-    if depth == 0:
-        part = x.local[np.asarray(mask.local)]
-        layout = make_layout(
-            x.layout.mesh, (int(mask.local), *x.shape), ((), *x.layout.axes), (None, *x.layout.cuts)
-        )
-        return make(part, layout)
-    part = x.local[mask.local]
-    return make(part, counted(x.layout, depth, part.shape[0]))
+    x, mask = _together(x, mask)
+    return make(x.local[mask.local], _selected(x, mask))
+
+
+def _selected(x: DistArray, mask: DistArray) -> Layout:
+    """Return the layout of what a mask selects, which lies as the array does."""
+    layout = x.layout
+    if mask.ndim:
+        return counted(layout, mask.ndim, int(np.count_nonzero(mask.local)))
+    shape = (int(mask.local), *x.shape)
+    return make_layout(layout.mesh, shape, ((), *layout.axes), (None, *layout.cuts))
 
 
 def _fitting(x: DistArray, mask: Any) -> DistArray:
     """Return a mask over the first dimensions of an array."""
-    fitting: DistArray = as_dist(mask, x.layout.mesh)
-    if fitting.shape != x.shape[: fitting.ndim]:
+    return over(as_dist(mask, x.layout.mesh), x.shape)
+
+
+def over(mask: DistArray, shape: tuple[int, ...]) -> DistArray:
+    """Return a mask over the first dimensions of a shape; one without elements selects nothing."""
+    wanted = shape[: mask.ndim]
+    if mask.shape == wanted:
+        return mask
+    fits = [each in (0, length) for each, length in zip(mask.shape, wanted, strict=False)]
+    if mask.ndim > len(shape) or not np.all(fits):
         raise IndexError(
-            f"boolean index did not match indexed array: the mask has shape {fitting.shape}, the "
-            f"array {x.shape}"
+            f"boolean index did not match indexed array: the mask has shape {mask.shape}, the "
+            f"array {shape}"
         )
-    return fitting
+    return make(np.broadcast_to(np.False_, wanted), whole_on(mask.layout.mesh, wanted))
 
 
-def _together(x: DistArray, mask: Any) -> tuple[DistArray, DistArray, int]:
-    """Return an array and a mask, moved to where the order is NumPy's; and how deep the mask is."""
+def _together(x: DistArray, mask: Any) -> tuple[DistArray, DistArray]:
+    """Return an array and a mask, moved to where the order is NumPy's."""
     mask = _fitting(x, mask)
     depth = mask.ndim
     x = resharded(x, in_order(x.layout, depth))
     layout = x.layout
     own = make_layout(layout.mesh, mask.shape, layout.axes[:depth], layout.cuts[:depth])
-    return x, resharded(mask, own), depth
+    return x, resharded(mask, own)
 
 
 def in_order(layout: Layout, depth: int) -> Layout:
@@ -130,23 +143,31 @@ def flatnonzero(a: Any) -> Any:
 @rule("argwhere")
 def argwhere(a: Any) -> Any:
     """Return the indices of the elements other than 0, a row for each element."""
+    if not a.ndim:
+        return argwhere(reshape(a, (1,)))[:, :0]
     return permute_dims(stack(nonzero(a)))
 
 
 def assign(x: DistArray, mask: Any, value: Any) -> None:
     """Write a value, or one for each element chosen, where the mask is true."""
-    if not is_dist(value) and np.ndim(value) == 0:
+    mesh = x.layout.mesh
+    mask, value = failing_alike(
+        lambda: _assignment(x, mask, value),
+        mesh,
+        range(mesh.ndim),
+        IndexError("another rank has a wrong mask or value; give all ranks the same"),
+    )
+    if mesh.coordinate is None:
+        return
+    if not is_dist(value):
         x.local[_mask_of(x, mask)] = value
         return
-    value = as_dist(value, x.layout.mesh)
     if value.ndim == 0:
         x.local[_mask_of(x, mask)] = resharded(value, part_of(x.layout, ())).local
         return
     home = x.layout
-    moved, mask, depth = _together(x, mask)
-    if depth == 0:
-        raise UsageError("an array is assigned where a mask with dimensions is true, got a number")
-    layout = counted(moved.layout, depth, int(np.count_nonzero(mask.local)))
+    moved, mask = _together(x, mask)
+    layout = _selected(moved, mask)
     if broadcast(value.shape, layout.shape) != layout.shape:
         raise ValueError(
             f"cannot assign {value.shape} values to the {layout.shape} where the mask is true"
@@ -156,9 +177,19 @@ def assign(x: DistArray, mask: Any, value: Any) -> None:
         x.local[...] = resharded(moved, home).local
 
 
-def _mask_of(x: DistArray, mask: Any) -> Any:
+def _assignment(x: DistArray, mask: Any, value: Any) -> tuple[DistArray, Any]:
+    """Return a mask that fits an array, and the value: a number, or an array across ranks."""
+    found = _fitting(x, mask)
+    mesh_of(x, found)
+    if not is_dist(value) and np.ndim(value) == 0:
+        return found, value
+    value = as_dist(value, x.layout.mesh)
+    mesh_of(x, value)
+    return found, value
+
+
+def _mask_of(x: DistArray, mask: DistArray) -> Any:
     """Return this rank's part of a mask over the first dimensions of an array."""
-    mask = _fitting(x, mask)
     depth = mask.ndim
     layout = make_layout(x.layout.mesh, mask.shape, x.layout.axes[:depth], x.layout.cuts[:depth])
     return resharded(mask, layout).local
@@ -169,8 +200,9 @@ def compress(condition: Any, a: Any, axis: int | None = None, out: Any = None) -
     """Return the places along a dimension where a condition holds."""
     if np.ndim(condition) != 1:
         raise ValueError("condition must be a 1-d array")
+    x = as_dist(a, mesh_of(condition, a))
     condition = condition != 0 if is_dist(condition) else np.asarray(condition, bool)
-    first = ravel(a) if axis is None else moveaxis(a, axis, 0)
-    first = settled(first)[: np.shape(condition)[0]]
+    first = ravel(x) if axis is None or not x.ndim else moveaxis(x, axis, 0)
+    first = first[: np.shape(condition)[0]]
     found = chosen(first, condition)
-    return delivered(moveaxis(found, 0, axis or 0), out)
+    return delivered(moveaxis(found, 0, 0 if axis is None else axis), out)

@@ -25,12 +25,13 @@ from hpcdist.mesh.rules.basis import (
     settled,
     uncut,
 )
-from hpcdist.mesh.rules.linear import singular_values, united
+from hpcdist.mesh.rules.matrices import united
 from hpcdist.mesh.rules.pointwise import pointwise
 from hpcdist.mesh.rules.products import trace
 from hpcdist.mesh.rules.reductions import max as largest, min as smallest, sum as total
 from hpcdist.mesh.rules.shapes import expand_dims, moveaxis, squeeze, stack
 from hpcdist.mesh.rules.table import rule
+from hpcdist.mesh.rules.tall import singular_values
 
 
 @rule("linalg.norm")
@@ -67,6 +68,8 @@ def _sizes(x: Any) -> Any:
 def _vector_norm(x: Any, ord: Any, dims: tuple[int, ...], keepdims: bool) -> Any:
     if isinstance(ord, str):
         raise ValueError(f"Invalid norm order {ord!r} for vectors")
+    if ord == 2:
+        return pointwise(np.sqrt, total(pointwise(_squares, x), dims, keepdims=keepdims))
     sizes = _sizes(x)
     if ord in (np.inf, -np.inf):
         return (largest if ord > 0 else smallest)(sizes, dims, keepdims=keepdims)
@@ -75,9 +78,16 @@ def _vector_norm(x: Any, ord: Any, dims: tuple[int, ...], keepdims: bool) -> Any
         return total(counted, dims, keepdims=keepdims)
     if ord == 1:
         return total(sizes, dims, keepdims=keepdims)
-    powers = pointwise(lambda part: part * part if ord == 2 else part**ord, sizes)
-    added = total(powers, dims, keepdims=keepdims)
-    return pointwise(np.sqrt if ord == 2 else lambda part: part ** (1 / ord), added)
+    added = total(pointwise(lambda part: part**ord, sizes), dims, keepdims=keepdims)
+    return pointwise(lambda part: part ** (1 / ord), added)
+
+
+def _squares(part: Any) -> Any:
+    """Return the squares of the sizes of numbers."""
+    if part.dtype.kind == "c":
+        return (part.conj() * part).real
+    part = part if part.dtype.kind == "f" else part.astype(float)
+    return part * part
 
 
 def _matrix_norm(x: Any, row: int, column: int, ord: Any, keepdims: bool) -> Any:

@@ -9,7 +9,7 @@ the next largest. Ordinary arrays are taken to be the same on every rank, which 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,11 @@ from hpcdist.errors import UsageError
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.rules.basis import (
+    arranged,
     broadcast,
+    cutting,
     delivered,
+    failing_alike,
     is_dist,
     make,
     mesh_of,
@@ -38,10 +41,36 @@ Whereabouts = Layout | tuple[int, ...] | None
 def pointwise(function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
     """Return `function` of arrays, at least one of them a DistArray, element by element."""
     layout, parts = aligned(inputs)
-    result = function(*parts, **options)
+    return _wrapped(_computed(function, layout, parts, options), layout)
+
+
+def _wrapped(result: Any, layout: Layout) -> Any:
     if isinstance(result, tuple):
         return tuple([make(result_array(each), layout) for each in result])
     return make(result_array(result), layout)
+
+
+def _computed(
+    function: Callable[..., Any], layout: Layout, parts: Sequence[Any], options: dict[str, Any]
+) -> Any:
+    """Return a function of this rank's parts; what only some of them refuse is an error on all."""
+    if function is not np.power or not _may_be_negative(*parts[:2]):
+        return function(*parts, **options)
+    return failing_alike(
+        lambda: function(*parts, **options),
+        layout.mesh,
+        cutting(layout, range(len(layout.shape))),
+        ValueError("Integers to negative integer powers are not allowed."),
+    )
+
+
+def _may_be_negative(base: Any, exponent: Any) -> bool:
+    """Return whether integers have exponents that may be negative, which NumPy refuses."""
+    if np.result_type(base, exponent).kind not in "iu":
+        return False
+    if np.ndim(exponent) == 0:
+        return bool(exponent < 0)
+    return bool(exponent.dtype.kind == "i")
 
 
 def aligned(inputs: tuple[Any, ...], target: Layout | None = None) -> tuple[Layout, list[Any]]:
@@ -123,13 +152,8 @@ def part_of(target: Layout, shape: tuple[int, ...]) -> Layout:
     if shape == target.shape:
         return uncut(target, ()) if target.is_partial else target
     first = len(target.shape) - len(shape)
-    same = [length == target.shape[dim] for dim, length in enumerate(shape, first)]
-    return make_layout(
-        target.mesh,
-        shape,
-        [target.axes[dim] if fits else () for dim, fits in enumerate(same, first)],
-        [target.cuts[dim] if fits else None for dim, fits in enumerate(same, first)],
-    )
+    dims = [dim if length == target.shape[dim] else None for dim, length in enumerate(shape, first)]
+    return arranged(target, dims)
 
 
 def into(function: Callable[..., Any], inputs: tuple[Any, ...], out: Any, options: Any) -> Any:
@@ -152,8 +176,9 @@ def into(function: Callable[..., Any], inputs: tuple[Any, ...], out: Any, option
     if any(each.layout is not target for each in outs) or target.is_partial:
         raise UsageError(f"all out must have one layout without Partial, got {outs}")
     where = options.pop("where", True)
-    _, parts = aligned((*inputs, where), target)
-    function(*parts[:-1], where=parts[-1], out=tuple(each.local for each in outs), **options)
+    _, (*parts, mask) = aligned((*inputs, where), target)
+    options |= {"where": mask, "out": tuple(each.local for each in outs)}
+    _computed(function, target, parts, options)
     return outs if len(outs) > 1 else outs[0]
 
 
@@ -167,9 +192,8 @@ def apply(function: Callable[..., Any], inputs: tuple[Any, ...], options: dict[s
     where = options.pop("where", True)
     if where is True:
         return pointwise(function, *inputs, **options)
-    return pointwise(
-        lambda *parts: function(*parts[:-1], where=parts[-1], **options), *inputs, where
-    )
+    layout, (*parts, mask) = aligned((*inputs, where))
+    return _wrapped(_computed(function, layout, parts, {**options, "where": mask}), layout)
 
 
 # ---- the table: these are no ufuncs, but of one element each all the same
@@ -200,8 +224,20 @@ def around(x: Any, /, decimals: int = 0, out: Any = None) -> Any:
 @rule("astype", method=True)
 def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None, **options: Any) -> Any:
     """Return the elements in another dtype."""
-    same = x.dtype == np.dtype(dtype)
-    return x if same and not copy else pointwise(lambda part: part.astype(dtype, **options), x)
+    if x.dtype == np.dtype(dtype) and not copy:
+        return x
+    if x.dtype.kind not in "SU" and options.get("casting") != "same_value":
+        return pointwise(lambda part: part.astype(dtype, **options), x)
+    x = settled(x)
+    return make(
+        failing_alike(
+            lambda: x.local.astype(dtype, **options),
+            x.layout.mesh,
+            cutting(x.layout, range(x.ndim)),
+            ValueError(f"elements of another rank cannot be converted to {np.dtype(dtype)}"),
+        ),
+        x.layout,
+    )
 
 
 @rule("copy", method=True)
@@ -235,12 +271,26 @@ def isclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: boo
 def _row(name: str) -> None:
     numpys = getattr(np, name)
 
-    def computed(x: Any, /, **options: Any) -> Any:
-        return pointwise(numpys, x, **options)
+    def computed(x: Any, /, *args: Any, **options: Any) -> Any:
+        return pointwise(lambda part: numpys(part, *args, **options), x)
 
     computed.__name__, computed.__doc__ = name, numpys.__doc__
     rule(name)(computed)
 
 
-for _name in ("nan_to_num", "angle", "sinc", "iscomplex", "isreal", "fix", "isneginf", "isposinf"):
+for _name in ("nan_to_num", "angle", "sinc", "iscomplex", "isreal"):
     _row(_name)
+
+
+def _row_with_out(name: str) -> None:
+    numpys = getattr(np, name)
+
+    def computed(x: Any, /, out: Any = None) -> Any:
+        return delivered(pointwise(numpys, x), out)
+
+    computed.__name__, computed.__doc__ = name, numpys.__doc__
+    rule(name)(computed)
+
+
+for _name in ("fix", "isneginf", "isposinf"):
+    _row_with_out(_name)

@@ -132,7 +132,7 @@ def _travels(
     lengths: dict[int, int],
 ) -> float:
     """Return how many elements a rank receives if an axis of the mesh cuts along a letter."""
-    ranks = layouts[0].mesh.shape[axis]
+    ranks = layouts[0].mesh.sizes[axis]
     total = 0.0
     for layout, own in zip(layouts, letters, strict=True):
         size = math.prod(layout.shape)
@@ -254,8 +254,8 @@ def tensordot(x1: Any, x2: Any, /, axes: Any = 2) -> Any:
 def outer(a: Any, b: Any, out: Any = None) -> Any:
     """Return all products of an element of one array and one of another."""
     mesh = mesh_of(a, b)
-    x, y = (ravel(as_dist(each, mesh)) for each in (a, b))
-    return delivered(tensordot(x, y, 0), out)
+    vectors = [ravel(as_dist(each, mesh)) for each in (a, b)]
+    return delivered(product(np.multiply.outer, vectors, ((0,), (1,)), (0, 1)), out)
 
 
 @rule("vecdot", "linalg.vecdot")
@@ -349,9 +349,11 @@ _ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @rule("trace", method=True)
-def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Any:
+def trace(
+    a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None
+) -> Any:
     """Return the sum along the diagonal of two dimensions."""
     x = moveaxis(a, (axis1, axis2), (-2, -1))
     mask = diagonal_mask(x.layout, offset)
     zero = x.dtype.type(0)
-    return total(make(np.where(mask, x.local, zero), x.layout), (-2, -1), dtype)
+    return total(make(np.where(mask, x.local, zero), x.layout), (-2, -1), dtype, out)

@@ -29,11 +29,17 @@ from hpcdist.mesh.rules.basis import (
     result_array,
     settled,
 )
+from hpcdist.mesh.rules.overflow import may_leave, product
 from hpcdist.mesh.rules.pointwise import aligned, pointwise
 from hpcdist.mesh.rules.table import rule
 from hpcdist.transport.reduction import ReduceOp
 
 NOT_GIVEN: Any = getattr(np, "_NoValue", None)
+
+
+def is_asked(flag: Any) -> bool:
+    """Return whether a flag that can be left out is true."""
+    return flag is not NOT_GIVEN and bool(flag)
 
 
 class Plan(NamedTuple):
@@ -51,9 +57,12 @@ class Plan(NamedTuple):
 
 def plan_reduction(layout: Layout, axis: Any, keepdims: bool) -> Plan:
     """Return how to reduce an array of this layout along `axis`."""
-    key = "reduce", tuple(axis) if isinstance(axis, list) else axis, keepdims
+    axis = axis if axis is None or axis.__class__ is int else _as_axis(axis)
+    key = "reduce", axis, keepdims
     found = layout.memo.get(key)
     if found is None:
+        if not layout.shape and axis in (0, -1):  # as NumPy takes it
+            axis = None
         dims = dimensions(axis, len(layout.shape))
         kept: list[int | None] = [
             None if dim in dims else dim
@@ -64,6 +73,13 @@ def plan_reduction(layout: Layout, axis: Any, keepdims: bool) -> Plan:
         plan = Plan(arranged(layout, kept), dims, cutting(layout, dims), count)
         found = layout.remember(key, plan)
     return found
+
+
+def _as_axis(axis: Any) -> int | tuple[int, ...]:
+    """Return what is given as an axis in integers; 1.0, which equals 1, is none of them."""
+    if isinstance(axis, (tuple, list)):
+        return tuple(map(operator.index, axis))
+    return operator.index(axis)
 
 
 def reduced(
@@ -129,10 +145,28 @@ def prod(
     where: Any = True,
 ) -> Any:
     """Return the product."""
-    result = reduced(
-        x, axis, keepdims, np.multiply.reduce, ReduceOp.PROD, None, where, dtype=_wide(x, dtype)
-    )
+    dtype = _wide(x, dtype)
+    if may_leave(x, dtype):
+        result = _product(x, axis, bool(keepdims), where, dtype)
+    else:
+        result = reduced(
+            x, axis, keepdims, np.multiply.reduce, ReduceOp.PROD, None, where, dtype=dtype
+        )
     return delivered(_started(result, initial, np.multiply), out)
+
+
+def _product(x: DistArray, axis: Any, keepdims: bool, where: Any, dtype: Any) -> DistArray:
+    """Return the product of floating-point numbers, which may leave their range on the way."""
+    x = settled(x)
+    plan = plan_reduction(x.layout, axis, keepdims)
+    part = x.local
+    if where is not True and where is not NOT_GIVEN:
+        part = np.where(_mask(x, where), part, part.dtype.type(1))
+    if not plan.axes:
+        found: Any = np.multiply.reduce(part, plan.dims, keepdims=keepdims, dtype=dtype)  # type: ignore[call-overload]
+        return make(result_array(found), plan.layout)
+    mesh = x.layout.mesh
+    return make(product(part, plan.dims, keepdims, dtype, mesh, plan.axes), plan.layout)
 
 
 def _wide(x: Any, dtype: Any) -> Any:
@@ -161,7 +195,12 @@ def all(
 @rule("count_nonzero")
 def count_nonzero(x: Any, /, axis: Any = None, *, keepdims: Any = False) -> Any:
     """Return how many elements are other than 0."""
-    return sum(pointwise(lambda part: part != 0, x), axis, np.int_, keepdims=keepdims)
+    return sum(pointwise(_truth, x), axis, np.int_, keepdims=keepdims)
+
+
+def _truth(part: Any) -> Any:
+    """Return which elements count: NaT and 1970-01-01 have their truth from NumPy, too."""
+    return part != part.dtype.type() if part.dtype.kind in "SU" else part.astype(bool)
 
 
 @rule("max", "amax", method=True)
@@ -270,6 +309,8 @@ def _mean_dtypes(given: Any, dtype: Any) -> tuple[Any, Any]:
         return dtype, dtype
     if given.kind in "bui":
         return np.float64, np.float64
+    if given.kind == "m":  # NumPy takes no dtype with a unit
+        return None, given
     return (np.float32 if given == np.float16 else given), given
 
 
@@ -371,10 +412,15 @@ def std(
     out: Any = None,
     ddof: Any = 0,
     keepdims: Any = False,
-    **options: Any,
+    *,
+    where: Any = True,
+    mean: Any = NOT_GIVEN,
+    correction: Any = NOT_GIVEN,
 ) -> Any:
     """Return the standard deviation: the root of the variance."""
-    result = var(x, axis, dtype, None, ddof, keepdims, **options)
+    result = var(
+        x, axis, dtype, None, ddof, keepdims, where=where, mean=mean, correction=correction
+    )
     return delivered(make(result_array(np.sqrt(result.local)), result.layout), out)
 
 
@@ -398,6 +444,7 @@ def _located(
 ) -> DistArray:
     x = settled(x)
     axis = None if axis is None else operator.index(axis)
+    axis = None if not x.ndim and axis in (0, -1) else axis
     plan = plan_reduction(x.layout, axis, True)
     if plan.merged == 0:
         function(np.empty(x.shape, x.dtype), axis)  # raises NumPy's error, if it is one

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from hpcdist.mesh.dist_array import DistArray
-from hpcdist.mesh.policy import without_rule
 from hpcdist.mesh.rules.basis import (
     as_dist,
     combined,
@@ -23,6 +22,7 @@ from hpcdist.mesh.rules.basis import (
 )
 from hpcdist.mesh.rules.dividing import told, traded
 from hpcdist.mesh.rules.table import rule
+from hpcdist.mesh.rules.taking import apart, take
 from hpcdist.transport.reduction import ReduceOp
 
 
@@ -33,14 +33,11 @@ def searchsorted(a: Any, v: Any, side: Any = "left", sorter: Any = None) -> Any:
         raise ValueError(f"side must be 'left' or 'right', got {side!r}")
     if np.ndim(a) != 1:
         raise ValueError(f"the sorted array must have one dimension, got {np.ndim(a)}")
-    if sorter is not None:
-        hint = "Sort the array first"
-        return without_rule(
-            "numpy.searchsorted with a sorter", np.searchsorted, (a, v, side, sorter), {}, hint
-        )
-    mesh = mesh_of(a, v)
+    mesh = mesh_of(a, v, sorter)
     ours, needles = as_dist(a, mesh), as_dist(v, mesh)
-    axes = ours.layout.axes[0]
+    if sorter is not None:
+        ours = take(ours, sorter, axis=0)
+    needles, axes = apart(needles, ours.layout, 0), ours.layout.axes[0]
     if {*axes}.intersection(cutting(needles.layout, range(needles.ndim))):
         return make(_asked(ours, needles.local, side), needles.layout)
     places = result_array(np.searchsorted(ours.local, needles.local, side))

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdist.mesh.policy import without_rule
-from hpcdist.mesh.rules.basis import is_dist, make, own_box, settled, whole_on
+from hpcdist.mesh.rules.basis import as_dist, is_dist, make, mesh_of, own_box, settled, whole_on
 from hpcdist.mesh.rules.dividing import between, near, told, traded
 from hpcdist.mesh.rules.masks import counted
 from hpcdist.mesh.rules.pointwise import pointwise
+from hpcdist.mesh.rules.searching import searchsorted
 from hpcdist.mesh.rules.shapes import ravel, reshape
+from hpcdist.mesh.rules.sorting import sort
 from hpcdist.mesh.rules.table import rule
 
 _SHAPED = np.unique(np.zeros((1, 1)), return_inverse=True)[1].ndim == 2
@@ -108,14 +110,20 @@ def isin(
     *,
     kind: Any = None,
 ) -> Any:
-    """Return which elements are among some that every rank has."""
+    """Return which elements are among others."""
     options = {"assume_unique": assume_unique, "invert": invert, "kind": kind}
-    if is_dist(test_elements):
-        if not test_elements.layout.is_replicated or not is_dist(element):
-            hint = "Let every rank have all of the elements to be found"
-            return without_rule("numpy.isin", np.isin, (element, test_elements), options, hint)
-        test_elements = test_elements.local
-    return pointwise(lambda part: np.isin(part, test_elements, **options), element)
+    if not is_dist(test_elements) or test_elements.layout.is_replicated:
+        found = test_elements.local if is_dist(test_elements) else test_elements
+        if is_dist(element):
+            return pointwise(lambda part: np.isin(part, found, **options), element)
+    mesh = mesh_of(element, test_elements)
+    both = [as_dist(each, mesh) for each in (element, test_elements)]
+    kind = np.result_type(*[each.dtype for each in both])
+    x, table = (pointwise(lambda part: part.astype(kind), each) for each in both)
+    table = sort(ravel(table))
+    found = searchsorted(table, x, "right") > searchsorted(table, x, "left")
+    found &= x == x  # NaN is equal to nothing
+    return ~found if invert else found
 
 
 def _distinct(x: Any, wanted: tuple[bool, bool, bool], equal_nan: bool) -> list[Any]:

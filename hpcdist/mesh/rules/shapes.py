@@ -17,7 +17,6 @@ import numpy as np
 from hpcdist.errors import UsageError
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
-from hpcdist.mesh.policy import without_rule
 from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.rules.basis import (
     along,
@@ -28,9 +27,11 @@ from hpcdist.mesh.rules.basis import (
     delivered,
     dimension,
     dimensions,
+    failing_alike,
     is_dist,
     make,
     mesh_of,
+    of_all_parts,
     replaced,
     resharded,
     settled,
@@ -160,12 +161,12 @@ def flip(m: Any, /, axis: Any = None) -> Any:
     """Return the array with the elements along dimensions in reverse order."""
     x = settled(m)
     dims = dimensions(axis, x.ndim)
-    axes, part = cutting(x.layout, dims), np.flip(x.local, dims)
+    axes, part = cutting(x.layout, dims), np.flip(x.local, dims) if dims else x.local
     if not axes:
         return make(part, x.layout)
     # The reversed parts lie in order on the mesh with these axes reversed.
     layout = x.layout
-    mesh = ProcessMesh(np.flip(layout.mesh.mesh, axes), layout.mesh.dim_names)
+    mesh = ProcessMesh(np.flip(layout.mesh.mesh, axes), layout.mesh.names)
     cuts = [
         tuple([layout.shape[dim] - cut for cut in reversed(each)]) if dim in dims else each
         for dim, each in enumerate(layout.cuts)
@@ -213,6 +214,8 @@ def reshape(
     if plan is None:
         plan = x.layout.remember(key, _plan_reshape(x.layout, wanted))
     before, flat, flat_after, after = plan
+    if copy is False:
+        return _shown(x, before, flat, after)
     x = resharded(x, before)
     if flat is not None:
         x = resharded(make(np.ascontiguousarray(x.local).reshape(-1), flat), flat_after)
@@ -221,6 +224,23 @@ def reshape(
         return make(np.empty((0,) * len(wanted), x.dtype), after)
     part = x.local.reshape(after.local_shape(here))
     return make(part.copy() if copy and part.base is not None else part, after)
+
+
+def _shown(x: DistArray, before: Layout, flat: Layout | None, after: Layout) -> DistArray:
+    """Return the array in another shape, in the memory that it has; fail on all ranks alike."""
+    refused = ValueError("Unable to avoid creating a copy while reshaping.")
+    mesh = x.layout.mesh
+    if before is not x.layout or flat is not None:
+        raise refused
+
+    def view() -> Any:
+        here = mesh.coordinate
+        part = x.local.reshape((0,) * len(after.shape) if here is None else after.local_shape(here))
+        if part.size and not np.may_share_memory(part, x.local):
+            raise refused
+        return part
+
+    return make(failing_alike(view, mesh, range(mesh.ndim), refused), after)
 
 
 def _shape(shape: Any, size: int) -> tuple[int, ...]:
@@ -325,6 +345,8 @@ def broadcast_to(x: Any, /, shape: Any, subok: bool = False) -> Any:
     """Return the array as if repeated to a larger shape; new dimensions are not cut."""
     x = settled(x)
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    if max(shape, default=0) > np.iinfo(np.intp).max:
+        raise ValueError("Maximum allowed dimension exceeded")
     if broadcast(x.shape, shape) != shape:
         raise ValueError(f"cannot broadcast an array of shape {x.shape} to {shape}")
     first = len(shape) - x.ndim
@@ -443,7 +465,7 @@ def unstack(x: Any, /, *, axis: int = 0) -> Any:
 @rule("array_split")
 def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> Any:
     """Return parts of the array along a dimension; nothing is moved."""
-    dim = dimension(axis, ary.ndim)
+    ary, dim = settled(ary), dimension(axis, ary.ndim)
     length = ary.shape[dim]
     if hasattr(indices_or_sections, "__len__"):
         bounds = [0, *indices_or_sections, length]
@@ -465,18 +487,39 @@ def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> Any:
 @rule("repeat", method=True)
 def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Any:
     """Return the array with each element along a dimension repeated; nothing is moved."""
+    x = settled(ravel(x) if axis is None or not x.ndim else x)
+    dim = dimension(0 if axis is None else axis, x.ndim)
     if is_dist(repeats) or np.ndim(repeats):
-        return without_rule("numpy.repeat", np.repeat, (x, repeats), {"axis": axis})
-    x = settled(ravel(x) if axis is None else x)
-    dim, times = dimension(axis or 0, x.ndim), operator.index(repeats)
+        return _repeated(x, as_dist(repeats, x.layout.mesh), dim)
+    times = operator.index(repeats)
+    if times < 0:
+        raise ValueError("repeats may not contain negative values.")
     cuts = [cut * times for cut in x.layout.cuts[dim]]
     return make(np.repeat(x.local, times, dim), replaced(x.layout, dim, cuts))
+
+
+def _repeated(x: DistArray, times: DistArray, dim: int) -> DistArray:
+    """Return the array with each element along a dimension repeated as often as it says."""
+    times = broadcast_to(times, (x.shape[dim],))
+    line = make_layout(times.layout.mesh, times.shape, (x.layout.axes[dim],), (x.layout.cuts[dim],))
+    times = resharded(times, line)
+    own = [times.local.sum(), (times.local < 0).any()]
+    counts, negative = of_all_parts(np.array(own, np.int64), line, 0).T
+    if negative.any():
+        raise ValueError("repeats may not contain negative values.")
+    cuts = np.cumsum([0, *counts.tolist()]).tolist()
+    if x.layout.mesh.coordinate is None:
+        return make(x.local, replaced(x.layout, dim, cuts))
+    return make(np.repeat(x.local, times.local, dim), replaced(x.layout, dim, cuts))
 
 
 @rule("tile")
 def tile(x: Any, repetitions: Any, /) -> Any:
     """Return the array repeated along its dimensions."""
-    times = tuple(repetitions) if isinstance(repetitions, (tuple, list)) else (repetitions,)
+    given = repetitions if np.ndim(repetitions) else (repetitions,)
+    times = tuple(map(operator.index, given))
+    if min(times, default=0) < 0:
+        raise ValueError("negative dimensions are not allowed")
     x = expand_dims(x, [*range(len(times) - x.ndim)]) if len(times) > x.ndim else settled(x)
     for dim, count in enumerate((1,) * (x.ndim - len(times)) + times):
         if count == 0:

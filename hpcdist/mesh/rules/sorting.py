@@ -1,8 +1,8 @@
 """Sorting.
 
-Where [Note: pencils] applies each rank sorts its part. An array of one dimension is divided by
-value, in one exchange, and each rank sorts what it gets (see `dividing`); the result lies as the
-array, in parts of equal length.
+Where [Note: pencils] applies each rank sorts its part. Of an array of one dimension each rank sorts
+its part, too, and merges what it gets of the others, where parts of equal length are cut anew by
+value (see `dividing`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,12 @@ from hpcdist.mesh.rules.basis import (
     dimension,
     make,
     own_box,
-    part_number,
-    replaced,
     resharded,
 )
-from hpcdist.mesh.rules.dividing import boundaries, memory, near, traded
+from hpcdist.mesh.rules.dividing import counts_told, divided, memory, traded
+from hpcdist.mesh.rules.merging import merged
 from hpcdist.mesh.rules.shapes import flip, ravel, reshape
 from hpcdist.mesh.rules.table import METHODS, rule
-
-FEW = 8
-"""Up to how many parts it is faster to compare with each boundary than to sort twice."""
 
 
 @rule("sort")
@@ -67,7 +63,7 @@ def argsort(
 ) -> Any:
     """Return the indices that sort along a dimension, or flat; equal elements in their order."""
     _check(order)
-    x = ravel(x) if axis is None else x
+    x = ravel(x) if axis is None or not x.ndim else x
     dim = dimension(-1 if axis is None else axis, x.ndim)
     result = along(
         "numpy.argsort",
@@ -119,79 +115,48 @@ def _check_places(a: Any, kth: Any, axis: int | None) -> None:
 
 
 def _sorted_line(x: DistArray) -> DistArray:
-    return _evened(_sorted(reshape(x, (x.size,))), x)
+    return _shaped(in_order(reshape(x, (x.size,))), x)
 
 
 def _order_line(x: DistArray) -> DistArray:
-    return _evened(_order(reshape(x, (x.size,))), x)
+    return _shaped(_order(reshape(x, (x.size,))), x)
 
 
-def _evened(result: DistArray, x: DistArray) -> DistArray:
-    """Return a result in the shape of an array, in parts of equal length."""
-    even = make_layout(x.layout.mesh, x.shape, x.layout.axes)
-    return resharded(reshape(result, x.shape), even)
+def _shaped(result: DistArray, x: DistArray) -> DistArray:
+    """Return a result in the shape of an array, and spread as it is."""
+    return resharded(reshape(result, x.shape), _even(x.layout))
 
 
 def in_order(x: DistArray) -> DistArray:
-    """Return the elements of an array of one dimension in order; its parts are about equal."""
-    return _sorted(x) if x.layout.axes[0] else make(np.sort(x.local), x.layout)
-
-
-def _sorted(x: DistArray) -> DistArray:
-    layout, part, lengths = x.layout, x.local, np.diff(x.layout.cuts[0])
-    places = _places(layout)
-    chosen = near(part, layout, places, lengths)
-    compares = part.dtype.kind in "biuf" and len(lengths) <= FEW
-    if not compares:
-        part = np.sort(part)
-    counts = _compared(part, chosen) if compares else _found(part, chosen)
-    ends = boundaries(*counts, layout, places, lengths)
-    if compares:
-        part = _parted(part, ends[part_number(layout, 0)])
-    received = traded(part, np.diff(ends), layout)
-    received.sort()
-    return make(received, replaced(layout, 0, ends.sum(0).tolist()))
+    """Return the elements of an array of one dimension in order, in parts of equal length."""
+    even = _even(x.layout)
+    if not x.layout.axes[0]:
+        return make(np.sort(x.local), even)
+    if x.layout.mesh.coordinate is None:
+        return make(x.local, even)
+    part = memory(x.local.size, x.dtype)
+    part[...] = x.local
+    part.sort()
+    with divided(part, x.layout, _places(even)) as runs:
+        return make(merged(runs, memory(sum(map(len, runs)), x.dtype)), even)
 
 
 def _order(x: DistArray) -> DistArray:
-    layout, lengths, places = x.layout, np.diff(x.layout.cuts[0]), _places(x.layout)
+    """Return the indices that put an array of one dimension in order."""
+    layout, even = x.layout, _even(x.layout)
     order = np.argsort(x.local, kind="stable")
+    if not layout.axes[0] or layout.mesh.coordinate is None:
+        return make(order, even)
     part, ((lo, _),) = x.local[order], own_box(layout)
-    chosen = near(part, layout, places, lengths)
-    ends = boundaries(*_found(part, chosen), layout, places, lengths)
-    values = traded(part, np.diff(ends), layout)
-    indices = traded(order + lo, np.diff(ends), layout)
-    result = indices[np.argsort(values, kind="stable")]
-    return make(result, replaced(layout, 0, ends.sum(0).tolist()))
+    counts = counts_told(part, layout, _places(even))
+    values, indices = traded(part, counts, layout), traded(order + lo, counts, layout)
+    return make(indices[np.argsort(values, kind="stable")], even)
 
 
-def _places(layout: Layout) -> Any:
-    """Return the boundaries between parts of equal length."""
-    even = make_layout(layout.mesh, layout.shape, layout.axes)
+def _places(even: Layout) -> Any:
+    """Return the boundaries between the parts."""
     return np.array(even.cuts[0][1:-1], np.int64)
 
 
-def _found(part: Any, chosen: Any) -> tuple[Any, Any]:
-    """Return how many elements of a sorted part are less than values, and less or equal."""
-    return np.searchsorted(part, chosen, "left"), np.searchsorted(part, chosen, "right")
-
-
-def _compared(part: Any, chosen: Any) -> tuple[Any, Any]:
-    """Return the same of a part in any order."""
-    numbers = part.size - np.count_nonzero(part != part)
-    below, upto = [], []
-    for value in chosen:
-        is_number = bool(value == value)
-        below.append(np.count_nonzero(part < value) if is_number else numbers)
-        upto.append(np.count_nonzero(part <= value) if is_number else part.size)
-    return np.array(below, np.int64), np.array(upto, np.int64)
-
-
-def _parted(part: Any, ends: Any) -> Any:
-    """Return a part arranged so that nothing before one of the boundaries is larger than after."""
-    arranged = memory(part.size, part.dtype)
-    arranged[...] = part
-    inner = sorted({*ends[1:-1].tolist()} - {0, part.size})
-    if inner:
-        arranged.partition(inner)
-    return arranged
+def _even(layout: Layout) -> Layout:
+    return make_layout(layout.mesh, layout.shape, layout.axes)

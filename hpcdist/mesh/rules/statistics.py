@@ -1,4 +1,4 @@
-"""Counting and searching: histograms, places in a table, sums without NaN, weighted means."""
+"""Counting and searching: histograms, places in a table, weighted means."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from hpcdist.mesh.rules.basis import (
     as_dist,
     combined,
     cutting,
-    delivered,
     dimension,
     is_dist,
     make,
+    mesh_of,
     resharded,
     settled,
     whole_on,
 )
-from hpcdist.mesh.rules.masks import where as chosen
 from hpcdist.mesh.rules.pointwise import astype, pointwise
 from hpcdist.mesh.rules.reductions import (
-    NOT_GIVEN,
+    any as exists,
+    is_asked,
     max as largest,
     mean,
     min as smallest,
     sum as total,
-    var,
 )
+from hpcdist.mesh.rules.shapes import broadcast_to
 from hpcdist.mesh.rules.table import rule
 from hpcdist.transport.reduction import ReduceOp
 
@@ -149,92 +149,43 @@ def average(
     a: Any, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: Any = False
 ) -> Any:
     """Return the mean of elements with weights, and if so asked the sum of the weights."""
-    keepdims = False if keepdims is NOT_GIVEN else keepdims
+    mesh, keepdims = mesh_of(a, weights), is_asked(keepdims)
+    axis = tuple(axis) if isinstance(axis, list) else axis
+    x = as_dist(a, mesh)
     if weights is None:
-        found = mean(a, axis, keepdims=keepdims)
-        weight: Any = np.full(found.shape, a.size / max(found.size, 1))
+        found = mean(x, axis, keepdims=keepdims)
+        weight: Any = np.full(found.shape, x.size / max(found.size, 1), found.dtype)
     else:
-        weights = weights if is_dist(weights) else np.asarray(weights)
-        if weights.shape != a.shape:
-            dim = dimension(axis, a.ndim)
-            weights = weights.reshape([-1 if each == dim else 1 for each in np.arange(a.ndim)])
-        every = pointwise(lambda x, w: np.broadcast_to(w, x.shape) * 1.0, a, weights)
-        weight = total(every, axis, keepdims=keepdims)
-        found = total(pointwise(np.multiply, a, every), axis, keepdims=keepdims) / weight
+        weights = _along(x, axis, weights if is_dist(weights) else np.asarray(weights))
+        dtype = np.result_type(x.dtype, weights.dtype, *["f8"] * (x.dtype.kind in "bui"))
+        options = {"axis": axis, "dtype": dtype, "keepdims": keepdims}
+        weight = total(weights, **options) if is_dist(weights) else weights.sum(**options)
+        if _is_zero(weight):
+            raise ZeroDivisionError("Weights sum to zero, can't be normalized")
+        weighed = pointwise(lambda part, each: np.multiply(part, each, dtype=dtype), x, weights)
+        found = total(weighed, axis, keepdims=keepdims) / weight
     if not returned:
         return found
-    return found, weight if is_dist(weight) else as_dist(weight, a.layout.mesh)
+    weight = as_dist(weight, mesh)
+    return found, weight if weight.shape == found.shape else broadcast_to(weight, found.shape)
 
 
-# ---- without NaN
+def _along(x: DistArray, axis: Any, weights: Any) -> Any:
+    """Return weights that broadcast to an array: one for each element, or for places of axes."""
+    if weights.shape == x.shape:
+        return weights
+    if axis is None:
+        raise TypeError("Axis must be specified when shapes of a and weights differ.")
+    given = axis if isinstance(axis, (tuple, list)) else (axis,)
+    dims = [dimension(each, x.ndim) for each in given]
+    if weights.shape != tuple(x.shape[dim] for dim in dims):
+        raise ValueError(
+            "Shape of weights must be consistent with shape of a along specified axis."
+        )
+    ordered = np.transpose(weights, np.argsort(dims).tolist())
+    return ordered.reshape([n if dim in dims else 1 for dim, n in enumerate(x.shape)])
 
 
-@rule("nansum")
-def nansum(
-    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False
-) -> Any:
-    """Return the sum, NaN as 0."""
-    return total(_instead(a, 0), axis, dtype, out, keepdims is True)
-
-
-@rule("nanmax")
-def nanmax(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False) -> Any:
-    """Return the largest elements that are not NaN."""
-    return _nan_extreme(a, axis, out, keepdims, largest, -np.inf)
-
-
-@rule("nanmin")
-def nanmin(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False) -> Any:
-    """Return the smallest elements that are not NaN."""
-    return _nan_extreme(a, axis, out, keepdims, smallest, np.inf)
-
-
-def _nan_extreme(a: Any, axis: Any, out: Any, keepdims: Any, function: Any, worst: float) -> Any:
-    if a.dtype.kind != "f":
-        return function(a, axis, out, keepdims is True)
-    found = function(_instead(a, worst), axis, None, keepdims is True)
-    count = total(_there(a), axis, keepdims=keepdims is True)
-    return delivered(chosen(count == 0, np.array(np.nan, a.dtype), found), out)
-
-
-@rule("nanmean")
-def nanmean(
-    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False
-) -> Any:
-    """Return the mean of the elements that are not NaN."""
-    return mean(a, axis, dtype, out, keepdims is True, where=_there(a))
-
-
-@rule("nanvar")
-def nanvar(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
-    out: Any = None,
-    ddof: Any = 0,
-    keepdims: Any = False,
-) -> Any:
-    """Return the variance of the elements that are not NaN."""
-    return var(a, axis, dtype, out, ddof, keepdims is True, where=_there(a))
-
-
-@rule("nanstd")
-def nanstd(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
-    out: Any = None,
-    ddof: Any = 0,
-    keepdims: Any = False,
-) -> Any:
-    """Return the standard deviation of the elements that are not NaN."""
-    return delivered(pointwise(np.sqrt, nanvar(a, axis, dtype, None, ddof, keepdims)), out)
-
-
-def _there(a: Any) -> Any:
-    return pointwise(lambda part: part == part, a)
-
-
-def _instead(a: Any, value: float) -> Any:
-    """Return the elements, NaN replaced."""
-    return a if a.dtype.kind not in "fc" else chosen(_there(a), a, a.dtype.type(value))
+def _is_zero(weight: Any) -> bool:
+    """Return whether any sum of weights is 0; the same on all ranks."""
+    return bool(np.any(exists(weight == 0).local if is_dist(weight) else weight == 0))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from hpcdist.arrays.device import on_device
@@ -22,6 +23,21 @@ def shard_arrays(
     layers: Any, optimizer: Any, scaler: Any, options: ShardingOptions
 ) -> tuple[ShardedModel, Any, Any]:
     """Shard a model of `Parameter`s. Collective."""
+    model = shard_model(layers, options, partial(_check_companions, optimizer, scaler))
+    return model, model.shard(optimizer), scaler
+
+
+def shard_model(
+    layers: Any, options: ShardingOptions, check: Callable[[Sequence[Any]], None]
+) -> ShardedModel:
+    """Shard a model of `Parameter`s, whose optimizer comes later. Collective.
+
+    Args:
+        layers: the model.
+        options: how.
+        check: raises a `UsageError` if the parameters that are trained are not the right ones.
+
+    """
     entries: list[tuple[str, Any]] = []
     states: list[State] = []
     problem = None
@@ -30,7 +46,7 @@ def shard_arrays(
         states = states_of(entries)
         trained = [each for _, each in entries if is_trained(each)]
         _check_groups(trained)
-        _check_companions(optimizer, scaler, trained)
+        check(trained)
         _check_offload(options, trained)
     except UsageError as error:
         problem = error
@@ -38,7 +54,7 @@ def shard_arrays(
         verify_states(states, group, error=problem)
     for group in _both(options.groups):
         broadcast_state(entries, group, group.ranks[0])
-    model = ShardedModel(
+    return ShardedModel(
         layers,
         options.level,
         options.groups,
@@ -48,7 +64,6 @@ def shard_arrays(
         ahead=options.ahead,
         sync_buffers=options.sync_buffers,
     )
-    return model, model.shard(optimizer), scaler
 
 
 def _both(groups: ShardGroups) -> list[Group]:
@@ -57,6 +72,15 @@ def _both(groups: ShardGroups) -> list[Group]:
 
 
 def _check_companions(optimizer: Any, scaler: Any, trained: Sequence[Any]) -> None:
+    check_optimizer(optimizer, trained)
+    if scaler is not None and type(scaler) is not GradScaler:
+        raise UsageError(
+            f"the scaler of a model of arrays must be an hpcdist.GradScaler or None, got {scaler!r}"
+        )
+
+
+def check_optimizer(optimizer: Any, trained: Sequence[Any]) -> None:
+    """Refuse what is no fresh optimizer of exactly the parameters that are trained."""
     if not isinstance(optimizer, Optimizer):
         raise UsageError(
             f"the optimizer of a model of arrays must be one of hpcdist.optim, got {optimizer!r}"
@@ -71,10 +95,6 @@ def _check_companions(optimizer: Any, scaler: Any, trained: Sequence[Any]) -> No
         raise UsageError(
             f"the optimizer must have exactly the {len(trained)} parameters of the model that are "
             f"trained, but has {len(own)}, or others; make it of model.named_parameters()"
-        )
-    if scaler is not None and type(scaler) is not GradScaler:
-        raise UsageError(
-            f"the scaler of a model of arrays must be an hpcdist.GradScaler or None, got {scaler!r}"
         )
 
 

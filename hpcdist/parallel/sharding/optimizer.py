@@ -18,7 +18,7 @@ from hpcdist.comm.collectives import all_reduce
 from hpcdist.errors import UsageError
 from hpcdist.optim.optimizer import Optimizer, check_keys, check_like
 from hpcdist.optim.rules import Options
-from hpcdist.optim.slices import Slice, trust_ratio
+from hpcdist.optim.slices import Slice
 from hpcdist.parallel.clipping import Measured, norm_of, power_sums, scaler
 from hpcdist.parallel.scaler import unscale
 from hpcdist.parallel.sharding.engine import Engine
@@ -108,6 +108,13 @@ class ShardedOptimizer:
 
         """
         gradients = self._owned_gradients()
+        if self._rule.measures_gradients:
+            self._advance_by_ratios(gradients)
+        else:
+            self._advance(gradients)
+        self._engine.gradients.clear()
+
+    def _advance(self, gradients: Sequence[NumpyArray]) -> None:
         for number, gradient in enumerate(gradients):
             kept = self._slices[number]
             kept.step += 1
@@ -115,34 +122,47 @@ class ShardedOptimizer:
                 part = gradient[run.start : run.stop]
                 kept.advance(part, run.options, run.start, run.stop)
             # Each unit at once, unless weights change only when all norms are known (LAMB).
-            if self._rule.measure is None:
+            if self._rule.apply is None:
                 self._engine.publish(number)
-        if self._rule.measure is not None:
-            self._apply(self._ratios())
-        self._engine.gradients.clear()
+        if self._rule.apply is not None:
+            self._apply(self._ratios([None] * len(gradients)))
 
-    def _ratios(self) -> Sequence[float]:
+    def _advance_by_ratios(self, gradients: Sequence[NumpyArray]) -> None:
+        ratios = self._ratios(gradients)
+        for number, gradient in enumerate(gradients):
+            kept = self._slices[number]
+            kept.step += 1
+            for index, start, stop, _ in self._segments[number]:
+                part = gradient[start:stop]
+                kept.advance(part, self._options[index], start, stop, ratios[index])
+            self._engine.publish(number)
+
+    def _ratios(self, gradients: Sequence[NumpyArray | None]) -> Sequence[float]:
         """Return the ratio of norms of every parameter, over all its pieces. Collective."""
         squares = np.zeros((len(self._engine.parameters), 2))
         sums: list[Any] = []
-        for kept, (index, start, stop, _) in self._pieces():
-            sums += kept.measure(self._options[index], start, stop)
-        mine = [segment.parameter for _, segment in self._pieces()]
+        for gradient, kept, (index, start, stop, _) in self._pieces(gradients):
+            part = None if gradient is None else gradient[start:stop]
+            sums += kept.measure(self._options[index], start, stop, part)
+        mine = [segment.parameter for _, _, segment in self._pieces(gradients)]
         squares[mine] = np.array(host_numbers(sums)).reshape(-1, 2)
         all_reduce(squares, group=self._engine.groups.shard)
-        return [trust_ratio(*pair) for pair in squares]
+        pairs = zip(squares.tolist(), self._options, strict=True)
+        return [self._rule.ratio_of(pair, options) for pair, options in pairs]
 
     def _apply(self, ratios: Sequence[float]) -> None:
-        for kept, segment in self._pieces():
-            index, start, stop, _ = segment
+        for _, kept, (index, start, stop, _) in self._pieces([None] * len(self._slices)):
             kept.apply(self._options[index], start, stop, ratios[index])
         for number in range(len(self._slices)):
             self._engine.publish(number)
 
-    def _pieces(self) -> Iterator[tuple[Slice, Segment]]:
-        for kept, segments in zip(self._slices, self._segments, strict=True):
+    def _pieces(
+        self, gradients: Sequence[NumpyArray | None]
+    ) -> Iterator[tuple[NumpyArray | None, Slice, Segment]]:
+        """Give the segments of all units, each with the gradient and the slice of its unit."""
+        for gradient, kept, segments in zip(gradients, self._slices, self._segments, strict=True):
             for segment in segments:
-                yield kept, segment
+                yield gradient, kept, segment
 
     def clear_grad(self) -> None:
         """Forget all gradients; ends a backward pass that is under way."""

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, final
 from hpcdist.arrays.device import DeviceRuntime, Event
 from hpcdist.errors import HpcdistError, TransportError, UsageError
 from hpcdist.transport.base import Work
-from hpcdist.transport.call import Call, Family, Gathering, label
+from hpcdist.transport.call import Call, Gathering, label
 from hpcdist.transport.device.backend import DeviceBackend, Launch
 from hpcdist.transport.device.host_waits import wait_on_host
 from hpcdist.transport.device.launch_order import LAUNCH_ORDER
+from hpcdist.transport.kinds import Family
 from hpcdist.transport.queue import Job, QueuedWork
 
 if TYPE_CHECKING:

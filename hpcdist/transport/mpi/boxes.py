@@ -6,20 +6,26 @@ to agree on. Where the boxes for the ranks are runs of memory they are sent, or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.errors import TransportError
 from hpcdist.transport.boxes import counts_per_rank, fill, packed, unpacked, view_of
-from hpcdist.transport.call import Box, Exchange
+from hpcdist.transport.call import Box, Exchange, Read, refused
 from hpcdist.transport.kernel import address_of
 from hpcdist.transport.mpi.collectives import Range, alltoall_in_pairs
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import INT_MAX, Spec
 from hpcdist.transport.parts import cut
+
+T = TypeVar("T")
+
+CHECKED_FROM = 64 << 10
+"""Bytes that a rank gives or takes from which on the ranks agree that all have memory for them."""
 
 
 class _Runs(NamedTuple):
@@ -35,28 +41,31 @@ class _Runs(NamedTuple):
         return [self.memory, counts, places, MPI.BYTE]
 
 
+class _Ready(NamedTuple):
+    """What a rank has prepared: memory for what goes to and comes from others."""
+
+    send: NumpyArray
+    given: _Runs
+    taken: _Runs
+    in_place: bool
+    """Whether what comes is where it belongs; otherwise it is unpacked then."""
+
+
 def exchange(host: MpiContext, call: Exchange, detail: Range) -> None:
     """Move the boxes of all ranks; a rank's own ones are taken from where they lie."""
-    if np.may_share_memory(call.send, call.recv):
-        call = call._replace(send=call.send.copy())
     own = [read for read in call.reads if read.rank == host.rank]
     reads = [read for read in call.reads if read.rank != host.rank]
-    gives = [give for give in call.gives if give.rank != host.rank]
-    given = _in_place(call.send, [(give.rank, give.source) for give in gives], host.size)
-    if given is None:
-        flat = packed(call, gives)
-        given = _Runs(flat, cut(flat, counts_per_rank(call, gives, host.size)))
-    taken = None
-    if call.rule is None:
-        taken = _in_place(call.recv, [(read.rank, read.target) for read in reads], host.size)
-    if taken is not None:
-        _move(host, given, taken, detail)
+
+    def prepare() -> _Ready:
+        return _prepared(host, call, reads)
+
+    ready = on_all_ranks(host, call, prepare) if detail[1] >= CHECKED_FROM else prepare()
+    call = call._replace(send=ready.send)
+    _move(host, ready.given, ready.taken, detail)
+    if ready.in_place:
         fill(call._replace(reads=own), [view_of(call.send, read.source) for read in own])
         return
-    counts = counts_per_rank(call, reads, host.size)
-    flat = np.empty(sum(counts), call.recv.dtype)
-    _move(host, given, _Runs(flat, cut(flat, counts)), detail)
-    others = iter(unpacked(call, reads, flat))
+    others = iter(unpacked(call, reads, ready.taken.memory))
     fill(
         call,
         [
@@ -66,6 +75,40 @@ def exchange(host: MpiContext, call: Exchange, detail: Range) -> None:
     )
 
 
+def on_all_ranks(host: MpiContext, call: Exchange, prepare: Callable[[], T]) -> T:
+    """Return what `prepare` makes; where it fails on a rank, fail on all. Agrees once more."""
+    try:
+        ready = prepare()
+    except Exception as error:  # no memory, or a warning that the program makes an error
+        reason = TransportError(f"what is exchanged cannot be copied for other ranks: {error}")
+        reason.__cause__ = error
+        host.agree(refused(call, reason))
+        raise reason from error
+    host.agree(call)
+    return ready
+
+
+def _prepared(host: MpiContext, call: Exchange, reads: Sequence[Read]) -> _Ready:
+    send = call.send
+    if np.may_share_memory(send, call.recv):
+        send = send.copy()
+        call = call._replace(send=send)
+    gives = [give for give in call.gives if give.rank != host.rank]
+    runs = in_place(send, [(give.rank, give.source) for give in gives], host.size)
+    given = _Runs(send, runs or [])
+    if runs is None:
+        flat = packed(call, gives)
+        given = _Runs(flat, cut(flat, counts_per_rank(call, gives, host.size)))
+    runs = None
+    if call.rule is None:
+        runs = in_place(call.recv, [(read.rank, read.target) for read in reads], host.size)
+    if runs is not None:
+        return _Ready(send, given, _Runs(call.recv, runs), in_place=True)
+    counts = counts_per_rank(call, reads, host.size)
+    flat = np.empty(sum(counts), call.recv.dtype)
+    return _Ready(send, given, _Runs(flat, cut(flat, counts)), in_place=False)
+
+
 def _move(host: MpiContext, given: _Runs, taken: _Runs, detail: Range) -> None:
     if detail[1] > INT_MAX:  # of some rank: more than one call of MPI counts
         alltoall_in_pairs(host, given.of_ranks, taken.of_ranks)
@@ -73,7 +116,9 @@ def _move(host: MpiContext, given: _Runs, taken: _Runs, detail: Range) -> None:
         host.comm.Alltoallv(given.spec(), taken.spec())
 
 
-def _in_place(array: NumpyArray, boxes: Sequence[tuple[int, Box]], size: int) -> _Runs | None:
+def in_place(
+    array: NumpyArray, boxes: Sequence[tuple[int, Box]], size: int
+) -> list[NumpyArray] | None:
     """Return boxes where they lie; None where a rank has several, or one that is no run."""
     runs = [array.reshape(-1)[:0]] * size
     for rank, box in boxes:
@@ -81,4 +126,4 @@ def _in_place(array: NumpyArray, boxes: Sequence[tuple[int, Box]], size: int) ->
         if runs[rank].size or not view.flags.c_contiguous:
             return None
         runs[rank] = view.reshape(-1)
-    return _Runs(array, runs) if array.nbytes <= INT_MAX else None
+    return runs if array.nbytes <= INT_MAX else None

@@ -18,20 +18,17 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.packing import same_memory
 from hpcdist.errors import MismatchError
 from hpcdist.transport.call import (
-    ARRAYS,
     Barrier,
     Block,
     Distribution,
-    Family,
     Gathering,
-    Kind,
     Reduction,
     Shape,
     even_blocks,
     is_apart,
     is_even,
-    table_for,
 )
+from hpcdist.transport.kinds import ARRAYS, Family, Kind, table_for
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import INT_MAX, OPS, block, numbers
 from hpcdist.transport.mpi.tags import Tag

@@ -46,6 +46,11 @@ class HierarchicalAllReduce:
         self._peers = peers
         self._count = count
 
+    @property
+    def node(self) -> SharedNode:
+        """The ranks of this node."""
+        return self._node
+
     def all_reduce(self, host: MpiContext, call: Reduction) -> None:
         """Reduce `call.recv` over the whole group, which has agreed on `call`."""
         data = call.recv

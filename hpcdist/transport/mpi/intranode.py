@@ -17,13 +17,13 @@ from hpcdist.transport.call import (
     Collective,
     Exchange,
     Gathering,
-    Kind,
     Objects,
     Reduction,
     Refusal,
     even_blocks,
 )
 from hpcdist.transport.kernel import CODES, Code, address_of, code_of, compiled, divisor_of
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.intranode_boxes import exchange_boxes
 from hpcdist.transport.mpi.intranode_objects import exchange_objects

@@ -7,6 +7,7 @@ this operation. One rank that finds no room for it is enough, and all send their
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,18 +25,22 @@ from hpcdist.transport.tuning import STAGED_UP_TO
 
 
 class _Offer(NamedTuple):
-    """What a rank publishes; `memory` is where its boxes were copied to, to be kept for others."""
+    """What a rank publishes; `memory` is where its boxes were copied to, to be kept for others.
+
+    `placed` is what this rank has taken of itself already.
+    """
 
     address: int
     payload: NumpyArray | None = None
     memory: NumpyArray | None = None
+    placed: Read | None = None
 
 
 def exchange_boxes(host: MpiContext, node: SharedNode, call: Exchange) -> None:
     """Agree on `call`, take what this rank reads, and wait for those who read its own array."""
     node.check_usable()
     try:
-        call = _apart(node, call)
+        call = send_apart(node, call)
         offer = _offer(node, call)
     except Exception as error:  # no memory, or a warning that the program makes an error
         reason = TransportError(f"what is exchanged cannot be copied for other ranks: {error}")
@@ -49,6 +54,8 @@ def exchange_boxes(host: MpiContext, node: SharedNode, call: Exchange) -> None:
         return
     places = node.places(addresses)
     try:
+        if offer.placed is not None:
+            call = call._replace(reads=[read for read in call.reads if read is not offer.placed])
         fill(call, [_piece(node, call, read, places[read.rank]) for read in call.reads])
     finally:  # where this rank fails, too: others read its array, and wait for it
         read_in_place = [place is not None and place.base != node.own_base for place in places]
@@ -56,7 +63,7 @@ def exchange_boxes(host: MpiContext, node: SharedNode, call: Exchange) -> None:
             node.finish(call, wait=read_in_place[node.rank])
 
 
-def _apart(node: SharedNode, call: Exchange) -> Exchange:
+def send_apart(node: SharedNode, call: Exchange) -> Exchange:
     """Copy what is sent where filling `recv` would change it."""
     send = call.send
     if not np.may_share_memory(send, call.recv):
@@ -79,16 +86,32 @@ def _offer(node: SharedNode, call: Exchange) -> _Offer:
     if address:
         return _Offer(address)
     if send.nbytes <= STAGED_UP_TO:
-        _copy_given(send, gives, node.staged(node.rank, 1 - node.control.turn, send.nbytes))
+        copy_given(send, gives, node.staged(node.rank, 1 - node.control.turn, send.nbytes))
         return _Offer(IN_STAGE)
+    placed = _placed(node, call)
+    if placed is not None:
+        return placed
     room = node.heap.empty(send.nbytes)
     if room is None:
         return _Offer(0)
-    _copy_given(send, gives, room)
+    copy_given(send, gives, room)
     return _Offer(node.shared_address(room), memory=room)
 
 
-def _copy_given(send: NumpyArray, gives: list[Give], room: NumpyArray) -> None:
+def _placed(node: SharedNode, call: Exchange) -> _Offer | None:
+    """Copy this rank's array to where it wants it itself, if that is whole and others see it."""
+    for read in call.reads:
+        own = read.rank == node.rank and volume_of(read.source) == math.prod(call.shape)
+        target = view_of(call.recv, read.target)
+        if own and call.rule is None and target.flags.c_contiguous:
+            address = node.shared_address(target)
+            if address:
+                copy_box(target, call.send)
+                return _Offer(address, placed=read)
+    return None
+
+
+def copy_given(send: NumpyArray, gives: list[Give], room: NumpyArray) -> None:
     """Copy the boxes that others take to their places in `room`, each once."""
     copied = room.view(send.dtype).reshape(send.shape)
     boxes = {tuple((each.start, each.stop) for each in give.source): give for give in gives}
@@ -108,6 +131,10 @@ def _piece(node: SharedNode, call: Exchange, read: Read, place: Place | None) ->
             f"rank {node.ranks[read.rank]} gives nothing in {call.words}, of which rank "
             f"{node.ranks[node.rank]} takes {read.source}: this is a mistake in hpcdist"
         )
+    return view_of(whole_at(call, read, place), read.source)
+
+
+def whole_at(call: Exchange, read: Read, place: Place) -> Any:
+    """Return the array of which `read` takes a box, as it lies in another rank's memory."""
     shape = (*read.shape, *call.send.shape[len(call.shape) :])
-    whole = np.ndarray(shape, call.recv.dtype, place.memory, place.offset)
-    return view_of(whole, read.source)
+    return np.ndarray(shape, call.recv.dtype, place.memory, place.offset)

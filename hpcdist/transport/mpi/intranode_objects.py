@@ -14,7 +14,8 @@ from typing import Any
 
 from hpcdist.arrays.pickled import EAGER, Pickled, buffer_lengths
 from hpcdist.errors import TransportError
-from hpcdist.transport.call import Kind, Objects, refused
+from hpcdist.transport.call import Objects, refused
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.shm.node import SharedNode

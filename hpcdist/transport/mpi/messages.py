@@ -12,7 +12,8 @@ from mpi4py import MPI
 
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import DONE, Done, Work
-from hpcdist.transport.call import AnyMessage, Kind, Message, ObjectMessage
+from hpcdist.transport.call import AnyMessage, Message, ObjectMessage
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.datatypes import block
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.matching import Matching

@@ -11,17 +11,9 @@ from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.events import listeners
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.base import REFUSE_START, Counter, Known, Plan, Work
-from hpcdist.transport.call import (
-    ARRAYS,
-    Collective,
-    Distribution,
-    Family,
-    Kind,
-    Reduction,
-    label,
-    table_for,
-)
+from hpcdist.transport.call import Collective, Distribution, Reduction, label
 from hpcdist.transport.call_site import call_site, issued
+from hpcdist.transport.kinds import ARRAYS, Family, Kind, table_for
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import OPS, block, numbers
 from hpcdist.transport.polling import poll, raising_held

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hpcdist.config import Config
+from hpcdist.transport.base import LinkCost
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.news import Circles
 from hpcdist.transport.shm.heap import Heap
-from hpcdist.transport.tuning import TuningRule, read_rules
+from hpcdist.transport.tuning import TuningRule, read_costs, read_rules
 
 _MiB = 1 << 20
 
@@ -24,6 +25,7 @@ class Site(NamedTuple):
     heap: Heap
     nodes: Sequence[int]
     rules: Sequence[TuningRule]
+    costs: Mapping[str, LinkCost]
     allowance: Allowance
     circles: Circles
 
@@ -40,4 +42,5 @@ def make_site(config: Config, nodes: Sequence[int]) -> Site:
         nodes = [rank // pretended for rank in range(len(nodes))]
     heap = Heap(int(config.shared_heap_mb * _MiB))
     allowance = Allowance(int(config.early_mb * _MiB))
-    return Site(config, heap, nodes, read_rules(config.tuning), allowance, Circles())
+    rules, costs = read_rules(config.tuning), read_costs(config.tuning)
+    return Site(config, heap, nodes, rules, costs, allowance, Circles())

@@ -22,17 +22,19 @@ from hpcdist.transport.call import (
     AnyMessage,
     Call,
     Collective,
-    Kind,
+    Exchange,
     Message,
     ObjectMessage,
     Reduction,
     label,
 )
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.early import discard_unread
 from hpcdist.transport.mpi.exchange import mpi_exchange, shared_exchange
 from hpcdist.transport.mpi.hierarchical import HierarchicalAllReduce, open_hierarchical
+from hpcdist.transport.mpi.hierarchical_boxes import WORTH_IT, exchange_between
 from hpcdist.transport.mpi.intranode import perform
 from hpcdist.transport.mpi.matching import Matching
 from hpcdist.transport.mpi.messages import Messages
@@ -75,6 +77,8 @@ class MpiTransport(Transport):
         self.membership = host.membership
         self._rendezvous = Rendezvous(host.comm, host.ranks, host.news)
         self._hierarchical: HierarchicalAllReduce | Literal["unknown"] | None = "unknown"
+        self.nodes = [site.nodes[rank] for rank in host.ranks]
+        self._shares_nodes = not self.one_node and len({*self.nodes}) < len(self.nodes)
         self._on_devices: DeviceCalls | None = None
         self._plan_comm: MPI.Intracomm | None = None
         self._plans: WeakSet[MpiPlan] = WeakSet()
@@ -180,9 +184,12 @@ class MpiTransport(Transport):
             result = perform(host, host.node, call)
         else:
             detail = host.agree(call)
-            hierarchical = self._hierarchical_for(call)
+            hierarchical = self._hierarchical_for(call, detail)
             if hierarchical is not None and isinstance(call, Reduction):
                 hierarchical.all_reduce(host, call)
+                result = None
+            elif hierarchical is not None and isinstance(call, Exchange):
+                exchange_between(host, hierarchical.node, call)
                 result = None
             else:
                 result = OBJECT_VERBS[call.kind](host, call, detail)
@@ -190,8 +197,13 @@ class MpiTransport(Transport):
             result = call.finish(result)
         return result
 
-    def _hierarchical_for(self, call: Collective) -> HierarchicalAllReduce | None:
-        """Return the hierarchical all_reduce if `call`, agreed on by all ranks, is to use it."""
+    def _hierarchical_for(
+        self, call: Collective, detail: tuple[int, int]
+    ) -> HierarchicalAllReduce | None:
+        """Return the nodes of the group if `call`, agreed on by all ranks, is to use them."""
+        if isinstance(call, Exchange):
+            pays = self._shares_nodes and detail[1] >= WORTH_IT
+            return self.hierarchical if pays else None
         if not isinstance(call, Reduction) or call.kind is not Kind.ALL_REDUCE or self.one_node:
             return None
         algorithm = self.context.tuning_table.algorithm(
@@ -224,8 +236,18 @@ class MpiTransport(Transport):
         return plan
 
     def empty(self, nbytes: int) -> NumpyArray | None:
-        """Return memory of the heap that the ranks of the node share."""
-        return None if self.context.node is None else self.context.heap.empty(nbytes)
+        """Return memory of the heap that the ranks of the node share, if they have met."""
+        meets = isinstance(self._hierarchical, HierarchicalAllReduce)
+        return self.context.heap.empty(nbytes) if self.context.node or meets else None
+
+    def place_of(self, array: NumpyArray) -> int | None:
+        """Return where in the heap an array lies; None for other memory, and between nodes."""
+        return None if self.context.node is None else self.context.heap.offset_of(array)
+
+    def seen(self, rank: int, place: int, nbytes: int) -> NumpyArray:
+        """Return what lies at a place of the heap of a rank of the node."""
+        assert self.context.node is not None
+        return self.context.node.heap_of(rank)[place : place + nbytes]
 
     def subgroup(
         self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
@@ -253,7 +275,9 @@ class MpiTransport(Transport):
 
     def reopen(self) -> MpiTransport:
         """Duplicate the user's communicator again."""
-        return MpiTransport(self.user_comm, self.ranks, self.timeout_s, self.context.site)
+        again = MpiTransport(self.user_comm, self.ranks, self.timeout_s, self.context.site)
+        again.costs = self.costs
+        return again
 
     def together_at_end(self) -> bool:
         """Meet all ranks that have nothing left to do."""

@@ -24,6 +24,7 @@ def start_world(request: WorldRequest) -> StartedWorld:
         end_job_on_failure(world.place.rank)
         site = make_site(request.config, world.nodes)
         transport = MpiTransport(world.comm, range(world.place.size), request.timeout_s, site)
+        transport.costs = transport.context.comm.bcast(site.costs)  # of all ranks the same
         mpi.before_finalize(request.before_end)
         return transport
 

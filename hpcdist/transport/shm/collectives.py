@@ -14,19 +14,16 @@ import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call import (
-    ARRAYS,
-    LOOSE,
     AnyArrays,
     Block,
     Distribution,
     Gathering,
-    Kind,
     Reduction,
     even_blocks,
     is_even,
-    table_for,
 )
 from hpcdist.transport.kernel import address_of, code_of, combine, compiled, divisor_of
+from hpcdist.transport.kinds import ARRAYS, LOOSE, Kind, table_for
 from hpcdist.transport.shm.node import Place, SharedNode
 
 Places = Sequence[Place | None]

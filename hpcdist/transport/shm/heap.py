@@ -28,18 +28,31 @@ _LINE = 256
 
 
 class _Run:
-    """A piece of the heap in use; NumPy arrays keep it alive as their base."""
+    """A piece of the heap in use; NumPy arrays keep it alive as their base.
 
-    __slots__ = ("__array_interface__", "__weakref__", "memory")
+    It goes back to `returned` with the last of them; `place` is where it is, and how long.
+    """
 
-    def __init__(self, memory: Bytes, address: int, nbytes: int) -> None:
-        self.memory = memory
+    __slots__ = ("__array_interface__", "memory", "place", "returned")
+
+    def __init__(
+        self,
+        memory: Bytes,
+        address: int,
+        nbytes: int,
+        place: tuple[int, int],
+        returned: deque[tuple[int, int]],
+    ) -> None:
+        self.memory, self.place, self.returned = memory, place, returned
         self.__array_interface__ = {
             "version": 3,
             "shape": (nbytes,),
             "typestr": "|u1",
             "data": (address, False),
         }
+
+    def __del__(self) -> None:
+        self.returned.append(self.place)
 
 
 @final
@@ -88,9 +101,10 @@ class Heap:
             return None
         if self._lock._is_owned():  # type: ignore[attr-defined]
             return None
+        length = -(-nbytes // _LINE) * _LINE
         with self._lock:
             try:
-                offset = self._take(-(-nbytes // _LINE) * _LINE)
+                offset = self._take(length)
             except OSError as error:
                 offset, why = None, str(error)
             else:
@@ -99,10 +113,8 @@ class Heap:
             self._warn(nbytes, why)
             return None
         assert self._memory is not None
-        run = _Run(self._memory, self._base + offset, nbytes)
-        length = -(-nbytes // _LINE) * _LINE
-        weakref.finalize(run, self._returned.append, (offset, length)).atexit = False
-        return np.asarray(run)
+        address = self._base + offset
+        return np.asarray(_Run(self._memory, address, nbytes, (offset, length), self._returned))
 
     def offset_of(self, array: NumpyArray) -> int | None:
         """Return where in the segment a contiguous array lies; None for other memory."""

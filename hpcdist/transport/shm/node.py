@@ -136,6 +136,10 @@ class SharedNode:
         """The segment of the group: the control block and everyone's staging memory."""
         return self._own.memory
 
+    def heap_of(self, rank: int) -> Bytes:
+        """Return the heap of a rank, as this process sees it."""
+        return self._heaps[rank].memory
+
     def shared_address(self, data: NumpyArray) -> int:
         """Return what to publish for an array in the heap; 0 for any other."""
         offset = self.heap.offset_of(data)

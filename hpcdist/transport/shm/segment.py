@@ -29,6 +29,8 @@ _libc.mmap.argtypes = (
     ctypes.c_long,
 )
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_MADV_REMOVE = 9  # frees what lies behind a mapping; `mmap` has no name for it
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -84,6 +86,16 @@ def create_segment(nbytes: int, name: str) -> tuple[Segment, Bytes]:
     return Segment(os.getpid(), descriptor, nbytes, os.fstat(descriptor).st_ino), memory
 
 
+def map_descriptor(descriptor: int, nbytes: int) -> Bytes:
+    """Map all pages of an open segment at once; they are shared with whoever maps it, too. Local.
+
+    Raises:
+        OSError: there is no room.
+
+    """
+    return np.asarray(_Mapping(descriptor, nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE))
+
+
 def open_segment(segment: Segment, *, private: bool = False) -> Bytes:
     """Map a segment of another process, which must still hold its descriptor. Local.
 
@@ -106,3 +118,15 @@ def open_segment(segment: Segment, *, private: bool = False) -> Bytes:
         return np.asarray(_Mapping(descriptor, nbytes, flags))
     finally:
         os.close(descriptor)
+
+
+def forget(run: Bytes) -> None:
+    """Give back what lies behind the whole pages of a run of a segment: they are zeros from now on.
+
+    Local. Where the file system cannot, nothing happens.
+    """
+    start = run.__array_interface__["data"][0]
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    nbytes = (start + run.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+    if nbytes > 0:
+        _libc.madvise(first, nbytes, _MADV_REMOVE)

@@ -13,19 +13,16 @@ import numpy as np
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.boxes import fill, view_of
 from hpcdist.transport.call import (
-    COLLECTIVES,
-    OPTIONAL,
     Block,
     Collective,
     Distribution,
     Exchange,
     Gathering,
-    Kind,
     Objects,
     Reduction,
     Shape,
-    table_for,
 )
+from hpcdist.transport.kinds import COLLECTIVES, OPTIONAL, Kind, table_for
 from hpcdist.transport.parts import (
     FITTING,
     expected_counts,

@@ -14,8 +14,9 @@ from typing import Any, final
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
 from hpcdist.transport import activity
 from hpcdist.transport.base import DONE, Known, Work
-from hpcdist.transport.call import ANY_SOURCE, AnyMessage, Kind, Message, label
+from hpcdist.transport.call import ANY_SOURCE, AnyMessage, Message, label
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.queue import refusal, seconds
 from hpcdist.transport.threads.group import Envelope, ThreadGroup
 

@@ -5,26 +5,24 @@ All ranks of a group meet in a `ThreadGroup` (`group`); their messages wait ther
 
 from __future__ import annotations
 
+import ctypes
 import socket
 import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, final
 
+import numpy as np
+
+from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import UsageError
 from hpcdist.runtime.place import read_place
 from hpcdist.runtime.process import snapshot
 from hpcdist.transport.base import Plan, StartedWorld, Transport, Work, WorldRequest, watched
-from hpcdist.transport.call import (
-    MESSAGES,
-    Call,
-    Collective,
-    Kind,
-    Objects,
-    Refusal,
-    label,
-)
+from hpcdist.transport.call import MESSAGES, Call, Collective, Objects, Refusal, label
+from hpcdist.transport.kernel import address_of
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.queue import CollectiveQueue, inside
 from hpcdist.transport.threads.group import ThreadGroup
 from hpcdist.transport.threads.messages import Mailbox
@@ -114,6 +112,14 @@ class ThreadTransport(Transport):
     def plan(self, call: Collective) -> Plan | None:
         """Return None: nothing is faster than starting `call` anew."""
         return None
+
+    def place_of(self, array: NumpyArray) -> int | None:
+        """Return the address: all ranks are in one process."""
+        return address_of(array)
+
+    def seen(self, rank: int, place: int, nbytes: int) -> NumpyArray:
+        """Return what lies at an address."""
+        return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(place))
 
     def subgroup(
         self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None

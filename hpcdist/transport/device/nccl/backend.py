@@ -22,18 +22,15 @@ from hpcdist.config import Config
 from hpcdist.errors import CollectiveTimeout, HpcdistError, TransportError
 from hpcdist.runtime import gpu
 from hpcdist.transport.call import (
-    ARRAYS,
     AnyArrays,
     Block,
     Call,
     Distribution,
     Gathering,
-    Kind,
     Reduction as ReductionCall,
     even_blocks,
     is_even,
     label,
-    table_for,
 )
 from hpcdist.transport.device.backend import DeviceBackend, Launch
 from hpcdist.transport.device.choose import Candidate, Release, Standing
@@ -47,6 +44,7 @@ from hpcdist.transport.device.nccl.binding import (
 from hpcdist.transport.device.nccl.bootstrap import connect
 from hpcdist.transport.device.nccl.dtypes import BYTES, Reduction, plan_reduction
 from hpcdist.transport.device.nccl.matching import Transfer
+from hpcdist.transport.kinds import ARRAYS, Kind, table_for
 from hpcdist.transport.mpi.collectives import agree_on_counts, exchange_shapes
 from hpcdist.transport.parts import counts_of, cut, from_each, new_blocks, to_each, with_room
 from hpcdist.transport.polling import poll

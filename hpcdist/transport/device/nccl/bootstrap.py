@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, final
 
 from hpcdist.arrays.device import DeviceRuntime, Stream
 from hpcdist.errors import CollectiveTimeout, HpcdistError, TransportError
-from hpcdist.transport.call import Barrier, Kind, Refusal
+from hpcdist.transport.call import Barrier, Refusal
 from hpcdist.transport.device.nccl.binding import Binding, Communicator, failure
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.polling import poll
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, final
 from hpcdist.arrays.device import Event
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.base import Known, Work
-from hpcdist.transport.call import Kind, Message
+from hpcdist.transport.call import Message
 from hpcdist.transport.device.host_waits import arrive, wait_on_host
 from hpcdist.transport.device.staged.buffers import StagingBuffers
+from hpcdist.transport.kinds import Kind
 
 if TYPE_CHECKING:
     from hpcdist.transport.mpi.context import MpiContext

@@ -1,0 +1,53 @@
+"""`merged`: sorted arrays become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hpcdist.mesh.rules.dividing import memory
+from hpcdist.transport.kernel import can_merge, merge
+
+MANY = 16
+"""From so many runs on they are sorted anew: merging would read each element several times."""
+
+
+def merged(runs: Sequence[Any], room: Any) -> Any:
+    """Write the elements of sorted arrays to `room`, in order; return it."""
+    runs, merges = [run for run in runs if run.size], can_merge(room.dtype)
+    if len(runs) == 1:
+        room[...] = runs[0]
+    elif runs and len(runs) < MANY and merges:
+        _merge(runs, room)
+    elif runs:
+        np.concatenate(runs, out=room)
+        room.sort(kind=None if merges else "stable")  # stable sorting finds the runs
+    return room
+
+
+def _merge(runs: Sequence[Any], room: Any) -> None:
+    numbers, rest = zip(*map(_without_nan, runs), strict=True)
+    end = sum(map(len, numbers))
+    if end < room.size:
+        np.concatenate(rest, out=room[end:])
+    while len(numbers) > 2:
+        numbers = tuple(map(_pair, numbers[::2], [*numbers[1::2], numbers[-1][:0]]))
+    merge(room[:end], *numbers)
+
+
+def _pair(first: Any, second: Any) -> Any:
+    if not second.size:
+        return first
+    both = memory(first.size + second.size, first.dtype)
+    merge(both, first, second)
+    return both
+
+
+def _without_nan(run: Any) -> tuple[Any, Any]:
+    """Return the numbers of a sorted array, and what is behind them."""
+    end = run.size
+    if run[-1] != run[-1]:
+        end = np.searchsorted(run, run[-1])
+    return run[:end], run[end:]
