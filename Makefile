@@ -3,10 +3,12 @@
 #   make train    train examples/train.py on 4 ranks
 #   make test     run the usual tests: minutes
 #   make test-all run all tests, with Slurm, Open MPI and MPICH, on 1 to 4 ranks
+#   make test-rest run what `make test-all` runs beyond `make test`
 #   make dev      an environment to develop in
 #   make check    formatting, lint, types, layers
 #   make docs     build the documentation in site/
-#   make wheel    build what goes to an index in dist/, and check it
+#   make wheel    build what goes to an index in dist/, with and without the kernel, and check it
+#   make release  make wheel, and try what it built in clean environments
 #   make bench    run the benchmarks
 
 PYTHON ?= python3
@@ -22,7 +24,7 @@ export OMPI_MCA_osc = ^ucx
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_QUIET = 1
 
-.PHONY: train test test-all dev check docs wheel bench clean
+.PHONY: train test test-all test-rest dev check docs wheel release bench clean
 
 train: .venv/.train
 	$(BIN)/mpiexec -n $(RANKS) $(BIN)/python examples/train.py
@@ -33,6 +35,9 @@ test: .venv/.test .mpich/.done
 test-all: .venv/.test .mpich/.done
 	bash tests/run.sh $(BIN) all
 
+test-rest: .venv/.test .mpich/.done
+	bash tests/run.sh $(BIN) rest
+
 dev: .venv/.dev .venv/.test .mpich/.done
 
 check: .venv/.dev
@@ -41,15 +46,18 @@ check: .venv/.dev
 	$(BIN)/mypy
 	$(BIN)/python tests/typing/check.py
 	$(BIN)/lint-imports
+	$(BIN)/codespell
 
 docs: .venv/.dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python -m zensical build --strict --clean
 
 # A wheel with the compiled kernel is for every Linux whose C library is as old as this one's or
-# newer; `cibuildwheel` builds for older ones, in the images of manylinux.
+# newer; `cibuildwheel` builds for older ones, in the images of manylinux. The one without, which a
+# compiler that fails makes, is for all others.
 wheel: .venv/.dev
 	rm -rf build dist
 	$(BIN)/python -m build
+	CC=/bin/false $(BIN)/pip wheel --no-deps --wheel-dir dist dist/*.tar.gz
 	for wheel in dist/*-linux_*.whl; do \
 	    [ -e "$$wheel" ] || continue; \
 	    PATH=$(CURDIR)/$(BIN):$$PATH auditwheel repair --wheel-dir dist "$$wheel" || exit 1; \
@@ -59,11 +67,16 @@ wheel: .venv/.dev
 	$(BIN)/check-wheel-contents dist/*.whl
 	ls -l dist
 
+# What is uploaded, and that it installs: in a clean environment of each Python that is here.
+release: wheel
+	$(BIN)/python packaging/versions.py
+	$(BIN)/python packaging/clean_installs.py
+
 bench: .venv/.test .mpich/.done
 	$(BIN)/python benchmarks/run_all.py
 
 clean:
-	rm -rf .venv .mpich build dist site *.egg-info
+	rm -rf .venv .mpich .cache build dist site *.egg-info
 
 .venv/.created:
 	$(PYTHON) -m venv .venv || { echo "this Python has no venv module: apt-get install python3-venv"; exit 1; }

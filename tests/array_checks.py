@@ -359,6 +359,61 @@ INDEX = [
     *_rows("a[a > 0]\na[1, :, 2]\na[:, 1:, ::2]\na[..., -1, None]\na[a[:, :, 0] > 0]\nnp.nonzero(a)", ((4, 3, 5),)),
     *_rows("a[()]\na[None]\na[...]\n_assigned(a, (), 3.0)\n_assigned(a, Ellipsis, 4.0)", ((),)),
     *_rows("a[:3]\na[a > 0]\na[::-1]\na[:, 1]", ((0, 4),)),
+    *_rows(
+        """
+        np.take(a, (b % 5).astype(int), axis=0)
+        np.take(a, (b % 4).astype(int), axis=-1)
+        np.take(a, (b % 20).astype(int))
+        a[(b % 5).astype(int)]
+        a[(b % 5).astype(int), (b % 4).astype(int)]
+        a[(b % 5).astype(int), 1]
+        a[[0, 1], [1, 2]]
+        a[None, [0, 1], ..., 2]
+        a[[0, 1], None, [1, 2]]
+        a[[[0], [1]], [1, 2]]
+        a[a[:, 0] > 0, 1]
+        a[1:, [0, 2]][..., [1]]
+        np.repeat(a, np.abs(b[:5]).astype(int), axis=0)
+        np.repeat(a, [1, 0, 2, 3], axis=1)
+        np.repeat(a, [2], axis=1)
+        np.isin(a, b)
+        np.isin(b, a, invert=True)
+        _assigned(a, (b % 5).astype(int), 7.0)
+        _assigned(a, ((b % 5).astype(int), slice(None, None, 2)), 7.0)
+        _assigned(a, [3, 0, 3], b[:3, None])
+        _assigned(a, (slice(None, None, -1), [0, 2]), np.arange(10.0).reshape(5, 2))
+        _assigned(a, (slice(4, 0, -2), [[0, 2], [1, 3]]), b[:4].reshape(2, 2))
+        _assigned(a, ([0, 3], [[1], [2]]), b[:2])
+        _assigned(a, ([0, 3, 0], 1), b[:3])
+        _assigned(a, (a[:, 1] > 0, 2), 5.0)
+        _assigned(a, [1, 2], a[:2])
+        _assigned(a, np.array([], int), 5.0)
+        a[np.zeros((0,), bool)]
+        a[np.zeros((5, 0), bool)]
+        a[np.zeros((0, 4), bool)]
+        a[1, np.zeros(0, bool)]
+        a[..., np.zeros(0, bool)]
+        _assigned(a, np.zeros((0, 0), bool), 3.0)
+        _assigned(a, np.zeros(0, bool), b[:4])
+        _assigned(a, np.zeros(0, bool), np.zeros((0, 4)))
+        _assigned(a, True, b[:4])
+        _assigned(a, False, b[:4])
+        _assigned(a, np.array(True), a[::-1])
+        np.searchsorted(b, a, sorter=np.argsort(b))
+        """,
+        ((5, 4), (6,)),
+    ),
+    *_rows(
+        """
+        np.take_along_axis(a, (b % 5).astype(int), 0)
+        np.take_along_axis(a, (b % 4).astype(int), -1)
+        np.take_along_axis(a, (b % 20).astype(int).reshape(-1), None)
+        np.take_along_axis(a, (b[:1] % 4).astype(int), 1)
+        np.take_along_axis(a[:, 0], (b % 5).astype(int).reshape(-1), 0)
+        np.take_along_axis(a, np.argsort(a, 0), 0)
+        """,
+        ((5, 4), (5, 4)),
+    ),
 ]  # fmt: skip
 
 PRODUCTS = [
@@ -524,8 +579,19 @@ LINEAR = [
         np.linalg.solve(np.eye(5) * 2, a)
         np.linalg.matrix_power(a, 5)
         np.linalg.matrix_power(a, 0)
+        np.linalg.matrix_power(np.triu(a) + 9 * np.eye(5), -2)
+        np.linalg.inv(np.triu(a) - a.T + 7 * np.eye(5))
+        np.linalg.solve(np.triu(a) - a.T + 7 * np.eye(5), a[0])
+        np.linalg.solve(np.triu(a) - a.T + 7 * np.eye(5), np.arange(10.0).reshape(5, 2))
+        np.linalg.solve((np.triu(a) - a.T + 7 * np.eye(5))[::-1], a)
+        np.linalg.det(a)
+        np.linalg.slogdet((a + 7 * np.eye(5))[::-1])
+        np.linalg.det(a * 0)
+        np.linalg.slogdet(a * 0)
         np.trace(a, 1)
     """, ((5, 5),), exact=False),
+    *_rows("np.linalg.inv(a[::-1] + 9 * np.eye(6)[::-1])\nnp.linalg.det(a)\nnp.linalg.slogdet(a)\nnp.linalg.solve(a + 9j * np.eye(6), a)", ((6, 6),), "c16", exact=False),
+    *_rows("np.linalg.inv(a)\nnp.linalg.det(a)\nnp.linalg.slogdet(a)", ((1, 1), (0, 0)), exact=False),
     *_rows("np.linalg.cholesky(a @ a.conj().T + 9 * np.eye(5))\nnp.linalg.solve(a @ a.conj().T + 9 * np.eye(5), a)", ((5, 5),), "c16", exact=False),
     *_rows("""
         np.linalg.inv(a + 9 * np.eye(4))
@@ -571,6 +637,10 @@ STATISTICS = [
         np.nanmin(np.where(a > 2, np.nan, a))
         np.nanmean(np.where(a > 2, np.nan, a), axis=0)
         np.nanstd(np.where(a > 2, np.nan, a))
+        np.nanargmax(np.where(a > 2, np.nan, a))
+        np.nanargmin(np.where(a > 2, np.nan, a), axis=1)
+        np.nancumsum(np.where(a > 2, np.nan, a), axis=0)
+        np.nancumprod(np.where(a > 2, np.nan, a))
         np.nanvar(np.where(a > 2, np.nan, a), axis=1)
     """, exact=False),
     *_rows("np.average(a, axis=0, weights=np.arange(1.0, 6.0))\nnp.average(a, weights=abs(b) + 1)\nnp.average(a, 1, abs(b) + 1, returned=True)", ((5, 4), (5, 4)), exact=False),
@@ -609,6 +679,11 @@ CREATION = """
     arange(5, dtype="f4")
     arange(0)
     arange(3.0, 1.0)
+    arange(2**64 - 5, 2**64 - 1, dtype="u8")
+    arange(2**63 - 9, 2**63 - 1, 3)
+    arange(2**62, 2**62 - 9, -4, dtype="u8")
+    arange(200, 255, 50, dtype="u1")
+    arange(-128, 127, 60, dtype="i1")
     linspace(0, 1, 7)
     linspace(-2, 5, 6, endpoint=False)
     linspace(0, 1, 1)

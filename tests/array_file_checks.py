@@ -14,6 +14,7 @@ from mesh_checks import meshes_of, numbers
 import hpcdist as dist
 from hpcdist import Partial, ProcessMesh, Replicate, Shard, checkpoint
 from hpcdist.checkpoint import LocalSlice
+from hpcdist.testing.array_programs import Spread, any_layout, mesh_of
 
 check = Checks()
 
@@ -57,6 +58,10 @@ def divisions(shape):
 
 def spread(whole, mesh, placements):
     return dist.shard_tensor(whole, mesh, placements)
+
+
+def identity():
+    return spread(np.eye(4), line(), [Shard(0)])
 
 
 def has_its_part(array, whole):
@@ -167,6 +172,18 @@ def paddles_names_take_arrays(folder):
     assert has_its_part(wanted, whole)
 
 
+@check
+def an_array_with_any_boundaries_is_loaded_with_any_others(folder):
+    for seed in range(12):
+        random = np.random.default_rng(seed)
+        whole = numbers(random.integers(0, 7, random.integers(4)).tolist())
+        saver, loader = (mesh_of(world().ranks, seed + each) for each in range(2))
+        wanted = Spread(loader).spread(np.zeros_like(whole), seed)
+        checkpoint.save({"a": Spread(saver).spread(whole, seed + 50)}, folder)
+        checkpoint.load({"a": wanted}, folder)
+        assert has_its_part(wanted, whole)
+
+
 # ---- files
 
 
@@ -186,19 +203,47 @@ def what_is_written_is_read_in_any_division_and_by_numpy(folder):
     assert os.listdir(folder) == ["a.npy"]
 
 
+@check.needing(needs_h5py, needs_zarr)
+def an_array_with_any_boundaries_goes_through_files_of_every_kind(folder):
+    import h5py
+    import zarr
+
+    path, ranks = at(folder, "a.npy"), world().ranks
+
+    def convert(number):
+        whole = np.load(path)
+        zarr.save_array(at_once(number, "zarr"), whole)
+        with h5py.File(at_once(number, "h5"), "w") as file:
+            file["x"] = whole
+
+    def at_once(number, ending):
+        return os.path.join(folder, f"{number}.{ending}")
+
+    for seed in range(8):
+        random = np.random.default_rng(seed)
+        whole = numbers(random.integers(1, 7, 1 + random.integers(3)).tolist())
+        dist.save_array(path, Spread(mesh_of(ranks, seed)).spread(whole, seed))
+        on_first(convert, seed)
+        mesh = mesh_of(ranks, seed + 1)
+        placements = any_layout(mesh, whole.shape, seed + 1).placements
+        for name in (path, at_once(seed, "zarr"), f"{at_once(seed, 'h5')}::x"):
+            assert has_its_part(dist.open_array(name, mesh, placements), whole)
+        dist.barrier()
+
+
 @check
 def rows_are_cut_over_all_ranks_where_nothing_is_said(folder):
     path, whole = at(folder, "a.npy"), numbers((7, 2))
     on_first(np.save, path, whole)
     array = dist.open_array(path)
-    assert array.placements == (Shard(0),)
+    assert array.placements == [Shard(0)]
     assert array.process_mesh == line()
     assert has_its_part(array, whole)
     for mesh in meshes_of(world().nranks):
         with mesh:
             array = dist.open_array(path)
         assert array.process_mesh == mesh
-        assert array.placements == (Shard(0),) * mesh.ndim
+        assert array.placements == [Shard(0)] * mesh.ndim
 
 
 @check
@@ -375,3 +420,48 @@ def what_cannot_be_written_leaves_what_was_there(folder):
         dist.save_array(os.path.join(folder, "none", "a.npy"), array)
     assert os.listdir(folder) == ["a.npy"]
     assert os.path.isdir(path)
+
+
+@check
+def a_symbolic_link_stays_one_and_its_file_is_replaced(folder):
+    path, link, array = at(folder, "a.npy"), at(folder, "b.npy"), identity()
+    on_first(os.symlink, "a.npy", link)  # which leads nowhere yet
+    for _ in range(2):
+        dist.save_array(link, array)
+        assert os.path.islink(link)
+        assert (np.load(path) == np.eye(4)).all()
+    on_first(os.symlink, "c.npy", at(folder, "c.npy"))
+    with pytest.raises(dist.CheckpointError, match="leads nowhere but to links"):
+        dist.save_array(os.path.join(folder, "c.npy"), array)
+
+
+@check
+def a_dtype_that_loses_what_is_there_is_refused_unless_told(folder):
+    path, whole = at(folder, "a.npy"), np.arange(4) + 0.5
+    on_first(np.save, path, whole)
+    with pytest.raises(dist.UsageError, match="float64, which is not converted to int32"):
+        dist.open_array(path, dtype="int32")
+    with pytest.raises(dist.UsageError, match="casting must be one of no, equiv, safe"):
+        dist.open_array(path, dtype="int32", casting="any")
+    assert has_its_part(dist.open_array(path, dtype="int32", casting="unsafe"), whole.astype("i4"))
+    assert has_its_part(dist.open_array(path, dtype="float32"), whole.astype("f4"))
+    with pytest.raises(dist.UsageError, match="with casting='safe'"):
+        dist.open_array(path, dtype="float32", casting="safe")
+
+
+@check
+def what_one_rank_gets_wrong_all_ranks_hear_of(folder):
+    path, array = at(folder, "a.npy"), identity()
+    dist.save_array(path, array)
+    wrong = [
+        lambda bad: dist.open_array(path, "rows" if bad else line()),
+        lambda bad: dist.open_array(path, line(), dtype="floot" if bad else "f8"),
+        lambda bad: dist.save_array(path, np.eye(4) if bad else array),
+    ]
+    last = world().nranks - 1
+    for call in wrong:
+        with pytest.raises(dist.HpcdistError) as raised:
+            call(world().rank == last)
+        assert not isinstance(raised.value, dist.CollectiveTimeout)
+        assert isinstance(raised.value, dist.UsageError) or world().rank != last
+        assert has_its_part(dist.open_array(path), np.eye(4))

@@ -3,6 +3,7 @@
 A check is a function that every rank runs, on the ranks of an MPI job and on simulated ones.
 """
 
+import functools
 from importlib.util import find_spec
 
 import numpy as np
@@ -40,6 +41,23 @@ def combined(first, second, third):
         for j, two in enumerate(second)
         for k, three in enumerate(third)
     ]
+
+
+def with_rpc(function=None, **options):
+    """Let a check run between `init_rpc` and `shutdown`."""
+    if function is None:
+        return functools.partial(with_rpc, **options)
+
+    @functools.wraps(function)
+    def run():
+        dist.init_parallel_env()
+        dist.rpc.init_rpc(**options)
+        try:
+            function()
+        finally:
+            dist.rpc.shutdown()
+
+    return run
 
 
 # ---- models, optimizers, data

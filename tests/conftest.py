@@ -1,19 +1,22 @@
 """A time limit for every test: a dead-lock becomes a traceback of every thread of every rank.
 
-Under pytest-xdist, tests that share what takes seconds to set up stay together.
+Under pytest-xdist, tests that share what takes seconds to set up stay in one process.
 """
 
 import faulthandler
+import functools
 import os
 import shutil
 import sys
 import tempfile
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")  # a busy machine is no failure
 
 LIMIT_S = float(os.environ.get("TEST_LIMIT_S", "240"))
-SHARED = {"alone", "built", "killed", "prefix", "under_mpi"}
-"""The fixtures of a module that take seconds."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -33,7 +36,23 @@ def pytest_runtest_protocol(item, nextitem):
         faulthandler.cancel_dump_traceback_later()
 
 
-def pytest_collection_modifyitems(items):
-    for item in items:
-        for name in SHARED.intersection(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(name))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Let tests of a file that has fixtures of a module run in one process, the others anywhere.
+
+    The groups of pytest-xdist 3.8 would do that by a mark, but have no effect in pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFixtures(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition("::")[0]
+            return file if _has_fixtures_of_a_module(config.rootpath / file) else nodeid
+
+    return ByFixtures(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+@functools.cache
+def _has_fixtures_of_a_module(path):
+    text = path.read_text()
+    return 'scope="module"' in text or "object_store" in text  # a fixture of tests/unit/conftest.py

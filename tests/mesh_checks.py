@@ -194,6 +194,18 @@ def any_cuts_become_any_other_cuts():
 
 
 @check
+def a_part_that_is_all_there_is_becomes_a_contribution():
+    size = dist.get_world_size()
+    mesh, x = ProcessMesh(np.arange(size)), numbers((4, 3))
+    for owner in range(size):
+        cuts = [[0] * (owner + 1) + [4] * (size - owner), None]
+        src = make_layout(mesh, x.shape, [(0,), ()], cuts)
+        for kind in (ReduceType.kRedSum, ReduceType.kRedMax):
+            for way in (by_plan, in_one_step, reshard_to):
+                assert_is(way(spread(x, src), layout_of(mesh, x.shape, [Partial(kind)])), x)
+
+
+@check
 def every_way_to_reduce_survives_every_pair():
     size = dist.get_world_size()
     mesh = ProcessMesh(np.arange(size))
@@ -246,6 +258,32 @@ def arrays_go_to_other_meshes():
                 a = spread(x, src)
                 assert_is(reshard_to(a, dst), x)
                 assert_is(a, x)
+
+
+def any_mesh(size, random):
+    """Return a mesh of any ranks in any order."""
+    ranks = random.permutation(size)[: random.integers(1, size + 1)]
+    rows = [count for count in range(1, len(ranks) + 1) if len(ranks) % count == 0]
+    return ProcessMesh(ranks.reshape(rows[random.integers(len(rows))], -1))
+
+
+@check
+def an_array_survives_a_journey_over_meshes_of_any_ranks():
+    size = dist.get_world_size()
+    everyone = ProcessMesh(np.arange(size))
+    for seed in range(25):
+        random = np.random.default_rng(seed)
+        x = numbers(random.integers(0, 7, random.integers(4)).tolist())
+        a = dist.shard_tensor(x, everyone, [])
+        for _ in range(8):
+            mesh = any_mesh(size, random)
+            layout, kind = any_layout(mesh, x.shape, random), ReduceType(random.integers(4))
+            if random.random() < 0.4:
+                placements = [*layout.placements]
+                placements[random.integers(mesh.ndim)] = Partial(kind)
+                layout = layout_of(mesh, x.shape, placements)
+            a = reshard_to(a, layout)
+            assert_is(a, x)
 
 
 @check
@@ -489,15 +527,44 @@ def cuts_of_two_axes_are_agreed():
 
 
 @check
-def with_a_shape_nobody_is_asked():
+def a_part_that_does_not_fit_the_shape_on_one_rank_fails_on_all():
     size, rank = dist.get_world_size(), dist.get_rank()
     mesh = ProcessMesh(np.arange(size))
-    if rank == 0:  # the others are not there
-        a = dist.dtensor_from_local(np.zeros((1, 2)), mesh, [Shard(0)], shape=(size, 2))
-        assert a.shape == (size, 2)
+    part = np.zeros((1, 2))
+    a = dist.dtensor_from_local(part, mesh, [Shard(0)], shape=(size, 2))
+    assert a.shape == (size, 2)
+    assert a.local is part
+    if size == 1:
         with pytest.raises(dist.UsageError, match="leave shape= out"):
-            dist.dtensor_from_local(np.zeros((3, 2)), mesh, [Shard(0)], shape=(size, 2))
-    dist.barrier()
+            dist.dtensor_from_local(np.zeros((3, 2)), mesh, [Shard(0)], shape=(1, 2))
+        return
+    for bad in (
+        {"local_tensor": np.zeros((3, 2))},
+        {"local_tensor": "no"},
+        {"shape": (-1, 2)},
+        {"shape": ("a", 2)},
+        {"placements": [Shard(2)]},
+        {"mesh": "line"},
+    ):
+        given = {"local_tensor": part, "mesh": mesh, "placements": [Shard(0)], "shape": (size, 2)}
+        with pytest.raises(dist.UsageError if rank == 0 else dist.RemoteError):
+            dist.dtensor_from_local(**(given | bad if rank == 0 else given))
+    with pytest.raises(dist.MismatchError):
+        dist.dtensor_from_local(np.zeros(2), mesh, [], shape=(2,)) if rank == 0 else (
+            dist.dtensor_from_local(part, mesh, [Shard(0)], shape=(size, 2))
+        )
+    assert dist.unshard_dtensor(a).shape == (size, 2)
+
+
+@check
+def a_rank_outside_joins_parts_by_their_shape():
+    size, rank = dist.get_world_size(), dist.get_rank()
+    if size == 1:
+        return
+    mesh = ProcessMesh(range(size - 1))
+    part = np.full((1, 2) if rank < size - 1 else (0, 2), rank, "f8")
+    a = dist.dtensor_from_local(part, mesh, [Shard(0)], shape=(size - 1, 2))
+    assert_is(a, np.repeat(np.arange(size - 1.0), 2).reshape(-1, 2))
 
 
 @check
@@ -507,6 +574,48 @@ def local_parts_are_those_of_the_placements_asked_for():
     a = dist.shard_tensor(x, mesh, [Shard(0)])
     assert dist.dtensor_to_local(a, mesh, [Shard(0)]) is a.local
     np.testing.assert_array_equal(dist.dtensor_to_local(a, mesh, [Replicate()]), x)
+
+
+@check
+def what_one_rank_gets_wrong_all_ranks_hear_of():
+    size, rank = dist.get_world_size(), dist.get_rank()
+    mesh, x = ProcessMesh(np.arange(size)), numbers((4, 6))
+    a, too_many = dist.shard_tensor(x, mesh, [Shard(0)]), ProcessMesh(np.arange(size + 1))
+    columns = dist.shard_tensor(x, mesh, [Shard(1)])
+    wrong = [
+        lambda bad: dist.shard_tensor(x, None if bad else mesh, [Shard(0)]),
+        lambda bad: dist.shard_tensor(x, too_many if bad else mesh, [Shard(0)]),
+        lambda bad: dist.shard_tensor(x, mesh, [Shard(2 if bad else 0)]),
+        lambda bad: dist.shard_tensor(a, mesh, [Shard(1)], dtype="floot" if bad else "f8"),
+        lambda bad: dist.dtensor_from_fn(np.zeros, "x" if bad else mesh, [Shard(0)], (3,)),
+        lambda bad: dist.dtensor_from_local(x, [0, 1] if bad else mesh, [Shard(0)]),
+        lambda bad: dist.dtensor_from_local(x, mesh, [Shard(3 if bad else 0)]),
+        lambda bad: dist.reshard(x if bad else a, mesh, [Shard(1)]),
+        lambda bad: dist.reshard(a, None if bad else mesh, [Shard(1)]),
+        lambda bad: dist.reshard(a, mesh, [Shard(2 if bad else 1)]),
+        lambda bad: dist.reshard(a, mesh, [Shard(1)], out=a if bad else columns),
+        lambda bad: dist.reshard(a, mesh, [Shard(1)], async_op=3 if bad else False),
+    ]
+    for call in wrong:
+        with pytest.raises(dist.HpcdistError) as raised:
+            call(rank == size - 1)
+        assert isinstance(raised.value, dist.UsageError if rank == size - 1 else dist.RemoteError)
+        np.testing.assert_array_equal(dist.unshard_dtensor(a), x)
+
+
+@check
+def what_is_wrong_where_nobody_waits_is_told_to_nobody():
+    mesh, x = ProcessMesh(np.arange(dist.get_world_size())), numbers((4, 6))
+    whole = dist.shard_tensor(x, mesh, [])
+    if dist.get_rank() == 0:
+        for make in (
+            lambda: dist.reshard(whole, mesh, [Shard(2)]),
+            lambda: dist.reshard(whole, mesh, [Shard(0)], out=whole),
+        ):
+            with pytest.raises(dist.UsageError):
+                make()
+    part = dist.reshard(whole, mesh, [Shard(0)])
+    np.testing.assert_array_equal(dist.unshard_dtensor(part), x)
 
 
 # ---- out and async
@@ -557,7 +666,7 @@ def reshards_are_under_way_together():
     assert dist.wait_all(works)
     for work, placement in zip(works, asked, strict=True):
         assert work.is_completed()
-        assert work.result().placements == (placement,)
+        assert work.result().placements == [placement]
         assert_is(work.result(), x)
     out = dist.shard_tensor(x * 0, mesh, [Shard(1)])
     work = dist.reshard(a, mesh, [Shard(1)], out=out, async_op=True)
@@ -573,7 +682,7 @@ def what_every_rank_has_is_not_communicated():
     if dist.get_rank() == 0:  # the others are not there
         for placement in (Shard(0), Shard(1), Partial(), Replicate()):
             part = dist.reshard(whole, mesh, [placement], out=None)
-            assert part.placements == (placement,)
+            assert part.placements == [placement]
             work = dist.reshard(whole, mesh, [placement], async_op=True)
             np.testing.assert_array_equal(work.result().local, part.local)
     dist.barrier()
@@ -690,7 +799,7 @@ def an_array_tells_of_the_whole_without_communication():
         assert (a.shape, a.ndim, a.size, a.dtype) == ((5, 7), 2, 35, np.dtype("f4"))
         assert (a.itemsize, a.nbytes, len(a), a.device) == (4, 140, 5, "cpu")
         assert a.process_mesh == mesh
-        assert a.placements == (Shard(0),)
+        assert a.placements == [Shard(0)]
         assert a.is_dist()
         rows = -(-5 // size)
         assert repr(a).startswith(f"DistArray((5, 7), float32, [Shard(0)] on {mesh!r}; ")
@@ -742,3 +851,72 @@ def copies_are_of_this_ranks_part_and_pickles_are_refused():
         pickle.dumps(a)
     with pytest.raises(TypeError, match="hash"):
         hash(a)
+
+
+# ---- assignment by arrays
+
+
+def values_for(mesh):
+    """Return two rows of values: a number, an array that all ranks have, one across ranks."""
+    yield 7.0
+    yield np.ones((2, 3))
+    yield dist.shard_tensor(np.ones((2, 3)), mesh, [Shard(0)])
+
+
+@check
+def an_index_by_arrays_that_one_rank_has_wrong_fails_on_all():
+    size, rank = dist.get_world_size(), dist.get_rank()
+    if size == 1:
+        return
+    mesh = ProcessMesh(range(size))
+    first = rank == 0
+    of_indices = [[0, 99], [0, -9], [0, 1.5], ["a", "b"], [[0, 1], [2]], np.zeros(5, bool)]
+    for good, wrong in (
+        *((np.array([0, 1]), each) for each in of_indices),
+        (np.arange(8) < 2, np.zeros(5, bool)),
+        (np.arange(8) < 2, [3, 99]),
+    ):
+        for value in values_for(mesh):
+            a = dist.shard_tensor(np.zeros((8, 3)), mesh, [Shard(0)])
+            with pytest.raises((IndexError, ValueError)) as raised:
+                a[wrong if first else good] = value
+            assert ("another rank" in str(raised.value)) != first
+            assert not a.local.any()
+            assert dist.unshard_dtensor(a).shape == (8, 3)  # all are in step
+
+
+@check
+def a_value_that_does_not_fit_on_one_rank_fails_on_all():
+    size, rank = dist.get_world_size(), dist.get_rank()
+    if size == 1:
+        return
+    mesh = ProcessMesh(range(size))
+    for index in ([0, 1], np.array([[0], [1]]), (slice(None), [0, 2])):
+        a = dist.shard_tensor(np.zeros((8, 3)), mesh, [Shard(0)])
+        wrong = np.ones((5, 5, 5))
+        with pytest.raises((IndexError, ValueError)):
+            a[index] = wrong if rank == 0 else 1.0
+        assert not a.local.any()
+        assert dist.unshard_dtensor(a).shape == (8, 3)
+
+
+@check
+def a_rank_outside_assigns_nothing_and_refuses_what_the_others_refuse():
+    size = dist.get_world_size()
+    if size == 1:
+        return
+    mesh = ProcessMesh(range(size - 1))
+    kept = np.arange(8) % 4 == 1
+    for index in ([0, 3], kept, (kept, slice(None, 2)), (kept, [0, 2]), (slice(None), [0, 2])):
+        x = np.zeros((8, 3))
+        for value in (7.0, np.ones(x[index].shape), np.ones(x[index].shape[-1:])):
+            a, expected = dist.shard_tensor(x, mesh, [Shard(0)]), x.copy()
+            a[index] = value
+            expected[index] = value
+            assert_is(a, expected)
+    a = dist.shard_tensor(x, mesh, [Shard(0)])
+    for wrong in ([0, 8], [0, 1.5], np.zeros(5, bool), (slice(None), [3]), (None, [0, 8])):
+        with pytest.raises((IndexError, dist.UsageError)):
+            a[wrong] = 1.0
+    with pytest.raises(ValueError, match="broadcast"):
+        a[[0, 3]] = np.ones((3, 3))

@@ -34,6 +34,7 @@ OPTIMIZERS = {
     "Adam": lambda named: optim.Adam(named, 0.01),
     "AdamW": lambda named: optim.AdamW(named, 0.01, weight_decay=0.1),
     "LAMB": lambda named: optim.LAMB(named, 0.01),
+    "LARS": lambda named: optim.LARS(named, 1.0, lars_coeff=0.02, weight_decay=0.1),
 }
 
 

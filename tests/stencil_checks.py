@@ -129,20 +129,40 @@ def a_halo_is_of_the_values_that_the_array_has_then():
 
 @check
 def neighbours_are_the_parts_of_other_ranks():
-    mesh, x = ProcessMesh([*range(dist.get_world_size())]), numbers((5, 3))
-    a = dist.shard_tensor(x, mesh, [Shard(0)])
-    for offset in range(-dist.get_world_size(), dist.get_world_size() + 1):
-        part, there = a.neighbour(0, offset), dist.get_rank() + offset
-        if 0 <= there < dist.get_world_size():
-            ((lo, hi), _) = a.layout.box((there,))
-            np.testing.assert_array_equal(part, x[lo:hi])
-        else:
-            assert part.shape == (0, 3)
-        assert not part.flags.writeable
-        ((lo, hi), _) = a.layout.box((there % dist.get_world_size(),))
-        np.testing.assert_array_equal(a.neighbour(0, offset, "periodic"), x[lo:hi])
-    np.testing.assert_array_equal(a.neighbour(1, 0), a.local)
-    assert a.neighbour(-1, 1).shape == (a.local.shape[0], 0)
+    mesh, size = ProcessMesh([*range(dist.get_world_size())]), dist.get_world_size()
+    for x in (numbers((5, 3)), numbers((5, 40_000))):  # copied, and read where it lies
+        a = dist.shard_tensor(x, mesh, [Shard(0)])
+        for offset in range(-size, size + 1):
+            there = dist.get_rank() + offset
+            with a.neighbour(0, offset) as part:
+                assert not part.flags.writeable
+                if 0 <= there < size:
+                    ((lo, hi), _) = a.layout.box((there,))
+                    np.testing.assert_array_equal(part, x[lo:hi])
+                else:
+                    assert part.shape == (0, *x.shape[1:])
+            ((lo, hi), _) = a.layout.box((there % size,))
+            with a.neighbour(0, offset, "periodic") as part:
+                np.testing.assert_array_equal(part, x[lo:hi])
+        with a.neighbour(1, 0) as own, a.neighbour(-1, 1) as beyond:
+            np.testing.assert_array_equal(own, a.local)
+            assert beyond.shape == (a.local.shape[0], 0)
+
+
+@check
+def a_neighbour_is_there_until_the_end_of_the_block():
+    size = dist.get_world_size()
+    mesh, x = ProcessMesh([*range(size)]), numbers((size, 40_000))
+    for make in (np.empty, dist.empty):
+        local = make((1, 40_000))
+        a = dist.dtensor_from_local(local, mesh, [Shard(0)])
+        for step in range(5):
+            local[...] = x[dist.get_rank()] + step
+            with a.neighbour(0, 1, "periodic") as part:
+                total = a.sum()  # operations go on
+                np.testing.assert_array_equal(part[0], x[(dist.get_rank() + 1) % size] + step)
+                np.testing.assert_allclose(float(total), x.sum() + step * x.size)
+            local[...] = -1  # nobody reads it any more
 
 
 def laplacian(u):
@@ -216,6 +236,16 @@ def ranks_outside_the_mesh_have_nothing():
 
 
 @check
+def an_array_without_dimensions_has_nothing_around_it():
+    mesh = ProcessMesh([*range(dist.get_world_size())])
+    a = dist.shard_tensor(np.array(3.0), mesh, [])
+    for function in (np.copy, np.square):
+        found = dist.map_overlap(function, a, depth=2, boundary=0)
+        assert type(found.local) is np.ndarray
+        np.testing.assert_array_equal(dist.unshard_dtensor(found), function(a.local))
+
+
+@check
 def wrong_stencils_are_errors():
     mesh = ProcessMesh([*range(dist.get_world_size())])
     a = dist.shard_tensor(numbers((6, 2)), mesh, [Shard(0)])
@@ -225,7 +255,7 @@ def wrong_stencils_are_errors():
     with pytest.raises(UsageError, match="boundary must be one of periodic"), a.halo(1, "wrap"):
         pass
     with pytest.raises(UsageError, match="boundary must be"):
-        a.neighbour(0, 1, "reflect")
+        a.neighbour(0, 1, "reflect").__enter__()
     with pytest.raises(UsageError, match=r"the function returned an array of shape \(1, 1\)"):
         dist.map_overlap(lambda u: np.zeros((1, 1)), a, depth=1, boundary=0)
     with pytest.raises(UsageError, match="the function returned a float"):

@@ -15,6 +15,7 @@ import warnings
 import docs_pages
 
 import hpcdist as dist
+from hpcdist.comm.session import current_session
 
 
 def main(way, results, modules):
@@ -28,10 +29,19 @@ def main(way, results, modules):
                 raise  # the other ranks cannot go on
         dist.init_parallel_env()
         dist.barrier()
+        forget_grid()
         if dist.get_rank() == 0:
             tell(results, page, failure)
     for name in modules:
         tell(results, name, run_docstrings(name))
+        forget_grid()
+
+
+def forget_grid():
+    """Let the next page, as if it were the only one, choose a grid of its own."""
+    session = current_session()
+    if session is not None:
+        session.fleet = session.grid = None
 
 
 def run_docstrings(name):

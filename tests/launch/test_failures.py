@@ -98,6 +98,7 @@ dist.all_reduce(np.ones(1))
     assert re.search(r"^\[rank 1\] Traceback", err, re.MULTILINE)
 
 
+@pytest.mark.thorough
 def test_an_exception_in_a_forked_child_ends_only_the_child(run):
     code, out, err = run("""
 child = os.fork() if rank == 1 else None
@@ -154,6 +155,7 @@ except dist.RemoteError as error:
     assert code == 0
 
 
+@pytest.mark.thorough
 def test_asynchronous_operations_notice_a_rank_that_has_ended(run):
     code, out, _ = run("""
 if rank == 2:
@@ -206,6 +208,7 @@ os.write(1, b"ready\\n")
     assert job.returncode != 0
 
 
+@pytest.mark.thorough
 def test_works_that_nobody_waited_for_do_not_disturb_the_end(run):
     code, out, err = run("""
 x = np.ones(100_000)
@@ -221,6 +224,7 @@ print("end of script", flush=True)
     assert "Error" not in err
 
 
+@pytest.mark.thorough
 def test_the_world_ends_cleanly_with_and_without_destroy(run):
     code, out, err = run("""
 group = dist.new_group([0, 1])

@@ -6,10 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from hpcdist.transport.polling import poll
+
 ROOT = Path(__file__).parents[2]
 PYTHON = """#!/bin/sh
 echo "$@" >> "$CALLS"
 case "$*" in *$FAILS*) echo "the words of a rank"; exit 3;; esac
+case "$*" in *$ENDS*) while ! grep -q endless "$CALLS"; do sleep 0.1; done; kill $PPID;; esac
+"""
+ENDLESS = """#!/bin/sh
+[ "$1" = --version ] && echo "mpiexec of the tests" && exit
+echo "endless $$" >> "$CALLS"
+exec sleep 1000
 """
 MPIEXEC = """#!/bin/sh
 [ "$1" = --version ] && echo "mpiexec of the tests" && exit
@@ -40,7 +48,13 @@ def run(tmp_path):
         calls = tmp_path / "calls"
         ended = subprocess.run(
             ["bash", folder / "run.sh", tmp_path, *arguments],
-            env={"PATH": "/usr/bin:/bin", "CALLS": str(calls), "FAILS": fails, "RANK": "0"}
+            env={
+                "PATH": "/usr/bin:/bin",
+                "CALLS": str(calls),
+                "FAILS": fails,
+                "ENDS": "nothing",
+                "RANK": "0",
+            }
             | environ,
             capture_output=True,
             text=True,
@@ -81,6 +95,14 @@ def test_all_suites_passing_is_success(run, tier):
     assert "FAILED" not in said
 
 
+def test_whoever_ends_the_suites_ends_those_that_run_beside(run, tmp_path):
+    (tmp_path / "mpiexec").write_text(ENDLESS)
+    code, _, called = run(ENDS="tests/unit")
+    assert code != 0
+    rank = int(re.search(r"^endless (\d+)$", called, re.M)[1])
+    assert poll(lambda: not Path(f"/proc/{rank}/cmdline").exists(), 30)
+
+
 def test_what_other_ranks_said_is_shown_where_tests_fail(run):
     assert run(fails="tests/mpi", RANK="1")[1].count("--- rank.1\nthe words of a rank") == 2
 
@@ -94,16 +116,35 @@ def test_the_usual_tests_leave_out_thorough_ones_and_all_leave_out_slow_ones_onl
     assert called.count("-m not slow ") == len(re.findall("-m pytest", called))
 
 
-def test_all_tests_are_run_on_one_to_four_ranks_and_some_on_two_only(run):
+def test_all_tests_are_run_on_one_to_four_ranks_and_thorough_ones_by_one_suite(run):
     called = run("all")[2]
     assert alone(called) == 1
     assert ranks_of(called) == [(2, "openmpi"), (4, "openmpi"), (3, "mpich")]
-    marks = re.findall(r"--with-mpi .*-m (.*) tests/mpi$", called, re.M)
-    assert marks == ["not slow", *["not slow and not two_ranks"] * 2]
+    on = dict(
+        zip((2, 4, 3), re.findall(r"--with-mpi .*-m (.*) tests/mpi$", called, re.M), strict=True)
+    )
+    usual, thorough = {"slow": False, "thorough": False}, {"slow": False, "thorough": True}
+    assert suites_of(on, **usual, two_ranks=False) == [2, 4, 3]
+    assert suites_of(on, **usual, two_ranks=True) == [2]
+    assert suites_of(on, **thorough, two_ranks=False) == [4]
+    assert suites_of(on, **thorough, two_ranks=True) == [2]
+
+
+def suites_of(marks, **test):
+    """Return on how many ranks a test with such marks is run."""
+    return [n for n, expression in marks.items() if eval(expression, {}, test)]
+
+
+def test_the_rest_is_what_the_usual_tests_leave_out(run):
+    usual = run()[2]
+    rest = run("rest")[2].removeprefix(usual)
+    alone = "tests/unit tests/contract tests/docs tests/launch"
+    assert f"-m not slow and thorough --dist loadgroup {alone}" in rest
+    assert "-m not slow and thorough and two_ranks tests/mpi" in rest
 
 
 def test_numbers_of_ranks_that_are_asked_for_run_everything(run):
     called = run("all", SUITE_RANKS="3", MPICH_RANKS="1 4")[2]
-    assert ranks_of(called) == [(3, "openmpi"), (4, "mpich")]
-    assert alone(called) == 1
+    assert ranks_of(called) == [(3, "openmpi"), (1, "mpich"), (4, "mpich")]
+    assert alone(called) == 0
     assert "two_ranks" not in called

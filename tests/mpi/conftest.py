@@ -7,13 +7,14 @@ that has gone on to the next test.
 import json
 import os
 import shutil
+import sys
 import tempfile
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-os.environ.setdefault("HPCDIST_TIMEOUT_S", "30")
+os.environ.setdefault("HPCDIST_TIMEOUT_S", "120")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,6 +22,14 @@ def _start():
     import hpcdist as dist
 
     dist.init_parallel_env()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torch_has_no_group_that_another_module_made():
+    yield
+    torch = sys.modules.get("torch.distributed")
+    if torch is not None and torch.is_available() and torch.is_initialized():
+        torch.destroy_process_group()
 
 
 @pytest.fixture

@@ -58,6 +58,15 @@ def test_every_case_has_rows_of_every_library(world, kind):
     assert any("paddle" in note for note in notes)
 
 
+@pytest.mark.two_ranks
+def test_a_shuffle_is_measured_beside_pickles_and_a_batch_alone(world):
+    plan = FEW._replace(cases=choose_cases(["datasets"]))
+    rows = measure(world, plan, Started(0.1, 0.2), [])
+    assert names(rows, "dataset_shuffle") == {"hpcdist", "pickles"}
+    assert names(rows, "dataset_batch") == {"hpcdist"}
+    assert all(0 < row["min_s"] <= row["median_s"] for row in rows)
+
+
 def test_every_rank_has_the_same_rows(world):
     rows = measure(world, FEW._replace(cases=("all_reduce",)), Started(0.1, 0.2), [])
     assert all(rows == other for other in MPI.COMM_WORLD.allgather(rows))

@@ -14,12 +14,12 @@ from mpi4py import MPI
 import hpcdist as dist
 from hpcdist.errors import TransportError
 from hpcdist.testing.slow_device import DEVICE, SlowDevice
-from hpcdist.transport.call import Kind
 from hpcdist.transport.device import table
 from hpcdist.transport.device.backend import DeviceBackend
 from hpcdist.transport.device.choose import STAGED, Candidate, Standing
 from hpcdist.transport.device.host_waits import await_end
 from hpcdist.transport.device.launch_order import LAUNCH_ORDER
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.reduction import ReduceOp
 
 VERBS = {

@@ -6,6 +6,7 @@ from mpi4py import MPI
 
 import hpcdist as dist
 from hpcdist.comm.exchanges import exchange
+from hpcdist.comm.session import require_session
 from hpcdist.testing.contract.exchanges import (
     Trade,
     all_of,
@@ -15,8 +16,9 @@ from hpcdist.testing.contract.exchanges import (
     transposing,
     whole_to_all,
 )
-from hpcdist.transport.call import Give, Kind, Read
-from hpcdist.transport.mpi import boxes, intranode_boxes
+from hpcdist.transport.call import Give, Read
+from hpcdist.transport.kinds import Kind
+from hpcdist.transport.mpi import boxes, hierarchical_boxes, intranode_boxes, transport
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -103,6 +105,89 @@ def test_between_nodes_boxes_go_by_mpi(world_with, by_mpi):
     assert len(by_mpi) == 2
 
 
+@pytest.fixture
+def messages(monkeypatch):
+    """Note between which ranks messages go."""
+    noted, start = [], hierarchical_boxes._started
+
+    def noting(begin, runs):
+        if begin.__name__ == "Isend":
+            noted.extend((RANK, rank) for rank, run in enumerate(runs) if run.size)
+        return start(begin, runs)
+
+    monkeypatch.setattr(hierarchical_boxes, "_started", noting)
+    return noted
+
+
+@pytest.mark.skipif(SIZE < 3, reason="needs a node of two ranks, and another one")
+@pytest.mark.parametrize("make", [np.empty, dist.empty], ids=["ordinary", "shared"])
+def test_between_nodes_only_what_crosses_them_is_sent(world_with, messages, by_mpi, make):
+    world_with(ranks_per_node=2)
+    for rows in (100, LARGE):
+        for _ in range(3):
+            transpose(rows, make)
+    assert by_mpi == []
+    assert {*messages} == {(RANK, other) for other in range(SIZE) if other // 2 != RANK // 2}
+
+
+@pytest.mark.skipif(SIZE < 3, reason="needs a node of two ranks, and another one")
+def test_between_nodes_who_has_no_memory_that_others_see_sends_to_all(
+    monkeypatch, world_with, messages
+):
+    world_with(ranks_per_node=2)
+    transpose(LARGE)
+    messages.clear()
+    if RANK == 0:
+        heap = require_session().world.transport.context.heap
+        monkeypatch.setattr(type(heap), "empty", lambda *_: None)
+    transpose(LARGE)
+    others = {other for other in range(SIZE) if other != RANK and (other // 2 != RANK // 2)}
+    assert {*messages} == {(RANK, other) for other in (range(1, SIZE) if RANK == 0 else others)}
+
+
+def without_memory(*_):
+    raise MemoryError("none left")
+
+
+@pytest.mark.usefixtures("and_the_world_goes_on")
+@pytest.mark.parametrize(
+    ("module", "step", "per_node"),
+    [
+        pytest.param(boxes, "packed", 1, marks=several),
+        *(
+            pytest.param(hierarchical_boxes, step, 2, marks=pytest.mark.skipif(SIZE < 3, reason=""))
+            for step in ("send_apart", "_offered", "packed", "in_place")
+        ),
+    ],
+)
+def test_between_nodes_one_rank_without_memory_fails_on_all(
+    monkeypatch, world_with, module, step, per_node
+):
+    world_with(ranks_per_node=per_node)
+    transpose(LARGE)
+    for failing in {0, SIZE - 1}:
+        with monkeypatch.context() as patch:
+            if failing == RANK:
+                patch.setattr(module, step, without_memory)
+            expected = dist.TransportError if failing == RANK else dist.RemoteError
+            with pytest.raises(expected, match="none left"):
+                transpose(LARGE)
+        transpose(LARGE)
+
+
+@pytest.mark.skipif(SIZE < 3, reason="needs a node of two ranks, and another one")
+def test_between_nodes_any_boxes_go_to_any_boxes(monkeypatch, world_with):
+    world_with(ranks_per_node=2)
+    monkeypatch.setattr(transport, "WORTH_IT", 0)
+    for seed in range(30):
+        given, filled, trades = some_trades(SIZE, seed)
+        arrays = [np.random.default_rng(each).random(shape) for each, shape in enumerate(given)]
+        recv = np.zeros(filled[RANK])
+        trade(arrays[RANK], recv, trades, given)
+        expected = traded(arrays, np.zeros(filled[RANK]), RANK, trades)
+        np.testing.assert_array_equal(recv, expected)
+
+
 def test_between_nodes_a_rank_may_take_from_itself_alone(world_with):
     world_with(ranks_per_node=1)
     whole, half = all_of((4, 4)), (slice(0, 2), slice(0, 4))
@@ -135,7 +220,7 @@ def test_sums_have_the_same_bits_by_every_way(world_with, dtype):
     total = arrays[0].astype("f4" if dtype == "f2" else dtype)
     for each in arrays[1:]:
         total = total + each
-    for settings in ({}, {"ranks_per_node": 1}):
+    for settings in ({}, {"ranks_per_node": 1}, {"ranks_per_node": 2}):
         if settings:
             world_with(**settings)
         for make in (np.empty, dist.empty):

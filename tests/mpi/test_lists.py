@@ -3,7 +3,7 @@
 import pytest
 
 import hpcdist as dist
-from hpcdist.transport.call import Kind
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi import intranode
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")

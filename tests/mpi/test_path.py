@@ -28,7 +28,8 @@ ON_ONE_NODE = [
     "transport/mpi/agreement.py",
     "transport/call.py",
 ]
-WHERE_IT_WAITS = "transport/polling.py"
+AFTER_SPINNING = {"transport/polling.py", "transport/mpi/decision.py"}
+"""What a rank enters next that has to wait: it polls, or finds that all have come meanwhile."""
 
 
 def files_entered(function):
@@ -65,6 +66,7 @@ def paths(rank, size, world):
 def test_a_small_all_reduce_enters_few_files_and_a_rank_that_waits_one_more(paths, size):
     whole = ALONE if size == 1 else ON_ONE_NODE
     assert min(paths, key=len) == whole
-    assert len([*whole, WHERE_IT_WAITS]) <= MOST
+    assert len(whole) + 1 <= MOST
     for path in paths:  # in a long wait more is done, for other ranks
-        assert path == whole or path[: len(whole) + 1] == [*whole, WHERE_IT_WAITS]
+        assert path[: len(whole)] == whole
+        assert set(path[len(whole) : len(whole) + 1]) <= AFTER_SPINNING

@@ -37,7 +37,7 @@ def draw_programs(count, max_steps):
     return world.bcast(drawn)
 
 
-FIRST, MORE = slice(100), slice(100, 350)
+FIRST, MORE = slice(80), slice(80, 200)
 
 
 @pytest.mark.parametrize("part", [FIRST, pytest.param(MORE, marks=pytest.mark.thorough)], ids=str)
@@ -46,8 +46,11 @@ def test_random_programs_end_as_numpy_says(part):
         run_program(program)
 
 
-def test_reductions_cut_into_pieces_end_as_numpy_says(tiny_pieces):
-    for program in draw_programs(60, max_steps=3):
+@pytest.mark.parametrize(
+    "part", [slice(20), pytest.param(slice(20, 60), marks=pytest.mark.thorough)], ids=str
+)
+def test_reductions_cut_into_pieces_end_as_numpy_says(tiny_pieces, part):
+    for program in draw_programs(part.stop, max_steps=3)[part]:
         run_program(program)
 
 

@@ -721,7 +721,7 @@ def test_shared_memory_has_no_name():
     with open("/proc/self/maps") as lines:
         segments = {line.split()[5] for line in lines if "hpcdist-" in line}
     expected = {"/memfd:hpcdist-heap", "/memfd:hpcdist-board"} if SIZE > 1 else set()
-    assert segments == expected
+    assert segments - {"/memfd:hpcdist-rpc"} == expected  # an array of another test may be alive
     assert [name for name in os.listdir("/dev/shm") if "hpcdist" in name] == []
 
 

@@ -1,5 +1,6 @@
 """Groups made, ended and started by several threads: right, or refused with a sentence."""
 
+import sys
 import threading
 import time
 
@@ -9,6 +10,8 @@ from mpi4py import MPI
 
 import hpcdist as dist
 from hpcdist.comm.session import require_session
+from hpcdist.transport.mpi.rendezvous import Rendezvous
+from hpcdist.transport.polling import poll
 
 pytestmark = [
     pytest.mark.usefixtures("and_the_world_goes_on"),
@@ -30,10 +33,18 @@ def in_thread(act):
     return result
 
 
-def until_busy():
-    while require_session().groups_change._lock.acquire(blocking=False):
-        require_session().groups_change._lock.release()
+def until_told():
+    """Wait until a thread of this rank has told the others that it makes a group."""
+    while not any(map(_waits_for_the_others, sys._current_frames().values())):
         time.sleep(1e-3)
+
+
+def _waits_for_the_others(frame):
+    inner = []
+    while frame is not None and frame.f_code is not Rendezvous.meet.__code__:
+        inner.append(frame.f_code)
+        frame = frame.f_back
+    return frame is not None and poll.__code__ in inner
 
 
 @pytest.fixture
@@ -50,7 +61,7 @@ def overlapping(rank, size):
                 dist.new_group(second)
             return group
         first = in_thread(lambda: dist.new_group(name="first"))
-        until_busy()
+        until_told()
         with pytest.raises(dist.UsageError, match="another thread of this rank is in new_group"):
             dist.destroy_process_group()
         for other in range(size):

@@ -8,7 +8,8 @@ from private_slurm import CRASHES, Unavailable, find_mpis, start_cluster
 from requirements import missing
 
 MPIS = find_mpis()
-NOT_STARTED = [*map(re.escape, CRASHES), r"job \d+ is still RUNNING"]
+LOST = "PRTE has lost communication with a remote daemon"
+NOT_STARTED = [*map(re.escape, CRASHES), LOST, r"job \d+ is still RUNNING"]
 
 
 def pytest_collection_modifyitems(items):
@@ -32,6 +33,12 @@ def cluster():
 def mpi(request):
     """Return an MPI library; every one that is here has its turn."""
     return request.param
+
+
+@pytest.fixture
+def any_mpi():
+    """Return one MPI library, for what takes long and does not depend on it."""
+    return MPIS[0] if MPIS else pytest.skip("there is no MPI library")
 
 
 @pytest.fixture

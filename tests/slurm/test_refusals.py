@@ -1,6 +1,10 @@
 """What cannot work under a real Slurm is refused at once, in one sentence that holds the remedy."""
 
+import os
+import re
+import socket
 import sys
+import time
 
 import pytest
 
@@ -31,6 +35,23 @@ def refusals(text):
         for prefix in prefixes
         if line.startswith(prefix)
     }
+
+
+def wait_for_the_end(variables):
+    """Wait until the server of a step is gone, which may outlive its srun on a busy machine."""
+    folder, until = variables.get("PMIX_SERVER_TMPDIR"), time.monotonic() + 60
+    server = re.search(r"tcp4://([\d.]+):(\d+)", variables.get("PMIX_SERVER_URI2", ""))
+    while folder and (os.path.exists(folder) or (server and answers(*server.groups()))):
+        assert time.monotonic() < until, variables
+        time.sleep(0.05)
+
+
+def answers(host, port):
+    try:
+        socket.create_connection((host, int(port)), 1).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -104,6 +125,7 @@ def test_the_variables_of_a_step_that_has_ended_are_refused(cluster, mpi):
     variables = dict(each.split("=", 1) for each in told.split("\0") if "=" in each)
     stale = {name: text for name, text in variables.items() if name.startswith(("PMI", "SLURM_"))}
     kind = {"pmix": "PMIX", "pmi2": "PMI"}[mpi.kind]
+    wait_for_the_end(stale)
     check_refusal(
         lambda: cluster.run(PYTHON, *START, environ={**mpi.environ, **stale}),
         "as the server of the launcher",

@@ -46,8 +46,8 @@ def test_a_job_is_submitted_and_followed_to_its_end(submitted, mpi, tmp_path, cl
         "train.py", "-N", "2", "--ntasks-per-node", "2", "--", "0", "--lr", "3", mpi=mpi
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["nodes n1 n1 n2 n2", "GPUs None None None None",
-                                        "arguments --lr 3"]  # fmt: skip
+    told = ["nodes n1 n1 n2 n2", "GPUs None None None None", "arguments --lr 3"]
+    assert words_of_ranks(done.stdout) == told
     job = job_of(done)
     script, log = tmp_path / f"train-{job}.sbatch", tmp_path / f"train-{job}.out"
     assert f"hpcdist submit: script: {script}\n" in done.stderr
@@ -56,7 +56,12 @@ def test_a_job_is_submitted_and_followed_to_its_end(submitted, mpi, tmp_path, cl
     assert f"srun --mpi={mpi.kind} " in script.read_text()
     again = cluster.sbatch(script, environ=mpi.environ)
     assert cluster.wait(again) == "COMPLETED"
-    assert (tmp_path / f"train-{again}.out").read_text() == done.stdout
+    assert words_of_ranks((tmp_path / f"train-{again}.out").read_text()) == told
+
+
+def words_of_ranks(output):
+    """Return the lines of a job's output without those of Slurm, which a busy machine may cause."""
+    return [line for line in output.splitlines() if not line.startswith("slurmstepd-")]
 
 
 IN_FOLDER = ("sh", "-c", 'cd "$0" && exec "$@"')

@@ -186,7 +186,7 @@ def test_stage_lets_all_ranks_import_from_their_node(submitted, archive, tmp_pat
 @pytest.mark.skipif(shutil.which("apptainer") is None, reason="apptainer is not installed")
 def test_apptainer(submitted, ranks, tmp_path):
     image = tmp_path / "hpcdist.sif"
-    definition = ROOT / "slurm/apptainer/hpcdist.def"
+    definition = ROOT / "packaging/apptainer/hpcdist.def"
     built = subprocess.run(["apptainer", "build", image, definition], cwd=ROOT)
     assert built.returncode == 0
     state, _, log = submitted(

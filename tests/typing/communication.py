@@ -66,7 +66,7 @@ def arrays_across_ranks() -> None:
     dist.dtensor_from_fn(np.zeros, mesh, [dist.Partial(dist.ReduceType.kRedMax)], (4, 3))
     dist.dtensor_from_local(np.ones(3), mesh, [dist.Shard(0)], shape=(3 * mesh.size,))
     assert_type(a.shape, tuple[int, ...])
-    assert_type(a.placements, tuple[dist.Placement, ...])
+    assert_type(a.placements, list[dist.Placement])
     dist.visualize_sharding(a)
 
 

@@ -2,17 +2,19 @@
 # pyright: standard
 
 import hpcdist as dist
-from hpcdist import checkpoint
+from hpcdist import checkpoint, fleet
 
 
 def misspelt() -> None:
     dist.all_reduse(1)  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue]
     checkpoint.laod(1)  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue]
+    fleet.worker_nums()  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue]
     dist.optim.Adam2([])  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue]
 
 
 def wrong_arguments() -> object:
     dist.new_group("all")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    fleet.init(mp="2")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     dist.barrier(0)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     dist.all_reduce()  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
     dist.all_reduce(1, async_op=True)  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]

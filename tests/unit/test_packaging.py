@@ -9,8 +9,9 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+from datetime import date
 from email import message_from_bytes
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ import hpcdist as dist
 from hpcdist.transport.kernel import compiled
 
 ROOT = Path(__file__).parents[2]
-RECIPES = ROOT / "slurm"
+RECIPES = ROOT / "packaging"
 SPACK = RECIPES / "spack" / "package.py"
 (EASYCONFIG,) = (RECIPES / "easybuild").glob("*.eb")
 CONTAINER = RECIPES / "apptainer" / "hpcdist.def"
@@ -59,12 +60,75 @@ def easyconfig():
     return values
 
 
+def versions_in(tree):
+    """Return the script that knows the places of the version, for a copy of them."""
+    spec = spec_from_file_location("versions", ROOT / "packaging/versions.py")
+    versions = module_from_spec(spec)
+    spec.loader.exec_module(versions)
+    versions.ROOT = tree
+    return versions
+
+
 def test_the_recipes_have_the_version_of_the_project():
-    version = field("version")
-    assert dist.__version__ == version
-    assert list(calls("version")) == [(version,)]
-    assert easyconfig()["version"] == version
-    assert f"image.version {version}\n" in CONTAINER.read_text()
+    assert set(versions_in(ROOT).found().values()) == {dist.__version__}
+    assert list(calls("version")) == [(dist.__version__,)]
+    assert easyconfig()["version"] == dist.__version__
+
+
+def test_a_new_version_is_written_everywhere(tmp_path):
+    versions = versions_in(ROOT)
+    for place in versions.PLACES:
+        path = versions.file_of(place).relative_to(ROOT)
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    copied = versions_in(tmp_path)
+    copied.write("7.8.9rc1")
+    assert set(copied.found().values()) == {"7.8.9rc1"}
+    assert "7.8.9rc1" in copied.file_of("packaging/easybuild/hpcdist-*.eb").name
+    with pytest.raises(SystemExit, match="a version is like"):
+        copied.write("new")
+
+
+def test_a_release_gives_the_unreleased_changes_its_version_and_day(tmp_path):
+    versions = versions_in(tmp_path)
+    path = tmp_path / "CHANGELOG.md"
+    path.write_text("# Changelog\n\n## [Unreleased]\n\n- New.\n\n## [0.1.0] - 2026-12-01\n")
+    for _ in range(2):  # again, and nothing changes
+        versions.date_changes("0.2.0", date(2027, 1, 2))
+        headings = [line for line in path.read_text().splitlines() if line.startswith("## ")]
+        assert headings == ["## [Unreleased]", "## [0.2.0] - 2027-01-02", "## [0.1.0] - 2026-12-01"]
+    assert "2027-01-02\n\n- New." in path.read_text()
+    assert versions_in(ROOT).UNRELEASED in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_conda_forge_has_the_dependencies_of_the_project():
+    recipe = (RECIPES / "conda-forge/recipe.yaml").read_text()
+    run = recipe.partition("  run:\n")[2].partition("\n\n")[0]
+    told = dict(re.findall(r"- (\S+) >=(\S+)$", run, re.M))
+    assert told.pop("python") == field("requires-python").removeprefix(">=")
+    names = {"xxhash": "python-xxhash"}
+    assert told == {names.get(name, name): low for name, low in dependencies().items()}
+    assert re.search(r"- setuptools >=([\d.]+)", recipe)[1] in PROJECT
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        path.relative_to(ROOT)
+        for pattern in (".github/**/*.yml", ".gitlab-ci.yml", "CITATION.cff", "packaging/*/*.yaml")
+        for path in ROOT.glob(pattern)
+    ],
+    ids=str,
+)
+def test_what_forges_read_is_yaml(path):
+    yaml = pytest.importorskip("yaml")
+    assert isinstance(yaml.safe_load((ROOT / path).read_text()), dict)
+
+
+def test_forges_run_what_runs_here():
+    for path in (".github/workflows/ci.yml", ".gitlab-ci.yml"):
+        if (ROOT / path).exists():  # not in the archive of the sources
+            assert ".ci/run" in (ROOT / path).read_text()
 
 
 def test_spack_has_the_dependencies_of_the_project():

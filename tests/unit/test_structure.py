@@ -18,17 +18,21 @@ LAYERS = [
     "errors",
     "config events text",
     "arrays",
+    "fs",
     "runtime",
     "transport",
     "comm",
+    "rpc",
     "mesh",
     "array",
     "checkpoint",
     "data",
     "optim",
+    "ps",
     "parallel",
-    "sharding",
+    "auto_parallel fsdp io sharding utils",
     "torch",
+    "fleet",
     "launch",
     "diagnostics",
     "bench",
@@ -44,7 +48,7 @@ FENCES = {
         "transport/device/cuda_mpi.py",
         "bench/libraries/mpi4py.py",
     ),
-    "torch": ("arrays/torch.py", "torch/*.py", "bench/libraries/torch.py"),
+    "torch": ("arrays/torch.py", "torch/*.py", "torch/*/*.py", "bench/libraries/torch.py"),
     "jax": ("arrays/jax.py",),
     "cupy": (
         "arrays/cupy.py",
@@ -219,7 +223,8 @@ is_initialized()
 is_available()
 get_rank(group=None)
 get_world_size(group=None)
-new_group(ranks=None, backend=None, timeout=None; *name=None)
+new_group(ranks=None, backend=None, timeout=None, nccl_comm_init_option=0, nccl_config=None; \
+*name=None)
 get_group(id=0)
 destroy_process_group(group=None)
 shutdown_process_group(group=None)

@@ -12,11 +12,18 @@ pytest.importorskip("typing_extensions")
 
 @pytest.mark.parametrize(
     "name",
-    ["communication", "training", pytest.param("training_torch", marks=pytest.mark.thorough)],
+    [
+        "communication",
+        "training",
+        "hybrid",
+        pytest.param("training_torch", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_typed_program_runs(name):
     if "torch" in name:
         pytest.importorskip("torch")
+    if name == "hybrid":
+        pytest.importorskip("hpcdist.parallel.hybrid_arrays")
     program = [sys.executable, PROGRAMS / f"{name}.py"]
     done = subprocess.run(program, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 from hpcdist.bench.tune.command import busy, chosen_rows, read_plan, write_tuning
 from hpcdist.bench.tune.measure import Effort, Plan, algorithms_at, forced, points_of
 from hpcdist.bench.tune.rules import (
+    COPY_S,
     MARGIN,
     Cost,
     Step,
@@ -17,13 +18,15 @@ from hpcdist.bench.tune.rules import (
     fewest_steps,
     good_shared_ways,
     good_ways,
+    link_cost,
     merge_ranks,
     rules_from,
     tuned,
     way_at,
 )
 from hpcdist.errors import UsageError
-from hpcdist.transport.call import Kind
+from hpcdist.transport.base import LinkCost
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.tuning import (
     DEFAULT,
     OPERATIONS,
@@ -32,6 +35,7 @@ from hpcdist.transport.tuning import (
     TuningRule,
     TuningTable,
     possible_algorithms,
+    read_costs,
     read_rules,
     rules_as_json,
 )
@@ -274,14 +278,45 @@ def test_a_written_file_is_read_back_before_the_default_rules(tmp_path):
     measured = timings("all_reduce", {PIPELINED: [0.5] * 7})
     rules = tuned(measured)
     path = tmp_path / "site.json"
-    write_tuning(str(path), {"mpi": "Open MPI 5"}, rules, measured)
+    costs = {"one": LinkCost(1e-6, 2e-10)}
+    write_tuning(str(path), {"mpi": "Open MPI 5"}, rules, measured, costs)
     assert read_rules(str(path)) == (*rules, *DEFAULT)
+    assert read_costs(str(path)) == costs
     tuning = json.loads(path.read_text())
     assert tuning["format"] == 1
     assert tuning["made"].keys() == {"hpcdist", "mpi"}
     assert tuning["rules"] == rules_as_json(rules)
     assert len(tuning["measured"]) == len(measured)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_costs_that_were_not_measured_are_left_out(tmp_path):
+    path = tmp_path / "site.json"
+    for costs in ({}, {"several": {"alpha": 3e-6, "beta": 4e-10}}, {"one": {}, "several": {}}):
+        given = {"format": 1, "rules": []} | ({"costs": costs} if costs else {})
+        path.write_text(json.dumps(given))
+        if "one" in costs:
+            with pytest.raises(UsageError, match="not a usable tuning file: KeyError: 'alpha'"):
+                read_costs(str(path))
+        else:
+            found = {nodes: cost._asdict() for nodes, cost in read_costs(str(path)).items()}
+            assert found == costs
+    assert read_costs(None) == {}
+    path.write_text('{"format": 1, "rules": [], "costs": {"one": {"alpha": 0, "beta": 1}}}')
+    with pytest.raises(UsageError, match="seconds above 0"):
+        read_costs(str(path))
+
+
+@given(
+    st.floats(1e-7, 1e-4), st.floats(1e-11, 1e-8), st.integers(2, 64), st.integers(1 << 16, 1 << 26)
+)
+def test_costs_are_found_that_explain_what_was_measured(alpha, beta, ranks, nbytes):
+    small = alpha * ((ranks - 1).bit_length() + 1)
+    large = small + beta * nbytes * (ranks - 1) + COPY_S * nbytes * ranks
+    found = link_cost(small, large, ranks, nbytes)
+    assert found.alpha == pytest.approx(alpha)
+    assert found.beta == pytest.approx(beta, rel=1e-3)
+    assert link_cost(small, small, ranks, nbytes).beta > 0
 
 
 def test_the_table_tells_the_way_and_its_gain():

@@ -26,6 +26,7 @@ from hpcdist.diagnostics.probe import (
 )
 from hpcdist.diagnostics.problem import Check, refused
 from hpcdist.diagnostics.problems import problems_of
+from hpcdist.diagnostics.sockets import Sockets, socket_problems, try_sockets
 from hpcdist.errors import UsageError
 from hpcdist.launch.command import Family
 from hpcdist.runtime.cuda_awareness import Awareness
@@ -428,6 +429,7 @@ def test_every_check_has_a_result_and_a_verdict():
     assert results["locked memory"] == "no limit; no RDMA devices"
     assert results["CUDA-aware MPI"] == "no (asked)"
     assert results["NCCL"] == "not installed"
+    assert results["calls (RPC)"] == "Unix sockets"
     assert "bandwidth between nodes" not in results
 
 
@@ -449,6 +451,41 @@ def test_between_nodes_clocks_and_links_have_their_lines():
     assert results["clocks"] == "at most 0.002 ms apart"
     assert results["bandwidth between nodes"] == "1.25 GB/s in 1 pair"
     assert results["transport"] == "MPI between the nodes, shared memory and MPI in each"
+
+
+FAST = Sockets("a", ("ib0 (10.0.0.1)", "eth0 (192.168.0.1)"))
+
+
+def test_what_calls_go_by_has_its_line():
+    def line(job):
+        (found,) = [row for row in report_of(job) if row.check == "calls (RPC)"]
+        return found
+
+    def report_of(job):
+        return check_rows(job, DTYPES, problems_of(job, Config(), DTYPES))
+
+    two = BETWEEN._replace(sockets=[FAST, Sockets("b", ("ib0 (10.0.0.2)",))])
+    assert line(two).result == "Unix sockets in a node, TCP between nodes by ib0"
+    mixed = two._replace(sockets=[FAST, Sockets("b", ("eth0 (192.168.0.2)",), by_value=False)])
+    assert line(mixed).result == (
+        "Unix sockets in a node, TCP between nodes by ib0, eth0; no cloudpickle, so functions "
+        "without a name cannot be sent"
+    )
+    ill = line(two._replace(sockets=[FAST, Sockets("b", why_not="Permission denied")]))
+    assert ill.verdict == "warning"
+    assert ill.result == "on b ranks cannot listen for calls: Permission denied"
+    assert "link='mpi'" in ill.remedy
+
+
+def test_a_rank_tries_what_it_would_open():
+    found = try_sockets("a", None)
+    assert found.why_not == ""
+    assert found.networks
+    missing = try_sockets("a", "no-such-network")
+    assert "there is no network 'no-such-network'" in missing.why_not
+    (problem,) = socket_problems([missing])
+    assert problem.what.endswith("no network 'no-such-network' on this node")
+    assert "HPCDIST_RPC_INTERFACE" in problem.remedy
 
 
 def test_the_report_in_words_has_everything():

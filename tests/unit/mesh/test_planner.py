@@ -26,6 +26,7 @@ from hpcdist.mesh.placements import Partial, ReduceType, Replicate, Shard
 from hpcdist.mesh.planner import NETWORK, NODE, WHOLE, Costs, costs_of, plan_reshard
 from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.reads import reads_of
+from hpcdist.transport.base import LinkCost
 
 BYTES_ALONE = Costs(alpha=0.0, beta=1e-10, gamma=1e-10)
 """As for large arrays: the test arrays are small."""
@@ -175,6 +176,13 @@ def test_small_arrays_take_few_messages_and_large_ones_few_bytes():
 
 def test_axes_between_nodes_are_dearer():
     assert costs_of([True, False]) == (NETWORK, NODE)
+
+
+def test_costs_are_those_that_were_measured_where_they_were():
+    measured = {"several": LinkCost(3e-5, 4e-9)}
+    assert costs_of([True, False], measured) == (Costs(3e-5, 4e-9, NETWORK.gamma), NODE)
+    measured = {"one": LinkCost(3e-7, 4e-11)}
+    assert costs_of([True, False], measured) == (NETWORK, Costs(3e-7, 4e-11, NODE.gamma))
 
 
 # ---- bytes

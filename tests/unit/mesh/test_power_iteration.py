@@ -21,7 +21,7 @@ def test_power_iteration_finds_the_largest_eigenvalue(ranks):
 
     def check():
         a = example.matrix_of(50, dist.ProcessMesh([*range(ranks)]))
-        assert a.placements == (dist.Shard(0),)
+        assert a.placements == [dist.Shard(0)]
         np.testing.assert_array_equal(dist.unshard_dtensor(a), matrix)
         value, vector, _ = example.largest_eigenvalue(a, 1e-9, 1000)
         assert value == pytest.approx(np.linalg.eigvalsh(matrix)[-1], rel=1e-9)

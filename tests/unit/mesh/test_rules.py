@@ -73,7 +73,7 @@ def test_a_large_matrix_that_is_wanted_whole_is_multiplied_in_panels(ranks):
         a, b = (dist.shard_tensor(each, mesh, [dist.Shard(0)]) for each in (x, y))
         assert panels.fit(a, b, (a.layout, dist.reshard(b, mesh, []).layout))
         found = a @ b
-        assert found.placements == (dist.Shard(0),)
+        assert found.placements == [dist.Shard(0)]
         np.testing.assert_array_equal(dist.unshard_dtensor(found), x @ y)
 
     dist.simulate(ranks, check)

@@ -6,6 +6,9 @@ from sorting_checks import CHECKS, check_permutation, check_random
 
 import hpcdist as dist
 from hpcdist.mesh.random import Generator, _scaled, runs
+from hpcdist.mesh.rules.dividing import counts_told
+from hpcdist.mesh.rules.merging import merged
+from hpcdist.mesh.rules.sorting import in_order
 
 MORE = pytest.mark.thorough
 
@@ -23,18 +26,47 @@ def test_it_comes_to_what_numpy_does_for_other_arrays(name, seed):
     dist.simulate(2 + seed % 3, CHECKS[name], seed)
 
 
-def test_no_rank_gets_much_more_than_its_share_of_what_is_sorted():
-    # Uneven parts and few values: the parts before the last step, which evens them out.
-    from hpcdist.mesh.rules.sorting import in_order
-
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_sorted_elements_are_in_parts_of_equal_length_at_once(ranks):
+    # Uneven parts, few values, values that are in order already.
     def check(x):
-        mesh = dist.ProcessMesh([*range(4)])
-        a = dist.shard_tensor(x, mesh, [dist.Shard(0)])
-        assert np.diff(in_order(a).layout.cuts[0]).max() < 1.2 * x.size / 4
+        mesh, here = dist.ProcessMesh([*range(ranks)]), dist.get_rank()
+        bounds = [0, *sorted(x.size * part // 7 for part in (1, 1, 6)[: ranks - 1]), x.size]
+        part = x[bounds[here] : bounds[here + 1]]
+        layout = dist.dtensor_from_local(part, mesh, [dist.Shard(0)]).layout
+        places = np.array([0, x.size // 3, x.size, x.size])[: ranks - 1]
+        counts = counts_told(np.sort(part), layout, np.sort(places))
+        assert counts.sum(0).cumsum()[:-1].tolist() == np.sort(places).tolist()
+        assert counts.sum(1).tolist() == np.diff(layout.cuts[0]).tolist()
+        a = dist.dtensor_from_local(part, mesh, [dist.Shard(0)])
+        found = in_order(a)
+        assert found.layout.is_even
+        np.testing.assert_array_equal(dist.unshard_dtensor(found), np.sort(x))
 
     draw = np.random.default_rng(0)
-    for x in (draw.random(20_000), np.arange(20_000) % 3, np.zeros(20_000), np.arange(20_000.0)):
-        dist.simulate(4, check, x)
+    for x in (
+        draw.random(20_000),
+        np.arange(20_000) % 3,
+        np.zeros(20_000),
+        np.arange(20_000.0),
+        np.arange(20_000.0)[::-1],
+        np.where(draw.random(20_000) < 0.5, np.nan, 1.0),
+        np.array(["b", "a", ""] * 40),
+        np.zeros(0),
+    ):
+        dist.simulate(ranks, check, x)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "i4", "u8", "f2", "f4", "f8", "c16", "M8[s]"])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 20])
+def test_runs_become_one(dtype, count):
+    draw = np.random.default_rng(count)
+    runs = [np.sort(draw.integers(0, 50, draw.integers(0, 90)).astype(dtype)) for _ in range(count)]
+    if dtype[0] in "fc":
+        ends = ([np.nan] * (number % 3) for number in range(count))
+        runs = [np.append(run, end).astype(dtype) for run, end in zip(runs, ends, strict=True)]
+    whole = np.concatenate([np.zeros(0, dtype), *runs])
+    np.testing.assert_array_equal(merged(runs, np.empty_like(whole)), np.sort(whole))
 
 
 @pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=MORE)])

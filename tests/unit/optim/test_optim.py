@@ -35,6 +35,7 @@ ALGORITHMS = {
     "Adam": lambda p: optim.Adam(p, 0.01),
     "AdamW": lambda p: optim.AdamW(p, 0.01),
     "LAMB": lambda p: optim.LAMB(p, 0.01),
+    "LARS": lambda p: optim.LARS(p, 0.1, lars_coeff=0.02),
 }
 
 LIKE_TORCH = {
@@ -99,6 +100,89 @@ def test_lamb_is_that_of_the_paper(dtype, rtol):
     start = np.random.default_rng(0).normal(size=SHAPE).astype(dtype).astype("f8")
     expected = lamb_in_the_papers_words(start, [g.astype("f8") for g in gradients(5, dtype)])
     np.testing.assert_allclose(found.data, expected, rtol=rtol, atol=rtol)
+
+
+def lars_in_the_papers_words(w, slopes, rate=0.1, mu=0.9, coeff=0.02, decay=0.01, eps=1e-3):
+    v = np.zeros_like(w)
+    for g in slopes:
+        norm = np.linalg.norm(w)
+        local = coeff * norm / (np.linalg.norm(g) + decay * norm + eps)
+        v = mu * v + rate * local * (g + decay * w)
+        w = w - v
+    return w
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [("f8", 1e-11), ("f4", 2e-5)])
+def test_lars_is_that_of_the_paper(dtype, rtol):
+    options = {"lars_coeff": 0.02, "weight_decay": 0.01, "epsilon": 1e-3}
+    found, _ = trained(lambda p: optim.LARS(p, 0.1, **options), 5, dtype)
+    start = np.random.default_rng(0).normal(size=SHAPE).astype(dtype).astype("f8")
+    expected = lars_in_the_papers_words(start, [g.astype("f8") for g in gradients(5, dtype)])
+    np.testing.assert_allclose(found.data, expected, rtol=rtol, atol=rtol)
+
+
+IN_TORCH = {
+    "LARS": (lars_in_the_papers_words, {"lr": 0.1, "trust_coefficient": 0.02, "eps": 1e-3}),
+    "LAMB": (lamb_in_the_papers_words, {"lr": 0.01}),
+}
+
+
+@needs_torch
+@pytest.mark.parametrize("name", IN_TORCH)
+@pytest.mark.parametrize(("dtype", "rtol"), [("f8", 1e-11), ("f4", 2e-5)])
+def test_those_for_torch_are_of_the_papers(name, dtype, rtol):
+    import torch
+
+    import hpcdist.torch
+
+    formula, options = IN_TORCH[name]
+    start = np.random.default_rng(0).normal(size=SHAPE).astype(dtype)
+    weights = [torch.nn.Parameter(torch.from_numpy(start.copy())) for _ in range(2)]
+    named = [("weight", weights[0]), ("bias", weights[1])]
+    kind = getattr(hpcdist.torch, name)
+    optimizer = kind(named, weight_decay=0.01, exclude_from_weight_decay=["bias"], **options)
+    slopes = gradients(5, dtype)
+    for slope in slopes:
+        for each in weights:
+            each.grad = torch.from_numpy(slope)
+        optimizer.step()
+    wide = [slope.astype("f8") for slope in slopes]
+    for found, decay in zip(weights, (0.01, 0.0), strict=True):
+        expected = formula(start.astype("f8"), wide, decay=decay)
+        np.testing.assert_allclose(found.detach().numpy(), expected, rtol=rtol, atol=rtol)
+
+
+@needs_torch
+@pytest.mark.parametrize("name", IN_TORCH)
+def test_those_for_torch_move_weights_of_zero(name):
+    import torch
+
+    import hpcdist.torch
+
+    weight = torch.nn.Parameter(torch.zeros(3))
+    optimizer = getattr(hpcdist.torch, name)([weight], lr=0.1)
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    np.testing.assert_allclose(weight.detach().numpy(), -0.1, rtol=1e-5)
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("LARS", {"lr": -1.0}, "lr must be at least 0, got -1.0"),
+        ("LARS", {"momentum": 1.0}, "momentum must be at least 0 and below 1"),
+        ("LAMB", {"eps": -1.0}, "eps must be at least 0"),
+        ("LAMB", {"betas": (0.9, 1.0)}, "betas must be two numbers"),
+    ],
+)
+def test_options_out_of_range_are_refused_for_torch(name, options, words):
+    import torch
+
+    import hpcdist.torch
+
+    with pytest.raises(dist.UsageError, match=words):
+        getattr(hpcdist.torch, name)([torch.nn.Parameter(torch.ones(1))], **options)
 
 
 def test_lamb_moves_weights_of_zero():

@@ -16,8 +16,9 @@ from hpcdist.transport.boxes import (
     slabs,
     unpacked,
 )
-from hpcdist.transport.call import Exchange, Give, Kind, Read, label, volume_of
+from hpcdist.transport.call import Exchange, Give, Read, label, volume_of
 from hpcdist.transport.kernel import BLOCK_ITEMS
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.reduction import ReduceOp, rule_for
 
 

@@ -14,18 +14,17 @@ import hpcdist as dist
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.config import Config, read_config
 from hpcdist.transport.call import (
-    LOOSE,
     UNEVEN,
     Barrier,
     Distribution,
     Gathering,
-    Kind,
     Objects,
     Reduction,
     Refusal,
     label,
     shape_detail,
 )
+from hpcdist.transport.kinds import LOOSE, Kind
 from hpcdist.transport.polling import poll
 from hpcdist.transport.queue import CollectiveQueue, seconds
 from hpcdist.transport.reduction import ReduceOp, rule_for
@@ -84,7 +83,8 @@ def test_fingerprints_are_the_same_in_every_process():
     script = """
 import numpy as np
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.transport.call import Barrier, Distribution, Kind, Objects, Reduction, shape_detail
+from hpcdist.transport.call import Barrier, Distribution, Objects, Reduction, shape_detail
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.reduction import ReduceOp
 x = np.ones(3)
 for dtype in map(np.dtype, ("f4", "S5", "M8[s]", [("a", "i4"), ("b", "f8", (2,))])):
@@ -245,6 +245,7 @@ def test_the_configuration_is_read_from_the_environment():
     given = {"HPCDIST_TIMEOUT_S": "2.5", "HPCDIST_PIECE_MB": "1", "HPCDIST_ALLOW_SINGLETON": "Yes"}
     assert read_config(given) == Config(timeout_s=2.5, piece_mb=1.0, allow_singleton=True)
     assert read_config({"HPCDIST_TIMEOUT_S": ""}) == Config()
+    assert read_config({"HPCDIST_ARRAY_PLACEMENTS": "S-1, r"}).array_placements == (-1, None)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +256,9 @@ def test_the_configuration_is_read_from_the_environment():
         ("TIMEOUT_S", "nan"),
         ("PIECE_MB", "-1"),
         ("ALLOW_SINGLETON", "2"),
+        ("ARRAY_REPLICATE", "gather"),
+        ("ARRAY_PLACEMENTS", "S"),
+        ("ARRAY_PLACEMENTS", "S0,P"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value(name, value):

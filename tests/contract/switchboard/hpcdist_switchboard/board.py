@@ -102,6 +102,8 @@ class Board:
             if not meeting.absent():
                 self.meetings.pop((group, number), None)
             if meeting.error is not None:
+                if isinstance(meeting.error, CollectiveTimeout):
+                    self.given_up[rank] = time.monotonic(), words
                 raise meeting.error
             return [meeting.offers[each] for each in group[0]]
 

@@ -29,7 +29,6 @@ from hpcdist.transport.call import (
     AnyMessage,
     Call,
     Collective,
-    Kind,
     Message,
     Objects,
     Reduction,
@@ -37,6 +36,7 @@ from hpcdist.transport.call import (
     label,
 )
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.membership import Membership
 from hpcdist.transport.queue import seconds
 from hpcdist.transport.threads.collectives import VERBS, check_fit

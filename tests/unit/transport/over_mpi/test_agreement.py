@@ -6,7 +6,8 @@ import pytest
 from fake_mpi import results, run
 
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError, UsageError
-from hpcdist.transport.call import Barrier, Kind, Objects, Refusal
+from hpcdist.transport.call import Barrier, Objects, Refusal
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.exchange import mpi_exchange

@@ -8,7 +8,8 @@ from fake_mpi import results
 
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
-from hpcdist.transport.call import ANY_SOURCE, Kind, Message
+from hpcdist.transport.call import ANY_SOURCE, Message
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import Circles, Count, News

@@ -12,8 +12,9 @@ from hypothesis import given, settings, strategies as st
 from hpcdist.arrays.buffer import carried
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.transport import kernel
-from hpcdist.transport.call import Kind, Reduction
+from hpcdist.transport.call import Reduction
 from hpcdist.transport.kernel import code_of, compiled, divisor_of
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.reduction import ReduceOp, rule_for
 from hpcdist.transport.shm.control import (
     PAYLOAD,

@@ -11,7 +11,7 @@ worlds = st.integers(1, 4).flatmap(lambda size: st.tuples(st.just(size), program
 
 
 @given(worlds)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_random_programs_end_as_numpy_says(world):
     size, program = world
     dist.simulate(size, run_program, program, timeout=20)

@@ -1,0 +1,100 @@
+"""The site, built: without a warning, complete, of local files, searchable without a server."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from docs_pages import ROOT
+
+from website import browser
+
+SOURCES = ["docs", "hpcdist", "website", "mkdocs.yml", "README.md"]
+LIMIT_S = 600
+pytestmark = pytest.mark.thorough
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Build the site from a copy, so that tests side by side do not write into one folder."""
+    for name in ("zensical", "mkdocstrings_handlers"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed: pip install 'hpcdist[docs]'")
+    folder = tmp_path_factory.mktemp("sources")
+    for name in SOURCES:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder / name)
+    done = subprocess.run(
+        [sys.executable, "-m", "zensical", "build", "--strict"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "site"
+
+
+class Page(HTMLParser):
+    """What a page links to, what it loads, and its anchors."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path, self.links, self.loads, self.anchors, self.tags = path, [], [], set(), set()
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.tags.add(tag)
+        self.anchors.update(filter(None, [values.get("id"), values.get("name")]))
+        if tag == "a":
+            self.links.append(values.get("href"))
+        elif tag in ("script", "img", "source", "iframe"):
+            self.loads.append(values.get("src"))
+        elif tag == "link" and values.get("rel") in ("stylesheet", "preload", "icon"):
+            self.loads.append(values.get("href"))
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    return {path: Page(path) for path in sorted(site.rglob("*.html"))}
+
+
+def test_every_page_has_all_that_it_loads_and_links_to(site, pages):
+    lost = []
+    for path, page in pages.items():
+        if path.name == "404.html":
+            continue  # it is shown under any address
+        for each in filter(None, page.loads + page.links):
+            parts = urlsplit(each)
+            if parts.scheme in ("http", "https", "mailto") and each in page.links:
+                continue  # a link for readers, which nothing loads
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
+            known = pages.get(target)
+            anchor = unquote(parts.fragment)
+            lacks = known and anchor and anchor not in known.anchors
+            if parts.scheme or not target.exists() or lacks:
+                lost.append((str(path.relative_to(site)), each))
+    assert lost == []
+
+
+def test_examples_in_the_reference_are_code(site, pages):
+    reference = [page for path, page in pages.items() if path.parent.name == "reference"]
+    assert len(reference) > 20
+    assert [page.path.name for page in reference if "blockquote" in page.tags] == []
+
+
+def test_a_browser_finds_nothing_wrong_and_what_users_of_mpi_search_for(site, pages):
+    if why := browser.missing():
+        pytest.skip(why)
+    shown = [path for path in pages if path.name != "404.html"]  # for servers: of absolute links
+    assert browser.look(site, shown) == []
+    assert browser.search(site, browser.WORDS) == dict.fromkeys(browser.WORDS, True)
+    browser.take_screenshots(site, ROOT / "site/screenshots")

@@ -1,0 +1,284 @@
+"""What NumPy accepts, refuses and makes of rare values, on arrays that are cut over three ranks."""
+
+import numpy as np
+import pytest
+
+import hpcdist as dist
+import hpcdist.array as xp
+
+X = np.arange(12.0).reshape(4, 3)
+DAYS = np.array([["2020-01-01", "NaT"], ["NaT", "NaT"], ["2021-01-01", "2019-01-01"]], "M8[D]")
+ZS = np.array([1 + 1j, -2.0, 3j])
+TIMES = np.array([[3, 4], [0, 5], [-2, 0]]).astype("m8[s]")
+TIMES[1, 1] = "NaT"
+NANS = np.array([[1.0, np.nan], [np.nan, np.nan], [5.0, -2.0]])
+
+
+def mesh():
+    return dist.ProcessMesh([0, 1, 2])
+
+
+def whole(x):
+    return dist.shard_tensor(np.asarray(x), mesh(), [])
+
+
+def rows(x):
+    return dist.shard_tensor(np.asarray(x), mesh(), [dist.Shard(0)])
+
+
+def columns(x):
+    return dist.shard_tensor(np.asarray(x), mesh(), [dist.Shard(-1)])
+
+
+PUTS = pytest.mark.parametrize("put", [whole, rows, columns], ids=["whole", "rows", "columns"])
+
+
+def same(got, wanted, rtol=0):
+    if isinstance(wanted, tuple):
+        for one, other in zip(got, wanted, strict=True):
+            same(one, other, rtol)
+        return
+    found, wanted = dist.unshard_dtensor(got), np.asarray(wanted)
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    if rtol:
+        np.testing.assert_allclose(found, wanted, rtol)
+    else:
+        np.testing.assert_array_equal(found, wanted)
+
+
+def is_older_than(version):
+    return np.lib.NumpyVersion(np.__version__) < f"{version}.0"
+
+
+def taken(x, places):
+    """Take from an array that is the same on every rank; NumPy asks only that array for a rule."""
+    return np.take(x, places) if isinstance(places, np.ndarray) else xp.take(whole(x), places)
+
+
+def assigned(a, values):
+    a = a.copy()
+    a[a == a] = values
+    return a
+
+
+# ---- what NumPy accepts
+
+ACCEPTED = {
+    "angles in degrees": lambda put: np.angle(put(ZS), True),
+    "angles in degrees by name": lambda put: np.angle(put(ZS), deg=True),
+    "numbers for NaN": lambda put: np.nan_to_num(put(NANS), True, 7.0),
+    "fix into out": lambda put: np.fix(put(X / 2), out=put(X)),
+    "isposinf into out": lambda put: np.isposinf(put(X), put(X > 0)),
+    "tiles by an array": lambda put: np.tile(put(X), np.array([2, 1])),
+    "tiles by a range": lambda put: np.tile(put(X), range(1, 3)),
+    "a trace into out": lambda put: np.trace(put(X), out=put(X)[0, :1].reshape(())),
+    "the largest in a dtype": lambda put: np.maximum.reduce(put(X), dtype="f4"),
+    "a sum in a dtype": lambda put: np.add.reduce(put(X), axis=1, dtype="i8"),
+    "whether any, as bool": lambda put: np.logical_or.reduce(put(X), dtype=bool),
+    "kept dimensions by a number": lambda put: np.nansum(put(NANS), 0, keepdims=1),
+    "the largest of some": lambda put: np.nanmax(put(NANS), 0, initial=0.0, where=NANS < 5),
+    "means of some": lambda put: np.nanmean(put(X), 1, where=X != 1),
+    "the latest day": lambda put: np.nanmax(put(DAYS)),
+    "the latest days": lambda put: np.nanmax(put(DAYS[::2]), axis=1),
+    "the first days": lambda put: np.nanmin(put(DAYS), axis=0, keepdims=True),
+    "the longest time": lambda put: np.nanmax(put(DAYS - DAYS[0, 0])),
+    "an average": lambda put: np.average(put(X), weights=put(X)),
+    "an average of rows": lambda put: np.average(put(X), 0, [1, 2, 3, 4], returned=True),
+    "an average of both": lambda put: np.average(put(X), (1, 0), X.T + 1),
+    "an average of floats": lambda put: np.average(put(X.astype("f4")), returned=True),
+    "an average of integers": lambda put: np.average(put(X.astype("i2")), 1, np.ones(3, "f4")),
+    "an average of small floats": lambda put: np.average(put(X.astype("f4")), 1, np.ones(3, "f4")),
+    "powers": lambda put: put(X.astype(int)) ** put(np.array([0, 1, 2])),
+    "powers by unsigned": lambda put: put(X.astype("i4")) ** np.array([0, 1, 2], "u1"),
+    "a view": lambda put: put(X).reshape(4, 3, 1, copy=False),
+    "words as numbers": lambda put: put(np.array(["1", "20", "3"], "S2")).astype("f8"),
+    "a sum of no dimensions": lambda put: put(X)[1, 1].sum(axis=-1),
+    "the largest of no dimensions": lambda put: np.max(put(X)[1, 1], axis=0, keepdims=True),
+    "a running product of no dimensions": lambda put: np.cumprod(put(X)[1, 1], axis=0),
+    "places in no dimensions": lambda put: np.take(put(X)[1, 1], [0, -1], axis=0),
+    "repeats of no dimensions": lambda put: np.repeat(put(X)[1, 1], 3, axis=-1),
+    "the place of the largest of no dimensions": lambda put: np.argmax(put(X)[1, 1], axis=0),
+    "an order of no dimensions": lambda put: np.argsort(put(X)[1, 1], axis=0, kind="stable"),
+    "a flip of no dimensions": lambda put: np.flip(put(X)[1, 1]),
+    "where no dimensions are": lambda put: np.argwhere(put(X)[1, 1]),
+    "assigned to no dimensions": lambda put: assigned(put(X)[:1, :1].reshape(()), put([5.0])),
+    "a triangle of a row": lambda put: np.tril(put(X)[:, 0]),
+    "a grid of tables": lambda put: tuple(np.meshgrid(put(X), put(X[:2]))),
+    "times, multiplied": lambda put: np.outer(put(TIMES), put(np.array([1, 2]))),
+    "times, added": lambda put: np.sum(put(TIMES), axis=0),
+    "times, added, without NaT": lambda put: np.sum(put(TIMES[:1])),
+    "times, running": lambda put: np.cumsum(put(TIMES), axis=0),
+    "mean times": lambda put: np.mean(put(TIMES), axis=0),
+    "times that are not 0": lambda put: np.count_nonzero(put(TIMES), axis=0),
+    "days that are not 1970": lambda put: np.count_nonzero(put(DAYS.astype("M8[Y]") - 50), axis=0),
+    "times compared with numbers": lambda put: put(TIMES) == put(np.ones((3, 2))),
+    "norms of complex numbers": lambda put: np.linalg.norm(put(np.outer(ZS, ZS) * 7), axis=0),
+    "small floats, transformed": lambda put: np.fft.irfft(put(np.ones(7, "f2"))) * 0,
+    "places that are cut": lambda put: taken(np.arange(5.0), put(np.array([4, 0, -1]))),
+    "a condition that is cut": lambda put: np.compress(put(np.array([1, 0, 1])), X, 1),
+}  # fmt: skip
+SINCE = {"a view": "2.1"}
+
+
+@PUTS
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_numpy_accepts_comes_to_the_same(name, put):
+    if is_older_than(SINCE.get(name, "1.24")):
+        pytest.skip("this NumPy does not have it")
+    wanted = ACCEPTED[name](np.array)
+    dist.simulate(3, lambda: same(ACCEPTED[name](put), wanted))
+
+
+CONTRIBUTED = {
+    "differences": lambda a: np.diff(a, axis=0),
+    "halves": lambda a: tuple(np.array_split(a, 2)),
+    "running sums": lambda a: np.cumsum(a, axis=0),
+}
+
+
+@pytest.mark.parametrize("name", CONTRIBUTED)
+def test_contributions_are_combined_before_anything_is_computed_of_them(name):
+    def check():
+        a = dist.dtensor_from_local(X * dist.get_rank(), mesh(), [dist.Partial()], shape=X.shape)
+        same(CONTRIBUTED[name](a), CONTRIBUTED[name](X * 3))
+
+    dist.simulate(3, check)
+
+
+@pytest.mark.parametrize("grid", [[[0, 1], [2, 3]], [[3], [1], [0], [2]]])
+def test_places_are_found_where_other_axes_cut_what_is_looked_for(grid):
+    needles = np.array([[3, 9, -1], [4, 4, 0], [7, 2, 5]])
+
+    def check():
+        square = dist.ProcessMesh(grid)
+        line = dist.shard_tensor(np.arange(8), square, [dist.Shard(0)])
+        for ways in ([dist.Shard(0), dist.Shard(1)], [dist.Shard(1), dist.Shard(1)]):
+            places = np.searchsorted(line, dist.shard_tensor(needles, square, ways))
+            same(places, np.searchsorted(np.arange(8), needles))
+
+    dist.simulate(4, check)
+
+
+# ---- what it refuses
+
+REFUSED = {
+    "an axis of 1.0": lambda put: put(X).sum(axis=1.0),
+    "an axis of 1.0 after one of 1": lambda put: (put(X).sum(1), put(X).sum(1.0)),
+    "axes of 1.0": lambda put: put(X).max((0, 1.0)),
+    "running along 0.0": lambda put: np.cumsum(put(X), 0.0),
+    "taking along 0.0": lambda put: np.take(put(X), [0], axis=0.0),
+    "repeating along 0.0": lambda put: np.repeat(put(X), 2, axis=0.0),
+    "a length far away": lambda put: np.broadcast_to(put(X), (10**30, 4, 3)),
+    "tiles of 2.0": lambda put: np.tile(put(X), 2.0),
+    "negative tiles": lambda put: np.tile(put(X), -1),
+    "negative repeats": lambda put: np.repeat(put(X), -1, 0),
+    "weights of 0": lambda put: np.average(put(X), 0, weights=[1, -1, 1, -1]),
+    "weights of 0 of one row": lambda put: np.average(put(X), 1, weights=put(X * (X < 9))),
+    "weights of 0 that are cut": lambda put: np.average(put(X[0]), weights=put(X[0] - 1)),
+    "weights without an axis": lambda put: np.average(put(X), weights=[1, 2, 3]),
+    "weights of another shape": lambda put: np.average(put(X), 0, weights=[1, 2, 3]),
+    "weights in another order": lambda put: np.average(put(X), (1, 0), weights=np.ones((4, 2))),
+    "a negative power on one rank": lambda put: 2 ** put(np.array([1, 1, -1])),
+    "a negative power of an array": lambda put: put(X.astype(int)) ** put(np.array([1, -1, 1])),
+    "a negative power": lambda put: put(np.arange(1)) ** -1,
+    "negative powers, where": lambda put: np.power(
+        put(np.arange(3)), put(np.array([1, 1, -1])), where=np.array([False, False, True])
+    ),
+    "a negative power in place": lambda put: put(np.arange(3)).__ipow__(put(np.array([-1, 1, 1]))),
+    "a negative power of a bool": lambda put: np.power(put(X > 0), put(np.array([1, -1, 1], "i1"))),
+    "places that are nowhere": lambda put: taken(np.arange(3), put(np.array([0, 1, 3]))),
+    "places in nothing": lambda put: np.take(put(np.empty((0, 2))), [0], axis=0, mode="clip"),
+    "words that are no numbers": lambda put: put(np.array(["1", "2", "x"], "S1")).astype(int),
+    "a view that is a copy": lambda put: put(np.ones((4, 6))).T.reshape(24, copy=False),
+    "a view that is a copy on some": lambda put: put(X[:, :2])[:, ::-1].reshape(8, copy=False),
+}  # fmt: skip
+SINCE |= {name: "2.1" for name in REFUSED if "view" in name}
+SINCE |= {"weights in another order": "2.0"}
+
+
+@PUTS
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_numpy_refuses_is_the_same_error_on_all_ranks(name, put):
+    if is_older_than(SINCE.get(name, "1.24")):
+        pytest.skip("this NumPy has other errors")
+    with pytest.raises(Exception) as refused:  # noqa: PT011 - whatever NumPy says
+        REFUSED[name](np.array)
+
+    def check():
+        with pytest.raises(refused.type):
+            REFUSED[name](put)
+        dist.barrier()  # all ranks are in step
+
+    dist.simulate(3, check, timeout=20)
+
+
+def test_what_cannot_fail_asks_nobody():
+    def check():
+        numbers, ones = rows(np.arange(6)), rows(np.ones(6, "u1"))
+        if dist.get_rank() == 0:  # the others are not there
+            for compute in (
+                lambda: numbers**2,
+                lambda: numbers**0.5,
+                lambda: 2.0**numbers,
+                lambda: (numbers * 1.0) ** (3 - numbers),
+                lambda: numbers**ones,
+                lambda: numbers.astype("f4"),
+            ):
+                compute()
+        dist.barrier()
+
+    dist.simulate(3, check)
+
+
+# ---- products that leave the range of numbers
+
+TINY, HUGE, INF = 1e-200, 1e200, np.inf
+PRODUCTS = {
+    "0 before what is infinite": [0, HUGE, HUGE],
+    "0 after what is infinite": [HUGE, HUGE, 0],
+    "small before large": [TINY, HUGE, HUGE],
+    "large before small": [HUGE, TINY, TINY],
+    "large, small, large": [HUGE, TINY, TINY, HUGE, HUGE, 3],
+    "infinite in the end": [2, 3, HUGE, HUGE],
+    "infinite on the way": [HUGE, HUGE, TINY, TINY, TINY, 5],
+    "nothing on the way": [TINY, TINY, HUGE, HUGE, HUGE],
+    "negative": [-1, TINY, -HUGE, HUGE, -3],
+    "negative infinity": [-HUGE, HUGE, 1, 2],
+    "an infinity": [1, 2, INF, 0, 3],
+    "an infinity before 0": [0, INF, HUGE],
+    "a NaN": [1, np.nan, HUGE, 2],
+    "zeros": [0.0, 1, 2, -0.0, 4],
+    "ordinary": [1, 2, 3, -4, 5],
+}
+
+
+@pytest.mark.parametrize("dtype", ["f8", "c16"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_leave_the_range_of_numbers_where_those_of_numpy_do(name, dtype):
+    line = np.array(PRODUCTS[name], dtype)
+    table = np.stack([line, np.ones_like(line)], axis=1)
+    backwards = np.stack([line, line[::-1]], axis=1)
+
+    def check():
+        with np.errstate(all="ignore"):
+            for put in (whole, rows):
+                for x in (line, table, backwards):
+                    same(np.cumprod(put(x), axis=0), np.cumprod(x, axis=0), 1e-13)
+                for x in (line, table, line[:1]):
+                    same(np.prod(put(x), axis=0), np.prod(x, axis=0), 1e-13)
+                    same(np.prod(put(x), 0, keepdims=True), np.prod(x, 0, keepdims=True), 1e-13)
+
+    dist.simulate(3, check)
+
+
+def test_products_of_all_dimensions_are_those_of_numpy():
+    x = np.array([[TINY, 2], [HUGE, 1], [HUGE, 3]])
+    grid = np.array([[0.0, HUGE], [HUGE, HUGE], [1, 2], [3, 4]])
+
+    def check():
+        same(np.prod(rows(x)), np.prod(x), 1e-13)
+        same(np.prod(columns(grid)), np.array(0.0))
+        same(np.prod(rows(x), 0, where=x < HUGE), np.prod(x, 0, where=x < HUGE), 1e-13)
+        same(np.prod(rows(x), dtype="f8", initial=2.0), np.prod(x, initial=2.0), 1e-13)
+
+    dist.simulate(3, check)
