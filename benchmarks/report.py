@@ -80,6 +80,16 @@ class Report:
         """Keep seconds for the picture: by candidate, one for each round."""
         self._panels.append((title, lambda axes: _boxes(axes, samples)))
 
+    def panel(self, title: str, draw: Callable[[Any], None]) -> None:
+        """Keep a part of the picture: what draws it on matplotlib's axes."""
+        self._panels.append((title, draw))
+
+    def note(self, *notes: str) -> None:
+        """Print what there is to say beside the tables."""
+        if not self._quiet:
+            for note in notes:
+                self._console.print(note)
+
     def close(self) -> None:
         """Write the files that were asked for."""
         if self._quiet:

@@ -31,6 +31,8 @@ RANKS = {
     "arrays": (2,),
     "device": (1,),
     "checkpoint": (2,),
+    "tensor_parallel": (2,),
+    "recompute": (1,),
 }
 
 
