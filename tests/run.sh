@@ -12,6 +12,9 @@
 # With `rest`, what `all` runs and a run without it has not.
 #
 # SUITE_RANKS and MPICH_RANKS name other numbers of ranks ("1 2 3 4"), which with `all` leave out nothing.
+# RERUNS=N, for continuous integration, gives a failed test of one process N more tries, three in a suite
+# at most. One that passes then is named at the end, as a defect: it waits to be mended, and holds up
+# nothing else.
 # Ranks of a launcher wait a good part of their time, so their suites run beside the others, which are
 # shown first. A suite that fails hides none of those after it: the end tells how each of them went.
 set -uo pipefail
@@ -38,7 +41,12 @@ suite() { # NAME COMMAND...: run a suite and note how it went
 }
 
 tests() { # MARKS ARGUMENT...: a suite of one process, shared by two workers
-    "$bin/python" -m pytest -q -n 2 -m "$1" "${@:2}"
+    local code
+    "$bin/python" -m pytest -q -n 2 -m "$1" --reruns "${RERUNS:-0}" --max-suite-reruns 3 --rerun-show-tracebacks \
+        "${@:2}" | tee "$logs/output"
+    code=${PIPESTATUS[0]}
+    grep -a '^RERUN ' "$logs/output" >>"$logs/flaky"
+    return "$code"
 }
 
 mpi_tests() { # MARKS MPIEXEC RANKS ARGUMENT...: every rank runs every test; what the others say, and
@@ -105,4 +113,5 @@ beside=
 cat "$logs/beside"
 printf '\n=== all suites\n'
 cat "$logs/summary"
+[ ! -s "$logs/flaky" ] || printf '\nFlaky, which is a defect (what failed first stands above):\n%s\n' "$(<"$logs/flaky")"
 ! grep -q FAILED "$logs/summary"
