@@ -42,10 +42,11 @@ suite() { # NAME COMMAND...: run a suite and note how it went
 
 tests() { # MARKS ARGUMENT...: a suite of one process, shared by two workers
     local code
-    "$bin/python" -m pytest -q -n 2 -m "$1" --reruns "${RERUNS:-0}" --max-suite-reruns 3 --rerun-show-tracebacks \
-        "${@:2}" | tee "$logs/output"
+    "$bin/python" -m pytest -q -n 2 --reruns "${RERUNS:-0}" --max-suite-reruns 3 \
+        --rerun-show-tracebacks -m "$1" "${@:2}" | tee "$logs/output"
     code=${PIPESTATUS[0]}
-    grep -a '^RERUN ' "$logs/output" >>"$logs/flaky"
+    sed -n 's/^RERUN //p' "$logs/output" | sort -u >"$logs/again"
+    sed -n 's/^FAILED \([^ ]*\).*/\1/p' "$logs/output" | sort -u | comm -23 "$logs/again" - >>"$logs/flaky"
     return "$code"
 }
 

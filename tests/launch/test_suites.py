@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 PYTHON = """#!/bin/sh
 echo "$@" >> "$CALLS"
 case "$*" in *$FAILS*) echo "the words of a rank"; exit 3;; esac
+case "$*" in *"--reruns 1 "*tests/unit*) echo "$SAYS";; esac
 case "$*" in *$ENDS*) while ! grep -q endless "$CALLS"; do sleep 0.1; done; kill $PPID;; esac
 """
 ENDLESS = """#!/bin/sh
@@ -86,6 +87,14 @@ def test_a_suite_that_fails_hides_none_of_the_others(run, fails, tier):
     summary = said.partition("=== all suites")[2]
     assert "FAILED (code 3)" in summary
     assert "passed" in summary
+
+
+def test_a_test_that_passes_at_its_second_try_is_named_at_the_end(run):
+    says = "RERUN a::first\nRERUN a::second\nFAILED a::first - the reason"
+    code, said, _ = run(RERUNS="1", SAYS=says)
+    assert code == 0
+    assert said.partition("Flaky")[2].splitlines()[1:] == ["a::second"]
+    assert "Flaky" not in run()[1]
 
 
 @pytest.mark.parametrize("tier", TIERS)
