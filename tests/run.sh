@@ -5,9 +5,9 @@
 # private Slurm, tests/mpi on 2 ranks of the MPI in BIN, and the contract on an MPICH in .mpich,
 # used the way a centre's module is. What is marked as thorough is left out.
 #
-# With `all`, everything but what is marked as slow; tests/mpi on 1, 2 and 4 ranks, and on 3 of the
-# MPICH. There what is thorough runs once: on 4 ranks, or on 2 if it is marked as two_ranks. What has
-# that mark runs on 1 and 2 ranks of the first MPI only.
+# With `all`, everything but what is marked as slow; tests/mpi on 1 and 2 ranks, on 3 of the MPICH, and
+# on 4 what is marked as four_ranks. What is thorough runs once: on 4 ranks, or on 2 if it is marked as
+# two_ranks. What has that mark runs on 1 and 2 ranks of the first MPI only.
 #
 # With `rest`, what `all` runs and a run without it has not.
 #
@@ -72,7 +72,7 @@ all="not slow" usual="not slow and not thorough"
 process=$all slurm=tests/slurm mpich=tests/mpi
 ranks="1 2 4" mpich_ranks=3
 declare -A marks=([1]=$usual [2]="$all and (not thorough or two_ranks)"
-    [4]="$all and not two_ranks" [mpich]="$usual and not two_ranks")
+    [4]="$all and (thorough or four_ranks) and not two_ranks" [mpich]="$usual and not two_ranks")
 case $tier in
 all) [ -z "${SUITE_RANKS:-}${MPICH_RANKS:-}" ] || marks=() ;;
 rest) process="$all and thorough" marks[2]="$all and thorough and two_ranks" ;;

@@ -132,16 +132,17 @@ def test_all_tests_are_run_on_one_to_four_ranks_and_thorough_ones_by_one_suite(r
     on = dict(
         zip((2, 4, 3), re.findall(r"--with-mpi .*-m (.*) tests/mpi$", called, re.M), strict=True)
     )
-    usual, thorough = {"slow": False, "thorough": False}, {"slow": False, "thorough": True}
-    assert suites_of(on, **usual, two_ranks=False) == [2, 4, 3]
-    assert suites_of(on, **usual, two_ranks=True) == [2]
-    assert suites_of(on, **thorough, two_ranks=False) == [4]
-    assert suites_of(on, **thorough, two_ranks=True) == [2]
+    assert suites_of(on) == [2, 3]
+    assert suites_of(on, "four_ranks") == [2, 4, 3]
+    assert suites_of(on, "two_ranks") == suites_of(on, "two_ranks", "four_ranks") == [2]
+    assert suites_of(on, "thorough") == suites_of(on, "thorough", "four_ranks") == [4]
+    assert suites_of(on, "thorough", "two_ranks") == [2]
 
 
-def suites_of(marks, **test):
+def suites_of(marks, *of_a_test):
     """Return on how many ranks a test with such marks is run."""
-    return [n for n, expression in marks.items() if eval(expression, {}, test)]
+    named = {mark: mark in of_a_test for mark in ("slow", "thorough", "two_ranks", "four_ranks")}
+    return [n for n, expression in marks.items() if eval(expression, {}, named)]
 
 
 def test_the_rest_is_what_the_usual_tests_leave_out(run):

@@ -17,6 +17,41 @@ from mpi4py import MPI
 os.environ.setdefault("HPCDIST_TIMEOUT_S", "120")
 
 
+NEED_FOUR_RANKS = {
+    "test_array_programs",
+    "test_checkpoint",
+    "test_contract",
+    "test_exchange",
+    "test_fleet",
+    "test_gradient_groups",
+    "test_grid",
+    "test_hybrid",
+    "test_hybrid_arrays",
+    "test_hybrid_states",
+    "test_lists",
+    "test_mesh",
+    "test_model_parallel",
+    "test_model_parallel_states",
+    "test_operators",
+    "test_pipeline",
+    "test_programs",
+    "test_sharding",
+    "test_shared",
+    "test_stencil",
+    "test_together",
+    "test_torch_groups",
+    "test_torch_mesh",
+}
+"""Files whose tests show on four ranks, or two nodes of two, what they do not on fewer."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.stem in NEED_FOUR_RANKS:
+            item.add_marker(pytest.mark.four_ranks)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _start():
     import hpcdist as dist
