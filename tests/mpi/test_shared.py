@@ -273,6 +273,25 @@ def test_collectives_on_shared_arrays_give_what_numpy_gives(operation, name, who
         COLLECTIVES[operation](name, count, lambda x: placed(x, WHOSE[whose](RANK)))
 
 
+@pytest.mark.parametrize("whose", WHOSE)
+def test_large_arrays_are_broadcast_to_memory_of_every_kind(whose):
+    broadcast("float64", 150_001, lambda x: placed(x, WHOSE[whose](RANK)))
+
+
+@pytest.mark.thorough
+def test_larger_arrays_than_caches_hold_are_moved():
+    for operation in (broadcast, all_gather):
+        operation("float64", 2_100_003, placed)
+
+
+def test_what_lies_beside_a_large_array_stays():
+    x = placed(np.full(200_003, -1.0))
+    x[1:-2] = RANK
+    dist.broadcast(x[1:-2], SIZE - 1)
+    assert (x[1:-2] == SIZE - 1).all()
+    assert x[0] == x[-1] == x[-2] == -1
+
+
 def test_a_result_may_be_used_at_once_and_again_and_again():
     x = placed(np.full(40_000, float(RANK + 1)))
     total = SIZE * (SIZE + 1) / 2

@@ -15,6 +15,7 @@ from hpcdist.transport.call import (
     AnyArrays,
     Barrier,
     Collective,
+    Distribution,
     Exchange,
     Gathering,
     Objects,
@@ -144,7 +145,7 @@ def _address(
 ) -> tuple[int, Any]:
     """Return what this rank publishes about a large contribution, copied if that pays."""
     if offered is None:
-        return NOTHING, None
+        return _to_be_filled(host, node, call, total), None
     address, payload = 0, None
     if call.sends:
         address, payload = node.shared_list(offered)
@@ -155,6 +156,15 @@ def _address(
     if total <= STAGED_UP_TO and _way(host, call, total, shared=False) is Algorithm.STAGED:
         return node.stage(np.concatenate(offered) if call.sends else offered), None
     return 0, None
+
+
+def _to_be_filled(host: MpiContext, node: SharedNode, call: AnyArrays, total: int) -> int:
+    """Return what a rank publishes that contributes nothing: its array, if others may fill it."""
+    if not isinstance(call, Distribution) or not SHARED[call.kind].filled:
+        return NOTHING
+    if total <= STAGED_UP_TO or _way(host, call, total, shared=True) is not Algorithm.DIRECT:
+        return NOTHING
+    return node.shared_address(call.recv) or NOTHING
 
 
 def _way(host: MpiContext, call: AnyArrays, total: int, *, shared: bool) -> Algorithm:

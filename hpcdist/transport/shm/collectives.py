@@ -47,6 +47,8 @@ class Shared(NamedTuple):
     take: Callable[[SharedNode, Any, Places], Any]
     take_direct: Callable[[SharedNode, Any, Places], Any] | None = None
     """Instead of `take` where all contributions are the callers' own arrays."""
+    filled: bool = False
+    """Whether others may fill the array of a rank that contributes nothing."""
     part: Callable[[Any, int, int], int] | None = None
     """Where in a contribution that has a part for each rank that of this one begins, in bytes."""
     in_place: bool = False
@@ -153,6 +155,17 @@ def _first_ranks(node: SharedNode, call: Reduction, places: Places) -> None:
 def _broadcast(node: SharedNode, call: Distribution, places: Places) -> None:
     if node.rank != call.root:
         _fetch(call.recv, places[call.root])
+
+
+def _broadcast_direct(node: SharedNode, call: Distribution, places: Places) -> None:
+    """Copy this rank's slice of the root's array into everybody's: the root's core helps, too."""
+    source = places[call.root]
+    assert source is not None
+    first, count = share_of(call.recv.nbytes, node.size, node.rank)
+    for rank, place in enumerate(places):
+        if place is not None and rank != call.root and count:
+            target = place._replace(offset=place.offset + first).view(count, _BYTE)
+            _fetch(target, source._replace(offset=source.offset + first))
 
 
 def _all_gather(node: SharedNode, call: Gathering, places: Places) -> list[Block]:
@@ -280,7 +293,9 @@ _ROWS: dict[Kind, Shared] = {
     Kind.REDUCE_SCATTER: Shared(_sent, _offered_bytes, _all_reduce, part=own_block),
     Kind.SCAN: Shared(_in_place, _received, _scan, in_place=True),
     Kind.EXSCAN: Shared(_in_place, _received, _exscan, in_place=True),
-    Kind.BROADCAST: Shared(_by_root, _received, _broadcast, move=_move_from_root),
+    Kind.BROADCAST: Shared(
+        _by_root, _received, _broadcast, _broadcast_direct, filled=True, move=_move_from_root
+    ),
     Kind.ALL_GATHER: Shared(_sent, _offered_bytes, _all_gather, move=_move_all),
     Kind.GATHER: Shared(_sent, _offered_bytes, _gather, move=_move_to_root),
     Kind.SCATTER: Shared(_sent, _per_rank, _scatter, part=own_block, move=_move_part),
