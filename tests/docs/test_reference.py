@@ -27,11 +27,15 @@ def public_names():
 
 
 def _value_of(name):
-    """Return what `hpcdist` has by a name, or where torch is missing a class in its place."""
-    try:
-        return getattr(hpcdist, name)
-    except ImportError:
-        return _NeedsTorch
+    """Return what a dotted name below `hpcdist` means, or where torch is missing a class for it."""
+    value, path = hpcdist, "hpcdist"
+    for part in name.split("."):
+        path += f".{part}"
+        try:
+            value = getattr(value, part) if hasattr(value, part) else import_module(path)
+        except ImportError:
+            return _NeedsTorch
+    return value
 
 
 class _NeedsTorch:
@@ -130,7 +134,7 @@ def described():
         for name, options in re.findall(
             r"^::: hpcdist\.(\S+)\n((?: +.*\n)*)", _read(page) + "\n", re.M
         ):
-            value = _resolved(name)
+            value = _value_of(name)
             if not isinstance(value, ModuleType):
                 yield name, value
                 continue
@@ -140,18 +144,6 @@ def described():
                 of_module = getattr(vars(value)[member], "__module__", "") == value.__name__
                 if of_module and not member.startswith("_"):
                     yield f"{name}.{member}", vars(value)[member]
-
-
-def _resolved(name):
-    """Return what a dotted name below `hpcdist` means; None where torch is missing."""
-    value, path = hpcdist, "hpcdist"
-    for part in name.split("."):
-        path += f".{part}"
-        try:
-            value = getattr(value, part, None) or import_module(path)
-        except ImportError:
-            return None
-    return value
 
 
 def _arguments(value):
