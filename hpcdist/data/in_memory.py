@@ -297,7 +297,7 @@ class InMemoryDataset(DatasetBase):
             )
 
     def _end_loop(self) -> None:
-        """Let nothing of an earlier loop go on: the rows are about to move. Local."""
+        """End the loops that are under way: the rows are about to move. Local."""
         self._loops += 1
         if self._ahead is not None:
             self._ahead.close()

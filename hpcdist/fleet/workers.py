@@ -159,7 +159,7 @@ def _complaint(comm_world: Any) -> UsageError | None:
 
 
 def _check_world(comm_world: Any) -> None:
-    """Make sure that `comm_world` is one; where it is not, all workers hear of it."""
+    """Check that `comm_world` is a valid one; where it is not, raise on all workers."""
     error = _complaint(comm_world)
     if error is not None:
         verify_states((), workers(), "value", error)

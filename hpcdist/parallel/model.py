@@ -125,7 +125,7 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
 
     @abstractmethod
     def apply_collective_grads(self) -> None:
-        """Make sure that the gradients of the last backward have been averaged."""
+        """Finish averaging the gradients of the last backward pass."""
 
 
 _ENGINES = {

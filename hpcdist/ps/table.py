@@ -440,7 +440,7 @@ class SparseTable:
         return self.core.worker
 
     def _ready(self, verb: Verb | None, error: UsageError | None) -> None:
-        """Make sure that this rank can take part; in lock step all workers hear that it cannot."""
+        """Raise where this rank cannot take part; in lock step, raise on all workers."""
         _check_running(self._cluster)
         if self.core.worker is None:
             raise UsageError(

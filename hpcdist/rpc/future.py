@@ -226,11 +226,11 @@ class Future(Generic[T]):
         self._withdraw, self._run = withdraw, run
 
     def limit(self, limit: Limit) -> None:
-        """Have it given up at a time."""
+        """Set the time limit at which the call is given up."""
         self._limit = limit
 
     def tell(self, teller: Teller) -> None:
-        """Have the listeners told of its end, before anybody who waits goes on."""
+        """Set what announces its end to listeners, before anybody who waits goes on."""
         self._teller = teller
 
     def _await(self, timeout: Any) -> None:
@@ -310,7 +310,7 @@ def check_may_wait(what: str) -> None:
 
 @contextmanager
 def refusing(why: str) -> Iterator[None]:
-    """Let this thread wait for no future in this block: it is the one that would end it."""
+    """Refuse waits of this thread for futures in this block: it is the one that would end them."""
     before, thread.refuses = thread.refuses, why
     try:
         yield

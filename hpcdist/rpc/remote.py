@@ -267,14 +267,14 @@ class Actors:
         return self.agent.me.rank, next(self._tokens)
 
     def tell(self, address: Address, changes: dict[Token, int]) -> None:
-        """Tell the owner of an object of new references."""
+        """Report changed numbers of references to the owner of an object."""
         if address.owner == self.agent.me.rank:
             self.count(address.number, changes)
         else:
             self._send(address, changes)
 
     def _send(self, address: Address, changes: dict[Token, int]) -> None:
-        """Tell the owner, after what was sent to it before."""
+        """Send changes to the owner, after what was sent to it before."""
         self.agent.call(address.owner, _count, (address.number, changes))
 
     def _sweep(self) -> None:
@@ -332,7 +332,7 @@ class Actors:
         actor.end()
 
     def close(self) -> None:
-        """Let all objects go, after the calls that wait for them."""
+        """Release all objects, after the calls that wait for them."""
         with self._lock:
             actors, self._actors = list(self._actors.values()), {}
         for actor in actors:
@@ -378,7 +378,7 @@ class Actor:
         return future
 
     def end(self) -> None:
-        """Let the object go after the calls that wait for it."""
+        """Release the object after the calls that wait for it."""
         self._begin(self._forget)
         self._calls.put(None)
 

@@ -149,7 +149,7 @@ class Pool:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let another call run while this one waits; see [Note: never stuck]."""
+        """Allow another call to run while this one waits; see [Note: never stuck]."""
         with self._lock:
             self._running -= 1
             grows = self._must_grow()

@@ -304,7 +304,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         return [name for name, _ in self._trained]  # DDP has seen no backward pass
 
     def _call_off(self, error: UsageError | None) -> list[Work]:
-        """Tell all ranks, in place of every bucket that cannot be sent."""
+        """Report the error to all ranks, in place of every bucket that cannot be sent."""
         # The zeros are not used: the reducer tells in no other way how many buckets it has now.
         buckets = len(self._engine[0].reducer._get_zeros_like_grad_buckets())
         return [self._averager.average(None, error) for _ in range(self._launched, buckets)]

@@ -360,7 +360,7 @@ class _Step:
         return whole(loss.detach())
 
     def _syncing(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Let gradients be averaged in the last pass before a step only."""
+        """Return a context that averages gradients only in the last pass before a step."""
         if is_fsdp(self._model):
             self._model.set_requires_gradient_sync(is_last)
         elif isinstance(self._model, DataParallel) and not is_last:

@@ -316,7 +316,7 @@ class Transport(ABC):
 
     @abstractmethod
     def leave(self, why: str) -> None:
-        """Tell the other ranks that this one takes part no longer."""
+        """Report to the other ranks that this one no longer takes part."""
 
     @abstractmethod
     def together_at_end(self) -> bool:

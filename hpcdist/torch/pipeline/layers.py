@@ -240,7 +240,7 @@ def _common_seed(group: Group) -> int:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let torch's default generators begin with `seed`; after the block they go on as before."""
+    """Seed torch's default generators in the block; after it they go on as before."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng([*devices]):
         torch.manual_seed(seed)

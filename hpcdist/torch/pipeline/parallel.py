@@ -189,7 +189,7 @@ class PipelineParallel(torch.nn.Module):  # type: ignore[misc] # torch is untype
             return self._layers(*inputs, **kwargs)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Do nothing: `train_batch` communicates once for each batch."""
+        """Return a context that changes nothing: `train_batch` communicates once for each batch."""
         return nullcontext()
 
     # ---- how busy the ranks are
