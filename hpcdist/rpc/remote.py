@@ -166,13 +166,25 @@ class RemoteMethod:
         self._remote, self._name, self._timeout = remote, name, timeout
 
     def rpc_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call it; return a future of what it returns at once."""
+        """Call it; return a future of what it returns at once.
+
+        Args:
+            args: of the method, by position; they are pickled.
+            kwargs: of the method, by name.
+
+        """
         actors, address = self._remote._actors, self._remote._address
         method = _Method(address.number, self._name, address.kind)
         return actors.agent.call(address.owner, method, args, kwargs, self._timeout)
 
     def rpc_sync(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it; return what it returns, or raise what it raises."""
+        """Call it; return what it returns, or raise what it raises.
+
+        Args:
+            args: of the method, by position; they are pickled.
+            kwargs: of the method, by name.
+
+        """
         actors, address = self._remote._actors, self._remote._address
         if actors.agent.me.rank == address.owner:
             actor = actors.actor(address.number)
@@ -183,7 +195,12 @@ class RemoteMethod:
     __call__ = rpc_sync
 
     def within(self, timeout: Any) -> RemoteMethod:
-        """Return the method with a time limit of this many seconds for each call."""
+        """Return the method with a time limit of this many seconds for each call.
+
+        Args:
+            timeout: seconds (or a `datetime.timedelta`).
+
+        """
         return RemoteMethod(self._remote, self._name, timeout)
 
     def __repr__(self) -> str:

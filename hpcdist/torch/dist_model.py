@@ -251,6 +251,9 @@ class DistModel:
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned, or some of it. Collective where it is sharded.
 
+        Args:
+            state_dict: names and tensors, whole or `LocalSlice`s.
+
         Raises:
             UsageError: the state lacks a parameter, or has what the model does not have.
 
