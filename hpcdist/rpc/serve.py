@@ -187,7 +187,7 @@ def _run(task: Task) -> None:
 
 @final
 class as_call:  # noqa: N801 (a block)
-    """Say that this thread runs a call: where it waits, another one may run."""
+    """Mark this thread as running a call: where it waits, another one may run."""
 
     __slots__ = ("_before", "_pool")
 
