@@ -68,43 +68,98 @@ class DeviceRuntime(ABC):
 
     @abstractmethod
     def on(self, stream: Stream) -> AbstractContextManager[Any]:
-        """Put on `stream` what the array library does inside the block; for this thread."""
+        """Put on `stream` what the array library does inside the block; for this thread.
+
+        Args:
+            stream: of this device.
+
+        """
 
     @abstractmethod
     def record(self, stream: Stream) -> Event:
-        """Return an event that is complete when `stream` has come to this point."""
+        """Return an event that is complete when `stream` has come to this point.
+
+        Args:
+            stream: of this device.
+
+        """
 
     @abstractmethod
     def wait_event(self, stream: Stream, event: Event) -> None:
-        """Make `stream`, not the host, wait for `event`."""
+        """Make `stream`, not the host, wait for `event`.
+
+        Args:
+            stream: of this device.
+            event: what `record` returned.
+
+        """
 
     @abstractmethod
     def is_done(self, event: Event) -> bool:
-        """Return whether `event` is complete, without blocking."""
+        """Return whether `event` is complete, without blocking.
+
+        Args:
+            event: what `record` returned.
+
+        """
 
     @abstractmethod
     def is_capturing(self, stream: Stream) -> bool:
-        """Return whether `stream` records a graph instead of running."""
+        """Return whether `stream` records a graph instead of running.
+
+        Args:
+            stream: of this device.
+
+        """
 
     @abstractmethod
     def address(self, array: DeviceArray) -> int:
-        """Return the address of a contiguous array."""
+        """Return the address of a contiguous array.
+
+        Args:
+            array: on this device.
+
+        """
 
     @abstractmethod
     def copy_to_host(self, source: DeviceArray, target: NumpyArray, stream: Stream) -> None:
-        """Put the copy of a contiguous array to host memory of equal size on `stream`."""
+        """Put the copy of a contiguous array to host memory of equal size on `stream`.
+
+        Args:
+            source: on this device.
+            target: in host memory.
+            stream: of this device.
+
+        """
 
     @abstractmethod
     def copy_to_device(self, source: NumpyArray, target: DeviceArray, stream: Stream) -> None:
-        """Put the copy from host memory to a contiguous array of equal size on `stream`."""
+        """Put the copy from host memory to a contiguous array of equal size on `stream`.
+
+        Args:
+            source: in host memory.
+            target: on this device.
+            stream: of this device.
+
+        """
 
     @abstractmethod
     def pin(self, memory: NumpyArray) -> bool:
-        """Lock host memory for direct copies until `unpin`; False where that is not allowed."""
+        """Lock host memory for direct copies until `unpin`; False where that is not allowed.
+
+        Args:
+            memory: of any dtype.
+
+        """
 
     @abstractmethod
     def unpin(self, memory: NumpyArray) -> None:
-        """Undo `pin`."""
+        """Undo `pin`.
+
+        Args:
+            memory: what was pinned.
+
+        """
 
     def align(self) -> None:
         """Make each current stream wait for the work queued on the others.

@@ -43,7 +43,7 @@ class RankCommand(click.Command):
 
 @contextmanager
 def _reported_once() -> Iterator[None]:
-    """Have rank 0 alone report what a user did wrong; then all ranks exit."""
+    """Report a user's mistake on rank 0 alone, and exit on all ranks."""
     try:
         yield
     except (click.ClickException, UsageError) as error:

@@ -401,7 +401,7 @@ def _write(begun: _Begun, rows: DistArray) -> None:
 
 
 def _finish(begun: _Begun, size: int) -> list[None]:
-    """Let the file appear, and answer so many ranks."""
+    """Move the new file to its path; return an empty answer for each of `size` ranks."""
     os.replace(begun.new, begun.path)
     sync_folder(os.path.dirname(begun.path))
     return [None] * size

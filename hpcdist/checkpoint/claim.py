@@ -86,7 +86,7 @@ def claim(folder: str) -> Claim:
 
 
 def check(mine: Claim) -> None:
-    """Make sure that a claim stands: that nobody has taken its save for dead.
+    """Check that a claim still stands: that no other process has removed its save.
 
     Raises:
         CheckpointError: it is gone.

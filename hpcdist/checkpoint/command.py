@@ -41,7 +41,7 @@ def _reported() -> Iterator[None]:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def checkpoint() -> None:
-    """Look at checkpoints, verify them, make one ordinary file of them."""
+    """Show checkpoints, verify them, and make one ordinary file of them."""
 
 
 @checkpoint.command()

@@ -78,7 +78,7 @@ class Announcement:
         )
 
     def __enter__(self) -> Call:
-        """Tell the begin; return the call to hand down, which a listener may have called off."""
+        """Announce the beginning; return the call to hand down, or one called off by a listener."""
         call = self._call
         self._group.announced[self._begin.id] = self.end
         failure = self._tell(self._begin)
@@ -95,12 +95,12 @@ class Announcement:
     def __exit__(
         self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
     ) -> None:
-        """Tell the end of what has ended, or not come as far as the transport."""
+        """Announce the end of a call that has ended, or has not reached the transport."""
         if self._runs or error is not None:
             self.end(error)
 
     def end(self, error: BaseException | None) -> None:
-        """Tell the end, unless that was done before; raise what a listener raises at a good one."""
+        """Announce the end once; raise what a listener raises, unless the operation failed."""
         if self._group.announced.pop(self._begin.id, None) is None:
             return
         now = time.perf_counter_ns()
@@ -129,7 +129,7 @@ def hearers() -> list[Listener]:
 def tell(
     event: Event, hearers: Sequence[Listener], rank: dict[str, Any], message: str = ""
 ) -> BaseException | None:
-    """Tell all of them that still listen; return what the first of them that failed has raised.
+    """Call all hearers that still listen; return what the first of them that failed has raised.
 
     Args:
         event: what is told.
@@ -163,6 +163,6 @@ def _own_shape(call: Call, group: Members) -> tuple[int, ...]:
 
 
 def end_all(group: Members) -> None:
-    """Tell the end of what is still under way in a group that is closed."""
+    """Announce the end of all operations still under way in a group that is closed."""
     for end in tuple(group.announced.values()):
         end(UsageError(f"group {group.name} was closed before this operation had ended"))

@@ -56,7 +56,12 @@ class Grid:
         self._own: Members | None = None
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
-        """Return where world rank `rank` is (MPI_Cart_coords)."""
+        """Return where world rank `rank` is (MPI_Cart_coords).
+
+        Args:
+            rank: a world rank, of a member of the grid's group.
+
+        """
         place = np.unravel_index(self.group.root_of(rank, "rank"), self.dims)
         return tuple(map(int, place))
 
@@ -64,6 +69,10 @@ class Grid:
         """Return the world rank at `coords` (MPI_Cart_rank), `PROC_NULL` beyond an edge.
 
         Along periodic axes any integer is a coordinate.
+
+        Args:
+            coords: one integer per axis.
+
         """
         place = _integers(coords, "coords")
         if len(place) != len(self.dims):
@@ -101,6 +110,9 @@ class Grid:
 
         (MPI_Cart_sub.) Its group is made by the first call: collective over these ranks, free
         afterwards.
+
+        Args:
+            axes: the axes to keep, at least one.
 
         Example:
             >>> import hpcdist as dist
@@ -174,7 +186,11 @@ class Grid:
     ) -> Work:
         """Send `tensor` to all neighbours and receive theirs (MPI_Neighbor_allgather).
 
-        `tensor_list` is as in `neighbor_alltoall`.
+        Args:
+            tensor_list: one entry per neighbour, as `out_tensor_list` of `neighbor_alltoall`.
+            tensor: what every neighbour gets.
+            sync_op: return when all arrays are there.
+
         """
         return self.neighbor_alltoall(tensor_list, [tensor] * (2 * len(self.dims)), sync_op)
 

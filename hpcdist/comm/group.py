@@ -114,6 +114,9 @@ class Group(Members):
     def get_group_rank(self, rank: int) -> int:
         """Return the rank in this group of world rank `rank`; -1 if this process is no member.
 
+        Args:
+            rank: a world rank.
+
         Raises:
             UsageError: `rank` is not in the group.
 
@@ -122,6 +125,9 @@ class Group(Members):
 
     def get_global_rank(self, rank: int) -> int:
         """Return the world rank of rank `rank` of this group; -1 if this process is no member.
+
+        Args:
+            rank: a rank of this group, from 0.
 
         Raises:
             UsageError: the group has no such rank.
@@ -183,7 +189,13 @@ class Group(Members):
         return Grid(self, dims, periodic)
 
     def root_of(self, world_rank: Any, what: str) -> int:
-        """Turn the argument `what`, a world rank, into a rank of this group."""
+        """Turn the argument `what`, a world rank, into a rank of this group.
+
+        Args:
+            world_rank: of a member of the group.
+            what: the name of the argument, for the message.
+
+        """
         rank = self._rank_of.get(world_rank) if _is_int(world_rank) else None
         if rank is None:
             raise UsageError(
@@ -196,7 +208,15 @@ class Group(Members):
     def beside(
         self, ranks: Sequence[int], id: int, transport: Transport | None, name: str | None
     ) -> Group:
-        """Return another group of ranks of the same world."""
+        """Return another group of ranks of the same world.
+
+        Args:
+            ranks: the world ranks of the members, in the group's order.
+            id: the number that its members have agreed on.
+            transport: what joins its members; None where this process is no member.
+            name: for messages; None for one made of the id.
+
+        """
         return Group(ranks, self.world_rank, id, transport, name)
 
     def __copy__(self) -> Group:

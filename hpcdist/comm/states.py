@@ -41,7 +41,7 @@ def verify_states(
     noun: str = "parameter",
     error: UsageError | None = None,
 ) -> None:
-    """Make sure that all ranks have the same arrays, in the same order. Collective over `group`.
+    """Check that all ranks have the same arrays, in the same order. Collective over `group`.
 
     Args:
         named: name, shape and name of the dtype of each array.

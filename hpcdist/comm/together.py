@@ -152,7 +152,12 @@ class Together:
     ) -> R:
         """Call `own` on every rank and `do` on the first with all results; return this rank's own.
 
-        Collective. `do` returns one entry per rank. If a rank has failed, the first calls `undo`.
+        Collective.
+
+        Args:
+            own: what every rank does; its result can be pickled.
+            do: takes all results in the order of the ranks, and returns one entry per rank.
+            undo: is called on the first rank if `own` or `do` has failed anywhere.
 
         Raises:
             BaseException: what failed on this rank.
@@ -179,11 +184,21 @@ class Together:
         return result
 
     def share(self, own: Callable[[], T]) -> list[T]:
-        """Call `own` on every rank and return all results on every rank. Collective."""
+        """Call `own` on every rank and return all results on every rank. Collective.
+
+        Args:
+            own: what every rank does; its result can be pickled.
+
+        """
         return self.decide(own, lambda results: [list(results)] * self.size)
 
     def lead(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call `function` on the first rank and return its result on every rank. Collective.
+
+        Args:
+            function: what the first rank does; its result can be pickled.
+            args: its arguments by position.
+            kwargs: its arguments by name.
 
         Raises:
             BaseException: on the first rank, what `function` raised.

@@ -58,7 +58,7 @@ class Ahead(Generic[T]):
         raise StopIteration
 
     def close(self, *, wait: bool = True) -> None:
-        """Let the thread end after the value at hand, and `wait` until it has."""
+        """Stop the thread after the value it is at; with `wait`, return once it has ended."""
         self._ended = True
         self._stopped.set()
         with suppress(queue.Empty):  # the thread may wait for room, which is there now

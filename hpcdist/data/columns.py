@@ -67,15 +67,31 @@ class Fixed:
         return self.values.nbytes
 
     def slice(self, start: int, stop: int) -> Fixed:
-        """Return rows `start` to `stop`, without copying."""
+        """Return rows `start` to `stop`, without copying.
+
+        Args:
+            start: the first row.
+            stop: the row after the last one.
+
+        """
         return Fixed(self.values[start:stop])
 
     def take(self, indices: IndexArray) -> Fixed:
-        """Return copies of the rows at `indices`, in their order."""
+        """Return copies of the rows at `indices`, in their order.
+
+        Args:
+            indices: integers.
+
+        """
         return Fixed(self.values.take(indices, axis=0))
 
     def row(self, index: int) -> Any:
-        """Return row `index`."""
+        """Return row `index`.
+
+        Args:
+            index: from 0; negative ones count backwards.
+
+        """
         return self.values[index]
 
     def buffers(self) -> list[NumpyArray]:
@@ -114,7 +130,13 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Sequence[Any], dtype: Any = None) -> Ragged:
-        """Return a column of lists, or where rows are `str` or `bytes` of these."""
+        """Return a column of lists, or where rows are `str` or `bytes` of these.
+
+        Args:
+            rows: lists or arrays, texts, or bytes.
+            dtype: of the elements; None: NumPy's choice.
+
+        """
         if rows and isinstance(rows[0], (str, bytes)):
             kind = STRING if isinstance(rows[0], str) else BYTES
             parts = [row.encode() if isinstance(row, str) else row for row in rows]
@@ -150,18 +172,34 @@ class Ragged:
         return np.diff(self.offsets)
 
     def slice(self, start: int, stop: int) -> Ragged:
-        """Return rows `start` to `stop`, without copying."""
+        """Return rows `start` to `stop`, without copying.
+
+        Args:
+            start: the first row.
+            stop: the row after the last one.
+
+        """
         start, stop, _ = slice(start, stop).indices(len(self))
         return Ragged(self.values, self.offsets[start : max(start, stop) + 1], self.kind)
 
     def take(self, indices: IndexArray) -> Ragged:
-        """Return copies of the rows at `indices`, in their order."""
+        """Return copies of the rows at `indices`, in their order.
+
+        Args:
+            indices: integers, from 0.
+
+        """
         starts = self.offsets.take(indices)
         lengths = self.offsets[1:].take(indices) - starts
         return Ragged(*gathered(self.values, starts, lengths), self.kind)
 
     def row(self, index: int) -> Any:
-        """Return row `index`: an array, `str` or `bytes`."""
+        """Return row `index`: an array, `str` or `bytes`.
+
+        Args:
+            index: from 0; negative ones count backwards.
+
+        """
         start, stop = self.offsets[range(len(self))[index] :][:2]
         found = self.values[start:stop]
         if self.kind == LIST:
@@ -242,11 +280,20 @@ class Columns:
         )
 
     def slice(self, start: int, stop: int) -> Columns:
-        """Return rows `start` to `stop`, as views."""
+        """Return rows `start` to `stop`, as views.
+
+        Args:
+            start: the first row.
+            stop: the row after the last one.
+
+        """
         return self._each(lambda column: column.slice(start, stop))
 
     def take(self, indices: Any) -> Columns:
         """Return copies of the rows at `indices`, in their order; negative ones count backwards.
+
+        Args:
+            indices: integers, or a mask of all rows.
 
         Raises:
             IndexError: there is no such row.
@@ -257,11 +304,21 @@ class Columns:
         return taken if self._columns else Columns({}, len(positions))
 
     def select(self, names: Sequence[str]) -> Columns:
-        """Return some of the columns, in the order of `names`."""
+        """Return some of the columns, in the order of `names`.
+
+        Args:
+            names: of columns.
+
+        """
         return Columns({name: self._columns[name] for name in names}, self._rows)
 
     def row(self, index: int) -> dict[str, Any]:
-        """Return row `index`: arrays, numbers, `str` and `bytes` by name."""
+        """Return row `index`: arrays, numbers, `str` and `bytes` by name.
+
+        Args:
+            index: from 0; negative ones count backwards.
+
+        """
         return {name: column.row(index) for name, column in self._columns.items()}
 
     def buffers(self) -> list[NumpyArray]:
@@ -271,6 +328,11 @@ class Columns:
     @staticmethod
     def from_buffers(schema: Schema, rows: int, buffers: Sequence[NumpyArray]) -> Columns:
         """Return what `buffers` was made of. The arrays are not copied.
+
+        Args:
+            schema: of the rows, as `schema` returned it.
+            rows: how many there are.
+            buffers: flat arrays, in the order of `buffers`.
 
         Raises:
             UsageError: the buffers do not fit to the schema.
@@ -288,7 +350,12 @@ class Columns:
 
     @staticmethod
     def empty_like(schema: Schema) -> Columns:
-        """Return no rows of these columns."""
+        """Return no rows of these columns.
+
+        Args:
+            schema: of the columns.
+
+        """
         buffers: list[NumpyArray] = []
         for field in schema:
             buffers += [np.empty(0, np.int64)] * (field.kind != FIXED)
@@ -298,6 +365,9 @@ class Columns:
     @staticmethod
     def concat(parts: Sequence[Columns]) -> Columns:
         """Return the rows of all parts, one after the other, as copies where there are several.
+
+        Args:
+            parts: of equal columns.
 
         Raises:
             UsageError: there is no part, or their columns differ.

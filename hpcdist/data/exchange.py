@@ -244,7 +244,7 @@ def _sizes_to_send(source: Source, schema: Schema, route: Route, group: Group) -
 
 
 def _told(outgoing: Sizes, group: Group) -> Sizes:
-    """Tell all ranks what comes to them; return by round what comes here from each."""
+    """Exchange the sizes of all rounds; return by round what comes here from each rank."""
     sent = np.ascontiguousarray(outgoing.swapaxes(0, 1))
     received = np.empty_like(sent)
     if sent.size:

@@ -84,7 +84,12 @@ class Format:
         return self.settings.pipe_command.strip() not in ("", "cat")
 
     def can_cut(self, path: str) -> bool:
-        """Return whether several ranks can read parts of such a file: not if it is unpacked."""
+        """Return whether several ranks can read parts of such a file: not if it is unpacked.
+
+        Args:
+            path: of the file.
+
+        """
         return not self._is_piped and not _is_packed(path)
 
     def read(

@@ -40,7 +40,12 @@ class DataGenerator:
         self._line_limit: int | None = None
 
     def set_batch(self, batch_size: int) -> None:
-        """Set how many samples `generate_batch` gets at a time; 32 if this is not called."""
+        """Set how many samples `generate_batch` gets at a time; 32 if this is not called.
+
+        Args:
+            batch_size: a number of samples.
+
+        """
         _check("batch_size", batch_size, 1)
         self.batch_size_ = batch_size
 

@@ -64,6 +64,9 @@ class InMemoryDataset(DatasetBase):
         What is read is as the settings say when it is loaded; `batch_size` and `tail` count for
         the next loop.
 
+        Args:
+            kwargs: settings of `init` by name.
+
         Raises:
             UsageError: there is no such setting, or it cannot be this; nothing has changed then.
 
@@ -297,7 +300,7 @@ class InMemoryDataset(DatasetBase):
             )
 
     def _end_loop(self) -> None:
-        """Let nothing of an earlier loop go on: the rows are about to move. Local."""
+        """End the loops that are under way: the rows are about to move. Local."""
         self._loops += 1
         if self._ahead is not None:
             self._ahead.close()
@@ -338,6 +341,9 @@ class InMemoryDataset(DatasetBase):
 
         Load the same files first. The next loop gives the rest of the epoch, sample for sample.
 
+        Args:
+            state: what `state_dict` returned; the same on every rank.
+
         Raises:
             UsageError: nothing is loaded; it is no state, or one of other files or seed.
 
@@ -352,7 +358,11 @@ class InMemoryDataset(DatasetBase):
     def get_memory_data_size(self, fleet: Any = None) -> int:
         """Return how many samples this rank has read, or all ranks if `fleet` is given.
 
-        Collective with `fleet`, which only says that the sum is wanted.
+        Collective with `fleet`.
+
+        Args:
+            fleet: anything but None asks for the sum over all ranks.
+
         """
         ranks = self._feed.ranks
         own = self._settled.rows[ranks.rank] if self._settled is not None else 0
@@ -362,6 +372,10 @@ class InMemoryDataset(DatasetBase):
         """Return how many samples the order gives to this rank, or all ranks if `fleet` is given.
 
         Collective with `fleet`. Samples that are repeated or left out by `tail` count once.
+
+        Args:
+            fleet: anything but None asks for the sum over all ranks.
+
         """
         ranks = self._feed.ranks
         own = len(range(ranks.rank, self._course.total, ranks.size))
@@ -370,7 +384,12 @@ class InMemoryDataset(DatasetBase):
     # ---- what is Paddle's alone
 
     def set_date(self, date: str) -> None:
-        """Remember the day of the data, ``yyyymmdd``. Local; nothing here depends on it."""
+        """Remember the day of the data, ``yyyymmdd``. Local; nothing here depends on it.
+
+        Args:
+            date: eight digits.
+
+        """
         if not isinstance(date, str) or len(date) != 8 or not date.isdigit():
             raise UsageError(f"date must be a string such as '20260131', got {date!r}")
         self._date = date

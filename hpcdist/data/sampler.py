@@ -105,6 +105,10 @@ class DistributedSampler:
 
         The epoch at hand stays as it is, so that one that was resumed goes on where it was.
         Without this call every iteration has the same order.
+
+        Args:
+            epoch: its number, from 0; with the seed it decides the order.
+
         """
         epoch = _whole(epoch, "epoch")
         if epoch != self._epoch:
@@ -142,6 +146,9 @@ class DistributedSampler:
         """Go on where `state` was made, also on another number of ranks.
 
         Call it on every rank with the same state. The next iteration gives the rest of the epoch.
+
+        Args:
+            state: what `state_dict` returned.
 
         Raises:
             UsageError: it is no state, or one of another length, seed or `shuffle`; nothing has

@@ -145,7 +145,12 @@ class ShardDataloader:
             yield self._spread(part)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of `epoch`: a torch loader that shuffles has another order in each."""
+        """Go to the start of `epoch`: a torch loader that shuffles has another order in each.
+
+        Args:
+            epoch: the number of the epoch, from 0.
+
+        """
         set_epoch = getattr(self._source, "set_epoch", None)
         if set_epoch is None:
             raise UsageError(

@@ -109,15 +109,30 @@ class ShardedDataset:
         return map(self._source.batch, self.sampler.batches(batch_size, drop_last=drop_last))
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of `epoch`; the epoch at hand stays. See `DistributedSampler`."""
+        """Go to the start of `epoch`; the epoch at hand stays. See `DistributedSampler`.
+
+        Args:
+            epoch: its number, from 0.
+
+        """
         self.sampler.set_epoch(epoch)
 
     def state_dict(self, consumed: int | None = None) -> dict[str, int]:
-        """Return where all ranks stand, in plain numbers. See `DistributedSampler`."""
+        """Return where all ranks stand, in plain numbers. See `DistributedSampler`.
+
+        Args:
+            consumed: the samples that this rank has really worked on; None: those handed out.
+
+        """
         return self.sampler.state_dict(consumed)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was made, on any number of ranks. See `DistributedSampler`."""
+        """Go on where `state` was made, on any number of ranks. See `DistributedSampler`.
+
+        Args:
+            state: what `state_dict` returned; the same on every rank.
+
+        """
         self.sampler.load_state_dict(state)
 
     def __repr__(self) -> str:

@@ -24,7 +24,7 @@ class Settings(NamedTuple):
     pipe_timeout: float | None = None
     """Seconds after which a command that writes nothing more has failed; None: no limit."""
     allow_empty: bool = False
-    """Let files be empty, and a command write nothing at all: there are no records then."""
+    """Allow empty files, and commands that write nothing at all: there are no records then."""
     separator: str = ","
     """Between the fields of csv files."""
     header: bool = True

@@ -108,7 +108,7 @@ class Room:
             raise
 
     def close(self) -> None:
-        """Let nobody else open it any more; what is mapped stays."""
+        """Close the file, so that nobody else can open it; what is mapped stays."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -307,7 +307,12 @@ class Fleet:
         return False
 
     def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return ``host:port`` of each worker, which name them; joined by commas if `to_string`."""
+        """Return ``host:port`` of each worker, which name them.
+
+        Args:
+            to_string: return one text, joined by commas, instead of a list.
+
+        """
         told = require_session().whereabouts.endpoints
         ranks = map(self.cluster.world_rank, self.cluster.workers)
         endpoints = self._endpoints or [told[rank] for rank in ranks]
@@ -324,7 +329,12 @@ class Fleet:
         return self.cluster.server
 
     def server_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return ``host:port`` of each rank that only serves, which name them."""
+        """Return ``host:port`` of each rank that only serves, which name them.
+
+        Args:
+            to_string: return one text, joined by commas, instead of a list.
+
+        """
         told = require_session().whereabouts.endpoints
         ranks = map(self.cluster.world_rank, self.cluster.servers)
         endpoints = self._servers or [told[rank] for rank in ranks]
@@ -347,11 +357,21 @@ class Fleet:
         return self.grid.topology()
 
     def set_log_level(self, level: int | str) -> None:
-        """Set the level of the logger ``hpcdist.fleet``, by a name or a number."""
+        """Set the level of the logger ``hpcdist.fleet``.
+
+        Args:
+            level: a name, ``"INFO"`` for example, or a number of `logging`.
+
+        """
         logger.setLevel(level_of(level))
 
     def check_memory_usage(self, msg: str = "") -> None:
-        """Print how much memory this process has."""
+        """Print how much memory this process has.
+
+        Args:
+            msg: what is printed with it.
+
+        """
         now, most = (nbytes >> 20 << 20 for nbytes in resident_bytes())
         told = f"{volume(now)} of host memory, at most {volume(most)} so far"
         for number in self.local_device_ids():
@@ -366,6 +386,9 @@ class Fleet:
 
         Modules of torch can be spread over all axes, models of arrays (`Parameter`) over dp and
         sharding: nothing carries gradients through the layers of mp and pp there.
+
+        Args:
+            model: a module of torch, or a model of arrays.
 
         Raises:
             UsageError: it is no model, or cannot be spread over the axes of this grid.
@@ -507,7 +530,13 @@ class Fleet:
         )
 
     def all_reduce(self, input: Any, mode: str = "sum") -> npt.NDArray[Any]:
-        """Return the "sum", "mean" or "max" of numbers or arrays over the workers. Collective."""
+        """Return the "sum", "mean" or "max" of numbers or arrays over the workers. Collective.
+
+        Args:
+            input: numbers, nested lists or an array, of one shape on all workers.
+            mode: "sum", "mean" or "max".
+
+        """
         return reduced(input, mode, _MEANS)
 
     # ---- saving
@@ -567,7 +596,12 @@ class Fleet:
     ) -> None:
         """Write the model: its weights alone if `feed` or `fetch` is given. Collective.
 
-        `configs` are those of `save_inference_model` or `save_persistables`.
+        Args:
+            dirname: the folder.
+            feed: anything in it asks for the weights alone.
+            fetch: as `feed`.
+            configs: arguments of `save_inference_model` or `save_persistables`.
+
         """
         configs.setdefault("executor", None)
         if feed or fetch:

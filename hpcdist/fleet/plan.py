@@ -57,7 +57,7 @@ def other_options(plan: Plan, strategy: DistributedStrategy, size: int) -> Hybri
 
 
 def check_arguments(role_maker: Any, is_collective: Any, strategy: Any) -> None:
-    """Make sure that the arguments of `init` have their types."""
+    """Check the types of the arguments of `init`."""
     if not isinstance(is_collective, bool):
         raise UsageError(
             f"`is_collective` should be instance of `bool`, got {is_collective!r}; give strategy "
@@ -72,7 +72,7 @@ def check_arguments(role_maker: Any, is_collective: Any, strategy: Any) -> None:
 def check_roles(
     role_maker: RoleMakerBase | None, group: Group, world: Group, with_servers: bool = False
 ) -> None:
-    """Make sure that a role maker tells what MPI knows of the workers."""
+    """Check that a role maker agrees with what MPI knows of the workers."""
     told = read_role(snapshot()) if role_maker is None else role_maker.roles.role
     serves = told is not Role.WORKER or (role_maker is not None and role_maker.server_num())
     if serves and not with_servers:

@@ -135,20 +135,35 @@ class DistributedStrategy:
         raise UsageError(f"{name} cannot be deleted; set it to its default")
 
     def value_at(self, path: Path) -> Any:
-        """Return the value of the field at a path; of a section, the section."""
+        """Return the value of the field at a path; of a section, the section.
+
+        Args:
+            path: names, from the outside inwards.
+
+        """
         found = field_at(path)
         if not isinstance(found, Field):
             return Configs(self, path)
         return copy.deepcopy(self._values.get(path, found.default))
 
     def assign(self, given: Mapping[Path, Any]) -> None:
-        """Set fields and sections by their paths; all or nothing."""
+        """Set fields and sections by their paths; all or nothing.
+
+        Args:
+            given: values by paths, each of which is a tuple of names.
+
+        """
         values = dict(_flat(given))
         self._values.update(values)
         self._tell(values)
 
     def is_set(self, path: Path) -> bool:
-        """Return whether somebody has set a field."""
+        """Return whether somebody has set a field.
+
+        Args:
+            path: names, from the outside inwards.
+
+        """
         return path in self._values
 
     def _tell(self, values: Mapping[Path, Any]) -> None:
@@ -286,11 +301,19 @@ class DistributedStrategy:
     # ---- files
 
     def save_to_prototxt(self, output: Any) -> None:
-        """Write what was set to a file, in the text format of protocol buffers. Local."""
+        """Write what was set to a file, in the text format of protocol buffers. Local.
+
+        Args:
+            output: the path of the file.
+
+        """
         FilePath(output).write_text(prototxt.to_text(self._values))
 
     def load_from_prototxt(self, pb_file: Any) -> None:
         """Set what a file says that `save_to_prototxt`, or Paddle's, has written. Local.
+
+        Args:
+            pb_file: the path of the file.
 
         Raises:
             UsageError: the file has another format, or fields that are not there, which are named,

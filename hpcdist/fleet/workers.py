@@ -80,6 +80,11 @@ class UtilBase:
 
         Collective. `input` stays as it is; the result is an array of its shape, on all ranks.
 
+        Args:
+            input: numbers, nested lists of equal lengths, or an array; of one shape on all ranks.
+            mode: "sum", "min" or "max".
+            comm_world: "worker" or "all".
+
         Raises:
             UsageError: another `mode` or `comm_world`, or no numbers; on every rank an error.
             MismatchError: shapes or dtypes of two ranks differ.
@@ -96,14 +101,25 @@ class UtilBase:
         return reduced(input, mode, _MODES, _complaint(comm_world))
 
     def all_gather(self, input: Any, comm_world: str = "worker") -> list[Any]:
-        """Return what each rank has given, in order. Collective."""
+        """Return what each rank has given, in order. Collective.
+
+        Args:
+            input: anything that can be pickled.
+            comm_world: "worker" or "all".
+
+        """
         _check_world(comm_world)
         found: list[Any] = []
         all_gather_object(found, input, workers())
         return found
 
     def barrier(self, comm_world: str = "worker") -> None:
-        """Wait until all ranks have called this. Collective."""
+        """Wait until all ranks have called this. Collective.
+
+        Args:
+            comm_world: "worker" or "all".
+
+        """
         _check_world(comm_world)
         barrier(workers())
 
@@ -111,6 +127,9 @@ class UtilBase:
         """Return this rank's part of a list of files, a run of it; the first ones are longer.
 
         Collective: the ranks make sure that they have listed the same files.
+
+        Args:
+            files: names, the same on every rank.
 
         Raises:
             UsageError: `files` is no list of names.
@@ -130,7 +149,13 @@ class UtilBase:
         return self.get_file_shard(files)
 
     def print_on_rank(self, message: str, rank_id: int) -> None:
-        """Print a message on one of the workers, told by its number. Local."""
+        """Print a message on one of the workers, told by its number. Local.
+
+        Args:
+            message: what is printed.
+            rank_id: the number of the worker, from 0.
+
+        """
         group = workers()
         group.get_global_rank(rank_id)  # there is one
         if group.rank == rank_id:
@@ -159,7 +184,7 @@ def _complaint(comm_world: Any) -> UsageError | None:
 
 
 def _check_world(comm_world: Any) -> None:
-    """Make sure that `comm_world` is one; where it is not, all workers hear of it."""
+    """Check that `comm_world` is a valid one; where it is not, raise on all workers."""
     error = _complaint(comm_world)
     if error is not None:
         verify_states((), workers(), "value", error)

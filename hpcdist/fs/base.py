@@ -17,19 +17,37 @@ class FileSystem(ABC):
 
     @abstractmethod
     def ls_dir(self, fs_path: str) -> tuple[list[str], list[str]]:
-        """Return the names of the folders and of the files in a folder, sorted; none if missing."""
+        """Return the names of the folders and of the files in a folder, sorted; none if missing.
+
+        Args:
+            fs_path: the folder.
+
+        """
 
     @abstractmethod
     def is_file(self, fs_path: str) -> bool:
-        """Return whether there is a file of this name."""
+        """Return whether there is a file of this name.
+
+        Args:
+            fs_path: what is asked for.
+
+        """
 
     @abstractmethod
     def is_dir(self, fs_path: str) -> bool:
-        """Return whether there is a folder of this name."""
+        """Return whether there is a folder of this name.
+
+        Args:
+            fs_path: what is asked for.
+
+        """
 
     @abstractmethod
     def mkdirs(self, fs_path: str) -> None:
         """Make a folder and those above it, unless they are there.
+
+        Args:
+            fs_path: the folder.
 
         Raises:
             FSFileExistsError: it is a file.
@@ -38,21 +56,44 @@ class FileSystem(ABC):
 
     @abstractmethod
     def delete(self, fs_path: str) -> None:
-        """Remove a file, or a folder with all that is in it, if it is there."""
+        """Remove a file, or a folder with all that is in it, if it is there.
+
+        Args:
+            fs_path: what is removed.
+
+        """
 
     @abstractmethod
     def rename(self, fs_src_path: str, fs_dst_path: str) -> None:
-        """Give a file or a folder another name; see `mv` for one that is careful."""
+        """Give a file or a folder another name; see `mv` for one that is careful.
+
+        Args:
+            fs_src_path: its name.
+            fs_dst_path: its new name.
+
+        """
 
     @abstractmethod
     def open(self, fs_path: str, mode: str = "rb") -> IO[Any]:
-        """Open a file, as Python's `open` does."""
+        """Open a file, as Python's `open` does.
+
+        Args:
+            fs_path: the file.
+            mode: as of Python's `open`.
+
+        """
 
     @abstractmethod
     def upload(
         self, local_path: str, fs_path: str, multi_processes: int = 5, overwrite: bool = False
     ) -> None:
         """Copy a file or a folder of this machine to `fs_path`, several files at a time.
+
+        Args:
+            local_path: what is copied.
+            fs_path: where to.
+            multi_processes: how many files at a time.
+            overwrite: replace what is there.
 
         Raises:
             FSFileNotExistsError: there is nothing to copy.
@@ -65,6 +106,12 @@ class FileSystem(ABC):
         self, fs_path: str, local_path: str, multi_processes: int = 5, overwrite: bool = False
     ) -> None:
         """Copy a file or a folder to this machine, several files at a time.
+
+        Args:
+            fs_path: what is copied.
+            local_path: where to.
+            multi_processes: how many files at a time.
+            overwrite: replace what is there.
 
         Raises:
             FSFileNotExistsError: there is nothing to copy.
@@ -84,19 +131,40 @@ class FileSystem(ABC):
         return True
 
     def is_exist(self, fs_path: str) -> bool:
-        """Return whether there is a file or a folder of this name."""
+        """Return whether there is a file or a folder of this name.
+
+        Args:
+            fs_path: what is asked for.
+
+        """
         return self.is_file(fs_path) or self.is_dir(fs_path)
 
     def list_dirs(self, fs_path: str) -> list[str]:
-        """Return the names of the folders in a folder, sorted; none if it is missing."""
+        """Return the names of the folders in a folder, sorted; none if it is missing.
+
+        Args:
+            fs_path: the folder.
+
+        """
         return self.ls_dir(fs_path)[0]
 
     def upload_dir(self, local_dir: str, dest_dir: str, overwrite: bool = False) -> None:
-        """Copy a folder of this machine to `dest_dir`; see `upload`."""
+        """Copy a folder of this machine to `dest_dir`; see `upload`.
+
+        Args:
+            local_dir: what is copied.
+            dest_dir: where to.
+            overwrite: replace what is there.
+
+        """
         self.upload(local_dir, dest_dir, overwrite=overwrite)
 
     def touch(self, fs_path: str, exist_ok: bool = True) -> None:
         """Make an empty file, unless there is something.
+
+        Args:
+            fs_path: the file.
+            exist_ok: False: what is there is an error.
 
         Raises:
             FSFileExistsError: there is something, and `exist_ok` is False.
@@ -142,19 +210,32 @@ class FileSystem(ABC):
         self.rename(fs_src_path, fs_dst_path)
 
     def cat(self, fs_path: str | None = None) -> str:
-        """Return the text of a file, read as UTF-8; "" if there is none."""
+        """Return the text of a file, read as UTF-8; "" if there is none.
+
+        Args:
+            fs_path: the file; None: "" is returned.
+
+        """
         if fs_path is None or not self.is_file(fs_path):
             return ""
         with self.open(fs_path, "rb") as file:
             return str(file.read(), "utf-8")
 
     def list_files_info(self, path_list: list[str]) -> list[dict[str, Any]]:
-        """Return the path and the size in bytes of each file."""
+        """Return the path and the size in bytes of each file.
+
+        Args:
+            path_list: the files.
+
+        """
         return [{"path": path, "size": self.size(path)} for path in path_list]
 
     @abstractmethod
     def size(self, fs_path: str) -> int:
         """Return how many bytes a file has.
+
+        Args:
+            fs_path: the file.
 
         Raises:
             FSFileNotExistsError: there is none.

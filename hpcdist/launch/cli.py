@@ -27,7 +27,7 @@ COMMANDS = {
     ),
     "checkpoint": (
         "hpcdist.checkpoint.command:checkpoint",
-        "Look at checkpoints, verify them, make one file of them.",
+        "Show checkpoints, verify them, make one file of them.",
     ),
     "doctor": (
         "hpcdist.diagnostics.doctor:doctor",

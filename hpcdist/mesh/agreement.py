@@ -20,7 +20,7 @@ from hpcdist.transport.kinds import Kind
 
 
 def agree(mesh: ProcessMesh, words: str, dtype: Any, key: int | None = None) -> None:
-    """Make sure that all ranks of a mesh say the same, of one dtype. Collective over the mesh.
+    """Check that all ranks of a mesh call the same, with one dtype. Collective over the mesh.
 
     A rank outside it goes on. `key` is what is compared, if it is known.
 

@@ -226,7 +226,7 @@ def of_part(
 
 
 def _joined(local_tensor: Any, mesh: ProcessMesh, placements: Placements) -> DistArray:
-    """Let the ranks of a mesh tell each other what they have, and make one array of it."""
+    """Exchange the shapes of all parts within the mesh; return the array that they make up."""
     try:
         check_mesh(mesh)
     except UsageError as error:
@@ -367,7 +367,7 @@ def reshard(
 
 
 def _refused(array: Any, mesh: Any, error: UsageError) -> UsageError:
-    """Tell of an error the ranks that reshard an array; return what to raise here.
+    """Report an error to the ranks that reshard an array; return what to raise here.
 
     Where each has the whole array already, nobody waits for another one.
     """

@@ -314,24 +314,50 @@ def _unary(ufunc: Any) -> Any:
 
 
 def _reshape(a: DistArray, *shape: Any, order: str = "C", copy: bool | None = None) -> Any:
-    """Return the elements, in C order, in another shape."""
+    """Return the elements, in C order, in another shape.
+
+    Args:
+        a: the array.
+        shape: the lengths, one by one or in a tuple; one of them may be -1.
+        order: "C".
+        copy: False: raise `ValueError` where elements would have to be copied or moved.
+
+    """
     wanted = shape[0] if len(shape) == 1 else shape
     return shapes.reshape(a, wanted, order, copy=copy)
 
 
 def _transpose(a: DistArray, *axes: Any) -> Any:
-    """Return the array with its dimensions in another order."""
+    """Return the array with its dimensions in another order.
+
+    Args:
+        a: the array.
+        axes: the dimensions in their new order, one by one or in a tuple; none for the reverse.
+
+    """
     given = axes[0] if len(axes) == 1 and not hasattr(axes[0], "__index__") else axes
     return shapes.permute_dims(a, given or None)
 
 
 def _flatten(a: DistArray, order: str = "C") -> Any:
-    """Return a copy of the elements, one after the other."""
+    """Return a copy of the elements, one after the other.
+
+    Args:
+        a: the array.
+        order: "C".
+
+    """
     return shapes.reshape(a, (-1,), order, copy=True)
 
 
 def _ravel(a: DistArray, order: str = "C") -> Any:
-    """Return the elements one after the other."""
+    """Return the elements one after the other.
+
+    Args:
+        a: the array.
+        order: "C".
+
+    """
     return shapes.ravel(a, order)
 
 
@@ -341,7 +367,13 @@ def _conjugate(a: DistArray) -> Any:
 
 
 def _fill(a: DistArray, value: Any) -> None:
-    """Write one value to all elements."""
+    """Write one value to all elements.
+
+    Args:
+        a: the array.
+        value: a number, converted to the array's dtype.
+
+    """
     index.setitem(a, Ellipsis, value)
 
 
@@ -351,7 +383,14 @@ def _tolist(a: DistArray) -> Any:
 
 
 def _to_device(a: DistArray, device: Any, /, *, stream: Any = None) -> DistArray:
-    """Return the array, which is on the device that it is asked to be on."""
+    """Return the array, which is on the device that it is asked to be on.
+
+    Args:
+        a: the array.
+        device: the array's own; there is no way to another one.
+        stream: None.
+
+    """
     if device != a.device or stream is not None:
         raise ValueError(f"the array is on {a.device!r}; there is no way to {device!r}")
     return a

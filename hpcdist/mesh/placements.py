@@ -30,7 +30,12 @@ class Placement:
     __slots__ = ()
 
     def is_shard(self, dim: int | None = None) -> bool:
-        """Return whether the axis cuts the array (along dimension `dim`, if given)."""
+        """Return whether the axis cuts the array (along dimension `dim`, if given).
+
+        Args:
+            dim: a dimension of the array; None for any.
+
+        """
         return False
 
     def is_replicated(self) -> bool:
@@ -83,7 +88,12 @@ class Shard(Placement):
         object.__setattr__(self, "split_factor", factor)
 
     def is_shard(self, dim: int | None = None) -> bool:
-        """Return whether the axis cuts the array (along dimension `dim`, if given)."""
+        """Return whether the axis cuts the array (along dimension `dim`, if given).
+
+        Args:
+            dim: a dimension of the array; None for any.
+
+        """
         return dim is None or dim == self.dim
 
     def get_dim(self) -> int:

@@ -113,11 +113,21 @@ class ProcessMesh:
         return self._places.get(require_session().world.rank)
 
     def coordinate_of(self, rank: int) -> Coordinate | None:
-        """Return where world rank `rank` is; None if it is not part of the mesh."""
+        """Return where world rank `rank` is; None if it is not part of the mesh.
+
+        Args:
+            rank: a world rank.
+
+        """
         return self._places.get(rank)
 
     def rank_at(self, coordinate: Coordinate) -> int:
-        """Return the world rank at a coordinate."""
+        """Return the world rank at a coordinate.
+
+        Args:
+            coordinate: one integer per axis, from 0.
+
+        """
         place: int = sum(map(operator.mul, coordinate, self.strides))
         return self.ranks[place]
 
@@ -126,7 +136,12 @@ class ProcessMesh:
         return self._places.values()
 
     def axis(self, dim: str | int) -> int:
-        """Return the number of an axis, told by its name or its number."""
+        """Return the number of an axis, told by its name or its number.
+
+        Args:
+            dim: a name, or a number; negative ones count from the end.
+
+        """
         if isinstance(dim, str):
             if dim in self.names:
                 return self.names.index(dim)
@@ -137,18 +152,36 @@ class ProcessMesh:
         raise UsageError(f"{self!r} has no axis {dim!r}; its axes are {', '.join(self.names)}")
 
     def get_dim_size(self, dim: str | int) -> int:
-        """Return how many ranks there are along an axis."""
+        """Return how many ranks there are along an axis.
+
+        Args:
+            dim: the axis, by name or number.
+
+        """
         return self.sizes[self.axis(dim)]
 
     def get_rank_by_dim_and_process_id(self, dim: str | int, process_id: int) -> int:
-        """Return where along an axis the rank `process_id` is; -1 if it is not in the mesh."""
+        """Return where along an axis the rank `process_id` is; -1 if it is not in the mesh.
+
+        Args:
+            dim: the axis, by name or number.
+            process_id: a world rank.
+
+        """
         axis, place = self.axis(dim), self._places.get(process_id)
         return -1 if place is None else place[axis]
 
     # ---- parts of it
 
     def get_mesh_with_dim(self, dim_name: str, index: Index | None = None) -> ProcessMesh:
-        """Return the mesh with one axis moved to the front, or the part of that at `index`."""
+        """Return the mesh with one axis moved to the front, or the part of that at `index`.
+
+        Args:
+            dim_name: the axis that becomes the first one.
+            index: a coordinate along it, a slice, or a tuple of these for several axes; None for
+                all.
+
+        """
         first = self.axis(dim_name)
         order = [first, *(axis for axis in range(self.ndim) if axis != first)]
         turned = ProcessMesh(self.mesh.transpose(order), [self.names[axis] for axis in order])
@@ -156,6 +189,9 @@ class ProcessMesh:
 
     def get_submesh_with_dim(self, dim_name: str) -> ProcessMesh:
         """Return the mesh of the ranks along one axis through this rank.
+
+        Args:
+            dim_name: the axis.
 
         Raises:
             UsageError: this rank is not part of the mesh.
@@ -194,6 +230,9 @@ class ProcessMesh:
 
         Made by the first call, collective over these ranks; meshes with equal ranks along an axis
         share it, and all ranks in order are the world. It lives until `destroy_process_group`.
+
+        Args:
+            dim_name: the axis, by name or number; None where there is only one.
 
         Raises:
             UsageError: this rank is not part of the mesh, or a mesh of several axes is asked

@@ -61,7 +61,15 @@ class Generator:
         mesh: ProcessMesh | None = None,
         placements: Placements | None = None,
     ) -> DistArray:
-        """Return numbers from 0 to below 1, as float64 or float32."""
+        """Return numbers from 0 to below 1, as float64 or float32.
+
+        Args:
+            size: the shape, an integer or a tuple.
+            dtype: float64 or float32.
+            mesh: the mesh; None for the current one.
+            placements: one for each axis of the mesh; None for the usual ones.
+
+        """
         kind = _floating(dtype)
         return self._array(size, mesh, placements, lambda bits: _fractions(bits, kind))
 
@@ -75,7 +83,17 @@ class Generator:
         mesh: ProcessMesh | None = None,
         placements: Placements | None = None,
     ) -> DistArray:
-        """Return numbers from `low` to below `high`, but for rounding."""
+        """Return numbers from `low` to below `high`, but for rounding.
+
+        Args:
+            low: the lower limit.
+            high: the upper limit.
+            size: the shape, an integer or a tuple.
+            dtype: float64 or float32.
+            mesh: the mesh; None for the current one.
+            placements: one for each axis of the mesh; None for the usual ones.
+
+        """
         kind = _floating(dtype)
         start, length = kind.type(low), kind.type(high - low)
         return self._array(
@@ -90,7 +108,15 @@ class Generator:
         mesh: ProcessMesh | None = None,
         placements: Placements | None = None,
     ) -> DistArray:
-        """Return numbers of the normal distribution of mean 0 and standard deviation 1."""
+        """Return numbers of the normal distribution of mean 0 and standard deviation 1.
+
+        Args:
+            size: the shape, an integer or a tuple.
+            dtype: float64 or float32.
+            mesh: the mesh; None for the current one.
+            placements: one for each axis of the mesh; None for the usual ones.
+
+        """
         return self.normal(0.0, 1.0, size, dtype, mesh=mesh, placements=placements)
 
     def normal(
@@ -103,7 +129,17 @@ class Generator:
         mesh: ProcessMesh | None = None,
         placements: Placements | None = None,
     ) -> DistArray:
-        """Return numbers of the normal distribution of this mean and standard deviation."""
+        """Return numbers of the normal distribution of this mean and standard deviation.
+
+        Args:
+            loc: the mean.
+            scale: the standard deviation, not negative.
+            size: the shape, an integer or a tuple.
+            dtype: float64 or float32.
+            mesh: the mesh; None for the current one.
+            placements: one for each axis of the mesh; None for the usual ones.
+
+        """
         kind = _floating(dtype)
         if scale < 0:
             raise ValueError(f"scale must not be negative, got {scale}")
@@ -122,7 +158,18 @@ class Generator:
         mesh: ProcessMesh | None = None,
         placements: Placements | None = None,
     ) -> DistArray:
-        """Return integers from `low` to below `high`; from 0 to below `low` without `high`."""
+        """Return integers from `low` to below `high`; from 0 to below `low` without `high`.
+
+        Args:
+            low: the smallest integer; without `high`, the limit above.
+            high: the limit above.
+            size: the shape, an integer or a tuple.
+            dtype: of integers.
+            endpoint: whether the limit itself is among them.
+            mesh: the mesh; None for the current one.
+            placements: one for each axis of the mesh; None for the usual ones.
+
+        """
         first, last = (0, low) if high is None else (low, high)
         last = operator.index(last) if endpoint else operator.index(last) - 1
         first, kind = operator.index(first), np.dtype(dtype)
@@ -146,7 +193,14 @@ class Generator:
     def permutation(
         self, n: int, *, mesh: ProcessMesh | None = None, placements: Placements | None = None
     ) -> DistArray:
-        """Return the numbers from 0 to below `n` in random order."""
+        """Return the numbers from 0 to below `n` in random order.
+
+        Args:
+            n: how many numbers.
+            mesh: the mesh; None for the current one.
+            placements: one for each axis of the mesh; None for the usual ones.
+
+        """
         keys = self._array(operator.index(n), mesh, placements, np.array)
         return argsort(keys)  # type: ignore[no-any-return]
 

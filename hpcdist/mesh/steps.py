@@ -51,7 +51,7 @@ def _slice(local: Any, room: Any, src: Layout, step: Step) -> None:
 
 
 def _to_partial(local: Any, room: Any, src: Layout, step: Step) -> None:
-    """Let each rank along the axis say what it has; of what all have only the first one."""
+    """Write each rank's part along the axis; what all ranks have, the first one writes alone."""
     here = _here(src.mesh)
     have, want = src.box(here), step.to.box(here)
     is_cut = any(step.axis in axes for axes in src.axes)

@@ -71,7 +71,12 @@ class Optimizer(ABC):
         return self.learning_rate
 
     def set_lr(self, value: float) -> None:
-        """Set the learning rate of all groups (Paddle's name)."""
+        """Set the learning rate of all groups (Paddle's name).
+
+        Args:
+            value: a positive number.
+
+        """
         self.learning_rate = value
 
     def step(self) -> None:
@@ -101,6 +106,9 @@ class Optimizer(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned. Local; all or nothing.
+
+        Args:
+            state: what `state_dict` returned, of the same parameters and algorithm.
 
         Raises:
             UsageError: the state is of other parameters or of another algorithm.

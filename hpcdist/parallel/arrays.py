@@ -107,7 +107,13 @@ class ArrayDataParallel(DataParallel):
         return run(*inputs, **kwargs)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the model."""
+        """Call the model.
+
+        Args:
+            inputs: of the model, by position.
+            kwargs: of the model, by name.
+
+        """
         return self(*inputs, **kwargs)
 
     def synchronize(self) -> None:
@@ -187,6 +193,10 @@ class ArrayDataParallel(DataParallel):
         """Return the norm over all gradients of the model, and what multiplies them. Collective.
 
         Each parameter counts once, on however many ranks it is.
+
+        Args:
+            norm_type: the power: 2 for the Euclidean norm, ``inf`` for the largest absolute value.
+
         """
         gradients = [
             (memory, group_of(each, self.group))
@@ -210,7 +220,13 @@ class ArrayDataParallel(DataParallel):
         return unique(self._layers.named_parameters())
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's own ``state_dict()``, or its arrays by name, without a prefix."""
+        """Return the model's own ``state_dict()``, or its arrays by name, without a prefix.
+
+        Args:
+            args: of the model's own method, by position; ignored where it has none.
+            kwargs: of the same, by name.
+
+        """
         own = getattr(self._layers, "state_dict", None)
         if own is not None:
             return own(*args, **kwargs)
@@ -220,6 +236,10 @@ class ArrayDataParallel(DataParallel):
         """Load what `state_dict` returned. Local: do the same on every rank.
 
         The model's own ``set_state_dict`` or ``load_state_dict`` does it, if it has one.
+
+        Args:
+            state_dict: arrays by name.
+            use_structured_name: accepted: names are always those of `state_dict`.
 
         Raises:
             UsageError: a name is missing or unknown, or an array has another shape.

@@ -32,7 +32,7 @@ class Policy(ABC):
 
     @abstractmethod
     def open(self, bucket: int) -> None:
-        """Make sure that the gradients of a bucket have memory; one of them will be written."""
+        """Provide memory for the gradients of a bucket, one of which is about to be written."""
 
     @abstractmethod
     def send(self, bucket: int, error: UsageError | None) -> UsageError | None:

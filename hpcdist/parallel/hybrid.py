@@ -105,11 +105,21 @@ class HybridCommunicateGroup:
         return self.fused(axis)
 
     def degree(self, axis: str) -> int:
-        """Return how many ranks there are along an axis; 1 for one that the grid does not have."""
+        """Return how many ranks there are along an axis; 1 for one that the grid does not have.
+
+        Args:
+            axis: its name, short or long: "dp" or "data".
+
+        """
         return self._degrees.get(short_name(axis), 1)
 
     def rank(self, axis: str) -> int:
-        """Return this rank's coordinate along an axis; 0 along one that the grid does not have."""
+        """Return this rank's coordinate along an axis; 0 along one that the grid does not have.
+
+        Args:
+            axis: its name, short or long: "dp" or "data".
+
+        """
         return self._coordinate.get(short_name(axis), 0)
 
     @property
@@ -118,7 +128,12 @@ class HybridCommunicateGroup:
         return dict(self._degrees)
 
     def ranks(self, *axes: str) -> tuple[int, ...]:
-        """Return the world ranks along some axes through this rank, in C order. Local."""
+        """Return the world ranks along some axes through this rank, in C order. Local.
+
+        Args:
+            axes: names of axes.
+
+        """
         wanted = {short_name(axis) for axis in axes}
         kept = [slice(None) if name in wanted else at for name, at in self._coordinate.items()]
         found = self.mesh.mesh[tuple(kept)]
@@ -129,6 +144,10 @@ class HybridCommunicateGroup:
 
         Its ranks are in C order of the grid. Made by the first call, collective over these ranks;
         groups of equal ranks are one.
+
+        Args:
+            axes: names of axes, at least one.
+
         """
         found = self._groups.get(axes)
         if found is None or found.is_closed:
@@ -263,7 +282,13 @@ class HybridCommunicateGroup:
         return pipe, pipe, pipe, pipe
 
     def get_rank_from_stage(self, stage_id: int, **kwargs: int) -> int:
-        """Return the world rank in a stage that is where this one is, but for axes in `kwargs`."""
+        """Return the world rank in a stage that is where this one is, but for axes in `kwargs`.
+
+        Args:
+            stage_id: the stage of the pipeline, from 0.
+            kwargs: coordinates along other axes, by their names.
+
+        """
         told = {"pp": stage_id, **{short_name(axis): at for axis, at in kwargs.items()}}
         names = {SHORT[name]: name for name in self._topology.get_hybrid_group_names()}
         return self._topology.get_rank_from_stage(
@@ -319,7 +344,12 @@ class HybridCommunicateGroup:
         return self.ranks("cp")[0]
 
     def get_check_parallel_group(self, sharding: bool = False) -> Group:
-        """Return the group over all axes but dp (but sharding): of one model, for norms and NaN."""
+        """Return the group over all axes but dp (but sharding): of one model, for norms and NaN.
+
+        Args:
+            sharding: leave out the axis of sharding instead of dp.
+
+        """
         left_out = "sharding" if sharding else "dp"
         return self.fused(*(axis for axis in SHORT.values() if axis != left_out))
 
@@ -350,7 +380,13 @@ class HybridCommunicateGroup:
     def create_fuse_group(
         self, fused_strategy_list: Sequence[str], nccl_config: Any = None
     ) -> tuple[list[int], Group]:
-        """Return the ranks and the group over several axes; `nccl_config` is as in `new_group`."""
+        """Return the ranks and the group over several axes.
+
+        Args:
+            fused_strategy_list: names of axes.
+            nccl_config: as in `new_group`.
+
+        """
         create_nccl_config(nccl_config)
         group = self.fused(*fused_strategy_list)
         return list(group.ranks), group

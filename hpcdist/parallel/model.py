@@ -109,7 +109,13 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
 
     @abstractmethod
     def set_state_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
-        """Load what `state_dict` returned. Local: do the same on every rank."""
+        """Load what `state_dict` returned. Local: do the same on every rank.
+
+        Args:
+            state_dict: arrays or tensors by name.
+            use_structured_name: accepted: names are always those of `state_dict`.
+
+        """
 
     def set_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
         """Alias of `set_state_dict`."""
@@ -120,12 +126,17 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
         return self.set_state_dict(state_dict, use_structured_name)
 
     def scale_loss(self, loss: Any) -> Any:
-        """Return `loss`: the mean over ranks needs no scaling (kept for Paddle's sake)."""
+        """Return `loss`: the mean over ranks needs no scaling (kept for Paddle's sake).
+
+        Args:
+            loss: any value.
+
+        """
         return loss
 
     @abstractmethod
     def apply_collective_grads(self) -> None:
-        """Make sure that the gradients of the last backward have been averaged."""
+        """Finish averaging the gradients of the last backward pass."""
 
 
 _ENGINES = {

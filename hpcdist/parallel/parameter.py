@@ -176,6 +176,9 @@ class Parameter:
     def accumulate(self, gradient: Any) -> None:
         """Add `gradient` to `grad`, or set it if there is none, and say that it is ready.
 
+        Args:
+            gradient: an array of the data's shape and dtype; it is copied.
+
         Raises:
             UsageError: it has another shape or dtype than the data.
 
@@ -238,13 +241,23 @@ class Parameter:
         return None if self._slot is None else self._slot.owner()
 
     def shard(self, unshard: Callable[[], Any]) -> None:
-        """Give the array away: from now on `data` is what `unshard` returns."""
+        """Give the array away: from now on `data` is what `unshard` returns.
+
+        Args:
+            unshard: returns the whole array; may be collective.
+
+        """
         shape, dtype = self.shape, view_of(self._data).dtype
         # One zero seen as the whole array: shape and dtype stay known without its memory.
         self._unshard, self._data = unshard, np.broadcast_to(np.zeros((), dtype), shape)
 
     def move(self, memory: NumpyArray) -> None:
-        """Keep the gradient in `memory`, of its shape and dtype, from now on. For the slot."""
+        """Keep the gradient in `memory`, of its shape and dtype, from now on. For the slot.
+
+        Args:
+            memory: of the data's shape and dtype.
+
+        """
         self._place(memory)
 
     def detach(self) -> None:
@@ -257,7 +270,12 @@ class Parameter:
         self.has_grad = False
 
     def attach(self, slot: GradSlot) -> None:
-        """Keep the gradient in `slot` from now on; one that is there moves along."""
+        """Keep the gradient in `slot` from now on; one that is there moves along.
+
+        Args:
+            slot: where the gradient's memory is, and who is told of writes and reads.
+
+        """
         if self.has_grad:
             slot.memory[...] = self._own_memory()
         self._slot = slot

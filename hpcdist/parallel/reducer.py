@@ -48,6 +48,9 @@ class Reducer:
     def ready(self, index: int) -> Sequence[int]:
         """Note that gradient `index` is ready; return the buckets to launch now, in order.
 
+        Args:
+            index: of the gradient, as in the buckets.
+
         Raises:
             UsageError: it has been ready before in this backward pass.
 
@@ -69,15 +72,30 @@ class Reducer:
         return range(first, stop)
 
     def is_ready(self, index: int) -> bool:
-        """Return whether gradient `index` has become ready in this backward pass."""
+        """Return whether gradient `index` has become ready in this backward pass.
+
+        Args:
+            index: of the gradient.
+
+        """
         return self._ready[index]
 
     def is_launched(self, index: int) -> bool:
-        """Return whether the bucket of gradient `index` has been launched."""
+        """Return whether the bucket of gradient `index` has been launched.
+
+        Args:
+            index: of the gradient.
+
+        """
         return self._bucket_of[index] < self.launched
 
     def bucket_of(self, index: int) -> int:
-        """Return the bucket that holds gradient `index`."""
+        """Return the bucket that holds gradient `index`.
+
+        Args:
+            index: of the gradient.
+
+        """
         return self._bucket_of[index]
 
     def is_complete(self) -> bool:

@@ -71,7 +71,12 @@ class GradScaler:
         self._finite: bool | None = None
 
     def scale(self, loss: Any) -> Any:
-        """Return `loss` (or the slope it gives) times the factor."""
+        """Return `loss` (or the slope it gives) times the factor.
+
+        Args:
+            loss: a number, an array or a tensor.
+
+        """
         return loss * self.get_scale()
 
     def get_scale(self) -> float:
@@ -84,6 +89,10 @@ class GradScaler:
         Collective where the optimizer is sharded, or its model has parameters in groups of their
         own. Return whether they are finite on all ranks. While the optimizer gathers gradients of
         several passes (gradient merge) nothing is done.
+
+        Args:
+            optimizer: whose parameters have the gradients.
+
         """
         if getattr(optimizer, "is_merging", False):
             return True
@@ -103,6 +112,11 @@ class GradScaler:
 
         Collective where `unscale_` is. While the optimizer gathers gradients of several passes
         (gradient merge) nothing is unscaled, and the factor stays.
+
+        Args:
+            optimizer: what is stepped; its gradients are unscaled before, if `unscale_` has not
+                done it.
+
         """
         if getattr(optimizer, "is_merging", False):
             optimizer.step()
@@ -128,7 +142,13 @@ class GradScaler:
             self._scale, self._bad = max(1.0, self._scale * down), 0
 
     def minimize(self, optimizer: Any, *_: Any) -> None:
-        """Call `step` and `update` (Paddle's name)."""
+        """Call `step` and `update` (Paddle's name).
+
+        Args:
+            optimizer: what is stepped.
+            _: the loss and the like: accepted, not used.
+
+        """
         self.step(optimizer)
         self.update()
 
@@ -140,7 +160,12 @@ class GradScaler:
         return f"GradScaler({self._scale:g}{'' if self._enabled else ', not enabled'})"
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Load what `state_dict` returned."""
+        """Load what `state_dict` returned.
+
+        Args:
+            state: with ``"scale"``, ``"good"`` and ``"bad"``.
+
+        """
         self._scale = float(state["scale"])
         self._good, self._bad = int(state["good"]), int(state["bad"])
 

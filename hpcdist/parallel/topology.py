@@ -268,11 +268,21 @@ class CommunicateTopology:
         return list(self._names)
 
     def get_dim(self, axis_name: str) -> int:
-        """Return how many ranks there are along an axis."""
+        """Return how many ranks there are along an axis.
+
+        Args:
+            axis_name: of the axis.
+
+        """
         return self._dims[self._axis(axis_name)]
 
     def get_dim_size(self, axis_name: str) -> int:
-        """Return how many ranks there are along an axis."""
+        """Return how many ranks there are along an axis.
+
+        Args:
+            axis_name: of the axis.
+
+        """
         return self.get_dim(axis_name)
 
     def world_size(self) -> int:
@@ -280,7 +290,12 @@ class CommunicateTopology:
         return self._size
 
     def get_rank(self, **args: int) -> int:
-        """Return the rank at a coordinate, which is told axis by axis."""
+        """Return the rank at a coordinate.
+
+        Args:
+            args: the coordinate along each axis, by its name.
+
+        """
         for name in args:
             self._axis(name)
         missing = [name for name in self._names if name not in args]
@@ -290,7 +305,12 @@ class CommunicateTopology:
         return int(self._grid[place])
 
     def get_coord(self, rank: int) -> Any:
-        """Return the coordinate of a rank: a named tuple."""
+        """Return the coordinate of a rank: a named tuple.
+
+        Args:
+            rank: one of the grid's ranks.
+
+        """
         if rank not in self._place_of:
             raise UsageError(
                 f"rank {rank!r} is not part of the grid {in_words(self.degrees)}, whose ranks are "
@@ -300,16 +320,32 @@ class CommunicateTopology:
         return self.coordinate(*map(int, place))
 
     def get_axis_list(self, axis_name: str, index: int) -> list[int]:
-        """Return all ranks whose coordinate along an axis is `index`, ascending."""
+        """Return all ranks whose coordinate along an axis is `index`, ascending.
+
+        Args:
+            axis_name: of the axis.
+            index: a coordinate along it.
+
+        """
         at = self._along(axis_name, index)
         return sorted(self._grid.take(at, axis=self._axis(axis_name)).reshape(-1).tolist())
 
     def get_comm_list(self, axis_name: str) -> list[list[int]]:
-        """Return the groups along an axis, each in the order of the coordinates."""
+        """Return the groups along an axis, each in the order of the coordinates.
+
+        Args:
+            axis_name: of the axis.
+
+        """
         return self.get_fused_ranks([axis_name])
 
     def get_fused_ranks(self, fused_axis: Sequence[str]) -> list[list[int]]:
-        """Return the groups over several axes together, the last named one fastest."""
+        """Return the groups over several axes together, the last named one fastest.
+
+        Args:
+            fused_axis: names of axes, each once.
+
+        """
         if isinstance(fused_axis, str) or not fused_axis:
             raise UsageError(f"fused axes are a list of names, got {fused_axis!r}")
         inside = [self._axis(name) for name in fused_axis]
@@ -321,7 +357,13 @@ class CommunicateTopology:
         return groups
 
     def get_rank_from_stage(self, global_rank: int, **kwargs: int) -> int:
-        """Return the rank beside `global_rank`: where it is but for the axes that are told."""
+        """Return the rank beside `global_rank`: where it is but for the axes that are told.
+
+        Args:
+            global_rank: one of the grid's ranks.
+            kwargs: coordinates along other axes, by their names.
+
+        """
         return self.get_rank(**{**self.get_coord(global_rank)._asdict(), **kwargs})
 
     def _axis(self, name: Any) -> int:

@@ -256,7 +256,12 @@ class Accessor:
         return f"Accessor({self.name}, {given})"
 
     def set_learning_rate(self, value: float) -> None:
-        """Set the learning rate from the next update on."""
+        """Set the learning rate from the next update on.
+
+        Args:
+            value: a number the optimizer takes.
+
+        """
         changed = {**self.options, "learning_rate": float(value)}
         _check(self.name, changed)
         self.options = changed
@@ -267,25 +272,49 @@ class Accessor:
         return self.dtype != self.state_dtype
 
     def state_width(self, dim: int) -> int:
-        """Return how many numbers of state a row of length `dim` has."""
+        """Return how many numbers of state a row of length `dim` has.
+
+        Args:
+            dim: elements of a row.
+
+        """
         return dim * (len(self._choice.rule.states) + self.has_master) + self._choice.counts
 
     def start(self, rows: NumpyArray) -> NumpyArray:
-        """Return the state of new rows."""
+        """Return the state of new rows.
+
+        Args:
+            rows: of shape ``(count, dim)``.
+
+        """
         count, dim = rows.shape
         state = np.zeros((count, self.state_width(dim)), self.state_dtype)
         self.adopt(rows, state)
         return state
 
     def adopt(self, rows: NumpyArray, state: NumpyArray) -> None:
-        """Take rows as they are now for the weights of the state, where it has some."""
+        """Take rows as they are now for the weights of the state, where it has some.
+
+        Args:
+            rows: of shape ``(count, dim)``.
+            state: of shape ``(count, state_width(dim))``, written.
+
+        """
         if self.has_master:
             dim = rows.shape[1]
             begin = dim * len(self._choice.rule.states)
             state[:, begin : begin + dim] = rows
 
     def update_in(self, rows: Slabs, state: Slabs, slots: NumpyArray, grads: NumpyArray) -> None:
-        """Change the rows in distinct slots; negative slots are passed over."""
+        """Change the rows in distinct slots; negative slots are passed over.
+
+        Args:
+            rows: the rows of all slots, changed in place.
+            state: of the same slots, changed in place.
+            slots: integers.
+            grads: a row for each slot.
+
+        """
         if _update_rows is not None and self.dtype.name in _LOOPS:
             self._update_compiled(rows, state, slots, grads)
             return
@@ -315,7 +344,14 @@ class Accessor:
             _update_rows(*loop, *where, numbers, *self._corrections.upto(more, options))
 
     def update(self, rows: NumpyArray, state: NumpyArray, grads: NumpyArray) -> None:
-        """Change `rows` and their `state` in place by one gradient for each row."""
+        """Change `rows` and their `state` in place by one gradient for each row.
+
+        Args:
+            rows: of shape ``(count, dim)``.
+            state: of shape ``(count, state_width(dim))``.
+            grads: of the shape of `rows`.
+
+        """
         if not rows.size:
             return
         for chosen, step in self._steps(state):

@@ -50,7 +50,7 @@ def group(ids: NumpyArray) -> Groups:
 
 
 def group_in_python(ids: NumpyArray) -> Groups:
-    """Do what `group` does, without compiled loops."""
+    """Return what `group` returns, without compiled loops."""
     order = np.argsort(ids, kind="stable").astype(np.int64, copy=False)
     ordered = ids[order]
     first = np.ones(ids.size, bool)
@@ -91,7 +91,7 @@ def segment_add(rows: NumpyArray, order: NumpyArray, starts: NumpyArray) -> Nump
 
 
 def segment_add_in_python(rows: NumpyArray, order: NumpyArray, starts: NumpyArray) -> NumpyArray:
-    """Do what `segment_add` does, without compiled loops."""
+    """Return what `segment_add` returns, without compiled loops."""
     sums: NumpyArray = rows[order[starts[:-1]]]
     later = np.ones(order.size, bool)
     later[starts[:-1]] = False

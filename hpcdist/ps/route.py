@@ -114,7 +114,7 @@ def meet(
     counts: NumpyArray | None = None,
     error: UsageError | None = None,
 ) -> Meeting:
-    """Tell the others what this rank does and hear what they do; see [Note: meetings].
+    """Exchange with all ranks what each is about to do; see [Note: meetings].
 
     Raises:
         MismatchError: the workers do different things; on every rank.
@@ -278,7 +278,7 @@ def perform(
     error: UsageError | None = None,
     own: Any = None,
 ) -> Any:
-    """Do what all workers ask for alike, on all ranks; return what it returns. Collective.
+    """Run on all ranks what all workers ask for alike; return its result. Collective.
 
     `own` is what this rank needs itself, and tells nobody.
     """

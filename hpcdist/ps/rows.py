@@ -147,8 +147,12 @@ class RowStore:
     def pull(self, ids: Any, *, create: bool = True) -> NumpyArray:
         """Return a copy of the rows of `ids`: of their shape, and `dim` at the end.
 
-        Ids without a row get one as the entry says, or give their initial value. With `create`
-        False no id gets one, as for evaluation.
+        Ids without a row get one as the entry says, or give their initial value.
+
+        Args:
+            ids: integers of up to 64 bits, of any shape.
+            create: False: no id gets a row, as for evaluation.
+
         """
         self._check_open()
         flat, shape = as_ids(ids)
@@ -165,7 +169,12 @@ class RowStore:
         return out.reshape(*shape, self.dim)
 
     def lacks(self, ids: NumpyArray) -> bool:
-        """Return whether any of these ids has no row."""
+        """Return whether any of these ids has no row.
+
+        Args:
+            ids: int64, of any shape.
+
+        """
         return bool((self.slots.find(np.ascontiguousarray(ids)) < 0).any())
 
     def push(self, ids: Any, grads: Any, *, counts: Any = None, clicks: Any = None) -> None:
@@ -202,6 +211,11 @@ class RowStore:
         """Set the rows of `ids`; new ids get a row whatever the entry says.
 
         What the optimizer remembers of a row stays. Of equal ids, the last one counts.
+
+        Args:
+            ids: integers, of any shape.
+            rows: of shape ``(*ids.shape, dim)``.
+
         """
         self._check_open()
         flat, _ = as_ids(ids)
@@ -211,7 +225,12 @@ class RowStore:
         self._put(distinct, given[last], None, None)
 
     def chunks(self, rows: int = 65536) -> Iterator[Chunk]:
-        """Give all rows, in the order of their slots, at most `rows` at a time, as copies."""
+        """Give all rows, in the order of their slots, at most `rows` at a time, as copies.
+
+        Args:
+            rows: the largest number of rows in a chunk.
+
+        """
         self._check_open()
         live = self.slots.live()
         for start in range(0, live.size, rows):
@@ -224,7 +243,15 @@ class RowStore:
             )
 
     def restore(self, ids: Any, rows: Any, state: Any = None, counters: Any = None) -> None:
-        """Put rows back that `chunks` gave; without state it starts anew."""
+        """Put rows back that `chunks` gave; without state it starts anew.
+
+        Args:
+            ids: integers, of any shape.
+            rows: of shape ``(*ids.shape, dim)``.
+            state: what the optimizer remembers of each row; None to start anew.
+            counters: what the entry has counted of each row; None for zeros.
+
+        """
         self._check_open()
         flat, _ = as_ids(ids)
         accessor, width = self.accessor, self.state.width
@@ -251,7 +278,13 @@ class RowStore:
         return self._waiting.ids_at(live), self._counts.read(live)[:, 0]
 
     def restore_waiting(self, ids: Any, counts: Any) -> None:
-        """Set how often ids that have no row were pushed."""
+        """Set how often ids that have no row were pushed.
+
+        Args:
+            ids: integers, as `waiting` returned them.
+            counts: one number for each id.
+
+        """
         self._check_open()
         flat, _ = as_ids(ids)
         numbers = self._fitting(np.asarray(counts)[:, None], flat, 1, self._counts.dtype, "counts")
@@ -264,6 +297,11 @@ class RowStore:
 
         With `CountFilterEntry` the ids that have no row yet are forgotten, those that were pushed
         less than `threshold` times if it is given. Rows of other entries have no score, and stay.
+
+        Args:
+            threshold: a score, or a number of pushes; None for a score of 0.8, and for all ids
+                that have no row.
+
         """
         self._check_open()
         if len(self._waiting):

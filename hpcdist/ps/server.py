@@ -51,7 +51,7 @@ class Shard:
         return rows
 
     def push(self, ids: NumpyArray, grads: NumpyArray, marks: NumpyArray) -> None:
-        """Let the optimizer change rows; gradients of one id are summed in their order.
+        """Apply gradients to rows by the optimizer; those of one id are summed in their order.
 
         `marks` has for each id how often it was shown and clicked, if the entry wants to know.
         """

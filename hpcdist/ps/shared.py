@@ -114,7 +114,7 @@ class Owned:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Tell those who read that the table changes in this block."""
+        """Mark the table as changing, for its readers, in this block."""
         self.header[_CHANGES] += 1
         try:
             yield
@@ -139,7 +139,7 @@ class Owned:
         )
 
     def close(self) -> None:
-        """Tell those who read that the table has gone."""
+        """Mark the table as gone, for its readers."""
         self.header[_GENERATION] = _GONE
         self.release(0)
 

@@ -69,7 +69,7 @@ class Slabs:
         return self._addresses, self.shift, self.width * self.dtype.itemsize
 
     def reserve(self, rows: int) -> None:
-        """Have memory for `rows` rows, or raise before anything changes."""
+        """Allocate memory for `rows` rows in all, or raise before anything changes."""
         missing = -(-rows >> self.shift) - len(self.slabs)
         if missing <= 0 or not self.width:
             return

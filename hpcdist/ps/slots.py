@@ -93,7 +93,7 @@ class Slots:
         return found
 
     def find_in_python(self, ids: NumpyArray) -> NumpyArray:
-        """Do what `find` does, without compiled loops."""
+        """Return what `find` returns, without compiled loops."""
         found = np.empty(ids.size, np.intp)
         for start in range(0, ids.size, _AT_A_TIME):
             part = slice(start, start + _AT_A_TIME)
@@ -173,7 +173,7 @@ class Slots:
         return slots
 
     def _lengthen(self, size: int) -> None:
-        """Have room for so many ids."""
+        """Make room for `size` ids."""
         if self._make is None:
             # in place where the allocator can: nobody else holds this array
             self._ids.resize(size, refcheck=False)
@@ -228,7 +228,7 @@ class Slots:
             _place(self._index.itemsize, self._index, self._ids, slots, int(self._key))
 
     def settle_in_python(self, slots: NumpyArray) -> None:
-        """Do what `place_slots` of the compiled loops does."""
+        """Enter slots into the index, as `place_slots` of the compiled loops does."""
         index, mask = self._index, self._index.size - 1
         places = self._home(self._ids[slots])
         while slots.size:

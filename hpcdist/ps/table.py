@@ -332,9 +332,14 @@ class SparseTable:
         """Apply gradients to rows with the optimizer; those of equal ids are summed.
 
         Collective in mode "sync": the gradients of all workers are summed in the order of the
-        ranks, and each row is changed once. `sync_op` is accepted: the arrays may be changed when
-        the function returns. `clicks` says of each id whether it was clicked, for
-        `ShowClickEntry`; how often it was shown is how often it is in `ids`.
+        ranks, and each row is changed once. The arrays may be changed when the function returns.
+
+        Args:
+            ids: integers of up to 64 bits, of any shape, in an array or a list.
+            grads: an array of shape ``(*ids.shape, dim)``, of the table's dtype.
+            clicks: for `ShowClickEntry`: of the shape of `ids`, whether each was clicked; how often
+                it was shown is how often it is in `ids`.
+            sync_op: accepted, of no effect.
 
         Raises:
             UsageError: gradients of another shape or dtype than the rows, or that are not finite
@@ -363,6 +368,10 @@ class SparseTable:
 
         Collective in mode "sync". There the next pull has to be of these ids, and a push before it
         makes the rows old, so that they are pulled anew; in other modes they are taken as they are.
+
+        Args:
+            ids: as in `pull`.
+
         """
         error = None
         try:
@@ -412,17 +421,35 @@ class SparseTable:
         return self._all(Verb.STATS)  # type: ignore[no-any-return]
 
     def shrink(self, threshold: float | None = None) -> int:
-        """Remove rows that are worth less than `threshold`; return how many. Collective."""
+        """Remove rows that are worth less than `threshold`; return how many. Collective.
+
+        Args:
+            threshold: a score, for `ShowClickEntry` (None: 0.8); with `CountFilterEntry` a number
+                of pushes, of ids that have no row yet (None: all of these are forgotten).
+
+        """
         return self._all(Verb.SHRINK, threshold)  # type: ignore[no-any-return]
 
     def save(
         self, path: str | os.PathLike[str], mode: int = 0, *, async_save: bool = False
     ) -> Work:
-        """Write the table as it is now; see `hpcdist.ps.save_tables`. Collective."""
+        """Write the table as it is now; see `hpcdist.ps.save_tables`. Collective.
+
+        Args:
+            path: a folder, which takes a series of saves.
+            mode: 0 for all rows, 1 for those that have changed since the last save there.
+            async_save: return when the rows have been copied, and write in the background.
+
+        """
         return save.save_tables(self._cluster, [self.name], path, mode, async_save=async_save)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Replace the table by what was saved, on any number of servers. Collective."""
+        """Replace the table by what was saved, on any number of servers. Collective.
+
+        Args:
+            path: the folder that `save` wrote to.
+
+        """
         self._drop()
         save.load_tables(self._cluster, [self.name], path)
 
@@ -440,7 +467,7 @@ class SparseTable:
         return self.core.worker
 
     def _ready(self, verb: Verb | None, error: UsageError | None) -> None:
-        """Make sure that this rank can take part; in lock step all workers hear that it cannot."""
+        """Raise where this rank cannot take part; in lock step, raise on all workers."""
         _check_running(self._cluster)
         if self.core.worker is None:
             raise UsageError(
@@ -538,7 +565,13 @@ class DenseTable:
         self._table.core.dense = True
 
     def pull(self, *, out: Any = None, sync_op: bool = True) -> Any:
-        """Return the array; or a work, whose result it is. Collective in mode "sync"."""
+        """Return the array; or a work, whose result it is. Collective in mode "sync".
+
+        Args:
+            out: an array of the table's shape, which takes the values.
+            sync_op: return the array; False: a work whose ``result()`` it is.
+
+        """
         work = self._table.pull(self._ids, sync_op=False).then(
             lambda rows: rows.reshape(-1)[: self._size].reshape(self.shape)
         )
@@ -548,7 +581,13 @@ class DenseTable:
         return work.result() if sync_op else work
 
     def push(self, grad: Any, *, sync_op: bool = True) -> Work:
-        """Apply a gradient to the array with the optimizer. Collective in mode "sync"."""
+        """Apply a gradient to the array with the optimizer. Collective in mode "sync".
+
+        Args:
+            grad: an array with as many elements as the table.
+            sync_op: accepted, of no effect.
+
+        """
         flat = on_host(view_of(grad)).reshape(-1)
         if flat.size != self._size:  # a table of no rows tells all workers
             return self._table.push(self._ids, flat, sync_op=sync_op)

@@ -163,13 +163,13 @@ class Clocked(Worker):
         return route.Pending(finish, lambda: begin() and begun[0].is_completed())
 
     def push(self, ids: NumpyArray, grads: NumpyArray, marks: NumpyArray) -> None:
-        """Let the servers apply gradients, then set this worker's clock on all of them."""
+        """Apply gradients on their servers, then set this worker's clock on all servers."""
         self._calls.by_owner("push", ids, grads, marks).wait()
         self.clock += 1
         self._calls.on_all("tick", self._calls.worker, self.clock)
 
     def stop(self) -> None:
-        """Tell the servers that nobody has to wait for this worker."""
+        """Report to the servers that nobody has to wait for this worker."""
         self._calls.on_all("tick", self._calls.worker, STOPPED)
 
     def _slow(self, clock: int) -> list[int]:

@@ -198,7 +198,7 @@ class Agent:
     # ---- what arrives
 
     def _take(self, link: Link, frame: Frame) -> bool:
-        """Do what a frame asks for; True if another thread reads the link now."""
+        """Process a frame; return True if another thread reads the link now."""
         kind = frame.kind
         if kind == frames.CALL:
             link.used = arrived = time.perf_counter()
@@ -351,7 +351,7 @@ class Agent:
         self._pool.close()
 
     def abandon(self) -> None:
-        """Let go, in a forked child, of what belongs to its parent."""
+        """Release, in a forked child, what belongs to its parent."""
         self.closed = (
             f"this process (pid {os.getpid()}) was forked from rank {self.me.rank} and is no rank "
             "itself, so it cannot call"

@@ -84,7 +84,14 @@ class Executor(futures.Executor):
         weakref.finalize(self, self._dispatcher.close)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> futures.Future[T]:
-        """Run ``fn(*args, **kwargs)`` on one of the ranks; return its future at once."""
+        """Run ``fn(*args, **kwargs)`` on one of the ranks; return its future at once.
+
+        Args:
+            fn: a function that can be pickled.
+            args: its arguments by position.
+            kwargs: its arguments by name.
+
+        """
         future: futures.Future[T] = futures.Future()
         self._dispatcher.add(_Task(future, fn, args, kwargs))
         return future

@@ -98,6 +98,9 @@ class Future(Generic[T]):
     def settle(self, load: Load) -> bool:
         """End it: `load` returns the result, or raises, when somebody asks.
 
+        Args:
+            load: is called once, when the result is first wanted.
+
         Returns:
             False if it has ended before: then nothing is done.
 
@@ -120,16 +123,31 @@ class Future(Generic[T]):
         return True
 
     def fail(self, error: BaseException) -> bool:
-        """End it with an error; False if it has ended before."""
+        """End it with an error; False if it has ended before.
+
+        Args:
+            error: what waiting raises.
+
+        """
         return self.settle(lambda: _raise(error))
 
     def set_result(self, result: T) -> None:
-        """End it with a result."""
+        """End it with a result.
+
+        Args:
+            result: what waiting returns.
+
+        """
         if not self.settle(lambda: result):
             raise UsageError(f"{self.what} has ended before; a future ends once")
 
     def set_exception(self, error: BaseException) -> None:
-        """End it with an error."""
+        """End it with an error.
+
+        Args:
+            error: what waiting raises.
+
+        """
         if not isinstance(error, BaseException):
             raise UsageError(f"set_exception takes an exception, got {error!r}")
         if not self.fail(error):
@@ -176,7 +194,12 @@ class Future(Generic[T]):
         return self.wait(timeout)
 
     def exception(self, timeout: Any = None) -> BaseException | None:
-        """Wait, and return what the call raised; None if it returned."""
+        """Wait, and return what the call raised; None if it returned.
+
+        Args:
+            timeout: seconds (or a `datetime.timedelta`); None for no limit but that of the call.
+
+        """
         if not self._settled:
             self._await(timeout)
         self._open()
@@ -192,6 +215,10 @@ class Future(Generic[T]):
         """Call ``fn(future)`` when it has ended; at once if it has.
 
         It runs on a thread of the pool, so it may make calls of its own; what it raises is logged.
+
+        Args:
+            fn: takes the future.
+
         """
         with self._lock:
             if not self._settled:
@@ -202,7 +229,12 @@ class Future(Generic[T]):
         _call(fn, self)
 
     def then(self, fn: Callable[[Future[T]], U]) -> Future[U]:
-        """Return a future of what ``fn(future)`` returns when this one has ended."""
+        """Return a future of what ``fn(future)`` returns when this one has ended.
+
+        Args:
+            fn: takes this future, which has ended; what it raises is the error of the one returned.
+
+        """
         following: Future[U] = Future(f"what follows {self.what}")
 
         def follow(ended: Future[T]) -> None:
@@ -222,15 +254,31 @@ class Future(Generic[T]):
     # ---- how it waits
 
     def bind(self, withdraw: Callable[[], Any], run: Callable[[Callable[[], Any]], Any]) -> None:
-        """Set what forgets its call, and what runs its callbacks."""
+        """Set what forgets its call, and what runs its callbacks.
+
+        Args:
+            withdraw: is called when the future is cancelled.
+            run: runs a function of no arguments on a thread of the pool.
+
+        """
         self._withdraw, self._run = withdraw, run
 
     def limit(self, limit: Limit) -> None:
-        """Have it given up at a time."""
+        """Set the time limit at which the call is given up.
+
+        Args:
+            limit: when, and what ends the call then.
+
+        """
         self._limit = limit
 
     def tell(self, teller: Teller) -> None:
-        """Have the listeners told of its end, before anybody who waits goes on."""
+        """Set what announces its end to listeners, before anybody who waits goes on.
+
+        Args:
+            teller: its ``end`` is called, once.
+
+        """
         self._teller = teller
 
     def _await(self, timeout: Any) -> None:
@@ -310,7 +358,7 @@ def check_may_wait(what: str) -> None:
 
 @contextmanager
 def refusing(why: str) -> Iterator[None]:
-    """Let this thread wait for no future in this block: it is the one that would end it."""
+    """Refuse waits of this thread for futures in this block: it is the one that would end them."""
     before, thread.refuses = thread.refuses, why
     try:
         yield

@@ -141,7 +141,7 @@ class Link:
         return True
 
     def _write_later(self, carry_on: Callable[[Task], Any]) -> None:
-        """Have a task write what is queued, if none is about to."""
+        """Start a task that writes what is queued, unless one is about to."""
         if self._awaited.acquire(False):
             try:
                 carry_on(self._write_queued)
@@ -323,7 +323,7 @@ class Link:
             here += received
 
     def _fill(self, nbytes: int, *, at_start: bool = False) -> bool:
-        """Have so many bytes in the room; False if the other side closed before the first."""
+        """Receive until `nbytes` are there; False if the other side closed before the first."""
         waiting = self._end - self._start
         if waiting >= nbytes:
             return True

@@ -58,7 +58,7 @@ class Reception:
         self._quiet_until = 0.0
 
     def serve(self, admit: Callable[[Link], Any]) -> None:
-        """Let ranks in until `close`; the task of one thread."""
+        """Accept connections of ranks until `close`; the task of one thread."""
         self._selector.register(self._woken, selectors.EVENT_READ)
         for door in self._doors:
             self._selector.register(door.socket, selectors.EVENT_READ, door)
@@ -72,7 +72,7 @@ class Reception:
         self.abandon()
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Stop accepting connections."""
         os.write(self._wake, b"x")
         self._closed = True  # from now on the thread that serves may give the pipe back
 

@@ -166,13 +166,25 @@ class RemoteMethod:
         self._remote, self._name, self._timeout = remote, name, timeout
 
     def rpc_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call it; return a future of what it returns at once."""
+        """Call it; return a future of what it returns at once.
+
+        Args:
+            args: of the method, by position; they are pickled.
+            kwargs: of the method, by name.
+
+        """
         actors, address = self._remote._actors, self._remote._address
         method = _Method(address.number, self._name, address.kind)
         return actors.agent.call(address.owner, method, args, kwargs, self._timeout)
 
     def rpc_sync(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it; return what it returns, or raise what it raises."""
+        """Call it; return what it returns, or raise what it raises.
+
+        Args:
+            args: of the method, by position; they are pickled.
+            kwargs: of the method, by name.
+
+        """
         actors, address = self._remote._actors, self._remote._address
         if actors.agent.me.rank == address.owner:
             actor = actors.actor(address.number)
@@ -183,7 +195,12 @@ class RemoteMethod:
     __call__ = rpc_sync
 
     def within(self, timeout: Any) -> RemoteMethod:
-        """Return the method with a time limit of this many seconds for each call."""
+        """Return the method with a time limit of this many seconds for each call.
+
+        Args:
+            timeout: seconds (or a `datetime.timedelta`).
+
+        """
         return RemoteMethod(self._remote, self._name, timeout)
 
     def __repr__(self) -> str:
@@ -267,14 +284,14 @@ class Actors:
         return self.agent.me.rank, next(self._tokens)
 
     def tell(self, address: Address, changes: dict[Token, int]) -> None:
-        """Tell the owner of an object of new references."""
+        """Report changed numbers of references to the owner of an object."""
         if address.owner == self.agent.me.rank:
             self.count(address.number, changes)
         else:
             self._send(address, changes)
 
     def _send(self, address: Address, changes: dict[Token, int]) -> None:
-        """Tell the owner, after what was sent to it before."""
+        """Send changes to the owner, after what was sent to it before."""
         self.agent.call(address.owner, _count, (address.number, changes))
 
     def _sweep(self) -> None:
@@ -332,7 +349,7 @@ class Actors:
         actor.end()
 
     def close(self) -> None:
-        """Let all objects go, after the calls that wait for them."""
+        """Release all objects, after the calls that wait for them."""
         with self._lock:
             actors, self._actors = list(self._actors.values()), {}
         for actor in actors:
@@ -378,7 +395,7 @@ class Actor:
         return future
 
     def end(self) -> None:
-        """Let the object go after the calls that wait for it."""
+        """Release the object after the calls that wait for it."""
         self._begin(self._forget)
         self._calls.put(None)
 

@@ -149,7 +149,7 @@ class Pool:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let another call run while this one waits; see [Note: never stuck]."""
+        """Allow another call to run while this one waits; see [Note: never stuck]."""
         with self._lock:
             self._running -= 1
             grows = self._must_grow()
@@ -187,7 +187,7 @@ def _run(task: Task) -> None:
 
 @final
 class as_call:  # noqa: N801 (a block)
-    """Say that this thread runs a call: where it waits, another one may run."""
+    """Mark this thread as running a call: where it waits, another one may run."""
 
     __slots__ = ("_before", "_pool")
 

@@ -164,7 +164,7 @@ def shutdown(graceful: bool = True, timeout: Any = None) -> None:
 
 @contextmanager
 def _limited(transport: Any, until: float | None) -> Iterator[None]:
-    """Have operations of a group end at a time, if one is given."""
+    """Limit the operations of a group to a point in time, if one is given."""
     if until is None or not hasattr(transport, "set_timeout"):
         yield
         return

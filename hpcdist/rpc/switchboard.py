@@ -164,7 +164,7 @@ class Switchboard:
         return True
 
     def read_on(self, link: Link) -> None:
-        """Let another thread read a link; see [Note: who reads]."""
+        """Start another thread that reads a link; see [Note: who reads]."""
         self._pool.spawn(lambda: self._read(link))
 
     def _read(self, link: Link) -> None:

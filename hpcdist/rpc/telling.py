@@ -34,7 +34,7 @@ class Telling:
         )
 
     def begin(self) -> Telling:
-        """Tell the begin; raise what a listener raises, who then calls it off."""
+        """Announce the beginning; raise what a listener raises, which calls it off."""
         failure = tell(self._begin, self._hearers, self._rank)
         if failure is not None:
             self.end(failure)
@@ -42,19 +42,19 @@ class Telling:
         return self
 
     def end(self, error: BaseException | None) -> BaseException | None:
-        """Tell the end; return what a listener raises."""
+        """Announce the end; return what a listener raises."""
         event = self._begin._replace(phase="end", time_ns=time.perf_counter_ns(), error=error)
         with refusing("a listener that is told the end of a call"):
             return tell(event, self._hearers, self._rank)
 
     def __enter__(self) -> Telling:
-        """Tell the begin."""
+        """Announce the beginning."""
         return self.begin()
 
     def __exit__(
         self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
     ) -> None:
-        """Tell the end; raise what a listener raises at a good one."""
+        """Announce the end; raise what a listener raises, unless the call itself failed."""
         failure = self.end(error)
         if failure is not None and error is None:
             raise failure

@@ -128,7 +128,7 @@ def uuid_of(device: str) -> str:
 
 
 def order_launches() -> None:
-    """Have NCCL start the kernels of all groups in the order of their issue; before the first.
+    """Make NCCL start the kernels of all groups in the order of issue; call before its first use.
 
     Otherwise two kernels that wait for other ranks may wait for each other (NCCL user guide,
     NCCL_LAUNCH_ORDER_IMPLICIT; NCCL 2.26 and newer).

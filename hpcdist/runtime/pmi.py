@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 from hpcdist.errors import UsageError
@@ -41,7 +41,7 @@ def check_pmi(environ: Environ, mpi_library: str) -> None:
         _check_language(environ, mpi_library)
     elif plain_mpich and not _is_open(environ["PMI_FD"]):
         raise _gone(environ, f"PMI_FD={environ['PMI_FD']}, a file that is not open", "PMI")
-    elif mpi_library.startswith("Open MPI") and (told := _lost_server(environ, _answers)):
+    elif mpi_library.startswith("Open MPI") and (told := lost_server(environ)):
         raise _gone(environ, told, "PMIX")
 
 
@@ -75,7 +75,7 @@ def _is_open(number: str) -> bool:
     return True
 
 
-def _lost_server(environ: Mapping[str, str], answers: Callable[[str, int], bool]) -> str | None:
+def lost_server(environ: Mapping[str, str]) -> str | None:
     """Return what names a PMIx server that is gone, None where it may be there.
 
     A container may hide the server's folder, so a missing folder alone says nothing.
@@ -85,7 +85,7 @@ def _lost_server(environ: Mapping[str, str], answers: Callable[[str, int], bool]
         return None
     for name in sorted(name for name in environ if name.startswith("PMIX_SERVER_URI")):
         server = _SERVER.search(environ[name])
-        if server is not None and not answers(server[1], int(server[2])):
+        if server is not None and not _answers(server[1], int(server[2])):
             return f"{name}={environ[name]}, which does not answer"
     return None
 

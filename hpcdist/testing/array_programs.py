@@ -818,7 +818,7 @@ def run_program(program: Program, ranks: Sequence[int] | None = None) -> list[st
 
 
 def _agreed(mesh: dist.ProcessMesh, found: Any, problem: Exception | None, told: str) -> None:
-    """Make sure that no rank has a problem, and that ranks which have the same have its bits."""
+    """Check that no rank has a problem, and that ranks with the same part have equal bits of it."""
     words = None if problem is None else f"{type(problem).__name__}: {problem}"
     is_found = words is None
     mine = (found.layout.box(mesh.coordinate), _bits(found.local)) if is_found else None
@@ -843,7 +843,7 @@ def _agreed(mesh: dist.ProcessMesh, found: Any, problem: Exception | None, told:
 
 
 def _compared(found: Any, wanted: Array, line: Line) -> tuple[str, Array]:
-    """Make sure that an array is what NumPy says; return a digest of it, and all of it."""
+    """Check an array against NumPy's result; return a digest of it, and the whole of it."""
     assert isinstance(found, dist.DistArray), type(found)
     here = found.layout.mesh.coordinate
     assert here is not None

@@ -120,7 +120,7 @@ def _make(options: Any, _: Any = None) -> HpcdistProcessGroup:
 
 
 def _forget_meshes() -> None:
-    """Let torch forget the meshes of an earlier world, before it has a new one.
+    """Clear torch's cache of the meshes of an earlier world, before there is a new one.
 
     It remembers what operations on distributed tensors return by mesh, takes meshes of equal ranks
     for one, and would use groups that are gone.
@@ -131,7 +131,7 @@ def _forget_meshes() -> None:
 
 
 def _meet(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[c10d.Store, int, int]]:
-    """Tell torch rank and size as MPI knows them, and open a store that all ranks share."""
+    """Yield a store that all ranks share, and rank and size as MPI knows them."""
     world = init_parallel_env()
     yield shared_store(world), world.rank, world.nranks
 

@@ -47,7 +47,12 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc] # torch is untyped
         self.group = group
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        """Normalize `given`, of shape (N, C, ...)."""
+        """Normalize `given`, of shape (N, C, ...).
+
+        Args:
+            given: a batch, of any size on each rank.
+
+        """
         self._check_input_dim(given)
         group = resolve_group(self.group)
         if not self.training and self.running_mean is not None:
@@ -83,6 +88,10 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc] # torch is untyped
         cls, module: torch.nn.Module, group: Group | None = None
     ) -> torch.nn.Module:
         """Replace every batch normalization in `module` by one over all ranks. Local.
+
+        Args:
+            module: what is searched; its sub-modules are replaced in place.
+            group: the ranks; None for all.
 
         Example:
             >>> import torch, hpcdist.torch

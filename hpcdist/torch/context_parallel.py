@@ -36,7 +36,7 @@ def apart(plans: Plans) -> tuple[Plans, Plans]:
 
 
 def context_parallel(model: torch.nn.Module, mesh: ProcessMesh, plans: Plans) -> None:
-    """Let layers have parts of sequences as the plans of their names say. Collective over the axis.
+    """Split sequences at layers as the plans for their names say. Collective over the axis.
 
     Raises:
         UsageError: the mesh has no axis ``"sep"``, or a plan is for no layer.

@@ -86,7 +86,13 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         self._engine = [self._make_engine()] if group.nranks > 1 and self._trained else []
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the module; if gradients are wanted, prepare to average them."""
+        """Call the module; if gradients are wanted, prepare to average them.
+
+        Args:
+            inputs: of the module, by position.
+            kwargs: of the module, by name.
+
+        """
         if not torch.is_grad_enabled():
             return self._layers(*inputs, **kwargs)
         run = self._prepared_engine() if self._engine else self._layers
@@ -137,6 +143,12 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
 
         For example those of ``torch.distributed.algorithms.ddp_comm_hooks``. Once per model, the
         same on all ranks.
+
+        Args:
+            state: is handed to each call of `hook`.
+            hook: takes `state` and a ``torch.distributed.GradBucket``, and returns a future of the
+                averaged tensor.
+
         """
         if self._hook is not None:
             raise UsageError("a communication hook is registered already; one model takes one")
@@ -158,6 +170,10 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
 
         Each parameter counts once, on however many ranks it is. Collective where parameters, of
         any rank, have an ``hpcdist_group``.
+
+        Args:
+            norm_type: the power: 2 for the Euclidean norm, ``inf`` for the largest absolute value.
+
         """
         if not self._grouped.exist:
             return norm_of_all(self.parameters(), norm_type)
@@ -304,7 +320,7 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         return [name for name, _ in self._trained]  # DDP has seen no backward pass
 
     def _call_off(self, error: UsageError | None) -> list[Work]:
-        """Tell all ranks, in place of every bucket that cannot be sent."""
+        """Report the error to all ranks, in place of every bucket that cannot be sent."""
         # The zeros are not used: the reducer tells in no other way how many buckets it has now.
         buckets = len(self._engine[0].reducer._get_zeros_like_grad_buckets())
         return [self._averager.average(None, error) for _ in range(self._launched, buckets)]
@@ -349,11 +365,23 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
             return getattr(self._layers, name)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-        """Delegate to the module: names have no prefix."""
+        """Delegate to the module: names have no prefix.
+
+        Args:
+            args: of the module's own method, by position.
+            kwargs: of the same, by name.
+
+        """
         yield from self._layers.named_parameters(*args, **kwargs)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """Delegate to the module: names have no prefix."""
+        """Delegate to the module: names have no prefix.
+
+        Args:
+            args: of the module's own method, by position.
+            kwargs: of the same, by name.
+
+        """
         yield from self._layers.named_buffers(*args, **kwargs)
 
     def state_dict(
@@ -365,7 +393,16 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         prefix: str = "",
         keep_vars: bool = False,
     ) -> dict[str, Any]:
-        """Return the module's state: names have no prefix of ours. Local."""
+        """Return the module's state: names have no prefix of ours. Local.
+
+        Args:
+            destination: a dict that takes the state; None for a new one.
+            include_sublayers: True: a torch module's state always has that of its sub-modules.
+            structured_name_prefix: Paddle's name of `prefix`.
+            prefix: put before each name.
+            keep_vars: keep tensors in the graph, instead of detaching them.
+
+        """
         prefix = prefix or structured_name_prefix
         if not include_sublayers:
             raise UsageError("a torch module's state_dict always includes its sub-modules")
@@ -375,7 +412,13 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
         return state
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load the module's state. Local: do the same on every rank."""
+        """Load the module's state. Local: do the same on every rank.
+
+        Args:
+            args: of the module's own ``load_state_dict``, by position.
+            kwargs: of the same, by name.
+
+        """
         return self._layers.load_state_dict(*args, **kwargs)
 
     def set_state_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:

@@ -251,6 +251,9 @@ class DistModel:
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned, or some of it. Collective where it is sharded.
 
+        Args:
+            state_dict: names and tensors, whole or `LocalSlice`s.
+
         Raises:
             UsageError: the state lacks a parameter, or has what the model does not have.
 
@@ -360,7 +363,7 @@ class _Step:
         return whole(loss.detach())
 
     def _syncing(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Let gradients be averaged in the last pass before a step only."""
+        """Return a context that averages gradients only in the last pass before a step."""
         if is_fsdp(self._model):
             self._model.set_requires_gradient_sync(is_last)
         elif isinstance(self._model, DataParallel) and not is_last:

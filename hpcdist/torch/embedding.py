@@ -110,14 +110,25 @@ class SparseEmbedding(torch.nn.Module):  # type: ignore[misc] # torch is untyped
         return rows
 
     def pull(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return rows without a place in the graph."""
+        """Return rows without a place in the graph.
+
+        Args:
+            ids: integers, of any shape.
+
+        """
         rows: torch.Tensor = self.table.pull(ids)
         if self.padding_idx is not None:
             rows = rows.masked_fill((ids == self.padding_idx)[..., None], 0)
         return rows
 
     def push(self, ids: torch.Tensor, grads: torch.Tensor) -> None:
-        """Apply gradients to rows on the servers."""
+        """Apply gradients to rows on the servers.
+
+        Args:
+            ids: integers, of any shape.
+            grads: of shape ``(*ids.shape, dim)``.
+
+        """
         grads = grads.to(getattr(torch, self.table.dtype.name)) * self._share
         if self.padding_idx is not None:
             kept = ids != self.padding_idx

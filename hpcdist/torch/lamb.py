@@ -64,7 +64,12 @@ class LAMB(torch.optim.Optimizer):  # type: ignore[misc] # torch is untyped
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Change all parameters that have gradients; see above."""
+        """Change all parameters that have gradients; see above.
+
+        Args:
+            closure: computes the loss and its gradients, and returns it; called once.
+
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -69,7 +69,7 @@ def make_equal(layer: torch.nn.Module, group: Group) -> None:
 
 @contextmanager
 def on_mesh_in_the_end(layer: torch.nn.Module, mesh: DeviceMesh) -> Iterator[None]:
-    """Let all ranks of `mesh` have what the block has not cut. Layers that share a tensor still do.
+    """Replicate over `mesh` what the block has not cut. Layers that share a tensor still do.
 
     Local. It is in the order of the module that tensors are replaced.
     """

@@ -87,7 +87,7 @@ class MasterOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # torch is u
 
 
 def _take_changes(parameter: torch.Tensor, master: torch.Tensor) -> None:
-    """Let a master be where its parameter was put since the last step, by loading or by hand."""
+    """Copy to a master what its parameter got since the last step, by loading or by hand."""
     mine, theirs = parameter.detach(), master.detach()
     moved = mine != theirs.to(mine.dtype)
     theirs.copy_(torch.where(moved, mine.to(theirs.dtype), theirs))

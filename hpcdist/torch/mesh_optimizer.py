@@ -156,7 +156,7 @@ def _check_on_mesh(parameter: Any) -> None:
 
 
 def _cut_in_place(parameter: Any, placements: tuple[Any, ...]) -> None:
-    """Let a DTensor keep only its part, and its gradient with it; the module still has it."""
+    """Cut a DTensor and its gradient to their part in place; the module still has it."""
     with torch.no_grad():
         cut = parameter.detach().redistribute(placements=placements)
     parameter._local_tensor, parameter._spec = cut._local_tensor.clone(), cut._spec

@@ -21,7 +21,7 @@ from hpcdist.torch.process_group import HpcdistProcessGroup
 
 
 def agree(layers: torch.nn.Module, group: Group, usual_mb: float, last_mb: float) -> int:
-    """Make sure that all ranks can train the same; return the bytes of a bucket. Collective."""
+    """Check that all ranks train the same module; return the bytes of a bucket. Collective."""
     states: list[State] = []
     problem, limit = None, 0
     try:

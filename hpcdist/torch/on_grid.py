@@ -85,14 +85,14 @@ def check_no_own_groups(parameters: Iterable[Any]) -> None:
 def give_roles(
     named: Iterable[tuple[str, Any]], grid: HybridCommunicateGroup, settled: Iterable[str]
 ) -> None:
-    """Let parameters know what they are called, and who averages their gradients."""
+    """Mark parameters with their names and the axes over which backward averages gradients."""
     axes = tuple(settled)
     for name, parameter in named:
         parameter.hpcdist_role = Role(name, grid, axes)
 
 
 def copy_marks(old: Any, new: Any) -> None:
-    """Let `new` tell what `old` tells."""
+    """Copy the marks of `old` to `new`."""
     for mark in MARKS:
         if mark in vars(old):  # a tensor has a method is_distributed, besides
             setattr(new, mark, vars(old)[mark])

@@ -21,7 +21,7 @@ Convert = Callable[[torch.Tensor], Any]
 
 
 def run_on(module: torch.nn.Module, mesh: DeviceMesh, convert: Convert, is_on: Convert) -> None:
-    """Let `module` run on `mesh`.
+    """Make `module` run on `mesh`, by hooks.
 
     Ordinary tensors among its arguments are converted. If no argument was of the mesh already, the
     outputs are ordinary, too, and whole.

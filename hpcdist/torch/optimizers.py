@@ -78,7 +78,7 @@ def _step_nowhere(optimizer: Any, parameters: Sequence[Any]) -> None:
 
 
 def begin_momentum(optimizer: Any) -> None:
-    """Let the next step of SGD be its first: with dampening, no momentum is not one of zero."""
+    """Drop SGD's momentum, so that its next step is its first: dampening tells none from zero."""
     inner = getattr(optimizer, "inner", optimizer)  # that of master weights
     if isinstance(inner, torch.optim.SGD):
         for each in (optimizer, inner):
@@ -135,7 +135,7 @@ def check_own(optimizer: Any, model: torch.nn.Module) -> list[list[str]]:
 
 
 def keep_parameters(optimizer: Any, kept: Sequence[torch.Tensor]) -> None:
-    """Let a fresh optimizer have no others than these parameters, of which there is one. Local."""
+    """Keep only these parameters, at least one, in a fresh optimizer. Local."""
     own = {id(each) for each in kept}
     for group in optimizer.param_groups:
         group["params"] = [each for each in group["params"] if id(each) in own]
@@ -147,7 +147,7 @@ def keep_parameters(optimizer: Any, kept: Sequence[torch.Tensor]) -> None:
 
 @contextmanager
 def follow_parameters(optimizer: Any, model: torch.nn.Module) -> Iterator[None]:
-    """Let an optimizer have the parameters that `model` has after the block. Local."""
+    """Replace an optimizer's parameters by those that `model` has after the block. Local."""
     if optimizer is None:
         yield
         return

@@ -46,7 +46,13 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
         self._behind = stand_behind(self)
 
     def handed_over(self, name: str, device: torch.device) -> Callable[..., Any] | None:
-        """Return a verb of torch's backend for `device`; None where it is hpcdist's own."""
+        """Return a verb of torch's backend for `device`; None where it is hpcdist's own.
+
+        Args:
+            name: of the verb.
+            device: where its tensors are.
+
+        """
         if all(device.type != each.type for each in self._devices):
             raise UsageError(
                 f"{name} got a tensor on {device}, but this process group can reach "
@@ -72,7 +78,12 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
         return BACKEND
 
     def setGroupName(self, name: str) -> None:  # noqa: N802 (torch's name)
-        """Take the name torch has made."""
+        """Take the name torch has made.
+
+        Args:
+            name: unique in the job.
+
+        """
         self._name = name
 
     def getGroupName(self) -> str:  # noqa: N802 (torch's name)
@@ -87,7 +98,12 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
         return self._name
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802 (torch's name)
-        """Take the description the user gave."""
+        """Take the description the user gave.
+
+        Args:
+            description: any text.
+
+        """
         self._description = description
 
     def getGroupDesc(self) -> str:  # noqa: N802 (torch's name)
@@ -110,7 +126,12 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
         return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Change the time limit of operations from now on. Local: each rank waits its own."""
+        """Change the time limit of operations from now on. Local: each rank waits its own.
+
+        Args:
+            timeout: the limit.
+
+        """
         self.group.open_transport().set_timeout(_limit_s(timeout))
 
     _set_default_timeout = set_timeout
@@ -120,6 +141,11 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
 
         Torch's words for it come first: they name one rank, or all if `wait_all_ranks`. Then all
         are named, on every rank.
+
+        Args:
+            timeout: a `datetime.timedelta`; None for the group's.
+            wait_all_ranks: name all missing ranks, not just one, in torch's words.
+
         """
         transport = self.group.open_transport()
         usual_s = transport.timeout_s

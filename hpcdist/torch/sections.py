@@ -101,7 +101,7 @@ def _shard_groups(group: Group, degree: int) -> tuple[Group, Group | None]:
 
 
 def recompute(layer: torch.nn.Module, section: Section) -> None:
-    """Let parts of a module compute their activations anew in the backward pass, in place.
+    """Make parts of a module recompute their activations in the backward pass, in place.
 
     The parts are those named, or the members of its lists of layers, or its children.
     """

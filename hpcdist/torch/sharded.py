@@ -35,7 +35,7 @@ from hpcdist.torch.data_parallel import TorchDataParallel
 from hpcdist.torch.masters import with_masters
 from hpcdist.torch.module_state import agree, broadcast_module
 from hpcdist.torch.on_grid import replace
-from hpcdist.torch.optimizers import has_stepped
+from hpcdist.torch.optimizers import check_fresh
 from hpcdist.torch.scaler import AgreeingScaler
 from hpcdist.torch.sharded_state import model_state, optimizer_state
 from hpcdist.torch.zero import ZeroRedundancyOptimizer
@@ -248,14 +248,7 @@ def _load_into(state: State, given: Mapping[str, Any]) -> None:
 
 
 def _check(module: torch.nn.Module, optimizer: Any, scaler: Any, options: ShardingOptions) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(
-            f"the optimizer of a torch module must be one of torch.optim, got {optimizer!r}"
-        )
-    if has_stepped(optimizer):
-        raise UsageError(
-            "the optimizer has taken steps already; shard a fresh one, and let it load the state"
-        )
+    check_fresh(optimizer, "group_sharded_parallel")
     own = {id(each) for each in module.parameters() if each.requires_grad}
     given = {id(each) for group in optimizer.param_groups for each in group["params"]}
     if own != given:

@@ -71,7 +71,7 @@ def tensor_parallel(
 
 
 def run_on_axis(model: torch.nn.Module, mesh: ProcessMesh) -> None:
-    """Let a model that has been cut take and return ordinary tensors, whole along the axis.
+    """Make a model that has been cut take and return ordinary tensors, whole along the axis.
 
     Local, and the last thing done to it: what shards parameters is to see the outputs before.
     """

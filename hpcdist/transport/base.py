@@ -76,7 +76,12 @@ class Work(ABC):
         """Raise `UsageError` where it cannot be waited for: in the middle of what it waits for."""
 
     def attend(self, waited: float) -> None:  # noqa: B027 (few operations can tell)
-        """End with an error if the operation cannot end otherwise; asked in a long wait."""
+        """End with an error if the operation cannot end otherwise; asked in a long wait.
+
+        Args:
+            waited: the seconds waited so far.
+
+        """
 
     def known(self) -> Known:
         """Return what is known of the operation, without asking MPI or a device."""
@@ -172,6 +177,11 @@ class Plan(ABC):
         """Count each start in `counter`, and have `tell` do it while there are `listeners`.
 
         A plan of a transport that leaves this out is started without anyone hearing of it.
+
+        Args:
+            counter: what is added to.
+            tell: gets a function that starts the plan, calls it and returns its work.
+
         """
 
     @abstractmethod
@@ -260,14 +270,29 @@ class Transport(ABC):
 
     @abstractmethod
     def run(self, call: Call) -> Any:
-        """Finish `call` before returning."""
+        """Finish `call` before returning.
+
+        Args:
+            call: what is to be done.
+
+        """
 
     @abstractmethod
     def start(self, call: Call) -> Work:
-        """Begin `call` and return at once."""
+        """Begin `call` and return at once.
+
+        Args:
+            call: what is to be done.
+
+        """
 
     def start_batch(self, calls: Sequence[AnyMessage]) -> list[Work]:
-        """Begin messages that were issued together; return a work for each."""
+        """Begin messages that were issued together; return a work for each.
+
+        Args:
+            calls: sends and receives.
+
+        """
         return [self.start(call) for call in calls]
 
     @abstractmethod
@@ -275,21 +300,41 @@ class Transport(ABC):
         """Prepare `call` to be started many times on the same buffers; collective.
 
         None (on every rank) where the transport has nothing faster than starting it anew.
+
+        Args:
+            call: what is to be done.
+
         """
 
     def empty(self, nbytes: int) -> NumpyArray | None:
-        """Return memory (uint8) for arrays that collectives do not copy; None for ordinary."""
+        """Return memory (uint8) for arrays that collectives do not copy; None for ordinary.
+
+        Args:
+            nbytes: how many bytes.
+
+        """
         return None
 
     def place_of(self, array: NumpyArray) -> int | None:
         """Return where a contiguous array lies, for the `seen` of other ranks; local.
 
         None where other ranks cannot see it.
+
+        Args:
+            array: of any dtype.
+
         """
         return None
 
     def seen(self, rank: int, place: int, nbytes: int) -> NumpyArray:
-        """Return the memory (uint8) of a rank of the group that lies at its `place`; local."""
+        """Return the memory (uint8) of a rank of the group that lies at its `place`; local.
+
+        Args:
+            rank: of the group.
+            place: what `place_of` returned there.
+            nbytes: how many bytes.
+
+        """
         raise NotImplementedError(f"{self!r} has no memory that other ranks see")
 
     @abstractmethod
@@ -299,15 +344,24 @@ class Transport(ABC):
         """Join the members of a new group (ranks of this one) and agree on its id.
 
         Collective over the members only. Returns the group's transport and the largest
-        `next_id` of its members. With `error`, which says that this rank cannot take part, it
-        tells the others, who raise `RemoteError`, and raises it.
+        `next_id` of its members.
+
+        Args:
+            ranks: of this group, in the order of the new one.
+            next_id: the smallest id that is free on this rank.
+            timeout: of the new group, in seconds.
+            error: says that this rank cannot take part: it is raised here, and the others raise
+                `RemoteError`.
+
         """
 
     @abstractmethod
     def synchronize(self, *, on_device: bool = False) -> None:
         """Block until every collective this rank issued before has ended; local.
 
-        With `on_device` it is the current streams that wait for what runs on a device.
+        Args:
+            on_device: make the current streams wait for what runs on a device, not this rank.
+
         """
 
     @abstractmethod
@@ -316,7 +370,12 @@ class Transport(ABC):
 
     @abstractmethod
     def leave(self, why: str) -> None:
-        """Tell the other ranks that this one takes part no longer."""
+        """Report to the other ranks that this one no longer takes part.
+
+        Args:
+            why: the reason, for their messages.
+
+        """
 
     @abstractmethod
     def together_at_end(self) -> bool:

@@ -53,6 +53,10 @@ class Membership:
 
         It is called in the middle of whatever waits, on any thread: it must be quick, and may
         neither communicate nor wait. What it raises becomes a warning.
+
+        Args:
+            listener: takes a rank and the reason, a text.
+
         """
         self._listeners.append(listener)
 
@@ -63,7 +67,13 @@ class Membership:
         return unsubscribe
 
     def note(self, rank: int, why: str) -> None:
-        """Note that a rank has left; what is known already stays."""
+        """Note that a rank has left; what is known already stays.
+
+        Args:
+            rank: the one that has left.
+            why: the reason.
+
+        """
         if rank in self._departed:
             return
         self._departed[rank] = why

@@ -59,7 +59,7 @@ _at_it = threading.RLock()
 
 
 def add_errand(errand: Errand) -> None:
-    """Have whoever waits call `errand` now and then, with the seconds waited so far.
+    """Register `errand`, which whoever waits calls now and then, with the seconds waited so far.
 
     It must not wait for anything, nor call what may.
     """

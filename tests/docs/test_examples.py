@@ -25,7 +25,7 @@ DOCUMENTED = [
     for path in sorted((ROOT / "hpcdist").rglob("*.py"))
     if re.search(r"^ +>>> ", path.read_text(), re.M)
 ]
-LIMIT_S = 80
+LIMIT_S = 300
 
 
 @pytest.fixture(scope="module")

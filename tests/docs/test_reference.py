@@ -27,11 +27,15 @@ def public_names():
 
 
 def _value_of(name):
-    """Return what `hpcdist` has by a name, or where torch is missing a class in its place."""
-    try:
-        return getattr(hpcdist, name)
-    except ImportError:
-        return _NeedsTorch
+    """Return what a dotted name below `hpcdist` means, or where torch is missing a class for it."""
+    value, path = hpcdist, "hpcdist"
+    for part in name.split("."):
+        path += f".{part}"
+        try:
+            value = getattr(value, part) if hasattr(value, part) else import_module(path)
+        except ImportError:
+            return _NeedsTorch
+    return value
 
 
 class _NeedsTorch:
@@ -123,6 +127,9 @@ def headings(path):
 MADE_BY_US = re.compile(r"[Mm]ade by|makes of|returns it\b|Arguments as of|[Ss]ee `")
 """Said of what no user makes, and of what has the arguments of something else."""
 
+REFERS = re.compile(r"[Ss]ee `|[Aa]lias of|[Rr]efuse: |Raise `UsageError`: |what `\w+` does")
+"""Said of methods that have the arguments of another one, or always fail."""
+
 
 def described():
     """Yield what the reference describes, by name; of a module, what is shown of it."""
@@ -130,7 +137,7 @@ def described():
         for name, options in re.findall(
             r"^::: hpcdist\.(\S+)\n((?: +.*\n)*)", _read(page) + "\n", re.M
         ):
-            value = _resolved(name)
+            value = _value_of(name)
             if not isinstance(value, ModuleType):
                 yield name, value
                 continue
@@ -140,18 +147,6 @@ def described():
                 of_module = getattr(vars(value)[member], "__module__", "") == value.__name__
                 if of_module and not member.startswith("_"):
                     yield f"{name}.{member}", vars(value)[member]
-
-
-def _resolved(name):
-    """Return what a dotted name below `hpcdist` means; None where torch is missing."""
-    value, path = hpcdist, "hpcdist"
-    for part in name.split("."):
-        path += f".{part}"
-        try:
-            value = getattr(value, part, None) or import_module(path)
-        except ImportError:
-            return None
-    return value
 
 
 def _arguments(value):
@@ -172,6 +167,27 @@ def test_what_takes_arguments_describes_them():
     assert silent == []
 
 
+def methods():
+    """Yield the public methods of what the reference describes: name, function and arguments."""
+    for name, value in described():
+        for member, found in vars(value).items() if inspect.isclass(value) else ():
+            method = getattr(value, member)
+            if inspect.isroutine(method) and not member.startswith("_"):
+                is_bound = inspect.ismethod(method) or isinstance(found, staticmethod)
+                arguments = [*inspect.signature(method).parameters]
+                yield f"{name}.{member}", method, arguments[not is_bound :]
+
+
+def test_methods_that_take_arguments_describe_them():
+    silent = [
+        name
+        for name, method, arguments in methods()
+        if arguments and method.__doc__ and "Args:" not in method.__doc__
+        if not REFERS.search(method.__doc__)
+    ]
+    assert sorted(silent) == []
+
+
 def _is_made(value):
     """Return whether users make instances: not of exceptions, values of enums, or records."""
     return inspect.isclass(value) and "__init__" in vars(value) and not issubclass(value, Exception)
@@ -179,10 +195,14 @@ def _is_made(value):
 
 def test_sections_of_arguments_name_what_the_signature_has():
     unknown = []
-    for name, value in described():
-        section = re.search(r"^ *Args:\n((?: {8,}.*\n| *\n)*)", f"{value.__doc__}\n", re.M)
-        if section and (names := _arguments(value)):
-            told = re.findall(r"^ {8}([\w*][\w, *]*):(?: |$)", section[1], re.M)
+    given = [(name, value, _arguments(value)) for name, value in described()]
+    given += [
+        (name, method, [*inspect.signature(method).parameters]) for name, method, _ in methods()
+    ]
+    for name, value, names in given:
+        section = re.search(r"^Args:\n((?: {4,}.*\n| *\n)*)", f"{inspect.getdoc(value)}\n", re.M)
+        if section and names:
+            told = re.findall(r"^ {4}([\w*][\w, *]*):(?: |$)", section[1], re.M)
             told = [each for line in told for each in re.findall(r"\w+", line)]
             unknown += [f"{name}: {each}" for each in told if each not in names]
     assert unknown == []

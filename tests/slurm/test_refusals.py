@@ -1,12 +1,11 @@
 """What cannot work under a real Slurm is refused at once, in one sentence that holds the remedy."""
 
-import os
-import re
-import socket
 import sys
-import time
 
 import pytest
+
+from hpcdist.runtime.pmi import lost_server
+from hpcdist.transport.polling import poll
 
 PYTHON = sys.executable
 START = ("-c", "import hpcdist as dist; print(dist.init_parallel_env().nranks, 'ranks')")
@@ -37,21 +36,12 @@ def refusals(text):
     }
 
 
-def wait_for_the_end(variables):
-    """Wait until the server of a step is gone, which may outlive its srun on a busy machine."""
-    folder, until = variables.get("PMIX_SERVER_TMPDIR"), time.monotonic() + 60
-    server = re.search(r"tcp4://([\d.]+):(\d+)", variables.get("PMIX_SERVER_URI2", ""))
-    while folder and (os.path.exists(folder) or (server and answers(*server.groups()))):
-        assert time.monotonic() < until, variables
-        time.sleep(0.05)
+def is_gone(variables):
+    """Return whether the server of a step has ended, which may outlive its srun on a busy machine.
 
-
-def answers(host, port):
-    try:
-        socket.create_connection((host, int(port)), 1).close()
-    except OSError:
-        return False
-    return True
+    One for PMI-2 is known by an open file, which a new process does not inherit.
+    """
+    return "PMIX_SERVER_TMPDIR" not in variables or lost_server(variables) is not None
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -125,7 +115,7 @@ def test_the_variables_of_a_step_that_has_ended_are_refused(cluster, mpi):
     variables = dict(each.split("=", 1) for each in told.split("\0") if "=" in each)
     stale = {name: text for name, text in variables.items() if name.startswith(("PMI", "SLURM_"))}
     kind = {"pmix": "PMIX", "pmi2": "PMI"}[mpi.kind]
-    wait_for_the_end(stale)
+    assert poll(lambda: is_gone(stale), 60), stale
     check_refusal(
         lambda: cluster.run(PYTHON, *START, environ={**mpi.environ, **stale}),
         "as the server of the launcher",

@@ -31,7 +31,7 @@ class Streams:
             self._ending.add(fd)
 
     def wake_for(self, fd: int) -> None:
-        """Have `turn` return when `fd` is ready, once; nothing is read from it."""
+        """Make `turn` return once `fd` is ready; nothing is read from it."""
         self._selector.register(fd, selectors.EVENT_READ, None)
 
     def turn(self, longest_s: float) -> bool:

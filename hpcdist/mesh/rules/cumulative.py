@@ -84,13 +84,29 @@ def _dtype(x: Any, dtype: Any) -> Any:
 
 @rule("cumsum", method=True)
 def cumsum(a: Any, axis: int | None = None, dtype: Any = None, out: Any = None) -> Any:
-    """Return the sums of the elements up to each one."""
+    """Return the sums of the elements up to each one.
+
+    Args:
+        a: the array.
+        axis: the dimension; None for the flat array.
+        dtype: in which is computed, and of the result; None: NumPy's choice.
+        out: a `DistArray` of the result's shape, which takes it and is returned.
+
+    """
     return running(a, axis, np.add, _dtype(a, dtype), out)
 
 
 @rule("cumprod", method=True)
 def cumprod(a: Any, axis: int | None = None, dtype: Any = None, out: Any = None) -> Any:
-    """Return the products of the elements up to each one."""
+    """Return the products of the elements up to each one.
+
+    Args:
+        a: the array.
+        axis: the dimension; None for the flat array.
+        dtype: in which is computed, and of the result; None: NumPy's choice.
+        out: a `DistArray` of the result's shape, which takes it and is returned.
+
+    """
     return running(a, axis, np.multiply, _dtype(a, dtype), out)
 
 

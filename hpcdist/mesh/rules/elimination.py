@@ -173,7 +173,7 @@ class Elimination:
         return pivots, packed
 
     def _moved_up(self, done: int, pivots: Any) -> Any:
-        """Let this rank's pivot rows follow each other from `done` on; return which they are."""
+        """Move this rank's pivot rows together, from `done` on; return which pivots they are."""
         here = np.flatnonzero((self._first <= pivots) & (pivots < self._last))
         for place, number in enumerate(pivots[here], done):
             at = place + int(np.argmax(self._numbers[place:] == number))

@@ -114,7 +114,15 @@ def _matrix_norm(x: Any, row: int, column: int, ord: Any, keepdims: bool) -> Any
 
 @rule("diagonal", method=True)
 def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
-    """Return the diagonal of two dimensions; all ranks along what cuts them have it."""
+    """Return the diagonal of two dimensions; all ranks along what cuts them have it.
+
+    Args:
+        a: the array.
+        offset: which diagonal: above the main one if positive, below if negative.
+        axis1: the dimension of the rows.
+        axis2: that of the columns.
+
+    """
     if dimension(axis1, a.ndim) == dimension(axis2, a.ndim):
         raise ValueError("axis1 and axis2 cannot be the same")
     x = settled(moveaxis(a, (axis1, axis2), (-2, -1)))

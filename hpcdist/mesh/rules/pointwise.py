@@ -201,7 +201,16 @@ def apply(function: Callable[..., Any], inputs: tuple[Any, ...], options: dict[s
 
 @rule("clip", method=True)
 def clip(x: Any, /, min: Any = None, max: Any = None, out: Any = None, **options: Any) -> Any:
-    """Return the elements, those outside the limits replaced by them."""
+    """Return the elements, those outside the limits replaced by them.
+
+    Args:
+        x: the array.
+        min: a number or an array that is broadcast; None for no lower limit.
+        max: as `min`, from above.
+        out: a `DistArray` of the result's shape, which takes it and is returned.
+        options: those of `numpy.clip`; ``a_min`` and ``a_max`` are taken for `min` and `max`.
+
+    """
     min, max = options.pop("a_min", min), options.pop("a_max", max)
     if min is None and max is None:
         return delivered(pointwise(np.positive, x), out)
@@ -217,13 +226,29 @@ def clip(x: Any, /, min: Any = None, max: Any = None, out: Any = None, **options
 
 @rule("round", "around", method=True)
 def around(x: Any, /, decimals: int = 0, out: Any = None) -> Any:
-    """Return the elements rounded to a number of decimals."""
+    """Return the elements rounded to a number of decimals.
+
+    Args:
+        x: the array.
+        decimals: digits after the point; negative ones before it.
+        out: a `DistArray` of the result's shape, which takes it and is returned.
+
+    """
     return delivered(pointwise(lambda part: np.round(part, decimals), x), out)
 
 
 @rule("astype", method=True)
 def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None, **options: Any) -> Any:
-    """Return the elements in another dtype."""
+    """Return the elements in another dtype.
+
+    Args:
+        x: the array.
+        dtype: the new one.
+        copy: False: return the array itself if it has this dtype.
+        device: accepted.
+        options: those of `numpy.ndarray.astype`, ``casting`` for example.
+
+    """
     if x.dtype == np.dtype(dtype) and not copy:
         return x
     if x.dtype.kind not in "SU" and options.get("casting") != "same_value":
@@ -242,7 +267,14 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None, **op
 
 @rule("copy", method=True)
 def copy(a: Any, order: str = "K", subok: bool = False) -> Any:
-    """Return a copy."""
+    """Return a copy.
+
+    Args:
+        a: the array.
+        order: accepted; a part is kept in C order.
+        subok: accepted.
+
+    """
     return make(a.local.copy(), a.layout)
 
 

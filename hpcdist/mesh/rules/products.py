@@ -206,7 +206,14 @@ def _batch(own: tuple[int, ...], shape: tuple[int, ...]) -> Letters:
 
 @rule("dot", method=True)
 def dot(a: Any, b: Any, out: Any = None) -> Any:
-    """Return the sum of products over the last dimension of `a` and the last but one of `b`."""
+    """Return the sum of products over the last dimension of `a` and the last but one of `b`.
+
+    Args:
+        a: the array.
+        b: an array, across ranks or NumPy's and the same on all; or a number.
+        out: a `DistArray` of the result's shape, which takes it and is returned.
+
+    """
     if not np.ndim(a) or not np.ndim(b):
         return delivered(pointwise(np.multiply, a, b), out)
     return delivered(tensordot(a, b, ([-1], [-2 if np.ndim(b) > 1 else 0])), out)
@@ -352,7 +359,17 @@ _ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 def trace(
     a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None
 ) -> Any:
-    """Return the sum along the diagonal of two dimensions."""
+    """Return the sum along the diagonal of two dimensions.
+
+    Args:
+        a: the array.
+        offset: which diagonal: above the main one if positive, below if negative.
+        axis1: the dimension of the rows.
+        axis2: that of the columns.
+        dtype: in which is computed, and of the result; None: NumPy's choice.
+        out: a `DistArray` of the result's shape, which takes it and is returned.
+
+    """
     x = moveaxis(a, (axis1, axis2), (-2, -1))
     mask = diagonal_mask(x.layout, offset)
     zero = x.dtype.type(0)

@@ -126,7 +126,18 @@ def sum(
     initial: Any = NOT_GIVEN,
     where: Any = True,
 ) -> Any:
-    """Return the sum."""
+    """Return the sum.
+
+    Args:
+        x: the array.
+        axis: the dimension, or several in a tuple; None for all.
+        dtype: in which is computed, and of the result; None: NumPy's choice.
+        out: a `DistArray` of the result's shape, which takes it and is returned.
+        keepdims: keep reduced dimensions, of length 1.
+        initial: what is added to the sum, once.
+        where: a mask, broadcast to the array's shape; what it leaves out does not count.
+
+    """
     result = reduced(
         x, axis, keepdims, np.add.reduce, ReduceOp.SUM, None, where, dtype=_wide(x, dtype)
     )
@@ -144,7 +155,18 @@ def prod(
     initial: Any = NOT_GIVEN,
     where: Any = True,
 ) -> Any:
-    """Return the product."""
+    """Return the product.
+
+    Args:
+        x: the array.
+        axis: the dimension, or several in a tuple; None for all.
+        dtype: in which is computed, and of the result; None: NumPy's choice.
+        out: a `DistArray` of the result's shape, which takes it and is returned.
+        keepdims: keep reduced dimensions, of length 1.
+        initial: what the product is multiplied by, once.
+        where: a mask, broadcast to the array's shape; what it leaves out does not count.
+
+    """
     dtype = _wide(x, dtype)
     if may_leave(x, dtype):
         result = _product(x, axis, bool(keepdims), where, dtype)
@@ -180,7 +202,16 @@ def _wide(x: Any, dtype: Any) -> Any:
 def any(
     x: Any, /, axis: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True
 ) -> Any:
-    """Return whether any element is true."""
+    """Return whether any element is true.
+
+    Args:
+        x: the array.
+        axis: the dimension, or several in a tuple; None for all.
+        out: a `DistArray` of the result's shape, which takes it and is returned.
+        keepdims: keep reduced dimensions, of length 1.
+        where: a mask, broadcast to the array's shape; what it leaves out does not count.
+
+    """
     return reduced(x, axis, keepdims, np.logical_or.reduce, ReduceOp.MAX, out, where)
 
 
@@ -188,7 +219,16 @@ def any(
 def all(
     x: Any, /, axis: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True
 ) -> Any:
-    """Return whether all elements are true."""
+    """Return whether all elements are true.
+
+    Args:
+        x: the array.
+        axis: the dimension, or several in a tuple; None for all.
+        out: a `DistArray` of the result's shape, which takes it and is returned.
+        keepdims: keep reduced dimensions, of length 1.
+        where: a mask, broadcast to the array's shape; what it leaves out does not count.
+
+    """
     return reduced(x, axis, keepdims, np.logical_and.reduce, ReduceOp.MIN, out, where)
 
 
@@ -213,7 +253,17 @@ def max(
     initial: Any = NOT_GIVEN,
     where: Any = True,
 ) -> Any:
-    """Return the largest elements; NaN if there is one."""
+    """Return the largest elements; NaN if there is one.
+
+    Args:
+        x: the array.
+        axis: the dimension, or several in a tuple; None for all.
+        out: a `DistArray` of the result's shape, which takes it and is returned.
+        keepdims: keep reduced dimensions, of length 1.
+        initial: the least that the result can be; needed with `where`, or without elements.
+        where: a mask, broadcast to the array's shape; what it leaves out does not count.
+
+    """
     return _extreme(x, axis, out, keepdims, initial, where, np.maximum, ReduceOp.MAX)
 
 
@@ -227,7 +277,17 @@ def min(
     initial: Any = NOT_GIVEN,
     where: Any = True,
 ) -> Any:
-    """Return the smallest elements; NaN if there is one."""
+    """Return the smallest elements; NaN if there is one.
+
+    Args:
+        x: the array.
+        axis: the dimension, or several in a tuple; None for all.
+        out: a `DistArray` of the result's shape, which takes it and is returned.
+        keepdims: keep reduced dimensions, of length 1.
+        initial: the most that the result can be; needed with `where`, or without elements.
+        where: a mask, broadcast to the array's shape; what it leaves out does not count.
+
+    """
     return _extreme(x, axis, out, keepdims, initial, where, np.minimum, ReduceOp.MIN)
 
 
@@ -290,7 +350,17 @@ def mean(
     *,
     where: Any = True,
 ) -> Any:
-    """Return the mean."""
+    """Return the mean.
+
+    Args:
+        x: the array.
+        axis: the dimension, or several in a tuple; None for all.
+        dtype: in which is computed, and of the result; None: NumPy's choice.
+        out: a `DistArray` of the result's shape, which takes it and is returned.
+        keepdims: keep reduced dimensions, of length 1.
+        where: a mask, broadcast to the array's shape; what it leaves out does not count.
+
+    """
     x = settled(x)
     plan = plan_reduction(x.layout, axis, bool(keepdims))
     if not plan.axes and where is True:
@@ -333,7 +403,20 @@ def var(
     mean: Any = NOT_GIVEN,
     correction: Any = NOT_GIVEN,
 ) -> Any:
-    """Return the variance: the mean of the squared distances from the mean."""
+    """Return the variance: the mean of the squared distances from the mean.
+
+    Args:
+        x: the array.
+        axis: the dimension, or several in a tuple; None for all.
+        dtype: in which is computed, and of the result; None: NumPy's choice.
+        out: a `DistArray` of the result's shape, which takes it and is returned.
+        ddof: subtracted from the number of elements that is divided by.
+        keepdims: keep reduced dimensions, of length 1.
+        where: a mask, broadcast to the array's shape; what it leaves out does not count.
+        mean: the mean, if it is known, computed with ``keepdims=True``.
+        correction: another name of `ddof`.
+
+    """
     x = settled(x)
     ddof = ddof if correction is NOT_GIVEN else correction
     plan = plan_reduction(x.layout, axis, bool(keepdims))
@@ -417,7 +500,20 @@ def std(
     mean: Any = NOT_GIVEN,
     correction: Any = NOT_GIVEN,
 ) -> Any:
-    """Return the standard deviation: the root of the variance."""
+    """Return the standard deviation: the root of the variance.
+
+    Args:
+        x: the array.
+        axis: the dimension, or several in a tuple; None for all.
+        dtype: in which is computed, and of the result; None: NumPy's choice.
+        out: a `DistArray` of the result's shape, which takes it and is returned.
+        ddof: subtracted from the number of elements that is divided by.
+        keepdims: keep reduced dimensions, of length 1.
+        where: a mask, broadcast to the array's shape; what it leaves out does not count.
+        mean: the mean, if it is known, computed with ``keepdims=True``.
+        correction: another name of `ddof`.
+
+    """
     result = var(
         x, axis, dtype, None, ddof, keepdims, where=where, mean=mean, correction=correction
     )
@@ -429,13 +525,29 @@ def std(
 
 @rule("argmax", method=True)
 def argmax(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
-    """Return the index of the largest element, of equal ones the first; of a NaN, if any."""
+    """Return the index of the largest element, of equal ones the first; of a NaN, if any.
+
+    Args:
+        x: the array.
+        axis: the dimension; None for the flat array.
+        out: a `DistArray` of the result's shape, which takes it and is returned.
+        keepdims: keep reduced dimensions, of length 1.
+
+    """
     return delivered(_located(x, axis, keepdims, np.argmax, ReduceOp.MAX), out)
 
 
 @rule("argmin", method=True)
 def argmin(x: Any, /, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
-    """Return the index of the smallest element, of equal ones the first; of a NaN, if any."""
+    """Return the index of the smallest element, of equal ones the first; of a NaN, if any.
+
+    Args:
+        x: the array.
+        axis: the dimension; None for the flat array.
+        out: a `DistArray` of the result's shape, which takes it and is returned.
+        keepdims: keep reduced dimensions, of length 1.
+
+    """
     return delivered(_located(x, axis, keepdims, np.argmin, ReduceOp.MIN), out)
 
 

@@ -28,7 +28,15 @@ from hpcdist.transport.reduction import ReduceOp
 
 @rule("searchsorted", method=True)
 def searchsorted(a: Any, v: Any, side: Any = "left", sorter: Any = None) -> Any:
-    """Return where elements belong in a sorted array of one dimension, before or after equals."""
+    """Return where elements belong in a sorted array of one dimension, before or after equals.
+
+    Args:
+        a: the array.
+        v: what to look for, of any shape.
+        side: "left": before equal elements; "right": after them.
+        sorter: the indices that sort the array, if it is not sorted.
+
+    """
     if side not in ("left", "right"):
         raise ValueError(f"side must be 'left' or 'right', got {side!r}")
     if np.ndim(a) != 1:

@@ -63,7 +63,14 @@ def matrix_transpose(x: Any, /) -> Any:
 
 @rule("swapaxes", method=True)
 def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
-    """Return the array with two dimensions exchanged."""
+    """Return the array with two dimensions exchanged.
+
+    Args:
+        a: the array.
+        axis1: a dimension.
+        axis2: the other one.
+
+    """
     order = [*range(a.ndim)]
     first, second = dimension(axis1, a.ndim), dimension(axis2, a.ndim)
     order[first], order[second] = second, first
@@ -114,7 +121,13 @@ def expand_dims(x: Any, /, axis: Any = 0) -> Any:
 
 @rule("squeeze", method=True)
 def squeeze(x: Any, /, axis: Any = None) -> Any:
-    """Return the array without dimensions of length 1."""
+    """Return the array without dimensions of length 1.
+
+    Args:
+        x: the array.
+        axis: a dimension of length 1, or several in a tuple; None for all of these.
+
+    """
     x = settled(x)
     gone = (
         tuple(dim for dim, length in enumerate(x.shape) if length == 1)
@@ -486,7 +499,14 @@ def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> Any:
 
 @rule("repeat", method=True)
 def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Any:
-    """Return the array with each element along a dimension repeated; nothing is moved."""
+    """Return the array with each element along a dimension repeated; nothing is moved.
+
+    Args:
+        x: the array.
+        repeats: how often: a number, or one for each element along the dimension.
+        axis: the dimension; None for the flat array.
+
+    """
     x = settled(ravel(x) if axis is None or not x.ndim else x)
     dim = dimension(0 if axis is None else axis, x.ndim)
     if is_dist(repeats) or np.ndim(repeats):

@@ -61,7 +61,17 @@ def argsort(
     descending: bool = False,
     stable: bool | None = None,
 ) -> Any:
-    """Return the indices that sort along a dimension, or flat; equal elements in their order."""
+    """Return the indices that sort along a dimension, or flat; equal elements in their order.
+
+    Args:
+        x: the array.
+        axis: the dimension; None for the flat array.
+        kind: accepted: the order is always stable.
+        order: None: there are no fields.
+        descending: the largest first.
+        stable: accepted.
+
+    """
     _check(order)
     x = ravel(x) if axis is None or not x.ndim else x
     dim = dimension(-1 if axis is None else axis, x.ndim)
@@ -92,7 +102,15 @@ def argpartition(
 
 
 def _sort_in_place(a: DistArray, axis: int = -1, kind: Any = None, order: Any = None) -> None:
-    """Sort the array itself along a dimension."""
+    """Sort the array itself along a dimension.
+
+    Args:
+        a: the array.
+        axis: the dimension.
+        kind: as of `numpy.sort`.
+        order: None: there are no fields.
+
+    """
     a.local[...] = resharded(sort(a, axis, kind, order), a.layout).local
 
 

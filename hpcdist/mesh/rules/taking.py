@@ -40,7 +40,17 @@ from hpcdist.transport.reduction import ReduceOp
 def take(
     x: Any, indices: Any, /, axis: int | None = None, out: Any = None, mode: str = "raise"
 ) -> Any:
-    """Return elements by their indices along a dimension."""
+    """Return elements by their indices along a dimension.
+
+    Args:
+        x: the array.
+        indices: integers, of any shape; negative ones count from the end.
+        axis: the dimension; None for the flat array.
+        out: a `DistArray` of the result's shape, which takes it and is returned.
+        mode: of indices beyond the ends: "raise" `IndexError`, on every rank; "clip" to the ends;
+            "wrap" around.
+
+    """
     mesh = mesh_of(x, indices)
     x, places = as_dist(x, mesh), as_dist(indices, mesh)
     x = settled(ravel(x) if axis is None or not x.ndim else x)

@@ -88,7 +88,12 @@ class ShardedModel:
             self._engine.after_backward = self._broadcast_buffers
 
     def shard(self, optimizer: Optimizer) -> ShardedOptimizer:
-        """Return the sharded form of the model's optimizer."""
+        """Return the sharded form of the model's optimizer.
+
+        Args:
+            optimizer: one of `hpcdist.optim`, of the model's parameters.
+
+        """
         self._optimizer = ShardedOptimizer(optimizer, self._engine)
         return self._optimizer
 
@@ -103,7 +108,13 @@ class ShardedModel:
         return output
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the model."""
+        """Call the model.
+
+        Args:
+            inputs: of the model, by position.
+            kwargs: of the model, by name.
+
+        """
         return self(*inputs, **kwargs)
 
     def synchronize(self) -> None:
@@ -139,7 +150,12 @@ class ShardedModel:
             backward.sync = before
 
     def measure_gradients(self, norm_type: float) -> Measured:
-        """Return the norm over all gradients of the model, and what multiplies them. Collective."""
+        """Return the norm over all gradients of the model, and what multiplies them. Collective.
+
+        Args:
+            norm_type: the power: 2 for the Euclidean norm, ``inf`` for the largest absolute value.
+
+        """
         if self._optimizer is None:
             raise UsageError("this model has no sharded optimizer; use group_sharded_parallel")
         return self._optimizer.measure_gradients(norm_type)
@@ -176,6 +192,10 @@ class ShardedModel:
     ) -> None:
         """Load whole arrays, as `state_dict` returned them. Collective: the same on every rank.
 
+        Args:
+            state_dict: arrays by name, of all parameters and buffers.
+            use_structured_name: accepted: names are always those of `state_dict`.
+
         Raises:
             UsageError: a name is missing or unknown, or an array has another shape.
 
@@ -201,6 +221,9 @@ class ShardedModel:
 
     def load_sharded_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what this rank needs from a state of `LocalSlice`s or whole arrays. Collective.
+
+        Args:
+            state: by name; what this rank does not need may be missing.
 
         Raises:
             UsageError: something that this rank needs is missing or has another shape.

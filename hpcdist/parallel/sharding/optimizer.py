@@ -87,7 +87,12 @@ class ShardedOptimizer:
         return self.learning_rate
 
     def set_lr(self, value: float) -> None:
-        """Set the learning rate of all groups (Paddle's name)."""
+        """Set the learning rate of all groups (Paddle's name).
+
+        Args:
+            value: a positive number.
+
+        """
         self.learning_rate = value
 
     @property
@@ -188,6 +193,10 @@ class ShardedOptimizer:
         """Divide all gradients by `scale`; return whether all of them, on all ranks, are finite.
 
         Collective; every rank gets the same answer.
+
+        Args:
+            scale: the factor of the loss.
+
         """
         return self._everywhere(unscale(self._owned_gradients(), scale))
 
@@ -199,7 +208,12 @@ class ShardedOptimizer:
         return bool(flags[0])
 
     def measure_gradients(self, norm_type: float) -> Measured:
-        """Return the norm over all gradients of the model, and what multiplies them. Collective."""
+        """Return the norm over all gradients of the model, and what multiplies them. Collective.
+
+        Args:
+            norm_type: the power: 2 for the Euclidean norm, ``inf`` for the largest absolute value.
+
+        """
         gradients = self._owned_gradients()
         sums = power_sums(gradients, norm_type)
         total = np.array([max(sums) if norm_type == inf else sum(sums)])
@@ -222,6 +236,9 @@ class ShardedOptimizer:
         """Load what `state_dict` returned, of any level or of none. Local; all or nothing.
 
         Call `load_state_dict` of the model besides: weights are no state of the optimizer.
+
+        Args:
+            state: whole arrays by name.
 
         Raises:
             UsageError: the state is of other parameters or of another algorithm.
@@ -247,6 +264,9 @@ class ShardedOptimizer:
 
     def load_sharded_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what this rank needs from a state of `LocalSlice`s or whole arrays. Collective.
+
+        Args:
+            state: by name; what this rank does not need may be missing.
 
         Raises:
             UsageError: something that this rank needs is missing or has another shape.

@@ -136,7 +136,7 @@ _ENGINES = (
 
 
 def recompute_layers(model: torch.nn.Module, asked: Recompute) -> None:
-    """Let the layers that are named compute their insides again in the backward pass."""
+    """Make the named layers recompute their activations in the backward pass."""
     layers = dict(model.named_modules())
     for name in asked.checkpoints:
         if name in layers:  # else it is in another stage of the pipeline

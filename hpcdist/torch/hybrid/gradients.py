@@ -138,7 +138,7 @@ def _local(parameters: Sequence[Any]) -> Iterator[torch.Tensor]:
 
 
 def _give_zeros(parameters: Sequence[Any], group: Group) -> None:
-    """Let parameters have gradients that have one on some rank. Collective."""
+    """Fill in zero gradients where another rank has one of the same parameter. Collective."""
     used = np.array([each.grad is not None for each in parameters], np.uint8)
     all_reduce(used, ReduceOp.MAX, group)
     for each, somewhere in zip(parameters, used, strict=True):

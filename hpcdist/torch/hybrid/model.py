@@ -85,7 +85,13 @@ class HybridModel(torch.nn.Module):  # type: ignore[misc] # torch is untyped
         give_roles(self.named_parameters(), hcg, settled_axes(hcg, options))
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the module, in mixed precision if the strategy says so."""
+        """Call the module, in mixed precision if the strategy says so.
+
+        Args:
+            inputs: of the module, by position.
+            kwargs: of the module, by name.
+
+        """
         with self._precision():
             return self._layers(*inputs, **kwargs)
 
@@ -113,6 +119,10 @@ class HybridModel(torch.nn.Module):  # type: ignore[misc] # torch is untyped
         """Return the norm over all gradients of the model, and what multiplies them. Collective.
 
         Over the axes of one model; each of its elements counts once.
+
+        Args:
+            norm_type: the power: 2 for the Euclidean norm, ``inf`` for the largest absolute value.
+
         """
         parameters = list(self.parameters())
         check_settled(parameters)
@@ -131,6 +141,9 @@ class HybridModel(torch.nn.Module):  # type: ignore[misc] # torch is untyped
     def load_sharded_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of `LocalSlice`s or of whole tensors. Local.
 
+        Args:
+            state: by name; what this rank does not need may be missing.
+
         Raises:
             UsageError: something that this rank needs is missing or has another shape.
 
@@ -141,11 +154,23 @@ class HybridModel(torch.nn.Module):  # type: ignore[misc] # torch is untyped
         give_extras(self.module, entries.extras, state)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's state: names have no prefix of ours. Local."""
+        """Return the module's state: names have no prefix of ours. Local.
+
+        Args:
+            args: of the module's own method, by position.
+            kwargs: of the same, by name.
+
+        """
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load the module's state. Local: do the same on every rank."""
+        """Load the module's state. Local: do the same on every rank.
+
+        Args:
+            args: of the module's own method, by position.
+            kwargs: of the same, by name.
+
+        """
         return self.module.load_state_dict(*args, **kwargs)
 
     def set_state_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
@@ -169,11 +194,23 @@ class HybridModel(torch.nn.Module):  # type: ignore[misc] # torch is untyped
             return getattr(self._layers, name)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-        """Delegate to the module: names have no prefix."""
+        """Delegate to the module: names have no prefix.
+
+        Args:
+            args: of the module's own method, by position.
+            kwargs: of the same, by name.
+
+        """
         yield from self._layers.named_parameters(*args, **kwargs)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """Delegate to the module: names have no prefix."""
+        """Delegate to the module: names have no prefix.
+
+        Args:
+            args: of the module's own method, by position.
+            kwargs: of the same, by name.
+
+        """
         yield from self._layers.named_buffers(*args, **kwargs)
 
     def extra_repr(self) -> str:

@@ -98,7 +98,12 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
         return float(self.param_groups[0]["lr"])
 
     def set_lr(self, value: float) -> None:
-        """Set the learning rate of all groups."""
+        """Set the learning rate of all groups.
+
+        Args:
+            value: a positive number.
+
+        """
         for group in self.param_groups:
             group["lr"] = value
 
@@ -160,6 +165,12 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
     ) -> tuple[list[Any], list[tuple[Any, Any]]]:
         """Call `step`, after ``loss.backward()``; arguments are accepted for Paddle's sake.
 
+        Args:
+            loss: accepted: its backward pass has been done.
+            startup_program: accepted.
+            parameter_list: accepted.
+            no_grad_set: accepted.
+
         Returns:
             An empty list, and the parameters with their gradients.
 
@@ -169,7 +180,12 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
         return [], pairs
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear all gradients, unless gradient merge is gathering them."""
+        """Clear all gradients, unless gradient merge is gathering them.
+
+        Args:
+            set_to_none: give their memory back, instead of writing zeros.
+
+        """
         if self._gradients.passes and not self._gradients.are_settled(self._parameters()):
             return
         self.skip_step()
@@ -180,7 +196,12 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
         self._gradients.begin_again()
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
-        """Call `zero_grad` (Paddle's name)."""
+        """Call `zero_grad` (Paddle's name).
+
+        Args:
+            set_to_zero: write zeros, instead of giving their memory back.
+
+        """
         self.zero_grad(set_to_none=not set_to_zero)
 
     def _made(self) -> Any:
@@ -241,7 +262,12 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
     norm_is_collective = True
 
     def measure_gradients(self, norm_type: float) -> Measured:
-        """Return the norm over all gradients of the model, and what multiplies them. Collective."""
+        """Return the norm over all gradients of the model, and what multiplies them. Collective.
+
+        Args:
+            norm_type: the power: 2 for the Euclidean norm, ``inf`` for the largest absolute value.
+
+        """
         self.settle_gradients()
         return measure_on_grid(self._parameters(), self.grid, norm_type)
 
@@ -249,6 +275,10 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
         """Divide all gradients by `scale`; return whether they are finite on all ranks. Collective.
 
         For `hpcdist.GradScaler`.
+
+        Args:
+            scale: the factor of the loss.
+
         """
         self.settle_gradients()
         return self._gradients.unscale(self._parameters(), scale)
@@ -286,6 +316,9 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
 
     def load_sharded_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `sharded_state_dict` returned, or whole tensors, on any grid.
+
+        Args:
+            state: by name; what this rank does not need may be missing.
 
         Raises:
             UsageError: something that this rank needs is missing or has another shape.

@@ -76,7 +76,12 @@ class ColumnParallelLinear(CutLayer):
         self.take(whole_linear(in_features, out_features, bool(has_bias), weight_attr))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the outputs for `x`. Collective forward if they are gathered, and backward."""
+        """Return the outputs for `x`. Collective forward if they are gathered, and backward.
+
+        Args:
+            x: the same on all ranks, of shape (..., in_features).
+
+        """
         part = F.linear(copy_to(x, self.group), self.weight, self.bias)
         return gather_from(part, self.group) if self.gather_output else part
 
@@ -125,7 +130,13 @@ class RowParallelLinear(CutLayer):
         self.take(whole_linear(in_features, out_features, has_bias, weight_attr))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the outputs for `x`. Collective; backward, too, if the inputs were whole."""
+        """Return the outputs for `x`. Collective; backward, too, if the inputs were whole.
+
+        Args:
+            x: of shape (..., in_features), or with `input_is_parallel` this rank's part of the last
+                dimension.
+
+        """
         if not self.input_is_parallel:
             x = scatter_to(x, self.group)
         if self.group.nranks == 1:
@@ -173,6 +184,9 @@ class VocabParallelEmbedding(CutLayer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the rows of the words `x`, which are the same on all ranks. Collective.
 
+        Args:
+            x: integers, of any shape.
+
         Raises:
             UsageError: a word is not in the table; on every rank.
 
@@ -180,7 +194,12 @@ class VocabParallelEmbedding(CutLayer):
         return reduce_from(self.own_rows(x), self.group)
 
     def own_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the rows of this rank's words, and zeros for those of others."""
+        """Return the rows of this rank's words, and zeros for those of others.
+
+        Args:
+            x: integers, of any shape, the same on all ranks.
+
+        """
         problem = out_of_range(x, self.num_embeddings, "word")
         if problem is not None:
             refuse(Kind.ALL_REDUCE, self.group, problem)

@@ -55,6 +55,10 @@ class RNGStatesTracker:
     def add(self, name: str, seed: int) -> None:
         """Make a state. Torch's own stays as it is.
 
+        Args:
+            name: of the state.
+            seed: an integer that no other state has.
+
         Raises:
             UsageError: there is one of this name, or of this seed, or the seed is no integer.
 
@@ -77,6 +81,9 @@ class RNGStatesTracker:
     def set_states_tracker(self, states: Mapping[str, State]) -> None:
         """Make states what `get_states_tracker` has returned before.
 
+        Args:
+            states: by name; others stay.
+
         Raises:
             UsageError: there is no state of a name.
 
@@ -88,6 +95,9 @@ class RNGStatesTracker:
     @contextmanager
     def rng_state(self, name: str = MODEL_PARALLEL_RNG) -> Iterator[None]:
         """Make torch draw from a state in a ``with`` block; the next block continues there.
+
+        Args:
+            name: of the state.
 
         Raises:
             UsageError: there is no state of this name.
@@ -126,7 +136,12 @@ class RNGStatesTracker:
         return dict(self._states)
 
     def bring_back(self, states: Mapping[str, State]) -> None:
-        """Make the states of these names those of before; later ones stay."""
+        """Make the states of these names those of before; later ones stay.
+
+        Args:
+            states: what `all_states` returned.
+
+        """
         self._states.update({name: states[name] for name in states if name in self._states})
 
 

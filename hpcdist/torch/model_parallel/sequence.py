@@ -36,7 +36,14 @@ class ScatterOp:
 
     @staticmethod
     def apply(input: torch.Tensor, axis: int = 0, *, mp_group: Group | None = None) -> torch.Tensor:
-        """Return this rank's part of `input` along `axis`."""
+        """Return this rank's part of `input` along `axis`.
+
+        Args:
+            input: the same on all ranks.
+            axis: the dimension of the sequence.
+            mp_group: the ranks; None for those along mp.
+
+        """
         return scatter_to(input, axis_group("mp", mp_group), axis)
 
 
@@ -46,7 +53,14 @@ class GatherOp:
 
     @staticmethod
     def apply(input: torch.Tensor, axis: int = 0, *, mp_group: Group | None = None) -> torch.Tensor:
-        """Return the parts of all ranks together along `axis`. Collective."""
+        """Return the parts of all ranks together along `axis`. Collective.
+
+        Args:
+            input: this rank's part.
+            axis: the dimension of the sequence.
+            mp_group: the ranks; None for those along mp.
+
+        """
         return gather_from(input, axis_group("mp", mp_group), axis)
 
 
@@ -56,7 +70,13 @@ class AllGatherOp:
 
     @staticmethod
     def apply(input: torch.Tensor, *, mp_group: Group | None = None) -> torch.Tensor:
-        """Return the parts of all ranks together. Collective."""
+        """Return the parts of all ranks together. Collective.
+
+        Args:
+            input: this rank's part, along dimension 0.
+            mp_group: the ranks; None for those along mp.
+
+        """
         return all_gather(input, axis_group("mp", mp_group))
 
 
@@ -66,7 +86,13 @@ class ReduceScatterOp:
 
     @staticmethod
     def apply(input: torch.Tensor, *, mp_group: Group | None = None) -> torch.Tensor:
-        """Return this rank's part of the sum. Collective."""
+        """Return this rank's part of the sum. Collective.
+
+        Args:
+            input: what is summed; it is cut along dimension 0.
+            mp_group: the ranks; None for those along mp.
+
+        """
         return reduce_scatter(input, axis_group("mp", mp_group))
 
 
@@ -103,7 +129,12 @@ class ColumnSequenceParallelLinear(CutLayer):
         self.take(whole_linear(in_features, out_features, bool(has_bias), weight_attr))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return this rank's outputs for the whole sequence. Collective, and backward, too."""
+        """Return this rank's outputs for the whole sequence. Collective, and backward, too.
+
+        Args:
+            x: this rank's part of the sequence, which is dimension 0; (..., in_features).
+
+        """
         return F.linear(all_gather(x, self.group), self.weight, self.bias)
 
     def extra_repr(self) -> str:
@@ -151,7 +182,13 @@ class RowSequenceParallelLinear(CutLayer):
             self.bias.sequence_parallel = self.group.nranks > 1
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the outputs for this rank's part of the sequence. Collective, and backward."""
+        """Return the outputs for this rank's part of the sequence. Collective, and backward.
+
+        Args:
+            x: the whole sequence, which is dimension 0, and this rank's part of the features, the
+                last one.
+
+        """
         part = reduce_scatter(F.linear(x, self.weight), self.group)
         return part if self.bias is None else part + self.bias
 

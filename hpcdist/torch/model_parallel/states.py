@@ -53,7 +53,7 @@ class CutLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
         self.mark()
 
     def mark(self) -> None:
-        """Tell of every parameter what it is a part of, which torch forgets when it copies."""
+        """Mark every parameter with what it is a part of, which torch drops when it copies."""
         for name, parameter in self._parameters.items():
             if parameter is None or "is_distributed" in vars(parameter):
                 continue

@@ -104,7 +104,15 @@ class UlyssesAttention(torch.nn.Module):  # type: ignore[misc] # torch is untype
         value: torch.Tensor,
         attn_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the attention over the whole sequence. Collective."""
+        """Return the attention over the whole sequence. Collective.
+
+        Args:
+            query: as of `sep_attention`, like the others.
+            key: of the same.
+            value: of the same.
+            attn_mask: of the same.
+
+        """
         dropout = self.dropout_p if self.training else 0.0
         return sep_attention(
             query,

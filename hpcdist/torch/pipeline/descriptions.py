@@ -88,7 +88,12 @@ class SharedLayerDesc(LayerDesc):
         self.forward_func, self.shared_weight_attr = forward_func, shared_weight_attr
 
     def weight_of(self, layer: torch.nn.Module) -> torch.nn.Parameter:
-        """Return the weight that is shared."""
+        """Return the weight that is shared.
+
+        Args:
+            layer: one that was made of this description.
+
+        """
         owner, name = self._place(layer)
         weight = owner._parameters.get(name)
         if weight is None:
@@ -99,7 +104,13 @@ class SharedLayerDesc(LayerDesc):
         return weight
 
     def give_weight(self, layer: torch.nn.Module, weight: torch.nn.Parameter) -> None:
-        """Make a layer of this rank use the weight of another one."""
+        """Make a layer of this rank use the weight of another one.
+
+        Args:
+            layer: one that was made of this description.
+            weight: of the same shape and dtype as its own.
+
+        """
         check_alike(self.key, self.weight_of(layer), weight)
         owner, name = self._place(layer)
         owner._parameters[name] = weight

@@ -121,16 +121,31 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
         return rank_of(self.total_stages - 1, self.num_stages, self.placement)
 
     def stage_of(self, index: int) -> int:
-        """Return the stage that has a layer."""
+        """Return the stage that has a layer.
+
+        Args:
+            index: of the layer, from 0.
+
+        """
         return next(each for each in range(len(self.bounds)) if index < self.bounds[each + 1])
 
     def layers_of(self, stage: int) -> str:
-        """Return in words which layers a stage has."""
+        """Return in words which layers a stage has.
+
+        Args:
+            stage: from 0.
+
+        """
         first, end = self.bounds[stage : stage + 2]
         return f"layer {first}" if end == first + 1 else f"layers {first} to {end - 1}"
 
     def forward(self, x: Any) -> Any:
-        """Call all layers, if this rank has all of them."""
+        """Call all layers, if this rank has all of them.
+
+        Args:
+            x: the input of the first layer.
+
+        """
         if self.num_stages > 1:
             raise UsageError(
                 f"this rank has only a part of the {self.num_stages} stages; call train_batch or "
@@ -141,7 +156,12 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
         return x
 
     def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:
-        """Give the parameters; of a rank that has none an empty one, for optimizers want some."""
+        """Give the parameters; of a rank that has none an empty one, for optimizers want some.
+
+        Args:
+            recurse: with those of sub-modules.
+
+        """
         found = [*super().parameters(recurse)]
         yield from found or self._none
 
@@ -240,7 +260,7 @@ def _common_seed(group: Group) -> int:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let torch's default generators begin with `seed`; after the block they go on as before."""
+    """Seed torch's default generators in the block; after it they go on as before."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng([*devices]):
         torch.manual_seed(seed)

@@ -36,7 +36,7 @@ class Observed(NamedTuple):
         return [[Span(*each) for each in spans] for spans in everyone]
 
     def draw(self, path: str | Path) -> None:
-        """Let the first rank draw what all did. Collective."""
+        """Draw on the first rank, to a file, what all ranks did. Collective."""
         plan, spans = self.plan, self.timeline()
         heading = (
             f"{plan.schedule}, {plan.stages} stages on {plan.ranks} ranks, {plan.microbatches} "

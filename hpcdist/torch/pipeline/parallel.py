@@ -117,7 +117,15 @@ class PipelineParallel(torch.nn.Module):  # type: ignore[misc] # torch is untype
         schedule: str | None = None,
         optimizer: Any = None,
     ) -> torch.Tensor:
-        """Compute a batch and add its gradients to those that there are; see `train_batch`."""
+        """Compute a batch and add its gradients to those that there are; see `train_batch`.
+
+        Args:
+            data: as of `train_batch`.
+            scaler: scales the loss; None for none.
+            schedule: as of `train_batch`.
+            optimizer: if it is given, it is checked before anything is sent.
+
+        """
         self.train()
         earlier = [(each, each.grad) for each in self.parameters() if each.grad is not None]
         for each, _ in earlier:
@@ -184,12 +192,18 @@ class PipelineParallel(torch.nn.Module):  # type: ignore[misc] # torch is untype
         return _joined([outputs[micro] for micro in sorted(outputs)])
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the model, where one rank has all of it."""
+        """Call the model, where one rank has all of it.
+
+        Args:
+            inputs: of the model, by position.
+            kwargs: of the model, by name.
+
+        """
         with self._steps.precision():
             return self._layers(*inputs, **kwargs)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Do nothing: `train_batch` communicates once for each batch."""
+        """Return a context that changes nothing: `train_batch` communicates once for each batch."""
         return nullcontext()
 
     # ---- how busy the ranks are
@@ -212,6 +226,10 @@ class PipelineParallel(torch.nn.Module):  # type: ignore[misc] # torch is untype
         """Draw what the ranks of the pipeline did in the last step, as SVG. Collective.
 
         The first of them writes the picture.
+
+        Args:
+            path: of the picture.
+
         """
         self._last().draw(path)
 
@@ -252,23 +270,53 @@ class PipelineParallel(torch.nn.Module):  # type: ignore[misc] # torch is untype
             return getattr(self._layers, name)
 
     def parameters(self, recurse: bool = True) -> Iterator[Any]:
-        """Delegate to the model."""
+        """Delegate to the model.
+
+        Args:
+            recurse: with those of sub-modules.
+
+        """
         yield from self._layers.parameters(recurse)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-        """Delegate to the model: names have no prefix."""
+        """Delegate to the model: names have no prefix.
+
+        Args:
+            args: of the model's own method, by position.
+            kwargs: of the same, by name.
+
+        """
         yield from self._layers.named_parameters(*args, **kwargs)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """Delegate to the model: names have no prefix."""
+        """Delegate to the model: names have no prefix.
+
+        Args:
+            args: of the model's own method, by position.
+            kwargs: of the same, by name.
+
+        """
         yield from self._layers.named_buffers(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state of this rank's stages: names have no prefix of ours. Local."""
+        """Return the state of this rank's stages: names have no prefix of ours. Local.
+
+        Args:
+            args: of the model's own method, by position.
+            kwargs: of the same, by name.
+
+        """
         return self._layers.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load the state of this rank's stages. Local."""
+        """Load the state of this rank's stages. Local.
+
+        Args:
+            state: tensors by name.
+            args: of the model's own method, by position.
+            kwargs: of the same, by name.
+
+        """
         return self._layers.load_state_dict(state, *args, **kwargs)
 
     def set_state_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:

@@ -62,7 +62,7 @@ class Runner:
         self._is_void = False
 
     def run(self, inputs: Sequence[Any], finish: Finish) -> None:
-        """Do all actions. What a stage raises becomes `failure`; errors of messages are raised.
+        """Run all actions. What a stage raises becomes `failure`; errors of messages are raised.
 
         Args:
             inputs: those of each micro-batch, on the rank of the first stage.

@@ -109,7 +109,12 @@ class Plan(NamedTuple):
         return self.ranks * self.chunks
 
     def rank_of(self, stage: int) -> int:
-        """Return the rank that has a stage."""
+        """Return the rank that has a stage.
+
+        Args:
+            stage: from 0.
+
+        """
         return rank_of(stage, self.ranks, self.placement)
 
 

@@ -129,7 +129,7 @@ class _Graph:
         """For each node that was seen the weights below it, without going along the path."""
 
     def explore(self, root: Node) -> None:
-        """Look at all nodes from here on, those below a node before the node itself."""
+        """Visit all nodes from here on, those below a node before the node itself."""
         stack: list[tuple[Any, bool]] = [(root, False)]
         while stack:
             node, is_known_below = stack.pop()

@@ -75,7 +75,7 @@ class Steps:
         *,
         training: bool = False,
     ) -> torch.Tensor:
-        """Let a batch go through all stages; return the sum of `losses`, those of the last one.
+        """Run a batch through all stages; return the sum of `losses`, those of the last one.
 
         See [Note: all or none].
 

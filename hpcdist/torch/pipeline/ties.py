@@ -41,7 +41,7 @@ class Tie(NamedTuple):
 
 
 def tie_here(shared: Mapping[str, Sequence[Member]]) -> None:
-    """Let the layers that are here have one weight for each key, the first one's. Local."""
+    """Share one weight, the first one's, among the layers on this rank with the same key. Local."""
     for members in shared.values():
         own = [(each.desc, each.layer) for each in members if each.layer is not None]
         for desc, layer in own:

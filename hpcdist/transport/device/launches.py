@@ -85,7 +85,7 @@ class Launches:
         )
 
     def queue(self, call: Call, launch: Job) -> Work:
-        """Have `launch` put `call` on the device when its turn in the group's queue has come."""
+        """Queue `call`, which `launch` puts on the device when its turn has come."""
         context = self._context
         start = context.queue.start if context.threads else _at_once
         return start(lambda: context.guarded(call, launch), label(call, context.ranks))

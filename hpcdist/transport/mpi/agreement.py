@@ -273,7 +273,7 @@ class Agreement:
     # ---- disagreement
 
     def _disagree(self, call: Collective) -> NoReturn:
-        """Tell each other what was called and raise on every rank."""
+        """Exchange what was called, and raise on every rank."""
         error, report = call.error, None
         if error is not None:
             report = str(error), "".join(traceback.format_exception(error))

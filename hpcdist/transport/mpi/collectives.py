@@ -283,7 +283,7 @@ def _gather_apart(host: MpiContext, call: Gathering, shapes: list[Shape]) -> lis
 
 
 def exchange_shapes(host: MpiContext, call: Gathering | Distribution) -> list[Shape]:
-    """Tell all shapes to all ranks, and raise on all where one's list does not fit. Collective.
+    """Exchange all shapes; raise on all ranks where a list of one does not fit. Collective.
 
     A rank with a list tells what shapes it is for as one number, as they are told by all.
     """
@@ -365,7 +365,7 @@ class Agreed(NamedTuple):
 
 
 def agree_on_counts(host: MpiContext, call: Gathering) -> Agreed:
-    """Make sure that every rank expects what the others send. Collective."""
+    """Check that every rank expects what the others send. Collective."""
     size = host.size
     given, expected = to_each(call, size), expected_counts(call, size)
     told = np.empty((size, 2), np.int64)

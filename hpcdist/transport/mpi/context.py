@@ -29,7 +29,7 @@ class Agree(Protocol):
     """What `MpiContext.agree` is."""
 
     def __call__(self, call: Collective, address: int = 0, data: Any = None) -> tuple[int, int]:
-        """Make sure that all ranks issued an equal `call`; return the range of `detail`.
+        """Check that all ranks issued an equal `call`; return the range of `detail`.
 
         In shared memory `address` and `data` are published, too.
         """

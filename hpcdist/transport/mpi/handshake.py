@@ -64,7 +64,7 @@ class Handshakes:
         self._number: Counter[int] = Counter()
 
     def exchange(self, contents: Mapping[int, Any], what: str) -> Answers:
-        """Tell each peer its content and return theirs; the peers call this, too.
+        """Send each peer its content and return theirs; the peers call this, too.
 
         Args:
             contents: for each peer (another rank of the group) what it is told; it pickles.

@@ -125,7 +125,7 @@ class News:
     # ---- leaving
 
     def leave(self, why: str) -> None:
-        """Tell all other ranks that this one will not come any more."""
+        """Report to all other ranks that this one will not come any more."""
         for rank in self.others:
             self._tell(rank, "leave", why, self._count.sent(rank))
 

@@ -74,7 +74,7 @@ class Rendezvous:
         return answer
 
     def call_off(self, ranks: tuple[int, ...], error: Exception, timeout_s: float) -> None:
-        """Tell the others, when they come here, that this rank cannot take part."""
+        """Report to the others, when they come here, that this rank cannot take part."""
         key, report = self._next(ranks), (Refusal(self._comm.rank, str(error)), float("inf"))
         if self._comm.rank != ranks[0]:
             self._report.tell(ranks[0], (key, report))

@@ -290,7 +290,7 @@ class MpiTransport(Transport):
         return agreement is None or agreement.is_settled()
 
     def leave(self, why: str) -> None:
-        """Tell the other ranks that this one takes part no longer."""
+        """Report to the other ranks that this one no longer takes part."""
         if self.context.news is not None:
             self.context.news.leave(why)
         self.context.messages.close()

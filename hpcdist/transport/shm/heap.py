@@ -159,7 +159,7 @@ class Heap:
         return offset
 
     def _grow(self, length: int) -> bool:
-        """Have the system back more of the segment, so that touching it cannot fail."""
+        """Allocate more of the segment in the system, so that touching it cannot fail."""
         start, _ = self._tail()
         end = start + length
         if end > self.capacity:

@@ -149,7 +149,7 @@ class ThreadTransport(Transport):
         return True
 
     def leave(self, why: str) -> None:
-        """Tell the other ranks that this one takes part no longer."""
+        """Report to the other ranks that this one no longer takes part."""
         self.room.leave(self.rank, why)
 
     def close(self) -> None:

@@ -168,7 +168,7 @@ class NcclBatches(MessageBatches):
 
 
 def _tell_end(messages: Sequence[Message], errors: Mapping[int, BaseException]) -> None:
-    """Tell each message how it ended; `errors` are per peer."""
+    """Report to each message how it ended; `errors` are per peer."""
     for each in messages:
         if each.ended is not None:
             each.ended(errors.get(each.root))
