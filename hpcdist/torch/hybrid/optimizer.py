@@ -23,7 +23,12 @@ from hpcdist.torch.hybrid.model import cuts_parameters
 from hpcdist.torch.hybrid.replacements import arguments_of, as_asked
 from hpcdist.torch.hybrid.states import Number, Part, State, as_state, fill, states_in
 from hpcdist.torch.on_grid import Role, latest, local_of, measure_on_grid, role_of
-from hpcdist.torch.optimizers import begin_momentum, initial_state, materialize_states
+from hpcdist.torch.optimizers import (
+    initial_state,
+    is_dampened,
+    materialize_states,
+    set_aside,
+)
 from hpcdist.torch.sharded import shard_states
 from hpcdist.torch.zero import ZeroRedundancyOptimizer
 from hpcdist.transport.reduction import ReduceOp
@@ -143,8 +148,8 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
             if factor != 1:
                 scale(factor)
         engine = self._made()
-        if not self._steps:
-            begin_momentum(self._stepping())
+        if not self._steps and is_dampened(self._stepping()):
+            set_aside(self._stepping())  # what a checkpoint had before the first step
         engine.step()
         self._gradients.begin_again()
         self._steps += 1
