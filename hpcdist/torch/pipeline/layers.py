@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,13 +30,13 @@ class LayerCosts(NamedTuple):
     costs: tuple[float, ...]
 
 
-@final
 class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
     """A row of layers, cut into stages; this rank builds and has those of its own.
 
     Each layer gets what the one before it returns: a tensor, or a tuple of tensors as one argument.
     Parameters are named by the place of their layer in the whole row, as in
-    ``torch.nn.Sequential``, so that checkpoints fit any number of stages.
+    ``torch.nn.Sequential``, so that checkpoints fit any number of stages. A model may be a subclass
+    that hands its layers to ``super().__init__``.
 
     A described layer is made with a seed of its own, which is drawn once from torch's default
     generator (of the first rank) and moved on by the place of the layer: the weights are the same
