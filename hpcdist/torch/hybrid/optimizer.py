@@ -301,7 +301,8 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
         missing = [each.name for each in numbers if each.name not in state]
         if missing or len(rates) != len(self.param_groups) or "steps" not in state:
             raise UsageError(
-                f"the state has no {missing[0]!r}"
+                f"the state has no {missing[0]!r}; load one of the same model and optimizer, one "
+                "that another grid has saved with hpcdist.checkpoint"
                 if missing
                 else "the state has other groups; load one of the same model and optimizer"
             )

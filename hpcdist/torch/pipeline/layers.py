@@ -13,8 +13,9 @@ import torch
 from hpcdist.comm.collectives import broadcast
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
+from hpcdist.comm.states import State, first_difference
 from hpcdist.comm.together import Together
-from hpcdist.errors import UsageError
+from hpcdist.errors import MismatchError, UsageError
 from hpcdist.parallel.hybrid import HybridCommunicateGroup, current_grid
 from hpcdist.torch.pipeline.descriptions import LayerDesc, SharedLayerDesc
 from hpcdist.torch.pipeline.schedule import Placement, rank_of, stages_of
@@ -67,6 +68,7 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
     Raises:
         UsageError: a wrong argument, or a layer cannot be made; the other ranks of the group get
             a `RemoteError`.
+        MismatchError: ranks describe other layers, or cut them in another way.
 
     """
 
@@ -94,7 +96,9 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
         self.stages: list[Stage] = []
         self._none = [torch.nn.Parameter(torch.empty(0), requires_grad=False)]
         ranks = Together(self.group)
-        ranks.share(lambda: self._check(layers, num_stages))
+        told = ranks.share(lambda: self._check(layers, num_stages, seg_method))
+        if any(each != told[0] for each in told):
+            raise MismatchError(first_difference(told, self.group.ranks, "layer"))
         seed = _common_seed(self.group)
         self._calls: dict[int, Layer] = {}
         ranks.share(lambda: self._build(layers, seg_method, seed))
@@ -152,7 +156,8 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
 
     # ---- how it is made
 
-    def _check(self, layers: Sequence[Any], num_stages: int | None) -> None:
+    def _check(self, layers: Sequence[Any], num_stages: int | None, seg_method: Any) -> list[State]:
+        """Refuse wrong arguments; return what all ranks have to say alike. Local."""
         if num_stages not in (None, self.num_stages):
             raise UsageError(
                 f"num_stages={num_stages}, but the pipeline has the {self.num_stages} ranks "
@@ -174,6 +179,8 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
                     f"layer {place} is {each!r}; a layer is a LayerDesc, a torch module or a "
                     "function"
                 )
+        cut = f"seg_method={seg_method!r}, {self.chunks} stages on each rank, {self.placement}"
+        return [(name, (), "") for name in [*map(_name_of, layers), cut]]
 
     def _build(self, layers: Sequence[Any], seg_method: Any, seed: int) -> None:
         self.bounds = _bounds_of(layers, self.total_stages, seg_method)
