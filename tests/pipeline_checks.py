@@ -531,6 +531,22 @@ def wrong_batches_are_refused_on_every_rank():
 
 
 @sentence
+def models_that_differ_between_ranks_are_refused_on_all():
+    rank, size = rank_and_size()
+    if size == 1:
+        return
+    more = rank == 1
+    cut = [0, *(first + more for first in range(1, size)), 2 * size]
+    for rows, method, words in (
+        (layers(2 * size + more), "uniform", "different layers"),
+        (layers(2 * size), cut, "seg_method="),
+    ):
+        with pytest.raises(dist.MismatchError, match=words):
+            PipelineLayer(rows, seg_method=method)
+        in_step()
+
+
+@sentence
 def wrong_models_are_refused_on_every_rank():
     _rank, size = rank_and_size()
     good = layers(2 * size)

@@ -31,6 +31,8 @@ _REMEDIES = {
     "value": "Pass the same keys, with values of the same kinds, on every rank",
     "array": "Pass trees of the same structure, shapes and dtypes on every rank",
     "file": "List the same files in the same order on every rank; sorted() makes an order",
+    "layer": "Describe the same layers, cut alike, on every rank of the pipeline",
+    "optimizer": "Give fleet.distributed_optimizer one of the same class on every rank",
     "setting": "Give fleet.init the same strategy and degrees on every rank",
 }
 

@@ -408,29 +408,38 @@ class Fleet:
             strategy: takes the place of that of `init`.
 
         Raises:
-            UsageError: it is no optimizer of torch or of `hpcdist.optim`, or the strategy wants
-                another grid.
+            UsageError: it is no optimizer of torch or of `hpcdist.optim`, the grid cannot step it,
+                or the strategy wants another grid; on every rank an error.
+            MismatchError: ranks have optimizers of different classes.
 
         """
-        distribute, options = self._on_all(
-            lambda: (
-                _row(optimizer, _OPTIMIZERS, "an optimizer of torch or of hpcdist.optim"),
-                self.options
-                if strategy is None
-                else other_options(self.plan, strategy, self.grid.nranks),
-            )
+        kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        self._optimizer = self._on_all(
+            lambda: self._stepping(optimizer, strategy), [(kind, (), "")], "optimizer"
         )
-        self._optimizer = distribute(optimizer, self.grid, options)
         return self._optimizer
 
-    def _on_all(self, find: Callable[[], T]) -> T:
-        """Return what `find` returns, once it has returned on all workers. Collective."""
+    def _stepping(self, optimizer: Any, strategy: DistributedStrategy | None) -> Any:
+        """Return `optimizer` as the grid steps it. Local."""
+        distribute = _row(optimizer, _OPTIMIZERS, "an optimizer of torch or of hpcdist.optim")
+        options = self.options
+        if strategy is not None:
+            options = other_options(self.plan, strategy, self.grid.nranks)
+        return distribute(optimizer, self.grid, options)
+
+    def _on_all(
+        self, find: Callable[[], T], alike: Sequence[State] = (), noun: str = "setting"
+    ) -> T:
+        """Return what `find` returns, once it has returned on all workers. Collective.
+
+        All have to be `alike`; `noun` is as in `verify_states`.
+        """
         error, found = None, None
         try:
             found = find()
         except UsageError as reason:
             error = reason
-        verify_states((), self.grid.group, "setting", error)
+        verify_states(alike if error is None else (), self.grid.group, noun, error)
         return cast(T, found)
 
     def distributed_scaler(self, scaler: Any) -> Any:
@@ -444,20 +453,20 @@ class Fleet:
             UsageError: it is none, or None where the strategy has no `amp`; on every rank.
 
         """
-        distribute, options = self._on_all(lambda: self._scaling(scaler))
-        self._scaler = distribute(scaler, self.grid, *options)
+        self._scaler = self._on_all(lambda: self._scaling(scaler))
         return self._scaler
 
-    def _scaling(self, scaler: Any) -> tuple[Any, tuple[Any, ...]]:
-        """Return what distributes a scaler, and what it needs beside the grid."""
+    def _scaling(self, scaler: Any) -> Any:
+        """Return a scaler that knows of all workers. Local."""
         if scaler is not None:
-            return _row(scaler, _SCALERS, "torch.amp.GradScaler or hpcdist.GradScaler"), ()
+            distribute = _row(scaler, _SCALERS, "torch.amp.GradScaler or hpcdist.GradScaler")
+            return distribute(scaler, self.grid)
         if self.options.amp is None:
             raise UsageError(
                 "distributed_scaler(None) makes the scaler of strategy.amp_configs, but "
                 "strategy.amp is False; set it, or give a scaler"
             )
-        return load(_SCALERS["torch", "GradScaler"]), (self.options,)
+        return load(_SCALERS["torch", "GradScaler"])(None, self.grid, self.options)
 
     def minimize(
         self,

@@ -1,5 +1,7 @@
 """Paddle's ``fleet.meta_parallel``: what torch modules on a grid need, imported when used."""
 
+from typing import TYPE_CHECKING
+
 from hpcdist.fleet.lazy import lazily
 
 _LAYERS = "hpcdist.torch.model_parallel.layers"
@@ -29,4 +31,33 @@ ROWS = {
 }
 """For each name the module that has it."""
 
-__getattr__, __dir__ = lazily(globals(), ROWS)
+if TYPE_CHECKING:  # by their names: models are subclasses of these
+    from hpcdist.torch.hybrid import (
+        HybridParallelOptimizer as HybridParallelOptimizer,
+        SegmentParallel as SegmentParallel,
+        ShardingParallel as ShardingParallel,
+        TensorParallel as TensorParallel,
+    )
+    from hpcdist.torch.model_parallel.layers import (
+        ColumnParallelLinear as ColumnParallelLinear,
+        ParallelCrossEntropy as ParallelCrossEntropy,
+        RowParallelLinear as RowParallelLinear,
+        VocabParallelEmbedding as VocabParallelEmbedding,
+    )
+    from hpcdist.torch.model_parallel.random import (
+        RNGStatesTracker as RNGStatesTracker,
+        get_rng_state_tracker as get_rng_state_tracker,
+        model_parallel_random_seed as model_parallel_random_seed,
+    )
+    from hpcdist.torch.model_parallel.sequence import (
+        ColumnSequenceParallelLinear as ColumnSequenceParallelLinear,
+        RowSequenceParallelLinear as RowSequenceParallelLinear,
+    )
+    from hpcdist.torch.pipeline import (
+        LayerDesc as LayerDesc,
+        PipelineLayer as PipelineLayer,
+        PipelineParallel as PipelineParallel,
+        SharedLayerDesc as SharedLayerDesc,
+    )
+else:
+    __getattr__, __dir__ = lazily(globals(), ROWS)

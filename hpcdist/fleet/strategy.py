@@ -54,13 +54,25 @@ _SCHEDULES: dict[str, Schedule] = {"VPP": "Interleaved1F1B"}
 class Configs(MutableMapping[str, Any]):
     """A section of a strategy: a dictionary with keys of its own, whose values are checked.
 
-    Made by `DistributedStrategy`, whose attributes sections are.
+    Keys are attributes, too: Paddle's sections inside of sections are messages. Made by
+    `DistributedStrategy`, whose attributes sections are.
     """
 
     __slots__ = ("_path", "_strategy")
 
     def __init__(self, strategy: DistributedStrategy, path: Path) -> None:
         self._strategy, self._path = strategy, path
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # what copying and inspecting ask for
+            raise AttributeError(name)
+        return self[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            self[name] = value
 
     def __getitem__(self, key: str) -> Any:
         section = cast(Section, field_at(self._path))

@@ -9,7 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Schedule = Literal["1F1B", "F-then-B", "Interleaved1F1B", "LoopedBFS", "ZBH1", "ZBV", "ZBVPP"]
+Schedule = Literal[
+    "1F1B",
+    "FThenB",
+    "F-then-B",
+    "GPipe",
+    "LoopedBFS",
+    "Interleaved1F1B",
+    "ZBH1",
+    "ZBVPP",
+    "InterleavedZeroBubble",
+    "ZBV",
+    "ZBVZeroBubble",
+]
 GradientScale = Literal["avg", "sum"]
 
 

@@ -77,15 +77,6 @@ def _step_nowhere(optimizer: Any, parameters: Sequence[Any]) -> None:
             step.zero_()
 
 
-def begin_momentum(optimizer: Any) -> None:
-    """Drop SGD's momentum, so that its next step is its first: dampening tells none from zero."""
-    inner = getattr(optimizer, "inner", optimizer)  # that of master weights
-    if isinstance(inner, torch.optim.SGD):
-        for each in (optimizer, inner):
-            for state in each.state.values():
-                state.pop("momentum_buffer", None)
-
-
 def is_dampened(optimizer: Any) -> bool:
     """Return whether a step differs that has no momentum yet from one whose momentum is zero."""
     inner = getattr(optimizer, "inner", optimizer)  # that of master weights

@@ -5,7 +5,15 @@ import torch
 from typing_extensions import assert_type
 
 import hpcdist as dist
-from hpcdist import torch as hpcdist_torch
+from hpcdist import fleet, torch as hpcdist_torch
+from hpcdist.fleet.meta_parallel import LayerDesc, PipelineLayer
+
+
+class Stages(PipelineLayer):
+    def __init__(self, width: int) -> None:
+        self.width = width
+        layers = [LayerDesc(torch.nn.Linear, width, 1)]
+        super().__init__(layers=layers, loss_fn=torch.nn.functional.mse_loss)
 
 
 def evaluate(model: torch.nn.Module) -> float:
@@ -29,6 +37,10 @@ def main() -> None:
     tensor = torch.ones(3)
     dist.all_reduce(tensor, dist.ReduceOp.AVG)
     assert isinstance(model, dist.DataParallel)
+    fleet.init()
+    stages = Stages(8)
+    assert fleet.distributed_model(stages).module is stages
+    assert stages.width == 8
 
 
 if __name__ == "__main__":

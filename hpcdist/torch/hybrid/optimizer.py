@@ -23,7 +23,12 @@ from hpcdist.torch.hybrid.model import cuts_parameters
 from hpcdist.torch.hybrid.replacements import arguments_of, as_asked
 from hpcdist.torch.hybrid.states import Number, Part, State, as_state, fill, states_in
 from hpcdist.torch.on_grid import Role, latest, local_of, measure_on_grid, role_of
-from hpcdist.torch.optimizers import begin_momentum, initial_state, materialize_states
+from hpcdist.torch.optimizers import (
+    initial_state,
+    is_dampened,
+    materialize_states,
+    set_aside,
+)
 from hpcdist.torch.sharded import shard_states
 from hpcdist.torch.zero import ZeroRedundancyOptimizer
 from hpcdist.transport.reduction import ReduceOp
@@ -148,8 +153,8 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
             if factor != 1:
                 scale(factor)
         engine = self._made()
-        if not self._steps:
-            begin_momentum(self._stepping())
+        if not self._steps and is_dampened(self._stepping()):
+            set_aside(self._stepping())  # what a checkpoint had before the first step
         engine.step()
         self._gradients.begin_again()
         self._steps += 1
@@ -329,7 +334,8 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
         missing = [each.name for each in numbers if each.name not in state]
         if missing or len(rates) != len(self.param_groups) or "steps" not in state:
             raise UsageError(
-                f"the state has no {missing[0]!r}"
+                f"the state has no {missing[0]!r}; load one of the same model and optimizer, one "
+                "that another grid has saved with hpcdist.checkpoint"
                 if missing
                 else "the state has other groups; load one of the same model and optimizer"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +13,9 @@ import torch
 from hpcdist.comm.collectives import broadcast
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
+from hpcdist.comm.states import State, first_difference
 from hpcdist.comm.together import Together
-from hpcdist.errors import UsageError
+from hpcdist.errors import MismatchError, UsageError
 from hpcdist.parallel.hybrid import HybridCommunicateGroup, current_grid
 from hpcdist.torch.pipeline.descriptions import LayerDesc, SharedLayerDesc
 from hpcdist.torch.pipeline.schedule import Placement, rank_of, stages_of
@@ -30,13 +31,13 @@ class LayerCosts(NamedTuple):
     costs: tuple[float, ...]
 
 
-@final
 class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
     """A row of layers, cut into stages; this rank builds and has those of its own.
 
     Each layer gets what the one before it returns: a tensor, or a tuple of tensors as one argument.
     Parameters are named by the place of their layer in the whole row, as in
-    ``torch.nn.Sequential``, so that checkpoints fit any number of stages.
+    ``torch.nn.Sequential``, so that checkpoints fit any number of stages. A model may be a subclass
+    that hands its layers to ``super().__init__``.
 
     A described layer is made with a seed of its own, which is drawn once from torch's default
     generator (of the first rank) and moved on by the place of the layer: the weights are the same
@@ -67,6 +68,7 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
     Raises:
         UsageError: a wrong argument, or a layer cannot be made; the other ranks of the group get
             a `RemoteError`.
+        MismatchError: ranks describe other layers, or cut them in another way.
 
     """
 
@@ -94,7 +96,9 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
         self.stages: list[Stage] = []
         self._none = [torch.nn.Parameter(torch.empty(0), requires_grad=False)]
         ranks = Together(self.group)
-        ranks.share(lambda: self._check(layers, num_stages))
+        told = ranks.share(lambda: self._check(layers, num_stages, seg_method))
+        if any(each != told[0] for each in told):
+            raise MismatchError(first_difference(told, self.group.ranks, "layer"))
         seed = _common_seed(self.group)
         self._calls: dict[int, Layer] = {}
         ranks.share(lambda: self._build(layers, seg_method, seed))
@@ -172,7 +176,8 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
 
     # ---- how it is made
 
-    def _check(self, layers: Sequence[Any], num_stages: int | None) -> None:
+    def _check(self, layers: Sequence[Any], num_stages: int | None, seg_method: Any) -> list[State]:
+        """Refuse wrong arguments; return what all ranks have to say alike. Local."""
         if num_stages not in (None, self.num_stages):
             raise UsageError(
                 f"num_stages={num_stages}, but the pipeline has the {self.num_stages} ranks "
@@ -194,6 +199,8 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
                     f"layer {place} is {each!r}; a layer is a LayerDesc, a torch module or a "
                     "function"
                 )
+        cut = f"seg_method={seg_method!r}, {self.chunks} stages on each rank, {self.placement}"
+        return [(name, (), "") for name in [*map(_name_of, layers), cut]]
 
     def _build(self, layers: Sequence[Any], seg_method: Any, seed: int) -> None:
         self.bounds = _bounds_of(layers, self.total_stages, seg_method)

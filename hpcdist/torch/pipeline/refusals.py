@@ -44,7 +44,8 @@ def check_fit(layers: PipelineLayer, grid: HybridCommunicateGroup, options: Hybr
     if grid.degree("sharding") > 1 and options.sharding.stage > 1:
         raise UsageError(
             f"stage {options.sharding.stage} of sharding gathers parameters in the forward "
-            "pass of each micro-batch; with a pipeline use stage 1"
+            "pass of each micro-batch; with a pipeline set strategy.sharding_configs = "
+            "{'stage': 1}, and a larger pp_degree or mp_degree if that takes too much memory"
         )
     if options.sync_batch_norm:
         raise UsageError(

@@ -570,6 +570,28 @@ def test_one_rank_with_something_else_is_an_error_on_all(name, good, engine):
     dist.simulate(3, check)
 
 
+def test_an_optimizer_that_one_rank_cannot_step_is_an_error_on_all():
+    def check():
+        made = fleet.init(is_collective=True, sharding=3)
+        strategy = fleet.DistributedStrategy()
+        strategy.localsgd = made.worker_index() == 1  # of models of torch alone
+        strategy.hybrid_configs = {"sharding_degree": 3}
+        own = dist.optim.SGD([dist.Parameter(np.ones(2))], 0.5)
+        with pytest.raises(dist.HpcdistError, match="localsgd"):
+            fleet.distributed_optimizer(own, strategy)
+
+    dist.simulate(3, check)
+
+
+def test_ranks_that_have_other_optimizers_all_hear_of_it():
+    def check():
+        kind = dist.optim.Adam if fleet.init().worker_index() == 1 else dist.optim.SGD
+        with pytest.raises(dist.MismatchError, match=r"(?s)SGD'.*Adam'.*of the same class"):
+            fleet.distributed_optimizer(kind([dist.Parameter(np.ones(2))], 0.5))
+
+    dist.simulate(3, check)
+
+
 def test_a_group_that_is_none_is_an_error_on_every_rank():
     def check():
         rank = dist.init_parallel_env().rank

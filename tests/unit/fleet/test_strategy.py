@@ -198,6 +198,18 @@ def test_a_whole_section_can_be_given_to_another_strategy():
     assert len(first.hybrid_configs) == len(FIELDS["hybrid_configs"])
 
 
+def test_keys_of_a_section_are_attributes_as_those_of_paddles_messages():
+    strategy = DistributedStrategy()
+    strategy.hybrid_configs["sharding_configs"].accumulate_steps = 4
+    section = strategy.hybrid_configs["sharding_configs"]
+    assert section.accumulate_steps == section["accumulate_steps"] == 4
+    assert copy.deepcopy(section) == copy.copy(section) == section
+    with pytest.raises(dist.UsageError, match="has no key 'steps'"):
+        section.steps = 4
+    with pytest.raises(dist.UsageError, match="has no key 'steps'"):
+        _ = section.steps
+
+
 def test_what_is_read_is_a_copy():
     strategy = DistributedStrategy()
     strategy.recompute_configs["checkpoints"].append("a")

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch", minversion="2.11")
 
 from hpcdist.errors import UsageError
+from hpcdist.fleet.fields import FIELDS
 from hpcdist.torch.pipeline.schedule import (
     NAMES,
     RULES,
@@ -228,3 +229,7 @@ def test_costs_are_numbers_of_at_least_0():
 def test_more_stages_than_layers_are_refused():
     with pytest.raises(UsageError, match="3 layers cannot be cut into 4 stages"):
         plan_segments([1] * 3, 4)
+
+
+def test_a_strategy_takes_every_name_of_a_schedule():
+    assert {*FIELDS["pipeline_configs"]["schedule_mode"].choices} == {*NAMES}
