@@ -48,10 +48,16 @@ def stop_worker() -> None:
     cluster = _workers("stop_worker")
     if cluster.stopped:
         return
+    failed: list[Exception] = []
     for table in cluster.tables.values():
-        table.worker.stop()
+        try:
+            table.worker.stop()
+        except Exception as error:  # the others wait for this worker all the same
+            failed.append(error)
     cluster.stopped = True
     follow(cluster, Verb.STOPPED)
+    if failed:
+        raise failed[0]
 
 
 def init_server(*args: Any, **kwargs: Any) -> None:
@@ -108,8 +114,8 @@ def shrink(threshold: int | None = None) -> None:
     """
     cluster = _workers("shrink")
     for table in cluster.tables.values():
-        flush(cluster, [table.name])
-        perform(cluster, Verb.SHRINK, Told((threshold,)), table)
+        error = flush(cluster, [table.name])
+        perform(cluster, Verb.SHRINK, Told((threshold,)), table, error)
 
 
 def set_date(table_id: int | str, day_id: str) -> None:
@@ -133,8 +139,8 @@ def print_table_stat(table_id: int | str, pass_id: int, threshold: float) -> Non
 
     """
     cluster, table = _workers("print_table_stat"), _table("print_table_stat", table_id)
-    flush(cluster, [table.name])
-    found = perform(cluster, Verb.STATS, Told(()), table)
+    error = flush(cluster, [table.name])
+    found = perform(cluster, Verb.STATS, Told(()), table, error)
     if cluster.worker == 0:
         day = f", day {table.day}" if table.day else ""
         print(
