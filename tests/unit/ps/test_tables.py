@@ -103,6 +103,20 @@ def test_ids_of_all_kinds_are_ids(which):
     simulate(2, check)
 
 
+@pytest.mark.parametrize("mode", ["sync", "async", "ssp", "geo"])
+def test_a_worker_may_have_no_ids_in_any_mode(mode):
+    def check(world):
+        table = ps.SparseTable("rows", 2, mode=mode, dtype="float64")
+        for ids in ([], np.empty((3, 0), np.int64)):
+            rows = table.pull(ids)
+            assert (rows.shape, rows.dtype) == ((*np.shape(ids), 2), np.float64)
+            table.push(ids, rows)
+        table.flush()
+        dist.barrier()  # the other one may ask this rank still
+
+    simulate(2, check)
+
+
 def test_uint64_max_is_the_id_minus_one():
     def check(_):
         table = ps.SparseTable("rows", 2)
