@@ -285,6 +285,44 @@ def test_a_worker_whose_push_has_failed_stops_with_the_others_and_says_so():
     dist.simulate(3, rank)
 
 
+WRONG_FOR_FLEET = {
+    "a table to save": (lambda name: fleet.save_one_table(name, "/nowhere", 0), "others"),
+    "a table to load": (lambda number: fleet.load_one_table(number, "/nowhere", 0), 9),
+    "a table to tell of": (lambda name: fleet.print_table_stat(name, 0, 0.0), "others"),
+    "a folder to load from": (lambda path: fleet.load_model(path, 0), None),
+    "a folder to save all in": (lambda path: fleet.save_persistables(None, path), None),
+    "a folder to save tables in": (fleet.save_cache_model, None),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_FOR_FLEET)
+def test_what_one_worker_asks_of_fleet_in_vain_holds_nobody_up(what, tmp_path):
+    act, wrong = WRONG_FOR_FLEET[what]
+    right = 0 if "table to" in what else tmp_path
+
+    def train(table, worker):
+        with pytest.raises(dist.RemoteError if worker else dist.UsageError):
+            act(right if worker else wrong)
+        return table.pull([1])[0, 0]
+
+    assert with_servers(1, 2, train) == [1, 1]
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_rank_that_only_serves_waits_for_no_worker():
+    def rank():
+        fleet.init(server_num=1)
+        if fleet.is_server():
+            with pytest.raises(dist.UsageError, match="this rank is a parameter server"):
+                fleet.barrier_worker()
+            fleet.run_server()
+            return
+        fleet.init_worker()
+        fleet.stop_worker()
+
+    dist.simulate(2, rank)
+
+
 def test_a_threshold_that_is_no_number_is_refused_and_servers_go_on():
     def train(table, worker):
         with pytest.raises(dist.UsageError, match="threshold must be a number"):
