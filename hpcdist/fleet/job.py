@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from hpcdist.arrays.libraries import row_of
 from hpcdist.checkpoint.paddle import save_group_sharded_model
+from hpcdist.checkpoint.storage import named
 from hpcdist.comm.collectives import barrier
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
@@ -343,10 +344,11 @@ class Fleet:
 
     def barrier_worker(self) -> None:
         """Wait until all workers have called this. Collective; servers have to be serving."""
+        group = self.grid.group  # which a rank that only serves does not have
         if self.cluster.dedicated:
             perform(self.cluster, Verb.BARRIER, Told(()))
         else:
-            barrier(self.grid.group)
+            barrier(group)
 
     def get_hybrid_communicate_group(self) -> HybridCommunicateGroup:
         """Return the grid."""
@@ -623,7 +625,7 @@ class Fleet:
     def _save(self, dirname: str, model: Any, mode: Any, optimizer: Any) -> None:
         model = self._model if model is None else model
         tables = [*self.cluster.tables]
-        self._on_all(lambda: _check_saved(model, mode, tables))
+        self._on_all(lambda: _check_saved(model, mode, tables, dirname))
         if model is not None:
             save_group_sharded_model(model, dirname, optimizer, group=self.grid.group)
         if tables:
@@ -653,7 +655,8 @@ def _check_again(before: Fleet | None, plan: Plan, group: Group) -> None:
         )
 
 
-def _check_saved(model: Any, mode: Any, tables: Sequence[str]) -> None:
+def _check_saved(model: Any, mode: Any, tables: Sequence[str], dirname: Any) -> None:
+    named(dirname)
     if mode != 0 and not tables:
         raise UsageError(f"mode={mode!r} is for tables of parameter servers; use 0")
     if model is None and not tables:

@@ -7,15 +7,18 @@ Every rank keeps its part of the tables, unless `init` was told of ranks that on
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
+from hpcdist.checkpoint.storage import named
 from hpcdist.errors import UsageError
 from hpcdist.fleet.job import TABLES, current_fleet
 from hpcdist.ps.cluster import Cluster
 from hpcdist.ps.route import Told, Verb, follow, perform
 from hpcdist.ps.save import flush, load_tables, save_tables
 from hpcdist.ps.table import Table
+
+T = TypeVar("T")
 
 
 def init_worker(scopes: Sequence[Any] | None = None) -> None:
@@ -48,10 +51,16 @@ def stop_worker() -> None:
     cluster = _workers("stop_worker")
     if cluster.stopped:
         return
+    failed: list[Exception] = []
     for table in cluster.tables.values():
-        table.worker.stop()
+        try:
+            table.worker.stop()
+        except Exception as error:  # the others wait for this worker all the same
+            failed.append(error)
     cluster.stopped = True
     follow(cluster, Verb.STOPPED)
+    if failed:
+        raise failed[0]
 
 
 def init_server(*args: Any, **kwargs: Any) -> None:
@@ -108,8 +117,8 @@ def shrink(threshold: int | None = None) -> None:
     """
     cluster = _workers("shrink")
     for table in cluster.tables.values():
-        flush(cluster, [table.name])
-        perform(cluster, Verb.SHRINK, Told((threshold,)), table)
+        error = flush(cluster, [table.name])
+        perform(cluster, Verb.SHRINK, Told((threshold,)), table, error)
 
 
 def set_date(table_id: int | str, day_id: str) -> None:
@@ -120,7 +129,7 @@ def set_date(table_id: int | str, day_id: str) -> None:
         day_id: the day.
 
     """
-    _table("set_date", table_id).day = str(day_id)
+    _table(_workers("set_date"), table_id).day = str(day_id)
 
 
 def print_table_stat(table_id: int | str, pass_id: int, threshold: float) -> None:
@@ -132,9 +141,10 @@ def print_table_stat(table_id: int | str, pass_id: int, threshold: float) -> Non
         threshold: accepted for Paddle's sake.
 
     """
-    cluster, table = _workers("print_table_stat"), _table("print_table_stat", table_id)
-    flush(cluster, [table.name])
-    found = perform(cluster, Verb.STATS, Told(()), table)
+    cluster = _workers("print_table_stat")
+    table = _found(cluster, lambda: _table(cluster, table_id))
+    error = flush(cluster, [table.name])
+    found = perform(cluster, Verb.STATS, Told(()), table, error)
     if cluster.worker == 0:
         day = f", day {table.day}" if table.day else ""
         print(
@@ -156,7 +166,8 @@ def save_cache_model(dirname: str, **configs: Any) -> int:
 
     """
     cluster = _workers("save_cache_model")
-    save_tables(cluster, [*cluster.tables], _folder(dirname), configs.get("mode", 0)).wait()
+    path = _found(cluster, lambda: _folder(dirname))
+    save_tables(cluster, [*cluster.tables], path, configs.get("mode", 0)).wait()
     tables = cluster.tables.values()
     return sum(perform(cluster, Verb.STATS, Told(()), table)["rows"] for table in tables)
 
@@ -172,7 +183,7 @@ def save_cache_table(
         mem_cache_key_threshold: without effect.
 
     """
-    table = _table("save_cache_table", table_id)
+    table = _table(_workers("save_cache_table"), table_id)
     raise UsageError(
         f"table {table.name!r} keeps no cache apart from its rows; save_one_table writes them"
     )
@@ -187,7 +198,8 @@ def save_one_table(table_id: int | str, path: str, mode: int) -> None:
         mode: 0 for all rows, 1 for what has changed.
 
     """
-    cluster, table = _workers("save_one_table"), _table("save_one_table", table_id)
+    cluster = _workers("save_one_table")
+    table = _found(cluster, lambda: _table(cluster, table_id))
     save_tables(cluster, [table.name], path, mode)
 
 
@@ -200,7 +212,8 @@ def load_one_table(table_id: int | str, path: str, mode: int) -> None:
         mode: accepted for Paddle's sake.
 
     """
-    cluster, table = _workers("load_one_table"), _table("load_one_table", table_id)
+    cluster = _workers("load_one_table")
+    table = _found(cluster, lambda: _table(cluster, table_id))
     load_tables(cluster, [table.name], path)
 
 
@@ -219,7 +232,7 @@ def save_dense_params(
     """
     cluster = _workers("save_dense_params")
     dense = [name for name, table in cluster.tables.items() if table.dense]
-    save_tables(cluster, _chosen(dense, var_names), dirname)
+    save_tables(cluster, _found(cluster, lambda: _chosen(dense, var_names)), dirname)
 
 
 def load_model(path: str, mode: int) -> None:
@@ -231,7 +244,7 @@ def load_model(path: str, mode: int) -> None:
 
     """
     cluster = _workers("load_model")
-    load_tables(cluster, [*cluster.tables], _folder(path))
+    load_tables(cluster, [*cluster.tables], _found(cluster, lambda: _folder(path)))
 
 
 def load_inference_model(path: str, mode: int) -> None:
@@ -243,7 +256,7 @@ def load_inference_model(path: str, mode: int) -> None:
 
     """
     cluster = _workers("load_inference_model")
-    load_tables(cluster, [*cluster.tables], _folder(path))
+    load_tables(cluster, [*cluster.tables], _found(cluster, lambda: _folder(path)))
 
 
 def check_save_pre_patch_done() -> None:
@@ -266,8 +279,17 @@ def _workers(name: str) -> Cluster:
     return cluster
 
 
-def _table(name: str, table_id: Any) -> Table:
-    tables: list[Table] = [*_workers(name).tables.values()]
+def _found(cluster: Cluster, find: Callable[[], T]) -> T:
+    """Return what `find` returns; what is wrong here, the other workers hear, and do not wait."""
+    try:
+        return find()
+    except UsageError as error:
+        perform(cluster, Verb.BARRIER, Told(()), error=error)
+        raise
+
+
+def _table(cluster: Cluster, table_id: Any) -> Table:
+    tables: list[Table] = [*cluster.tables.values()]
     for table in tables:
         if table_id in (table.name, table.number) and not isinstance(table_id, bool):
             return table
@@ -283,5 +305,5 @@ def _chosen(names: Sequence[str], wanted: Sequence[str] | None) -> list[str]:
 
 
 def _folder(dirname: Any) -> str:
-    path = os.fspath(dirname)
+    path = named(dirname)
     return path if os.path.basename(path.rstrip("/")) == TABLES else os.path.join(path, TABLES)

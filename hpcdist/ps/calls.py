@@ -57,10 +57,11 @@ class Calls:
     Where this rank is a server itself, nothing is sent.
     """
 
-    def __init__(self, cluster: Cluster, name: str, shard: Shard | None) -> None:
+    def __init__(self, cluster: Cluster, table: Any) -> None:
         self._agent = require_agent()
-        self._where = cluster.key, name
-        self._shard = shard
+        self._where = cluster.key, table.name
+        self._shard: Shard | None = table.shard
+        self._no_rows: NumpyArray = table.options.nothing()[1]
         self._servers = [cluster.world_rank(rank) for rank in cluster.servers]
         self._own = cluster.server
         self.worker = cluster.worker
@@ -99,7 +100,9 @@ class Calls:
 
         def finish() -> Any:
             found = [each.wait() for each in begun]
-            if not found or found[0] is None:
+            if not found:
+                return self._no_rows
+            if found[0] is None:
                 return None
             rows = np.empty((len(ids), *found[0].shape[1:]), found[0].dtype)
             for (_, part), each in zip(parts, found, strict=True):

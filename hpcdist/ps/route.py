@@ -112,13 +112,13 @@ def meet(
     verb: Verb,
     table: int = -1,
     counts: NumpyArray | None = None,
-    error: UsageError | None = None,
+    error: Exception | None = None,
 ) -> Meeting:
     """Exchange with all ranks what each is about to do; see [Note: meetings].
 
     Raises:
         MismatchError: the workers do different things; on every rank.
-        UsageError: this rank gave `error`.
+        UsageError: this rank gave `error`, whose words it has.
         RemoteError: another one did.
 
     """
@@ -241,8 +241,14 @@ def _exchange_gradients(
 ) -> None:
     gives = _by_rank(cluster, counts)
     got = [_exchange(cluster, each, gives, received) for each in arrays]
+    error = None
     if table.shard is not None:
-        table.shard.push(*got)
+        try:
+            table.shard.push(*got)
+        except Exception as reason:  # the others would go on without knowing
+            error = reason
+    done = np.empty(cluster.group.nranks, np.int64)
+    dispatch(cluster.group, True, _describe, done, np.zeros_like(done), None, None, error)
 
 
 def _by_rank(cluster: Cluster, counts: NumpyArray) -> list[int]:
@@ -275,12 +281,12 @@ def perform(
     verb: Verb,
     told: Told,
     table: Any = None,
-    error: UsageError | None = None,
+    error: Exception | None = None,
     own: Any = None,
 ) -> Any:
     """Run on all ranks what all workers ask for alike; return its result. Collective.
 
-    `own` is what this rank needs itself, and tells nobody.
+    `own` is what this rank needs itself, and tells nobody. `error` is why it cannot take part.
     """
     number = -1 if table is None else table.number
     return _perform(cluster, meet(cluster, verb, number, None, error), told, own)
@@ -334,7 +340,7 @@ def follow(cluster: Cluster, verb: Verb) -> None:
                 _exchange_gradients(cluster, table, arrays, nothing, meeting.received)
             else:
                 _perform(cluster, meeting, None)
-        except (MismatchError, CheckpointError):  # on all ranks
+        except (MismatchError, CheckpointError, UsageError):  # on all ranks
             continue
         except RemoteError as error:
             if not error.in_step:

@@ -69,12 +69,11 @@ def save_tables(
         CheckpointError: it cannot be written; on every rank, and the last save stands.
 
     """
-    error = None
+    error, whole = _found(path)
     if mode not in (ALL, DELTA):
         error = UsageError(f"mode must be 0 (all rows) or 1 (what has changed), got {mode!r}")
-    else:
-        flush(cluster, names)
-    words = (tuple(names), _whole_path(path), mode, async_save)
+    error = error or flush(cluster, names)
+    words = (tuple(names), whole, mode, async_save)
     return perform(cluster, Verb.SAVE, Told(words), error=error)  # type: ignore[no-any-return]
 
 
@@ -86,16 +85,24 @@ def load_tables(cluster: Cluster, names: Sequence[str], path: str | os.PathLike[
             stay as they are.
 
     """
-    flush(cluster, names)
-    perform(cluster, Verb.LOAD, Told((tuple(names), _whole_path(path))))
+    error, whole = _found(path)
+    error = error or flush(cluster, names)
+    perform(cluster, Verb.LOAD, Told((tuple(names), whole)), error=error)
 
 
-def flush(cluster: Cluster, names: Sequence[str]) -> None:
-    """Wait until the servers have what this worker has pushed into some tables. Local."""
-    for name in names:
-        worker = cluster.tables[name].worker
-        if worker is not None:
-            worker.flush()
+def flush(cluster: Cluster, names: Sequence[str]) -> Exception | None:
+    """Wait until the servers have what this worker has pushed into some tables. Local.
+
+    Returns what has gone wrong, for `perform` to tell the others, who would wait for this rank.
+    """
+    try:
+        for name in names:
+            worker = cluster.tables[name].worker
+            if worker is not None:
+                worker.flush()
+    except Exception as error:
+        return error
+    return None
 
 
 def fill(cluster: Cluster, names: Sequence[str]) -> None:
@@ -108,9 +115,13 @@ def fill(cluster: Cluster, names: Sequence[str]) -> None:
     _read_all(cluster, [n for n in names if n in there and (wanted is None or n in wanted)], path)
 
 
-def _whole_path(path: str | os.PathLike[str]) -> str:
-    text = named(path)
-    return text if is_url(text) else os.path.abspath(text)
+def _found(path: str | os.PathLike[str]) -> tuple[Exception | None, str]:
+    """Return the whole path; or why it is none, for `perform`."""
+    try:
+        text = named(path)
+    except UsageError as error:
+        return error, ""
+    return None, text if is_url(text) else os.path.abspath(text)
 
 
 # ---- saving

@@ -18,8 +18,9 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.objects import all_gather_object
 from hpcdist.comm.session import require_session
 from hpcdist.comm.together import together
-from hpcdist.errors import MismatchError, UsageError
+from hpcdist.errors import HpcdistError, MismatchError, UsageError
 from hpcdist.ps import save
+from hpcdist.ps.accessors import row_dtype
 from hpcdist.ps.cluster import Cluster, cluster_of
 from hpcdist.ps.hot import hottest
 from hpcdist.ps.ids import as_ids
@@ -172,7 +173,12 @@ def _stats(cluster: Cluster, table: Table, _: Told) -> dict[str, Any]:
 
 
 def _shrink(cluster: Cluster, table: Table, told: Told) -> int:
-    removed = 0 if table.shard is None else table.shard.shrink(told.words[0])
+    (threshold,) = told.words
+    if threshold is not None and not isinstance(threshold, (int, float)):
+        raise UsageError(
+            f"threshold must be a number, or None for the usual one, got {threshold!r}"
+        )
+    removed = 0 if table.shard is None else table.shard.shrink(threshold)
     everyone: list[int] = []
     all_gather_object(everyone, removed, cluster.group)
     return sum(everyone)
@@ -260,8 +266,8 @@ class SparseTable:
                 bool(check_finite),
             )
             options.new_store().close()  # what is wrong is found on this rank
-        except (UsageError, TypeError, ValueError) as reason:
-            error = _as_usage(reason)
+        except (HpcdistError, TypeError, ValueError) as reason:
+            error = reason
         _check_running(cluster)
         needed = (name, options)
         words = (f"name={name!r}", *(options.words() if options is not None else ()))
@@ -310,7 +316,7 @@ class SparseTable:
         error = None
         try:
             flat, shape = as_ids(ids)
-            room = None if out is None else self._room(out, shape)
+            room = None if out is None else _room(out, (*shape, self.dim), self.dtype)
         except UsageError as reason:
             error = reason
         self._ready(Verb.PULL, error)
@@ -456,8 +462,8 @@ class SparseTable:
     def _all(self, verb: Verb, *words: Any) -> Any:
         self._ready(None, None)
         self._drop()
-        self._worker.flush()
-        return perform(self._cluster, verb, Told(words), self.core)
+        error = save.flush(self._cluster, [self.name])
+        return perform(self._cluster, verb, Told(words), self.core, error)
 
     # ---- arguments
 
@@ -480,16 +486,6 @@ class SparseTable:
             meet(self._cluster, verb, self.core.number, None, error)
         raise error
 
-    def _room(self, out: Any, shape: Sequence[int]) -> Any:
-        room = view_of(out)
-        wanted = (*shape, self.dim)
-        if tuple(room.shape) != wanted or room.dtype != self.dtype:
-            raise UsageError(
-                f"out must be of shape {wanted} and dtype {self.dtype}, got {tuple(room.shape)} "
-                f"and {room.dtype}"
-            )
-        return room
-
     def _gradients(self, grads: Any, shape: Sequence[int]) -> NumpyArray:
         view = view_of(grads)
         wanted = (*shape, self.dim)
@@ -506,10 +502,11 @@ class SparseTable:
         marks = np.ones((size, 0 if entry is None else 2), np.float32)
         if clicks is not None:
             told = np.asarray(clicks if isinstance(clicks, (list, tuple)) else view_of(clicks))
-            if entry is None or told.shape != tuple(shape):
+            if entry is None or told.shape != tuple(shape) or told.dtype.kind not in "biuf":
                 raise UsageError(
-                    f"clicks are for a table with ShowClickEntry, one for each id, got {told.shape}"
-                    f" for ids of shape {tuple(shape)} and entry={entry!r}"
+                    "clicks are for a table with ShowClickEntry, a number for each id, got "
+                    f"{told.shape} of {told.dtype} for ids of shape {tuple(shape)} and "
+                    f"entry={entry!r}"
                 )
             marks[:, 1] = told.reshape(-1)
         elif entry is not None:
@@ -552,15 +549,23 @@ class DenseTable:
     def __init__(
         self, name: str, shape: int | Sequence[int], *, value: Any = None, **options: Any
     ) -> None:
-        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        self._size = math.prod(self.shape)
-        self._width = min(_WIDTH, max(self._size, 1))
-        self._ids = np.arange(-(-self._size // self._width))
-        dtype = np.dtype(options.get("dtype", "float32"))
-        flat = np.zeros(self._size, dtype) if value is None else on_host(view_of(value)).reshape(-1)
-        if flat.size != self._size:
-            raise UsageError(f"value must be of shape {self.shape}, got {flat.size} elements")
-        initial: Callable[..., NumpyArray] = functools.partial(_rows_at, self._rows(flat, dtype))
+        try:
+            self.shape = _shape_of(shape)
+            self._size = math.prod(self.shape)
+            self._width = min(_WIDTH, max(self._size, 1))
+            self._ids = np.arange(-(-self._size // self._width))
+            dtype = row_dtype(options.get("dtype", "float32"))
+            first = (
+                self._rows(_fitting(value, self.shape), dtype)
+                if value is not None
+                else (np.zeros((len(self._ids), self._width), dtype))
+            )
+        except UsageError as error:
+            cluster = cluster_of(options.get("group"))
+            _check_running(cluster)
+            perform(cluster, Verb.CREATE, Told(()), error=error)
+            raise
+        initial: Callable[..., NumpyArray] = functools.partial(_rows_at, first)
         self._table = SparseTable(name, self._width, initializer=initial, **options)
         self._table.core.dense = True
 
@@ -572,11 +577,16 @@ class DenseTable:
             sync_op: return the array; False: a work whose ``result()`` it is.
 
         """
+        room = None
+        if out is not None:
+            try:
+                room = _room(out, self.shape, self._table.dtype)
+            except UsageError as error:
+                self._table._ready(Verb.PULL, error)
         work = self._table.pull(self._ids, sync_op=False).then(
             lambda rows: rows.reshape(-1)[: self._size].reshape(self.shape)
         )
-        if out is not None:
-            room = view_of(out)
+        if room is not None:
             work = work.then(functools.partial(_filled, out, room))
         return work.result() if sync_op else work
 
@@ -584,13 +594,15 @@ class DenseTable:
         """Apply a gradient to the array with the optimizer. Collective in mode "sync".
 
         Args:
-            grad: an array with as many elements as the table.
+            grad: an array of the table's shape.
             sync_op: accepted, of no effect.
 
         """
-        flat = on_host(view_of(grad)).reshape(-1)
-        if flat.size != self._size:  # a table of no rows tells all workers
-            return self._table.push(self._ids, flat, sync_op=sync_op)
+        try:
+            flat = _fitting(grad, self.shape, self._table.dtype)
+        except UsageError as error:
+            self._table._ready(Verb.PUSH, error)
+            raise
         return self._table.push(self._ids, self._rows(flat, flat.dtype), sync_op=sync_op)
 
     def flush(self) -> None:
@@ -624,6 +636,25 @@ def _rows_at(rows: NumpyArray, ids: NumpyArray, dim: int) -> NumpyArray:
     return rows[ids]
 
 
+def _shape_of(shape: Any) -> tuple[int, ...]:
+    """Return the shape of a dense table."""
+    found = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in found):
+        raise UsageError(f"shape must be an integer from 0 on, or several, got {shape!r}")
+    return tuple(map(int, found))
+
+
+def _fitting(array: Any, shape: tuple[int, ...], dtype: Any = None) -> NumpyArray:
+    """Return the elements of an array of a dense table, on the host, flat."""
+    given = on_host(view_of(array))
+    if given.shape != shape or (dtype is not None and given.dtype != dtype):
+        wanted = "" if dtype is None else f" and dtype {dtype}"
+        raise UsageError(
+            f"the array must be of shape {shape}{wanted}, got {given.shape} and {given.dtype}"
+        )
+    return given.reshape(-1)
+
+
 # ---- what they share
 
 
@@ -635,15 +666,24 @@ def _check_name(name: Any, dim: Any) -> None:
         raise UsageError(f"dim, the elements of a row, must be an integer from 1 on, got {dim!r}")
 
 
-def _as_usage(error: Exception) -> UsageError:
-    return error if isinstance(error, UsageError) else UsageError(str(error))
-
-
 def _check_running(cluster: Cluster) -> None:
     if cluster.stopped or cluster.over:
         raise UsageError(
             "this worker has stopped (fleet.stop_worker); nothing is pulled or pushed afterwards"
         )
+
+
+def _room(out: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """Return the memory of what takes rows."""
+    room = view_of(out)
+    if tuple(room.shape) != shape or room.dtype != dtype:
+        raise UsageError(
+            f"out must be of shape {shape} and dtype {dtype}, got {tuple(room.shape)} and "
+            f"{room.dtype}"
+        )
+    if isinstance(room, np.ndarray) and not room.flags.writeable:
+        raise UsageError("out cannot be written to; pass an array that can")
+    return room
 
 
 def _like(like: Any, found: NumpyArray) -> Any:

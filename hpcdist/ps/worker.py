@@ -276,7 +276,7 @@ def worker_of(mode: Mode, cluster: Cluster, table: Any) -> Worker:
         return LockStep(cluster, table)
     from hpcdist.ps.calls import Calls  # RPC is for those who call
 
-    calls = Calls(cluster, table.name, table.shard)
+    calls = Calls(cluster, table)
     if isinstance(mode, Async):
         return Queued(calls, mode)
     if isinstance(mode, Ssp):

@@ -14,7 +14,7 @@ import sys
 import traceback
 import types
 import weakref
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 from hpcdist.errors import RemoteError
 
@@ -144,9 +144,27 @@ def _formatted(error: BaseException, trace: types.TracebackType | None) -> str:
 
 
 def _pickled(error: Exception) -> bytes | None:
-    try:
-        raw = pickle.dumps(error, 5)
-        pickle.loads(raw)  # many a class of exceptions pickles, but cannot be rebuilt
-    except Exception:
-        return None
-    return raw
+    for each in (error, _Parts(error)):
+        with contextlib.suppress(Exception):
+            raw = pickle.dumps(each, 5)
+            pickle.loads(raw)  # many a class of exceptions pickles, but cannot be rebuilt
+            return raw
+    return None
+
+
+@final
+class _Parts:
+    """Pickles an exception whose `__init__` does not take its `args`, as its parts."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _of_parts, (type(self._error), self._error.args, vars(self._error))
+
+
+def _of_parts(kind: type[Exception], args: tuple[Any, ...], fields: dict[str, Any]) -> Exception:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(fields)
+    return error

@@ -103,6 +103,20 @@ def test_ids_of_all_kinds_are_ids(which):
     simulate(2, check)
 
 
+@pytest.mark.parametrize("mode", ["sync", "async", "ssp", "geo"])
+def test_a_worker_may_have_no_ids_in_any_mode(mode):
+    def check(world):
+        table = ps.SparseTable("rows", 2, mode=mode, dtype="float64")
+        for ids in ([], np.empty((3, 0), np.int64)):
+            rows = table.pull(ids)
+            assert (rows.shape, rows.dtype) == ((*np.shape(ids), 2), np.float64)
+            table.push(ids, rows)
+        table.flush()
+        dist.barrier()  # the other one may ask this rank still
+
+    simulate(2, check)
+
+
 def test_uint64_max_is_the_id_minus_one():
     def check(_):
         table = ps.SparseTable("rows", 2)
@@ -160,7 +174,21 @@ WRONG = {
         [1], np.ones((1, 3), np.float32), clicks=[1]
     ),
     "a mode of saving": lambda table: table.save("/nowhere", mode=3),
+    "no path to save to": lambda table: table.save(None),
+    "no path to load from": lambda table: table.load(3),
+    "an out that cannot be written to": lambda table: table.pull([1], out=read_only(1, 3)),
+    "a folder that is not there": lambda table: ps.SparseTable(
+        "others", 3, store="ssd", folder="/nowhere"
+    ),
+    "a shape that is none": lambda table: ps.DenseTable("others", (3, -1)),
+    "a dtype that is none": lambda table: ps.DenseTable("others", 3, dtype="number"),
+    "a value of another shape": lambda table: ps.DenseTable("others", 3, value=read_only(4)),
+    "a value that is no array": lambda table: ps.DenseTable("others", 3, value="zeros"),
 }
+
+
+def read_only(*shape):
+    return np.broadcast_to(np.float32(0), shape)
 
 
 @pytest.mark.parametrize("what", WRONG)
@@ -174,6 +202,134 @@ def test_what_is_wrong_on_one_rank_is_an_error_on_all_and_nothing_has_changed(wh
         run_program(table, world.nranks, world.rank, 2)
 
     simulate(2, check)
+
+
+WRONG_FOR_DENSE = {
+    "a gradient of another shape": lambda table: table.push(read_only(3, 2)),
+    "a gradient of another dtype": lambda table: table.push(np.zeros((2, 3))),
+    "a gradient that is no array": lambda table: table.push(0.5),
+    "an out of another shape": lambda table: table.pull(out=np.zeros((3, 2), np.float32)),
+    "an out that cannot be written to": lambda table: table.pull(out=read_only(2, 3)),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_FOR_DENSE)
+def test_what_is_wrong_on_one_rank_is_an_error_on_all_ranks_of_a_dense_table(what):
+    def check(world):
+        table = ps.DenseTable("weights", (2, 3), optimizer=SGD)
+        kind = dist.UsageError if world.rank == 0 else dist.RemoteError
+        act = WRONG_FOR_DENSE[what] if world.rank == 0 else ps.DenseTable.pull
+        with pytest.raises(kind):
+            act(table)
+        assert np.array_equal(table.pull(), np.zeros((2, 3)))
+
+    simulate(2, check)
+
+
+@pytest.mark.parametrize("clicks", [[None], ["many"], [1j], [[1]]])
+def test_clicks_that_are_no_numbers_are_refused_on_all_ranks(clicks):
+    def check(world):
+        table = ps.SparseTable("rows", 2, entry=ps.ShowClickEntry("show", "click"))
+        kind = dist.UsageError if world.rank == 0 else dist.RemoteError
+        with pytest.raises(kind, match="a number for each id"):
+            table.push([1], np.ones((1, 2), np.float32), clicks=None if world.rank else clicks)
+        assert table.stats()["rows"] == 0
+
+    simulate(2, check)
+
+
+def without_13(ids, dim):
+    if (ids == 13).any():
+        raise ValueError("no row for 13")
+    return np.zeros((len(ids), dim), np.float32)
+
+
+@pytest.mark.parametrize("servers", [0, 1, 2])
+def test_what_fails_on_a_server_is_an_error_on_all_workers_and_the_table_goes_on(servers):
+    def train(table, worker):
+        for act in (lambda: table.pull([13]), lambda: table.push([13], np.ones((1, 3), "f4"))):
+            with pytest.raises((dist.UsageError, dist.RemoteError), match="no row for 13"):
+                act()
+        table.push([1], np.ones((1, 3), "f4"))
+        return table.pull([1])[0, 0]
+
+    assert with_servers(servers, 2, train, initializer=without_13) == [-2 * RATE] * 2
+
+
+@pytest.mark.parametrize("act", ["stats", "save"])
+def test_what_is_done_together_tells_all_of_a_push_that_has_failed_on_the_way(act, tmp_path):
+    def train(table, worker):
+        if worker == 0:
+            table.push([13], np.ones((1, 3), "f4"))
+        kind = dist.RemoteError if worker else dist.UsageError
+        with pytest.raises(kind, match="no row for 13"):
+            _ = table.stats() if act == "stats" else table.save(tmp_path)
+        return table.stats()["rows"]
+
+    assert with_servers(1, 2, train, initializer=without_13, mode="async") == [0, 0]
+
+
+def test_a_worker_whose_push_has_failed_stops_with_the_others_and_says_so():
+    def rank():
+        fleet.init(server_num=1)
+        table = ps.SparseTable("rows", 3, initializer=without_13, mode="async")
+        if fleet.is_server():
+            fleet.run_server()
+            return
+        fleet.init_worker()
+        table.push([13 - fleet.worker_index()], np.ones((1, 3), "f4"))
+        says = pytest.raises(dist.RemoteError, match="no row for 13")
+        with contextlib.nullcontext() if fleet.worker_index() else says:
+            fleet.stop_worker()
+
+    dist.simulate(3, rank)
+
+
+WRONG_FOR_FLEET = {
+    "a table to save": (lambda name: fleet.save_one_table(name, "/nowhere", 0), "others"),
+    "a table to load": (lambda number: fleet.load_one_table(number, "/nowhere", 0), 9),
+    "a table to tell of": (lambda name: fleet.print_table_stat(name, 0, 0.0), "others"),
+    "a folder to load from": (lambda path: fleet.load_model(path, 0), None),
+    "a folder to save all in": (lambda path: fleet.save_persistables(None, path), None),
+    "a folder to save tables in": (fleet.save_cache_model, None),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_FOR_FLEET)
+def test_what_one_worker_asks_of_fleet_in_vain_holds_nobody_up(what, tmp_path):
+    act, wrong = WRONG_FOR_FLEET[what]
+    right = 0 if "table to" in what else tmp_path
+
+    def train(table, worker):
+        with pytest.raises(dist.RemoteError if worker else dist.UsageError):
+            act(right if worker else wrong)
+        return table.pull([1])[0, 0]
+
+    assert with_servers(1, 2, train) == [1, 1]
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_rank_that_only_serves_waits_for_no_worker():
+    def rank():
+        fleet.init(server_num=1)
+        if fleet.is_server():
+            with pytest.raises(dist.UsageError, match="this rank is a parameter server"):
+                fleet.barrier_worker()
+            fleet.run_server()
+            return
+        fleet.init_worker()
+        fleet.stop_worker()
+
+    dist.simulate(2, rank)
+
+
+def test_a_threshold_that_is_no_number_is_refused_and_servers_go_on():
+    def train(table, worker):
+        with pytest.raises(dist.UsageError, match="threshold must be a number"):
+            table.shrink("all")
+        return table.shrink()
+
+    assert with_servers(1, 2, train) == [0, 0]
 
 
 def test_ranks_that_differ_about_a_table_hear_of_it():

@@ -24,6 +24,12 @@ class WithSlots(ValueError):
         self.place = place
 
 
+class WithWords(Exception):
+    def __init__(self, code, name):
+        super().__init__(f"{code}: {name}")
+        self.code, self.name = code, name
+
+
 ERRORS = [
     KeyError("key"),
     OSError(2, "no such file"),
@@ -40,6 +46,7 @@ ERRORS = [
     subprocess.CalledProcessError(3, ["false"]),
     WithKeywords("name", code=5),
     WithSlots(7),
+    WithWords(7, "name"),
 ]
 FIELDS = ("args", "errno", "filename", "value", "object", "name", "lineno", "cmd", "code", "place")
 
