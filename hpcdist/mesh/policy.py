@@ -21,7 +21,14 @@ from hpcdist.errors import UsageError
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import as_placements
 from hpcdist.mesh.placements import Placement, Replicate, Shard
-from hpcdist.mesh.rules.basis import is_dist, resharded, result_array, uncut, whole_on
+from hpcdist.mesh.rules.basis import (
+    arrays_in,
+    is_dist,
+    resharded,
+    result_array,
+    uncut,
+    whole_on,
+)
 
 _CHOICES = ("error", "warn", "allow")
 
@@ -117,7 +124,7 @@ def without_rule(
         UsageError: an array is cut, and the policy is ``"error"``.
 
     """
-    arrays = [*_dist_arrays((args, kwargs))]
+    arrays = [*arrays_in((args, kwargs))]
     cut = [array for array in arrays if not array.layout.is_replicated]
     mesh = arrays[0].layout.mesh
     if cut and not may_gather(f"{name} has no rule for {_told(cut)}", cut):
@@ -168,16 +175,6 @@ def _message(name: str, cut: list[DistArray], hint: str) -> str:
 
 def _told(arrays: list[DistArray]) -> str:
     return " and ".join(f"{array.dtype} {array.layout!r}" for array in arrays)
-
-
-def _dist_arrays(tree: Any) -> Iterator[DistArray]:
-    if is_dist(tree):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for each in tree:
-            yield from _dist_arrays(each)
-    elif isinstance(tree, dict):
-        yield from _dist_arrays([*tree.values()])
 
 
 def _mapped(tree: Any, change: Callable[[DistArray], Any]) -> Any:

@@ -24,6 +24,7 @@ from hpcdist.mesh.rules.basis import (
     cutting,
     delivered,
     dimension,
+    integer,
     make,
     mesh_of,
     own_box,
@@ -44,7 +45,7 @@ def take(
     mesh = mesh_of(x, indices)
     x, places = as_dist(x, mesh), as_dist(indices, mesh)
     x = settled(ravel(x) if axis is None or not x.ndim else x)
-    dim = dimension(0 if axis is None else axis, x.ndim)
+    dim = dimension(0 if axis is None else integer(axis), x.ndim)
     places = apart(places, x.layout, dim)
     index = _valid(places, x.shape[dim], dim, mode)
     layout = _result(x.layout, dim, places.layout)

@@ -84,6 +84,12 @@ def test_what_would_write_to_a_copy_is_refused_where_gathering_is_allowed(name):
 WRONG = {
     "where without initial": lambda: np.max(cut([3.0, 1.0]), where=np.array([True, True])),
     "two axes": lambda: np.argmax(cut(np.ones((2, 2))), axis=(0, 1)),
+    "a truth value for an axis": lambda: cut(X).sum(True),
+    "a truth value among axes": lambda: np.max(cut(X), axis=(0, False)),
+    "a truth value for the axis of a product": lambda: np.cumprod(cut(X), axis=False),
+    "a truth value for the axis of an index": lambda: np.argmin(cut(X), axis=True),
+    "a truth value for the axis of joined arrays": lambda: np.concatenate([cut(X)] * 2, axis=True),
+    "a list of axes": lambda: cut(X).sum([0]),
     "x without y": lambda: np.where(cut([True, False]), 1),
 }
 
