@@ -349,7 +349,7 @@ def _ravel(a: DistArray, order: str = "C") -> Any:
 
 def _conjugate(a: DistArray) -> Any:
     """Return the elements, complex ones conjugated."""
-    return array_ufunc(a, np.conjugate, "__call__", a)
+    return a if a.dtype.kind in "biuf" else array_ufunc(a, np.conjugate, "__call__", a)
 
 
 def _fill(a: DistArray, value: Any) -> None:
@@ -376,7 +376,7 @@ def _iterate(a: DistArray) -> Iterator[Any]:
 
 
 def _contains(a: DistArray, value: Any) -> bool:
-    return bool(reductions.any(pointwise.pointwise(np.equal, a, value)))
+    return bool(reductions.any(pointwise.pointwise(operator.eq, a, value)))
 
 
 def _namespace(a: DistArray, /, *, api_version: str | None = None) -> Any:

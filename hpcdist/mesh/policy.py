@@ -192,6 +192,8 @@ def _wrapped(result: Any, wrap: Callable[[Any], DistArray]) -> Any:
     if isinstance(result, (tuple, list)):
         parts = [_wrapped(each, wrap) for each in result]
         return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+    if isinstance(result, type):  # such as that of `np.common_type`
+        return result
     if isinstance(result, np.generic) or hasattr(result, "__array_interface__"):
         part = result_array(result)
         read_only = isinstance(part, np.ndarray) and not part.flags.writeable

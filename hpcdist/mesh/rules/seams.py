@@ -156,6 +156,8 @@ def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: Any = 1) -> An
 
 def _gradient(x: DistArray, dim: int, spacing: Any, edge_order: Any) -> DistArray:
     length, layout = x.shape[dim], x.layout
+    if spacing.dtype.kind not in "biufcmM":
+        raise TypeError(f"distances must be numbers, got {spacing.dtype}")
     if spacing.ndim and spacing.shape != (length,):
         raise ValueError(
             "when 1d, distances must match the length of the corresponding dimension"

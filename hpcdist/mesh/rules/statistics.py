@@ -62,6 +62,8 @@ def histogram(
     if np.ndim(bins) == 0 and range is None and x.size:
         range = tuple(each(x).local[()] for each in (smallest, largest))
     edges = np.histogram_bin_edges(np.empty(0, x.dtype), bins, range)
+    one = None if weights is None else np.zeros(1, weights.dtype)
+    np.histogram(np.zeros(1, x.dtype), edges, weights=one)  # raises what no elements would not
     counts, _ = np.histogram(x.local, bins, range, weights=weights)
     mesh = x.layout.mesh
     combined(counts, mesh, _cutting(x), ReduceOp.SUM)

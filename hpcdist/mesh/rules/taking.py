@@ -152,6 +152,8 @@ def take_along_axis(x: Any, indices: Any, /, axis: int | None = -1) -> Any:
     places = as_dist(indices, mesh_of(x, indices))
     x = settled(ravel(x) if axis is None else x)
     dim = dimension(-1 if axis is None else axis, x.ndim)
+    if places.dtype.kind not in "iu":
+        raise IndexError(f"indices must be integers, got {places.dtype}")
     if places.ndim != x.ndim:
         raise ValueError(f"indices of {places.ndim} dimensions for an array of {x.ndim}")
     others = [each for each in range(x.ndim) if each != dim]
