@@ -28,6 +28,7 @@ from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.policy import whole_of
 from hpcdist.mesh.protocols import array_function, array_ufunc
 from hpcdist.mesh.rules import index, pointwise, products, reductions, shapes
+from hpcdist.mesh.rules.floating import checked, raises_errors
 from hpcdist.mesh.rules.table import METHODS
 
 _ndarray = np.ndarray
@@ -133,8 +134,11 @@ def _fits(part: Any, other: Any) -> bool:
 
 def _arithmetic(op: Callable[..., Any], ufunc: Any) -> tuple[Any, Any]:
     """Return an operator and its reflection; they use the memory of temporaries again."""
+    on_all = checked(pointwise.pointwise, ufunc.__name__)
 
     def forward(a: Any, b: Any) -> Any:
+        if raises_errors():
+            return on_all(ufunc, a, b) if _is_known(b) else NotImplemented
         layout = a.layout
         x = a.local
         if b.__class__ is DistArray:
@@ -177,6 +181,8 @@ def _arithmetic(op: Callable[..., Any], ufunc: Any) -> tuple[Any, Any]:
         return pointwise.pointwise(ufunc, a, b)
 
     def reflected(a: Any, b: Any) -> Any:
+        if raises_errors():
+            return on_all(ufunc, b, a) if _is_known(b) else NotImplemented
         layout = a.layout
         x = a.local
         if (b.__class__ is float or b.__class__ is int) and not layout.is_partial:
@@ -198,10 +204,11 @@ def _arithmetic(op: Callable[..., Any], ufunc: Any) -> tuple[Any, Any]:
 
 def _other(op: Callable[..., Any], ufunc: Any) -> tuple[Any, Any]:
     """Return an operator whose result is not like its operands, and its reflection."""
+    on_all = checked(pointwise.pointwise, ufunc.__name__)
 
     def forward(a: Any, b: Any) -> Any:
         layout = a.layout
-        if not layout.is_partial:
+        if not raises_errors() and not layout.is_partial:
             part: Any = None
             if b.__class__ is DistArray:
                 if b.layout is layout:
@@ -210,18 +217,22 @@ def _other(op: Callable[..., Any], ufunc: Any) -> tuple[Any, Any]:
                 part = op(a.local, b)
             if part.__class__ is _ndarray:
                 return _wrapped(part, layout)
-        return pointwise.pointwise(ufunc, a, b) if _is_known(b) else NotImplemented
+        return on_all(ufunc, a, b) if _is_known(b) else NotImplemented
 
     def reflected(a: Any, b: Any) -> Any:
-        return pointwise.pointwise(ufunc, b, a) if _is_known(b) else NotImplemented
+        return on_all(ufunc, b, a) if _is_known(b) else NotImplemented
 
     return forward, reflected
 
 
 def _in_place(ufunc: Any) -> Any:
+    on_all = checked(pointwise.into, ufunc.__name__)
+
     def assign(a: Any, b: Any) -> Any:
         layout = a.layout
-        if b.__class__ is DistArray and b.layout is layout and not layout.is_partial:
+        if b.__class__ is not DistArray or raises_errors():
+            return on_all(ufunc, (a, b), a, {}) if _is_known(b) else NotImplemented
+        if b.layout is layout and not layout.is_partial:
             ufunc(a.local, b.local, out=a.local)
             return a
         return pointwise.into(ufunc, (a, b), a, {}) if _is_known(b) else NotImplemented
@@ -232,16 +243,17 @@ def _in_place(ufunc: Any) -> Any:
 def _power() -> tuple[Any, Any, Any]:
     """Return the operators of powers: of integers only some elements may be refused."""
     (forward, reflected), in_place = _other(operator.pow, np.power), _in_place(np.power)
+    on_all, into = checked(pointwise.pointwise, "power"), checked(pointwise.into, "power")
 
     def power(a: Any, b: Any) -> Any:
         if a.local.dtype.kind in "fc" or b.__class__ is float or (b.__class__ is int and b >= 0):
             return forward(a, b)
-        return pointwise.pointwise(np.power, a, b) if _is_known(b) else NotImplemented
+        return on_all(np.power, a, b) if _is_known(b) else NotImplemented
 
     def assign(a: Any, b: Any) -> Any:
         if a.local.dtype.kind in "fc":
             return in_place(a, b)
-        return pointwise.into(np.power, (a, b), a, {}) if _is_known(b) else NotImplemented
+        return into(np.power, (a, b), a, {}) if _is_known(b) else NotImplemented
 
     return power, reflected, assign
 
@@ -299,11 +311,11 @@ def _imatmul(a: Any, b: Any) -> Any:
 
 
 def _divmod(a: Any, b: Any) -> Any:
-    return pointwise.pointwise(np.divmod, a, b) if _is_known(b) else NotImplemented
+    return array_ufunc(a, np.divmod, "__call__", a, b) if _is_known(b) else NotImplemented
 
 
 def _rdivmod(a: Any, b: Any) -> Any:
-    return pointwise.pointwise(np.divmod, b, a) if _is_known(b) else NotImplemented
+    return array_ufunc(a, np.divmod, "__call__", b, a) if _is_known(b) else NotImplemented
 
 
 def _unary(ufunc: Any) -> Any:
@@ -363,7 +375,7 @@ def _ravel(a: DistArray, order: str = "C") -> Any:
 
 def _conjugate(a: DistArray) -> Any:
     """Return the elements, complex ones conjugated."""
-    return array_ufunc(a, np.conjugate, "__call__", a)
+    return a if a.dtype.kind in "biuf" else array_ufunc(a, np.conjugate, "__call__", a)
 
 
 def _fill(a: DistArray, value: Any) -> None:
@@ -374,7 +386,7 @@ def _fill(a: DistArray, value: Any) -> None:
         value: a number, converted to the array's dtype.
 
     """
-    index.setitem(a, Ellipsis, value)
+    a[...] = value
 
 
 def _tolist(a: DistArray) -> Any:
@@ -403,7 +415,7 @@ def _iterate(a: DistArray) -> Iterator[Any]:
 
 
 def _contains(a: DistArray, value: Any) -> bool:
-    return bool(reductions.any(pointwise.pointwise(np.equal, a, value)))
+    return bool(reductions.any(pointwise.pointwise(operator.eq, a, value)))
 
 
 def _namespace(a: DistArray, /, *, api_version: str | None = None) -> Any:
@@ -419,7 +431,7 @@ def _namespace(a: DistArray, /, *, api_version: str | None = None) -> Any:
 
 OWN: dict[str, Any] = {
     "__getitem__": index.getitem,
-    "__setitem__": index.setitem,
+    "__setitem__": checked(index.setitem, "assignment"),
     "__iter__": _iterate,
     "__contains__": _contains,
     "__matmul__": _matmul,

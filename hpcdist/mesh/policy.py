@@ -21,7 +21,14 @@ from hpcdist.errors import UsageError
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import as_placements
 from hpcdist.mesh.placements import Placement, Replicate, Shard
-from hpcdist.mesh.rules.basis import is_dist, resharded, result_array, uncut, whole_on
+from hpcdist.mesh.rules.basis import (
+    arrays_in,
+    is_dist,
+    resharded,
+    result_array,
+    uncut,
+    whole_on,
+)
 
 _CHOICES = ("error", "warn", "allow")
 
@@ -117,7 +124,7 @@ def without_rule(
         UsageError: an array is cut, and the policy is ``"error"``.
 
     """
-    arrays = [*_dist_arrays((args, kwargs))]
+    arrays = [*arrays_in((args, kwargs))]
     cut = [array for array in arrays if not array.layout.is_replicated]
     mesh = arrays[0].layout.mesh
     if cut and not may_gather(f"{name} has no rule for {_told(cut)}", cut):
@@ -170,16 +177,6 @@ def _told(arrays: list[DistArray]) -> str:
     return " and ".join(f"{array.dtype} {array.layout!r}" for array in arrays)
 
 
-def _dist_arrays(tree: Any) -> Iterator[DistArray]:
-    if is_dist(tree):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for each in tree:
-            yield from _dist_arrays(each)
-    elif isinstance(tree, dict):
-        yield from _dist_arrays([*tree.values()])
-
-
 def _mapped(tree: Any, change: Callable[[DistArray], Any]) -> Any:
     """Return the tree with each DistArray changed."""
     if is_dist(tree):
@@ -195,6 +192,8 @@ def _wrapped(result: Any, wrap: Callable[[Any], DistArray]) -> Any:
     if isinstance(result, (tuple, list)):
         parts = [_wrapped(each, wrap) for each in result]
         return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+    if isinstance(result, type):  # such as that of `np.common_type`
+        return result
     if isinstance(result, np.generic) or hasattr(result, "__array_interface__"):
         part = result_array(result)
         read_only = isinstance(part, np.ndarray) and not part.flags.writeable

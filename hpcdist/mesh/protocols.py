@@ -37,6 +37,7 @@ from hpcdist.mesh.rules import (
     without_nan,
 )
 from hpcdist.mesh.rules.basis import as_dist, delivered, is_dist, mesh_of
+from hpcdist.mesh.rules.floating import checked, raises_errors
 from hpcdist.mesh.rules.table import FUNCTIONS, UFUNCS
 
 FAMILIES = (
@@ -73,6 +74,13 @@ _new = object.__new__
 
 def array_ufunc(self: DistArray, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
     """Compute a ufunc of NumPy's, or one of its methods."""
+    if raises_errors():
+        compute = checked(_ufunc, ufunc.__name__)
+        return compute(self, ufunc, method, *inputs, **options)
+    return _ufunc(self, ufunc, method, *inputs, **options)
+
+
+def _ufunc(self: DistArray, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
     if method == "__call__":
         if not options and len(inputs) == 1 and ufunc.signature is None:
             layout = self.layout
@@ -107,6 +115,8 @@ _REDUCTIONS: dict[Any, Callable[..., Any]] = {
     np.minimum: reductions.min,
     np.logical_or: reductions.any,
     np.logical_and: reductions.all,
+    np.fmax: without_nan.fmax_reduce,
+    np.fmin: without_nan.fmin_reduce,
 }
 
 

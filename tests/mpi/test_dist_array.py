@@ -104,6 +104,16 @@ def test_large_arrays_come_to_what_numpy_does():
         )
 
 
+def test_a_number_out_of_range_on_one_rank_is_an_error_on_all():
+    mesh = dist.ProcessMesh([*range(world.size)])
+    a = dist.shard_tensor(np.arange(9.0), mesh, [dist.Shard(0)])
+    with np.errstate(divide="raise"):
+        for compute in (lambda: 1 / a, lambda: np.log(a), lambda: (1 / a).sum()):
+            with pytest.raises(FloatingPointError, match="divide by zero"):
+                compute()
+    assert a.sum() == 36
+
+
 def test_a_rank_that_computes_something_else_is_named_on_all_ranks():
     mesh = dist.ProcessMesh([*range(world.size)])
     a = dist.shard_tensor(np.ones((4, 6)), mesh, [dist.Shard(0)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,17 @@ AxisError = getattr(np, "exceptions", np).AxisError  # `np.exceptions` is of Num
 def is_dist(value: Any) -> bool:
     """Return whether `value` is a `DistArray`."""
     return value.__class__ is DistArray
+
+
+def arrays_in(tree: Any) -> Iterator[DistArray]:
+    """Yield the DistArrays in lists, tuples and dicts of anything."""
+    if is_dist(tree):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for each in tree:
+            yield from arrays_in(each)
+    elif isinstance(tree, dict):
+        yield from arrays_in([*tree.values()])
 
 
 def result_array(value: Any) -> Any:
@@ -181,6 +192,18 @@ def dimension(axis: Any, ndim: int) -> int:
     if not -ndim <= number < ndim:
         raise AxisError(number, ndim)
     return number % ndim
+
+
+def integer(axis: Any) -> int:
+    """Return an axis as a number, for functions of which NumPy's take no truth value for one."""
+    if isinstance(axis, bool):
+        raise TypeError(f"an integer is required for the axis, got {axis}")
+    return operator.index(axis)
+
+
+def as_axis(axis: Any) -> int | tuple[int, ...]:
+    """Return what is given as an axis in integers; 1.0 and True, which equal 1, are none."""
+    return tuple(map(integer, axis)) if isinstance(axis, tuple) else integer(axis)
 
 
 def combined(part: Any, mesh: ProcessMesh, axes: Iterable[int], op: ReduceOp) -> Any:

@@ -17,6 +17,7 @@ from hpcdist.mesh.rules.basis import (
     combined,
     delivered,
     dimension,
+    integer,
     make,
     of_all_parts,
     part_number,
@@ -32,7 +33,7 @@ from hpcdist.transport.reduction import ReduceOp
 def running(x: Any, axis: int | None, ufunc: Any, dtype: Any, out: Any = None) -> Any:
     """Return `ufunc` run along a dimension, or over the flat array."""
     x = settled(ravel(x) if axis is None or not x.ndim else x)
-    dim = dimension(0 if axis is None else axis, x.ndim)
+    dim = dimension(0 if axis is None else integer(axis), x.ndim)
     if not x.layout.axes[dim]:
         part = np.asarray(ufunc.accumulate(x.local, axis=dim, dtype=dtype))
     elif ufunc is np.multiply and may_leave(x, dtype):
@@ -65,14 +66,18 @@ def _product_of_parts(x: DistArray, dim: int, dtype: Any) -> Any:
     if not combined(np.array([left], np.uint8), mesh, axes, ReduceOp.MAX)[0]:
         return part
 
+    own = part
+
     def after(before: Any) -> Any:
+        nonlocal own
         numbers = np.concatenate([before, x.local.astype(part.dtype)], dim)
-        return np.multiply.accumulate(numbers, axis=dim)
+        products = np.multiply.accumulate(numbers, axis=dim)
+        own = products[along(dim, slice(1, None))]
+        return products[along(dim, slice(-1, None))]
 
     start = np.ones([1 if each == dim else n for each, n in enumerate(part.shape)], part.dtype)
-    last = along(dim, slice(-1, None))
-    before, _ = in_turn(start, lambda value: after(value)[last], mesh, axes)
-    return after(before)[along(dim, slice(1, None))]
+    in_turn(start, after, mesh, axes)
+    return own
 
 
 def _dtype(x: Any, dtype: Any) -> Any:
@@ -143,7 +148,7 @@ def _cumulative(
 ) -> Any:
     if axis is None and x.ndim != 1:
         raise ValueError(f"axis must be given for an array of {x.ndim} dimensions")
-    dim = dimension(0 if axis is None else axis, x.ndim)
+    dim = dimension(0 if axis is None else integer(axis), x.ndim)
     result = running(x, dim, ufunc, dtype)
     if include_initial:
         shape = [1 if each == dim else length for each, length in enumerate(x.shape)]

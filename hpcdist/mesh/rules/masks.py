@@ -19,6 +19,7 @@ from hpcdist.mesh.rules.basis import (
     broadcast,
     delivered,
     failing_alike,
+    integer,
     is_dist,
     make,
     mesh_of,
@@ -202,7 +203,7 @@ def compress(condition: Any, a: Any, axis: int | None = None, out: Any = None) -
         raise ValueError("condition must be a 1-d array")
     x = as_dist(a, mesh_of(condition, a))
     condition = condition != 0 if is_dist(condition) else np.asarray(condition, bool)
-    first = ravel(x) if axis is None or not x.ndim else moveaxis(x, axis, 0)
+    first = ravel(x) if axis is None or not x.ndim else moveaxis(x, integer(axis), 0)
     first = first[: np.shape(condition)[0]]
     found = chosen(first, condition)
     return delivered(moveaxis(found, 0, 0 if axis is None else axis), out)

@@ -26,13 +26,13 @@ def may_leave(x: DistArray, dtype: Any) -> bool:
 
 
 def watched(compute: Callable[[], Any]) -> tuple[Any, bool]:
-    """Return a result, and whether any number on the way was too large, or too small."""
+    """Return a result, and whether any number on the way was too large, too small, or none."""
     left: list[str] = []
 
     def note(what: str, _: int) -> None:
         left.append(what)
 
-    with np.errstate(over="call", under="call", invalid="ignore", call=note):
+    with np.errstate(over="call", under="call", invalid="call", call=note):
         result = compute()
     return result, bool(left)
 

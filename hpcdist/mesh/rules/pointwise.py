@@ -26,6 +26,7 @@ from hpcdist.mesh.rules.basis import (
     is_dist,
     make,
     mesh_of,
+    own_box,
     own_slices,
     resharded,
     result_array,
@@ -54,6 +55,8 @@ def _computed(
     function: Callable[..., Any], layout: Layout, parts: Sequence[Any], options: dict[str, Any]
 ) -> Any:
     """Return a function of this rank's parts; what only some of them refuse is an error on all."""
+    if not isinstance(function, np.ufunc) and any(lo == hi for lo, hi in own_box(layout)):
+        _try(function, layout, parts, options)
     if function is not np.power or not _may_be_negative(*parts[:2]):
         return function(*parts, **options)
     return failing_alike(
@@ -62,6 +65,21 @@ def _computed(
         cutting(layout, range(len(layout.shape))),
         ValueError("Integers to negative integer powers are not allowed."),
     )
+
+
+def _try(
+    function: Callable[..., Any], layout: Layout, parts: Sequence[Any], options: dict[str, Any]
+) -> None:
+    """Raise what a function refuses where there are elements; ufuncs refuse it without any."""
+    if "out" in options or not math.prod(layout.shape):
+        return
+    ones = [np.zeros((1,) * each.ndim, each.dtype) if _is_numpys(each) else each for each in parts]
+    with np.errstate(all="ignore"):
+        function(*ones, **options)
+
+
+def _is_numpys(part: Any) -> bool:
+    return part.__class__ is np.ndarray
 
 
 def _may_be_negative(base: Any, exponent: Any) -> bool:

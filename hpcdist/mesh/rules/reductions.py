@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import math
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,10 +18,12 @@ from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.rules.basis import (
     arranged,
+    as_axis,
     combined,
     cutting,
     delivered,
     dimensions,
+    integer,
     is_dist,
     make,
     own_box,
@@ -57,7 +58,7 @@ class Plan(NamedTuple):
 
 def plan_reduction(layout: Layout, axis: Any, keepdims: bool) -> Plan:
     """Return how to reduce an array of this layout along `axis`."""
-    axis = axis if axis is None or axis.__class__ is int else _as_axis(axis)
+    axis = axis if axis is None or axis.__class__ is int else as_axis(axis)
     key = "reduce", axis, keepdims
     found = layout.memo.get(key)
     if found is None:
@@ -73,13 +74,6 @@ def plan_reduction(layout: Layout, axis: Any, keepdims: bool) -> Plan:
         plan = Plan(arranged(layout, kept), dims, cutting(layout, dims), count)
         found = layout.remember(key, plan)
     return found
-
-
-def _as_axis(axis: Any) -> int | tuple[int, ...]:
-    """Return what is given as an axis in integers; 1.0, which equals 1, is none of them."""
-    if isinstance(axis, (tuple, list)):
-        return tuple(map(operator.index, axis))
-    return operator.index(axis)
 
 
 def reduced(
@@ -555,7 +549,7 @@ def _located(
     x: DistArray, axis: Any, keepdims: Any, function: Callable[..., Any], op: ReduceOp
 ) -> DistArray:
     x = settled(x)
-    axis = None if axis is None else operator.index(axis)
+    axis = None if axis is None else integer(axis)
     axis = None if not x.ndim and axis in (0, -1) else axis
     plan = plan_reduction(x.layout, axis, True)
     if plan.merged == 0:

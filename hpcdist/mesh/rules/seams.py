@@ -20,6 +20,7 @@ from hpcdist.mesh.rules.basis import (
     as_dist,
     cutting,
     dimension,
+    dimensions,
     make,
     mesh_of,
     own_box,
@@ -138,6 +139,7 @@ def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: Any = 1) -> An
     x = settled(f)
     given = range(x.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     dims = [dimension(each, x.ndim) for each in given]
+    dimensions(dims, x.ndim)  # refuses one that is given twice
     spacings: tuple[Any, ...] = varargs or (1.0,)
     if len(spacings) == 1 and np.ndim(spacings[0]) == 0:
         spacings = spacings * len(dims)
@@ -154,6 +156,8 @@ def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: Any = 1) -> An
 
 def _gradient(x: DistArray, dim: int, spacing: Any, edge_order: Any) -> DistArray:
     length, layout = x.shape[dim], x.layout
+    if spacing.dtype.kind not in "biufcmM":
+        raise TypeError(f"distances must be numbers, got {spacing.dtype}")
     if spacing.ndim and spacing.shape != (length,):
         raise ValueError(
             "when 1d, distances must match the length of the corresponding dimension"

@@ -115,6 +115,8 @@ def isin(
     if not is_dist(test_elements) or test_elements.layout.is_replicated:
         found = test_elements.local if is_dist(test_elements) else test_elements
         if is_dist(element):
+            if not _can_be_equal(element.dtype, np.asarray(found).dtype):
+                return pointwise(lambda part: np.full(part.shape, bool(invert)), element)
             return pointwise(lambda part: np.isin(part, found, **options), element)
     mesh = mesh_of(element, test_elements)
     both = [as_dist(each, mesh) for each in (element, test_elements)]
@@ -124,6 +126,15 @@ def isin(
     found = searchsorted(table, x, "right") > searchsorted(table, x, "left")
     found &= x == x  # NaN is equal to nothing
     return ~found if invert else found
+
+
+def _can_be_equal(one: Any, other: Any) -> bool:
+    """Return whether elements of two dtypes can be compared; NumPy asks it of some lengths only."""
+    try:
+        np.equal(np.empty(0, one), np.empty(0, other))
+    except TypeError:
+        return False
+    return True
 
 
 def _distinct(x: Any, wanted: tuple[bool, bool, bool], equal_nan: bool) -> list[Any]:

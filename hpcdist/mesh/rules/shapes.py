@@ -21,6 +21,7 @@ from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.rules.basis import (
     along,
     arranged,
+    as_axis,
     as_dist,
     broadcast,
     cutting,
@@ -28,6 +29,7 @@ from hpcdist.mesh.rules.basis import (
     dimension,
     dimensions,
     failing_alike,
+    integer,
     is_dist,
     make,
     mesh_of,
@@ -132,7 +134,7 @@ def squeeze(x: Any, /, axis: Any = None) -> Any:
     gone = (
         tuple(dim for dim, length in enumerate(x.shape) if length == 1)
         if axis is None
-        else dimensions(axis, x.ndim)
+        else dimensions(as_axis(axis), x.ndim)
     )
     if any(x.shape[dim] != 1 for dim in gone):
         raise ValueError("cannot select an axis to squeeze out which has size not equal to one")
@@ -408,7 +410,7 @@ def concat(
     given = [as_dist(each, mesh) for each in arrays]
     if axis is None:
         given, axis = [ravel(each) for each in given], 0
-    dim = _check_joined(given, axis)
+    dim = _check_joined(given, integer(axis))
     lengths = [each.shape[dim] for each in given]
     starts = [0, *np.cumsum(lengths).tolist()]
     largest = max(given, key=lambda each: (each.size, not each.layout.is_replicated)).layout
@@ -508,7 +510,7 @@ def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Any:
 
     """
     x = settled(ravel(x) if axis is None or not x.ndim else x)
-    dim = dimension(0 if axis is None else axis, x.ndim)
+    dim = dimension(0 if axis is None else integer(axis), x.ndim)
     if is_dist(repeats) or np.ndim(repeats):
         return _repeated(x, as_dist(repeats, x.layout.mesh), dim)
     times = operator.index(repeats)

@@ -18,6 +18,7 @@ from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.rules.along import along
 from hpcdist.mesh.rules.basis import (
     dimension,
+    integer,
     make,
     own_box,
     resharded,
@@ -74,7 +75,7 @@ def argsort(
     """
     _check(order)
     x = ravel(x) if axis is None or not x.ndim else x
-    dim = dimension(-1 if axis is None else axis, x.ndim)
+    dim = dimension(-1 if axis is None else integer(axis), x.ndim)
     result = along(
         "numpy.argsort",
         lambda part: np.argsort(part, dim, "stable"),

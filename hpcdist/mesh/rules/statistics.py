@@ -62,6 +62,8 @@ def histogram(
     if np.ndim(bins) == 0 and range is None and x.size:
         range = tuple(each(x).local[()] for each in (smallest, largest))
     edges = np.histogram_bin_edges(np.empty(0, x.dtype), bins, range)
+    one = None if weights is None else np.zeros(1, weights.dtype)
+    np.histogram(np.zeros(1, x.dtype), edges, weights=one)  # raises what no elements would not
     counts, _ = np.histogram(x.local, bins, range, weights=weights)
     mesh = x.layout.mesh
     combined(counts, mesh, _cutting(x), ReduceOp.SUM)
@@ -150,8 +152,10 @@ def average(
 ) -> Any:
     """Return the mean of elements with weights, and if so asked the sum of the weights."""
     mesh, keepdims = mesh_of(a, weights), is_asked(keepdims)
-    axis = tuple(axis) if isinstance(axis, list) else axis
     x = as_dist(a, mesh)
+    if axis is not None:
+        given = axis if isinstance(axis, (tuple, list)) else (axis,)
+        axis = tuple(dimension(each, x.ndim) for each in given)
     if weights is None:
         found = mean(x, axis, keepdims=keepdims)
         weight: Any = np.full(found.shape, x.size / max(found.size, 1), found.dtype)
@@ -176,14 +180,12 @@ def _along(x: DistArray, axis: Any, weights: Any) -> Any:
         return weights
     if axis is None:
         raise TypeError("Axis must be specified when shapes of a and weights differ.")
-    given = axis if isinstance(axis, (tuple, list)) else (axis,)
-    dims = [dimension(each, x.ndim) for each in given]
-    if weights.shape != tuple(x.shape[dim] for dim in dims):
+    if weights.shape != tuple(x.shape[dim] for dim in axis):
         raise ValueError(
             "Shape of weights must be consistent with shape of a along specified axis."
         )
-    ordered = np.transpose(weights, np.argsort(dims).tolist())
-    return ordered.reshape([n if dim in dims else 1 for dim, n in enumerate(x.shape)])
+    ordered = np.transpose(weights, np.argsort(axis).tolist())
+    return ordered.reshape([n if dim in axis else 1 for dim, n in enumerate(x.shape)])
 
 
 def _is_zero(weight: Any) -> bool:

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from hpcdist.mesh.rules.floating import checked
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
@@ -27,6 +29,7 @@ def rule(*names: str, method: bool = False) -> Callable[[F], F]:
     """
 
     def enter(function: F) -> F:
+        function = checked(function, names[0])
         for name in names:
             NAMES[name] = function
             numpys: Any = np

@@ -24,6 +24,7 @@ from hpcdist.mesh.rules.basis import (
     cutting,
     delivered,
     dimension,
+    integer,
     make,
     mesh_of,
     own_box,
@@ -54,7 +55,7 @@ def take(
     mesh = mesh_of(x, indices)
     x, places = as_dist(x, mesh), as_dist(indices, mesh)
     x = settled(ravel(x) if axis is None or not x.ndim else x)
-    dim = dimension(0 if axis is None else axis, x.ndim)
+    dim = dimension(0 if axis is None else integer(axis), x.ndim)
     places = apart(places, x.layout, dim)
     index = _valid(places, x.shape[dim], dim, mode)
     layout = _result(x.layout, dim, places.layout)
@@ -161,6 +162,8 @@ def take_along_axis(x: Any, indices: Any, /, axis: int | None = -1) -> Any:
     places = as_dist(indices, mesh_of(x, indices))
     x = settled(ravel(x) if axis is None else x)
     dim = dimension(-1 if axis is None else axis, x.ndim)
+    if places.dtype.kind not in "iu":
+        raise IndexError(f"indices must be integers, got {places.dtype}")
     if places.ndim != x.ndim:
         raise ValueError(f"indices of {places.ndim} dimensions for an array of {x.ndim}")
     others = [each for each in range(x.ndim) if each != dim]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -72,16 +73,53 @@ def nanmin(
 def _nan_extreme(
     a: Any, axis: Any, keepdims: Any, initial: Any, where: Any, function: Any, op: ReduceOp
 ) -> Any:
-    options = {"keepdims": is_asked(keepdims), "where": where}
-    if a.dtype.kind not in "fmM":
-        return function(a, axis, initial=initial, **options)
+    found, missing = _extreme(a, axis, is_asked(keepdims), initial, where, function, op)
+    if missing is not None and missing.local.any():
+        warnings.warn("All-NaN slice encountered", RuntimeWarning, stacklevel=4)
+    return found
+
+
+def _extreme(
+    a: Any, axis: Any, keepdims: Any, initial: Any, where: Any, function: Any, op: ReduceOp
+) -> tuple[Any, Any]:
+    """Return the extremes without NaN, and where there is nothing else, if that can be."""
+    options = {"keepdims": keepdims, "where": where}
+    if a.dtype.kind not in _WITH_TIMES:
+        return function(a, axis, initial=initial, **options), None
     found = function(
         _instead(a, neutral(a.dtype, op), _WITH_TIMES), axis, initial=initial, **options
     )
     if initial is not NOT_GIVEN and initial is not None:
-        return found
-    nothing = np.array(np.nan if a.dtype.kind == "f" else "NaT", a.dtype)
-    return chosen(total(_there(a, kinds=_WITH_TIMES), axis, **options) == 0, nothing, found)
+        return found, None
+    nothing = np.array("NaT" if a.dtype.kind in "mM" else np.nan, a.dtype)
+    missing = pointwise(np.equal, total(_there(a, kinds=_WITH_TIMES), axis, **options), 0)
+    return chosen(missing, nothing, found), missing
+
+
+def fmax_reduce(
+    a: Any,
+    axis: Any = 0,
+    out: Any = None,
+    keepdims: Any = False,
+    initial: Any = NOT_GIVEN,
+    where: Any = True,
+) -> Any:
+    """Return the largest elements that are not NaN, without a warning where there are none."""
+    found, _ = _extreme(a, axis, keepdims, initial, where, largest, ReduceOp.MAX)
+    return delivered(found, out)
+
+
+def fmin_reduce(
+    a: Any,
+    axis: Any = 0,
+    out: Any = None,
+    keepdims: Any = False,
+    initial: Any = NOT_GIVEN,
+    where: Any = True,
+) -> Any:
+    """Return the smallest elements that are not NaN, without a warning where there are none."""
+    found, _ = _extreme(a, axis, keepdims, initial, where, smallest, ReduceOp.MIN)
+    return delivered(found, out)
 
 
 @rule("nanargmax")
@@ -97,7 +135,12 @@ def nanargmin(a: Any, axis: Any = None, out: Any = None, *, keepdims: Any = Fals
 
 
 def _known(a: Any, axis: Any, worst: float) -> Any:
-    """Return the elements, NaN replaced; refuse, on all ranks, to find one where all are NaN."""
+    """Return the elements, NaN replaced; refuse, on all ranks, to find one where all are NaN.
+
+    NaT is a value here, as to NumPy, and what is no floating-point number stays as it is.
+    """
+    if a.dtype.kind not in _NUMBERS:
+        return a
     counts = total(_there(a), axis)
     fewest = smallest(counts).local if counts.size and a.size else 1
     if a.layout.mesh.coordinate is not None and fewest == 0:
@@ -162,7 +205,7 @@ def nanstd(
     return delivered(pointwise(np.sqrt, found), out)
 
 
-_NUMBERS, _WITH_TIMES = "fc", "fmM"
+_NUMBERS, _WITH_TIMES = "fc", "fcmM"
 """Kinds of dtypes whose NaN, or NaT, is left out: to NumPy NaT is mostly a value."""
 
 

@@ -35,6 +35,8 @@ SAME = {
         put(np.zeros((2, 3))), [0, 0, 5.0], rtol=0, atol=np.array([0, 0, 9.0])
     ),
     "the first NaT": lambda put: np.argmax(put(DATES)),
+    "words to look for": lambda put: np.isin(put(X), ["a", "b"]),
+    "numbers to look for among dates": lambda put: np.isin(put(DATES), [1, 2], invert=True),
     "no index": lambda put: put(X)[[]],
     "values that are cut": lambda put: np.full_like(X, 0) + np.full_like(put(X), put(X[0])),
 }
@@ -84,6 +86,17 @@ def test_what_would_write_to_a_copy_is_refused_where_gathering_is_allowed(name):
 WRONG = {
     "where without initial": lambda: np.max(cut([3.0, 1.0]), where=np.array([True, True])),
     "two axes": lambda: np.argmax(cut(np.ones((2, 2))), axis=(0, 1)),
+    "a truth value for an axis": lambda: cut(X).sum(True),
+    "a truth value among axes": lambda: np.max(cut(X), axis=(0, False)),
+    "a truth value for the axis of a product": lambda: np.cumprod(cut(X), axis=False),
+    "a truth value for the axis of an index": lambda: np.argmin(cut(X), axis=True),
+    "a truth value for the axis of joined arrays": lambda: np.concatenate([cut(X)] * 2, axis=True),
+    "a list of axes": lambda: cut(X).sum([0]),
+    "edges that are no dates": lambda: np.histogram(cut(DATES[:1]), [0, 1, 5]),
+    "bins that are no dates": lambda: np.digitize(cut(DATES[:1]), [0, 1, 5]),
+    "weights that are no numbers": lambda: np.histogram(cut([1.0]), [0, 2], weights=cut(["a"])),
+    "distances that are no numbers": lambda: np.gradient(cut(X[:, :2], 1), "a"),
+    "truth values for indices": lambda: np.take_along_axis(cut(X), cut(X > 0), 0),
     "x without y": lambda: np.where(cut([True, False]), 1),
 }
 
@@ -91,7 +104,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_argument_is_an_error_on_ranks_without_elements_too(name):
     def check():
-        with pytest.raises((ValueError, TypeError)):
+        with pytest.raises((ValueError, TypeError, IndexError)):
             WRONG[name]()
 
     dist.simulate(3, check)
