@@ -14,7 +14,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.together import Together, together
 from hpcdist.data.columns import Columns, Ragged
 from hpcdist.data.settings import Setting, defaults, read_settings
-from hpcdist.errors import UsageError
+from hpcdist.errors import MismatchError, UsageError
 
 Batch = dict[str, Any]
 """By slot: an array, or values and offsets."""
@@ -122,6 +122,24 @@ def batch_of(rows: Columns) -> Batch:
             (column.values, column.offsets) if isinstance(column, Ragged) else column.values
         )
     return found
+
+
+def agree(ranks: Together, told: Mapping[str, Any]) -> None:
+    """See that all ranks tell the same, which each of them goes by. Collective.
+
+    Raises:
+        MismatchError: they do not; it says who tells what.
+
+    """
+    every = ranks.share(lambda: told)
+    for rank, others in zip(ranks.ranks, every, strict=True):
+        for name, value in others.items():
+            if value != every[0][name]:
+                raise MismatchError(
+                    f"{name} is {value!r} on rank {rank}, but {every[0][name]!r} on rank "
+                    f"{ranks.ranks[0]}; give it the same value on every rank, or ranks would miss "
+                    "samples, or have other numbers of batches"
+                )
 
 
 def summed(value: int, group: Group | None) -> int:

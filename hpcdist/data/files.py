@@ -181,8 +181,11 @@ def _expanded(names: Sequence[str]) -> tuple[list[str], list[str]]:
 def _matches(name: str) -> list[str]:
     if not any(sign in name for sign in _MAGIC):
         return [name]
+    store, inside = file_system(name)
+    if store.is_exist(inside):
+        return [name]
     if not is_url(name):
-        return [name] if os.path.exists(name) else sorted(glob.glob(name, recursive=True))
+        return sorted(glob.glob(inside, recursive=True))
     folder, _, pattern = name.rpartition("/")
     store, inside = file_system(folder)
     names = store.ls_dir(inside)[1]

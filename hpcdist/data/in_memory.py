@@ -12,7 +12,7 @@ from warnings import warn
 from hpcdist.data.ahead import Ahead
 from hpcdist.data.columns import Columns
 from hpcdist.data.course import Course, Kind
-from hpcdist.data.dataset import Batch, DatasetBase, Feed, batch_of, summed
+from hpcdist.data.dataset import Batch, DatasetBase, Feed, agree, batch_of, summed
 from hpcdist.data.order import Order, Shuffled
 from hpcdist.data.reading import Reading
 from hpcdist.data.settings import IN_MEMORY
@@ -180,6 +180,7 @@ class InMemoryDataset(DatasetBase):
 
         Raises:
             UsageError: nothing is loaded, or a wrong epoch.
+            MismatchError: ranks have another epoch, seed, `batch_size` or `tail`.
 
         """
         self._shuffle("global", epoch)
@@ -225,8 +226,10 @@ class InMemoryDataset(DatasetBase):
     def _arrange(self, course: Course) -> None:
         """Go to `course`: bring this rank the rows of the rest that begins there."""
         self._end_loop()
-        ranks, tail = self._feed.ranks, self._feed.settings["tail"]
-        shares = course.shares(ranks.size, tail)
+        ranks, settings = self._feed.ranks, self._feed.settings
+        asked = {"batch_size": settings["batch_size"], "tail": settings["tail"]}
+        agree(ranks, {**course.standing(), **asked, "the list of shuffled slots": [*self._labels]})
+        shares = course.shares(ranks.size, settings["tail"])
         try:
             with ranks:
                 self._loaded().store.arrange(course.order(), shares, self._labels)
@@ -255,6 +258,7 @@ class InMemoryDataset(DatasetBase):
 
         Raises:
             UsageError: nothing is loaded, or a wrong epoch; before the loop begins.
+            MismatchError: ranks have another epoch, seed, `batch_size` or `tail`; likewise.
 
         """
         self._loaded()

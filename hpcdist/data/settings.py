@@ -6,6 +6,7 @@ change what is read; what only tunes Paddle's own transport has no effect.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -38,6 +39,12 @@ def _whole(least: int) -> Callable[[str, Any], int]:
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise UsageError(f"{name} must be a string, got {value!r}")
+    return value
+
+
+def _separator(name: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value) != 1 or not value.isascii() or value in '"\r\n':
+        raise UsageError(f"{name} must be one ASCII character, such as ';', got {value!r}")
     return value
 
 
@@ -78,9 +85,10 @@ def _group(name: str, value: Any) -> Group | None:
 
 
 def _seconds(name: str, value: Any) -> float | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-        raise UsageError(f"{name} must be a number of seconds, or None, got {value!r}")
-    return value
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (number and 0 < value <= threading.TIMEOUT_MAX):
+        raise UsageError(f"{name} must be a number of seconds, or None for no limit, got {value!r}")
+    return None if value is None else float(value)
 
 
 def _use_var(name: str, value: Any) -> Any:
@@ -118,7 +126,7 @@ BASE: Mapping[str, Setting] = {
     "format": Setting("multislot", _format),
     "columns": Setting(None, _use_var),
     "on_bad": Setting("raise", _one_of(*POLICIES)),
-    "separator": Setting(",", _text),
+    "separator": Setting(",", _separator),
     "header": Setting(True, _flag),
     "max_line_bytes": Setting(Settings().max_line_bytes, _whole(1)),
     "block_bytes": Setting(Settings().block_bytes, _whole(1)),

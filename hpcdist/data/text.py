@@ -40,7 +40,7 @@ def read_csv(source: Source, settings: Settings, bad: BadRecords) -> Iterator[Co
     """Return the records of a piece of a csv file, one on each line."""
     head, lines = _with_head(source, settings)
     names, first, skip = _csv_names(head, settings, source.name)
-    slots = _asked(settings.slots, names, dict(zip(names, map(_csv_type, first), strict=False)))
+    slots = _asked(settings.slots, names, dict(zip(names, map(_csv_type, first), strict=True)))
     for slot in slots:
         _refuse(slot.shape not in (None, ()), source.name, slot, "csv files have single numbers")
     slots = [slot if slot.is_text else slot._replace(shape=()) for slot in slots]
@@ -73,15 +73,28 @@ def _blocks(source: Source, settings: Settings) -> Iterator[Block]:
 
 def _with_head(source: Source, settings: Settings) -> tuple[bytes, Iterator[Block]]:
     """Return the beginning of the file, whatever the piece, and the blocks of the piece."""
-    if source.start:
-        source.file.seek(0)
-        head = next(blocks(source.file, 0, None, _HEAD, settings.max_line_bytes), Block(b"", 0))
-        return head.text, _blocks(source, settings)
     lines = _blocks(source, settings)
-    first = next(lines, None)
-    if first is None:
-        return b"", lines
-    return first.text, chain([first], lines)
+    if source.start or (source.stop is not None and source.file.seekable()):
+        source.file.seek(0)
+        begin = _beginning(blocks(source.file, 0, None, _HEAD, settings.max_line_bytes))
+        source.file.seek(0)
+        return _text_of(begin), lines
+    begin = _beginning(lines)
+    return _text_of(begin), chain(begin, lines)
+
+
+def _beginning(lines: Iterator[Block]) -> list[Block]:
+    """Take the blocks of the first two lines, if there are so many: a header and a record."""
+    taken: list[Block] = []
+    for block in lines:
+        taken.append(block)
+        if block.too_long or b"\n" in _text_of(taken).strip():
+            break
+    return taken
+
+
+def _text_of(lines: Sequence[Block]) -> bytes:
+    return b"".join(block.text for block in lines)
 
 
 def _parsed(
@@ -266,6 +279,8 @@ class _Csv(_Dialect):
         import pyarrow as pa
         from pyarrow import csv as arrow_csv
 
+        if text.count(b'"') % 2:
+            raise DatasetError("a quote is not closed, which Arrow lets pass in the last line")
         types = {slot.name: _arrow_type(pa, _parsed_as(slot)) for slot in self._slots}
         return arrow_csv.read_csv(
             pa.BufferReader(text),
@@ -283,7 +298,7 @@ class _Csv(_Dialect):
         )
 
     def values(self, line: str) -> list[Any]:
-        (fields,) = csv.reader([line], delimiter=self._separator, strict=True)
+        fields = _fields(line, self._separator)
         if len(fields) != len(self._names):
             raise ValueError(f"there are {len(fields)} fields, and not {len(self._names)}")
         return [
@@ -306,29 +321,43 @@ def _csv_value(field: str, slot: Slot) -> Any:
 _TRUTH = {"true": True, "True": True, "1": True, "false": False, "False": False, "0": False}
 
 
+def _fields(line: str, separator: str) -> list[str]:
+    (fields,) = csv.reader([line], delimiter=separator, strict=True)
+    return fields
+
+
 def _csv_names(head: bytes, settings: Settings, file: str) -> tuple[list[str], list[str], int]:
     """Return the names of the columns, the fields of the first record, how many lines to skip."""
-    lines = head.split(b"\n", 2)
-    try:
-        rows = list(
-            csv.reader(
-                [line.rstrip(b"\r").decode() for line in lines[:2]], delimiter=settings.separator
-            )
-        )
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DatasetError(f"{file}:1: the first lines are no csv: {error}") from error
+    lines = (line.rstrip(b"\r\n") for line in _lines(head))
     if not settings.header:
         if not settings.slots:
             raise UsageError("a csv file without a header needs use_var, which names its columns")
-        return [slot.name for slot in settings.slots], (rows or [[]])[0], 0
-    names = rows[0] if rows else []
+        names = [slot.name for slot in settings.slots]
+        return names, _first_record(lines, names, settings.separator), 0
+    header = next(lines, b"")
+    try:
+        names = _fields(_decoded(header), settings.separator) if header else []
+    except (csv.Error, ValueError) as error:
+        raise DatasetError(f"{file}:1: the header is no csv: {error}") from error
     missing = [slot.name for slot in settings.slots if slot.name not in names]
     if missing or not names:
         raise DatasetError(
             f"{file}:1: there is no column {', '.join(map(repr, missing))}; the header has "
             f"{', '.join(names) or 'nothing'}"
         )
-    return names, rows[1] if len(rows) > 1 else [], 1
+    return names, _first_record(lines, names, settings.separator), 1
+
+
+def _first_record(lines: Iterator[bytes], names: Sequence[str], separator: str) -> list[str]:
+    """Return the fields of the first line that has as many as there are names, or empty ones."""
+    for line in lines:
+        try:
+            fields = _fields(_decoded(line), separator)
+        except (csv.Error, ValueError):
+            continue
+        if len(fields) == len(names):
+            return fields
+    return [""] * len(names)
 
 
 def _csv_type(field: str) -> Slot:

@@ -5,6 +5,7 @@ A connection that fails is tried again until the time limit; what a file system 
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -126,6 +127,8 @@ class Fsspec(FileSystem):
 
     def open(self, fs_path: str, mode: str = "rb") -> IO[Any]:
         opened: IO[Any] = self._ask("open", fs_path, lambda path: self._fs.open(path, mode))
+        if mode == "rb" and isinstance(opened, io.BytesIO):
+            return io.BytesIO(opened.getvalue())  # fsspec's memory gives all readers one position
         return opened
 
     def size(self, fs_path: str) -> int:

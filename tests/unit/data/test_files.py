@@ -56,6 +56,7 @@ def test_paths_patterns_and_urls_name_files(folder):
         File(two, 2),
         File(f"file://{two}", 2),
     ]
+    assert agree_on([f"file://{folder}/[ab].txt"]) == [File(one, 1), File(two, 2)]
 
 
 def test_urls_have_patterns_in_their_last_part():
@@ -72,6 +73,9 @@ def test_urls_have_patterns_in_their_last_part():
 def test_a_file_whose_name_looks_like_a_pattern_is_itself(tmp_path):
     (tmp_path / "part[1].txt").write_text("x")
     assert agree_on([tmp_path / "part[1].txt"]) == [File(str(tmp_path / "part[1].txt"), 1)]
+    fsspec = pytest.importorskip("fsspec")
+    fsspec.filesystem("memory").pipe_file("/itself/part[1].txt", b"xyz")
+    assert agree_on(["memory://itself/part[1].txt"]) == [File("memory://itself/part[1].txt", 3)]
 
 
 @pytest.mark.parametrize(

@@ -269,6 +269,32 @@ def test_files_tell_their_columns_where_nobody_asks_for_any(kind, tmp_path):
         assert rows["s"].row(3) == "né 3".encode()
 
 
+@pytest.mark.parametrize("block", [1, 100, 4 << 20])
+def test_a_csv_tells_the_same_columns_in_all_of_its_pieces(block, tmp_path):
+    path = tmp_path / "part"
+    path.write_bytes(b"i,x,s\n\n1,0.5,\n22,1.5,b\n")
+    format = opened("csv", ["i", "x", "s"], block_bytes=block)
+    size = path.stat().st_size
+    pieces = [list(format.read(path, start=at, stop=at + 1)) for at in range(size)]
+    rows = Columns.concat([part for piece in pieces for part in piece])
+    assert rows["i"].values.tolist() == [1, 22]
+    assert rows["x"].values.tolist() == [0.5, 1.5]
+    assert [row["s"] for row in rows] == ["", "b"]
+
+
+@pytest.mark.usefixtures("_with_and_without_arrow")
+@pytest.mark.parametrize("first", [b"", b"1\n", b'1,"a\n', b"1,\xff\n", b"1,\0\n"])
+def test_the_first_good_record_of_a_csv_tells_what_its_columns_are(first, tmp_path):
+    path = tmp_path / "part"
+    path.write_bytes(b"i,x\n" + first)
+    assert list(opened("csv", ["i", "x"], on_bad="skip").read(path)) == []
+    path.write_bytes(b"i,x\n" + first + b"2,0.5\n")
+    format = opened("csv", ["i", "x"], on_bad="skip")
+    (rows,) = format.read(path)
+    assert (rows["i"].values.tolist(), rows["x"].values.tolist()) == ([2], [0.5])
+    assert format.bad.count == bool(first)
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet", "arrow", "npy"])
 def test_a_column_that_a_file_has_not_is_told_with_those_that_it_has(kind, tmp_path):
     with pytest.raises(dist.DatasetError, match=r"part\.\w+.*there is no (column|field) 'z'.*id"):

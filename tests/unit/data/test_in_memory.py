@@ -241,6 +241,10 @@ def test_an_empty_list_and_wrong_lists_are_refused(files):
         ({"spill": -1}, "spill must be a folder"),
         ({"spill": "/no/such/folder"}, "'/no/such/folder', which is none on this node"),
         ({"group": 1}, "group must be a Group"),
+        ({"separator": "::"}, "separator must be one ASCII character"),
+        ({"separator": ""}, "separator must be one ASCII character"),
+        ({"pipe_timeout": -1}, "pipe_timeout must be a number of seconds"),
+        ({"pipe_timeout": float("nan")}, "pipe_timeout must be a number of seconds"),
     ],
 )
 def test_wrong_settings_change_nothing(setting, words):
@@ -249,6 +253,37 @@ def test_wrong_settings_change_nothing(setting, words):
         with pytest.raises(dist.UsageError, match=words):
             change(**{"queue_num": 5, **setting})
     assert dataset._feed.settings["queue_num"] == -1
+
+
+@pytest.mark.parametrize(
+    ("name", "do"),
+    [
+        ("seed", lambda files, rank: loaded(files, seed=rank)),
+        ("epoch", lambda files, rank: loaded(files).global_shuffle(epoch=rank)),
+        ("epoch", lambda files, rank: loaded(files).batches(rank)),
+        ("tail", lambda files, rank: loaded(files, tail="keep" if rank else "pad")),
+        ("batch_size", lambda files, rank: loaded(files, batch_size=4 + rank)),
+        (
+            "the list of shuffled slots",
+            lambda files, rank: loaded(files).slots_shuffle(["x"][rank:]),
+        ),
+        (
+            "batch_size",
+            lambda files, rank: dataset_of(files, dist.QueueDataset, batch_size=4 + rank).batches(),
+        ),
+    ],
+)
+def test_ranks_that_would_miss_samples_of_each_other_hear_of_it(files, name, do):
+    def hear():
+        with pytest.raises(dist.MismatchError) as caught:
+            do(files, dist.get_rank())
+        dist.barrier()
+        return str(caught.value)
+
+    first, second = dist.simulate(2, hear)
+    assert first == second
+    assert first.startswith(f"{name} is ")
+    assert "on rank 1, but" in first
 
 
 def test_names_of_paddle_are_there():

@@ -57,6 +57,14 @@ def tree(there):
     return fs, root
 
 
+def test_two_readers_of_a_file_do_not_disturb_each_other(there):
+    fs, root = there
+    fs.mkdirs(root)
+    put(fs, f"{root}/a", b"0123456789")
+    with fs.open(f"{root}/a", "rb") as one, fs.open(f"{root}/a", "rb") as two:
+        assert (one.read(5), two.read(3), one.read(5)) == (b"01234", b"012", b"56789")
+
+
 def test_what_is_written_is_found_and_read(tree):
     fs, root = tree
     assert fs.ls_dir(root) == (["below"], ["a file"])
