@@ -134,6 +134,11 @@ class Together:
             self.first = group.root_of(first, "coordinator_rank")
         self.alike = alike
 
+    def __repr__(self) -> str:
+        if self.group is None:
+            return "<Together: one process alone>"
+        return f"<Together: {self.group!r}; rank {self.first_world_rank} leads>"
+
     @property
     def first_world_rank(self) -> int:
         """World rank of the first rank."""

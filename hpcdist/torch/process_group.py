@@ -45,6 +45,9 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
         self._devices = [torch.device("cpu"), *cuda]
         self._behind = stand_behind(self)
 
+    def __repr__(self) -> str:
+        return f"<HpcdistProcessGroup: {self.group!r}; torch's name {self._name!r}>"
+
     def handed_over(self, name: str, device: torch.device) -> Callable[..., Any] | None:
         """Return a verb of torch's backend for `device`; None where it is hpcdist's own.
 

@@ -316,6 +316,12 @@ def test_a_group_has_a_backend_for_each_device_it_serves(rank, size):
         group._get_backend(torch.device("xpu"))
 
 
+def test_a_group_tells_its_ranks(rank, size):
+    told = repr(dist.group.WORLD)
+    assert told.startswith(f"<HpcdistProcessGroup: rank: {rank}, nranks: {size}, ")
+    assert told.endswith(f"torch's name {dist.group.WORLD.group_name!r}>")
+
+
 @pytest.mark.thorough
 @among_several
 def test_the_time_limit_of_a_group_can_be_changed(new_group, rank, size):

@@ -229,6 +229,13 @@ def test_a_save_tells_its_folder_and_state(tmp_path):
     assert told.endswith("ended>")
 
 
+def test_what_joins_ranks_tells_the_group_and_who_leads():
+    for rank, told in enumerate(dist.simulate(2, lambda: repr(dist.together()))):
+        assert told.startswith(f"<Together: rank: {rank}, nranks: 2, ")
+        assert told.endswith("; rank 0 leads>")
+    assert repr(dist.together()) == "<Together: one process alone>"
+
+
 def test_errors_keep_their_fields_when_they_travel():
     for error in (dist.CollectiveTimeout("late", (2, 3)), remote_error()):
         assert repr(pickle.loads(pickle.dumps(error))) == repr(error)
