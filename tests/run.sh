@@ -12,9 +12,8 @@
 # With `rest`, what `all` runs and a run without it has not.
 #
 # SUITE_RANKS and MPICH_RANKS name other numbers of ranks ("1 2 3 4"), which with `all` leave out nothing.
-# RERUNS=N, for continuous integration, gives a failed test of one process N more tries, three in a suite
-# at most. One that passes then is named at the end, as a defect: it waits to be mended, and holds up
-# nothing else.
+# SECOND_TRY=yes, for continuous integration, runs failed tests of one process once more. Those that all
+# pass then are named at the end, as defects: they wait to be mended, and hold up nothing else.
 # Ranks of a launcher wait a good part of their time, so their suites run beside the others, which are
 # shown first. A suite that fails hides none of those after it: the end tells how each of them went.
 set -uo pipefail
@@ -42,12 +41,16 @@ suite() { # NAME COMMAND...: run a suite and note how it went
 
 tests() { # MARKS ARGUMENT...: a suite of one process, shared by two workers
     local code
-    "$bin/python" -m pytest -q -n 2 --reruns "${RERUNS:-0}" --max-suite-reruns 3 \
-        --rerun-show-tracebacks -m "$1" "${@:2}" | tee "$logs/output"
-    code=${PIPESTATUS[0]}
-    sed -n 's/^RERUN //p' "$logs/output" | sort -u >"$logs/again"
-    sed -n 's/^FAILED \([^ ]*\).*/\1/p' "$logs/output" | sort -u | comm -23 "$logs/again" - >>"$logs/flaky"
-    return "$code"
+    set -- -o cache_dir="$logs/cache" -m "$@"
+    "$bin/python" -m pytest -q -n 2 "$@" && return
+    code=$?
+    [ -n "${SECOND_TRY:-}" ] || return $code
+    printf '\nonce more, what failed\n'
+    "$bin/python" -m pytest -q -n 1 -rp --last-failed --last-failed-no-failures none "$@" >"$logs/again"
+    code=$?
+    cat "$logs/again"
+    [ $code != 0 ] || sed -n 's/^PASSED //p' "$logs/again" >>"$logs/flaky"
+    return $code
 }
 
 mpi_tests() { # MARKS MPIEXEC RANKS ARGUMENT...: every rank runs every test; what the others say, and
