@@ -18,7 +18,7 @@ from hpcdist.ps.route import Told, Verb, follow, perform
 from hpcdist.ps.save import flush, load_tables, save_tables
 from hpcdist.ps.table import Table
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def init_worker(scopes: Sequence[Any] | None = None) -> None:
@@ -279,7 +279,7 @@ def _workers(name: str) -> Cluster:
     return cluster
 
 
-def _found(cluster: Cluster, find: Callable[[], T]) -> T:
+def _found(cluster: Cluster, find: Callable[[], _T]) -> _T:
     """Return what `find` returns; what is wrong here, the other workers hear, and do not wait."""
     try:
         return find()
