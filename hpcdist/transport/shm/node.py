@@ -27,7 +27,7 @@ from hpcdist.errors import CollectiveTimeout, RemoteError, TransportError
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.call import Call, label
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.kernel import MOST, address_of, copy_in
+from hpcdist.transport.kernel import MOST, address_of, copy_bytes
 from hpcdist.transport.polling import poll
 from hpcdist.transport.shm.control import PAYLOAD, SPINS, control_block_bytes, payload_places
 from hpcdist.transport.shm.heap import Heap
@@ -123,7 +123,7 @@ class SharedNode:
     def stage(self, data: NumpyArray) -> int:
         """Copy a contribution to this rank's staging memory for the next operation."""
         room = self.staged(self.rank, 1 - self.control.turn, data.nbytes)
-        copy_in(room, data.reshape(-1).view(np.uint8))
+        copy_bytes(room, data.reshape(-1).view(np.uint8))
         return IN_STAGE
 
     def staged(self, rank: int, turn: int, nbytes: int) -> Bytes:
