@@ -14,12 +14,15 @@
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <errno.h>
 #include <math.h>
 #include <sched.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <time.h>
+#include <unistd.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -553,6 +556,81 @@ static PyObject *py_gather(PyObject *self, PyObject *const *args, Py_ssize_t n_a
     if (state) PyEval_RestoreThread(state);
     PyBuffer_Release(&to);
     Py_RETURN_NONE;
+}
+
+/* ---- the memory of other processes: one copy, which the kernel makes (cross-memory attach) */
+
+#if defined(__linux__)
+static int attach(pid_t pid, uintptr_t theirs, void *ours, size_t nbytes, int writes) {
+    while (nbytes) {
+        struct iovec here = {ours, nbytes}, there = {(void *)theirs, nbytes};
+        ssize_t moved = writes ? process_vm_writev(pid, &here, 1, &there, 1, 0)
+                               : process_vm_readv(pid, &here, 1, &there, 1, 0);
+        if (moved <= 0) {
+            if (moved == 0) errno = EFAULT;
+            return -1;
+        }
+        theirs += (size_t)moved, ours = (char *)ours + moved, nbytes -= (size_t)moved;
+    }
+    return 0;
+}
+
+static int can_attach(char *data, size_t nbytes) {
+    char ends[2];
+    struct iovec here = {ends, 2}, there[2] = {{data, 1}, {data + nbytes - 1, 1}};
+    return process_vm_readv(getpid(), &here, 1, there, 2, 0) == 2;
+}
+#else
+static int can_attach(char *data, size_t nbytes) {
+    (void)data, (void)nbytes;
+    return 0;
+}
+
+static int attach(pid_t pid, uintptr_t theirs, void *ours, size_t nbytes, int writes) {
+    (void)pid, (void)theirs, (void)ours, (void)nbytes, (void)writes;
+    errno = ENOSYS;
+    return -1;
+}
+#endif
+
+/* read_from(pid, address, to) and write_to(pid, address, from). */
+static PyObject *move_attached(PyObject *const *args, Py_ssize_t n_args, int writes) {
+    Py_buffer ours;
+    if (n_args != 3) {
+        PyErr_SetString(PyExc_TypeError, "a process, an address and an array");
+        return NULL;
+    }
+    long pid = PyLong_AsLong(args[0]);
+    uintptr_t theirs = (uintptr_t)PyLong_AsUnsignedLongLong(args[1]);
+    if (PyErr_Occurred()) return NULL;
+    if (PyObject_GetBuffer(args[2], &ours, writes ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0) return NULL;
+    int failed;
+    Py_BEGIN_ALLOW_THREADS
+    failed = attach((pid_t)pid, theirs, ours.buf, (size_t)ours.len, writes);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&ours);
+    return failed ? PyErr_SetFromErrno(PyExc_OSError) : Py_NewRef(Py_None);
+}
+
+static PyObject *py_read_from(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    return move_attached(args, n_args, 0);
+}
+
+static PyObject *py_write_to(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    return move_attached(args, n_args, 1);
+}
+
+/* Whether the kernel can read the first and the last byte of an array for other processes: memory
+ * of devices cannot be read so. */
+static PyObject *py_is_attachable(PyObject *self, PyObject *array) {
+    (void)self;
+    Py_buffer data;
+    if (PyObject_GetBuffer(array, &data, PyBUF_SIMPLE) < 0) return NULL;
+    int can = data.len > 0 && can_attach(data.buf, (size_t)data.len);
+    PyBuffer_Release(&data);
+    return PyBool_FromLong(can);
 }
 
 /* ---- boxes: runs of bytes at equal distances, along several axes */
@@ -2165,6 +2243,9 @@ static PyMethodDef FUNCTIONS[] = {
     {"gather", (PyCFunction)(void (*)(void))py_gather, METH_FASTCALL, NULL},
     {"fetch", (PyCFunction)(void (*)(void))py_fetch, METH_FASTCALL, NULL},
     {"copy", (PyCFunction)(void (*)(void))py_copy, METH_FASTCALL, NULL},
+    {"read_from", (PyCFunction)(void (*)(void))py_read_from, METH_FASTCALL, NULL},
+    {"write_to", (PyCFunction)(void (*)(void))py_write_to, METH_FASTCALL, NULL},
+    {"is_attachable", py_is_attachable, METH_O, NULL},
     {"copy_box", (PyCFunction)(void (*)(void))py_copy_box, METH_FASTCALL, NULL},
     {"merge", (PyCFunction)(void (*)(void))py_merge, METH_FASTCALL, NULL},
     {"group_ids", (PyCFunction)(void (*)(void))py_group_ids, METH_FASTCALL, NULL},
