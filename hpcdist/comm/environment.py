@@ -37,6 +37,7 @@ from hpcdist.transport.base import WorldRequest
 from hpcdist.transport.flight import rings
 from hpcdist.transport.flight.layout import INIT
 from hpcdist.transport.registry import installed_transports, load_start, transport_name
+from hpcdist.transport.stall import watch
 from hpcdist.transport.threads.transport import ThreadTransport
 
 
@@ -138,6 +139,7 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
     session.record(session.world)
     if place.local_rank == 0:
         rings.sweep()
+    watch(config.stall_s)
     _end_with_program()
     return world_of(session)
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, final
 
 from hpcdist.transport import recorder
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.neighbours import last_line
 
 NOTE_AFTER_S = 0.1
 """From this long a wait is noted, and its thread answers the questions of other ranks."""
@@ -133,6 +134,7 @@ def account_of(rank: int, left: str | None, given_up: str, waits: str | None) ->
         parts.append(f"waits in {waits or 'an operation that is about to end'}")
     elif not given_up:
         parts.append("does not answer: it waits in no operation of hpcdist")
+        parts += filter(None, [last_line(rank)])
     return f"Rank {rank} {', and '.join(parts)}."
 
 

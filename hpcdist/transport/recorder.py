@@ -24,7 +24,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple, final
 
-from hpcdist.text import in_short
+from hpcdist.text import in_short, read_short
 from hpcdist.transport.call_site import call_site, compiled, outer_frame
 from hpcdist.transport.flight import layout, rings
 from hpcdist.transport.flight.layout import STARTED
@@ -186,7 +186,7 @@ def open_ring(about: Mapping[str, Any], roots: Sequence[str] = rings.ROOTS) -> N
     wall_ns = time.time_ns() - time.monotonic_ns()
     layout.HEADER.pack_into(
         memory, 0, layout.MAGIC, pid, since, -1, -1, layout.CAPACITY, 0, 8, layout.TEXT_BYTES,
-        wall_ns, 0, 0,
+        wall_ns, 0, 0, 0,
     )  # fmt: skip
     _file.memory, _file.path, _file.pid = memory, path, pid
     recorder.open(memory, layout.RECORDS_AT, layout.TEXT_AT)
@@ -202,6 +202,31 @@ def open_ring(about: Mapping[str, Any], roots: Sequence[str] = rings.ROOTS) -> N
 def job_name() -> str:
     """Return a name for the job of which this is rank 0: that of its node, and its number there."""
     return f"{socket.gethostname()}:{os.getpid()}"
+
+
+class OwnJob(NamedTuple):
+    """The job of this process: its name and size, and the ranks on this node."""
+
+    name: str
+    size: int
+    here: tuple[int, ...]
+
+
+def job() -> OwnJob | None:
+    """Return which job this is; None before its world has started, or where nothing is recorded."""
+    about = _file.about
+    if _file.memory is None or "job" not in about:
+        return None
+    _, size = struct.unpack_from("qq", _file.memory, layout.RANK_AT)
+    return OwnJob(about["job"], size, read_short(about["here"]))
+
+
+def rank() -> int:
+    """Return the rank of this process; -1 before its world has started."""
+    if _file.memory is None:
+        return -1
+    found: int = struct.unpack_from("q", _file.memory, layout.RANK_AT)[0]
+    return found
 
 
 def is_open() -> bool:
@@ -246,7 +271,11 @@ def enter_group(ranks: Sequence[int], number: int, name: str) -> int:
     words = json.dumps(
         {"id": number, "epoch": _file.epoch, "name": name, "ranks": _packed(ranks)}
     ).encode()
-    return add_text(layout.GROUP.pack(0, len(words)) + words)
+    before: int = _U64.unpack_from(_file.memory, layout.GROUPS_AT)[0]
+    place = add_text(layout.GROUP.pack(0, len(words), before) + words)
+    if place:
+        _U64.pack_into(_file.memory, layout.GROUPS_AT, place)
+    return place
 
 
 def enter_making(ranks: Sequence[int]) -> tuple[int, int]:

@@ -16,9 +16,9 @@ CAPACITY = 2048
 """Records of a ring, a power of two."""
 TEXT_BYTES = 256 << 10
 
-HEADER = struct.Struct("8sQQqqQQQQqQQ")
-"""magic, pid, born, rank, size, capacity, head, text_used, text_size, wall_ns, about, about_size"""
-PID_AT, RANK_AT, HEAD_AT, TEXT_USED_AT, ABOUT_AT = 8, 24, 48, 56, 80
+HEADER = struct.Struct("8sQQqqQQQQqQQQ")
+"""See `flight_header_t` in `_recorder.h`, which has the same fields in the same order."""
+PID_AT, RANK_AT, HEAD_AT, TEXT_USED_AT, ABOUT_AT, GROUPS_AT = 8, 24, 48, 56, 80, 96
 COUNTER = struct.Struct("QQQ")
 """operations ended, their bytes, the nanoseconds they took"""
 COUNTERS_AT, COUNTERS = 256, 64
@@ -33,8 +33,9 @@ RECORDS_AT = WAITS_AT + WAITS * WAIT_BYTES
 TEXT_AT = RECORDS_AT + CAPACITY * RECORD.size
 TOTAL = TEXT_AT + TEXT_BYTES
 
-GROUP = struct.Struct("QI")
-"""At the place of a group: the number of its last operation, bytes of the JSON that follows."""
+GROUP = struct.Struct("QII")
+"""At the place of a group: the number of its last operation, bytes of the JSON that follows, and
+the place of the group before."""
 
 BEGUN, ENDED, FAILED = 1, 2, 3
 STARTED = 1

@@ -81,18 +81,19 @@ class Recording(NamedTuple):
     totals: dict[str, Total]
 
 
-def read_recording(raw: bytes, offset_ns: int) -> Recording:
+def read_recording(raw: bytes, offset_ns: int, newest: int = layout.CAPACITY) -> Recording:
     """Return what a ring says.
 
     Args:
         raw: its bytes, from `rings.read_ring`.
         offset_ns: what turns the monotonic clock of its node into the wall clock.
+        newest: how many records are read.
 
     """
     header = layout.HEADER.unpack_from(raw)
-    _, pid, born, rank, size, _, head, _, _, _, about_at, about_bytes = header
+    _, pid, born, rank, size, _, head, _, _, _, about_at, about_bytes, groups_at = header
     reader = _Reader(raw, offset_ns)
-    first = max(1, head - layout.CAPACITY + 1)
+    first = max(1, head - newest + 1)
     found = [reader.record(number) for number in range(first, head + 1)]
     records = [each for each in found if each is not None]
     about = json.loads(reader.text(about_at, about_bytes) or b"{}")
@@ -100,7 +101,7 @@ def read_recording(raw: bytes, offset_ns: int) -> Recording:
     if rank < 0:  # what the launcher says
         rank, size = about.get("rank", -1), about.get("size", -1)
     return Recording(
-        pid, born, rank, size, about, records, waits, reader.latest(), reader.totals()
+        pid, born, rank, size, about, records, waits, reader.latest(groups_at), reader.totals()
     )  # fmt: skip
 
 
@@ -156,7 +157,7 @@ class _Reader:
         return self._groups[place]
 
     def _read_group(self, place: int) -> GroupKey | None:
-        _, nbytes = layout.GROUP.unpack_from(self._raw, layout.TEXT_AT + place)
+        _, nbytes, _ = layout.GROUP.unpack_from(self._raw, layout.TEXT_AT + place)
         try:
             told = json.loads(self.text(place + layout.GROUP.size, nbytes))
         except ValueError:
@@ -165,13 +166,16 @@ class _Reader:
         members = read_short(ranks) if isinstance(ranks, str) else tuple(ranks)
         return GroupKey(told["epoch"], told["id"], told["name"], members)
 
-    def latest(self) -> dict[GroupKey, int]:
-        """Return the last number in each group that any record speaks of."""
-        return {
-            group: layout.GROUP.unpack_from(self._raw, layout.TEXT_AT + place)[0]
-            for place, group in self._groups.items()
-            if group is not None
-        }
+    def latest(self, place: int) -> dict[GroupKey, int]:
+        """Return the last number in each group, the newest of which is at `place`."""
+        found: dict[GroupKey, int] = {}
+        while place:
+            number, _, before = layout.GROUP.unpack_from(self._raw, layout.TEXT_AT + place)
+            group = self.group(place)
+            if group is not None:
+                found[group] = number
+            place = before if before < place else 0
+        return found
 
     def wait(self, slot: int) -> list[Waiting]:
         at = layout.WAITS_AT + slot * layout.WAIT_BYTES

@@ -69,9 +69,10 @@ def test_an_operation_is_under_way_until_it_has_ended(ring):
 def test_a_record_has_the_line_that_called(ring):
     group, lines = _group(), []
     for _ in range(3):
-        ring.begin(Barrier(), group, 1, 0); lines.append(sys._getframe().f_lineno)  # noqa: E702
-        ring.begin(Barrier(), group, 2, 0); lines.append(sys._getframe().f_lineno)  # noqa: E702
-    assert [record.site for record in _read().records] == [f"{__file__}:{line}" for line in lines]
+        lines.append((ring.begin(Barrier(), group, 1, 0), sys._getframe().f_lineno))
+        lines.append((ring.begin(Barrier(), group, 2, 0), sys._getframe().f_lineno))
+    told = [(record.number, record.site) for record in _read().records]
+    assert told == [(mark, f"{__file__}:{line}") for mark, line in lines]
 
 
 def test_more_lines_than_are_kept_are_found_all_the_same(ring):
