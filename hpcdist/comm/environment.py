@@ -152,7 +152,8 @@ def _open_recorder(config: Config) -> int:
     step = [environ.get(name) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
     place = read_place(environ)
     job = ".".join(filter(None, step))
-    recorder.open_ring({"slurm": job, "rank": place.rank, "size": place.size})
+    launch = environ.get("PMIX_NAMESPACE", "")  # Open MPI's name for what it has started together
+    recorder.open_ring({"slurm": job, "launch": launch, "rank": place.rank, "size": place.size})
     everybody = recorder.enter_group(range(place.size), -1, "init_parallel_env")
     return recorder.note(INIT, everybody, 1, 0, 0, 0)
 

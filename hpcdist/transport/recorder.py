@@ -25,7 +25,7 @@ from types import CodeType
 from typing import Any, NamedTuple, final
 
 from hpcdist.text import in_short, read_short
-from hpcdist.transport.call_site import call_site, compiled, outer_frame
+from hpcdist.transport.call_site import call_site, compiled, issued, outer_frame
 from hpcdist.transport.flight import layout, rings
 from hpcdist.transport.flight.layout import STARTED
 
@@ -313,9 +313,12 @@ def add_text(words: bytes) -> int:
 
 
 def note_wait(words: str, waited_s: float) -> int:
-    """Tell readers what this thread waits for, and where; return the slot, -1 for none."""
+    """Tell readers what this thread waits for, and where; return the slot, -1 for none.
+
+    The thread of a queue waits beside the program, so its waits are none of the rank's.
+    """
     memory = _file.memory
-    if memory is None:
+    if memory is None or issued.at is not None:
         return -1
     site, told = call_site().encode()[-120:], words.encode()
     since = time.monotonic_ns() - int(waited_s * 1e9)

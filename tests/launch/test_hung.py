@@ -1,4 +1,4 @@
-"""Programs that hang, each in its own way: `hpcdist ps` names the rank that is to blame, and the line.
+"""Programs that hang, each in its own way: `hpcdist ps` names the rank to blame, and the line.
 
 The line that the blamed rank called last, or is in, ends in ``# blamed``; that at which others wait
 for it in ``# waits``.
@@ -17,9 +17,10 @@ from environments import ENVIRONMENTS, ROOT
 from hpcdist.diagnostics.flight import jobs
 from hpcdist.launch.command import Options, build_command
 from hpcdist.launch.launchers import find_site
+from hpcdist.transport.flight import rings
 
 RANKS = 3
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 HEAD = """
 import os, re, signal, sys, threading, time
@@ -38,7 +39,7 @@ class Hung(NamedTuple):
 
     blamed: tuple[int, ...]
     text: str
-    env: dict[str, str] = {}
+    env: tuple[tuple[str, str], ...] = ()
     head: str = HEAD
 
 
@@ -147,7 +148,7 @@ dist.barrier()  # blamed
 if rank == 0:
     dist.send(large, dst=1)  # waits
 forever()
-""", {"HPCDIST_EARLY_MB": "1"}),
+""", (("HPCDIST_EARLY_MB", "1"),)),
     "objects of one are missing": Hung((0,), """
 dist.barrier()  # blamed
 if rank == 0:
@@ -172,7 +173,7 @@ forever()
 """),
     "a rank does not end its block": Hung((2,), """
 dist.barrier()  # blamed
-with dist.together("load"):
+with dist.together():
     if rank == 2:
         forever()
 forever()
@@ -244,7 +245,7 @@ def start(tmp_path):
         options = Options((sys.executable, str(script)), nprocs=RANKS, here=True, label=False)
         command = build_command(options, find_site(environ), environ)
         env = {name: value for name, value in environ.items() if name not in command.unset}
-        env |= {**command.env, **hung.env, "PYTHONPATH": str(ROOT)}
+        env |= {**command.env, **dict(hung.env), "PYTHONPATH": str(ROOT)}
         job = subprocess.Popen(
             command.argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, start_new_session=True,
@@ -254,32 +255,27 @@ def start(tmp_path):
 
     yield start
     for job in started:
-        for subject in _subjects(job):
-            _kill(subject.recording.pid)
-        if job.poll() is None:
-            os.killpg(job.pid, signal.SIGKILL)
+        for pid in _children(job.pid):
+            os.kill(pid, signal.SIGKILL)
+        os.killpg(job.pid, signal.SIGKILL)
         job.wait()
+        for path in rings.find_rings():  # of this job, whose ranks were killed
+            if str(tmp_path).encode() in path.read_bytes():
+                rings.remove(path)
 
 
-def _kill(pid):
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+def _children(pid):
+    """Return the processes that a launcher has started, which outlive it where they are stopped."""
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(word) for word in found.stdout.split()]
 
 
-def _subjects(job):
-    found = jobs.choose(jobs.jobs_of(jobs.snapshots()), str(job.pid))
-    return [] if found is None else found.subjects
-
-
-def _verdict(job):
+def _told(job):
     """Return what is said of a job by now, and who is to blame."""
     found = jobs.choose(jobs.jobs_of(jobs.snapshots()), str(job.pid))
     if found is None:
         return "", ()
-    explanation = jobs.explained(found)
-    return "\n".join(explanation.verdict), tuple(explanation.causes)
+    return jobs.report(found), tuple(jobs.explained(found).causes)
 
 
 def lines_with(script, tag):
@@ -295,7 +291,7 @@ def test_the_rank_to_blame_is_named_with_its_line(start, hung):
     until = time.monotonic() + PATIENCE_S
     words, causes = "", ()
     while time.monotonic() < until:
-        words, causes = _verdict(job)
+        words, causes = _told(job)
         if causes == hung.blamed and all(line in words for line in wanted):
             break
         time.sleep(0.2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import zlib
@@ -14,46 +15,72 @@ from hpcdist.diagnostics.flight.jobs import Snapshot
 
 _LIMIT_S = 60.0
 _MARK = "hpcdist-flight "
+_SHORT = 800
 
 
 def packed(found: Iterable[Snapshot]) -> Iterator[str]:
-    """Yield a line for each snapshot, for `unpacked` on another node."""
-    for raw, offset_ns, condition in found:
+    """Yield lines with the snapshots, for `unpacked` on another node.
+
+    They are short, for Slurm mixes what comes of several nodes after so many bytes.
+    """
+    host = socket.gethostname()
+    for number, (raw, offset_ns, condition) in enumerate(found):
         told = {
-            "raw": base64.b64encode(zlib.compress(raw, 1)).decode(),
+            "raw": base64.b64encode(zlib.compress(raw, 6)).decode(),
             "offset_ns": offset_ns,
             "condition": condition,
         }
-        yield _MARK + json.dumps(told)
+        words = json.dumps(told)
+        for start in range(0, len(words), _SHORT):
+            yield f"{_MARK}{host}:{number}|{words[start : start + _SHORT]}"
 
 
 def unpacked(text: str) -> list[Snapshot]:
     """Return the snapshots of the lines that are some; others may stand in between."""
-    found = []
+    parts: dict[str, list[str]] = {}
     for line in text.splitlines():
         if line.startswith(_MARK):
-            told = json.loads(line.removeprefix(_MARK))
-            raw = zlib.decompress(base64.b64decode(told["raw"]))
-            found.append(Snapshot(raw, told["offset_ns"], told["condition"]))
+            key, _, part = line.removeprefix(_MARK).partition("|")
+            parts.setdefault(key, []).append(part)
+    found = []
+    for each in parts.values():
+        told = json.loads("".join(each))
+        raw = zlib.decompress(base64.b64decode(told["raw"]))
+        found.append(Snapshot(raw, told["offset_ns"], told["condition"]))
     return found
 
 
-def reader_command(job: str) -> list[str]:
+def count_command(job: str) -> list[str]:
+    """Return what tells how many nodes a job of Slurm has."""
+    return ["squeue", "--noheader", f"--jobs={_number(job)}", "--format=%D"]
+
+
+def reader_command(job: str, nodes: int) -> list[str]:
     """Return what reads the rings of a job of Slurm on each of its nodes, beside its steps."""
     return [
-        "srun", f"--jobid={job.split('.')[0]}", "--overlap", "--ntasks-per-node=1", "--quiet",
-        "--input=none", sys.executable, "-m", "hpcdist", "ps", "--gather",
+        "srun", f"--jobid={_number(job)}", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}",
+        "--ntasks-per-node=1", "--quiet", "--input=none",
+        sys.executable, "-m", "hpcdist", "ps", "--gather",
     ]  # fmt: skip
+
+
+def _number(job: str) -> str:
+    """Return the number of a job, of which a step may be named."""
+    return job.split(".")[0]
 
 
 def gather(job: str) -> list[Snapshot]:
     """Read the rings on all nodes of a job of Slurm; nothing where there is no such job."""
-    if shutil.which("srun") is None:
-        return []
+    nodes = _output_of(count_command(job)).strip() if shutil.which("srun") else ""
+    return unpacked(_output_of(reader_command(job, int(nodes)))) if nodes.isdigit() else []
+
+
+def _output_of(command: list[str]) -> str:
+    """Return what a command writes; nothing if it does not end, or is not there."""
     try:
         done = subprocess.run(
-            reader_command(job), capture_output=True, text=True, timeout=_LIMIT_S, check=False
+            command, capture_output=True, text=True, timeout=_LIMIT_S, check=False
         )
-    except subprocess.TimeoutExpired:
-        return []
-    return unpacked(done.stdout)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout

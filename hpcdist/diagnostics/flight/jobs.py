@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -10,10 +11,10 @@ from hpcdist.errors import UsageError
 from hpcdist.text import in_short, read_short
 from hpcdist.transport.flight import layout, rings
 from hpcdist.transport.flight.analysis import Explanation, Subject, explain
-from hpcdist.transport.flight.recording import Recording, read_recording
+from hpcdist.transport.flight.recording import Recording, about_of, read_recording
 
-_NEAR = 3
-"""So many processes up, ranks that have not started have their launcher in common."""
+_NEAR = 2
+"""So many processes up, ranks that MPICH's launcher has started have it in common."""
 
 
 class Snapshot(NamedTuple):
@@ -79,11 +80,11 @@ def _on_its_node(recording: Recording) -> tuple[int, ...]:
 
 def snapshots() -> list[Snapshot]:
     """Read all rings of this node, of processes that live or were killed."""
-    offset_ns = time.time_ns() - time.monotonic_ns()
+    offset_ns, host = time.time_ns() - time.monotonic_ns(), socket.gethostname()
     found = []
     for path in rings.find_rings():
         raw = rings.read_ring(path)
-        if raw is not None:
+        if raw is not None and about_of(raw).get("host") == host:  # nodes may share the memory
             header = layout.HEADER.unpack_from(raw)
             found.append(Snapshot(raw, offset_ns, rings.condition(header[1], header[2])))
     return found
@@ -107,8 +108,9 @@ def _belongs(one: Recording, other: Recording) -> bool:
     """Return whether two processes are ranks of one job."""
     if "job" in one.about and "job" in other.about:
         return bool(one.about["job"] == other.about["job"])
-    if one.about.get("slurm") or other.about.get("slurm"):
-        return bool(one.about.get("slurm") == other.about.get("slurm"))
+    for key in ("launch", "slurm"):
+        if one.about.get(key) or other.about.get(key):
+            return bool(one.about.get(key) == other.about.get(key))
     up = [set(each.about.get("ancestors", [])[:_NEAR]) for each in (one, other)]
     return one.size == other.size > 1 and bool(up[0] & up[1])
 

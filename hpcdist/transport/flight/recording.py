@@ -91,18 +91,28 @@ def read_recording(raw: bytes, offset_ns: int, newest: int = layout.CAPACITY) ->
 
     """
     header = layout.HEADER.unpack_from(raw)
-    _, pid, born, rank, size, _, head, _, _, _, about_at, about_bytes, groups_at = header
+    _, pid, born, rank, size, _, head, _, _, _, _, _, groups_at = header
     reader = _Reader(raw, offset_ns)
     first = max(1, head - newest + 1)
     found = [reader.record(number) for number in range(first, head + 1)]
     records = [each for each in found if each is not None]
-    about = json.loads(reader.text(about_at, about_bytes) or b"{}")
+    about = about_of(raw)
     waits = [wait for slot in range(layout.WAITS) for wait in reader.wait(slot)]
     if rank < 0:  # what the launcher says
         rank, size = about.get("rank", -1), about.get("size", -1)
     return Recording(
         pid, born, rank, size, about, records, waits, reader.latest(groups_at), reader.totals()
     )  # fmt: skip
+
+
+def about_of(raw: bytes) -> dict[str, Any]:
+    """Return what a ring says of its job and its node."""
+    *_, place, nbytes, _ = layout.HEADER.unpack_from(raw)
+    start = layout.TEXT_AT + place
+    try:
+        return dict(json.loads(raw[start : start + nbytes]))
+    except ValueError:  # nothing yet
+        return {}
 
 
 class _Reader:
