@@ -246,10 +246,11 @@ def start(tmp_path):
         command = build_command(options, find_site(environ), environ)
         env = {name: value for name, value in environ.items() if name not in command.unset}
         env |= {**command.env, **dict(hung.env), "PYTHONPATH": str(ROOT)}
-        job = subprocess.Popen(
-            command.argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+        with (tmp_path / "log").open("w") as log:
+            job = subprocess.Popen(
+                command.argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=log, start_new_session=True,
+            )  # fmt: skip
         started.append(job)
         return job, script
 
@@ -298,3 +299,18 @@ def test_the_rank_to_blame_is_named_with_its_line(start, hung):
     assert causes == hung.blamed, words
     for line in wanted:
         assert line in words
+
+
+@pytest.mark.thorough
+def test_the_watchdog_of_the_lowest_waiting_rank_says_it_once(start, tmp_path):
+    hung = PROGRAMS["a rank is stopped"]._replace(env=(("HPCDIST_STALL_S", "0.3"),))
+    _, script = start(hung)
+    until = time.monotonic() + PATIENCE_S
+    while "has waited" not in (tmp_path / "log").read_text() and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(0.5)  # who would say it again, or on another rank, does so by now
+    said = [line for line in (tmp_path / "log").read_text().splitlines() if "has waited" in line]
+    assert len(said) == 1, said
+    assert "[rank 1] hpcdist has waited" in said[0]
+    assert "rank 0 is stopped by a signal" in said[0]
+    assert all(line in said[0] for line in lines_with(script, "blamed"))

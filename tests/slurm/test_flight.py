@@ -41,7 +41,7 @@ def hpcdist(cluster, *words, **options):
     return cluster.run(sys.executable, "-m", "hpcdist", *words, **options)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_job_that_hangs_on_two_nodes_is_explained_from_outside(cluster, hanging, tmp_path):
     until = time.monotonic() + 60
     while time.monotonic() < until:
