@@ -65,17 +65,25 @@ static void forget_sites(void) {
     }
 }
 
-/* Where a file name is in the text; 0 where there is no room, or nothing is recorded. */
-static uint32_t text_of(const char *words, Py_ssize_t length) {
+/* Add to the text; returns the place, 0 where there is no room, or nothing is recorded. */
+static uint32_t append(const char *words, Py_ssize_t length) {
     flight_header_t *h = FLIGHT.header;
     if (!h) return 0;
+    uint64_t at = h->text_used, after = (at + (uint64_t)length + 7) & ~7ull;
+    if (after > h->text_size) return 0;
+    memcpy(FLIGHT.text + at, words, (size_t)length);
+    __atomic_store_n(&h->text_used, after, __ATOMIC_RELEASE);
+    return (uint32_t)at;
+}
+
+/* Where a file name is in the text; 0 as above. */
+static uint32_t text_of(const char *words, Py_ssize_t length) {
+    if (!FLIGHT.header) return 0;
     for (int i = 0; i < N_FILES; i++)
         if (strcmp(FLIGHT.text + FILES[i], words) == 0) return FILES[i];
-    uint64_t at = h->text_used, after = (at + (uint64_t)length + 8) & ~7ull;
-    if (N_FILES == PATHS || after > h->text_size) return 0;
-    memcpy(FLIGHT.text + at, words, (size_t)length + 1);
-    __atomic_store_n(&h->text_used, after, __ATOMIC_RELEASE);
-    return FILES[N_FILES++] = (uint32_t)at;
+    uint32_t at = N_FILES < PATHS ? append(words, length + 1) : 0;
+    if (at) FILES[N_FILES++] = at;
+    return at;
 }
 
 static int code_is_inside(PyObject *code) {
@@ -311,6 +319,14 @@ static PyObject *py_fail(PyObject *self, PyObject *mark) { return ended_with(mar
 
 /* ---- the file */
 
+/* text(bytes) -> place */
+static PyObject *py_text(PyObject *self, PyObject *given) {
+    char *words;
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(given, &words, &length) < 0) return NULL;
+    return PyLong_FromUnsignedLong(append(words, length));
+}
+
 static PyObject *py_close(PyObject *self, PyObject *unused) {
     forget_sites(); /* they are places in this text */
     N_FILES = 0;
@@ -347,6 +363,7 @@ static PyObject *py_open(PyObject *self, PyObject *args) {
 static PyMethodDef FUNCTIONS[] = {
     {"open", py_open, METH_VARARGS, NULL},
     {"close", py_close, METH_NOARGS, NULL},
+    {"text", py_text, METH_O, NULL},
     {"layout", py_layout, METH_VARARGS, NULL},
     {"skip", py_skip, METH_O, NULL},
     {"site", py_site, METH_NOARGS, NULL},

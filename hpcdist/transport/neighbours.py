@@ -5,13 +5,15 @@ For messages, once something has gone wrong or takes long: it takes milliseconds
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterable
+from typing import TypeGuard
 
 from hpcdist.transport import recorder
 from hpcdist.transport.flight import rings
 from hpcdist.transport.flight.analysis import Explanation, Subject, doing, explain
-from hpcdist.transport.flight.recording import read_recording
+from hpcdist.transport.flight.recording import about_of, read_recording
 
 _NEWEST = 128
 """So many records of each rank are looked at."""
@@ -22,14 +24,20 @@ def explanation() -> Explanation | None:
     own = recorder.job()
     if own is None:
         return None
-    offset_ns = time.time_ns() - time.monotonic_ns()
-    subjects = [
-        Subject(found, rings.condition(found.pid, found.born))
-        for raw in filter(None, map(rings.read_ring, rings.find_rings()))
-        if (found := read_recording(raw, offset_ns, _NEWEST)).about.get("job") == own.name
-    ]
+    offset_ns, host = time.time_ns() - time.monotonic_ns(), socket.gethostname()
+    mine = [raw for raw in map(rings.read_ring, rings.find_rings()) if _is_of(raw, own.name, host)]
+    found = [read_recording(raw, offset_ns, _NEWEST) for raw in mine]
+    subjects = [Subject(each, rings.condition(each.pid, each.born)) for each in found]
     here = [*own.here, *(each.rank for each in subjects)]
     return explain(subjects, own.size, time.time_ns(), here)
+
+
+def _is_of(raw: bytes | None, job: str, host: str) -> TypeGuard[bytes]:
+    """Return whether a ring is of a job, and of this node: nodes may share the folder."""
+    if raw is None:
+        return False
+    about = about_of(raw)
+    return about.get("job") == job and about.get("host") == host
 
 
 def call_sites(ranks: Iterable[int]) -> dict[int, str]:

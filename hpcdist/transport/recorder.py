@@ -4,7 +4,7 @@ Always on: `begin` and `end` around each operation take about a tenth of a micro
 is read by `hpcdist ps`, `top` and `dump` without a signal, without the global interpreter lock, and
 outlives the process that is killed; `flight` says how it is laid out and read.
 
-`_recorder.c` is the compiled recorder; `_Recorder` is the same in Python, where that is missing.
+`_recorder.c` is the compiled recorder; `python_recorder` the same in Python, where that is missing.
 """
 
 from __future__ import annotations
@@ -21,122 +21,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import CodeType
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 from hpcdist.text import in_short, read_short
-from hpcdist.transport.call_site import call_site, compiled, issued, outer_frame
+from hpcdist.transport.call_site import call_site, compiled, issued
 from hpcdist.transport.flight import layout, rings
 from hpcdist.transport.flight.layout import STARTED
+from hpcdist.transport.python_recorder import PythonRecorder
 
 __all__ = ["STARTED", "begin", "end", "fail", "note"]
 
 _U64 = struct.Struct("Q")
 
 
-class _Layout(NamedTuple):
-    """Where the calls of a type have what is recorded: places in the tuple, below 0 if nowhere."""
-
-    dtype: int
-    shape: int
-    root: int
-    nbytes: int
-
-
-@final
-class _Recorder:
-    """What `_recorder.c` is, in Python."""
-
-    def __init__(self) -> None:
-        self._memory: Any = None
-        self._layouts: dict[type, _Layout] = {}
-        self._sites: dict[tuple[int, int], tuple[CodeType, int, int]] = {}
-        """By address of the code, which the entry keeps: alike pieces of code are equal."""
-        self._files: dict[str, int] = {}
-
-    def open(self, memory: Any, records_at: int, text_at: int) -> None:
-        self.close()
-        self._memory = memory
-
-    def close(self) -> None:
-        self._memory = None
-        self._sites.clear()
-        self._files.clear()
-
-    def layout(self, kind: type, dtype: int, shape: int, root: int, nbytes: int) -> None:
-        self._layouts[kind] = _Layout(dtype, shape, root, nbytes)
-
-    def begin(self, call: Any, group: int, sequence: int | None, flags: int) -> int:
-        if self._memory is None or not group:
-            return 0
-        place = self._layouts[type(call)]
-        root = call[place.root] if place.root >= 0 else 0
-        dtype = call[place.dtype].code if place.dtype >= 0 else 0
-        return self._put(int(call[0]), group, sequence or 0, int(call.nbytes), root, flags, dtype)
-
-    def note(self, kind: int, group: int, sequence: int, nbytes: int, peer: int, flags: int) -> int:
-        return self._put(kind, group, sequence, nbytes, peer, flags, 0) if group else 0
-
-    def _put(
-        self, kind: int, group: int, sequence: int, nbytes: int, peer: int, flags: int, dtype: int
-    ) -> int:
-        memory = self._memory
-        if memory is None:
-            return 0
-        file, line = self._site()
-        number = _U64.unpack_from(memory, layout.HEAD_AT)[0] + 1
-        layout.RECORD.pack_into(
-            memory, _record_at(number), number, time.monotonic_ns(), 0, nbytes, file, line,
-            sequence, group, peer, 0, kind, dtype, layout.BEGUN, flags, 0,
-        )  # fmt: skip
-        if sequence:
-            _U64.pack_into(memory, layout.TEXT_AT + group, sequence)
-        _U64.pack_into(memory, layout.HEAD_AT, number)
-        return int(number)
-
-    def _site(self) -> tuple[int, int]:
-        frame, _ = outer_frame()
-        if frame is None:
-            return 0, 0
-        key = id(frame.f_code), frame.f_lasti
-        site = self._sites.get(key)
-        if site is None:
-            if len(self._sites) >= layout.CAPACITY:
-                self._sites.clear()
-            name = frame.f_code.co_filename
-            if name not in self._files:
-                self._files[name] = add_text(name.encode(errors="replace") + b"\0")
-            site = self._sites[key] = frame.f_code, self._files[name], frame.f_lineno
-        return site[1:]
-
-    def end(self, mark: int) -> None:
-        self._end(mark, layout.ENDED)
-
-    def fail(self, mark: int) -> None:
-        self._end(mark, layout.FAILED)
-
-    def _end(self, mark: int, state: int) -> None:
-        memory = self._memory
-        if not mark or memory is None:
-            return
-        at, now = _record_at(mark), time.monotonic_ns()
-        found = list(layout.RECORD.unpack_from(memory, at))
-        if found[0] != mark or found[12] != layout.BEGUN:
-            return
-        counter = layout.COUNTERS_AT + found[10] * layout.COUNTER.size
-        count, nbytes, busy = layout.COUNTER.unpack_from(memory, counter)
-        layout.COUNTER.pack_into(
-            memory, counter, count + 1, nbytes + found[3], busy + now - found[1]
-        )
-        found[2], found[12] = now, state
-        layout.RECORD.pack_into(memory, at, *found)
-
-
-def _record_at(number: int) -> int:
-    return layout.RECORDS_AT + (number & (layout.CAPACITY - 1)) * layout.RECORD.size
-
-
-recorder: Any = _Recorder() if compiled is None else compiled
+recorder: Any = PythonRecorder() if compiled is None else compiled
 begin: Callable[[Any, int, int | None, int], int] = recorder.begin
 """``begin(call, group, sequence, flags)``: record that a call begins; returns its mark, or 0."""
 note: Callable[[int, int, int, int, int, int], int] = recorder.note
@@ -160,7 +58,7 @@ class _File:
 
 
 _file = _File()
-_adding = threading.Lock()
+_waiting = threading.Lock()
 
 
 def open_ring(about: Mapping[str, Any], roots: Sequence[str] = rings.ROOTS) -> None:
@@ -298,18 +196,9 @@ def _packed(ranks: Sequence[int]) -> str | list[int]:
 
 
 def add_text(words: bytes) -> int:
-    """Add to the text; return the place, 0 where there is no room."""
-    memory = _file.memory
-    if memory is None:
-        return 0
-    with _adding:
-        at: int = _U64.unpack_from(memory, layout.TEXT_USED_AT)[0]
-        after = (at + len(words) + 7) & ~7
-        if after > layout.TEXT_BYTES:
-            return 0
-        memory[layout.TEXT_AT + at : layout.TEXT_AT + at + len(words)] = words
-        _U64.pack_into(memory, layout.TEXT_USED_AT, after)
-    return at
+    """Add to the text; return the place, 0 where there is no room, or nothing is recorded."""
+    place: int = recorder.text(words)
+    return place
 
 
 def note_wait(words: str, waited_s: float) -> int:
@@ -322,7 +211,7 @@ def note_wait(words: str, waited_s: float) -> int:
         return -1
     site, told = call_site().encode()[-120:], words.encode()
     since = time.monotonic_ns() - int(waited_s * 1e9)
-    with _adding:
+    with _waiting:
         for slot in range(layout.WAITS):
             at = layout.WAITS_AT + slot * layout.WAIT_BYTES
             if _U64.unpack_from(memory, at)[0]:

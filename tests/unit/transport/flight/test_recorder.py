@@ -15,6 +15,7 @@ from hpcdist.transport.call_site import compiled
 from hpcdist.transport.flight import layout, rings
 from hpcdist.transport.flight.recording import read_recording
 from hpcdist.transport.kinds import Kind
+from hpcdist.transport.python_recorder import CallLayout, PythonRecorder
 from hpcdist.transport.reduction import ReduceOp, rule_for
 
 
@@ -33,10 +34,10 @@ def ring(request, monkeypatch, tmp_path):
     """Return the recorder of this process, recording in a folder of its own."""
     module = recording_module
     if request.param == "python":
-        twin = module._Recorder()
+        twin = PythonRecorder()
         twin._layouts.update(
-            {Reduction: module._Layout(3, 4, 5, -1), Barrier: module._Layout(-1, -1, -1, -1),
-             Message: module._Layout(2, 3, 4, -1)}
+            {Reduction: CallLayout(3, 4, 5, -1), Barrier: CallLayout(-1, -1, -1, -1),
+             Message: CallLayout(2, 3, 4, -1)}
         )  # fmt: skip
         monkeypatch.setattr(module, "recorder", twin)
     monkeypatch.setattr(module, "_file", module._File())
