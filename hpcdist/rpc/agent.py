@@ -70,7 +70,6 @@ class Agent:
         self.infos: tuple[WorkerInfo, ...] = setup.directory.infos
         self.me = setup.directory[setup.me]
         self.group = setup.group
-        self._places = {rank: place for place, rank in enumerate(setup.group.ranks)}
         self.closed = ""
         """Why it makes no more calls."""
         self.counters: dict[str, Counter] = {}
@@ -134,8 +133,10 @@ class Agent:
             future.limit(Limit(until, lambda: self._give_up(number, limit_s), self._clock.at))
         if listeners:
             future.tell(Telling(f"rpc:{name}", self.group, parcel.nbytes, rank).begin())
-        place = self._places.get(rank, -1)
-        future.recorded(note(RPC, self.group.flight, 0, parcel.nbytes, place, STARTED))
+        if self.group.flight:
+            members = self.group.ranks
+            place = rank if members[rank : rank + 1] == [rank] else -1
+            future.recorded(note(RPC, self.group.flight, 0, parcel.nbytes, place, STARTED))
         kind = frames.INLINE if getattr(fn, "__hpcdist_inline__", False) else frames.CALL
         try:
             link = self._note(number, future, rank, name)

@@ -73,7 +73,6 @@ class Future(Generic[T]):
         "_load",
         "_lock",
         "_mark",
-        "_mark",
         "_run",
         "_settled",
         "_teller",
