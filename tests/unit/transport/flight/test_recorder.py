@@ -217,3 +217,18 @@ def test_a_full_file_system_is_found_when_the_file_is_made(monkeypatch, tmp_path
 def test_a_folder_that_another_one_has_made_is_not_used(monkeypatch, tmp_path):
     (tmp_path / f"flight-{os.getuid()}").symlink_to("/tmp")
     assert rings.make_ring(layout.TOTAL, "1-1", [str(tmp_path)]) is None
+
+
+def test_it_is_switched_off_by_its_variable():
+    program = """
+import hpcdist as dist
+from hpcdist.transport import recorder
+world = dist.init_parallel_env(backend="local")
+dist.barrier()
+print(recorder.is_open(), world.flight)
+"""
+    environ = os.environ | {"HPCDIST_RECORDER": "off"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environ, check=True
+    )
+    assert done.stdout == "False 0\n"
