@@ -102,7 +102,12 @@ def _start_batch(group: Members, calls: Sequence[Any]) -> list[Work]:
         if listeners:
             calls = [stack.enter_context(Announcement(group, call, None)) for call in calls]
         marks = [begin(call, group.flight, None, STARTED) for call in calls]
-        works = group.transport.start_batch(calls)
+        try:
+            works = group.transport.start_batch(calls)
+        except BaseException:
+            for mark in marks:
+                fail(mark)
+            raise
         for work, mark in zip(works, marks, strict=True):
             work.recorded(mark)
         return works
