@@ -20,6 +20,10 @@ from hpcdist.transport.flight import layout
 
 ROOTS = ("/dev/shm", "/tmp")
 KEPT_S = 3600.0
+KEPT_RINGS = 64
+"""So many rings of dead processes are kept at most, the newest: memory is what they take."""
+LEFT_BYTES = 64 << 20
+"""Where less would be free than this, no ring is made: MPI libraries need the place, too."""
 _SUFFIX = ".ring"
 
 
@@ -45,7 +49,7 @@ def make_ring(nbytes: int, name: str, roots: Iterable[str] = ROOTS) -> tuple[int
     for folder in folders(roots):
         with suppress(OSError):
             folder.mkdir(mode=0o700, exist_ok=True)
-            if not is_ours(folder):
+            if not is_ours(folder) or _free_bytes(folder) < nbytes + LEFT_BYTES:
                 continue
             path = folder / f"{name}{_SUFFIX}"
             path.unlink(missing_ok=True)  # of a process that had the same number
@@ -58,6 +62,11 @@ def make_ring(nbytes: int, name: str, roots: Iterable[str] = ROOTS) -> tuple[int
                 raise
             return opened, path
     return None
+
+
+def _free_bytes(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
 
 
 def remove(path: Path) -> None:
@@ -120,13 +129,17 @@ def _stat(pid: int) -> list[str]:
 
 
 def sweep(roots: Iterable[str] = ROOTS) -> None:
-    """Remove the rings of processes that are long dead."""
+    """Remove the rings of processes that are long dead, and all but the newest of dead ones."""
+    dead: list[tuple[float, Path]] = []
     for path in find_rings(roots):
         raw = read_ring(path)
         if raw is None:
             continue
         head = layout.HEADER.unpack_from(raw)
-        if condition(head[1], head[2]) == "dead" and _idle_s(path, raw) > KEPT_S:
+        if condition(head[1], head[2]) == "dead":
+            dead.append((_idle_s(path, raw), path))
+    for place, (idle_s, path) in enumerate(sorted(dead)):
+        if idle_s > KEPT_S or place >= KEPT_RINGS:
             remove(path)
 
 

@@ -214,6 +214,26 @@ def test_a_full_file_system_is_found_when_the_file_is_made(monkeypatch, tmp_path
     assert rings.find_rings([str(tmp_path)]) == []
 
 
+def test_of_many_dead_processes_the_newest_are_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(rings, "KEPT_RINGS", 2)
+    raw = bytearray(layout.TOTAL)
+    for number in range(5):
+        layout.HEADER.pack_into(
+            raw, 0, layout.MAGIC, 1 << 30, 1, 0, 1, layout.CAPACITY, 0, 8, 0, 0, 0, 0, 0
+        )
+        opened, path = rings.make_ring(layout.TOTAL, f"{number}-1", [str(tmp_path)])
+        os.close(opened)
+        path.write_bytes(raw)
+        os.utime(path, (time.time() - 100 + number, time.time() - 100 + number))
+    rings.sweep([str(tmp_path)])
+    assert [path.name for path in rings.find_rings([str(tmp_path)])] == ["3-1.ring", "4-1.ring"]
+
+
+def test_a_place_that_is_nearly_full_is_left_to_others(monkeypatch, tmp_path):
+    monkeypatch.setattr(rings, "LEFT_BYTES", 1 << 60)
+    assert rings.make_ring(layout.TOTAL, "1-1", [str(tmp_path)]) is None
+
+
 def test_a_folder_that_another_one_has_made_is_not_used(monkeypatch, tmp_path):
     (tmp_path / f"flight-{os.getuid()}").symlink_to("/tmp")
     assert rings.make_ring(layout.TOTAL, "1-1", [str(tmp_path)]) is None
