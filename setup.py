@@ -25,8 +25,9 @@ class BuildKernel(build_ext):
     def run(self):
         self.built = []
         if self.inplace:
-            for old in Path("hpcdist/transport").glob("_kernel.*so"):
-                old.unlink()
+            for name in ("_kernel", "_recorder"):
+                for old in Path("hpcdist/transport").glob(f"{name}.*so"):
+                    old.unlink()
         super().run()
         self.distribution.ext_modules[:] = self.built
 
@@ -48,18 +49,25 @@ class Wheel(bdist_wheel):
         super().run()
 
 
+def extension(name, *flags, **more):
+    """Return the description of the extension `name`, which may fail to compile."""
+    return Extension(
+        f"hpcdist.transport.{name}",
+        sources=[f"hpcdist/transport/{name}.c"],
+        extra_compile_args=["-O3", "-fwrapv", "-g0", *flags],
+        define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
+        py_limited_api=STABLE,
+        optional=True,
+        **more,
+    )
+
+
 setup(
     cmdclass={"build_ext": BuildKernel, "bdist_wheel": Wheel},
     ext_modules=[
-        Extension(
-            "hpcdist.transport._kernel",
-            sources=["hpcdist/transport/_kernel.c"],
-            # no fused multiply-add, which rounds once where NumPy rounds twice
-            extra_compile_args=["-O3", "-fwrapv", "-ffp-contract=off", "-fno-math-errno", "-g0"],
-            define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
-            py_limited_api=STABLE,
-            optional=True,
-        )
+        # no fused multiply-add, which rounds once where NumPy rounds twice
+        extension("_kernel", "-ffp-contract=off", "-fno-math-errno"),
+        extension("_recorder", depends=["hpcdist/transport/_recorder.h"]),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
 )

@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 STARTERS = "startup", "scale"  # they start their ranks themselves
 RANKS = {
     "overhead": (1, 2),
+    "recorder": (1,),
     "collectives": (2,),
     "overlap": (2,),
     "objects": (2,),

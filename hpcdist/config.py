@@ -20,6 +20,10 @@ class Config:
     """MiB of a large reduction inside one node that are handed to MPI at a time."""
     shared_heap_mb: float = 4096.0
     """MiB of memory shared inside a node that the arrays of one process may take at most."""
+    recorder: Literal["on", "off"] = "on"
+    """Whether each rank notes its last operations in a file of its node, for `hpcdist ps`."""
+    stall_s: float | None = 60.0
+    """Seconds of waiting after which a rank says once who waits for whom; 0: never."""
     early_mb: float = 1024.0
     """MiB of messages that a rank takes in, at most, before the receives for them are called."""
     tuning: str | None = None
@@ -99,6 +103,10 @@ def _number(variable: str, text: str) -> float:
     return value
 
 
+def _seconds_or_never(variable: str, text: str) -> float | None:
+    return None if text.strip() in ("0", "0.0") else _number(variable, text)
+
+
 def _whole(variable: str, text: str) -> int:
     value = _number(variable, text)
     if not value.is_integer():
@@ -143,6 +151,7 @@ _COMMON = ("device_way", "device_batches", "nccl_sums", "array_replicate", "arra
 _SWITCHES = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 _READERS: dict[str, Callable[[str, str], Any]] = {
     "float": _number,
+    "float | None": _seconds_or_never,
     "bool": _switch,
     "int | None": _whole,
     "tuple[int | None, ...]": _cuts,

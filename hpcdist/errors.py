@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 
 class HpcdistError(RuntimeError):
     """Base of all hpcdist errors."""
@@ -13,7 +16,7 @@ class HpcdistError(RuntimeError):
         fields = "".join(
             f", {name}={value!r}"
             for name, value in vars(self).items()
-            if name[0] != "_" and name != "traceback" and value != ()
+            if name[0] != "_" and name not in ("traceback", "call_sites") and value != ()
         )
         return f"{type(self).__name__}({str(self)!r}{fields})"
 
@@ -30,14 +33,23 @@ class UsageError(HpcdistError, ValueError):
 
 
 class MismatchError(HpcdistError):
-    """The ranks of a group disagree about the operation, its shape, dtype, op or root."""
+    """The ranks of a group disagree about the operation, its shape, dtype, op or root.
+
+    `call_sites` holds by world rank the line that called it, as ``file:line``, where all have told.
+    """
+
+    call_sites: Mapping[int, str] = MappingProxyType({})
 
 
 class CollectiveTimeout(HpcdistError, TimeoutError):
     """An operation was not joined by every rank in time.
 
-    `missing` holds the world ranks that had not entered it.
+    `missing` holds the world ranks that had not entered it; `call_sites` by world rank the line
+    at which a rank was, or had last called hpcdist, of the ranks whose flight recorders are on this
+    node.
     """
+
+    call_sites: Mapping[int, str] = MappingProxyType({})
 
     def __init__(self, message: str, missing: tuple[int, ...] = ()) -> None:
         super().__init__(message)

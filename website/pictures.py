@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import hpcdist as dist
-from website import collectives
+from website import collectives, timeline
 from website.svg import INK, PAPER, QUIET, RANKS, Picture
 
 FOLDER = Path(__file__).parents[1] / "docs/images"
@@ -262,6 +262,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "buckets": buckets,
     "zero": zero,
     "layouts": layouts,
+    "hanging": timeline.hanging,
     **{
         f"collective-{call.partition('(')[0]}": lambda call=call: collectives.draw(call)
         for call in collectives.STEPS

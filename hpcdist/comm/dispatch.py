@@ -20,6 +20,7 @@ from hpcdist.transport.base import DONE, Work
 from hpcdist.transport.call import Call, Message, ObjectMessage, locate
 from hpcdist.transport.call_site import issued, outer_frame
 from hpcdist.transport.kinds import Kind
+from hpcdist.transport.recorder import STARTED, begin, end, fail
 
 Describe = Callable[..., Call]
 
@@ -37,6 +38,7 @@ def dispatch(group: Members | None, sync_op: bool, describe: Describe, *args: An
     number, is_message = None, type(call) is Message or type(call) is ObjectMessage
     if not is_message and issued.at is None:  # else its place in the order is left to chance
         group.issued = number = group.issued + 1
+    mark = begin(call, group.flight, number, 0 if sync_op else STARTED)
     try:
         if listeners:
             runs = sync_op and call.device is None
@@ -44,11 +46,21 @@ def dispatch(group: Members | None, sync_op: bool, describe: Describe, *args: An
                 ended = transport.run(told) if sync_op else transport.start(told)
         else:
             ended = transport.run(call) if sync_op else transport.start(call)
-    except UsageError as error:
-        if error.nested and not (error.held or error.inside) and number is not None:
-            group.issued -= 1  # this call was refused, and the other ranks know nothing of it
+    except BaseException as error:
+        fail(mark)
+        if number is not None and _is_refused(error):
+            group.issued -= 1  # the other ranks know nothing of this call
         raise
+    if sync_op:
+        end(mark)
+    elif mark:
+        ended.recorded(mark)
     return ended if is_message or not sync_op or call.device is not None else DONE
+
+
+def _is_refused(error: BaseException) -> bool:
+    """Return whether a call ended with `error` because it was nested, before it began."""
+    return isinstance(error, UsageError) and error.nested and not (error.held or error.inside)
 
 
 def as_flag(value: Any, what: str) -> bool:
@@ -89,7 +101,16 @@ def _start_batch(group: Members, calls: Sequence[Any]) -> list[Work]:
     with ExitStack() as stack:
         if listeners:
             calls = [stack.enter_context(Announcement(group, call, None)) for call in calls]
-        return group.transport.start_batch(calls)
+        marks = [begin(call, group.flight, None, STARTED) for call in calls]
+        try:
+            works = group.transport.start_batch(calls)
+        except BaseException:
+            for mark in marks:
+                fail(mark)
+            raise
+        for work, mark in zip(works, marks, strict=True):
+            work.recorded(mark)
+        return works
 
 
 def described(group: Members, describe: Describe, *args: Any) -> Call:

@@ -31,8 +31,13 @@ from hpcdist.runtime.failure import let_refusal_be_heard
 from hpcdist.runtime.mpi import FINALIZED, check_not_finalized, is_alone
 from hpcdist.runtime.place import read_place
 from hpcdist.runtime.process import snapshot
+from hpcdist.text import in_short
+from hpcdist.transport import recorder
 from hpcdist.transport.base import WorldRequest
+from hpcdist.transport.flight import rings
+from hpcdist.transport.flight.layout import INIT
 from hpcdist.transport.registry import installed_transports, load_start, transport_name
+from hpcdist.transport.stall import watch
 from hpcdist.transport.threads.transport import ThreadTransport
 
 
@@ -102,6 +107,7 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
         return world_of(session)
     name = transport_name(backend)
     config = read_config()
+    mark = _open_recorder(config)
     wanted = _wanted_device(device, config)
     timeout_s = check_timeout(timeout, config.timeout_s)
 
@@ -126,8 +132,30 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
         place.local_rank, place.local_size, place.node_rank, place.nnodes, endpoints, number
     )
     set_session(session := Session(world_group(transport), whereabouts, timeout_s))
+    mine = [rank for rank, host in enumerate(world.hosts) if host == world.hosts[place.rank]]
+    job = transport.job or recorder.job_name()
+    recorder.end(mark)
+    recorder.settle(place.rank, place.size, job=job, here=in_short(mine))
+    session.record(session.world)
+    if place.local_rank == 0:
+        rings.sweep()
+    watch(config.stall_s)
     _end_with_program()
     return world_of(session)
+
+
+def _open_recorder(config: Config) -> int:
+    """Begin to record, and record that this rank starts; return the mark of that."""
+    if config.recorder == "off":
+        return 0
+    environ = snapshot()
+    step = [environ.get(name) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
+    place = read_place(environ)
+    job = ".".join(filter(None, step))
+    launch = environ.get("PMIX_NAMESPACE", "")  # Open MPI's name for what it has started together
+    recorder.open_ring({"slurm": job, "launch": launch, "rank": place.rank, "size": place.size})
+    everybody = recorder.enter_group(range(place.size), -1, "init_parallel_env")
+    return recorder.note(INIT, everybody, 1, 0, 0, 0)
 
 
 class _Wanted(NamedTuple):

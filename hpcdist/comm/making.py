@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 from hpcdist.comm.dispatch import dispatch, not_a_member
 from hpcdist.comm.members import Members
 from hpcdist.comm.objects import describe_all_gather
-from hpcdist.comm.session import require_session
+from hpcdist.comm.session import is_simulated, require_session
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import UNDEFINED, Objects, Refusal
+from hpcdist.transport.flight.layout import NEW_GROUP
 from hpcdist.transport.kinds import Kind
 from hpcdist.transport.polling import raising_held
 from hpcdist.transport.queue import seconds
+from hpcdist.transport.recorder import end, enter_making, fail, note
 
 
 @raising_held
@@ -35,8 +38,25 @@ def group_of(members: list[int], timeout: Any = None, name: str | None = None) -
             raise
         transport, group_id = None, session.next_id
         if is_member:
-            transport, group_id = parent.subgroup(members, group_id, timeout_s)
+            with _recorded(members):
+                transport, group_id = parent.subgroup(members, group_id, timeout_s)
         return session.adopt(world.beside(members, group_id, transport, name))
+
+
+@contextlib.contextmanager
+def _recorded(members: list[int]) -> Iterator[None]:
+    """Have it recorded that this rank makes a group of `members`."""
+    if is_simulated():
+        yield
+        return
+    place, number = enter_making(members)
+    mark = note(NEW_GROUP, place, number, 0, 0, 0)
+    try:
+        yield
+    except BaseException:
+        fail(mark)
+        raise
+    end(mark)
 
 
 def split(group: Members, color: Any, key: Any, timeout: Any, name: str | None) -> Members:

@@ -25,6 +25,8 @@ class Members(ABC):
     transport: Transport | None
     issued: int
     """Collectives that this rank has issued; see `Event.sequence`."""
+    flight: int = 0
+    """Where the flight recorder has the group; 0 where it records nothing of it."""
     announced: dict[int, Callable[[BaseException | None], None]]
     """What tells the end of operations under way whose begin was told, by `Event.id`."""
 

@@ -16,6 +16,7 @@ from hpcdist.comm.closed import Closed
 from hpcdist.comm.members import Members
 from hpcdist.errors import UsageError
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.recorder import enter_group
 
 G = TypeVar("G", bound=Members)
 
@@ -99,9 +100,18 @@ class Session:
         if rpc is not None:
             rpc.close(why)
 
+    def record(self, group: Members) -> None:
+        """Have the flight recorder follow `group` as it is now, if it follows this process.
+
+        To be called anew for each group whose ranks change, after `recorder.settle`.
+        """
+        if group.is_member() and not is_simulated():
+            group.flight = enter_group(group.ranks, group.id, group.name)
+
     def adopt(self, group: G) -> G:
         """Keep `group` until it is destroyed."""
         self.groups[group.id] = group
+        self.record(group)
         self.next_id = max(self.next_id, group.id) + 1
         return group
 

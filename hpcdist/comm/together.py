@@ -29,6 +29,7 @@ from hpcdist.comm.objects import (
 )
 from hpcdist.comm.session import current_session, resolve_group
 from hpcdist.errors import HpcdistError, MismatchError, RemoteError, UsageError, is_secondary
+from hpcdist.transport import recorder
 from hpcdist.transport.call import END_OF_BLOCK, Objects, Refusal, refused
 
 T = TypeVar("T")
@@ -263,6 +264,7 @@ class Together:
             end = described(group, _describe_end, ends, _End(depth, failure), call_off)
             transport = group.transport  # anew: the first use of one that was shut down restarts it
             assert transport is not None
+            mark = recorder.begin(end, group.flight, None, 0)
             try:
                 # not told to listeners: one that fails could call it off again and again
                 transport.run(end)
@@ -273,6 +275,8 @@ class Together:
                 failure = failure or self._failure(reason)
                 call_off = None
                 continue
+            finally:
+                recorder.end(mark)
             least = min(each.depth for each in ends)
             if depth > least or depth == max(each.depth for each in ends):
                 break

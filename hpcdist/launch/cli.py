@@ -29,6 +29,18 @@ COMMANDS = {
         "hpcdist.checkpoint.command:checkpoint",
         "Show checkpoints, verify them, make one file of them.",
     ),
+    "ps": (
+        "hpcdist.diagnostics.flight.commands:ps",
+        "Show what the ranks of a job do, and who waits for whom.",
+    ),
+    "top": (
+        "hpcdist.diagnostics.flight.commands:top",
+        "Show again and again what the ranks of a job do, and how much they move.",
+    ),
+    "dump": (
+        "hpcdist.diagnostics.flight.commands:dump",
+        "Write what the ranks of a job have done last, and a timeline.",
+    ),
     "doctor": (
         "hpcdist.diagnostics.doctor:doctor",
         "Say what this installation and this job would do, and why.",

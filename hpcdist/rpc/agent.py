@@ -34,7 +34,9 @@ from hpcdist.rpc.names import WorkerInfo
 from hpcdist.rpc.serve import Pool, as_call
 from hpcdist.rpc.switchboard import Setup, Switchboard
 from hpcdist.rpc.telling import Telling
+from hpcdist.transport.flight.layout import RPC
 from hpcdist.transport.queue import seconds
+from hpcdist.transport.recorder import STARTED, note
 
 _MANY = 32
 """From so many calls under way on, small ones are written together; see `links`."""
@@ -131,6 +133,10 @@ class Agent:
             future.limit(Limit(until, lambda: self._give_up(number, limit_s), self._clock.at))
         if listeners:
             future.tell(Telling(f"rpc:{name}", self.group, parcel.nbytes, rank).begin())
+        if self.group.flight:
+            members = self.group.ranks
+            place = rank if members[rank : rank + 1] == [rank] else -1
+            future.recorded(note(RPC, self.group.flight, 0, parcel.nbytes, place, STARTED))
         kind = frames.INLINE if getattr(fn, "__hpcdist_inline__", False) else frames.CALL
         try:
             link = self._note(number, future, rank, name)

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
 
 from hpcdist.errors import CollectiveTimeout, HpcdistError, UsageError
+from hpcdist.transport import recorder
+from hpcdist.transport.activity import NOTE_AFTER_S, Wait, noted
 from hpcdist.transport.queue import seconds
 
 logger = logging.getLogger("hpcdist.rpc")
@@ -70,6 +72,7 @@ class Future(Generic[T]):
         "_limit",
         "_load",
         "_lock",
+        "_mark",
         "_run",
         "_settled",
         "_teller",
@@ -84,6 +87,7 @@ class Future(Generic[T]):
         self._gate.acquire()
         self._lock = threading.RLock()
         self._claimed = self._settled = False
+        self._mark = 0
         self._load: Load | None = None
         self._value: Any = None
         self._error: BaseException | None = None
@@ -114,6 +118,7 @@ class Future(Generic[T]):
             self._open()
             failure = self._teller.end(self._error)
             self._error = self._error or failure
+        recorder.end(self._mark)
         with self._lock:
             self._settled = True
             callbacks, self._callbacks = self._callbacks, []
@@ -281,6 +286,15 @@ class Future(Generic[T]):
         """
         self._teller = teller
 
+    def recorded(self, mark: int) -> None:
+        """Have its end recorded.
+
+        Args:
+            mark: of the record of its call; see `transport.recorder`.
+
+        """
+        self._mark = mark
+
     def _await(self, timeout: Any) -> None:
         check_may_wait(self.what)
         with thread.waiting():
@@ -300,7 +314,10 @@ class Future(Generic[T]):
 
     def _pass(self, wait_s: float) -> bool:
         """Go through the gate, and leave it open for the next one."""
-        passed = self._gate.acquire(timeout=wait_s)
+        passed = self._gate.acquire(timeout=min(wait_s, NOTE_AFTER_S))
+        if not passed and wait_s > NOTE_AFTER_S:
+            with noted(Wait(lambda: self.what), NOTE_AFTER_S):
+                passed = self._gate.acquire(timeout=wait_s - NOTE_AFTER_S)
         if passed:
             self._gate.release()
         return passed

@@ -18,6 +18,10 @@ Layers of fleet: `model_parallel` (layers cut over the axis "mp"; a package with
 own), `recompute`, `pipeline` (stages of the axis "pp"; so is this one).
 """
 
+import os
+
+import torch
+
 from hpcdist.torch.backend import init as init, process_group_of as process_group_of, register
 from hpcdist.torch.batch_norm import SyncBatchNorm as SyncBatchNorm
 from hpcdist.torch.data_parallel import TorchDataParallel as DataParallel
@@ -28,6 +32,7 @@ from hpcdist.torch.embedding import (
 from hpcdist.torch.lamb import LAMB as LAMB
 from hpcdist.torch.lars import LARS as LARS
 from hpcdist.torch.process_group import HpcdistProcessGroup as HpcdistProcessGroup
+from hpcdist.transport.call_site import pass_over
 
 __all__ = [
     "DataParallel",
@@ -41,4 +46,5 @@ __all__ = [
     "sparse_embedding",
 ]
 
+pass_over(os.path.dirname(torch.__file__) + os.sep)  # a program's line is not one of torch's own
 register()

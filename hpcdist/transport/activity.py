@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, final
 
+from hpcdist.transport import recorder
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.neighbours import last_line
 
 NOTE_AFTER_S = 0.1
 """From this long a wait is noted, and its thread answers the questions of other ranks."""
@@ -37,6 +39,7 @@ class _Noted(NamedTuple):
     wait: Wait
     site: str
     began: float
+    slot: int
 
 
 _waits: dict[int, tuple[_Noted, ...]] = {}
@@ -45,14 +48,17 @@ _waits: dict[int, tuple[_Noted, ...]] = {}
 
 def note(wait: Wait, waited_s: float = 0.0) -> None:
     """Note that this thread waits since `waited_s`; `forget` ends it."""
-    noted, thread = _Noted(wait, call_site(), time.monotonic() - waited_s), threading.get_ident()
+    thread = threading.get_ident()
+    slot = recorder.note_wait(wait.words(), waited_s) if recorder.is_open() else -1
+    noted = _Noted(wait, call_site(), time.monotonic() - waited_s, slot)
     _waits[thread] = (*_waits.get(thread, ()), noted)
 
 
 def forget() -> None:
     """End the innermost wait of this thread."""
     thread = threading.get_ident()
-    *outer, _ = _waits.pop(thread)
+    *outer, ended = _waits.pop(thread)
+    recorder.forget_wait(ended.slot)
     if outer:
         _waits[thread] = tuple(outer)
 
@@ -128,6 +134,7 @@ def account_of(rank: int, left: str | None, given_up: str, waits: str | None) ->
         parts.append(f"waits in {waits or 'an operation that is about to end'}")
     elif not given_up:
         parts.append("does not answer: it waits in no operation of hpcdist")
+        parts += filter(None, [last_line(rank)])
     return f"Rank {rank} {', and '.join(parts)}."
 
 

@@ -14,6 +14,7 @@ from hpcdist.runtime.place import Place
 from hpcdist.transport.awaiting import until_ended
 from hpcdist.transport.call import AnyMessage, Call, Collective
 from hpcdist.transport.membership import Membership
+from hpcdist.transport.recorder import end
 
 
 class Known(NamedTuple):
@@ -86,6 +87,17 @@ class Work(ABC):
     def known(self) -> Known:
         """Return what is known of the operation, without asking MPI or a device."""
         return Known("operation")
+
+    def recorded(self, mark: int) -> None:
+        """Have the end of the operation recorded, whose record has this mark.
+
+        An operation that cannot tell its end has ended, for the recorder, when it was begun.
+
+        Args:
+            mark: what `recorder.begin` has returned.
+
+        """
+        end(mark)
 
     def __repr__(self) -> str:
         source = f", from rank {self.source}" if self.source >= 0 else ""
@@ -164,6 +176,7 @@ class Counter(Protocol):
     """What counts the collectives of a group."""
 
     issued: int
+    flight: int
 
 
 class Plan(ABC):
@@ -259,6 +272,8 @@ class Transport(ABC):
     membership: Membership
     nodes: Sequence[int] = ()
     """For each rank a number of its node, alike for ranks that can share memory; () if unknown."""
+    job: str = ""
+    """The name of the job, of all ranks the same; of the world's transport only."""
     takes_exchanges: bool = False
     """Whether `run` and `start` take an `Exchange`; else they get the alltoall that does it."""
     costs: Mapping[str, LinkCost] = MappingProxyType({})

@@ -32,6 +32,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import UsageError
 from hpcdist.transport.kinds import LOOSE, ROOTED, Kind
+from hpcdist.transport.recorder import recorder
 from hpcdist.transport.reduction import ReduceOp, ReductionRule
 
 ANY_SOURCE = -1
@@ -430,6 +431,20 @@ MESSAGES = (Message, ObjectMessage)
 
 WITH_ARRAYS = (Reduction, Distribution, Gathering, Message)
 """For `isinstance`: what may be in the memory of a device."""
+
+
+for _type, _places in (
+    (Reduction, (3, 4, 5, -1)),
+    (Distribution, (3, 4, 5, -1)),
+    (Gathering, (3, 4, 5, -1)),
+    (Exchange, (3, 4, -1, -2)),
+    (Objects, (-1, 2, 3, 4)),
+    (Barrier, (-1, -1, -1, -1)),
+    (Refusal, (-1, -1, 1, -1)),
+    (Message, (2, 3, 4, -1)),
+    (ObjectMessage, (-1, -1, 1, -2)),
+):
+    recorder.layout(_type, *_places)  # dtype, shape, root, bytes: where the tuple has them
 
 
 def locate(call: Call) -> Call:

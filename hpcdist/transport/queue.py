@@ -28,6 +28,7 @@ from hpcdist.transport import activity
 from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call_site import call_site, issued
 from hpcdist.transport.polling import drop_held, held, raise_held
+from hpcdist.transport.recorder import end, fail
 
 Job = Callable[[], Any]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -113,7 +114,7 @@ class CollectiveQueue:
         if self.is_current():
             self.refuse_nested()
             work.execute()
-            work.ended.set()
+            work.end()
             return work
         if self._thread is None:
             self._start_thread()
@@ -176,7 +177,7 @@ class CollectiveQueue:
             with self.running:
                 work.execute()
             self.queued.popleft()
-            work.ended.set()
+            work.end()
             del work  # its buffers are the caller's again
 
 
@@ -194,6 +195,22 @@ class QueuedWork(Work):
         self._site = call_site()
         self._value: Any = None
         self._error: BaseException | None = None
+        self._mark = 0
+
+    def recorded(self, mark: int) -> None:
+        """See `Work.recorded`."""
+        self._mark = mark
+        if self.ended.is_set():  # perhaps before it had the mark
+            self._record_end()
+
+    def end(self) -> None:
+        """Let those go on that wait for the operation, which has been executed."""
+        self.ended.set()
+        if self._mark:
+            self._record_end()
+
+    def _record_end(self) -> None:
+        (end if self._error is None else fail)(self._mark)
 
     def execute(self) -> None:
         """Run the job and keep its result or exception."""

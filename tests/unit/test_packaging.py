@@ -232,7 +232,8 @@ def built(tmp_path_factory):
     unpacked = folder / sdist.name.removesuffix(".tar.gz")
     (folder / "unpacked").mkdir()
     compiled = build("wheel", tree, folder)
-    (tree / "hpcdist/transport/_kernel.c").touch()  # what has been compiled is old now
+    for source in (tree / "hpcdist/transport").glob("*.c"):
+        source.touch()  # what has been compiled is old now
     return SimpleNamespace(
         tree=tree,
         unpacked=unpacked,
@@ -256,7 +257,7 @@ def metadata(wheel, name):
 def test_a_wheel_without_the_kernel_is_for_every_python_and_system(built):
     assert built.pure.name == f"hpcdist-{dist.__version__}-py3-none-any.whl"
     assert metadata(built.pure, "WHEEL")["Root-Is-Purelib"] == "true"
-    assert not [name for name in members(built.pure) if name.endswith((".so", ".c"))]
+    assert not [name for name in members(built.pure) if name.endswith((".so", ".c", ".h"))]
 
 
 @pytest.mark.thorough
@@ -267,10 +268,12 @@ def test_a_wheel_with_the_kernel_is_for_this_system_and_the_pythons_that_can_loa
     stable = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
     assert ("-abi3-" in tag) is stable
     assert ("-any" in tag) is False
-    (kernel,) = names
-    assert kernel.startswith("hpcdist/transport/_kernel.")
-    assert (".abi3.so" in kernel) is stable
-    assert set(members(built.compiled)) - {kernel} == set(members(built.pure))
+    assert {name.partition(".")[0] for name in names} == {
+        "hpcdist/transport/_kernel",
+        "hpcdist/transport/_recorder",
+    }
+    assert all((".abi3.so" in name) is stable for name in names)
+    assert set(members(built.compiled)) - set(names) == set(members(built.pure))
 
 
 @pytest.mark.thorough

@@ -215,5 +215,5 @@ def _at_once(job: Job, label: str) -> QueuedWork:
     """Run `job` on this thread, where MPI may be used by one only."""
     work = QueuedWork(job, label)
     work.execute()
-    work.ended.set()
+    work.end()
     return work

@@ -30,6 +30,7 @@ from mpi4py import MPI
 from hpcdist.errors import RemoteError
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.call import Collective, label
+from hpcdist.transport.call_site import call_site
 from hpcdist.transport.mpi.decision import (
     CANNOT,
     LATE,
@@ -247,7 +248,7 @@ class Agreement:
         absent, account = self._who_is_absent(call)
         if self._test():
             return
-        raise not_joined(self._what(call), absent, self._timeout_s, account)
+        raise not_joined(self._what(call), absent, self._timeout_s, account, self._ranks)
 
     def _settle(self, call: Collective) -> None:
         """Complete the exchanges of operations this rank gave up on."""
@@ -277,7 +278,7 @@ class Agreement:
         error, report = call.error, None
         if error is not None:
             report = str(error), "".join(traceback.format_exception(error))
-        told = self._comm.allgather(Told(label(call, self._ranks), report))
+        told = self._comm.allgather(Told(label(call, self._ranks), call_site(), report))
         if error is not None:
             raise error
         raise disagreement(self._what(call), dict(zip(self._ranks, told, strict=True)))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.neighbours import call_sites
 from hpcdist.transport.shm.control import Six
 
 NEVER = 1 << 62
@@ -59,13 +60,14 @@ class Told(NamedTuple):
     """What ranks that do not agree tell each other: what they called, and why they cannot."""
 
     call: str
+    site: str
     failure: tuple[str, str] | None = None
     """The words of the error, and its traceback."""
 
 
 def disagreement(what: str, told: Mapping[int, Told]) -> HpcdistError:
     """Return what all ranks raise, from what each has told; a rank that cannot raises its own."""
-    for rank, (_, failure) in told.items():
+    for rank, (_, _, failure) in told.items():
         if failure is not None:
             return RemoteError(
                 f"{what} was called off on all ranks because rank {rank} cannot "
@@ -74,11 +76,13 @@ def disagreement(what: str, told: Mapping[int, Told]) -> HpcdistError:
                 failure[1],
                 in_step=True,
             )
-    return mismatch(what, {rank: each.call for rank, each in told.items()})
+    error = mismatch(what, {rank: f"{each.call} at {each.site}" for rank, each in told.items()})
+    error.call_sites = {rank: each.site for rank, each in told.items()}
+    return error
 
 
 def mismatch(what: str, calls: Mapping[int, str]) -> MismatchError:
-    """Build the error that lists, per distinct call, the ranks that made it."""
+    """Build the error that lists, per distinct call and line, the ranks that made it."""
     ranks_of: dict[str, list[int]] = {}
     for rank, words in calls.items():
         ranks_of.setdefault(words, []).append(rank)
@@ -93,16 +97,18 @@ def mismatch(what: str, calls: Mapping[int, str]) -> MismatchError:
 
 
 def not_joined(
-    what: str, missing: Sequence[int], limit_s: float, account: str
+    what: str, missing: Sequence[int], limit_s: float, account: str, ranks: Sequence[int] = ()
 ) -> CollectiveTimeout:
-    """Return the error of a rank whose time is over."""
+    """Return the error of a rank whose time is over; `ranks` are those of the group."""
     names = ", ".join(map(str, missing)) or "none (a rank answers but does not proceed)"
-    return CollectiveTimeout(
+    error = CollectiveTimeout(
         f"{what} was not joined by all ranks within {limit_s:g} s; "
         f"missing ranks: {names}. Called at {call_site()}. Look at what these ranks do "
         f"instead, or pass a larger timeout to new_group or init_parallel_env{account}",
         tuple(missing),
     )
+    error.call_sites = call_sites(ranks)
+    return error
 
 
 def not_begun(what: str, missing: Sequence[int], limit_s: float, account: str) -> CollectiveTimeout:

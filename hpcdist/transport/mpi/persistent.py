@@ -18,6 +18,7 @@ from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import OPS, block, numbers
 from hpcdist.transport.polling import poll, raising_held
 from hpcdist.transport.queue import seconds
+from hpcdist.transport.recorder import STARTED, begin, end
 
 
 def _reduction(verb: Callable[..., Any]) -> Callable[[MPI.Intracomm, Any], MPI.Prequest]:
@@ -62,7 +63,7 @@ class MpiPlan(Plan):
         """The work of the last start, which tells its end to listeners."""
         self._counter: Counter = self
         self._tell: Callable[[Callable[[], Work]], Work] = lambda start: start()
-        self.issued = 0
+        self.issued = self.flight = 0
 
     def watch(self, counter: Counter, tell: Callable[[Callable[[], Work]], Work]) -> None:
         """See `Plan.watch`."""
@@ -73,8 +74,10 @@ class MpiPlan(Plan):
         work = self._work
         if work.active or self._request is None:
             raise UsageError(REFUSE_START)
+        counter, number = self._counter, None
         if issued.at is None:  # else its place in the order is left to chance
-            self._counter.issued += 1
+            counter.issued = number = counter.issued + 1
+        work.mark = begin(work.call, counter.flight, number, STARTED)
         if listeners:
             self._told = self._tell(self._start)
             return self._told
@@ -108,8 +111,10 @@ class _PlanWork(Work):
     def __init__(self, request: MPI.Prequest, call: Collective, host: MpiContext) -> None:
         self.active = False
         self._test = request.Test
-        self._call = call
+        self.call = call
         self._host = host
+        self.mark = 0
+        """Of the record of its last start."""
 
     @property
     def limit_s(self) -> float:
@@ -120,13 +125,14 @@ class _PlanWork(Work):
         if not self._test():
             self._wait(timeout)
         self.active = False
+        end(self.mark)
         return True
 
     @raising_held
     def _wait(self, timeout: Any) -> None:
         limit = seconds(timeout)
         limit = self._host.timeout_s if limit is None else limit
-        what = f"the plan of {label(self._call, self._host.ranks)}"
+        what = f"the plan of {label(self.call, self._host.ranks)}"
         wait, news = Wait(lambda: what), self._host.news
         if not poll(self._test, limit, wait=wait):
             account = ""
@@ -141,7 +147,8 @@ class _PlanWork(Work):
     def is_completed(self) -> bool:
         if self.active and self._test():
             self.active = False
+            end(self.mark)
         return not self.active
 
     def known(self) -> Known:
-        return Known(label(self._call, self._host.ranks), not self.active)
+        return Known(label(self.call, self._host.ranks), not self.active)

@@ -25,6 +25,7 @@ from hpcdist.transport.mpi.matching import Found, Matching
 from hpcdist.transport.mpi.news import Blocker, Step
 from hpcdist.transport.polling import LISTEN_AFTER_S, poll, raising_held
 from hpcdist.transport.queue import seconds
+from hpcdist.transport.recorder import end, fail
 
 _EXPLAIN_AFTER_S = 0.05
 
@@ -38,6 +39,13 @@ class Send(Work):
         self._call: AnyMessage | None = call
         self._requests = requests
         self._peer = call.root
+        self._mark = 0
+
+    def recorded(self, mark: int) -> None:
+        """See `Work.recorded`."""
+        self._mark = mark
+        if not self._requests:  # another thread may have ended it meanwhile
+            end(mark)
 
     @property
     def limit_s(self) -> float:
@@ -49,6 +57,7 @@ class Send(Work):
         with self._matching.lock:
             if self._requests and MPI.Request.Testall(self._requests):
                 self._requests = []
+                end(self._mark)
                 call, self._call = self._call, None
                 if call is not None and call.ended is not None:
                     call.ended(None)
@@ -101,6 +110,16 @@ class Receive(Work):
         self._error: Exception | None = None
         self._ticket: int | None = None
         self._ask_at = LISTEN_AFTER_S
+        self._mark = 0
+
+    def recorded(self, mark: int) -> None:
+        """See `Work.recorded`."""
+        self._mark = mark
+        if self._ended:  # perhaps before it had the mark
+            self._record_end()
+
+    def _record_end(self) -> None:
+        (end if self._error is None else fail)(self._mark)
 
     @classmethod
     def under_way(
@@ -167,6 +186,7 @@ class Receive(Work):
             except Exception as error:
                 self._error = error
         self._parts = []
+        self._record_end()
         if call.ended is not None:
             try:
                 call.ended(self._error)

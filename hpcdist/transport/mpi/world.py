@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hpcdist.runtime import mpi
 from hpcdist.runtime.failure import end_job_on_failure
+from hpcdist.transport import recorder
 from hpcdist.transport.base import StartedWorld, WorldRequest
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ def start_world(request: WorldRequest) -> StartedWorld:
         end_job_on_failure(world.place.rank)
         site = make_site(request.config, world.nodes)
         transport = MpiTransport(world.comm, range(world.place.size), request.timeout_s, site)
-        transport.costs = transport.context.comm.bcast(site.costs)  # of all ranks the same
+        told = site.costs, recorder.job_name()
+        transport.costs, transport.job = transport.context.comm.bcast(told)  # of all the same
         mpi.before_finalize(request.before_end)
         return transport
 

@@ -37,6 +37,8 @@ class Meeting:
 
     def __init__(self) -> None:
         self.calls: dict[int, Collective] = {}
+        self.sites: dict[int, str] = {}
+        """The lines that called, by world rank."""
         self.results: list[Any] | None = None
         self.error: Exception | None = None
 
@@ -79,6 +81,7 @@ class ThreadGroup:
         with self.changed:
             meeting = self.meetings.setdefault(sequence, Meeting())
             meeting.calls[rank] = call
+            meeting.sites[self.ranks[rank]] = call_site()
             if meeting.error is None and len(meeting.calls) == len(self.ranks):
                 self._hold(meeting)
                 self.changed.notify_all()
@@ -176,12 +179,12 @@ class ThreadGroup:
         """Compute all results; on the last rank to arrive."""
         calls = [meeting.calls[rank] for rank in range(len(self.ranks))]
         try:
-            self._agree(calls)
+            self._agree(calls, meeting.sites)
             meeting.results = VERBS[calls[0].kind](calls)
         except Exception as error:  # whatever it is: everyone waits here
             meeting.error = error
 
-    def _agree(self, calls: list[Collective]) -> None:
+    def _agree(self, calls: list[Collective], sites: dict[int, str]) -> None:
         for rank, call in enumerate(calls):
             if call.error is not None:
                 raise RemoteError(
@@ -192,13 +195,15 @@ class ThreadGroup:
                     in_step=True,
                 )
         if len({call.fingerprint() for call in calls}) > 1:
-            raise MismatchError(
+            error = MismatchError(
                 "the ranks disagree; nothing was sent:\n"
                 + "\n".join(
-                    f"  rank {world}: {label(call, self.ranks)}"
+                    f"  rank {world}: {label(call, self.ranks)} at {sites[world]}"
                     for world, call in zip(self.ranks, calls, strict=True)
                 )
                 + "\nLet every rank call the same operations in the same order, with equal shape, "
                 "dtype, op and root"
             )
+            error.call_sites = sites
+            raise error
         check_fit(calls, self.ranks)

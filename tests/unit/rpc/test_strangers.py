@@ -38,7 +38,7 @@ class Bomb:
 class Nobody:
     """Stands for a group in the events of an agent."""
 
-    id, ranks = 0, (0, 1)
+    id, ranks, flight = 0, (0, 1), 0
 
 
 def agent_of(rank, doors, contacts, token, **options):

@@ -96,14 +96,21 @@ def test_where_a_rank_has_gone_on_nobody_is_told_to_be_late_by_decades():
 
 
 def test_ranks_that_disagree_are_listed_by_what_they_called():
-    told = {10: Told("barrier()"), 20: Told("scan()"), 30: Told("barrier()")}
+    told = {10: Told("barrier()", "a.py:1"), 20: Told("scan()", "a.py:2")}
+    told |= {30: Told("barrier()", "a.py:1"), 40: Told("barrier()", "a.py:3")}
     error = disagreement("operation #1", told)
     assert isinstance(error, MismatchError)
-    assert "ranks 10, 30: barrier()\n  rank 20: scan()" in str(error)
+    assert (
+        "ranks 10, 30: barrier() at a.py:1\n"
+        "  rank 20: scan() at a.py:2\n"
+        "  rank 40: barrier() at a.py:3\n"
+    ) in str(error)
+    assert error.call_sites == {10: "a.py:1", 20: "a.py:2", 30: "a.py:1", 40: "a.py:3"}
 
 
 def test_the_rank_that_cannot_take_part_is_named_with_its_words():
-    told = {10: Told("barrier()"), 20: Told("scan()", ("no memory", "Traceback ..."))}
+    failure = "no memory", "Traceback ..."
+    told = {10: Told("barrier()", "a.py:1"), 20: Told("scan()", "a.py:2", failure)}
     error = disagreement("operation #1", told)
     assert isinstance(error, RemoteError)
     assert "rank 20 cannot take part: no memory" in str(error)

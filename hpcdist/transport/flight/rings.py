@@ -1,0 +1,154 @@
+"""Where the files of the flight recorder are on a node, and whether their processes live.
+
+They are in memory (``/dev/shm``) where that is possible: a mapped file on a disk can hold up the
+process that writes to it while the system writes it back. Each user has a folder that nobody else
+can read, alike for all shells and jobs of the node, so that a reader finds it whatever its
+environment. A ring is removed at an orderly end; that of a process that was killed stays for
+`KEPT_S`, so that one can still see what it did.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from hpcdist.transport.flight import layout
+
+ROOTS = ("/dev/shm", "/tmp")
+KEPT_S = 3600.0
+KEPT_RINGS = 64
+"""So many rings of dead processes are kept at most, the newest: memory is what they take."""
+LEFT_BYTES = 64 << 20
+"""Where less would be free than this, no ring is made: MPI libraries need the place, too."""
+_SUFFIX = ".ring"
+
+
+def folders(roots: Iterable[str] = ROOTS) -> list[Path]:
+    """Return the folders in which rings of this user may lie, the preferred one first."""
+    return [Path(root) / f"flight-{os.getuid()}" for root in roots]
+
+
+def is_ours(folder: Path) -> bool:
+    """Return whether a folder is this user's alone, and no link that another one has put there."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
+def make_ring(nbytes: int, name: str, roots: Iterable[str] = ROOTS) -> tuple[int, Path] | None:
+    """Make a file of zeros with room reserved for it; return its descriptor and path.
+
+    None where no folder can have it: full, or not writable.
+    """
+    for folder in folders(roots):
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if not is_ours(folder) or _free_bytes(folder) < nbytes + LEFT_BYTES:
+                continue
+            path = folder / f"{name}{_SUFFIX}"
+            path.unlink(missing_ok=True)  # of a process that had the same number
+            opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(opened, 0, nbytes)  # else a full file system is a SIGBUS
+            except OSError:
+                os.close(opened)
+                path.unlink(missing_ok=True)
+                raise
+            return opened, path
+    return None
+
+
+def _free_bytes(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def remove(path: Path) -> None:
+    """Remove a ring, and its folder if that was the last one."""
+    with suppress(OSError):
+        path.unlink()
+    with suppress(OSError):
+        path.parent.rmdir()
+
+
+def find_rings(roots: Iterable[str] = ROOTS) -> list[Path]:
+    """Return the rings of this user on this node."""
+    return [
+        path
+        for folder in folders(roots)
+        if is_ours(folder)
+        for path in sorted(folder.glob(f"*{_SUFFIX}"))
+    ]
+
+
+def read_ring(path: Path) -> bytes | None:
+    """Return what is in a ring now; None if it is gone, or none of this version."""
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        return None
+    whole = len(raw) == layout.TOTAL and raw.startswith(layout.MAGIC)
+    return raw if whole else None
+
+
+def born(pid: int) -> int:
+    """Return when a process began, in ticks since the node started; 0 if there is none."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else 0
+
+
+def condition(pid: int, since: int) -> str:
+    """Return how the process that began at `since` is: "running", "stopped" or "dead"."""
+    fields = _stat(pid)
+    if not fields or int(fields[19]) != since or fields[0] in "ZXx":
+        return "dead"
+    return "stopped" if fields[0] in "Tt" else "running"
+
+
+def ancestors(pid: int) -> list[int]:
+    """Return the processes that have started this one, the nearest first, without the first."""
+    found: list[int] = []
+    while (fields := _stat(pid)) and (pid := int(fields[1])) > 1:
+        found.append(pid)
+    return found
+
+
+def _stat(pid: int) -> list[str]:
+    """Return what the system says of a process, from its state on; nothing if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
+
+
+def sweep(roots: Iterable[str] = ROOTS) -> None:
+    """Remove the rings of processes that are long dead, and all but the newest of dead ones."""
+    dead: list[tuple[float, Path]] = []
+    for path in find_rings(roots):
+        raw = read_ring(path)
+        if raw is None:
+            continue
+        head = layout.HEADER.unpack_from(raw)
+        if condition(head[1], head[2]) == "dead":
+            dead.append((_idle_s(path, raw), path))
+    for place, (idle_s, path) in enumerate(sorted(dead)):
+        if idle_s > KEPT_S or place >= KEPT_RINGS:
+            remove(path)
+
+
+def _idle_s(path: Path, raw: bytes) -> float:
+    """Return for how many seconds nothing has been recorded in a ring, which was made before."""
+    head = layout.HEADER.unpack_from(raw)
+    place = layout.RECORDS_AT + (head[6] & (head[5] - 1)) * layout.RECORD.size
+    _, began, ended, *_ = layout.RECORD.unpack_from(raw, place)
+    idle_s = time.monotonic() - max(began, ended) / 1e9
+    with suppress(OSError):
+        return float(min(idle_s, time.time() - path.stat().st_mtime))
+    return float(idle_s)
