@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from hpcdist.errors import UsageError
 from hpcdist.launch.environment import inherited
-from hpcdist.launch.survival import Survive, check_launcher, check_survive
+from hpcdist.launch.survival import SAFE, Survive, check_launcher, check_survive
 from hpcdist.runtime.slurm import parse_counts
 
 
@@ -299,13 +299,14 @@ def _build_mpiexec(options: Options, site: Site, environ: Mapping[str, str]) -> 
     size = options.nprocs or (options.nprocs_per_node or 0) * nnodes
     size = size or (_slurm_size(options, environ) if elsewhere else nnodes * site.cpus)
     dialect = _MPIEXEC.get(site.family) if site.family else None
+    env = _defaults(dialect.env, environ) if dialect else {}
     argv = [site.mpiexec]
     if options.survive:
         size += options.survive.spares if options.nprocs and not options.nprocs_per_node else 0
         check_survive(options.survive, size)
         argv += options.survive.words()
+        env |= _defaults(SAFE, environ)
     argv += ["-n", str(size)]
-    env = _defaults(dialect.env, environ) if dialect else {}
     if site.family is Family.OPENMPI:
         if "SLURM_JOB_ID" in elsewhere and not options.hosts:
             _check_slots(size, environ)

@@ -15,6 +15,10 @@ ASKED = "HPCDIST_SURVIVE"
 TOLD = (ASKED, "HPCDIST_SPARES", "HPCDIST_MIN_RANKS", "HPCDIST_REPORT_DIR")
 """All variables of such a job; another job does not inherit them."""
 
+SAFE = {"OMPI_MCA_coll_han_priority": "0"}
+"""Settings of Open MPI, unless others are set: its collectives in steps over nodes (han) make
+communicators in their first use, and all ranks crash there when one has died."""
+
 _MPIEXEC_INSTEAD = (
     "leave out --launcher: inside an allocation of Slurm, too, Open MPI's mpiexec starts such a job"
 )

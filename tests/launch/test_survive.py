@@ -114,7 +114,7 @@ if rank == 2:
 
 
 @needs_open_mpi
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_failure_after_a_recovery_is_that_of_the_job(survive):
     done = survive("""
 if rank == 1:

@@ -28,6 +28,13 @@ def test_open_mpi_is_told_to_leave_the_others_alone_and_the_ranks_what_was_asked
     assert told == ["HPCDIST_SURVIVE=1", "HPCDIST_SPARES=2", "HPCDIST_MIN_RANKS=3"]
 
 
+def test_collectives_that_crash_after_a_death_are_left_out_unless_the_user_wants_them():
+    assert build(nprocs=4).env["OMPI_MCA_coll_han_priority"] == "0"
+    assert "OMPI_MCA_coll_han_priority" not in build(nprocs=4, survive=None).env
+    wanted = {"OMPI_MCA_coll_han_priority": "35"}
+    assert "OMPI_MCA_coll_han_priority" not in build(environ=wanted, nprocs=4).env
+
+
 def test_spares_come_on_top_of_the_ranks_that_were_asked_for():
     command = build(nprocs=4, survive=Survive(spares=2))
     assert command.size == 6
