@@ -122,7 +122,7 @@ def _forwarding(job: Job) -> Iterator[list[int]]:
 def _report(outcome: Outcome, asked: bool, survives: bool) -> None:
     if asked or outcome.code == _NOBODY_READS:
         return
-    if outcome.lost:
+    if outcome.lost and not (outcome.first and outcome.first[1] > 0):
         lost = ", ".join(map(str, outcome.lost))
         _note(
             f"{'rank' if len(outcome.lost) == 1 else 'ranks'} {lost} did not end well, though the "

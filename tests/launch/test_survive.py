@@ -136,6 +136,15 @@ def test_a_death_from_which_nobody_recovers_is_no_success(survive):
 
 @needs_open_mpi
 @pytest.mark.slow
+def test_an_abort_ends_the_job(survive):
+    began = time.monotonic()
+    done = survive("MPI.COMM_WORLD.Abort(7) if rank == 1 else time.sleep(60)")
+    assert done.returncode == 7, done.stderr
+    assert time.monotonic() - began < SOON_S
+
+
+@needs_open_mpi
+@pytest.mark.slow
 def test_a_job_below_its_fewest_ranks_is_ended_and_started_again(survive):
     done = survive(
         """
@@ -227,6 +236,14 @@ RECOVERED = '[{"dead": [1], "seconds": 0.1}]'
 def test_a_death_counts_unless_the_reports_tell_of_a_recovery(judged, local, recoveries, code):
     program = f"import os\nif os.environ['PMI_RANK'] == '1': os.kill(os.getpid(), 9)\n{REPORT}"
     assert judged(program, recoveries, local=local).code == code
+
+
+@pytest.mark.slow
+def test_a_program_that_hangs_after_its_report_is_ended(judged):
+    program = f"{REPORT}\nimport time\nif rank == 1: time.sleep(90)"
+    outcome = judged(program, "[]", local=True)
+    assert outcome.exits == {0: 0, 1: -signal.SIGTERM, 2: 0}
+    assert outcome.code == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("local", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -42,6 +42,9 @@ from hpcdist.launch.survival import Survive
 _REPORT = re.compile(rb" exit (\d+) (-?\d+) ?(.*)")
 """What a rank tells of its end, behind the word of its job."""
 
+_ABORTED = b"MPI_ABORT was invoked on rank"
+"""What Open MPI prints at an abort. With ULFM it then neither ends the other ranks nor tells them."""
+
 # Seconds: for the launcher to end a job in which a rank failed, for the runtime of a rank that
 # raised to do so, after Ctrl-C, after SIGTERM (a job may save its state: Slurm's own default), and
 # between a request to end and the end by force, here and where a launcher must ask other nodes.
@@ -233,6 +236,8 @@ class Job:
         failure = None if self.command.local else read_failure(line.decode(errors="replace"))
         if failure is not None:
             self._fail(*failure, _TERM_GRACE_S)  # srun itself ends the others
+        if self.deaths is not None and _ABORTED in line:
+            self._end_after(_FAILED_GRACE_S)
         labels = self.command.labels
         rank, stream, text = read_label(labels, stream, line) if labels else (-1, stream, line)
         text, word, told = text.partition(self._word.encode())
