@@ -43,7 +43,7 @@ _REPORT = re.compile(rb" exit (\d+) (-?\d+) ?(.*)")
 """What a rank tells of its end, behind the word of its job."""
 
 _ABORTED = b"MPI_ABORT was invoked on rank"
-"""What Open MPI prints at an abort; with ULFM it then neither ends the other ranks nor tells them."""
+"""What Open MPI prints at an abort; with ULFM it neither ends the other ranks nor tells them."""
 
 # Seconds: for the launcher to end a job in which a rank failed, for the runtime of a rank that
 # raised to do so, after Ctrl-C, after SIGTERM (a job may save its state: Slurm's own default), and
