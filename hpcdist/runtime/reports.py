@@ -27,6 +27,8 @@ _noted: dict[str, Any] = {}
 def note_rank(rank: int, *, parked: bool = False) -> None:
     """Remember which rank this process is from now on, or that it waits to become one. Local.
 
+    Until then the last ``HPCDIST_SPARES`` processes wait, and the others are ranks by their number.
+
     Args:
         rank: its rank in the world; -1 for a process that is parked.
         parked: whether it is a spare that waits for a place.
@@ -61,8 +63,11 @@ def write_report(code: int | None) -> None:
     folder = environ.get(FOLDER)
     if not folder:
         return
-    process = read_place(environ).rank
-    text = json.dumps(plan_report(process, code, _noted), separators=(",", ":"))
+    place = read_place(environ)
+    process = place.rank
+    is_spare = process >= place.size - int(environ.get("HPCDIST_SPARES") or 0)
+    noted = {"rank": -1 if is_spare else process, "parked": is_spare, **_noted}
+    text = json.dumps(plan_report(process, code, noted), separators=(",", ":"))
     path = f"{folder}/rank-{process}.json"
     with suppress(OSError):  # nobody may wait for it any more
         with open(f"{path}.part", "w") as file:

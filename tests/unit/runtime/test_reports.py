@@ -45,8 +45,8 @@ def test_recoveries_are_told_with_the_rank_that_came_of_them(folder):
     assert read(folder)["recoveries"] == [{"dead": [0, 1], "seconds": 0.25}]
 
 
-def test_a_spare_that_was_never_needed_is_parked_until_it_gets_a_rank(folder):
-    reports.note_rank(-1, parked=True)
+def test_a_spare_that_was_never_needed_is_parked_until_it_gets_a_rank(folder, monkeypatch):
+    monkeypatch.setenv("HPCDIST_SPARES", "2")
     reports.write_report(None)
     assert read(folder)["state"] == "parked"
     reports.note_rank(1)
