@@ -129,9 +129,20 @@ if rank == 2:
 
 @needs_open_mpi
 @pytest.mark.slow
-def test_a_death_from_which_nobody_recovers_is_no_success(survive):
-    done = survive("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
+def test_a_death_from_which_nobody_recovers_is_no_success_but_an_orderly_end(survive):
+    done = survive("""
+world = dist.init_parallel_env(timeout=30)
+dist.barrier()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    dist.all_reduce(np.ones(10))
+except dist.RankFailure as error:
+    print("noticed", error.ranks)
+""")
     assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    assert done.stdout.count("noticed") == 2
+    assert "Traceback" not in done.stderr
 
 
 @needs_open_mpi

@@ -49,7 +49,7 @@ class _Submit(click.Command):
 @click.option("--restarts", type=click.IntRange(0), default=0,
               help="Start the job again up to so many times when it fails.")  # fmt: skip
 @click.pass_context
-def submit(ctx: click.Context, dry_run: bool, follow: bool, **given: Any) -> None:
+def submit(ctx: click.Context, /, dry_run: bool, follow: bool, **given: Any) -> None:
     """Write a batch script for PROGRAM, submit it, and follow its log.
 
     All options of sbatch can be given: -N 2 --gpus-per-node 4 --time 2:00:00 --partition gpu. With
