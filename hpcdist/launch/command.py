@@ -9,13 +9,14 @@ library that the ranks will load. How the families of `mpiexec` are told things 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
 from hpcdist.errors import UsageError
 from hpcdist.launch.environment import inherited
+from hpcdist.launch.placement import check_slots, openmpi_flags, openmpi_hosts
 from hpcdist.launch.survival import SAFE, Survive, check_launcher, check_survive
 from hpcdist.runtime.slurm import parse_counts
 
@@ -309,14 +310,20 @@ def _build_mpiexec(options: Options, site: Site, environ: Mapping[str, str]) -> 
     argv += ["-n", str(size)]
     if site.family is Family.OPENMPI:
         if "SLURM_JOB_ID" in elsewhere and not options.hosts:
-            _check_slots(size, environ)
-        argv += _openmpi_placement(options, site, size, local, env)
+            check_slots(size, environ)
+        if local:
+            argv += openmpi_flags(size, site.cores, site.cpus, env)
+        elif options.nprocs_per_node and not options.hosts:
+            argv += ["--map-by", f"ppr:{options.nprocs_per_node}:node"]
     elif options.nprocs_per_node and not local:
         argv += ["-ppn", str(options.nprocs_per_node)]
     if dialect and site.uid == 0:
         env.update(dialect.root)
     if dialect and options.hosts:
-        argv += [dialect.hosts, ",".join(_slots(options, site, size))]
+        hosts: Sequence[str] = options.hosts
+        if site.family is Family.OPENMPI:
+            hosts = openmpi_hosts(hosts, options.nprocs_per_node, size)
+        argv += [dialect.hosts, ",".join(hosts)]
     label = options.label and size > 1 and not local and dialect is not None
     if label and dialect:
         old = dialect.labels == "openmpi" and 0 < site.version < 5
@@ -333,47 +340,6 @@ def _check_nodes(nnodes: int, environ: Mapping[str, str]) -> None:
             f"{nnodes} nodes were asked for, and this allocation has {there}: get them by"
             f" `salloc -N {nnodes}`, or leave the number out"
         )
-
-
-def _check_slots(size: int, environ: Mapping[str, str]) -> None:
-    """Refuse what Open MPI's mpiexec would refuse, in fewer words."""
-    counts = environ.get("SLURM_TASKS_PER_NODE", "")
-    policy = environ.get("PRTE_MCA_rmaps_default_mapping_policy", "").lower()
-    if not counts or "oversubscribe" in policy.replace("nooversubscribe", ""):
-        return
-    slots = sum(parse_counts(counts))
-    if size > slots:
-        raise UsageError(
-            f"{size} ranks were asked for, and this allocation has {slots} slots"
-            f" (SLURM_TASKS_PER_NODE={counts}), of which Open MPI's mpiexec makes no more: get"
-            f" them by `salloc -n {size}`, or share them by `hpcdist run --launcher srun -n {size}`"
-        )
-
-
-def _openmpi_placement(
-    options: Options, site: Site, size: int, local: bool, env: dict[str, str]
-) -> list[str]:
-    """Return the flags that let every rank find a place, and set `env` to share cores politely.
-
-    Open MPI counts cores, not hardware threads, as places, and refuses to start more ranks.
-    """
-    if not local:
-        per_node = options.nprocs_per_node
-        return ["--map-by", f"ppr:{per_node}:node"] if per_node and not options.hosts else []
-    flags = ["--oversubscribe"] if size > site.cores else []
-    if size > site.cores:
-        flags += ["--bind-to", "none"]
-    if size > site.cpus:
-        env["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    return flags
-
-
-def _slots(options: Options, site: Site, size: int) -> list[str]:
-    """Return the hosts as this family wants them; Open MPI takes a host for one place."""
-    if site.family is not Family.OPENMPI:
-        return list(options.hosts)
-    per_host = options.nprocs_per_node or -(-size // len(options.hosts))
-    return [host if ":" in host else f"{host}:{per_host}" for host in options.hosts]
 
 
 def _defaults(values: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
