@@ -103,6 +103,9 @@ class _Dialect(NamedTuple):
 
 _NOISE = {"OMPI_MCA_osc": "^ucx"}
 _ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# mpiexec starts its daemons by srun, which else may wait a minute for CPUs that are free, as when a
+# job is started again.
+_OVERLAP = {"SLURM_OVERLAP": "1"}
 _HYDRA = _Dialect("hydra", ("-prepend-rank",), "-hosts", {}, {})
 _MPIEXEC = {
     Family.OPENMPI: _Dialect("openmpi", ("--output", "tag"), "--host", _NOISE, _ROOT),
@@ -311,6 +314,8 @@ def _build_mpiexec(options: Options, site: Site, environ: Mapping[str, str]) -> 
     if site.family is Family.OPENMPI:
         if "SLURM_JOB_ID" in elsewhere and not options.hosts:
             check_slots(size, environ)
+        if "SLURM_JOB_ID" in elsewhere:
+            env |= _defaults(_OVERLAP, environ)
         if local:
             argv += openmpi_flags(size, site.cores, site.cpus, env)
         elif options.nprocs_per_node and not options.hosts:

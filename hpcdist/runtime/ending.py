@@ -11,14 +11,33 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import signal
 from contextlib import suppress
+from typing import NoReturn
 
-from hpcdist.runtime.reports import write_report
+from hpcdist.runtime.reports import FOLDER, write_report
+from hpcdist.runtime.survival import can_recover
 
 
 def survives() -> bool:
-    """Return whether this process is part of a job that goes on when a rank dies."""
-    return os.environ.get("HPCDIST_SURVIVE") == "1"
+    """Return whether this process is part of a job that goes on when a rank dies.
+
+    `hpcdist run --survive` has started it, or Open MPI's ``mpirun --with-ft ulfm``.
+    """
+    return os.environ.get("HPCDIST_SURVIVE") == "1" or can_recover(os.environ)
+
+
+def end_alone(code: int) -> NoReturn:
+    """End this process, and tell the others of its death; in a job that survives.
+
+    Args:
+        code: its exit code, not 0.
+
+    """
+    write_report(code)
+    if FOLDER not in os.environ:  # nobody stands between us and mpirun, which only notes signals
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(code)
 
 
 def end_without_mpi() -> None:

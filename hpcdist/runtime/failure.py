@@ -26,9 +26,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn, TextIO
 
-from hpcdist.runtime.ending import survives
+from hpcdist.runtime.ending import end_alone, survives
 from hpcdist.runtime.mpi import abort
-from hpcdist.runtime.reports import note_rank, write_report
+from hpcdist.runtime.reports import note_rank
 
 _INTERRUPTED = 130
 _TAKEN_S = 2.0
@@ -72,8 +72,7 @@ def end_job_on_failure(rank: int) -> None:
 def _end(code: int) -> NoReturn:
     """End this rank, and the others with it unless the job survives."""
     if survives():
-        write_report(code)
-        os._exit(code)
+        end_alone(code)
     abort(code)
 
 

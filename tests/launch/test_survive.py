@@ -1,5 +1,6 @@
 """Real jobs of `hpcdist run --survive`: a rank dies, and the others come to their end."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -143,6 +144,24 @@ except dist.RankFailure as error:
     assert done.returncode == 128 + signal.SIGKILL, done.stderr
     assert done.stdout.count("noticed") == 2
     assert "Traceback" not in done.stderr
+
+
+@needs_open_mpi
+@pytest.mark.slow
+def test_an_exception_is_a_death_for_the_others_under_mpirun_itself(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(f"{HEAD}\nif rank == 1: raise ValueError('the drill')\ngo_on(1)")
+    site = find_site(snapshot())
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = subprocess.run(
+        [site.mpiexec, "--with-ft", "ulfm", "--oversubscribe", "-n", "3", sys.executable, path],
+        env=environment({**os.environ, **as_root}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.count("went on 2") == 2, done.stderr
+    assert done.stderr.count("ValueError: the drill") == 1
 
 
 @needs_open_mpi
