@@ -197,6 +197,13 @@ print("again", rank)
 
 @needs_open_mpi
 @pytest.mark.slow
+def test_a_spare_that_nobody_has_let_go_is_ended_with_the_job(survive):
+    done = survive("if rank == 3: time.sleep(90)", "--spares", 1)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_open_mpi
+@pytest.mark.slow
 def test_ctrl_c_ends_a_job_that_survives(tmp_path):
     path = tmp_path / "program.py"
     path.write_text(f"{HEAD}print('up', flush=True)\ntime.sleep(60)")

@@ -100,6 +100,16 @@ class Deaths:
         alive = self._size - sum(end.code != 0 for end in self.ends)
         return alive >= self._survive.min_ranks
 
+    def only_spares_wait(self) -> bool:
+        """Return whether all ranks have come to their end, and spares that had no place are left.
+
+        Where somebody has recovered it is not known which spares have a place, and still work.
+        """
+        ended = {end.process for end in self.ends if end.state == "ended"}
+        ranks = set(range(self._size - self._survive.spares))
+        recovered = any(end.recoveries for end in self.ends)
+        return ranks <= ended and not recovered and len(self.ends) < self._size
+
     def outcome(self, launcher: int, interrupted: int) -> Outcome:
         """Return what the job came to; see `judge`."""
         return judge(self.ends, self._size, self._survive.spares, launcher, interrupted)

@@ -46,12 +46,14 @@ _ABORTED = b"MPI_ABORT was invoked on rank"
 """What Open MPI prints at an abort; with ULFM it neither ends the other ranks nor tells them."""
 
 # Seconds: for the launcher to end a job in which a rank failed, for the runtime of a rank that
-# raised to do so, after Ctrl-C, after SIGTERM (a job may save its state: Slurm's own default), and
-# between a request to end and the end by force, here and where a launcher must ask other nodes.
+# raised to do so, after Ctrl-C, after SIGTERM (a job may save its state: Slurm's own default),
+# for spares to end when the ranks have ended, and between a request to end and the end by force,
+# here and where a launcher must ask other nodes.
 _FAILED_GRACE_S = 1.0
 _RAISED_GRACE_S = 1.5
 _INTERRUPT_GRACE_S = 1.5
 _TERM_GRACE_S = 30.0
+_SPARES_GRACE_S = 10.0
 _KILL_GRACE_S = 2.0
 _REMOTE_KILL_GRACE_S = 10.0
 # Seconds for the last words of ranks after those of the launcher, and where it said all is well.
@@ -225,6 +227,8 @@ class Job:
                 self._fail(rank, code, grace_s)
         elif self.deaths.note(rank, code, report) and not self._stages:
             self._end_after(_TERM_GRACE_S)  # those that are left end by themselves, with a reason
+        elif self.deaths.only_spares_wait() and not self._stages:
+            self._end_after(_SPARES_GRACE_S)
 
     def _fail(self, rank: int, code: int, grace_s: float) -> None:
         if self._first is None:

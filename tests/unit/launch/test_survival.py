@@ -1,5 +1,7 @@
 """A job that goes on when a rank dies: the command that starts it, and what it came to."""
 
+import json
+
 import pytest
 
 from hpcdist.errors import UsageError
@@ -171,3 +173,16 @@ def test_the_summary_tells_who_died_when_and_what_it_cost():
 def test_that_too_few_are_left_is_said_once():
     deaths = Deaths(Survive(min_ranks=2), 4, lambda: 0.0)
     assert [deaths.note(process, -9, "") for process in range(4)] == [False, False, True, False]
+
+
+def test_spares_that_wait_for_nobody_are_known_unless_one_may_have_a_place():
+    def waits(*reports):
+        deaths = Deaths(Survive(spares=1), 3, lambda: 0.0)
+        for process, report in enumerate(reports):
+            deaths.note(process, 0, json.dumps(report))
+        return deaths.only_spares_wait()
+
+    assert waits(well(), well())
+    assert not waits(well())
+    assert not waits(well(), well([1]))
+    assert not waits(well(), well(), PARKED)
