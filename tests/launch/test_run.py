@@ -353,14 +353,19 @@ for each in ranks:
 """A launcher that ends with 0 whatever has become of its ranks, as an mpiexec that lost a node."""
 
 
-def outcome_of(directory, program, *, local, does="waits", size=3):
+def outcome_of(directory, program, *, local, does="waits", size=3, survive=None):
     def command(program):
         argv = (sys.executable, "-c", FORGIVING, does, *program)
         return Command(argv, {}, (), size, local, "")
 
     said = []
     job = Job(
-        command, program, environment(), lambda *each: said.append(each), directory=str(directory)
+        command,
+        program,
+        environment(),
+        lambda *each: said.append(each),
+        directory=str(directory),
+        survive=survive,
     )
     return job.run(), said
 

@@ -52,12 +52,15 @@ class Cluster:
     def __init__(self, folder: Path, enter: tuple[str, ...]) -> None:
         self.folder = folder
         self._enter = enter
+        (folder / "tmp").mkdir()
         foreign = [name for name in os.environ if name.startswith(FOREIGN)]
         kept = {name: value for name, value in os.environ.items() if name not in foreign}
         self.environ = {
             **kept,
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
+            # Open MPI keeps files by the names of nodes, which another private Slurm has, too.
+            "TMPDIR": str(folder / "tmp"),
             "SLURM_CONF": str(folder / "slurm.conf"),
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

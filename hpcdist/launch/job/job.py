@@ -5,7 +5,8 @@ then the job reads every rank's output from a named pipe of its own, hears how e
 sends signals to the ranks themselves. On other machines the launcher's labels and messages must do,
 and the shim tells of the end of its rank on a line of its output. No job has ended well before all
 ranks have said so: an `mpiexec` that loses a node may say 0.
-The job ends as a whole: a failing rank takes the others along, at the latest after a grace time.
+The job ends as a whole: a failing rank takes the others along, at the latest after a grace time,
+unless the job is one that survives, see `deaths.py`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
 from hpcdist.launch.command import Command
-from hpcdist.launch.job import shim
+from hpcdist.launch.job.deaths import Deaths
 from hpcdist.launch.job.input import Pump
 from hpcdist.launch.job.outcome import Outcome, conclude, read_failure
 from hpcdist.launch.job.output import Write, in_lines, read_label
@@ -35,19 +35,25 @@ from hpcdist.launch.job.processes import (
     reporting_program,
     shim_program,
 )
+from hpcdist.launch.job.starting import meeting_point, start_launcher
 from hpcdist.launch.job.streams import Streams
-from hpcdist.runtime.torchrun import NOTE
+from hpcdist.launch.survival import Survive
 
-_REPORT = re.compile(rb" exit (\d+) (-?\d+)")
+_REPORT = re.compile(rb" exit (\d+) (-?\d+) ?(.*)")
 """What a rank tells of its end, behind the word of its job."""
 
+_ABORTED = b"MPI_ABORT was invoked on rank"
+"""What Open MPI prints at an abort; with ULFM it neither ends the other ranks nor tells them."""
+
 # Seconds: for the launcher to end a job in which a rank failed, for the runtime of a rank that
-# raised to do so, after Ctrl-C, after SIGTERM (a job may save its state: Slurm's own default), and
-# between a request to end and the end by force, here and where a launcher must ask other nodes.
+# raised to do so, after Ctrl-C, after SIGTERM (a job may save its state: Slurm's own default),
+# for spares to end when the ranks have ended, and between a request to end and the end by force,
+# here and where a launcher must ask other nodes.
 _FAILED_GRACE_S = 1.0
 _RAISED_GRACE_S = 1.5
 _INTERRUPT_GRACE_S = 1.5
 _TERM_GRACE_S = 30.0
+_SPARES_GRACE_S = 10.0
 _KILL_GRACE_S = 2.0
 _REMOTE_KILL_GRACE_S = 10.0
 # Seconds for the last words of ranks after those of the launcher, and where it said all is well.
@@ -66,6 +72,7 @@ class Job:
         whole_lines: cut the output into lines; else pass it on byte for byte.
         stdin: a descriptor with the input of rank 0; None for no input.
         directory: a folder for the named pipes; the caller removes it.
+        survive: for a job that goes on when a rank dies.
 
     """
 
@@ -79,6 +86,7 @@ class Job:
         whole_lines: bool = True,
         stdin: int | None = None,
         directory: str,
+        survive: Survive | None = None,
     ) -> None:
         plain = command(program)
         self._word = f"hpcdist-{secrets.token_hex(8)}"
@@ -90,6 +98,7 @@ class Job:
             program = reporting_program(self._word, program)
         self.command = command(program)
         self.ranks: dict[int, Rank] = {}
+        self.deaths = Deaths(survive, self.command.size, time.monotonic) if survive else None
         self._told: dict[int, int] = {}
         self._environ = environ
         self._write = write
@@ -127,6 +136,8 @@ class Job:
             wake, self._wake_write = self._wake_write, -1
             os.close(wake)
         exits = {rank: each.code for rank, each in self.ranks.items() if each.code is not None}
+        if self.deaths is not None:
+            return self.deaths.outcome(launcher.returncode, self._interrupted)
         told_of = 0 if self.command.checked else self.command.size
         exits = {**self._told, **exits}
         return conclude(self._first, exits, launcher.returncode, self._interrupted, told_of)
@@ -168,28 +179,11 @@ class Job:
         unset = set(self.command.unset)
         env = {name: value for name, value in self._environ.items() if name not in unset}
         if self.command.local:
-            env |= self._meeting_point(env)
-        argv = list(self.command.argv)
-        if not self.command.local:
-            shimmed = [
-                sys.executable,
-                "-I",
-                "-S",
-                shim.__file__,
-                "die_with_parent",
-                str(os.getpid()),
-            ]
-            argv = shimmed + argv
+            point, self._port = meeting_point(env)
+            env |= point
         pumped = None if self.command.local else self._stdin
-        launcher = subprocess.Popen(
-            argv,
-            env={**env, **self.command.env},
-            stdin=subprocess.DEVNULL if pumped is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        if pumped is not None and launcher.stdin is not None:
+        launcher = start_launcher(self.command, env, pumped is not None)
+        if launcher.stdin is not None and pumped is not None:
             to_launcher = os.dup(launcher.stdin.fileno())
             launcher.stdin.close()
             self._pump = Pump(pumped, lambda: to_launcher)
@@ -205,19 +199,6 @@ class Job:
             self._streams.wake_for(os.pidfd_open(launcher.pid))
         return launcher
 
-    def _meeting_point(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return what is not set of torchrun's address; while the job runs its port is its own."""
-        if "MASTER_PORT" in environ:
-            return {}
-        # Bound, but not listening: who binds it, too, may listen, and nobody else gets the number.
-        self._port = socket.socket()
-        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._port.bind(("127.0.0.1", 0))
-        number = self._port.getsockname()[1]
-        point = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(number)}
-        found = {name: value for name, value in point.items() if name not in environ}
-        return {**found, NOTE: ",".join(found)}
-
     # Following.
 
     def _follow(self, launcher: subprocess.Popen[bytes]) -> None:
@@ -230,19 +211,24 @@ class Job:
                 self._stages.pop(0)[1]()
 
     def _on_event(self, line: bytes) -> None:
-        kind, rank, *numbers = line.decode().split()
-        self._on_event_of(int(rank), kind, *map(int, numbers))
-
-    def _on_event_of(self, rank: int, kind: str, *numbers: int) -> None:
+        kind, rank, *rest = line.decode().rstrip().split(maxsplit=3)
         if kind == "start":
-            self.ranks[rank] = Rank(*numbers)
+            self.ranks[int(rank)] = Rank(*map(int, rest))
         elif kind == "exit":
-            self.ranks[rank].code = numbers[0]
-            if numbers[0]:
-                self._fail(rank, numbers[0], _FAILED_GRACE_S)
+            code = self.ranks[int(rank)].code = int(rest[0])
+            self._on_exit(int(rank), code, _FAILED_GRACE_S, "".join(rest[1:]))
         elif kind == "raise":
             # Its own runtime ends the job by MPI's means, if it is there and can.
-            self._fail(rank, 1, _RAISED_GRACE_S)
+            self._fail(int(rank), 1, _RAISED_GRACE_S)
+
+    def _on_exit(self, rank: int, code: int, grace_s: float, report: str) -> None:
+        if self.deaths is None:
+            if code:
+                self._fail(rank, code, grace_s)
+        elif self.deaths.note(rank, code, report) and not self._stages:
+            self._end_after(_TERM_GRACE_S)  # those that are left end by themselves, with a reason
+        elif self.deaths.only_spares_wait() and not self._stages:
+            self._end_after(_SPARES_GRACE_S)
 
     def _fail(self, rank: int, code: int, grace_s: float) -> None:
         if self._first is None:
@@ -254,6 +240,8 @@ class Job:
         failure = None if self.command.local else read_failure(line.decode(errors="replace"))
         if failure is not None:
             self._fail(*failure, _TERM_GRACE_S)  # srun itself ends the others
+        if self.deaths is not None and _ABORTED in line:
+            self._end_after(_FAILED_GRACE_S)
         labels = self.command.labels
         rank, stream, text = read_label(labels, stream, line) if labels else (-1, stream, line)
         text, word, told = text.partition(self._word.encode())
@@ -268,8 +256,8 @@ class Job:
             return
         rank, code = int(found[1]), int(found[2])
         self._told[rank] = code
-        if code:
-            self._fail(rank, code, _TERM_GRACE_S)  # the launcher itself ends the others
+        # The launcher itself ends the others.
+        self._on_exit(rank, code, _TERM_GRACE_S, found[3].decode(errors="replace"))
 
     def _put(self, rank: int, stream: int, data: bytes) -> None:
         if not data:

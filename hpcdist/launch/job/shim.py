@@ -5,6 +5,11 @@ its output going to the named pipes in DIR, tells DIR/events of its start and en
 on, and ends it when the reader of DIR/events is gone; then it ends as the program did. So whoever
 began the job knows how each rank ended, whichever launcher there is, and no rank outlives it.
 
+In a job that survives (HPCDIST_SURVIVE) the program leaves a report when it comes to its end, and
+`rank` and `report` tell it with the exit code. They end a program that is still there long after
+that, for MPI_Finalize may hang after a failure. They themselves end by a signal where the program
+failed, whatever its exit code: only then does Open MPI tell the other ranks.
+
 `shim.py report WORD PROGRAM...` is the same for a launcher that starts ranks on other machines.
 The output of the program stays where it goes, and its end is told there, on a line of standard
 error that begins with WORD. Where that never comes the rank did not end well, whatever is said.
@@ -31,6 +36,9 @@ from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 2.0
+_LOOK_S = 1.0
+_LEAVING_S = 30.0
+"""Seconds that a program may take from its report to its end: for what it does at its exit."""
 _RANK_NAMES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PALS_RANKID", "PMIX_RANK", "SLURM_PROCID")
 _FORWARDED = (
     signal.SIGHUP,
@@ -65,6 +73,8 @@ def main(arguments: list[str]) -> NoReturn:
 def _stand_between(events: int, word: str, directory: str | None, program: list[str]) -> NoReturn:
     """Run the program, and tell `events` of its end; of its start too, where it has pipes."""
     rank = next((os.environ[name] for name in _RANK_NAMES if name in os.environ), "0")
+    reports = _report_folder(directory)
+    report = f"{reports}/rank-{rank}.json" if reports else ""
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signals = {*_FORWARDED, signal.SIGCHLD}
@@ -76,6 +86,8 @@ def _stand_between(events: int, word: str, directory: str | None, program: list[
         _die_with_parent(signal.SIGKILL, shim)
         if directory is not None:
             _redirect(f"{directory}/{rank}")
+        if reports:
+            os.environ["HPCDIST_REPORT_DIR"] = reports
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         _tell_place()
         _become(program)
@@ -90,34 +102,58 @@ def _stand_between(events: int, word: str, directory: str | None, program: list[
     if directory is not None:
         _tell(events, f"start {rank} {pid} {shim}")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-    code = os.waitstatus_to_exitcode(_await_end(pid, events, wake_read, directory))
-    _tell(events, f"{word}exit {rank} {code}")
-    _end_like(code)
+    code = os.waitstatus_to_exitcode(_await_end(pid, events, wake_read, directory, report))
+    _tell(events, f"{word}exit {rank} {code} {_take(report)}".rstrip())
+    if reports and directory is None:
+        _clear(reports)
+    _end_like(-signal.SIGKILL if reports and code else code)
 
 
-def _await_end(pid: int, events: int, wake: int, directory: str | None) -> int:
-    """Wait for the program, or end it once nobody reads its events."""
+def _report_folder(directory: str | None) -> str:
+    """Return where the program leaves its report, "" for a job that does not survive."""
+    if os.environ.get("HPCDIST_SURVIVE") != "1":
+        return ""
+    if directory is None:
+        directory = f"{os.environ.get('TMPDIR') or '/tmp'}/hpcdist-report-{os.getpid()}"
+        os.makedirs(directory, 0o700, exist_ok=True)
+    return directory
+
+
+def _take(report: str) -> str:
+    """Return the text of a report, "" where there is none."""
+    try:
+        with open(report) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _await_end(pid: int, events: int, wake: int, directory: str | None, report: str) -> int:
+    """Wait for the program, or end it once nobody reads its events, or it does not end."""
     poll = select.poll()
     poll.register(wake, select.POLLIN)
     poll.register(events, 0)  # only POLLERR, which says that there is no reader
-    timeout = None
     number = signal.SIGTERM
+    is_asked = False
+    looks = _LEAVING_S / _LOOK_S
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return status
-        ready = poll.poll(timeout)
+        timeout_s = _GRACE_S if is_asked else _LOOK_S if report else None
+        ready = poll.poll(None if timeout_s is None else timeout_s * 1000)
         if any(fd == wake for fd, _ in ready):
             os.read(wake, 4096)
         lost = any(fd == events for fd, _ in ready)
-        if lost or (timeout is not None and not ready):
+        looks -= not ready and os.path.exists(report)
+        if lost or (is_asked and not ready) or looks < 0:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, number)
             if lost:
                 poll.unregister(events)
                 if directory is not None:
                     _clear(directory)
-            number, timeout = signal.SIGKILL, _GRACE_S * 1000
+            number, is_asked = signal.SIGKILL, True
 
 
 def _clear(directory: str) -> None:

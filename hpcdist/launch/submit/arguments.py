@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 from hpcdist.errors import UsageError
 
-_OWN_FLAGS = ("--dry-run", "--follow", "--no-follow", "-m", "--module", "-h", "--help")
-_OWN_VALUES = ("--mpi",)
+_OWN_FLAGS = (
+    "--dry-run", "--follow", "--no-follow", "-m", "--module", "--survive", "-h", "--help"
+)  # fmt: skip
+_OWN_VALUES = ("--mpi", "--spares", "--min-ranks", "--restarts")
 _FLAGS = {
     "contiguous",
     "exclusive",

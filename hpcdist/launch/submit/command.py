@@ -7,16 +7,18 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from hpcdist.errors import UsageError
-from hpcdist.launch.cli import program_words
-from hpcdist.launch.command import srun_mpi
+from hpcdist.launch.cli import program_words, survival_of, with_survival
+from hpcdist.launch.command import Site, srun_mpi
 from hpcdist.launch.launchers import find_site
 from hpcdist.launch.submit.arguments import Arguments, split_arguments
 from hpcdist.launch.submit.job import Follower, ask_slurm, kept_script, submit as hand_in
 from hpcdist.launch.submit.script import Batch, build_script, full_options, log_folder
+from hpcdist.launch.survival import check_launcher
 from hpcdist.runtime.process import snapshot
 
 _STOPPED = 130
@@ -43,8 +45,11 @@ class _Submit(click.Command):
               help="Show the log until the job ends, and exit with its exit code.")  # fmt: skip
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is the name of a Python module.")
 @click.option("--mpi", help="The --mpi= of srun, where the choice made for this MPI is wrong.")
+@with_survival
+@click.option("--restarts", type=click.IntRange(0), default=0,
+              help="Start the job again up to so many times when it fails.")  # fmt: skip
 @click.pass_context
-def submit(ctx: click.Context, dry_run: bool, follow: bool, module: bool, mpi: str | None) -> None:
+def submit(ctx: click.Context, /, dry_run: bool, follow: bool, **given: Any) -> None:
     """Write a batch script for PROGRAM, submit it, and follow its log.
 
     All options of sbatch can be given: -N 2 --gpus-per-node 4 --time 2:00:00 --partition gpu. With
@@ -53,7 +58,7 @@ def submit(ctx: click.Context, dry_run: bool, follow: bool, module: bool, mpi: s
     """
     words, args = ctx.obj
     try:
-        batch = _batch(words, args, module, mpi)
+        batch = _batch(words, args, given)
         if dry_run:
             click.echo(build_script(batch), nl=False)
             return
@@ -65,25 +70,33 @@ def submit(ctx: click.Context, dry_run: bool, follow: bool, module: bool, mpi: s
     sys.exit(code)
 
 
-def _batch(words: Arguments, args: list[str], module: bool, mpi: str | None) -> Batch:
+def _batch(words: Arguments, args: list[str], given: Mapping[str, Any]) -> Batch:
     if not words.program:
         raise UsageError("name the program: hpcdist submit train.py -N 2 --time 1:00:00")
     environ = snapshot()
+    site = find_site(environ)
+    survive = survival_of(given)
+    if survive and site.mpiexec is not None:
+        check_launcher("auto", site.family and site.family.value, site.version)
+    name = words.program[0]
     return Batch(
         words.slurm,
-        program_words(words.program, module),
-        words.program[0].rpartition(".")[2] if module else Path(words.program[0]).stem,
+        program_words(words.program, given["module"]),
+        name.rpartition(".")[2] if given["module"] else Path(name).stem,
         os.getcwd(),
-        mpi or _mpi(environ),
+        given["mpi"] or _mpi(environ, site),
         ("hpcdist", "submit", *args),
         environ.get("LOADEDMODULES", ""),
+        survive,
+        given["restarts"],
+        sys.executable,
     )
 
 
-def _mpi(environ: Mapping[str, str]) -> str | None:
+def _mpi(environ: Mapping[str, str], site: Site) -> str | None:
     """Return the `--mpi=` that the environment has chosen, else that of the MPI found here."""
     chosen = environ.get("SLURM_MPI_TYPE", "none")
-    return chosen if chosen not in ("", "none") else srun_mpi(find_site(environ).family)
+    return chosen if chosen not in ("", "none") else srun_mpi(site.family)
 
 
 def _run(batch: Batch, follow: bool) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hpcdist.errors import UsageError
 from hpcdist.launch.command import one_program
+from hpcdist.launch.survival import Survive
 
 _TASKS = ("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core")
 # Options that ask for GPUs, and the number of tasks that means one rank for each.
@@ -34,6 +35,9 @@ class Batch:
         mpi: the ``--mpi=`` of srun; None leaves it to Slurm.
         said: the words of the command line, for the reader.
         modules: what `module list` shows, for the reader.
+        survive: for a job that goes on when a rank dies; `hpcdist run` starts its ranks.
+        restarts: how often the job is started again, at most, when it fails.
+        python: the Python that `hpcdist run` belongs to.
 
     """
 
@@ -44,6 +48,9 @@ class Batch:
     mpi: str | None = None
     said: tuple[str, ...] = ()
     modules: str = ""
+    survive: Survive | None = None
+    restarts: int = 0
+    python: str = "python"
 
 
 def build_script(batch: Batch) -> str:
@@ -71,9 +78,33 @@ def build_script(batch: Batch) -> str:
     lines += ["export PYTHONUNBUFFERED=1  # lines come when they are written"]
     if "cpus-per-task" in given:
         lines += ["export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # else srun takes one"]
+    start = _start_again if batch.survive or batch.restarts else _start_once
+    return "\n".join([*lines, "", *start(batch), ""])
+
+
+def _start_once(batch: Batch) -> list[str]:
     mpi = [f"--mpi={batch.mpi}"] if batch.mpi else []
     srun = _join(["srun", *mpi, "--kill-on-bad-exit=1", *one_program(batch.program)])
-    return "\n".join([*lines, "", f"exec {srun}", ""])
+    return [f"exec {srun}"]
+
+
+def _start_again(batch: Batch) -> list[str]:
+    """Return the lines for `hpcdist run`, which outlives its ranks; srun would end them all."""
+    words = [batch.python, "-m", "hpcdist", "run", "--no-label"]
+    lines: list[str] = []
+    if batch.survive:
+        spares, fewest = str(batch.survive.spares), str(batch.survive.min_ranks)
+        words += ["--survive", "--spares", spares, "--min-ranks", fewest]
+    elif batch.mpi:
+        words += ["--mpi", batch.mpi]
+    if batch.restarts:
+        lines += [
+            "again=${SLURM_RESTART_COUNT:-0}  # Slurm starts the job again where a node is lost",
+            f"[ $again -le {batch.restarts} ] || exit 1",
+        ]
+        words += ["--restarts"]
+    left = [f"$(({batch.restarts} - again))"] if batch.restarts else []
+    return [*lines, " ".join(["exec", _join(words), *left, "--", _join(batch.program)])]
 
 
 def full_options(batch: Batch) -> list[tuple[str, str | None]]:
@@ -89,7 +120,9 @@ def full_options(batch: Batch) -> list[tuple[str, str | None]]:
     if not any(option in given for option in _TASKS):
         added |= _one_for_each_gpu(given)
     added |= {"chdir": batch.folder, "output": f"{name}-{task}.out"}
-    added |= {"open-mode": "append"} if "requeue" in given else {}
+    if batch.restarts and "no-requeue" not in given:
+        added |= {"requeue": None}
+    added |= {"open-mode": "append"} if "requeue" in {**given, **added} else {}
     return [
         *((option, value) for option, value in added.items() if option not in given),
         *batch.options,

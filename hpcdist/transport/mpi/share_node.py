@@ -84,6 +84,7 @@ def open_node(
         ranks,
         timeout_s,
         progress,
+        site.deaths,
         attaches=attaches,
     )
 

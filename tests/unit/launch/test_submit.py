@@ -22,6 +22,7 @@ from hpcdist.launch.submit.job import (
     submit,
 )
 from hpcdist.launch.submit.script import Batch, build_script, full_options, log_folder
+from hpcdist.launch.survival import Survive
 
 # ---- the command line
 
@@ -440,3 +441,52 @@ def test_a_script_that_sbatch_refuses_is_not_left_behind(tmp_path):
 
 def test_a_script_is_kept_under_a_name_that_is_a_file(tmp_path):
     assert kept_script(tmp_path, "a/b c", "7") == tmp_path / "a_b_c-7.sbatch"
+
+
+# ---- jobs that survive
+
+
+def test_a_job_that_survives_is_started_by_run_which_outlives_its_ranks():
+    batch = Batch((("ntasks", "5"),), ("python", "x y.py"), "x", "/home/me", "pmix",
+                  survive=Survive(1, 3), python="/v/python")  # fmt: skip
+    assert build_script(batch).splitlines()[-1] == (
+        "exec /v/python -m hpcdist run --no-label --survive --spares 1 --min-ranks 3 -- "
+        "python 'x y.py'"
+    )
+
+
+def test_a_job_that_may_be_started_again_is_queued_again_by_slurm_and_counts_both():
+    batch = Batch((), ("python", "x.py"), "x", "/home/me", "pmi2", restarts=3)
+    lines = build_script(batch).splitlines()
+    assert {"#SBATCH --requeue", "#SBATCH --open-mode=append"} <= set(lines)
+    ran = [run_script(lines, str(again)) for again in (0, 2, 4)]
+    assert ran == [
+        (0, "-m hpcdist run --no-label --mpi pmi2 --restarts 3 -- python x.py\n"),
+        (0, "-m hpcdist run --no-label --mpi pmi2 --restarts 1 -- python x.py\n"),
+        (1, ""),
+    ]
+    again = build_script(Batch((("no-requeue", None),), ("x",), "x", "/", restarts=3))
+    assert "--requeue" not in again
+
+
+def run_script(lines, again):
+    """Run a script of which `python` only prints its arguments."""
+    text = "\n".join(lines).replace("exec python", "exec echo")
+    environ = {"PATH": os.environ["PATH"], "SLURM_RESTART_COUNT": again}
+    done = subprocess.run(["bash", "-c", text], env=environ, capture_output=True, text=True)
+    return done.returncode, done.stdout
+
+
+def test_the_options_of_a_job_that_survives_are_not_sbatchs():
+    text = "x.py --survive --spares 1 --min-ranks=2 --restarts 3 -n 5"
+    words = split_arguments(text.split())
+    assert words.own == ("--survive", "--spares", "1", "--min-ranks", "2", "--restarts", "3")
+    assert words.slurm == (("ntasks", "5"),)
+
+
+def test_a_job_that_could_not_survive_is_refused_before_it_is_submitted(monkeypatch):
+    site = Site(cpus=1, cores=1, uid=1, mpiexec="/m/mpiexec", family=Family.MPICH, version=5)
+    monkeypatch.setattr("hpcdist.launch.submit.command.find_site", lambda _: site)
+    done = CliRunner().invoke(main, ["submit", "x.py", "--survive", "--dry-run"])
+    assert done.exit_code == 2
+    assert "--survive needs Open MPI 5" in " ".join(done.output.split())

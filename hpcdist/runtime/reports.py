@@ -1,0 +1,98 @@
+"""How this process of a job that survives ended: a report for whoever started the job.
+
+The launcher names a folder on this node in ``HPCDIST_REPORT_DIR``. Each process leaves
+``rank-<process>.json`` there: its number among the processes that were started, its last rank, how
+it ended and which recoveries it took part in. Without that folder nothing happens here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from hpcdist.runtime.place import read_place
+from hpcdist.runtime.process import snapshot
+
+FOLDER = "HPCDIST_REPORT_DIR"
+"""The variable that names the folder."""
+_MOST = 40
+"""Recoveries that a report has at most, the last ones: it travels as one line."""
+_noted: dict[str, Any] = {}
+"""What there is to be told of this process so far."""
+
+
+def note_rank(rank: int, *, parked: bool = False) -> None:
+    """Remember which rank this process is from now on, or that it waits to become one. Local.
+
+    Until then the last ``HPCDIST_SPARES`` processes wait, and the others are ranks by their number.
+
+    Args:
+        rank: its rank in the world; -1 for a process that is parked.
+        parked: whether it is a spare that waits for a place.
+
+    """
+    if FOLDER in os.environ:
+        _noted.update(rank=rank, parked=parked)
+
+
+def note_recovery(dead: Iterable[int], seconds: float) -> None:
+    """Remember that this process has gone on after deaths. Local; each survivor calls it.
+
+    Args:
+        dead: world ranks that died, as they were numbered before the recovery.
+        seconds: how long the recovery took here.
+
+    """
+    if FOLDER in os.environ:
+        recovery = {"dead": sorted(dead), "seconds": round(seconds, 4)}
+        _noted["recoveries"] = [*_noted.get("recoveries", ()), recovery][-_MOST:]
+
+
+def write_report(code: int | None) -> None:
+    """Leave the report of this process, once it ends. Local.
+
+    Args:
+        code: its exit code; None where the program has come to its end, and the code is not
+            known here.
+
+    """
+    environ = snapshot()
+    folder = environ.get(FOLDER)
+    if not folder:
+        return
+    place = read_place(environ)
+    process = place.rank
+    is_spare = process >= place.size - int(environ.get("HPCDIST_SPARES") or 0)
+    noted = {"rank": -1 if is_spare else process, "parked": is_spare, **_noted}
+    text = json.dumps(plan_report(process, code, noted), separators=(",", ":"))
+    path = f"{folder}/rank-{process}.json"
+    with suppress(OSError):  # nobody may wait for it any more
+        with open(f"{path}.part", "w") as file:
+            file.write(text)
+        os.replace(f"{path}.part", path)
+
+
+def plan_report(process: int, code: int | None, noted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a report says.
+
+    Args:
+        process: the number of the process among those that were started.
+        code: its exit code, None for one that has come to its end.
+        noted: what was noted before.
+
+    Example:
+        >>> plan_report(3, None, {"rank": 2})["state"], plan_report(3, 1, {})["state"]
+        ('ended', 'failed')
+
+    """
+    parked = bool(noted.get("parked"))
+    return {
+        "process": process,
+        "rank": noted.get("rank", process),
+        "state": "failed" if code else "parked" if parked else "ended",
+        "code": code or 0,
+        "recoveries": list(noted.get("recoveries", ())),
+    }

@@ -1,0 +1,85 @@
+"""Jobs that survive, over two nodes of a real Slurm: a rank dies, and a daemon is lost."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+ALLOCATION = ("salloc", "--quiet", "-N2", "--ntasks-per-node=2", "--time=3")
+RUN = (sys.executable, "-m", "hpcdist", "run", "--survive")
+PROGRAM = """
+import os, signal, sys, time
+import numpy as np
+from hpcdist.runtime import failure, mpi, reports
+MPI = mpi.load_mpi()
+all_ranks = MPI.COMM_WORLD.Dup()
+rank = all_ranks.rank
+failure.end_job_on_failure(rank)
+again = os.environ.get("HPCDIST_RESTART_COUNT", "0")
+
+def parent(pid):
+    with open(f"/proc/{pid}/stat") as stat:
+        return int(stat.read().rpartition(")")[2].split()[1])
+
+all_ranks.Barrier()
+if rank == 3 and again == "0":
+    if sys.argv[1] == "rank":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[1] == "daemon":
+        os.kill(parent(parent(os.getpid())), signal.SIGKILL)
+        time.sleep(60)
+if again == "0":
+    began = time.monotonic()
+    try:
+        while True:
+            all_ranks.Allreduce(MPI.IN_PLACE, np.ones(8))
+    except MPI.Exception:
+        all_ranks.Revoke()
+    left = all_ranks.Shrink()
+    left.Barrier()
+    reports.note_recovery([3], time.monotonic() - began)
+    print("went on with", left.size)
+    left.Barrier()
+else:
+    print("run", again, "of rank", rank)
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+@pytest.fixture
+def open_mpi(any_mpi):
+    return any_mpi if any_mpi.name == "Open MPI" else pytest.skip("only Open MPI survives")
+
+
+def test_a_job_goes_on_when_a_rank_on_another_node_dies(cluster, open_mpi, program):
+    done = cluster.run(*ALLOCATION, *RUN, program, "rank", environ=open_mpi.environ)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("went on with 3") == 3
+    assert re.search(r"3 +3 +signal SIGKILL +\d", done.stderr), done.stderr
+    assert "hpcdist-" not in done.stderr
+
+
+def test_a_job_that_lost_the_daemon_of_a_node_is_started_again(cluster, open_mpi, program):
+    words = ("--restarts", "1", program, "daemon")
+    done = cluster.run(*ALLOCATION, *RUN, *words, environ=open_mpi.environ)
+    assert "hpcdist run: restart 1 of 1" in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert sorted(re.findall(r"run 1 of rank (\d)", done.stdout)) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.slow
+def test_a_submitted_job_goes_on_when_a_rank_dies(cluster, open_mpi, program, tmp_path):
+    words = ("submit", program, "-N2", "--ntasks-per-node=2", "--survive", "--", "rank")
+    line = subprocess.list2cmdline(["cd", str(tmp_path)])
+    run = subprocess.list2cmdline([sys.executable, "-m", "hpcdist", *map(str, words)])
+    done = cluster.run("sh", "-c", f"{line} && exec {run}", environ=open_mpi.environ, timeout=80)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("went on with 3") == 3
+    assert "hpcdist run: 1 of 4 processes died" in done.stdout
