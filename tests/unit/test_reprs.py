@@ -58,6 +58,8 @@ EXAMPLES = {
     "Group": (lambda: dist.get_group(0), ["nranks: 2", "ranks: 0, 1", "name: _default_pg"]),
     "HpcdistError": (lambda: dist.HpcdistError("what happened"), ["what happened"]),
     "InMemoryDataset": (lambda: dist.InMemoryDataset(), ["0 files", "nothing loaded"]),
+    "Memory": (lambda: dist.Memory(model={"w": np.zeros(3)}),
+               ["'memory'", "model of 2 ranks", "0 bytes here of steps []"]),
     "MismatchError": (lambda: dist.MismatchError("they disagree"), ["they disagree"]),
     "NotInGroupWarning": (lambda: dist.NotInGroupWarning("nothing was done"), ["nothing"]),
     "P2POp": (lambda: dist.P2POp(dist.isend, np.zeros((9, 9)), 1, tag=7),
