@@ -113,6 +113,7 @@ from hpcdist.errors import (
     HpcdistError as HpcdistError,
     MismatchError as MismatchError,
     NotInGroupWarning as NotInGroupWarning,
+    RankFailure as RankFailure,
     RemoteError as RemoteError,
     TransportError as TransportError,
     UsageError as UsageError,

@@ -44,6 +44,12 @@ class Config:
     """Try device memory with a CUDA-aware MPI in a child process before it is trusted."""
     ranks_per_node: int | None = None
     """Take so many ranks for a node, in order, whatever they run on; to try things out."""
+    survive: bool = False
+    """Go on when a rank dies; `hpcdist run --survive` sets it, and starts an MPI that can."""
+    spares: int = 0
+    """How many of the last processes of the job wait for the place of a rank that dies."""
+    min_ranks: int = 1
+    """With fewer ranks left than this the job ends."""
     allow_singleton: bool = False
     """Accept a world of one rank although the launcher started more."""
     overlap: Literal["auto", "always", "never"] = "auto"
@@ -106,6 +112,12 @@ def _whole(variable: str, text: str) -> int:
     return int(value)
 
 
+def _count(variable: str, text: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"{variable}={text!r} is not a whole number; set one or unset it")
+    return int(text)
+
+
 def _switch(variable: str, text: str) -> bool:
     if text.lower() not in _SWITCHES:
         raise UsageError(f"{variable}={text!r} is neither 0 nor 1; set one of them or unset it")
@@ -145,6 +157,7 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "float": _number,
     "bool": _switch,
     "int | None": _whole,
+    "int": _count,
     "tuple[int | None, ...]": _cuts,
     "str | None": lambda variable, text: text,
 }

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class HpcdistError(RuntimeError):
     """Base of all hpcdist errors."""
@@ -64,6 +66,21 @@ class RemoteError(HpcdistError):
 
     def __reduce__(self) -> tuple[type[RemoteError], tuple[str, int, str]]:
         return type(self), (str(self), self.rank, self.traceback)
+
+
+class RankFailure(RemoteError):
+    """Ranks have died; `ranks` holds their world ranks, and `rank` is the first of them.
+
+    `ranks` is empty where this rank knows of none, but another one has left the operation in order
+    to recover. Where MPI goes on after a death, `recover` is to be called on all that are left.
+    """
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message, ranks[0] if ranks else -1)
+        self.ranks = tuple(ranks)
+
+    def __reduce__(self) -> tuple[type[RankFailure], tuple[str, tuple[int, ...]]]:  # type: ignore[override]
+        return type(self), (str(self), self.ranks)
 
 
 def is_secondary(error: BaseException | None) -> bool:

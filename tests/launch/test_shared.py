@@ -138,7 +138,7 @@ def test_who_is_killed_while_it_reads_what_others_send_is_an_error_on_them(mpi, 
     told = {path.name: path.read_text() for path in tmp_path.glob("rank.*")}
     assert sorted(told) == ["rank.0", "rank.2"], out
     for words in told.values():
-        assert words.startswith("RemoteError 1: rank 1 died during exchange(sums of all"), words
+        assert words.startswith("RankFailure 1: rank 1 died during exchange(sums of all"), words
 
 
 @pytest.mark.thorough
@@ -202,7 +202,7 @@ def test_what_a_killed_rank_had_is_read_to_its_end(mpi, tmp_path):
     told = {path.name: path.read_text() for path in tmp_path.glob("rank.*")}
     assert sorted(told) == ["rank.0", "rank.2"], out
     for words in told.values():
-        assert re.match(r"\[(np\.)?True_?\] RemoteError 1: rank 1 died during", words), words
+        assert re.match(r"\[(np\.)?True_?\] RankFailure 1: rank 1 died during", words), words
 
 
 OPERATIONS = ["all_reduce of an ordinary array", "all_reduce of a shared array", "barrier"]
@@ -227,7 +227,7 @@ def test_ranks_do_not_wait_for_one_that_is_killed(mpi, keep_the_rest, operation,
     told = {path.name: path.read_text() for path in tmp_path.glob("rank.*")}
     assert not keep_the_rest or sorted(told) == ["rank.0", "rank.2"], out
     for words in told.values():
-        assert words.startswith("RemoteError 1: rank 1 died during"), words
+        assert words.startswith("RankFailure 1: rank 1 died during"), words
     assert own_names() == []
 
 

@@ -11,14 +11,14 @@ from typing import Any, Protocol, final
 
 from mpi4py import MPI
 
-from hpcdist.errors import TransportError
+from hpcdist.errors import HpcdistError
 from hpcdist.transport.call import Call, Collective, label
-from hpcdist.transport.call_site import call_site
 from hpcdist.transport.membership import Membership
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import News
 from hpcdist.transport.mpi.site import Site
+from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.queue import CollectiveQueue
 from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.shm.node import SharedNode
@@ -94,18 +94,16 @@ class MpiContext:
         return self.news.left
 
     def guarded(self, call: Call, perform: Callable[..., Any], *args: Any) -> Any:
-        """Return ``perform(*args)``, which is done for `call`; `TransportError` where MPI fails."""
+        """Return ``perform(*args)``, which is done for `call`; raise its `failure` if MPI fails."""
         try:
             return perform(*args)
         except MPI.Exception as error:
             raise self.failure(call, error) from error
 
-    def failure(self, call: Call, error: MPI.Exception) -> TransportError:
-        """Return what is raised where MPI fails in `call`."""
-        return TransportError(
-            f"MPI failed in {label(call, self.ranks)} on rank {self.ranks[self.rank]}: {error}; "
-            f"called at {call_site()}. The group may be in an unknown state: end the job"
-        )
+    def failure(self, call: Call, error: MPI.Exception) -> HpcdistError:
+        """Return what is raised where MPI fails in `call`: a `RankFailure`, if a rank has died."""
+        what = f"{label(call, self.ranks)} on rank {self.ranks[self.rank]}"
+        return translate(error, what, self.site.deaths)
 
 
 def _alone(call: Collective, address: int = 0, data: Any = None) -> tuple[int, int]:

@@ -126,6 +126,11 @@ def discard_unread(comm: MPI.Intracomm, patience_s: float) -> None:
     keep(requests, patience_s)
 
 
+def keep_for_ever(requests: list[MPI.Request]) -> None:
+    """Keep requests that have failed, and the memory that MPI may still use for them."""
+    _orphans.extend(requests)
+
+
 def keep(requests: list[MPI.Request], patience_s: float) -> None:
     """Wait for receives whose messages nobody wants, and keep the memory of those under way."""
     if requests and not poll(lambda: MPI.Request.Testall(requests), patience_s):

@@ -25,10 +25,12 @@ from mpi4py import MPI
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.call import ANY_SOURCE
+from hpcdist.transport.deaths import Deaths
 from hpcdist.transport.mpi.datatypes import block, scattered
 from hpcdist.transport.mpi.early import Allowance, Early, keep, take_in
 from hpcdist.transport.mpi.news import Circles, News, Step, is_single_threaded
 from hpcdist.transport.mpi.progress import ProgressThread
+from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.mpi.tags import name_of_dtype, user_tag, wire_tags
 from hpcdist.transport.polling import LISTEN_AFTER_S, SPIN, add_errand, remove_errand
 from hpcdist.transport.queue import refusal
@@ -79,8 +81,8 @@ class Posted(Protocol):
 class Matching:
     """The messages and receives of one group; `comm` is used for nothing else.
 
-    `allowance` and `circles` are those of the process; `news` has to be set where the group has
-    several ranks.
+    `allowance`, `circles` and `deaths` are those of the process; `news` has to be set where the
+    group has several ranks.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Matching:
         timeout_s: float,
         allowance: Allowance,
         circles: Circles,
+        deaths: Deaths,
     ) -> None:
         self.comm = comm
         self.ranks = ranks
@@ -97,6 +100,7 @@ class Matching:
         self.lock = threading.RLock()
         self.news: News | None = None
         self.circles = circles
+        self.deaths = deaths
         self._allowance = allowance
         self._posted: list[Posted] = []
         self._look_again = 0.0
@@ -111,14 +115,18 @@ class Matching:
         """Take in what is sent to this rank whenever it waits, from now on."""
         add_errand(self._errand)
 
-    def stop_taking_in(self, patience_s: float) -> None:
-        """Drop what was taken in and not received, before the communicator is freed."""
+    def abandon(self) -> list[Early]:
+        """Take in nothing any more, and return what was taken in; its memory must stay."""
         remove_errand(self._errand)
         with self.lock:
             dropped, self._early = self._early, []
         for early in dropped:
             self._allowance.give_back(early)
-        keep([early.request for early in dropped], patience_s)
+        return dropped
+
+    def stop_taking_in(self, patience_s: float) -> None:
+        """Drop what was taken in and not received, before the communicator is freed."""
+        keep([early.request for early in self.abandon()], patience_s)
 
     def refuse_nested(self) -> None:
         """Raise where this thread is in the middle of matching messages; see [Note: nested]."""
@@ -247,6 +255,8 @@ class Matching:
         if not self.is_inside() and self.lock.acquire(blocking=False):
             try:
                 self._take_in()
+            except MPI.Exception as error:  # whoever waits hears of it, in whatever group
+                raise translate(error, "a wait", self.deaths) from error
             finally:
                 self.lock.release()
 

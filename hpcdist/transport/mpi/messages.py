@@ -13,6 +13,7 @@ from mpi4py import MPI
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import DONE, Done, Work
 from hpcdist.transport.call import AnyMessage, Message, ObjectMessage
+from hpcdist.transport.deaths import Deaths
 from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.datatypes import block
 from hpcdist.transport.mpi.early import Allowance
@@ -27,7 +28,7 @@ from hpcdist.transport.mpi.tags import user_tag, wire_tag, wire_tags
 class Messages:
     """Sends and receives of one group; `comm` is used for nothing else.
 
-    `allowance` and `circles` are those of the process.
+    `allowance`, `circles` and `deaths` are those of the process.
     """
 
     def __init__(
@@ -37,9 +38,10 @@ class Messages:
         timeout_s: float,
         allowance: Allowance,
         circles: Circles,
+        deaths: Deaths,
     ) -> None:
         self.comm = comm
-        self.matching = Matching(comm, ranks, timeout_s, allowance, circles)
+        self.matching = Matching(comm, ranks, timeout_s, allowance, circles, deaths)
         self.refuse_nested = self.matching.refuse_nested
         limit = comm.Get_attr(MPI.TAG_UB) or 32767
         self._last_tag = wire_tags(user_tag(int(limit)))[-1]

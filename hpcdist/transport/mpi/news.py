@@ -27,6 +27,7 @@ from mpi4py import MPI
 
 from hpcdist.transport import activity
 from hpcdist.transport.activity import NOTHING, GivenUp, Wait, account_of
+from hpcdist.transport.deaths import Deaths
 from hpcdist.transport.membership import Membership
 from hpcdist.transport.mpi.control import Control
 from hpcdist.transport.mpi.early import Allowance
@@ -82,7 +83,7 @@ class Count(NamedTuple):
 class News:
     """Those of one rank of a group of at least two.
 
-    `allowance` and `circles` are those of the process.
+    `allowance`, `circles` and `deaths` are those of the process.
     """
 
     def __init__(
@@ -92,10 +93,13 @@ class News:
         allowance: Allowance,
         circles: Circles,
         count: Count,
+        deaths: Deaths,
     ) -> None:
         self._comm, self._ranks = comm, ranks
         self._allowance, self._circles, self._count = allowance, circles, count
+        self._deaths = deaths
         self.membership = Membership(ranks, self.listen)
+        deaths.concern(self.membership)
         self.left: dict[int, str] = {}
         """Why ranks of the group will not come any more."""
         self.sent_before_leaving: dict[int, int] = {}
@@ -115,9 +119,12 @@ class News:
         return [rank for rank in range(self._comm.size) if rank != self._comm.rank]
 
     def listen(self) -> None:
-        """Take in all news and answer questions."""
-        for rank, (subject, *content) in self._control.heard():
-            self._subjects[subject](rank, *content)
+        """Take in all news and answer questions; where MPI cannot, note who has died."""
+        try:
+            for rank, (subject, *content) in self._control.heard():
+                self._subjects[subject](rank, *content)
+        except MPI.Exception:  # the operation that waits meets it, too
+            self._deaths.known()
 
     def _tell(self, rank: int, subject: str, *content: Any) -> None:
         self._control.tell(rank, (subject, *content))

@@ -7,7 +7,7 @@ from typing import Any, final
 
 from mpi4py import MPI
 
-from hpcdist.errors import CollectiveTimeout, UsageError
+from hpcdist.errors import CollectiveTimeout, HpcdistError, UsageError
 from hpcdist.events import listeners
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.base import REFUSE_START, Counter, Known, Plan, Work
@@ -78,15 +78,16 @@ class MpiPlan(Plan):
         if listeners:
             self._told = self._tell(self._start)
             return self._told
-        self._told = work
-        work.active = True
-        self._begin()
-        return work
+        return self._start()
 
     def _start(self) -> Work:
-        self._work.active = True
-        self._begin()
-        return self._work
+        work = self._told = self._work
+        try:
+            self._begin()
+        except MPI.Exception as error:
+            raise work.failure(error) from error
+        work.active = True
+        return work
 
     def free(self) -> None:
         """Give the request back to MPI."""
@@ -94,6 +95,10 @@ class MpiPlan(Plan):
         if request is not None:
             self._told.wait()
             request.Free()
+
+    def abandon(self) -> None:
+        """Leave the request, which a rank's death has ended, to MPI; local."""
+        self._request, self._work.active = None, False
 
     def in_words(self) -> str:
         """See `Plan.in_words`."""
@@ -117,10 +122,17 @@ class _PlanWork(Work):
         return self._host.timeout_s
 
     def wait(self, timeout: Any = None) -> bool:
-        if not self._test():
-            self._wait(timeout)
+        try:
+            if not self._test():
+                self._wait(timeout)
+        except MPI.Exception as error:
+            raise self.failure(error) from error
         self.active = False
         return True
+
+    def failure(self, error: MPI.Exception) -> HpcdistError:
+        """Return what is raised where MPI fails; see `MpiContext.failure`."""
+        return self._host.failure(self._call, error)
 
     @raising_held
     def _wait(self, timeout: Any) -> None:
@@ -139,8 +151,11 @@ class _PlanWork(Work):
             )
 
     def is_completed(self) -> bool:
-        if self.active and self._test():
-            self.active = False
+        try:
+            if self.active and self._test():
+                self.active = False
+        except MPI.Exception as error:
+            raise self.failure(error) from error
         return not self.active
 
     def known(self) -> Known:

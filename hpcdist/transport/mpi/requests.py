@@ -21,8 +21,10 @@ from hpcdist.transport.activity import Wait
 from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call import ANY_SOURCE, AnyMessage, Message
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.mpi.early import keep_for_ever
 from hpcdist.transport.mpi.matching import Found, Matching
 from hpcdist.transport.mpi.news import Blocker, Step
+from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.polling import LISTEN_AFTER_S, poll, raising_held
 from hpcdist.transport.queue import seconds
 
@@ -38,6 +40,7 @@ class Send(Work):
         self._call: AnyMessage | None = call
         self._requests = requests
         self._peer = call.root
+        self._error: HpcdistError | None = None
 
     @property
     def limit_s(self) -> float:
@@ -47,12 +50,20 @@ class Send(Work):
     def is_completed(self) -> bool:
         """Return whether the buffer may be changed again."""
         with self._matching.lock:
-            if self._requests and MPI.Request.Testall(self._requests):
-                self._requests = []
-                call, self._call = self._call, None
-                if call is not None and call.ended is not None:
-                    call.ended(None)
+            try:
+                if self._requests and MPI.Request.Testall(self._requests):
+                    self._end()
+            except MPI.Exception as error:
+                keep_for_ever(self._requests)  # MPI may still read the array
+                self._error = translate(error, self._what(), self._matching.deaths)
+                self._end()
         return not self._requests
+
+    def _end(self) -> None:
+        self._requests = []
+        call, self._call = self._call, None
+        if call is not None and call.ended is not None:
+            call.ended(self._error)
 
     def refuse_nested(self) -> None:
         """See `Work.refuse_nested`."""
@@ -66,7 +77,9 @@ class Send(Work):
         limit = self._matching.timeout_s if limit is None else limit
         wait = Wait(self._what)
         if not poll(self.is_completed, limit, wait=wait):
-            account = "" if timeout is not None else self._matching.account(self._peer, wait, limit)
+            account = (
+                "" if timeout is not None else _account(self._matching, self._peer, wait, limit)
+            )
             if not self.is_completed():
                 self._matching.progress.keep(self)  # MPI reads the array to the end: it must stay
                 raise CollectiveTimeout(
@@ -74,6 +87,8 @@ class Send(Work):
                     "It cannot be taken back: leave the array alone, for it is still to be sent. "
                     f"Look whether that rank calls recv with this group and tag{account}"
                 )
+        if self._error is not None:
+            raise self._error
         return True
 
     def _what(self) -> str:
@@ -81,7 +96,7 @@ class Send(Work):
 
     def known(self) -> Known:
         """See `Work.known`."""
-        return Known(self._what(), not self._requests)
+        return Known(self._what(), not self._requests, self._error)
 
 
 @final
@@ -124,6 +139,14 @@ class Receive(Work):
         """
         if ANY_SOURCE in promised or self.source_wanted in promised:
             return False
+        try:
+            return self._match(promised)
+        except MPI.Exception as error:  # of this message alone: the others may still come
+            self._error = translate(error, self._what(), self._matching.deaths)
+            self._arrived = lambda: True
+            return self._matched()
+
+    def _match(self, promised: AbstractSet[int]) -> bool:
         if self.has_begun and not self._arrived():
             return False  # the first part of a pickle says what follows
         self._arrived = lambda: True
@@ -189,7 +212,11 @@ class Receive(Work):
         with self._matching.lock:
             if not self._is_matched:
                 self._matching.look()
-            if self._is_matched and not self._ended and self._arrived():
+            try:
+                if self._is_matched and not self._ended and self._arrived():
+                    self._end()
+            except MPI.Exception as error:
+                self._error = translate(error, self._what(), self._matching.deaths)
                 self._end()
         return self._ended
 
@@ -233,6 +260,12 @@ class Receive(Work):
 
     def attend(self, waited: float) -> None:
         """See whether no message will come that matches; see [Note: other dtypes]."""
+        try:
+            self._attend(waited)
+        except MPI.Exception as error:
+            raise translate(error, self._what(), self._matching.deaths) from error
+
+    def _attend(self, waited: float) -> None:
         matching, source = self._matching, self.source_wanted
         if self._is_matched or self.has_begun:
             return
@@ -265,7 +298,7 @@ class Receive(Work):
     def _time_out(self, wait: Wait, limit: float, *, goes_on: bool) -> None:
         """Raise what there is to say when the time is over; return if the message has come."""
         matching, source = self._matching, self.source_wanted
-        account = "" if goes_on else matching.account(source, wait, limit)
+        account = "" if goes_on else _account(matching, source, wait, limit)
         if self.is_completed():
             return
         if self._is_matched or self.has_begun:
@@ -320,6 +353,14 @@ class Receive(Work):
             f"{call_site()}; let it send with this group, tag and dtype",
             rank,
         )
+
+
+def _account(matching: Matching, peer: int, wait: Wait, limit_s: float) -> str:
+    """Ask a peer what it does; nothing where MPI cannot ask."""
+    try:
+        return matching.account(peer, wait, limit_s)
+    except MPI.Exception as error:
+        raise translate(error, wait.words(), matching.deaths) from error
 
 
 def _words(call: AnyMessage | None, ranks: Any, preposition: str) -> str:

@@ -66,7 +66,16 @@ def open_node(
         return None
     pids = [each.heap.pid for each in offers if each.heap is not None]
     return SharedNode(
-        memory, control_block_type, mapped, heap, pids, comm.rank, ranks, timeout_s, progress
+        memory,
+        control_block_type,
+        mapped,
+        heap,
+        pids,
+        comm.rank,
+        ranks,
+        timeout_s,
+        progress,
+        site.deaths,
     )
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from hpcdist.config import Config
 from hpcdist.transport.base import LinkCost
+from hpcdist.transport.deaths import Deaths
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.news import Circles
 from hpcdist.transport.shm.heap import Heap
@@ -28,19 +29,24 @@ class Site(NamedTuple):
     costs: Mapping[str, LinkCost]
     allowance: Allowance
     circles: Circles
+    deaths: Deaths
 
 
-def make_site(config: Config, nodes: Sequence[int]) -> Site:
+def make_site(config: Config, nodes: Sequence[int], deaths: Deaths) -> Site:
     """Read the tuning file and prepare shared memory; local.
 
     Raises:
         UsageError: the tuning file is unusable.
 
     """
-    pretended = config.ranks_per_node
-    if pretended is not None:
-        nodes = [rank // pretended for rank in range(len(nodes))]
+    nodes = pretended_nodes(config, nodes)
     heap = Heap(int(config.shared_heap_mb * _MiB))
     allowance = Allowance(int(config.early_mb * _MiB))
     rules, costs = read_rules(config.tuning), read_costs(config.tuning)
-    return Site(config, heap, nodes, rules, costs, allowance, Circles())
+    return Site(config, heap, nodes, rules, costs, allowance, Circles(), deaths)
+
+
+def pretended_nodes(config: Config, nodes: Sequence[int]) -> Sequence[int]:
+    """Return the node of each world rank: what it is, or what `ranks_per_node` makes of it."""
+    pretended = config.ranks_per_node
+    return nodes if pretended is None else [rank // pretended for rank in range(len(nodes))]

@@ -44,6 +44,7 @@ from hpcdist.transport.mpi.persistent import PERSISTENT, MpiPlan
 from hpcdist.transport.mpi.rendezvous import Rendezvous
 from hpcdist.transport.mpi.share_node import open_node
 from hpcdist.transport.mpi.site import Site
+from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.polling import drop_held, held, is_at_errands, poll, raise_held
 from hpcdist.transport.queue import CollectiveQueue, inside, mark_inside, refusal
 from hpcdist.transport.shm.control import PAYLOAD
@@ -213,6 +214,10 @@ class MpiTransport(Transport):
 
     def plan(self, call: Collective) -> Plan | None:
         """Prepare `call` as a persistent MPI collective, where there is one for it."""
+        plan: Plan | None = self.context.guarded(call, self._plan, call)
+        return plan
+
+    def _plan(self, call: Collective) -> Plan | None:
         host, make = self.context, PERSISTENT.get(call.kind)
         rule = call.rule if isinstance(call, Reduction) else None
         direct = rule is None or (rule.encode is None and rule.decode is None)
@@ -253,6 +258,16 @@ class MpiTransport(Transport):
         self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None = None
     ) -> tuple[MpiTransport, int]:
         """Create the communicators of the group of `ranks`; only its members call this."""
+        try:
+            return self._subgroup(ranks, next_id, timeout, error)
+        except MPI.Exception as failure:
+            members = [self.ranks[rank] for rank in ranks]
+            deaths = self.context.site.deaths
+            raise translate(failure, f"new_group({members})", deaths) from failure
+
+    def _subgroup(
+        self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None
+    ) -> tuple[MpiTransport, int]:
         host = self.context
         if error is not None:
             if host.threads:  # else another thread is in MPI
@@ -337,7 +352,9 @@ def _open(
     """Put the parts of a group together. Collective."""
     comm, ranks = user_comm.Dup(), tuple(ranks)
     one_node = len({site.nodes[rank] for rank in ranks}) == 1
-    messages = Messages(user_comm.Dup(), ranks, timeout_s, site.allowance, site.circles)
+    messages = Messages(
+        user_comm.Dup(), ranks, timeout_s, site.allowance, site.circles, site.deaths
+    )
     progress = partial(comm.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)
     shares = one_node and comm.size > 1
     node = open_node(comm, ranks, site, timeout_s, progress) if shares else None
@@ -382,6 +399,6 @@ def _make_news(
         lambda: agreement.sequence + len(queue.queued),
         lambda rank: matching.sent[rank],
     )
-    news = News(comm, ranks, site.allowance, site.circles, count)
+    news = News(comm, ranks, site.allowance, site.circles, count, site.deaths)
     agreement.news = matching.news = news
     return news

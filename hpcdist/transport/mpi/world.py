@@ -19,10 +19,11 @@ def start_world(request: WorldRequest) -> StartedWorld:
     def connect() -> MpiTransport:
         # once MPI has started
         from hpcdist.transport.mpi.site import make_site
+        from hpcdist.transport.mpi.survival import deaths_in
         from hpcdist.transport.mpi.transport import MpiTransport
 
         end_job_on_failure(world.place.rank)
-        site = make_site(request.config, world.nodes)
+        site = make_site(request.config, world.nodes, deaths_in(world.comm))
         transport = MpiTransport(world.comm, range(world.place.size), request.timeout_s, site)
         transport.costs = transport.context.comm.bcast(site.costs)  # of all ranks the same
         mpi.before_finalize(request.before_end)

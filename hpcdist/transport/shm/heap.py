@@ -21,7 +21,7 @@ import numpy as np
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call_site import outer_frame
 from hpcdist.transport.kernel import address_of
-from hpcdist.transport.shm.segment import Bytes, Segment, create_segment, open_segment
+from hpcdist.transport.shm.segment import Bytes, Segment, create_segment, is_dead, open_segment
 
 _LINE = 256
 """Arrays begin at multiples of this many bytes."""
@@ -72,7 +72,7 @@ class Heap:
         self._returned: deque[tuple[int, int]] = deque()
         self._lock = threading.RLock()
         self._owner = os.getpid()
-        self._warned = False
+        self._warned = self._retired = False
 
     def open(self) -> Segment:
         """Make the segment, if that is not done, and return it."""
@@ -125,10 +125,18 @@ class Heap:
 
     def retire(self) -> None:
         """Never use returned memory again: another rank may still write to it."""
+        self._retired = True
+
+    def revive(self) -> None:
+        """Use returned memory again; no other rank is in an operation that began before. Local.
+
+        What this process sees of others that have died is given back with the last of its users.
+        """
         with self._lock:
-            self._free.clear()
-            self._returned = deque(maxlen=0)
-            self._backed = self.capacity
+            self._retired = False
+            self._peers = {
+                each: seen for each, seen in self._peers.items() if not is_dead(each.pid)
+            }
 
     def _warn(self, nbytes: int, why: str) -> None:
         if not self._warned:
@@ -141,6 +149,8 @@ class Heap:
             )
 
     def _take(self, length: int) -> int | None:
+        if self._retired:
+            return None
         while self._returned:
             offset, returned = self._returned.popleft()
             self.used -= returned

@@ -23,15 +23,16 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.errors import CollectiveTimeout, RemoteError, TransportError
+from hpcdist.errors import CollectiveTimeout, TransportError
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.call import Call, label
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.deaths import Deaths
 from hpcdist.transport.kernel import MOST, address_of, copy_in
 from hpcdist.transport.polling import poll
 from hpcdist.transport.shm.control import PAYLOAD, SPINS, control_block_bytes, payload_places
 from hpcdist.transport.shm.heap import Heap
-from hpcdist.transport.shm.segment import Bytes, Segment
+from hpcdist.transport.shm.segment import Bytes, Segment, is_dead
 from hpcdist.transport.tuning import STAGED_UP_TO
 
 PIPELINE_PART = 512 << 10
@@ -81,7 +82,10 @@ class Mapped(NamedTuple):
 
 @final
 class SharedNode:
-    """Made by `mpi.share_node.open_node`. `progress` is called during long waits."""
+    """Made by `mpi.share_node.open_node`. `progress` is called during long waits.
+
+    `deaths` are those of the process.
+    """
 
     def __init__(
         self,
@@ -94,6 +98,7 @@ class SharedNode:
         ranks: Sequence[int],
         timeout_s: float,
         progress: Callable[[], Any],
+        deaths: Deaths,
     ) -> None:
         self.rank, self.size, self.ranks = rank, len(pids), ranks
         self.heap = heap
@@ -103,6 +108,7 @@ class SharedNode:
         self.can_pipeline = hasattr(self.control, "begin") and self.size <= MOST
         self._progress = progress
         self._pids = pids
+        self._deaths = deaths
         self._heaps = heaps
         self._own = Mapped(board_memory, address_of(board_memory))
         self._stages = _stage_places(self.size)
@@ -227,17 +233,17 @@ class SharedNode:
 
     def check_alive(self, call: Call) -> None:
         """Raise if the process of a rank that is waited for has died."""
-        for rank in self.control.behind():
-            if rank != self.rank and _is_dead(self._pids[rank]):
-                self.give_up()
-                raise RemoteError(
-                    f"rank {self.ranks[rank]} died during {label(call, self.ranks)}, called at "
-                    f"{call_site()}; look for its last words above, and end the job",
-                    self.ranks[rank],
-                )
+        behind = [rank for rank in self.control.behind() if rank != self.rank]
+        dead = [self.ranks[rank] for rank in behind if is_dead(self._pids[rank])]
+        if dead:
+            self.give_up()
+            self._deaths.note(dead)
+            raise self._deaths.failure(label(call, self.ranks))
 
     def check_usable(self) -> None:
         """Raise if an earlier operation stopped on its way."""
+        if self.failed and self._deaths.known():
+            raise self._deaths.failure("an earlier operation of this group")
         if self.failed:
             raise TransportError(
                 "an earlier operation of this group stopped on its way (see the first error); "
@@ -264,11 +270,3 @@ def _stage_places(size: int) -> tuple[int, ...]:
 def node_bytes(size: int) -> int:
     """Return the bytes of the segment of a group: the control block and the staging memory."""
     return _stage_places(size)[-1] + pipeline_bytes(size) + 2 * STAGED_UP_TO
-
-
-def _is_dead(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True

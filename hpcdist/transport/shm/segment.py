@@ -130,3 +130,12 @@ def forget(run: Bytes) -> None:
     nbytes = (start + run.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
     if nbytes > 0:
         _libc.madvise(first, nbytes, _MADV_REMOVE)
+
+
+def is_dead(pid: int) -> bool:
+    """Return whether a process of this node has ended, or is about to be buried."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True

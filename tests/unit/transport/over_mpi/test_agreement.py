@@ -7,6 +7,7 @@ from fake_mpi import results, run
 
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError, UsageError
 from hpcdist.transport.call import Barrier, Objects, Refusal
+from hpcdist.transport.deaths import Deaths
 from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.early import Allowance
@@ -27,7 +28,7 @@ def agreement_of(comm):
     ranks = world_ranks(comm)
     made = Agreement(comm, ranks, LIMIT_S, mpi_exchange(comm))
     count = Count(lambda: made.sequence, lambda: made.sequence, lambda rank: 0)
-    made.news = News(comm, ranks, Allowance(0), Circles(), count)
+    made.news = News(comm, ranks, Allowance(0), Circles(), count, Deaths())
     add_errand(lambda waited: made.news.listen())
     return made
 

@@ -9,6 +9,7 @@ from fake_mpi import results
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
 from hpcdist.transport.call import ANY_SOURCE, Message
+from hpcdist.transport.deaths import Deaths
 from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.messages import Messages
@@ -32,10 +33,10 @@ class Rank:
         ranks = tuple(10 * (rank + 1) for rank in range(comm.size))
         allowance, circles = Allowance(limit_bytes), Circles()
         self.world = comm.world
-        self.messages = Messages(comm.Dup(), ranks, LIMIT_S, allowance, circles)
+        self.messages = Messages(comm.Dup(), ranks, LIMIT_S, allowance, circles, Deaths())
         matching = self.messages.matching
         self.news = News(
-            comm, ranks, allowance, circles, Count(int, int, matching.sent.__getitem__)
+            comm, ranks, allowance, circles, Count(int, int, matching.sent.__getitem__), Deaths()
         )
         matching.news = self.news
         matching.start_taking_in()

@@ -6,6 +6,7 @@ import pytest
 from fake_mpi import results
 
 from hpcdist.errors import CollectiveTimeout, RemoteError, UsageError
+from hpcdist.transport.deaths import Deaths
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.news import Circles, Count, News
 from hpcdist.transport.mpi.rendezvous import Rendezvous
@@ -17,7 +18,7 @@ LIMIT_S = 2.0
 
 def rendezvous_of(comm):
     ranks = tuple(10 * (rank + 1) for rank in range(comm.size))
-    news = News(comm, ranks, Allowance(0), Circles(), Count(int, int, lambda rank: 0))
+    news = News(comm, ranks, Allowance(0), Circles(), Count(int, int, lambda rank: 0), Deaths())
     add_errand(lambda waited: news.listen())
     return Rendezvous(comm, ranks, news)
 

@@ -13,6 +13,7 @@ from hpcdist.arrays.buffer import carried
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.transport import kernel
 from hpcdist.transport.call import Reduction
+from hpcdist.transport.deaths import Deaths
 from hpcdist.transport.kernel import code_of, compiled, divisor_of
 from hpcdist.transport.kinds import Kind
 from hpcdist.transport.reduction import ReduceOp, rule_for
@@ -633,5 +634,6 @@ def test_a_node_with_more_ranks_than_the_loops_take_is_reduced_by_numpy(size, lo
         range(size),
         1.0,
         lambda: None,
+        Deaths(),
     )
     assert node.can_pipeline == loops

@@ -227,6 +227,19 @@ def test_memory_is_never_used_again_once_the_heap_is_retired(heap):
     assert heap.empty(1000) is None
 
 
+def test_a_heap_that_is_revived_uses_again_what_came_back_before_and_since(heap):
+    kept, returned, late = (heap.empty(1024) for _ in range(3))
+    kept[...] = 3
+    del returned
+    heap.retire()
+    del late
+    heap.revive()
+    again = [heap.empty(1024) for _ in range(2)]
+    assert [heap.offset_of(each) for each in (kept, *again)] == [0, 1024, 2048]
+    assert (kept == 3).all()
+    assert heap.used == 3072
+
+
 # ---- other processes
 
 

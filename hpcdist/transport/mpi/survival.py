@@ -1,0 +1,53 @@
+"""What MPI says when a process has died, in words of hpcdist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mpi4py import MPI
+
+from hpcdist.errors import HpcdistError, TransportError
+from hpcdist.runtime.process import snapshot
+from hpcdist.runtime.survival import can_recover
+from hpcdist.transport.call_site import call_site
+from hpcdist.transport.deaths import Deaths
+
+
+def deaths_in(comm: MPI.Intracomm) -> Deaths:
+    """Return the deaths of a world whose ranks are those of `comm`; local."""
+    if not can_recover(snapshot()):
+        return Deaths()
+    return Deaths(lambda: failed_in(comm))
+
+
+def failed_in(comm: MPI.Intracomm) -> Iterable[int]:
+    """Return the ranks of `comm` that MPI holds for dead; local, at once."""
+    failed = comm.Get_failed()
+    try:
+        if not failed.size:
+            return ()
+        everybody = comm.Get_group()
+        ranks = MPI.Group.Translate_ranks(failed, range(failed.size), everybody)
+        everybody.Free()
+        return ranks
+    finally:
+        if failed != MPI.GROUP_EMPTY:
+            failed.Free()
+
+
+def is_of_death(error: MPI.Exception) -> bool:
+    """Return whether MPI says by `error` that a process has died, or that others recover."""
+    return can_recover(snapshot()) and error.Get_error_class() in _OF_DEATH
+
+
+def translate(error: MPI.Exception, what: str, deaths: Deaths) -> HpcdistError:
+    """Return what is raised in place of `error` of MPI, which has ended the operation `what`."""
+    if is_of_death(error) or deaths.known():
+        return deaths.failure(what)
+    return TransportError(
+        f"MPI failed in {what}: {error}; called at {call_site()}. The group may be in an unknown "
+        "state: end the job"
+    )
+
+
+_OF_DEATH = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED}
