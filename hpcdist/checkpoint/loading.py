@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from hpcdist.checkpoint.background import finish_saving
-from hpcdist.checkpoint.matching import Fill, Matching, ObjectState
+from hpcdist.checkpoint.matching import EXACT, Fill, Matching, ObjectState, Rule
 from hpcdist.checkpoint.nodes import Node, Path, name_of, topmost
 from hpcdist.checkpoint.objects import give
 from hpcdist.checkpoint.plan import Array
@@ -113,6 +113,7 @@ def load_into(
     refused: Tolerance,
     check_first: bool = True,
     coordinator_rank: int | None = None,
+    rule: Rule = EXACT,
 ) -> tuple[Any, str]:
     """Load as `load` does; return the state, and a description of what was tolerated."""
     ranks = reading_together(group, coordinator_rank)
@@ -122,7 +123,7 @@ def load_into(
     finish_saving(ranks)
     folder, manifest = ranks.lead(lambda: open_checkpoint(named(path), step))
     where = f"the checkpoint {folder}"
-    found = compare(ranks, state, manifest.structure, manifest.arrays, where, refused)
+    found = compare(ranks, state, manifest.structure, manifest.arrays, where, refused, rule)
     with data_files(folder, manifest) as files:
         wishes: list[Wish] = []
         ranks.share(lambda: wishes.extend(take(files, manifest, found.matching.wanted)))
@@ -156,6 +157,7 @@ def compare(
     arrays: Mapping[str, Array],
     where: str,
     refused: Tolerance,
+    rule: Rule = EXACT,
 ) -> Compared:
     """Compare the states of all ranks with what was saved. Collective; nothing is changed.
 
@@ -166,6 +168,7 @@ def compare(
         arrays: the arrays in it.
         where: it was found, for messages.
         refused: what must not be missing or left.
+        rule: how much may differ otherwise.
 
     Raises:
         CheckpointError: they do not fit; on every rank.
@@ -175,7 +178,7 @@ def compare(
     fills: list[Fill] = []
 
     def look() -> Report:
-        fills.append(matching.match(state, structure))
+        fills.append(matching.match(state, structure, rule))
         with_arrays = {each.name for each in matching.objects if each.has_arrays}
         left = matching.left(structure)
         return Report(matching.problems, matching.missing, left, with_arrays)

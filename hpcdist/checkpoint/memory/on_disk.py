@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hpcdist.checkpoint.inspection import latest
-from hpcdist.checkpoint.loading import load
+from hpcdist.checkpoint.loading import load_into, what_is_wanted
+from hpcdist.checkpoint.matching import GROWING
 from hpcdist.checkpoint.memory.random_state import random_state, set_random_state
 from hpcdist.checkpoint.saving import save
 from hpcdist.comm.group import Group
@@ -28,7 +29,8 @@ def load_last(state: dict[str, Any], path: str, group: Group | None, rank: int) 
     folder = latest(path, group)
     if folder is None:
         return None
-    found = load({**state, "step": None, "random": None}, folder, group)
+    given = {**state, "step": None, "random": None}
+    found, _ = load_into(given, folder, group, None, what_is_wanted, rule=GROWING)
     own = found["random"].get(str(rank))
     if own is not None:
         set_random_state(own)

@@ -12,6 +12,7 @@ from hpcdist.checkpoint.boxes import Box, strides_of
 from hpcdist.checkpoint.copies import Copy
 from hpcdist.checkpoint.formats import dtype_of_name
 from hpcdist.checkpoint.loading import compare, load_all, load_small, what_is_wanted
+from hpcdist.checkpoint.matching import GROWING
 from hpcdist.checkpoint.memory.choice import Choice, Nothing, choose
 from hpcdist.checkpoint.memory.committing import nodes_of
 from hpcdist.checkpoint.memory.moves import Move, Moves, Wish, plan_moves
@@ -68,7 +69,7 @@ def restore(
 
     """
     where = f"what was committed in memory as step {found.step}"
-    compared = compare(ranks, state, found.structure, found.arrays, where, what_is_wanted)
+    compared = compare(ranks, state, found.structure, found.arrays, where, what_is_wanted, GROWING)
     wanted = [(name, each) for name, parts in compared.matching.wanted.items() for each in parts]
     nodes = nodes_of(ranks)
     moves = ranks.decide(

@@ -229,6 +229,21 @@ def on_rank_alone(function):
     return result
 
 
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_lists_become_as_long_as_they_were(on_disk, tmp_path):
+    def on_rank():
+        losses = [0.5]
+        state = {"losses": losses, "x": np.zeros(2)}
+        memory = dist.Memory(state=state, path=tmp_path, every_on_disk=2)
+        losses.append(0.25)
+        memory.commit(2)
+        losses.append(0.125)
+        again = taken_over(memory, None, {"state": state}, path=tmp_path, empty=on_disk)
+        return again.restore(), losses, state["losses"] is losses
+
+    assert on_rank_alone(on_rank) == (2, [0.5, 0.25], True)
+
+
 def test_names_tell_memories_apart():
     def on_rank():
         one, other = {"x": np.zeros(2)}, {"y": np.ones(3)}
