@@ -148,7 +148,8 @@ def fingerprint(found):
     """Return a text that is another one if a bit differs."""
     digest = hashlib.sha256()
     for name, value in sorted(found.items()):
-        digest.update(f"{name} {value.dtype} {value.shape}".encode() + value.tobytes())
+        content = repr(value).encode() if value.dtype.hasobject else value.tobytes()
+        digest.update(f"{name} {value.dtype} {value.shape}".encode() + content)
     return digest.hexdigest()
 
 

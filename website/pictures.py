@@ -13,6 +13,7 @@ import numpy as np
 
 import hpcdist as dist
 from website import collectives
+from website.recovery import recovery
 from website.svg import INK, PAPER, QUIET, RANKS, Picture
 
 FOLDER = Path(__file__).parents[1] / "docs/images"
@@ -262,6 +263,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "buckets": buckets,
     "zero": zero,
     "layouts": layouts,
+    "recovery": recovery,
     **{
         f"collective-{call.partition('(')[0]}": lambda call=call: collectives.draw(call)
         for call in collectives.STEPS
