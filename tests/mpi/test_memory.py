@@ -4,6 +4,7 @@ The last rank is lost as far as the memory goes: the others bring its part back.
 it was is seen in checkpoints on disk, written before and after.
 """
 
+import numpy as np
 import pytest
 from training_engines import ENGINES, everything, fingerprint
 
@@ -55,3 +56,16 @@ def test_what_a_rank_had_is_brought_back_by_the_others(engine, folder, world):
         assert fingerprint(everything(training, f"{folder}/left", left)) == before
     dist.barrier()
     dist.destroy_process_group(left)
+
+
+@pytest.mark.thorough
+def test_copies_are_on_another_node(world_with, size):
+    world_with(ranks_per_node=2)
+    rank = dist.get_rank()
+    memory = dist.Memory({"x": np.zeros(3)})
+    memory.commit(1)
+    (generation,) = memory._vault.generations
+    owners = generation.headers.keys() - {rank}
+    assert len(owners) == (size > 1)
+    if size > 2 and size % 2 == 0:
+        assert all(owner // 2 != rank // 2 for owner in owners)

@@ -195,6 +195,33 @@ def test_a_commit_that_some_ranks_did_not_end_is_forgotten_or_whole():
     assert dist.simulate(3, on_rank, ended=(1,)) == [4] * 3
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_whoever_dies_in_a_commit_the_others_go_back_to_a_step_that_is_whole(seed):
+    choices = random.Random(seed)
+    size = choices.randint(2, 5)
+    ended = {rank for rank in range(size) if choices.random() < 0.5}
+    lost = choices.randrange(size)
+
+    def on_rank():
+        world = dist.get_group()
+        memory, state = trained(world, 4)
+        train(state, 4)
+        memory.commit(5)
+        if world.rank not in ended:
+            memory._vault.generations.pop()
+        left = dist.new_group([rank for rank in range(size) if rank != lost])
+        if not left.is_member():
+            return None
+        state = training(left)
+        step = taken_over(memory, left, state).restore()
+        assert same(state, expected(left, step))
+        return step
+
+    steps = {step for step in dist.simulate(size, on_rank) if step is not None}
+    assert steps < {4, 5}
+    assert len(steps) == 1
+
+
 def test_two_steps_are_kept_and_their_memory_is_used_again():
     def on_rank():
         memory, _ = trained(dist.get_group(), 30)
