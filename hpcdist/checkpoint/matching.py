@@ -72,10 +72,14 @@ def _free(_: Any) -> Rule:
     return FREE
 
 
+def _growing(_: Any) -> Rule:
+    return GROWING
+
+
 EXACT = Rule(more=False, less=False, same=True, below=_exact)
 """What the user has spelled out."""
 
-GROWING = EXACT._replace(below=lambda _: GROWING, grows=True)
+GROWING = EXACT._replace(below=_growing, grows=True)
 """What goes on where it is: its lists may have grown since."""
 
 FREE = Rule(more=True, less=True, same=False, below=_free)
