@@ -75,6 +75,7 @@ EXAMPLES = {
     "QueueDataset": (lambda: dist.QueueDataset(), ["QueueDataset", "0 files"]),
     "ReduceOp": (lambda: dist.ReduceOp.SUM, ["ReduceOp.SUM"]),
     "ReduceType": (lambda: dist.ReduceType.kRedMax, ["kRedMax"]),
+    "RankFailure": (lambda: dist.RankFailure("rank 3 died", [3]), ["rank 3 died"]),
     "RemoteError": (remote_error, ["rank 0 failed", "rank=0"]),
     "Replicate": (dist.Replicate, ["Replicate()"]),
     "Shard": (lambda: dist.Shard(1, co_shard_order=0), ["Shard(1, co_shard_order=0)"]),
