@@ -157,6 +157,7 @@ if TYPE_CHECKING:
         open_array as open_array,
         save_array as save_array,
     )
+    from hpcdist.checkpoint.memory.keeper import Memory as Memory
     from hpcdist.checkpoint.paddle import (
         load_merged_state_dict as load_merged_state_dict,
         load_state_dict as load_state_dict,
@@ -259,6 +260,7 @@ _LAZY = {
     "DistModel": "hpcdist.torch.dist_model",
     "InMemoryDataset": "hpcdist.data.in_memory",
     "LocalLayer": "hpcdist.torch.local_layer",
+    "Memory": "hpcdist.checkpoint.memory.keeper",
     "ParallelMode": "hpcdist.parallel.topology",
     "Partial": "hpcdist.mesh.placements",
     "Placement": "hpcdist.mesh.placements",

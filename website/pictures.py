@@ -13,6 +13,7 @@ import numpy as np
 
 import hpcdist as dist
 from website import collectives, timeline
+from website.recovery import recovery
 from website.svg import INK, PAPER, QUIET, RANKS, Picture
 
 FOLDER = Path(__file__).parents[1] / "docs/images"
@@ -263,6 +264,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "zero": zero,
     "layouts": layouts,
     "hanging": timeline.hanging,
+    "recovery": recovery,
     **{
         f"collective-{call.partition('(')[0]}": lambda call=call: collectives.draw(call)
         for call in collectives.STEPS

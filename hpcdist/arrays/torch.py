@@ -126,3 +126,30 @@ def rebuild_tensor(raw: NumpyArray, dtype: Any, shape: tuple[int, ...]) -> Any:
 
 
 LIBRARY = Library(_view, _wrap, wrap_device=_wrap_device)
+
+
+# ---- random numbers
+
+
+def random_state() -> dict[str, Any]:
+    """Return the states of torch's default generators, as bytes: the host's, the current GPU's."""
+    state = {"cpu": _bytes_of(torch.get_rng_state())}
+    if torch.cuda.is_initialized():
+        state["cuda"] = _bytes_of(torch.cuda.get_rng_state())
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Let torch's default generators go on from a state that `random_state` has returned."""
+    torch.set_rng_state(_tensor_of(state["cpu"]))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_tensor_of(state["cuda"]))
+
+
+def _bytes_of(tensor: Any) -> bytes:
+    found: bytes = tensor.numpy().tobytes()
+    return found
+
+
+def _tensor_of(content: bytes) -> Any:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)

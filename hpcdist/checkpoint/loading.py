@@ -10,15 +10,15 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from hpcdist.checkpoint.background import finish_saving
-from hpcdist.checkpoint.manifest import Manifest
-from hpcdist.checkpoint.matching import Fill, Matching, ObjectState
-from hpcdist.checkpoint.nodes import Path, name_of, topmost
+from hpcdist.checkpoint.matching import EXACT, Fill, Matching, ObjectState, Rule
+from hpcdist.checkpoint.nodes import Node, Path, name_of, topmost
 from hpcdist.checkpoint.objects import give
+from hpcdist.checkpoint.plan import Array
 from hpcdist.checkpoint.reading import Wish, check, finisher, read, take
 from hpcdist.checkpoint.storage import check_order, data_files, named, open_checkpoint
 from hpcdist.checkpoint.together import reading_together
@@ -113,6 +113,7 @@ def load_into(
     refused: Tolerance,
     check_first: bool = True,
     coordinator_rank: int | None = None,
+    rule: Rule = EXACT,
 ) -> tuple[Any, str]:
     """Load as `load` does; return the state, and a description of what was tolerated."""
     ranks = reading_together(group, coordinator_rank)
@@ -121,37 +122,78 @@ def load_into(
         return state, ""
     finish_saving(ranks)
     folder, manifest = ranks.lead(lambda: open_checkpoint(named(path), step))
-    matching = Matching(manifest.arrays)
-    fills: list[Fill] = []
-
-    def compare() -> Report:
-        fills.append(matching.match(state, manifest.structure))
-        with_arrays = {each.name for each in matching.objects if each.has_arrays}
-        left = matching.left(manifest.structure)
-        return Report(matching.problems, matching.missing, left, with_arrays)
-
-    def judge(found: Sequence[Report]) -> list[tuple[str, set[str]]]:
-        with_arrays = set[str]().union(*(each.with_arrays for each in found))
-        return [(_judge(found, folder, manifest, refused), with_arrays)] * ranks.size
-
-    told, with_arrays = ranks.decide(compare, judge)
-    early = [each for each in matching.objects if each.name not in with_arrays]
-    late = [each for each in matching.objects if each.name in with_arrays]
+    where = f"the checkpoint {folder}"
+    found = compare(ranks, state, manifest.structure, manifest.arrays, where, refused, rule)
     with data_files(folder, manifest) as files:
         wishes: list[Wish] = []
-        ranks.share(lambda: wishes.extend(take(files, manifest, matching.wanted)))
+        ranks.share(lambda: wishes.extend(take(files, manifest, found.matching.wanted)))
         yours = [each for each in wishes if not each.target.is_new]
         if check_first:
             ranks.share(lambda: check(files, yours))
         ranks.share(lambda: read(files, [each for each in wishes if each.target.is_new]))
-        _load_small(ranks, early)
+        load_small(ranks, found.early)
         ranks.share(lambda: read(files, yours))
     finish = finisher(wishes)
-    ranks.share(lambda: _load_all(late, finish))
-    return fills[0](finish), told
+    ranks.share(lambda: load_all(found.late, finish))
+    return found.fill(finish), found.told
 
 
-def _judge(found: Sequence[Report], folder: str, manifest: Manifest, refused: Tolerance) -> str:
+class Compared(NamedTuple):
+    """How a state is filled, once all ranks have found that it can be."""
+
+    matching: Matching
+    fill: Fill
+    told: str
+    """A description of what was tolerated."""
+    early: list[ObjectState]
+    """Objects that have no arrays on any rank."""
+    late: list[ObjectState]
+
+
+def compare(
+    ranks: Together,
+    state: Any,
+    structure: Node,
+    arrays: Mapping[str, Array],
+    where: str,
+    refused: Tolerance,
+    rule: Rule = EXACT,
+) -> Compared:
+    """Compare the states of all ranks with what was saved. Collective; nothing is changed.
+
+    Args:
+        ranks: those that take part.
+        state: this rank's.
+        structure: what was saved, taken apart.
+        arrays: the arrays in it.
+        where: it was found, for messages.
+        refused: what must not be missing or left.
+        rule: how much may differ otherwise.
+
+    Raises:
+        CheckpointError: they do not fit; on every rank.
+
+    """
+    matching = Matching(arrays)
+    fills: list[Fill] = []
+
+    def look() -> Report:
+        fills.append(matching.match(state, structure, rule))
+        with_arrays = {each.name for each in matching.objects if each.has_arrays}
+        left = matching.left(structure)
+        return Report(matching.problems, matching.missing, left, with_arrays)
+
+    def judge(found: Sequence[Report]) -> list[tuple[str, set[str]]]:
+        with_arrays = set[str]().union(*(each.with_arrays for each in found))
+        return [(_judge(found, where, structure, refused), with_arrays)] * ranks.size
+
+    told, with_arrays = ranks.decide(look, judge)
+    early = [each for each in matching.objects if each.name not in with_arrays]
+    late = [each for each in matching.objects if each.name in with_arrays]
+    return Compared(matching, fills[0], told, early, late)
+
+
+def _judge(found: Sequence[Report], where: str, structure: Node, refused: Tolerance) -> str:
     """Describe what only one of the state and the checkpoint has.
 
     A part of the checkpoint is left if no rank wants it.
@@ -160,7 +202,7 @@ def _judge(found: Sequence[Report], folder: str, manifest: Manifest, refused: To
         CheckpointError: there are contradictions, or this is refused.
 
     """
-    paths = topmost(manifest.structure, set.intersection(*(each.left for each in found)))
+    paths = topmost(structure, set.intersection(*(each.left for each in found)))
     left = [f"{name_of(path)!r} is in the checkpoint, but not in the state" for path in paths]
     missing = _each_once(
         f"{name!r} is not in the checkpoint" for each in found for name in each.missing
@@ -169,12 +211,12 @@ def _judge(found: Sequence[Report], folder: str, manifest: Manifest, refused: To
     if problems or refused(missing, left):
         remedy = "" if problems else "; strict=False loads what both have"
         raise CheckpointError(
-            f"the checkpoint {folder} is not one of this state; nothing was loaded: "
+            f"{where} is not one of this state; nothing was loaded: "
             f"{_listed([*problems, *refused(missing, left)])}{remedy}"
         )
     if not missing and not left:
         return ""
-    return f"not all of the checkpoint {folder} and of the state: {_listed([*missing, *left])}"
+    return f"not all of {where} and of the state: {_listed([*missing, *left])}"
 
 
 def _each_once(texts: Iterable[str]) -> list[str]:
@@ -189,7 +231,7 @@ def _listed(texts: Sequence[str]) -> str:
 # ---- objects
 
 
-def _load_small(ranks: Together, objects: Sequence[ObjectState]) -> None:
+def load_small(ranks: Together, objects: Sequence[ObjectState]) -> None:
     """Load the states of objects without arrays, all or none: an object can refuse its state.
 
     They come before anything else is changed.
@@ -214,7 +256,8 @@ def _no_array(name: str) -> Any:
     raise KeyError(name)
 
 
-def _load_all(objects: Sequence[ObjectState], finish: Callable[[str], Any]) -> None:
+def load_all(objects: Sequence[ObjectState], finish: Callable[[str], Any]) -> None:
+    """Load the states of objects. Collective for those that are sharded."""
     for each in objects:
         _load_one(each, finish)
 

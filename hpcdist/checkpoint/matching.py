@@ -53,13 +53,15 @@ class Rule(NamedTuple):
 
     `more`: it takes what only the checkpoint has. `less`: it gives up what only the state has.
     `same`: arrays are of the same shape and dtype, lists of the same length, a value is no array;
-    otherwise it becomes what was saved. `below` is the rule for each key.
+    otherwise it becomes what was saved. `below` is the rule for each key. `grows`: lists become as
+    long as they were, whatever else is the same.
     """
 
     more: bool
     less: bool
     same: bool
     below: Callable[[Any], Rule]
+    grows: bool = False
 
 
 def _exact(_: Any) -> Rule:
@@ -70,8 +72,15 @@ def _free(_: Any) -> Rule:
     return FREE
 
 
+def _growing(_: Any) -> Rule:
+    return GROWING
+
+
 EXACT = Rule(more=False, less=False, same=True, below=_exact)
 """What the user has spelled out."""
+
+GROWING = EXACT._replace(below=_growing, grows=True)
+"""What goes on where it is: its lists may have grown since."""
 
 FREE = Rule(more=True, less=True, same=False, below=_free)
 """What becomes as it was saved."""
@@ -137,9 +146,9 @@ class Matching:
         """Return the paths of what only the checkpoint has."""
         return {path for path, _ in leaves(structure)} - self._loaded
 
-    def match(self, value: Any, node: Node) -> Fill:
+    def match(self, value: Any, node: Node, rule: Rule = EXACT) -> Fill:
         """Compare a state with what was saved. Collective if some objects' states are."""
-        return self._match(value, node, (), EXACT, keep=True)
+        return self._match(value, node, (), rule, keep=True)
 
     def _match(self, value: Any, node: Node, path: Path, rule: Rule, keep: bool) -> Fill:
         """Compare a part of it; `keep` says to change dicts and lists where they are."""
@@ -215,15 +224,16 @@ class Matching:
         alike = {kind, opened.kind} == {"list", "tuple"} and rule.same
         if kind != opened.kind and not alike:
             return self._differs(value, node, path, rule, f"a {opened.kind} here")
-        if rule is EXACT and not opened.items:
+        is_given = rule in (EXACT, GROWING)
+        if is_given and not opened.items:
             rule = FREE  # who has nothing yet takes what there is
         if kind == "dict":
-            if rule is EXACT and is_optimizer_state(value):
+            if is_given and is_optimizer_state(value):
                 rule = _OPTIMIZER
             return self._dict(value, opened, dict(content), path, rule, keep)
         if len(content) == len(opened.items):
             return self._row(value, opened, content, path, rule, keep)
-        if not rule.same:
+        if not rule.same or (rule.grows and kind == "list"):
             fill = self._new(node, path)
             return lambda get: _relisted(value, fill(get), keep)
         lengths = f"{len(content)} entries in the checkpoint, {len(opened.items)} here"

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.checkpoint.blocks import BLOCK, Files, Piece
 from hpcdist.checkpoint.boxes import whole
 from hpcdist.checkpoint.copies import Copy, copies_between, in_blocks, in_bytes
@@ -14,6 +15,10 @@ from hpcdist.checkpoint.formats import dtype_of_name
 from hpcdist.checkpoint.host_copies import Target, new_target, to_write
 from hpcdist.checkpoint.manifest import Manifest
 from hpcdist.checkpoint.matching import Wanted
+from hpcdist.checkpoint.plan import Array
+
+Buffer = memoryview | NumpyArray
+"""Memory, as bytes."""
 
 
 class Step(NamedTuple):
@@ -41,7 +46,9 @@ def take(files: Files, manifest: Manifest, wanted: Mapping[str, Sequence[Wanted]
         for each in parts
     ]
     files.measure(sorted({step.piece.file for _, _, found in steps for step in found}))
-    return [Wish(name, _target(manifest, name, each), found) for name, each, found in steps]
+    return [
+        Wish(name, target_of(each, name, manifest.arrays), found) for name, each, found in steps
+    ]
 
 
 def _steps(manifest: Manifest, name: str, wanted: Wanted) -> list[Step]:
@@ -55,10 +62,11 @@ def _steps(manifest: Manifest, name: str, wanted: Wanted) -> list[Step]:
     ]
 
 
-def _target(manifest: Manifest, name: str, wanted: Wanted) -> Target:
+def target_of(wanted: Wanted, name: str, arrays: Mapping[str, Array]) -> Target:
+    """Return the memory that takes a part of the array of this name, of those that were saved."""
     if wanted.into is not None:
         return to_write(wanted.into, name)
-    array = manifest.arrays[name]
+    array = arrays[name]
     return new_target(dtype_of_name(array.dtype), array.shape)
 
 
@@ -84,13 +92,13 @@ def read(files: Files, wishes: Iterable[Wish]) -> None:
                     continue
                 block = files.block(wish.name, piece, nbytes, number)
                 for each in (part, *others):
-                    _put(each, block, -number * BLOCK, memory, itemsize)
+                    put(each, block, -number * BLOCK, memory, itemsize)
 
 
-def _put(copy: Copy, source: memoryview, before: int, target: memoryview, itemsize: int) -> None:
+def put(copy: Copy, source: Buffer, before: int, target: Buffer, itemsize: int) -> None:
     """Copy elements; the source begins so many bytes before."""
 
-    def view(memory: memoryview, start: int, strides: Sequence[int]) -> Any:
+    def view(memory: Buffer, start: int, strides: Sequence[int]) -> Any:
         steps = tuple(each * itemsize for each in strides)
         # Opaque elements: any dtype, bfloat16 too, at any alignment.
         return np.ndarray(copy.lengths, f"V{itemsize}", memory, start, steps)

@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 
 from hpcdist.checkpoint.background import Saving, finish_saving, start_saving
 from hpcdist.checkpoint.blocks import Piece, blocks_of
-from hpcdist.checkpoint.boxes import contains, position_in
 from hpcdist.checkpoint.claim import Claim
 from hpcdist.checkpoint.formats import Tensor, lay_out
-from hpcdist.checkpoint.host_copies import to_read
+from hpcdist.checkpoint.holdings import Part, Views, all_held, part_of, views_of
 from hpcdist.checkpoint.manifest import Manifest
 from hpcdist.checkpoint.nodes import Node
 from hpcdist.checkpoint.plan import Array, Held, Share, join_holdings, share_out
-from hpcdist.checkpoint.state import data_of, describe_state, extent_of, merge_nodes
+from hpcdist.checkpoint.state import describe_state, merge_nodes
 from hpcdist.checkpoint.storage import (
     check_order,
     check_step,
@@ -101,8 +100,8 @@ def save(
     finish_saving(ranks)
     order, views = _plan(ranks, state, (named(path), step, keep, async_save))
 
-    def take() -> list[_Part]:
-        return [_part(share, views[share.name]) for share in order.shares]
+    def take() -> list[Part]:
+        return [part_of(share, views[share.name]) for share in order.shares]
 
     if not async_save:
         _write(ranks, order, take)
@@ -143,14 +142,6 @@ class _Order(NamedTuple):
     layout: _Layout | None
 
 
-class _Part(NamedTuple):
-    """A box of an array that this rank writes."""
-
-    share: Share
-    array: Array
-    memory: memoryview
-
-
 class _Written(NamedTuple):
     """What a rank has written: its file, and where each share is in it."""
 
@@ -159,16 +150,14 @@ class _Written(NamedTuple):
     pieces: list[tuple[Share, int, bytes]]
 
 
-def _plan(ranks: Together, state: Any, settings: tuple[Any, ...]) -> tuple[_Order, _Views]:
+def _plan(ranks: Together, state: Any, settings: tuple[Any, ...]) -> tuple[_Order, Views]:
     """Agree on who writes what and where. Collective."""
-    views: _Views = {}
+    views: Views = {}
 
     def describe() -> _Description:
         structure, arrays = describe_state(state)
-        for name, parts in arrays.items():
-            views[name] = [_view(name, each) for each in parts]
-        held = [view.held for found in views.values() for view in found]
-        return _Description(structure, held, settings)
+        views.update(views_of(arrays))
+        return _Description(structure, all_held(views), settings)
 
     claims: list[Claim] = []
     try:
@@ -203,36 +192,10 @@ def _orders(ranks: Together, everyone: Sequence[_Description], claims: list[Clai
     ]
 
 
-# ---- what this rank holds
-
-
-class _View(NamedTuple):
-    """An array of this rank, or the data of a slice."""
-
-    held: Held
-    array: Any
-
-
-_Views = dict[str, list[_View]]
-"""By the name of the array: what this rank has of it."""
-
-
-def _view(name: str, part: Any) -> _View:
-    return _View(Held(name, *extent_of(part, name)), data_of(part))
-
-
-def _part(share: Share, views: Sequence[_View]) -> _Part:
-    """Take the bytes of a share to host memory: the first rows of what this rank has, or others."""
-    held, array = next(view for view in views if contains(view.held.box, share.box))
-    first = position_in(held.box, share.box)
-    memory = to_read(array, share.name, first, first + share.box.size)
-    return _Part(share, Array(held.dtype, held.shape), memory)
-
-
 # ---- writing
 
 
-Take = Callable[[], list[_Part]]
+Take = Callable[[], list[Part]]
 """Takes what this rank writes; raises what went wrong with it."""
 
 
@@ -243,7 +206,7 @@ def _copied(take: Take) -> Take:
     except Exception as error:
         failure = error
 
-        def fail() -> list[_Part]:
+        def fail() -> list[Part]:
             raise failure
 
         return fail
@@ -277,7 +240,7 @@ def _release(order: _Order) -> None:
         give_up(order.layout.claim)
 
 
-def _write_own(order: _Order, parts: Sequence[_Part]) -> _Written:
+def _write_own(order: _Order, parts: Sequence[Part]) -> _Written:
     if not parts:
         return _Written(order.file, 0, [])
     named = {_entry_name(part): part for part in parts}
@@ -296,12 +259,12 @@ def _write_own(order: _Order, parts: Sequence[_Part]) -> _Written:
     return _Written(order.file, placed[-1].offset + placed[-1].nbytes, pieces)
 
 
-def _entry_name(part: _Part) -> str:
+def _entry_name(part: Part) -> str:
     name, box = part.share
     return name if box.size == part.array.size else f"{name}{box}"
 
 
-def _entry_shape(part: _Part) -> tuple[int, ...]:
+def _entry_shape(part: Part) -> tuple[int, ...]:
     box = part.share.box
     return part.array.shape if box.size == part.array.size else box.lengths
 

@@ -89,6 +89,8 @@ class Session:
         """Of a simulated rank: those beside torch's default ones; see `torch.model_parallel`."""
         self.fleet: Any = None
         """What `fleet.init` has made; see `fleet.job`."""
+        self.vaults: dict[str, Any] = {}
+        """What this rank keeps of the states of training; see `checkpoint.memory`."""
         self.clusters: dict[int, Any] = {}
         """Workers, servers and tables of groups; see `ps.cluster`."""
         self.rpc: Any = None

@@ -18,7 +18,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.objects import all_gather_object
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.config import read_config
-from hpcdist.errors import CollectiveTimeout, UsageError
+from hpcdist.errors import CollectiveTimeout, RankFailure, UsageError
 from hpcdist.parallel.overlap import CommStats, OverlapPolicy, core_share
 from hpcdist.runtime.process import my_cores
 from hpcdist.transport.base import DONE, Known, Work
@@ -28,6 +28,10 @@ from hpcdist.transport.reduction import ReduceOp
 
 Describe = Callable[[Group, Any], Call]
 Then = Callable[[BaseException | None], None]
+
+
+ENDS_ALL = (CollectiveTimeout, RankFailure)
+"""Errors after which no rank sends its other buckets: some rank will not come to any of them."""
 
 
 @final
@@ -82,6 +86,7 @@ class Averager:
 
         Raises:
             CollectiveTimeout: a rank did not come (from here, or from `Work.wait`).
+            RankFailure: a rank has died; likewise.
 
         """
         group, launched = group or self._group, perf_counter()
@@ -102,7 +107,7 @@ class Averager:
         ended = partial(self._ended, launched, None)
         try:
             dispatch(group, True, self._describe, bucket, error, ended)
-        except CollectiveTimeout:
+        except ENDS_ALL:
             raise
         except Exception as failure:  # kept, so that this rank goes on to send the next bucket
             return failure
@@ -179,13 +184,14 @@ def first_failure(works: Sequence[Work]) -> Exception | None:
 
     Raises:
         CollectiveTimeout: at once.
+        RankFailure: at once.
 
     """
     first: Exception | None = None
     for work in works:  # all of them, also after an error: their memory is in use until then
         try:
             work.wait()
-        except CollectiveTimeout:
+        except ENDS_ALL:
             raise
         except Exception as error:
             first = first or error

@@ -7,7 +7,8 @@ them.
 
 [Note: in step] Whatever goes wrong, each rank sends every bucket once per backward pass: a rank
 that cannot send one calls it off, and those after it. So all ranks raise, none hangs, and the
-next backward pass begins on all ranks with the first bucket.
+next backward pass begins on all ranks with the first bucket. Only where a rank never comes, or is
+dead, the others end their pass at once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.errors import CollectiveTimeout, UsageError
+from hpcdist.errors import UsageError
+from hpcdist.parallel.averager import ENDS_ALL
 from hpcdist.parallel.parameter import GradSlot, Parameter
 from hpcdist.parallel.reducer import Reducer
 
@@ -166,7 +168,7 @@ class BackwardPass:
     def _send(self, bucket: int) -> None:
         try:
             self._error = self._policy.send(bucket, self._error)
-        except CollectiveTimeout:  # the buckets left would only wait for the same rank
+        except ENDS_ALL:  # the buckets left would only wait for the same rank
             self._policy.discard()
             self.reset()
             raise

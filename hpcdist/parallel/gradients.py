@@ -16,9 +16,9 @@ from hpcdist.arrays.libraries import NumpyArray, view_of
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.comm.memory import empty_near
-from hpcdist.errors import CollectiveTimeout, UsageError
+from hpcdist.errors import UsageError
 from hpcdist.parallel.attendance import Attendance
-from hpcdist.parallel.averager import Averager, first_failure
+from hpcdist.parallel.averager import ENDS_ALL, Averager, first_failure
 from hpcdist.parallel.backward import BackwardPass, Policy
 from hpcdist.parallel.gradient_groups import Bucket
 from hpcdist.parallel.parameter import Parameter
@@ -129,7 +129,7 @@ class Gradients(Policy):
     def _await(self, bucket: int) -> None:
         try:
             self._works[bucket].wait()
-        except CollectiveTimeout:
+        except ENDS_ALL:
             self.backward.reset()
             raise
         except Exception as failure:

@@ -105,6 +105,24 @@ def test_a_tied_weight_and_a_buffer_that_is_not_saved_fit_every_other_grid(befor
     assert_same(other, model)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", ["dp", *OTHERS])
+def test_a_grid_is_brought_back_from_the_memories_of_all_ranks_but_one(how):
+    _, model, optimizer = trainee(how)
+    step(model, optimizer, 0)
+    memory = dist.Memory(model, optimizer)
+    memory.commit(1)
+    _, other, again = trainee(how)
+    brought = dist.Memory(other, again)
+    if dist.get_rank() == 0 or dist.get_rank() < dist.get_world_size() - 1:
+        brought._vault = memory._vault
+    assert brought.restore() == 1
+    assert_same(other, model, atol=0)
+    step(model, optimizer, 1)
+    step(other, again, 1)
+    assert_same(other, model, atol=0)
+
+
 @pytest.mark.parametrize("level", ["os", "os_g", "p_g_os"])
 @pytest.mark.parametrize("direction", ["to the shards", "from them"])
 def test_states_of_sharded_models_have_the_names_of_the_others(level, direction, folder):

@@ -14,7 +14,7 @@ import pytest
 
 import hpcdist as dist
 from hpcdist import checkpoint
-from hpcdist.checkpoint import claim, saving
+from hpcdist.checkpoint import claim, holdings, saving
 
 STATE = {"x": np.arange(5.0)}
 
@@ -395,7 +395,7 @@ def test_a_save_that_fails_gives_its_claim_back(folder, monkeypatch, async_save)
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saving, "to_read", full)
+    monkeypatch.setattr(holdings, "to_read", full)
     with pytest.raises(dist.CheckpointError, match="No space left"):
         checkpoint.save({"x": np.ones(2)}, folder, async_save=async_save).wait()
     monkeypatch.undo()

@@ -1,0 +1,226 @@
+"""`Memory`: checkpoints of a training in the memory of its ranks, taken often and restored fast."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, final
+
+from hpcdist.checkpoint.memory.choice import Choice, Nothing
+from hpcdist.checkpoint.memory.committing import commit
+from hpcdist.checkpoint.memory.on_disk import load_last, save_step
+from hpcdist.checkpoint.memory.restoring import find, restore
+from hpcdist.checkpoint.memory.vault import Vault
+from hpcdist.checkpoint.storage import named
+from hpcdist.checkpoint.together import writing_together
+from hpcdist.comm.group import Group
+from hpcdist.comm.session import Session, require_session, resolve_group
+from hpcdist.errors import CheckpointError, UsageError
+
+
+@final
+class Memory:
+    """Keep the state of a training in the memory of the ranks, with copies at other ranks.
+
+    When ranks have died, the others, or spares in the place of the dead, bring back the last step
+    that was committed, equal in all bits, without a disk. What several ranks have is kept in
+    parts, by each a part; of every part there is a copy at another rank, on another node if there
+    is one. Beside what is given here, the random numbers of Python, NumPy and torch go on where
+    they were.
+
+    A new `Memory` takes over what an earlier one of the same name has kept if ranks have been lost
+    since; so a function that `survive` calls again finds it. Otherwise it begins anew. Every rank
+    makes one, with the same arguments; nothing is communicated then.
+
+    Args:
+        model: what `checkpoint.save` takes: a model, a sharded one too, or a dict of arrays.
+        optimizer: the same.
+        sampler: a `DistributedSampler`, or another object with ``state_dict`` and
+            ``load_state_dict``.
+        every: `steps` commits after so many steps.
+        state: a dict of more arrays, numbers and objects with a state.
+        copies: how many ranks have a copy of each part, beside the one that keeps it. So many
+            ranks may die at once without a loss.
+        path: a folder, or its URL, for a series of checkpoints on disk, of which two stay. The last
+            one is loaded where memory has nothing: at the start, or when a rank died together
+            with all that had its copies.
+        every_on_disk: write one after so many steps; default: ten times `every`.
+        group: the ranks that train together; None for all.
+        name: tells several of these apart that are in use at once.
+
+    Raises:
+        UsageError: an argument is wrong.
+
+    Example:
+        >>> import numpy as np
+        >>> import hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> weights = {"w": np.zeros(3)}
+        >>> memory = dist.Memory(model=weights, every=2)
+        >>> for step in memory.steps(3):
+        ...     weights["w"] += 1
+        >>> weights["w"][:] = -1
+        >>> memory.restore(), weights["w"]
+        (3, array([3., 3., 3.]))
+
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        optimizer: Any = None,
+        sampler: Any = None,
+        *,
+        every: int = 10,
+        state: dict[str, Any] | None = None,
+        copies: int = 1,
+        path: str | os.PathLike[str] | None = None,
+        every_on_disk: int | None = None,
+        group: Group | None = None,
+        name: str = "memory",
+    ) -> None:
+        given = {"model": model, "optimizer": optimizer, "sampler": sampler, "state": state}
+        self._state = {key: each for key, each in given.items() if each is not None}
+        if not self._state:
+            raise UsageError("Memory has nothing to keep; give it model=, optimizer= or state=")
+        self.every = _count("every", every, 1)
+        self.copies = _count("copies", copies, 0)
+        self.path = None if path is None else named(path)
+        self.every_on_disk = _count("every_on_disk", every_on_disk or 10 * self.every, 1)
+        self.group = resolve_group(group)
+        if not self.group.is_member():
+            raise UsageError(
+                f"rank {self.group.world_rank} is not in group {self.group.name}, whose ranks keep "
+                "this state; make the Memory on its members only"
+            )
+        self.name = name
+        self._vault = _vault(require_session(), name)
+        self._last_on_disk = 0
+
+    def commit(self, step: int) -> None:
+        """Keep the state as it is now, after `step` steps. Collective.
+
+        Of two commits the older one is forgotten when the next begins, so that one is whole at
+        every moment. Every `every_on_disk` steps it is written to `path`, too, if there is one.
+
+        Args:
+            step: how many steps have been done; the same on all ranks.
+
+        Raises:
+            UsageError: something in the state cannot be kept; on every rank.
+            MismatchError: the ranks differ about the step, or about what the state has.
+            RankFailure: a rank has died; what was committed before is still there.
+
+        """
+        self._commit(_count("step", step, 0))
+        if self.path is not None and step - self._last_on_disk >= self.every_on_disk:
+            self._save(step)
+
+    def restore(self) -> int:
+        """Bring the state back to the last step that all ranks have committed. Collective.
+
+        Call it on every rank, after a recovery or at any other time. Arrays are filled where they
+        are, objects load their state. If memory does not have all of a step any more, the last
+        checkpoint on disk is loaded.
+
+        Returns:
+            How many steps have been done; 0, with nothing changed, if nothing was committed.
+
+        Raises:
+            CheckpointError: what was committed is lost, and there is nothing on disk; or the state
+                is not like what was committed. On every rank.
+            RankFailure: another rank has died meanwhile; call `recover` and this again.
+
+        """
+        ranks, known = writing_together(self.group), list[Choice]()
+        found = find(ranks, self._vault, known)
+        now = _recoveries()
+        if isinstance(found, Nothing):
+            step = self._from_disk(found, leads=ranks.leads)
+            is_full = step is None
+        else:
+            restore(ranks, self._vault, self._state, found, known)
+            step, is_full = found.step, found.is_full
+        self._vault.world_generation = now
+        self._last_on_disk = step or 0
+        if step is not None and not is_full:
+            self._commit(step)  # so that the next rank may die
+        return step or 0
+
+    def steps(self, stop: int) -> Iterator[int]:
+        """Give the steps that are to be done, from the one to go on with to before `stop`.
+
+        Collective: every rank goes through all of it. It restores first, then commits after every
+        `every` steps, and at the end, when the last step is written to `path`, too.
+
+        Args:
+            stop: the number of steps of the whole training.
+
+        """
+        step = self.restore()
+        if step == 0:
+            self.commit(0)
+        while step < stop:
+            yield step
+            step += 1
+            if step % self.every == 0 or step == stop:
+                self.commit(step)
+        if self.path is not None and self._last_on_disk < step:
+            self._save(step)
+
+    def __repr__(self) -> str:
+        kept = [each.step for each in self._vault.generations]
+        return (
+            f"<Memory {self.name!r}: {', '.join(self._state)} of {self.group.nranks} ranks, "
+            f"{self._vault.nbytes} bytes here of steps {kept}>"
+        )
+
+    def _commit(self, step: int) -> None:
+        self._vault.world_generation = _recoveries()
+        commit(writing_together(self.group), self._vault, self._state, step, self.copies)
+
+    def _save(self, step: int) -> None:
+        assert self.path is not None
+        save_step(self._state, self.path, self.group, self.group.rank, step)
+        self._last_on_disk = step
+
+    def _from_disk(self, nothing: Nothing, *, leads: bool) -> int | None:
+        """Load what is on disk, if memory has nothing; None if there was nothing ever."""
+        step = None
+        if self.path is not None:
+            step = load_last(self._state, self.path, self.group, self.group.rank)
+        if not nothing.was_there:
+            return step
+        if step is None:
+            remedy = f"and {self.path} has no checkpoint" if self.path else "and there is no path="
+            raise CheckpointError(
+                f"the training cannot go on: {nothing.why}, {remedy}; give Memory a folder as "
+                "path=, or more copies="
+            )
+        if leads:
+            sys.stderr.write(
+                f"hpcdist: {nothing.why}; going on with step {step}, the last one in {self.path}\n"
+            )
+        return step
+
+
+def _vault(session: Session, name: str) -> Vault:
+    """Return what was kept under a name before the last recovery, or an empty vault."""
+    known: Vault | None = session.vaults.get(name)
+    if known is None or known.world_generation == _recoveries():
+        known = session.vaults[name] = Vault(0 if known is None else known.run + 1)
+        known.world_generation = _recoveries()
+    return known
+
+
+def _recoveries() -> int:
+    """Return how often ranks have been lost so far."""
+    count: int = getattr(require_session().world, "generation", 0)
+    return count
+
+
+def _count(what: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{what} must be an integer from {least}, got {value!r}")
+    return value
