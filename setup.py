@@ -54,6 +54,7 @@ setup(
         Extension(
             "hpcdist.transport._kernel",
             sources=["hpcdist/transport/_kernel.c"],
+            depends=["hpcdist/transport/_hot.c"],
             # no fused multiply-add, which rounds once where NumPy rounds twice
             extra_compile_args=["-O3", "-fwrapv", "-ffp-contract=off", "-fno-math-errno", "-g0"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],

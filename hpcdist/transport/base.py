@@ -261,6 +261,8 @@ class Transport(ABC):
     """For each rank a number of its node, alike for ranks that can share memory; () if unknown."""
     takes_exchanges: bool = False
     """Whether `run` and `start` take an `Exchange`; else they get the alltoall that does it."""
+    hot: Any = None
+    """What the hot path needs of it, where that can be used; then it has `end_posted`, too."""
     costs: Mapping[str, LinkCost] = MappingProxyType({})
     """What was measured of moving data on "one" node and on "several"; of all ranks the same."""
 
