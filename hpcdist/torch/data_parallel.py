@@ -36,13 +36,14 @@ from hpcdist.torch.descriptions import mean
 from hpcdist.torch.gradient_groups import GroupedGradients
 from hpcdist.torch.module_state import agree, broadcast_module, trainable
 from hpcdist.torch.process_group import HpcdistProcessGroup
+from hpcdist.torch.wrapper import Wrapper
 from hpcdist.transport.base import Work
 
 _MiB = 1 << 20
 
 
 @final
-class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # torch is untyped
+class TorchDataParallel(DataParallel, Wrapper):
     """A module like the one it holds, whose gradients are averaged; see `DataParallel`.
 
     Attributes:
@@ -355,34 +356,6 @@ class TorchDataParallel(DataParallel, torch.nn.Module):  # type: ignore[misc] # 
     def module(self) -> torch.nn.Module:
         """The module whose gradients are averaged."""
         return self._layers
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == "_layers":
-                raise
-            return getattr(self._layers, name)
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-        """Delegate to the module: names have no prefix.
-
-        Args:
-            args: of the module's own method, by position.
-            kwargs: of the same, by name.
-
-        """
-        yield from self._layers.named_parameters(*args, **kwargs)
-
-    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """Delegate to the module: names have no prefix.
-
-        Args:
-            args: of the module's own method, by position.
-            kwargs: of the same, by name.
-
-        """
-        yield from self._layers.named_buffers(*args, **kwargs)
 
     def state_dict(
         self,

@@ -130,20 +130,12 @@ def merge(to: NumpyArray, first: NumpyArray, second: NumpyArray) -> None:
 _MERGES: dict[str, int] = getattr(compiled, "MERGES", {})
 
 
-def copy_in(to: NumpyArray, data: NumpyArray) -> None:
-    """Copy contiguous `data` to memory that other ranks read next."""
+def copy_bytes(to: NumpyArray, data: NumpyArray) -> None:
+    """Copy contiguous `data` from or to memory that other ranks use, too."""
     if compiled is None:
         np.copyto(to, data)
     else:
-        compiled.copy(to, data, True)
-
-
-def copy_out(to: NumpyArray, data: NumpyArray) -> None:
-    """Copy contiguous `data` that another rank has written."""
-    if compiled is None:
-        np.copyto(to, data)
-    else:
-        compiled.copy(to, data, False)
+        compiled.copy(to, data)
 
 
 def copy_box(to: NumpyArray, data: NumpyArray) -> None:

@@ -32,6 +32,7 @@ class Algorithm(Enum):
     PIPELINED = "pipelined"
     DIRECT = "direct"
     HIERARCHICAL = "hierarchical"
+    ATTACHED = "attached"
 
 
 EXPLAINED = {
@@ -41,6 +42,8 @@ EXPLAINED = {
     Algorithm.DIRECT: "arrays in shared memory: read where they are, nothing is copied",
     Algorithm.HIERARCHICAL: "reduced inside each node, between the nodes by all ranks at once, "
     "shared inside",
+    Algorithm.ATTACHED: "ordinary arrays: the kernel copies them once, from rank to rank, by all "
+    "ranks at once (cross-memory attach)",
 }
 
 
@@ -65,7 +68,7 @@ STAGED_UP_TO = MiB
 """Bytes of the largest contribution that fits into the staging memory as a whole."""
 
 _COPIED = (Algorithm.MPI, Algorithm.STAGED)
-_MOVED = (*_COPIED, Algorithm.DIRECT)
+_MOVED = (*_COPIED, Algorithm.ATTACHED, Algorithm.DIRECT)
 _REDUCED = (*_COPIED, Algorithm.PIPELINED, Algorithm.DIRECT)
 # The ways an operation can take inside a node. Scans are never direct: a rank's result would
 # overwrite what others still read.
@@ -108,6 +111,8 @@ DEFAULT: tuple[TuningRule, ...] = (
     TuningRule("reduce_scatter", "ordinary", Algorithm.PIPELINED, numbers="short"),
     TuningRule("reduce", "ordinary", Algorithm.PIPELINED, up_to=512 * KiB),
     TuningRule("reduce_scatter", "ordinary", Algorithm.PIPELINED, up_to=512 * KiB),
+    TuningRule("broadcast", "ordinary", Algorithm.STAGED, up_to=32 * KiB),
+    TuningRule("broadcast", "ordinary", Algorithm.ATTACHED),
     TuningRule("broadcast", "ordinary", Algorithm.STAGED, up_to=MiB),
     TuningRule("scan", "ordinary", Algorithm.STAGED, up_to=MiB),
     TuningRule("exscan", "ordinary", Algorithm.STAGED, up_to=MiB),
@@ -118,14 +123,25 @@ DEFAULT: tuple[TuningRule, ...] = (
 
 @final
 class TuningTable:
-    """The rules of one job, asked for one group; `rules` are those that fit it."""
+    """The rules of one job, asked for one group; `rules` are those that fit it.
 
-    def __init__(self, rules: Sequence[TuningRule], ranks: int, *, several_nodes: bool) -> None:
+    `attaches` says whether its ranks can read each other's ordinary memory.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[TuningRule],
+        ranks: int,
+        *,
+        several_nodes: bool,
+        attaches: bool = True,
+    ) -> None:
         self.rules = tuple(
             rule
             for rule in rules
             if rule.ranks[0] <= ranks <= rule.ranks[1]
             and rule.nodes in ("any", "several" if several_nodes else "one")
+            and (attaches or rule.algorithm is not Algorithm.ATTACHED)
             and rule.algorithm
             in possible_algorithms(rule.operation, rule.arrays, several_nodes=several_nodes)
         )

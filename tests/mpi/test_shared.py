@@ -766,6 +766,8 @@ def rules_for(arrays, algorithm):
         (Algorithm.MPI, Algorithm.DIRECT),
         (Algorithm.STAGED, Algorithm.STAGED),
         (Algorithm.PIPELINED, Algorithm.MPI),
+        (Algorithm.ATTACHED, Algorithm.DIRECT),
+        (Algorithm.ATTACHED, Algorithm.STAGED),
     ],
 )
 def test_operations_give_the_same_whichever_way_they_take(tuned, ordinary, shared, whose):

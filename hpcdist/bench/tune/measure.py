@@ -68,12 +68,13 @@ class Point(NamedTuple):
 
 
 class BenchGroup(NamedTuple):
-    """The ranks that measure; `can_pipeline` says whether they reduce in parts."""
+    """The ranks that measure, whether they reduce in parts, and read each other's memory."""
 
     group: Group
     host: Any
     nodes: Nodes
     can_pipeline: bool
+    attaches: bool
 
 
 # ---- what is possible
@@ -105,7 +106,9 @@ def _has_choice(operation: str, nbytes: int, several: bool) -> bool:
     return len(algorithms) > 1 and (several or nbytes > PAYLOAD)
 
 
-def algorithms_at(point: Point, nodes: Nodes, *, can_pipeline: bool) -> list[Algorithm]:
+def algorithms_at(
+    point: Point, nodes: Nodes, *, can_pipeline: bool, attaches: bool
+) -> list[Algorithm]:
     """Return the algorithms that can be used at `point`, MPI first."""
     algorithms = possible_algorithms(
         point.operation, point.arrays, several_nodes=nodes == "several"
@@ -115,6 +118,8 @@ def algorithms_at(point: Point, nodes: Nodes, *, can_pipeline: bool) -> list[Alg
         impossible.add(Algorithm.STAGED)
     if not can_pipeline:
         impossible.add(Algorithm.PIPELINED)
+    if not attaches or point.arrays == "shared":
+        impossible.add(Algorithm.ATTACHED)
     return [algorithm for algorithm in algorithms if algorithm not in impossible]
 
 
@@ -210,10 +215,13 @@ def _gather(world: Group, ranks: int, notes: list[str]) -> BenchGroup:
     nodes: Nodes = "one" if host.one_node else "several"
     node = host.context.node if host.one_node else host.hierarchical
     if node is not None:
-        return BenchGroup(group, host, nodes, bool(getattr(node, "can_pipeline", False)))
+        pipelines, attaches = (
+            bool(getattr(node, name, False)) for name in ("can_pipeline", "attaches")
+        )
+        return BenchGroup(group, host, nodes, pipelines, attaches)
     why = "one rank has nobody to talk to" if ranks == 1 else "they do not share memory"
     notes.append(f"{ranks} ranks have no choice: {why} (see `hpcdist doctor`)")
-    return BenchGroup(group, None, nodes, False)
+    return BenchGroup(group, None, nodes, can_pipeline=False, attaches=False)
 
 
 def _measure_spot(team: BenchGroup, point: Point, effort: Effort, notes: list[str]) -> list[Timing]:
@@ -229,7 +237,9 @@ def _measure_spot(team: BenchGroup, point: Point, effort: Effort, notes: list[st
         )
         return []
     call = _maker(group, point.operation)(task)
-    algorithms = algorithms_at(point, team.nodes, can_pipeline=team.can_pipeline)
+    algorithms = algorithms_at(
+        point, team.nodes, can_pipeline=team.can_pipeline, attaches=team.attaches
+    )
     candidates = {
         algorithm.value: _by(host, forced(algorithm, group.nranks, team.nodes), call)
         for algorithm in algorithms

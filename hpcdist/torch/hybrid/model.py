@@ -34,6 +34,7 @@ from hpcdist.torch.hybrid.states import Part, State, as_state, fill, part_of
 from hpcdist.torch.module_state import Entries, check_names, entries_of, give_extras
 from hpcdist.torch.on_grid import DATA_AXES, check_settled, give_roles, measure_on_grid
 from hpcdist.torch.sharded import shard_fully
+from hpcdist.torch.wrapper import Wrapper
 
 _MiB = 1 << 20
 _SEGMENT = 1 << 20
@@ -41,7 +42,7 @@ _SEGMENT = 1 << 20
 
 
 @final
-class HybridModel(torch.nn.Module):  # type: ignore[misc] # torch is untyped
+class HybridModel(Wrapper):
     """A module like the one it holds, trained on all ranks of a grid; see `distributed_model`.
 
     Collective over the ranks of the grid that have the same part of the model. Paddle's
@@ -184,34 +185,6 @@ class HybridModel(torch.nn.Module):  # type: ignore[misc] # torch is untyped
         """The module that is trained."""
         held = self._layers
         return held.module if isinstance(held, TorchDataParallel) else held
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == "_layers":
-                raise
-            return getattr(self._layers, name)
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-        """Delegate to the module: names have no prefix.
-
-        Args:
-            args: of the module's own method, by position.
-            kwargs: of the same, by name.
-
-        """
-        yield from self._layers.named_parameters(*args, **kwargs)
-
-    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """Delegate to the module: names have no prefix.
-
-        Args:
-            args: of the module's own method, by position.
-            kwargs: of the same, by name.
-
-        """
-        yield from self._layers.named_buffers(*args, **kwargs)
 
     def extra_repr(self) -> str:
         """Return the degrees of the grid; torch shows them with the module."""

@@ -23,10 +23,11 @@ from hpcdist.torch.pipeline.runner import Finish
 from hpcdist.torch.pipeline.schedule import Span
 from hpcdist.torch.pipeline.steps import Steps
 from hpcdist.torch.pipeline.timeline import Bubble
+from hpcdist.torch.wrapper import Wrapper
 
 
 @final
-class PipelineParallel(torch.nn.Module):  # type: ignore[misc] # torch is untyped
+class PipelineParallel(Wrapper):
     """A model like the one it holds, which trains a batch at a time; see `train_batch`.
 
     Collective over the grid: weights become equal on the ranks that have the same stage, but for
@@ -46,6 +47,8 @@ class PipelineParallel(torch.nn.Module):  # type: ignore[misc] # torch is untype
         UsageError: a wrong argument; the other ranks of the grid get a `RemoteError`.
 
     """
+
+    _layers: PipelineLayer
 
     def __init__(
         self,
@@ -261,42 +264,14 @@ class PipelineParallel(torch.nn.Module):  # type: ignore[misc] # torch is untype
         """Where the stages of this rank are."""
         return self._steps.device
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == "_layers":
-                raise
-            return getattr(self._layers, name)
-
     def parameters(self, recurse: bool = True) -> Iterator[Any]:
-        """Delegate to the model.
+        """Delegate to the model, which has an empty one for a rank without any.
 
         Args:
             recurse: with those of sub-modules.
 
         """
         yield from self._layers.parameters(recurse)
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-        """Delegate to the model: names have no prefix.
-
-        Args:
-            args: of the model's own method, by position.
-            kwargs: of the same, by name.
-
-        """
-        yield from self._layers.named_parameters(*args, **kwargs)
-
-    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """Delegate to the model: names have no prefix.
-
-        Args:
-            args: of the model's own method, by position.
-            kwargs: of the same, by name.
-
-        """
-        yield from self._layers.named_buffers(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state of this rank's stages: names have no prefix of ours. Local.

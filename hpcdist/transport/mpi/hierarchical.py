@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call import Reduction
-from hpcdist.transport.kernel import accumulate, copy_in, copy_out, write_out
+from hpcdist.transport.kernel import accumulate, copy_bytes, write_out
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import OPS, numbers
 from hpcdist.transport.mpi.share_node import open_node
@@ -58,14 +58,14 @@ class HierarchicalAllReduce:
         flat = data.reshape(-1)
         for part in _parts(flat.size, STAGED_UP_TO // flat.itemsize):
             mine = flat[part.first : part.first + part.items]
-            copy_in(self._staged(self._node.rank, part, flat.dtype), mine)
+            copy_bytes(self._staged(self._node.rank, part, flat.dtype), mine)
             self._node.step(call)
             self._reduce_slice(host, call, part, flat.dtype)
             self._node.step(call)
             for queue in range(self._count):
                 first, count = share_of(part.items, self._count, queue)
                 chosen = slice(first, first + count)
-                copy_out(mine[chosen], self._staged(queue, part, flat.dtype)[chosen])
+                copy_bytes(mine[chosen], self._staged(queue, part, flat.dtype)[chosen])
         self._node.step(call)
 
     def _reduce_slice(self, host: MpiContext, call: Reduction, part: _Part, unit: np.dtype) -> None:

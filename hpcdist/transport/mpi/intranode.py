@@ -6,10 +6,12 @@ The parts are in `shm.node` (whose memory is where), `shm.collectives` (what is 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from hpcdist.errors import TransportError
 from hpcdist.transport.call import (
     UNEVEN,
     AnyArrays,
@@ -164,7 +166,12 @@ def _address(
         address = node.shared_address(offered)
     if address and _way(host, call, total, shared=True) is Algorithm.DIRECT:
         return address, payload
-    if total <= STAGED_UP_TO and _way(host, call, total, shared=False) is Algorithm.STAGED:
+    way = _way(host, call, total, shared=False)
+    if way is Algorithm.ATTACHED:
+        if call.sends:
+            return node.attached_list(offered)
+        return 0 if _overlaps(call, node.rank) else node.attached_address(offered), None
+    if total <= STAGED_UP_TO and way is Algorithm.STAGED:
         return node.stage(np.concatenate(offered) if call.sends else offered), None
     return 0, None
 
@@ -173,9 +180,13 @@ def _to_be_filled(host: MpiContext, node: SharedNode, call: AnyArrays, total: in
     """Return what a rank publishes that contributes nothing: its array, if others may fill it."""
     if not isinstance(call, Distribution) or not SHARED[call.kind].filled:
         return NOTHING
-    if total <= STAGED_UP_TO or _way(host, call, total, shared=True) is not Algorithm.DIRECT:
-        return NOTHING
-    return node.shared_address(call.recv) or NOTHING
+    if total > STAGED_UP_TO and _way(host, call, total, shared=True) is Algorithm.DIRECT:
+        address = node.shared_address(call.recv)
+        if address:
+            return address
+    if _way(host, call, total, shared=False) is Algorithm.ATTACHED:
+        return node.attached_address(call.recv) or NOTHING
+    return NOTHING
 
 
 def _way(host: MpiContext, call: AnyArrays, total: int, *, shared: bool) -> Algorithm:
@@ -208,11 +219,11 @@ def _run_large(
         places = node.places(addresses, row.part(call, node.rank, node.size) if row.part else 0)
         read_in_place = [place is not None and place.base != node.own_base for place in places]
         if all(read_in_place) and row.take_direct is not None:
-            result = row.take_direct(node, call, places)
+            result = _take(node, call, row.take_direct, places)
             node.finish(call, wait=True)
             return result
         if not (any(read_in_place) and row.in_place):
-            result = row.take(node, call, places)
+            result = _take(node, call, row.take, places)
             if any(read_in_place):
                 node.finish(call, wait=read_in_place[node.rank])
             return result
@@ -227,6 +238,17 @@ def _run_large(
         _run_pipelined(node, call, code)
         return None
     return OBJECT_VERBS[call.kind](host, call, detail)
+
+
+def _take(
+    node: SharedNode, call: AnyArrays, take: Callable[..., Any], places: Sequence[Any]
+) -> Any:
+    """Take what is wanted; find out who has died where memory cannot be reached."""
+    try:
+        return take(node, call, places)
+    except TransportError:
+        node.check_alive(call)
+        raise
 
 
 def _run_pipelined(node: SharedNode, call: Reduction, code: Code) -> None:

@@ -7,10 +7,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from mpi4py import MPI
 
 from hpcdist.transport.kernel import address_of
 from hpcdist.transport.mpi.site import Site
+from hpcdist.transport.shm.attached import Sample, make_sample
 from hpcdist.transport.shm.control import control_block_class
 from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.shm.node import Mapped, SharedNode, node_bytes
@@ -24,6 +26,7 @@ class _Offer(NamedTuple):
     control: Segment | None
     kind: str
     why_not: str = ""
+    sample: Sample | None = None
 
 
 def open_node(
@@ -46,7 +49,8 @@ def open_node(
     heap = site.heap
     control_block_type = control_block_class(use_compiled=site.config.kernel == "auto")
     offer, memory = _offer(comm, heap, control_block_type)
-    offers = comm.allgather(offer)
+    sample, kept = make_sample() if site.config.kernel == "auto" else (None, None)
+    offers = comm.allgather(offer._replace(sample=sample))
     mapped: list[Mapped] = []
     failure = next((each.why_not for each in offers if each.why_not), "")
     if len({each.kind for each in offers}) > 1:
@@ -58,7 +62,12 @@ def open_node(
             mapped = [_map(heap, each.heap) for each in offers if each.heap is not None]
     except OSError as error:
         failure = str(error)
-    everywhere = comm.allreduce(int(not failure)) == comm.size
+    can = np.array(
+        [not failure, all(each.sample is not None and each.sample.is_read() for each in offers)]
+    )
+    comm.Allreduce(MPI.IN_PLACE, can, MPI.LAND)
+    everywhere, attaches = map(bool, can)
+    del kept
     if comm.rank == 0 and control is not None:
         os.close(control.descriptor)
     if not everywhere or memory is None:
@@ -66,7 +75,16 @@ def open_node(
         return None
     pids = [each.heap.pid for each in offers if each.heap is not None]
     return SharedNode(
-        memory, control_block_type, mapped, heap, pids, comm.rank, ranks, timeout_s, progress
+        memory,
+        control_block_type,
+        mapped,
+        heap,
+        pids,
+        comm.rank,
+        ranks,
+        timeout_s,
+        progress,
+        attaches=attaches,
     )
 
 

@@ -383,7 +383,12 @@ def _open(
         threads=MPI.Query_thread() >= MPI.THREAD_MULTIPLE,
         messages=messages,
         node=node,
-        tuning_table=TuningTable(site.rules, comm.size, several_nodes=not one_node),
+        tuning_table=TuningTable(
+            site.rules,
+            comm.size,
+            several_nodes=not one_node,
+            attaches=node is not None and node.attaches,
+        ),
         queue=queue,
         agreement=agreement,
         news=news,

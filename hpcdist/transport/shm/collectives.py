@@ -22,11 +22,13 @@ from hpcdist.transport.call import (
     even_blocks,
     is_even,
 )
-from hpcdist.transport.kernel import address_of, code_of, combine, compiled, divisor_of
+from hpcdist.transport.kernel import code_of, combine, compiled, divisor_of
 from hpcdist.transport.kinds import ARRAYS, LOOSE, Kind, table_for
+from hpcdist.transport.shm.attached import Attached
 from hpcdist.transport.shm.node import Place, SharedNode
 
-Places = Sequence[Place | None]
+Places = Sequence[Any]
+"""Of `Place`, and of `Attached` where data are moved; None from a rank that contributes nothing."""
 Range = tuple[int, int]
 
 
@@ -162,10 +164,14 @@ def _broadcast_direct(node: SharedNode, call: Distribution, places: Places) -> N
     source = places[call.root]
     assert source is not None
     first, count = share_of(call.recv.nbytes, node.size, node.rank)
+    if not count:
+        return
+    mine = call.recv.reshape(-1).view(_BYTE)[first : first + count]
+    if node.rank != call.root:
+        source.at(first).read(mine)
     for rank, place in enumerate(places):
-        if place is not None and rank != call.root and count:
-            target = place._replace(offset=place.offset + first).view(count, _BYTE)
-            _fetch(target, source._replace(offset=source.offset + first))
+        if place is not None and rank not in (call.root, node.rank):
+            place.at(first).write(mine)
 
 
 def _all_gather(node: SharedNode, call: Gathering, places: Places) -> list[Block]:
@@ -196,22 +202,19 @@ def _collect(
         return []
     out = np.empty(node.size * count, like.dtype) if call.recv is None else call.recv
     nbytes = count * like.itemsize
-    if node.can_pipeline:
+    if node.can_pipeline and not any(type(place) is Attached for place in given):
         compiled.gather(out, tuple(place.address for place in given), nbytes)
     else:
-        flat = out.reshape(-1).view(np.uint8)
-        for rank, (memory, _, offset) in enumerate(given):
-            flat[rank * nbytes : (rank + 1) * nbytes] = memory[offset : offset + nbytes]
+        flat = out.reshape(-1).view(_BYTE)
+        for rank, place in enumerate(given):
+            place.read(flat[rank * nbytes : (rank + 1) * nbytes])
     return even_blocks(out, call, node.size)
 
 
 def _fetch(out: NumpyArray, place: Place | None) -> None:
     """Copy a contribution into `out`, which may be its place."""
     assert place is not None
-    if compiled is None:
-        out.reshape(-1).view(np.uint8)[...] = place.view(out.nbytes, _BYTE)
-    elif place.address != address_of(out):
-        compiled.fetch(out, place.address)
+    place.read(out)
 
 
 _BYTE = np.dtype(np.uint8)

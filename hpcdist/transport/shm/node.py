@@ -9,6 +9,7 @@ Where a contribution lies decides how far it is copied:
 - up to `PAYLOAD` bytes: in the control block itself, written along with the agreement;
 - an array made by `hpcdist.empty`: where it is, nothing is copied;
 - others of medium size: copied to the staging memory of the control block, if the operation gains;
+- ordinary arrays that are moved: where they are, the kernel copies them (`attached`);
 - ordinary arrays to be reduced: through the staging memory part by part (`_kernel.c`, "pipe").
 
 Everything else is left to MPI. What `tuning` says holds for all ranks alike, because it is asked
@@ -27,8 +28,9 @@ from hpcdist.errors import CollectiveTimeout, RemoteError, TransportError
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.call import Call, label
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.kernel import MOST, address_of, copy_in
+from hpcdist.transport.kernel import MOST, address_of, compiled, copy_bytes
 from hpcdist.transport.polling import poll
+from hpcdist.transport.shm.attached import Attached, attach
 from hpcdist.transport.shm.control import PAYLOAD, SPINS, control_block_bytes, payload_places
 from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.shm.segment import Bytes, Segment
@@ -50,7 +52,14 @@ _IN_LIST = IN_STAGE + 1
 IN_PAYLOAD = IN_STAGE + 2
 """Published instead of an address by a rank whose payload is the contribution."""
 
+_ATTACHED_LIST = IN_STAGE + 3
+"""The same where the payload has addresses of ordinary arrays."""
+
+_ATTACHED = -2
+"""An address of ordinary memory is published as this less the address."""
+
 _OFFSET = np.dtype(np.int64)
+_BYTE = np.dtype(np.uint8)
 _DEAD_AFTER_S = 0.2
 _PAGE = 4096
 
@@ -70,6 +79,21 @@ class Place(NamedTuple):
     def address(self) -> int:
         """Where it lies in this process."""
         return self.base + self.offset
+
+    def at(self, offset: int) -> Place:
+        """Return the place `offset` bytes further on."""
+        return self._replace(offset=self.offset + offset)
+
+    def read(self, out: NumpyArray) -> None:
+        """Copy what is here into `out`, a contiguous array, which may be what is here."""
+        if compiled is None:
+            copy_bytes(out.reshape(-1).view(_BYTE), self.view(out.nbytes, _BYTE))
+        elif self.address != address_of(out):
+            compiled.fetch(out, self.address)
+
+    def write(self, data: NumpyArray) -> None:
+        """Copy `data`, a contiguous array, to here."""
+        copy_bytes(self.view(data.nbytes, _BYTE), data.reshape(-1).view(_BYTE))
 
 
 class Mapped(NamedTuple):
@@ -94,7 +118,10 @@ class SharedNode:
         ranks: Sequence[int],
         timeout_s: float,
         progress: Callable[[], Any],
+        *,
+        attaches: bool = False,
     ) -> None:
+        self.attaches = attaches
         self.rank, self.size, self.ranks = rank, len(pids), ranks
         self.heap = heap
         self.timeout_s = timeout_s
@@ -123,7 +150,7 @@ class SharedNode:
     def stage(self, data: NumpyArray) -> int:
         """Copy a contribution to this rank's staging memory for the next operation."""
         room = self.staged(self.rank, 1 - self.control.turn, data.nbytes)
-        copy_in(room, data.reshape(-1).view(np.uint8))
+        copy_bytes(room, data.reshape(-1).view(np.uint8))
         return IN_STAGE
 
     def staged(self, rank: int, turn: int, nbytes: int) -> Bytes:
@@ -152,22 +179,44 @@ class SharedNode:
             return 0, None
         return _IN_LIST, np.array(offsets, _OFFSET)
 
-    def places(self, addresses: Sequence[int], part: int = 0) -> list[Place | None]:
-        """Return where contributions lie that were published; those to be cut, from `part` on."""
+    def attached_address(self, data: NumpyArray) -> int:
+        """Return what to publish for an ordinary array; 0 where the kernel cannot read it."""
+        address = attach(data)
+        return _ATTACHED - address if address else 0
+
+    def attached_list(self, runs: Sequence[NumpyArray]) -> tuple[int, NumpyArray | None]:
+        """Return what to publish for one array per rank, and the payload; 0 for none."""
+        addresses = [attach(run) for run in runs]
+        if 0 in addresses or len(addresses) * _OFFSET.itemsize > PAYLOAD:
+            return 0, None
+        return _ATTACHED_LIST, np.array(addresses, _OFFSET)
+
+    def places(self, addresses: Sequence[int], part: int = 0) -> list[Any]:
+        """Return where contributions lie that were published; those to be cut, from `part` on.
+
+        Each a `Place`, where it is ordinary memory an `Attached`, or None: it contributes nothing.
+        """
         return [self._place(rank, address, part) for rank, address in enumerate(addresses)]
 
-    def _place(self, rank: int, address: int, part: int) -> Place | None:
+    def _place(self, rank: int, address: int, part: int) -> Place | Attached | None:
         if address == NOTHING:
             return None
+        if address < NOTHING:
+            return Attached(self._pids[rank], _ATTACHED - address + part)
+        if address == _ATTACHED_LIST:
+            return Attached(self._pids[rank], self._listed(rank))
         if address == IN_STAGE:
             return Place(*self._own, self._stage_offset(rank, self.control.turn) + part)
         if address == _IN_LIST:
-            payload = self.payloads[self.control.turn][rank]
-            offsets = payload.view(self.size * _OFFSET.itemsize, _OFFSET)
-            return Place(*self._heaps[rank], int(offsets[self.rank]))
+            return Place(*self._heaps[rank], self._listed(rank))
         if address == IN_PAYLOAD:
             return self.payloads[int(self.control.turn)][rank]
         return Place(*self._heaps[rank], address - 1 + part)
+
+    def _listed(self, rank: int) -> int:
+        """Return what a rank's payload says about this rank's part."""
+        payload = self.payloads[self.control.turn][rank]
+        return int(payload.view(self.size * _OFFSET.itemsize, _OFFSET)[self.rank])
 
     def _stage_offset(self, rank: int, turn: int) -> int:
         return self._stages[rank] + pipeline_bytes(self.size) + turn * STAGED_UP_TO

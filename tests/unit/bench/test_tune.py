@@ -41,7 +41,7 @@ from hpcdist.transport.tuning import (
 )
 
 KiB, MiB = 1 << 10, 1 << 20
-MPI, STAGED, PIPELINED, DIRECT, HIERARCHICAL = Algorithm
+MPI, STAGED, PIPELINED, DIRECT, HIERARCHICAL, ATTACHED = Algorithm
 SIZES = [16 * KiB << 2 * step for step in range(7)]
 
 
@@ -391,20 +391,25 @@ def test_results_that_would_fill_a_node_are_left_out():
     assert {point.operation for point in points_of(plan, 64, "one")} == {"all_reduce"}
 
 
+def possible(point, nodes="one", **can):
+    """Return what is measured where ranks can do everything but what is said."""
+    return algorithms_at(point, nodes, **({"can_pipeline": True, "attaches": True} | can))
+
+
 def test_ways_are_measured_up_to_their_limits():
     point = next(each for each in points_of(PLAN, 4, "one") if each.operation == "reduce")
-    assert algorithms_at(point, "one", can_pipeline=True) == [MPI, STAGED, PIPELINED]
-    assert algorithms_at(point, "one", can_pipeline=False) == [MPI, STAGED]
-    assert algorithms_at(point._replace(nbytes=4 * MiB), "one", can_pipeline=True) == [
-        MPI,
-        PIPELINED,
-    ]
-    shared = point._replace(operation="gather", arrays="shared")
-    assert algorithms_at(shared, "one", can_pipeline=True) == [MPI, STAGED, DIRECT]
-    assert algorithms_at(point._replace(operation="all_reduce"), "several", can_pipeline=True) == [
-        MPI,
-        HIERARCHICAL,
-    ]
+    assert possible(point) == [MPI, STAGED, PIPELINED]
+    assert possible(point, can_pipeline=False) == [MPI, STAGED]
+    assert possible(point._replace(nbytes=4 * MiB)) == [MPI, PIPELINED]
+    assert possible(point._replace(operation="all_reduce"), "several") == [MPI, HIERARCHICAL]
+
+
+def test_only_ordinary_arrays_of_ranks_that_can_attach_are_measured_so():
+    point = next(each for each in points_of(PLAN, 4, "one") if each.operation == "reduce")
+    moved = point._replace(operation="gather")
+    assert possible(moved) == [MPI, STAGED, ATTACHED]
+    assert possible(moved, attaches=False) == [MPI, STAGED]
+    assert possible(moved._replace(arrays="shared")) == [MPI, STAGED, DIRECT]
 
 
 # ---- the command line

@@ -338,14 +338,15 @@ def test_small_contributions_go_on_the_board():
 
 
 def test_the_rule_behind_a_way_is_named():
-    found = rows_of(WELL, "broadcast", 64 * KiB)
+    found = rows_of(WELL, "scan", 64 * KiB)
     assert found["ordinary", "wide"] == (
         "staged",
         EXPLAINED[Algorithm.STAGED],
         "rule: default, up to 1 MiB",
     )
+    found = rows_of(WELL, "broadcast", 64 * KiB)
     assert found["shared", "wide"] == ("direct", EXPLAINED[Algorithm.DIRECT], "rule: default")
-    assert rows_of(WELL, "broadcast", 2 * MiB)["ordinary", "wide"].why == "no rule says otherwise"
+    assert rows_of(WELL, "scan", 2 * MiB)["ordinary", "wide"].why == "no rule says otherwise"
 
 
 def test_rules_of_the_tuning_file_are_named_as_such():
@@ -360,7 +361,7 @@ def test_rules_of_the_tuning_file_are_named_as_such():
 
 def test_shared_arrays_that_do_not_stay_in_place_go_like_ordinary_ones():
     rules = (TuningRule("broadcast", "shared", Algorithm.MPI), *DEFAULT)
-    assert rows_of(WELL, "broadcast", 64 * KiB, rules)["shared", "wide"].algorithm == "staged"
+    assert rows_of(WELL, "broadcast", 64 * KiB, rules)["shared", "wide"].algorithm == "attached"
 
 
 @pytest.mark.parametrize(

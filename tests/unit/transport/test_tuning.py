@@ -28,9 +28,10 @@ SCANS = [Kind.SCAN, Kind.EXSCAN]
 
 def algorithm(rules, kind=Kind.ALL_REDUCE, nbytes=100 * KiB, **circumstances):
     """Ask for wide numbers in ordinary arrays of four ranks on one node, unless told otherwise."""
-    given = {"short": False, "shared": False, "ranks": 4, "several_nodes": False} | circumstances
-    ranks, several_nodes = given.pop("ranks"), given.pop("several_nodes")
-    return TuningTable(rules, ranks, several_nodes=several_nodes).algorithm(kind, nbytes, **given)
+    job = {"ranks": 4, "several_nodes": False, "attaches": True}
+    job |= {name: circumstances.pop(name) for name in job.keys() & circumstances.keys()}
+    given = {"short": False, "shared": False} | circumstances
+    return TuningTable(rules, **job).algorithm(kind, nbytes, **given)
 
 
 # ---- the default rules
@@ -57,8 +58,14 @@ def test_large_ordinary_arrays_are_reduced_in_parts_only_to_all():
 
 @pytest.mark.parametrize("kind", [Kind.BROADCAST, *SCANS])
 def test_ordinary_arrays_of_medium_size_that_are_read_more_than_once_are_staged(kind):
-    assert algorithm(DEFAULT, kind, STAGED_UP_TO) is Algorithm.STAGED
-    assert algorithm(DEFAULT, kind, STAGED_UP_TO + 1) is Algorithm.MPI
+    assert algorithm(DEFAULT, kind, STAGED_UP_TO, attaches=False) is Algorithm.STAGED
+    assert algorithm(DEFAULT, kind, STAGED_UP_TO + 1, attaches=False) is Algorithm.MPI
+
+
+def test_all_ranks_copy_a_large_ordinary_array_of_one_where_they_can_attach():
+    assert algorithm(DEFAULT, Kind.BROADCAST, 32 * KiB) is Algorithm.STAGED
+    assert algorithm(DEFAULT, Kind.BROADCAST, 32 * KiB + 1) is Algorithm.ATTACHED
+    assert algorithm(DEFAULT, Kind.BROADCAST, 1 << 40) is Algorithm.ATTACHED
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind.name.lower() not in OPERATIONS])

@@ -1,0 +1,45 @@
+"""`Wrapper`: a module around the user's, whose parts it shows as if they were its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+class Wrapper(torch.nn.Module):  # type: ignore[misc] # torch is untyped
+    """A module that holds the user's in `_layers`: neither names nor attributes tell of it.
+
+    A state saved without it loads with it, and the other way round.
+    """
+
+    _layers: Any
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "_layers":
+                raise
+            return getattr(self._layers, name)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+        """Delegate to the module: names have no prefix.
+
+        Args:
+            args: of the module's own method, by position.
+            kwargs: of the same, by name.
+
+        """
+        yield from self._layers.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """Delegate to the module: names have no prefix.
+
+        Args:
+            args: of the module's own method, by position.
+            kwargs: of the same, by name.
+
+        """
+        yield from self._layers.named_buffers(*args, **kwargs)
