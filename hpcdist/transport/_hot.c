@@ -343,7 +343,7 @@ static void reduce_parts(const control_block_t *b, const planned_t *p) {
         return;
     }
     job_t job;
-    job.kernel = k, job.n_sources = b->size, job.n_outs = 1, job.streamed = NULL;
+    job.kernel = k, job.n_sources = b->size, job.n_outs = 1;
     job.count = n, job.divisor = p->divisor;
     job.outs[0] = (uintptr_t)p->to[0];
     for (int r = 0; r < b->size; r++) job.sources[r] = (uintptr_t)payload_of(b, r) + p->first;
