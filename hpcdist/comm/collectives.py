@@ -212,7 +212,7 @@ def scatter(
         sync_op: return when the operation has ended.
 
     """
-    ended = hot.scatter(tensor, tensor_list, src, group, sync_op)
+    ended: Work | None = hot.scatter(tensor, tensor_list, src, group, sync_op)
     if ended is not None:
         return ended
     warn_of_meaningless(tensor_list, src, group)
