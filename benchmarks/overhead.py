@@ -1,4 +1,7 @@
-"""What a small call costs beyond the same call of mpi4py: ``mpiexec -n 1 python overhead.py``."""
+"""What a small call costs beyond the same call of mpi4py: ``mpiexec -n 2 python overhead.py``.
+
+On one rank (``-n 1``) nobody is waited for: what is left is what the calls themselves cost.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +33,47 @@ class Pair(NamedTuple):
 
 
 def pairs(comm: MPI.Intracomm) -> list[Pair]:
+    return [*small_calls(comm), *plans(comm), *torch_calls(comm)]
+
+
+def small_calls(comm: MPI.Intracomm) -> list[Pair]:
+    """Return each collective of 8 bytes per rank, from and into arrays that are at hand."""
+    one, mine, all_of_them, theirs = (
+        np.zeros(1),
+        np.zeros(1),
+        np.zeros(comm.size),
+        np.ones(comm.size),
+    )
+    into = mine if comm.rank == 0 else None
+    calls = {
+        "all_reduce": (
+            partial(dist.all_reduce, one),
+            partial(comm.Allreduce, MPI.IN_PLACE, one),
+        ),
+        "broadcast": (partial(dist.broadcast, one, 0), partial(comm.Bcast, one, 0)),
+        "reduce": (partial(dist.reduce, one, 0), partial(comm.Reduce, one, into, root=0)),
+        "all_gather": (
+            partial(dist.all_gather, all_of_them, one),
+            partial(comm.Allgather, one, all_of_them),
+        ),
+        "reduce_scatter": (
+            partial(dist.reduce_scatter, one, all_of_them),
+            partial(comm.Reduce_scatter_block, all_of_them, one),
+        ),
+        "alltoall": (
+            partial(dist.alltoall, all_of_them, theirs),
+            partial(comm.Alltoall, theirs, all_of_them),
+        ),
+    }
+    found = [Pair(f"{name} of 8 bytes", "call", *ways) for name, ways in calls.items()]
+    return [*found, Pair("barrier", "call", dist.barrier, comm.Barrier)]
+
+
+def plans(comm: MPI.Intracomm) -> list[Pair]:
     one = np.zeros(1)
     plan, request = dist.plan_all_reduce(one), comm.Allreduce_init(MPI.IN_PLACE, one)
     barrier_plan, barrier_request = dist.plan_barrier(), comm.Barrier_init()
-    all_reduce = partial(comm.Allreduce, MPI.IN_PLACE, one)
-    found = [
-        Pair("all_reduce of 8 bytes", "call", partial(dist.all_reduce, one), all_reduce),
-        Pair(
-            "broadcast of 8 bytes",
-            "call",
-            partial(dist.broadcast, one, 0),
-            partial(comm.Bcast, one, 0),
-        ),
-        Pair("barrier", "call", dist.barrier, comm.Barrier),
+    return [
         Pair(
             "plan_all_reduce: start().wait()",
             "plan",
@@ -56,14 +87,17 @@ def pairs(comm: MPI.Intracomm) -> list[Pair]:
             lambda: (barrier_request.Start(), barrier_request.Wait()),
         ),
     ]
+
+
+def torch_calls(comm: MPI.Intracomm) -> list[Pair]:
     try:
         import torch
     except ImportError:
-        return found
-    tensor = torch.zeros(1, dtype=torch.float64)
+        return []
+    tensor, one = torch.zeros(1, dtype=torch.float64), np.zeros(1)
+    all_reduce = partial(comm.Allreduce, MPI.IN_PLACE, one)
     return [
-        *found,
-        Pair("all_reduce of a torch tensor", "call", partial(dist.all_reduce, tensor), all_reduce),
+        Pair("all_reduce of a torch tensor", "call", partial(dist.all_reduce, tensor), all_reduce)
     ]
 
 

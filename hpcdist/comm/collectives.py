@@ -21,6 +21,7 @@ import numpy as np
 from hpcdist.comm import describe
 from hpcdist.comm.dispatch import dispatch, not_a_member
 from hpcdist.comm.group import Group
+from hpcdist.comm.hot import hot
 from hpcdist.comm.session import resolve_group
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
@@ -50,7 +51,9 @@ def all_reduce(
         True
 
     """
-    return dispatch(group, sync_op, describe.all_reduce, tensor, op)
+    return hot.all_reduce(tensor, op, group, sync_op) or dispatch(
+        group, sync_op, describe.all_reduce, tensor, op
+    )
 
 
 def reduce(
@@ -72,7 +75,9 @@ def reduce(
         sync_op: return when the operation has ended.
 
     """
-    return dispatch(group, sync_op, describe.reduce, tensor, dst, op)
+    return hot.reduce(tensor, dst, op, group, sync_op) or dispatch(
+        group, sync_op, describe.reduce, tensor, dst, op
+    )
 
 
 def reduce_scatter(
@@ -95,7 +100,9 @@ def reduce_scatter(
         sync_op: return when the operation has ended.
 
     """
-    return dispatch(group, sync_op, describe.reduce_scatter, tensor, tensor_list, op)
+    return hot.reduce_scatter(tensor, tensor_list, op, group, sync_op) or dispatch(
+        group, sync_op, describe.reduce_scatter, tensor, tensor_list, op
+    )
 
 
 def scan(
@@ -140,7 +147,9 @@ def broadcast(tensor: Any, src: int, group: Group | None = None, sync_op: bool =
         sync_op: return when the operation has ended.
 
     """
-    return dispatch(group, sync_op, describe.broadcast, tensor, src)
+    return hot.broadcast(tensor, src, group, sync_op) or dispatch(
+        group, sync_op, describe.broadcast, tensor, src
+    )
 
 
 def all_gather(
@@ -157,7 +166,9 @@ def all_gather(
         sync_op: return when the operation has ended.
 
     """
-    return dispatch(group, sync_op, describe.all_gather, tensor_list, tensor)
+    return hot.all_gather(tensor_list, tensor, group, sync_op) or dispatch(
+        group, sync_op, describe.all_gather, tensor_list, tensor
+    )
 
 
 def gather(
@@ -178,7 +189,9 @@ def gather(
         sync_op: return when the operation has ended.
 
     """
-    return dispatch(group, sync_op, describe.gather, tensor, gather_list, dst)
+    return hot.gather(tensor, gather_list, dst, group, sync_op) or dispatch(
+        group, sync_op, describe.gather, tensor, gather_list, dst
+    )
 
 
 def scatter(
@@ -199,6 +212,9 @@ def scatter(
         sync_op: return when the operation has ended.
 
     """
+    ended: Work | None = hot.scatter(tensor, tensor_list, src, group, sync_op)
+    if ended is not None:
+        return ended
     warn_of_meaningless(tensor_list, src, group)
     return dispatch(group, sync_op, describe.scatter, tensor, tensor_list, src)
 
@@ -228,7 +244,9 @@ def alltoall(
         sync_op: return when the operation has ended.
 
     """
-    return dispatch(group, sync_op, describe.alltoall, out_tensor_list, in_tensor_list)
+    return hot.alltoall(out_tensor_list, in_tensor_list, group, sync_op) or dispatch(
+        group, sync_op, describe.alltoall, out_tensor_list, in_tensor_list
+    )
 
 
 def alltoall_single(
@@ -284,7 +302,7 @@ def barrier(group: Group | None = None, sync_op: bool = True) -> Work:
         sync_op: return when all have come; else `Work.wait` waits for them.
 
     """
-    return dispatch(group, sync_op, describe.barrier)
+    return hot.barrier(group, sync_op) or dispatch(group, sync_op, describe.barrier)
 
 
 def wait(tensor: Any, group: Group | None = None, use_calc_stream: bool = True) -> None:

@@ -17,9 +17,11 @@
 #include <errno.h>
 #include <math.h>
 #include <sched.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <structmember.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -2237,6 +2239,9 @@ static PyType_Spec CONTROL_BLOCK_SPEC = {"hpcdist.transport._kernel.ControlBlock
                                          sizeof(control_block_t), 0, Py_TPFLAGS_DEFAULT,
                                          CONTROL_SLOTS};
 
+#include "_recorder.h"
+#include "_hot.c"
+
 static PyMethodDef FUNCTIONS[] = {
     {"combine", (PyCFunction)(void (*)(void))py_combine, METH_FASTCALL, NULL},
     {"address", py_address, METH_O, NULL},
@@ -2258,6 +2263,7 @@ static PyMethodDef FUNCTIONS[] = {
     {"permute", (PyCFunction)(void (*)(void))py_permute, METH_FASTCALL, NULL},
     {"copy_runs", (PyCFunction)(void (*)(void))py_copy_runs, METH_FASTCALL, NULL},
     {"parse_slots", (PyCFunction)(void (*)(void))py_parse_slots, METH_FASTCALL, NULL},
+    HOT_FUNCTIONS,
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernel", NULL, -1, FUNCTIONS,
@@ -2281,5 +2287,6 @@ PyMODINIT_FUNC PyInit__kernel(void) {
     if (PyModule_AddObject(module, "CODES", codes) < 0) return NULL;
     if (PyModule_AddObject(module, "MERGES", merges) < 0) return NULL;
     if (PyModule_AddObject(module, "ControlBlock", control_block) < 0) return NULL;
+    if (add_hot(module) < 0) return NULL;
     return module;
 }

@@ -276,6 +276,8 @@ class Transport(ABC):
     """The name of the job, of all ranks the same; of the world's transport only."""
     takes_exchanges: bool = False
     """Whether `run` and `start` take an `Exchange`; else they get the alltoall that does it."""
+    hot: Any = None
+    """What the hot path needs of it, where that can be used; then it has `end_posted`, too."""
     costs: Mapping[str, LinkCost] = MappingProxyType({})
     """What was measured of moving data on "one" node and on "several"; of all ranks the same."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.call import Exchange, Reduction
 from hpcdist.transport.reduction import UFUNCS, ReduceOp, ReductionRule
@@ -54,13 +55,18 @@ CODES: dict[tuple[int, int], Code | None] = {}
 
 
 def _find_code(call: Reduction | Exchange) -> Code | None:
-    dtype, rule = call.dtype, call.rule
-    assert rule is not None
-    is_complex = dtype.family == "complex"
-    if compiled is None or (is_complex and call.op is ReduceOp.AVG):
+    assert call.op is not None
+    assert call.rule is not None
+    number = loop_number(call.op, call.dtype, call.rule)
+    return None if number is None else Code(number, 1 + (call.dtype.family == "complex"))
+
+
+def loop_number(op: ReduceOp, dtype: Dtype, rule: ReductionRule) -> int | None:
+    """Return which compiled loop reduces a dtype by an operator, None where there is none."""
+    if compiled is None or (dtype.family == "complex" and op is ReduceOp.AVG):
         return None
-    number = compiled.CODES.get(f"{rule.combine.name.lower()}_{dtype.name}")
-    return None if number is None else Code(number, 1 + is_complex)
+    number: int | None = compiled.CODES.get(f"{rule.combine.name.lower()}_{dtype.name}")
+    return number
 
 
 def divisor_of(call: Reduction, ranks: int) -> float:

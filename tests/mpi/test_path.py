@@ -1,17 +1,19 @@
 """The path of a call: which files of hpcdist a small `all_reduce` enters, from its call to its end.
 
 Whoever wants to understand a call reads these files and no others, so there are to be few.
-`docs/architecture.md` follows a call through them.
+`docs/architecture.md` follows a call through them: the one compiled call, and the way without it.
 """
 
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import hpcdist as dist
+from hpcdist.transport.hot import switched_off
 
 PACKAGE = Path(dist.__file__).parent
 MOST = 8
@@ -31,6 +33,10 @@ ON_ONE_NODE = [
 AFTER_SPINNING = {"transport/polling.py", "transport/mpi/decision.py"}
 """What a rank enters next that has to wait: it polls, or finds that all have come meanwhile."""
 
+HOT = ["comm/collectives.py"]
+HANDED_OVER = ["comm/hot.py", *FIRST[1:], "transport/mpi/context.py", *ON_ONE_NODE[4:6]]
+"""What a rank enters that has to wait in the compiled call."""
+
 
 def files_entered(function):
     """Return the files of hpcdist whose functions run in `function()`, in the order of entry."""
@@ -48,14 +54,14 @@ def files_entered(function):
     return [path.relative_to(PACKAGE).as_posix() for path in entered if PACKAGE in path.parents]
 
 
-@pytest.fixture
 def paths(rank, size, world):
     """The paths of many calls; in turn, each rank is the last to come, which waits for nobody."""
     node = world.transport.context.node
     if size > 1 and not (node and node.can_pipeline):
         pytest.skip("the ranks do not share memory by the compiled kernel")
     x, found = np.ones(10), []
-    dist.all_reduce(x)
+    with switched_off():
+        dist.all_reduce(x)
     for last in [*range(size)] * 20:
         dist.barrier()
         time.sleep(5e-3 * (rank == last))
@@ -63,10 +69,17 @@ def paths(rank, size, world):
     return found
 
 
-def test_a_small_all_reduce_enters_few_files_and_a_rank_that_waits_one_more(paths, size):
-    whole = ALONE if size == 1 else ON_ONE_NODE
-    assert min(paths, key=len) == whole
+@pytest.mark.parametrize("way", [nullcontext, switched_off])
+def test_a_small_all_reduce_enters_few_files_and_a_rank_that_waits_one_more(way, rank, size, world):
+    if way is nullcontext and size > 1:
+        whole, then = HOT, [*HANDED_OVER, None]
+    else:
+        whole, then = (ALONE if size == 1 else ON_ONE_NODE), [None]
+    with way():
+        found = paths(rank, size, world)
+    assert min(found, key=len) == whole
     assert len(whole) + 1 <= MOST
-    for path in paths:  # in a long wait more is done, for other ranks
+    for path in found:  # in a long wait more is done, for other ranks
         assert path[: len(whole)] == whole
-        assert set(path[len(whole) : len(whole) + 1]) <= AFTER_SPINNING
+        for entered, expected in zip(path[len(whole) :], then, strict=False):
+            assert entered == expected if expected else entered in AFTER_SPINNING

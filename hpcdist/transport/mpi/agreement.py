@@ -31,6 +31,7 @@ from hpcdist.errors import RemoteError
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.call import Collective, label
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.hot import Tally
 from hpcdist.transport.mpi.decision import (
     CANNOT,
     LATE,
@@ -68,28 +69,40 @@ class Agreement:
     ) -> None:
         self._comm = comm
         self._ranks = ranks
+        self._tally = Tally()
         self.set_timeout(timeout_s)
-        self.sequence = 0
         self._exchange = exchange
         self._post, self._look, self._progress = exchange.post, exchange.test, exchange.progress
         self._check_others = check
         self._found: Six | None = None
-        self._unfinished = 0
         self.news: News
 
     def set_timeout(self, timeout_s: float) -> None:
         """Change how long operations from now on wait for other ranks; local."""
         self._timeout_s = timeout_s
-        self._timeout_ns = int(min(timeout_s * 1e9, NEVER // 2))
+        self._tally.limit_ns = int(min(timeout_s * 1e9, NEVER // 2))
+
+    @property
+    def sequence(self) -> int:
+        """How many operations this rank has begun."""
+        return self._tally.sequence
+
+    def count_in(self, tally: Tally) -> None:
+        """Count in `tally` from now on, as the hot path does."""
+        before = self._tally
+        tally.sequence, tally.unfinished = before.sequence, before.unfinished
+        tally.limit_ns = before.limit_ns
+        self._tally = tally
 
     def __call__(self, call: Collective, address: int = 0, data: Any = None) -> tuple[int, int]:
         """Return the smallest and the largest `detail`, once all ranks issued an equal `call`.
 
         An exchange through shared memory publishes `address` and `data`, too.
         """
-        if self._unfinished:
+        tally = self._tally
+        if tally.unfinished:
             self._settle(call)
-        self.sequence += 1
+        tally.sequence += 1
         now, detail = time.time_ns(), call.detail
         if call.error is None:
             number = call.fingerprint()
@@ -97,7 +110,7 @@ class Agreement:
         else:
             number, opposite = CANNOT
         found = self._post(
-            number, opposite, detail, -detail, now + self._timeout_ns, -now, address, data, SPINS
+            number, opposite, detail, -detail, now + tally.limit_ns, -now, address, data, SPINS
         )
         if found is None:
             found = self._wait(call)
@@ -118,10 +131,11 @@ class Agreement:
         divisor: float,
     ) -> bool:
         """Agree on a small reduction and do it; False: agreed, and `control` holds all data."""
-        if self._unfinished:
+        tally = self._tally
+        if tally.unfinished:
             self._settle(call)
-        self.sequence += 1
-        number, limit = call.fingerprint(), self._timeout_ns
+        tally.sequence += 1
+        number, limit = call.fingerprint(), tally.limit_ns
         if control.reduce(number, limit, data, out, first, code, count, divisor, SPINS):
             return True
         self._check(call)
@@ -141,10 +155,11 @@ class Agreement:
 
         Else the ranks have agreed and `control` holds all data: return the range of `detail`.
         """
-        if self._unfinished:
+        tally = self._tally
+        if tally.unfinished:
             self._settle(call)
-        self.sequence += 1
-        number, limit = call.fingerprint(), self._timeout_ns
+        tally.sequence += 1
+        number, limit = call.fingerprint(), tally.limit_ns
         if control.move(number, call.detail, limit, data, out, source, first, nbytes, SPINS):
             return None
         return self._check(call)
@@ -163,15 +178,23 @@ class Agreement:
         Returns 0 or 1 where the ranks have agreed and nothing was done, 2 where this rank's
         part is done, and 3 where all is.
         """
-        if self._unfinished:
+        tally = self._tally
+        if tally.unfinished:
             self._settle(call)
-        self.sequence += 1
+        tally.sequence += 1
         state: int = node.control.reduce_shared(
-            call.fingerprint(), self._timeout_ns, address, node.bases, code, count, divisor, SPINS
+            call.fingerprint(), tally.limit_ns, address, node.bases, code, count, divisor, SPINS
         )
         if state == 0:
             self._check(call)
         return state
+
+    def end_posted(self, call: Collective) -> tuple[int, int]:
+        """Wait for all ranks after what the hot path has posted; return the range of `detail`."""
+        now, found = time.time_ns(), self._look() or self._wait(call)
+        self._tally.unfinished = 0
+        decided = decide(found)
+        return decided if type(decided) is tuple else self._refuse(call, now, found)
 
     def _check(self, call: Collective) -> tuple[int, int]:
         """Wait for all ranks after what did not end in `control`; return the range of `detail`."""
@@ -187,7 +210,8 @@ class Agreement:
 
     def is_settled(self) -> bool:
         """Return whether no exchange is under way."""
-        return not self._unfinished or (self._unfinished == 1 and self._test())
+        unfinished = self._tally.unfinished
+        return not unfinished or (unfinished == 1 and self._test())
 
     def close(self) -> bool:
         """Free the exchange; False if it is still under way."""
@@ -211,7 +235,7 @@ class Agreement:
             if not self._poll(call, self._as_wait(call)):
                 self._time_out(call)
         except BaseException:
-            self._unfinished = 1
+            self._tally.unfinished = 1
             raise
         assert self._found is not None
         return self._found
@@ -252,14 +276,15 @@ class Agreement:
 
     def _settle(self, call: Collective) -> None:
         """Complete the exchanges of operations this rank gave up on."""
-        while self._unfinished:
+        tally = self._tally
+        while tally.unfinished:
             if not self._poll(call, Wait(lambda: self._what(call))):
-                self._unfinished += 1  # this operation is given up, too
-                self.sequence += 1
+                tally.unfinished += 1  # this operation is given up, too
+                tally.sequence += 1
                 absent, account = self._who_is_absent(call)
                 raise not_begun(self._what(call), absent, self._timeout_s, account)
-            self._unfinished -= 1
-            if self._unfinished:
+            tally.unfinished -= 1
+            if tally.unfinished:
                 self._post(*LATE, 0, None, 0)
 
     def _who_is_absent(self, call: Collective) -> tuple[list[int], str]:

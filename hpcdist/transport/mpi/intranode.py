@@ -125,6 +125,17 @@ def _run_small(
     return OBJECT_VERBS[call.kind](host, call, detail)
 
 
+def end_posted(host: MpiContext, node: SharedNode, call: Collective) -> Any:
+    """Agree on `call`, which the hot path has posted, and take its result."""
+    assert host.agreement is not None
+    detail = host.agreement.end_posted(call)
+    if not isinstance(call, AnyArrays):
+        return None
+    if fits(call, detail):
+        return _take_small(node, call, SHARED[call.kind])
+    return OBJECT_VERBS[call.kind](host, call, detail)
+
+
 def _only_gives(call: Reduction, rank: int) -> bool:
     return call.kind is Kind.REDUCE and rank != call.root
 

@@ -28,6 +28,7 @@ from hpcdist.transport.call import (
     Reduction,
     label,
 )
+from hpcdist.transport.hot import open_hot
 from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.context import MpiContext
@@ -35,7 +36,7 @@ from hpcdist.transport.mpi.early import discard_unread
 from hpcdist.transport.mpi.exchange import mpi_exchange, shared_exchange
 from hpcdist.transport.mpi.hierarchical import HierarchicalAllReduce, open_hierarchical
 from hpcdist.transport.mpi.hierarchical_boxes import WORTH_IT, exchange_between
-from hpcdist.transport.mpi.intranode import perform
+from hpcdist.transport.mpi.intranode import end_posted, perform
 from hpcdist.transport.mpi.matching import Matching
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import Count, News
@@ -83,6 +84,10 @@ class MpiTransport(Transport):
         self._on_devices: DeviceCalls | None = None
         self._plan_comm: MPI.Intracomm | None = None
         self._plans: WeakSet[MpiPlan] = WeakSet()
+        if host.agreement is not None and host.node is not None and host.node.can_pipeline:
+            self.hot = open_hot(host.node.control, host.ranks, host.queue)
+        if self.hot is not None and host.agreement is not None:
+            host.agreement.count_in(self.hot)
         # last: a group that cannot be made leaves no errand behind
         host.messages.matching.start_taking_in()
 
@@ -197,6 +202,23 @@ class MpiTransport(Transport):
         if call.finish is not None:
             result = call.finish(result)
         return result
+
+    @inside(lambda local: local["self"].queue)
+    def end_posted(self, call: Call) -> None:
+        """End a collective that the hot path has posted, in the turn that it has taken."""
+        host = self.context
+        assert host.node is not None
+        assert not isinstance(call, MESSAGES)
+        try:
+            result = host.guarded(call, end_posted, host, host.node, call)
+            if call.finish is not None:
+                call.finish(result)
+        except BaseException as error:
+            mark_inside(error)
+            drop_held()  # of this frame
+            raise
+        if held:
+            raise_held()
 
     def _hierarchical_for(
         self, call: Collective, detail: tuple[int, int]
@@ -319,6 +341,7 @@ class MpiTransport(Transport):
         messages.refuse_nested()
         if is_at_errands():  # maybe of this group, whose communicators are to be freed
             raise refusal()
+        self.hot = None
         ended = self.queue.close()
         if ended and self._on_devices is not None:
             self._on_devices.close()

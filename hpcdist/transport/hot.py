@@ -1,0 +1,102 @@
+"""The hot path, seen from the transports: what one has for it, and the dtypes that it knows.
+
+`_hot.c` runs a small collective of ordinary arrays on one node in one compiled call, and leaves to
+Python whatever is unusual. A transport that can be used so has a `Hot` (`open_hot`), through which
+both count alike. `comm.hot` has the calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any, cast, final
+
+import numpy as np
+
+from hpcdist.arrays.dtypes import Dtype, dtype_row
+from hpcdist.errors import UsageError
+from hpcdist.transport.kernel import compiled, loop_number
+from hpcdist.transport.queue import CollectiveQueue
+from hpcdist.transport.reduction import ReduceOp, rule_for
+
+
+@final
+class Tally:
+    """What an agreement counts; `_kernel.Hot` is the same where the hot path counts, too."""
+
+    __slots__ = ("limit_ns", "sequence", "unfinished")
+
+    def __init__(self) -> None:
+        self.sequence = 0
+        """Operations that this rank has begun."""
+        self.unfinished = 0
+        """Exchanges to be completed before the next operation: this rank gave up on them."""
+        self.limit_ns = 0
+        """The time limit of an operation."""
+
+
+def open_hot(control: Any, ranks: Sequence[int], queue: CollectiveQueue) -> Tally | None:
+    """Return what a group on one node has for the hot path, or None where that cannot be used.
+
+    Args:
+        control: the control block of the group.
+        ranks: the world ranks of the group.
+        queue: where its operations take their turn.
+
+    """
+    if not is_here() or type(control) is not compiled.ControlBlock:
+        return None
+    running = queue.running
+    take = partial(running.acquire, False)
+    hot = compiled.Hot(control, tuple(ranks), queue.queued, running.locked, take, running.release)
+    return cast(Tally, hot)
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """Leave every operation of this process to Python inside the block. Local."""
+    before = is_here() and compiled.hot_switch(False)
+    try:
+        yield
+    finally:
+        if before:
+            compiled.hot_switch(True)
+
+
+@cache
+def is_here() -> bool:
+    """Return whether the hot path was compiled, and sees NumPy's arrays as they are."""
+    if compiled is None or not all(_sees(array) for array in _PROBES):
+        return False
+    for char in _CHARS:
+        _learn(np.dtype(char))
+    return True
+
+
+_PROBES = np.arange(6.0).reshape(2, 3), np.ones((), np.int32), np.ones((4, 4), "?")[:, ::2]
+_CHARS = "?bhilqBHILQefdFD"
+
+
+def _sees(array: Any) -> bool:
+    data = array.__array_interface__["data"][0]
+    first, last = (array.shape[0], array.strides[-1]) if array.ndim else (0, 0)
+    expected = data, array.ndim, first, last, array.flags.num, array.dtype
+    return bool(compiled.hot_shows(array) == expected)
+
+
+def _learn(dtype: np.dtype) -> None:
+    """Tell the hot path of one of NumPy's own dtypes."""
+    row = dtype_row(dtype)
+    if row.plain:
+        loops = tuple(_loop(op, row) for op in ReduceOp)
+        compiled.hot_learn(dtype, row.code, dtype.itemsize, loops)
+
+
+def _loop(op: ReduceOp, row: Dtype) -> int:
+    """Return the number of the compiled loop for `op`, -1 where there is none."""
+    try:
+        number = loop_number(op, row, rule_for(op, row))
+    except UsageError:
+        return -1
+    return -1 if number is None else number
