@@ -241,7 +241,7 @@ class Reader:
 
         """
         slots, shown = np.full(ids.size, _UNREAD), rows.view(np.uint8)
-        for _ in range(_TRIES if ids.size else 0):
+        for _ in range(_TRIES if ids.size and can_share() else 0):
             state = self._state  # holds what the addresses in the views are of
             if state is not None and not _read(state[1], ids, slots, shown):
                 break

@@ -83,6 +83,15 @@ def test_rows_of_several_owners_come_in_the_order_of_the_ids(servers):
     assert np.array_equal(rows[~asked], right[~asked])
 
 
+def test_without_the_compiled_loop_every_owner_is_asked(monkeypatch):
+    shard, opened, ids = shard_of(), [], np.arange(10)
+    shard.pull(ids)
+    reader = reader_of(shard, opened)
+    monkeypatch.setattr("hpcdist.ps.shared._read", None)
+    assert read(reader, shard, ids)[1] == ids.tolist()
+    assert not opened
+
+
 def test_rows_that_have_gone_are_absent_and_so_are_all_of_a_store_that_is_closed():
     entry = dist.ShowClickEntry("show", "click")
     shard, ids = shard_of(entry=entry), np.arange(10_000)
