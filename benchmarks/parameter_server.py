@@ -19,6 +19,7 @@ from report import Report, Row, read_options
 import hpcdist as dist
 from hpcdist import ps
 from hpcdist.bench.interleaved import interleave
+from hpcdist.ps.shared import Reader
 from hpcdist.text import duration, times
 
 ROWS, QUICK_ROWS = 1_000_000, 50_000
@@ -74,7 +75,7 @@ def main() -> None:
         "shared": ps.SparseTable("past", DIM, optimizer="sgd", mode=ps.Ssp(AHEAD)),
     }
     asked: Any = tables["rpc"].core.worker
-    asked._calls._windows = dict.fromkeys(range(comm.size))  # servers are asked for all rows
+    asked._calls.reader = Reader(comm.size, lambda *_: None)  # servers are asked for all rows
     for table in tables.values():
         for begin in range(0, count, 65536):
             table.pull(np.arange(begin, min(begin + 65536, count)))

@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.session import require_session
 from hpcdist.ps.cluster import Cluster
+from hpcdist.ps.hot import Hot
+from hpcdist.ps.merging import unique
 from hpcdist.ps.route import Pending, requests_of
 from hpcdist.ps.server import Shard
-from hpcdist.ps.shared import Found, Window, can_share
+from hpcdist.ps.shared import Reader, Window, can_share
 from hpcdist.rpc.agent import require_agent
 from hpcdist.rpc.future import Future
 from hpcdist.rpc.serving import calls
-
-
-class _Some(NamedTuple):
-    """Rows that were read past their server, and a call for the others."""
-
-    found: Found
-    rest: _Here | Future[Any]
-
-    def wait(self) -> Any:
-        """Return all of them."""
-        self.found.rows[self.found.absent] = self.rest.wait()
-        return self.found.rows
-
-    def done(self) -> bool:
-        """Return whether the call has ended."""
-        return self.rest.done()
 
 
 class _Here(NamedTuple):
@@ -45,9 +31,6 @@ class _Here(NamedTuple):
     def done(self) -> bool:
         """Return that it is there."""
         return True
-
-
-_Begun: TypeAlias = "_Here | _Some | Future[Any]"
 
 
 @final
@@ -68,17 +51,32 @@ class Calls:
         self.workers = len(cluster.workers)
         self.names = [cluster.world_rank(rank) for rank in cluster.workers]
         self.timeout_s = require_session().timeout_s
-        self._windows: dict[int, Window | None] = {
-            number: None
-            for number, rank in enumerate(self._servers)
-            if number == self._own or not can_share() or not self._agent.is_near(rank)
-        }
-        """Where rows of other servers are read; None of those that have to be asked."""
+        self.reader = Reader(len(self._servers), self._opened)
+        self._hot: Hot = table.hot
 
     def on_all(self, what: str, *args: Any) -> list[Any]:
         """Return what a method of each server's shard returns."""
         begun = [self._begin(i, what, args) for i in range(len(self._servers))]
         return [each.wait() for each in begun]
+
+    def pull(self, ids: NumpyArray, rows: NumpyArray) -> Pending:
+        """Begin to get rows, of which some may be there twice, into an array.
+
+        Those that this rank can see are read where they are, see [Note: reading past]. The others
+        come from their servers, which may make rows for ids that have none.
+        """
+        absent = self.reader.read(ids, rows)
+        if absent.size < ids.size:
+            self._hot.note(ids)
+        if not absent.size:
+            return Pending(lambda: rows, lambda: True)
+        once, inverse = unique(ids[absent])
+
+        def fill(found: NumpyArray) -> NumpyArray:
+            rows[absent] = found[inverse]
+            return rows
+
+        return self.by_owner("pull", once).then(fill)
 
     def by_owner(self, what: str, ids: NumpyArray, *arrays: NumpyArray) -> Pending:
         """Begin a method of the shards that own `ids`, each with its part of ids and arrays.
@@ -92,9 +90,8 @@ class Calls:
             for number, (end, count) in enumerate(zip(ends, plan.counts, strict=True))
             if count
         ]
-        begin = self._pull if what == "pull" else self._begin
         begun = [
-            begin(number, what, tuple(each[part] for each in (ids, *arrays)))
+            self._begin(number, what, tuple(each[part] for each in (ids, *arrays)))
             for number, part in parts
         ]
 
@@ -115,33 +112,17 @@ class Calls:
         """Ask a worker whether it has more calls to make; an error where it has died."""
         return self._agent.call(self.names[worker], calls)
 
-    def _pull(self, number: int, what: str, args: tuple[Any, ...]) -> _Begun:
-        """Begin to get rows of a server: those that are there are read where they are, if possible.
-
-        See [Note: reading past]. Ids without a row go to the server, which may make one.
-        """
-        window, (ids,) = self._window(number), args
-        found = None if window is None else window.read(ids)
-        if found is None:
-            return self._begin(number, what, args)
-        if not found.absent.size:
-            return _Here(found.rows)
-        return _Some(found, self._begin(number, what, (ids[found.absent],)))
-
-    def _window(self, number: int) -> Window | None:
-        """Return where the rows of a server are read now; None if it has to be asked for them."""
-        if number in self._windows:
-            window = self._windows[number]
-            if window is None or not window.is_old:
-                return window
-        self._windows[number] = window = self._opened(number, self._windows.get(number))
-        return window
-
     def _opened(self, number: int, before: Window | None) -> Window | None:
-        failed = None
+        """Return where the rows of a server are read now; None if it has to be asked for them."""
+        if number == self._own:
+            assert self._shard is not None
+            return self._shard.window()
+        if not can_share() or not self._agent.is_near(self._servers[number]):
+            return None
+        failed, known = None, {} if before is None else before.mapped
         while (layout := self._begin(number, "layout", ()).wait()) != failed:
             try:
-                return Window(layout, before)
+                return Window(layout, known)
             except OSError:  # it has moved meanwhile; or it cannot be reached from here
                 failed = layout
         return None

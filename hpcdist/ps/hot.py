@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from heapq import nlargest
 from operator import itemgetter
 from typing import final
 
+import numpy as np
+
 from hpcdist.arrays.libraries import NumpyArray
 
 SHOWN = 10
 """How many ids `stats` shows."""
-_LOOKED_AT = 64
+_LOOKED_AT = 16
 """Ids of a call that are counted, each for those between it and the next one."""
+_AT_ONCE = 256
+"""Calls whose ids are counted together."""
 _KEPT = 4096
 """Ids that have a count; of more the lower half is forgotten."""
 
@@ -20,6 +25,8 @@ _KEPT = 4096
 @final
 class Hot:
     """Counts, about right for ids that are asked for often; microseconds for each call.
+
+    Where several threads count at once, some calls may be lost.
 
     Example:
         >>> import numpy as np
@@ -32,7 +39,8 @@ class Hot:
     """
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
+        self._counted = np.empty(0, np.int64), np.empty(0, np.int64)
+        self._waiting: list[tuple[NumpyArray, int]] = []
         self._start = 0
 
     def note(self, ids: NumpyArray) -> None:
@@ -41,18 +49,33 @@ class Hot:
         if not step:
             return
         self._start += 1  # another place in each call, or some ids would never be looked at
-        counts = self._counts
-        for each in ids[self._start % step :: step].tolist():
-            counts[each] = counts.get(each, 0) + step
-        if len(counts) > _KEPT:
-            self._counts = dict(nlargest(_KEPT // 2, counts.items(), key=itemgetter(1)))
+        self._waiting.append((ids[self._start % step :: step].copy(), step))
+        if len(self._waiting) >= _AT_ONCE:
+            self._count()
 
     def hottest(self) -> list[tuple[int, int]]:
         """Return the ids with the highest counts, and these."""
-        return hottest([self._counts.items()])
+        self._count()
+        ids, counts = self._counted
+        return hottest([zip(ids.tolist(), counts.tolist(), strict=True)])
+
+    def _count(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        ids, counts = self._counted
+        more = [np.full(len(each), step) for each, step in waiting]
+        found, inverse = np.unique(
+            np.concatenate([ids, *(each for each, _ in waiting)]), return_inverse=True
+        )
+        sums = np.bincount(inverse, np.concatenate([counts, *more]), len(found)).astype(np.int64)
+        if len(found) > _KEPT:
+            most = np.argpartition(sums, -_KEPT // 2)[-_KEPT // 2 :]
+            found, sums = found[most], sums[most]
+        self._counted = found, sums
 
 
 def hottest(found: Iterable[Iterable[tuple[int, int]]]) -> list[tuple[int, int]]:
-    """Return the ids with the highest counts of several lists, in none of which are the same."""
-    pairs = (pair for each in found for pair in each)
-    return nlargest(SHOWN, pairs, key=itemgetter(1))
+    """Return the ids with the highest counts of several lists, and the sums of these."""
+    sums: Counter[int] = Counter()
+    for each in found:
+        sums.update(dict(each))
+    return nlargest(SHOWN, sums.items(), key=itemgetter(1))

@@ -6,6 +6,7 @@ added up segment by segment. NumPy does the same where they were not compiled, b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -65,6 +66,21 @@ def unique(ids: NumpyArray) -> tuple[NumpyArray, NumpyArray]:
     inverse = np.empty(ids.size, np.intp)
     inverse[order] = np.repeat(np.arange(found.size), np.diff(starts))
     return found, inverse
+
+
+def spread(inverse: NumpyArray, rows: NumpyArray) -> Callable[[NumpyArray], NumpyArray]:
+    """Return what copies the rows of distinct ids to where the ids were, and returns all of them.
+
+    Args:
+        inverse: see `unique`.
+        rows: takes them, one for each id.
+
+    """
+
+    def fill(found: NumpyArray) -> NumpyArray:
+        return found.take(inverse, axis=0, out=rows, mode="clip")  # "raise" would copy them twice
+
+    return fill
 
 
 def merge(ids: NumpyArray, grads: NumpyArray) -> Merged:

@@ -12,7 +12,7 @@ import numpy as np
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.ps.hot import Hot
 from hpcdist.ps.rows import RowStore
-from hpcdist.ps.shared import Layout
+from hpcdist.ps.shared import Layout, Window
 
 _MANY = 1 << 20
 """So many ids are noted as changed before those that are there twice are taken out."""
@@ -93,6 +93,14 @@ class Shard:
         with self.lock:
             owned = self.store.owned
             return None if owned is None else owned.layout(self.store.slots, self.store.rows)
+
+    def window(self) -> Window | None:
+        """Return a window on the rows for this process; None if they are not to be shared."""
+        with self.lock:
+            owned = self.store.owned
+            if owned is None:
+                return None
+            return Window(owned.layout(self.store.slots, self.store.rows), owned.mapped)
 
     def _changing(self) -> AbstractContextManager[None]:
         return nullcontext() if self.store.owned is None else self.store.owned.changing()

@@ -1,11 +1,12 @@
-"""`Owned`, `Window`: rows in memory that the node shares: who keeps them, and who reads past them.
+"""`Owned`, `Window`, `Reader`: rows in memory that the node shares: who keeps, and who reads them.
 
 [Note: reading past] One process changes a table; others of the node read it, without a word. The
 owner counts in a header before and after each change: the count is odd meanwhile. Who reads looks
 at the count, finds and copies rows, and looks again: if the count was even and is the same, the
 rows are those of one moment. Else it tries again, and then asks the owner. What it finds meanwhile
 may be anything, so every number is checked before it is followed. Where arrays move, because the
-table grows, the generation in the header says so, and who reads asks for the new places.
+table grows, the generation in the header says so, and who reads asks for the new places. The owner
+reads its own rows like this, too, and so waits for nobody who changes others.
 
 The order of two writes, as others see them, is that of x86; elsewhere nobody reads past.
 """
@@ -16,9 +17,9 @@ import os
 import platform
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 
@@ -27,11 +28,11 @@ from hpcdist.errors import ExecuteError
 from hpcdist.transport.kernel import address_of, compiled
 from hpcdist.transport.shm.segment import Bytes, Segment, create_segment, forget, open_segment
 
-_find: Any = getattr(compiled, "find_slots", None)
-_take: Any = getattr(compiled, "take_rows", None)
+_read: Any = getattr(compiled, "read_rows", None)
 _IN_ORDER = ("x86_64", "AMD64")
 _CHANGES, _GENERATION = 0, 1
 _GONE = -1
+_UNREAD = -2
 _PAGE = 4096
 _TRIES = 4
 _PAUSE_S = 2e-5
@@ -39,7 +40,7 @@ _PAUSE_S = 2e-5
 
 def can_share() -> bool:
     """Return whether rows can be read past their owner here."""
-    return _find is not None and _take is not None and platform.machine() in _IN_ORDER
+    return _read is not None and platform.machine() in _IN_ORDER
 
 
 def new_owned() -> Owned | None:
@@ -80,15 +81,17 @@ class Owned:
     def __init__(self) -> None:
         self._segments: dict[str, Segment] = {}
         weakref.finalize(self, _close_all, self._segments).atexit = False
+        self._memory: dict[str, Bytes] = {}
         self.header = self.make("header", 2, np.dtype(np.int64))
         self._segments["rows"], self._rows = create_segment(_all_memory(), "rows")
+        self._memory["rows"] = self._rows
         self._end = self._slab_bytes = 0
 
     def make(self, name: str, count: int, dtype: Any) -> NumpyArray:
         """Return memory for a part of the table, instead of what that part had before."""
         segment, memory = create_segment(count * np.dtype(dtype).itemsize, name)
         before = self._segments.get(name)
-        self._segments[name] = segment
+        self._segments[name], self._memory[name] = segment, memory
         if before is not None:
             os.close(before.descriptor)
             self.header[_GENERATION] += 1
@@ -120,6 +123,11 @@ class Owned:
             yield
         finally:
             self.header[_CHANGES] += 1
+
+    @property
+    def mapped(self) -> dict[Segment, Bytes]:
+        """The parts of the table as they are mapped here."""
+        return {self._segments[name]: memory for name, memory in self._memory.items()}
 
     def layout(self, slots: Any, rows: Any) -> Layout:
         """Return where others find the table."""
@@ -154,55 +162,104 @@ def _all_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-class Found(NamedTuple):
-    """Rows, and the places of those that are not there."""
-
-    rows: NumpyArray
-    absent: NumpyArray
-
-
 @final
 class Window:
-    """A table of another process of the node, to be read.
+    """A table of a process of the node, to be read.
+
+    Args:
+        layout: where its parts are.
+        known: parts that are mapped already.
+
+    Attributes:
+        mapped: its parts.
+        view: what the compiled loop knows of it; the addresses are those of `mapped` and `slabs`.
 
     Raises:
         OSError: its memory cannot be reached.
 
     """
 
-    def __init__(self, layout: Layout, before: Window | None = None) -> None:
-        self.layout = layout
-        known = {} if before is None else before.mapped
+    def __init__(self, layout: Layout, known: Mapping[Segment, Bytes]) -> None:
+        self._generation = layout.generation
         parts = (layout.header, layout.hashes, layout.ids, layout.rows)
         self.mapped: dict[Segment, Bytes] = {
             each: known[each] if each in known else open_segment(each) for each in parts
         }
         self._header = self.mapped[layout.header].view(np.int64)
-        self._index, self._ids = self.mapped[layout.hashes], self.mapped[layout.ids].view(np.int64)
+        header, index, ids, rows = (address_of(self.mapped[each]) for each in parts)
         slabs = layout.rows.nbytes // layout.slab_bytes if layout.slab_bytes else 0
-        first = address_of(self.mapped[layout.rows])
-        self._slabs = (first + layout.slab_bytes * np.arange(slabs)).astype(np.uintp)
+        self.slabs = (rows + layout.slab_bytes * np.arange(slabs)).astype(np.uintp)
+        self.view = (
+            header,
+            layout.generation % (1 << 64),
+            index,
+            layout.hashes.nbytes // layout.index_item,
+            layout.index_item,
+            ids,
+            layout.ids.nbytes // 8,
+            layout.key,
+            address_of(self.slabs),
+            slabs,
+            layout.shift,
+        )
 
     @property
     def is_old(self) -> bool:
         """Whether the table is elsewhere now."""
-        return int(self._header[_GENERATION]) != self.layout.generation
+        return int(self._header[_GENERATION]) != self._generation
 
-    def read(self, ids: NumpyArray) -> Found | None:
-        """Return the rows of `ids` as they are at one moment; None if it changes all the time."""
-        layout, ids = self.layout, np.ascontiguousarray(ids)
-        slots = np.empty(ids.size, np.intp)
-        rows = np.empty((ids.size, layout.width), layout.dtype)
-        for _ in range(_TRIES):
-            count = int(self._header[_CHANGES])
-            if count % 2 == 0 and not self.is_old:
-                _find(layout.index_item, self._index, self._ids, ids, slots, layout.key)
-                if int(slots.max(initial=-1)) < self._slabs.size << layout.shift:
-                    row_bytes = rows.itemsize * layout.width
-                    _take(rows.view(np.uint8), self._slabs, slots, layout.shift, row_bytes)
-                    if int(self._header[_CHANGES]) == count and not self.is_old:
-                        return Found(rows, np.flatnonzero(slots < 0))
-            elif self.is_old:
-                return None
-            time.sleep(_PAUSE_S)
-        return None
+
+_NO_VIEW = (0,) * 11
+
+Open: TypeAlias = "Callable[[int, Window | None], Window | None]"
+"""Opens the table of a server, of which there has been a window, perhaps; None: nobody can."""
+
+
+@final
+class Reader:
+    """The tables of all servers of one worker, as far as it can read them.
+
+    Args:
+        servers: how many there are.
+        opened: opens their tables.
+
+    """
+
+    def __init__(self, servers: int, opened: Open) -> None:
+        self._servers, self._opened = servers, opened
+        self._state: tuple[list[Window | None], NumpyArray] | None = None
+
+    def read(self, ids: NumpyArray, rows: NumpyArray) -> NumpyArray:
+        """Copy the rows of `ids`, and return the places of those whose owner has to be asked.
+
+        Rows of one server are those of one moment. The owner has to be asked for ids without a
+        row, for what nobody can read, and where a table changes all the time.
+
+        Args:
+            ids: int64, flat; some may be there twice.
+            rows: contiguous, one for each of them.
+
+        """
+        slots, shown = np.full(ids.size, _UNREAD), rows.view(np.uint8)
+        for _ in range(_TRIES if ids.size and can_share() else 0):
+            state = self._state  # holds what the addresses in the views are of
+            if state is not None and not _read(state[1], ids, slots, shown):
+                break
+            if not self._open_again():
+                time.sleep(_PAUSE_S)
+        return np.flatnonzero(slots < 0)
+
+    def _open_again(self) -> bool:
+        """Open the tables that are elsewhere now; return whether there were any."""
+        first = self._state is None
+        before = [None] * self._servers if self._state is None else self._state[0]
+        again = [first or (each is not None and each.is_old) for each in before]
+        if not any(again):
+            return False
+        now = [
+            self._opened(number, each) if old else each
+            for number, (each, old) in enumerate(zip(before, again, strict=True))
+        ]
+        views = [_NO_VIEW if each is None else each.view for each in now]
+        self._state = now, np.array(views, np.uint64)
+        return True

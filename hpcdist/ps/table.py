@@ -22,9 +22,9 @@ from hpcdist.errors import HpcdistError, MismatchError, UsageError
 from hpcdist.ps import save
 from hpcdist.ps.accessors import row_dtype
 from hpcdist.ps.cluster import Cluster, cluster_of
-from hpcdist.ps.hot import hottest
+from hpcdist.ps.hot import Hot, hottest
 from hpcdist.ps.ids import as_ids
-from hpcdist.ps.merging import merge, unique
+from hpcdist.ps.merging import merge, spread, unique
 from hpcdist.ps.modes import Async, Mode, Ssp, Sync, mode_of
 from hpcdist.ps.route import HANDLERS, Pending, Told, Verb, meet, perform
 from hpcdist.ps.rows import RowStore, check_all_finite
@@ -113,6 +113,7 @@ class Table:
         dense: whether it is that of a `DenseTable`.
         day: what `fleet.set_date` has said.
         layer: the `sparse_embedding` that it has here.
+        hot: which ids this rank reads most often without asking their server.
 
     """
 
@@ -124,6 +125,7 @@ class Table:
         self.worker: Worker | None = None
         self.dense, self.day = False, ""
         self.layer: Any = None
+        self.hot = Hot()
 
 
 def _create(cluster: Cluster, _: Any, told: Told) -> Table:
@@ -159,15 +161,16 @@ def _stats(cluster: Cluster, table: Table, _: Told) -> dict[str, Any]:
             store, hot = table.shard.store, table.shard.hot.hottest()
             own = {**store.stats(), "rows": len(store), "hot": hot}
     everyone: list[Any] = []
-    all_gather_object(everyone, own, cluster.group)
-    servers = [everyone[rank] for rank in cluster.servers]
+    all_gather_object(everyone, (own, table.hot.hottest()), cluster.group)
+    servers = [everyone[rank][0] for rank in cluster.servers]
+    read = [hot for _, hot in everyone]
     rows = [each["rows"] for each in servers]
     mean = sum(rows) / len(rows)
     return {
         "rows": sum(rows),
         "bytes": sum(each.get("bytes", 0) for each in servers),
         "balance": max(rows) / mean if mean else 1.0,
-        "hot": hottest(each["hot"] for each in servers),
+        "hot": hottest([*read, *(each["hot"] for each in servers)]),
         "servers": servers,
     }
 
@@ -320,15 +323,16 @@ class SparseTable:
         except UsageError as reason:
             error = reason
         self._ready(Verb.PULL, error)
-        once, inverse = unique(flat)
-        begun = self._prefetched(once) if self._fetched is not None else self._worker.pull(once)
+        rows = _rows_in(room, (flat.size, self.dim), self.dtype)
+        begun = (self._prefetched if self._fetched is not None else self._worker.pull)(flat, rows)
         like = ids if out is None else out
 
         def give(rows: NumpyArray) -> Any:
-            found = rows[inverse].reshape(*shape, self.dim)
+            found = rows.reshape(*shape, self.dim)
             if room is None:
                 return _like(like, found)
-            _fill(room, found)
+            if not (isinstance(room, np.ndarray) and np.may_share_memory(rows, room)):
+                _fill(room, found)
             return out
 
         work = begun.then(give)
@@ -387,18 +391,22 @@ class SparseTable:
         self._ready(Verb.PULL, error)
         self._drop()
         once, _ = unique(flat)
-        self._fetched = once, self._worker.pull(once)
+        self._fetched = (
+            once,
+            self._worker.pull(once, _rows_in(None, (once.size, self.dim), self.dtype)),
+        )
 
-    def _prefetched(self, ids: NumpyArray) -> Pending:
+    def _prefetched(self, ids: NumpyArray, rows: NumpyArray) -> Pending:
         assert self._fetched is not None
         (expected, pending), self._fetched = self._fetched, None
-        if np.array_equal(expected, ids):
-            return pending
+        once, inverse = unique(ids)
+        if np.array_equal(expected, once):
+            return pending.then(spread(inverse, rows))
         pending.wait()
         if isinstance(self.mode, Sync):  # another worker may have kept to it, and is further on
             why = "the pull after a prefetch must be of the same ids; prefetch what is pulled next"
             self._ready(Verb.PULL, UsageError(why))
-        return self._worker.pull(ids)
+        return self._worker.pull(ids, rows)
 
     def _drop(self) -> None:
         if self._fetched is not None:
@@ -684,6 +692,14 @@ def _room(out: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     if isinstance(room, np.ndarray) and not room.flags.writeable:
         raise UsageError("out cannot be written to; pass an array that can")
     return room
+
+
+def _rows_in(room: Any, shape: tuple[int, int], dtype: Any) -> NumpyArray:
+    """Return an array for rows: the memory of what takes them, if it is contiguous on the host."""
+    if isinstance(room, np.ndarray) and room.flags.c_contiguous:
+        rows: NumpyArray = room.view().reshape(shape)
+        return rows
+    return np.empty(shape, dtype)
 
 
 def _like(like: Any, found: NumpyArray) -> Any:

@@ -16,7 +16,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import CollectiveTimeout, RemoteError
 from hpcdist.ps import route
 from hpcdist.ps.cluster import Cluster
-from hpcdist.ps.merging import merge
+from hpcdist.ps.merging import merge, spread, unique
 from hpcdist.ps.modes import Async, Geo, Mode, Ssp, Sync
 from hpcdist.ps.rows import RowStore
 from hpcdist.ps.server import STOPPED
@@ -28,15 +28,18 @@ if TYPE_CHECKING:
 
 
 class Worker(ABC):
-    """The worker's side of a table. Ids are there once each, in ascending order."""
+    """The worker's side of a table."""
 
     @abstractmethod
-    def pull(self, ids: NumpyArray) -> route.Pending:
-        """Begin to get rows."""
+    def pull(self, ids: NumpyArray, rows: NumpyArray) -> route.Pending:
+        """Begin to get rows into an array, which is the result; some ids may be there twice."""
 
     @abstractmethod
     def push(self, ids: NumpyArray, grads: NumpyArray, marks: NumpyArray) -> None:
-        """Hand over gradients, and how often each id was shown and clicked, if that counts."""
+        """Hand over gradients, and how often each id was shown and clicked, if that counts.
+
+        Ids are there once each, in ascending order.
+        """
 
     def flush(self) -> None:  # noqa: B027 (most have nothing under way)
         """Wait until the servers have all that was pushed."""
@@ -56,9 +59,10 @@ class LockStep(Worker):
     def __init__(self, cluster: Cluster, table: Any) -> None:
         self._cluster, self._table = cluster, table
 
-    def pull(self, ids: NumpyArray) -> route.Pending:
+    def pull(self, ids: NumpyArray, rows: NumpyArray) -> route.Pending:
         """See `route.pull`."""
-        return route.pull(self._cluster, self._table, ids)
+        once, inverse = unique(ids)
+        return route.pull(self._cluster, self._table, once).then(spread(inverse, rows))
 
     def push(self, ids: NumpyArray, grads: NumpyArray, marks: NumpyArray) -> None:
         """See `route.push`."""
@@ -75,9 +79,9 @@ class Queued(Worker):
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def pull(self, ids: NumpyArray) -> route.Pending:
+    def pull(self, ids: NumpyArray, rows: NumpyArray) -> route.Pending:
         """Get rows as the servers have them now; what waits in the queue is not in them."""
-        return self._calls.by_owner("pull", ids)
+        return self._calls.pull(ids, rows)
 
     def push(self, ids: NumpyArray, grads: NumpyArray, marks: NumpyArray) -> None:
         """Queue gradients; wait where the queue is full."""
@@ -143,14 +147,17 @@ class Clocked(Worker):
         self._limit_s = calls.timeout_s if mode.timeout is None else mode.timeout
         self.clock = 0
 
-    def pull(self, ids: NumpyArray) -> route.Pending:
+    def pull(self, ids: NumpyArray, rows: NumpyArray) -> route.Pending:
         """Get rows when nobody is more than `staleness` pushes behind; who asks for them waits."""
         clock, until = self.clock - self._mode.staleness, time.monotonic() + self._limit_s
+        if clock <= 0:
+            return self._calls.pull(ids, rows)
         begun: list[route.Pending] = []
+        asked = ids.copy()  # they may be looked up later
 
         def begin() -> bool:
             if not (begun or self._slow(clock)):
-                begun.append(self._calls.by_owner("pull", ids))
+                begun.append(self._calls.pull(asked, rows))
             return bool(begun)
 
         def finish() -> Any:
@@ -174,7 +181,7 @@ class Clocked(Worker):
 
     def _slow(self, clock: int) -> list[int]:
         """Return which workers have pushed less often than `clock` says."""
-        return sorted({*chain(*self._calls.on_all("behind", clock))}) if clock > 0 else []
+        return sorted({*chain(*self._calls.on_all("behind", clock))})
 
     def _wait_for(self, clock: int, until: float) -> None:
         """Ask until all servers have heard enough of all workers: no thread of theirs waits."""
@@ -235,10 +242,11 @@ class Replica(Worker):
         self._known = Slots()
         self._touched: list[NumpyArray] = []
 
-    def pull(self, ids: NumpyArray) -> route.Pending:
+    def pull(self, ids: NumpyArray, rows: NumpyArray) -> route.Pending:
         """Return this worker's rows; those that it has not had yet come from the servers."""
-        self._fetch(ids)
-        rows = self._own.pull(ids)
+        once, inverse = unique(ids)
+        self._fetch(once)
+        spread(inverse, rows)(self._own.pull(once))
         return route.Pending(lambda: rows, lambda: True)
 
     def push(self, ids: NumpyArray, grads: NumpyArray, marks: NumpyArray) -> None:
@@ -262,7 +270,8 @@ class Replica(Worker):
     def _fetch(self, ids: NumpyArray) -> None:
         new = ids[self._known.find(ids) < 0]
         if len(new):
-            self._take(new, self._calls.by_owner("pull", new).result())
+            rows = np.empty((len(new), self._own.dim), self._own.dtype)
+            self._take(new, self._calls.pull(new, rows).result())
             self._known.insert(new)
 
     def _take(self, ids: NumpyArray, rows: NumpyArray) -> None:

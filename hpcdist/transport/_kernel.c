@@ -998,7 +998,7 @@ static inline uint64_t mixed(uint64_t z) {
     return z ^ z >> 31;
 }
 
-enum { BATCH = 64 }; /* look-ups whose misses of the cache overlap */
+enum { BATCH = 256 }; /* look-ups whose misses of the cache overlap, as no step waits for one */
 #define FREE_SLOT (-1)
 
 /* A table of numbers of slots: `index` has a power of two of them, 4 or 8 bytes each. */
@@ -1021,17 +1021,11 @@ static inline size_t home_of(const slots_t *t, int64_t id) {
         size_t homes[BATCH], mask = t->size - 1;                                       \
         for (size_t begin = 0; begin < n; begin += BATCH, wanted += BATCH, found += BATCH) { \
             size_t m = n - begin < BATCH ? n - begin : BATCH;                          \
-            for (size_t i = 0; i < m; i++) {                                           \
-                homes[i] = home_of(t, wanted[i]);                                      \
-                __builtin_prefetch(index + homes[i]);                                  \
-            }                                                                          \
-            for (size_t i = 0; i < m; i++) {                                           \
-                T slot = index[homes[i]];                                              \
-                if (slot >= 0 && (size_t)slot < t->n_ids) __builtin_prefetch(t->ids + slot); \
-            }                                                                          \
+            for (size_t i = 0; i < m; i++) homes[i] = home_of(t, wanted[i]);           \
+            for (size_t i = 0; i < m; i++) found[i] = index[homes[i]];                 \
             for (size_t i = 0; i < m; i++) {                                           \
                 size_t place = homes[i], left = t->size;                               \
-                T slot = index[place];                                                 \
+                T slot = (T)found[i];                                                  \
                 while (slot != FREE_SLOT && left--) {                                  \
                     if (slot >= 0 && (size_t)slot < t->n_ids && t->ids[slot] == wanted[i]) break; \
                     place = (place + 1) & mask;                                        \
@@ -1198,6 +1192,166 @@ static PyObject *py_take_rows(PyObject *self, PyObject *const *args, Py_ssize_t 
 static PyObject *py_put_rows(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     (void)self;
     return move_rows(args, n_args, 0, put_rows, "put_rows(rows, slabs, slots, shift, row_bytes)");
+}
+
+/* ---- rows read past their owners: see [Note: reading past] in `ps/shared.py` */
+
+/* One table, as another process reads it: a line of the array that `shared.py` calls views. */
+typedef struct {
+    int64_t header; /* an address; 0: nobody can read this table */
+    int64_t generation, index, index_size, index_item, ids, n_ids, key, slabs, n_slabs, shift;
+} view_t;
+
+typedef struct {
+    slots_t slots;
+    slabs_t rows;
+    const int64_t *header;
+    int64_t count, generation, most;
+    size_t item, begin, some;
+    int usable, touched;
+} window_t;
+
+enum { CHANGES, GENERATION, ABSENT = -1, UNREAD = -2, AT_ONCE = 1024 };
+
+/* Look up where the parts of a table are, and whether nobody changes it now. */
+static void open_window(window_t *w, const view_t *v, size_t row) {
+    *w = (window_t){.header = (const int64_t *)(uintptr_t)v->header};
+    if (!w->header) return;
+    w->generation = v->generation;
+    w->item = (size_t)v->index_item;
+    w->most = v->n_slabs << v->shift;
+    w->slots = (slots_t){.index = (void *)(uintptr_t)v->index, .size = (size_t)v->index_size,
+                         .shift = 64 - __builtin_ctzll((unsigned long long)v->index_size),
+                         .ids = (const int64_t *)(uintptr_t)v->ids, .n_ids = (size_t)v->n_ids,
+                         .key = (uint64_t)v->key};
+    w->rows = (slabs_t){.slabs = (const uintptr_t *)(uintptr_t)v->slabs, .row = row,
+                        .shift = (int)v->shift};
+    w->count = __atomic_load_n(w->header + CHANGES, __ATOMIC_ACQUIRE);
+    w->usable = w->count % 2 == 0 && w->generation >= 0 && /* below: the table has gone */
+                __atomic_load_n(w->header + GENERATION, __ATOMIC_ACQUIRE) == w->generation;
+}
+
+static int is_as_it_was(const window_t *w) {
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return __atomic_load_n(w->header + CHANGES, __ATOMIC_ACQUIRE) == w->count &&
+           __atomic_load_n(w->header + GENERATION, __ATOMIC_ACQUIRE) == w->generation;
+}
+
+typedef struct {
+    window_t *windows;
+    size_t servers;
+    const int64_t *ids;
+    int64_t *slots;
+    char *rows;
+    size_t n, row;
+} reading_t;
+
+static inline window_t *window_of(const reading_t *r, int64_t id) {
+    return r->windows + ((mixed((uint64_t)id) >> 32) * r->servers >> 32);
+}
+
+/* Find some ids of one table, and copy their rows. */
+CLONES static void read_some(const reading_t *r, const window_t *w, const int64_t *wanted,
+                             const size_t *places) {
+    int64_t found[AT_ONCE];
+    if (w->item == sizeof(int32_t))
+        find_slots_int32_t(&w->slots, wanted, found, w->some);
+    else
+        find_slots_int64_t(&w->slots, wanted, found, w->some);
+    for (size_t i = 0; i < w->some; i++) {
+        int there = found[i] >= 0 && found[i] < w->most;
+        r->slots[places[i]] = there ? found[i] : ABSENT;
+        if (there) copy_row(r->rows + places[i] * r->row, row_at(&w->rows, found[i]), r->row);
+    }
+}
+
+/* Read what is unread of at most `AT_ONCE` ids, of those tables that nobody changes. */
+static void read_block(const reading_t *r, size_t begin, size_t m) {
+    window_t *of[AT_ONCE];
+    int64_t wanted[AT_ONCE];
+    size_t places[AT_ONCE], sum = 0;
+    const int64_t *ids = r->ids + begin;
+    int64_t *slots = r->slots + begin;
+    for (size_t i = 0; i < m; i++) {
+        window_t *w = window_of(r, ids[i]);
+        if (!w->header && slots[i] == UNREAD) slots[i] = ABSENT;
+        of[i] = w->usable && slots[i] == UNREAD ? w : NULL;
+        if (of[i]) w->some++;
+    }
+    for (window_t *w = r->windows; w < r->windows + r->servers; w++) {
+        w->begin = sum;
+        sum += w->some;
+        w->some = 0;
+    }
+    for (size_t i = 0; i < m; i++) {
+        if (!of[i]) continue;
+        size_t at = of[i]->begin + of[i]->some++;
+        wanted[at] = ids[i], places[at] = begin + i;
+    }
+    for (window_t *w = r->windows; w < r->windows + r->servers; w++) {
+        if (w->some) read_some(r, w, wanted + w->begin, places + w->begin);
+        w->touched |= w->some > 0;
+        w->some = 0;
+    }
+}
+
+/* Return how many rows are unread now: those of tables that changed meanwhile are so again. */
+static size_t count_unread(const reading_t *r) {
+    int all = 1;
+    size_t unread = 0;
+    for (size_t s = 0; s < r->servers; s++) {
+        window_t *w = &r->windows[s];
+        w->usable = !w->header || (w->usable && is_as_it_was(w));
+        all = all && w->usable;
+    }
+    for (size_t i = 0; !all && i < r->n; i++) {
+        const window_t *w = window_of(r, r->ids[i]);
+        if (!w->usable && w->touched) r->slots[i] = UNREAD;
+        unread += r->slots[i] == UNREAD;
+    }
+    return unread;
+}
+
+static int are_views(const view_t *views, size_t n) {
+    int fit = n > 0;
+    for (const view_t *v = views; fit && v < views + n; v++)
+        if (v->header)
+            fit = (v->index_item == 4 || v->index_item == 8) && v->index_size >= 2 &&
+                  !(v->index_size & (v->index_size - 1)) && v->n_slabs >= 0 && v->shift >= 0 &&
+                  v->shift <= 40 && v->n_slabs <= INT64_MAX >> v->shift;
+    return fit;
+}
+
+/* read_rows(views, ids, slots, rows) -> how many are still unread. A row is copied where the slot
+ * of its id is UNREAD, which becomes that of its row, or ABSENT. */
+static PyObject *py_read_rows(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    Py_buffer views[4];
+    if (n_args != 4) {
+        PyErr_SetString(PyExc_TypeError, "read_rows(views, ids, slots, rows)");
+        return NULL;
+    }
+    if (open_buffers(args, 4, 0xc, views) < 0) return NULL;
+    size_t n = words_in(&views[1]), servers = (size_t)views[0].len / sizeof(view_t), unread = 0;
+    if (!are_views(views[0].buf, servers) || words_in(&views[2]) != n ||
+        (n && (size_t)views[3].len % n))
+        return close_buffers(views, 4, "read_rows: the arrays do not fit", 0);
+    window_t *windows = malloc(servers * sizeof *windows);
+    if (!windows) {
+        close_buffers(views, 4, "", 0);
+        PyErr_Clear();
+        return PyErr_NoMemory();
+    }
+    reading_t r = {windows, servers, views[1].buf, views[2].buf, views[3].buf, n,
+                   n ? (size_t)views[3].len / n : 0};
+    Py_BEGIN_ALLOW_THREADS
+    for (size_t s = 0; s < servers; s++)
+        open_window(&windows[s], (const view_t *)views[0].buf + s, r.row);
+    for (size_t i = 0; i < n; i += AT_ONCE) read_block(&r, i, n - i < AT_ONCE ? n - i : AT_ONCE);
+    unread = count_unread(&r);
+    Py_END_ALLOW_THREADS
+    free(windows);
+    return close_buffers(views, 4, NULL, (Py_ssize_t)unread);
 }
 
 /* ---- rules: how one row changes by its gradient, with the roundings of `hpcdist.optim.rules` */
@@ -2260,6 +2414,7 @@ static PyMethodDef FUNCTIONS[] = {
     {"take_rows", (PyCFunction)(void (*)(void))py_take_rows, METH_FASTCALL, NULL},
     {"update_rows", (PyCFunction)(void (*)(void))py_update_rows, METH_FASTCALL, NULL},
     {"put_rows", (PyCFunction)(void (*)(void))py_put_rows, METH_FASTCALL, NULL},
+    {"read_rows", (PyCFunction)(void (*)(void))py_read_rows, METH_FASTCALL, NULL},
     {"permute", (PyCFunction)(void (*)(void))py_permute, METH_FASTCALL, NULL},
     {"copy_runs", (PyCFunction)(void (*)(void))py_copy_runs, METH_FASTCALL, NULL},
     {"parse_slots", (PyCFunction)(void (*)(void))py_parse_slots, METH_FASTCALL, NULL},

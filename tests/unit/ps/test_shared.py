@@ -2,6 +2,7 @@
 
 import os
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ import pytest
 import hpcdist as dist
 from hpcdist import fleet, ps
 from hpcdist.ps.calls import Calls
+from hpcdist.ps.ids import owners
 from hpcdist.ps.rows import RowStore
 from hpcdist.ps.server import Shard
-from hpcdist.ps.shared import Window, can_share, new_owned
+from hpcdist.ps.shared import Reader, Window, can_share, new_owned
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="no compiled loops, or another processor")
 SGD = ("sgd", {"learning_rate": 1.0})
@@ -24,46 +26,90 @@ def shard_of(**options):
 
 
 def window_of(shard, before=None):
-    return Window(shard.layout(), before)
+    return Window(shard.layout(), {} if before is None else before.mapped)
+
+
+def reader_of(shard, opened):
+    """Return what reads a shard as another process does, and notes each time it looks where."""
+
+    def window(_, before):
+        opened.append(before)
+        return window_of(shard, before)
+
+    return Reader(1, window)
+
+
+def read(reader, shard, ids):
+    rows = np.empty((len(ids), DIM), shard.store.dtype)
+    absent = reader.read(np.ascontiguousarray(ids), rows)
+    return rows, absent.tolist()
 
 
 def test_what_is_read_past_the_owner_is_what_it_would_have_given():
-    shard = shard_of(initializer=("uniform", 1.0))
-    window = window_of(shard)
-    found = window.read(np.arange(3))
-    assert found.absent.tolist() == [0, 1, 2]
+    shard, opened = shard_of(initializer=("uniform", 1.0)), []
+    reader = reader_of(shard, opened)
+    assert read(reader, shard, np.arange(3))[1] == [0, 1, 2]
     rng = np.random.default_rng(0)
     ids = rng.permutation(np.concatenate([np.arange(20_000), -np.arange(1, 2**62, 2**50)]))
-    for part in np.array_split(ids, 7):  # it grows
+    for times, part in enumerate(np.array_split(ids, 7), 1):  # it grows
         shard.pull(part)
-        assert window.is_old
-        assert window.read(part) is None
-        window = window_of(shard, window)
-        asked = np.concatenate([part[::-1], [2**63 - 1]])
-        found = window.read(asked)
-        assert found.absent.tolist() == [len(part)]
-        assert np.array_equal(found.rows[:-1], shard.pull(part[::-1]))
+        assert len(opened) == times
+        asked = np.concatenate([part[::-1], [2**63 - 1], part[:2]])
+        rows, absent = read(reader, shard, asked)
+        assert absent == [len(part)]
+        there = np.delete(rows, absent, axis=0)
+        assert np.array_equal(there, shard.pull(np.delete(asked, absent)))
     shard.push(ids[:9], np.ones((9, DIM), np.float32), np.empty((9, 0), np.float32))
-    assert not window.is_old
-    assert np.array_equal(window.read(ids[:20]).rows, shard.pull(ids[:20]))
+    assert np.array_equal(read(reader, shard, ids[:20])[0], shard.pull(ids[:20]))
+    assert len(opened) == 8
 
 
-def test_rows_that_have_gone_are_absent_and_a_store_that_is_closed_is_old():
+@pytest.mark.parametrize("servers", [2, 3])
+def test_rows_of_several_owners_come_in_the_order_of_the_ids(servers):
+    shards, shut = [shard_of(initializer=("uniform", 1.0)) for _ in range(servers)], servers - 1
+    ids = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 5000)
+    ids = np.concatenate([ids, ids[:50]])
+    owner, right = owners(ids, servers), np.empty((ids.size, DIM), np.float32)
+    for number, shard in enumerate(shards):
+        right[owner == number] = shard.pull(ids[owner == number])
+    reader = Reader(servers, lambda i, _: None if i == shut else window_of(shards[i]))
+    rows, absent = read(reader, shards[0], ids)
+    assert absent == np.flatnonzero(owner == shut).tolist()
+    assert np.array_equal(rows[owner != shut], right[owner != shut])
+    with shards[0].store.owned.changing():  # all the time: the others are read nevertheless
+        rows, absent = read(reader, shards[0], ids)
+    asked = (owner == shut) | (owner == 0)
+    assert absent == np.flatnonzero(asked).tolist()
+    assert np.array_equal(rows[~asked], right[~asked])
+
+
+def test_without_the_compiled_loop_every_owner_is_asked(monkeypatch):
+    shard, opened, ids = shard_of(), [], np.arange(10)
+    shard.pull(ids)
+    reader = reader_of(shard, opened)
+    monkeypatch.setattr("hpcdist.ps.shared._read", None)
+    assert read(reader, shard, ids)[1] == ids.tolist()
+    assert not opened
+
+
+def test_rows_that_have_gone_are_absent_and_so_are_all_of_a_store_that_is_closed():
     entry = dist.ShowClickEntry("show", "click")
     shard, ids = shard_of(entry=entry), np.arange(10_000)
     shard.pull(ids)
     marks = np.zeros((10, 2), np.float32)
     marks[:, 1] = 5
     shard.push(ids[:10], np.ones((10, DIM), np.float32), marks)
-    window = window_of(shard)
+    readers = reader_of(shard, []), Reader(1, lambda *_: shard.window())
+    for reader in readers:
+        assert read(reader, shard, ids)[1] == []
     assert shard.shrink(1.0) == 9_990  # the others move together
-    window = window_of(shard, window) if window.is_old else window
-    found = window.read(ids)
-    assert found.absent.tolist() == [*range(10, 10_000)]
-    assert np.array_equal(found.rows[:10], -np.ones((10, DIM)))
+    for reader in readers:
+        rows, absent = read(reader, shard, ids)
+        assert absent == [*range(10, 10_000)]
+        assert np.array_equal(rows[:10], -np.ones((10, DIM)))
     shard.store.close()
-    assert window.is_old
-    assert window.read(ids) is None
+    for reader in readers:
+        assert read(reader, shard, ids)[1] == [*range(10_000)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -77,16 +123,16 @@ def test_rows_are_those_of_one_moment(dtype):
             shard.push(ids, minus, np.empty((ids.size, 0), np.float32))
         stop.set()
 
-    window, seen, thread = window_of(shard), set(), threading.Thread(target=push)
+    reader, seen, thread = reader_of(shard, []), set(), threading.Thread(target=push)
     thread.start()
     while not stop.is_set():
-        found = window.read(ids)
-        if found is not None:
-            assert (found.rows == found.rows[0, 0]).all()
-            seen.add(float(found.rows[0, 0]))
+        rows, absent = read(reader, shard, ids)
+        if not absent:
+            assert (rows == rows[0, 0]).all()
+            seen.add(float(rows[0, 0]))
     thread.join()
     assert seen <= {*map(float, range(201))}
-    assert float(window.read(ids).rows[0, 0]) == 200
+    assert float(read(reader, shard, ids)[0][0, 0]) == 200
 
 
 def test_a_table_that_is_dropped_keeps_no_descriptor():
@@ -120,7 +166,8 @@ def test_a_table_that_moves_while_it_is_opened_is_opened_again(monkeypatch):
 
     monkeypatch.setattr("hpcdist.ps.calls.Window", Moving)
     one = Calls.__new__(Calls)
-    one._begin = begin
+    one._begin, one._own, one._servers = begin, None, [1]
+    one._agent = SimpleNamespace(is_near=lambda _: True)
     unreachable = False
     assert isinstance(one._opened(0, None), Moving)
     assert opened == [1, 2, 3]

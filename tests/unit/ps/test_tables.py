@@ -713,7 +713,7 @@ def test_a_worker_that_answers_late_is_asked_once_and_its_answer_is_heard(monkey
     clocked = Clocked(server, ps.Ssp(0))
     clocked.clock = 1
     with pytest.raises(dist.RemoteError, match=r"rank 1.*its process has ended") as told:
-        clocked.pull(np.array([1])).result()
+        clocked.pull(np.array([1]), np.empty((1, 2))).result()
     assert told.value.rank == 1
     assert len(server.answers) == 1
 
