@@ -20,7 +20,7 @@ enum { ORDINARY = 0x1 | 0x100 | 0x400 }; /* NumPy's flags: C-contiguous, aligned
 typedef struct {
     PyObject_HEAD
     char *data;
-    int nd;
+    int axes;
     Py_ssize_t *shape, *strides;
     PyObject *base, *descr;
     int flags;
@@ -60,7 +60,7 @@ typedef struct {
 
 /* What has been computed of a shape: the fingerprint of the call, and its `detail`. */
 typedef struct {
-    int kind, reduce_op, root, code, nd;
+    int kind, reduce_op, root, code, axes;
     Py_ssize_t shape[MOST_AXES];
     int64_t number, detail;
 } print_t;
@@ -95,19 +95,19 @@ static const dtype_t *dtype_of(const array_t *a) {
 static const array_t *ordinary(PyObject *object) {
     const array_t *a = (const array_t *)object;
     int fine = Py_TYPE(object) == HOT.array && (a->flags & ORDINARY) == ORDINARY &&
-               a->nd <= MOST_AXES;
+               a->axes <= MOST_AXES;
     return fine ? a : NULL;
 }
 
 static size_t size_of(const array_t *a) {
     size_t size = 1;
-    for (int i = 0; i < a->nd; i++) size *= (size_t)a->shape[i];
+    for (int i = 0; i < a->axes; i++) size *= (size_t)a->shape[i];
     return size;
 }
 
 static int same_shape(const array_t *a, const array_t *b) {
-    if (a->nd != b->nd) return 0;
-    for (int i = 0; i < a->nd; i++)
+    if (a->axes != b->axes) return 0;
+    for (int i = 0; i < a->axes; i++)
         if (a->shape[i] != b->shape[i]) return 0;
     return 1;
 }
@@ -242,7 +242,7 @@ static int plan_alltoall(const hot_t *h, PyObject *const *args, planned_t *p) {
     const array_t *out = ordinary(args[0]), *in = ordinary(args[1]);
     if (out && in) {
         if (!is_like(h, p, args[1], 1) || out->descr != in->descr || !same_shape(out, in)) return 0;
-        if (in->nd == 0 || in->shape[0] % size) return 0;
+        if (in->axes == 0 || in->shape[0] % size) return 0;
         p->part = p->piece / (size_t)size;
         gives(p, in), takes(p, out);
     } else {
@@ -280,15 +280,15 @@ static size_t print_place(const print_t *key) {
     uint64_t mixed = (uint64_t)key->kind * 31 + (uint64_t)key->reduce_op;
     mixed = mixed * 31 + (uint64_t)key->root;
     mixed = mixed * 31 + (uint64_t)key->code;
-    for (int i = 0; i < key->nd; i++) mixed = mixed * 1000003 + (uint64_t)key->shape[i] + 1;
+    for (int i = 0; i < key->axes; i++) mixed = mixed * 1000003 + (uint64_t)key->shape[i] + 1;
     return (size_t)(mixed * 0x9e3779b97f4a7c15ull >> 58);
 }
 
 static int is_same_print(const print_t *a, const print_t *b) {
     if (a->kind != b->kind || a->reduce_op != b->reduce_op || a->root != b->root ||
-        a->code != b->code || a->nd != b->nd)
+        a->code != b->code || a->axes != b->axes)
         return 0;
-    for (int i = 0; i < a->nd; i++)
+    for (int i = 0; i < a->axes; i++)
         if (a->shape[i] != b->shape[i]) return 0;
     return 1;
 }
@@ -296,8 +296,8 @@ static int is_same_print(const print_t *a, const print_t *b) {
 /* Compute what `Call.fingerprint` and `shape_detail` in call.py do. */
 static int make_print(print_t *print, int loose) {
     const int64_t positive = (1LL << 62) - 1, even = positive - 1;
-    PyObject *shape = PyTuple_New(print->nd), *none = PyTuple_New(0), *key = NULL;
-    for (int i = 0; shape && i < print->nd; i++)
+    PyObject *shape = PyTuple_New(print->axes), *none = PyTuple_New(0), *key = NULL;
+    for (int i = 0; shape && i < print->axes; i++)
         PyTuple_SetItem(shape, i, PyLong_FromSsize_t(print->shape[i]));
     if (shape && none && !PyErr_Occurred())
         key = print->kind == BARRIER
@@ -316,8 +316,8 @@ static int make_print(print_t *print, int loose) {
 static const print_t *print_of(const planned_t *p) {
     print_t key = {.kind = p->kind, .reduce_op = p->reduce_op, .root = p->root};
     if (p->like) {
-        key.code = p->dtype->code, key.nd = p->like->nd;
-        for (int i = 0; i < key.nd; i++) key.shape[i] = p->like->shape[i];
+        key.code = p->dtype->code, key.axes = p->like->axes;
+        for (int i = 0; i < key.axes; i++) key.shape[i] = p->like->shape[i];
     }
     print_t *place = &PRINT_TABLE[print_place(&key)];
     if (place->number && is_same_print(place, &key)) return place;
@@ -583,8 +583,8 @@ static void keep(PyObject **place, PyObject *object) {
 static PyObject *hot_shows(PyObject *self, PyObject *object) {
     (void)self;
     const array_t *a = (const array_t *)object;
-    return Py_BuildValue("(KinniO)", (unsigned long long)(uintptr_t)a->data, a->nd,
-                         a->nd ? a->shape[0] : 0, a->nd ? a->strides[a->nd - 1] : 0, a->flags,
+    return Py_BuildValue("(KinniO)", (unsigned long long)(uintptr_t)a->data, a->axes,
+                         a->axes ? a->shape[0] : 0, a->axes ? a->strides[a->axes - 1] : 0, a->flags,
                          a->descr);
 }
 
