@@ -160,7 +160,7 @@ import os, signal, time
 import numpy as np
 import hpcdist as dist
 from hpcdist.transport.mpi import intranode_boxes
-from hpcdist.transport.shm.node import _is_dead
+from hpcdist.transport.shm.segment import is_dead
 
 group = dist.init_parallel_env(timeout=60)
 rank, mesh = group.rank, dist.ProcessMesh(group.ranks)
@@ -175,7 +175,7 @@ def dies(call, pieces):
     os.kill(os.getpid(), signal.SIGKILL)
 
 def reads_when_the_other_is_dead(call, pieces):
-    while not _is_dead(pids[1]):
+    while not is_dead(pids[1]):
         time.sleep(0.01)
     fill(call, pieces)
     seen.append((call.recv == x).all())
