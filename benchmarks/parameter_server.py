@@ -79,7 +79,7 @@ def main() -> None:
     for table in tables.values():
         for begin in range(0, count, 65536):
             table.pull(np.arange(begin, min(begin + 65536, count)))
-    whole = np.zeros((count, DIM), np.float32)
+    whole = np.full((count, DIM), 1, np.float32)
     report = Report("parameter server", options, comm)
     rows: list[Row] = []
     for how in ("zipf", "even"):

@@ -50,10 +50,6 @@ class Config:
     """Take so many ranks for a node, in order, whatever they run on; to try things out."""
     survive: bool = False
     """Go on when a rank dies; `hpcdist run --survive` sets it, and starts an MPI that can."""
-    spares: int = 0
-    """How many of the last processes of the job wait for the place of a rank that dies."""
-    min_ranks: int = 1
-    """With fewer ranks left than this the job ends."""
     allow_singleton: bool = False
     """Accept a world of one rank although the launcher started more."""
     overlap: Literal["auto", "always", "never"] = "auto"

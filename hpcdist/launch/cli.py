@@ -106,9 +106,8 @@ def _with_paddle_options(command: Any) -> Any:
 
 _OF_SURVIVAL = (
     click.option("--survive", is_flag=True,
-                 help="Go on when a rank dies: the others call hpcdist.recover()."),
-    click.option("--spares", type=click.IntRange(0), default=0,
-                 help="With --survive: processes that wait for the places of the dead."),
+                 help="A rank that dies does not end the others, which hear of it by a RankFailure."),
+    click.option("--spares", type=click.IntRange(0), default=0, hidden=True),
     click.option("--min-ranks", type=click.IntRange(1), default=1,
                  help="With --survive: end the job when fewer ranks are left."),
 )  # fmt: skip

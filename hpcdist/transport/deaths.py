@@ -77,8 +77,8 @@ def rank_failure(ranks: tuple[int, ...], what: str) -> RankFailure:
     plural = "s" if len(ranks) > 1 else ""
     who = f"rank{plural} {', '.join(map(str, ranks))} died"
     if not ranks:
-        who = "another rank has left in order to recover"
+        who = "another rank has died, or has given up the operation because of that"
     remedy = "look for the last words of that rank above, and end the job"
     if can_recover(snapshot()):
-        remedy = "call dist.recover() on all ranks that are left"
+        remedy = "save what this rank has and end, or go on with world.mpi_comm.Shrink() of mpi4py"
     return RankFailure(f"{who} during {what}, called at {call_site()}; {remedy}", ranks)

@@ -70,4 +70,4 @@ def _run(command, folder):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout.replace(f"{folder}{os.sep}", "")  # in messages that name a line

@@ -130,7 +130,7 @@ class Memory:
         Raises:
             CheckpointError: what was committed is lost, and there is nothing on disk; or the state
                 is not like what was committed. On every rank.
-            RankFailure: another rank has died meanwhile; call `recover` and this again.
+            RankFailure: another rank has died meanwhile.
 
         """
         ranks, known = writing_together(self.group), list[Choice]()
