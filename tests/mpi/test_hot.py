@@ -217,7 +217,7 @@ class Mix:
         """One rank has given what cannot be used, which is an error on all."""
         odd, parts = self.root(), [np.zeros(2) for _ in range(self.size)]
         with pytest.raises((dist.UsageError, dist.RemoteError), match=f"rank {odd}"):
-            dist.all_gather(parts[1:] if self.rank == odd else parts, np.ones(2))
+            dist.all_gather([*parts, parts[0]] if self.rank == odd else parts, np.ones(2))
 
     def other(self):
         """Operations that have no hot path."""
