@@ -96,6 +96,7 @@ from hpcdist.comm.plans import (
     plan_scatter as plan_scatter,
 )
 from hpcdist.comm.preemption import on_preempt as on_preempt, should_stop as should_stop
+from hpcdist.comm.recovery import recover as recover
 from hpcdist.comm.reduced import all_reduced as all_reduced
 from hpcdist.comm.simulate import simulate as simulate
 from hpcdist.comm.together import together as together

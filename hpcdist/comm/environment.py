@@ -125,13 +125,7 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
         number = gpu.choose(gpu.count(), place.local_rank, wanted.number)
         gpu.bind(number)
     transport = world.connect()
-    endpoints = tuple(
-        f"{host}:{_FIRST_PORT + local}"
-        for host, local in zip(world.hosts, world.local_ranks, strict=True)
-    )
-    whereabouts = Whereabouts(
-        place.local_rank, place.local_size, place.node_rank, place.nnodes, endpoints, number
-    )
+    whereabouts = whereabouts_of(world, number)
     set_session(session := Session(world_group(transport), whereabouts, timeout_s))
     mine = [rank for rank, host in enumerate(world.hosts) if host == world.hosts[place.rank]]
     job = transport.job or recorder.job_name()
@@ -143,6 +137,24 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
     watch(config.stall_s)
     _end_with_program()
     return world_of(session)
+
+
+def whereabouts_of(world: Any, gpu: int | None) -> Whereabouts:
+    """Return where this rank of a started world is.
+
+    Args:
+        world: has this rank's `place`, and the `hosts` and `local_ranks` of all.
+        gpu: the number of this rank's GPU, if it has one.
+
+    """
+    place = world.place
+    endpoints = tuple(
+        f"{host}:{_FIRST_PORT + local}"
+        for host, local in zip(world.hosts, world.local_ranks, strict=True)
+    )
+    return Whereabouts(
+        place.local_rank, place.local_size, place.node_rank, place.nnodes, endpoints, gpu
+    )
 
 
 def _open_recorder(config: Config) -> int:

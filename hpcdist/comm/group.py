@@ -40,10 +40,28 @@ class Group(Members):
         transport: Transport | None,
         name: str | None = None,
     ) -> None:
-        self.ranks = list(ranks)
-        self.nranks = len(self.ranks)
         self.id = id
         self.name = name or ("_default_pg" if id == 0 else f"_default_pg{id}")
+        self.go_on(ranks, world_rank, transport)
+
+    generation = 0
+    """Of the world: how often it has recovered from deaths; see `recover`."""
+    lost: tuple[int, ...] = ()
+    """Of the world: the ranks that died before the last recovery, as they were numbered then."""
+    replaced: tuple[int, ...] = ()
+    """Of the world: those of them whose place another process has taken."""
+
+    def go_on(self, ranks: Sequence[int], world_rank: int, transport: Transport | None) -> None:
+        """Have these members from now on; for `recover`.
+
+        Args:
+            ranks: world ranks.
+            world_rank: of this process.
+            transport: joins the members; None if this process is none of them.
+
+        """
+        self.ranks = list(ranks)
+        self.nranks = len(self.ranks)
         self.world_rank = world_rank
         self.transport = transport
         self.open_blocks = 0

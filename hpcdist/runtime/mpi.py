@@ -51,7 +51,7 @@ def start_world(config: Config, comm: Any = None) -> World:
             check_size(environ, comm.size, mpi.Get_library_version())
     elif not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:
         raise UsageError(f"comm must be an mpi4py intracommunicator, got {comm!r}")
-    return World(comm, *_locate(comm, place, mpi, config))
+    return locate(comm, mpi, config)
 
 
 def load_mpi() -> Any:
@@ -173,15 +173,24 @@ def _yield_when_idle(place: Place) -> None:
     os.environ.setdefault("OMPI_MCA_osc", "^ucx")  # silences a harmless error message
 
 
-def _locate(
-    comm: Any, place: Place, mpi: Any, config: Config
-) -> tuple[Place, tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
-    node = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.rank)
+def locate(
+    comm: Any, mpi: Any, config: Config, keep: Callable[[Any], Any] = lambda comm: comm
+) -> World:
+    """Find out where the ranks of a communicator are. Collective over it.
+
+    Args:
+        comm: the ranks.
+        mpi: mpi4py's module.
+        config: this rank's settings.
+        keep: is given a communicator that is used meanwhile, and returns it.
+
+    """
+    node = keep(comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.rank))
     host, first = socket.gethostname(), node.bcast(comm.rank)
     everyone = comm.allgather((host, first, node.rank, common(config)))
     hosts, nodes, local_ranks, settings = zip(*everyone, strict=True)
     firsts = sorted(set(nodes))
-    located = place._replace(
+    located = read_place(snapshot())._replace(
         rank=comm.rank,
         size=comm.size,
         local_rank=node.rank,
@@ -191,4 +200,4 @@ def _locate(
     )
     node.Free()
     check_common(settings)
-    return located, hosts, local_ranks, nodes
+    return World(comm, located, hosts, local_ranks, nodes)

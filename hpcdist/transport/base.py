@@ -10,11 +10,13 @@ from typing import Any, NamedTuple, Protocol, final
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.config import Config
+from hpcdist.errors import UsageError
 from hpcdist.runtime.place import Place
 from hpcdist.transport.awaiting import until_ended
 from hpcdist.transport.call import AnyMessage, Call, Collective
 from hpcdist.transport.membership import Membership
 from hpcdist.transport.recorder import end
+from hpcdist.transport.roles import GroupTable, Kept, Roles
 
 
 class Known(NamedTuple):
@@ -243,6 +245,20 @@ class StartedWorld(NamedTuple):
     connect: Callable[[], Transport]
 
 
+class Recovered(NamedTuple):
+    """A world after a recovery.
+
+    `transport` joins its ranks; `roles` says who they were, `world` where they are (`hosts`,
+    `local_ranks` and this rank's `place`); `groups` are the others that go on and that this rank is
+    in, each with its transport.
+    """
+
+    transport: Transport
+    roles: Roles
+    world: Any
+    groups: Sequence[tuple[Kept, Transport]]
+
+
 class LinkCost(NamedTuple):
     """What it takes to move data inside a node, or between nodes.
 
@@ -380,6 +396,32 @@ class Transport(ABC):
             on_device: make the current streams wait for what runs on a device, not this rank.
 
         """
+
+    def abandon(self) -> None:  # noqa: B027 # most have nothing to leave
+        """Leave everything that is under way, since a rank has died; local."""
+
+    def recover(
+        self,
+        generation: int,
+        groups: GroupTable,
+        timeout_s: float,
+        give_up: Callable[[], None],
+    ) -> Recovered:
+        """Go on with the ranks that are left when some have died. Collective over them.
+
+        Whatever is under way in this and in all other groups of the job is given up.
+
+        Args:
+            generation: how many recoveries there have been.
+            groups: this rank's other groups, by id and ranks, and their time limits in seconds.
+            timeout_s: how long to wait for the others to come here.
+            give_up: is called first, and abandons all groups.
+
+        Raises:
+            UsageError: this transport ends with the first rank that dies.
+
+        """
+        raise UsageError("recover() is for worlds whose ranks are processes of MPI")
 
     @abstractmethod
     def reopen(self) -> Transport:

@@ -80,5 +80,5 @@ def rank_failure(ranks: tuple[int, ...], what: str) -> RankFailure:
         who = "another rank has died, or has given up the operation because of that"
     remedy = "look for the last words of that rank above, and end the job"
     if can_recover(snapshot()):
-        remedy = "save what this rank has and end, or go on with world.mpi_comm.Shrink() of mpi4py"
+        remedy = "call dist.recover() on all ranks that are left"
     return RankFailure(f"{who} during {what}, called at {call_site()}; {remedy}", ranks)

@@ -97,7 +97,8 @@ def _parts(items: int, step: int) -> Iterator[_Part]:
 def open_hierarchical(host: MpiContext) -> HierarchicalAllReduce | None:
     """Set up the hierarchy; None, on all ranks, if a node has no shared memory. Collective."""
     node_number = host.site.nodes[host.ranks[host.rank]]
-    on_node = cast(MPI.Intracomm, host.comm.Split(node_number, host.rank))
+    made = host.site.communicators
+    on_node = made.add(cast(MPI.Intracomm, host.comm.Split(node_number, host.rank)))
     ranks = on_node.allgather(host.ranks[host.rank])
     node = open_node(on_node, ranks, host.site, host.timeout_s, host.progress)
     on_node_size, on_node_rank = on_node.size, on_node.rank
@@ -108,5 +109,5 @@ def open_hierarchical(host: MpiContext) -> HierarchicalAllReduce | None:
     count = host.comm.allreduce(on_node_size, MPI.MIN)
     has_lane = on_node_rank < count
     color = on_node_rank if has_lane else MPI.UNDEFINED
-    peers = cast(MPI.Intracomm, host.comm.Split(color, host.rank))
+    peers = made.add(cast(MPI.Intracomm, host.comm.Split(color, host.rank)))
     return HierarchicalAllReduce(node, peers if has_lane else None, count)

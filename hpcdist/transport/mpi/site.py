@@ -8,6 +8,7 @@ from typing import NamedTuple
 from hpcdist.config import Config
 from hpcdist.transport.base import LinkCost
 from hpcdist.transport.deaths import Deaths
+from hpcdist.transport.mpi.communicators import Communicators
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.news import Circles
 from hpcdist.transport.shm.heap import Heap
@@ -30,9 +31,12 @@ class Site(NamedTuple):
     allowance: Allowance
     circles: Circles
     deaths: Deaths
+    communicators: Communicators
 
 
-def make_site(config: Config, nodes: Sequence[int], deaths: Deaths) -> Site:
+def make_site(
+    config: Config, nodes: Sequence[int], deaths: Deaths, communicators: Communicators
+) -> Site:
     """Read the tuning file and prepare shared memory; local.
 
     Raises:
@@ -43,7 +47,7 @@ def make_site(config: Config, nodes: Sequence[int], deaths: Deaths) -> Site:
     heap = Heap(int(config.shared_heap_mb * _MiB))
     allowance = Allowance(int(config.early_mb * _MiB))
     rules, costs = read_rules(config.tuning), read_costs(config.tuning)
-    return Site(config, heap, nodes, rules, costs, allowance, Circles(), deaths)
+    return Site(config, heap, nodes, rules, costs, allowance, Circles(), deaths, communicators)
 
 
 def pretended_nodes(config: Config, nodes: Sequence[int]) -> Sequence[int]:

@@ -22,6 +22,7 @@ def deaths_in(comm: MPI.Intracomm) -> Deaths:
 
 def failed_in(comm: MPI.Intracomm) -> Iterable[int]:
     """Return the ranks of `comm` that MPI holds for dead; local, at once."""
+    MPI.COMM_SELF.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # MPI hears of deaths where it makes progress
     failed = comm.Get_failed()
     try:
         if not failed.size:

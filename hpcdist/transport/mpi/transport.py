@@ -16,7 +16,8 @@ from weakref import WeakSet
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.base import Ended, Plan, Transport, Work, watched
+from hpcdist.errors import UsageError
+from hpcdist.transport.base import Ended, Plan, Recovered, Transport, Work, watched
 from hpcdist.transport.call import (
     MESSAGES,
     AnyMessage,
@@ -32,6 +33,7 @@ from hpcdist.transport.hot import open_hot
 from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.context import MpiContext
+from hpcdist.transport.mpi.crew import Crew
 from hpcdist.transport.mpi.early import discard_unread
 from hpcdist.transport.mpi.exchange import mpi_exchange, shared_exchange
 from hpcdist.transport.mpi.hierarchical import HierarchicalAllReduce, open_hierarchical
@@ -42,12 +44,14 @@ from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import Count, News
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.mpi.persistent import PERSISTENT, MpiPlan
+from hpcdist.transport.mpi.recovering import CANNOT, recover
 from hpcdist.transport.mpi.rendezvous import Rendezvous
 from hpcdist.transport.mpi.share_node import open_node
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.polling import drop_held, held, is_at_errands, poll, raise_held
 from hpcdist.transport.queue import CollectiveQueue, inside, mark_inside, refusal
+from hpcdist.transport.roles import GroupTable, Told
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.tuning import Algorithm, TuningTable
 
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
     from hpcdist.transport.device.calls import DeviceCalls
 
 _MiB = 1 << 20
+_ABANDON_S = 5.0
 _GOODBYE_S = 1.0
 
 
@@ -83,6 +88,8 @@ class MpiTransport(Transport):
         self._shares_nodes = not self.one_node and len({*self.nodes}) < len(self.nodes)
         self._on_devices: DeviceCalls | None = None
         self._plan_comm: MPI.Intracomm | None = None
+        self.crew: Crew | None = None
+        """Of the world of a job that goes on when a rank dies."""
         self._plans: WeakSet[MpiPlan] = WeakSet()
         if host.agreement is not None and host.node is not None and host.node.can_pipeline:
             self.hot = open_hot(host.node.control, host.ranks, host.queue)
@@ -253,7 +260,7 @@ class MpiTransport(Transport):
         if not everywhere:
             return None
         if self._plan_comm is None:
-            self._plan_comm = self.queue.run(host.comm.Dup)
+            self._plan_comm = self.queue.run(host.site.communicators.duplicate, host.comm)
         assert self._plan_comm is not None
         try:
             plan = MpiPlan(make(self._plan_comm, call), call, host)
@@ -299,6 +306,7 @@ class MpiTransport(Transport):
         mine = host.comm.Get_group()
         theirs = mine.Incl(ranks)
         comm = host.comm.Create_group(theirs, hash(tuple(ranks)) % 32000)
+        host.site.communicators.add(comm)
         theirs.Free()
         mine.Free()
         world_ranks = [self.ranks[rank] for rank in ranks]
@@ -309,6 +317,32 @@ class MpiTransport(Transport):
         self.queue.run(lambda: None)
         if self._on_devices is not None:
             self._on_devices.synchronize(on_device=on_device)
+
+    def abandon(self) -> None:
+        """Leave everything under way to MPI, since a rank has died; local."""
+        self.hot = None
+        self.context.site.communicators.revoke()
+        self.queue.close(_ABANDON_S)
+        self.context.messages.close()
+        self.context.messages.matching.abandon()
+        for plan in list(self._plans):
+            plan.abandon()
+        if self._on_devices is not None:
+            self._on_devices.leave()
+
+    def recover(
+        self,
+        generation: int,
+        groups: GroupTable,
+        timeout_s: float,
+        give_up: Callable[[], None],
+    ) -> Recovered:
+        """Go on with the ranks that are left; collective over them. See `Transport.recover`."""
+        if self.crew is None:
+            raise UsageError(CANNOT)
+        give_up()
+        told = Told(self.rank, self.size, generation)
+        return recover(self, self.crew, MpiTransport, told, groups, timeout_s)
 
     def reopen(self) -> MpiTransport:
         """Duplicate the user's communicator again."""
@@ -373,10 +407,11 @@ def _open(
     run_inside: Callable[[Collective], Any],
 ) -> MpiContext:
     """Put the parts of a group together. Collective."""
-    comm, ranks = user_comm.Dup(), tuple(ranks)
+    duplicate = site.communicators.duplicate
+    comm, ranks = duplicate(user_comm), tuple(ranks)
     one_node = len({site.nodes[rank] for rank in ranks}) == 1
     messages = Messages(
-        user_comm.Dup(), ranks, timeout_s, site.allowance, site.circles, site.deaths
+        duplicate(user_comm), ranks, timeout_s, site.allowance, site.circles, site.deaths
     )
     progress = partial(comm.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)
     shares = one_node and comm.size > 1

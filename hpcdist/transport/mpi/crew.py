@@ -1,0 +1,129 @@
+"""`Crew`: what is left of a job whose MPI goes on when a process dies.
+
+`regroup` is what all that are left do together. They meet, leave the dead behind, build the new
+world, and vote: if anybody could not go on, because there was another death meanwhile, all try
+anew.
+
+[Note: bounded] A rank that has failed in an attempt revokes what it knows of it. A rank that waits
+in a communicator which that one has not got yet would wait for ever, so a thread beside each
+attempt looks at what all have in common, and revokes the rest as soon as that is revoked, or the
+attempt takes too long.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol, TypeVar, cast, final
+
+from mpi4py import MPI
+
+from hpcdist.errors import CollectiveTimeout, HpcdistError, RankFailure
+from hpcdist.transport.call_site import call_site
+from hpcdist.transport.mpi.communicators import Communicators
+from hpcdist.transport.polling import poll
+
+_LOOK_S = 0.01
+_ATTEMPT_S = 60.0
+_MOST_ATTEMPTS = 100
+
+
+class Built(Protocol):
+    """What an attempt makes, which is given up if another rank could not make it."""
+
+    def abandon(self) -> None:
+        """Leave everything to MPI; local."""
+
+
+B = TypeVar("B", bound=Built)
+Build = Callable[[MPI.Intracomm, Communicators], B]
+
+
+@final
+class Crew:
+    """The processes of a job that are left. Collective over `comm` to make."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._full = cast(MPI.Intracomm, comm.Split(0, comm.rank))
+
+    def regroup(self, build: Build[B], timeout_s: float) -> B:
+        """Go on with whoever is left, and return what `build` made of it. Collective over them.
+
+        Args:
+            build: makes the new world on a communicator; all ranks call it. The communicators that
+                it makes it adds to those given.
+            timeout_s: how long to wait for the others to come here.
+
+        Raises:
+            CollectiveTimeout: not all that are left came in time.
+            RankFailure: rank after rank died in a hundred attempts.
+
+        """
+        with suppress(MPI.Exception):
+            self._full.Revoke()
+        error: Exception | None = None
+        for _ in range(_MOST_ATTEMPTS):
+            self._meet(timeout_s)
+            before, self._full = self._full, cast(MPI.Intracomm, self._full.Shrink())
+            before.Free()
+            made = Communicators()
+            built = None
+            with self._bounded(made):
+                try:
+                    built = build(made.duplicate(self._full), made)
+                except (MPI.Exception, HpcdistError, OSError) as failure:
+                    error = failure
+                    self._full.Revoke()
+                    made.revoke()
+            if self._all_agree(built is not None) and built is not None:
+                return built
+            made.revoke()
+            if built is not None:
+                built.abandon()
+        raise error or RankFailure("recover() was interrupted by too many deaths; end the job")
+
+    def _meet(self, timeout_s: float) -> None:
+        """Wait until all that are left are here."""
+        request = self._full.Iagree(array("i", [1]))
+
+        def met() -> bool:
+            try:
+                return request.Test()
+            except MPI.Exception:  # somebody is dead, as all know here
+                return True
+
+        if not poll(met, timeout_s):
+            raise CollectiveTimeout(
+                f"recover() was not called by all ranks that are left within {timeout_s:g} s; "
+                f"called at {call_site()}. Let every rank that gets a RankFailure call it, and "
+                "pass a larger timeout if ranks may be that far apart"
+            )
+
+    @contextmanager
+    def _bounded(self, made: Communicators) -> Iterator[None]:
+        """See [Note: bounded]."""
+        over, until, full = threading.Event(), time.monotonic() + _ATTEMPT_S, self._full
+
+        def watch() -> None:
+            while not over.wait(_LOOK_S):
+                if full.Is_revoked() or time.monotonic() > until:
+                    full.Revoke()
+                    made.revoke()
+                    return
+
+        thread = threading.Thread(target=watch, name="hpcdist-recovery", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _all_agree(self, yes: bool) -> bool:
+        try:
+            return bool(self._full.Agree(int(yes)))
+        except MPI.Exception:  # another death, of which all hear
+            return False
