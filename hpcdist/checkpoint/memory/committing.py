@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -156,7 +157,11 @@ def _generation(
 
     _all_do(ranks, copy)
     headers = _exchange_headers(ranks, keeping, taken.header)
-    sent = [_exchange(ranks, vault, keeping, turn, own) for turn in range(len(keeping.copies))]
+    sent = [
+        memory
+        for turn in range(len(keeping.sendings))
+        for memory in _exchange(ranks, vault, keeping, turn, own)
+    ]
     blocks = [
         Block(parts, memory)
         for copied, received, copies in zip(keeping.copies, sent, here, strict=True)
@@ -201,7 +206,7 @@ def _all_do(ranks: Together, do: Any) -> None:
 def _exchange_headers(ranks: Together, keeping: Keeping, own: Header) -> dict[int, Header]:
     """Send this rank's header to its buddies; return it with those of whom it is one."""
     headers = {ranks.rank: own}
-    if keeping.copies:
+    if keeping.sendings:
         buddies = {each.buddy for each in keeping.sendings}
         received: list[Header | None] = []
         sent = [own if rank in buddies else None for rank in range(ranks.size)]
@@ -212,19 +217,27 @@ def _exchange_headers(ranks: Together, keeping: Keeping, own: Header) -> dict[in
 
 def _exchange(
     ranks: Together, vault: Vault, keeping: Keeping, turn: int, own: NumpyArray
-) -> NumpyArray:
-    """Send the first of this rank's parts to a buddy, and return those of another rank."""
-    sending, copied = keeping.sendings[turn], keeping.copies[turn]
-    memory = vault.take(sum(each.nbytes for each in copied.sent))
+) -> list[NumpyArray]:
+    """Send the first of this rank's parts to a buddy; return those of others, in their order."""
+    sending = keeping.sendings[turn]
+    arriving = {
+        each.owner: sum(part.nbytes for part in each.sent)
+        for each in keeping.copies
+        if each.turn == turn
+    }
+    memory = vault.take(sum(arriving.values()))
     alltoall_single(
         memory,
         own[: sending.nbytes],
         ranks.group,
-        in_split_sizes=_only(sending.buddy, sending.nbytes, ranks.size),
-        out_split_sizes=_only(copied.owner, memory.nbytes, ranks.size),
+        in_split_sizes=_sizes({sending.buddy: sending.nbytes}, ranks.size),
+        out_split_sizes=_sizes(arriving, ranks.size),
     )
-    return memory
+    if len(arriving) == 1:
+        return [memory]  # whole, so that it can be used again
+    ends = [*accumulate(arriving.values())]
+    return [memory[end - nbytes : end] for end, nbytes in zip(ends, arriving.values(), strict=True)]
 
 
-def _only(rank: int, nbytes: int, size: int) -> list[int]:
-    return [nbytes if each == rank else 0 for each in range(size)]
+def _sizes(nbytes: Mapping[int, int], size: int) -> list[int]:
+    return [nbytes.get(rank, 0) for rank in range(size)]

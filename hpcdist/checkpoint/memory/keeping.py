@@ -24,8 +24,9 @@ class Kept(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """Copies that a rank keeps for another: what it is sent, and what it has itself."""
+    """Copies that a rank keeps for another: what it is sent, in a turn, and what it has itself."""
 
+    turn: int
     owner: int
     sent: list[Kept]
     here: list[Kept]
@@ -39,7 +40,11 @@ class Sending(NamedTuple):
 
 
 class Keeping(NamedTuple):
-    """What one rank keeps, sends and gets; the n-th of all copies are exchanged at once."""
+    """What one rank keeps, sends and gets.
+
+    In each turn every rank sends to one buddy. It may get from several, where nodes are unequal, or
+    from none; in a turn these are in ascending order.
+    """
 
     own: list[Kept]
     sendings: list[Sending]
@@ -81,7 +86,7 @@ def plan_keeping(
         for rank, chosen in enumerate(buddies):
             buddy = chosen[turn]
             count = _count_to_send(kept[rank], boxes[buddy])
-            plans[buddy].copies.append(Copied(rank, kept[rank][:count], kept[rank][count:]))
+            plans[buddy].copies.append(Copied(turn, rank, kept[rank][:count], kept[rank][count:]))
     return plans
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import hpcdist as dist
 from hpcdist.checkpoint import LocalSlice
-from hpcdist.checkpoint.memory import keeper, vault as vaults
+from hpcdist.checkpoint.memory import committing, keeper, vault as vaults
 
 
 def taken_over(memory, group, state, *, empty=False, **options):
@@ -176,6 +176,23 @@ def test_two_copies_outlive_two_neighbours():
         return taken_over(memory, left, state).restore() == 6 and same(state, expected(left, 6))
 
     assert dist.simulate(4, on_rank) == [True] * 4
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("nodes", [[0, 0, 1], [0, 1, 1, 1], [0, 0, 0, 1, 2]])
+def test_on_unequal_nodes_a_whole_node_may_be_lost(nodes, copies, monkeypatch):
+    monkeypatch.setattr(committing, "nodes_of", lambda ranks: nodes[: ranks.size])
+
+    def on_rank():
+        world = dist.get_group()
+        memory, _ = trained(world, 6, copies=copies)
+        left = dist.new_group([rank for rank in world.ranks if nodes[rank] != 1])
+        if not left.is_member():
+            return True
+        state = training(left)
+        return taken_over(memory, left, state).restore() == 6 and same(state, expected(left, 6))
+
+    assert all(dist.simulate(len(nodes), on_rank))
 
 
 def test_a_commit_that_some_ranks_did_not_end_is_forgotten_or_whole():

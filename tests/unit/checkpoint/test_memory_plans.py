@@ -93,6 +93,13 @@ def test_what_a_buddy_lacks_stands_first():
         assert plan.own[0].share.name == "b"
 
 
+def test_on_unequal_nodes_a_rank_may_keep_copies_of_several():
+    everyone = [[held("w", 0, 30)], [held("w", 30, 60)], [held("w", 60, 100)]]
+    plans = plan_keeping(everyone, range(3), plan_buddies([0, 0, 1], 1))
+    assert [[copied.owner for copied in plan.copies] for plan in plans] == [[2], [], [0, 1]]
+    assert [len(plan.sendings) for plan in plans] == [1, 1, 1]
+
+
 def test_ranks_that_differ_about_an_array_are_refused():
     everyone = [[held("a", 0, 100)], [held("a", 0, 90, 90)]]
     with pytest.raises(dist.MismatchError, match="different arrays 'a'"):
