@@ -99,6 +99,7 @@ from hpcdist.comm.preemption import on_preempt as on_preempt, should_stop as sho
 from hpcdist.comm.recovery import recover as recover
 from hpcdist.comm.reduced import all_reduced as all_reduced
 from hpcdist.comm.simulate import simulate as simulate
+from hpcdist.comm.surviving import survive as survive
 from hpcdist.comm.together import together as together
 from hpcdist.data.sampler import DistributedSampler as DistributedSampler
 from hpcdist.data.sharded import (

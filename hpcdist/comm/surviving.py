@@ -1,0 +1,102 @@
+"""`survive`: a function that is called again on the ranks that are left."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar, cast, overload
+
+from hpcdist.comm.collectives import barrier
+from hpcdist.comm.environment import init_parallel_env
+from hpcdist.comm.group import Group
+from hpcdist.comm.recovery import recover
+from hpcdist.comm.session import current_session
+from hpcdist.errors import RankFailure, UsageError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+OnRanks = Callable[Concatenate[Group, P], T]
+"""A function whose first argument is the group of all ranks."""
+
+
+@overload
+def survive(function: OnRanks[P, T], /) -> Callable[P, T]: ...
+
+
+@overload
+def survive(
+    *, attempts: int = ..., timeout: float | None = ...
+) -> Callable[[OnRanks[P, T]], Callable[P, T]]: ...
+
+
+def survive(
+    function: OnRanks[P, T] | None = None,
+    /,
+    *,
+    attempts: int = 10,
+    timeout: float | None = None,
+) -> Callable[P, T] | Callable[[OnRanks[P, T]], Callable[P, T]]:
+    """Call a function again, on the ranks that are left, whenever a rank has died in it.
+
+    A decorator. What it returns is called without the first argument, which the function gets: the
+    group of all ranks, of which there may be fewer each time. It is collective: all ranks call it,
+    and it returns when the function has returned on all. It calls `init_parallel_env` if that was
+    not done. A spare that takes the place of a rank begins here, too. So no rank communicates
+    between `init_parallel_env` and this call, and the function makes anew what it trains, which a
+    `Memory` brings back to the last commit.
+
+    Args:
+        function: takes the group, and what it is called with.
+        attempts: how often it is called at most.
+        timeout: seconds that a recovery may take; None for the time limit of the groups.
+
+    Returns:
+        The function that is to be called; of the options alone, a decorator.
+
+    Raises:
+        RankFailure: by the last attempt, or because too few ranks are left.
+        UsageError: `attempts` is less than 1.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> @dist.survive
+        ... def train(world, steps):
+        ...     return [step * world.nranks for step in range(steps)]
+        >>> train(3)
+        [0, 1, 2]
+
+    """
+    if attempts < 1:
+        raise UsageError(f"attempts must be at least 1, got {attempts!r}")
+    if function is None:
+        return lambda given: _surviving(given, attempts, timeout)
+    return _surviving(function, attempts, timeout)
+
+
+def _surviving(function: OnRanks[P, T], attempts: int, timeout: float | None) -> Callable[P, T]:
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        def once() -> T:
+            session = current_session()
+            world = init_parallel_env() if session is None else cast(Group, session.world)
+            result = function(world, *args, **kwargs)
+            barrier()  # who is ready does not leave those alone that may need it
+            return result
+
+        for _ in range(attempts - 1):
+            try:
+                return once()
+            except Exception as error:
+                if not is_of_a_death(error):
+                    raise
+            recover(timeout)
+        return once()
+
+    return run
+
+
+def is_of_a_death(error: BaseException | None) -> bool:
+    """Return whether an error came of the death of a rank, or while that was handled."""
+    while error is not None and not isinstance(error, RankFailure):
+        error = error.__cause__ or error.__context__
+    return error is not None
