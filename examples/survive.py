@@ -1,9 +1,8 @@
-"""Train on when ranks die: with fewer ranks, or with spares in their place.
+"""Train on when ranks die, with fewer ranks.
 
     hpcdist run --survive -n 4 python examples/survive.py --kill 2@25
-    hpcdist run --survive -n 4 --spares 1 python examples/survive.py --kill 2@25
 
-The first of these loses rank 2 at step 25; the others go back to step 20, which they have in their
+It loses rank 2 at step 25; the others go back to step 20, which they have in their
 memories, and end the training. A batch is the same for any number of ranks, so the loss is, too,
 but for the rounding of sums. With more of --kill the next one dies after each recovery.
 """

@@ -82,7 +82,7 @@ class RankFailure(RemoteError):
     """Ranks have died; `ranks` holds their world ranks, and `rank` is the first of them.
 
     `ranks` is empty where this rank knows of none, but another one has left the operation in order
-    to recover. Where MPI goes on after a death, so may the ranks that are left.
+    to recover. Where MPI goes on after a death, all ranks that are left call `recover`.
     """
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:

@@ -41,9 +41,8 @@ def survive(
     A decorator. What it returns is called without the first argument, which the function gets: the
     group of all ranks, of which there may be fewer each time. It is collective: all ranks call it,
     and it returns when the function has returned on all. It calls `init_parallel_env` if that was
-    not done. A spare that takes the place of a rank begins here, too. So no rank communicates
-    between `init_parallel_env` and this call, and the function makes anew what it trains, which a
-    `Memory` brings back to the last commit.
+    not done. The function makes anew what it trains, which a `Memory` brings back to the last
+    commit.
 
     Args:
         function: takes the group, and what it is called with.

@@ -106,7 +106,7 @@ def _with_paddle_options(command: Any) -> Any:
 
 _OF_SURVIVAL = (
     click.option("--survive", is_flag=True,
-                 help="A rank that dies does not end the others: they get a RankFailure."),
+                 help="Go on when a rank dies: the others call hpcdist.recover()."),
     click.option("--spares", type=click.IntRange(0), default=0, hidden=True),
     click.option("--min-ranks", type=click.IntRange(1), default=1,
                  help="With --survive: end the job when fewer ranks are left."),

@@ -23,8 +23,8 @@ from hpcdist.errors import CheckpointError, UsageError
 class Memory:
     """Keep the state of a training in the memory of the ranks, with copies at other ranks.
 
-    When ranks have died, the others, or spares in the place of the dead, bring back the last step
-    that was committed, equal in all bits, without a disk. What several ranks have is kept in
+    When ranks have died, the others bring back the last step that was committed,
+    equal in all bits, without a disk. What several ranks have is kept in
     parts, by each a part; of every part there is a copy at another rank, on another node if there
     is one. Beside what is given here, the random numbers of Python, NumPy and torch go on where
     they were.
@@ -130,7 +130,7 @@ class Memory:
         Raises:
             CheckpointError: what was committed is lost, and there is nothing on disk; or the state
                 is not like what was committed. On every rank.
-            RankFailure: another rank has died meanwhile.
+            RankFailure: another rank has died meanwhile; call `recover` and this again.
 
         """
         ranks, known = writing_together(self.group), list[Choice]()

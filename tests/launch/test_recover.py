@@ -1,0 +1,59 @@
+"""Ranks die, and the others go on: `dist.recover`, in jobs of Open MPI that survive."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcdist.launch.launchers import find_site
+
+PROGRAM = Path(__file__).with_name("recovering.py")
+RANKS = 5
+OPERATIONS = [
+    "small",
+    "ordinary",
+    "shared",
+    "broadcast",
+    "asynchronous",
+    "objects",
+    "messages",
+    "new group",
+]
+VICTIMS = ["0", "3", "0,2"]
+USUAL = {("small", "0"), ("shared", "0,2"), ("messages", "3")}
+
+if find_site(os.environ).family != "openmpi":
+    pytest.skip("only Open MPI goes on when a rank dies", allow_module_level=True)
+
+
+def how_often(operation, victims):
+    return pytest.mark.thorough if (operation, victims) in USUAL else pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("operation", "victims"),
+    [
+        pytest.param(operation, victims, marks=how_often(operation, victims))
+        for operation in OPERATIONS
+        for victims in VICTIMS
+    ],
+)
+def test_the_ranks_that_are_left_go_on(operation, victims):
+    command = [sys.executable, "-m", "hpcdist", "run", "--survive", "-n", str(RANKS), str(PROGRAM)]
+    done = subprocess.run(
+        [*command, victims, operation], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    dead = victims.replace(",", " ")
+    left = [rank for rank in range(RANKS) if str(rank) not in victims.split(",")]
+    told = sorted(re.sub(r"^\[\d+\] ", "", line) for line in done.stdout.splitlines())
+    assert [each.partition(" named ")[0] for each in told] == [
+        f"{rank} {number} {len(left)} {dead}" for number, rank in enumerate(left)
+    ]
+    for each in told:  # at once, or only one of two
+        named = each.partition(" named ")[2].split()
+        assert named
+        assert set(named) <= set(dead.split())
