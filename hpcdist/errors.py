@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 
 class HpcdistError(RuntimeError):
@@ -30,6 +31,8 @@ class UsageError(HpcdistError, ValueError):
     """Whether it has left a signal handler, and is raised at the end of the one it interrupted."""
     inside = False
     """Whether an operation that had its turn was left by it."""
+    remedy = ""
+    """The end of the message, where it is more than what follows its first semicolon."""
 
 
 class MismatchError(HpcdistError):
@@ -74,8 +77,8 @@ class RemoteError(HpcdistError):
         if in_step:
             self.in_step = True
 
-    def __reduce__(self) -> tuple[type[RemoteError], tuple[str, int, str]]:
-        return type(self), (str(self), self.rank, self.traceback)
+    def __reduce__(self) -> tuple[type[RemoteError], tuple[Any, ...], dict[str, Any]]:
+        return type(self), (str(self), self.rank, self.traceback), self.__dict__
 
 
 class RankFailure(RemoteError):
@@ -89,8 +92,8 @@ class RankFailure(RemoteError):
         super().__init__(message, ranks[0] if ranks else -1)
         self.ranks = tuple(ranks)
 
-    def __reduce__(self) -> tuple[type[RankFailure], tuple[str, tuple[int, ...]]]:  # type: ignore[override]
-        return type(self), (str(self), self.ranks)
+    def __reduce__(self) -> tuple[type[RankFailure], tuple[Any, ...], dict[str, Any]]:
+        return type(self), (str(self), self.ranks), self.__dict__
 
 
 def is_secondary(error: BaseException | None) -> bool:

@@ -40,4 +40,6 @@ def refused(error: Exception | str, *, stops: bool = True) -> Problem:
     """Return the problem of a job that cannot even start, or not (`stops`) with other ranks."""
     text = str(error)
     what, _, remedy = text.partition(";" if ";" in text else ": ")
+    if told := getattr(error, "remedy", ""):
+        what, remedy = text.removesuffix(told).rstrip(": "), told
     return Problem(Check.LAUNCH, stops, what, remedy.strip() or "see above")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hpcdist.errors import UsageError
-from hpcdist.runtime.remedy import remedy
+from hpcdist.runtime.remedy import not_together, remedy
 from hpcdist.runtime.slurm import in_slurm_step, parse_counts
 
 Environ = Mapping[str, str]
@@ -196,10 +196,10 @@ def check_size(environ: Environ, mpi_size: int, mpi_library: str) -> None:
         return
     size, name = expected
     library = " ".join(mpi_library.split(",")[0].split()[:4]) or "the MPI library"
-    raise UsageError(
-        f"{name}={size} says that this job has {size} ranks, but MPI ({library}) sees only one:"
-        f" {remedy(environ, name, mpi_library)}; HPCDIST_ALLOW_SINGLETON=1 runs it on this one"
-        " rank all the same"
+    raise not_together(
+        f"{name}={size} says that this job has {size} ranks, but MPI ({library}) sees only one",
+        f"{remedy(environ, name, mpi_library)}; HPCDIST_ALLOW_SINGLETON=1 runs it on this one"
+        " rank all the same",
     )
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from hpcdist.errors import UsageError
 from hpcdist.runtime.place import Environ, expected_size
-from hpcdist.runtime.remedy import remedy
+from hpcdist.runtime.remedy import not_together, remedy
 from hpcdist.runtime.slurm import in_slurm_step
 
 _LIMIT_S = 1.0
@@ -52,9 +52,10 @@ def _check_language(environ: Environ, mpi_library: str) -> None:
         return
     if expected is not None and expected[0] > 1:
         size, name = expected
-        raise UsageError(
+        raise not_together(
             f"{name}={size} says that this job has {size} ranks, and the launcher speaks PMIx, "
-            f"which this MPICH does not: {remedy(environ, name, mpi_library)}"
+            "which this MPICH does not",
+            remedy(environ, name, mpi_library),
         )
 
 

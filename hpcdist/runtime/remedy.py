@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hpcdist.errors import UsageError
 from hpcdist.runtime.slurm import in_slurm_step
 
 # What each kind of start should have been, by the MPI library: a part of its version text, the
@@ -62,3 +63,20 @@ def remedy(environ: Mapping[str, str], name: str, mpi_library: str) -> str:
         return f"flux started it without a PMI that {library} knows; use `flux run -o pmi=pmix`"
     by = "torchrun" if name == "WORLD_SIZE" else "paddle.distributed.launch"
     return f"{by} starts processes without MPI; use `mpiexec -n {environ[name]}` or `hpcdist run`"
+
+
+def not_together(what: str, remedy: str) -> UsageError:
+    """Return the error of a launcher and an MPI library that do not know each other.
+
+    Args:
+        what: what was seen.
+        remedy: what to do, which `hpcdist doctor` tells on a line of its own.
+
+    Example:
+        >>> str(not_together("MPI sees one rank of 4", "use `hpcdist run`; or mpiexec"))
+        'MPI sees one rank of 4: use `hpcdist run`; or mpiexec'
+
+    """
+    error = UsageError(f"{what}: {remedy}")
+    error.remedy = remedy
+    return error

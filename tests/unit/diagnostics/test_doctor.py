@@ -30,6 +30,7 @@ from hpcdist.diagnostics.sockets import Sockets, socket_problems, try_sockets
 from hpcdist.errors import UsageError
 from hpcdist.launch.command import Family
 from hpcdist.runtime.cuda_awareness import Awareness
+from hpcdist.runtime.remedy import not_together
 from hpcdist.text import in_short, read_short, read_sizes, volume
 from hpcdist.transport.tuning import DEFAULT, EXPLAINED, Algorithm, TuningRule, TuningTable
 
@@ -131,6 +132,13 @@ def test_what_stops_the_job_comes_first():
 )  # fmt: skip
 def test_a_job_that_does_not_start_has_the_errors_own_remedy(text, what, remedy):
     assert refused(UsageError(text)) == (Check.LAUNCH, True, what, remedy)
+
+
+def test_the_remedy_of_a_wrong_launcher_is_told_whole():
+    error = not_together("MPI sees one rank of 4", "srun ran without --mpi; add `--mpi=pmix`")
+    problem = refused(error)
+    assert problem.what == "MPI sees one rank of 4"
+    assert problem.remedy == "srun ran without --mpi; add `--mpi=pmix`"
 
 
 # ---- problems of the nodes and of what lies between them
