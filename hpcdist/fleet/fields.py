@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
 from hpcdist.errors import UsageError
+from hpcdist.parallel.hybrid_options import Schedule
 from hpcdist.parallel.topology import AXES
 from hpcdist.parallel.vocabulary import known
 
@@ -297,20 +298,7 @@ FIELDS: Section = {
         "schedule_mode": Field(
             "1F1B",
             _yes("the order of forward and backward passes"),
-            choices=(
-                "1F1B",
-                "FThenB",
-                "F-then-B",
-                "GPipe",
-                "LoopedBFS",
-                "VPP",
-                "Interleaved1F1B",
-                "ZBH1",
-                "ZBVPP",
-                "InterleavedZeroBubble",
-                "ZBV",
-                "ZBVZeroBubble",
-            ),
+            choices=(*get_args(Schedule), "VPP"),
         ),
         "p2p_cache_shape": Field(True, _MESSAGES),
         "enable_partial_send_recv": Field(True, _MESSAGES),

@@ -6,13 +6,14 @@ the result for everyone. Whoever waits in vain knows who is missing.
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 import traceback
 from collections.abc import Sequence
 from typing import Any, final
 
-from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
+from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
 from hpcdist.transport import activity
 from hpcdist.transport.call import AnyMessage, Call, Collective, Message, label
 from hpcdist.transport.call_site import call_site
@@ -41,6 +42,15 @@ class Meeting:
         """The lines that called, by world rank."""
         self.results: list[Any] | None = None
         self.error: Exception | None = None
+
+
+def _own(error: Exception) -> Exception:
+    """Return the error that one rank raises for all: its traceback is of that rank alone."""
+    if not isinstance(error, HpcdistError):
+        return error
+    own = copy.copy(error)
+    own.__cause__, own.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return own
 
 
 @final
@@ -92,7 +102,7 @@ class ThreadGroup:
             if call.error is not None:
                 raise call.error
             if meeting.error is not None:
-                raise meeting.error
+                raise _own(meeting.error)
             assert meeting.results is not None
             return meeting.results[rank]
 

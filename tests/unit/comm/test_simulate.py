@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -330,3 +331,15 @@ def test_many_receives_look_at_a_message_each(monkeypatch):
 
     dist.simulate(1, program)
     assert len(looks) <= 2 * n
+
+
+def test_the_traceback_of_an_error_of_all_ranks_is_each_ranks_own():
+    def program(rank):
+        with pytest.raises(dist.MismatchError) as told:
+            dist.all_reduce(np.zeros(2 + (rank == 1)))
+        return told.value, len(traceback.extract_tb(told.tb))
+
+    errors, depths = zip(*dist.simulate(8, lambda: program(dist.get_rank())), strict=True)
+    assert len(set(map(id, errors))) == 8
+    assert len(set(depths)) == 1
+    assert all(set(error.call_sites) == set(range(8)) for error in errors)
