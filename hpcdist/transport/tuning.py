@@ -40,8 +40,8 @@ EXPLAINED = {
     Algorithm.STAGED: "copied once to shared staging memory, read there by the others",
     Algorithm.PIPELINED: "through shared staging memory part by part, each rank reduces its slice",
     Algorithm.DIRECT: "arrays in shared memory: read where they are, nothing is copied",
-    Algorithm.HIERARCHICAL: "reduced inside each node, between the nodes by all ranks at once, "
-    "shared inside",
+    Algorithm.HIERARCHICAL: "inside each node through shared memory, between the nodes by all "
+    "ranks at once",
     Algorithm.ATTACHED: "ordinary arrays: the kernel copies them once, from rank to rank, by all "
     "ranks at once (cross-memory attach)",
 }
@@ -77,7 +77,7 @@ _ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
     **dict.fromkeys(("broadcast", "all_gather", "gather", "scatter", "alltoall"), _MOVED),
     **dict.fromkeys(("scan", "exscan"), _COPIED),
 }
-_ALGORITHMS_BETWEEN_NODES = {"all_reduce": (Algorithm.MPI, Algorithm.HIERARCHICAL)}
+_BETWEEN_NODES = (Algorithm.MPI, Algorithm.HIERARCHICAL)
 
 OPERATIONS = tuple(_ALGORITHMS)
 """The operations that have a choice."""
@@ -88,7 +88,7 @@ def possible_algorithms(
 ) -> tuple[Algorithm, ...]:
     """Return the ways that `operation` can take with such arrays; rules for others are ignored."""
     if several_nodes:
-        return _ALGORITHMS_BETWEEN_NODES.get(operation, (Algorithm.MPI,))
+        return _BETWEEN_NODES if operation in _ALGORITHMS else (Algorithm.MPI,)
     algorithms = _ALGORITHMS.get(operation, (Algorithm.MPI,))
     return (
         algorithms

@@ -18,7 +18,8 @@ from hpcdist.testing.contract.exchanges import (
 )
 from hpcdist.transport.call import Give, Read
 from hpcdist.transport.kinds import Kind
-from hpcdist.transport.mpi import boxes, hierarchical_boxes, intranode_boxes, transport
+from hpcdist.transport.mpi import boxes, intranode_boxes, transport
+from hpcdist.transport.mpi.hierarchical import boxes as hierarchical_boxes
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size

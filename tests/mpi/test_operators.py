@@ -24,7 +24,9 @@ def _by_every_way(request, size):
     if request.param == "nodes":
         request.getfixturevalue("world_with")(ranks_per_node=1)
     if request.param == "hierarchical":
-        rules = [TuningRule("all_reduce", "ordinary", Algorithm.HIERARCHICAL, nodes="several")]
+        rules = [
+            TuningRule(verb, "ordinary", Algorithm.HIERARCHICAL, nodes="several") for verb in VERBS
+        ]
         request.getfixturevalue("tuned")(rules, ranks_per_node=2 if size > 2 else 1)
 
 

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import hpcdist as dist
 from hpcdist.testing.programs import programs, run_program
-from hpcdist.transport.tuning import Algorithm, TuningRule
+from hpcdist.transport.tuning import OPERATIONS, Algorithm, TuningRule
 
 world = MPI.COMM_WORLD
 
@@ -78,9 +78,12 @@ def without_kernel(world_with):
 
 @pytest.fixture
 def two_nodes(tuned):
-    """Pretend that the ranks are on several nodes, and let every all_reduce use the lanes."""
-    hierarchical = TuningRule("all_reduce", "ordinary", Algorithm.HIERARCHICAL, nodes="several")
-    tuned([hierarchical], ranks_per_node=2 if world.size > 2 else 1)
+    """Pretend that the ranks are on several nodes, and let every collective use the lanes."""
+    rules = [
+        TuningRule(operation, "ordinary", Algorithm.HIERARCHICAL, nodes="several")
+        for operation in OPERATIONS
+    ]
+    tuned(rules, ranks_per_node=2 if world.size > 2 else 1)
 
 
 @pytest.mark.parametrize("count", [1, 7, 1001, 70_000])

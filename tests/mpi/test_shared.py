@@ -14,6 +14,7 @@ from checks import combined, needs_torch
 from mpi4py import MPI
 
 import hpcdist as dist
+from hpcdist.transport.mpi.hierarchical import parts as hierarchical_parts
 from hpcdist.transport.tuning import OPERATIONS, Algorithm, TuningRule, possible_algorithms
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -756,6 +757,13 @@ def rules_for(arrays, algorithm):
     ]
 
 
+BY_NODES = [
+    TuningRule(operation, "ordinary", Algorithm.HIERARCHICAL, nodes="several")
+    for operation in OPERATIONS
+]
+"""Send every operation by the nodes of a group that spans several."""
+
+
 @several
 @pytest.mark.parametrize("whose", ["odd", "first", "nobody"])
 @pytest.mark.parametrize(
@@ -781,11 +789,21 @@ def test_operations_give_the_same_whichever_way_they_take(tuned, ordinary, share
 @pytest.mark.parametrize("whose", ["odd", "nobody"])
 @pytest.mark.parametrize("ranks_per_node", [1, 2, 3])
 def test_lanes_give_what_numpy_gives(tuned, ranks_per_node, whose):
-    hierarchical = TuningRule("all_reduce", "ordinary", Algorithm.HIERARCHICAL, nodes="several")
-    tuned([hierarchical], ranks_per_node=ranks_per_node)
-    for name in ("float32", "bfloat16", "complex128"):
-        for count in (*COUNTS, 64 * SIZE + 1):
-            all_reduce(name, count, lambda x: placed(x, WHOSE[whose](RANK)))
+    tuned(BY_NODES, ranks_per_node=ranks_per_node)
+    for check in COLLECTIVES.values():
+        for name in ("float32", "bfloat16", "complex128"):
+            for count in (1, 64 * SIZE + 1):
+                check(name, count, lambda x: placed(x, WHOSE[whose](RANK)))
+
+
+@several
+@pytest.mark.parametrize("whose", ["odd", "nobody"])
+def test_what_takes_many_parts_between_nodes_is_whole(tuned, whose, monkeypatch):
+    monkeypatch.setattr(hierarchical_parts, "_SLOT", 64 << 10)
+    monkeypatch.setattr(hierarchical_parts, "_TOLD_FROM", 1 << 10)
+    tuned(BY_NODES, ranks_per_node=max(1, SIZE // 2))
+    for check in COLLECTIVES.values():
+        check("float32", 20_003, lambda x: placed(x, WHOSE[whose](RANK)))
 
 
 @several

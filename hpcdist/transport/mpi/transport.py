@@ -20,6 +20,7 @@ from hpcdist.errors import UsageError
 from hpcdist.transport.base import Ended, Plan, Recovered, Transport, Work, watched
 from hpcdist.transport.call import (
     MESSAGES,
+    AnyArrays,
     AnyMessage,
     Call,
     Collective,
@@ -27,17 +28,20 @@ from hpcdist.transport.call import (
     Message,
     ObjectMessage,
     Reduction,
+    is_apart,
+    is_even,
     label,
 )
 from hpcdist.transport.hot import open_hot
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.kinds import LOOSE
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.crew import Crew
 from hpcdist.transport.mpi.early import discard_unread
 from hpcdist.transport.mpi.exchange import mpi_exchange, shared_exchange
-from hpcdist.transport.mpi.hierarchical import HierarchicalAllReduce, open_hierarchical
-from hpcdist.transport.mpi.hierarchical_boxes import WORTH_IT, exchange_between
+from hpcdist.transport.mpi.hierarchical.boxes import WORTH_IT, exchange_between
+from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy, open_hierarchy
+from hpcdist.transport.mpi.hierarchical.verbs import goes_by_nodes, perform_by_nodes
 from hpcdist.transport.mpi.intranode import end_posted, perform
 from hpcdist.transport.mpi.matching import Matching
 from hpcdist.transport.mpi.messages import Messages
@@ -52,6 +56,7 @@ from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.polling import drop_held, held, is_at_errands, poll, raise_held
 from hpcdist.transport.queue import CollectiveQueue, inside, mark_inside, refusal
 from hpcdist.transport.roles import GroupTable, Told
+from hpcdist.transport.shm.collectives import SHARED
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.tuning import Algorithm, TuningTable
 
@@ -83,7 +88,7 @@ class MpiTransport(Transport):
         self.one_node, self.queue = host.one_node, host.queue
         self.membership = host.membership
         self._rendezvous = Rendezvous(host.comm, host.ranks, host.news)
-        self._hierarchical: HierarchicalAllReduce | Literal["unknown"] | None = "unknown"
+        self._hierarchical: Hierarchy | Literal["unknown"] | None = "unknown"
         self.nodes = [site.nodes[rank] for rank in host.ranks]
         self._shares_nodes = not self.one_node and len({*self.nodes}) < len(self.nodes)
         self._on_devices: DeviceCalls | None = None
@@ -182,10 +187,10 @@ class MpiTransport(Transport):
         return self._on_devices
 
     @property
-    def hierarchical(self) -> HierarchicalAllReduce | None:
-        """The hierarchical all_reduce of this group; collective when first used."""
+    def hierarchical(self) -> Hierarchy | None:
+        """The nodes of this group, and its lanes; collective when first used."""
         if self._hierarchical == "unknown":
-            self._hierarchical = open_hierarchical(self.context)
+            self._hierarchical = open_hierarchy(self.context)
         return self._hierarchical
 
     @inside(lambda local: local["self"].queue)
@@ -197,15 +202,14 @@ class MpiTransport(Transport):
             result = perform(host, host.node, call)
         else:
             detail = host.agree(call)
-            hierarchical = self._hierarchical_for(call, detail)
-            if hierarchical is not None and isinstance(call, Reduction):
-                hierarchical.all_reduce(host, call)
-                result = None
-            elif hierarchical is not None and isinstance(call, Exchange):
-                exchange_between(host, hierarchical.node, call)
+            nodes = self._nodes_for(call, detail)
+            if nodes is None:
+                result = OBJECT_VERBS[call.kind](host, call, detail)
+            elif isinstance(call, Exchange):
+                exchange_between(host, nodes.node, call)
                 result = None
             else:
-                result = OBJECT_VERBS[call.kind](host, call, detail)
+                result = perform_by_nodes(host, nodes, call)
         if call.finish is not None:
             result = call.finish(result)
         return result
@@ -227,19 +231,19 @@ class MpiTransport(Transport):
         if held:
             raise_held()
 
-    def _hierarchical_for(
-        self, call: Collective, detail: tuple[int, int]
-    ) -> HierarchicalAllReduce | None:
+    def _nodes_for(self, call: Collective, detail: tuple[int, int]) -> Hierarchy | None:
         """Return the nodes of the group if `call`, agreed on by all ranks, is to use them."""
         if isinstance(call, Exchange):
             pays = self._shares_nodes and detail[1] >= WORTH_IT
             return self.hierarchical if pays else None
-        if not isinstance(call, Reduction) or call.kind is not Kind.ALL_REDUCE or self.one_node:
+        if self.one_node or not isinstance(call, AnyArrays):
             return None
-        algorithm = self.context.tuning_table.algorithm(
-            call.kind, call.recv.nbytes, short=False, shared=False
-        )
-        return self.hierarchical if algorithm is Algorithm.HIERARCHICAL else None
+        if call.kind in LOOSE and (not is_even(detail) or is_apart(detail)):
+            return None
+        total = SHARED[call.kind].total(call, self.size)
+        way = self.context.tuning_table.algorithm(call.kind, total, short=False, shared=False)
+        nodes = self.hierarchical if way is Algorithm.HIERARCHICAL else None
+        return nodes if nodes is not None and goes_by_nodes(nodes, call) else None
 
     def plan(self, call: Collective) -> Plan | None:
         """Prepare `call` as a persistent MPI collective, where there is one for it."""
@@ -271,7 +275,7 @@ class MpiTransport(Transport):
 
     def empty(self, nbytes: int) -> NumpyArray | None:
         """Return memory of the heap that the ranks of the node share, if they have met."""
-        meets = isinstance(self._hierarchical, HierarchicalAllReduce)
+        meets = isinstance(self._hierarchical, Hierarchy)
         return self.context.heap.empty(nbytes) if self.context.node or meets else None
 
     def place_of(self, array: NumpyArray) -> int | None:
@@ -383,7 +387,7 @@ class MpiTransport(Transport):
         for plan in list(self._plans):
             plan.free()
         is_free = ended and (host.agreement is None or host.agreement.close())
-        if is_free and isinstance(self._hierarchical, HierarchicalAllReduce):
+        if is_free and isinstance(self._hierarchical, Hierarchy):
             self._hierarchical.close()
         is_free = is_free and poll(host.comm.Ibarrier().Test, _GOODBYE_S)
         messages.matching.stop_taking_in(_GOODBYE_S)

@@ -1,0 +1,191 @@
+"""Reductions of a group that spans nodes: combined inside each node, then along the lanes.
+
+Every rank that has a lane combines its slice of what the ranks of its node offer, and the lanes
+combine the slices of all nodes. Numbers are added in the order of the ranks inside a node, and in
+the order that MPI chooses between nodes.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.transport.call import Reduction
+from hpcdist.transport.kernel import accumulate, write_out
+from hpcdist.transport.kinds import Kind
+from hpcdist.transport.mpi.context import MpiContext
+from hpcdist.transport.mpi.datatypes import OPS, numbers
+from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy
+from hpcdist.transport.mpi.hierarchical.parts import Lane, Part, Shape, Steps, Window
+from hpcdist.transport.parts import contribution
+from hpcdist.transport.reduction import UFUNCS
+from hpcdist.transport.shm.collectives import share_of
+
+
+class _Sliced(Steps):
+    """What reductions have in common where each lane has a slice of the columns."""
+
+    made = 0
+
+    def __init__(self, host: MpiContext, nodes: Hierarchy, call: Reduction) -> None:
+        self._host, self._nodes, self._call, self._rule = host, nodes, call, call.rule
+        self._op = OPS[call.rule.combine]
+        self._out = call.recv.reshape(-1)
+        self.window = Window(nodes, call, call.recv, self.shape(nodes, call), call.recv.dtype)
+        self._wire: NumpyArray = self._out[:0]
+
+    @classmethod
+    def shape(cls, nodes: Hierarchy, call: Reduction) -> Shape:
+        """Return what the operation needs of the staging memory."""
+        return Shape(1, cls.made, call.recv.size, call.recv.itemsize)
+
+    def _slice(self, part: Part, lane: int) -> slice:
+        first, count = share_of(part.count, self._nodes.lanes, lane)
+        return slice(first, first + count)
+
+    def _offered(self, part: Part) -> list[NumpyArray]:
+        """Return this lane's slice of what the ranks of the node offer."""
+        mine, window = self._slice(part, self._nodes.number), self.window
+        return [window.given(rank, part)[0, mine] for rank in range(self._nodes.node.size)]
+
+
+@final
+class AllReduce(_Sliced):
+    """The slices of all nodes are combined on all of them, in place."""
+
+    def begin(self, part: Part, lane: Lane) -> None:
+        """Combine this lane's slice inside the node, and hand it to the lane."""
+        self._wire = accumulate(self._rule, self._offered(part))
+        lane.start("Allreduce", MPI.IN_PLACE, numbers(self._wire), self._op)
+
+    def end(self, part: Part) -> None:
+        """Write the result where this rank has offered its slice."""
+        out = self._offered(part)[self._nodes.number]
+        write_out(self._rule, self._wire, out, self._host.size)
+
+    def take(self, part: Part) -> None:
+        """Copy the slices of all lanes."""
+        mine = self._out[part.columns]
+        for lane in range(self._nodes.lanes):
+            if lane != self._nodes.number or self.window.stages:
+                chosen = self._slice(part, lane)
+                mine[chosen] = self.window.given(lane, part)[0, chosen]
+
+
+@final
+class Reduce(_Sliced):
+    """The slices of all nodes are combined on the root's node."""
+
+    made = 1
+
+    def begin(self, part: Part, lane: Lane) -> None:
+        """Combine this lane's slice inside the node, and hand it to the lane."""
+        self._wire = accumulate(self._rule, self._offered(part))
+        root = self._nodes.node_of[self._call.root]
+        if root == self._nodes.home:
+            lane.start("Reduce", MPI.IN_PLACE, numbers(self._wire), self._op, root)
+        else:
+            lane.start("Reduce", numbers(self._wire), None, self._op, root)
+
+    def end(self, part: Part) -> None:
+        """Write the result where the root can read it."""
+        if self._nodes.node_of[self._call.root] == self._nodes.home:
+            mine = self._slice(part, self._nodes.number)
+            out = self.window.made(self._nodes.number, part)[0, mine]
+            write_out(self._rule, self._wire, out, self._host.size)
+
+    def take(self, part: Part) -> None:
+        """Copy the slices of all lanes; on the root."""
+        if self._host.rank != self._call.root:
+            return
+        mine = self._out[part.columns]
+        for lane in range(self._nodes.lanes):
+            chosen = self._slice(part, lane)
+            mine[chosen] = self.window.made(lane, part)[0, chosen]
+
+
+@final
+class Scan(_Sliced):
+    """scan and exscan of ranks that are numbered node by node.
+
+    A lane finds what the nodes before this one come to; the rank that has it goes on from there
+    through the ranks of its node, and leaves each its result where it has offered its numbers.
+    """
+
+    def begin(self, part: Part, lane: Lane) -> None:
+        """Combine this lane's slice inside the node; the lane combines the nodes before."""
+        self._wire = accumulate(self._rule, self._offered(part))
+        self._before = np.empty_like(self._wire)
+        lane.start("Exscan", numbers(self._wire), numbers(self._before), self._op)
+
+    def end(self, part: Part) -> None:
+        """Write every rank's result of this slice."""
+        rule, ufunc = self._rule, UFUNCS[self._rule.combine]
+        is_exclusive = self._call.kind is Kind.EXSCAN
+        total = self._before if self._nodes.home else None
+        for rank, offered in zip(
+            self._nodes.members[self._nodes.home], self._offered(part), strict=True
+        ):
+            inclusive = accumulate(rule, [offered])
+            if total is not None:
+                ufunc(total, inclusive, out=inclusive)
+            result, ranks = (total, rank) if is_exclusive else (inclusive, rank + 1)
+            if result is not None:  # the first rank of an exscan keeps what it has
+                write_out(rule, result.copy(), offered, ranks)  # a mean is divided in place
+            total = inclusive
+
+    def take(self, part: Part) -> None:
+        """Copy what the lanes have left."""
+        if self.window.stages:
+            self._out[part.columns] = self.window.given(self._nodes.number, part)[0]
+
+
+@final
+class ReduceScatter(Steps):
+    """Each lane combines the blocks of the ranks that it carries, and each node keeps its own."""
+
+    def __init__(self, host: MpiContext, nodes: Hierarchy, call: Reduction) -> None:
+        self._host, self._nodes, self._rule = host, nodes, call.rule
+        self._op = OPS[call.rule.combine]
+        given = contribution(call)
+        if np.may_share_memory(given, call.recv):
+            given = given.copy()
+        self._out = call.recv.reshape(-1)
+        self.window = Window(nodes, call, given, self.shape(nodes, call), call.recv.dtype)
+        self._wire: NumpyArray = self._out[:0]
+
+    @classmethod
+    def shape(cls, nodes: Hierarchy, call: Reduction) -> Shape:
+        """Return what the operation needs of the staging memory."""
+        return Shape(nodes.size, nodes.most_carried, call.recv.size, call.recv.itemsize)
+
+    def begin(self, part: Part, lane: Lane) -> None:
+        """Combine inside the node what this lane carries, and hand it to the lane."""
+        nodes, rule = self._nodes, self._rule
+        offered = [self.window.given(rank, part) for rank in range(nodes.node.size)]
+        carried = nodes.carried_by(nodes.number)
+        counts = [len(ranks) * part.count for ranks in carried]
+        rows = [
+            accumulate(rule, [rank[block] for rank in offered])
+            for ranks in carried
+            for block in ranks
+        ]
+        self._wire = np.empty_like(rows[0], shape=(counts[nodes.home],))
+        lane.start(
+            "Reduce_scatter", numbers(np.concatenate(rows)), numbers(self._wire), counts, self._op
+        )
+
+    def end(self, part: Part) -> None:
+        """Write the results where the ranks of the node can read them."""
+        nodes = self._nodes
+        made = self.window.made(nodes.number, part)
+        for row, wire in enumerate(self._wire.reshape(-1, part.count)):
+            write_out(self._rule, wire, made[row], self._host.size)
+
+    def take(self, part: Part) -> None:
+        """Copy this rank's block from the lane that carries it."""
+        row, lane = divmod(self._nodes.number, self._nodes.lanes)
+        self._out[part.columns] = self.window.made(lane, part)[row]
