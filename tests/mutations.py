@@ -108,10 +108,9 @@ MUTATIONS = [
     ),
     Mutation(
         "no barrier before the slices of a node are shared",
-        "transport/mpi/hierarchical.py",
-        "            self._reduce_slice(host, call, part, flat.dtype)\n"
-        "            self._node.step(call)\n",
-        "            self._reduce_slice(host, call, part, flat.dtype)\n",
+        "transport/mpi/hierarchical/parts.py",
+        "        end(before)\n        node.step(call)\n        steps.take(before)\n",
+        "        end(before)\n        steps.take(before)\n",
         "tests/mpi/test_operators.py -k hierarchical",
         4,
     ),

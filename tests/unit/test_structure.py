@@ -45,6 +45,7 @@ FENCES = {
     "mpi4py": (
         "runtime/mpi.py",
         "transport/mpi/*.py",
+        "transport/mpi/hierarchical/*.py",
         "transport/device/cuda_mpi.py",
         "bench/libraries/mpi4py.py",
     ),

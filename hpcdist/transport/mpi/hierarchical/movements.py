@@ -66,7 +66,7 @@ class Broadcast(Steps):
             out[...] = self.window.given(self._root, part)[0]
 
     def _slice(self, part: Part, lane: int) -> slice:
-        first, count = share_of(part.count, self._nodes.lanes, lane)
+        first, count = share_of(part.items, self._nodes.lanes, lane)
         return slice(first, first + count)
 
 
@@ -98,7 +98,7 @@ class Gather(Steps):
         local = range(nodes.number, nodes.node.size, nodes.lanes)
         own = [window.given(rank, part)[0] for rank in local]
         given = own[0] if len(own) == 1 else np.concatenate(own)
-        counts = [len(ranks) * part.count for ranks in nodes.carried_by(nodes.number)]
+        counts = [len(ranks) * part.items for ranks in nodes.carried_by(nodes.number)]
         data = [given, given.size, MPI.BYTE]
         into = [window.made(nodes.number, part), counts, _starts(counts), MPI.BYTE]
         if self._to is None:
@@ -150,13 +150,13 @@ class Scatter(Steps):
         nodes, window = self._nodes, self.window
         if nodes.home != self._source:
             mine = window.made(nodes.number, part)
-            count = len(nodes.carried(nodes.home, nodes.number)) * part.count
+            count = len(nodes.carried(nodes.home, nodes.number)) * part.items
             lane.start("Scatterv", None, [mine, count, MPI.BYTE], self._source)
             return
         carried = nodes.carried_by(nodes.number)
         blocks = [rank for ranks in carried for rank in ranks]
         self._wire = np.ascontiguousarray(window.given(self._root, part)[blocks])
-        counts = [len(ranks) * part.count for ranks in carried]
+        counts = [len(ranks) * part.items for ranks in carried]
         given = [self._wire, counts, _starts(counts), MPI.BYTE]
         lane.start("Scatterv", given, MPI.IN_PLACE, self._source)
 
@@ -200,8 +200,8 @@ class AllToAll(Steps):
         offered = [window.given(rank, part) for rank in range(nodes.node.size)]
         rows = [each[rank] for ranks in carried for rank in ranks for each in offered]
         self._wire = np.concatenate(rows) if rows else self._out[0, :0]
-        given = [len(ranks) * len(offered) * part.count for ranks in carried]
-        taken = [rows * part.count for rows in self._rows()]
+        given = [len(ranks) * len(offered) * part.items for ranks in carried]
+        taken = [rows * part.items for rows in self._rows()]
         into = window.made(nodes.number, part)
         lane.start(
             "Alltoallv",

@@ -32,16 +32,16 @@ _ADDRESS = np.dtype(np.int64)
 
 
 class Part(NamedTuple):
-    """Columns from `first` on, `count` of them; `slot` is the staging memory for them."""
+    """Columns from `first` on, `items` of them; `slot` is the staging memory for them."""
 
     slot: int
     first: int
-    count: int
+    items: int
 
     @property
     def columns(self) -> slice:
         """The columns of this part."""
-        return slice(self.first, self.first + self.count)
+        return slice(self.first, self.first + self.items)
 
 
 class Shape(NamedTuple):
@@ -116,9 +116,9 @@ class Window:
         return self._rows(rank, part, self.shape.given, self.shape.made)
 
     def _rows(self, rank: int, part: Part, first: int, rows: int) -> NumpyArray:
-        row = part.count * self._dtype.itemsize
+        row = part.items * self._dtype.itemsize
         memory = self._slot(rank, part.slot)[first * row : (first + rows) * row]
-        return memory.view(self._dtype).reshape(rows, part.count)
+        return memory.view(self._dtype).reshape(rows, part.items)
 
     def _slot(self, rank: int, slot: int) -> NumpyArray:
         turn, half = divmod(slot, 2)

@@ -43,7 +43,7 @@ class _Sliced(Steps):
         return Shape(1, cls.made, call.recv.size, call.recv.itemsize)
 
     def _slice(self, part: Part, lane: int) -> slice:
-        first, count = share_of(part.count, self._nodes.lanes, lane)
+        first, count = share_of(part.items, self._nodes.lanes, lane)
         return slice(first, first + count)
 
     def _offered(self, part: Part) -> list[NumpyArray]:
@@ -167,7 +167,7 @@ class ReduceScatter(Steps):
         nodes, rule = self._nodes, self._rule
         offered = [self.window.given(rank, part) for rank in range(nodes.node.size)]
         carried = nodes.carried_by(nodes.number)
-        counts = [len(ranks) * part.count for ranks in carried]
+        counts = [len(ranks) * part.items for ranks in carried]
         rows = [
             accumulate(rule, [rank[block] for rank in offered])
             for ranks in carried
@@ -182,7 +182,7 @@ class ReduceScatter(Steps):
         """Write the results where the ranks of the node can read them."""
         nodes = self._nodes
         made = self.window.made(nodes.number, part)
-        for row, wire in enumerate(self._wire.reshape(-1, part.count)):
+        for row, wire in enumerate(self._wire.reshape(-1, part.items)):
             write_out(self._rule, wire, made[row], self._host.size)
 
     def take(self, part: Part) -> None:
