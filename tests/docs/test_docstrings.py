@@ -33,4 +33,4 @@ def test_an_example_is_code_and_not_a_quotation(sections):
 
 
 def test_the_site_reads_docstrings_by_it():
-    assert "extensions: [website/docstrings.py]" in (ROOT / "mkdocs.yml").read_text()
+    assert "extensions: [website/docstrings.py, " in (ROOT / "mkdocs.yml").read_text()

@@ -127,6 +127,9 @@ def headings(path):
 MADE_BY_US = re.compile(r"[Mm]ade by|makes of|returns it\b|Arguments as of|[Ss]ee `")
 """Said of what no user makes, and of what has the arguments of something else."""
 
+FOR_AUTHORS_OF_TRANSPORTS = ("transport.", "testing.")
+"""What nobody calls who only uses hpcdist."""
+
 REFERS = re.compile(r"[Ss]ee `|[Aa]lias of|[Rr]efuse: |Raise `UsageError`: |what `\w+` does")
 """Said of methods that have the arguments of another one, or always fail."""
 
@@ -176,6 +179,17 @@ def methods():
                 is_bound = inspect.ismethod(method) or isinstance(found, staticmethod)
                 arguments = [*inspect.signature(method).parameters]
                 yield f"{name}.{member}", method, arguments[not is_bound :]
+
+
+def test_what_users_call_has_an_example():
+    silent = [
+        name
+        for name, value in described()
+        if "Example:" not in value.__doc__ and not name.startswith(FOR_AUTHORS_OF_TRANSPORTS)
+        if (inspect.isroutine(value) and not REFERS.search(value.__doc__))
+        or (_is_made(value) and not MADE_BY_US.search(value.__doc__))
+    ]
+    assert silent == []
 
 
 def test_methods_that_take_arguments_describe_them():
