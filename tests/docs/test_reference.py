@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import sys
 from dataclasses import fields
 from importlib import import_module
 from itertools import pairwise
@@ -22,17 +23,19 @@ def public_names():
     return sorted(
         name
         for name in dir(hpcdist)
-        if not name.startswith("_") and (name in ("stream", "launch") or _is_ours(_value_of(name)))
+        if not name.startswith("_") and (name in ("stream", "launch") or _is_ours(value_of(name)))
     )
 
 
-def _value_of(name):
+def value_of(name):
     """Return what a dotted name below `hpcdist` means, or where torch is missing a class for it."""
     value, path = hpcdist, "hpcdist"
     for part in name.split("."):
+        hidden = sys.modules.get(path)  # the module, where its package has a function of this name
         path += f".{part}"
         try:
-            value = getattr(value, part) if hasattr(value, part) else import_module(path)
+            owner = value if hasattr(value, part) else hidden
+            value = getattr(owner, part) if hasattr(owner, part) else import_module(path)
         except ImportError:
             return _NeedsTorch
     return value
@@ -63,7 +66,7 @@ def test_every_public_name_is_in_the_reference_once():
 
 @pytest.mark.parametrize("name", public_names())
 def test_every_public_name_has_a_docstring(name):
-    assert _value_of(name).__doc__
+    assert value_of(name).__doc__
 
 
 def test_every_page_of_the_reference_is_in_its_index():
@@ -140,7 +143,7 @@ def described():
         for name, options in re.findall(
             r"^::: hpcdist\.(\S+)\n((?: +.*\n)*)", _read(page) + "\n", re.M
         ):
-            value = _value_of(name)
+            value = value_of(name)
             if not isinstance(value, ModuleType):
                 yield name, value
                 continue
