@@ -9,7 +9,7 @@ _EXAMPLE = re.compile(r"^( *)Example:$", re.M)
 _BEHIND_RESULTS = re.compile(r"^(?:Raises|Examples):$|\Z", re.M)
 
 RESULTS = {
-    "Work": "The `Work` of the operation, which `wait` ends.",
+    "Work": "The `Work` of the operation, to wait for.",
     "list[Work]": "A `Work` for each, in their order.",
     "Summary": "What the checkpoint has.",
     "Plan": "The operation, bound to its arrays; `start` begins it.",

@@ -1,4 +1,4 @@
-"""Since which release each name of the reference is there, shown beside its heading.
+"""Since which release each name of the reference is there, told before its arguments.
 
 `since.txt` has a line for each name of the releases so far, such as `0.1.0 Group.split`. What is
 not in it is new in the version that is being made. `python -m website.since` adds these names to
@@ -71,18 +71,31 @@ def _target(found: griffe.Object | griffe.Alias) -> griffe.Object | None:
         return None
 
 
+_SECTION = re.compile(r"^(?:Args|Attributes|Returns|Raises|Yields|Examples?):$|\Z", re.M)
+
+
+def with_release(text: str, release: str) -> str:
+    """Return a docstring that tells a release, behind what it says before its sections."""
+    line = f"<small>Since {release}</small>"
+    return _SECTION.sub(lambda found: f"\n\n{line}\n\n{found[0]}", text, count=1)
+
+
 class Since(griffe.Extension):
-    """Label what the reference describes with its release; members, if theirs is another one."""
+    """Tell of what the reference describes its release; of members, if theirs is another one."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Label the objects of a package that has been read."""
+        """Mend the docstrings of a package that has been read."""
         records, version = recorded(), version_at_hand()
+        told = set()
         for name, found in described(pkg):
             release = release_of(name, records, version)
             owner = name.rpartition(".")[0]
             of_class = found.parent is not None and found.parent.is_class
-            if not of_class or release != release_of(owner, records, version):
-                found.labels.add(f"since {release}")
+            if of_class and release == release_of(owner, records, version):
+                continue
+            if found.docstring is not None and found.path not in told:
+                found.docstring.value = with_release(found.docstring.value, release)
+                told.add(found.path)
 
 
 def main() -> None:
