@@ -12,8 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-WORDS = {"Scatterv": "scatter", "Allreduce": "all_reduce", "PROC_NULL": "Messages"}
-"""What users of MPI search for, and a heading that must be among the results."""
+WORDS = {
+    "Scatterv": "scatter",
+    "Allreduce": "all_reduce",
+    "PROC_NULL": "Messages",
+    "Sendrecv": "Messages",
+    "ncclAllReduce": "Collectives",
+    "Waitall": "Work and plans",
+}
+"""What users of MPI and NCCL search for, and a heading that must be among the results."""
 
 SHOWN = (
     "index.html",

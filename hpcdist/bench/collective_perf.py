@@ -52,6 +52,13 @@ def collective_perf(
     Raises:
         UsageError: an argument is wrong.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> _ = dist.fleet.init()
+        >>> limits = {1024: 1.0}  # bytes: seconds
+        >>> dist.fleet.collective_perf("allreduce", 2, limits)  # doctest: +ELLIPSIS
+        allreduce of 1 KiB on 1 ranks: ...
+
     """
     group = current_fleet("collective_perf").grid.group
     rounds, limits, error = 0, dict[int, float](), None

@@ -74,6 +74,15 @@ def latest(path: str | os.PathLike[str], group: Group | None = None) -> str | No
         path: the folder of the series, whose checkpoints have the number of their step.
         group: the ranks that ask; None for all.
 
+    Example:
+        >>> import os, tempfile, numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for step in (10, 20):
+        ...         _ = dist.checkpoint.save({"w": np.ones(3)}, folder, step=step)
+        ...     print(os.path.relpath(dist.checkpoint.latest(folder), folder))
+        step-000020
+
     """
 
     def look() -> str | None:
@@ -101,6 +110,14 @@ def verify(
 
     Raises:
         CheckpointError: something is damaged or missing; on every rank, naming all of it.
+
+    Example:
+        >>> import tempfile, numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = dist.checkpoint.save({"w": np.ones(3)}, folder)
+        ...     print(dist.checkpoint.verify(folder).arrays)
+        1
 
     """
     ranks = reading_together(group)
@@ -149,6 +166,15 @@ def consolidate(
     Raises:
         UsageError: there is something at `output`.
         CheckpointError: the checkpoint is damaged; nothing is left at `output`.
+
+    Example:
+        >>> import os, tempfile, numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     fit = os.path.join(folder, "fit")
+        ...     _ = dist.checkpoint.save({"w": np.ones(3)}, fit)
+        ...     print(dist.checkpoint.consolidate(fit, f"{fit}.safetensors").arrays)
+        1
 
     """
     output = named(output)

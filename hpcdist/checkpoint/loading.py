@@ -68,6 +68,15 @@ def load(
         CheckpointError: there is no checkpoint, it is damaged, or it is not one of this state: it
             has other names, shapes or dtypes; on every rank.
 
+    Example:
+        >>> import tempfile, numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> state = {"w": np.zeros(3), "step": 0}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = dist.checkpoint.save({"w": np.ones(3), "step": 7}, folder)
+        ...     print(dist.checkpoint.load(state, folder))
+        {'w': array([1., 1., 1.]), 'step': 7}
+
     """
     check_order("load", state, path)
     loaded, told = load_into(

@@ -39,6 +39,12 @@ def save_state_dict(
         safetensors: the format of the data, which it always is.
         save_replicas: accepted; an array that several ranks have is still written once.
 
+    Example:
+        >>> import tempfile, numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = dist.save_state_dict({"w": np.ones(3)}, folder)
+
     """
     return save(
         state_dict,
@@ -84,6 +90,16 @@ def load_state_dict(
         CheckpointError: there is no checkpoint, it is damaged, or it has other arrays, shapes or
             dtypes; on every rank.
 
+    Example:
+        >>> import tempfile, numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> state = {"w": np.zeros(3)}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = dist.save_state_dict({"w": np.ones(3)}, folder)
+        ...     dist.load_state_dict(state, folder)
+        >>> state["w"]
+        array([1., 1., 1.])
+
     """
     _refuse_changes(aoa_config)
     if comm_method not in _METHODS:
@@ -115,6 +131,14 @@ def load_merged_state_dict(
         offload: accepted: the arrays are in host memory.
         aoa_config: not there: arrays keep their names and shapes.
         safetensors: the format of the data, which it always is.
+
+    Example:
+        >>> import tempfile, numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = dist.save_state_dict({"w": np.ones(3)}, folder)
+        ...     print(dist.load_merged_state_dict(folder))
+        {'w': array([1., 1., 1.])}
 
     """
     _refuse_changes(aoa_config)
@@ -154,6 +178,18 @@ def save_group_sharded_model(
     Raises:
         UsageError: `model` or `optimizer` has no state.
         CheckpointError: it cannot be written; on every rank, and what was there is unchanged.
+
+    Example:
+        >>> import tempfile, numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> class Model:
+        ...     w = dist.Parameter(np.ones(3))
+        ...     def named_parameters(self):
+        ...         yield "w", self.w
+        >>> optimizer = dist.optim.Adam(Model().named_parameters())
+        >>> model, optimizer, _ = dist.group_sharded_parallel(Model(), optimizer, "os_g")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     dist.save_group_sharded_model(model, folder, optimizer)
 
     """
     state = {"model": _checked(model, "model")}

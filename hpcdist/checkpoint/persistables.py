@@ -37,6 +37,12 @@ def save_persistables(
         UsageError: there is no model.
         CheckpointError: it cannot be written; on every rank.
 
+    Example:
+        >>> import tempfile, torch, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     dist.io.save_persistables(None, folder, torch.nn.Linear(8, 1))
+
     """
     save(_model(executor, main_program), _folder(dirname, filename))
 
@@ -61,6 +67,14 @@ def load_persistables(
         UsageError: there is no model.
         CheckpointError: there is no such checkpoint, or it is of another model; on every rank.
 
+    Example:
+        >>> import tempfile, torch, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> model = torch.nn.Linear(8, 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     dist.io.save_persistables(None, folder, model)
+        ...     dist.io.load_persistables(None, folder, model)
+
     """
     load(_model(executor, main_program), _folder(dirname, filename))
 
@@ -73,6 +87,11 @@ def is_persistable(var: Any) -> bool:
 
     Args:
         var: an array, a tensor or a parameter.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> dist.io.is_persistable(torch.nn.Linear(8, 1).weight)
+        True
 
     """
     told = getattr(var, "persistable", None)
@@ -104,6 +123,16 @@ def load_inference_model_distributed(
     Raises:
         UsageError: there is no model, or what is not there is asked for.
         CheckpointError: there is no such checkpoint, or it is of another model; on every rank.
+
+    Example:
+        >>> import tempfile, torch, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> model = torch.nn.Linear(8, 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     dist.io.save_persistables(None, folder, model)
+        ...     model, inputs, _ = dist.io.load_inference_model_distributed(folder, model)
+        >>> inputs
+        ['input']
 
     """
     if model_filename is not None or pserver_endpoints is not None:

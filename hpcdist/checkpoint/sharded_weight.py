@@ -90,6 +90,13 @@ def shard_weight(key: str, weight: Any, axis: int, group: Group) -> ShardedWeigh
     Raises:
         UsageError: the weight has no such dimension.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> world = dist.init_parallel_env()
+        >>> part = dist.shard_weight("w", np.ones((2, 3)), axis=0, group=world)
+        >>> part.global_shape == (2 * world.nranks, 3)
+        True
+
     """
     return _sharded(key, weight, axis, group.rank, group.nranks)
 
@@ -114,6 +121,14 @@ def build_sharded_state_dict(
 
     Raises:
         UsageError: a rule is for no weight, or for a dimension that it does not have.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> weights = {"up.weight": np.ones((4, 3)), "up.bias": np.ones(4)}
+        >>> state = dist.build_sharded_state_dict(weights, {"up.weight": 0}, prefix="block.")
+        >>> list(state)
+        ['block.up.weight', 'block.up.bias']
 
     """
     rules = shard_rules or {}

@@ -74,6 +74,14 @@ def reduce(
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> x = np.ones(3)
+        >>> _ = dist.reduce(x, dst=0)  # on rank 0 the sum, elsewhere ones
+        >>> x.tolist() == [dist.get_world_size()] * 3
+        True
+
     """
     return hot.reduce(tensor, dst, op, group, sync_op) or dispatch(
         group, sync_op, describe.reduce, tensor, dst, op
@@ -99,6 +107,15 @@ def reduce_scatter(
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def mine():
+        ...     block = np.zeros(2)
+        ...     dist.reduce_scatter(block, np.arange(6.0))
+        ...     return block.tolist()
+        >>> dist.simulate(3, mine)
+        [[0.0, 3.0], [6.0, 9.0], [12.0, 15.0]]
+
     """
     return hot.reduce_scatter(tensor, tensor_list, op, group, sync_op) or dispatch(
         group, sync_op, describe.reduce_scatter, tensor, tensor_list, op
@@ -115,6 +132,15 @@ def scan(
         op: a `ReduceOp`, as in `all_reduce`.
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def so_far():
+        ...     x = np.array([dist.get_rank() + 1])
+        ...     dist.scan(x)
+        ...     return int(x[0])
+        >>> dist.simulate(3, so_far)
+        [1, 3, 6]
 
     """
     return dispatch(group, sync_op, describe.scan, tensor, op)
@@ -133,6 +159,15 @@ def exscan(
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def before_me():
+        ...     x = np.array([dist.get_rank() + 1])
+        ...     dist.exscan(x)
+        ...     return int(x[0])
+        >>> dist.simulate(3, before_me)
+        [1, 1, 3]
+
     """
     return dispatch(group, sync_op, describe.exscan, tensor, op)
 
@@ -145,6 +180,15 @@ def broadcast(tensor: Any, src: int, group: Group | None = None, sync_op: bool =
         src: the world rank whose array all get.
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def received():
+        ...     x = np.full(2, dist.get_rank())
+        ...     dist.broadcast(x, src=1)
+        ...     return x.tolist()
+        >>> dist.simulate(3, received)
+        [[1, 1], [1, 1], [1, 1]]
 
     """
     return hot.broadcast(tensor, src, group, sync_op) or dispatch(
@@ -164,6 +208,15 @@ def all_gather(
         tensor: this rank's contribution.
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def collected():
+        ...     parts = []
+        ...     dist.all_gather(parts, np.array([dist.get_rank()]))
+        ...     return np.concatenate(parts).tolist()
+        >>> dist.simulate(3, collected)
+        [[0, 1, 2], [0, 1, 2], [0, 1, 2]]
 
     """
     return hot.all_gather(tensor_list, tensor, group, sync_op) or dispatch(
@@ -188,6 +241,15 @@ def gather(
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def collected():
+        ...     parts = []
+        ...     dist.gather(np.array([dist.get_rank()]), parts, dst=0)
+        ...     return len(parts)
+        >>> dist.simulate(3, collected)
+        [3, 0, 0]
+
     """
     return hot.gather(tensor, gather_list, dst, group, sync_op) or dispatch(
         group, sync_op, describe.gather, tensor, gather_list, dst
@@ -210,6 +272,15 @@ def scatter(
         src: the world rank that hands out.
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def handed_out():
+        ...     part = np.zeros(2)
+        ...     dist.scatter(part, np.arange(6.0) if dist.get_rank() == 0 else None, src=0)
+        ...     return part.tolist()
+        >>> dist.simulate(3, handed_out)
+        [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
 
     """
     ended: Work | None = hot.scatter(tensor, tensor_list, src, group, sync_op)
@@ -243,6 +314,16 @@ def alltoall(
         group: the ranks that take part; None for all.
         sync_op: return when the operation has ended.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def exchanged():
+        ...     to_each = [np.array([10 * dist.get_rank() + other]) for other in range(3)]
+        ...     from_each = []
+        ...     dist.alltoall(from_each, to_each)
+        ...     return np.concatenate(from_each).tolist()
+        >>> dist.simulate(3, exchanged)
+        [[0, 10, 20], [1, 11, 21], [2, 12, 22]]
+
     """
     return hot.alltoall(out_tensor_list, in_tensor_list, group, sync_op) or dispatch(
         group, sync_op, describe.alltoall, out_tensor_list, in_tensor_list
@@ -268,6 +349,16 @@ def alltoall_single(
         in_split_sizes: rows for each rank; None for equal parts. By keyword only, because their
             order differs between Paddle's two forms.
         out_split_sizes: rows from each rank; None for equal parts.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def exchanged():
+        ...     x = np.arange(3) + 10 * dist.get_rank()
+        ...     out = np.empty_like(x)
+        ...     dist.alltoall_single(out, x)
+        ...     return out.tolist()
+        >>> dist.simulate(3, exchanged)
+        [[0, 10, 20], [1, 11, 21], [2, 12, 22]]
 
     """
     check_no_split_sizes(group, sync_op)
@@ -301,6 +392,12 @@ def barrier(group: Group | None = None, sync_op: bool = True) -> Work:
         group: the ranks that wait for each other; None for all.
         sync_op: return when all have come; else `Work.wait` waits for them.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> dist.barrier().is_completed()
+        True
+
     """
     return hot.barrier(group, sync_op) or dispatch(group, sync_op, describe.barrier)
 
@@ -315,6 +412,13 @@ def wait(tensor: Any, group: Group | None = None, use_calc_stream: bool = True) 
         tensor: what is used next; operations on other arrays are waited for, too.
         group: the group that they were issued on; None for that of all ranks.
         use_calc_stream: let the current stream of a GPU wait, and not the host.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> x = np.ones(3)
+        >>> _ = dist.all_reduce(x, sync_op=False)
+        >>> dist.wait(x)
 
     """
     group = resolve_group(group)

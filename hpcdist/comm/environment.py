@@ -246,12 +246,27 @@ def _whoever_is_dead() -> contextlib.AbstractContextManager[None]:
 
 
 def is_available() -> bool:
-    """Return whether hpcdist can communicate here: mpi4py or another transport is installed."""
+    """Return whether hpcdist can communicate here: mpi4py or another transport is installed.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> dist.is_available()
+        True
+
+    """
     return importlib.util.find_spec("mpi4py") is not None or bool(installed_transports())
 
 
 def is_initialized() -> bool:
-    """Return whether `init_parallel_env` has been called (and not undone)."""
+    """Return whether `init_parallel_env` has been called (and not undone).
+
+    Example:
+        >>> import hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> dist.is_initialized()
+        True
+
+    """
     return current_session() is not None
 
 
@@ -262,6 +277,11 @@ def get_rank(group: Group | None = None) -> int:
 
     Args:
         group: None for the world.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> dist.simulate(3, dist.get_rank)
+        [0, 1, 2]
 
     """
     if group is None and not is_initialized():
@@ -277,6 +297,11 @@ def get_world_size(group: Group | None = None) -> int:
     Args:
         group: None for the world.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> dist.simulate(3, dist.get_world_size)
+        [3, 3, 3]
+
     """
     if group is None and not is_initialized():
         return read_place(snapshot()).size
@@ -291,6 +316,12 @@ def get_backend(group: Group | None = None) -> str:
 
     Raises:
         UsageError: this process is not a member.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> dist.get_backend()
+        'MPI'
 
     """
     return resolve_group(group).backend
@@ -310,6 +341,12 @@ def gloo_init_parallel_env(rank_id: int, rank_num: int, server_endpoint: str = "
     Raises:
         UsageError: MPI counts the ranks otherwise.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> dist.gloo_init_parallel_env(0, 1)
+        >>> dist.gloo_barrier()
+        >>> dist.gloo_release()
+
     """
     session = current_session()
     is_alone_in_asking = session is None or session.ends_with_gloo
@@ -324,7 +361,15 @@ def gloo_init_parallel_env(rank_id: int, rank_num: int, server_endpoint: str = "
 
 
 def gloo_barrier() -> None:
-    """Wait until every rank has called this. Collective."""
+    """Wait until every rank has called this. Collective.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> dist.gloo_init_parallel_env(0, 1)
+        >>> dist.gloo_barrier()
+        >>> dist.gloo_release()
+
+    """
     if not is_initialized():
         raise UsageError("gloo context is not initialized; call gloo_init_parallel_env first")
     from hpcdist.comm.collectives import barrier
@@ -336,6 +381,12 @@ def gloo_release() -> None:
     """End what `gloo_init_parallel_env` started. Collective; harmless when nothing is started.
 
     What `init_parallel_env` was called for goes on.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> dist.gloo_init_parallel_env(0, 1)
+        >>> dist.gloo_release()
+
     """
     session = current_session()
     if session is not None and session.ends_with_gloo and not is_simulated():

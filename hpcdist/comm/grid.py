@@ -38,6 +38,14 @@ class Grid:
         periodic: for each axis, whether its last rank is next to the first.
         coords: where this rank is.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> def place():
+        ...     grid = dist.init_parallel_env().grid((2, 2))
+        ...     return tuple(grid.coords)
+        >>> dist.simulate(4, place)
+        [(0, 0), (0, 1), (1, 0), (1, 1)]
+
     """
 
     def __init__(

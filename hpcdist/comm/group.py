@@ -30,6 +30,14 @@ class Group(Members):
         id: a number on which all members agree; 0 is the world.
         name: the name given to `new_group`, or one made of the id.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> def halves():
+        ...     half = dist.init_parallel_env().split(dist.get_rank() % 2)
+        ...     return half.rank, half.ranks
+        >>> dist.simulate(4, halves)
+        [(0, [0, 2]), (0, [1, 3]), (1, [0, 2]), (1, [1, 3])]
+
     """
 
     def __init__(

@@ -69,6 +69,12 @@ def get_group(id: int = 0) -> Group | None:
     Args:
         id: what its attribute `id` says; 0 is the world.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> world = dist.init_parallel_env()
+        >>> dist.get_group(0) is world
+        True
+
     """
     group = cast("Group | None", require_session().groups.get(id))
     if group is None:
@@ -85,6 +91,12 @@ def destroy_process_group(group: Group | None = None) -> None:
 
     Args:
         group: None for all groups of this process, the world included.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> group = dist.new_group([0])
+        >>> dist.destroy_process_group(group)
 
     """
     session = require_session()
@@ -130,6 +142,13 @@ def shutdown_process_group(group: Group | None = None) -> None:
     Args:
         group: None for the world.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> group = dist.new_group([0])
+        >>> dist.shutdown_process_group(group)
+        >>> dist.restart_process_group(group)
+
     """
     group = resolve_group(group)
     transport = group.transport
@@ -150,6 +169,13 @@ def restart_process_group(group: Group | None = None) -> None:
 
     Args:
         group: None for the world.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> group = dist.new_group([0])
+        >>> dist.shutdown_process_group(group)
+        >>> dist.restart_process_group(group)
 
     """
     group = resolve_group(group)

@@ -35,6 +35,13 @@ def empty(
     used again when an array and all views of it are gone. Where it is used up, or does not
     exist (simulated ranks, a single rank), the array is an ordinary one.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> x = dist.empty((2, 3))
+        >>> x[:] = 1.0
+        >>> _ = dist.all_reduce(x)
+
     """
     transport = resolve_group(group).transport
     dtype = np.dtype(dtype)
@@ -75,6 +82,14 @@ def empty_like(array: Any, group: Group | None = None) -> NumpyArray:
     Args:
         array: an array of any library; its contents are not copied.
         group: the ranks it will be communicated with; None for all.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> gradients = np.ones((2, 3), dtype=np.float32)
+        >>> shared = dist.empty_like(gradients)
+        >>> shared.shape, shared.dtype
+        ((2, 3), dtype('float32'))
 
     """
     view = array if type(array) is np.ndarray else view_of(array)

@@ -44,6 +44,18 @@ def send(
         sync_op: return when `tensor` may be changed again.
         tag: a number from 0 on; only a receive with the same tag takes the message.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def ping():
+        ...     x = np.full(2, float(dist.get_rank()))
+        ...     if dist.get_rank() == 0:
+        ...         dist.send(x, dst=1)
+        ...     elif dist.get_rank() == 1:
+        ...         dist.recv(x, src=0)
+        ...     return x.tolist()
+        >>> dist.simulate(3, ping)
+        [[0.0, 0.0], [0.0, 0.0], [2.0, 2.0]]
+
     """
     return _dispatch(group, sync_op, describe_send, tensor, dst, tag)
 
@@ -73,6 +85,17 @@ def recv(
             stays where it is.
         RemoteError: the sender has ended and sent nothing that matches.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def collect():
+        ...     x = np.array([dist.get_rank()])
+        ...     if dist.get_rank() != 0:
+        ...         dist.send(x, dst=0)
+        ...         return []
+        ...     return sorted(dist.recv(x, src=None).source for _ in range(2))
+        >>> dist.simulate(3, collect)
+        [[1, 2], [], []]
+
     """
     return _dispatch(group, sync_op, describe_recv, tensor, src, tag)
 
@@ -86,6 +109,18 @@ def isend(tensor: Any, dst: int, group: Members | None = None, tag: int = 0) -> 
         group: the group both belong to; None for all.
         tag: as in `send`.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def around():
+        ...     rank, n = dist.get_rank(), dist.get_world_size()
+        ...     x, received = np.array([rank]), np.array([-1])
+        ...     sending = dist.isend(x, dst=(rank + 1) % n)
+        ...     dist.recv(received, src=(rank - 1) % n)
+        ...     sending.wait()
+        ...     return int(received[0])
+        >>> dist.simulate(3, around)
+        [2, 0, 1]
+
     """
     return _dispatch(group, False, describe_send, tensor, dst, tag)
 
@@ -98,6 +133,18 @@ def irecv(tensor: Any, src: int | None = None, group: Members | None = None, tag
         src: the sender's world rank; None receives from any rank, `PROC_NULL` from nobody.
         group: the group both belong to; None for all.
         tag: as in `recv`.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def around():
+        ...     rank, n = dist.get_rank(), dist.get_world_size()
+        ...     received = np.array([-1])
+        ...     work = dist.irecv(received, src=(rank - 1) % n)
+        ...     dist.send(np.array([rank]), dst=(rank + 1) % n)
+        ...     work.wait()
+        ...     return int(received[0])
+        >>> dist.simulate(3, around)
+        [2, 0, 1]
 
     """
     return _dispatch(group, False, describe_recv, tensor, src, tag)
@@ -120,6 +167,11 @@ class P2POp(_P2POpFields):
         peer: the other rank (world rank).
         group: the group; None for all.
         tag: as in `send`.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> dist.P2POp(dist.isend, np.zeros(2), peer=dist.PROC_NULL).tag
+        0
 
     """
 
@@ -160,6 +212,18 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
 
     Args:
         p2p_op_list: what to begin, in this order.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def around():
+        ...     rank, n = dist.get_rank(), dist.get_world_size()
+        ...     received = np.array([-1])
+        ...     to_next = dist.P2POp(dist.isend, np.array([rank]), (rank + 1) % n)
+        ...     from_last = dist.P2POp(dist.irecv, received, (rank - 1) % n)
+        ...     dist.wait_all(dist.batch_isend_irecv([to_next, from_last]))
+        ...     return int(received[0])
+        >>> dist.simulate(3, around)
+        [2, 0, 1]
 
     """
     if not isinstance(p2p_op_list, (list, tuple)) or not all(
@@ -202,6 +266,18 @@ def send_object_list(
         sync_op: return when the objects may be changed again.
         tag: as in `send`.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> def hand_over():
+        ...     found = ["nothing"]
+        ...     if dist.get_rank() == 0:
+        ...         dist.send_object_list([{"step": 7}], dst=1)
+        ...     else:
+        ...         dist.recv_object_list(found, src=0)
+        ...     return found[0]
+        >>> dist.simulate(2, hand_over)
+        ['nothing', {'step': 7}]
+
     """
     peer = _one_peer(group, dst, dst_in_group, "dst")
     return _dispatch(group, sync_op, _describe_send_objects, object_list, peer, tag)
@@ -228,6 +304,18 @@ def recv_object_list(
 
     Raises:
         MismatchError: the list that arrived has another length.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> def hand_over():
+        ...     found = [None, None]
+        ...     if dist.get_rank() == 0:
+        ...         dist.send_object_list(["loss", 0.5], dst=1)
+        ...     else:
+        ...         dist.recv_object_list(found, src=0)
+        ...     return found
+        >>> dist.simulate(2, hand_over)
+        [[None, None], ['loss', 0.5]]
 
     """
     peer = _one_peer(group, src, src_in_group, "src")

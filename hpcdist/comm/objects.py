@@ -31,6 +31,15 @@ def all_gather_object(
         group: the ranks that take part; None for all.
         sync_op: return when the objects are there.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> def collected():
+        ...     everybody = []
+        ...     dist.all_gather_object(everybody, {"rank": dist.get_rank()})
+        ...     return everybody
+        >>> dist.simulate(2, collected)[1]
+        [{'rank': 0}, {'rank': 1}]
+
     """
     return dispatch(group, sync_op, describe_all_gather, object_list, obj)
 
@@ -45,6 +54,15 @@ def broadcast_object_list(
         src: the world rank whose objects all get.
         group: the ranks that take part; None for all.
         sync_op: return when the objects are there.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> def told():
+        ...     settings = [{"lr": 0.1} if dist.get_rank() == 0 else None]
+        ...     dist.broadcast_object_list(settings, src=0)
+        ...     return settings[0]
+        >>> dist.simulate(2, told)
+        [{'lr': 0.1}, {'lr': 0.1}]
 
     """
     return dispatch(group, sync_op, _describe_broadcast, object_list, src)
@@ -66,6 +84,15 @@ def scatter_object_list(
         src: the world rank that hands out.
         group: the ranks that take part; None for all.
         sync_op: return when the object is there.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> def handed_out():
+        ...     mine = []
+        ...     dist.scatter_object_list(mine, ["a", "b"] if dist.get_rank() == 0 else None, src=0)
+        ...     return mine
+        >>> dist.simulate(2, handed_out)
+        [['a'], ['b']]
 
     """
     return dispatch(group, sync_op, _describe_scatter, out_object_list, in_object_list, src)
@@ -89,6 +116,15 @@ def gather_object(
         group: the ranks that take part; None for all.
         sync_op: return when the objects are there.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> def collected():
+        ...     everybody = []
+        ...     dist.gather_object(f"rank {dist.get_rank()}", everybody, dst=0)
+        ...     return everybody
+        >>> dist.simulate(2, collected)
+        [['rank 0', 'rank 1'], []]
+
     """
     return dispatch(group, sync_op, _describe_gather, obj, object_gather_list, dst)
 
@@ -107,6 +143,15 @@ def all_to_all_object(
         in_object_list: one object per rank of the group.
         group: the ranks that take part; None for all.
         sync_op: return when the objects are there.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> def exchanged():
+        ...     rank, received = dist.get_rank(), []
+        ...     dist.all_to_all_object(received, [f"{rank} to {other}" for other in range(2)])
+        ...     return received
+        >>> dist.simulate(2, exchanged)
+        [['0 to 0', '1 to 0'], ['0 to 1', '1 to 1']]
 
     """
     return dispatch(group, sync_op, _describe_all_to_all, out_object_list, in_object_list)

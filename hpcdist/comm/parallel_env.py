@@ -16,6 +16,13 @@ class ParallelEnv:
     """What a rank can know about itself and its job (Paddle's `ParallelEnv`).
 
     Before `init_parallel_env` the launcher's environment answers, afterwards MPI does.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> env = dist.ParallelEnv()
+        >>> env.rank < env.world_size
+        True
+
     """
 
     def __init__(self) -> None:

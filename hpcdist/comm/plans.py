@@ -54,6 +54,13 @@ def plan_reduce(tensor: Any, dst: int, op: int = ReduceOp.SUM, group: Group | No
         op: a `ReduceOp`, as in `all_reduce`.
         group: the ranks that take part; None for all.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> plan = dist.plan_reduce(np.ones(3), dst=0)
+        >>> plan.start().wait()
+        True
+
     """
     return _plan(group, describe.reduce, tensor, dst, op)
 
@@ -70,6 +77,14 @@ def plan_reduce_scatter(
         op: a `ReduceOp`.
         group: the ranks that take part; None for all.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> n = dist.get_world_size()
+        >>> plan = dist.plan_reduce_scatter(np.zeros(2), np.ones(2 * n))
+        >>> plan.start().wait()
+        True
+
     """
     return _plan(group, describe.reduce_scatter, tensor, tensor_list, op)
 
@@ -81,6 +96,13 @@ def plan_scan(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None) -
         tensor: array of equal shape and dtype on all ranks.
         op: a `ReduceOp`, as in `all_reduce`.
         group: the ranks that take part; None for all.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> plan = dist.plan_scan(np.ones(3))
+        >>> plan.start().wait()
+        True
 
     """
     return _plan(group, describe.scan, tensor, op)
@@ -94,6 +116,13 @@ def plan_exscan(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None)
         op: a `ReduceOp`, as in `all_reduce`.
         group: the ranks that take part; None for all.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> plan = dist.plan_exscan(np.ones(3))
+        >>> plan.start().wait()
+        True
+
     """
     return _plan(group, describe.exscan, tensor, op)
 
@@ -105,6 +134,13 @@ def plan_broadcast(tensor: Any, src: int, group: Group | None = None) -> Plan:
         tensor: on `src` what is sent, on the other ranks the output; of equal shape and dtype.
         src: the world rank whose array all get.
         group: the ranks that take part; None for all.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> plan = dist.plan_broadcast(np.ones(3), src=0)
+        >>> plan.start().wait()
+        True
 
     """
     return _plan(group, describe.broadcast, tensor, src)
@@ -119,6 +155,13 @@ def plan_all_gather(tensor_list: Any, tensor: Any, group: Group | None = None) -
             takes them one after the other, if all are alike.
         tensor: this rank's contribution.
         group: the ranks that take part; None for all.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> plan = dist.plan_all_gather(np.empty((dist.get_world_size(), 3)), np.ones(3))
+        >>> plan.start().wait()
+        True
 
     """
     return _plan(group, describe.all_gather, tensor_list, tensor)
@@ -136,6 +179,13 @@ def plan_gather(
         dst: the world rank that collects.
         group: the ranks that take part; None for all.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> plan = dist.plan_gather(np.ones(3), np.empty((dist.get_world_size(), 3)), dst=0)
+        >>> plan.start().wait()
+        True
+
     """
     return _plan(group, describe.gather, tensor, gather_list, dst)
 
@@ -152,6 +202,13 @@ def plan_scatter(
         src: the world rank that hands out.
         group: the ranks that take part; None for all.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> plan = dist.plan_scatter(np.empty(3), np.ones((dist.get_world_size(), 3)), src=0)
+        >>> plan.start().wait()
+        True
+
     """
     return _plan(group, describe.scatter, tensor, tensor_list, src)
 
@@ -164,6 +221,14 @@ def plan_alltoall(out_tensor_list: Any, in_tensor_list: Any, group: Group | None
         in_tensor_list: n arrays of one dtype, whose shapes may differ. Both may instead be one
             array each, cut into equal parts along dim 0.
         group: the ranks that take part; None for all.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> x = np.ones((dist.get_world_size(), 3))
+        >>> plan = dist.plan_alltoall(np.empty_like(x), x)
+        >>> plan.start().wait()
+        True
 
     """
     return _plan(group, describe.alltoall, out_tensor_list, in_tensor_list)
@@ -187,6 +252,14 @@ def plan_alltoall_single(
             order differs between Paddle's two forms.
         out_split_sizes: rows from each rank; None for equal parts.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> x = np.ones((dist.get_world_size(), 3))
+        >>> plan = dist.plan_alltoall_single(np.empty_like(x), x)
+        >>> plan.start().wait()
+        True
+
     """
     return _plan(
         group, describe.alltoall_single, out_tensor, in_tensor, in_split_sizes, out_split_sizes
@@ -198,6 +271,13 @@ def plan_barrier(group: Group | None = None) -> Plan:
 
     Args:
         group: the ranks that wait for each other; None for all.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> plan = dist.plan_barrier()
+        >>> plan.start().wait()
+        True
 
     """
     return _plan(group, describe.barrier)

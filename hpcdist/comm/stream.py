@@ -69,6 +69,12 @@ def all_reduce(
         use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
             for arrays in host memory it changes nothing.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> dist.stream.all_reduce(np.ones(3), use_calc_stream=True).is_completed()
+        True
+
     """
     return _dispatch(group, sync_op, use_calc_stream, describe.all_reduce, tensor, op)
 
@@ -91,6 +97,12 @@ def reduce(
         sync_op: return when the operation has ended.
         use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
             for arrays in host memory it changes nothing.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> dist.stream.reduce(np.ones(3), dst=0, use_calc_stream=True).is_completed()
+        True
 
     """
     return _dispatch(group, sync_op, use_calc_stream, describe.reduce, tensor, dst, op)
@@ -116,6 +128,13 @@ def reduce_scatter(
         use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
             for arrays in host memory it changes nothing.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> x = np.ones((dist.get_world_size(), 3))
+        >>> dist.stream.reduce_scatter(np.empty(3), x, use_calc_stream=True).is_completed()
+        True
+
     """
     return _dispatch(
         group, sync_op, use_calc_stream, describe.reduce_scatter, tensor, tensor_or_tensor_list, op
@@ -139,6 +158,12 @@ def broadcast(
         use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
             for arrays in host memory it changes nothing.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> dist.stream.broadcast(np.ones(3), src=0, use_calc_stream=True).is_completed()
+        True
+
     """
     return _dispatch(group, sync_op, use_calc_stream, describe.broadcast, tensor, src)
 
@@ -161,6 +186,13 @@ def all_gather(
         sync_op: return when the operation has ended.
         use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
             for arrays in host memory it changes nothing.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> parts = []
+        >>> dist.stream.all_gather(parts, np.ones(3), use_calc_stream=True).is_completed()
+        True
 
     """
     return _dispatch(
@@ -188,6 +220,12 @@ def gather(
         use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
             for arrays in host memory it changes nothing.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> dist.stream.gather(np.ones(3), [], dst=0, use_calc_stream=True).is_completed()
+        True
+
     """
     return _dispatch(group, sync_op, use_calc_stream, describe.gather, tensor, gather_list, dst)
 
@@ -211,6 +249,13 @@ def scatter(
         sync_op: return when the operation has ended.
         use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
             for arrays in host memory it changes nothing.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> x = np.ones((dist.get_world_size(), 3))
+        >>> dist.stream.scatter(np.empty(3), x, src=0, use_calc_stream=True).is_completed()
+        True
 
     """
     warn_of_meaningless(tensor_or_tensor_list, src, group)
@@ -237,6 +282,13 @@ def alltoall(
         sync_op: return when the operation has ended.
         use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
             for arrays in host memory it changes nothing.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> x = np.ones((dist.get_world_size(), 3))
+        >>> dist.stream.alltoall(np.empty_like(x), x, use_calc_stream=True).is_completed()
+        True
 
     """
     return _dispatch(
@@ -272,6 +324,13 @@ def alltoall_single(
             order differs between Paddle's two forms.
         out_split_sizes: rows from each rank; None for equal parts.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> x = np.ones((dist.get_world_size(), 3))
+        >>> dist.stream.alltoall_single(np.empty_like(x), x, use_calc_stream=True).is_completed()
+        True
+
     """
     check_no_split_sizes(group, sync_op)
     return _dispatch(
@@ -305,6 +364,12 @@ def send(
             for arrays in host memory it changes nothing.
         tag: a number from 0 on; only a receive with the same tag takes the message.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> dist.stream.send(np.ones(3), dst=dist.PROC_NULL, use_calc_stream=True).is_completed()
+        True
+
     """
     if is_nobody(dst):
         return to_nobody(group, describe_send, tensor, tag)
@@ -329,6 +394,12 @@ def recv(
         use_calc_stream: on a GPU, run on the current stream itself, with nothing left to wait for;
             for arrays in host memory it changes nothing.
         tag: messages with another tag are left for other receives.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> dist.stream.recv(np.ones(3), src=dist.PROC_NULL, use_calc_stream=True).is_completed()
+        True
 
     """
     if is_nobody(src):

@@ -118,6 +118,14 @@ class Together:
         alike: returns what all ranks raise for an error of one of them; None: a `RemoteError` on
             the others.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> def told():
+        ...     together = dist.together()
+        ...     return together.lead(lambda: "what rank 0 found out")
+        >>> dist.simulate(2, told)
+        ['what rank 0 found out', 'what rank 0 found out']
+
     """
 
     def __init__(

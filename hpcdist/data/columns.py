@@ -45,6 +45,11 @@ class Fixed:
     Args:
         values: an array, or what NumPy makes one of.
 
+    Example:
+        >>> from hpcdist.data.columns import Fixed
+        >>> Fixed([[1, 2], [3, 4]]).row(1).tolist()
+        [3, 4]
+
     """
 
     __slots__ = ("values",)
@@ -107,6 +112,12 @@ class Ragged:
         values: the elements of all rows, one row after the other. uint8 for text and bytes.
         offsets: int64, one more than there are rows, and ascending; the first need not be 0.
         kind: "list"; "string", UTF-8; or "bytes".
+
+    Example:
+        >>> import numpy as np
+        >>> from hpcdist.data.columns import Ragged
+        >>> Ragged(np.array([1, 2, 3]), np.array([0, 2, 3])).row(0).tolist()
+        [1, 2]
 
     """
 

@@ -53,6 +53,11 @@ def deal(sizes: Sequence[int], ranks: int, cut: bool | Sequence[bool] = True) ->
     Returns:
         the pieces of each rank, in the order of the files; a rank may have none.
 
+    Example:
+        >>> from hpcdist.data.files import deal
+        >>> [len(pieces) for pieces in deal([100, 100, 100], ranks=3)]
+        [1, 1, 1]
+
     """
     may = [cut] * len(sizes) if isinstance(cut, bool) else list(cut)
     ends = list(accumulate(sizes))
@@ -105,6 +110,16 @@ def agree_on(
         DatasetError: files are missing, empty, folders, or cannot be read; it names them, on
             every rank.
         UsageError: `files` is no list of paths.
+
+    Example:
+        >>> import pathlib, tempfile, hpcdist as dist
+        >>> from hpcdist.data.files import agree_on
+        >>> _ = dist.init_parallel_env()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for day in ("mon", "tue"):
+        ...         _ = pathlib.Path(folder, f"{day}.txt").write_text("1 2 3")
+        ...     print([file.size for file in agree_on([f"{folder}/*.txt"])])
+        [5, 5]
 
     """
     party = together(group)

@@ -47,7 +47,7 @@ TABLE: dict[str, Kind] = {
 
 @final
 class Format:
-    """Reads files of one kind.
+    r"""Reads files of one kind.
 
     Args:
         name: a row of `TABLE`.
@@ -55,6 +55,15 @@ class Format:
 
     Raises:
         UsageError: there is no such kind, or the settings do not go with it.
+
+    Example:
+        >>> import io
+        >>> from hpcdist.data.formats import open_format
+        >>> from hpcdist.data.slots import slots_of
+        >>> from hpcdist.data.source import Settings
+        >>> lines = open_format("jsonl", Settings(slots_of([("x", "int64", ())])))
+        >>> sum(len(records["x"]) for records in lines.read(io.BytesIO(b'{"x": 1}\n{"x": 2}\n')))
+        2
 
     """
 
@@ -196,6 +205,11 @@ def open_format(name: str, settings: Settings | None = None) -> Format:
 
     Raises:
         UsageError: there is no such kind, or the settings do not go with it.
+
+    Example:
+        >>> from hpcdist.data.formats import open_format
+        >>> open_format("jsonl").name
+        'jsonl'
 
     """
     return Format(name, settings or Settings())

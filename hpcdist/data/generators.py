@@ -116,6 +116,13 @@ class MultiSlotStringDataGenerator(DataGenerator):
     """Makes multislot text of samples whose values are text, ``("words", ["19", "8"])``.
 
     The values are written as they are, which is faster, and not looked at.
+
+    Example:
+        >>> from hpcdist.data.generators import MultiSlotStringDataGenerator
+        >>> class Words(MultiSlotStringDataGenerator):
+        ...     def generate_sample(self, line):
+        ...         yield [("words", line.split()), ("label", ["1"])]
+
     """
 
     def _gen_str(self, line: Any) -> str:
@@ -127,6 +134,13 @@ class MultiSlotDataGenerator(DataGenerator):
     """Makes multislot text of samples whose values are numbers, ``("words", [19, 8])``.
 
     All samples have the same slots in one order; no slot is empty.
+
+    Example:
+        >>> from hpcdist.data.generators import MultiSlotDataGenerator
+        >>> class Words(MultiSlotDataGenerator):
+        ...     def generate_sample(self, line):
+        ...         yield [("words", [int(word) for word in line.split()]), ("label", [1])]
+
     """
 
     def _gen_str(self, line: Any) -> str:

@@ -69,6 +69,13 @@ class ShardedDataset:
             ``torch.utils.data.DataLoader(dataset, sampler=sharded.sampler)``. There is one
             position: iterate over either at a time.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def share():
+        ...     return list(dist.shard_dataset(np.arange(6), shuffle=False))
+        >>> [len(samples) for samples in dist.simulate(3, share)]
+        [2, 2, 2]
+
     """
 
     def __init__(

@@ -46,6 +46,11 @@ def slots_of(use_var: Any) -> tuple[Slot, ...]:
     Raises:
         UsageError: an entry is none of these, or a name comes twice. It is a `ValueError`.
 
+    Example:
+        >>> from hpcdist.data.slots import slots_of
+        >>> [slot.name for slot in slots_of(["words", ("label", "float32")])]
+        ['words', 'label']
+
     """
     if isinstance(use_var, (str, bytes)) or not isinstance(use_var, Iterable):
         raise UsageError(

@@ -144,6 +144,11 @@ class PaddleCloudRoleMaker(RoleMakerBase):
         is_collective: accepted: without servers the job is collective.
         kwargs: accepted: `init_gloo`, `path` and `http_port`; MPI connects the ranks.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> roles = dist.fleet.PaddleCloudRoleMaker(is_collective=True)
+        >>> _ = dist.fleet.init(roles)
+
     """
 
     def __init__(self, is_collective: bool = False, **kwargs: Any) -> None:

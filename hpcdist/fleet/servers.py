@@ -33,6 +33,18 @@ def init_worker(scopes: Sequence[Any] | None = None) -> None:
         UsageError: this rank only serves.
         CheckpointError: what `init_server` has named cannot be read.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> from hpcdist import ps
+        >>> def work():
+        ...     dist.fleet.init()
+        ...     dist.fleet.init_worker()
+        ...     rows = ps.SparseTable("words", 4, optimizer="sgd").pull([3, 7])
+        ...     dist.fleet.stop_worker()
+        ...     return rows.shape
+        >>> dist.simulate(2, work)
+        [(2, 4), (2, 4)]
+
     """
     perform(_workers("init_worker"), Verb.BEGIN, Told(()))
 
@@ -46,6 +58,18 @@ def stop_worker() -> None:
     Raises:
         UsageError: this rank only serves.
         HpcdistError: a push from before has failed.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> from hpcdist import ps
+        >>> def work():
+        ...     dist.fleet.init()
+        ...     dist.fleet.init_worker()
+        ...     rows = ps.SparseTable("words", 4, optimizer="sgd").pull([3, 7])
+        ...     dist.fleet.stop_worker()
+        ...     return rows.shape
+        >>> dist.simulate(2, work)
+        [(2, 4), (2, 4)]
 
     """
     cluster = _workers("stop_worker")
@@ -74,6 +98,16 @@ def init_server(*args: Any, **kwargs: Any) -> None:
     Raises:
         UsageError: other arguments.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> def serve():
+        ...     dist.fleet.init()
+        ...     dist.fleet.init_server()  # or init_server("where the tables were saved")
+        ...     dist.fleet.init_worker()
+        ...     dist.fleet.stop_worker()
+        >>> dist.simulate(2, serve)
+        [None, None]
+
     """
     given = dict(zip(("dirname", "var_names"), args, strict=False)) | kwargs
     if len(args) > 2 or not {*given} <= {"dirname", "var_names"}:
@@ -91,6 +125,19 @@ def run_server() -> None:
         UsageError: this rank trains, too.
         RemoteError: a worker has died.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> def job():
+        ...     dist.fleet.init(server_num=1)  # the last rank
+        ...     if dist.fleet.is_server():
+        ...         dist.fleet.run_server()
+        ...         return "served"
+        ...     dist.fleet.init_worker()
+        ...     dist.fleet.stop_worker()
+        ...     return "worked"
+        >>> dist.simulate(3, job)
+        ['worked', 'worked', 'served']
+
     """
     cluster = current_fleet("run_server").cluster
     if cluster.worker >= 0:
@@ -104,7 +151,17 @@ def run_server() -> None:
 
 
 def server_index() -> int:
-    """Return this rank's number among those that only serve. Local."""
+    """Return this rank's number among those that only serve. Local.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> def job():
+        ...     dist.fleet.init(server_num=1)  # the last rank
+        ...     return dist.fleet.server_index() if dist.fleet.is_server() else None
+        >>> dist.simulate(3, job)
+        [None, None, 0]
+
+    """
     return current_fleet("server_index").server_index()
 
 
@@ -113,6 +170,16 @@ def shrink(threshold: int | None = None) -> None:
 
     Args:
         threshold: the lowest score that stays; None for the usual one.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> from hpcdist import ps
+        >>> def work():
+        ...     dist.fleet.init()
+        ...     ps.SparseTable("words", 4, optimizer="sgd").pull([3, 7])
+        ...     dist.fleet.shrink()
+        >>> dist.simulate(2, work)
+        [None, None]
 
     """
     cluster = _workers("shrink")
@@ -128,6 +195,16 @@ def set_date(table_id: int | str, day_id: str) -> None:
         table_id: the name of the table, or its number.
         day_id: the day.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> from hpcdist import ps
+        >>> def work():
+        ...     dist.fleet.init()
+        ...     ps.SparseTable("words", 4, optimizer="sgd")
+        ...     dist.fleet.set_date("words", "20270131")
+        >>> dist.simulate(2, work)
+        [None, None]
+
     """
     _table(_workers("set_date"), table_id).day = str(day_id)
 
@@ -139,6 +216,16 @@ def print_table_stat(table_id: int | str, pass_id: int, threshold: float) -> Non
         table_id: the name of the table, or its number.
         pass_id: printed with it, as is the day of `set_date`.
         threshold: accepted for Paddle's sake.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> from hpcdist import ps
+        >>> def work():
+        ...     dist.fleet.init()
+        ...     ps.SparseTable("words", 4, optimizer="sgd").pull([3, 7])
+        ...     dist.fleet.print_table_stat("words", pass_id=1, threshold=0)
+        >>> _ = dist.simulate(2, work)  # doctest: +ELLIPSIS
+        table ...
 
     """
     cluster = _workers("print_table_stat")
@@ -163,6 +250,17 @@ def save_cache_model(dirname: str, **configs: Any) -> int:
     Args:
         dirname: the folder.
         **configs: `mode`, as of `save_persistables`; others are accepted.
+
+    Example:
+        >>> import tempfile, hpcdist as dist
+        >>> from hpcdist import ps
+        >>> def work(folder):
+        ...     dist.fleet.init()
+        ...     ps.SparseTable("words", 4, optimizer="sgd").pull([3, 7])
+        ...     return dist.fleet.save_cache_model(folder)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print(dist.simulate(2, work, folder))
+        [2, 2]
 
     """
     cluster = _workers("save_cache_model")
@@ -197,6 +295,19 @@ def save_one_table(table_id: int | str, path: str, mode: int) -> None:
         path: the folder.
         mode: 0 for all rows, 1 for what has changed.
 
+    Example:
+        >>> import tempfile, hpcdist as dist
+        >>> from hpcdist import ps
+        >>> def work(folder):
+        ...     dist.fleet.init()
+        ...     rows = ps.SparseTable("words", 4, optimizer="sgd").pull([3, 7])
+        ...     dist.fleet.save_one_table("words", folder, mode=0)
+        ...     dist.fleet.load_one_table("words", folder, mode=0)
+        ...     return rows.shape
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print(dist.simulate(2, work, folder))
+        [(2, 4), (2, 4)]
+
     """
     cluster = _workers("save_one_table")
     table = _found(cluster, lambda: _table(cluster, table_id))
@@ -210,6 +321,19 @@ def load_one_table(table_id: int | str, path: str, mode: int) -> None:
         table_id: the name of the table, or its number.
         path: the folder; all saves in it are read that are needed.
         mode: accepted for Paddle's sake.
+
+    Example:
+        >>> import tempfile, hpcdist as dist
+        >>> from hpcdist import ps
+        >>> def work(folder):
+        ...     dist.fleet.init()
+        ...     rows = ps.SparseTable("words", 4, optimizer="sgd").pull([3, 7])
+        ...     dist.fleet.save_one_table("words", folder, mode=0)
+        ...     dist.fleet.load_one_table("words", folder, mode=0)
+        ...     return rows.shape
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print(dist.simulate(2, work, folder))
+        [(2, 4), (2, 4)]
 
     """
     cluster = _workers("load_one_table")
@@ -229,6 +353,17 @@ def save_dense_params(
         program: accepted for Paddle's sake.
         var_names: the names of the tables to be written; None for all.
 
+    Example:
+        >>> import tempfile, hpcdist as dist
+        >>> from hpcdist import ps
+        >>> def work(folder):
+        ...     dist.fleet.init()
+        ...     ps.DenseTable("weights", (4, 3), optimizer="sgd")
+        ...     dist.fleet.save_dense_params(None, folder, None, None)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print(dist.simulate(2, work, folder))
+        [None, None]
+
     """
     cluster = _workers("save_dense_params")
     dense = [name for name, table in cluster.tables.items() if table.dense]
@@ -241,6 +376,21 @@ def load_model(path: str, mode: int) -> None:
     Args:
         path: the folder; all saves in it are read that are needed.
         mode: accepted for Paddle's sake.
+
+    Example:
+        >>> import tempfile, hpcdist as dist
+        >>> from hpcdist import ps
+        >>> def work(folder):
+        ...     dist.fleet.init()
+        ...     table = ps.SparseTable("words", 4, optimizer="sgd")
+        ...     before = table.pull([3, 7])
+        ...     dist.fleet.save_persistables(None, folder)
+        ...     table.push([3, 7], before)
+        ...     dist.fleet.load_model(folder, mode=0)
+        ...     return bool((table.pull([3, 7]) == before).all())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print(dist.simulate(2, work, folder))
+        [True, True]
 
     """
     cluster = _workers("load_model")
@@ -260,7 +410,17 @@ def load_inference_model(path: str, mode: int) -> None:
 
 
 def check_save_pre_patch_done() -> None:
-    """Wait until what is saved beside the training is on disk. Collective over the workers."""
+    """Wait until what is saved beside the training is on disk. Collective over the workers.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> def work():
+        ...     dist.fleet.init()
+        ...     dist.fleet.check_save_pre_patch_done()
+        >>> dist.simulate(2, work)
+        [None, None]
+
+    """
     cluster = _workers("check_save_pre_patch_done")
     perform(cluster, Verb.SAVED, Told(()))
 

@@ -71,6 +71,13 @@ class UtilBase:
 
     In `comm_world` "worker" and "all" are the ranks that `fleet.init` was called on; there are no
     servers in a collective job.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> job = dist.fleet.init()
+        >>> job.util.all_reduce(np.ones(2), "sum", "worker").tolist()
+        [1.0, 1.0]
+
     """
 
     def all_reduce(

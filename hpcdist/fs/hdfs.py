@@ -39,6 +39,11 @@ class HDFSClient(Fsspec):
     Raises:
         UsageError: a setting is missing or unknown, or a package is not installed.
 
+    Example:
+        >>> from hpcdist import fs
+        >>> settings = {"fs.default.name": "webhdfs://namenode:9870", "hadoop.job.ugi": "me"}
+        >>> client = fs.HDFSClient("", settings)  # connects when it is first used
+
     """
 
     def __init__(

@@ -25,6 +25,11 @@ def is_url(path: str | os.PathLike[str]) -> bool:
     Args:
         path: what is looked at; nothing is opened.
 
+    Example:
+        >>> from hpcdist import fs
+        >>> fs.is_url("s3://bucket/day.csv"), fs.is_url("/data/day.csv")
+        (True, False)
+
     """
     match = _URL.fullmatch(os.fsdecode(path))
     return match is not None and match[1].lower() not in ("file", "local")
@@ -42,6 +47,13 @@ def file_system(path: str | os.PathLike[str]) -> tuple[FileSystem, str]:
     Raises:
         UsageError: fsspec does not know the protocol, a package for it is missing, or the URL has
             a password or lacks a host.
+
+    Example:
+        >>> import tempfile
+        >>> from hpcdist import fs
+        >>> system, path = fs.file_system(tempfile.gettempdir())
+        >>> system.is_dir(path)
+        True
 
     """
     text = os.fsdecode(path)
@@ -64,6 +76,13 @@ def open(path: str | os.PathLike[str], mode: str = "rb") -> IO[Any]:
     Args:
         path: a path of this machine, or a URL such as ``s3://bucket/x``.
         mode: as in Python's `open`.
+
+    Example:
+        >>> import os, tempfile
+        >>> from hpcdist import fs
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with fs.open(os.path.join(folder, "notes.txt"), "w") as file:
+        ...         _ = file.write("as to any file")
 
     """
     found, inside = file_system(path)

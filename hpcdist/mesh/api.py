@@ -287,6 +287,15 @@ def dtensor_to_local(
             `reshard`, whose part is returned.
         placements: see `mesh`.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def part():
+        ...     mesh = dist.ProcessMesh([0, 1], dim_names=["x"])
+        ...     a = dist.shard_tensor(np.arange(4), mesh, [dist.Shard(0)])
+        ...     return dist.dtensor_to_local(a).tolist()
+        >>> dist.simulate(2, part)
+        [[0, 1], [2, 3]]
+
     """
     if torch := torchs_own(dist_tensor):
         return torch.local_of(dist_tensor, mesh, placements)

@@ -13,7 +13,14 @@ from hpcdist.mesh.process_mesh import ProcessMesh
 
 
 class ReduceType(IntEnum):
-    """How the contributions of a `Partial` become one value."""
+    """How the contributions of a `Partial` become one value.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> dist.Partial(dist.ReduceType.kRedMax)
+        Partial(kRedMax)
+
+    """
 
     kRedSum = 0
     kRedMax = 1
@@ -62,6 +69,14 @@ class Shard(Placement):
             cut first. None is 0; those with equal numbers cut in the order of the mesh.
         split_factor: into how many parts later axes of the mesh have cut the dimension before
             this one cuts it.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def part():
+        ...     mesh = dist.ProcessMesh([0, 1, 2], dim_names=["x"])
+        ...     return dist.shard_tensor(np.arange(7), mesh, [dist.Shard(0)]).local.tolist()
+        >>> dist.simulate(3, part)
+        [[0, 1, 2], [3, 4, 5], [6]]
 
     """
 
@@ -120,7 +135,17 @@ class Shard(Placement):
 @final
 @dataclass(frozen=True, slots=True, repr=False)
 class Replicate(Placement):
-    """The ranks along the axis hold the same."""
+    """The ranks along the axis hold the same.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def part():
+        ...     mesh = dist.ProcessMesh([0, 1], dim_names=["x"])
+        ...     return dist.shard_tensor(np.arange(3), mesh, [dist.Replicate()]).local.tolist()
+        >>> dist.simulate(2, part)
+        [[0, 1, 2], [0, 1, 2]]
+
+    """
 
     def is_replicated(self) -> bool:
         """Return True."""
@@ -137,6 +162,16 @@ class Partial(Placement):
 
     Args:
         reduce_type: a `ReduceType`; the sum if not given.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def total():
+        ...     mesh = dist.ProcessMesh([0, 1, 2], dim_names=["x"])
+        ...     mine = np.array([dist.get_rank() + 1])
+        ...     a = dist.dtensor_from_local(mine, mesh, [dist.Partial()])
+        ...     return dist.reshard(a, mesh, [dist.Replicate()]).local.tolist()
+        >>> dist.simulate(3, total)
+        [[6], [6], [6]]
 
     """
 
@@ -173,6 +208,12 @@ class DistAttr:
         sharding_specs: the names.
         placements: the same, as a placement for each axis of the mesh.
         dims_mapping: the same, as the number of the axis for each dimension, or -1.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> mesh = dist.ProcessMesh([[0, 1], [2, 3]], dim_names=["x", "y"])
+        >>> dist.DistAttr(mesh, ["y", None]).placements
+        [Replicate(), Shard(0)]
 
     """
 

@@ -361,7 +361,17 @@ _SHOWN = 16
 
 
 def get_mesh() -> ProcessMesh | None:
-    """Return the mesh of the innermost ``with mesh:``, or what `set_mesh` has set, or None."""
+    """Return the mesh of the innermost ``with mesh:``, or what `set_mesh` has set, or None.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> def current():
+        ...     with dist.ProcessMesh([0, 1], dim_names=["x"]):
+        ...         return dist.get_mesh().dim_names
+        >>> dist.simulate(2, current)
+        [['x'], ['x']]
+
+    """
     meshes = require_session().meshes
     return cast("ProcessMesh", meshes[-1]) if meshes else None
 
@@ -374,6 +384,15 @@ def set_mesh(mesh: ProcessMesh) -> None:
     Args:
         mesh: the mesh.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> def current():
+        ...     mesh = dist.ProcessMesh([0, 1], dim_names=["x"])
+        ...     dist.set_mesh(mesh)
+        ...     return dist.get_mesh() == mesh
+        >>> dist.simulate(2, current)
+        [True, True]
+
     """
     if not isinstance(mesh, ProcessMesh):
         raise UsageError(f"set_mesh takes a ProcessMesh, got {mesh!r}")
@@ -385,6 +404,13 @@ def create_mesh(mesh_dims: Sequence[tuple[str, int]]) -> ProcessMesh:
 
     Args:
         mesh_dims: a name and a size for each axis.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> def middle():
+        ...     return dist.create_mesh([("dp", 2), ("mp", 2)]).shape
+        >>> dist.simulate(4, middle)[0]
+        [2, 2]
 
     """
     try:

@@ -55,6 +55,16 @@ def halo(a: DistArray, depth: Any, boundary: Any = None) -> Iterator[Any]:
             the last place), ``"symmetric"`` (mirrored behind it), ``"nearest"``, a number, or None
             for nothing: the part ends where the array does. A dict has it for each dimension.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def with_neighbours():
+        ...     mesh = dist.ProcessMesh([0, 1, 2], dim_names=["x"])
+        ...     a = dist.shard_tensor(np.arange(6), mesh, [dist.Shard(0)])
+        ...     with a.halo(1) as wide:
+        ...         return wide.tolist()
+        >>> dist.simulate(3, with_neighbours)
+        [[0, 1, 2], [1, 2, 3, 4], [3, 4, 5]]
+
     """
     yield extended(settled(a), _surroundings(depth, boundary, a.ndim))
 
@@ -73,6 +83,16 @@ def neighbour(a: DistArray, axis: int = 0, offset: int = 1, boundary: Any = None
         offset: how many parts further; negative for parts before.
         boundary: ``"periodic"``: the first part follows the last one. None: beyond the ends there
             is an array without elements.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def next_part():
+        ...     mesh = dist.ProcessMesh([0, 1, 2], dim_names=["x"])
+        ...     a = dist.shard_tensor(np.arange(6), mesh, [dist.Shard(0)])
+        ...     with a.neighbour(offset=1) as part:
+        ...         return part.tolist()
+        >>> dist.simulate(3, next_part)
+        [[2, 3], [4, 5], []]
 
     """
     a, dim, steps = settled(a), dimension(axis, a.ndim), int(offset)

@@ -40,6 +40,14 @@ def to_dtensor(a: DistArray) -> Any:
         UsageError: the array is cut otherwise, or has a placement that torch does not have; torch
             is not installed.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> world = dist.init_parallel_env()
+        >>> mesh = dist.ProcessMesh(list(range(world.nranks)), dim_names=["x"])
+        >>> a = dist.shard_tensor(np.ones((4, 6)), mesh, [dist.Shard(0)])
+        >>> dist.to_dtensor(a).shape
+        torch.Size([4, 6])
+
     """
     if not isinstance(a, DistArray):
         raise UsageError(f"to_dtensor takes a DistArray, got a {type(a).__name__}")
@@ -62,6 +70,14 @@ def from_dtensor(t: Any) -> DistArray:
 
     Raises:
         UsageError: it is no DTensor, or has a placement that arrays do not have.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> world = dist.init_parallel_env()
+        >>> mesh = dist.ProcessMesh(list(range(world.nranks)), dim_names=["x"])
+        >>> a = dist.shard_tensor(np.ones((4, 6)), mesh, [dist.Shard(0)])
+        >>> dist.from_dtensor(dist.to_dtensor(a)).shape
+        (4, 6)
 
     """
     module = torchs_own(t)

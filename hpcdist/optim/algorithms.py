@@ -69,6 +69,15 @@ class Momentum(Optimizer):
 
     Reference: Polyak 1964; Sutskever, Martens, Dahl and Hinton, ICML 2013.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> w = dist.Parameter(np.ones(2))
+        >>> optimizer = dist.optim.Momentum([w], learning_rate=0.5, momentum=0.9)
+        >>> w.grad = np.ones(2)
+        >>> optimizer.step()
+        >>> w.data
+        array([0.5, 0.5])
+
     """
 
     def __init__(
@@ -101,6 +110,15 @@ class Adam(Optimizer):
 
     Reference: Kingma and Ba, Adam: A Method for Stochastic Optimization, ICLR 2015.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> w = dist.Parameter(np.ones(2))
+        >>> optimizer = dist.optim.Adam([w], learning_rate=0.5)
+        >>> w.grad = np.ones(2)
+        >>> optimizer.step()
+        >>> w.data.round(3)
+        array([0.5, 0.5])
+
     """
 
     def __init__(
@@ -132,6 +150,15 @@ class AdamW(Optimizer):
         UsageError: an option is out of its range, or there is no parameter.
 
     Reference: Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> w = dist.Parameter(np.ones(2))
+        >>> optimizer = dist.optim.AdamW([w], learning_rate=0.5, weight_decay=0.0)
+        >>> w.grad = np.ones(2)
+        >>> optimizer.step()
+        >>> w.data.round(3)
+        array([0.5, 0.5])
 
     """
 
@@ -167,6 +194,15 @@ class LAMB(Optimizer):
         UsageError: an option is out of its range, or there is no parameter.
 
     Reference: You et al., Large Batch Optimization for Deep Learning, ICLR 2020.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> w = dist.Parameter(np.ones(2))
+        >>> optimizer = dist.optim.LAMB([w], learning_rate=0.5, weight_decay=0.0)
+        >>> w.grad = np.ones(2)
+        >>> optimizer.step()
+        >>> w.data.round(3)
+        array([0.5, 0.5])
 
     """
 
@@ -204,6 +240,15 @@ class LARS(Optimizer):
         UsageError: an option is out of its range, or there is no parameter.
 
     Reference: You, Gitman and Ginsburg, Large Batch Training of Convolutional Networks, 2017.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> w = dist.Parameter(np.ones(2))
+        >>> optimizer = dist.optim.LARS([w], learning_rate=0.5, lars_coeff=0.1, weight_decay=0.0)
+        >>> w.grad = np.ones(2)
+        >>> optimizer.step()
+        >>> w.data
+        array([0.95, 0.95])
 
     """
 

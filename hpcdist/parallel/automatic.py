@@ -22,6 +22,11 @@ class ToDistributedConfig:
         input_spec: accepted for Paddle's sake: nothing is compiled.
         sequence_parallel: whether activations are cut by the sequence, which is refused.
 
+    Example:
+        >>> from hpcdist.auto_parallel import ToDistributedConfig
+        >>> ToDistributedConfig().sequence_parallel
+        False
+
     """
 
     def __init__(self) -> None:
@@ -57,6 +62,17 @@ def to_distributed(
 
     Raises:
         UsageError: a wrong argument; there are not ``device_num * node_num`` ranks.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> n = dist.init_parallel_env().nranks
+        >>> model = torch.nn.Linear(8, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> batches = [torch.ones(4, 8)] * 3
+        >>> model, optimizer, batches = dist.to_distributed(model, optimizer, batches, device_num=n)
+        >>> for batch in batches:
+        ...     model(batch).sum().backward()
+        ...     optimizer.step()
 
     """
     ranks = require_session().world.ranks

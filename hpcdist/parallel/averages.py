@@ -75,6 +75,16 @@ def fused_allreduce_gradients(
 
     Reference: ``paddle.distributed.fleet.utils.hybrid_parallel_util``.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def averaged():
+        ...     w = dist.Parameter(np.ones(2))
+        ...     w.grad = np.full(2, float(dist.get_rank()))
+        ...     dist.fused_allreduce_gradients([w])
+        ...     return w.grad.tolist()
+        >>> dist.simulate(3, averaged)
+        [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
+
     """
     if hcg is not None and group is not None:
         raise UsageError("fused_allreduce_gradients got both hcg and group; give one of them")

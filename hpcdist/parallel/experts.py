@@ -107,6 +107,15 @@ def global_gather(
     Raises:
         UsageError: the counts do not fit; `RemoteError` on the other ranks.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> x = np.arange(6.0).reshape(3, 2)
+        >>> counts = np.array([3])  # one rank, one expert: all rows go to it
+        >>> rows = dist.utils.global_scatter(x, counts, counts)
+        >>> bool((dist.utils.global_gather(rows, counts, counts) == x).all())
+        True
+
     """
     return _moved("gather", x, local_count, global_count, group)
 

@@ -97,6 +97,12 @@ def build_groups(vars: Sequence[Any], group_size: int) -> list[list[Any]]:
 
     Reference: ``paddle.distributed.parallel.build_groups``.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> groups = dist.build_groups([np.ones(2), np.zeros(3)], group_size=1024)
+        >>> groups[0][0]
+        array([1., 1., 0., 0., 0.])
+
     """
     if not isinstance(group_size, int) or group_size <= 0:
         raise UsageError(f"group_size must be a positive number of bytes, got {group_size!r}")

@@ -30,7 +30,16 @@ from hpcdist.parallel.vocabulary import known
 
 
 def current_grid() -> HybridCommunicateGroup | None:
-    """Return the grid that `fleet.init` has made on this rank; None before it, or without one."""
+    """Return the grid that `fleet.init` has made on this rank; None before it, or without one.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> from hpcdist.parallel.hybrid import current_grid
+        >>> _ = dist.fleet.init(dp=-1)
+        >>> current_grid().get_data_parallel_world_size() == dist.get_world_size()
+        True
+
+    """
     session = current_session()
     return None if session is None else cast("HybridCommunicateGroup | None", session.grid)
 

@@ -29,6 +29,10 @@ class ColWiseParallel(LayerPlan):
         gather_output: whether every rank gets the whole output; otherwise each has its part, which
             a `RowWiseParallel` layer takes.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> plan = {"blocks.*.up": dist.ColWiseParallel(), "blocks.*.down": dist.RowWiseParallel()}
+
     """
 
     gather_output: bool = False
@@ -43,6 +47,10 @@ class RowWiseParallel(LayerPlan):
         is_input_parallel: whether the input comes in parts, as from a `ColWiseParallel` layer;
             False if it is whole, and is cut here.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> plan = {"blocks.*.up": dist.ColWiseParallel(), "blocks.*.down": dist.RowWiseParallel()}
+
     """
 
     is_input_parallel: bool = True
@@ -55,6 +63,12 @@ class PrepareLayerInput(LayerPlan):
 
     Args:
         fn: ``fn(process_mesh)`` returns a forward pre-hook of torch's for the layer.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> def halve(mesh):
+        ...     return lambda layer, inputs: (inputs[0] / 2,)
+        >>> plan = {"head": dist.PrepareLayerInput(halve)}
 
     """
 
@@ -71,6 +85,12 @@ class PrepareLayerOutput(LayerPlan):
 
     Args:
         fn: ``fn(process_mesh)`` returns a forward hook of torch's for the layer.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> def halve(mesh):
+        ...     return lambda layer, inputs, output: output / 2
+        >>> plan = {"head": dist.PrepareLayerOutput(halve)}
 
     """
 
@@ -89,6 +109,10 @@ class SequenceParallelBegin(LayerPlan):
         need_transpose: whether the output is ``[batch, sequence, hidden]``, and becomes
             ``[sequence, batch, hidden]``, which it otherwise is.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> plan = {"words": dist.SequenceParallelBegin(), "head": dist.SequenceParallelEnd()}
+
     """
 
     need_transpose: bool = True
@@ -103,6 +127,10 @@ class SequenceParallelEnd(LayerPlan):
         need_transpose: whether the layer takes ``[batch, sequence, hidden]``; otherwise it gets
             ``[sequence, batch, hidden]``.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> plan = {"words": dist.SequenceParallelBegin(), "head": dist.SequenceParallelEnd()}
+
     """
 
     need_transpose: bool = True
@@ -114,6 +142,11 @@ class SequenceParallelEnable(LayerPlan):
     """Cut the input of this one layer by the sequence, and make its output whole again.
 
     The input is ``[batch, sequence, hidden]``, the layer sees ``[sequence, batch, hidden]``.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> plan = {"blocks.*.norm": dist.SequenceParallelEnable()}
+
     """
 
 
@@ -126,6 +159,10 @@ class SequenceParallelDisable(LayerPlan):
         need_transpose: whether the layer takes and returns ``[batch, sequence, hidden]``;
             otherwise ``[sequence, batch, hidden]``.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> plan = {"blocks.*.attention": dist.SequenceParallelDisable()}
+
     """
 
     need_transpose: bool = True
@@ -134,7 +171,13 @@ class SequenceParallelDisable(LayerPlan):
 @final
 @dataclass(frozen=True)
 class ConvParallel(LayerPlan):
-    """Cut a convolution; refused by `parallelize`, which says what to use."""
+    """Cut a convolution; refused by `parallelize`, which says what to use.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> plan = {"conv": dist.ConvParallel()}
+
+    """
 
 
 @final
@@ -149,6 +192,10 @@ class ContextParallel(LayerPlan):
     Args:
         backend: ``"all2all"``: ranks exchange parts of the sequence for heads (Ulysses). ``"p2p"``,
             a ring, is refused by `parallelize`.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> plan = {"blocks.*.attention.core": dist.ContextParallel("all2all")}
 
     """
 
@@ -169,6 +216,10 @@ class PrepareContextParallel(LayerPlan):
     Args:
         backend: ``"all2all"``; ``"p2p"`` is refused by `parallelize`.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> plan = {"blocks": dist.PrepareContextParallel("all2all")}
+
     """
 
     backend: str = "p2p"
@@ -178,7 +229,13 @@ class PrepareContextParallel(LayerPlan):
 
 
 class SplitPoint(Enum):
-    """Where a pipeline is cut, seen from a layer: before it or after it."""
+    """Where a pipeline is cut, seen from a layer: before it or after it.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> config = {"pp_config": {"split_spec": {"blocks.3": dist.SplitPoint.END}}}
+
+    """
 
     BEGINNING = 0
     END = 1

@@ -73,6 +73,18 @@ def shard_layer(
         UsageError: a wrong argument.
         MismatchError: the parameters of two ranks differ in name, order, shape or dtype.
 
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> world = dist.init_parallel_env()
+        >>> mesh = dist.ProcessMesh(list(range(world.nranks)), dim_names=["mp"])
+        >>> def cut(name, layer, mesh):
+        ...     if isinstance(layer, torch.nn.Linear):
+        ...         weight = dist.shard_tensor(layer.weight, mesh, [dist.Shard(0)])
+        ...         layer.weight = torch.nn.Parameter(weight)
+        >>> model = dist.shard_layer(torch.nn.Linear(8, 4), mesh, cut)
+        >>> model(torch.ones(2, 8)).shape
+        torch.Size([2, 4])
+
     """
     if process_mesh is None:
         raise UsageError("The argument `process_mesh` cannot be empty.")
@@ -129,6 +141,19 @@ def parallelize(
     Raises:
         UsageError: a wrong argument; a plan is for no layer, or for one that it cannot cut.
 
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> world = dist.init_parallel_env()
+        >>> mesh = dist.ProcessMesh([list(range(world.nranks))], dim_names=["dp", "mp"])
+        >>> Linear = torch.nn.Linear
+        >>> model = torch.nn.Sequential(Linear(8, 16), torch.nn.ReLU(), Linear(16, 1))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> plan = {"0": dist.ColWiseParallel(), "2": dist.RowWiseParallel()}
+        >>> config = {"mp_config": {"parallelize_plan": plan}}
+        >>> model, optimizer = dist.parallelize(model, optimizer, mesh, config)
+        >>> model(torch.ones(2, 8)).shape
+        torch.Size([2, 1])
+
     """
     mesh = get_mesh() if mesh is None else mesh
     if not isinstance(mesh, ProcessMesh):
@@ -177,6 +202,12 @@ def fully_shard(
     Returns:
         The module.
 
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> model = dist.fully_shard(torch.nn.Linear(8, 1))
+        >>> model(torch.ones(4, 8)).sum().backward()
+
     """
     shard = _torchs(module, "hpcdist.torch.parallelized:fully_shard_module", "fully_shard")
     return shard(
@@ -218,6 +249,14 @@ def to_static(
     Raises:
         UsageError: a wrong argument, or a section of the strategy for which torch has something
             else.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> layer = torch.nn.Linear(8, 1)
+        >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        >>> model = dist.to_static(layer, loss=torch.nn.functional.mse_loss, optimizer=optimizer)
+        >>> loss = model(torch.ones(4, 8), torch.ones(4, 1))
 
     """
     make = _torchs(layer, "hpcdist.torch.dist_model:DistModel", "to_static")

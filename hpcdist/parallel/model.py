@@ -58,6 +58,20 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
 
     Reference: Li et al., PyTorch Distributed, VLDB 2020; Paddle's ``paddle.DataParallel``.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> class Model:
+        ...     def __init__(self):
+        ...         self.w = dist.Parameter(np.ones(2))
+        ...     def named_parameters(self):
+        ...         yield "w", self.w
+        >>> def averaged():
+        ...     model = dist.DataParallel(Model())
+        ...     model.w.grad = np.full(2, float(dist.get_rank()))  # the backward pass
+        ...     return model.w.grad.tolist()
+        >>> dist.simulate(3, averaged)
+        [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
+
     """
 
     def __new__(cls, layers: Any = None, *args: Any, **kwargs: Any) -> DataParallel:

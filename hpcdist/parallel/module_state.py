@@ -59,6 +59,20 @@ def sync_params_buffers(
 
     Reference: ``paddle.distributed.parallel.sync_params_buffers``.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> class Model:
+        ...     def __init__(self):
+        ...         self.w = dist.Parameter(np.array([float(dist.get_rank())]))
+        ...     def named_parameters(self):
+        ...         yield "w", self.w
+        >>> def synchronized():
+        ...     model = Model()
+        ...     dist.sync_params_buffers(model, src_rank=2)
+        ...     return model.w.data.tolist()
+        >>> dist.simulate(3, synchronized)
+        [[2.0], [2.0], [2.0]]
+
     """
     group = resolve_group(comm_group)
     if not group.is_member():

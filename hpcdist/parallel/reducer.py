@@ -23,6 +23,12 @@ class Reducer:
     Attributes:
         launched: how many buckets have been launched in this backward pass.
 
+    Example:
+        >>> from hpcdist.parallel import Reducer
+        >>> reducer = Reducer([[1, 2], [0]])
+        >>> reducer.launched
+        0
+
     """
 
     def __init__(self, buckets: Iterable[Sequence[int]]) -> None:

@@ -56,6 +56,14 @@ class ShardingStage1(ShardingStage):
         sharding_mesh_dim: the name or number of the axis.
         mesh: the mesh; None for the current one when `shard_optimizer` is called.
 
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> world = dist.init_parallel_env()
+        >>> mesh = dist.ProcessMesh(list(range(world.nranks)), dim_names=["dp"])
+        >>> model = dist.shard_layer(torch.nn.Linear(8, 1), mesh)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> optimizer = dist.shard_optimizer(optimizer, dist.ShardingStage1("dp", mesh))
+
     """
 
     stage = 1
@@ -69,6 +77,10 @@ class ShardingStage2(ShardingStage):
         sharding_mesh_dim: the name or number of the axis.
         mesh: the mesh; None for the current one when `shard_optimizer` is called.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> stage = dist.ShardingStage2("dp")  # for `shard_optimizer`
+
     """
 
     stage = 2
@@ -81,6 +93,10 @@ class ShardingStage3(ShardingStage):
     Args:
         sharding_mesh_dim: the name or number of the axis.
         mesh: the mesh; None for the current one when `shard_optimizer` is called.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> stage = dist.ShardingStage3("dp")  # for `shard_optimizer`
 
     """
 
@@ -113,6 +129,14 @@ def shard_optimizer(
     Raises:
         UsageError: a wrong argument; a parameter is cut over the axis of the stage already.
 
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> world = dist.init_parallel_env()
+        >>> mesh = dist.ProcessMesh(list(range(world.nranks)), dim_names=["dp"])
+        >>> model = dist.shard_layer(torch.nn.Linear(8, 1), mesh)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> optimizer = dist.shard_optimizer(optimizer, dist.ShardingStage1("dp", mesh))
+
     """
     steps = gradient_accumulation_steps
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
@@ -144,6 +168,11 @@ def shard_scaler(scaler: Any) -> Any:
     Returns:
         The scaler to use; its ``unscale_`` and ``step`` are collective over the current mesh, or
         over all ranks if there is none.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> scaler = dist.shard_scaler(torch.amp.GradScaler("cpu"))
 
     """
     if isinstance(scaler, GradScaler):

@@ -22,7 +22,14 @@ from hpcdist.parallel.vocabulary import known
 
 
 class ParallelMode(IntEnum):
-    """How a grid trains: by the axis that decides how a model is wrapped."""
+    """How a grid trains: by the axis that decides how a model is wrapped.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> dist.ParallelMode(2).name
+        'PIPELINE_PARALLEL'
+
+    """
 
     DATA_PARALLEL = 0
     TENSOR_PARALLEL = 1

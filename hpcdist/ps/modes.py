@@ -12,7 +12,13 @@ from hpcdist.errors import UsageError
 
 
 class Sync(NamedTuple):
-    """All workers pull and push in lock step; the bits are the same for any number of servers."""
+    """All workers pull and push in lock step; the bits are the same for any number of servers.
+
+    Example:
+        >>> from hpcdist import ps
+        >>> mode = ps.Sync()  # of a table: SparseTable(..., mode=mode)
+
+    """
 
 
 class Async(NamedTuple):
@@ -21,6 +27,10 @@ class Async(NamedTuple):
     Attributes:
         send_queue_size: pushes that may wait; one more waits until there is room.
         max_merge_var_num: so many of them at most travel as one.
+
+    Example:
+        >>> from hpcdist import ps
+        >>> mode = ps.Async(send_queue_size=4)  # of a table: SparseTable(..., mode=mode)
 
     """
 
@@ -34,6 +44,10 @@ class Geo(NamedTuple):
     Attributes:
         k_steps: pushes between two such exchanges.
 
+    Example:
+        >>> from hpcdist import ps
+        >>> mode = ps.Geo(k_steps=10)  # of a table: SparseTable(..., mode=mode)
+
     """
 
     k_steps: int = 100
@@ -45,6 +59,10 @@ class Ssp(NamedTuple):
     Attributes:
         staleness: pushes that a worker may be ahead of the slowest one when it pulls.
         timeout: seconds that it waits for the slowest; None: as long as operations of the group.
+
+    Example:
+        >>> from hpcdist import ps
+        >>> mode = ps.Ssp(staleness=2)  # of a table: SparseTable(..., mode=mode)
 
     """
 

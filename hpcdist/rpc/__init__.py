@@ -72,6 +72,14 @@ def rpc_async(
         UsageError: an argument is wrong; nothing was sent. What goes wrong later, the future
             raises.
 
+    Example:
+        >>> from hpcdist import rpc
+        >>> rpc.init_rpc()
+        >>> future = rpc.rpc_async("worker0", max, (2, 3))
+        >>> future.wait()
+        3
+        >>> rpc.shutdown()
+
     """
     return require_agent().call(to, fn, args, kwargs, timeout)
 
@@ -85,16 +93,41 @@ def get_worker_info(name: Any = None) -> WorkerInfo:
     Raises:
         UsageError: there is nobody of this name, or rank.
 
+    Example:
+        >>> from hpcdist import rpc
+        >>> rpc.init_rpc()
+        >>> rpc.get_worker_info("worker0").rank
+        0
+        >>> rpc.shutdown()
+
     """
     agent = require_agent()
     return agent.me if name is None else agent.directory.find(name)
 
 
 def get_all_worker_infos() -> list[WorkerInfo]:
-    """Return all ranks that can be called, in order of rank. Local."""
+    """Return all ranks that can be called, in order of rank. Local.
+
+    Example:
+        >>> from hpcdist import rpc
+        >>> rpc.init_rpc()
+        >>> rpc.get_all_worker_infos()[0].name
+        'worker0'
+        >>> rpc.shutdown()
+
+    """
     return list(require_agent().infos)
 
 
 def get_current_worker_info() -> WorkerInfo:
-    """Return this rank's own entry. Local."""
+    """Return this rank's own entry. Local.
+
+    Example:
+        >>> from hpcdist import rpc
+        >>> rpc.init_rpc()
+        >>> rpc.get_current_worker_info().name
+        'worker0'
+        >>> rpc.shutdown()
+
+    """
     return require_agent().me

@@ -62,6 +62,13 @@ class Future(Generic[T]):
     Args:
         what: what errors call it.
 
+    Example:
+        >>> from hpcdist.rpc import Future
+        >>> future = Future("an answer")
+        >>> future.set_result(42)
+        >>> future.wait()
+        42
+
     """
 
     __slots__ = (

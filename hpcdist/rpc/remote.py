@@ -98,6 +98,16 @@ class Remote:
     sent by whatever pickles: who gets it uses the same object. Handles of one object are equal.
 
     Methods whose names begin with an underscore are not called from other ranks.
+
+    Example:
+        >>> from hpcdist import rpc
+        >>> rpc.init_rpc()
+        >>> names = rpc.remote("worker0", list, ["a", "b"])
+        >>> names.append("c")
+        >>> names.index("c")
+        2
+        >>> rpc.shutdown()
+
     """
 
     __slots__ = ("__weakref__", "_actors", "_address", "_token")
@@ -158,6 +168,15 @@ class RemoteMethod:
     """A method of an object on another rank: call it, as it is or by one of its own methods.
 
     Made by `Remote`, whose attributes methods are.
+
+    Example:
+        >>> from hpcdist import rpc
+        >>> rpc.init_rpc()
+        >>> names = rpc.remote("worker0", list, ["a", "b"])
+        >>> names.index.rpc_async("b").wait()
+        1
+        >>> rpc.shutdown()
+
     """
 
     __slots__ = ("_name", "_remote", "_timeout")

@@ -148,6 +148,11 @@ def shutdown(graceful: bool = True, timeout: Any = None) -> None:
         CollectiveTimeout: not all ranks came; it names them. RPC has ended on this rank.
         RemoteError: a rank has left without this.
 
+    Example:
+        >>> from hpcdist import rpc
+        >>> rpc.init_rpc()
+        >>> rpc.shutdown()
+
     """
     session, agent = require_session(), require_agent()
     limit_s = None if timeout is None else limit_of(timeout)

@@ -48,6 +48,12 @@ def init(timeout: Any = None) -> None:
     Args:
         timeout: a `datetime.timedelta`, as torch's `init_process_group` takes it.
 
+    Example:
+        >>> import torch, hpcdist.torch
+        >>> hpcdist.torch.init()
+        >>> torch.distributed.get_backend()
+        'hpcdist'
+
     """
     if c10d.is_initialized():
         world = c10d.group.WORLD
@@ -65,6 +71,12 @@ def process_group_of(group: Group) -> HpcdistProcessGroup:
 
     Args:
         group: a group of hpcdist that this rank is in.
+
+    Example:
+        >>> import torch, hpcdist as dist, hpcdist.torch
+        >>> half = dist.init_parallel_env().split(dist.get_rank() % 2)
+        >>> x = torch.ones(3)
+        >>> torch.distributed.all_reduce(x, group=hpcdist.torch.process_group_of(half))
 
     """
     if is_simulated():

@@ -32,6 +32,13 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc] # torch is untyped
     Reference: Ioffe and Szegedy, Batch Normalization, ICML 2015; moments are combined as in Chan,
     Golub and LeVeque, Updating Formulae, 1979.
 
+    Example:
+        >>> import torch, hpcdist as dist, hpcdist.torch
+        >>> _ = dist.init_parallel_env()
+        >>> norm = hpcdist.torch.SyncBatchNorm(3)
+        >>> norm(torch.rand(16, 3)).shape
+        torch.Size([16, 3])
+
     """
 
     def __init__(

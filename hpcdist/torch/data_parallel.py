@@ -50,6 +50,14 @@ class TorchDataParallel(DataParallel, Wrapper):
         module: the module itself (also `_layers`).
         process_group: torch's process group of the ranks that train together.
 
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> model = dist.DataParallel(torch.nn.Linear(8, 1))
+        >>> type(model).__module__.startswith("hpcdist.torch")
+        True
+        >>> model(torch.ones(4, 8)).sum().backward()
+
     """
 
     def __init__(

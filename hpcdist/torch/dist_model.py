@@ -96,6 +96,17 @@ class DistModel:
     Raises:
         UsageError: a wrong argument; the strategy asks for what is done in another way here.
 
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> layer = torch.nn.Linear(8, 1)
+        >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        >>> model = dist.to_static(layer, loss=torch.nn.functional.mse_loss, optimizer=optimizer)
+        >>> loss = model(torch.ones(4, 8), torch.ones(4, 1))
+        >>> model.predict()
+        >>> model(torch.ones(4, 8)).shape
+        torch.Size([4, 1])
+
     """
 
     def __init__(

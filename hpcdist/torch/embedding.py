@@ -188,6 +188,13 @@ def sparse_embedding(
         UsageError: an argument is wrong.
         MismatchError: there is such a table with other options.
 
+    Example:
+        >>> import torch, hpcdist as dist, hpcdist.torch
+        >>> _ = dist.init_parallel_env()
+        >>> ids = torch.tensor([[1, 2], [1, 5]])
+        >>> hpcdist.torch.sparse_embedding(ids, (1000, 3), param_attr="words of an example").shape
+        torch.Size([2, 2, 3])
+
     """
     name = getattr(param_attr, "name", param_attr)
     if not isinstance(name, str) or not name:

@@ -53,6 +53,13 @@ def device_mesh_of(mesh: ProcessMesh, device_type: str = "cpu") -> DeviceMesh:
         mesh: the mesh; this rank is part of it.
         device_type: where the tensors are, ``"cpu"`` or ``"cuda"``.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> from hpcdist.torch.mesh import device_mesh_of
+        >>> world = dist.init_parallel_env()
+        >>> device_mesh_of(dist.ProcessMesh(list(range(world.nranks)), ["dp"])).mesh_dim_names
+        ('dp',)
+
     """
     if not isinstance(mesh, ProcessMesh):
         raise UsageError(f"a DeviceMesh is made of a ProcessMesh, got {mesh!r}")
@@ -83,6 +90,14 @@ def process_mesh_of(device_mesh: DeviceMesh) -> ProcessMesh:
     Args:
         device_mesh: torch's mesh.
 
+    Example:
+        >>> import hpcdist as dist
+        >>> from hpcdist.torch.mesh import device_mesh_of, process_mesh_of
+        >>> world = dist.init_parallel_env()
+        >>> mesh = dist.ProcessMesh(list(range(world.nranks)), ["dp"])
+        >>> process_mesh_of(device_mesh_of(mesh)) == mesh
+        True
+
     """
     return ProcessMesh(device_mesh.mesh.tolist(), device_mesh.mesh_dim_names)
 
@@ -96,6 +111,12 @@ def torch_placements(placements: Sequence[Placement], mesh: ProcessMesh) -> list
 
     Raises:
         UsageError: torch has no such placement.
+
+    Example:
+        >>> import hpcdist as dist
+        >>> from hpcdist.torch.mesh import torch_placements
+        >>> torch_placements([dist.Shard(0)], dist.ProcessMesh([[0, 1], [2, 3]]))
+        [Shard(dim=0), Replicate()]
 
     """
     if len(placements) > mesh.ndim:
@@ -130,6 +151,12 @@ def placements_of(placements: Sequence[Any]) -> list[Placement]:
 
     Raises:
         UsageError: there is no such placement here.
+
+    Example:
+        >>> import torch
+        >>> from hpcdist.torch.mesh import placements_of
+        >>> placements_of([torch.distributed.tensor.Shard(0)])
+        [Shard(0)]
 
     """
     return [_as_ours(each) for each in placements]

@@ -84,6 +84,12 @@ def recompute_sequential(ctx: Mapping[str, Any], functions: Any, *args: Any, **k
     Raises:
         UsageError: there are fewer functions than segments.
 
+    Example:
+        >>> import torch
+        >>> layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+        >>> x = torch.ones(2, 8, requires_grad=True)
+        >>> recompute_sequential({"segments": 2}, layers, x).sum().backward()
+
     """
     settings = _settings(ctx, {"segments": 1, "preserve_rng_state": True})
     segments, listed = settings["segments"], list(functions)
@@ -121,6 +127,12 @@ def recompute_hybrid(
         *args: the tensors among them are kept so.
         **kwargs: arguments of the function by keyword, which stay where they are; and
             `preserve_rng_state`.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> x = torch.ones(2, 8, requires_grad=True)
+        >>> ctx = {"mp_group": dist.init_parallel_env(), "partition": True}
+        >>> recompute_hybrid(ctx, torch.sin, x).sum().backward()
 
     """
     defaults = {"mp_group": None, "offload": False, "partition": False, "preserve_rng_state": True}

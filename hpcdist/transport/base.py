@@ -39,6 +39,16 @@ class Work(ABC):
     """An operation under way; it keeps its buffers alive until it has ended.
 
     `source` is the world rank a message came from, once a receive has ended.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> x = np.ones(3)
+        >>> work = dist.all_reduce(x, sync_op=False)
+        >>> total = sum(range(1000))  # what does not need x
+        >>> work.wait()
+        True
+
     """
 
     source: int = -1
@@ -182,7 +192,19 @@ class Counter(Protocol):
 
 
 class Plan(ABC):
-    """An operation bound to its buffers, to be started again and again."""
+    """An operation bound to its buffers, to be started again and again.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> x = np.ones(3)
+        >>> plan = dist.plan_all_reduce(x)
+        >>> for step in range(10):
+        ...     x[:] = step
+        ...     _ = plan.start().wait()
+        >>> plan.free()
+
+    """
 
     @abstractmethod
     def start(self) -> Work:

@@ -38,6 +38,15 @@ class ReduceOp(IntEnum):
     integer whether it is other than 0, and give 0 or 1. `MAXLOC` and `MINLOC` work on arrays of
     pairs, a structured dtype of two fields such as ``[("value", "f8"), ("index", "i8")]``: the
     pair with the largest (smallest) value wins, of equal values the one with the smallest index.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> x = np.array([3, 1])
+        >>> _ = dist.all_reduce(x, dist.ReduceOp.MAX)
+        >>> x.tolist()
+        [3, 1]
+
     """
 
     __hash__ = int.__hash__

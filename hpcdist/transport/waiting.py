@@ -26,6 +26,14 @@ def wait_all(works: Iterable[Work], timeout: Any = None) -> bool:
         timeout: seconds (or a `datetime.timedelta`) for all of them together; None leaves each
             its own time limit.
 
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> x, y = np.ones(3), np.ones(3)
+        >>> works = [dist.all_reduce(each, sync_op=False) for each in (x, y)]
+        >>> dist.wait_all(works)
+        True
+
     """
     waiting, limit = _listed(works, "wait_all"), seconds(timeout)
     if limit is not None and not _poll(lambda: not _under_way(waiting), limit, waiting, "wait_all"):
@@ -88,6 +96,14 @@ def wait_any(works: Iterable[W], timeout: Any = None) -> tuple[int, W]:
     Raises:
         CollectiveTimeout: none of them has ended in time; they all go on.
         HpcdistError: what went wrong in the operation that has ended.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> _ = dist.init_parallel_env()
+        >>> works = [dist.all_reduce(np.ones(3), sync_op=False)]
+        >>> position, work = dist.wait_any(works)
+        >>> position
+        0
 
     """
     waiting = _listed(works, "wait_any")

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import sys
 from dataclasses import fields
 from importlib import import_module
 from itertools import pairwise
@@ -22,17 +23,19 @@ def public_names():
     return sorted(
         name
         for name in dir(hpcdist)
-        if not name.startswith("_") and (name in ("stream", "launch") or _is_ours(_value_of(name)))
+        if not name.startswith("_") and (name in ("stream", "launch") or _is_ours(value_of(name)))
     )
 
 
-def _value_of(name):
+def value_of(name):
     """Return what a dotted name below `hpcdist` means, or where torch is missing a class for it."""
     value, path = hpcdist, "hpcdist"
     for part in name.split("."):
+        hidden = sys.modules.get(path)  # the module, where its package has a function of this name
         path += f".{part}"
         try:
-            value = getattr(value, part) if hasattr(value, part) else import_module(path)
+            owner = value if hasattr(value, part) else hidden
+            value = getattr(owner, part) if hasattr(owner, part) else import_module(path)
         except ImportError:
             return _NeedsTorch
     return value
@@ -63,7 +66,7 @@ def test_every_public_name_is_in_the_reference_once():
 
 @pytest.mark.parametrize("name", public_names())
 def test_every_public_name_has_a_docstring(name):
-    assert _value_of(name).__doc__
+    assert value_of(name).__doc__
 
 
 def test_every_page_of_the_reference_is_in_its_index():
@@ -127,6 +130,9 @@ def headings(path):
 MADE_BY_US = re.compile(r"[Mm]ade by|makes of|returns it\b|Arguments as of|[Ss]ee `")
 """Said of what no user makes, and of what has the arguments of something else."""
 
+FOR_AUTHORS_OF_TRANSPORTS = ("transport.", "testing.")
+"""What nobody calls who only uses hpcdist."""
+
 REFERS = re.compile(r"[Ss]ee `|[Aa]lias of|[Rr]efuse: |Raise `UsageError`: |what `\w+` does")
 """Said of methods that have the arguments of another one, or always fail."""
 
@@ -137,7 +143,7 @@ def described():
         for name, options in re.findall(
             r"^::: hpcdist\.(\S+)\n((?: +.*\n)*)", _read(page) + "\n", re.M
         ):
-            value = _value_of(name)
+            value = value_of(name)
             if not isinstance(value, ModuleType):
                 yield name, value
                 continue
@@ -176,6 +182,17 @@ def methods():
                 is_bound = inspect.ismethod(method) or isinstance(found, staticmethod)
                 arguments = [*inspect.signature(method).parameters]
                 yield f"{name}.{member}", method, arguments[not is_bound :]
+
+
+def test_what_users_call_has_an_example():
+    silent = [
+        name
+        for name, value in described()
+        if "Example:" not in value.__doc__ and not name.startswith(FOR_AUTHORS_OF_TRANSPORTS)
+        if (inspect.isroutine(value) and not REFERS.search(value.__doc__))
+        or (_is_made(value) and not MADE_BY_US.search(value.__doc__))
+    ]
+    assert silent == []
 
 
 def test_methods_that_take_arguments_describe_them():

@@ -1,7 +1,9 @@
 """The site, built: without a warning, complete, of local files, searchable without a server."""
 
 import importlib.util
+import inspect
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from docs_pages import ROOT
+from test_reference import value_of
 
 from website import browser
 
@@ -89,6 +92,25 @@ def test_examples_in_the_reference_are_code(site, pages):
     reference = [page for path, page in pages.items() if path.parent.name == "reference"]
     assert len(reference) > 20
     assert [page.path.name for page in reference if "blockquote" in page.tags] == []
+
+
+SHOWN = re.compile(
+    r'<h2 id="hpcdist\.(\S+)" .*?doc-symbol-heading doc-symbol-(\w+)"(.*?)(?=<h2 id="hpcdist\.|\Z)',
+    re.S,
+)
+
+
+def test_the_reference_shows_functions_and_classes_with_their_release(site):
+    shown = [
+        found
+        for page in (site / "reference").glob("*.html")
+        for found in SHOWN.findall(page.read_text())
+    ]
+    assert len(shown) > 300
+    kinds = ("function", "class")
+    assert [name for name, kind, rest in shown if kind in kinds and "Since " not in rest] == []
+    modules = {name for name, kind, _ in shown if kind == "module"} - {"launch"}  # it is both
+    assert [name for name in modules if inspect.isroutine(value_of(name))] == []
 
 
 def test_a_browser_finds_nothing_wrong_and_what_users_of_mpi_search_for(site, pages):

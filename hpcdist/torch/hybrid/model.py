@@ -60,6 +60,12 @@ class HybridModel(Wrapper):
         UsageError: nothing in it is trained.
         MismatchError: ranks have other parameters where they should be equal.
 
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> _ = dist.fleet.init(dp=-1)
+        >>> model = dist.fleet.distributed_model(torch.nn.Linear(8, 1))
+        >>> model(torch.ones(4, 8)).sum().backward()
+
     """
 
     def __init__(

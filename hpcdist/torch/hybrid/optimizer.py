@@ -56,6 +56,15 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
     Raises:
         UsageError: it is no optimizer of torch, or has taken steps.
 
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> _ = dist.fleet.init(dp=-1)
+        >>> model = dist.fleet.distributed_model(torch.nn.Linear(8, 1))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> optimizer = dist.fleet.distributed_optimizer(optimizer)
+        >>> model(torch.ones(4, 8)).sum().backward()
+        >>> _ = optimizer.step()
+
     """
 
     def __init__(

@@ -47,6 +47,14 @@ def copy_to(x: torch.Tensor, group: Group) -> torch.Tensor:
         x: the same on all ranks.
         group: the ranks that share this part of the model.
 
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import functions
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> functions.copy_to(x, dist.init_parallel_env()).sum().backward()
+        >>> x.grad  # summed over the ranks
+        tensor([1., 1.])
+
     """
     return _through(x, group, _same, partial(summed, group=group))
 
@@ -57,6 +65,12 @@ def reduce_from(x: torch.Tensor, group: Group) -> torch.Tensor:
     Args:
         x: of the same shape on all ranks; it stays as it is.
         group: the ranks that share this part of the model.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import functions
+        >>> functions.reduce_from(torch.ones(2), dist.init_parallel_env())  # n on each of n ranks
+        tensor([1., 1.])
 
     """
     return _through(x, group, partial(summed, group=group), _same)
@@ -75,6 +89,12 @@ def scatter_to(x: torch.Tensor, group: Group, dim: int = -1) -> torch.Tensor:
     Raises:
         UsageError: there are no equal parts.
 
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import functions
+        >>> functions.scatter_to(torch.ones(2, 6), dist.init_parallel_env()).shape  # 6 / n columns
+        torch.Size([2, 6])
+
     """
     dim = _dim_of(x, dim)
     check_parts(x, dim, group)
@@ -91,6 +111,12 @@ def gather_from(x: torch.Tensor, group: Group, dim: int = -1) -> torch.Tensor:
         group: the ranks that share this part of the model.
         dim: the dimension along which the parts are joined, in the order of the ranks.
 
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import functions
+        >>> functions.gather_from(torch.ones(2, 3), dist.init_parallel_env()).shape  # 3 n columns
+        torch.Size([2, 3])
+
     """
     dim = _dim_of(x, dim)
     return _through(x, group, _gathering(group, dim), partial(own_part, **_by(group, dim)))
@@ -105,6 +131,12 @@ def all_gather(x: torch.Tensor, group: Group, dim: int = 0) -> torch.Tensor:
         x: this rank's part.
         group: the ranks that share this part of the model.
         dim: the dimension along which the parts are joined, in the order of the ranks.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import functions
+        >>> functions.all_gather(torch.ones(2, 3), dist.init_parallel_env()).shape  # 2 n rows
+        torch.Size([2, 3])
 
     """
     dim = _dim_of(x, dim)
@@ -121,6 +153,12 @@ def reduce_scatter(x: torch.Tensor, group: Group, dim: int = 0) -> torch.Tensor:
 
     Raises:
         UsageError: there are no equal parts.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import functions
+        >>> functions.reduce_scatter(torch.ones(4, 3), dist.init_parallel_env()).shape  # 4 / n rows
+        torch.Size([4, 3])
 
     """
     dim = _dim_of(x, dim)
@@ -141,6 +179,12 @@ def all_to_all(x: torch.Tensor, group: Group, cut: int, join: int) -> torch.Tens
 
     Raises:
         UsageError: there are no equal parts.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import functions
+        >>> functions.all_to_all(torch.ones(4, 6), dist.init_parallel_env(), cut=0, join=1).shape
+        torch.Size([4, 6])
 
     """
     cut, join = _dim_of(x, cut), _dim_of(x, join)

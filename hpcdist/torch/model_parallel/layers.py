@@ -54,6 +54,13 @@ class ColumnParallelLinear(CutLayer):
     Raises:
         UsageError: `out_features` cannot be divided, or there is no grid.
 
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import ColumnParallelLinear
+        >>> layer = ColumnParallelLinear(8, 4, has_bias=True, mp_group=dist.init_parallel_env())
+        >>> layer(torch.ones(2, 8)).shape
+        torch.Size([2, 4])
+
     """
 
     cuts: ClassVar = {"weight": 0, "bias": 0}
@@ -107,6 +114,13 @@ class RowParallelLinear(CutLayer):
 
     Raises:
         UsageError: `in_features` cannot be divided, or there is no grid.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import RowParallelLinear
+        >>> layer = RowParallelLinear(8, 4, mp_group=dist.init_parallel_env())
+        >>> layer(torch.ones(2, 8)).shape
+        torch.Size([2, 4])
 
     """
 
@@ -162,6 +176,13 @@ class VocabParallelEmbedding(CutLayer):
 
     Raises:
         UsageError: `num_embeddings` cannot be divided, or there is no grid.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import VocabParallelEmbedding
+        >>> words = VocabParallelEmbedding(1000, 4, mp_group=dist.init_parallel_env())
+        >>> words(torch.tensor([[1, 2, 3]])).shape
+        torch.Size([1, 3, 4])
 
     """
 
@@ -227,6 +248,13 @@ class ParallelCrossEntropy(torch.nn.Module):  # type: ignore[misc] # torch is un
         mp_group: as of `ColumnParallelLinear`.
         name: accepted for Paddle's sake.
         ignore_index: a label whose loss is 0, and so is its gradient.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import ParallelCrossEntropy
+        >>> loss = ParallelCrossEntropy(mp_group=dist.init_parallel_env())
+        >>> loss(torch.zeros(2, 10), torch.tensor([3, 7])).shape
+        torch.Size([2])
 
     """
 

@@ -154,6 +154,14 @@ def get_rng_state_tracker() -> RNGStatesTracker:
 
     Torch's default generators are still those of all simulated ranks, which are threads: what they
     draw at once comes in any order.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch import model_parallel as mp
+        >>> mp.model_parallel_random_seed(7, mp_group=dist.init_parallel_env())
+        >>> with mp.get_rng_state_tracker().rng_state():
+        ...     x = torch.nn.functional.dropout(torch.ones(4))  # other zeros on each rank of mp
+
     """
     session = current_session() if is_simulated() else None
     if session is None:
@@ -171,6 +179,12 @@ def model_parallel_random_seed(seed: int | None = None, *, mp_group: Group | Non
     Args:
         seed: the same on all ranks; None: the first rank of the group draws one, and tells it.
         mp_group: the ranks; None for the axis "mp" of the grid of `fleet.init`.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import model_parallel_random_seed
+        >>> model_parallel_random_seed(7, mp_group=dist.init_parallel_env())
+        >>> x = torch.rand(2)  # the same on all ranks of mp
 
     """
     group = axis_group("mp", mp_group)

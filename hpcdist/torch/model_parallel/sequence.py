@@ -32,7 +32,15 @@ from hpcdist.torch.model_parallel.states import CutLayer, is_cut
 
 @final
 class ScatterOp:
-    """A rank's part of a sequence that all have; gradients are gathered."""
+    """A rank's part of a sequence that all have; gradients are gathered.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import ScatterOp
+        >>> ScatterOp.apply(torch.ones(6, 2, 8), mp_group=dist.init_parallel_env()).shape
+        torch.Size([6, 2, 8])
+
+    """
 
     @staticmethod
     def apply(input: torch.Tensor, axis: int = 0, *, mp_group: Group | None = None) -> torch.Tensor:
@@ -49,7 +57,15 @@ class ScatterOp:
 
 @final
 class GatherOp:
-    """The whole sequence, of which all ranks go on to compute the same; gradients are cut."""
+    """The whole sequence, of which all ranks go on to compute the same; gradients are cut.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import GatherOp
+        >>> GatherOp.apply(torch.ones(6, 2, 8), mp_group=dist.init_parallel_env()).shape
+        torch.Size([6, 2, 8])
+
+    """
 
     @staticmethod
     def apply(input: torch.Tensor, axis: int = 0, *, mp_group: Group | None = None) -> torch.Tensor:
@@ -66,7 +82,15 @@ class GatherOp:
 
 @final
 class AllGatherOp:
-    """The whole sequence, with which each rank does something else; gradients are summed."""
+    """The whole sequence, with which each rank does something else; gradients are summed.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import AllGatherOp
+        >>> AllGatherOp.apply(torch.ones(6, 2, 8), mp_group=dist.init_parallel_env()).shape
+        torch.Size([6, 2, 8])
+
+    """
 
     @staticmethod
     def apply(input: torch.Tensor, *, mp_group: Group | None = None) -> torch.Tensor:
@@ -82,7 +106,15 @@ class AllGatherOp:
 
 @final
 class ReduceScatterOp:
-    """A rank's part of the sum of what all ranks have; gradients are gathered."""
+    """A rank's part of the sum of what all ranks have; gradients are gathered.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import ReduceScatterOp
+        >>> ReduceScatterOp.apply(torch.ones(6, 2, 8), mp_group=dist.init_parallel_env()).shape
+        torch.Size([6, 2, 8])
+
+    """
 
     @staticmethod
     def apply(input: torch.Tensor, *, mp_group: Group | None = None) -> torch.Tensor:
@@ -102,6 +134,15 @@ class ColumnSequenceParallelLinear(CutLayer):
 
     Arguments as of `ColumnParallelLinear`; the output has the whole sequence, and is never gathered
     along its features: ``gather_output=False`` must be said.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import ColumnSequenceParallelLinear
+        >>> group = dist.init_parallel_env()
+        >>> layer = ColumnSequenceParallelLinear(8, 4, gather_output=False, mp_group=group)
+        >>> layer(torch.ones(6, 2, 8)).shape  # on one rank, all of the sequence
+        torch.Size([6, 2, 4])
+
     """
 
     cuts: ClassVar = {"weight": 0, "bias": 0}
@@ -149,6 +190,15 @@ class RowSequenceParallelLinear(CutLayer):
     Arguments as of `RowParallelLinear`; the input has the whole sequence, and this rank's features:
     ``input_is_parallel=True`` must be said. Its bias, which is added to parts of the sequence, is
     marked as by `mark_as_sequence_parallel_parameter`.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import RowSequenceParallelLinear
+        >>> group = dist.init_parallel_env()
+        >>> layer = RowSequenceParallelLinear(8, 4, input_is_parallel=True, mp_group=group)
+        >>> layer(torch.ones(6, 2, 8)).shape
+        torch.Size([6, 2, 4])
+
     """
 
     cuts: ClassVar = {"weight": 1}
@@ -209,6 +259,14 @@ def mark_as_sequence_parallel_parameter(parameter: torch.Tensor) -> None:
     Args:
         parameter: the parameter; the mark is an attribute of it.
 
+    Example:
+        >>> import torch
+        >>> from hpcdist.torch import model_parallel as mp
+        >>> norm = torch.nn.LayerNorm(8)
+        >>> mp.mark_as_sequence_parallel_parameter(norm.weight)
+        >>> mp.is_sequence_parallel_parameter(norm.weight)
+        True
+
     """
     if is_cut(parameter):
         raise UsageError(
@@ -223,6 +281,12 @@ def is_sequence_parallel_parameter(parameter: torch.Tensor) -> bool:
 
     Args:
         parameter: any parameter.
+
+    Example:
+        >>> import torch
+        >>> from hpcdist.torch.model_parallel import is_sequence_parallel_parameter
+        >>> is_sequence_parallel_parameter(torch.nn.LayerNorm(8).weight)
+        False
 
     """
     return bool(getattr(parameter, "sequence_parallel", False))
@@ -244,6 +308,13 @@ def register_sequence_parallel_allreduce_hooks(
         accumulation_steps: backward passes that make one gradient; it is summed in the last.
         fuse_sequence_parallel_allreduce: accepted for Paddle's sake; nothing is joined.
         mp_group: the ranks; None for the axis "mp" of the grid.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch import model_parallel as mp
+        >>> norm = torch.nn.LayerNorm(8)
+        >>> mp.mark_as_sequence_parallel_parameter(norm.weight)
+        >>> mp.register_sequence_parallel_allreduce_hooks(norm, mp_group=dist.init_parallel_env())
 
     """
     if isinstance(accumulation_steps, bool) or not isinstance(accumulation_steps, int):

@@ -60,6 +60,13 @@ def sep_attention(
     Raises:
         UsageError: the heads cannot be divided, or another method is wanted.
 
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import sep_attention
+        >>> query = key = value = torch.ones(1, 4, 6, 8)  # this rank's 6 places of the sequence
+        >>> sep_attention(query, key, value, sep_group=dist.init_parallel_env()).shape
+        torch.Size([1, 4, 6, 8])
+
     """
     _check_method(method)
     group = axis_group("sep", sep_group)
@@ -79,6 +86,15 @@ class UlyssesAttention(torch.nn.Module):  # type: ignore[misc] # torch is untype
     """`sep_attention` as a module, which drops out nothing in evaluation.
 
     Arguments as of `sep_attention`.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.model_parallel import UlyssesAttention
+        >>> attention = UlyssesAttention(is_causal=True, sep_group=dist.init_parallel_env())
+        >>> query = key = value = torch.ones(1, 4, 6, 8)
+        >>> attention(query, key, value).shape
+        torch.Size([1, 4, 6, 8])
+
     """
 
     def __init__(

@@ -18,6 +18,11 @@ class LayerDesc:
         inputs: its positional arguments.
         kwargs: its keyword arguments.
 
+    Example:
+        >>> import torch
+        >>> from hpcdist.torch.pipeline import LayerDesc
+        >>> layer = LayerDesc(torch.nn.Linear, 8, 1, bias=False)  # not built yet
+
     """
 
     def __init__(self, layer_func: Callable[..., Any], *inputs: Any, **kwargs: Any) -> None:
@@ -61,6 +66,14 @@ class SharedLayerDesc(LayerDesc):
         shared_weight_attr: the name of the parameter; with dots for one of a sub-module.
         inputs: positional arguments of the layer.
         kwargs: its keyword arguments.
+
+    Example:
+        >>> import torch
+        >>> from hpcdist.torch.pipeline import SharedLayerDesc
+        >>> def logits(layer, x):
+        ...     return x @ layer.weight.T
+        >>> first = SharedLayerDesc("words", torch.nn.Embedding, None, "weight", 1000, 8)
+        >>> last = SharedLayerDesc("words", torch.nn.Embedding, logits, "weight", 1000, 8)
 
     """
 

@@ -26,7 +26,13 @@ from hpcdist.torch.recompute import recompute, recompute_hybrid
 
 
 class LayerCosts(NamedTuple):
-    """What each layer costs, as `seg_method` of a `PipelineLayer`; seconds, or any other unit."""
+    """What each layer costs, as `seg_method` of a `PipelineLayer`; seconds, or any other unit.
+
+    Example:
+        >>> from hpcdist.torch.pipeline import LayerCosts
+        >>> costs = LayerCosts((1.0, 4.0, 1.0))  # for `seg_method`
+
+    """
 
     costs: tuple[float, ...]
 
@@ -69,6 +75,16 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
         UsageError: a wrong argument, or a layer cannot be made; the other ranks of the group get
             a `RemoteError`.
         MismatchError: ranks describe other layers, or cut them in another way.
+
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.pipeline import LayerDesc, PipelineLayer
+        >>> group = dist.init_parallel_env()
+        >>> Linear = torch.nn.Linear
+        >>> layers = [LayerDesc(Linear, 8, 8), torch.relu, LayerDesc(Linear, 8, 1)]
+        >>> model = PipelineLayer(layers, loss_fn=torch.nn.functional.mse_loss, group=group)
+        >>> [name for name, _ in model.named_parameters()]  # on one rank, all of them
+        ['0.weight', '0.bias', '2.weight', '2.bias']
 
     """
 

@@ -46,6 +46,16 @@ class PipelineParallel(Wrapper):
     Raises:
         UsageError: a wrong argument; the other ranks of the grid get a `RemoteError`.
 
+    Example:
+        >>> import torch, hpcdist as dist
+        >>> from hpcdist.torch.pipeline import LayerDesc, PipelineLayer, PipelineParallel
+        >>> group = dist.init_parallel_env()
+        >>> layers = [LayerDesc(torch.nn.Linear, 8, 8), LayerDesc(torch.nn.Linear, 8, 1)]
+        >>> layers = PipelineLayer(layers, loss_fn=torch.nn.functional.mse_loss, group=group)
+        >>> model = PipelineParallel(layers)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> loss = model.train_batch([torch.ones(1, 8), torch.ones(1, 1)], optimizer)
+
     """
 
     _layers: PipelineLayer

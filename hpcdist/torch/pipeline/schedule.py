@@ -323,6 +323,11 @@ def times_of(plan: Plan, cost: Cost = unit_cost) -> list[list[Span]]:
         plan: what the ranks do, in which order, as `plan_pipeline` returns it.
         cost: returns how long an action takes, in any unit.
 
+    Example:
+        >>> plan = plan_pipeline("1F1B", 2, 3)
+        >>> len(times_of(plan)), times_of(plan)[0][0].begin
+        (2, 0.0)
+
     """
     ended: dict[Action, float] = {}
     spans: list[list[Span]] = [[] for _ in plan.table]
