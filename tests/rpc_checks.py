@@ -150,7 +150,7 @@ check(with_rpc(arrays_arrive_writable_and_equal))
 @check.needing(pytest.mark.two_ranks)
 @with_rpc
 def more_large_arrays_than_are_passed_at_a_time_arrive():
-    several = [np.full(1 << 20, i, np.uint8) for i in range(70)]
+    several = [np.full(2 << 20, i, np.uint8) for i in range(66)]
     for i, each in enumerate(call(same, several)):
         assert (each == i).all()
 
