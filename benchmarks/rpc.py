@@ -2,6 +2,10 @@
 
 ``mpiexec -n 2 python benchmarks/rpc.py`` (``--quick``: few rounds). Rank 0 calls, rank 1 is called;
 of each case and library the median over the rounds is taken, in which the libraries take turns.
+
+Any other number of ranks (``mpiexec -n 64 python benchmarks/rpc.py``) measures how long the slowest
+one is in `init_rpc`, and in `shutdown`; ``python benchmarks/rpc.py --simulate 64`` does for
+simulated ranks.
 """
 
 from __future__ import annotations
@@ -190,25 +194,60 @@ def show(found: dict[str, dict[str, float]], names: list[str]) -> None:
         print(f"{case:18}{cells}   {'  '.join(ratios)}")
 
 
+def begin_and_end() -> tuple[float, float]:
+    """Return the seconds that this rank is in `init_rpc`, and in `shutdown`."""
+    times = []
+    for run in (dist.rpc.init_rpc, dist.rpc.shutdown):
+        dist.barrier()
+        times.append(timed(run, 1))
+    return times[0], times[1]
+
+
+def slowest(rounds: int) -> list[tuple[float, float]]:
+    """Return the same of each round, of the rank that takes longest."""
+    found: list[list[tuple[float, float]]] = []
+    dist.all_gather_object(found, [begin_and_end() for _ in range(rounds)])
+    return [(max(a for a, _ in each), max(b for _, b in each)) for each in zip(*found, strict=True)]
+
+
+def show_begin_and_end(what: str, found: list[tuple[float, float]]) -> None:
+    (begin, end), (begins, ends) = found[0], map(statistics.median, zip(*found, strict=True))
+    print(
+        f"{what}: init_rpc {begin * 1e3:.0f} ms, shutdown {end * 1e3:.0f} ms the first time; "
+        f"{begins * 1e3:.0f} ms, {ends * 1e3:.0f} ms in the median of {len(found)}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few rounds, to see that it works")
+    parser.add_argument("--simulate", type=int, metavar="RANKS", help="begin and end only")
     given = parser.parse_args()
-    if MPI.COMM_WORLD.size != 2:
-        raise SystemExit("this takes two ranks: mpiexec -n 2 python benchmarks/rpc.py")
     rounds = 2 if given.quick else 5
+    if given.simulate:
+        found = dist.simulate(given.simulate, slowest, rounds)[0]
+        show_begin_and_end(f"{given.simulate} simulated ranks", found)
+        return
     dist.init_parallel_env()
+    begins_and_ends = slowest(rounds)
+    if RANK == 0:
+        show_begin_and_end(f"{MPI.COMM_WORLD.size} ranks", begins_and_ends)
+    if MPI.COMM_WORLD.size == 2:
+        compare(rounds, given.quick)
+
+
+def compare(rounds: int, quick: bool) -> None:
     dist.rpc.init_rpc()
     own = ours()
     alone = while_the_other_waits(lambda: {"idle core": {own.name: idle(own, 1.0)}})
     libraries = [each for each in (own, torchs()) if each is not None]
-    found = while_the_other_waits(lambda: measure(libraries, rounds, given.quick)) | alone
+    found = while_the_other_waits(lambda: measure(libraries, rounds, quick)) | alone
     if len(libraries) == 2:
         from torch.distributed import rpc
 
         rpc.shutdown()
     dist.rpc.shutdown()
-    for case, row in measure_futures(rounds, given.quick).items():
+    for case, row in measure_futures(rounds, quick).items():
         found[case].update(row)
     if RANK == 0:
         show(found, [*(each.name for each in libraries), "mpi4py.futures"])

@@ -1,6 +1,7 @@
 """What `together` promises at any number of ranks: sentences for simulated ranks and for MPI."""
 
 import contextlib
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -334,6 +335,25 @@ def a_result_that_does_not_pickle_is_an_error_on_all():
         with pytest.raises((dist.UsageError, dist.RemoteError), match="cannot be pickled"):
             dist.together().lead(lambda: lambda: None)
     in_step()
+
+
+PICKLED_BY = Counter()
+
+
+class Told:
+    """Counts by rank how often it is pickled."""
+
+    def __reduce__(self):
+        PICKLED_BY[dist.get_rank()] += 1
+        return Told, ()
+
+
+@sentence
+def what_ranks_share_each_of_them_pickles_once():
+    before = PICKLED_BY[dist.get_rank()]
+    found = dist.together().share(Told)
+    assert len(found) == dist.get_world_size()
+    assert PICKLED_BY[dist.get_rank()] - before <= 1
 
 
 def _raise(error):

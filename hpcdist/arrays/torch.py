@@ -6,6 +6,7 @@ does to give it back between uses.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, final
 
 import ml_dtypes
@@ -52,15 +53,16 @@ class _Memory:
 
     __slots__ = ("__array_interface__", "_tensor")
 
-    def __init__(self, tensor: Any, typestr: str) -> None:
+    def __init__(
+        self, tensor: Any, typestr: str, shape: Sequence[int], steps: Sequence[int] | None = None
+    ) -> None:
         self._tensor = tensor
-        size = tensor.element_size()
         self.__array_interface__ = {
             "version": 3,
             "typestr": typestr,
             "data": (tensor.data_ptr(), False),
-            "shape": tuple(tensor.shape),
-            "strides": tuple([step * size for step in tensor.stride()]),
+            "shape": tuple(shape),
+            "strides": steps,
         }
 
 
@@ -81,7 +83,8 @@ def _view(tensor: Any) -> Any:
         raise UsageError(f"NumPy and MPI have no counterpart of {dtype}; convert it with .to()")
     if tensor.is_cuda:
         return _view_on_device(tensor, np.dtype(_BITS.get(dtype, typestr)))
-    array: NumpyArray = np.asarray(_Memory(tensor, typestr))
+    steps = tuple([step * tensor.element_size() for step in tensor.stride()])
+    array: NumpyArray = np.asarray(_Memory(tensor, typestr, tensor.shape, steps))
     return array.view(_BITS[dtype]) if dtype in _BITS else array
 
 
@@ -116,13 +119,16 @@ def reduce_tensor(tensor: Any) -> Any:
     plain = tensor.is_cpu and tensor.layout is torch.strided and not tensor.requires_grad
     if not plain or tensor.dtype not in _TYPES or tensor.is_conj() or tensor.is_neg():
         return tensor.__reduce_ex__(5)
-    raw = tensor.contiguous().reshape(-1).view(torch.uint8)
-    return rebuild_tensor, (_view(raw), tensor.dtype, tuple(tensor.shape))
+    whole = tensor.contiguous()
+    raw = np.asarray(_Memory(whole, "|u1", (whole.nbytes,)))
+    return rebuild_tensor, (raw, tensor.dtype, tuple(tensor.shape))
 
 
 def rebuild_tensor(raw: NumpyArray, dtype: Any, shape: tuple[int, ...]) -> Any:
     """Return the tensor of `reduce_tensor`, in the memory of the array."""
-    return torch.from_numpy(raw).view(dtype).view(shape)
+    if not raw.size:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(raw, dtype=dtype).view(shape)
 
 
 LIBRARY = Library(_view, _wrap, wrap_device=_wrap_device)

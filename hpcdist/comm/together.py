@@ -22,6 +22,7 @@ from hpcdist.comm.dispatch import described
 from hpcdist.comm.environment import get_world_size
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import (
+    all_gather_object,
     broadcast_object_list,
     describe_all_gather,
     gather_object,
@@ -203,8 +204,21 @@ class Together:
         Args:
             own: what every rank does; its result can be pickled.
 
+        Raises:
+            BaseException: what failed on this rank.
+            RemoteError: another rank failed.
+
         """
-        return self.decide(own, lambda results: [list(results)] * self.size)
+        mine, error = self._attempt(own)
+        outcomes: list[_Outcome] = []
+        if self._has_others:
+            all_gather_object(outcomes, mine, self.group)
+        else:
+            outcomes.append(mine)
+        failure = next((each.failure for each in outcomes if each.failure), None)
+        if failure is not None:
+            raise self._exception(failure, error)
+        return [each.result for each in outcomes]
 
     def lead(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call `function` on the first rank and return its result on every rank. Collective.

@@ -228,7 +228,7 @@ class Agent:
     def _answered(self, frame: Frame) -> None:
         pending = self._pending.pop(frame.call, None)
         if pending is not None:
-            pending.future.settle(lambda: _open(frame))
+            pending.future.settle(lambda: _open(frame), failed=frame.kind == frames.FAILURE)
         elif (late := self._given_up.pop(frame.call, None)) is not None:
             with self._counting:
                 self._counter(late.name).late += 1

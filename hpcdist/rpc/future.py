@@ -106,11 +106,12 @@ class Future(Generic[T]):
 
     # ---- ending it
 
-    def settle(self, load: Load) -> bool:
+    def settle(self, load: Load, *, failed: bool = False) -> bool:
         """End it: `load` returns the result, or raises, when somebody asks.
 
         Args:
             load: is called once, when the result is first wanted.
+            failed: whether `load` is known to raise.
 
         Returns:
             False if it has ended before: then nothing is done.
@@ -125,7 +126,7 @@ class Future(Generic[T]):
             self._open()
             failure = self._teller.end(self._error)
             self._error = self._error or failure
-        recorder.end(self._mark)
+        (recorder.fail if failed else recorder.end)(self._mark)
         with self._lock:
             self._settled = True
             callbacks, self._callbacks = self._callbacks, []
@@ -141,7 +142,7 @@ class Future(Generic[T]):
             error: what waiting raises.
 
         """
-        return self.settle(lambda: _raise(error))
+        return self.settle(lambda: _raise(error), failed=True)
 
     def set_result(self, result: T) -> None:
         """End it with a result.

@@ -2,7 +2,8 @@
 
 The memory is an anonymous file whose only descriptor goes through a Unix socket to the other rank,
 so it is gone with the array there, however either process ends. Through the socket itself a buffer
-is copied twice.
+is copied twice; but that is into memory which both sides have used before, and new memory costs
+more than the second copy until a buffer is `LARGE`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.shm.segment import map_descriptor
 
-LARGE = 1 << 20
+LARGE = 2 << 20
 """Buffers of at least this many bytes are passed."""
 
 

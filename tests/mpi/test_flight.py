@@ -1,6 +1,7 @@
 """Whatever a rank calls leaves a record with its line; errors carry the lines of all ranks."""
 
 import sys
+import threading
 import time
 
 import numpy as np
@@ -133,3 +134,46 @@ def test_a_rank_that_does_not_come_is_told_with_its_last_line(rank, size):
         with pytest.raises(dist.CollectiveTimeout):
             dist.barrier(group)
     dist.all_gather_object(told, None)
+
+
+GATE = threading.Event()
+
+
+@pytest.fixture
+def rpc():
+    dist.rpc.init_rpc()
+    yield
+    dist.rpc.shutdown()
+    GATE.clear()
+
+
+@pytest.mark.usefixtures("rpc")
+def test_a_call_of_a_function_is_under_way_until_its_rank_has_answered(rank, size):
+    there = (rank + 1) % size
+    line = next_line()
+    future = dist.rpc.rpc_async(there, pass_gate)
+    record = one("rpc")
+    assert (record.peer, record.site, record.end_ns) == (there, line, 0)
+    dist.rpc.rpc_sync(there, open_gate)
+    future.wait()
+    ended = next(each for each in recorded() if each.number == record.number)
+    assert ended.end_ns > record.begin_ns
+    assert not ended.failed
+
+
+def pass_gate():
+    GATE.wait()
+
+
+def open_gate():
+    GATE.set()
+
+
+@pytest.mark.usefixtures("rpc")
+@pytest.mark.parametrize(("fn", "args", "limit_s"), [(int, ("x",), None), (pass_gate, (), 0.01)])
+def test_a_call_that_fails_is_recorded_as_failed(fn, args, limit_s, rank, size):
+    there = (rank + 1) % size
+    future = dist.rpc.rpc_async(there, fn, args, timeout=limit_s)
+    assert future.exception() is not None
+    assert one("rpc").failed
+    dist.rpc.rpc_sync(there, open_gate)
