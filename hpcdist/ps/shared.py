@@ -32,7 +32,8 @@ _read: Any = getattr(compiled, "read_rows", None)
 _IN_ORDER = ("x86_64", "AMD64")
 _CHANGES, _GENERATION = 0, 1
 _GONE = -1
-_UNREAD = -2
+_READ = 1
+_NOWHERE = np.empty(0, np.intp)
 _PAGE = 4096
 _TRIES = 4
 _PAUSE_S = 2e-5
@@ -240,14 +241,17 @@ class Reader:
             rows: contiguous, one for each of them.
 
         """
-        slots, shown = np.full(ids.size, _UNREAD), rows.view(np.uint8)
+        states, shown = np.zeros(ids.size, np.uint8), rows.view(np.uint8)
         for _ in range(_TRIES if ids.size and can_share() else 0):
             state = self._state  # holds what the addresses in the views are of
-            if state is not None and not _read(state[1], ids, slots, shown):
-                break
+            if state is not None:
+                if not _read(state[1], ids, states, shown):
+                    return _NOWHERE
+                if states.all():  # what is not read is absent
+                    break
             if not self._open_again():
                 time.sleep(_PAUSE_S)
-        return np.flatnonzero(slots < 0)
+        return np.flatnonzero(states != _READ)
 
     def _open_again(self) -> bool:
         """Open the tables that are elsewhere now; return whether there were any."""
