@@ -108,6 +108,10 @@ class DenseTable:
             raise
         return self._table.push(self._ids, self._rows(flat, flat.dtype), sync_op=sync_op)
 
+    def prefetch(self) -> None:
+        """Begin to get the array, for the next `pull`. See `SparseTable.prefetch`."""
+        self._table.prefetch(self._ids)
+
     def flush(self) -> None:
         """Wait until the servers have all that this worker has pushed. Local."""
         self._table.flush()
@@ -125,6 +129,15 @@ class DenseTable:
     def stats(self) -> dict[str, Any]:
         """See `SparseTable.stats`."""
         return self._table.stats()
+
+    def shrink(self, threshold: float | None = None) -> int:
+        """Remove nothing, and return 0: what an array has all counts. Collective.
+
+        Args:
+            threshold: as of `SparseTable.shrink`.
+
+        """
+        return self._table.shrink(threshold)
 
     def _rows(self, flat: NumpyArray, dtype: Any) -> NumpyArray:
         rows = np.zeros((len(self._ids), self._width), dtype)

@@ -443,6 +443,26 @@ def test_a_dense_table_is_an_array_that_gradients_change():
     simulate(2, check)
 
 
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+def test_a_dense_table_is_prefetched_like_a_sparse_one_and_never_shrinks(mode):
+    def check(world):
+        value = np.arange(700, dtype=np.float32).reshape(7, 100)
+        table = ps.DenseTable("weights", (7, 100), value=value, optimizer=SGD, mode=mode)
+        asked = []
+        table._table.core.worker.pull, pull = (
+            lambda ids, rows: asked.append(len(ids)) or pull(ids, rows),
+            table._table.core.worker.pull,
+        )
+        table.prefetch()
+        for _ in range(2):
+            np.testing.assert_array_equal(table.pull(), value)
+        assert asked == [3, 3]  # the first pull took what was prefetched
+        assert table.shrink(10.0) == table.shrink() == 0
+        np.testing.assert_array_equal(table.pull(), value)
+
+    simulate(2, check)
+
+
 def test_entries_count_what_all_workers_push():
     def check(world):
         entry = ps.CountFilterEntry(2 * world.nranks)
