@@ -95,7 +95,7 @@ class Owned:
         self._segments[name], self._memory[name] = segment, memory
         if before is not None:
             os.close(before.descriptor)
-            self.header[_GENERATION] += 1
+            self._note_move()
         return memory.view(dtype)
 
     def slab(self, shape: tuple[int, ...], dtype: np.dtype) -> NumpyArray:
@@ -103,11 +103,15 @@ class Owned:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if not self._slab_bytes:  # who has looked before knows of no rows
             self._slab_bytes = -(-nbytes // _PAGE) * _PAGE
-            self.header[_GENERATION] += 1
+            self._note_move()
         begin, self._end = self._end, self._end + self._slab_bytes
         if self._end > self._rows.nbytes:
             raise ExecuteError("a table has more rows than the node has memory")
         return self._rows[begin : begin + nbytes].view(dtype).reshape(shape)
+
+    def _note_move(self) -> None:
+        if self.header[_GENERATION] != _GONE:  # what has gone stays so while its parts are cleared
+            self.header[_GENERATION] += 1
 
     def release(self, slabs: int) -> None:
         """Give the memory back behind so many slabs."""

@@ -132,6 +132,22 @@ def test_rows_that_have_gone_are_absent_and_so_are_all_of_a_store_that_is_closed
         assert read(reader, shard, ids)[1] == [*range(10_000)]
 
 
+@pytest.mark.parametrize("count", [1, 30, 100, 10_000])
+def test_a_store_of_any_size_is_read_no_more_when_it_is_closed(count):
+    shard, ids = shard_of(), np.arange(count)
+    shard.pull(ids)
+    readers = reader_of(shard, []), Reader(1, lambda *_: shard.window())
+    for reader in readers:
+        assert read(reader, shard, ids)[1] == []
+    closed, shard.store = shard.store, shard_of(initializer=("constant", 3.0)).store
+    closed.close()
+    shard.pull(ids)
+    for reader in readers:
+        rows, absent = read(reader, shard, ids)
+        assert absent == []
+        assert (rows == 3).all()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_rows_are_those_of_one_moment(dtype):
     shard, ids, stop = shard_of(dtype=dtype), np.arange(3000), threading.Event()
