@@ -11,18 +11,18 @@ from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 
-from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.arrays.libraries import NumpyArray, view_of
-from hpcdist.arrays.transfer import on_host
+from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import UsageError
 from hpcdist.ps.accessors import accessor_of
 from hpcdist.ps.entries import Entry, Terms, scores
+from hpcdist.ps.given import check_all_finite, check_settings, gradients_of, rows_of, tally_of
 from hpcdist.ps.ids import as_ids
 from hpcdist.ps.initializers import initializer_of
 from hpcdist.ps.merging import group, segment_add, unique
 from hpcdist.ps.shared import Owned
 from hpcdist.ps.slabs import Allocate, SlabFile, Slabs, in_memory, slab_shift
 from hpcdist.ps.slots import Slots
+from hpcdist.ps.waiting import Waiting
 
 _COUNTER = np.dtype(np.float32)
 _AT_A_TIME = 1 << 12
@@ -102,7 +102,7 @@ class RowStore:
         check_finite: bool = False,
         owned: Owned | None = None,
     ) -> None:
-        _check(dim, entry, max_rows, store, folder, seed, slab)
+        check_settings(dim, entry, max_rows, store, folder, seed, slab)
         self.dim = dim
         self.accessor = accessor_of(optimizer, dtype)
         self.dtype = self.accessor.dtype
@@ -123,8 +123,7 @@ class RowStore:
         self.rows = Slabs(dim, self.dtype, shift, allocate if owned is None else owned.slab)
         self.state = Slabs(width, self.accessor.state_dtype, shift, allocate)
         self.counters = Slabs(columns, _COUNTER, shift, in_memory)
-        self._waiting = Slots()
-        self._counts = Slabs(1, np.dtype(np.int64), 16, in_memory)
+        self._waiting = Waiting()
         self._evicted = 0
         self._closed = False
 
@@ -193,8 +192,10 @@ class RowStore:
         """
         self._check_open()
         flat, _ = as_ids(ids)
-        given = self._gradients(grads, flat)
-        tallies = [_tally(counts, flat, 1, "counts"), _tally(clicks, flat, 0, "clicks")]
+        given = gradients_of(grads, flat, self.dim)
+        if self.check_finite:
+            check_all_finite(flat, given)
+        tallies = [tally_of(counts, flat, 1, "counts"), tally_of(clicks, flat, 0, "clicks")]
         if flat.size > 1 and not bool((flat[1:] > flat[:-1]).all()):
             flat, order, starts = group(flat)
             given = _added(given, order, starts)
@@ -219,7 +220,7 @@ class RowStore:
         """
         self._check_open()
         flat, _ = as_ids(ids)
-        given = self._fitting(rows, flat, self.dim, self.dtype, "rows")
+        given = rows_of(rows, flat, self.dim, self.dtype, "rows")
         distinct, order, starts = group(flat)
         last = order[starts[1:] - 1]
         self._put(distinct, given[last], None, None)
@@ -255,13 +256,13 @@ class RowStore:
         self._check_open()
         flat, _ = as_ids(ids)
         accessor, width = self.accessor, self.state.width
-        given = self._fitting(rows, flat, self.dim, self.dtype, "rows")
+        given = rows_of(rows, flat, self.dim, self.dtype, "rows")
         if state is not None:
-            state = self._fitting(state, flat, width, accessor.state_dtype, "state")
+            state = rows_of(state, flat, width, accessor.state_dtype, "state")
         else:
             state = accessor.start(given)
         if counters is not None:
-            counters = self._fitting(counters, flat, self.counters.width, _COUNTER, "counters")
+            counters = rows_of(counters, flat, self.counters.width, _COUNTER, "counters")
         else:
             counters = np.zeros((flat.size, self.counters.width), _COUNTER)
         distinct, order, starts = group(flat)
@@ -274,8 +275,7 @@ class RowStore:
         `CountFilterEntry` keeps them; `restore_waiting` takes them.
         """
         self._check_open()
-        live = self._waiting.live()
-        return self._waiting.ids_at(live), self._counts.read(live)[:, 0]
+        return self._waiting.all()
 
     def restore_waiting(self, ids: Any, counts: Any) -> None:
         """Set how often ids that have no row were pushed.
@@ -287,10 +287,10 @@ class RowStore:
         """
         self._check_open()
         flat, _ = as_ids(ids)
-        numbers = self._fitting(np.asarray(counts)[:, None], flat, 1, self._counts.dtype, "counts")
+        numbers = rows_of(np.asarray(counts)[:, None], flat, 1, np.dtype(np.int64), "counts")
         distinct, order, starts = group(flat)
         fresh = self.slots.find(distinct) < 0
-        self._set_waiting(distinct[fresh], numbers[order[starts[1:] - 1]][fresh])
+        self._waiting.set(distinct[fresh], numbers[order[starts[1:] - 1]][fresh])
 
     def shrink(self, threshold: float | None = None) -> int:
         """Remove the rows whose score is below `threshold`, and return how many those were.
@@ -305,11 +305,7 @@ class RowStore:
         """
         self._check_open()
         if len(self._waiting):
-            slots = self._waiting.live()
-            if threshold is not None:
-                slots = slots[self._counts.read(slots)[:, 0] < threshold]
-            self._waiting.remove(self._waiting.ids_at(slots))
-            return int(slots.size)
+            return self._waiting.shrink(threshold)
         if not self._terms.scored:
             return 0
         below = SHRINK_BELOW if threshold is None else threshold
@@ -323,7 +319,7 @@ class RowStore:
 
     def stats(self) -> dict[str, Any]:
         """Return what the store holds: rows, bytes of each kind, ids without rows, evicted rows."""
-        slabs = (self.rows, self.state, self.counters, self._counts)
+        slabs = (self.rows, self.state, self.counters)
         return {
             "rows": len(self),
             "capacity": self.rows.capacity,
@@ -343,7 +339,6 @@ class RowStore:
             self.owned.close()
         self._clear_rows()
         self._waiting.clear()
-        self._counts.clear()
         if self._file is not None:
             self._file.close()
         self._closed = True
@@ -358,24 +353,13 @@ class RowStore:
         admitted = self._terms.admit(fresh, self.seed)
         counts = None
         if self._terms.pushes > 1:
-            counts = self._counted(fresh, shows[missing])
+            counts = self._waiting.counted(fresh, shows[missing])
             admitted = counts[:, 0] >= self._terms.pushes
         new = fresh[admitted]
         slots[missing[admitted]] = self._create(new, self._initial(new, self.dim), keep=slots)
         if counts is not None:
-            self._set_waiting(fresh[~admitted], counts[~admitted])
+            self._waiting.set(fresh[~admitted], counts[~admitted])
             self._waiting.remove(new)
-
-    def _counted(self, ids: NumpyArray, shows: NumpyArray) -> NumpyArray:
-        """Return how often ids without rows will have been pushed."""
-        counts = np.zeros((ids.size, 1), self._counts.dtype)
-        self._counts.read(self._waiting.find(ids), counts)
-        counts += shows.astype(np.int64)
-        return counts
-
-    def _set_waiting(self, ids: NumpyArray, counts: NumpyArray) -> None:
-        self._counts.reserve(self._waiting.used + ids.size)
-        self._counts.write(self._waiting.insert(ids), counts)
 
     def _create(self, ids: NumpyArray, rows: NumpyArray, keep: NumpyArray) -> NumpyArray:
         """Return the slots of new rows, for absent and distinct ids; `keep` is not evicted."""
@@ -480,90 +464,16 @@ class RowStore:
         self.counters.read(slots, counters)
         self.counters.write(slots, counters + more)
 
-    def _gradients(self, grads: Any, ids: NumpyArray) -> NumpyArray:
-        given = _on_host(grads)
-        if dtype_row(given.dtype).family != "float":
-            raise UsageError(
-                f"gradients are real floating numbers, got dtype {given.dtype}; convert them"
-            )
-        given = self._fitting(given, ids, self.dim, given.dtype.newbyteorder("="), "grads")
-        if self.check_finite:
-            check_all_finite(ids, given)
-        return given
-
-    def _fitting(
-        self, given: Any, ids: NumpyArray, width: int, dtype: np.dtype, name: str
-    ) -> NumpyArray:
-        """Return `given` as a contiguous array of a row for each id, or raise."""
-        array = _on_host(given)
-        if array.size and dtype_row(array.dtype).family not in ("float", "int"):
-            raise UsageError(f"{name} are real numbers, got dtype {array.dtype}; convert them")
-        if array.size != ids.size * width or (array.shape[-1:] != (width,) and array.size):
-            raise UsageError(
-                f"{name} has shape {array.shape} for {ids.size} ids; pass a row of {width} numbers "
-                "for each id"
-            )
-        return np.ascontiguousarray(array.reshape(ids.size, width), dtype)
-
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("the store has been closed; make a new one")
-
-
-def check_all_finite(ids: NumpyArray, grads: NumpyArray) -> None:
-    """Raise `UsageError`, which names an id, if there is NaN or infinity in the gradients."""
-    bad = np.flatnonzero(~np.isfinite(grads).all(axis=1))
-    if bad.size:
-        raise UsageError(
-            f"the gradients of {bad.size} ids are not finite, the first that of id {ids[bad[0]]}; "
-            "nothing was applied"
-        )
 
 
 def _absent(slots: NumpyArray) -> NumpyArray:
     return np.flatnonzero(slots < 0)
 
 
-def _on_host(given: Any) -> NumpyArray:
-    if type(given) is np.ndarray:
-        return given
-    if isinstance(given, (list, tuple, int, float)):
-        return np.asarray(given)
-    view = view_of(given)
-    return view if isinstance(view, np.ndarray) else on_host(view)
-
-
 def _added(grads: NumpyArray, order: NumpyArray, starts: NumpyArray) -> NumpyArray:
     if grads.dtype.itemsize == 2:
         return segment_add(grads.astype(np.float32), order, starts).astype(grads.dtype)
     return segment_add(grads, order, starts)
-
-
-def _tally(given: Any, ids: NumpyArray, each: int, name: str) -> NumpyArray:
-    """Return a column of numbers, one for each id."""
-    if given is None:
-        return np.full((ids.size, 1), each, np.float64)
-    numbers = np.asarray(_on_host(given), np.float64).reshape(-1, 1)
-    if numbers.size != ids.size:
-        raise UsageError(f"{name} has {numbers.size} numbers for {ids.size} ids; pass one for each")
-    return numbers
-
-
-def _check(
-    dim: Any, entry: Any, max_rows: Any, store: Any, folder: Any, seed: Any, slab: Any
-) -> None:
-    """Refuse arguments of a store that are wrong."""
-    for name, value, least in (("dim", dim, 1), ("max_rows", max_rows, 1), ("seed", seed, 0)):
-        optional = name == "max_rows" and value is None
-        if not optional and (not isinstance(value, (int, np.integer)) or value < least):
-            raise UsageError(f"{name} must be a whole number, at least {least}, got {value!r}")
-    if entry is not None and not isinstance(entry, Entry):
-        raise UsageError(
-            f"entry={entry!r} is none: pass ProbabilityEntry, CountFilterEntry or ShowClickEntry"
-        )
-    if store not in ("memory", "ssd"):
-        raise UsageError(f"store={store!r} must be 'memory' or 'ssd'")
-    if folder is not None and store != "ssd":
-        raise UsageError(f"folder={folder!r} is where store='ssd' has its rows; pass that, too")
-    if slab is not None and store == "ssd":
-        raise UsageError("store='ssd' has its memory in a file, slab= elsewhere; pass one of them")

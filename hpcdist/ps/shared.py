@@ -32,7 +32,8 @@ _read: Any = getattr(compiled, "read_rows", None)
 _IN_ORDER = ("x86_64", "AMD64")
 _CHANGES, _GENERATION = 0, 1
 _GONE = -1
-_UNREAD = -2
+_READ = 1
+_NOWHERE = np.empty(0, np.intp)
 _PAGE = 4096
 _TRIES = 4
 _PAUSE_S = 2e-5
@@ -94,7 +95,7 @@ class Owned:
         self._segments[name], self._memory[name] = segment, memory
         if before is not None:
             os.close(before.descriptor)
-            self.header[_GENERATION] += 1
+            self._note_move()
         return memory.view(dtype)
 
     def slab(self, shape: tuple[int, ...], dtype: np.dtype) -> NumpyArray:
@@ -102,11 +103,15 @@ class Owned:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if not self._slab_bytes:  # who has looked before knows of no rows
             self._slab_bytes = -(-nbytes // _PAGE) * _PAGE
-            self.header[_GENERATION] += 1
+            self._note_move()
         begin, self._end = self._end, self._end + self._slab_bytes
         if self._end > self._rows.nbytes:
             raise ExecuteError("a table has more rows than the node has memory")
         return self._rows[begin : begin + nbytes].view(dtype).reshape(shape)
+
+    def _note_move(self) -> None:
+        if self.header[_GENERATION] != _GONE:  # what has gone stays so while its parts are cleared
+            self.header[_GENERATION] += 1
 
     def release(self, slabs: int) -> None:
         """Give the memory back behind so many slabs."""
@@ -240,14 +245,17 @@ class Reader:
             rows: contiguous, one for each of them.
 
         """
-        slots, shown = np.full(ids.size, _UNREAD), rows.view(np.uint8)
+        states, shown = np.zeros(ids.size, np.uint8), rows.view(np.uint8)
         for _ in range(_TRIES if ids.size and can_share() else 0):
             state = self._state  # holds what the addresses in the views are of
-            if state is not None and not _read(state[1], ids, slots, shown):
-                break
+            if state is not None:
+                if not _read(state[1], ids, states, shown):
+                    return _NOWHERE
+                if states.all():  # what is not read is absent
+                    break
             if not self._open_again():
                 time.sleep(_PAUSE_S)
-        return np.flatnonzero(slots < 0)
+        return np.flatnonzero(states != _READ)
 
     def _open_again(self) -> bool:
         """Open the tables that are elsewhere now; return whether there were any."""

@@ -4,6 +4,9 @@ The table (`_index`) holds numbers of slots only, and the ids lie in an array by
 an id and from 7 to 14 for the table, which is built anew from the ids when it grows, with no old
 table beside it. Probing is linear. Where an id begins is a hash under a random key of each table,
 so that nobody can choose ids that collide; the key changes nothing that a caller sees.
+
+The bits of a number above those of the slot are a tag, more bits of the hash: the ids of hardly any
+slots but the right one are looked at, each of which would be a miss of the cache.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ class Slots:
 
     def __init__(self, make: Make | None = None) -> None:
         self._make = make
-        self._key = np.uint64(int.from_bytes(os.urandom(8), "little"))
+        self._key = np.uint64(int.from_bytes(os.urandom(8), "little") | 1)
         self.clear()
 
     def clear(self) -> None:
@@ -68,7 +71,7 @@ class Slots:
 
     @property
     def key(self) -> int:
-        """What ids are hashed with."""
+        """By what the hashes of ids are multiplied: odd."""
         return int(self._key)
 
     @property
@@ -197,24 +200,35 @@ class Slots:
         for start in range(0, live.size, 1 << 20):
             self._settle(live[start : start + (1 << 20)])
 
-    def _home(self, ids: NumpyArray) -> NumpyArray:
-        """Return the places where the search for ids begins."""
-        bits = self._index.size.bit_length() - 1
-        keyed = mixed(ids.view(np.uint64) ^ self._key)
-        places: NumpyArray = (keyed >> np.uint64(64 - bits)).view(np.int64)
-        return places
+    @property
+    def _bits(self) -> tuple[int, int]:
+        """The bits of a place in a hash, and those of a number of the table without its sign."""
+        return self._index.size.bit_length() - 1, 8 * self._index.itemsize - 1
+
+    def _home(self, ids: NumpyArray) -> tuple[NumpyArray, NumpyArray]:
+        """Return the places where the search for ids begins, and the tags of their numbers."""
+        bits, most = self._bits
+        keyed = mixed(ids) * self._key
+        places = (keyed >> np.uint64(64 - bits)).view(np.int64)
+        tags = (keyed >> np.uint64(64 - most)) << np.uint64(bits) & np.uint64((1 << most) - 1)
+        return places, tags.view(np.int64)
+
+    def _slot_of(self, numbers: NumpyArray) -> NumpyArray:
+        """Return the slots of numbers of the table: what is no number stays."""
+        slots = numbers & ((1 << min(self._bits)) - 1)
+        return np.where(numbers < 0, numbers, slots).astype(np.intp, copy=False)
 
     def _probe(self, ids: NumpyArray) -> tuple[NumpyArray, NumpyArray]:
         """Return slots and places in the table; the slot is -1 where an id is absent."""
         index, mask = self._index, self._index.size - 1
-        places = self._home(ids)
-        slots = index[places].astype(np.intp)
+        places, _ = self._home(ids)
+        slots = self._slot_of(index[places])
         missed = (slots < 0) | (self._ids[slots] != ids)
         todo = np.flatnonzero(missed & (slots != _FREE))
         while todo.size:
             next_places = (places[todo] + 1) & mask
             places[todo] = next_places
-            here = index[next_places]
+            here = self._slot_of(index[next_places])
             slots[todo] = here
             going = (here != _FREE) & ((here < 0) | (self._ids[here] != ids[todo]))
             todo = todo[going]
@@ -230,9 +244,10 @@ class Slots:
     def settle_in_python(self, slots: NumpyArray) -> None:
         """Enter slots into the index, as `place_slots` of the compiled loops does."""
         index, mask = self._index, self._index.size - 1
-        places = self._home(self._ids[slots])
-        while slots.size:
+        places, tags = self._home(self._ids[slots])
+        numbers = slots | tags
+        while numbers.size:
             free = index[places] == _FREE
-            index[places[free]] = slots[free]
-            lost = index[places] != slots  # the place was taken, or another one came, too
-            slots, places = slots[lost], (places[lost] + 1) & mask
+            index[places[free]] = numbers[free]
+            lost = index[places] != numbers  # the place was taken, or another one came, too
+            numbers, places = numbers[lost], (places[lost] + 1) & mask

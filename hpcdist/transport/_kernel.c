@@ -999,72 +999,110 @@ static inline uint64_t mixed(uint64_t z) {
 }
 
 enum { BATCH = 256 }; /* look-ups whose misses of the cache overlap, as no step waits for one */
-#define FREE_SLOT (-1)
+enum { FREE_SLOT = -1, NO_SLOT = -1 };
 
-/* A table of numbers of slots: `index` has a power of two of them, 4 or 8 bytes each. */
+/* A table: `index` has a power of two of numbers, of 4 or 8 bytes each; see `Slots`. Of a hash the
+ * upper bits are the place, and those after them the tag. */
 typedef struct {
     void *index;
-    size_t size;
-    int shift;
+    size_t size, item;
+    int place_shift, low_shift, tag_shift;
+    int64_t slot, tag; /* the bits of a number that are the slot, and those that are the tag */
     const int64_t *ids;
     size_t n_ids;
     uint64_t key;
 } slots_t;
 
-static inline size_t home_of(const slots_t *t, int64_t id) {
-    return (size_t)(mixed((uint64_t)id ^ t->key) >> t->shift);
+static slots_t slots_of(const void *index, size_t size, size_t item, const int64_t *ids,
+                        size_t n_ids, uint64_t key) {
+    int bits = __builtin_ctzll(size), most = (int)item * 8 - 1;
+    int64_t slot = (int64_t)(((uint64_t)1 << (bits < most ? bits : most)) - 1);
+    int64_t tag = (int64_t)(((uint64_t)1 << most) - 1) & ~slot;
+    return (slots_t){(void *)index, size, item, 64 - bits, 64 - most, bits, slot, tag, ids, n_ids,
+                     key};
 }
 
-#define SLOTS(T)                                                                       \
-    static void find_slots_##T(const slots_t *t, const int64_t *wanted, int64_t *found, size_t n) { \
-        const T *index = t->index;                                                     \
-        size_t homes[BATCH], mask = t->size - 1;                                       \
-        for (size_t begin = 0; begin < n; begin += BATCH, wanted += BATCH, found += BATCH) { \
-            size_t m = n - begin < BATCH ? n - begin : BATCH;                          \
-            for (size_t i = 0; i < m; i++) homes[i] = home_of(t, wanted[i]);           \
-            for (size_t i = 0; i < m; i++) found[i] = index[homes[i]];                 \
-            for (size_t i = 0; i < m; i++) {                                           \
-                size_t place = homes[i], left = t->size;                               \
-                T slot = (T)found[i];                                                  \
-                while (slot != FREE_SLOT && left--) {                                  \
-                    if (slot >= 0 && (size_t)slot < t->n_ids && t->ids[slot] == wanted[i]) break; \
-                    place = (place + 1) & mask;                                        \
-                    slot = index[place];                                               \
-                }                                                                      \
-                found[i] = slot < 0 ? -1 : slot;                                       \
-            }                                                                          \
-        }                                                                              \
-    }                                                                                  \
-    static int place_slots_##T(const slots_t *t, const int64_t *slots, size_t n) {     \
-        T *index = t->index;                                                           \
-        size_t homes[BATCH], mask = t->size - 1;                                       \
-        for (size_t begin = 0; begin < n; begin += BATCH, slots += BATCH) {            \
-            size_t m = n - begin < BATCH ? n - begin : BATCH;                          \
-            for (size_t i = 0; i < m; i++) {                                           \
-                homes[i] = home_of(t, t->ids[slots[i]]);                               \
-                __builtin_prefetch(index + homes[i], 1);                               \
-            }                                                                          \
-            for (size_t i = 0; i < m; i++) {                                           \
-                size_t place = homes[i], left = t->size;                               \
-                while (index[place] != FREE_SLOT && --left) place = (place + 1) & mask; \
-                if (!left) return -1;                                                  \
-                index[place] = (T)slots[i];                                            \
-            }                                                                          \
-        }                                                                              \
-        return 0;                                                                      \
+static inline int64_t number_at(const slots_t *t, size_t place) {
+    return t->item == sizeof(int32_t) ? ((const int32_t *)t->index)[place]
+                                      : ((const int64_t *)t->index)[place];
+}
+
+static inline void put_number(const slots_t *t, size_t place, int64_t number) {
+    if (t->item == sizeof(int32_t))
+        ((int32_t *)t->index)[place] = (int32_t)number;
+    else
+        ((int64_t *)t->index)[place] = number;
+}
+
+static inline size_t home_of(const slots_t *t, uint64_t hash) {
+    return (size_t)(hash >> t->place_shift);
+}
+
+static inline int64_t tag_of(const slots_t *t, uint64_t hash) {
+    return (int64_t)(hash >> t->low_shift << t->tag_shift) & t->tag;
+}
+
+/* Return the hash of an id, of which `mixed_id` is what its name says, and ask for its place. */
+static inline uint64_t begin_search(const slots_t *t, uint64_t mixed_id) {
+    uint64_t hash = mixed_id * t->key;
+    __builtin_prefetch((const char *)t->index + home_of(t, hash) * t->item);
+    return hash;
+}
+
+/* Return the first slot of this tag whose id is the wanted one, or, without `wanted`, may be it;
+ * NO_SLOT: there is none. */
+static inline int64_t seek_slot(const slots_t *t, uint64_t hash, const int64_t *wanted) {
+    int64_t tag = tag_of(t, hash), number;
+    size_t place = home_of(t, hash), mask = t->size - 1;
+    for (size_t left = t->size; left && (number = number_at(t, place)) != FREE_SLOT; left--) {
+        int64_t slot = number & t->slot;
+        if ((number & ~t->slot) == tag && (size_t)slot < t->n_ids &&
+            (!wanted || t->ids[slot] == *wanted))
+            return slot;
+        place = (place + 1) & mask;
     }
-SLOTS(int32_t)
-SLOTS(int64_t)
+    return NO_SLOT;
+}
+
+static void find_slots(const slots_t *t, const int64_t *wanted, int64_t *found, size_t n) {
+    uint64_t hashes[BATCH];
+    for (size_t begin = 0; begin < n; begin += BATCH, wanted += BATCH, found += BATCH) {
+        size_t m = n - begin < BATCH ? n - begin : BATCH;
+        for (size_t i = 0; i < m; i++) hashes[i] = begin_search(t, mixed((uint64_t)wanted[i]));
+        for (size_t i = 0; i < m; i++) {
+            found[i] = seek_slot(t, hashes[i], NULL);
+            if (found[i] != NO_SLOT) __builtin_prefetch(t->ids + found[i]);
+        }
+        for (size_t i = 0; i < m; i++)
+            if (found[i] != NO_SLOT && t->ids[found[i]] != wanted[i])
+                found[i] = seek_slot(t, hashes[i], wanted + i);
+    }
+}
+
+/* Enter slots of distinct ids that are absent; return -1 where the table is full. */
+static int place_slots(const slots_t *t, const int64_t *slots, size_t n) {
+    uint64_t hashes[BATCH];
+    for (size_t begin = 0; begin < n; begin += BATCH, slots += BATCH) {
+        size_t m = n - begin < BATCH ? n - begin : BATCH;
+        for (size_t i = 0; i < m; i++)
+            hashes[i] = begin_search(t, mixed((uint64_t)t->ids[slots[i]]));
+        for (size_t i = 0; i < m; i++) {
+            size_t place = home_of(t, hashes[i]), left = t->size;
+            while (number_at(t, place) != FREE_SLOT && --left) place = (place + 1) & (t->size - 1);
+            if (!left) return -1;
+            put_number(t, place, tag_of(t, hashes[i]) | slots[i]);
+        }
+    }
+    return 0;
+}
 
 /* Read a table from its buffers and its key; 0 if it is none. */
-static int read_slots(slots_t *t, const Py_buffer *index, const Py_buffer *ids, size_t item) {
+static int read_slots(slots_t *t, const Py_buffer *index, const Py_buffer *ids, size_t item,
+                      uint64_t key) {
     if (item != sizeof(int32_t) && item != sizeof(int64_t)) return 0;
-    t->index = index->buf;
-    t->size = (size_t)index->len / item;
-    t->ids = ids->buf;
-    t->n_ids = words_in(ids);
-    if (t->size < 2 || t->size & (t->size - 1)) return 0;
-    t->shift = 64 - __builtin_ctzll(t->size);
+    size_t size = (size_t)index->len / item;
+    if (size < 2 || size & (size - 1)) return 0;
+    *t = slots_of(index->buf, size, item, ids->buf, words_in(ids), key);
     return 1;
 }
 
@@ -1078,16 +1116,12 @@ static PyObject *py_find_slots(PyObject *self, PyObject *const *args, Py_ssize_t
         return NULL;
     }
     size_t item = PyLong_AsSize_t(args[0]);
-    table.key = PyLong_AsUnsignedLongLong(args[5]);
+    uint64_t key = PyLong_AsUnsignedLongLong(args[5]);
     if (PyErr_Occurred() || open_buffers(args + 1, 4, 8, views) < 0) return NULL;
-    if (!read_slots(&table, &views[0], &views[1], item) || views[2].len != views[3].len)
+    if (!read_slots(&table, &views[0], &views[1], item, key) || views[2].len != views[3].len)
         return close_buffers(views, 4, "find_slots: the arrays do not fit", 0);
-    size_t n = words_in(&views[2]);
     Py_BEGIN_ALLOW_THREADS
-    if (item == sizeof(int32_t))
-        find_slots_int32_t(&table, views[2].buf, views[3].buf, n);
-    else
-        find_slots_int64_t(&table, views[2].buf, views[3].buf, n);
+    find_slots(&table, views[2].buf, views[3].buf, words_in(&views[2]));
     Py_END_ALLOW_THREADS
     return close_buffers(views, 4, NULL, 0);
 }
@@ -1102,17 +1136,16 @@ static PyObject *py_place_slots(PyObject *self, PyObject *const *args, Py_ssize_
         return NULL;
     }
     size_t item = PyLong_AsSize_t(args[0]);
-    table.key = PyLong_AsUnsignedLongLong(args[4]);
+    uint64_t key = PyLong_AsUnsignedLongLong(args[4]);
     if (PyErr_Occurred() || open_buffers(args + 1, 3, 1, views) < 0) return NULL;
     size_t n = words_in(&views[2]);
-    int64_t most = item == sizeof(int32_t) ? INT32_MAX : INT64_MAX;
-    if (!read_slots(&table, &views[0], &views[1], item) || (int64_t)table.n_ids > most ||
-        !all_within(views[2].buf, n, 0, (int64_t)table.n_ids))
+    if (!read_slots(&table, &views[0], &views[1], item, key) ||
+        !all_within(views[2].buf, n, 0, (int64_t)table.n_ids) ||
+        !all_within(views[2].buf, n, 0, table.slot))
         return close_buffers(views, 3, "place_slots: the arrays do not fit", 0);
     int full;
     Py_BEGIN_ALLOW_THREADS
-    full = (item == sizeof(int32_t) ? place_slots_int32_t : place_slots_int64_t)(
-        &table, views[2].buf, n);
+    full = place_slots(&table, views[2].buf, n);
     Py_END_ALLOW_THREADS
     return close_buffers(views, 3, full ? "place_slots: the table is full" : NULL, 0);
 }
@@ -1138,19 +1171,28 @@ static int are_slabs(slabs_t *s, long shift, size_t slabs, size_t nbytes) {
            (!s->row || s->n <= nbytes / s->row);
 }
 
-/* `memcpy` for a few hundred bytes. */
+/* `memcpy` for a few hundred bytes: all of 128 are asked for before the first of them is needed. */
 static inline void copy_row(char *restrict to, const char *restrict from, size_t nbytes) {
     typedef char vec __attribute__((vector_size(32), aligned(1), may_alias));
+    enum { V = sizeof(vec) };
     size_t i = 0;
-    for (; i + sizeof(vec) <= nbytes; i += sizeof(vec)) *(vec *)(to + i) = *(const vec *)(from + i);
-    memcpy(to + i, from + i, nbytes - i);
+    for (; i + 4 * V <= nbytes; i += 4 * V) {
+        vec a = *(const vec *)(from + i), b = *(const vec *)(from + i + V);
+        vec c = *(const vec *)(from + i + 2 * V), d = *(const vec *)(from + i + 3 * V);
+        *(vec *)(to + i) = a, *(vec *)(to + i + V) = b;
+        *(vec *)(to + i + 2 * V) = c, *(vec *)(to + i + 3 * V) = d;
+    }
+    for (; i + V <= nbytes; i += V) *(vec *)(to + i) = *(const vec *)(from + i);
+    if (i < nbytes) memcpy(to + i, from + i, nbytes - i);
 }
+
+enum { ROWS_AHEAD = 16 }; /* the first line of a row is enough: the processor goes on by itself */
 
 CLONES static void take_rows(const slabs_t *s) {
     char *to = s->rows;
     for (size_t i = 0; i < s->n; i++, to += s->row) {
-        if (i + AHEAD < s->n && s->slots[i + AHEAD] >= 0)
-            prefetch_row(row_at(s, s->slots[i + AHEAD]), s->row);
+        if (i + ROWS_AHEAD < s->n && s->slots[i + ROWS_AHEAD] >= 0)
+            __builtin_prefetch(row_at(s, s->slots[i + ROWS_AHEAD]));
         if (s->slots[i] >= 0) copy_row(to, row_at(s, s->slots[i]), s->row);
     }
 }
@@ -1206,24 +1248,22 @@ typedef struct {
     slots_t slots;
     slabs_t rows;
     const int64_t *header;
-    int64_t count, generation, most;
-    size_t item, begin, some;
+    int64_t count, generation;
     int usable, touched;
 } window_t;
 
-enum { CHANGES, GENERATION, ABSENT = -1, UNREAD = -2, AT_ONCE = 1024 };
+enum { CHANGES, GENERATION };
+enum { UNREAD, READ, ABSENT }; /* an id: not looked for yet, its row is copied, it has none */
 
 /* Look up where the parts of a table are, and whether nobody changes it now. */
 static void open_window(window_t *w, const view_t *v, size_t row) {
     *w = (window_t){.header = (const int64_t *)(uintptr_t)v->header};
     if (!w->header) return;
+    int64_t most = v->n_slabs << v->shift;
     w->generation = v->generation;
-    w->item = (size_t)v->index_item;
-    w->most = v->n_slabs << v->shift;
-    w->slots = (slots_t){.index = (void *)(uintptr_t)v->index, .size = (size_t)v->index_size,
-                         .shift = 64 - __builtin_ctzll((unsigned long long)v->index_size),
-                         .ids = (const int64_t *)(uintptr_t)v->ids, .n_ids = (size_t)v->n_ids,
-                         .key = (uint64_t)v->key};
+    w->slots = slots_of((const void *)(uintptr_t)v->index, (size_t)v->index_size,
+                        (size_t)v->index_item, (const int64_t *)(uintptr_t)v->ids,
+                        (size_t)(v->n_ids < most ? v->n_ids : most), (uint64_t)v->key);
     w->rows = (slabs_t){.slabs = (const uintptr_t *)(uintptr_t)v->slabs, .row = row,
                         .shift = (int)v->shift};
     w->count = __atomic_load_n(w->header + CHANGES, __ATOMIC_ACQUIRE);
@@ -1241,61 +1281,52 @@ typedef struct {
     window_t *windows;
     size_t servers;
     const int64_t *ids;
-    int64_t *slots;
+    unsigned char *states;
     char *rows;
     size_t n, row;
 } reading_t;
 
-static inline window_t *window_of(const reading_t *r, int64_t id) {
-    return r->windows + ((mixed((uint64_t)id) >> 32) * r->servers >> 32);
+static inline window_t *window_of(const reading_t *r, uint64_t hash) {
+    return r->windows + ((hash >> 32) * r->servers >> 32);
 }
 
-/* Find some ids of one table, and copy their rows. */
-CLONES static void read_some(const reading_t *r, const window_t *w, const int64_t *wanted,
-                             const size_t *places) {
-    int64_t found[AT_ONCE];
-    if (w->item == sizeof(int32_t))
-        find_slots_int32_t(&w->slots, wanted, found, w->some);
-    else
-        find_slots_int64_t(&w->slots, wanted, found, w->some);
-    for (size_t i = 0; i < w->some; i++) {
-        int there = found[i] >= 0 && found[i] < w->most;
-        r->slots[places[i]] = there ? found[i] : ABSENT;
-        if (there) copy_row(r->rows + places[i] * r->row, row_at(&w->rows, found[i]), r->row);
-    }
-}
-
-/* Read what is unread of at most `AT_ONCE` ids, of those tables that nobody changes. */
-static void read_block(const reading_t *r, size_t begin, size_t m) {
-    window_t *of[AT_ONCE];
-    int64_t wanted[AT_ONCE];
-    size_t places[AT_ONCE], sum = 0;
+/* Read what is unread of some ids, of those tables that nobody changes. The id of a slot and its
+ * row are on their way while the rows before are copied. */
+CLONES static void read_batch(const reading_t *r, size_t begin, size_t m) {
+    const window_t *of[BATCH];
+    uint64_t hashes[BATCH];
+    int64_t slots[BATCH];
     const int64_t *ids = r->ids + begin;
-    int64_t *slots = r->slots + begin;
+    unsigned char *states = r->states + begin;
+    char *to = r->rows + begin * r->row;
     for (size_t i = 0; i < m; i++) {
-        window_t *w = window_of(r, ids[i]);
-        if (!w->header && slots[i] == UNREAD) slots[i] = ABSENT;
-        of[i] = w->usable && slots[i] == UNREAD ? w : NULL;
-        if (of[i]) w->some++;
-    }
-    for (window_t *w = r->windows; w < r->windows + r->servers; w++) {
-        w->begin = sum;
-        sum += w->some;
-        w->some = 0;
-    }
-    for (size_t i = 0; i < m; i++) {
+        uint64_t hash = mixed((uint64_t)ids[i]);
+        window_t *w = window_of(r, hash);
+        if (!w->header && states[i] == UNREAD) states[i] = ABSENT;
+        of[i] = w->usable && states[i] == UNREAD ? w : NULL;
         if (!of[i]) continue;
-        size_t at = of[i]->begin + of[i]->some++;
-        wanted[at] = ids[i], places[at] = begin + i;
+        w->touched = 1;
+        hashes[i] = begin_search(&w->slots, hash);
     }
-    for (window_t *w = r->windows; w < r->windows + r->servers; w++) {
-        if (w->some) read_some(r, w, wanted + w->begin, places + w->begin);
-        w->touched |= w->some > 0;
-        w->some = 0;
+    for (size_t i = 0; i < m; i++)
+        slots[i] = of[i] ? seek_slot(&of[i]->slots, hashes[i], NULL) : NO_SLOT;
+    for (size_t i = 0; i < m; i++, to += r->row) {
+        size_t later = i + ROWS_AHEAD;
+        if (later < m && slots[later] != NO_SLOT) {
+            __builtin_prefetch(of[later]->slots.ids + slots[later]);
+            __builtin_prefetch(row_at(&of[later]->rows, slots[later]));
+        }
+        const window_t *w = of[i];
+        if (!w) continue;
+        int64_t slot = slots[i];
+        if (slot != NO_SLOT && w->slots.ids[slot] != ids[i])
+            slot = seek_slot(&w->slots, hashes[i], ids + i);
+        states[i] = slot == NO_SLOT ? ABSENT : READ;
+        if (slot != NO_SLOT) copy_row(to, row_at(&w->rows, slot), r->row);
     }
 }
 
-/* Return how many rows are unread now: those of tables that changed meanwhile are so again. */
+/* Note as unread again what is of tables that changed meanwhile; return how many are not read. */
 static size_t count_unread(const reading_t *r) {
     int all = 1;
     size_t unread = 0;
@@ -1305,10 +1336,10 @@ static size_t count_unread(const reading_t *r) {
         all = all && w->usable;
     }
     for (size_t i = 0; !all && i < r->n; i++) {
-        const window_t *w = window_of(r, r->ids[i]);
-        if (!w->usable && w->touched) r->slots[i] = UNREAD;
-        unread += r->slots[i] == UNREAD;
+        const window_t *w = window_of(r, mixed((uint64_t)r->ids[i]));
+        if (!w->usable && w->touched) r->states[i] = UNREAD;
     }
+    for (size_t i = 0; i < r->n; i++) unread += r->states[i] != READ;
     return unread;
 }
 
@@ -1322,18 +1353,18 @@ static int are_views(const view_t *views, size_t n) {
     return fit;
 }
 
-/* read_rows(views, ids, slots, rows) -> how many are still unread. A row is copied where the slot
- * of its id is UNREAD, which becomes that of its row, or ABSENT. */
+/* read_rows(views, ids, states, rows) -> how many rows are not there. A row is copied where the
+ * state of its id is UNREAD, which becomes READ, or ABSENT; or stays, where the table changes. */
 static PyObject *py_read_rows(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     (void)self;
     Py_buffer views[4];
     if (n_args != 4) {
-        PyErr_SetString(PyExc_TypeError, "read_rows(views, ids, slots, rows)");
+        PyErr_SetString(PyExc_TypeError, "read_rows(views, ids, states, rows)");
         return NULL;
     }
     if (open_buffers(args, 4, 0xc, views) < 0) return NULL;
     size_t n = words_in(&views[1]), servers = (size_t)views[0].len / sizeof(view_t), unread = 0;
-    if (!are_views(views[0].buf, servers) || words_in(&views[2]) != n ||
+    if (!are_views(views[0].buf, servers) || (size_t)views[2].len != n ||
         (n && (size_t)views[3].len % n))
         return close_buffers(views, 4, "read_rows: the arrays do not fit", 0);
     window_t *windows = malloc(servers * sizeof *windows);
@@ -1347,7 +1378,7 @@ static PyObject *py_read_rows(PyObject *self, PyObject *const *args, Py_ssize_t 
     Py_BEGIN_ALLOW_THREADS
     for (size_t s = 0; s < servers; s++)
         open_window(&windows[s], (const view_t *)views[0].buf + s, r.row);
-    for (size_t i = 0; i < n; i += AT_ONCE) read_block(&r, i, n - i < AT_ONCE ? n - i : AT_ONCE);
+    for (size_t i = 0; i < n; i += BATCH) read_batch(&r, i, n - i < BATCH ? n - i : BATCH);
     unread = count_unread(&r);
     Py_END_ALLOW_THREADS
     free(windows);

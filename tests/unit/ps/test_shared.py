@@ -10,7 +10,7 @@ import pytest
 import hpcdist as dist
 from hpcdist import fleet, ps
 from hpcdist.ps.calls import Calls
-from hpcdist.ps.ids import owners
+from hpcdist.ps.ids import mixed, owners
 from hpcdist.ps.rows import RowStore
 from hpcdist.ps.server import Shard
 from hpcdist.ps.shared import Reader, Window, can_share, new_owned
@@ -83,6 +83,26 @@ def test_rows_of_several_owners_come_in_the_order_of_the_ids(servers):
     assert np.array_equal(rows[~asked], right[~asked])
 
 
+def test_a_row_is_not_taken_for_that_of_another_id_of_the_same_place_and_tag():
+    ids = np.arange(300_000)
+    upper = (mixed(ids) >> np.uint64(33)).view(np.int64)
+    order = np.argsort(upper)
+    same = np.flatnonzero(np.diff(upper[order]) == 0)
+    first, second = ids[order[same]], ids[order[same + 1]]
+    shard = shard_of(initializer=("uniform", 1.0))
+    shard.store.slots._key = np.uint64(1)  # places and tags are these bits, at any size
+    reader = reader_of(shard, [])
+    right = shard.pull(first)
+    both = np.concatenate([second, first])
+    rows, absent = read(reader, shard, both)
+    assert absent == [*range(second.size)]
+    assert np.array_equal(rows[second.size :], right)
+    right = np.concatenate([shard.pull(second), right])
+    rows, absent = read(reader, shard, both)
+    assert absent == []
+    assert np.array_equal(rows, right)
+
+
 def test_without_the_compiled_loop_every_owner_is_asked(monkeypatch):
     shard, opened, ids = shard_of(), [], np.arange(10)
     shard.pull(ids)
@@ -110,6 +130,22 @@ def test_rows_that_have_gone_are_absent_and_so_are_all_of_a_store_that_is_closed
     shard.store.close()
     for reader in readers:
         assert read(reader, shard, ids)[1] == [*range(10_000)]
+
+
+@pytest.mark.parametrize("count", [1, 30, 100, 10_000])
+def test_a_store_of_any_size_is_read_no_more_when_it_is_closed(count):
+    shard, ids = shard_of(), np.arange(count)
+    shard.pull(ids)
+    readers = reader_of(shard, []), Reader(1, lambda *_: shard.window())
+    for reader in readers:
+        assert read(reader, shard, ids)[1] == []
+    closed, shard.store = shard.store, shard_of(initializer=("constant", 3.0)).store
+    closed.close()
+    shard.pull(ids)
+    for reader in readers:
+        rows, absent = read(reader, shard, ids)
+        assert absent == []
+        assert (rows == 3).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])

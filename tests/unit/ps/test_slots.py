@@ -83,13 +83,13 @@ def test_ids_that_collide_in_one_table_do_not_in_the_next():
     unlucky = ids[mixed(ids) >> np.uint64(54) == 0][:200]
     slots = Slots()
     slots.insert(unlucky)
-    homes = slots._home(unlucky)
+    homes, _ = slots._home(unlucky)
     assert np.unique(homes).size > unlucky.size / 3
 
 
 @pytest.mark.skipif(compiled is None, reason="the kernel was not compiled here")
 def test_both_loops_make_the_same_table(monkeypatch):
-    tables = []
+    tables, numbers = [], []
     for index_type in (np.int32, np.int64):
         for python in (False, True):
             with monkeypatch.context() as patch:
@@ -101,7 +101,32 @@ def test_both_loops_make_the_same_table(monkeypatch):
                 slots._index = slots._index.astype(index_type)
                 slots.insert(some_ids(30))
                 tables.append((slots._ids[:30].tolist(), slots.find(some_ids(40)).tolist()))
+                numbers.append(sorted(slots._index.tolist()))  # tags and slots
+    assert numbers[:2] == [numbers[0]] * 2
+    assert numbers[2:] == [numbers[2]] * 2
     assert tables.count(tables[0]) == 4
+
+
+def twins():
+    """Return pairs of ids that a table of key 1 finds at the same place, with the same tag."""
+    ids = np.arange(300_000)
+    upper = mixed(ids) >> np.uint64(33)
+    order = np.argsort(upper)
+    same = np.flatnonzero(np.diff(upper[order].view(np.int64)) == 0)
+    return ids[order[same]], ids[order[same + 1]]
+
+
+@pytest.mark.usefixtures("loops")
+def test_an_id_is_not_taken_for_another_of_the_same_place_and_tag():
+    first, second = twins()
+    assert first.size > 5
+    slots = Slots()
+    slots._key = np.uint64(1)
+    slots.insert(first)
+    assert (slots.find(second) == -1).all()
+    slots.insert(second)
+    for each in (first, second):
+        np.testing.assert_array_equal(slots.ids_at(slots.find(each)), each)
 
 
 @pytest.mark.usefixtures("loops")

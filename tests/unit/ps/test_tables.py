@@ -256,6 +256,25 @@ def test_what_fails_on_a_server_is_an_error_on_all_workers_and_the_table_goes_on
     assert with_servers(servers, 2, train, initializer=without_13) == [-2 * RATE] * 2
 
 
+@pytest.mark.parametrize("mode", ["sync", "async", "ssp"])
+def test_a_pull_that_has_failed_says_so_whenever_it_is_asked_and_gives_no_rows(mode):
+    def train(table, worker):
+        table.pull([1])
+        refused = pytest.raises((dist.HpcdistError, ValueError), match="no row for 13")
+        work = table.pull([1, 13], sync_op=False)
+        for ask in (work.wait, work.result, work.result):
+            with refused:
+                ask()
+        out = np.full((2, 3), 7, np.float32)
+        with refused:
+            table.pull([1, 13], out=out)
+        assert (out[1] == 7).all()
+        return table.pull([1, 2]).tolist()
+
+    found = with_servers(1, 2, train, initializer=without_13, mode=mode)
+    assert found == [[[0.0] * 3] * 2] * 2
+
+
 @pytest.mark.parametrize("act", ["stats", "save"])
 def test_what_is_done_together_tells_all_of_a_push_that_has_failed_on_the_way(act, tmp_path):
     def train(table, worker):
@@ -420,6 +439,26 @@ def test_a_dense_table_is_an_array_that_gradients_change():
         assert np.array_equal(out, expected)
         with pytest.raises(dist.UsageError, match="must be of shape"):
             table.push(np.ones(3, np.float32))
+
+    simulate(2, check)
+
+
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+def test_a_dense_table_is_prefetched_like_a_sparse_one_and_never_shrinks(mode):
+    def check(world):
+        value = np.arange(700, dtype=np.float32).reshape(7, 100)
+        table = ps.DenseTable("weights", (7, 100), value=value, optimizer=SGD, mode=mode)
+        asked = []
+        table._table.core.worker.pull, pull = (
+            lambda ids, rows: asked.append(len(ids)) or pull(ids, rows),
+            table._table.core.worker.pull,
+        )
+        table.prefetch()
+        for _ in range(2):
+            np.testing.assert_array_equal(table.pull(), value)
+        assert asked == [3, 3]  # the first pull took what was prefetched
+        assert table.shrink(10.0) == table.shrink() == 0
+        np.testing.assert_array_equal(table.pull(), value)
 
     simulate(2, check)
 
