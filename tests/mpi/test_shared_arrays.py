@@ -19,7 +19,10 @@ WHOSE = {
 }
 """Which ranks have their arrays in shared memory."""
 
-pytestmark = pytest.mark.skipif(ordinary.LEAST is None, reason="needs the compiled blocks")
+pytestmark = [
+    pytest.mark.skipif(ordinary.LEAST is None, reason="needs the compiled blocks"),
+    pytest.mark.two_ranks,
+]
 
 
 def values(rank, count=COUNT, dtype="f4"):
@@ -183,3 +186,46 @@ def test_a_tensor_of_such_an_array_is_reduced_where_it_is():
     dist.all_reduce(expected)
     assert tensor.numpy().tobytes() == x.tobytes() == expected.tobytes()
     assert is_shared(tensor.numpy()) == (SIZE > 1)
+
+
+@needs_torch
+def test_what_fully_shard_sends_is_in_shared_memory(monkeypatch):
+    import torch
+
+    from hpcdist.torch.process_group import HpcdistProcessGroup
+
+    made, make = [], HpcdistProcessGroup.allocate_tensor
+
+    def allocate_tensor(self, size, **options):
+        made.append(make(self, size, **options))
+        return made[-1]
+
+    monkeypatch.setattr(HpcdistProcessGroup, "allocate_tensor", allocate_tensor)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 32)
+    expected = torch.nn.Linear(64, 32)
+    expected.load_state_dict(model.state_dict())
+    dist.fully_shard(model)
+    x = torch.full((2, 64), 1.0 + RANK)
+    model(x).sum().backward()
+    x = torch.full((2, 64), 1.0 + (SIZE - 1) / 2)  # the mean over the ranks
+    expected(x).sum().backward()
+    torch.testing.assert_close(model.weight.grad.full_tensor(), expected.weight.grad)
+    assert all(is_shared(each.numpy()) == (SIZE > 1) for each in made)
+    assert SIZE == 1 or len(made) >= 3  # parameters; gradients, and their mean
+
+
+@needs_torch
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool"])
+def test_a_process_group_makes_tensors_in_shared_memory(world, dtype):
+    import torch
+
+    from hpcdist.torch import process_group_of
+
+    process_group = process_group_of(world)
+    wanted = getattr(torch, dtype)
+    assert process_group.supports_tensor_alloc(torch.device("cpu"))
+    assert not process_group.supports_tensor_alloc(torch.device("cuda"))
+    made = process_group.allocate_tensor(1000, dtype=wanted, device=torch.device("cpu"))
+    assert (made.shape, made.dtype) == ((1000,), wanted)
+    assert is_shared(made.view(torch.uint8).numpy()) == (SIZE > 1)
