@@ -25,7 +25,7 @@ class BuildKernel(build_ext):
     def run(self):
         self.built = []
         if self.inplace:
-            for name in ("_kernel", "_recorder"):
+            for name in ("_kernel", "_recorder", "_arrays"):
                 for old in Path("hpcdist/transport").glob(f"{name}.*so"):
                     old.unlink()
         super().run()
@@ -73,6 +73,7 @@ setup(
             depends=["hpcdist/transport/_hot.c", "hpcdist/transport/_recorder.h"],
         ),
         extension("_recorder", depends=["hpcdist/transport/_recorder.h"]),
+        extension("_arrays"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
 )

@@ -62,7 +62,13 @@ from hpcdist.comm.groups import (
     restart_process_group as restart_process_group,
     shutdown_process_group as shutdown_process_group,
 )
-from hpcdist.comm.memory import empty as empty, empty_like as empty_like, zeros as zeros
+from hpcdist.comm.memory import (
+    empty as empty,
+    empty_like as empty_like,
+    share_arrays as share_arrays,
+    shared_memory as shared_memory,
+    zeros as zeros,
+)
 from hpcdist.comm.messages import (
     P2POp as P2POp,
     batch_isend_irecv as batch_isend_irecv,

@@ -20,6 +20,8 @@ class Config:
     """MiB of a large reduction inside one node that are handed to MPI at a time."""
     shared_heap_mb: float = 4096.0
     """MiB of memory shared inside a node that the arrays of one process may take at most."""
+    share_arrays: bool = False
+    """Take NumPy's arrays of at least 256 KiB from that memory, as `share_arrays` does."""
     recorder: Literal["on", "off"] = "on"
     """Whether each rank notes its last operations in a file of its node, for `hpcdist ps`."""
     stall_s: float | None = 60.0

@@ -12,6 +12,7 @@ from hpcdist.comm.closed import Closed
 from hpcdist.comm.group import Group, world_group, world_of
 from hpcdist.comm.groups import destroy_process_group
 from hpcdist.comm.making import check_timeout
+from hpcdist.comm.memory import share_arrays
 from hpcdist.comm.nccl_config import create_nccl_config
 from hpcdist.comm.session import (
     OneThread,
@@ -125,6 +126,8 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
         number = gpu.choose(gpu.count(), place.local_rank, wanted.number)
         gpu.bind(number)
     transport = world.connect()
+    if config.share_arrays:
+        share_arrays()
     whereabouts = whereabouts_of(world, number)
     set_session(session := Session(world_group(transport), whereabouts, timeout_s))
     mine = [rank for rank, host in enumerate(world.hosts) if host == world.hosts[place.rank]]

@@ -1,13 +1,16 @@
 """`empty`, `zeros`, `empty_like`: arrays made for communication.
 
 They are ordinary NumPy arrays, in memory that the ranks of a node share: a collective on them
-reads and writes them where they are.
+reads and writes them where they are. `shared_memory` and `share_arrays` have NumPy make all its
+larger arrays so.
 """
 
 from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,8 @@ import numpy.typing as npt
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray, view_of
 from hpcdist.comm.group import Group
-from hpcdist.comm.session import resolve_group
+from hpcdist.comm.session import is_simulated, resolve_group
+from hpcdist.transport.shm import ordinary
 
 Shape = int | tuple[int, ...]
 
@@ -101,3 +105,52 @@ def empty_near(like: NumpyArray, size: int, group: Group | None = None) -> Numpy
     if type(like) is np.ndarray:
         return empty(size, like.dtype, group)
     return np.empty_like(like, shape=(size,))
+
+
+@contextmanager
+def shared_memory() -> Iterator[None]:
+    """Have NumPy take its arrays from shared memory inside the block, as `empty` does. Local.
+
+    That is the memory of every new array of at least 256 KiB, results of expressions among them:
+    ``dist.all_reduce(a + b)`` reads and writes it in place, and memory that is used again comes
+    without page faults. An array keeps its memory after the block. It is used again when the
+    array and all views of it are gone.
+
+    As NumPy has it, this holds for the thread, or the asynchronous task, that enters the block, not
+    for others that it starts (`share_arrays` is for those). Ranks need not do it alike. Arrays are
+    ordinary ones where shared memory is used up (``HPCDIST_SHARED_HEAP_MB``) or does not exist:
+    before `init_parallel_env`, on a single rank, in a simulated rank, in a forked child, and where
+    hpcdist was installed without its compiled parts.
+
+    Memory is taken from the system when an array is made, not when it is touched: large arrays most
+    of which stay untouched are better made outside of the block. ``os.fork`` copies those arrays,
+    so that the child has its own (`subprocess` does not).
+
+    Example:
+        >>> import numpy as np
+        >>> import hpcdist as dist
+        >>> world = dist.init_parallel_env()
+        >>> a, b = np.ones(100_000), np.ones(100_000)
+        >>> with dist.shared_memory():
+        ...     total = a + b
+        >>> work = dist.all_reduce(total)
+        >>> bool((total == 2 * world.nranks).all())
+        True
+
+    """
+    before = None if is_simulated() else ordinary.begin_here()
+    try:
+        yield
+    finally:
+        ordinary.end_here(before)
+
+
+def share_arrays() -> None:
+    """Have NumPy take its arrays from shared memory from now on, on all threads. Local.
+
+    Like `shared_memory`, for the whole process; ``HPCDIST_SHARE_ARRAYS=1`` does it in
+    `init_parallel_env`. It may be called before that. In a simulated rank it does nothing.
+    Code that gives NumPy another memory handler keeps that.
+    """
+    if not is_simulated():
+        ordinary.share_all()

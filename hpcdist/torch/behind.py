@@ -68,6 +68,17 @@ class _Behind(Backend):  # type: ignore[misc, unused-ignore] # typed where torch
         """Meet all ranks, or name those that are missing."""
         self.process_group.monitored_barrier(opts.timeout, wait_all_ranks)
 
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Return whether `allocate_tensor` makes tensors on `device`."""
+        return getattr(device, "type", None) == "cpu"
+
+    def allocate_tensor(
+        self, size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Return a new flat tensor in memory that the ranks of the node share."""
+        made: torch.Tensor = self.process_group.allocate_tensor(size, dtype=dtype, device=device)
+        return made
+
     def shutdown(self) -> None:
         """Free the group. Collective."""
         self.process_group.shutdown()

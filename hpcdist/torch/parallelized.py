@@ -29,7 +29,7 @@ from hpcdist.torch.context_parallel import apart, context_parallel
 from hpcdist.torch.layers import device_of, make_equal
 from hpcdist.torch.mesh import device_mesh_of, torch_placement
 from hpcdist.torch.optimizers import follow_parameters
-from hpcdist.torch.sharded import excluded_modules, units
+from hpcdist.torch.sharded import excluded_modules, units, use_shared_memory
 from hpcdist.torch.tensor_parallel import AXIS, run_on_axis, tensor_parallel
 
 _SEGMENT = 1 << 20
@@ -129,6 +129,7 @@ def _shard(model: torch.nn.Module, mesh: DeviceMesh, options: DataOptions) -> No
         torchs_fully_shard(each, mesh=mesh, reshard_after_forward=False, offload_policy=policy)
     for each in (*units(model, _SEGMENT, kept), model):
         torchs_fully_shard(each, mesh=mesh, reshard_after_forward=frees, offload_policy=policy)
+    use_shared_memory(*model.modules())
 
 
 # ---- fully_shard
@@ -157,6 +158,7 @@ def fully_shard_module(
         offload_policy=OffloadPolicy() if offload_policy is None else offload_policy,
         ignored_params=None if ignored_params is None else set(ignored_params),
     )
+    use_shared_memory(module)
     return module
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, final
 
+import numpy as np
 import torch
 import torch.distributed as c10d
 
@@ -18,6 +19,7 @@ from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import destroy_process_group
 from hpcdist.comm.making import check_timeout
+from hpcdist.comm.memory import empty
 from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.torch.behind import stand_behind
 from hpcdist.torch.devices import Reach, agree_on_reach
@@ -185,6 +187,31 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
         if self._behind is None and (device.type == "cpu" or self._reach is Reach.OWN):
             return self
         return super()._get_backend(device)
+
+    # ---- memory that the ranks of the node share
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Return whether `allocate_tensor` makes tensors on `device`. Local.
+
+        Args:
+            device: where tensors are to be.
+
+        """
+        return device.type == "cpu"
+
+    def allocate_tensor(
+        self, size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Return a new flat tensor with any contents, in memory as that of `empty`. Local.
+
+        Args:
+            size: how many elements.
+            dtype: of the elements.
+            device: ``"cpu"``.
+
+        """
+        room = empty(size * dtype.itemsize, np.uint8, self.group)
+        return torch.from_numpy(room).view(dtype)
 
     # ---- coalescing: several operations, one work
 

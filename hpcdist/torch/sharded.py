@@ -17,6 +17,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
+    FSDPModule,
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
@@ -150,9 +151,26 @@ def shard_fully(module: torch.nn.Module, everyone: Group, options: ShardingOptio
     for each in units(module, options.segment, excluded):
         wrap(each, reshard_after_forward=shards_parameters)
     model = wrap(module, reshard_after_forward=shards_parameters)
+    use_shared_memory(*model.modules())
     for name, parameter in module.named_parameters():
         replace(before[name], parameter)
     return model
+
+
+def use_shared_memory(*modules: torch.nn.Module) -> None:
+    """Let what sharded modules send and receive be in memory that the ranks of a node share.
+
+    Args:
+        modules: those of ``fully_shard``; others are left alone.
+
+    """
+    for module in modules:
+        if isinstance(module, FSDPModule) and _is_on_cpu(module):
+            module.set_allocate_memory_from_process_group_for_comm(True)
+
+
+def _is_on_cpu(module: torch.nn.Module) -> bool:
+    return all(each.device.type == "cpu" for each in module.parameters())
 
 
 def units(

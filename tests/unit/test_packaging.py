@@ -271,6 +271,7 @@ def test_a_wheel_with_the_kernel_is_for_this_system_and_the_pythons_that_can_loa
     assert {name.partition(".")[0] for name in names} == {
         "hpcdist/transport/_kernel",
         "hpcdist/transport/_recorder",
+        "hpcdist/transport/_arrays",
     }
     assert all((".abi3.so" in name) is stable for name in names)
     assert set(members(built.compiled)) - set(names) == set(members(built.pure))

@@ -73,6 +73,7 @@ def open_node(
     if not everywhere or memory is None:
         _warn(comm, failure)
         return None
+    heap.serve()
     pids = [each.heap.pid for each in offers if each.heap is not None]
     return SharedNode(
         memory,

@@ -44,7 +44,7 @@ def make_site(
 
     """
     nodes = pretended_nodes(config, nodes)
-    heap = Heap(int(config.shared_heap_mb * _MiB))
+    heap = Heap(int(config.shared_heap_mb * _MiB), use_compiled=config.kernel == "auto")
     allowance = Allowance(int(config.early_mb * _MiB))
     rules, costs = read_rules(config.tuning), read_costs(config.tuning)
     return Site(config, heap, nodes, rules, costs, allowance, Circles(), deaths, communicators)

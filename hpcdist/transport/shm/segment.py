@@ -69,8 +69,8 @@ class _Mapping:
         }
 
 
-def create_segment(nbytes: int, name: str) -> tuple[Segment, Bytes]:
-    """Make and map a segment of zeros; memory is used where it is touched. Local.
+def make_segment(nbytes: int, name: str) -> Segment:
+    """Make a segment of zeros; memory is used where it is touched. Local.
 
     Raises:
         OSError: the system has no `memfd_create`, or no descriptor left.
@@ -79,11 +79,35 @@ def create_segment(nbytes: int, name: str) -> tuple[Segment, Bytes]:
     descriptor = os.memfd_create(f"hpcdist-{name}", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, nbytes)
-        memory = np.asarray(_Mapping(descriptor, nbytes, mmap.MAP_SHARED))
+        return Segment(os.getpid(), descriptor, nbytes, os.fstat(descriptor).st_ino)
     except OSError:
         os.close(descriptor)
         raise
-    return Segment(os.getpid(), descriptor, nbytes, os.fstat(descriptor).st_ino), memory
+
+
+def create_segment(nbytes: int, name: str) -> tuple[Segment, Bytes]:
+    """Make and map a segment of zeros; memory is used where it is touched. Local.
+
+    Raises:
+        OSError: the system has no `memfd_create`, or no descriptor left.
+
+    """
+    segment = make_segment(nbytes, name)
+    try:
+        return segment, map_segment(segment.descriptor, nbytes)
+    except OSError:
+        os.close(segment.descriptor)
+        raise
+
+
+def map_segment(descriptor: int, nbytes: int) -> Bytes:
+    """Map an open segment; memory is used where it is touched. Local.
+
+    Raises:
+        OSError: there is no room.
+
+    """
+    return np.asarray(_Mapping(descriptor, nbytes, mmap.MAP_SHARED))
 
 
 def map_descriptor(descriptor: int, nbytes: int) -> Bytes:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from hpcdist.transport.shm.blocks import PythonBlocks, compiled
 from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.shm.segment import create_segment, open_segment
 
@@ -23,11 +24,23 @@ LINE = 256
 MiB = 1 << 20
 
 
+@pytest.fixture(
+    params=[True, False] if compiled is not None else [False], ids=lambda used: "C" * used
+)
+def make_heap(request):
+    """Return what makes an open heap: with the compiled blocks, and without."""
+
+    def made(capacity):
+        heap = Heap(capacity, use_compiled=request.param)
+        heap.open()
+        return heap
+
+    return made
+
+
 @pytest.fixture
-def heap():
-    heap = Heap(MiB)
-    heap.open()
-    return heap
+def heap(make_heap):
+    return make_heap(MiB)
 
 
 def offsets(heap, *lengths):
@@ -53,8 +66,15 @@ def test_arrays_begin_at_multiples_of_256_bytes_one_after_the_other(heap):
     assert heap.used == 1280 + 10_240 + 256
 
 
-def test_what_interrupts_an_allocation_gets_ordinary_memory(heap, monkeypatch):
-    back, nested = os.posix_fallocate, []
+def python_heap():
+    heap = Heap(MiB, use_compiled=False)
+    heap.open()
+    assert type(heap._blocks) is PythonBlocks
+    return heap
+
+
+def test_what_interrupts_an_allocation_gets_ordinary_memory(monkeypatch):
+    heap, back, nested = python_heap(), os.posix_fallocate, []
 
     def interrupted(*args):
         nested.append(heap.empty(256))
@@ -122,8 +142,7 @@ def test_used_counts_the_bytes_of_arrays_that_are_alive(heap):
     z = heap.empty(5)
     assert heap.used == 1024 + 256
     del y, z
-    heap.empty(1)
-    assert heap.used == 256
+    assert heap.used == 0
 
 
 def test_an_array_that_is_gone_in_a_cycle_comes_back_with_the_next_collection(heap):
@@ -161,7 +180,9 @@ def test_beyond_the_capacity_there_is_one_warning_and_no_array(heap):
     assert heap.empty(MiB // 2) is not None
 
 
-def test_a_system_without_memory_is_told_and_no_array_is_given(heap, monkeypatch):
+def test_a_system_without_memory_is_told_and_no_array_is_given(monkeypatch):
+    heap = python_heap()
+
     def no_room(*_):
         raise OSError(28, "No space left on device")
 
@@ -172,8 +193,8 @@ def test_a_system_without_memory_is_told_and_no_array_is_given(heap, monkeypatch
     assert heap.offset_of(heap.empty(8192)) == 0
 
 
-def test_memory_is_taken_from_the_system_as_it_is_needed():
-    heap = Heap(1 << 30)
+def test_memory_is_taken_from_the_system_as_it_is_needed(make_heap):
+    heap = make_heap(1 << 30)
     segment = heap.open()
     assert os.fstat(segment.descriptor).st_blocks == 0
     kept = heap.empty(100_000)
@@ -196,9 +217,8 @@ def test_views_and_slices_have_the_offset_of_their_first_byte(heap):
     assert heap.offset_of(heap_first[:0]) == 0
 
 
-def test_other_memory_has_no_offset(heap):
-    other = Heap(MiB)
-    other.open()
+def test_other_memory_has_no_offset(heap, make_heap):
+    other = make_heap(MiB)
     x = heap.empty(4096)
     for foreign in (np.zeros(10), x.copy(), other.empty(4096), np.zeros(0), x.astype("f4")):
         assert heap.offset_of(foreign) is None
@@ -254,7 +274,7 @@ def test_a_forked_child_gets_no_arrays_and_its_end_changes_nothing(heap):
         os._exit(0 if given is None and (x == 5).all() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert heap.offset_of(heap.empty(1000)) == 2048
-    assert heap.used == 2048 + 1024
+    assert heap.used == 2048
     assert heap.offset_of(y) == 1024
 
 
@@ -351,10 +371,10 @@ def test_the_memory_of_a_process_that_is_gone_cannot_be_mapped():
         own.peer(type(own.open())(*numbers))
 
 
-def test_descriptors_are_given_back():
+def test_descriptors_are_given_back(make_heap):
     def come_and_go():
-        heap, peer = Heap(MiB), Heap(MiB)
-        x = heap.empty(100) if heap.open() else None
+        heap, peer = make_heap(MiB), make_heap(MiB)
+        x = heap.empty(100)
         heap.peer(peer.open())
         del x
 
@@ -373,9 +393,11 @@ def test_descriptors_are_given_back():
 class Arrays(RuleBasedStateMachine):
     """Arrays come and go; each holds a number of its own, so that an overlap would be seen."""
 
+    use_compiled = True
+
     def __init__(self):
         super().__init__()
-        self.heap = Heap(64 << 10)
+        self.heap = Heap(64 << 10, use_compiled=self.use_compiled)
         self.heap.open()
         self.alive = {}
         self.number = 0
@@ -429,14 +451,21 @@ def rounded(nbytes):
     return -(-nbytes // LINE) * LINE
 
 
+class ArraysInPython(Arrays):
+    use_compiled = False
+
+
 TestArrays = Arrays.TestCase
-TestArrays.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestArraysInPython = ArraysInPython.TestCase
+TestArrays.settings = TestArraysInPython.settings = settings(
+    max_examples=40, stateful_step_count=30, deadline=None
+)
 
 
-@given(st.lists(st.integers(1, 3000), min_size=1, max_size=12), st.randoms())
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=12), st.randoms(), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_everything_is_one_free_run_again_at_the_end(lengths, random):
-    heap = Heap(64 << 10)
+def test_everything_is_one_free_run_again_at_the_end(lengths, random, use_compiled):
+    heap = Heap(64 << 10, use_compiled=use_compiled)
     heap.open()
     arrays = [heap.empty(length) for length in lengths]
     random.shuffle(arrays)
