@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
 
 from hpcdist.config import Config, check_common, common
 from hpcdist.errors import TransportError, UsageError
@@ -187,7 +190,7 @@ def locate(
     """
     node = keep(comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.rank))
     host, first = socket.gethostname(), node.bcast(comm.rank)
-    everyone = comm.allgather((host, first, node.rank, common(config)))
+    everyone = told_by_all(comm, (host, first, node.rank, common(config)))
     hosts, nodes, local_ranks, settings = zip(*everyone, strict=True)
     firsts = sorted(set(nodes))
     located = read_place(snapshot())._replace(
@@ -201,3 +204,24 @@ def locate(
     node.Free()
     check_common(settings)
     return World(comm, located, hosts, local_ranks, nodes)
+
+
+def told_by_all(comm: Any, content: Any) -> list[Any]:
+    """Return what each rank of a communicator tells, in their order. Collective over it.
+
+    [Note: no Allgatherv] Open MPI 5.0's MPI_Allgatherv of small data can end without an error and
+    without the data of others when a rank dies meanwhile; MPI_Allgather tells it. mpi4py's
+    ``allgather`` needs the former.
+
+    Args:
+        comm: the ranks, as a communicator of mpi4py.
+        content: anything that pickles.
+
+    """
+    own = np.frombuffer(pickle.dumps(content, pickle.HIGHEST_PROTOCOL), np.uint8)
+    lengths = np.empty(comm.size, np.int64)
+    comm.Allgather(np.array([own.size], np.int64), lengths)
+    padded, everyone = (np.zeros((count, lengths.max()), np.uint8) for count in (1, comm.size))
+    padded[0, : own.size] = own
+    comm.Allgather(padded, everyone)
+    return [pickle.loads(row) for row in everyone]  # which ends where the pickle does

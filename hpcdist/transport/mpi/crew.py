@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar, cast, final
 
 from mpi4py import MPI
 
-from hpcdist.errors import CollectiveTimeout, HpcdistError, RankFailure
+from hpcdist.errors import CollectiveTimeout, RankFailure
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.mpi.communicators import Communicators
 from hpcdist.transport.polling import poll
@@ -74,7 +74,7 @@ class Crew:
             with self._bounded(made):
                 try:
                     built = build(made.duplicate(self._full), made)
-                except (MPI.Exception, HpcdistError, OSError) as failure:
+                except Exception as failure:  # the others need to hear of whatever it is
                     error = failure
                     self._full.Revoke()
                     made.revoke()

@@ -19,6 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.runtime.mpi import told_by_all
 from hpcdist.transport.call import Reduction
 from hpcdist.transport.kernel import accumulate, copy_bytes, write_out
 from hpcdist.transport.mpi.context import MpiContext
@@ -99,7 +100,7 @@ def open_hierarchical(host: MpiContext) -> HierarchicalAllReduce | None:
     node_number = host.site.nodes[host.ranks[host.rank]]
     made = host.site.communicators
     on_node = made.add(cast(MPI.Intracomm, host.comm.Split(node_number, host.rank)))
-    ranks = on_node.allgather(host.ranks[host.rank])
+    ranks = told_by_all(on_node, host.ranks[host.rank])
     node = open_node(on_node, ranks, host.site, host.timeout_s, host.progress)
     on_node_size, on_node_rank = on_node.size, on_node.rank
     on_node.Free()
