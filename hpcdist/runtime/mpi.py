@@ -17,6 +17,7 @@ from hpcdist.runtime.ending import end_without_mpi, survives
 from hpcdist.runtime.place import Place, check_size, expected_size, read_place
 from hpcdist.runtime.pmi import check_pmi
 from hpcdist.runtime.process import snapshot
+from hpcdist.runtime.survival import can_recover
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -46,7 +47,7 @@ def start_world(config: Config, comm: Any = None) -> World:
     """
     environ = snapshot()
     place = read_place(environ)
-    _yield_when_idle(place)
+    _prepare(place)
     mpi = load_mpi()
     if comm is None:
         comm = mpi.COMM_WORLD
@@ -169,11 +170,18 @@ def abort(code: int) -> NoReturn:
         os._exit(code)  # some MPI libraries return from Abort
 
 
-def _yield_when_idle(place: Place) -> None:
-    """Make an MPI that is not started yet yield the core when ranks outnumber the cores."""
+HEAR_EVERY_US = 100_000
+"""So often Open MPI hears of deaths, in microseconds, in a job that goes on. What this process sees
+of its node by itself is faster, and has to be while a communicator is made."""
+
+
+def _prepare(place: Place) -> None:
+    """Set what suits an MPI that is not started yet, such as to yield cores that are scarce."""
     if place.local_size > (os.cpu_count() or 1):
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     os.environ.setdefault("OMPI_MCA_osc", "^ucx")  # silences a harmless error message
+    if can_recover(snapshot()):
+        os.environ.setdefault("OMPI_MCA_mpi_event_tick_rate", str(HEAR_EVERY_US))
 
 
 def locate(

@@ -97,6 +97,11 @@ def _parts(items: int, step: int) -> Iterator[_Part]:
 
 def open_hierarchical(host: MpiContext) -> HierarchicalAllReduce | None:
     """Set up the hierarchy; None, on all ranks, if a node has no shared memory. Collective."""
+    with host.site.communicators.making(host.comm, host.ranks):
+        return _open(host)
+
+
+def _open(host: MpiContext) -> HierarchicalAllReduce | None:
     node_number = host.site.nodes[host.ranks[host.rank]]
     made = host.site.communicators
     on_node = made.add(cast(MPI.Intracomm, host.comm.Split(node_number, host.rank)))

@@ -75,6 +75,7 @@ def open_node(
         _warn(comm, failure)
         return None
     pids = [each.heap.pid for each in offers if each.heap is not None]
+    site.communicators.neighbours.update(zip(ranks, pids, strict=True))
     return SharedNode(
         memory,
         control_block_type,
