@@ -269,10 +269,11 @@ class FakeComm:
     def Allreduce_init(self, *_: Any) -> None:
         raise NotImplementedError  # as before MPI-4
 
-    def allgather(self, content: Any) -> list[Any]:
-        joined = self._join(pickle.dumps(content))
+    def Allgather(self, mine: Any, everyone: Any) -> None:
+        joined = self._join(mine.copy())
         self.world.wait_until(lambda: len(joined) == self.size)
-        return [pickle.loads(joined[rank]) for rank in range(self.size)]
+        for rank in range(self.size):
+            everyone.reshape(self.size, -1)[rank] = joined[rank].reshape(-1)
 
     def _join(self, content: Any) -> dict[int, Any]:
         self._collectives += 1

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
 
 from hpcdist.config import Config, check_common, common
 from hpcdist.errors import TransportError, UsageError
@@ -14,6 +17,7 @@ from hpcdist.runtime.ending import end_without_mpi, survives
 from hpcdist.runtime.place import Place, check_size, expected_size, read_place
 from hpcdist.runtime.pmi import check_pmi
 from hpcdist.runtime.process import snapshot
+from hpcdist.runtime.survival import can_recover
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -43,7 +47,7 @@ def start_world(config: Config, comm: Any = None) -> World:
     """
     environ = snapshot()
     place = read_place(environ)
-    _yield_when_idle(place)
+    _prepare(place)
     mpi = load_mpi()
     if comm is None:
         comm = mpi.COMM_WORLD
@@ -166,11 +170,18 @@ def abort(code: int) -> NoReturn:
         os._exit(code)  # some MPI libraries return from Abort
 
 
-def _yield_when_idle(place: Place) -> None:
-    """Make an MPI that is not started yet yield the core when ranks outnumber the cores."""
+HEAR_EVERY_US = 100_000
+"""So often Open MPI hears of deaths, in microseconds, in a job that goes on. What this process sees
+of its node by itself is faster, and has to be while a communicator is made."""
+
+
+def _prepare(place: Place) -> None:
+    """Set what suits an MPI that is not started yet, such as to yield cores that are scarce."""
     if place.local_size > (os.cpu_count() or 1):
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     os.environ.setdefault("OMPI_MCA_osc", "^ucx")  # silences a harmless error message
+    if can_recover(snapshot()):
+        os.environ.setdefault("OMPI_MCA_mpi_event_tick_rate", str(HEAR_EVERY_US))
 
 
 def locate(
@@ -187,7 +198,7 @@ def locate(
     """
     node = keep(comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.rank))
     host, first = socket.gethostname(), node.bcast(comm.rank)
-    everyone = comm.allgather((host, first, node.rank, common(config)))
+    everyone = told_by_all(comm, (host, first, node.rank, common(config)))
     hosts, nodes, local_ranks, settings = zip(*everyone, strict=True)
     firsts = sorted(set(nodes))
     located = read_place(snapshot())._replace(
@@ -201,3 +212,24 @@ def locate(
     node.Free()
     check_common(settings)
     return World(comm, located, hosts, local_ranks, nodes)
+
+
+def told_by_all(comm: Any, content: Any) -> list[Any]:
+    """Return what each rank of a communicator tells, in their order. Collective over it.
+
+    [Note: no Allgatherv] Open MPI 5.0's MPI_Allgatherv of small data can end without an error and
+    without the data of others when a rank dies meanwhile; MPI_Allgather tells it. mpi4py's
+    ``allgather`` needs the former.
+
+    Args:
+        comm: the ranks, as a communicator of mpi4py.
+        content: anything that pickles.
+
+    """
+    own = np.frombuffer(pickle.dumps(content, pickle.HIGHEST_PROTOCOL), np.uint8)
+    lengths = np.empty(comm.size, np.int64)
+    comm.Allgather(np.array([own.size], np.int64), lengths)
+    padded, everyone = (np.zeros((count, lengths.max()), np.uint8) for count in (1, comm.size))
+    padded[0, : own.size] = own
+    comm.Allgather(padded, everyone)
+    return [pickle.loads(row) for row in everyone]  # which ends where the pickle does

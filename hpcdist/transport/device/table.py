@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpcdist.arrays.device import DeviceRuntime
 from hpcdist.config import Config
 from hpcdist.runtime import gpu
+from hpcdist.runtime.mpi import told_by_all
 from hpcdist.transport.device import cuda_mpi
 from hpcdist.transport.device.backend import DeviceBackend
 from hpcdist.transport.device.batches import MessageBatches
@@ -59,7 +60,7 @@ def choose(context: MpiContext, runtime: DeviceRuntime) -> Choice:
     """Choose the backend of a group from what all its ranks can do. Collective."""
     config = context.site.config
     return choose_backend(
-        context.comm.allgather(_ability(context, runtime)),
+        told_by_all(context.comm, _ability(context, runtime)),
         [row.candidate for row in BACKENDS.values()],
         wanted=config.device_way,
         may_share=config.share_gpu,

@@ -28,6 +28,7 @@ from typing import Any, NoReturn, final
 from mpi4py import MPI
 
 from hpcdist.errors import RemoteError
+from hpcdist.runtime.mpi import told_by_all
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.call import Collective, label
 from hpcdist.transport.call_site import call_site
@@ -303,7 +304,7 @@ class Agreement:
         error, report = call.error, None
         if error is not None:
             report = str(error), "".join(traceback.format_exception(error))
-        told = self._comm.allgather(Told(label(call, self._ranks), call_site(), report))
+        told = told_by_all(self._comm, Told(label(call, self._ranks), call_site(), report))
         if error is not None:
             raise error
         raise disagreement(self._what(call), dict(zip(self._ranks, told, strict=True)))

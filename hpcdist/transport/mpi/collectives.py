@@ -17,6 +17,9 @@ from mpi4py import MPI
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.packing import same_memory
 from hpcdist.errors import MismatchError
+from hpcdist.runtime.mpi import told_by_all
+from hpcdist.runtime.process import snapshot
+from hpcdist.runtime.survival import can_recover
 from hpcdist.transport.call import (
     Barrier,
     Block,
@@ -214,7 +217,8 @@ def _all_gather_apart(host: MpiContext, call: Gathering, shapes: list[Shape]) ->
     filled = with_room(call, counts_of(call, shapes))
     send, runs = _apart_from_room(call), from_each(filled, host.size)
     counts = [run.nbytes for run in runs]
-    if max(counts) < APART_FROM:  # so small that they lie together, on every rank
+    together = max(counts) < APART_FROM  # on every rank, as they are so small
+    if together and not can_recover(snapshot()):  # [Note: no Allgatherv]
         into = [filled.recv, counts, starts_of(counts), MPI.BYTE]
         host.comm.Allgatherv([send, send.nbytes, MPI.BYTE], into)
     else:
@@ -288,7 +292,7 @@ def exchange_shapes(host: MpiContext, call: Gathering | Distribution) -> list[Sh
     A rank with a list tells what shapes it is for as one number, as they are told by all.
     """
     fitting = entries(call, host.rank, host.size)
-    told = host.comm.allgather((call.shape, hash(tuple(fitting)) if fitting else None))
+    told = told_by_all(host.comm, (call.shape, hash(tuple(fitting)) if fitting else None))
     shapes = [shape for shape, _ in told]
     if any(number not in (None, hash(tuple(shapes))) for _, number in told):
         raise _tell_all(host, call.kind, unfitting(call, host.ranks, host.rank, shapes))
@@ -297,7 +301,7 @@ def exchange_shapes(host: MpiContext, call: Gathering | Distribution) -> list[Sh
 
 def _tell_all(host: MpiContext, kind: Kind, own: list[str]) -> MismatchError:
     """Collect on all ranks what does not fit on any."""
-    return misfit(kind, [line for lines in host.comm.allgather(own) for line in lines])
+    return misfit(kind, [line for lines in told_by_all(host.comm, own) for line in lines])
 
 
 def scatter(host: MpiContext, call: Distribution, detail: Range) -> None:

@@ -2,19 +2,37 @@
 
 [Note: no Dup] Where a rank may die meanwhile, communicators are made by Split: Open MPI 5.0 can
 crash when that happens in ``MPI_Comm_dup``.
+
+[Note: in the making] While a communicator is made, all its ranks wait for each other inside MPI.
+If one dies meanwhile, Open MPI 5.0 crashes where it hears of the death before the others have left,
+and a rank that has got further may wait for ever for those that have not. So a thread beside it
+looks at the processes of the node, and at whether others have begun to recover, and then
+revokes everything, which ends the waits; `HEAR_EVERY_US` in `runtime.mpi` gives it time for that.
+Only MPI_Comm_create_group, for some of the ranks, goes on waiting. A process that is stuck there
+ends, so that the ranks that are not can go on.
 """
 
 from __future__ import annotations
 
+import os
+import select
+import socket
+import sys
 import threading
-from contextlib import suppress
-from typing import TypeVar, cast, final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import NoReturn, TypeVar, cast, final
 
 from mpi4py import MPI
 
+from hpcdist.runtime.ending import end_alone
+from hpcdist.runtime.mpi import told_by_all
 from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover
 
+_LOOK_MS = 2
+_STUCK_S = 20.0
+"""How long the making of a communicator may take to end after a death."""
 _C = TypeVar("_C", bound=MPI.Comm)
 
 
@@ -26,6 +44,8 @@ class Communicators:
         self._made: list[MPI.Comm] = []
         self._lock = threading.Lock()
         self._are_revoked = False
+        self.neighbours: dict[int, int] = {}
+        """The processes of ranks of this node, by world rank."""
         self._splits = can_recover(snapshot())
 
     def __repr__(self) -> str:
@@ -48,6 +68,57 @@ class Communicators:
             return comm.Dup()
         return self.add(cast(MPI.Intracomm, comm.Split(0, comm.rank)))  # [Note: no Dup]
 
+    def of_ranks(self, comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
+        """Return a communicator of some ranks of `comm`. Collective over these."""
+        if self._splits and [*ranks] == [*range(comm.size)]:
+            return self.duplicate(comm)  # a death ends this, see [Note: in the making]
+        everybody = comm.Get_group()
+        some = everybody.Incl(ranks)
+        try:
+            return self.add(comm.Create_group(some, hash(tuple(ranks)) % 32000))
+        finally:
+            some.Free()
+            everybody.Free()
+
+    @contextmanager
+    def making(self, parent: MPI.Intracomm, ranks: Iterable[int]) -> Iterator[None]:
+        """End what is made of `parent` meanwhile if one of `ranks` dies.
+
+        See [Note: in the making]. The ranks are those of the world.
+        """
+        if not self._splits:
+            yield
+            return
+        over = threading.Event()
+        processes = [self.neighbours[rank] for rank in ranks if rank in self.neighbours]
+        thread = threading.Thread(
+            target=self._guard, args=(parent, processes, over), name="hpcdist-making", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _guard(
+        self, parent: MPI.Intracomm, processes: Sequence[int], over: threading.Event
+    ) -> None:
+        with sight_of(processes) as died:
+            while not over.is_set():
+                if (died(_LOOK_MS) or self._is_broken(parent)) and not over.is_set():
+                    parent.Revoke()
+                    self.revoke()
+                    if not over.wait(_STUCK_S):
+                        _end_stuck()
+                    return
+
+    def _is_broken(self, parent: MPI.Intracomm) -> bool:
+        """Return whether another rank has revoked what is in use."""
+        with self._lock:
+            looked_at = (parent, *self._made[:1])
+        return any(comm != MPI.COMM_NULL and comm.Is_revoked() for comm in looked_at)
+
     def revoke(self) -> None:
         """End whatever is under way, on all ranks, and whatever comes. Local; on any thread."""
         with self._lock:
@@ -66,3 +137,36 @@ class Communicators:
             with suppress(MPI.Exception):
                 if comm != MPI.COMM_NULL:
                     comm.Free()
+
+
+def _end_stuck() -> NoReturn:
+    sys.stderr.write(
+        "hpcdist: a rank died while MPI made a communicator with it, which MPI cannot end on the "
+        "other ranks of that group: this process ends, as if it had died, too\n"
+    )
+    sys.stderr.flush()
+    end_alone(1)
+
+
+def processes_here(comm: MPI.Intracomm) -> list[int]:
+    """Return the processes of `comm` on this node, this one among them. Collective over it."""
+    here = socket.gethostname(), os.stat("/proc/self/ns/pid").st_ino
+    return [process for where, process in told_by_all(comm, (here, os.getpid())) if where == here]
+
+
+@contextmanager
+def sight_of(processes: Iterable[int]) -> Iterator[Callable[[int], bool]]:
+    """Give what returns, after so many milliseconds at most, whether one of them has ended."""
+    ends, missing = select.poll(), False
+    with ExitStack() as stack:
+        for each in processes:
+            try:
+                descriptor = os.pidfd_open(each)
+            except ProcessLookupError:
+                missing = True
+            except (OSError, AttributeError):  # not on this system, or there are too many
+                continue
+            else:
+                stack.callback(os.close, descriptor)
+                ends.register(descriptor, select.POLLIN)
+        yield lambda limit_ms: missing or bool(ends.poll(limit_ms))

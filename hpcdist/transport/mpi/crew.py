@@ -6,8 +6,8 @@ anew.
 
 [Note: bounded] A rank that has failed in an attempt revokes what it knows of it. A rank that waits
 in a communicator which that one has not got yet would wait for ever, so a thread beside each
-attempt looks at what all have in common, and revokes the rest as soon as that is revoked, or the
-attempt takes too long.
+attempt looks at what all have in common, and revokes the rest as soon as that is revoked, a
+process of this node dies ([Note: in the making] in `communicators`), or the attempt takes too long.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from typing import Protocol, TypeVar, cast, final
 
 from mpi4py import MPI
 
-from hpcdist.errors import CollectiveTimeout, HpcdistError, RankFailure
+from hpcdist.errors import CollectiveTimeout, RankFailure
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.mpi.communicators import Communicators
+from hpcdist.transport.mpi.communicators import Communicators, processes_here, sight_of
 from hpcdist.transport.polling import poll
+from hpcdist.transport.shm.segment import is_dead
 
-_LOOK_S = 0.01
+_LOOK_MS = 2
 _ATTEMPT_S = 60.0
 _MOST_ATTEMPTS = 100
 
@@ -48,6 +49,7 @@ class Crew:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._full = cast(MPI.Intracomm, comm.Split(0, comm.rank))
+        self._neighbours = processes_here(comm)
 
     def regroup(self, build: Build[B], timeout_s: float) -> B:
         """Go on with whoever is left, and return what `build` made of it. Collective over them.
@@ -67,6 +69,7 @@ class Crew:
         error: Exception | None = None
         for _ in range(_MOST_ATTEMPTS):
             self._meet(timeout_s)
+            self._neighbours = [each for each in self._neighbours if not is_dead(each)]
             before, self._full = self._full, cast(MPI.Intracomm, self._full.Shrink())
             before.Free()
             made = Communicators()
@@ -74,7 +77,7 @@ class Crew:
             with self._bounded(made):
                 try:
                     built = build(made.duplicate(self._full), made)
-                except (MPI.Exception, HpcdistError, OSError) as failure:
+                except Exception as failure:  # the others need to hear of whatever it is
                     error = failure
                     self._full.Revoke()
                     made.revoke()
@@ -108,11 +111,12 @@ class Crew:
         over, until, full = threading.Event(), time.monotonic() + _ATTEMPT_S, self._full
 
         def watch() -> None:
-            while not over.wait(_LOOK_S):
-                if full.Is_revoked() or time.monotonic() > until:
-                    full.Revoke()
-                    made.revoke()
-                    return
+            with sight_of(self._neighbours) as died:
+                while not over.is_set():
+                    if died(_LOOK_MS) or full.Is_revoked() or time.monotonic() > until:
+                        full.Revoke()
+                        made.revoke()
+                        return
 
         thread = threading.Thread(target=watch, name="hpcdist-recovery", daemon=True)
         thread.start()

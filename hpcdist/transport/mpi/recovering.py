@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, final
 
 from mpi4py import MPI
 
-from hpcdist.runtime.mpi import World, locate
+from hpcdist.runtime.mpi import World, locate, told_by_all
 from hpcdist.transport.base import Recovered
 from hpcdist.transport.mpi.communicators import Communicators
 from hpcdist.transport.mpi.crew import Crew
@@ -57,7 +57,7 @@ def recover(
     heap = former.context.heap
 
     def build(comm: MPI.Intracomm, made: Communicators) -> _Built:
-        roles = plan_roles([Told(*each) for each in comm.allgather(tuple(told))])
+        roles = plan_roles([Told(*each) for each in told_by_all(comm, tuple(told))])
         config = former.context.site.config
         world = locate(comm, MPI, config, keep=made.add)
         heap.revive()
@@ -65,7 +65,7 @@ def recover(
         transports: list[Any] = []
         try:
             transports.append(make(comm, range(comm.size), former.timeout_s, site))
-            kept = plan_groups(comm.allgather(groups), roles)
+            kept = plan_groups(told_by_all(comm, groups), roles)
             own = []
             for each in (each for each in kept if comm.rank in each.ranks):
                 part = made.add(_of(comm, each.ranks))

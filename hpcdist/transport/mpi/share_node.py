@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from hpcdist.runtime.mpi import told_by_all
 from hpcdist.transport.kernel import address_of
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.shm.attached import Sample, make_sample
@@ -50,7 +51,7 @@ def open_node(
     control_block_type = control_block_class(use_compiled=site.config.kernel == "auto")
     offer, memory = _offer(comm, heap, control_block_type)
     sample, kept = make_sample() if site.config.kernel == "auto" else (None, None)
-    offers = comm.allgather(offer._replace(sample=sample))
+    offers = told_by_all(comm, offer._replace(sample=sample))
     mapped: list[Mapped] = []
     failure = next((each.why_not for each in offers if each.why_not), "")
     if len({each.kind for each in offers}) > 1:
@@ -75,6 +76,7 @@ def open_node(
         return None
     heap.serve()
     pids = [each.heap.pid for each in offers if each.heap is not None]
+    site.communicators.neighbours.update(zip(ranks, pids, strict=True))
     return SharedNode(
         memory,
         control_block_type,
@@ -111,7 +113,7 @@ def _map(heap: Heap, segment: Segment) -> Mapped:
 
 def _warn(comm: MPI.Intracomm, why: str) -> None:
     """Warn once per place in the program that a node's memory is not used, and why."""
-    reasons = [each for each in comm.allgather(why) if each]
+    reasons = [each for each in told_by_all(comm, why) if each]
     if comm.rank == 0:
         warnings.warn(
             f"the ranks of this node cannot share memory ({reasons[0] if reasons else why}); "

@@ -43,7 +43,9 @@ def is_of_death(error: MPI.Exception) -> bool:
 
 def translate(error: MPI.Exception, what: str, deaths: Deaths) -> HpcdistError:
     """Return what is raised in place of `error` of MPI, which has ended the operation `what`."""
-    if is_of_death(error) or deaths.known():
+    # Open MPI says MPI_ERR_OTHER in some collectives, and the name of the dead comes later.
+    found = deaths.found() if can_recover(snapshot()) else deaths.known()
+    if found or is_of_death(error):
         return deaths.failure(what)
     return TransportError(
         f"MPI failed in {what}: {error}; called at {call_site()}. The group may be in an unknown "

@@ -264,7 +264,8 @@ class MpiTransport(Transport):
         if not everywhere:
             return None
         if self._plan_comm is None:
-            self._plan_comm = self.queue.run(host.site.communicators.duplicate, host.comm)
+            with host.site.communicators.making(host.comm, self.ranks):
+                self._plan_comm = self.queue.run(host.site.communicators.duplicate, host.comm)
         assert self._plan_comm is not None
         try:
             plan = MpiPlan(make(self._plan_comm, call), call, host)
@@ -307,14 +308,10 @@ class MpiTransport(Transport):
                 self._rendezvous.call_off(tuple(ranks), error, self.timeout_s)
             raise error
         group_id = self._rendezvous.meet(tuple(ranks), next_id, self.timeout_s)
-        mine = host.comm.Get_group()
-        theirs = mine.Incl(ranks)
-        comm = host.comm.Create_group(theirs, hash(tuple(ranks)) % 32000)
-        host.site.communicators.add(comm)
-        theirs.Free()
-        mine.Free()
         world_ranks = [self.ranks[rank] for rank in ranks]
-        return MpiTransport(comm, world_ranks, timeout, host.site), group_id
+        with host.site.communicators.making(host.comm, world_ranks):
+            comm = host.site.communicators.of_ranks(host.comm, ranks)
+            return MpiTransport(comm, world_ranks, timeout, host.site), group_id
 
     def synchronize(self, *, on_device: bool = False) -> None:
         """Wait for the queue, and on the device for what was put there."""
@@ -350,7 +347,8 @@ class MpiTransport(Transport):
 
     def reopen(self) -> MpiTransport:
         """Duplicate the user's communicator again."""
-        again = MpiTransport(self.user_comm, self.ranks, self.timeout_s, self.context.site)
+        with self.context.site.communicators.making(self.user_comm, self.ranks):
+            again = MpiTransport(self.user_comm, self.ranks, self.timeout_s, self.context.site)
         again.costs = self.costs
         return again
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from hpcdist.arrays.device import DeviceRuntime, Stream
 from hpcdist.errors import CollectiveTimeout, HpcdistError, TransportError
+from hpcdist.runtime.mpi import told_by_all
 from hpcdist.transport.call import Barrier, Refusal
 from hpcdist.transport.device.nccl.binding import Binding, Communicator, failure
 from hpcdist.transport.kinds import Kind
@@ -66,7 +67,7 @@ def _prepared(context: MpiContext, runtime: DeviceRuntime, binding: Binding) -> 
         key = binding.unique_id() if context.rank == 0 else None
     except (*runtime.failures, *binding.failures) as error:
         trouble = f"rank {context.ranks[context.rank]}: {error or type(error).__name__}"
-    told = context.comm.allgather((trouble, key))
+    told = told_by_all(context.comm, (trouble, key))
     troubles = [each for each, _ in told if each]
     if troubles:
         raise TransportError(f"NCCL's communicator cannot be made: {'; '.join(troubles)}")

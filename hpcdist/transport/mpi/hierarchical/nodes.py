@@ -7,6 +7,7 @@ from typing import cast, final
 
 from mpi4py import MPI
 
+from hpcdist.runtime.mpi import told_by_all
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.share_node import open_node
 from hpcdist.transport.shm.node import SharedNode
@@ -62,10 +63,15 @@ class Hierarchy:
 
 def open_hierarchy(host: MpiContext) -> Hierarchy | None:
     """Set up the hierarchy; None, on all ranks, if a node has no shared memory. Collective."""
+    with host.site.communicators.making(host.comm, host.ranks):
+        return _open(host)
+
+
+def _open(host: MpiContext) -> Hierarchy | None:
     numbers = [host.site.nodes[world] for world in host.ranks]
     made = host.site.communicators
     on_node = made.add(cast(MPI.Intracomm, host.comm.Split(numbers[host.rank], host.rank)))
-    worlds = on_node.allgather(host.ranks[host.rank])
+    worlds = told_by_all(on_node, host.ranks[host.rank])
     node = open_node(on_node, worlds, host.site, host.timeout_s, host.progress)
     on_node.Free()
     everywhere = host.comm.allreduce(int(node is not None)) == host.size
