@@ -2,7 +2,7 @@
 
 A function of `hot` takes what the public one of its name takes, by position, and runs the operation
 or returns None: then nothing has happened, and `dispatch` is the way. What is usual is said in
-`transport/_hot.c`: small ordinary arrays of NumPy, on a group on one node of which nothing is under
+`transport/_hot.c`: small ordinary arrays in host memory, on a group on one node of which nothing is under
 way, with ``sync_op=True``, nobody who listens, on the main thread. Others ranks may come the other
 way: what is posted is the same.
 
@@ -26,7 +26,7 @@ from hpcdist.comm.session import here
 from hpcdist.events import listeners
 from hpcdist.transport.base import DONE, Work
 from hpcdist.transport.call import Call
-from hpcdist.transport.hot import is_here
+from hpcdist.transport.hot import is_here, meet
 from hpcdist.transport.kernel import compiled
 from hpcdist.transport.queue import inside
 from hpcdist.transport.reduction import ReduceOp
@@ -71,6 +71,7 @@ def _join() -> Any:
         go_on,
         DONE,
         tuple(VERBS.values()),
+        meet,
         threading.main_thread().ident,
         SPINS,
     )

@@ -2,8 +2,8 @@
  * `_kernel.c`, which includes it; `hot.py` and `comm/hot.py` say when it is used.
  *
  * A verb (`hot_all_reduce`, ...) gets what its public function got. It looks whether everything is
- * usual (`PLANS`): plain NumPy arrays that fit into the control block, the main thread, nobody who
- * listens, no other operation of the group under way. If not, it returns None and has done
+ * usual (`VERBS`): plain arrays in host memory that fit into the control block, the main thread,
+ * nobody who listens, no other operation of the group under way. If not, it returns None and has done
  * nothing: Python runs the operation. Else it posts this rank's contribution, agrees and takes the
  * result, all while it holds the interpreter lock: nothing can come in between.
  *
@@ -12,11 +12,12 @@
  * always. From then on the operation counts as unfinished, until Python has ended it.
  */
 
-enum { MOST_AXES = 4, PRINTS = 64, DTYPES = 64, OPS = 16 };
+enum { MOST_AXES = 4, PRINTS = 64, DTYPES = 64, OPS = 16, FOREIGN = 32 };
 enum { ORDINARY = 0x1 | 0x100 | 0x400 }; /* NumPy's flags: C-contiguous, aligned, writable */
 
 /* The beginning of NumPy's PyArrayObject, which is part of its binary interface; `hot_shows` lets
- * Python compare. */
+ * Python compare. Arrays of other libraries are seen through the C interface of DLPack that their
+ * type has; `meet` in hot.py tells which. */
 typedef struct {
     PyObject_HEAD
     char *data;
@@ -28,9 +29,39 @@ typedef struct {
 
 typedef struct {
     PyObject *descr;
-    int code, item;
+    int code, item, align;
     const kernel_t *kernels[OPS]; /* by operator; NULL: Python's business */
 } dtype_t;
+
+/* An array in host memory, contiguous, aligned and writable. */
+typedef struct {
+    char *data;
+    int axes;
+    const Py_ssize_t *shape;
+    const dtype_t *dtype;
+} seen_t;
+
+/* DLPack's DLTensor, and as much of its DLPackExchangeAPI as is used; version 1. */
+typedef struct {
+    void *data;
+    int32_t device_type, device_id, axes;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t *shape, *strides;
+    uint64_t offset;
+} dl_tensor_t;
+typedef struct {
+    uint32_t major, minor;
+    void *previous, *allocate, *managed_from, *managed_to;
+    int (*show)(void *object, dl_tensor_t *out);
+} dl_exchange_t;
+
+/* A type whose objects a verb has got. */
+typedef struct {
+    PyTypeObject *type;
+    const dl_exchange_t *exchange; /* NULL: Python's business */
+    PyObject *odd; /* the method that tells whether the memory holds other numbers than it says */
+} foreign_t;
 
 /* What a shared control block does not know of its group. */
 typedef struct {
@@ -45,8 +76,7 @@ typedef struct {
 /* One operation, as a verb plans it. */
 typedef struct {
     int kind, reduce_op, root, loose;
-    const array_t *like; /* whose shape the ranks compare; NULL: nothing */
-    const dtype_t *dtype;
+    seen_t like;         /* whose shape the ranks compare; without a dtype: nothing */
     size_t piece;        /* bytes of each of `from` and `to` */
     int n_from, n_to;
     int source;          /* whose contribution is copied; -1: everyone's, one after the other */
@@ -71,11 +101,13 @@ static struct {
     long spins;
     PyTypeObject *array, *group, *reduce_op;
     PyTypeObject *hot;
-    PyObject *here, *listeners, *go_on, *done, *describe;
+    PyObject *here, *listeners, *go_on, *done, *describe, *meet;
     PyObject *session, *world, *transport, *hot_, *issued, *flight_; /* names of attributes */
     flight_t *flight; /* the recorder; NULL where it is not compiled */
 } HOT;
 static dtype_t DTYPE_TABLE[DTYPES];
+static const dtype_t *DL_DTYPES[8][17]; /* by DLPack's code and the bytes of an element */
+static foreign_t FOREIGN_TABLE[FOREIGN];
 static print_t PRINT_TABLE[PRINTS];
 
 /* ---- looking at arguments */
@@ -91,21 +123,69 @@ static const dtype_t *dtype_of(const array_t *a) {
     return NULL;
 }
 
-/* The array that an argument is, if it is one of NumPy's own that is used as it lies. */
-static const array_t *ordinary(PyObject *object) {
-    const array_t *a = (const array_t *)object;
-    int fine = Py_TYPE(object) == HOT.array && (a->flags & ORDINARY) == ORDINARY &&
-               a->axes <= MOST_AXES;
-    return fine ? a : NULL;
+/* What is known of a type, from the table or from `meet`; NULL: Python's business. */
+static const foreign_t *foreign(PyTypeObject *type) {
+    foreign_t *place = FOREIGN_TABLE;
+    while (place < FOREIGN_TABLE + FOREIGN && place->type && place->type != type) place++;
+    if (place == FOREIGN_TABLE + FOREIGN) return NULL;
+    if (place->type) return place->exchange ? place : NULL;
+    PyObject *met = PyObject_CallFunctionObjArgs(HOT.meet, type, NULL), *capsule, *odd;
+    if (!met) return PyErr_Clear(), NULL;
+    if (PyTuple_Check(met) && PyArg_ParseTuple(met, "OO", &capsule, &odd)) {
+        const dl_exchange_t *found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+        if (found && found->major == 1) place->exchange = found, place->odd = Py_NewRef(odd);
+    }
+    PyErr_Clear();
+    Py_DECREF(met);
+    Py_INCREF((PyObject *)type); /* for ever: it is the name of the place */
+    place->type = type;
+    return NULL; /* Python has run: what has been seen of others is not what they are */
 }
 
-static size_t size_of(const array_t *a) {
+static int is_contiguous(const dl_tensor_t *t) {
+    int64_t step = 1;
+    for (int i = t->axes; i-- > 0; step *= t->shape[i])
+        if (t->strides && t->strides[i] != step) return 0;
+    return step == 0 || t->data != NULL;
+}
+
+/* See an array of another library. */
+static int look_foreign(PyObject *object, seen_t *v) {
+    enum { CPU = 1, CODES = sizeof DL_DTYPES / sizeof *DL_DTYPES };
+    const foreign_t *f = sizeof(Py_ssize_t) == sizeof(int64_t) ? foreign(Py_TYPE(object)) : NULL;
+    dl_tensor_t t;
+    if (!f) return 0;
+    if (f->exchange->show(object, &t) != 0) return PyErr_Clear(), 0;
+    if (t.device_type != CPU || t.axes > MOST_AXES || t.code >= CODES || t.lanes != 1 ||
+        t.bits % 8 || t.bits > 128 || !is_contiguous(&t))
+        return 0;
+    v->dtype = DL_DTYPES[t.code][t.bits / 8];
+    v->data = (char *)t.data + t.offset;
+    if (!v->dtype || (uintptr_t)v->data % (unsigned)v->dtype->align) return 0;
+    v->axes = t.axes, v->shape = (const Py_ssize_t *)t.shape;
+    PyObject *odd = PyObject_CallMethodObjArgs(object, f->odd, NULL);
+    if (!odd) PyErr_Clear();
+    Py_XDECREF(odd);
+    return odd == Py_False;
+}
+
+/* See the array that an argument is, if it is one that is used as it lies. */
+static int look(PyObject *object, seen_t *v) {
+    if (Py_TYPE(object) != HOT.array) return look_foreign(object, v);
+    const array_t *a = (const array_t *)object;
+    if ((a->flags & ORDINARY) != ORDINARY || a->axes > MOST_AXES) return 0;
+    v->data = a->data, v->axes = a->axes, v->shape = a->shape;
+    v->dtype = dtype_of(a);
+    return v->dtype != NULL;
+}
+
+static size_t size_of(const seen_t *v) {
     size_t size = 1;
-    for (int i = 0; i < a->axes; i++) size *= (size_t)a->shape[i];
+    for (int i = 0; i < v->axes; i++) size *= (size_t)v->shape[i];
     return size;
 }
 
-static int same_shape(const array_t *a, const array_t *b) {
+static int is_same_shape(const seen_t *a, const seen_t *b) {
     if (a->axes != b->axes) return 0;
     for (int i = 0; i < a->axes; i++)
         if (a->shape[i] != b->shape[i]) return 0;
@@ -126,23 +206,24 @@ static int rank_of(const hot_t *h, PyObject *world_rank) {
 
 /* Whether an argument is one block per rank like `part`: an array of n times its elements, or n
  * arrays of its shape. Writes down where they begin, and returns how many places that are. */
-static int blocks(const hot_t *h, PyObject *given, const array_t *part, size_t nbytes,
+static int blocks(const hot_t *h, PyObject *given, const seen_t *part, size_t nbytes,
                   char **places) {
     int size = h->control->size;
-    const array_t *whole = ordinary(given);
-    if (whole) {
-        if (whole->descr != part->descr || size_of(whole) != (size_t)size * size_of(part)) return 0;
-        for (int r = 0; r < size; r++) places[r] = whole->data + (size_t)r * nbytes;
+    int is_list = PyList_CheckExact(given);
+    seen_t each;
+    if (!is_list && !PyTuple_CheckExact(given)) {
+        if (!look(given, &each) || each.dtype != part->dtype ||
+            size_of(&each) != (size_t)size * size_of(part))
+            return 0;
+        for (int r = 0; r < size; r++) places[r] = each.data + (size_t)r * nbytes;
         return size;
     }
-    int is_list = PyList_CheckExact(given);
-    if (!is_list && !PyTuple_CheckExact(given)) return 0;
     if ((is_list ? PyList_Size(given) : PyTuple_Size(given)) != size) return 0;
     for (int r = 0; r < size; r++) {
-        const array_t *each =
-            ordinary(is_list ? PyList_GetItem(given, r) : PyTuple_GetItem(given, r));
-        if (!each || each->descr != part->descr || !same_shape(each, part)) return 0;
-        places[r] = each->data;
+        PyObject *item = is_list ? PyList_GetItem(given, r) : PyTuple_GetItem(given, r);
+        if (!look(item, &each) || each.dtype != part->dtype || !is_same_shape(&each, part))
+            return 0;
+        places[r] = each.data;
     }
     return size;
 }
@@ -156,9 +237,8 @@ enum {
 
 /* Note an array that is like those of all ranks, and how much memory it is; 0: too much. */
 static int is_like(const hot_t *h, planned_t *p, PyObject *object, int times) {
-    p->like = ordinary(object);
-    if (!p->like || !(p->dtype = dtype_of(p->like))) return 0;
-    p->part = p->piece = size_of(p->like) * (size_t)p->dtype->item;
+    if (!look(object, &p->like)) return p->like.dtype = NULL, 0;
+    p->part = p->piece = size_of(&p->like) * (size_t)p->like.dtype->item;
     return p->piece * (size_t)times <= h->control->payload;
 }
 
@@ -167,13 +247,13 @@ static int is_reduced(const hot_t *h, planned_t *p, PyObject *op) {
     if (Py_TYPE(op) != HOT.reduce_op) return 0;
     p->reduce_op = (int)PyLong_AsLong(op);
     if (p->reduce_op < 0 || p->reduce_op >= OPS) return 0;
-    p->kernel = p->dtype->kernels[p->reduce_op];
+    p->kernel = p->like.dtype->kernels[p->reduce_op];
     p->divisor = p->reduce_op == AVG ? (double)h->control->size : 1.0;
     return p->kernel != NULL;
 }
 
-static void gives(planned_t *p, const array_t *a) { p->from[0] = a->data, p->n_from = 1; }
-static void takes(planned_t *p, const array_t *a) { p->to[0] = a->data, p->n_to = 1; }
+static void gives(planned_t *p, const seen_t *v) { p->from[0] = v->data, p->n_from = 1; }
+static void takes(planned_t *p, const seen_t *v) { p->to[0] = v->data, p->n_to = 1; }
 
 static int plan_barrier(const hot_t *h, PyObject *const *args, planned_t *p) {
     (void)h, (void)args, (void)p;
@@ -182,24 +262,24 @@ static int plan_barrier(const hot_t *h, PyObject *const *args, planned_t *p) {
 
 static int plan_all_reduce(const hot_t *h, PyObject *const *args, planned_t *p) {
     if (!is_like(h, p, args[0], 1) || !is_reduced(h, p, args[1])) return 0;
-    gives(p, p->like), takes(p, p->like);
+    gives(p, &p->like), takes(p, &p->like);
     return 1;
 }
 
 static int plan_reduce(const hot_t *h, PyObject *const *args, planned_t *p) {
     if (!is_like(h, p, args[0], 1) || !is_reduced(h, p, args[2])) return 0;
     if ((p->root = rank_of(h, args[1])) < 0) return 0;
-    gives(p, p->like);
-    if (p->root == h->control->rank) takes(p, p->like);
+    gives(p, &p->like);
+    if (p->root == h->control->rank) takes(p, &p->like);
     return 1;
 }
 
 static int plan_reduce_scatter(const hot_t *h, PyObject *const *args, planned_t *p) {
     int size = h->control->size;
     if (!is_like(h, p, args[0], size) || !is_reduced(h, p, args[2])) return 0;
-    p->n_from = blocks(h, args[1], p->like, p->piece, (char **)p->from);
+    p->n_from = blocks(h, args[1], &p->like, p->piece, (char **)p->from);
     p->first = (size_t)h->control->rank * p->piece;
-    takes(p, p->like);
+    takes(p, &p->like);
     return p->n_from;
 }
 
@@ -207,51 +287,53 @@ static int plan_broadcast(const hot_t *h, PyObject *const *args, planned_t *p) {
     if (!is_like(h, p, args[0], 1) || (p->root = rank_of(h, args[1])) < 0) return 0;
     p->source = p->root;
     if (p->root == h->control->rank)
-        gives(p, p->like);
+        gives(p, &p->like);
     else
-        takes(p, p->like);
+        takes(p, &p->like);
     return 1;
 }
 
 static int plan_all_gather(const hot_t *h, PyObject *const *args, planned_t *p) {
     if (!is_like(h, p, args[1], 1)) return 0;
-    gives(p, p->like);
-    return p->n_to = blocks(h, args[0], p->like, p->piece, p->to);
+    gives(p, &p->like);
+    return p->n_to = blocks(h, args[0], &p->like, p->piece, p->to);
 }
 
 static int plan_gather(const hot_t *h, PyObject *const *args, planned_t *p) {
     if (!is_like(h, p, args[0], 1) || (p->root = rank_of(h, args[2])) < 0) return 0;
-    gives(p, p->like);
+    gives(p, &p->like);
     if (p->root != h->control->rank) return 1;
-    return p->n_to = blocks(h, args[1], p->like, p->piece, p->to);
+    return p->n_to = blocks(h, args[1], &p->like, p->piece, p->to);
 }
 
 static int plan_scatter(const hot_t *h, PyObject *const *args, planned_t *p) {
     int size = h->control->size;
     if (!is_like(h, p, args[0], size) || (p->root = rank_of(h, args[2])) < 0) return 0;
-    takes(p, p->like);
+    takes(p, &p->like);
     p->source = p->root;
     p->first = (size_t)h->control->rank * p->piece;
     if (p->root != h->control->rank) return args[1] == Py_None; /* else Python warns */
-    return p->n_from = blocks(h, args[1], p->like, p->piece, (char **)p->from);
+    return p->n_from = blocks(h, args[1], &p->like, p->piece, (char **)p->from);
 }
 
 /* Two arrays of one shape, cut along their first axis; or two lists of arrays of one shape. */
 static int plan_alltoall(const hot_t *h, PyObject *const *args, planned_t *p) {
-    int size = h->control->size;
-    const array_t *out = ordinary(args[0]), *in = ordinary(args[1]);
-    if (out && in) {
-        if (!is_like(h, p, args[1], 1) || out->descr != in->descr || !same_shape(out, in)) return 0;
+    int size = h->control->size, is_pair = !PyList_CheckExact(args[0]);
+    if (is_pair) {
+        seen_t out;
+        if (!is_like(h, p, args[1], 1) || !look(args[0], &out)) return 0;
+        const seen_t *in = &p->like;
+        if (out.dtype != in->dtype || !is_same_shape(&out, in)) return 0;
         if (in->axes == 0 || in->shape[0] % size) return 0;
         p->part = p->piece / (size_t)size;
-        gives(p, in), takes(p, out);
+        gives(p, in), takes(p, &out);
     } else {
         PyObject *const *lists = args;
         for (int i = 0; i < 2; i++)
             if (!PyList_CheckExact(lists[i]) || PyList_Size(lists[i]) != size) return 0;
         if (!is_like(h, p, PyList_GetItem(args[1], 0), size)) return 0;
-        p->n_to = blocks(h, args[0], p->like, p->piece, p->to);
-        p->n_from = blocks(h, args[1], p->like, p->piece, (char **)p->from);
+        p->n_to = blocks(h, args[0], &p->like, p->piece, p->to);
+        p->n_from = blocks(h, args[1], &p->like, p->piece, (char **)p->from);
     }
     p->first = (size_t)h->control->rank * p->part;
     return p->n_to && p->n_from;
@@ -315,9 +397,9 @@ static int make_print(print_t *print, int loose) {
 /* The numbers of an operation, from the table or made and kept there. */
 static const print_t *print_of(const planned_t *p) {
     print_t key = {.kind = p->kind, .reduce_op = p->reduce_op, .root = p->root};
-    if (p->like) {
-        key.code = p->dtype->code, key.axes = p->like->axes;
-        for (int i = 0; i < key.axes; i++) key.shape[i] = p->like->shape[i];
+    if (p->like.dtype) {
+        key.code = p->like.dtype->code, key.axes = p->like.axes;
+        for (int i = 0; i < key.axes; i++) key.shape[i] = p->like.shape[i];
     }
     print_t *place = &PRINT_TABLE[print_place(&key)];
     if (place->number && is_same_print(place, &key)) return place;
@@ -465,7 +547,7 @@ static uint64_t record(PyObject *group, const planned_t *p, long long number) {
     Py_XDECREF(place);
     if (PyErr_Occurred()) return PyErr_Clear(), 0;
     size_t nbytes = p->piece * (size_t)(p->n_from > 1 ? p->n_from : 1);
-    return flight_begin(HOT.flight, (unsigned)p->kind, p->dtype ? (unsigned)p->dtype->code : 0,
+    return flight_begin(HOT.flight, (unsigned)p->kind, p->like.dtype ? (unsigned)p->like.dtype->code : 0,
                         nbytes, (uint32_t)at, (uint32_t)number, p->root, 0, 0);
 }
 
@@ -483,8 +565,8 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
     PyObject *group = group_of(args[n_args - 2]), *result = NULL;
     hot_t *h = group ? hot_of(group) : NULL;
     planned_t p;
-    p.kind = v->kind, p.loose = v->loose, p.reduce_op = -1, p.root = 0, p.like = NULL;
-    p.dtype = NULL, p.kernel = NULL, p.source = -1;
+    p.kind = v->kind, p.loose = v->loose, p.reduce_op = -1, p.root = 0;
+    p.like.dtype = NULL, p.kernel = NULL, p.source = -1;
     p.piece = p.part = p.first = 0, p.n_from = p.n_to = 0;
     const print_t *print = NULL;
     int usual = h && v->plan(h, args, &p) && (print = print_of(&p)) && is_idle(h);
@@ -588,13 +670,14 @@ static PyObject *hot_shows(PyObject *self, PyObject *object) {
                          a->descr);
 }
 
-/* hot_learn(dtype, code, itemsize, kernel of each operator or -1) */
+/* hot_learn(dtype, code, itemsize, alignment, DLPack's code, kernel of each operator or -1) */
 static PyObject *hot_learn(PyObject *self, PyObject *args) {
     (void)self;
     dtype_t row = {.descr = NULL};
     PyObject *kernels;
-    if (!PyArg_ParseTuple(args, "OiiO!", &row.descr, &row.code, &row.item, &PyTuple_Type,
-                          &kernels))
+    unsigned dl;
+    if (!PyArg_ParseTuple(args, "OiiiIO!", &row.descr, &row.code, &row.item, &row.align, &dl,
+                          &PyTuple_Type, &kernels))
         return NULL;
     for (int i = 0; i < OPS && i < PyTuple_Size(kernels); i++) {
         long number = PyLong_AsLong(PyTuple_GetItem(kernels, i));
@@ -608,20 +691,22 @@ static PyObject *hot_learn(PyObject *self, PyObject *args) {
     if (!PyErr_Occurred() && !DTYPE_TABLE[at].descr) {
         Py_INCREF(row.descr); /* for ever: NumPy's own dtypes live as long */
         DTYPE_TABLE[at] = row;
+        if (dl < sizeof DL_DTYPES / sizeof *DL_DTYPES && row.item <= 16)
+            DL_DTYPES[dl][row.item] = &DTYPE_TABLE[at];
     }
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;
 }
 
-/* hot_join(ndarray, Group, ReduceOp, here, listeners, go_on, done, describe, thread, spins) */
+/* hot_join(ndarray, Group, ReduceOp, here, listeners, go_on, done, describe, meet, thread, spins) */
 static PyObject *hot_join(PyObject *self, PyObject *args) {
     (void)self;
-    PyObject *array, *group, *op, *here, *listeners, *go_on, *done, *describe;
+    PyObject *array, *group, *op, *here, *listeners, *go_on, *done, *describe, *meet;
     unsigned long thread;
     long spins;
-    if (!PyArg_ParseTuple(args, "O!O!O!OO!OOO!kl", &PyType_Type, &array, &PyType_Type, &group,
+    if (!PyArg_ParseTuple(args, "O!O!O!OO!OOO!Okl", &PyType_Type, &array, &PyType_Type, &group,
                           &PyType_Type, &op, &here, &PyList_Type, &listeners, &go_on, &done,
-                          &PyTuple_Type, &describe, &thread, &spins))
+                          &PyTuple_Type, &describe, &meet, &thread, &spins))
         return NULL;
     if (PyTuple_Size(describe) != (Py_ssize_t)(sizeof VERBS / sizeof *VERBS)) {
         PyErr_SetString(PyExc_ValueError, "hot_join: a function for each verb");
@@ -630,7 +715,7 @@ static PyObject *hot_join(PyObject *self, PyObject *args) {
     keep((PyObject **)&HOT.array, array), keep((PyObject **)&HOT.group, group);
     keep((PyObject **)&HOT.reduce_op, op), keep(&HOT.here, here);
     keep(&HOT.listeners, listeners), keep(&HOT.go_on, go_on), keep(&HOT.done, done);
-    keep(&HOT.describe, describe);
+    keep(&HOT.describe, describe), keep(&HOT.meet, meet);
     HOT.flight = PyCapsule_Import("hpcdist.transport._recorder.flight", 0);
     PyErr_Clear(); /* it was not compiled: nothing is recorded here */
     HOT.thread = thread, HOT.spins = spins, HOT.on = 1;

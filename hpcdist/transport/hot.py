@@ -90,7 +90,27 @@ def _learn(dtype: np.dtype) -> None:
     row = dtype_row(dtype)
     if row.plain:
         loops = tuple(_loop(op, row) for op in ReduceOp)
-        compiled.hot_learn(dtype, row.code, dtype.itemsize, loops)
+        name = _DLPACK.get(dtype.kind, _NONE)
+        compiled.hot_learn(dtype, row.code, dtype.itemsize, dtype.alignment, name, loops)
+
+
+_DLPACK = {"i": 0, "u": 1, "f": 2, "b": 6}
+"""DLPack's codes of kinds of dtypes; complex numbers may be meant to be conjugated."""
+_NONE = 255
+
+
+def meet(cls: type) -> tuple[Any, str] | None:
+    """Return how the hot path sees the objects of a class, if it does.
+
+    That is the C interface of DLPack, and the name of a method: it returns False where the numbers
+    in the memory are the array's.
+    """
+    odd = _FOREIGN.get((cls.__module__, cls.__qualname__))
+    exchange = vars(cls).get("__dlpack_c_exchange_api__")
+    return None if odd is None or exchange is None else (exchange, odd)
+
+
+_FOREIGN = {("torch", "Tensor"): "is_neg"}
 
 
 def _loop(op: ReduceOp, row: Dtype) -> int:
