@@ -13,6 +13,7 @@
  */
 
 enum { MOST_AXES = 4, PRINTS = 64, DTYPES = 64, OPS = 16, FOREIGN = 32 };
+enum { OBJECTS = -2 }; /* in place of the code of a dtype */
 enum { ORDINARY = 0x1 | 0x100 | 0x400 }; /* NumPy's flags: C-contiguous, aligned, writable */
 
 /* The beginning of NumPy's PyArrayObject, which is part of its binary interface; `hot_shows` lets
@@ -381,106 +382,134 @@ static int make_print(print_t *print, int loose) {
     PyObject *shape = PyTuple_New(print->axes), *none = PyTuple_New(0), *key = NULL;
     for (int i = 0; shape && i < print->axes; i++)
         PyTuple_SetItem(shape, i, PyLong_FromSsize_t(print->shape[i]));
-    if (shape && none && !PyErr_Occurred())
-        key = print->kind == BARRIER
-                  ? Py_BuildValue("(ii)", print->kind, -1)
-                  : Py_BuildValue("(iiiiO)", print->kind, print->reduce_op, print->root,
-                                  print->code, loose ? none : shape);
+    PyObject *compared = loose ? none : shape;
+    int is_array = print->code != OBJECTS;
+    if (!shape || !none || PyErr_Occurred())
+        key = NULL;
+    else if (print->kind == BARRIER)
+        key = Py_BuildValue("(ii)", print->kind, -1);
+    else if (is_array)
+        key = Py_BuildValue("(iiiiO)", print->kind, print->reduce_op, print->root, print->code,
+                            compared);
+    else
+        key = Py_BuildValue("(iiiO)", print->kind, -1, print->root, compared);
     if (key) {
         print->number = (int64_t)PyObject_Hash(key) & positive;
-        print->detail = loose ? ((int64_t)PyObject_Hash(shape) & even) + 2 : 0;
+        print->detail = loose && is_array ? ((int64_t)PyObject_Hash(shape) & even) + 2 : 0;
     }
     Py_XDECREF(key), Py_XDECREF(shape), Py_XDECREF(none);
     return key && !PyErr_Occurred();
 }
 
 /* The numbers of an operation, from the table or made and kept there. */
+static const print_t *find_print(print_t *key, int loose) {
+    print_t *place = &PRINT_TABLE[print_place(key)];
+    if (place->number && is_same_print(place, key)) return place;
+    int collects = PyGC_Disable(); /* a destructor might change what has been planned */
+    int made = make_print(key, loose);
+    if (collects) PyGC_Enable();
+    if (!made) return PyErr_Clear(), NULL;
+    *place = *key;
+    return place;
+}
+
 static const print_t *print_of(const planned_t *p) {
     print_t key = {.kind = p->kind, .reduce_op = p->reduce_op, .root = p->root};
     if (p->like.dtype) {
         key.code = p->like.dtype->code, key.axes = p->like.axes;
         for (int i = 0; i < key.axes; i++) key.shape[i] = p->like.shape[i];
     }
-    print_t *place = &PRINT_TABLE[print_place(&key)];
-    if (place->number && is_same_print(place, &key)) return place;
-    int collects = PyGC_Disable(); /* a destructor might change what has been planned */
-    int made = make_print(&key, p->loose);
-    if (collects) PyGC_Enable();
-    if (!made) return PyErr_Clear(), NULL;
-    *place = key;
-    return place;
+    return find_print(&key, p->loose);
 }
 
 /* ---- doing it */
 
-/* Reduce the parts of all contributions; as `combine` does, without its large accumulators. */
-static void reduce_parts(const control_block_t *b, const planned_t *p) {
+/* Reduce the parts of what `size` ranks have given; as `combine` does, without its large
+ * accumulators. */
+static void reduce_parts(const planned_t *p, int size, const char *const *given) {
     enum { FEW = 32 };
     char accumulator[FEW * 8] __attribute__((aligned(64)));
     const kernel_t *k = p->kernel;
     size_t n = p->part / k->item;
     if (n <= FEW) {
-        k->load(accumulator, payload_of(b, 0) + p->first, n);
-        for (int r = 1; r < b->size; r++) k->fold(accumulator, payload_of(b, r) + p->first, n);
+        k->load(accumulator, given[0] + p->first, n);
+        for (int r = 1; r < size; r++) k->fold(accumulator, given[r] + p->first, n);
         k->store(p->to[0], accumulator, n, p->divisor);
         return;
     }
     job_t job;
-    job.kernel = k, job.n_sources = b->size, job.n_outs = 1;
+    job.kernel = k, job.n_sources = size, job.n_outs = 1;
     job.count = n, job.divisor = p->divisor;
     job.outs[0] = (uintptr_t)p->to[0];
-    for (int r = 0; r < b->size; r++) job.sources[r] = (uintptr_t)payload_of(b, r) + p->first;
+    for (int r = 0; r < size; r++) job.sources[r] = (uintptr_t)given[r] + p->first;
     combine(&job);
 }
 
-static void take_result(const control_block_t *b, const planned_t *p) {
+static void take_result(const planned_t *p, int size, const char *const *given) {
     if (p->n_to == 0) return;
     if (p->kernel) {
-        reduce_parts(b, p);
+        reduce_parts(p, size, given);
         return;
     }
     if (p->source >= 0) {
-        memcpy(p->to[0], payload_of(b, p->source) + p->first, p->part);
+        memcpy(p->to[0], given[p->source] + p->first, p->part);
         return;
     }
-    for (int r = 0; r < b->size; r++) {
+    for (int r = 0; r < size; r++) {
         char *to = p->n_to == 1 ? p->to[0] + (size_t)r * p->part : p->to[r];
-        memcpy(to, payload_of(b, r) + p->first, p->part);
+        memcpy(to, given[r] + p->first, p->part);
     }
+}
+
+static void give(const planned_t *p, char *payload) {
+    for (int i = 0; i < p->n_from; i++)
+        memcpy(payload + (size_t)i * p->piece, p->from[i], p->piece);
 }
 
 /* Post, agree and take. 0: posted, but the others have not come, or mean something else. */
 static int perform(hot_t *h, const planned_t *p, const print_t *print) {
     control_block_t *b = h->control;
     b->sequence++, h->sequence++;
-    char *own = payload_of(b, b->rank);
-    for (int i = 0; i < p->n_from; i++) memcpy(own + (size_t)i * p->piece, p->from[i], p->piece);
-    if (!agree(b, print->number, h->limit_ns, print->detail, 0, HOT.spins)) return 0;
-    take_result(b, p);
+    give(p, payload_of(b, b->rank));
+    if (!agree(b, print->number, h->limit_ns, print->detail, 0, NO_OTHER, HOT.spins)) return 0;
+    const char *given[MOST];
+    for (int r = 0; r < b->size; r++) given[r] = payload_of(b, r);
+    take_result(p, b->size, given);
     return 1;
 }
 
-/* Give an operation that is posted to Python: `go_on(group, describe, args)`. No Python runs before
- * the group's turn is taken and the frame of `go_on` is there, by which a signal handler or a
- * destructor can tell that it is in the middle of an operation. */
-static PyObject *hand_over(hot_t *h, PyObject *group, Py_ssize_t verb, PyObject *const *args) {
-    h->unfinished = 1;
-    int collects = PyGC_Disable();
-    PyObject *turn = PyObject_CallNoArgs(h->acquire), *given = PyTuple_New(VERBS[verb].n_args);
-    for (int i = 0; given && i < VERBS[verb].n_args; i++) {
-        Py_INCREF(args[i]);
-        PyTuple_SetItem(given, i, args[i]);
-    }
-    PyObject *describe = PyTuple_GetItem(HOT.describe, verb);
-    PyObject *all = given ? PyTuple_Pack(3, group, describe, given) : NULL;
+/* Call `function(group, ...)` in the group's turn, which is free. No Python runs before the turn is
+ * taken and the frame of `function` is there, by which a signal handler or a destructor can tell
+ * that it is in the middle of an operation; `collects` says whether to collect garbage from then
+ * on. Takes the reference to `args`, which may be NULL. */
+static PyObject *call_in_turn(hot_t *h, PyObject *function, PyObject *args, int collects) {
+    PyObject *turn = PyObject_CallNoArgs(h->acquire);
     if (collects) PyGC_Enable();
-    PyObject *result = turn == Py_True && all ? PyObject_Call(HOT.go_on, all, NULL) : NULL;
+    PyObject *result = turn == Py_True && args ? PyObject_Call(function, args, NULL) : NULL;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyObject *ended = turn == Py_True ? PyObject_CallNoArgs(h->release) : NULL;
     if (type) PyErr_Restore(type, value, traceback);
-    Py_XDECREF(ended), Py_XDECREF(turn), Py_XDECREF(given), Py_XDECREF(all);
+    Py_XDECREF(ended), Py_XDECREF(turn), Py_XDECREF(args);
     return result;
+}
+
+/* A new tuple of arguments; NULL if there is no memory. */
+static PyObject *tuple_of(PyObject *const *args, Py_ssize_t n) {
+    PyObject *tuple = PyTuple_New(n);
+    for (Py_ssize_t i = 0; tuple && i < n; i++) PyTuple_SetItem(tuple, i, Py_NewRef(args[i]));
+    return tuple;
+}
+
+/* Give an operation that is posted to Python: `go_on(group, describe, args, pickles)`. */
+static PyObject *hand_over(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
+                           Py_ssize_t n_args, PyObject *pickles) {
+    h->unfinished = 1;
+    int collects = PyGC_Disable();
+    PyObject *given = tuple_of(args, n_args);
+    PyObject *all = given ? PyTuple_Pack(4, group, describe, given, pickles) : NULL;
+    Py_XDECREF(given);
+    return call_in_turn(h, HOT.go_on, all, collects);
 }
 
 /* The attribute of an object; NULL, without an error, where it has none. */
@@ -519,9 +548,10 @@ static hot_t *hot_of(PyObject *group) {
     return (hot_t *)hot;
 }
 
-/* Whether nothing of the group is under way, and no exchange of it left to be completed. */
+/* Whether nothing of the group is under way, no exchange of it left to be completed, and nobody to
+ * be told of an operation. */
 static int is_idle(const hot_t *h) {
-    if (h->unfinished || PyObject_Size(h->queued) != 0) return 0;
+    if (PyList_Size(HOT.listeners) != 0 || h->unfinished || PyObject_Size(h->queued) != 0) return 0;
     PyObject *locked = PyObject_CallNoArgs(h->locked);
     Py_XDECREF(locked);
     if (!locked) PyErr_Clear();
@@ -540,15 +570,25 @@ static long long count_issued(PyObject *group) {
 }
 
 /* Record that operation `number` of a group begins; its mark, 0 where nothing is recorded. */
-static uint64_t record(PyObject *group, const planned_t *p, long long number) {
+static uint64_t record(PyObject *group, long long number, int kind, int code, size_t nbytes,
+                       int root) {
     if (!HOT.flight || !HOT.flight->header) return 0;
     PyObject *place = attribute(group, HOT.flight_);
     unsigned long at = place ? PyLong_AsUnsignedLong(place) : 0;
     Py_XDECREF(place);
     if (PyErr_Occurred()) return PyErr_Clear(), 0;
+    return flight_begin(HOT.flight, (unsigned)kind, (unsigned)code, nbytes, (uint32_t)at,
+                        (uint32_t)number, root, 0, 0);
+}
+
+static uint64_t record_planned(PyObject *group, const planned_t *p, long long number) {
     size_t nbytes = p->piece * (size_t)(p->n_from > 1 ? p->n_from : 1);
-    return flight_begin(HOT.flight, (unsigned)p->kind, p->like.dtype ? (unsigned)p->like.dtype->code : 0,
-                        nbytes, (uint32_t)at, (uint32_t)number, p->root, 0, 0);
+    return record(group, number, p->kind, p->like.dtype ? p->like.dtype->code : 0, nbytes, p->root);
+}
+
+/* Whether the hot path is on, for an operation of the main thread that ends before it returns. */
+static int is_usual(PyObject *sync_op) {
+    return HOT.on && sync_op == Py_True && PyThread_get_thread_ident() == HOT.thread;
 }
 
 /* A verb, called as ``verb(*arguments, group, sync_op)``: what `sync_op` operations return if it
@@ -559,9 +599,7 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
         PyErr_SetString(PyExc_TypeError, "a verb of the hot path got another number of arguments");
         return NULL;
     }
-    if (!HOT.on || args[n_args - 1] != Py_True || PyList_Size(HOT.listeners) != 0 ||
-        PyThread_get_thread_ident() != HOT.thread)
-        Py_RETURN_NONE;
+    if (!is_usual(args[n_args - 1])) Py_RETURN_NONE;
     PyObject *group = group_of(args[n_args - 2]), *result = NULL;
     hot_t *h = group ? hot_of(group) : NULL;
     planned_t p;
@@ -575,12 +613,13 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
         result = Py_None;
         Py_INCREF(result);
     } else {
-        uint64_t mark = record(group, &p, number);
+        uint64_t mark = record_planned(group, &p, number);
         if (perform(h, &p, print)) {
             result = HOT.done;
             Py_INCREF(result);
         } else {
-            result = hand_over(h, group, verb, args);
+            result = hand_over(h, group, PyTuple_GetItem(HOT.describe, verb), args, v->n_args,
+                               Py_None);
         }
         if (mark) flight_end(HOT.flight, mark, result ? FLIGHT_ENDED : FLIGHT_FAILED);
     }

@@ -2155,9 +2155,11 @@ static int pipe_go(control_block_t *b, long patience) {
     }
 }
 
-/* Publish a fingerprint and what belongs to it, and look whether all ranks agree, in time. */
+/* Publish a fingerprint and what belongs to it, and look whether all ranks agree, in time. Their
+ * details are equal, or numbers up to `other`. */
+enum { NO_OTHER = -1 };
 static int agree(control_block_t *b, int64_t number, int64_t limit, int64_t detail, int64_t address,
-                 long spins) {
+                 int64_t other, long spins) {
     struct timespec time;
     clock_gettime(CLOCK_REALTIME, &time);
     int64_t now = time.tv_sec * 1000000000LL + time.tv_nsec;
@@ -2170,7 +2172,8 @@ static int agree(control_block_t *b, int64_t number, int64_t limit, int64_t deta
     int64_t deadline = INT64_MAX, arrival = INT64_MIN;
     for (int r = 0; agreed && r < b->size; r++) {
         const int64_t *theirs = slot_of(b, r)->numbers;
-        agreed = theirs[0] == number && theirs[1] == -number && theirs[2] == detail;
+        agreed = theirs[0] == number && theirs[1] == -number &&
+                 (theirs[2] == detail || theirs[2] <= other);
         if (theirs[4] < deadline) deadline = theirs[4];
         if (-theirs[5] > arrival) arrival = -theirs[5];
     }
@@ -2225,7 +2228,7 @@ static PyObject *control_reduce(PyObject *self, PyObject *const *args, Py_ssize_
     }
     b->sequence++;
     memcpy(payload_of(b, b->rank), data.buf, (size_t)data.len);
-    int agreed = agree(b, number, limit, 0, 0, spins);
+    int agreed = agree(b, number, limit, 0, 0, NO_OTHER, spins);
     if (agreed && out.obj) {
         job.outs[0] = (uintptr_t)out.buf;
         for (int r = 0; r < b->size; r++)
@@ -2261,7 +2264,7 @@ static PyObject *control_move(PyObject *self, PyObject *const *args, Py_ssize_t 
     }
     b->sequence++;
     if (data.len) memcpy(payload_of(b, b->rank), data.buf, (size_t)data.len);
-    int agreed = agree(b, number, limit, detail, 0, spins);
+    int agreed = agree(b, number, limit, detail, 0, NO_OTHER, spins);
     for (int r = begin; agreed && out.obj && r < end; r++)
         memcpy((char *)out.buf + (size_t)(r - begin) * nbytes, payload_of(b, r) + first, nbytes);
     close_small(&data, &out);
@@ -2300,7 +2303,7 @@ static PyObject *control_reduce_shared(PyObject *self, PyObject *const *args, Py
         return NULL;
     }
     b->sequence++;
-    int state = agree(b, number, limit, 0, address, spins);
+    int state = agree(b, number, limit, 0, address, NO_OTHER, spins);
     for (int r = 0; state && r < b->size; r++)
         if (slot_of(b, r)->address <= 0 || slot_of(b, r)->address >= NOT_IN_HEAP)
             return PyLong_FromLong(1);
@@ -2395,6 +2398,8 @@ static PyType_Spec CONTROL_BLOCK_SPEC = {"hpcdist.transport._kernel.ControlBlock
 
 #include "_recorder.h"
 #include "_hot.c"
+#include "_hot_objects.c"
+#include "_hot_plans.c"
 
 static PyMethodDef FUNCTIONS[] = {
     {"combine", (PyCFunction)(void (*)(void))py_combine, METH_FASTCALL, NULL},
@@ -2419,6 +2424,7 @@ static PyMethodDef FUNCTIONS[] = {
     {"copy_runs", (PyCFunction)(void (*)(void))py_copy_runs, METH_FASTCALL, NULL},
     {"parse_slots", (PyCFunction)(void (*)(void))py_parse_slots, METH_FASTCALL, NULL},
     HOT_FUNCTIONS,
+    HOT_OBJECT_FUNCTIONS,
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernel", NULL, -1, FUNCTIONS,
@@ -2442,6 +2448,8 @@ PyMODINIT_FUNC PyInit__kernel(void) {
     if (PyModule_AddObject(module, "CODES", codes) < 0) return NULL;
     if (PyModule_AddObject(module, "MERGES", merges) < 0) return NULL;
     if (PyModule_AddObject(module, "ControlBlock", control_block) < 0) return NULL;
+    PyObject *request = PyType_FromSpec(&REQUEST_SPEC);
+    if (!request || PyModule_AddObject(module, "SharedRequest", request) < 0) return NULL;
     if (add_hot(module) < 0) return NULL;
     return module;
 }

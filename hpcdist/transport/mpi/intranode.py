@@ -29,7 +29,7 @@ from hpcdist.transport.kernel import CODES, Code, address_of, code_of, compiled,
 from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.intranode_boxes import exchange_boxes
-from hpcdist.transport.mpi.intranode_objects import exchange_objects
+from hpcdist.transport.mpi.intranode_objects import exchange_agreed, exchange_objects
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.parts import contribution
 from hpcdist.transport.reduction import ReduceOp
@@ -129,6 +129,8 @@ def end_posted(host: MpiContext, node: SharedNode, call: Collective) -> Any:
     """Agree on `call`, which the hot path has posted, and take its result."""
     assert host.agreement is not None
     detail = host.agreement.end_posted(call)
+    if isinstance(call, Objects):
+        return exchange_agreed(host, node, call, detail)
     if not isinstance(call, AnyArrays):
         return None
     if fits(call, detail):

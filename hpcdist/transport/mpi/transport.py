@@ -27,10 +27,11 @@ from hpcdist.transport.call import (
     Message,
     ObjectMessage,
     Reduction,
+    is_even,
     label,
 )
 from hpcdist.transport.hot import open_hot
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.kinds import LOOSE, Kind
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.crew import Crew
@@ -43,7 +44,8 @@ from hpcdist.transport.mpi.matching import Matching
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import Count, News
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
-from hpcdist.transport.mpi.persistent import PERSISTENT, MpiPlan
+from hpcdist.transport.mpi.persistent import PERSISTENT, MpiPlan, Persistent, of_mpi
+from hpcdist.transport.mpi.plan_slots import PlanSlots, Steps, steps_of
 from hpcdist.transport.mpi.recovering import CANNOT, recover
 from hpcdist.transport.mpi.rendezvous import Rendezvous
 from hpcdist.transport.mpi.share_node import open_node
@@ -53,12 +55,14 @@ from hpcdist.transport.polling import drop_held, held, is_at_errands, poll, rais
 from hpcdist.transport.queue import CollectiveQueue, inside, mark_inside, refusal
 from hpcdist.transport.roles import GroupTable, Told
 from hpcdist.transport.shm.control import PAYLOAD
+from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import Algorithm, TuningTable
 
 if TYPE_CHECKING:
     from hpcdist.transport.device.calls import DeviceCalls
 
 _MiB = 1 << 20
+_IN_SLOTS = 2
 _ABANDON_S = 5.0
 _GOODBYE_S = 1.0
 
@@ -91,6 +95,7 @@ class MpiTransport(Transport):
         self.crew: Crew | None = None
         """Of the world of a job that goes on when a rank dies."""
         self._plans: WeakSet[MpiPlan] = WeakSet()
+        self._slots: PlanSlots | None = None
         if host.agreement is not None and host.node is not None and host.node.can_pipeline:
             self.hot = open_hot(host.node.control, host.ranks, host.queue)
         if self.hot is not None and host.agreement is not None:
@@ -248,26 +253,55 @@ class MpiTransport(Transport):
 
     def _plan(self, call: Collective) -> Plan | None:
         host, make = self.context, PERSISTENT.get(call.kind)
-        rule = call.rule if isinstance(call, Reduction) else None
-        direct = rule is None or (rule.encode is None and rule.decode is None)
-        if make is None:
+        steps = None if self.hot is None else steps_of(call, self.rank, self.size)
+        if make is None and self.hot is None:
             return None
-        possible = call.device is None and direct and call.finish is None and not _is_large(call)
-        data = call.recv if call.recv is not None else call.send
-        if host.node is not None and data is not None and data.nbytes > PAYLOAD:
-            possible = False  # shared memory is faster than a persistent collective
-        everywhere, _ = self.queue.run(host.agree, call._replace(detail=int(possible)))
-        if not everywhere:
+        way = _IN_SLOTS if steps is not None else int(make is not None and self._suits_mpi(call))
+        request = self.queue.run(self._make_request, call, way, steps, make)
+        if request is None:
             return None
-        if self._plan_comm is None:
-            self._plan_comm = self.queue.run(host.site.communicators.duplicate, host.comm)
-        assert self._plan_comm is not None
-        try:
-            plan = MpiPlan(make(self._plan_comm, call), call, host)
-        except NotImplementedError:  # an MPI library older than MPI-4
-            return None
+        plan = MpiPlan(request, call, host)
         self._plans.add(plan)
         return plan
+
+    def _suits_mpi(self, call: Collective) -> bool:
+        rule = call.rule if isinstance(call, Reduction) else None
+        direct = rule is None or (rule.encode is None and rule.decode is None)
+        data = call.recv if call.recv is not None else call.send
+        if self.context.node is not None and data is not None and data.nbytes > PAYLOAD:
+            return False  # shared memory is faster than a persistent collective
+        return call.device is None and direct and call.finish is None and not _is_large(call)
+
+    def _make_request(
+        self, call: Collective, way: int, steps: Steps | None, make: Any
+    ) -> Persistent | None:
+        """Make what starts a plan, in the best way that all ranks can go. Collective."""
+        host = self.context
+        if call.kind in LOOSE:  # whose shapes are not compared otherwise
+            way = way if is_even(host.agree(call)) else 0
+        way, _ = host.agree(call._replace(detail=way))
+        if way == _IN_SLOTS and steps is not None and host.node is not None:
+            if self._slots is None:
+                self._slots = PlanSlots(host.comm, host.node)
+            slot = self._slots.take()
+            if slot is not None:
+                return self._in_slot(host.node, slot, call, steps)
+            way, _ = host.agree(call._replace(detail=int(make and self._suits_mpi(call))))
+        if way == 0:
+            return None
+        if self._plan_comm is None:
+            self._plan_comm = host.site.communicators.duplicate(host.comm)
+        try:
+            return of_mpi(make(self._plan_comm, call))
+        except NotImplementedError:  # an MPI library older than MPI-4
+            return None
+
+    def _in_slot(self, node: SharedNode, slot: int, call: Collective, steps: Steps) -> Persistent:
+        assert self._slots is not None
+        request = self._slots.request(slot, call, steps)
+        check = lambda: node.check_alive(call, request.behind())  # noqa: E731
+        free = partial(self._slots.give_back, slot)
+        return Persistent(request.Start, request.Test, request.Meet, free, check)
 
     def empty(self, nbytes: int) -> NumpyArray | None:
         """Return memory of the heap that the ranks of the node share, if they have met."""

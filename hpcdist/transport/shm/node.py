@@ -280,10 +280,20 @@ class SharedNode:
         self.failed = True
         self.heap.retire()
 
-    def check_alive(self, call: Call) -> None:
-        """Raise if the process of a rank that is waited for has died."""
-        behind = [rank for rank in self.control.behind() if rank != self.rank]
-        dead = [self.ranks[rank] for rank in behind if is_dead(self._pids[rank])]
+    def check_alive(self, call: Call, behind: Sequence[int] | None = None) -> None:
+        """Raise if the process of a rank that is waited for has died.
+
+        Args:
+            call: what is under way.
+            behind: who is waited for; None for those that the control block says.
+
+        """
+        waited_for = self.control.behind() if behind is None else behind
+        dead = [
+            self.ranks[rank]
+            for rank in waited_for
+            if rank != self.rank and is_dead(self._pids[rank])
+        ]
         if dead:
             self.give_up()
             self._deaths.note(dead)
