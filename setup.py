@@ -16,7 +16,9 @@ from setuptools.command.build_ext import build_ext
 STABLE = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
-PARTS = [f"hpcdist/transport/{name}.c" for name in ("_hot", "_hot_objects", "_hot_plans")]
+PARTS = [
+    f"hpcdist/transport/{name}.c" for name in ("_hot", "_hot_large", "_hot_objects", "_hot_plans")
+]
 """What `_kernel.c` includes."""
 
 

@@ -270,16 +270,12 @@ def alltoall_single(
         out_split_sizes: rows from each rank; None for equal parts.
 
     """
+    args = out_tensor, in_tensor, in_split_sizes, out_split_sizes
+    done = hot.alltoall_single(*args, group, sync_op)
+    if done is not None:
+        return done
     check_no_split_sizes(group, sync_op)
-    return dispatch(
-        group,
-        sync_op,
-        describe.alltoall_single,
-        out_tensor,
-        in_tensor,
-        in_split_sizes,
-        out_split_sizes,
-    )
+    return dispatch(group, sync_op, describe.alltoall_single, *args)
 
 
 def check_no_split_sizes(group: Any, sync_op: Any) -> None:

@@ -45,6 +45,7 @@ VERBS: dict[str, Callable[..., Call]] = {
     "gather": describe.gather,
     "scatter": describe.scatter,
     "alltoall": describe.alltoall,
+    "alltoall_single": describe.alltoall_single,
 }
 """In the order of the table in `_hot.c`."""
 
@@ -68,6 +69,14 @@ def go_on(
     """End an operation that the hot path has posted; it holds the turn of the group meanwhile."""
     transport: Any = group.transport
     transport.end_posted(described(group, describe, *args, *_as_argument(packed)))
+    return DONE
+
+
+@inside(lambda local: local["group"].transport.queue)
+def end(group: Group, describe: Callable[..., Call], args: tuple[Any, ...], state: int) -> Work:
+    """End an operation on large arrays, which stands as `_hot_large.c` says, in the same turn."""
+    transport: Any = group.transport
+    transport.end_posted(described(group, describe, *args), state)
     return DONE
 
 
@@ -113,6 +122,7 @@ def _join() -> Any:
         here,
         listeners,
         go_on,
+        end,
         DONE,
         tuple(VERBS.values()),
         meet,

@@ -72,12 +72,14 @@ typedef struct {
     int64_t *ranks;                                /* the world rank of each rank */
     long long sequence, limit_ns;                  /* see `Tally` in hot.py */
     int unfinished;
+    struct large *large; /* see `_hot_large.c`; NULL: what is large is Python's business */
 } hot_t;
 
 /* One operation, as a verb plans it. */
 typedef struct {
     int kind, reduce_op, root, loose;
     seen_t like;         /* whose shape the ranks compare; without a dtype: nothing */
+    size_t total;        /* bytes of the largest contribution */
     size_t piece;        /* bytes of each of `from` and `to` */
     int n_from, n_to;
     int source;          /* whose contribution is copied; -1: everyone's, one after the other */
@@ -102,8 +104,8 @@ static struct {
     long spins;
     PyTypeObject *array, *group, *reduce_op;
     PyTypeObject *hot;
-    PyObject *here, *listeners, *go_on, *done, *describe, *meet;
-    PyObject *session, *world, *transport, *hot_, *issued, *flight_; /* names of attributes */
+    PyObject *here, *listeners, *go_on, *end, *done, *describe, *meet;
+    PyObject *session, *world, *transport, *hot_, *issued, *flight_, *failed; /* of attributes */
     flight_t *flight; /* the recorder; NULL where it is not compiled */
 } HOT;
 static dtype_t DTYPE_TABLE[DTYPES];
@@ -207,8 +209,7 @@ static int rank_of(const hot_t *h, PyObject *world_rank) {
 
 /* Whether an argument is one block per rank like `part`: an array of n times its elements, or n
  * arrays of its shape. Writes down where they begin, and returns how many places that are. */
-static int blocks(const hot_t *h, PyObject *given, const seen_t *part, size_t nbytes,
-                  char **places) {
+static int blocks(const hot_t *h, PyObject *given, const seen_t *part, char **places) {
     int size = h->control->size;
     int is_list = PyList_CheckExact(given);
     seen_t each;
@@ -216,8 +217,8 @@ static int blocks(const hot_t *h, PyObject *given, const seen_t *part, size_t nb
         if (!look(given, &each) || each.dtype != part->dtype ||
             size_of(&each) != (size_t)size * size_of(part))
             return 0;
-        for (int r = 0; r < size; r++) places[r] = each.data + (size_t)r * nbytes;
-        return size;
+        places[0] = each.data;
+        return 1;
     }
     if ((is_list ? PyList_Size(given) : PyTuple_Size(given)) != size) return 0;
     for (int r = 0; r < size; r++) {
@@ -236,11 +237,12 @@ enum {
     GATHER = 8, SCATTER = 9, ALLTOALL = 10
 }; /* as in kinds.py */
 
-/* Note an array that is like those of all ranks, and how much memory it is; 0: too much. */
+/* Note an array that is like those of all ranks, and how much memory it is. */
 static int is_like(const hot_t *h, planned_t *p, PyObject *object, int times) {
     if (!look(object, &p->like)) return p->like.dtype = NULL, 0;
     p->part = p->piece = size_of(&p->like) * (size_t)p->like.dtype->item;
-    return p->piece * (size_t)times <= h->control->payload;
+    p->total = p->piece * (size_t)times;
+    return p->total <= h->control->payload || h->large;
 }
 
 static int is_reduced(const hot_t *h, planned_t *p, PyObject *op) {
@@ -255,6 +257,19 @@ static int is_reduced(const hot_t *h, planned_t *p, PyObject *op) {
 
 static void gives(planned_t *p, const seen_t *v) { p->from[0] = v->data, p->n_from = 1; }
 static void takes(planned_t *p, const seen_t *v) { p->to[0] = v->data, p->n_to = 1; }
+
+/* Note what is given: a block for each rank, of which `piece` has the bytes. */
+static int gives_blocks(const hot_t *h, planned_t *p, PyObject *given) {
+    int size = h->control->size;
+    p->first = (size_t)h->control->rank * p->part;
+    p->n_from = blocks(h, given, &p->like, (char **)p->from);
+    if (p->n_from == 1) p->piece *= (size_t)size;
+    return p->n_from;
+}
+
+static int takes_blocks(const hot_t *h, planned_t *p, PyObject *given) {
+    return p->n_to = blocks(h, given, &p->like, p->to);
+}
 
 static int plan_barrier(const hot_t *h, PyObject *const *args, planned_t *p) {
     (void)h, (void)args, (void)p;
@@ -278,10 +293,8 @@ static int plan_reduce(const hot_t *h, PyObject *const *args, planned_t *p) {
 static int plan_reduce_scatter(const hot_t *h, PyObject *const *args, planned_t *p) {
     int size = h->control->size;
     if (!is_like(h, p, args[0], size) || !is_reduced(h, p, args[2])) return 0;
-    p->n_from = blocks(h, args[1], &p->like, p->piece, (char **)p->from);
-    p->first = (size_t)h->control->rank * p->piece;
     takes(p, &p->like);
-    return p->n_from;
+    return gives_blocks(h, p, args[1]);
 }
 
 static int plan_broadcast(const hot_t *h, PyObject *const *args, planned_t *p) {
@@ -297,14 +310,14 @@ static int plan_broadcast(const hot_t *h, PyObject *const *args, planned_t *p) {
 static int plan_all_gather(const hot_t *h, PyObject *const *args, planned_t *p) {
     if (!is_like(h, p, args[1], 1)) return 0;
     gives(p, &p->like);
-    return p->n_to = blocks(h, args[0], &p->like, p->piece, p->to);
+    return takes_blocks(h, p, args[0]);
 }
 
 static int plan_gather(const hot_t *h, PyObject *const *args, planned_t *p) {
     if (!is_like(h, p, args[0], 1) || (p->root = rank_of(h, args[2])) < 0) return 0;
     gives(p, &p->like);
     if (p->root != h->control->rank) return 1;
-    return p->n_to = blocks(h, args[1], &p->like, p->piece, p->to);
+    return takes_blocks(h, p, args[1]);
 }
 
 static int plan_scatter(const hot_t *h, PyObject *const *args, planned_t *p) {
@@ -312,32 +325,37 @@ static int plan_scatter(const hot_t *h, PyObject *const *args, planned_t *p) {
     if (!is_like(h, p, args[0], size) || (p->root = rank_of(h, args[2])) < 0) return 0;
     takes(p, &p->like);
     p->source = p->root;
-    p->first = (size_t)h->control->rank * p->piece;
+    p->first = (size_t)h->control->rank * p->part;
     if (p->root != h->control->rank) return args[1] == Py_None; /* else Python warns */
-    return p->n_from = blocks(h, args[1], &p->like, p->piece, (char **)p->from);
+    return gives_blocks(h, p, args[1]);
 }
 
-/* Two arrays of one shape, cut along their first axis; or two lists of arrays of one shape. */
-static int plan_alltoall(const hot_t *h, PyObject *const *args, planned_t *p) {
-    int size = h->control->size, is_pair = !PyList_CheckExact(args[0]);
-    if (is_pair) {
-        seen_t out;
-        if (!is_like(h, p, args[1], 1) || !look(args[0], &out)) return 0;
-        const seen_t *in = &p->like;
-        if (out.dtype != in->dtype || !is_same_shape(&out, in)) return 0;
-        if (in->axes == 0 || in->shape[0] % size) return 0;
-        p->part = p->piece / (size_t)size;
-        gives(p, in), takes(p, &out);
-    } else {
-        PyObject *const *lists = args;
-        for (int i = 0; i < 2; i++)
-            if (!PyList_CheckExact(lists[i]) || PyList_Size(lists[i]) != size) return 0;
-        if (!is_like(h, p, PyList_GetItem(args[1], 0), size)) return 0;
-        p->n_to = blocks(h, args[0], &p->like, p->piece, p->to);
-        p->n_from = blocks(h, args[1], &p->like, p->piece, (char **)p->from);
-    }
+/* Two arrays of one shape, cut along their first axis. */
+static int plan_alltoall_single(const hot_t *h, PyObject *const *args, planned_t *p) {
+    int size = h->control->size;
+    seen_t out;
+    if (args[2] != Py_None || args[3] != Py_None) return 0;
+    if (!is_like(h, p, args[1], 1) || !look(args[0], &out)) return 0;
+    const seen_t *in = &p->like;
+    if (out.dtype != in->dtype || !is_same_shape(&out, in)) return 0;
+    if (in->axes == 0 || in->shape[0] % size) return 0;
+    p->part = p->piece / (size_t)size;
+    gives(p, in), takes(p, &out);
     p->first = (size_t)h->control->rank * p->part;
-    return p->n_to && p->n_from;
+    return 1;
+}
+
+/* The same, or two lists of arrays of one shape. */
+static int plan_alltoall(const hot_t *h, PyObject *const *args, planned_t *p) {
+    int size = h->control->size;
+    if (!PyList_CheckExact(args[0])) {
+        PyObject *const pair[] = {args[0], args[1], Py_None, Py_None};
+        return plan_alltoall_single(h, pair, p);
+    }
+    for (int i = 0; i < 2; i++)
+        if (!PyList_CheckExact(args[i]) || PyList_Size(args[i]) != size) return 0;
+    if (!is_like(h, p, PyList_GetItem(args[1], 0), size)) return 0;
+    return takes_blocks(h, p, args[0]) && gives_blocks(h, p, args[1]);
 }
 
 typedef struct {
@@ -355,6 +373,7 @@ static const verb_t VERBS[] = {
     {GATHER, 1, 3, plan_gather},
     {SCATTER, 1, 3, plan_scatter},
     {ALLTOALL, 1, 2, plan_alltoall},
+    {ALLTOALL, 1, 4, plan_alltoall_single},
 };
 
 /* ---- the fingerprint */
@@ -591,6 +610,10 @@ static int is_usual(PyObject *sync_op) {
     return HOT.on && sync_op == Py_True && PyThread_get_thread_ident() == HOT.thread;
 }
 
+static int is_movable(const hot_t *h, const planned_t *p);
+static PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
+                           Py_ssize_t n_args, const planned_t *p, const print_t *print);
+
 /* A verb, called as ``verb(*arguments, group, sync_op)``: what `sync_op` operations return if it
  * has run the operation, None if that is left to Python. */
 static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_args) {
@@ -605,22 +628,24 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
     planned_t p;
     p.kind = v->kind, p.loose = v->loose, p.reduce_op = -1, p.root = 0;
     p.like.dtype = NULL, p.kernel = NULL, p.source = -1;
-    p.piece = p.part = p.first = 0, p.n_from = p.n_to = 0;
+    p.total = p.piece = p.part = p.first = 0, p.n_from = p.n_to = 0;
     const print_t *print = NULL;
-    int usual = h && v->plan(h, args, &p) && (print = print_of(&p)) && is_idle(h);
+    int usual = h && v->plan(h, args, &p);
+    int is_large = usual && p.total > h->control->payload;
+    usual = usual && (!is_large || is_movable(h, &p)) && (print = print_of(&p)) && is_idle(h);
     long long number = usual ? count_issued(group) : 0;
     if (!number) {
         result = Py_None;
         Py_INCREF(result);
     } else {
         uint64_t mark = record_planned(group, &p, number);
-        if (perform(h, &p, print)) {
-            result = HOT.done;
-            Py_INCREF(result);
-        } else {
-            result = hand_over(h, group, PyTuple_GetItem(HOT.describe, verb), args, v->n_args,
-                               Py_None);
-        }
+        PyObject *describe = PyTuple_GetItem(HOT.describe, verb);
+        if (is_large)
+            result = run_large(h, group, describe, args, v->n_args, &p, print);
+        else if (perform(h, &p, print))
+            result = Py_NewRef(HOT.done);
+        else
+            result = hand_over(h, group, describe, args, v->n_args, Py_None);
         if (mark) flight_end(HOT.flight, mark, result ? FLIGHT_ENDED : FLIGHT_FAILED);
     }
     Py_XDECREF((PyObject *)h), Py_XDECREF(group);
@@ -641,8 +666,12 @@ VERB(all_gather, 5)
 VERB(gather, 6)
 VERB(scatter, 7)
 VERB(alltoall, 8)
+VERB(alltoall_single, 9)
 
 /* ---- the object of a transport, and the tables */
+
+static void forget_large(hot_t *h);
+static PyObject *hot_learn_large(PyObject *self, PyObject *args);
 
 static int hot_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     hot_t *h = (hot_t *)self;
@@ -674,6 +703,7 @@ static void hot_dealloc(PyObject *self) {
     Py_XDECREF((PyObject *)h->control);
     Py_XDECREF(h->queued), Py_XDECREF(h->locked), Py_XDECREF(h->acquire), Py_XDECREF(h->release);
     free(h->ranks);
+    forget_large(h);
     PyTypeObject *type = Py_TYPE(self);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
@@ -685,9 +715,13 @@ static PyMemberDef HOT_MEMBERS[] = {
     {"unfinished", T_INT, offsetof(hot_t, unfinished), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
+static PyMethodDef HOT_METHODS[] = {
+    {"learn_large", hot_learn_large, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
 static PyType_Slot HOT_SLOTS[] = {
     {Py_tp_new, PyType_GenericNew}, {Py_tp_init, hot_init},       {Py_tp_dealloc, hot_dealloc},
-    {Py_tp_members, HOT_MEMBERS},   {0, NULL},
+    {Py_tp_members, HOT_MEMBERS},   {Py_tp_methods, HOT_METHODS}, {0, NULL},
 };
 static PyType_Spec HOT_SPEC = {"hpcdist.transport._kernel.Hot", sizeof(hot_t), 0,
                                Py_TPFLAGS_DEFAULT, HOT_SLOTS};
@@ -737,14 +771,14 @@ static PyObject *hot_learn(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* hot_join(ndarray, Group, ReduceOp, here, listeners, go_on, done, describe, meet, thread, spins) */
+/* hot_join(ndarray, Group, ReduceOp, here, listeners, go_on, end, done, describe, meet, thread, spins) */
 static PyObject *hot_join(PyObject *self, PyObject *args) {
     (void)self;
-    PyObject *array, *group, *op, *here, *listeners, *go_on, *done, *describe, *meet;
+    PyObject *array, *group, *op, *here, *listeners, *go_on, *end, *done, *describe, *meet;
     unsigned long thread;
     long spins;
-    if (!PyArg_ParseTuple(args, "O!O!O!OO!OOO!Okl", &PyType_Type, &array, &PyType_Type, &group,
-                          &PyType_Type, &op, &here, &PyList_Type, &listeners, &go_on, &done,
+    if (!PyArg_ParseTuple(args, "O!O!O!OO!OOOO!Okl", &PyType_Type, &array, &PyType_Type, &group,
+                          &PyType_Type, &op, &here, &PyList_Type, &listeners, &go_on, &end, &done,
                           &PyTuple_Type, &describe, &meet, &thread, &spins))
         return NULL;
     if (PyTuple_Size(describe) != (Py_ssize_t)(sizeof VERBS / sizeof *VERBS)) {
@@ -754,6 +788,7 @@ static PyObject *hot_join(PyObject *self, PyObject *args) {
     keep((PyObject **)&HOT.array, array), keep((PyObject **)&HOT.group, group);
     keep((PyObject **)&HOT.reduce_op, op), keep(&HOT.here, here);
     keep(&HOT.listeners, listeners), keep(&HOT.go_on, go_on), keep(&HOT.done, done);
+    keep(&HOT.end, end);
     keep(&HOT.describe, describe), keep(&HOT.meet, meet);
     HOT.flight = PyCapsule_Import("hpcdist.transport._recorder.flight", 0);
     PyErr_Clear(); /* it was not compiled: nothing is recorded here */
@@ -774,7 +809,7 @@ static PyObject *hot_switch(PyObject *self, PyObject *on) {
 #define HOT_FUNCTIONS                                                                           \
     HOT_VERB(barrier), HOT_VERB(all_reduce), HOT_VERB(reduce), HOT_VERB(reduce_scatter),        \
         HOT_VERB(broadcast), HOT_VERB(all_gather), HOT_VERB(gather), HOT_VERB(scatter),         \
-        HOT_VERB(alltoall), {"hot_shows", hot_shows, METH_O, NULL},                             \
+        HOT_VERB(alltoall), HOT_VERB(alltoall_single), {"hot_shows", hot_shows, METH_O, NULL},                             \
         {"hot_learn", hot_learn, METH_VARARGS, NULL},                                           \
         {"hot_join", hot_join, METH_VARARGS, NULL}, {"hot_switch", hot_switch, METH_O, NULL}
 
@@ -787,6 +822,7 @@ static int add_hot(PyObject *module) {
     HOT.hot_ = PyUnicode_InternFromString("hot");
     HOT.issued = PyUnicode_InternFromString("issued");
     HOT.flight_ = PyUnicode_InternFromString("flight");
+    HOT.failed = PyUnicode_InternFromString("failed");
     if (!type || PyErr_Occurred()) return -1;
     HOT.hot = (PyTypeObject *)type;
     Py_INCREF(type);

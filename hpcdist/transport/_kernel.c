@@ -1924,12 +1924,17 @@ static int is_complete(const control_block_t *b) {
     return 1;
 }
 
+enum { BEFORE_YIELD = 1000 }; /* looks at others before the core is given to them */
+
 /* Publish that this rank's slot is written, and return whether the others' are. */
 static int publish(const control_block_t *b, long spins) {
     __atomic_store_n(&slot_of(b, b->rank)->sequence, b->sequence, __ATOMIC_RELEASE);
     int complete = is_complete(b);
-    while (!complete && spins-- > 0) {
-        PAUSE();
+    for (long looks = 0; !complete && looks < spins; looks++) {
+        if (looks < BEFORE_YIELD)
+            PAUSE();
+        else
+            sched_yield();
         complete = is_complete(b);
     }
     return complete;
@@ -2002,7 +2007,7 @@ static int all_at(const control_block_t *b, uint64_t step, long patience) {
         int r = 0;
         while (r < b->size && __atomic_load_n(step_of(b, r), __ATOMIC_ACQUIRE) >= step) r++;
         if (r == b->size) return 1;
-        if (spins < 1000)
+        if (spins < BEFORE_YIELD)
             PAUSE();
         else
             sched_yield();
@@ -2156,7 +2161,7 @@ static int pipe_go(control_block_t *b, long patience) {
 }
 
 /* Publish a fingerprint and what belongs to it, and look whether all ranks agree, in time. Their
- * details are equal, or numbers up to `other`. */
+ * details are equal, but for the last bit of hashes of shapes, or numbers up to `other`. */
 enum { NO_OTHER = -1 };
 static int agree(control_block_t *b, int64_t number, int64_t limit, int64_t detail, int64_t address,
                  int64_t other, long spins) {
@@ -2173,7 +2178,8 @@ static int agree(control_block_t *b, int64_t number, int64_t limit, int64_t deta
     for (int r = 0; agreed && r < b->size; r++) {
         const int64_t *theirs = slot_of(b, r)->numbers;
         agreed = theirs[0] == number && theirs[1] == -number &&
-                 (theirs[2] == detail || theirs[2] <= other);
+                 (theirs[2] == detail || theirs[2] <= other ||
+                  (detail > 1 && (theirs[2] ^ detail) == 1));
         if (theirs[4] < deadline) deadline = theirs[4];
         if (-theirs[5] > arrival) arrival = -theirs[5];
     }
@@ -2334,6 +2340,16 @@ static PyObject *control_go_on(PyObject *self, PyObject *patience_) {
     return PyBool_FromLong(done);
 }
 
+/* Begin what is described in the pipe. */
+static void pipe_begin(control_block_t *b) {
+    pipe_t *p = &b->pipe;
+    size_t whole = p->stride ? p->slice : p->slice * (size_t)b->size;
+    p->parts = p->length ? (p->length + whole - 1) / whole : 1;
+    p->part = 0;
+    p->phase = IN;
+    p->before = b->step;
+}
+
 static PyObject *control_begin(PyObject *self, PyObject *args) {
     control_block_t *b = (control_block_t *)self;
     pipe_t *p = &b->pipe;
@@ -2358,11 +2374,7 @@ static PyObject *control_begin(PyObject *self, PyObject *args) {
     p->slice = (size_t)slice / 64 * 64;
     p->length = (size_t)length;
     p->stride = (size_t)stride;
-    size_t whole = p->stride ? p->slice : p->slice * (size_t)b->size;
-    p->parts = p->length ? (p->length + whole - 1) / whole : 1;
-    p->part = 0;
-    p->phase = IN;
-    p->before = b->step;
+    pipe_begin(b);
     Py_RETURN_NONE;
 }
 
@@ -2398,6 +2410,7 @@ static PyType_Spec CONTROL_BLOCK_SPEC = {"hpcdist.transport._kernel.ControlBlock
 
 #include "_recorder.h"
 #include "_hot.c"
+#include "_hot_large.c"
 #include "_hot_objects.c"
 #include "_hot_plans.c"
 

@@ -71,8 +71,9 @@ def _reduce_scatter(call: Any, rank: int, size: int) -> Steps:
 
 
 def _broadcast(call: Any, rank: int, size: int) -> Steps:
-    mine, at_root = (call.recv,), rank == call.root
-    return Steps(*((mine, ()) if at_root else ((), mine)), call.recv.nbytes, 0, call.root)
+    at_root = rank == call.root
+    given, taken = ((call.recv,), ()) if at_root else ((), (call.recv,))
+    return Steps(given, taken, call.recv.nbytes, 0, call.root)
 
 
 def _all_gather(call: Any, rank: int, size: int) -> Steps:

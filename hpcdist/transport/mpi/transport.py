@@ -97,7 +97,7 @@ class MpiTransport(Transport):
         self._plans: WeakSet[MpiPlan] = WeakSet()
         self._slots: PlanSlots | None = None
         if host.agreement is not None and host.node is not None and host.node.can_pipeline:
-            self.hot = open_hot(host.node.control, host.ranks, host.queue)
+            self.hot = open_hot(host.node, host.tuning_table, host.queue)
         if self.hot is not None and host.agreement is not None:
             host.agreement.count_in(self.hot)
         # last: a group that cannot be made leaves no errand behind
@@ -216,14 +216,20 @@ class MpiTransport(Transport):
         return result
 
     @inside(lambda local: local["self"].queue)
-    def end_posted(self, call: Call) -> None:
-        """End a collective that the hot path has posted, in the turn that it has taken."""
+    def end_posted(self, call: Call, state: int = 0) -> None:
+        """End a collective that the hot path has posted, in the turn that it has taken.
+
+        Args:
+            call: what was posted.
+            state: how it stands, if its arrays are large; see `_hot_large.c`.
+
+        """
         host = self.context
         assert host.node is not None
         assert not isinstance(call, MESSAGES)
         try:
-            result = host.guarded(call, end_posted, host, host.node, call)
-            if call.finish is not None:
+            result = host.guarded(call, end_posted, host, host.node, call, state)
+            if call.finish is not None and not state:  # else what has come is in its place
                 call.finish(result)
         except BaseException as error:
             mark_inside(error)
