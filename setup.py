@@ -16,6 +16,12 @@ from setuptools.command.build_ext import build_ext
 STABLE = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
+PARTS = [
+    f"hpcdist/transport/{name}.c" for name in ("_hot", "_hot_large", "_hot_objects", "_hot_plans")
+]
+"""What `_kernel.c` includes."""
+
+
 class BuildKernel(build_ext):
     """Build what compiles, and let the distribution have no extension but that.
 
@@ -70,7 +76,7 @@ setup(
             "_kernel",
             "-ffp-contract=off",
             "-fno-math-errno",
-            depends=["hpcdist/transport/_hot.c", "hpcdist/transport/_recorder.h"],
+            depends=[*PARTS, "hpcdist/transport/_recorder.h"],
         ),
         extension("_recorder", depends=["hpcdist/transport/_recorder.h"]),
         extension("_arrays"),

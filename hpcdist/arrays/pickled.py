@@ -56,7 +56,11 @@ def out_of_band(large: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool
 def pack_object(obj: Any) -> Pickled:
     """Pickle `obj`; whatever pickle raises comes through."""
     large: list[memoryview] = []
-    pickled = pickle.dumps(obj, 5, buffer_callback=out_of_band(large))
+    return join(pickle.dumps(obj, 5, buffer_callback=out_of_band(large)), large)
+
+
+def join(pickled: bytes, large: Sequence[memoryview]) -> Pickled:
+    """Return a pickle together with the buffers that were kept beside it."""
     if not large:
         return Pickled(_NO_BUFFERS + pickled)
     lengths = [raw.nbytes for raw in large]

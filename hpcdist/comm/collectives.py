@@ -361,16 +361,12 @@ def alltoall_single(
         [[0, 10, 20], [1, 11, 21], [2, 12, 22]]
 
     """
+    args = out_tensor, in_tensor, in_split_sizes, out_split_sizes
+    done = hot.alltoall_single(*args, group, sync_op)
+    if done is not None:
+        return done
     check_no_split_sizes(group, sync_op)
-    return dispatch(
-        group,
-        sync_op,
-        describe.alltoall_single,
-        out_tensor,
-        in_tensor,
-        in_split_sizes,
-        out_split_sizes,
-    )
+    return dispatch(group, sync_op, describe.alltoall_single, *args)
 
 
 def check_no_split_sizes(group: Any, sync_op: Any) -> None:

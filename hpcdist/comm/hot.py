@@ -2,9 +2,9 @@
 
 A function of `hot` takes what the public one of its name takes, by position, and runs the operation
 or returns None: then nothing has happened, and `dispatch` is the way. What is usual is said in
-`transport/_hot.c`: small ordinary arrays of NumPy, on a group on one node of which nothing is under
-way, with ``sync_op=True``, nobody who listens, on the main thread. Others ranks may come the other
-way: what is posted is the same.
+`transport/_hot.c`: small ordinary arrays in host memory and small objects, on a group on one node
+of which nothing is under way, with ``sync_op=True``, nobody who listens, on the main thread. Others
+ranks may come the other way: what is posted is the same.
 
 Where the other ranks let this one wait, or mean something else, the operation is handed over to
 `go_on`, whose errors, time limits and waits are those of `dispatch`.
@@ -12,6 +12,7 @@ Where the other ranks let this one wait, or mean something else, the operation i
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -19,16 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist.comm import describe
-from hpcdist.comm.dispatch import described
+from hpcdist.arrays.pickled import EAGER, OUT_OF_BAND, join
+from hpcdist.comm import describe, describe_objects
+from hpcdist.comm.dispatch import described, dispatch
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import here
 from hpcdist.events import listeners
 from hpcdist.transport.base import DONE, Work
 from hpcdist.transport.call import Call
-from hpcdist.transport.hot import is_here
+from hpcdist.transport.hot import is_here, meet
 from hpcdist.transport.kernel import compiled
-from hpcdist.transport.queue import inside
+from hpcdist.transport.polling import drop_held, held, raise_held
+from hpcdist.transport.queue import inside, mark_inside
 from hpcdist.transport.reduction import ReduceOp
 from hpcdist.transport.shm.control import SPINS
 
@@ -42,16 +45,66 @@ VERBS: dict[str, Callable[..., Call]] = {
     "gather": describe.gather,
     "scatter": describe.scatter,
     "alltoall": describe.alltoall,
+    "alltoall_single": describe.alltoall_single,
 }
 """In the order of the table in `_hot.c`."""
 
 
+OBJECT_VERBS: dict[str, Callable[..., Call]] = {
+    "broadcast_object_list": describe_objects.broadcast_object_list,
+    "all_gather_object": describe_objects.all_gather_object,
+    "gather_object": describe_objects.gather_object,
+    "scatter_object_list": describe_objects.scatter_object_list,
+    "all_to_all_object": describe_objects.all_to_all_object,
+}
+"""In the order of the table in `_hot_objects.c`."""
+
+_Packed = tuple[tuple[bytes, ...], tuple[list[memoryview], ...]]
+
+
 @inside(lambda local: local["group"].transport.queue)
-def go_on(group: Group, describe: Callable[..., Call], args: tuple[Any, ...]) -> Work:
+def go_on(
+    group: Group, describe: Callable[..., Call], args: tuple[Any, ...], packed: _Packed | None
+) -> Work:
     """End an operation that the hot path has posted; it holds the turn of the group meanwhile."""
     transport: Any = group.transport
-    transport.end_posted(described(group, describe, *args))
+    transport.end_posted(described(group, describe, *args, *_as_argument(packed)))
     return DONE
+
+
+@inside(lambda local: local["group"].transport.queue)
+def end(group: Group, describe: Callable[..., Call], args: tuple[Any, ...], state: int) -> Work:
+    """End an operation on large arrays, which stands as `_hot_large.c` says, in the same turn."""
+    transport: Any = group.transport
+    transport.end_posted(described(group, describe, *args), state)
+    return DONE
+
+
+@inside(lambda local: local["group"].transport.queue)
+def unpack(group: Group, target: list[Any], pickles: list[bytes], whole: bool) -> None:
+    """Replace what is in a list, by one list or by an object for each pickle, in the same way."""
+    try:
+        target[:] = loads(pickles[0]) if whole else [loads(each) for each in pickles]
+    except BaseException as error:
+        mark_inside(error)
+        drop_held()  # of this frame
+        raise
+    if held:
+        raise_held()
+
+
+def leave(
+    group: Group, describe: Callable[..., Call], args: tuple[Any, ...], packed: _Packed
+) -> Work:
+    """Run an operation of which the hot path has done no more than to pickle."""
+    return dispatch(group, True, describe, *args, *_as_argument(packed))
+
+
+def _as_argument(packed: _Packed | None) -> tuple[Any, ...]:
+    return () if packed is None else ([join(*each) for each in zip(*packed, strict=True)],)
+
+
+loads = pickle.loads
 
 
 def _nothing(*args: Any) -> None:
@@ -61,7 +114,7 @@ def _nothing(*args: Any) -> None:
 def _join() -> Any:
     """Return the compiled functions, once they know what they need; else such as do nothing."""
     if not is_here():
-        return SimpleNamespace(**dict.fromkeys(VERBS, _nothing))
+        return SimpleNamespace(**dict.fromkeys((*VERBS, *OBJECT_VERBS), _nothing))
     compiled.hot_join(
         np.ndarray,
         Group,
@@ -69,12 +122,18 @@ def _join() -> Any:
         here,
         listeners,
         go_on,
+        end,
         DONE,
         tuple(VERBS.values()),
+        meet,
         threading.main_thread().ident,
         SPINS,
     )
-    return SimpleNamespace(**{verb: getattr(compiled, f"hot_{verb}") for verb in VERBS})
+    compiled.hot_join_objects(
+        tuple(OBJECT_VERBS.values()), pickle.dumps, unpack, leave, EAGER, OUT_OF_BAND
+    )
+    names = (*VERBS, *OBJECT_VERBS)
+    return SimpleNamespace(**{verb: getattr(compiled, f"hot_{verb}") for verb in names})
 
 
 hot = _join()

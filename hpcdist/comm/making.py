@@ -7,9 +7,9 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
+from hpcdist.comm.describe_objects import all_gather_object as describe_all_gather
 from hpcdist.comm.dispatch import dispatch, not_a_member
 from hpcdist.comm.members import Members
-from hpcdist.comm.objects import describe_all_gather
 from hpcdist.comm.session import is_simulated, require_session
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError

@@ -7,17 +7,13 @@ and the group stays usable. Unpickling runs code: only exchange objects within y
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from hpcdist.arrays.pickled import Pickled, pack_object, pickled_detail, unpack_object
+from hpcdist.comm import describe_objects
 from hpcdist.comm.dispatch import dispatch
+from hpcdist.comm.hot import hot
 from hpcdist.comm.members import Members
-from hpcdist.comm.tensor_lists import cannot
-from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
-from hpcdist.transport.call import Objects, Refusal
-from hpcdist.transport.kinds import Kind
 
 
 def all_gather_object(
@@ -41,7 +37,9 @@ def all_gather_object(
         [{'rank': 0}, {'rank': 1}]
 
     """
-    return dispatch(group, sync_op, describe_all_gather, object_list, obj)
+    return hot.all_gather_object(object_list, obj, group, sync_op) or dispatch(
+        group, sync_op, describe_objects.all_gather_object, object_list, obj
+    )
 
 
 def broadcast_object_list(
@@ -65,7 +63,9 @@ def broadcast_object_list(
         [{'lr': 0.1}, {'lr': 0.1}]
 
     """
-    return dispatch(group, sync_op, _describe_broadcast, object_list, src)
+    return hot.broadcast_object_list(object_list, src, group, sync_op) or dispatch(
+        group, sync_op, describe_objects.broadcast_object_list, object_list, src
+    )
 
 
 def scatter_object_list(
@@ -95,7 +95,11 @@ def scatter_object_list(
         [['a'], ['b']]
 
     """
-    return dispatch(group, sync_op, _describe_scatter, out_object_list, in_object_list, src)
+    return hot.scatter_object_list(
+        out_object_list, in_object_list, src, group, sync_op
+    ) or dispatch(
+        group, sync_op, describe_objects.scatter_object_list, out_object_list, in_object_list, src
+    )
 
 
 def gather_object(
@@ -126,7 +130,9 @@ def gather_object(
         [['rank 0', 'rank 1'], []]
 
     """
-    return dispatch(group, sync_op, _describe_gather, obj, object_gather_list, dst)
+    return hot.gather_object(obj, object_gather_list, dst, group, sync_op) or dispatch(
+        group, sync_op, describe_objects.gather_object, obj, object_gather_list, dst
+    )
 
 
 def all_to_all_object(
@@ -154,106 +160,6 @@ def all_to_all_object(
         [['0 to 0', '1 to 0'], ['0 to 1', '1 to 1']]
 
     """
-    return dispatch(group, sync_op, _describe_all_to_all, out_object_list, in_object_list)
-
-
-# ---- descriptions
-
-
-def describe_all_gather(group: Members, object_list: Any, obj: Any) -> Objects | Refusal:
-    """Describe `all_gather_object`."""
-    kind = Kind.ALL_GATHER_OBJECT
-    try:
-        _check_room(group, object_list, "object_list")
-        pickles = (_pack(obj, "obj"),)
-    except UsageError as error:
-        return cannot(kind, group, error)
-    return Objects(kind, pickles, detail=pickled_detail(pickles), finish=_replace(object_list))
-
-
-def _describe_broadcast(group: Members, object_list: Any, src: Any) -> Objects | Refusal:
-    kind, root = Kind.BROADCAST_OBJECT_LIST, group.root_of(src, "src")
-    try:
-        if not isinstance(object_list, list) or not object_list:
-            raise UsageError(f"object_list cannot be None or empty, got {object_list!r}")
-        pickles = (_pack(list(object_list), "object_list"),) if root == group.rank else ()
-    except UsageError as error:
-        return cannot(kind, group, error, root)
-
-    def finish(received: list[Pickled]) -> None:
-        if root != group.rank:
-            object_list[:] = unpack_object(received[0])
-
-    shape, detail = (len(object_list),), pickled_detail(pickles)
-    return Objects(kind, pickles, shape, root, detail, finish)
-
-
-def _describe_scatter(group: Members, out_list: Any, in_list: Any, src: Any) -> Objects | Refusal:
-    kind, root = Kind.SCATTER_OBJECT_LIST, group.root_of(src, "src")
-    pickles: Sequence[Pickled] = ()
-    try:
-        if not isinstance(out_list, list):
-            raise UsageError(f"out_object_list must be a list, got {out_list!r}")
-        if root == group.rank:
-            pickles = _pack_each(group, in_list, "in_object_list")
-    except UsageError as error:
-        return cannot(kind, group, error, root)
-    return Objects(kind, pickles, (), root, pickled_detail(pickles), _replace(out_list))
-
-
-def _describe_gather(group: Members, obj: Any, gather_list: Any, dst: Any) -> Objects | Refusal:
-    kind, root = Kind.GATHER_OBJECT, group.root_of(dst, "dst")
-    at_root = root == group.rank
-    try:
-        if at_root:
-            _check_room(group, gather_list, "object_gather_list")
-        pickles = (_pack(obj, "obj"),)
-    except UsageError as error:
-        return cannot(kind, group, error, root)
-    finish = _replace(gather_list) if at_root else None
-    return Objects(kind, pickles, (), root, pickled_detail(pickles), finish)
-
-
-def _describe_all_to_all(group: Members, out_list: Any, in_list: Any) -> Objects | Refusal:
-    kind = Kind.ALL_TO_ALL_OBJECT
-    try:
-        _check_room(group, out_list, "out_object_list")
-        pickles = _pack_each(group, in_list, "in_object_list")
-    except UsageError as error:
-        return cannot(kind, group, error)
-    return Objects(kind, pickles, detail=pickled_detail(pickles), finish=_replace(out_list))
-
-
-def _replace(target: list[Any]) -> Any:
-    def finish(pickles: list[Pickled]) -> None:
-        target[:] = [unpack_object(pickled) for pickled in pickles]
-
-    return finish
-
-
-def _pack(obj: Any, what: str) -> Pickled:
-    try:
-        return pack_object(obj)
-    except Exception as error:
-        raise UsageError(
-            f"{what} cannot be pickled ({type(error).__name__}: {error}); send plain data, or "
-            "objects whose classes and functions are defined at the top of a module"
-        ) from error
-
-
-def _pack_each(group: Members, objects: Any, what: str) -> list[Pickled]:
-    if not isinstance(objects, (list, tuple)) or len(objects) != group.nranks:
-        got = len(objects) if isinstance(objects, (list, tuple)) else repr(objects)
-        raise UsageError(
-            f"{what} must be a list with one object per rank of group {group.name}: "
-            f"{group.nranks}, got {got}"
-        )
-    return [_pack(obj, f"{what}[{rank}]") for rank, obj in enumerate(objects)]
-
-
-def _check_room(group: Members, target: Any, what: str) -> None:
-    if not isinstance(target, list) or len(target) not in (0, group.nranks):
-        got = f"{len(target)} entries" if isinstance(target, list) else repr(target)
-        raise UsageError(
-            f"{what} must be an empty list or a list of {group.nranks} entries, got {got}"
-        )
+    return hot.all_to_all_object(out_object_list, in_object_list, group, sync_op) or dispatch(
+        group, sync_op, describe_objects.all_to_all_object, out_object_list, in_object_list
+    )

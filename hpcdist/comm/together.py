@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, final
 
+from hpcdist.comm.describe_objects import all_gather_object as describe_all_gather
 from hpcdist.comm.dispatch import described
 from hpcdist.comm.environment import get_world_size
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import (
     all_gather_object,
     broadcast_object_list,
-    describe_all_gather,
     gather_object,
     scatter_object_list,
 )

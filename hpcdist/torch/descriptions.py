@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from hpcdist.comm import describe
+from hpcdist.comm.describe_objects import all_gather_object as describe_all_gather_objects
 from hpcdist.comm.group import Group
-from hpcdist.comm.objects import describe_all_gather as describe_all_gather_objects
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import Call
 from hpcdist.transport.reduction import ReduceOp

@@ -2,8 +2,8 @@
  * `_kernel.c`, which includes it; `hot.py` and `comm/hot.py` say when it is used.
  *
  * A verb (`hot_all_reduce`, ...) gets what its public function got. It looks whether everything is
- * usual (`PLANS`): plain NumPy arrays that fit into the control block, the main thread, nobody who
- * listens, no other operation of the group under way. If not, it returns None and has done
+ * usual (`VERBS`): plain arrays in host memory that fit into the control block, the main thread,
+ * nobody who listens, no other operation of the group under way. If not, it returns None and has done
  * nothing: Python runs the operation. Else it posts this rank's contribution, agrees and takes the
  * result, all while it holds the interpreter lock: nothing can come in between.
  *
@@ -12,11 +12,13 @@
  * always. From then on the operation counts as unfinished, until Python has ended it.
  */
 
-enum { MOST_AXES = 4, PRINTS = 64, DTYPES = 64, OPS = 16 };
+enum { MOST_AXES = 4, PRINTS = 64, DTYPES = 64, OPS = 16, FOREIGN = 32 };
+enum { OBJECTS = -2 }; /* in place of the code of a dtype */
 enum { ORDINARY = 0x1 | 0x100 | 0x400 }; /* NumPy's flags: C-contiguous, aligned, writable */
 
 /* The beginning of NumPy's PyArrayObject, which is part of its binary interface; `hot_shows` lets
- * Python compare. */
+ * Python compare. Arrays of other libraries are seen through the C interface of DLPack that their
+ * type has; `meet` in hot.py tells which. */
 typedef struct {
     PyObject_HEAD
     char *data;
@@ -28,9 +30,39 @@ typedef struct {
 
 typedef struct {
     PyObject *descr;
-    int code, item;
+    int code, item, align;
     const kernel_t *kernels[OPS]; /* by operator; NULL: Python's business */
 } dtype_t;
+
+/* An array in host memory, contiguous, aligned and writable. */
+typedef struct {
+    char *data;
+    int axes;
+    const Py_ssize_t *shape;
+    const dtype_t *dtype;
+} seen_t;
+
+/* DLPack's DLTensor, and as much of its DLPackExchangeAPI as is used; version 1. */
+typedef struct {
+    void *data;
+    int32_t device_type, device_id, axes;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t *shape, *strides;
+    uint64_t offset;
+} dl_tensor_t;
+typedef struct {
+    uint32_t major, minor;
+    void *previous, *allocate, *managed_from, *managed_to;
+    int (*show)(void *object, dl_tensor_t *out);
+} dl_exchange_t;
+
+/* A type whose objects a verb has got. */
+typedef struct {
+    PyTypeObject *type;
+    const dl_exchange_t *exchange; /* NULL: Python's business */
+    PyObject *odd; /* the method that tells whether the memory holds other numbers than it says */
+} foreign_t;
 
 /* What a shared control block does not know of its group. */
 typedef struct {
@@ -40,13 +72,14 @@ typedef struct {
     int64_t *ranks;                                /* the world rank of each rank */
     long long sequence, limit_ns;                  /* see `Tally` in hot.py */
     int unfinished;
+    struct large *large; /* see `_hot_large.c`; NULL: what is large is Python's business */
 } hot_t;
 
 /* One operation, as a verb plans it. */
 typedef struct {
     int kind, reduce_op, root, loose;
-    const array_t *like; /* whose shape the ranks compare; NULL: nothing */
-    const dtype_t *dtype;
+    seen_t like;         /* whose shape the ranks compare; without a dtype: nothing */
+    size_t total;        /* bytes of the largest contribution */
     size_t piece;        /* bytes of each of `from` and `to` */
     int n_from, n_to;
     int source;          /* whose contribution is copied; -1: everyone's, one after the other */
@@ -71,11 +104,13 @@ static struct {
     long spins;
     PyTypeObject *array, *group, *reduce_op;
     PyTypeObject *hot;
-    PyObject *here, *listeners, *go_on, *done, *describe;
-    PyObject *session, *world, *transport, *hot_, *issued, *flight_; /* names of attributes */
+    PyObject *here, *listeners, *go_on, *end, *done, *describe, *meet;
+    PyObject *session, *world, *transport, *hot_, *issued, *flight_, *failed; /* of attributes */
     flight_t *flight; /* the recorder; NULL where it is not compiled */
 } HOT;
 static dtype_t DTYPE_TABLE[DTYPES];
+static const dtype_t *DL_DTYPES[8][17]; /* by DLPack's code and the bytes of an element */
+static foreign_t FOREIGN_TABLE[FOREIGN];
 static print_t PRINT_TABLE[PRINTS];
 
 /* ---- looking at arguments */
@@ -91,21 +126,69 @@ static const dtype_t *dtype_of(const array_t *a) {
     return NULL;
 }
 
-/* The array that an argument is, if it is one of NumPy's own that is used as it lies. */
-static const array_t *ordinary(PyObject *object) {
-    const array_t *a = (const array_t *)object;
-    int fine = Py_TYPE(object) == HOT.array && (a->flags & ORDINARY) == ORDINARY &&
-               a->axes <= MOST_AXES;
-    return fine ? a : NULL;
+/* What is known of a type, from the table or from `meet`; NULL: Python's business. */
+static const foreign_t *foreign(PyTypeObject *type) {
+    foreign_t *place = FOREIGN_TABLE;
+    while (place < FOREIGN_TABLE + FOREIGN && place->type && place->type != type) place++;
+    if (place == FOREIGN_TABLE + FOREIGN) return NULL;
+    if (place->type) return place->exchange ? place : NULL;
+    PyObject *met = PyObject_CallFunctionObjArgs(HOT.meet, type, NULL), *capsule, *odd;
+    if (!met) return PyErr_Clear(), NULL;
+    if (PyTuple_Check(met) && PyArg_ParseTuple(met, "OO", &capsule, &odd)) {
+        const dl_exchange_t *found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+        if (found && found->major == 1) place->exchange = found, place->odd = Py_NewRef(odd);
+    }
+    PyErr_Clear();
+    Py_DECREF(met);
+    Py_INCREF((PyObject *)type); /* for ever: it is the name of the place */
+    place->type = type;
+    return NULL; /* Python has run: what has been seen of others is not what they are */
 }
 
-static size_t size_of(const array_t *a) {
+static int is_contiguous(const dl_tensor_t *t) {
+    int64_t step = 1;
+    for (int i = t->axes; i-- > 0; step *= t->shape[i])
+        if (t->strides && t->strides[i] != step) return 0;
+    return step == 0 || t->data != NULL;
+}
+
+/* See an array of another library. */
+static int look_foreign(PyObject *object, seen_t *v) {
+    enum { CPU = 1, CODES = sizeof DL_DTYPES / sizeof *DL_DTYPES };
+    const foreign_t *f = sizeof(Py_ssize_t) == sizeof(int64_t) ? foreign(Py_TYPE(object)) : NULL;
+    dl_tensor_t t;
+    if (!f) return 0;
+    if (f->exchange->show(object, &t) != 0) return PyErr_Clear(), 0;
+    if (t.device_type != CPU || t.axes > MOST_AXES || t.code >= CODES || t.lanes != 1 ||
+        t.bits % 8 || t.bits > 128 || !is_contiguous(&t))
+        return 0;
+    v->dtype = DL_DTYPES[t.code][t.bits / 8];
+    v->data = (char *)t.data + t.offset;
+    if (!v->dtype || (uintptr_t)v->data % (unsigned)v->dtype->align) return 0;
+    v->axes = t.axes, v->shape = (const Py_ssize_t *)t.shape;
+    PyObject *odd = PyObject_CallMethodObjArgs(object, f->odd, NULL);
+    if (!odd) PyErr_Clear();
+    Py_XDECREF(odd);
+    return odd == Py_False;
+}
+
+/* See the array that an argument is, if it is one that is used as it lies. */
+static int look(PyObject *object, seen_t *v) {
+    if (Py_TYPE(object) != HOT.array) return look_foreign(object, v);
+    const array_t *a = (const array_t *)object;
+    if ((a->flags & ORDINARY) != ORDINARY || a->axes > MOST_AXES) return 0;
+    v->data = a->data, v->axes = a->axes, v->shape = a->shape;
+    v->dtype = dtype_of(a);
+    return v->dtype != NULL;
+}
+
+static size_t size_of(const seen_t *v) {
     size_t size = 1;
-    for (int i = 0; i < a->axes; i++) size *= (size_t)a->shape[i];
+    for (int i = 0; i < v->axes; i++) size *= (size_t)v->shape[i];
     return size;
 }
 
-static int same_shape(const array_t *a, const array_t *b) {
+static int is_same_shape(const seen_t *a, const seen_t *b) {
     if (a->axes != b->axes) return 0;
     for (int i = 0; i < a->axes; i++)
         if (a->shape[i] != b->shape[i]) return 0;
@@ -126,23 +209,23 @@ static int rank_of(const hot_t *h, PyObject *world_rank) {
 
 /* Whether an argument is one block per rank like `part`: an array of n times its elements, or n
  * arrays of its shape. Writes down where they begin, and returns how many places that are. */
-static int blocks(const hot_t *h, PyObject *given, const array_t *part, size_t nbytes,
-                  char **places) {
+static int blocks(const hot_t *h, PyObject *given, const seen_t *part, char **places) {
     int size = h->control->size;
-    const array_t *whole = ordinary(given);
-    if (whole) {
-        if (whole->descr != part->descr || size_of(whole) != (size_t)size * size_of(part)) return 0;
-        for (int r = 0; r < size; r++) places[r] = whole->data + (size_t)r * nbytes;
-        return size;
-    }
     int is_list = PyList_CheckExact(given);
-    if (!is_list && !PyTuple_CheckExact(given)) return 0;
+    seen_t each;
+    if (!is_list && !PyTuple_CheckExact(given)) {
+        if (!look(given, &each) || each.dtype != part->dtype ||
+            size_of(&each) != (size_t)size * size_of(part))
+            return 0;
+        places[0] = each.data;
+        return 1;
+    }
     if ((is_list ? PyList_Size(given) : PyTuple_Size(given)) != size) return 0;
     for (int r = 0; r < size; r++) {
-        const array_t *each =
-            ordinary(is_list ? PyList_GetItem(given, r) : PyTuple_GetItem(given, r));
-        if (!each || each->descr != part->descr || !same_shape(each, part)) return 0;
-        places[r] = each->data;
+        PyObject *item = is_list ? PyList_GetItem(given, r) : PyTuple_GetItem(given, r);
+        if (!look(item, &each) || each.dtype != part->dtype || !is_same_shape(&each, part))
+            return 0;
+        places[r] = each.data;
     }
     return size;
 }
@@ -154,12 +237,12 @@ enum {
     GATHER = 8, SCATTER = 9, ALLTOALL = 10
 }; /* as in kinds.py */
 
-/* Note an array that is like those of all ranks, and how much memory it is; 0: too much. */
+/* Note an array that is like those of all ranks, and how much memory it is. */
 static int is_like(const hot_t *h, planned_t *p, PyObject *object, int times) {
-    p->like = ordinary(object);
-    if (!p->like || !(p->dtype = dtype_of(p->like))) return 0;
-    p->part = p->piece = size_of(p->like) * (size_t)p->dtype->item;
-    return p->piece * (size_t)times <= h->control->payload;
+    if (!look(object, &p->like)) return p->like.dtype = NULL, 0;
+    p->part = p->piece = size_of(&p->like) * (size_t)p->like.dtype->item;
+    p->total = p->piece * (size_t)times;
+    return p->total <= h->control->payload || h->large;
 }
 
 static int is_reduced(const hot_t *h, planned_t *p, PyObject *op) {
@@ -167,13 +250,26 @@ static int is_reduced(const hot_t *h, planned_t *p, PyObject *op) {
     if (Py_TYPE(op) != HOT.reduce_op) return 0;
     p->reduce_op = (int)PyLong_AsLong(op);
     if (p->reduce_op < 0 || p->reduce_op >= OPS) return 0;
-    p->kernel = p->dtype->kernels[p->reduce_op];
+    p->kernel = p->like.dtype->kernels[p->reduce_op];
     p->divisor = p->reduce_op == AVG ? (double)h->control->size : 1.0;
     return p->kernel != NULL;
 }
 
-static void gives(planned_t *p, const array_t *a) { p->from[0] = a->data, p->n_from = 1; }
-static void takes(planned_t *p, const array_t *a) { p->to[0] = a->data, p->n_to = 1; }
+static void gives(planned_t *p, const seen_t *v) { p->from[0] = v->data, p->n_from = 1; }
+static void takes(planned_t *p, const seen_t *v) { p->to[0] = v->data, p->n_to = 1; }
+
+/* Note what is given: a block for each rank, of which `piece` has the bytes. */
+static int gives_blocks(const hot_t *h, planned_t *p, PyObject *given) {
+    int size = h->control->size;
+    p->first = (size_t)h->control->rank * p->part;
+    p->n_from = blocks(h, given, &p->like, (char **)p->from);
+    if (p->n_from == 1) p->piece *= (size_t)size;
+    return p->n_from;
+}
+
+static int takes_blocks(const hot_t *h, planned_t *p, PyObject *given) {
+    return p->n_to = blocks(h, given, &p->like, p->to);
+}
 
 static int plan_barrier(const hot_t *h, PyObject *const *args, planned_t *p) {
     (void)h, (void)args, (void)p;
@@ -182,79 +278,84 @@ static int plan_barrier(const hot_t *h, PyObject *const *args, planned_t *p) {
 
 static int plan_all_reduce(const hot_t *h, PyObject *const *args, planned_t *p) {
     if (!is_like(h, p, args[0], 1) || !is_reduced(h, p, args[1])) return 0;
-    gives(p, p->like), takes(p, p->like);
+    gives(p, &p->like), takes(p, &p->like);
     return 1;
 }
 
 static int plan_reduce(const hot_t *h, PyObject *const *args, planned_t *p) {
     if (!is_like(h, p, args[0], 1) || !is_reduced(h, p, args[2])) return 0;
     if ((p->root = rank_of(h, args[1])) < 0) return 0;
-    gives(p, p->like);
-    if (p->root == h->control->rank) takes(p, p->like);
+    gives(p, &p->like);
+    if (p->root == h->control->rank) takes(p, &p->like);
     return 1;
 }
 
 static int plan_reduce_scatter(const hot_t *h, PyObject *const *args, planned_t *p) {
     int size = h->control->size;
     if (!is_like(h, p, args[0], size) || !is_reduced(h, p, args[2])) return 0;
-    p->n_from = blocks(h, args[1], p->like, p->piece, (char **)p->from);
-    p->first = (size_t)h->control->rank * p->piece;
-    takes(p, p->like);
-    return p->n_from;
+    takes(p, &p->like);
+    return gives_blocks(h, p, args[1]);
 }
 
 static int plan_broadcast(const hot_t *h, PyObject *const *args, planned_t *p) {
     if (!is_like(h, p, args[0], 1) || (p->root = rank_of(h, args[1])) < 0) return 0;
     p->source = p->root;
     if (p->root == h->control->rank)
-        gives(p, p->like);
+        gives(p, &p->like);
     else
-        takes(p, p->like);
+        takes(p, &p->like);
     return 1;
 }
 
 static int plan_all_gather(const hot_t *h, PyObject *const *args, planned_t *p) {
     if (!is_like(h, p, args[1], 1)) return 0;
-    gives(p, p->like);
-    return p->n_to = blocks(h, args[0], p->like, p->piece, p->to);
+    gives(p, &p->like);
+    return takes_blocks(h, p, args[0]);
 }
 
 static int plan_gather(const hot_t *h, PyObject *const *args, planned_t *p) {
     if (!is_like(h, p, args[0], 1) || (p->root = rank_of(h, args[2])) < 0) return 0;
-    gives(p, p->like);
+    gives(p, &p->like);
     if (p->root != h->control->rank) return 1;
-    return p->n_to = blocks(h, args[1], p->like, p->piece, p->to);
+    return takes_blocks(h, p, args[1]);
 }
 
 static int plan_scatter(const hot_t *h, PyObject *const *args, planned_t *p) {
     int size = h->control->size;
     if (!is_like(h, p, args[0], size) || (p->root = rank_of(h, args[2])) < 0) return 0;
-    takes(p, p->like);
+    takes(p, &p->like);
     p->source = p->root;
-    p->first = (size_t)h->control->rank * p->piece;
+    p->first = (size_t)h->control->rank * p->part;
     if (p->root != h->control->rank) return args[1] == Py_None; /* else Python warns */
-    return p->n_from = blocks(h, args[1], p->like, p->piece, (char **)p->from);
+    return gives_blocks(h, p, args[1]);
 }
 
-/* Two arrays of one shape, cut along their first axis; or two lists of arrays of one shape. */
+/* Two arrays of one shape, cut along their first axis. */
+static int plan_alltoall_single(const hot_t *h, PyObject *const *args, planned_t *p) {
+    int size = h->control->size;
+    seen_t out;
+    if (args[2] != Py_None || args[3] != Py_None) return 0;
+    if (!is_like(h, p, args[1], 1) || !look(args[0], &out)) return 0;
+    const seen_t *in = &p->like;
+    if (out.dtype != in->dtype || !is_same_shape(&out, in)) return 0;
+    if (in->axes == 0 || in->shape[0] % size) return 0;
+    p->part = p->piece / (size_t)size;
+    gives(p, in), takes(p, &out);
+    p->first = (size_t)h->control->rank * p->part;
+    return 1;
+}
+
+/* The same, or two lists of arrays of one shape. */
 static int plan_alltoall(const hot_t *h, PyObject *const *args, planned_t *p) {
     int size = h->control->size;
-    const array_t *out = ordinary(args[0]), *in = ordinary(args[1]);
-    if (out && in) {
-        if (!is_like(h, p, args[1], 1) || out->descr != in->descr || !same_shape(out, in)) return 0;
-        if (in->axes == 0 || in->shape[0] % size) return 0;
-        p->part = p->piece / (size_t)size;
-        gives(p, in), takes(p, out);
-    } else {
-        PyObject *const *lists = args;
-        for (int i = 0; i < 2; i++)
-            if (!PyList_CheckExact(lists[i]) || PyList_Size(lists[i]) != size) return 0;
-        if (!is_like(h, p, PyList_GetItem(args[1], 0), size)) return 0;
-        p->n_to = blocks(h, args[0], p->like, p->piece, p->to);
-        p->n_from = blocks(h, args[1], p->like, p->piece, (char **)p->from);
+    if (!PyList_CheckExact(args[0])) {
+        PyObject *const pair[] = {args[0], args[1], Py_None, Py_None};
+        return plan_alltoall_single(h, pair, p);
     }
-    p->first = (size_t)h->control->rank * p->part;
-    return p->n_to && p->n_from;
+    for (int i = 0; i < 2; i++)
+        if (!PyList_CheckExact(args[i]) || PyList_Size(args[i]) != size) return 0;
+    if (!is_like(h, p, PyList_GetItem(args[1], 0), size)) return 0;
+    return takes_blocks(h, p, args[0]) && gives_blocks(h, p, args[1]);
 }
 
 typedef struct {
@@ -272,6 +373,7 @@ static const verb_t VERBS[] = {
     {GATHER, 1, 3, plan_gather},
     {SCATTER, 1, 3, plan_scatter},
     {ALLTOALL, 1, 2, plan_alltoall},
+    {ALLTOALL, 1, 4, plan_alltoall_single},
 };
 
 /* ---- the fingerprint */
@@ -299,106 +401,134 @@ static int make_print(print_t *print, int loose) {
     PyObject *shape = PyTuple_New(print->axes), *none = PyTuple_New(0), *key = NULL;
     for (int i = 0; shape && i < print->axes; i++)
         PyTuple_SetItem(shape, i, PyLong_FromSsize_t(print->shape[i]));
-    if (shape && none && !PyErr_Occurred())
-        key = print->kind == BARRIER
-                  ? Py_BuildValue("(ii)", print->kind, -1)
-                  : Py_BuildValue("(iiiiO)", print->kind, print->reduce_op, print->root,
-                                  print->code, loose ? none : shape);
+    PyObject *compared = loose ? none : shape;
+    int is_array = print->code != OBJECTS;
+    if (!shape || !none || PyErr_Occurred())
+        key = NULL;
+    else if (print->kind == BARRIER)
+        key = Py_BuildValue("(ii)", print->kind, -1);
+    else if (is_array)
+        key = Py_BuildValue("(iiiiO)", print->kind, print->reduce_op, print->root, print->code,
+                            compared);
+    else
+        key = Py_BuildValue("(iiiO)", print->kind, -1, print->root, compared);
     if (key) {
         print->number = (int64_t)PyObject_Hash(key) & positive;
-        print->detail = loose ? ((int64_t)PyObject_Hash(shape) & even) + 2 : 0;
+        print->detail = loose && is_array ? ((int64_t)PyObject_Hash(shape) & even) + 2 : 0;
     }
     Py_XDECREF(key), Py_XDECREF(shape), Py_XDECREF(none);
     return key && !PyErr_Occurred();
 }
 
 /* The numbers of an operation, from the table or made and kept there. */
-static const print_t *print_of(const planned_t *p) {
-    print_t key = {.kind = p->kind, .reduce_op = p->reduce_op, .root = p->root};
-    if (p->like) {
-        key.code = p->dtype->code, key.axes = p->like->axes;
-        for (int i = 0; i < key.axes; i++) key.shape[i] = p->like->shape[i];
-    }
-    print_t *place = &PRINT_TABLE[print_place(&key)];
-    if (place->number && is_same_print(place, &key)) return place;
+static const print_t *find_print(print_t *key, int loose) {
+    print_t *place = &PRINT_TABLE[print_place(key)];
+    if (place->number && is_same_print(place, key)) return place;
     int collects = PyGC_Disable(); /* a destructor might change what has been planned */
-    int made = make_print(&key, p->loose);
+    int made = make_print(key, loose);
     if (collects) PyGC_Enable();
     if (!made) return PyErr_Clear(), NULL;
-    *place = key;
+    *place = *key;
     return place;
+}
+
+static const print_t *print_of(const planned_t *p) {
+    print_t key = {.kind = p->kind, .reduce_op = p->reduce_op, .root = p->root};
+    if (p->like.dtype) {
+        key.code = p->like.dtype->code, key.axes = p->like.axes;
+        for (int i = 0; i < key.axes; i++) key.shape[i] = p->like.shape[i];
+    }
+    return find_print(&key, p->loose);
 }
 
 /* ---- doing it */
 
-/* Reduce the parts of all contributions; as `combine` does, without its large accumulators. */
-static void reduce_parts(const control_block_t *b, const planned_t *p) {
+/* Reduce the parts of what `size` ranks have given; as `combine` does, without its large
+ * accumulators. */
+static void reduce_parts(const planned_t *p, int size, const char *const *given) {
     enum { FEW = 32 };
     char accumulator[FEW * 8] __attribute__((aligned(64)));
     const kernel_t *k = p->kernel;
     size_t n = p->part / k->item;
     if (n <= FEW) {
-        k->load(accumulator, payload_of(b, 0) + p->first, n);
-        for (int r = 1; r < b->size; r++) k->fold(accumulator, payload_of(b, r) + p->first, n);
+        k->load(accumulator, given[0] + p->first, n);
+        for (int r = 1; r < size; r++) k->fold(accumulator, given[r] + p->first, n);
         k->store(p->to[0], accumulator, n, p->divisor);
         return;
     }
     job_t job;
-    job.kernel = k, job.n_sources = b->size, job.n_outs = 1;
+    job.kernel = k, job.n_sources = size, job.n_outs = 1;
     job.count = n, job.divisor = p->divisor;
     job.outs[0] = (uintptr_t)p->to[0];
-    for (int r = 0; r < b->size; r++) job.sources[r] = (uintptr_t)payload_of(b, r) + p->first;
+    for (int r = 0; r < size; r++) job.sources[r] = (uintptr_t)given[r] + p->first;
     combine(&job);
 }
 
-static void take_result(const control_block_t *b, const planned_t *p) {
+static void take_result(const planned_t *p, int size, const char *const *given) {
     if (p->n_to == 0) return;
     if (p->kernel) {
-        reduce_parts(b, p);
+        reduce_parts(p, size, given);
         return;
     }
     if (p->source >= 0) {
-        memcpy(p->to[0], payload_of(b, p->source) + p->first, p->part);
+        memcpy(p->to[0], given[p->source] + p->first, p->part);
         return;
     }
-    for (int r = 0; r < b->size; r++) {
+    for (int r = 0; r < size; r++) {
         char *to = p->n_to == 1 ? p->to[0] + (size_t)r * p->part : p->to[r];
-        memcpy(to, payload_of(b, r) + p->first, p->part);
+        memcpy(to, given[r] + p->first, p->part);
     }
+}
+
+static void give(const planned_t *p, char *payload) {
+    for (int i = 0; i < p->n_from; i++)
+        memcpy(payload + (size_t)i * p->piece, p->from[i], p->piece);
 }
 
 /* Post, agree and take. 0: posted, but the others have not come, or mean something else. */
 static int perform(hot_t *h, const planned_t *p, const print_t *print) {
     control_block_t *b = h->control;
     b->sequence++, h->sequence++;
-    char *own = payload_of(b, b->rank);
-    for (int i = 0; i < p->n_from; i++) memcpy(own + (size_t)i * p->piece, p->from[i], p->piece);
-    if (!agree(b, print->number, h->limit_ns, print->detail, 0, HOT.spins)) return 0;
-    take_result(b, p);
+    give(p, payload_of(b, b->rank));
+    if (!agree(b, print->number, h->limit_ns, print->detail, 0, NO_OTHER, HOT.spins)) return 0;
+    const char *given[MOST];
+    for (int r = 0; r < b->size; r++) given[r] = payload_of(b, r);
+    take_result(p, b->size, given);
     return 1;
 }
 
-/* Give an operation that is posted to Python: `go_on(group, describe, args)`. No Python runs before
- * the group's turn is taken and the frame of `go_on` is there, by which a signal handler or a
- * destructor can tell that it is in the middle of an operation. */
-static PyObject *hand_over(hot_t *h, PyObject *group, Py_ssize_t verb, PyObject *const *args) {
-    h->unfinished = 1;
-    int collects = PyGC_Disable();
-    PyObject *turn = PyObject_CallNoArgs(h->acquire), *given = PyTuple_New(VERBS[verb].n_args);
-    for (int i = 0; given && i < VERBS[verb].n_args; i++) {
-        Py_INCREF(args[i]);
-        PyTuple_SetItem(given, i, args[i]);
-    }
-    PyObject *describe = PyTuple_GetItem(HOT.describe, verb);
-    PyObject *all = given ? PyTuple_Pack(3, group, describe, given) : NULL;
+/* Call `function(group, ...)` in the group's turn, which is free. No Python runs before the turn is
+ * taken and the frame of `function` is there, by which a signal handler or a destructor can tell
+ * that it is in the middle of an operation; `collects` says whether to collect garbage from then
+ * on. Takes the reference to `args`, which may be NULL. */
+static PyObject *call_in_turn(hot_t *h, PyObject *function, PyObject *args, int collects) {
+    PyObject *turn = PyObject_CallNoArgs(h->acquire);
     if (collects) PyGC_Enable();
-    PyObject *result = turn == Py_True && all ? PyObject_Call(HOT.go_on, all, NULL) : NULL;
+    PyObject *result = turn == Py_True && args ? PyObject_Call(function, args, NULL) : NULL;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyObject *ended = turn == Py_True ? PyObject_CallNoArgs(h->release) : NULL;
     if (type) PyErr_Restore(type, value, traceback);
-    Py_XDECREF(ended), Py_XDECREF(turn), Py_XDECREF(given), Py_XDECREF(all);
+    Py_XDECREF(ended), Py_XDECREF(turn), Py_XDECREF(args);
     return result;
+}
+
+/* A new tuple of arguments; NULL if there is no memory. */
+static PyObject *tuple_of(PyObject *const *args, Py_ssize_t n) {
+    PyObject *tuple = PyTuple_New(n);
+    for (Py_ssize_t i = 0; tuple && i < n; i++) PyTuple_SetItem(tuple, i, Py_NewRef(args[i]));
+    return tuple;
+}
+
+/* Give an operation that is posted to Python: `go_on(group, describe, args, pickles)`. */
+static PyObject *hand_over(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
+                           Py_ssize_t n_args, PyObject *pickles) {
+    h->unfinished = 1;
+    int collects = PyGC_Disable();
+    PyObject *given = tuple_of(args, n_args);
+    PyObject *all = given ? PyTuple_Pack(4, group, describe, given, pickles) : NULL;
+    Py_XDECREF(given);
+    return call_in_turn(h, HOT.go_on, all, collects);
 }
 
 /* The attribute of an object; NULL, without an error, where it has none. */
@@ -437,9 +567,10 @@ static hot_t *hot_of(PyObject *group) {
     return (hot_t *)hot;
 }
 
-/* Whether nothing of the group is under way, and no exchange of it left to be completed. */
+/* Whether nothing of the group is under way, no exchange of it left to be completed, and nobody to
+ * be told of an operation. */
 static int is_idle(const hot_t *h) {
-    if (h->unfinished || PyObject_Size(h->queued) != 0) return 0;
+    if (PyList_Size(HOT.listeners) != 0 || h->unfinished || PyObject_Size(h->queued) != 0) return 0;
     PyObject *locked = PyObject_CallNoArgs(h->locked);
     Py_XDECREF(locked);
     if (!locked) PyErr_Clear();
@@ -458,16 +589,30 @@ static long long count_issued(PyObject *group) {
 }
 
 /* Record that operation `number` of a group begins; its mark, 0 where nothing is recorded. */
-static uint64_t record(PyObject *group, const planned_t *p, long long number) {
+static uint64_t record(PyObject *group, long long number, int kind, int code, size_t nbytes,
+                       int root) {
     if (!HOT.flight || !HOT.flight->header) return 0;
     PyObject *place = attribute(group, HOT.flight_);
     unsigned long at = place ? PyLong_AsUnsignedLong(place) : 0;
     Py_XDECREF(place);
     if (PyErr_Occurred()) return PyErr_Clear(), 0;
-    size_t nbytes = p->piece * (size_t)(p->n_from > 1 ? p->n_from : 1);
-    return flight_begin(HOT.flight, (unsigned)p->kind, p->dtype ? (unsigned)p->dtype->code : 0,
-                        nbytes, (uint32_t)at, (uint32_t)number, p->root, 0, 0);
+    return flight_begin(HOT.flight, (unsigned)kind, (unsigned)code, nbytes, (uint32_t)at,
+                        (uint32_t)number, root, 0, 0);
 }
+
+static uint64_t record_planned(PyObject *group, const planned_t *p, long long number) {
+    size_t nbytes = p->piece * (size_t)(p->n_from > 1 ? p->n_from : 1);
+    return record(group, number, p->kind, p->like.dtype ? p->like.dtype->code : 0, nbytes, p->root);
+}
+
+/* Whether the hot path is on, for an operation of the main thread that ends before it returns. */
+static int is_usual(PyObject *sync_op) {
+    return HOT.on && sync_op == Py_True && PyThread_get_thread_ident() == HOT.thread;
+}
+
+static int is_movable(const hot_t *h, const planned_t *p);
+static PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
+                           Py_ssize_t n_args, const planned_t *p, const print_t *print);
 
 /* A verb, called as ``verb(*arguments, group, sync_op)``: what `sync_op` operations return if it
  * has run the operation, None if that is left to Python. */
@@ -477,29 +622,30 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
         PyErr_SetString(PyExc_TypeError, "a verb of the hot path got another number of arguments");
         return NULL;
     }
-    if (!HOT.on || args[n_args - 1] != Py_True || PyList_Size(HOT.listeners) != 0 ||
-        PyThread_get_thread_ident() != HOT.thread)
-        Py_RETURN_NONE;
+    if (!is_usual(args[n_args - 1])) Py_RETURN_NONE;
     PyObject *group = group_of(args[n_args - 2]), *result = NULL;
     hot_t *h = group ? hot_of(group) : NULL;
     planned_t p;
-    p.kind = v->kind, p.loose = v->loose, p.reduce_op = -1, p.root = 0, p.like = NULL;
-    p.dtype = NULL, p.kernel = NULL, p.source = -1;
-    p.piece = p.part = p.first = 0, p.n_from = p.n_to = 0;
+    p.kind = v->kind, p.loose = v->loose, p.reduce_op = -1, p.root = 0;
+    p.like.dtype = NULL, p.kernel = NULL, p.source = -1;
+    p.total = p.piece = p.part = p.first = 0, p.n_from = p.n_to = 0;
     const print_t *print = NULL;
-    int usual = h && v->plan(h, args, &p) && (print = print_of(&p)) && is_idle(h);
+    int usual = h && v->plan(h, args, &p);
+    int is_large = usual && p.total > h->control->payload;
+    usual = usual && (!is_large || is_movable(h, &p)) && (print = print_of(&p)) && is_idle(h);
     long long number = usual ? count_issued(group) : 0;
     if (!number) {
         result = Py_None;
         Py_INCREF(result);
     } else {
-        uint64_t mark = record(group, &p, number);
-        if (perform(h, &p, print)) {
-            result = HOT.done;
-            Py_INCREF(result);
-        } else {
-            result = hand_over(h, group, verb, args);
-        }
+        uint64_t mark = record_planned(group, &p, number);
+        PyObject *describe = PyTuple_GetItem(HOT.describe, verb);
+        if (is_large)
+            result = run_large(h, group, describe, args, v->n_args, &p, print);
+        else if (perform(h, &p, print))
+            result = Py_NewRef(HOT.done);
+        else
+            result = hand_over(h, group, describe, args, v->n_args, Py_None);
         if (mark) flight_end(HOT.flight, mark, result ? FLIGHT_ENDED : FLIGHT_FAILED);
     }
     Py_XDECREF((PyObject *)h), Py_XDECREF(group);
@@ -520,8 +666,12 @@ VERB(all_gather, 5)
 VERB(gather, 6)
 VERB(scatter, 7)
 VERB(alltoall, 8)
+VERB(alltoall_single, 9)
 
 /* ---- the object of a transport, and the tables */
+
+static void forget_large(hot_t *h);
+static PyObject *hot_learn_large(PyObject *self, PyObject *args);
 
 static int hot_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     hot_t *h = (hot_t *)self;
@@ -553,6 +703,7 @@ static void hot_dealloc(PyObject *self) {
     Py_XDECREF((PyObject *)h->control);
     Py_XDECREF(h->queued), Py_XDECREF(h->locked), Py_XDECREF(h->acquire), Py_XDECREF(h->release);
     free(h->ranks);
+    forget_large(h);
     PyTypeObject *type = Py_TYPE(self);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
@@ -564,9 +715,13 @@ static PyMemberDef HOT_MEMBERS[] = {
     {"unfinished", T_INT, offsetof(hot_t, unfinished), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
+static PyMethodDef HOT_METHODS[] = {
+    {"learn_large", hot_learn_large, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
 static PyType_Slot HOT_SLOTS[] = {
     {Py_tp_new, PyType_GenericNew}, {Py_tp_init, hot_init},       {Py_tp_dealloc, hot_dealloc},
-    {Py_tp_members, HOT_MEMBERS},   {0, NULL},
+    {Py_tp_members, HOT_MEMBERS},   {Py_tp_methods, HOT_METHODS}, {0, NULL},
 };
 static PyType_Spec HOT_SPEC = {"hpcdist.transport._kernel.Hot", sizeof(hot_t), 0,
                                Py_TPFLAGS_DEFAULT, HOT_SLOTS};
@@ -588,13 +743,14 @@ static PyObject *hot_shows(PyObject *self, PyObject *object) {
                          a->descr);
 }
 
-/* hot_learn(dtype, code, itemsize, kernel of each operator or -1) */
+/* hot_learn(dtype, code, itemsize, alignment, DLPack's code, kernel of each operator or -1) */
 static PyObject *hot_learn(PyObject *self, PyObject *args) {
     (void)self;
     dtype_t row = {.descr = NULL};
     PyObject *kernels;
-    if (!PyArg_ParseTuple(args, "OiiO!", &row.descr, &row.code, &row.item, &PyTuple_Type,
-                          &kernels))
+    unsigned dl;
+    if (!PyArg_ParseTuple(args, "OiiiIO!", &row.descr, &row.code, &row.item, &row.align, &dl,
+                          &PyTuple_Type, &kernels))
         return NULL;
     for (int i = 0; i < OPS && i < PyTuple_Size(kernels); i++) {
         long number = PyLong_AsLong(PyTuple_GetItem(kernels, i));
@@ -608,20 +764,22 @@ static PyObject *hot_learn(PyObject *self, PyObject *args) {
     if (!PyErr_Occurred() && !DTYPE_TABLE[at].descr) {
         Py_INCREF(row.descr); /* for ever: NumPy's own dtypes live as long */
         DTYPE_TABLE[at] = row;
+        if (dl < sizeof DL_DTYPES / sizeof *DL_DTYPES && row.item <= 16)
+            DL_DTYPES[dl][row.item] = &DTYPE_TABLE[at];
     }
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;
 }
 
-/* hot_join(ndarray, Group, ReduceOp, here, listeners, go_on, done, describe, thread, spins) */
+/* hot_join(ndarray, Group, ReduceOp, here, listeners, go_on, end, done, describe, meet, thread, spins) */
 static PyObject *hot_join(PyObject *self, PyObject *args) {
     (void)self;
-    PyObject *array, *group, *op, *here, *listeners, *go_on, *done, *describe;
+    PyObject *array, *group, *op, *here, *listeners, *go_on, *end, *done, *describe, *meet;
     unsigned long thread;
     long spins;
-    if (!PyArg_ParseTuple(args, "O!O!O!OO!OOO!kl", &PyType_Type, &array, &PyType_Type, &group,
-                          &PyType_Type, &op, &here, &PyList_Type, &listeners, &go_on, &done,
-                          &PyTuple_Type, &describe, &thread, &spins))
+    if (!PyArg_ParseTuple(args, "O!O!O!OO!OOOO!Okl", &PyType_Type, &array, &PyType_Type, &group,
+                          &PyType_Type, &op, &here, &PyList_Type, &listeners, &go_on, &end, &done,
+                          &PyTuple_Type, &describe, &meet, &thread, &spins))
         return NULL;
     if (PyTuple_Size(describe) != (Py_ssize_t)(sizeof VERBS / sizeof *VERBS)) {
         PyErr_SetString(PyExc_ValueError, "hot_join: a function for each verb");
@@ -630,7 +788,8 @@ static PyObject *hot_join(PyObject *self, PyObject *args) {
     keep((PyObject **)&HOT.array, array), keep((PyObject **)&HOT.group, group);
     keep((PyObject **)&HOT.reduce_op, op), keep(&HOT.here, here);
     keep(&HOT.listeners, listeners), keep(&HOT.go_on, go_on), keep(&HOT.done, done);
-    keep(&HOT.describe, describe);
+    keep(&HOT.end, end);
+    keep(&HOT.describe, describe), keep(&HOT.meet, meet);
     HOT.flight = PyCapsule_Import("hpcdist.transport._recorder.flight", 0);
     PyErr_Clear(); /* it was not compiled: nothing is recorded here */
     HOT.thread = thread, HOT.spins = spins, HOT.on = 1;
@@ -650,7 +809,7 @@ static PyObject *hot_switch(PyObject *self, PyObject *on) {
 #define HOT_FUNCTIONS                                                                           \
     HOT_VERB(barrier), HOT_VERB(all_reduce), HOT_VERB(reduce), HOT_VERB(reduce_scatter),        \
         HOT_VERB(broadcast), HOT_VERB(all_gather), HOT_VERB(gather), HOT_VERB(scatter),         \
-        HOT_VERB(alltoall), {"hot_shows", hot_shows, METH_O, NULL},                             \
+        HOT_VERB(alltoall), HOT_VERB(alltoall_single), {"hot_shows", hot_shows, METH_O, NULL},                             \
         {"hot_learn", hot_learn, METH_VARARGS, NULL},                                           \
         {"hot_join", hot_join, METH_VARARGS, NULL}, {"hot_switch", hot_switch, METH_O, NULL}
 
@@ -663,6 +822,7 @@ static int add_hot(PyObject *module) {
     HOT.hot_ = PyUnicode_InternFromString("hot");
     HOT.issued = PyUnicode_InternFromString("issued");
     HOT.flight_ = PyUnicode_InternFromString("flight");
+    HOT.failed = PyUnicode_InternFromString("failed");
     if (!type || PyErr_Occurred()) return -1;
     HOT.hot = (PyTypeObject *)type;
     Py_INCREF(type);

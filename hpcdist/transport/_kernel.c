@@ -1955,12 +1955,17 @@ static int is_complete(const control_block_t *b) {
     return 1;
 }
 
+enum { BEFORE_YIELD = 1000 }; /* looks at others before the core is given to them */
+
 /* Publish that this rank's slot is written, and return whether the others' are. */
 static int publish(const control_block_t *b, long spins) {
     __atomic_store_n(&slot_of(b, b->rank)->sequence, b->sequence, __ATOMIC_RELEASE);
     int complete = is_complete(b);
-    while (!complete && spins-- > 0) {
-        PAUSE();
+    for (long looks = 0; !complete && looks < spins; looks++) {
+        if (looks < BEFORE_YIELD)
+            PAUSE();
+        else
+            sched_yield();
         complete = is_complete(b);
     }
     return complete;
@@ -2033,7 +2038,7 @@ static int all_at(const control_block_t *b, uint64_t step, long patience) {
         int r = 0;
         while (r < b->size && __atomic_load_n(step_of(b, r), __ATOMIC_ACQUIRE) >= step) r++;
         if (r == b->size) return 1;
-        if (spins < 1000)
+        if (spins < BEFORE_YIELD)
             PAUSE();
         else
             sched_yield();
@@ -2186,9 +2191,11 @@ static int pipe_go(control_block_t *b, long patience) {
     }
 }
 
-/* Publish a fingerprint and what belongs to it, and look whether all ranks agree, in time. */
+/* Publish a fingerprint and what belongs to it, and look whether all ranks agree, in time. Their
+ * details are equal, but for the last bit of hashes of shapes, or numbers up to `other`. */
+enum { NO_OTHER = -1 };
 static int agree(control_block_t *b, int64_t number, int64_t limit, int64_t detail, int64_t address,
-                 long spins) {
+                 int64_t other, long spins) {
     struct timespec time;
     clock_gettime(CLOCK_REALTIME, &time);
     int64_t now = time.tv_sec * 1000000000LL + time.tv_nsec;
@@ -2201,7 +2208,9 @@ static int agree(control_block_t *b, int64_t number, int64_t limit, int64_t deta
     int64_t deadline = INT64_MAX, arrival = INT64_MIN;
     for (int r = 0; agreed && r < b->size; r++) {
         const int64_t *theirs = slot_of(b, r)->numbers;
-        agreed = theirs[0] == number && theirs[1] == -number && theirs[2] == detail;
+        agreed = theirs[0] == number && theirs[1] == -number &&
+                 (theirs[2] == detail || theirs[2] <= other ||
+                  (detail > 1 && (theirs[2] ^ detail) == 1));
         if (theirs[4] < deadline) deadline = theirs[4];
         if (-theirs[5] > arrival) arrival = -theirs[5];
     }
@@ -2256,7 +2265,7 @@ static PyObject *control_reduce(PyObject *self, PyObject *const *args, Py_ssize_
     }
     b->sequence++;
     memcpy(payload_of(b, b->rank), data.buf, (size_t)data.len);
-    int agreed = agree(b, number, limit, 0, 0, spins);
+    int agreed = agree(b, number, limit, 0, 0, NO_OTHER, spins);
     if (agreed && out.obj) {
         job.outs[0] = (uintptr_t)out.buf;
         for (int r = 0; r < b->size; r++)
@@ -2292,7 +2301,7 @@ static PyObject *control_move(PyObject *self, PyObject *const *args, Py_ssize_t 
     }
     b->sequence++;
     if (data.len) memcpy(payload_of(b, b->rank), data.buf, (size_t)data.len);
-    int agreed = agree(b, number, limit, detail, 0, spins);
+    int agreed = agree(b, number, limit, detail, 0, NO_OTHER, spins);
     for (int r = begin; agreed && out.obj && r < end; r++)
         memcpy((char *)out.buf + (size_t)(r - begin) * nbytes, payload_of(b, r) + first, nbytes);
     close_small(&data, &out);
@@ -2331,7 +2340,7 @@ static PyObject *control_reduce_shared(PyObject *self, PyObject *const *args, Py
         return NULL;
     }
     b->sequence++;
-    int state = agree(b, number, limit, 0, address, spins);
+    int state = agree(b, number, limit, 0, address, NO_OTHER, spins);
     for (int r = 0; state && r < b->size; r++)
         if (slot_of(b, r)->address <= 0 || slot_of(b, r)->address >= NOT_IN_HEAP)
             return PyLong_FromLong(1);
@@ -2362,6 +2371,16 @@ static PyObject *control_go_on(PyObject *self, PyObject *patience_) {
     return PyBool_FromLong(done);
 }
 
+/* Begin what is described in the pipe. */
+static void pipe_begin(control_block_t *b) {
+    pipe_t *p = &b->pipe;
+    size_t whole = p->stride ? p->slice : p->slice * (size_t)b->size;
+    p->parts = p->length ? (p->length + whole - 1) / whole : 1;
+    p->part = 0;
+    p->phase = IN;
+    p->before = b->step;
+}
+
 static PyObject *control_begin(PyObject *self, PyObject *args) {
     control_block_t *b = (control_block_t *)self;
     pipe_t *p = &b->pipe;
@@ -2386,11 +2405,7 @@ static PyObject *control_begin(PyObject *self, PyObject *args) {
     p->slice = (size_t)slice / 64 * 64;
     p->length = (size_t)length;
     p->stride = (size_t)stride;
-    size_t whole = p->stride ? p->slice : p->slice * (size_t)b->size;
-    p->parts = p->length ? (p->length + whole - 1) / whole : 1;
-    p->part = 0;
-    p->phase = IN;
-    p->before = b->step;
+    pipe_begin(b);
     Py_RETURN_NONE;
 }
 
@@ -2426,6 +2441,9 @@ static PyType_Spec CONTROL_BLOCK_SPEC = {"hpcdist.transport._kernel.ControlBlock
 
 #include "_recorder.h"
 #include "_hot.c"
+#include "_hot_large.c"
+#include "_hot_objects.c"
+#include "_hot_plans.c"
 
 static PyMethodDef FUNCTIONS[] = {
     {"combine", (PyCFunction)(void (*)(void))py_combine, METH_FASTCALL, NULL},
@@ -2450,6 +2468,7 @@ static PyMethodDef FUNCTIONS[] = {
     {"copy_runs", (PyCFunction)(void (*)(void))py_copy_runs, METH_FASTCALL, NULL},
     {"parse_slots", (PyCFunction)(void (*)(void))py_parse_slots, METH_FASTCALL, NULL},
     HOT_FUNCTIONS,
+    HOT_OBJECT_FUNCTIONS,
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernel", NULL, -1, FUNCTIONS,
@@ -2473,6 +2492,8 @@ PyMODINIT_FUNC PyInit__kernel(void) {
     if (PyModule_AddObject(module, "CODES", codes) < 0) return NULL;
     if (PyModule_AddObject(module, "MERGES", merges) < 0) return NULL;
     if (PyModule_AddObject(module, "ControlBlock", control_block) < 0) return NULL;
+    PyObject *request = PyType_FromSpec(&REQUEST_SPEC);
+    if (!request || PyModule_AddObject(module, "SharedRequest", request) < 0) return NULL;
     if (add_hot(module) < 0) return NULL;
     return module;
 }

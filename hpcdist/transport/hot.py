@@ -7,7 +7,7 @@ both count alike. `comm.hot` has the calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, cast, final
@@ -17,8 +17,11 @@ import numpy as np
 from hpcdist.arrays.dtypes import Dtype, dtype_row
 from hpcdist.errors import UsageError
 from hpcdist.transport.kernel import compiled, loop_number
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.queue import CollectiveQueue
 from hpcdist.transport.reduction import ReduceOp, rule_for
+from hpcdist.transport.shm.node import SharedNode, slice_bytes
+from hpcdist.transport.tuning import Algorithm, TuningTable
 
 
 @final
@@ -36,21 +39,46 @@ class Tally:
         """The time limit of an operation."""
 
 
-def open_hot(control: Any, ranks: Sequence[int], queue: CollectiveQueue) -> Tally | None:
+def open_hot(node: SharedNode, table: TuningTable, queue: CollectiveQueue) -> Tally | None:
     """Return what a group on one node has for the hot path, or None where that cannot be used.
 
     Args:
-        control: the control block of the group.
-        ranks: the world ranks of the group.
-        queue: where its operations take their turn.
+        node: the memory of the group.
+        table: which way its operations take.
+        queue: where they take their turn.
 
     """
+    control = node.control
     if not is_here() or type(control) is not compiled.ControlBlock:
         return None
     running = queue.running
     take = partial(running.acquire, False)
-    hot = compiled.Hot(control, tuple(ranks), queue.queued, running.locked, take, running.release)
+    ranks = tuple(node.ranks)
+    hot = compiled.Hot(control, ranks, queue.queued, running.locked, take, running.release)
+    ways = tuple(_ways(table, kind) for kind in sorted(Kind) if kind <= Kind.ALLTOALL)
+    heap = node.bases[node.rank], node.heap.capacity
+    slices = node.pipe_stages, slice_bytes(node.size)
+    hot.learn_large(node, tuple(node.pids), *heap, *slices, ways)
     return cast(Tally, hot)
+
+
+_Range = tuple[int, int] | None
+
+
+def _ways(table: TuningTable, kind: Kind) -> tuple[_Range, _Range, _Range]:
+    """Return of how many bytes ordinary arrays are moved by attaching, and reduced in the pipe.
+
+    The latter of wide numbers and of short ones.
+    """
+    attached = [
+        table.first_range(kind, Algorithm.ATTACHED, short=short, shared=False)
+        for short in (False, True)
+    ]
+    piped = [
+        table.first_range(kind, Algorithm.PIPELINED, short=short, shared=False)
+        for short in (False, True)
+    ]
+    return (attached[0] if attached[0] == attached[1] else None), piped[0], piped[1]
 
 
 @contextmanager
@@ -90,7 +118,27 @@ def _learn(dtype: np.dtype) -> None:
     row = dtype_row(dtype)
     if row.plain:
         loops = tuple(_loop(op, row) for op in ReduceOp)
-        compiled.hot_learn(dtype, row.code, dtype.itemsize, loops)
+        name = _DLPACK.get(dtype.kind, _NONE)
+        compiled.hot_learn(dtype, row.code, dtype.itemsize, dtype.alignment, name, loops)
+
+
+_DLPACK = {"i": 0, "u": 1, "f": 2, "b": 6}
+"""DLPack's codes of kinds of dtypes; complex numbers may be meant to be conjugated."""
+_NONE = 255
+
+
+def meet(cls: type) -> tuple[Any, str] | None:
+    """Return how the hot path sees the objects of a class, if it does.
+
+    That is the C interface of DLPack, and the name of a method: it returns False where the numbers
+    in the memory are the array's.
+    """
+    odd = _FOREIGN.get((cls.__module__, cls.__qualname__))
+    exchange = vars(cls).get("__dlpack_c_exchange_api__")
+    return None if odd is None or exchange is None else (exchange, odd)
+
+
+_FOREIGN = {("torch", "Tensor"): "is_neg"}
 
 
 def _loop(op: ReduceOp, row: Dtype) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -114,6 +115,10 @@ DEFAULT: tuple[TuningRule, ...] = (
     TuningRule("broadcast", "ordinary", Algorithm.STAGED, up_to=32 * KiB),
     TuningRule("broadcast", "ordinary", Algorithm.ATTACHED),
     TuningRule("broadcast", "ordinary", Algorithm.STAGED, up_to=MiB),
+    TuningRule("all_gather", "ordinary", Algorithm.ATTACHED),
+    TuningRule("gather", "ordinary", Algorithm.ATTACHED),
+    TuningRule("scatter", "ordinary", Algorithm.ATTACHED),
+    TuningRule("alltoall", "ordinary", Algorithm.ATTACHED),
     TuningRule("scan", "ordinary", Algorithm.STAGED, up_to=MiB),
     TuningRule("exscan", "ordinary", Algorithm.STAGED, up_to=MiB),
     TuningRule("all_reduce", "ordinary", Algorithm.MPI, up_to=64 * KiB, nodes="several"),
@@ -157,6 +162,18 @@ class TuningTable:
             if nbytes <= up_to:
                 return algorithm
         return Algorithm.MPI
+
+    def first_range(
+        self, kind: Kind, algorithm: Algorithm, *, short: bool, shared: bool
+    ) -> tuple[int, int] | None:
+        """Return the smallest operations that go one way: from and up to how many bytes."""
+        low = 0
+        for up_to, found in self._steps(kind, short, shared):
+            high = min(int(min(up_to, sys.maxsize)), sys.maxsize)
+            if found is algorithm and high >= low:
+                return low, high
+            low = max(low, high + 1)
+        return None
 
     def explain(
         self, kind: Kind, nbytes: int, *, short: bool, shared: bool

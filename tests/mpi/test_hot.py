@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hpcdist as dist
-from hpcdist.comm.hot import VERBS, hot
+from hpcdist.comm.hot import OBJECT_VERBS, VERBS, hot
 from hpcdist.transport.base import DONE
 from hpcdist.transport.hot import switched_off
 from hpcdist.transport.shm.control import PAYLOAD
@@ -47,6 +47,7 @@ def calls(rank, size, shape, dtype, root):
         "gather": ((mine, parts if at_root else None, root), parts),
         "scatter": ((out, np.stack(blocks) if at_root else None, root), out),
         "alltoall": ((parts, blocks), parts),
+        "alltoall_single": ((whole, np.stack(blocks), None, None), whole),
     }
 
 
@@ -55,7 +56,12 @@ def run(verb, args, *, is_hot):
         assert getattr(hot, verb)(*args, None, True) is DONE
         return
     with switched_off():
-        getattr(dist, verb)(*args)
+        getattr(dist, verb)(*without_splits(args))
+
+
+def without_splits(args):
+    """Return arguments as they are given to the public functions."""
+    return args[:2] if args[2:] == (None, None) else args
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -72,6 +78,78 @@ def test_ranks_on_the_hot_path_meet_those_on_the_other_and_get_the_same_bits(ver
             assert found[0] == found[1] == found[2]
 
 
+LARGE = [(PAYLOAD // 4 + 1,), (3, 16 << 10), (300_001,)]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_large_arrays_are_moved_and_reduced_alike_on_both_paths(verb, rank, size):
+    if size == 1:
+        pytest.skip("a rank alone agrees with nobody")
+    for turn, shape in enumerate(LARGE):
+        found = []
+        for is_hot in (False, True, (rank + turn) % 2 == 0):
+            args, result = calls(rank, size, shape, "f8", turn % size)[verb]
+            with nullcontext() if is_hot else switched_off():
+                getattr(dist, verb)(*without_splits(args))
+            found.append(np.array(result).tobytes())
+        assert found[0] == found[1] == found[2]
+
+
+def test_what_is_written_where_others_still_read_is_left_to_python(rank, size):
+    x = np.zeros(size * PAYLOAD)
+    part = x[rank * PAYLOAD : (rank + 1) * PAYLOAD]
+    other = x[1 : PAYLOAD + 1]
+    assert hot.alltoall(x, x, None, True) is None
+    assert hot.all_gather(x, other, None, True) is None
+    assert hot.reduce_scatter(part, x, SUM, None, True) is None
+    if size > 1:
+        part[:] = rank
+        assert hot.all_gather(x, part, None, True) is DONE
+        assert (x.reshape(size, -1) == np.arange(size)[:, None]).all()
+
+
+def test_tensors_of_torch_take_the_hot_path_and_give_the_same_bits(rank, size):
+    torch = pytest.importorskip("torch")
+    if size == 1:
+        pytest.skip("a rank alone agrees with nobody")
+    for shape in [(), (3,), (2, 5), (3, PAYLOAD)]:
+        for dtype in (torch.float32, torch.float64, torch.int64, torch.uint8, torch.float16):
+            x = torch.from_numpy(numbers(rank, shape, "f8")).to(dtype)
+            first, second = x.clone(), x.clone()
+            hot.all_reduce(first, SUM, None, True)  # which gets to know the type
+            first = x.clone()
+            if rank % 2:
+                assert hot.all_reduce(first, SUM, None, True) is DONE
+            else:
+                with switched_off():
+                    dist.all_reduce(first)
+            dist.all_reduce(second.numpy())
+            assert torch.equal(first, second)
+
+
+def test_tensors_that_are_not_plain_memory_are_left_to_python(size):
+    torch = pytest.importorskip("torch")
+    if size == 1:
+        pytest.skip("a rank alone agrees with nobody")
+    hot.barrier(None, True)
+    dist.all_reduce(torch.zeros(1))
+    turned = torch.zeros(2, dtype=torch.complex64).conj().imag
+    emptied = torch.zeros(3)
+    emptied.untyped_storage().resize_(0)
+    odd = [
+        torch.zeros(2, 3).T,
+        torch.zeros(2, dtype=torch.complex64),
+        torch.zeros(3).to_sparse(),
+        torch.zeros(3, device="meta"),
+        torch.nn.Parameter(torch.zeros(3)),
+        turned,
+        turned[0],
+        emptied,
+    ]
+    for tensor in odd:
+        assert hot.all_reduce(tensor, SUM, None, True) is None
+
+
 class Special(np.ndarray):
     """A subclass, which may mean anything."""
 
@@ -85,7 +163,6 @@ UNUSUAL = {
     "a dtype of ours": np.zeros(3, "S3"),
     "a great precision": np.zeros(3, "g"),
     "many axes": np.zeros((1,) * 5),
-    "too large": np.zeros(PAYLOAD // 8 + 1),
     "not aligned": np.zeros(17, "i1")[1:].view("f8"),
 }
 
@@ -134,6 +211,94 @@ def test_a_thread_and_a_listener_are_left_to_python():
     assert found == [None, None]
 
 
+# ---- objects
+
+
+class Loud:
+    """Unpickling it calls an operation of the same group."""
+
+    def __reduce__(self):
+        return dist.barrier, ()
+
+
+def objects(rank, size, thing, root):
+    """Return for each verb its arguments on this rank, and the list that it changes."""
+    at_root, filled = rank == root, [None] * size
+    each = [(rank, to, thing) for to in range(size)]
+    mine = [thing if at_root else None, root if at_root else None]
+    return {
+        "broadcast_object_list": ((mine, root), mine),
+        "all_gather_object": ((filled, (rank, thing)), filled),
+        "gather_object": (((rank, thing), filled if at_root else None, root), filled),
+        "scatter_object_list": ((filled, each if at_root else None, root), filled),
+        "all_to_all_object": ((filled, each), filled),
+    }
+
+
+def expected_objects(verb, rank, size, thing, root):
+    return {
+        "broadcast_object_list": [thing, root],
+        "all_gather_object": [(r, thing) for r in range(size)],
+        "gather_object": [(r, thing) for r in range(size)] if rank == root else [None] * size,
+        "scatter_object_list": [(root, rank, thing)],
+        "all_to_all_object": [(r, rank, thing) for r in range(size)],
+    }[verb]
+
+
+THINGS = [None, {"step": 3}, "x" * 2000, "x" * 5000, bytes(300_000)]
+
+
+@pytest.mark.parametrize("verb", OBJECT_VERBS)
+def test_objects_meet_on_both_paths_whatever_their_size(verb, rank, size):
+    for turn, thing in enumerate(THINGS):
+        for is_hot in (True, False, (rank + turn) % 2 == 0):
+            root = turn % size
+            args, result = objects(rank, size, thing, root)[verb]
+            with nullcontext() if is_hot else switched_off():
+                getattr(dist, verb)(*args)
+            assert result == expected_objects(verb, rank, size, thing, root)
+
+
+def test_ranks_send_objects_of_any_sizes_together(rank, size):
+    for thing in THINGS:
+        found = []
+        dist.all_gather_object(found, thing if rank == size - 1 else rank)
+        assert found == [*range(size - 1), thing]
+        given = [thing if to == rank else to for to in range(size)]
+        dist.all_to_all_object(found, given)
+        assert found == [thing if r == rank else rank for r in range(size)]
+
+
+def test_small_objects_take_the_hot_path_and_large_arrays_in_them_lie_beside_the_pickle(rank, size):
+    if size == 1:
+        pytest.skip("a rank alone agrees with nobody")
+    found = [{"a": 1}] if rank == 0 else [None]
+    assert hot.broadcast_object_list(found, 0, None, True) is DONE
+    assert found == [{"a": 1}]
+    large = np.arange(20_000.0)
+    found = [large if rank == 0 else None]
+    dist.broadcast_object_list(found, 0)
+    assert (found[0] == large).all()
+    found[0][0] = 3.0  # writable, and its own
+
+
+def test_what_cannot_be_pickled_is_an_error_on_all_ranks(size):
+    with pytest.raises((dist.UsageError, dist.RemoteError), match="cannot be pickled"):
+        dist.all_gather_object([], threading.Lock())
+
+
+def test_what_calls_an_operation_while_it_is_unpickled_is_refused(rank, size):
+    if size == 1:
+        pytest.skip("a rank alone waits for nobody")
+    with pytest.raises(dist.UsageError, match="in the middle of another one"):
+        dist.all_gather_object([], Loud())
+
+
+@pytest.mark.parametrize("args", [([], 0), ((1, 2), 0), ([1], -1), ([1], "0")])
+def test_a_list_or_a_root_that_is_unusual_is_left_to_python(args):
+    assert hot.broadcast_object_list(*args, None, True) is None
+
+
 # ---- whatever the others do
 
 
@@ -144,7 +309,7 @@ class Mix:
         self.rank, self.size = rank, size
         self.alike, self.own = np.random.default_rng(seed), np.random.default_rng([seed, rank + 1])
         self.steps = [self.small, self.small, self.small, self.late, self.behind, self.at_odds]
-        self.steps += [self.refused, self.other]
+        self.steps += [self.refused, self.other, self.objects, self.large]
 
     def step(self):
         with ExitStack() as way:
@@ -160,10 +325,27 @@ class Mix:
     def small(self):
         verb, root = self.alike.choice([*VERBS]), self.root()
         n = int(self.alike.integers(1, 9))
-        args, result = calls(self.rank, self.size, (n,), "f8", root)[verb]
-        getattr(dist, verb)(*args)
-        all_of_them = [calls(r, self.size, (n,), "f8", root)[verb] for r in range(self.size)]
+        self.call(verb, (n,), root)
+
+    def large(self):
+        """It does not fit into the control block, and some ranks come later than others."""
+        verb, root = self.alike.choice([*VERBS]), self.root()
+        if self.own.integers(3) == 0:
+            time.sleep(1e-3)
+        self.call(verb, (PAYLOAD // 8 + int(self.alike.integers(1, 5000)),), root)
+
+    def call(self, verb, shape, root):
+        args, result = calls(self.rank, self.size, shape, "f8", root)[verb]
+        getattr(dist, verb)(*without_splits(args))
+        all_of_them = [calls(r, self.size, shape, "f8", root)[verb] for r in range(self.size)]
         assert np.allclose(result, self.expected(verb, all_of_them, root))
+
+    def objects(self):
+        verb, root = self.alike.choice([*OBJECT_VERBS]), self.root()
+        thing = "x" * int(self.alike.choice([10, 3000, 6000]))
+        args, result = objects(self.rank, self.size, thing, root)[verb]
+        getattr(dist, verb)(*args)
+        assert result == expected_objects(verb, self.rank, self.size, thing, root)
 
     def expected(self, verb, found, root):
         args = [args for args, _ in found]
@@ -180,6 +362,7 @@ class Mix:
             "gather": lambda: [x for x, *_ in args],
             "scatter": lambda: args[root][1][self.rank],
             "alltoall": lambda: [x[self.rank] for _, x in args],
+            "alltoall_single": lambda: [x[self.rank] for _, x, *_ in args],
         }[verb]()
 
     def late(self):

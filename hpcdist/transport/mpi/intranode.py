@@ -29,7 +29,7 @@ from hpcdist.transport.kernel import CODES, Code, address_of, code_of, compiled,
 from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.intranode_boxes import exchange_boxes
-from hpcdist.transport.mpi.intranode_objects import exchange_objects
+from hpcdist.transport.mpi.intranode_objects import exchange_agreed, exchange_objects
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.parts import contribution
 from hpcdist.transport.reduction import ReduceOp
@@ -125,14 +125,28 @@ def _run_small(
     return OBJECT_VERBS[call.kind](host, call, detail)
 
 
-def end_posted(host: MpiContext, node: SharedNode, call: Collective) -> Any:
-    """Agree on `call`, which the hot path has posted, and take its result."""
+_IN_PIPE, _DONE = 1, 2
+"""See `_hot_large.c`."""
+
+
+def end_posted(host: MpiContext, node: SharedNode, call: Collective, state: int) -> Any:
+    """End `call`, which the hot path has begun; most often it is to agree on it first."""
     assert host.agreement is not None
+    if state == _IN_PIPE:
+        return node.run_pipe(call)
+    if state == _DONE:
+        return node.await_others(node.control.arrived, call)
     detail = host.agreement.end_posted(call)
+    if isinstance(call, Objects):
+        return exchange_agreed(host, node, call, detail)
     if not isinstance(call, AnyArrays):
         return None
+    row = SHARED[call.kind]
+    total = row.total(call, node.size)
+    if total > PAYLOAD:
+        return _run_large(host, node, call, detail, row, total)
     if fits(call, detail):
-        return _take_small(node, call, SHARED[call.kind])
+        return _take_small(node, call, row)
     return OBJECT_VERBS[call.kind](host, call, detail)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from hpcdist.arrays.pickled import EAGER, Pickled, buffer_lengths
@@ -18,6 +19,7 @@ from hpcdist.transport.call import Objects, refused
 from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
+from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.shm.segment import Segment, open_segment
 
@@ -27,9 +29,9 @@ LARGE = 256 << 10
 _PAGE = 4096
 _LINE = 64
 _PAIR = struct.Struct("2q")
+_PLACE = struct.Struct("q")
 
 _ONE_SENDER = frozenset({Kind.BROADCAST_OBJECT_LIST, Kind.SCATTER_OBJECT_LIST})
-_SMALL = frozenset({Kind.BROADCAST_OBJECT_LIST, Kind.ALL_GATHER_OBJECT, Kind.GATHER_OBJECT})
 _PER_RECEIVER = frozenset({Kind.SCATTER_OBJECT_LIST, Kind.ALL_TO_ALL_OBJECT})
 
 
@@ -41,42 +43,72 @@ def exchange_objects(host: MpiContext, node: SharedNode, call: Objects) -> Any:
         reason = TransportError(f"no memory for a large object: {error}; see `ulimit -n`")
         return host.agree(refused(call, reason))
     try:
-        detail = host.agree(call, descriptor + 1, _small(call, node.rank))
-        if _in_segments(call, detail):
-            return _exchange_large(node, call, descriptor)
-        if detail[1] <= EAGER and call.kind in _SMALL:
-            return _exchange_small(node, call)
-        return OBJECT_VERBS[call.kind](host, call, detail)
+        detail = host.agree(call, descriptor + 1, _payload(call, node))
+        return exchange_agreed(host, node, call, detail, descriptor)
     finally:
         if descriptor >= 0:
             os.close(descriptor)  # its memory stays as long as somebody maps it
 
 
-def _small(call: Objects, rank: int) -> Any:
-    """Return the pickle that this rank publishes on the control block, or None."""
-    sends = call.kind is not Kind.BROADCAST_OBJECT_LIST or rank == call.root
-    small = sends and call.kind in _SMALL and call.detail <= EAGER
-    return call.pickles[0].meta if small else None
+def exchange_agreed(
+    host: MpiContext, node: SharedNode, call: Objects, detail: tuple[int, int], descriptor: int = -1
+) -> Any:
+    """Run `call`, on which all ranks have agreed; see `exchange_objects`."""
+    if _in_segments(call, detail):
+        return _exchange_large(node, call, descriptor)
+    if detail[1] <= _small_up_to(call, node.size):
+        return _exchange_small(node, call)
+    return OBJECT_VERBS[call.kind](host, call, detail)
+
+
+def _small_up_to(call: Objects, size: int) -> int:
+    """Return how long the longest pickle may be for all to travel on the control block."""
+    if call.kind not in _PER_RECEIVER:
+        return EAGER
+    return min(EAGER, (PAYLOAD - _PLACE.size * (size + 1)) // size)
+
+
+def _payload(call: Objects, node: SharedNode) -> Any:
+    """Return what this rank publishes on the control block: its small pickles, or None."""
+    if not _sends(call, node.rank) or call.detail > _small_up_to(call, node.size):
+        return None
+    if call.kind not in _PER_RECEIVER:
+        return call.pickles[0].meta
+    metas = [pickled.meta for pickled in call.pickles]
+    ends = accumulate(map(len, metas), initial=_PLACE.size * (node.size + 1))
+    return b"".join([*map(_PLACE.pack, ends), *metas])
+
+
+def _sends(call: Objects, rank: int) -> bool:
+    return call.kind not in _ONE_SENDER or rank == call.root
 
 
 def _exchange_small(node: SharedNode, call: Objects) -> list[Pickled] | None:
-    if call.kind is Kind.BROADCAST_OBJECT_LIST:
-        own = node.rank == call.root
-        return [call.pickles[0] if own else _in_control_block(node, call.root)]
     if call.kind is Kind.GATHER_OBJECT and node.rank != call.root:
         return None
-    return [_in_control_block(node, rank) for rank in range(node.size)]
+    if call.kind is Kind.BROADCAST_OBJECT_LIST and node.rank == call.root:
+        return [call.pickles[0]]
+    senders = [call.root] if call.kind in _ONE_SENDER else range(node.size)
+    return [_in_control_block(node, call, rank) for rank in senders]
 
 
-def _in_control_block(node: SharedNode, sender: int) -> Pickled:
-    place = node.payloads[node.control.turn][sender]
-    return Pickled(bytes(place.memory[place.offset : place.offset + EAGER]))
+def _in_control_block(node: SharedNode, call: Objects, sender: int) -> Pickled:
+    """Return the pickle of a sender for this rank; pickle ignores what follows its end."""
+    memory, _, start = node.payloads[node.control.turn][sender]
+    end = start + EAGER
+    if call.kind in _PER_RECEIVER:
+        table = memory[start : start + PAYLOAD]
+        first, after = (
+            _PLACE.unpack_from(table, _PLACE.size * place)[0]
+            for place in (node.rank, node.rank + 1)
+        )
+        start, end = start + first, start + after
+    return Pickled(bytes(memory[start:end]))
 
 
 def _new_segment(call: Objects, rank: int) -> int:
     """Return a new, empty segment's descriptor if this rank has pickles for one, else -1."""
-    sends = call.kind not in _ONE_SENDER or rank == call.root
-    if not sends or call.detail <= EAGER:
+    if not _sends(call, rank) or call.detail <= EAGER:
         return -1
     return os.memfd_create("hpcdist-pickles", os.MFD_CLOEXEC)
 
@@ -100,7 +132,7 @@ def _exchange_large(node: SharedNode, call: Objects, descriptor: int) -> list[Pi
             return None
         senders = [root] if kind in _ONE_SENDER else range(node.size)
         return [
-            _own(call, index) if sender == rank else _receive(node, sender, index)
+            _own(call, index) if sender == rank else _receive(node, call, sender, index)
             for sender in senders
         ]
     finally:
@@ -117,10 +149,10 @@ def _write_or_fail(descriptor: int, pickles: Sequence[Pickled]) -> TransportErro
     return None
 
 
-def _receive(node: SharedNode, sender: int, index: int) -> Pickled:
+def _receive(node: SharedNode, call: Objects, sender: int, index: int) -> Pickled:
     segment = node.pickle_segment(sender)
     if segment is None:  # a small one, on the control block
-        return _in_control_block(node, sender)
+        return _in_control_block(node, call, sender)
     return _read(segment, index)
 
 

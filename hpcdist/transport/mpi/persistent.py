@@ -1,9 +1,12 @@
-"""`MpiPlan`: persistent MPI collectives (MPI-4, section 6.13), one row of `PERSISTENT` for each."""
+"""`MpiPlan`: persistent collectives (MPI-4, section 6.13), one row of `PERSISTENT` for each.
+
+Small ones of the ranks of a node are not MPI's: `plan_slots` has a request that is used alike.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from mpi4py import MPI
 
@@ -51,13 +54,32 @@ _STARTED_ANEW = (
 PERSISTENT = table_for("PERSISTENT", ARRAYS | {Family.BARRIER}, _ROWS, without=_STARTED_ANEW)
 
 
+class Persistent(NamedTuple):
+    """What starts an operation again and again, and tells whether it has ended.
+
+    `meet` is `test` for those who can wait a little. `check` is called in a long wait, and raises
+    where the operation cannot end.
+    """
+
+    start: Callable[[], Any]
+    test: Callable[[], bool]
+    meet: Callable[[], bool]
+    free: Callable[[], Any]
+    check: Callable[[], None] | None = None
+
+
+def of_mpi(request: MPI.Prequest) -> Persistent:
+    """Return how a persistent request of MPI is used."""
+    return Persistent(request.Start, request.Test, request.Test, request.Free)
+
+
 @final
 class MpiPlan(Plan):
-    """A persistent MPI collective."""
+    """A persistent collective."""
 
-    def __init__(self, request: MPI.Prequest, call: Collective, host: MpiContext) -> None:
-        self._request: MPI.Prequest | None = request
-        self._begin = request.Start
+    def __init__(self, request: Persistent, call: Collective, host: MpiContext) -> None:
+        self._request: Persistent | None = request
+        self._begin = request.start
         self._work = _PlanWork(request, call, host)
         self._told: Work = self._work
         """The work of the last start, which tells its end to listeners."""
@@ -97,7 +119,7 @@ class MpiPlan(Plan):
         request, self._request = self._request, None
         if request is not None:
             self._told.wait()
-            request.Free()
+            request.free()
 
     def abandon(self) -> None:
         """Leave the request, which a rank's death has ended, to MPI; local."""
@@ -113,9 +135,9 @@ class MpiPlan(Plan):
 class _PlanWork(Work):
     """The one work of a persistent collective, active from start to wait."""
 
-    def __init__(self, request: MPI.Prequest, call: Collective, host: MpiContext) -> None:
+    def __init__(self, request: Persistent, call: Collective, host: MpiContext) -> None:
         self.active = False
-        self._test = request.Test
+        self._test, self._meet, self._check = request.test, request.meet, request.check
         self.call = call
         self._host = host
         self.mark = 0
@@ -128,7 +150,7 @@ class _PlanWork(Work):
 
     def wait(self, timeout: Any = None) -> bool:
         try:
-            if not self._test():
+            if not self._meet():
                 self._wait(timeout)
         except MPI.Exception as error:
             raise self.failure(error) from error
@@ -146,7 +168,9 @@ class _PlanWork(Work):
         limit = self._host.timeout_s if limit is None else limit
         what = f"the plan of {label(self.call, self._host.ranks)}"
         wait, news = Wait(lambda: what), self._host.news
-        if not poll(self._test, limit, wait=wait):
+        check = self._check
+        attend = None if check is None else lambda waited: check()
+        if not poll(self._test, limit, attend, wait=wait):
             account = ""
             if news is not None and timeout is None:
                 answers = news.ask(news.others, wait, limit)

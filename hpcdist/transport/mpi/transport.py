@@ -47,7 +47,8 @@ from hpcdist.transport.mpi.matching import Matching
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import Count, News
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
-from hpcdist.transport.mpi.persistent import PERSISTENT, MpiPlan
+from hpcdist.transport.mpi.persistent import PERSISTENT, MpiPlan, Persistent, of_mpi
+from hpcdist.transport.mpi.plan_slots import PlanSlots, Steps, steps_of
 from hpcdist.transport.mpi.recovering import CANNOT, recover
 from hpcdist.transport.mpi.rendezvous import Rendezvous
 from hpcdist.transport.mpi.share_node import open_node
@@ -58,12 +59,14 @@ from hpcdist.transport.queue import CollectiveQueue, inside, mark_inside, refusa
 from hpcdist.transport.roles import GroupTable, Told
 from hpcdist.transport.shm.collectives import SHARED
 from hpcdist.transport.shm.control import PAYLOAD
+from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import Algorithm, TuningTable
 
 if TYPE_CHECKING:
     from hpcdist.transport.device.calls import DeviceCalls
 
 _MiB = 1 << 20
+_IN_SLOTS = 2
 _ABANDON_S = 5.0
 _GOODBYE_S = 1.0
 
@@ -96,8 +99,9 @@ class MpiTransport(Transport):
         self.crew: Crew | None = None
         """Of the world of a job that goes on when a rank dies."""
         self._plans: WeakSet[MpiPlan] = WeakSet()
+        self._slots: PlanSlots | None = None
         if host.agreement is not None and host.node is not None and host.node.can_pipeline:
-            self.hot = open_hot(host.node.control, host.ranks, host.queue)
+            self.hot = open_hot(host.node, host.tuning_table, host.queue)
         if self.hot is not None and host.agreement is not None:
             host.agreement.count_in(self.hot)
         # last: a group that cannot be made leaves no errand behind
@@ -215,14 +219,20 @@ class MpiTransport(Transport):
         return result
 
     @inside(lambda local: local["self"].queue)
-    def end_posted(self, call: Call) -> None:
-        """End a collective that the hot path has posted, in the turn that it has taken."""
+    def end_posted(self, call: Call, state: int = 0) -> None:
+        """End a collective that the hot path has posted, in the turn that it has taken.
+
+        Args:
+            call: what was posted.
+            state: how it stands, if its arrays are large; see `_hot_large.c`.
+
+        """
         host = self.context
         assert host.node is not None
         assert not isinstance(call, MESSAGES)
         try:
-            result = host.guarded(call, end_posted, host, host.node, call)
-            if call.finish is not None:
+            result = host.guarded(call, end_posted, host, host.node, call, state)
+            if call.finish is not None and not state:  # else what has come is in its place
                 call.finish(result)
         except BaseException as error:
             mark_inside(error)
@@ -252,27 +262,56 @@ class MpiTransport(Transport):
 
     def _plan(self, call: Collective) -> Plan | None:
         host, make = self.context, PERSISTENT.get(call.kind)
+        steps = None if self.hot is None else steps_of(call, self.rank, self.size)
+        if make is None and self.hot is None:
+            return None
+        way = _IN_SLOTS if steps is not None else int(make is not None and self._suits_mpi(call))
+        request = self.queue.run(self._make_request, call, way, steps, make)
+        if request is None:
+            return None
+        plan = MpiPlan(request, call, host)
+        self._plans.add(plan)
+        return plan
+
+    def _suits_mpi(self, call: Collective) -> bool:
         rule = call.rule if isinstance(call, Reduction) else None
         direct = rule is None or (rule.encode is None and rule.decode is None)
-        if make is None:
-            return None
-        possible = call.device is None and direct and call.finish is None and not _is_large(call)
         data = call.recv if call.recv is not None else call.send
-        if host.node is not None and data is not None and data.nbytes > PAYLOAD:
-            possible = False  # shared memory is faster than a persistent collective
-        everywhere, _ = self.queue.run(host.agree, call._replace(detail=int(possible)))
-        if not everywhere:
+        if self.context.node is not None and data is not None and data.nbytes > PAYLOAD:
+            return False  # shared memory is faster than a persistent collective
+        return call.device is None and direct and call.finish is None and not _is_large(call)
+
+    def _make_request(
+        self, call: Collective, way: int, steps: Steps | None, make: Any
+    ) -> Persistent | None:
+        """Make what starts a plan, in the best way that all ranks can go. Collective."""
+        host = self.context
+        if call.kind in LOOSE:  # whose shapes are not compared otherwise
+            way = way if is_even(host.agree(call)) else 0
+        way, _ = host.agree(call._replace(detail=way))
+        if way == _IN_SLOTS and steps is not None and host.node is not None:
+            if self._slots is None:
+                self._slots = PlanSlots(host.comm, host.node)
+            slot = self._slots.take()
+            if slot is not None:
+                return self._in_slot(host.node, slot, call, steps)
+            way, _ = host.agree(call._replace(detail=int(make and self._suits_mpi(call))))
+        if way == 0:
             return None
         if self._plan_comm is None:
             with host.site.communicators.making(host.comm, self.ranks):
-                self._plan_comm = self.queue.run(host.site.communicators.duplicate, host.comm)
-        assert self._plan_comm is not None
+                self._plan_comm = host.site.communicators.duplicate(host.comm)
         try:
-            plan = MpiPlan(make(self._plan_comm, call), call, host)
+            return of_mpi(make(self._plan_comm, call))
         except NotImplementedError:  # an MPI library older than MPI-4
             return None
-        self._plans.add(plan)
-        return plan
+
+    def _in_slot(self, node: SharedNode, slot: int, call: Collective, steps: Steps) -> Persistent:
+        assert self._slots is not None
+        request = self._slots.request(slot, call, steps)
+        check = lambda: node.check_alive(call, request.behind())  # noqa: E731
+        free = partial(self._slots.give_back, slot)
+        return Persistent(request.Start, request.Test, request.Meet, free, check)
 
     def empty(self, nbytes: int) -> NumpyArray | None:
         """Return memory of the heap that the ranks of the node share, if they have met."""

@@ -134,7 +134,7 @@ class SharedNode:
         self.control = control_block_type(board_memory, rank, self.size, PAYLOAD)
         self.can_pipeline = hasattr(self.control, "begin") and self.size <= MOST
         self._progress = progress
-        self._pids = pids
+        self.pids = pids
         self._deaths = deaths
         self._heaps = heaps
         self._own = Mapped(board_memory, address_of(board_memory))
@@ -208,9 +208,9 @@ class SharedNode:
         if address == NOTHING:
             return None
         if address < NOTHING:
-            return Attached(self._pids[rank], _ATTACHED - address + part)
+            return Attached(self.pids[rank], _ATTACHED - address + part)
         if address == _ATTACHED_LIST:
-            return Attached(self._pids[rank], self._listed(rank))
+            return Attached(self.pids[rank], self._listed(rank))
         if address == IN_STAGE:
             return Place(*self._own, self._stage_offset(rank, self.control.turn) + part)
         if address == _IN_LIST:
@@ -244,7 +244,7 @@ class SharedNode:
     def pickle_segment(self, rank: int) -> Segment | None:
         """Return the segment whose descriptor a rank published for this operation, if it did."""
         descriptor = self.control.addresses()[rank] - 1
-        return None if descriptor < 0 else Segment(self._pids[rank], descriptor, 0)
+        return None if descriptor < 0 else Segment(self.pids[rank], descriptor, 0)
 
     def run_pipe(self, call: Call) -> None:
         """Drive the reduction that `control.begin` prepared to its end."""
@@ -280,10 +280,20 @@ class SharedNode:
         self.failed = True
         self.heap.retire()
 
-    def check_alive(self, call: Call) -> None:
-        """Raise if the process of a rank that is waited for has died."""
-        behind = [rank for rank in self.control.behind() if rank != self.rank]
-        dead = [self.ranks[rank] for rank in behind if is_dead(self._pids[rank])]
+    def check_alive(self, call: Call, behind: Sequence[int] | None = None) -> None:
+        """Raise if the process of a rank that is waited for has died.
+
+        Args:
+            call: what is under way.
+            behind: who is waited for; None for those that the control block says.
+
+        """
+        waited_for = self.control.behind() if behind is None else behind
+        dead = [
+            self.ranks[rank]
+            for rank in waited_for
+            if rank != self.rank and is_dead(self.pids[rank])
+        ]
         if dead:
             self.give_up()
             self._deaths.note(dead)

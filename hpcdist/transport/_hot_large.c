@@ -1,0 +1,270 @@
+/* The hot path of ordinary arrays that do not fit into the control block. A part of `_kernel.c`,
+ * which includes it after `_hot.c`.
+ *
+ * What is moved is read where it lies (`attach`), what is reduced goes through the pipe, where
+ * `tuning` says so; `shm/collectives.py` and `intranode.py` have the same in Python. It is done
+ * in the group's turn, without the interpreter lock. Where something is unusual, or the others let
+ * this rank wait, `end` goes on, from where it stands:
+ *
+ *   POSTED   this rank has begun; the others have not come, or mean something else, or offer
+ *            other memory, or theirs cannot be reached;
+ *   IN_PIPE  the reduction is under way;
+ *   DONE     this rank has done its part, the others have not.
+ */
+
+enum { POSTED = 0, IN_PIPE = 1, DONE = 2, ALL_DONE = 3 };
+enum { KINDS = 11, PATIENCE = 4000, MOST_IN_LIST = 16 };
+#define ATTACHED (-2LL)                      /* an address is published as this less the address */
+#define ATTACHED_LIST (NOT_IN_HEAP + 3)      /* the payload has the addresses */
+/* as in shm/node.py */
+
+typedef struct {
+    size_t low, high; /* of how many bytes; nothing: 1, 0 */
+} range_t;
+
+struct large {
+    PyObject *node;
+    pid_t pids[MOST];
+    char *heap; /* of this rank */
+    size_t heap_bytes;
+    char *stages[MOST];
+    size_t slice_bytes;
+    range_t attached[KINDS], piped[2][KINDS]; /* the second: of what is in short numbers */
+};
+
+static int is_within(size_t nbytes, range_t range) {
+    return nbytes >= range.low && nbytes <= range.high;
+}
+
+static int overlaps(const char *a, size_t of_a, const char *b, size_t of_b) {
+    return a < b + of_b && b < a + of_a;
+}
+
+static char *place_to(const planned_t *p, int rank) {
+    if (p->source >= 0) return p->to[0];
+    return p->n_to == 1 ? p->to[0] + (size_t)rank * p->part : p->to[rank];
+}
+
+/* Whether writing the results would change what others still read, or other results. */
+static int is_entangled(const hot_t *h, const planned_t *p) {
+    int size = h->control->size, n = p->n_to ? (p->source >= 0 ? 1 : size) : 0;
+    for (int i = 0; i < n; i++) {
+        const char *to = place_to(p, i);
+        int own = p->kind == ALL_GATHER && i == h->control->rank && to == p->from[0];
+        for (int j = 0; j < p->n_from && !own; j++)
+            if (overlaps(to, p->part, p->from[j], p->piece)) return 1;
+        for (int j = 0; j < i && p->n_to > 1; j++)
+            if (overlaps(to, p->part, place_to(p, j), p->part)) return 1;
+    }
+    return 0;
+}
+
+static int is_ordinary(const hot_t *h, const char *data, size_t nbytes) {
+    return !overlaps(data, nbytes, h->large->heap, h->large->heap_bytes);
+}
+
+/* The array that this rank offers, or the i-th of them; for a broadcast also what it takes. */
+static const char *offered(const planned_t *p, int i) {
+    return p->n_from ? p->from[i] : p->to[0];
+}
+
+static int n_offered(const planned_t *p) {
+    return p->n_from ? p->n_from : p->kind == BROADCAST;
+}
+
+static int is_short(const planned_t *p) {
+    enum { FLOAT = 2 };
+    return p->divisor != 1.0 || p->like.dtype == DL_DTYPES[FLOAT][2];
+}
+
+/* Whether a large operation is done here: by the way that the tuning table names for it. */
+static int is_movable(const hot_t *h, const planned_t *p) {
+    const struct large *l = h->large;
+    PyObject *failed = attribute(l->node, HOT.failed);
+    Py_XDECREF(failed);
+    if (failed != Py_False) return 0;
+    if (p->kernel) {
+        int entangled = p->kind == REDUCE_SCATTER && (p->n_from > 1 || is_entangled(h, p));
+        int ordinary = is_ordinary(h, p->from[0], p->total);
+        return !entangled && ordinary && is_within(p->total, l->piped[is_short(p)][p->kind]);
+    }
+    if (!is_within(p->total, l->attached[p->kind]) || p->n_to > MOST_IN_LIST ||
+        p->n_from > MOST_IN_LIST || is_entangled(h, p))
+        return 0;
+    for (int i = 0; i < n_offered(p); i++)
+        if (!is_ordinary(h, offered(p, i), p->piece) || !can_attach((char *)offered(p, i), p->piece))
+            return 0;
+    return 1;
+}
+
+/* What this rank publishes about what it offers; a list goes into its payload. */
+static int64_t publish_places(const hot_t *h, const planned_t *p) {
+    enum { NOTHING = -1 };
+    if (p->kernel) return 0;
+    if (n_offered(p) == 0) return NOTHING;
+    if (p->n_from <= 1) return ATTACHED - (int64_t)(uintptr_t)offered(p, 0);
+    int64_t *list = (int64_t *)payload_of(h->control, h->control->rank);
+    for (int i = 0; i < p->n_from; i++) list[i] = (int64_t)(uintptr_t)p->from[i];
+    return ATTACHED_LIST;
+}
+
+/* Where a rank's contribution to this one begins in its memory; 0: it is none of the usual. */
+static uintptr_t place_at(const control_block_t *b, const planned_t *p, int rank) {
+    int64_t address = slot_of(b, rank)->address;
+    if (address == ATTACHED_LIST) return (uintptr_t)((int64_t *)payload_of(b, rank))[b->rank];
+    return address <= ATTACHED ? (uintptr_t)(ATTACHED - address) + p->first : 0;
+}
+
+static int fetch_from(const hot_t *h, const planned_t *p, int rank, char *to) {
+    uintptr_t from = place_at(h->control, p, rank);
+    if (from == 0) return -1;
+    if (rank != h->control->rank) return attach(h->large->pids[rank], from, to, p->part, 0);
+    if ((uintptr_t)to != from) copy(to, (const char *)from, p->part);
+    return 0;
+}
+
+/* Copy this rank's slice of the root's array into everybody's. */
+static int fetch_slice(const hot_t *h, const planned_t *p) {
+    const control_block_t *b = h->control;
+    size_t first, count = own_share(b, p->part, &first);
+    for (int r = 0; r < b->size; r++)
+        if (slot_of(b, r)->address > ATTACHED) return -1;
+    char *mine = p->like.data + first;
+    uintptr_t from = place_at(b, p, p->root) + first;
+    if (b->rank != p->root && attach(h->large->pids[p->root], from, mine, count, 0)) return -1;
+    for (int r = 0; r < b->size; r++)
+        if (r != p->root && r != b->rank &&
+            attach(h->large->pids[r], place_at(b, p, r) + first, mine, count, 1))
+            return -1;
+    return 0;
+}
+
+static int fetch_all(const hot_t *h, const planned_t *p) {
+    const control_block_t *b = h->control;
+    if (p->kind == BROADCAST) return fetch_slice(h, p);
+    if (p->n_to == 0) return 0;
+    if (p->source >= 0) return fetch_from(h, p, p->source, p->to[0]);
+    for (int k = 1; k <= b->size; k++) { /* each rank begins with another one */
+        int r = (b->rank + k) % b->size;
+        if (fetch_from(h, p, r, place_to(p, r))) return -1;
+    }
+    return 0;
+}
+
+static int reduce_large(hot_t *h, const planned_t *p) {
+    control_block_t *b = h->control;
+    pipe_t *pipe = &b->pipe;
+    int all = p->kind != REDUCE_SCATTER;
+    pipe->kernel = p->kernel, pipe->divisor = p->divisor;
+    pipe->send = p->from[0], pipe->mine = p->n_to ? p->to[0] : NULL;
+    pipe->all = all ? pipe->mine : NULL;
+    memcpy(pipe->stages, h->large->stages, sizeof(char *) * (size_t)b->size);
+    pipe->slice = h->large->slice_bytes / p->kernel->item / 64 * 64;
+    pipe->length = p->part / p->kernel->item;
+    pipe->stride = all ? 0 : pipe->length;
+    pipe_begin(b);
+    return pipe_go(b, PATIENCE) ? ALL_DONE : IN_PIPE;
+}
+
+/* Begin an operation, and do as much of it as can be done at once; how it stands then. */
+static int perform_large(hot_t *h, const planned_t *p, const print_t *print) {
+    control_block_t *b = h->control;
+    int is_list = p->n_from > 1 || p->n_to > 1;
+    int64_t address = publish_places(h, p);
+    int64_t detail = print->detail ? print->detail | is_list : 0; /* see `is_apart` in call.py */
+    if (!agree(b, print->number, h->limit_ns, detail, address, NO_OTHER, PATIENCE)) return POSTED;
+    if (p->kernel) return reduce_large(h, p);
+    if (fetch_all(h, p)) return POSTED;
+    take_step(b);
+    if (p->kind == SCATTER && b->rank != p->root) return ALL_DONE; /* nobody reads here */
+    return all_at(b, b->step, PATIENCE) ? ALL_DONE : DONE;
+}
+
+/* The objects that an operation uses: those in lists, too. */
+static PyObject *all_of(PyObject *const *args, Py_ssize_t n_args) {
+    PyObject *all = PyTuple_New(n_args);
+    for (Py_ssize_t i = 0; all && i < n_args; i++) {
+        PyObject *kept = PyList_CheckExact(args[i]) ? PyList_AsTuple(args[i]) : Py_NewRef(args[i]);
+        if (!kept) Py_CLEAR(all);
+        else PyTuple_SetItem(all, i, kept);
+    }
+    return all;
+}
+
+static PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
+                           Py_ssize_t n_args, const planned_t *p, const print_t *print) {
+    int collects = PyGC_Disable();
+    PyObject *turn = PyObject_CallNoArgs(h->acquire), *given = tuple_of(args, n_args);
+    PyObject *kept = all_of(args, n_args), *result = NULL, *next = NULL;
+    int state = POSTED;
+    if (turn == Py_True && given && kept) {
+        h->control->sequence++, h->sequence++;
+        h->unfinished = 1;
+        Py_BEGIN_ALLOW_THREADS
+        state = perform_large(h, p, print);
+        Py_END_ALLOW_THREADS
+        if (state != POSTED) h->unfinished = 0;
+        if (state != ALL_DONE) next = Py_BuildValue("(OOOi)", group, describe, given, state);
+    }
+    if (collects) PyGC_Enable();
+    if (state == ALL_DONE)
+        result = Py_NewRef(HOT.done);
+    else if (next)
+        result = PyObject_Call(HOT.end, next, NULL);
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *ended = turn == Py_True ? PyObject_CallNoArgs(h->release) : NULL;
+    if (type) PyErr_Restore(type, value, traceback);
+    Py_XDECREF(ended), Py_XDECREF(turn), Py_XDECREF(given), Py_XDECREF(kept), Py_XDECREF(next);
+    return result;
+}
+
+/* ---- learning when */
+
+static void forget_large(hot_t *h) {
+    if (h->large) Py_DECREF(h->large->node);
+    free(h->large);
+    h->large = NULL;
+}
+
+static int read_range(PyObject *object, range_t *range) {
+    range->low = 1, range->high = 0;
+    return object == Py_None || PyArg_ParseTuple(object, "nn", &range->low, &range->high);
+}
+
+/* learn_large(node, processes, heap, its bytes, stages, bytes of a slice, for each kind of
+ * operation the ranges of bytes (None: none) of what is moved by attaching, of what is reduced in
+ * the pipe, and of what is reduced there in short numbers) */
+static PyObject *hot_learn_large(PyObject *self, PyObject *args) {
+    hot_t *h = (hot_t *)self;
+    PyObject *node, *processes, *stages, *ways;
+    unsigned long long heap;
+    Py_ssize_t heap_bytes, slice;
+    uintptr_t numbers[MOST];
+    if (!PyArg_ParseTuple(args, "OO!KnO!nO!", &node, &PyTuple_Type, &processes, &heap, &heap_bytes,
+                          &PyTuple_Type, &stages, &slice, &PyTuple_Type, &ways))
+        return NULL;
+    int size = h->control->size;
+    if (PyTuple_Size(processes) != size || PyTuple_Size(stages) != size ||
+        PyTuple_Size(ways) != KINDS || h->large) {
+        PyErr_SetString(PyExc_ValueError, "learn_large: one of each for each rank or kind, once");
+        return NULL;
+    }
+    struct large *l = calloc(1, sizeof *l);
+    if (!l) return PyErr_NoMemory();
+    int fine = read_addresses(processes, numbers) == size;
+    for (int r = 0; fine && r < size; r++) l->pids[r] = (pid_t)numbers[r];
+    fine = fine && read_addresses(stages, numbers) == size;
+    for (int r = 0; fine && r < size; r++) l->stages[r] = (char *)numbers[r];
+    for (int k = 0; fine && k < KINDS; k++) {
+        PyObject *attached, *wide, *few;
+        fine = PyArg_ParseTuple(PyTuple_GetItem(ways, k), "OOO", &attached, &wide, &few) &&
+               read_range(attached, &l->attached[k]) && read_range(wide, &l->piped[0][k]) &&
+               read_range(few, &l->piped[1][k]);
+    }
+    if (!fine) return free(l), NULL;
+    l->node = Py_NewRef(node), l->heap = (char *)(uintptr_t)heap;
+    l->heap_bytes = (size_t)heap_bytes, l->slice_bytes = (size_t)slice;
+    h->large = l;
+    Py_RETURN_NONE;
+}
