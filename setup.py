@@ -70,7 +70,11 @@ setup(
             "_kernel",
             "-ffp-contract=off",
             "-fno-math-errno",
-            depends=["hpcdist/transport/_hot.c", "hpcdist/transport/_recorder.h"],
+            depends=[
+                "hpcdist/transport/_hot.c",
+                "hpcdist/transport/_mail.c",
+                "hpcdist/transport/_recorder.h",
+            ],
         ),
         extension("_recorder", depends=["hpcdist/transport/_recorder.h"]),
     ],

@@ -45,6 +45,9 @@ VERBS: dict[str, Callable[..., Call]] = {
 }
 """In the order of the table in `_hot.c`."""
 
+MESSAGES = "send", "recv"
+"""They go through mailboxes (`transport/_mail.c`), if they are small and usual in the same way."""
+
 
 @inside(lambda local: local["group"].transport.queue)
 def go_on(group: Group, describe: Callable[..., Call], args: tuple[Any, ...]) -> Work:
@@ -61,7 +64,7 @@ def _nothing(*args: Any) -> None:
 def _join() -> Any:
     """Return the compiled functions, once they know what they need; else such as do nothing."""
     if not is_here():
-        return SimpleNamespace(**dict.fromkeys(VERBS, _nothing))
+        return SimpleNamespace(**dict.fromkeys((*VERBS, *MESSAGES), _nothing))
     compiled.hot_join(
         np.ndarray,
         Group,
@@ -74,7 +77,9 @@ def _join() -> Any:
         threading.main_thread().ident,
         SPINS,
     )
-    return SimpleNamespace(**{verb: getattr(compiled, f"hot_{verb}") for verb in VERBS})
+    return SimpleNamespace(
+        **{verb: getattr(compiled, f"hot_{verb}") for verb in (*VERBS, *MESSAGES)}
+    )
 
 
 hot = _join()

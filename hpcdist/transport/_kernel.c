@@ -2395,6 +2395,7 @@ static PyType_Spec CONTROL_BLOCK_SPEC = {"hpcdist.transport._kernel.ControlBlock
 
 #include "_recorder.h"
 #include "_hot.c"
+#include "_mail.c"
 
 static PyMethodDef FUNCTIONS[] = {
     {"combine", (PyCFunction)(void (*)(void))py_combine, METH_FASTCALL, NULL},
@@ -2419,6 +2420,7 @@ static PyMethodDef FUNCTIONS[] = {
     {"copy_runs", (PyCFunction)(void (*)(void))py_copy_runs, METH_FASTCALL, NULL},
     {"parse_slots", (PyCFunction)(void (*)(void))py_parse_slots, METH_FASTCALL, NULL},
     HOT_FUNCTIONS,
+    MAIL_FUNCTIONS,
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernel", NULL, -1, FUNCTIONS,
@@ -2442,6 +2444,6 @@ PyMODINIT_FUNC PyInit__kernel(void) {
     if (PyModule_AddObject(module, "CODES", codes) < 0) return NULL;
     if (PyModule_AddObject(module, "MERGES", merges) < 0) return NULL;
     if (PyModule_AddObject(module, "ControlBlock", control_block) < 0) return NULL;
-    if (add_hot(module) < 0) return NULL;
+    if (add_hot(module) < 0 || add_mail(module) < 0) return NULL;
     return module;
 }
