@@ -19,7 +19,7 @@ from hpcdist.comm import describe
 from hpcdist.comm.session import resolve_group
 from hpcdist.text import duration, times
 
-WITHIN_S = {"call": 2e-6, "plan": 0.3e-6}
+WITHIN_S = {"call": 2e-6, "plan": 0.3e-6, "there and back": 2e-6, "large": 5e-6}
 """What a call may cost more than mpi4py's: the aim, not a test."""
 
 
@@ -33,7 +33,7 @@ class Pair(NamedTuple):
 
 
 def pairs(comm: MPI.Intracomm) -> list[Pair]:
-    return [*small_calls(comm), *plans(comm), *torch_calls(comm)]
+    return [*small_calls(comm), *messages(comm), *plans(comm), *torch_calls(comm)]
 
 
 def small_calls(comm: MPI.Intracomm) -> list[Pair]:
@@ -67,6 +67,57 @@ def small_calls(comm: MPI.Intracomm) -> list[Pair]:
     }
     found = [Pair(f"{name} of 8 bytes", "call", *ways) for name, ways in calls.items()]
     return [*found, Pair("barrier", "call", dist.barrier, comm.Barrier)]
+
+
+def messages(comm: MPI.Intracomm) -> list[Pair]:
+    """Return messages there and back between the ranks of each pair; a rank without one rests."""
+    if comm.size == 1:
+        return []
+    found = [
+        _there_and_back(comm, f"{name}, there and back", aim, np.ones(nbytes // 8))
+        for name, nbytes, aim in [
+            ("message of 8 bytes", 8, "there and back"),
+            ("message of 8 KiB", 8 << 10, "there and back"),
+            ("message of 1 MiB", 1 << 20, "large"),
+        ]
+    ]
+    content, place = {"step": 1, "loss": 0.5}, [None]
+    return [
+        *found,
+        Pair(
+            "message of a small dict, there and back",
+            "there and back",
+            _in_turn(
+                comm,
+                lambda peer: dist.send_object_list([content], peer),
+                lambda peer: dist.recv_object_list(place, peer),
+            ),
+            _in_turn(comm, partial(comm.send, content), lambda peer: comm.recv(source=peer)),
+        ),
+    ]
+
+
+def _there_and_back(comm: MPI.Intracomm, operation: str, aim: str, data: Any) -> Pair:
+    into = np.zeros_like(data)
+    ours = _in_turn(comm, partial(dist.send, data), partial(dist.recv, into))
+    theirs = _in_turn(comm, partial(comm.Send, data), partial(comm.Recv, into))
+    return Pair(operation, aim, ours, theirs)
+
+
+def _in_turn(
+    comm: MPI.Intracomm, send: Callable[[int], Any], receive: Callable[[int], Any]
+) -> Callable[[], Any]:
+    """Return what the even rank of a pair begins, and the odd one answers."""
+    peer = comm.rank ^ 1
+    if peer >= comm.size:
+        return lambda: None
+    first, second = (send, receive) if comm.rank < peer else (receive, send)
+
+    def both() -> None:
+        first(peer)
+        second(peer)
+
+    return both
 
 
 def plans(comm: MPI.Intracomm) -> list[Pair]:

@@ -14,10 +14,10 @@ from typing import Any, final
 import numpy as np
 
 from hpcdist.arrays.buffer import as_buffer, wrap_like
+from hpcdist.comm.describe_messages import describe_recv, describe_send
 from hpcdist.comm.dispatch import BatchEntry, dispatch_batch
 from hpcdist.comm.making import group_of
 from hpcdist.comm.members import Members
-from hpcdist.comm.messages import describe_recv, describe_send
 from hpcdist.comm.tensor_lists import check_fillable, is_list
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work

@@ -49,6 +49,9 @@ VERBS: dict[str, Callable[..., Call]] = {
 }
 """In the order of the table in `_hot.c`."""
 
+MESSAGES = "send", "recv"
+"""They go through mailboxes (`transport/_mail.c`), if they are small and usual in the same way."""
+
 
 OBJECT_VERBS: dict[str, Callable[..., Call]] = {
     "broadcast_object_list": describe_objects.broadcast_object_list,
@@ -114,7 +117,7 @@ def _nothing(*args: Any) -> None:
 def _join() -> Any:
     """Return the compiled functions, once they know what they need; else such as do nothing."""
     if not is_here():
-        return SimpleNamespace(**dict.fromkeys((*VERBS, *OBJECT_VERBS), _nothing))
+        return SimpleNamespace(**dict.fromkeys((*VERBS, *OBJECT_VERBS, *MESSAGES), _nothing))
     compiled.hot_join(
         np.ndarray,
         Group,
@@ -132,7 +135,7 @@ def _join() -> Any:
     compiled.hot_join_objects(
         tuple(OBJECT_VERBS.values()), pickle.dumps, unpack, leave, EAGER, OUT_OF_BAND
     )
-    names = (*VERBS, *OBJECT_VERBS)
+    names = (*VERBS, *OBJECT_VERBS, *MESSAGES)
     return SimpleNamespace(**{verb: getattr(compiled, f"hot_{verb}") for verb in names})
 
 

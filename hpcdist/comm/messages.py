@@ -13,8 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcdist.arrays.buffer import Buffer, as_buffer, as_output
-from hpcdist.arrays.pickled import Pickled, pack_object, unpack_object
+from hpcdist.comm.describe_messages import (
+    describe_recv,
+    describe_recv_objects,
+    describe_send,
+    describe_send_objects,
+)
 from hpcdist.comm.dispatch import (
     BatchEntry,
     Describe,
@@ -23,13 +27,12 @@ from hpcdist.comm.dispatch import (
     dispatch_batch,
     not_a_member,
 )
+from hpcdist.comm.hot import hot
 from hpcdist.comm.members import Members
 from hpcdist.comm.session import resolve_group
-from hpcdist.comm.tensor_lists import unpack
-from hpcdist.errors import MismatchError, UsageError
+from hpcdist.errors import UsageError
 from hpcdist.transport.base import Done, Work
-from hpcdist.transport.call import ANY_SOURCE, PROC_NULL, Message, ObjectMessage
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call import PROC_NULL
 
 
 def send(
@@ -57,7 +60,9 @@ def send(
         [[0.0, 0.0], [0.0, 0.0], [2.0, 2.0]]
 
     """
-    return _dispatch(group, sync_op, describe_send, tensor, dst, tag)
+    return hot.send(tensor, dst, group, sync_op, tag) or _dispatch(
+        group, sync_op, describe_send, tensor, dst, tag
+    )
 
 
 def recv(
@@ -97,7 +102,9 @@ def recv(
         [[1, 2], [], []]
 
     """
-    return _dispatch(group, sync_op, describe_recv, tensor, src, tag)
+    return hot.recv(tensor, src, group, sync_op, tag) or _dispatch(
+        group, sync_op, describe_recv, tensor, src, tag
+    )
 
 
 def isend(tensor: Any, dst: int, group: Members | None = None, tag: int = 0) -> Work:
@@ -122,7 +129,9 @@ def isend(tensor: Any, dst: int, group: Members | None = None, tag: int = 0) -> 
         [2, 0, 1]
 
     """
-    return _dispatch(group, False, describe_send, tensor, dst, tag)
+    return hot.send(tensor, dst, group, False, tag) or _dispatch(
+        group, False, describe_send, tensor, dst, tag
+    )
 
 
 def irecv(tensor: Any, src: int | None = None, group: Members | None = None, tag: int = 0) -> Work:
@@ -280,7 +289,7 @@ def send_object_list(
 
     """
     peer = _one_peer(group, dst, dst_in_group, "dst")
-    return _dispatch(group, sync_op, _describe_send_objects, object_list, peer, tag)
+    return _dispatch(group, sync_op, describe_send_objects, object_list, peer, tag)
 
 
 def recv_object_list(
@@ -319,7 +328,7 @@ def recv_object_list(
 
     """
     peer = _one_peer(group, src, src_in_group, "src")
-    return _dispatch(group, sync_op, _describe_recv_objects, object_list, peer, tag)
+    return _dispatch(group, sync_op, describe_recv_objects, object_list, peer, tag)
 
 
 # ---- no rank at all
@@ -357,74 +366,7 @@ def to_nobody(group: Members | None, describe: Describe, what: Any, tag: int) ->
     return Done(PROC_NULL)
 
 
-# ---- descriptions
-
-
-def describe_send(group: Members, tensor: Any, dst: Any, tag: Any) -> Message:
-    """Describe `send`."""
-    root = group.root_of(dst, "dst")
-    _, data, dtype, shape, _ = _packed(as_buffer, tensor)
-    tag = _check_tag(tag)
-    return Message(Kind.SEND, data, dtype, shape, root, tag)
-
-
-def describe_recv(group: Members, tensor: Any, src: Any, tag: Any) -> Message:
-    """Describe `recv`."""
-    root = ANY_SOURCE if src is None else group.root_of(src, "src")
-    buffer = _packed(as_output, tensor)
-    _, data, dtype, shape, home = buffer
-    tag = _check_tag(tag)
-    finish = None if home is None else unpack(buffer)
-    return Message(Kind.RECV, data, dtype, shape, root, tag, finish)
-
-
 _DESCRIBE = {isend: describe_send, irecv: describe_recv}
-
-
-def _packed(view: Callable[[Any], Buffer], tensor: Any) -> Buffer:
-    try:
-        return view(tensor)
-    except MemoryError as error:  # of no concern to ranks that are no party to the message
-        raise UsageError(
-            f"there is no memory to pack an array that is not contiguous: {error}"
-        ) from error
-
-
-def _describe_send_objects(group: Members, object_list: Any, dst: Any, tag: Any) -> ObjectMessage:
-    _check_objects(object_list)
-    root = group.root_of(0 if dst is None else dst, "dst")
-    try:
-        pickled = pack_object(list(object_list))
-    except Exception as error:
-        raise UsageError(f"object_list cannot be pickled: {error}") from error
-    return ObjectMessage(Kind.SEND_OBJECT_LIST, root, _check_tag(tag), (pickled,))
-
-
-def _describe_recv_objects(group: Members, object_list: Any, src: Any, tag: Any) -> ObjectMessage:
-    _check_objects(object_list)
-    root = ANY_SOURCE if src is None else group.root_of(src, "src")
-
-    def finish(pickles: list[Pickled]) -> None:
-        received = unpack_object(pickles[0])
-        if len(received) != len(object_list):
-            raise MismatchError(
-                f"{len(received)} objects were sent to rank {group.world_rank}, whose object_list "
-                f"has {len(object_list)} entries; send and receive lists of one length"
-            )
-        object_list[:] = received
-
-    return ObjectMessage(Kind.RECV_OBJECT_LIST, root, _check_tag(tag), finish=finish)
-
-
-def _check_tag(tag: Any) -> int:
-    if not isinstance(tag, int) or isinstance(tag, bool) or tag < 0:
-        raise UsageError(f"tag must be an integer of at least 0, got {tag!r}")
-    return tag
-
-
-def _check_objects(object_list: Any) -> None:
-    if not isinstance(object_list, list) or not object_list:
-        raise UsageError(f"object_list cannot be None or empty, got {object_list!r}")
 
 
 def _one_peer(group: Members | None, world: int | None, in_group: int | None, what: str) -> Any:

@@ -13,9 +13,10 @@ from typing import Any
 
 from hpcdist.comm import describe
 from hpcdist.comm.collectives import check_no_split_sizes, warn_of_meaningless
+from hpcdist.comm.describe_messages import describe_recv, describe_send
 from hpcdist.comm.dispatch import Describe, as_flag, dispatch
 from hpcdist.comm.group import Group
-from hpcdist.comm.messages import describe_recv, describe_send, is_nobody, to_nobody
+from hpcdist.comm.messages import is_nobody, to_nobody
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
 from hpcdist.transport.call import WITH_ARRAYS, Call

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as c10d
 
 from hpcdist.comm import describe
+from hpcdist.comm.describe_messages import describe_recv, describe_send
 from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.group import Group
-from hpcdist.comm.messages import describe_recv, describe_send
 from hpcdist.torch import descriptions
 from hpcdist.torch.onlookers import shown, somebody_looks_on
 from hpcdist.torch.works import TorchWork

@@ -2444,6 +2444,7 @@ static PyType_Spec CONTROL_BLOCK_SPEC = {"hpcdist.transport._kernel.ControlBlock
 #include "_hot_large.c"
 #include "_hot_objects.c"
 #include "_hot_plans.c"
+#include "_mail.c"
 
 static PyMethodDef FUNCTIONS[] = {
     {"combine", (PyCFunction)(void (*)(void))py_combine, METH_FASTCALL, NULL},
@@ -2469,6 +2470,7 @@ static PyMethodDef FUNCTIONS[] = {
     {"parse_slots", (PyCFunction)(void (*)(void))py_parse_slots, METH_FASTCALL, NULL},
     HOT_FUNCTIONS,
     HOT_OBJECT_FUNCTIONS,
+    MAIL_FUNCTIONS,
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernel", NULL, -1, FUNCTIONS,
@@ -2494,6 +2496,6 @@ PyMODINIT_FUNC PyInit__kernel(void) {
     if (PyModule_AddObject(module, "ControlBlock", control_block) < 0) return NULL;
     PyObject *request = PyType_FromSpec(&REQUEST_SPEC);
     if (!request || PyModule_AddObject(module, "SharedRequest", request) < 0) return NULL;
-    if (add_hot(module) < 0) return NULL;
+    if (add_hot(module) < 0 || add_mail(module) < 0) return NULL;
     return module;
 }

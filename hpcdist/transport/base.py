@@ -316,6 +316,8 @@ class Transport(ABC):
     """Whether `run` and `start` take an `Exchange`; else they get the alltoall that does it."""
     hot: Any = None
     """What the hot path needs of it, where that can be used; then it has `end_posted`, too."""
+    mail: Any = None
+    """What the hot path of messages needs of it, where that can be used."""
     costs: Mapping[str, LinkCost] = MappingProxyType({})
     """What was measured of moving data on "one" node and on "several"; of all ranks the same."""
 

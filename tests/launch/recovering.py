@@ -28,6 +28,13 @@ def ring():
     dist.wait_all(works)
 
 
+def blocking_ring():
+    to, source = (world.rank + 1) % world.nranks, (world.rank - 1) % world.nranks
+    dist.send(np.full(3, world.rank), to)
+    dist.recv(got := np.zeros(3, int), source)
+    assert (got == source).all()
+
+
 OPERATIONS = {
     "small": lambda: dist.all_reduce(np.ones(3)),
     "ordinary": lambda: dist.all_reduce(ordinary),
@@ -36,6 +43,7 @@ OPERATIONS = {
     "asynchronous": lambda: dist.all_reduce(ordinary, sync_op=False).wait(),
     "objects": lambda: dist.all_gather_object([], rank),
     "messages": ring,
+    "send and recv": blocking_ring,
     "new group": lambda: dist.new_group(range(world.nranks)),
 }
 

@@ -20,6 +20,7 @@ OPERATIONS = [
     "asynchronous",
     "objects",
     "messages",
+    "send and recv",
     "new group",
 ]
 VICTIMS = ["0", "3", "0,2"]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence, Set as AbstractSet
-from typing import NamedTuple, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 from mpi4py import MPI
 
@@ -34,6 +34,7 @@ from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.mpi.tags import name_of_dtype, user_tag, wire_tags
 from hpcdist.transport.polling import LISTEN_AFTER_S, SPIN, add_errand, remove_errand
 from hpcdist.transport.queue import refusal
+from hpcdist.transport.shm.mail import Mailboxes
 
 _AT_ONCE = 4096
 """Up to so many bytes a message has arrived when it is found, in every MPI library."""
@@ -42,12 +43,13 @@ _ARRIVAL_SPIN = 500
 
 
 class Found(NamedTuple):
-    """A message that can be received: in MPI, or taken in early."""
+    """A message that can be received: in MPI, taken in early, or in a mailbox."""
 
     source: int
     tag: int
     nbytes: int
-    early: Early | None
+    early: Early | None = None
+    is_mailed: bool = False
 
     @property
     def dtype(self) -> str:
@@ -99,6 +101,8 @@ class Matching:
         self.timeout_s = timeout_s
         self.lock = threading.RLock()
         self.news: News | None = None
+        self.mail: Mailboxes | None = None
+        """Where small messages are, if the ranks share memory; see [Note: one order] there."""
         self.circles = circles
         self.deaths = deaths
         self._allowance = allowance
@@ -107,7 +111,7 @@ class Matching:
         self._early: list[Early] = []
         self.sent = [0] * comm.size
         self.taken = [0] * comm.size
-        """Messages sent to each rank, and taken from MPI from each."""
+        """Messages sent to each rank by MPI, and taken from MPI from each."""
         self.progress = ProgressThread(self.lock)
         self._any_thread = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
 
@@ -149,26 +153,28 @@ class Matching:
             if self._posted or self._early:
                 return None
             for _ in range(SPIN):
-                if self.comm.Iprobe(_mpi_source(source), tag, status):
+                found = self._find_mailed(source, tag) or self._probe(source, tag, status)
+                if found is not None:
                     break
             else:
                 return None
-            if status.Get_elements(MPI.BYTE) != nbytes:
+            if found.nbytes != nbytes:
                 return None
-            found: int = status.Get_source()
-            self.taken[found] += 1
-            if nbytes <= _AT_ONCE:
-                self.comm.Recv(block(recv, nbytes), found, tag)
-                return found, None
-            test = self.comm.Irecv(block(recv, nbytes), found, tag).Test
+            if nbytes <= _AT_ONCE and not found.is_mailed:
+                self.taken[found.source] += 1
+                self._note_received(found.source)
+                self.comm.Recv(block(recv, nbytes), found.source, tag)
+                return found.source, None
+            test = self.deliver(found, [recv])
             if any(test() for _ in range(_ARRIVAL_SPIN)):
-                return found, None
-            return found, test
+                return found.source, None
+            return found.source, test
 
     def post(self, receive: Posted) -> None:
         """Post a receive, which waits for its message."""
         with self.lock:
             self._posted.append(receive)
+            self._tell_posted()
             self.look()
 
     def advance(self) -> None:
@@ -184,6 +190,11 @@ class Matching:
                     waiting.append(receive)
                     promised.setdefault(receive.tag, set()).add(receive.source_wanted)
             self._posted = waiting
+            self._tell_posted()
+
+    def _tell_posted(self) -> None:
+        if self.mail is not None:
+            self.mail.posted = len(self._posted)
 
     def look(self) -> None:
         """Like `advance`, but spend no more than half of the time on it, however many wait."""
@@ -199,17 +210,29 @@ class Matching:
             if receive not in self._posted or receive.has_begun:
                 return False
             self._posted.remove(receive)
+            self._tell_posted()
             return True
 
     def find(self, source: int, tag: int) -> Found | None:
         """Probe for a message."""
+        mailed = self._find_mailed(source, tag)
+        if mailed is not None:
+            return mailed
         for early in self._early:
             if early.tag == tag and source in (ANY_SOURCE, early.source):
                 return Found(early.source, tag, early.data.nbytes, early)
-        status = MPI.Status()
+        return self._probe(source, tag, MPI.Status())
+
+    def _find_mailed(self, source: int, tag: int) -> Found | None:
+        found = None if self.mail is None else self.mail.find(source, tag)
+        return None if found is None else Found(found[0], tag, found[1], is_mailed=True)
+
+    def _probe(self, source: int, tag: int, status: MPI.Status) -> Found | None:
+        """Probe MPI for a message; what that sender has mailed meanwhile comes before it."""
         if not self.comm.Iprobe(_mpi_source(source), tag, status):
             return None
-        return Found(status.Get_source(), tag, status.Get_elements(MPI.BYTE), None)
+        found = Found(status.Get_source(), tag, status.Get_elements(MPI.BYTE))
+        return self._find_mailed(found.source, tag) or found
 
     def find_of_other_dtype(self, receive: Posted) -> Found | None:
         """Probe for a message that a receive does not match only because of its dtype."""
@@ -224,6 +247,11 @@ class Matching:
         The message goes into `buffers`, one after the other, which are as large together.
         """
         early = found.early
+        if found.is_mailed:
+            assert self.mail is not None
+            self.mail.take(found.source, found.tag, buffers)
+            return _at_once
+        self._note_received(found.source)
         if early is None:
             self.taken[found.source] += 1
             if len(buffers) == 1:
@@ -243,6 +271,27 @@ class Matching:
             return True
 
         return arrived
+
+    # ---- the way by MPI, and the one past it
+
+    def is_mailed(self, data: Any, nbytes: int, to: int, tag: int) -> bool:
+        """Send through the mailbox of a rank; return False if that is up to MPI, and count it."""
+        mail = self.mail
+        if mail is not None and nbytes <= mail.most and mail.put(to, tag, data):
+            return True
+        self.note_sent(to)
+        return False
+
+    def note_sent(self, to: int) -> None:
+        """Count a message that is about to be sent by MPI."""
+        self.sent[to] += 1
+        if self.mail is not None:
+            self.mail.sent(to)
+
+    def _note_received(self, source: int) -> None:
+        """Let the sender know that a receive has got what it sent by MPI."""
+        if self.mail is not None:
+            self.mail.received(source)
 
     # ---- what others have sent
 
@@ -311,6 +360,10 @@ class Matching:
         others = self.news.others
         asked = others if peer == ANY_SOURCE else [each for each in others if each == peer]
         return self.news.account(asked, self.news.ask(asked, wait, waited_s), waited_s)
+
+
+def _at_once() -> bool:
+    return True
 
 
 def _mpi_source(source: int) -> int:

@@ -6,11 +6,14 @@ How they match is in `matching`, what is under way in `requests`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 from mpi4py import MPI
 
+from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import UsageError
+from hpcdist.runtime.process import snapshot
+from hpcdist.runtime.survival import can_recover
 from hpcdist.transport.base import DONE, Done, Work
 from hpcdist.transport.call import AnyMessage, Message, ObjectMessage
 from hpcdist.transport.deaths import Deaths
@@ -19,9 +22,14 @@ from hpcdist.transport.mpi.datatypes import block
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.matching import Matching
 from hpcdist.transport.mpi.news import Circles
-from hpcdist.transport.mpi.pickled import send_pickled
+from hpcdist.transport.mpi.pickled import send_buffers
 from hpcdist.transport.mpi.requests import Receive, Send
 from hpcdist.transport.mpi.tags import user_tag, wire_tag, wire_tags
+from hpcdist.transport.shm.mail import open_mail
+from hpcdist.transport.shm.segment import Bytes
+
+_HEAR_OF_DEATHS_NS = 10_000_000
+"""Where ranks may die, so often at least a message goes by MPI, which tells of it."""
 
 
 @final
@@ -46,6 +54,15 @@ class Messages:
         limit = comm.Get_attr(MPI.TAG_UB) or 32767
         self._last_tag = wire_tags(user_tag(int(limit)))[-1]
         self._may_thread = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+
+    def open_mail(self, memory: Bytes) -> None:
+        """Send small messages through `memory` from now on, if that can be; see `shm.mail`."""
+        matching = self.matching
+        mail = open_mail(memory, self.comm.rank, matching.ranks, matching.lock)
+        if mail is not None:
+            mail.last_tag = self._last_tag
+            mail.pause_ns = _HEAR_OF_DEATHS_NS if can_recover(snapshot()) else 0
+        matching.mail = mail
 
     def start(self, call: AnyMessage) -> Work:
         """Begin a send or receive."""
@@ -90,23 +107,35 @@ class Messages:
         if not 0 <= tag <= self._last_tag:
             raise self._out_of_range(call)
         if isinstance(call, Message) and call.kind is Kind.SEND:
-            matching.sent[call.root] += 1
-            request = self.comm.Isend(block(call.data, call.data.nbytes), call.root, tag)
-            if call.ended is None and request.Test():
+            requests = self._send(call.data, call.data.nbytes, call.root, tag)
+            if call.ended is None and (not requests or requests[0].Test()):
                 return DONE
-            return Send(matching, call, [request])
+            return Send(matching, call, requests)
         if isinstance(call, ObjectMessage) and call.kind is Kind.SEND_OBJECT_LIST:
             with matching.lock:  # the parts of a pickle follow each other
                 requests = [
                     request
                     for pickled in call.pickles
-                    for request in send_pickled(self.comm, pickled, call.root, tag)
+                    for request in self._send_pickled(pickled, call.root, tag)
                 ]
-                matching.sent[call.root] += len(requests)
             return Send(matching, call, requests)
         receive = Receive(matching, call, tag)
         matching.post(receive)
         return receive
+
+    def _send(self, data: Any, nbytes: int, to: int, tag: int) -> list[MPI.Request]:
+        """Send bytes through a mailbox, or begin to by MPI; return what is under way."""
+        if self.matching.is_mailed(data, nbytes, to, tag):
+            return []
+        return [self.comm.Isend(block(data, nbytes), to, tag)]
+
+    def _send_pickled(self, pickled: Pickled, to: int, tag: int) -> list[MPI.Request]:
+        """Begin to send a pickle: its meta, then its buffers as one message."""
+        requests = self._send(pickled.meta, len(pickled.meta), to, tag)
+        if pickled.buffers:
+            self.matching.note_sent(to)
+            requests.append(send_buffers(self.comm, pickled, to, tag))
+        return requests
 
     def _out_of_range(self, call: AnyMessage) -> UsageError:
         return UsageError(

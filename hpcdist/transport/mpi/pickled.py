@@ -12,10 +12,16 @@ def send_pickled(comm: MPI.Intracomm, pickled: Pickled, to: int, tag: int) -> li
     """Begin to send `pickled`: its meta, then its buffers as one message."""
     requests = [comm.Isend(block(pickled.meta, len(pickled.meta)), to, tag)]
     if pickled.buffers:
-        message, datatype = scattered(list(pickled.buffers))
-        requests.append(comm.Isend(message, to, tag))
-        datatype.Free()
+        requests.append(send_buffers(comm, pickled, to, tag))
     return requests
+
+
+def send_buffers(comm: MPI.Intracomm, pickled: Pickled, to: int, tag: int) -> MPI.Request:
+    """Begin to send the buffers of `pickled` as one message."""
+    message, datatype = scattered(list(pickled.buffers))
+    request = comm.Isend(message, to, tag)
+    datatype.Free()
+    return request
 
 
 def receive_pickled(comm: MPI.Intracomm, source: int, tag: int) -> Pickled:

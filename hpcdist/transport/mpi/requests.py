@@ -34,7 +34,7 @@ _EXPLAIN_AFTER_S = 0.05
 
 @final
 class Send(Work):
-    """One message (or the parts of some pickles) on its way out."""
+    """One message (or the parts of some pickles) on its way out; without `requests` it is there."""
 
     def __init__(self, matching: Matching, call: AnyMessage, requests: list[MPI.Request]) -> None:
         self._matching = matching
@@ -43,6 +43,8 @@ class Send(Work):
         self._peer = call.root
         self._mark = 0
         self._error: HpcdistError | None = None
+        if not requests:
+            self._end()
 
     def recorded(self, mark: int) -> None:
         """See `Work.recorded`."""

@@ -104,6 +104,7 @@ class MpiTransport(Transport):
             self.hot = open_hot(host.node, host.tuning_table, host.queue)
         if self.hot is not None and host.agreement is not None:
             host.agreement.count_in(self.hot)
+            self.mail = host.messages.matching.mail
         # last: a group that cannot be made leaves no errand behind
         host.messages.matching.start_taking_in()
 
@@ -360,7 +361,7 @@ class MpiTransport(Transport):
 
     def abandon(self) -> None:
         """Leave everything under way to MPI, since a rank has died; local."""
-        self.hot = None
+        self.hot = self.mail = None
         self.context.site.communicators.revoke()
         self.queue.close(_ABANDON_S)
         self.context.messages.close()
@@ -416,7 +417,7 @@ class MpiTransport(Transport):
         messages.refuse_nested()
         if is_at_errands():  # maybe of this group, whose communicators are to be freed
             raise refusal()
-        self.hot = None
+        self.hot = self.mail = None
         ended = self.queue.close()
         if ended and self._on_devices is not None:
             self._on_devices.close()
@@ -458,6 +459,8 @@ def _open(
     shares = one_node and comm.size > 1
     node = open_node(comm, ranks, site, timeout_s, progress) if shares else None
     queue = CollectiveQueue(f"hpcdist-group-{ranks[0]}-{comm.size}")
+    if node is not None:
+        messages.open_mail(node.mail_memory)
     agreement = news = None
     if comm.size > 1:
         if node is None:

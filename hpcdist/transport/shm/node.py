@@ -34,6 +34,7 @@ from hpcdist.transport.polling import poll
 from hpcdist.transport.shm.attached import Attached, attach
 from hpcdist.transport.shm.control import PAYLOAD, SPINS, control_block_bytes, payload_places
 from hpcdist.transport.shm.heap import Heap
+from hpcdist.transport.shm.mail import mail_bytes
 from hpcdist.transport.shm.segment import Bytes, Segment, is_dead
 from hpcdist.transport.tuning import STAGED_UP_TO
 
@@ -168,6 +169,12 @@ class SharedNode:
     def memory(self) -> Bytes:
         """The segment of the group: the control block and everyone's staging memory."""
         return self._own.memory
+
+    @property
+    def mail_memory(self) -> Bytes:
+        """The part of the segment that has the boxes of `mail`; empty where they are not used."""
+        nbytes = mail_bytes(self.size) if self.can_pipeline else 0
+        return self._own.memory[self._own.memory.nbytes - nbytes :]
 
     def heap_of(self, rank: int) -> Bytes:
         """Return the heap of a rank, as this process sees it."""
@@ -327,5 +334,5 @@ def _stage_places(size: int) -> tuple[int, ...]:
 
 
 def node_bytes(size: int) -> int:
-    """Return the bytes of the segment of a group: the control block and the staging memory."""
-    return _stage_places(size)[-1] + pipeline_bytes(size) + 2 * STAGED_UP_TO
+    """Return the bytes of the segment of a group: control block, staging memory and mailboxes."""
+    return _stage_places(size)[-1] + pipeline_bytes(size) + 2 * STAGED_UP_TO + mail_bytes(size)

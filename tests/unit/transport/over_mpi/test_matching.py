@@ -10,11 +10,13 @@ from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
 from hpcdist.transport.call import ANY_SOURCE, Message
 from hpcdist.transport.deaths import Deaths
+from hpcdist.transport.kernel import compiled
 from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import Circles, Count, News
 from hpcdist.transport.polling import poll
+from hpcdist.transport.shm.mail import mail_bytes
 
 SEEDS = range(8)
 LIMIT_S = 2.0
@@ -29,7 +31,7 @@ def _receive(data, source, tag):
 class Rank:
     """Sends and receives of one rank, as a transport makes them."""
 
-    def __init__(self, comm, limit_bytes=1 << 20):
+    def __init__(self, comm, limit_bytes=1 << 20, mail=None):
         ranks = tuple(10 * (rank + 1) for rank in range(comm.size))
         allowance, circles = Allowance(limit_bytes), Circles()
         self.world = comm.world
@@ -39,6 +41,8 @@ class Rank:
             comm, ranks, allowance, circles, Count(int, int, matching.sent.__getitem__), Deaths()
         )
         matching.news = self.news
+        if mail is not None:
+            self.messages.open_mail(mail)
         matching.start_taking_in()
 
     def isend(self, value, to, tag=0, dtype=np.float64, items=1):
@@ -58,13 +62,27 @@ class Rank:
         return data[0].item()
 
 
+def no_mail(size):
+    """Return no memory: MPI carries all messages."""
+
+
+def shared_mail(size):
+    """Return memory for mailboxes that ranks on one node share."""
+    if compiled is None:
+        pytest.skip("the kernel is not compiled here")
+    room = np.zeros(mail_bytes(size) + 64, np.uint8)
+    return room[-room.ctypes.data % 64 :][: mail_bytes(size)]
+
+
+@pytest.mark.parametrize("mail_of", [no_mail, shared_mail])
 @pytest.mark.parametrize("seed", range(20))
-def test_messages_of_one_sender_tag_and_dtype_arrive_in_order(seed):
+def test_messages_of_one_sender_tag_and_dtype_arrive_in_order(seed, mail_of):
     """Whatever the order in which receives are posted, and in which they are waited for."""
     size, kinds = 3, [(tag, dtype) for tag in (0, 7) for dtype in (np.float32, np.int64)]
+    mail = mail_of(size)
 
     def program(comm):
-        rank, chance = Rank(comm), Random(1000 * seed + comm.rank)
+        rank, chance = Rank(comm, mail=mail), Random(1000 * seed + comm.rank)
         others = [each for each in range(size) if each != comm.rank]
         plan = [(peer, *kind) for peer in others for kind in kinds]
         sends = chance.sample(4 * plan, 4 * len(plan))
@@ -95,12 +113,77 @@ def test_messages_of_one_sender_tag_and_dtype_arrive_in_order(seed):
         assert all(line == [1, 2, 3, 4] for line in found.values()), found
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_receives_from_any_rank_take_each_message_once_in_the_order_of_its_sender(seed):
-    size, each = 4, 5
+@pytest.mark.parametrize("seed", range(20))
+def test_no_way_of_a_message_overtakes_another(seed):
+    """Small ones go through mailboxes, or by MPI after a large one; large ones always by MPI."""
+    mail, each = shared_mail(2), 12
 
     def program(comm):
-        rank = Rank(comm)
+        rank, chance = Rank(comm, mail=mail), Random(1000 * seed + comm.rank)
+        sizes = Random(seed).choices([1, 1, 1, 3000, LARGE], k=each)
+        if comm.rank:
+            works = []
+            for number, items in enumerate(sizes):
+                works.append(rank.isend(number, 0, items=items))
+                poll(lambda: False, chance.choice([0, 0, 0.01]))
+            for work in works:
+                work.wait()
+            return None
+        found = []
+        for items in sizes:
+            poll(lambda: False, chance.choice([0, 0, 0.01]))
+            if chance.random() < 0.5:
+                found.append(rank.recv(1, items=items))
+            else:
+                work, data = rank.irecv(1, items=items)
+                work.wait()
+                found.append(data[-1].item())
+        return found
+
+    assert results(2, program, seed=seed)[0] == list(range(each))
+
+
+class LongProbes:
+    """A communicator of which a probe takes so long that others send meanwhile."""
+
+    def __init__(self, comm):
+        self._comm = comm
+
+    def __getattr__(self, name):
+        return getattr(self._comm, name)
+
+    def Iprobe(self, *args):  # noqa: N802 (MPI's name)
+        self._comm.world.sleep(0.5)
+        return self._comm.Iprobe(*args)
+
+
+@pytest.mark.parametrize("source", [1, ANY_SOURCE])
+def test_a_message_in_a_mailbox_comes_before_the_later_one_that_mpi_finds_first(source):
+    mail = shared_mail(2)
+
+    def program(comm):
+        rank = Rank(comm, mail=mail)
+        if comm.rank:
+            comm.world.sleep(0.1)
+            rank.isend(7, 0).wait()
+            rank.messages.matching.mail.pause_ns = 1  # from now on MPI carries all
+            rank.isend(8, 0).wait()
+            return None
+        matching = rank.messages.matching
+        matching.comm = LongProbes(matching.comm)
+        return rank.recv(source), rank.recv(source)
+
+    assert results(2, program, seed=0, slowest_s=0.01)[0] == (7, 8)
+
+
+@pytest.mark.parametrize("mail_of", [no_mail, shared_mail])
+@pytest.mark.parametrize("seed", range(12))
+def test_receives_from_any_rank_take_each_message_once_in_the_order_of_its_sender(seed, mail_of):
+    size, each = 4, 5
+    mail = mail_of(size)
+
+    def program(comm):
+        rank = Rank(comm, mail=mail)
         if comm.rank:
             for number in range(each):
                 rank.isend(10 * comm.rank + number, 0, tag=3).wait()

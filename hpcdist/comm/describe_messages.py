@@ -1,0 +1,80 @@
+"""What the arguments of messages mean: a function from those of each public one to a `Call`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hpcdist.arrays.buffer import Buffer, as_buffer, as_output
+from hpcdist.arrays.pickled import Pickled, pack_object, unpack_object
+from hpcdist.comm.members import Members
+from hpcdist.comm.tensor_lists import unpack
+from hpcdist.errors import MismatchError, UsageError
+from hpcdist.transport.call import ANY_SOURCE, Message, ObjectMessage
+from hpcdist.transport.kinds import Kind
+
+
+def describe_send(group: Members, tensor: Any, dst: Any, tag: Any) -> Message:
+    """Describe `send`."""
+    root = group.root_of(dst, "dst")
+    _, data, dtype, shape, _ = _packed(as_buffer, tensor)
+    tag = _check_tag(tag)
+    return Message(Kind.SEND, data, dtype, shape, root, tag)
+
+
+def describe_recv(group: Members, tensor: Any, src: Any, tag: Any) -> Message:
+    """Describe `recv`."""
+    root = ANY_SOURCE if src is None else group.root_of(src, "src")
+    buffer = _packed(as_output, tensor)
+    _, data, dtype, shape, home = buffer
+    tag = _check_tag(tag)
+    finish = None if home is None else unpack(buffer)
+    return Message(Kind.RECV, data, dtype, shape, root, tag, finish)
+
+
+def _packed(view: Callable[[Any], Buffer], tensor: Any) -> Buffer:
+    try:
+        return view(tensor)
+    except MemoryError as error:  # of no concern to ranks that are no party to the message
+        raise UsageError(
+            f"there is no memory to pack an array that is not contiguous: {error}"
+        ) from error
+
+
+def describe_send_objects(group: Members, object_list: Any, dst: Any, tag: Any) -> ObjectMessage:
+    """Describe `send_object_list`."""
+    _check_objects(object_list)
+    root = group.root_of(0 if dst is None else dst, "dst")
+    try:
+        pickled = pack_object(list(object_list))
+    except Exception as error:
+        raise UsageError(f"object_list cannot be pickled: {error}") from error
+    return ObjectMessage(Kind.SEND_OBJECT_LIST, root, _check_tag(tag), (pickled,))
+
+
+def describe_recv_objects(group: Members, object_list: Any, src: Any, tag: Any) -> ObjectMessage:
+    """Describe `recv_object_list`."""
+    _check_objects(object_list)
+    root = ANY_SOURCE if src is None else group.root_of(src, "src")
+
+    def finish(pickles: list[Pickled]) -> None:
+        received = unpack_object(pickles[0])
+        if len(received) != len(object_list):
+            raise MismatchError(
+                f"{len(received)} objects were sent to rank {group.world_rank}, whose object_list "
+                f"has {len(object_list)} entries; send and receive lists of one length"
+            )
+        object_list[:] = received
+
+    return ObjectMessage(Kind.RECV_OBJECT_LIST, root, _check_tag(tag), finish=finish)
+
+
+def _check_tag(tag: Any) -> int:
+    if not isinstance(tag, int) or isinstance(tag, bool) or tag < 0:
+        raise UsageError(f"tag must be an integer of at least 0, got {tag!r}")
+    return tag
+
+
+def _check_objects(object_list: Any) -> None:
+    if not isinstance(object_list, list) or not object_list:
+        raise UsageError(f"object_list cannot be None or empty, got {object_list!r}")
