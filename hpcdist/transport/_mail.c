@@ -309,7 +309,7 @@ static int peer_of(const mail_t *m, PyObject *world_rank) {
     return -1;
 }
 
-static int64_t tag_of(const mail_t *m, PyObject *tag, int code) {
+static int64_t mail_tag_of(const mail_t *m, PyObject *tag, int code) {
     int overflow = 0;
     long long wanted = PyLong_CheckExact(tag) ? PyLong_AsLongLongAndOverflow(tag, &overflow) : -1;
     if (overflow || wanted < 0 || wanted > m->last_tag >> CODE_BITS) return -1;
@@ -352,9 +352,9 @@ static int look_at(message_t *w, PyObject *const *args, Py_ssize_t n_args, int f
     const dtype_t *dtype = dtype_of(w->array);
     if (!dtype || !(w->group = group_of(args[2])) || !(w->mail = mail_of(w->group))) return 0;
     w->code = dtype->code;
-    w->nbytes = size_of(w->array) * (size_t)dtype->item;
+    w->nbytes = mail_size_of(w->array) * (size_t)dtype->item;
     w->peer = args[1] == Py_None ? -1 : peer_of(w->mail, args[1]);
-    w->tag = tag_of(w->mail, args[4], dtype->code);
+    w->tag = mail_tag_of(w->mail, args[4], dtype->code);
     return w->tag >= 0 && w->nbytes <= w->mail->most;
 }
 
