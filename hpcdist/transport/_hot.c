@@ -12,7 +12,7 @@
  * always. From then on the operation counts as unfinished, until Python has ended it.
  */
 
-enum { MOST_AXES = 4, PRINTS = 64, DTYPES = 64, OPS = 16, FOREIGN = 32 };
+enum { MOST_AXES = 8, PRINTS = 64, DTYPES = 64, OPS = 16, FOREIGN = 32 };
 enum { OBJECTS = -2 }; /* in place of the code of a dtype */
 enum { ORDINARY = 0x1 | 0x100 | 0x400 }; /* NumPy's flags: C-contiguous, aligned, writable */
 

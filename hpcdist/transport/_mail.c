@@ -292,7 +292,7 @@ static PyObject *MAIL_NAME;
 typedef struct {
     mail_t *mail;
     PyObject *group;
-    const array_t *array;
+    seen_t array;
     int code, peer;
     size_t nbytes;
     int64_t tag; /* on the wire */
@@ -342,17 +342,17 @@ static mail_t *mail_of(PyObject *group) {
 }
 
 /* Look at ``(tensor, peer, group, sync_op, tag)``; 0: not usual. To be followed by `forget`. */
-static int look_at(message_t *w, PyObject *const *args, Py_ssize_t n_args, int flags) {
+static int look_at(message_t *w, PyObject *const *args, Py_ssize_t n_args) {
     w->mail = NULL, w->group = NULL;
     if (n_args != 5 || !HOT.on || !PyBool_Check(args[3]) || PyList_Size(HOT.listeners) != 0 ||
         PyThread_get_thread_ident() != HOT.thread)
         return 0;
-    w->array = (const array_t *)args[0];
-    if (Py_TYPE(args[0]) != HOT.array || (w->array->flags & flags) != flags) return 0;
-    const dtype_t *dtype = dtype_of(w->array);
-    if (!dtype || !(w->group = group_of(args[2])) || !(w->mail = mail_of(w->group))) return 0;
+    if (!look(args[0], &w->array) || !(w->group = group_of(args[2])) ||
+        !(w->mail = mail_of(w->group)))
+        return 0;
+    const dtype_t *dtype = w->array.dtype;
     w->code = dtype->code;
-    w->nbytes = mail_size_of(w->array) * (size_t)dtype->item;
+    w->nbytes = size_of(&w->array) * (size_t)dtype->item;
     w->peer = args[1] == Py_None ? -1 : peer_of(w->mail, args[1]);
     w->tag = mail_tag_of(w->mail, args[4], dtype->code);
     return w->tag >= 0 && w->nbytes <= w->mail->most;
@@ -369,8 +369,8 @@ static void record_message(const message_t *w, int kind, int peer, uint64_t sinc
     Py_XDECREF(place);
     if (PyErr_Occurred()) PyErr_Clear(), at = 0;
     uint32_t digest = 2166136261u;
-    for (int i = 0; i < w->array->axes; i++)
-        digest = (digest ^ (uint32_t)w->array->shape[i]) * 16777619u;
+    for (int i = 0; i < w->array.axes; i++)
+        digest = (digest ^ (uint32_t)w->array.shape[i]) * 16777619u;
     uint64_t mark = flight_begin(HOT.flight, (unsigned)kind, (unsigned)w->code, w->nbytes,
                                  (uint32_t)at, 0, peer, digest, (unsigned)flags);
     if (!mark) return;
@@ -385,9 +385,9 @@ static PyObject *hot_send(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
     (void)self;
     message_t w;
     PyObject *result = Py_None;
-    if (look_at(&w, args, n_args, 0x1 | 0x100) && w.peer >= 0 && !is_true(w.mail->is_owned, NULL)) {
+    if (look_at(&w, args, n_args) && w.peer >= 0 && !is_true(w.mail->is_owned, NULL)) {
         uint64_t since = is_recorded() ? flight_now() : 0;
-        if (put_letter(w.mail, w.peer, w.tag, w.array->data, w.nbytes)) {
+        if (put_letter(w.mail, w.peer, w.tag, w.array.data, w.nbytes)) {
             if (since)
                 record_message(&w, SEND, w.peer, since, args[3] == Py_True ? 0 : FLIGHT_STARTED);
             result = HOT.done;
@@ -404,7 +404,7 @@ static PyObject *hot_recv(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
     (void)self;
     message_t w;
     PyObject *result = Py_None;
-    if (look_at(&w, args, n_args, ORDINARY) && args[3] == Py_True &&
+    if (look_at(&w, args, n_args) && args[3] == Py_True &&
         (w.peer >= 0 || args[1] == Py_None) && w.mail->posted == 0 && is_free(w.mail)) {
         uint64_t since = is_recorded() ? flight_now() : 0;
         int from = w.peer;
@@ -414,7 +414,7 @@ static PyObject *hot_recv(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
             letter = find_letter(w.mail, &from, w.tag);
         }
         if (letter && letter->nbytes == w.nbytes) {
-            if (w.nbytes) memcpy(w.array->data, letter + 1, w.nbytes);
+            if (w.nbytes) memcpy(w.array.data, letter + 1, w.nbytes);
             discard_letter(w.mail, from, letter);
             if (since) record_message(&w, RECV, w.peer, since, 0);
             result = PyTuple_GetItem(w.mail->works, from);
