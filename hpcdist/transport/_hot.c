@@ -14,7 +14,8 @@
 
 enum { MOST_AXES = 8, PRINTS = 64, DTYPES = 64, OPS = 16, FOREIGN = 32 };
 enum { OBJECTS = -2 }; /* in place of the code of a dtype */
-enum { ORDINARY = 0x1 | 0x100 | 0x400 }; /* NumPy's flags: C-contiguous, aligned, writable */
+/* NumPy's flags: C-contiguous, aligned, writable */
+enum { READABLE = 0x1 | 0x100, ORDINARY = READABLE | 0x400 };
 
 /* The beginning of NumPy's PyArrayObject, which is part of its binary interface; `hot_shows` lets
  * Python compare. Arrays of other libraries are seen through the C interface of DLPack that their
@@ -172,15 +173,17 @@ static int look_foreign(PyObject *object, seen_t *v) {
     return odd == Py_False;
 }
 
-/* See the array that an argument is, if it is one that is used as it lies. */
-static int look(PyObject *object, seen_t *v) {
+/* See the array that an argument is, if it is one that is used as it lies, with these flags. */
+static int look_for(PyObject *object, seen_t *v, int flags) {
     if (Py_TYPE(object) != HOT.array) return look_foreign(object, v);
     const array_t *a = (const array_t *)object;
-    if ((a->flags & ORDINARY) != ORDINARY || a->axes > MOST_AXES) return 0;
+    if ((a->flags & flags) != flags || a->axes > MOST_AXES) return 0;
     v->data = a->data, v->axes = a->axes, v->shape = a->shape;
     v->dtype = dtype_of(a);
     return v->dtype != NULL;
 }
+
+static int look(PyObject *object, seen_t *v) { return look_for(object, v, ORDINARY); }
 
 static size_t size_of(const seen_t *v) {
     size_t size = 1;

@@ -342,12 +342,12 @@ static mail_t *mail_of(PyObject *group) {
 }
 
 /* Look at ``(tensor, peer, group, sync_op, tag)``; 0: not usual. To be followed by `forget`. */
-static int look_at(message_t *w, PyObject *const *args, Py_ssize_t n_args) {
+static int look_at(message_t *w, PyObject *const *args, Py_ssize_t n_args, int flags) {
     w->mail = NULL, w->group = NULL;
     if (n_args != 5 || !HOT.on || !PyBool_Check(args[3]) || PyList_Size(HOT.listeners) != 0 ||
         PyThread_get_thread_ident() != HOT.thread)
         return 0;
-    if (!look(args[0], &w->array) || !(w->group = group_of(args[2])) ||
+    if (!look_for(args[0], &w->array, flags) || !(w->group = group_of(args[2])) ||
         !(w->mail = mail_of(w->group)))
         return 0;
     const dtype_t *dtype = w->array.dtype;
@@ -385,7 +385,7 @@ static PyObject *hot_send(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
     (void)self;
     message_t w;
     PyObject *result = Py_None;
-    if (look_at(&w, args, n_args) && w.peer >= 0 && !is_true(w.mail->is_owned, NULL)) {
+    if (look_at(&w, args, n_args, READABLE) && w.peer >= 0 && !is_true(w.mail->is_owned, NULL)) {
         uint64_t since = is_recorded() ? flight_now() : 0;
         if (put_letter(w.mail, w.peer, w.tag, w.array.data, w.nbytes)) {
             if (since)
@@ -404,7 +404,7 @@ static PyObject *hot_recv(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
     (void)self;
     message_t w;
     PyObject *result = Py_None;
-    if (look_at(&w, args, n_args) && args[3] == Py_True &&
+    if (look_at(&w, args, n_args, ORDINARY) && args[3] == Py_True &&
         (w.peer >= 0 || args[1] == Py_None) && w.mail->posted == 0 && is_free(w.mail)) {
         uint64_t since = is_recorded() ? flight_now() : 0;
         int from = w.peer;
