@@ -162,7 +162,7 @@ UNUSUAL = {
     "other bytes first": np.zeros(3, ">f8"),
     "a dtype of ours": np.zeros(3, "S3"),
     "a great precision": np.zeros(3, "g"),
-    "many axes": np.zeros((1,) * 5),
+    "many axes": np.zeros((1,) * 9),
     "not aligned": np.zeros(17, "i1")[1:].view("f8"),
 }
 
