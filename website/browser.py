@@ -18,7 +18,6 @@ WORDS = {
     "PROC_NULL": "Messages",
     "Sendrecv": "Messages",
     "ncclAllReduce": "Collectives",
-    "Waitall": "Work and plans",
 }
 """What users of MPI and NCCL search for, and a heading that must be among the results."""
 

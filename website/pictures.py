@@ -13,6 +13,7 @@ import numpy as np
 
 import hpcdist as dist
 from website import collectives, timeline
+from website.messages import messages
 from website.recovery import recovery
 from website.svg import INK, PAPER, QUIET, RANKS, Picture
 
@@ -257,6 +258,7 @@ def _owners(placements: list[object]) -> dict[tuple[int, int], list[int]]:
 
 PICTURES: dict[str, Callable[[], Picture]] = {
     "groups": groups,
+    "messages": messages,
     "agreement": agreement,
     "shared-memory": shared_memory,
     "lanes": lanes,
