@@ -1,7 +1,8 @@
 """Calls between two ranks: hpcdist, torch.distributed.rpc and mpi4py.futures in turns, and ratios.
 
 ``mpiexec -n 2 python benchmarks/rpc.py`` (``--quick``: few rounds). Rank 0 calls, rank 1 is called;
-of each case and library the median over the rounds is taken, in which the libraries take turns.
+of each case and library the median over the rounds is taken, in which the libraries take turns, and
+in a round the median over the calls, except for those that are under way together.
 
 Any other number of ranks (``mpiexec -n 64 python benchmarks/rpc.py``) measures how long the slowest
 one is in `init_rpc`, and in `shutdown`; ``python benchmarks/rpc.py --simulate 64`` does for
@@ -121,10 +122,13 @@ def torchs() -> Library | None:
 
 
 def timed(run: Callable[[], Any], repeats: int) -> float:
-    begun = time.perf_counter()
+    """Return the seconds that `run` takes, the median of so many times."""
+    times = []
     for _ in range(repeats):
+        begun = time.perf_counter()
         run()
-    return (time.perf_counter() - begun) / repeats
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times)
 
 
 def burst(library: Library, calls: int) -> float:
