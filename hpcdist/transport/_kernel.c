@@ -1290,12 +1290,23 @@ static inline window_t *window_of(const reading_t *r, uint64_t hash) {
     return r->windows + ((hash >> 32) * r->servers >> 32);
 }
 
+/* Where a row is that may be that of an id, and the id that it is of. */
+typedef struct {
+    const int64_t *id; /* NULL: there is none */
+    const char *row;
+} candidate_t;
+
+static inline candidate_t candidate_of(const window_t *w, int64_t slot) {
+    if (slot == NO_SLOT) return (candidate_t){NULL, NULL};
+    return (candidate_t){w->slots.ids + slot, row_at(&w->rows, slot)};
+}
+
 /* Read what is unread of some ids, of those tables that nobody changes. The id of a slot and its
  * row are on their way while the rows before are copied. */
 CLONES static void read_batch(const reading_t *r, size_t begin, size_t m) {
     const window_t *of[BATCH];
     uint64_t hashes[BATCH];
-    int64_t slots[BATCH];
+    candidate_t found[BATCH];
     const int64_t *ids = r->ids + begin;
     unsigned char *states = r->states + begin;
     char *to = r->rows + begin * r->row;
@@ -1309,20 +1320,17 @@ CLONES static void read_batch(const reading_t *r, size_t begin, size_t m) {
         hashes[i] = begin_search(&w->slots, hash);
     }
     for (size_t i = 0; i < m; i++)
-        slots[i] = of[i] ? seek_slot(&of[i]->slots, hashes[i], NULL) : NO_SLOT;
+        found[i] = candidate_of(of[i], of[i] ? seek_slot(&of[i]->slots, hashes[i], NULL) : NO_SLOT);
     for (size_t i = 0; i < m; i++, to += r->row) {
-        size_t later = i + ROWS_AHEAD;
-        if (later < m && slots[later] != NO_SLOT) {
-            __builtin_prefetch(of[later]->slots.ids + slots[later]);
-            __builtin_prefetch(row_at(&of[later]->rows, slots[later]));
+        if (i + ROWS_AHEAD < m) {
+            __builtin_prefetch(found[i + ROWS_AHEAD].id);
+            __builtin_prefetch(found[i + ROWS_AHEAD].row);
         }
-        const window_t *w = of[i];
-        if (!w) continue;
-        int64_t slot = slots[i];
-        if (slot != NO_SLOT && w->slots.ids[slot] != ids[i])
-            slot = seek_slot(&w->slots, hashes[i], ids + i);
-        states[i] = slot == NO_SLOT ? ABSENT : READ;
-        if (slot != NO_SLOT) copy_row(to, row_at(&w->rows, slot), r->row);
+        if (found[i].id && *found[i].id != ids[i])
+            found[i] = candidate_of(of[i], seek_slot(&of[i]->slots, hashes[i], ids + i));
+        if (!of[i]) continue;
+        states[i] = found[i].id ? READ : ABSENT;
+        if (found[i].id) copy_row(to, found[i].row, r->row);
     }
 }
 
