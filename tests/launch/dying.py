@@ -353,7 +353,7 @@ def save(world):
 def save_in_the_background(world):
     weights = {"w": np.full(5000, 7.0)}
     paths = (f"{folder}/{world.generation}-{number}" for number in range(1 << 20))
-    return lambda world: dist.checkpoint.save(weights, next(paths), background=True).wait()
+    return lambda world: dist.checkpoint.save(weights, next(paths), async_save=True).wait()
 
 
 def arrays(world):
