@@ -32,7 +32,7 @@ from hpcdist.runtime.mpi import told_by_all
 from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover
 
-_LOOK_MS = 2
+_LOOK_MS = 5
 _OF_AGE_S = 0.03
 _STUCK_S = 20.0
 """How long the making of a communicator may take to end after a death."""
@@ -94,20 +94,26 @@ class Communicators:
             return
         over = threading.Event()
         processes = [self.neighbours[rank] for rank in ranks if rank in self.neighbours]
-        thread = threading.Thread(
-            target=self._guard, args=(parent, processes, over), name="hpcdist-making", daemon=True
-        )
+        woken, wake = os.pipe()
+        args = parent, processes, over, woken
+        thread = threading.Thread(target=self._guard, args=args, name="hpcdist-making", daemon=True)
         thread.start()
         try:
             yield
         finally:
             over.set()
+            os.close(wake)
             thread.join()
+            os.close(woken)
 
     def _guard(
-        self, parent: MPI.Intracomm, processes: Sequence[int], over: threading.Event
+        self,
+        parent: MPI.Intracomm,
+        processes: Sequence[int],
+        over: threading.Event,
+        woken: int,
     ) -> None:
-        with sight_of(processes) as died:
+        with sight_of(processes, woken) as died:
             while not over.is_set():
                 if (died(_LOOK_MS) or self._is_broken(parent)) and not over.is_set():
                     parent.Revoke()
@@ -167,9 +173,14 @@ def processes_here(comm: MPI.Intracomm) -> list[int]:
 
 
 @contextmanager
-def sight_of(processes: Iterable[int]) -> Iterator[Callable[[int], bool]]:
-    """Give what returns, after so many milliseconds at most, whether one of them has ended."""
+def sight_of(processes: Iterable[int], woken: int | None = None) -> Iterator[Callable[[int], bool]]:
+    """Give what returns, after so many milliseconds at most, whether one of them has ended.
+
+    It returns before when the other end of `woken`, a pipe, is closed.
+    """
     ends, missing = select.poll(), False
+    if woken is not None:
+        ends.register(woken, select.POLLIN)
     with ExitStack() as stack:
         for each in processes:
             try:
@@ -181,4 +192,4 @@ def sight_of(processes: Iterable[int]) -> Iterator[Callable[[int], bool]]:
             else:
                 stack.callback(os.close, descriptor)
                 ends.register(descriptor, select.POLLIN)
-        yield lambda limit_ms: missing or bool(ends.poll(limit_ms))
+        yield lambda limit_ms: missing or any(which != woken for which, _ in ends.poll(limit_ms))
