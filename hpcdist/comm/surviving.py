@@ -96,6 +96,12 @@ def _surviving(function: OnRanks[P, T], attempts: int, timeout: float | None) ->
 
 def is_of_a_death(error: BaseException | None) -> bool:
     """Return whether an error came of the death of a rank, or while that was handled."""
-    while error is not None and not isinstance(error, RankFailure):
+    while error is not None and not _tells_of_a_death(error):
         error = error.__cause__ or error.__context__
     return error is not None
+
+
+def _tells_of_a_death(error: BaseException) -> bool:
+    """Return whether it is a `RankFailure`, or what torch's C++ makes of one: its text."""
+    as_text = f"{RankFailure.__name__}: "
+    return isinstance(error, RankFailure) or (type(error) is RuntimeError and as_text in str(error))

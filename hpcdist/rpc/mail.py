@@ -19,6 +19,7 @@ from hpcdist.rpc import frames
 from hpcdist.rpc.frames import FAREWELL, Frame, Parcel
 from hpcdist.rpc.links import LinkError, Task
 from hpcdist.rpc.serve import Pool
+from hpcdist.runtime.mpi import load_mpi
 
 _HEAD, _BODY = 1, 2
 _SENDER = struct.Struct("<q")
@@ -61,12 +62,19 @@ class MailLink:
             if self.ended:
                 raise LinkError(self.ended)
             self.used = True
-            self._comm.Send(_SENDER.pack(self._comm.rank) + head, self._place, _HEAD)
-            for part in body:
-                view = memoryview(part)
-                for at in range(0, view.nbytes, _PIECE):
-                    self._comm.Send(view[at : at + _PIECE], self._place, _BODY)
+            try:
+                self._send(head, body)
+            except load_mpi().Exception as error:
+                self.break_off(_broken(self.peer, error))
+                raise LinkError(self.ended) from error
         return True
+
+    def _send(self, head: bytes, body: Sequence[Any]) -> None:
+        self._comm.Send(_SENDER.pack(self._comm.rank) + head, self._place, _HEAD)
+        for part in body:
+            view = memoryview(part)
+            for at in range(0, view.nbytes, _PIECE):
+                self._comm.Send(view[at : at + _PIECE], self._place, _BODY)
 
     def take(self, target: Any) -> Any:
         """Receive the next part of a frame whose head has come."""
@@ -78,6 +86,10 @@ class MailLink:
     def break_off(self, why: str) -> None:
         """Use it no more."""
         self.ended = self.ended or why
+
+
+def _broken(peer: int, error: Exception) -> str:
+    return f"MPI, by which rank {peer} is called, has failed, as it does when a rank dies: {error}"
 
 
 @final
@@ -125,6 +137,15 @@ class Mail:
         """No-op: a forked child has no thread that reads."""
 
     def _read(self) -> None:
+        """Take messages until the end, or until MPI fails, for all links if a rank has died."""
+        try:
+            self._read_all()
+        except load_mpi().Exception as error:
+            for link in self._links:
+                link.break_off(_broken(link.peer, error))
+                self._lost(link)
+
+    def _read_all(self) -> None:
         while not self._closed:
             message = self._comm.Improbe(tag=_HEAD)
             if message is None:

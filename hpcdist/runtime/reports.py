@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,9 @@ from hpcdist.runtime.process import snapshot
 FOLDER = "HPCDIST_REPORT_DIR"
 """The variable that names the folder."""
 _MOST = 40
-"""Recoveries that a report has at most, the last ones: it travels as one line."""
+"""Recoveries that a report tells apart, the last ones: it travels as one line."""
+_MOST_DEAD = 200
+"""So many ranks it names for the others."""
 _noted: dict[str, Any] = {}
 """What there is to be told of this process so far."""
 
@@ -48,7 +50,26 @@ def note_recovery(dead: Iterable[int], seconds: float) -> None:
     """
     if FOLDER in os.environ:
         recovery = {"dead": sorted(dead), "seconds": round(seconds, 4)}
-        _noted["recoveries"] = [*_noted.get("recoveries", ()), recovery][-_MOST:]
+        _noted["recoveries"] = shortened([*_noted.get("recoveries", ()), recovery], _MOST)
+
+
+def shortened(recoveries: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
+    """Return so many recoveries at most, and all who died in them; the first ones become one.
+
+    Those in which nobody had died are left out.
+
+    Example:
+        >>> told = [{"dead": [rank], "seconds": 0.5} for rank in range(3)]
+        >>> shortened(told, 2)
+        [{'dead': [0, 1], 'seconds': 1.0}, {'dead': [2], 'seconds': 0.5}]
+
+    """
+    found = [each for each in recoveries if each["dead"]]
+    while len(found) > most:
+        first, second, *others = found
+        dead, seconds = [*first["dead"], *second["dead"]], first["seconds"] + second["seconds"]
+        found = [{"dead": dead[-_MOST_DEAD:], "seconds": round(seconds, 4)}, *others]
+    return found
 
 
 def write_report(code: int | None) -> None:

@@ -32,7 +32,7 @@ class Deaths:
     """Those of one world; `ask` returns the world ranks that MPI holds for dead, at once."""
 
     def __init__(self, ask: Callable[[], Iterable[int]] = _nobody) -> None:
-        self._ask = ask
+        self._ask = [ask]
         self._noted: set[int] = set()
         self._memberships: WeakSet[Membership] = WeakSet()
         self._waited = False
@@ -54,9 +54,14 @@ class Deaths:
             for rank in sorted(new.intersection(membership.members)):
                 membership.note(rank, "died")
 
+    def ask_too(self, ask: Callable[[], Iterable[int]]) -> None:
+        """Find out from `ask`, too, who has died: it returns world ranks, at once."""
+        self._ask.append(ask)
+
     def known(self) -> tuple[int, ...]:
         """Return who has died, as far as MPI or this process knows by now."""
-        self.note(self._ask())
+        for ask in self._ask:
+            self.note(ask())
         return tuple(sorted(self._noted))
 
     def found(self) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ import time
 import numpy as np
 
 import hpcdist as dist
+from hpcdist.comm.surviving import is_of_a_death
 
 PATIENCE_S = 60.0
 folder, *ways = sys.argv[1:]
@@ -353,7 +354,7 @@ def save(world):
 def save_in_the_background(world):
     weights = {"w": np.full(5000, 7.0)}
     paths = (f"{folder}/{world.generation}-{number}" for number in range(1 << 20))
-    return lambda world: dist.checkpoint.save(weights, next(paths), background=True).wait()
+    return lambda world: dist.checkpoint.save(weights, next(paths), async_save=True).wait()
 
 
 def arrays(world):
@@ -675,6 +676,7 @@ for number, way in enumerate(ways):
         "raised": type(error).__name__,
         "is_failure": isinstance(error, dist.RankFailure),
         "is_remote": isinstance(error, dist.RemoteError),
+        "is_of_a_death": is_of_a_death(error),
         "named": getattr(found, "ranks", getattr(error, "rank", None)),
         "has_site": os.path.basename(__file__) in str(error),
         "victims": victims,

@@ -42,6 +42,10 @@ FAMILIES = {
     "torch's groups": ["torch monitored_barrier", "torch new_group"],
     "torch's trainings": ["torch DDP", "torch DataParallel", "torch FSDP2", "torch ZeRO"],
 }  # fmt: skip
+CALLED = ("rpc", "rpc by mpi")
+"""Ways whose error is a `RemoteError`, of the rank that was called."""
+AS_TEXT = ("torch future", "torch DDP")
+"""Ways in which torch's C++ makes a text of the error."""
 LAYOUTS = {"one node": {}, "nodes of two": {"HPCDIST_RANKS_PER_NODE": "2"}}
 
 if find_site(os.environ).family != "openmpi":
@@ -78,7 +82,18 @@ def test_all_ranks_that_are_left_hear_who_died_and_go_on(family, layout, tmp_pat
         left -= len(found[way][0]["victims"])
         assert len(found[way]) == left
         for each in found[way]:
-            assert each["is_failure"], each
-            assert {*each["named"]}, each
-            assert {*each["named"]} <= {*each["victims"]} <= {*each["lost"]}, each
-            assert each["has_site"], each
+            check(way, each)
+
+
+def check(way, told):
+    """Check what a rank was told in an operation in which others died."""
+    dead = {*told["victims"]}
+    assert dead <= {*told["lost"]}, told
+    if way in CALLED:
+        assert told["is_remote"], told  # of the dead, or of one that has heard of it before
+    elif way in AS_TEXT:
+        assert told["is_of_a_death"], told
+    else:
+        assert told["is_failure"], told
+        assert {*told["named"]}, told
+        assert {*told["named"]} <= dead, told

@@ -219,6 +219,36 @@ if rank == 1:
     forever()
 tdist.all_reduce(tensor)  # waits
 """),
+    "a rank does not save": Hung((2,), """
+import tempfile
+dist.barrier()  # blamed
+if rank != 2:
+    dist.checkpoint.save({"x": x}, tempfile.gettempdir() + "/hung")  # waits
+forever()
+"""),
+    "a rank does not commit": Hung((0,), """
+memory = dist.Memory({"x": x})
+memory.commit(0)  # blamed
+if rank:
+    memory.commit(1)  # waits
+forever()
+"""),
+    "an exception is swallowed": Hung((1,), """
+try:
+    for step in range(9):
+        if rank == 1 and step == 5:
+            raise ValueError("a mistake")
+        dist.all_reduce(x)  # waits # blamed
+except ValueError:
+    forever()
+"""),
+    "a stream waits": Hung((2,), """
+dist.barrier()  # blamed
+if rank != 2:
+    task = dist.stream.all_reduce(large, sync_op=False)
+    task.wait()  # waits
+forever()
+"""),
 }  # fmt: skip
 
 IN_TEST_ALL = ("a rank holds the interpreter",)

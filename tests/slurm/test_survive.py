@@ -1,10 +1,15 @@
 """Jobs that survive, over two nodes of a real Slurm: a rank dies, and a daemon is lost."""
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
+TRAINING = ROOT / "tests/launch/survive_training.py"
 
 ALLOCATION = ("salloc", "--quiet", "-N2", "--ntasks-per-node=2", "--time=3")
 RUN = (sys.executable, "-m", "hpcdist", "run", "--survive")
@@ -83,3 +88,20 @@ def test_a_submitted_job_goes_on_when_a_rank_dies(cluster, open_mpi, program, tm
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("went on with 3") == 3
     assert "hpcdist run: 1 of 4 processes died" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [("3@6",), ("3@5", "2@7")], ids=["one", "all of a node"])
+def test_the_weights_are_those_of_a_training_without_a_death(cluster, open_mpi, kills, tmp_path):
+    environ = open_mpi.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+
+    def train(*words, name, kills=()):
+        folder = tmp_path / name
+        arguments = (TRAINING, "arrays os_g", "11", folder, *kills)
+        done = cluster.run(*words, *arguments, environ=environ, timeout=100)
+        found = re.search(r"trained on (\d) ranks: (\w+)", done.stdout)
+        assert found, done.stdout + done.stderr
+        return int(found[1]), found[2]
+
+    alone = train(sys.executable, name="alone")
+    assert train(*ALLOCATION, *RUN, name="both", kills=kills) == (4 - len(kills), alone[1])

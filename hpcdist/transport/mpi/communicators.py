@@ -8,8 +8,9 @@ If one dies meanwhile, Open MPI 5.0 crashes where it hears of the death before t
 and a rank that has got further may wait for ever for those that have not. So a thread beside it
 looks at the processes of the node, and at whether others have begun to recover, and then
 revokes everything, which ends the waits; `HEAR_EVERY_US` in `runtime.mpi` gives it time for that.
-Only MPI_Comm_create_group, for some of the ranks, goes on waiting. A process that is stuck there
-ends, so that the ranks that are not can go on.
+A communicator that others may still be making is not revoked before it is `_OF_AGE_S` old, for
+that crashes them, too. Only MPI_Comm_create_group, for some of the ranks, goes on waiting. A
+process that is stuck there ends, so that the ranks that are not can go on.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import select
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NoReturn, TypeVar, cast, final
@@ -30,7 +32,8 @@ from hpcdist.runtime.mpi import told_by_all
 from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover
 
-_LOOK_MS = 2
+_LOOK_MS = 5
+_OF_AGE_S = 0.03
 _STUCK_S = 20.0
 """How long the making of a communicator may take to end after a death."""
 _C = TypeVar("_C", bound=MPI.Comm)
@@ -41,7 +44,7 @@ class Communicators:
     """Those of one world; what comes when they are revoked is revoked at once."""
 
     def __init__(self) -> None:
-        self._made: list[MPI.Comm] = []
+        self._made: list[tuple[MPI.Comm, float]] = []
         self._lock = threading.Lock()
         self._are_revoked = False
         self.neighbours: dict[int, int] = {}
@@ -55,11 +58,11 @@ class Communicators:
         """Keep a communicator, and return it."""
         if self._splits:
             with self._lock:
-                self._made = [each for each in self._made if each != MPI.COMM_NULL]
-                self._made.append(comm)
+                self._made = [each for each in self._made if each[0] != MPI.COMM_NULL]
+                self._made.append((comm, time.monotonic()))
                 is_late = self._are_revoked
             if is_late:
-                comm.Revoke()
+                revoke(comm, time.monotonic())
         return comm
 
     def duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
@@ -91,20 +94,26 @@ class Communicators:
             return
         over = threading.Event()
         processes = [self.neighbours[rank] for rank in ranks if rank in self.neighbours]
-        thread = threading.Thread(
-            target=self._guard, args=(parent, processes, over), name="hpcdist-making", daemon=True
-        )
+        woken, wake = os.pipe()
+        args = parent, processes, over, woken
+        thread = threading.Thread(target=self._guard, args=args, name="hpcdist-making", daemon=True)
         thread.start()
         try:
             yield
         finally:
             over.set()
+            os.close(wake)
             thread.join()
+            os.close(woken)
 
     def _guard(
-        self, parent: MPI.Intracomm, processes: Sequence[int], over: threading.Event
+        self,
+        parent: MPI.Intracomm,
+        processes: Sequence[int],
+        over: threading.Event,
+        woken: int,
     ) -> None:
-        with sight_of(processes) as died:
+        with sight_of(processes, woken) as died:
             while not over.is_set():
                 if (died(_LOOK_MS) or self._is_broken(parent)) and not over.is_set():
                     parent.Revoke()
@@ -116,7 +125,7 @@ class Communicators:
     def _is_broken(self, parent: MPI.Intracomm) -> bool:
         """Return whether another rank has revoked what is in use."""
         with self._lock:
-            looked_at = (parent, *self._made[:1])
+            looked_at = (parent, *(comm for comm, _ in self._made[:1]))
         return any(comm != MPI.COMM_NULL and comm.Is_revoked() for comm in looked_at)
 
     def revoke(self) -> None:
@@ -124,19 +133,28 @@ class Communicators:
         with self._lock:
             self._are_revoked = True
             made = tuple(self._made)
-        for comm in made:
+        for comm, since in made:
             with suppress(MPI.Exception):
-                if comm != MPI.COMM_NULL:
-                    comm.Revoke()
+                revoke(comm, since)
 
     def free(self) -> None:
         """Give all back to MPI, which nobody uses any more. Local after `revoke`."""
         with self._lock:
             made, self._made = self._made, []
-        for comm in made:
+        for comm, _ in made:
             with suppress(MPI.Exception):
                 if comm != MPI.COMM_NULL:
                     comm.Free()
+
+
+def revoke(comm: MPI.Comm, since: float) -> None:
+    """Revoke a communicator, which was made at `since`, when it is of age. Local.
+
+    See [Note: in the making].
+    """
+    time.sleep(max(0.0, since + _OF_AGE_S - time.monotonic()))
+    if comm != MPI.COMM_NULL:
+        comm.Revoke()
 
 
 def _end_stuck() -> NoReturn:
@@ -155,9 +173,14 @@ def processes_here(comm: MPI.Intracomm) -> list[int]:
 
 
 @contextmanager
-def sight_of(processes: Iterable[int]) -> Iterator[Callable[[int], bool]]:
-    """Give what returns, after so many milliseconds at most, whether one of them has ended."""
+def sight_of(processes: Iterable[int], woken: int | None = None) -> Iterator[Callable[[int], bool]]:
+    """Give what returns, after so many milliseconds at most, whether one of them has ended.
+
+    It returns before when the other end of `woken`, a pipe, is closed.
+    """
     ends, missing = select.poll(), False
+    if woken is not None:
+        ends.register(woken, select.POLLIN)
     with ExitStack() as stack:
         for each in processes:
             try:
@@ -169,4 +192,4 @@ def sight_of(processes: Iterable[int]) -> Iterator[Callable[[int], bool]]:
             else:
                 stack.callback(os.close, descriptor)
                 ends.register(descriptor, select.POLLIN)
-        yield lambda limit_ms: missing or bool(ends.poll(limit_ms))
+        yield lambda limit_ms: missing or any(which != woken for which, _ in ends.poll(limit_ms))

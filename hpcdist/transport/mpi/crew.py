@@ -23,7 +23,12 @@ from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout, RankFailure
 from hpcdist.transport.call_site import call_site
-from hpcdist.transport.mpi.communicators import Communicators, processes_here, sight_of
+from hpcdist.transport.mpi.communicators import (
+    Communicators,
+    processes_here,
+    revoke,
+    sight_of,
+)
 from hpcdist.transport.polling import poll
 from hpcdist.transport.shm.segment import is_dead
 
@@ -49,6 +54,7 @@ class Crew:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._full = cast(MPI.Intracomm, comm.Split(0, comm.rank))
+        self._since = time.monotonic()
         self._neighbours = processes_here(comm)
 
     def regroup(self, build: Build[B], timeout_s: float) -> B:
@@ -65,12 +71,13 @@ class Crew:
 
         """
         with suppress(MPI.Exception):
-            self._full.Revoke()
+            revoke(self._full, self._since)
         error: Exception | None = None
         for _ in range(_MOST_ATTEMPTS):
             self._meet(timeout_s)
             self._neighbours = [each for each in self._neighbours if not is_dead(each)]
             before, self._full = self._full, cast(MPI.Intracomm, self._full.Shrink())
+            self._since = time.monotonic()
             before.Free()
             made = Communicators()
             built = None
@@ -79,7 +86,7 @@ class Crew:
                     built = build(made.duplicate(self._full), made)
                 except Exception as failure:  # the others need to hear of whatever it is
                     error = failure
-                    self._full.Revoke()
+                    revoke(self._full, self._since)
                     made.revoke()
             if self._all_agree(built is not None) and built is not None:
                 return built
@@ -114,7 +121,7 @@ class Crew:
             with sight_of(self._neighbours) as died:
                 while not over.is_set():
                     if died(_LOOK_MS) or full.Is_revoked() or time.monotonic() > until:
-                        full.Revoke()
+                        revoke(full, self._since)
                         made.revoke()
                         return
 

@@ -11,13 +11,15 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdist.runtime.mpi import told_by_all
+from hpcdist.runtime.process import snapshot
+from hpcdist.runtime.survival import can_recover
 from hpcdist.transport.kernel import address_of
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.shm.attached import Sample, make_sample
 from hpcdist.transport.shm.control import control_block_class
 from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.shm.node import Mapped, SharedNode, node_bytes
-from hpcdist.transport.shm.segment import Bytes, Segment, create_segment, open_segment
+from hpcdist.transport.shm.segment import Bytes, Segment, create_segment, is_dead, open_segment
 
 
 class _Offer(NamedTuple):
@@ -76,7 +78,7 @@ def open_node(
         return None
     heap.serve()
     pids = [each.heap.pid for each in offers if each.heap is not None]
-    site.communicators.neighbours.update(zip(ranks, pids, strict=True))
+    _watch(site, dict(zip(ranks, pids, strict=True)))
     return SharedNode(
         memory,
         control_block_type,
@@ -104,6 +106,13 @@ def _offer(comm: MPI.Intracomm, heap: Heap, control_block_type: Any) -> tuple[_O
     except (OSError, AttributeError) as error:
         return _Offer(None, None, kind, str(error)), None
     return _Offer(own, control, kind), memory
+
+
+def _watch(site: Site, processes: dict[int, int]) -> None:
+    """Find out from the system, too, who has died, where a job goes on. Local."""
+    if can_recover(snapshot()) and not processes.items() <= site.communicators.neighbours.items():
+        site.communicators.neighbours.update(processes)
+        site.deaths.ask_too(lambda: [rank for rank, pid in processes.items() if is_dead(pid)])
 
 
 def _map(heap: Heap, segment: Segment) -> Mapped:

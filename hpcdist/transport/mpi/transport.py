@@ -157,8 +157,8 @@ class MpiTransport(Transport):
             raise self.context.failure(call, error) from error
         if not self.context.threads:  # MPI may be used by one thread only: finish it here
             return Ended(self.run(call))
-        perform = self._perform if call.ended is None else partial(watched, self._perform)
-        job = lambda: self.context.guarded(call, perform, call)  # noqa: E731
+        perform = partial(self.context.guarded, call, self._perform)  # `ended` hears of its errors
+        job = lambda: watched(perform, call)  # noqa: E731
         return self.queue.start(job, label(call, self.ranks))
 
     def _run_message(self, call: AnyMessage) -> Work:

@@ -73,6 +73,13 @@ def test_an_error_that_came_of_a_death_is_one(recoveries):
     assert len(recoveries) == 1
 
 
+def test_what_torch_has_made_of_a_death_is_one(recoveries):
+    words = "Got the following error when running the callback: RankFailure: rank 1 died during"
+    function, _ = failing(1, RuntimeError(words))
+    assert alone(dist.survive(function)) == "done"
+    assert len(recoveries) == 1
+
+
 def test_there_is_at_least_one_attempt():
     with pytest.raises(dist.UsageError, match="attempts must be at least 1, got 0"):
         dist.survive(attempts=0)

@@ -45,6 +45,16 @@ def test_recoveries_are_told_with_the_rank_that_came_of_them(folder):
     assert read(folder)["recoveries"] == [{"dead": [0, 1], "seconds": 0.25}]
 
 
+def test_deaths_stay_in_the_report_however_many_recoveries(folder):
+    reports.note_recovery((7,), 0.5)
+    for _ in range(100):
+        reports.note_recovery((), 0.1)
+        reports.note_recovery((3,), 0.1)
+    reports.write_report(None)
+    found = read(folder)["recoveries"]
+    assert [rank for each in found for rank in each["dead"]] == [7, *[3] * 100]
+
+
 def test_a_spare_that_was_never_needed_is_parked_until_it_gets_a_rank(folder, monkeypatch):
     monkeypatch.setenv("HPCDIST_SPARES", "2")
     reports.write_report(None)
