@@ -189,6 +189,21 @@ def test_share_arrays_is_for_all_threads(everywhere):
     assert a_new_array_is_in(everywhere)
 
 
+def test_what_is_to_be_ordinary_is_so_all_the_same(everywhere):
+    x = np.ones(MiB, "u1")
+    with ordinary.left_to_numpy():
+        made = np.ones(MiB, "u1")
+        x.resize(2 * MiB, refcheck=False)
+        with dist.shared_memory():
+            assert a_new_array_is_in(everywhere)
+    assert not is_in(everywhere, made)
+    made.resize(2 * MiB, refcheck=False)
+    assert (x == made).all()
+    del x, made
+    assert a_new_array_is_in(everywhere)
+    assert everywhere.used == 0
+
+
 def test_share_arrays_twice_is_share_arrays_once(everywhere):
     dist.share_arrays()
     assert a_new_array_is_in(everywhere)
