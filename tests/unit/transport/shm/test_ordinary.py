@@ -404,7 +404,7 @@ def test_arrays_outlive_the_heap_which_is_unmapped_with_the_last_of_them():
         x, y = np.full(MiB, 1, "u1"), np.full(MiB, 2, "u1")
         del heap
         gc.collect()
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert len(os.listdir("/proc/self/fd")) <= descriptors
         z = np.full(MiB, 3, "u1")
         x.resize(2 * MiB, refcheck=False)
     assert [x[0], x[-1], y[0], z[0]] == [1, 0, 2, 3]
