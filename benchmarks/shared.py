@@ -2,8 +2,9 @@
 
 Arrays made by `hpcdist.empty` and ordinary ones beside MPI's own collectives on the same number
 of bytes, and beside the limit: every rank copying its bytes once. 16-bit floats beside the obvious
-program, which converts to float32, because MPI cannot add them. Ratios are how many times as long
-the other takes.
+program, which converts to float32, because MPI cannot add them. Results of expressions, which NumPy
+makes inside `hpcdist.shared_memory` and outside of it. Ratios are how many times as long the other
+takes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from hpcdist.text import duration, times, volume
 MiB = 1 << 20
 SIZES = 8, 1 << 10, 8 << 10, 64 << 10, 256 << 10, MiB, 4 * MiB, 16 * MiB, 64 * MiB, 256 * MiB
 QUICK_SIZES = 8, 64 << 10, 4 * MiB
+EXPRESSION_SIZES = 256 << 10, MiB, 4 * MiB, 16 * MiB, 64 * MiB
 HALVES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 
@@ -87,6 +89,39 @@ def alltoall(comm: MPI.Intracomm, nbytes: int) -> Candidates:
         "MPI": partial(comm.Alltoall, x, out),
         "copy": partial(np.copyto, filled(count), x),
     }
+
+
+def expression(comm: MPI.Intracomm, nbytes: int, name: str) -> Candidates:
+    """Return a sum of two arrays that is communicated; what is made for it is gone afterwards."""
+    a, b = filled(nbytes // 4), filled(nbytes // 4)
+    ours, mpis = {
+        "all_reduce": (dist.all_reduce, lambda x: comm.Allreduce(MPI.IN_PLACE, x)),
+        "broadcast": (lambda x: dist.broadcast(x, 0), lambda x: comm.Bcast(x, 0)),
+        "all_gather": (
+            lambda x: dist.all_gather(np.empty(x.size * comm.size, x.dtype), x),
+            lambda x: comm.Allgather(x, np.empty(x.size * comm.size, x.dtype)),
+        ),
+    }[name]
+
+    def inside() -> None:
+        with dist.shared_memory():
+            ours(a + b)
+
+    return {
+        "shared": inside,
+        "ordinary": lambda: ours(a + b),
+        "MPI": lambda: mpis(a + b),
+    }
+
+
+def touched(comm: MPI.Intracomm, nbytes: int) -> Candidates:
+    """Return a new array all of which is written; nothing is communicated."""
+
+    def inside() -> None:
+        with dist.shared_memory():
+            np.empty(nbytes // 4, np.float32).fill(1)
+
+    return {"shared": inside, "ordinary": lambda: np.empty(nbytes // 4, np.float32).fill(1)}
 
 
 OPERATIONS: dict[str, Callable[[MPI.Intracomm, int], Candidates]] = {
@@ -169,6 +204,29 @@ def main() -> None:
             for nbytes in chosen
         ]
         report.table(f"{name} of float32", COLUMNS, rows)
+    sizes = EXPRESSION_SIZES[:1] if options.quick else EXPRESSION_SIZES
+    for name in ("all_reduce", "broadcast", "all_gather"):
+        made = partial(expression, name=name)
+        rows = [
+            row(interleave(comm, made(comm, nbytes), rounds=options.rounds), size=nbytes)
+            for nbytes in sizes
+        ]
+        report.table(f"{name} of a + b, made in shared memory or not", COLUMNS, rows)
+    found = [interleave(comm, touched(comm, nbytes), rounds=options.rounds) for nbytes in sizes]
+    report.table(
+        "a new array, filled; made in shared memory or not",
+        {"size": volume, "shared": duration, "ordinary": duration, "ordinary / shared": times},
+        [
+            {
+                "size": nbytes,
+                "shared": each.median("shared"),
+                "ordinary": each.median("ordinary"),
+                "ordinary / shared": each.ratio("ordinary", to="shared"),
+            }
+            for nbytes, each in zip(sizes, found, strict=True)
+        ],
+    )
+    sizes = QUICK_SIZES if options.quick else SIZES
     for name, dtype in HALVES.items():
         rows = [
             row(interleave(comm, halves(comm, nbytes, dtype), rounds=options.rounds), size=nbytes)

@@ -22,6 +22,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.memory import empty
 from hpcdist.errors import TransportError, UsageError
 from hpcdist.runtime import gpu
+from hpcdist.transport.shm.ordinary import left_to_numpy
 
 HOST = "cpu"
 """The device of ordinary and of shared memory."""
@@ -70,7 +71,8 @@ class Memory(NamedTuple):
 
 
 def _ordinary(count: int, dtype: np.dtype[Any], _: Group) -> NumpyArray:
-    return _filled(np.empty(count, dtype))
+    with left_to_numpy():  # which may have been told to make all arrays in shared memory
+        return _filled(np.empty(count, dtype))
 
 
 def _shared(count: int, dtype: np.dtype[Any], group: Group) -> NumpyArray:

@@ -112,9 +112,8 @@ def shared_memory() -> Iterator[None]:
     """Have NumPy take its arrays from shared memory inside the block, as `empty` does. Local.
 
     That is the memory of every new array of at least 256 KiB, results of expressions among them:
-    ``dist.all_reduce(a + b)`` reads and writes it in place, and memory that is used again comes
-    without page faults. An array keeps its memory after the block. It is used again when the
-    array and all views of it are gone.
+    ``dist.all_reduce(a + b)`` reads and writes it in place. An array keeps its memory after the
+    block. It is used again when the array and all views of it are gone.
 
     As NumPy has it, this holds for the thread, or the asynchronous task, that enters the block, not
     for others that it starts (`share_arrays` is for those). Ranks need not do it alike. Arrays are

@@ -197,7 +197,7 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
             device: where tensors are to be.
 
         """
-        return device.type == "cpu"
+        return bool(device.type == "cpu")
 
     def allocate_tensor(
         self, size: int, *, dtype: torch.dtype, device: torch.device

@@ -420,6 +420,9 @@ static void *array_realloc(void *ctx, void *pointer, size_t size) {
 
 static handler_t OURS = {
     "hpcdist", 1, {NULL, array_malloc, array_calloc, array_realloc, array_free}};
+/* Makes arrays as NumPy does by itself. What the other has made must be freed by it, too, where it
+ * stands in for NumPy's default one. */
+static handler_t OTHERS = {"hpcdist_ordinary", 1, {NULL, NULL, NULL, array_realloc, array_free}};
 
 /* ---- NumPy */
 
@@ -465,6 +468,8 @@ static int meet_numpy(void) {
     NUMPY.usual = PyCapsule_GetPointer(usual, "mem_handler");
     if (!NUMPY.usual) return -1;
     USUAL = NUMPY.usual->allocator;
+    OTHERS.allocator.ctx = USUAL.ctx;
+    OTHERS.allocator.malloc = USUAL.malloc, OTHERS.allocator.calloc = USUAL.calloc;
     return 0;
 }
 
@@ -676,14 +681,12 @@ static int write_usual(const allocator_t *allocator) {
     return written == size ? 0 : -1;
 }
 
-/* share_all(on): let NumPy's default handler, hence every thread, use the heap or not. What it has
- * made must be freed by it, so our functions that free stay. */
+/* share_all(on): let NumPy's default handler, hence every thread, use the heap or not. */
 static PyObject *share_all(PyObject *self, PyObject *on_) {
     (void)self;
     int on = PyObject_IsTrue(on_), was = NUMPY.usual->allocator.malloc == array_malloc;
     if (on < 0) return NULL;
-    allocator_t off = {USUAL.ctx, USUAL.malloc, USUAL.calloc, array_realloc, array_free};
-    if (on != was && write_usual(on ? &OURS.allocator : &off) < 0)
+    if (on != was && write_usual(on ? &OURS.allocator : &OTHERS.allocator) < 0)
         return PyErr_SetFromErrno(PyExc_OSError);
     return PyBool_FromLong(was);
 }
@@ -716,10 +719,12 @@ PyMODINIT_FUNC PyInit__arrays(void) {
         return PyErr_NoMemory();
     PyObject *module = PyModule_Create(&MODULE), *blocks = PyType_FromSpec(&BLOCKS_SPEC);
     PyObject *handler = PyCapsule_New(&OURS, "mem_handler", NULL);
+    PyObject *others = PyCapsule_New(&OTHERS, "mem_handler", NULL);
     RUN = (PyTypeObject *)PyType_FromSpec(&RUN_SPEC);
-    if (!module || !blocks || !handler || !RUN) return NULL;
+    if (!module || !blocks || !handler || !others || !RUN) return NULL;
     if (PyModule_AddObject(module, "Blocks", blocks) < 0) return NULL;
     if (PyModule_AddObject(module, "handler", handler) < 0) return NULL;
+    if (PyModule_AddObject(module, "others", others) < 0) return NULL;
     if (PyModule_AddIntConstant(module, "LEAST", GRANULE) < 0) return NULL;
     return module;
 }

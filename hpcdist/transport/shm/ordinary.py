@@ -8,6 +8,8 @@ it. An array keeps what it got; where that goes back is seen by its address.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,16 @@ def end_here(before: Any) -> None:
     """Take the arrays of this context from where they came before `begin_here`."""
     if before is not None:
         compiled.set_handler(before)
+
+
+@contextmanager
+def left_to_numpy() -> Iterator[None]:
+    """Make the arrays of this context as NumPy does by itself inside the block."""
+    before = None if compiled is None else compiled.set_handler(compiled.others)
+    try:
+        yield
+    finally:
+        end_here(before)
 
 
 def share_all(on: bool = True) -> bool:
