@@ -50,26 +50,18 @@ def open_node(
     control_block_type = control_block_class(use_compiled=site.config.kernel == "auto")
     offer, memory = _offer(comm, heap, control_block_type)
     sample, kept = make_sample() if site.config.kernel == "auto" else (None, None)
-    offers = comm.allgather(offer._replace(sample=sample))
-    mapped: list[Mapped] = []
-    failure = next((each.why_not for each in offers if each.why_not), "")
-    if len({each.kind for each in offers}) > 1:
-        failure = "the ranks have different installations of hpcdist"
-    control = offers[0].control
     try:
-        if not failure and control is not None:
-            memory = open_segment(control) if memory is None else memory
-            mapped = [_map(heap, each.heap) for each in offers if each.heap is not None]
-    except OSError as error:
-        failure = str(error)
-    can = np.array(
-        [not failure, all(each.sample is not None and each.sample.is_read() for each in offers)]
-    )
-    comm.Allreduce(MPI.IN_PLACE, can, MPI.LAND)
+        offers = comm.allgather(offer._replace(sample=sample))
+        memory, mapped, failure = _map_all(heap, offers, memory)
+        can = np.array(
+            [not failure, all(each.sample is not None and each.sample.is_read() for each in offers)]
+        )
+        comm.Allreduce(MPI.IN_PLACE, can, MPI.LAND)
+    finally:  # all have mapped it, or nobody will: a rank has died
+        if offer.control is not None:
+            os.close(offer.control.descriptor)
     everywhere, attaches = map(bool, can)
     del kept
-    if comm.rank == 0 and control is not None:
-        os.close(control.descriptor)
     if not everywhere or memory is None:
         _warn(comm, failure)
         return None
@@ -101,6 +93,23 @@ def _offer(comm: MPI.Intracomm, heap: Heap, control_block_type: Any) -> tuple[_O
     except (OSError, AttributeError) as error:
         return _Offer(None, None, kind, str(error)), None
     return _Offer(own, control, kind), memory
+
+
+def _map_all(
+    heap: Heap, offers: Sequence[_Offer], memory: Bytes | None
+) -> tuple[Bytes | None, list[Mapped], str]:
+    """Return the control block, the heaps, and why they cannot be used ("" where they can)."""
+    failure = next((each.why_not for each in offers if each.why_not), "")
+    if len({each.kind for each in offers}) > 1:
+        failure = "the ranks have different installations of hpcdist"
+    control = offers[0].control
+    if failure or control is None:
+        return memory, [], failure
+    try:
+        memory = open_segment(control) if memory is None else memory
+        return memory, [_map(heap, each.heap) for each in offers if each.heap is not None], ""
+    except OSError as error:
+        return memory, [], str(error)
 
 
 def _map(heap: Heap, segment: Segment) -> Mapped:

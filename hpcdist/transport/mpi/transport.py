@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import UsageError
+from hpcdist.transport import recorder
 from hpcdist.transport.base import Ended, Plan, Recovered, Transport, Work, watched
 from hpcdist.transport.call import (
     MESSAGES,
@@ -44,14 +45,14 @@ from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import Count, News
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.mpi.persistent import PERSISTENT, MpiPlan
-from hpcdist.transport.mpi.recovering import CANNOT, recover
+from hpcdist.transport.mpi.recovering import CANNOT, Own, Settled, recover
 from hpcdist.transport.mpi.rendezvous import Rendezvous
 from hpcdist.transport.mpi.share_node import open_node
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.polling import drop_held, held, is_at_errands, poll, raise_held
 from hpcdist.transport.queue import CollectiveQueue, inside, mark_inside, refusal
-from hpcdist.transport.roles import GroupTable, Told
+from hpcdist.transport.roles import GroupTable
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.tuning import Algorithm, TuningTable
 
@@ -341,8 +342,10 @@ class MpiTransport(Transport):
         if self.crew is None:
             raise UsageError(CANNOT)
         give_up()
-        told = Told(self.rank, self.size, generation)
-        return recover(self, self.crew, MpiTransport, told, groups, timeout_s)
+        told = self.crew.told(self.rank, self.size, generation)
+        settled = Settled(self.timeout_s, self.costs, self.job, recorder.worlds())
+        own = Own(told, self.context.site.config, groups, self.context.heap, settled)
+        return recover(self.crew, MpiTransport, own, timeout_s)
 
     def reopen(self) -> MpiTransport:
         """Duplicate the user's communicator again."""

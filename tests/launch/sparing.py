@@ -1,0 +1,85 @@
+"""A training with spares, in which processes die: ``sparing.py STEPS [DEATH ...]``.
+
+A death is
+
+    RANK@STEP/LIFE   this rank kills itself at this step, after so many recoveries
+    PROCESS@joining  this process kills itself while it builds a new world with others
+    PROCESS@parked   this process kills itself before it has a rank
+
+At the end each rank prints what it has become and what was trained: sums of whole numbers, random
+numbers of each rank, and samples of a sampler, all of which are the same on any ranks.
+"""
+
+import hashlib
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+
+import hpcdist as dist
+from hpcdist.runtime.place import read_place
+from hpcdist.transport.mpi import recovering
+
+STEPS, DEATHS = int(sys.argv[1]), [each.partition("@")[::2] for each in sys.argv[2:]]
+PROCESS, SIZE = read_place(os.environ).rank, dist.get_world_size()
+PATH, PAUSE_S = os.environ.get("SPARING_PATH"), float(os.environ.get("SPARING_PAUSE_S", "0"))
+BATCH = 12
+
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if (str(PROCESS), "joining") in DEATHS:
+    recovering.make_site = die
+if (str(PROCESS), "parked") in DEATHS:
+    threading.Timer(1.0, die).start()
+
+
+class Sums:
+    """Arrays to which all ranks add."""
+
+    def __init__(self):
+        self.trained = np.zeros(1000)
+        self.drawn = np.zeros(SIZE)
+
+    def add(self, world, samples, step):
+        share, draw = np.zeros(1000), np.zeros(SIZE)
+        share[samples] = step + 1
+        draw[world.rank] = np.random.random()
+        dist.all_reduce(share)
+        dist.all_reduce(draw)
+        self.trained += share
+        self.drawn += draw
+
+
+@dist.survive
+def train(world):
+    np.random.seed(world.rank)
+    sums, sampler = Sums(), dist.DistributedSampler(1000, seed=3)
+    memory = dist.Memory(vars(sums), sampler=sampler, every=4, path=PATH, every_on_disk=8)
+    batches = None
+    for step in memory.steps(STEPS):
+        if (str(world.rank), f"{step}/{world.generation}") in DEATHS:
+            die()
+        batches = batches or sampler.batches(BATCH // world.nranks)
+        sums.add(world, next(batches), step)
+        time.sleep(PAUSE_S)
+    return sums
+
+
+def digest(array):
+    return hashlib.sha256(array.tobytes()).hexdigest()[:8]
+
+
+sums = train()
+world = dist.get_group()
+print(
+    f"process {PROCESS}: rank {world.rank} of {world.nranks}, recovery {world.generation}, "
+    f"lost {[*world.lost]}, replaced {[*world.replaced]}, "
+    f"trained {digest(sums.trained)}, drawn {digest(sums.drawn)}",
+    flush=True,
+)
