@@ -1,42 +1,50 @@
 """A training with spares, in which processes die: ``sparing.py STEPS [DEATH ...]``.
 
-A death is
+A death, of a job that is not started again, is
 
     RANK@STEP/LIFE   this rank kills itself at this step, after so many recoveries
     PROCESS@joining  this process kills itself while it builds a new world with others
     PROCESS@parked   this process kills itself before it has a rank
 
-At the end each rank prints what it has become and what was trained: sums of whole numbers, random
-numbers of each rank, and samples of a sampler, all of which are the same on any ranks.
+At the end each rank prints what it has become, with which steps it has begun, and what was
+trained: sums over the samples of a sampler, the same on any number of ranks, and over random
+numbers of each rank.
 """
 
 import hashlib
+import importlib
 import os
 import signal
 import sys
-import threading
 import time
 
 import numpy as np
 
 import hpcdist as dist
+from hpcdist.runtime.mpi import load_mpi
 from hpcdist.runtime.place import read_place
-from hpcdist.transport.mpi import recovering
 
 STEPS, DEATHS = int(sys.argv[1]), [each.partition("@")[::2] for each in sys.argv[2:]]
+if os.environ.get("HPCDIST_RESTART_COUNT", "0") != "0":
+    DEATHS = []
 PROCESS, SIZE = read_place(os.environ).rank, dist.get_world_size()
 PATH, PAUSE_S = os.environ.get("SPARING_PATH"), float(os.environ.get("SPARING_PAUSE_S", "0"))
 BATCH = 12
+FIRST: list[int] = []
+"""The steps with which this process has begun, in each of its lives."""
 
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+load_mpi()  # by hpcdist, which does not end MPI
+crew = importlib.import_module("hpcdist.transport.mpi.crew")
+recovering = importlib.import_module("hpcdist.transport.mpi.recovering")
 if (str(PROCESS), "joining") in DEATHS:
     recovering.make_site = die
 if (str(PROCESS), "parked") in DEATHS:
-    threading.Timer(1.0, die).start()
+    crew.Crew.is_called = die
 
 
 class Sums:
@@ -63,6 +71,8 @@ def train(world):
     memory = dist.Memory(vars(sums), sampler=sampler, every=4, path=PATH, every_on_disk=8)
     batches = None
     for step in memory.steps(STEPS):
+        if batches is None:
+            FIRST.append(step)
         if (str(world.rank), f"{step}/{world.generation}") in DEATHS:
             die()
         batches = batches or sampler.batches(BATCH // world.nranks)
@@ -79,7 +89,7 @@ sums = train()
 world = dist.get_group()
 print(
     f"process {PROCESS}: rank {world.rank} of {world.nranks}, recovery {world.generation}, "
-    f"lost {[*world.lost]}, replaced {[*world.replaced]}, "
+    f"lost {[*world.lost]}, replaced {[*world.replaced]}, from steps {FIRST}, "
     f"trained {digest(sums.trained)}, drawn {digest(sums.drawn)}",
     flush=True,
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from hpcdist.errors import UsageError
+from hpcdist.errors import RankFailure, UsageError
 from hpcdist.runtime import mpi
 from hpcdist.runtime.failure import end_job_on_failure
 from hpcdist.runtime.place import SPARES, count_spares
@@ -26,13 +28,37 @@ _crews: list[Crew] = []
 def start_world(request: WorldRequest) -> StartedWorld:
     """Start MPI and describe the world of the communicator. Collective over it.
 
+    Of a process that dies meanwhile all others hear; they cannot go on before there is a world.
+
     Raises:
         TransportError: there is no MPI library that mpi4py can load.
         UsageError: the launcher started several ranks but MPI sees only this one, or settings that
             have to be the same on all ranks are not.
+        RankFailure: a process has died.
 
     """
     comm = mpi.start(request.config, request.comm)
+    with _starting():
+        return _start(comm, request)
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """Say by a `RankFailure` that a process has died meanwhile."""
+    from hpcdist.transport.mpi.survival import is_of_death
+
+    try:
+        yield
+    except mpi.load_mpi().Exception as error:
+        if not is_of_death(error):
+            raise
+        raise RankFailure(
+            "a process died while the others started; let the job end: --restarts of hpcdist run "
+            "starts it again"
+        ) from error
+
+
+def _start(comm: MPI.Intracomm, request: WorldRequest) -> StartedWorld:
     spares = _spares_in(comm)
     if not spares:
         return _ranks_of(comm, request)
@@ -112,15 +138,16 @@ def _ranks_of(comm: MPI.Intracomm, request: WorldRequest, crew: Crew | None = No
         from hpcdist.transport.mpi.transport import MpiTransport
 
         end_job_on_failure(world.place.rank)
-        site = make_site(request.config, world.nodes, deaths_in(world.comm), Communicators())
-        transport = MpiTransport(world.comm, range(world.place.size), request.timeout_s, site)
-        if can_recover(snapshot()):
-            is_all = comm.size == mpi.load_mpi().COMM_WORLD.size
-            least = fewest_ranks(snapshot()) if is_all else 1
-            transport.crew = crew or Crew(comm, world.nodes, least=least)
-            transport.crew.ranks = comm
-        told = site.costs, recorder.job_name()
-        transport.costs, transport.job = transport.context.comm.bcast(told)  # of all the same
+        with _starting():
+            site = make_site(request.config, world.nodes, deaths_in(world.comm), Communicators())
+            transport = MpiTransport(world.comm, range(world.place.size), request.timeout_s, site)
+            if can_recover(snapshot()):
+                is_all = comm.size == mpi.load_mpi().COMM_WORLD.size
+                least = fewest_ranks(snapshot()) if is_all else 1
+                transport.crew = crew or Crew(comm, world.nodes, least=least)
+                transport.crew.ranks = comm
+            told = site.costs, recorder.job_name()
+            transport.costs, transport.job = transport.context.comm.bcast(told)  # of all the same
         mpi.before_finalize(request.before_end)
         return transport
 
