@@ -5,6 +5,8 @@ A death, of a job that is not started again, is
     RANK@STEP/LIFE   this rank kills itself at this step, after so many recoveries
     PROCESS@joining  this process kills itself while it builds a new world with others
     PROCESS@parked   this process kills itself before it has a rank
+    PROCESS@0.5s     this process kills itself so long after all have met (a spare: has waited),
+                     wherever it is
 
 At the end each rank prints what it has become, with which steps it has begun, and what was
 trained: sums over the samples of a sampler, the same on any number of ranks, and over random
@@ -16,6 +18,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
@@ -29,7 +32,7 @@ if os.environ.get("HPCDIST_RESTART_COUNT", "0") != "0":
     DEATHS = []
 PROCESS, SIZE = read_place(os.environ).rank, dist.get_world_size()
 PATH, PAUSE_S = os.environ.get("SPARING_PATH"), float(os.environ.get("SPARING_PAUSE_S", "0"))
-BATCH = 12
+BATCH, COPIES = 12, int(os.environ.get("SPARING_COPIES", "1"))
 FIRST: list[int] = []
 """The steps with which this process has begun, in each of its lives."""
 
@@ -45,6 +48,17 @@ if (str(PROCESS), "joining") in DEATHS:
     recovering.make_site = die
 if (str(PROCESS), "parked") in DEATHS:
     crew.Crew.is_called = die
+elif PROCESS >= SIZE:
+    wait = crew.Crew.is_called
+    crew.Crew.is_called = lambda self: [die_later(), wait(self)][1]
+
+
+def die_later():
+    """Die at the moment that is asked for, if one is; the first time."""
+    for delay in [when for who, when in DEATHS if who == str(PROCESS) and when.endswith("s")]:
+        timer = threading.Timer(float(delay[:-1]), die)
+        timer.daemon = True
+        timer.start()
 
 
 class Sums:
@@ -66,9 +80,14 @@ class Sums:
 
 @dist.survive
 def train(world):
+    if world.generation == 0:
+        dist.barrier()
+        die_later()
     np.random.seed(world.rank)
     sums, sampler = Sums(), dist.DistributedSampler(1000, seed=3)
-    memory = dist.Memory(vars(sums), sampler=sampler, every=4, path=PATH, every_on_disk=8)
+    memory = dist.Memory(
+        vars(sums), sampler=sampler, every=4, copies=COPIES, path=PATH, every_on_disk=8
+    )
     batches = None
     for step in memory.steps(STEPS):
         if batches is None:

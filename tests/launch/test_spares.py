@@ -1,6 +1,7 @@
 """Spares take the places of ranks that die: jobs of `hpcdist run --survive --spares`."""
 
 import os
+import random
 import re
 import subprocess
 import sys
@@ -139,6 +140,21 @@ def test_the_training_is_that_of_a_job_without_a_death(train, drill):
 def test_without_a_spare_for_each_the_world_is_smaller(train, deaths, ranks):
     found = train(*deaths)
     assert (found.ranks, found.size, found.trained) == (ranks, 3, WHOLE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_deaths_of_any_processes_at_any_moment_change_nothing(train, seed):
+    chance = random.Random(seed)
+    processes = chance.sample(range(6), chance.randint(1, 3))
+    deaths = [f"{process}@{chance.uniform(0.2, 1.8):.3f}s" for process in processes]
+    found = train(*deaths, spares=2, SPARING_COPIES="3", SPARING_PAUSE_S="0.15")
+    dead_ranks = sum(process in range(4) for process in processes)
+    left = 6 - len(processes)
+    assert found.trained == WHOLE
+    assert found.size == min(4, left)
+    if dead_ranks == len(processes) <= 2:
+        assert found.drawn == DRAWN
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hpcdist.transport.mpi.transport import MpiTransport
 
 _crews: list[Crew] = []
-"""That of this process, once it has met the spares: these wait for one, whatever worlds come."""
+"""That of the job, once all have met: spares wait in it, and the dead are gone, whatever comes."""
 
 
 def start_world(request: WorldRequest) -> StartedWorld:
@@ -60,13 +60,13 @@ def _starting() -> Iterator[None]:
 
 def _start(comm: MPI.Intracomm, request: WorldRequest) -> StartedWorld:
     spares = _spares_in(comm)
-    if not spares:
-        return _ranks_of(comm, request)
-    if _crews:  # a second world: the spares do not start again
+    if _crews and (spares or request.comm is None):  # a second world, of those that are left
         ranks = _crews[0].ranks
         assert ranks is not None
         return _ranks_of(ranks, request, _crews[0])
-    return _meet_spares(comm, spares, request)
+    if spares:
+        return _meet_spares(comm, spares, request)
+    return _ranks_of(comm, request)
 
 
 def _spares_in(comm: MPI.Intracomm) -> list[int]:
@@ -146,6 +146,8 @@ def _ranks_of(comm: MPI.Intracomm, request: WorldRequest, crew: Crew | None = No
                 least = fewest_ranks(snapshot()) if is_all else 1
                 transport.crew = crew or Crew(comm, world.nodes, least=least)
                 transport.crew.ranks = comm
+                if is_all and not _crews:
+                    _crews.append(transport.crew)
             told = site.costs, recorder.job_name()
             transport.costs, transport.job = transport.context.comm.bcast(told)  # of all the same
         mpi.before_finalize(request.before_end)
