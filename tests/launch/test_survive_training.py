@@ -53,7 +53,7 @@ def train(tmp_path):
             start_new_session=True,
         )
         started.append(job)
-        out, err = job.communicate(timeout=120)
+        out, err = job.communicate(timeout=300)
         found = re.search(r"trained on (\d+) ranks: (\w+)", out)
         assert found, f"exit code {job.returncode}\n{out}\n{err}"
         return int(found[1]), found[2]
