@@ -189,3 +189,55 @@ def test_where_no_rank_is_left_spares_do_not_begin_anew(train):
     found = train("0@9/0", "1@9/0", nprocs=2, code=137)
     assert found.ranks == []
     assert "2 of 3 processes died" in found.said
+
+
+NO_WORLD = """
+import os
+import hpcdist
+print("process", os.environ["OMPI_COMM_WORLD_RANK"], "of", hpcdist.get_world_size())
+"""
+SECOND_WORLD = """
+import os, signal
+import numpy as np
+import hpcdist as dist
+process = dist.get_rank()
+if process < dist.get_world_size():
+    dist.init_parallel_env()
+    dist.barrier()
+    dist.destroy_process_group()
+world = dist.init_parallel_env()
+try:
+    while not world.generation:
+        dist.all_reduce(np.ones(3))
+        if process == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+except dist.RankFailure:
+    dist.recover()
+dist.destroy_process_group()
+world = dist.init_parallel_env()
+print("process", process, "of", world.nranks, "is", world.rank)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (NO_WORLD, ["process 0 of 2", "process 1 of 2", "process 2 of 2"]),
+        (SECOND_WORLD, ["process 0 of 2 is 0", "process 2 of 2 is 1"]),
+    ],
+)
+def test_programs_need_no_world_and_may_have_several(tmp_path, text, told):
+    path = tmp_path / "program.py"
+    path.write_text(text)
+    done = subprocess.run(
+        command("--no-label", "--survive", "-n", 2, "--spares", 1, path),
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == told
