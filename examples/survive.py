@@ -1,10 +1,13 @@
-"""Train on when ranks die, with fewer ranks.
+"""Train on when ranks die, with spares in their places, or with fewer ranks.
 
     hpcdist run --survive -n 4 python examples/survive.py --kill 2@25
+    hpcdist run --survive --spares 1 -n 4 python examples/survive.py --kill 2@25
 
 It loses rank 2 at step 25; the others go back to step 20, which they have in their
 memories, and end the training. A batch is the same for any number of ranks, so the loss is, too,
-but for the rounding of sums. With more of --kill the next one dies after each recovery.
+but for the rounding of sums. A spare waits until it is needed, and gets from the others' memories
+what rank 2 had: not even the rounding is another. With more of --kill the next one dies after each
+recovery.
 """
 
 import argparse

@@ -77,6 +77,13 @@ MUTATIONS = [
         "tests/unit/launch/test_survival.py -k recovered",
     ),
     Mutation(
+        "a spare on any node is as good as one on the node of the dead",
+        "transport/roles.py",
+        "told[index].node != home",
+        "0",
+        "tests/unit/transport/test_roles.py -k node",
+    ),
+    Mutation(
         "a broadcast comes from the first rank",
         "transport/threads/collectives.py",
         "source = calls[calls[0].root].recv",

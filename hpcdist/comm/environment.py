@@ -5,12 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.util
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from hpcdist.comm.announcement import end_all
 from hpcdist.comm.closed import Closed
 from hpcdist.comm.group import Group, world_group, world_of
 from hpcdist.comm.groups import destroy_process_group
+from hpcdist.comm.joining import join
 from hpcdist.comm.making import check_timeout
 from hpcdist.comm.memory import share_arrays
 from hpcdist.comm.nccl_config import create_nccl_config
@@ -27,15 +28,15 @@ from hpcdist.comm.session import (
 )
 from hpcdist.config import Config, read_config
 from hpcdist.errors import HpcdistError, TransportError, UsageError
-from hpcdist.runtime import gpu
+from hpcdist.runtime import gpu, reports
 from hpcdist.runtime.ending import survives
 from hpcdist.runtime.failure import let_refusal_be_heard
 from hpcdist.runtime.mpi import FINALIZED, check_not_finalized, is_alone
-from hpcdist.runtime.place import read_place
+from hpcdist.runtime.place import read_place, world_place
 from hpcdist.runtime.process import snapshot
 from hpcdist.text import in_short
 from hpcdist.transport import recorder
-from hpcdist.transport.base import WorldRequest
+from hpcdist.transport.base import Transport, WorldRequest
 from hpcdist.transport.flight import rings
 from hpcdist.transport.flight.layout import INIT
 from hpcdist.transport.registry import installed_transports, load_start, transport_name
@@ -56,6 +57,10 @@ def init_parallel_env(
     Works under ``srun``, ``mpirun``, ``hpcdist run``, `spawn` and alone (a world of one rank,
     also where there is no MPI library).
     A second call returns the same group.
+
+    A spare of ``hpcdist run --survive --spares`` waits here, asleep, until it takes the place of a
+    rank that has died. The others are in `recover` then. If the job ends before, so does the
+    program of the spare, with exit code 0 (`SystemExit`).
 
     Args:
         nccl_config: checked, and a warning tells what is set in its place; see
@@ -121,15 +126,21 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
             raise
         world = ThreadTransport.alone(timeout_s, str(error))
 
-    place, number = world.place, None
+    number = None
     if wanted is not None:
-        number = gpu.choose(gpu.count(), place.local_rank, wanted.number)
+        number = gpu.choose(gpu.count(), world.place.local_rank, wanted.number)
         gpu.bind(number)
-    transport = world.connect()
+    if world.join is None:
+        group = world_group(world.connect())
+        reports.note_world(group.generation, group.nranks)
+    else:
+        world, group = join(world.join)
+        mark = _open_recorder(config)
+    place, transport = world.place, cast(Transport, group.transport)
     if config.share_arrays:
         share_arrays()
     whereabouts = whereabouts_of(world, number)
-    set_session(session := Session(world_group(transport), whereabouts, timeout_s))
+    set_session(session := Session(group, whereabouts, timeout_s))
     mine = [rank for rank, host in enumerate(world.hosts) if host == world.hosts[place.rank]]
     job = transport.job or recorder.job_name()
     recorder.end(mark)
@@ -288,7 +299,7 @@ def get_rank(group: Group | None = None) -> int:
 
     """
     if group is None and not is_initialized():
-        return read_place(snapshot()).rank
+        return world_place(snapshot()).rank
     return resolve_group(group).rank
 
 
@@ -307,7 +318,7 @@ def get_world_size(group: Group | None = None) -> int:
 
     """
     if group is None and not is_initialized():
-        return read_place(snapshot()).size
+        return world_place(snapshot()).size
     return resolve_group(group).world_size
 
 

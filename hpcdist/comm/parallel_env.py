@@ -7,7 +7,7 @@ from typing import final
 
 from hpcdist.comm.session import Whereabouts, current_session
 from hpcdist.config import read_config
-from hpcdist.runtime.place import read_place
+from hpcdist.runtime.place import world_place
 from hpcdist.runtime.process import snapshot
 
 
@@ -31,7 +31,7 @@ class ParallelEnv:
             self._rank, self._size = session.world.rank, session.world.nranks
             self._where, self._timeout_s = session.whereabouts, session.timeout_s
             return
-        place = read_place(snapshot())
+        place = world_place(snapshot())
         self._rank, self._size = place.rank, place.size
         self._where = Whereabouts(
             place.local_rank, place.local_size, place.node_rank, place.nnodes, ()

@@ -9,6 +9,7 @@ from hpcdist.comm.announcement import end_all
 from hpcdist.comm.closed import Closed
 from hpcdist.comm.environment import whereabouts_of
 from hpcdist.comm.group import Group, world_of
+from hpcdist.comm.joining import take_roles
 from hpcdist.comm.making import check_timeout
 from hpcdist.comm.session import Session, require_session
 from hpcdist.runtime import reports
@@ -19,14 +20,16 @@ from hpcdist.transport.roles import GroupTable
 
 
 def recover(timeout: float | None = None) -> Group:
-    """Go on without the ranks that have died, and return the group of all ranks.
+    """Go on when ranks have died, with the others and with spares; return the group of all ranks.
 
     Collective over the ranks that are left: each calls it when it gets a `RankFailure`. Whatever is
-    under way ends. The group of all ranks changes in place: the ranks that are left close up, in
-    their order; its ``lost`` names the old ranks that are gone, and its ``generation`` counts
-    recoveries. Groups all of whose members are left go on; the others are closed, and made anew by
-    whoever needs them. So are meshes, grids, plans, works, and what `rpc.init_rpc` has begun.
-    Arrays of `hpcdist.empty` stay as they are.
+    under way ends. The group of all ranks changes in place. A spare, if there is one, takes the
+    number of a dead rank, the lowest first, and returns from its `init_parallel_env`; where there
+    are no more the ranks that are left close up, in their order. ``lost`` names the old
+    ranks that are gone, ``replaced`` those of them whose place a spare has taken, and
+    ``generation`` counts recoveries. Groups all of whose members are left go on; the others are
+    closed, and made anew by whoever needs them. So are meshes, grids, plans, works, and what
+    `rpc.init_rpc` has begun. Arrays of `hpcdist.empty` stay as they are.
 
     Another death meanwhile does no harm: it is among those that the ranks recover from.
 
@@ -35,6 +38,7 @@ def recover(timeout: float | None = None) -> Group:
 
     Raises:
         UsageError: MPI ends this job when a rank dies, so that nothing can go on.
+        RankFailure: fewer processes are left than ``--min-ranks`` asks for; the job is to end.
         CollectiveTimeout: not all ranks that are left have come in time.
 
     Example:
@@ -53,8 +57,8 @@ def recover(timeout: float | None = None) -> Group:
     found = transport.recover(world.generation, _table(session), limit_s, lambda: _give_up(session))
     _renew(session, found)
     seconds = time.monotonic() - began
-    reports.note_rank(world.rank)
-    reports.note_recovery(found.roles.lost, seconds)
+    roles = found.roles
+    reports.note_recovery(roles.lost, seconds, roles.gone, roles.taken)
     return world
 
 
@@ -83,7 +87,7 @@ def _give_up(session: Session) -> None:
 
 def _renew(session: Session, found: Recovered) -> None:
     """Have the groups go on as they are now; local."""
-    place, roles = found.world.place, found.roles
+    place = found.world.place
     session.whereabouts = whereabouts_of(found.world, session.whereabouts.gpu)
     going_on = {kept.id: (kept, transport) for kept, transport in found.groups}
     hosts = found.world.hosts
@@ -92,7 +96,7 @@ def _renew(session: Session, found: Recovered) -> None:
     for group in cast("list[Group]", [*session.groups.values()]):
         if group.id == 0:
             group.go_on(range(place.size), place.rank, found.transport)
-            group.generation, group.lost = roles.generation, roles.lost
+            take_roles(group, found)
         elif group.id in going_on:
             kept, transport = going_on[group.id]
             group.go_on(kept.ranks, place.rank, transport)

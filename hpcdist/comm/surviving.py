@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar, cast, overload
+from typing import Concatenate, ParamSpec, TypeVar, overload
 
 from hpcdist.comm.collectives import barrier
 from hpcdist.comm.environment import init_parallel_env
-from hpcdist.comm.group import Group
+from hpcdist.comm.group import Group, world_of
 from hpcdist.comm.recovery import recover
-from hpcdist.comm.session import current_session
+from hpcdist.comm.session import require_session
 from hpcdist.errors import RankFailure, UsageError
 
 P = ParamSpec("P")
@@ -36,13 +36,13 @@ def survive(
     attempts: int = 10,
     timeout: float | None = None,
 ) -> Callable[P, T] | Callable[[OnRanks[P, T]], Callable[P, T]]:
-    """Call a function again, on the ranks that are left, whenever a rank has died in it.
+    """Call a function again, on the ranks that are left and on spares, when a rank has died in it.
 
     A decorator. What it returns is called without the first argument, which the function gets: the
     group of all ranks, of which there may be fewer each time. It is collective: all ranks call it,
     and it returns when the function has returned on all. It calls `init_parallel_env` if that was
-    not done. The function makes anew what it trains, which a `Memory` brings back to the last
-    commit.
+    not done: there a spare waits, and enters the function when the others are called again. The
+    function makes anew what it trains, which a `Memory` brings back to the last commit.
 
     Args:
         function: takes the group, and what it is called with.
@@ -75,10 +75,10 @@ def survive(
 def _surviving(function: OnRanks[P, T], attempts: int, timeout: float | None) -> Callable[P, T]:
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        init_parallel_env()
+
         def once() -> T:
-            session = current_session()
-            world = init_parallel_env() if session is None else cast(Group, session.world)
-            result = function(world, *args, **kwargs)
+            result = function(world_of(require_session()), *args, **kwargs)
             barrier()  # who is ready does not leave those alone that may need it
             return result
 

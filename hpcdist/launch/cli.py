@@ -107,9 +107,10 @@ def _with_paddle_options(command: Any) -> Any:
 _OF_SURVIVAL = (
     click.option("--survive", is_flag=True,
                  help="Go on when a rank dies: the others call hpcdist.recover()."),
-    click.option("--spares", type=click.IntRange(0), default=0, hidden=True),
+    click.option("--spares", type=click.IntRange(0), default=0,
+                 help="With --survive: so many processes wait to take the places of the dead."),
     click.option("--min-ranks", type=click.IntRange(1), default=1,
-                 help="With --survive: end the job when fewer ranks are left."),
+                 help="With --survive: end the job when fewer processes are left."),
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import pickle
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 
@@ -34,15 +34,14 @@ class World(NamedTuple):
     """For each rank the first rank of its node."""
 
 
-def start_world(config: Config, comm: Any = None) -> World:
-    """Initialise MPI (at THREAD_MULTIPLE where it can) and describe the world.
+def start(config: Config, comm: Any = None) -> MPI.Intracomm:
+    """Initialise MPI (at THREAD_MULTIPLE where it can); return `comm`, or else all processes.
 
-    Collective over `comm`, by default ``MPI.COMM_WORLD``.
+    Collective over all processes where MPI has not been initialised.
 
     Raises:
         TransportError: there is no MPI library that mpi4py can load.
-        UsageError: the launcher started several ranks but MPI sees only this one, or settings that
-            have to be the same on all ranks are not.
+        UsageError: the launcher started several ranks but MPI sees only this one.
 
     """
     environ = snapshot()
@@ -55,7 +54,7 @@ def start_world(config: Config, comm: Any = None) -> World:
             check_size(environ, comm.size, mpi.Get_library_version())
     elif not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:
         raise UsageError(f"comm must be an mpi4py intracommunicator, got {comm!r}")
-    return locate(comm, mpi, config)
+    return cast("MPI.Intracomm", comm)
 
 
 def load_mpi() -> Any:
@@ -184,6 +183,16 @@ def _prepare(place: Place) -> None:
         os.environ.setdefault("OMPI_MCA_mpi_event_tick_rate", str(HEAR_EVERY_US))
 
 
+def numbers_in_job(comm: MPI.Intracomm) -> list[int]:
+    """Return for each rank of a communicator its number among all processes of the job. Local."""
+    everybody, these = load_mpi().COMM_WORLD.Get_group(), comm.Get_group()
+    try:
+        return list(these.Translate_ranks(None, everybody))
+    finally:
+        everybody.Free()
+        these.Free()
+
+
 def locate(
     comm: Any, mpi: Any, config: Config, keep: Callable[[Any], Any] = lambda comm: comm
 ) -> World:
@@ -194,6 +203,9 @@ def locate(
         mpi: mpi4py's module.
         config: this rank's settings.
         keep: is given a communicator that is used meanwhile, and returns it.
+
+    Raises:
+        UsageError: settings that have to be the same on all ranks are not.
 
     """
     node = keep(comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.rank))

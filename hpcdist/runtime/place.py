@@ -17,6 +17,8 @@ from hpcdist.runtime.remedy import not_together, remedy
 from hpcdist.runtime.slurm import in_slurm_step, parse_counts
 
 Environ = Mapping[str, str]
+SPARES = "HPCDIST_SPARES"
+"""The variable that tells how many processes wait as spares, the last ones."""
 
 
 class Place(NamedTuple):
@@ -143,6 +145,43 @@ def read_place(environ: Environ) -> Place:
         if rank is not None and size is not None:
             return _complete(row, rank, size, known)
     return Place(0, 1, 0, 1, 0, 1, "none")
+
+
+def count_spares(environ: Environ) -> int:
+    """Return how many processes of this job, the last ones, wait to take the place of a dead rank.
+
+    Args:
+        environ: the environment of the process.
+
+    Raises:
+        UsageError: the variable is not a number.
+
+    Example:
+        >>> count_spares({"HPCDIST_SPARES": "2"}), count_spares({})
+        (2, 0)
+
+    """
+    return _number(environ, (SPARES,)) or 0
+
+
+def world_place(environ: Environ) -> Place:
+    """Return what `read_place` does, of the world: spares are not counted among its ranks.
+
+    The number of a process that is a spare is not below the size.
+
+    Args:
+        environ: the environment of the process.
+
+    Raises:
+        UsageError: a variable is not a number.
+
+    Example:
+        >>> world_place({"PMI_RANK": "3", "PMI_SIZE": "4", "HPCDIST_SPARES": "1"})[:2]
+        (3, 3)
+
+    """
+    place = read_place(environ)
+    return place._replace(size=max(1, place.size - count_spares(environ)))
 
 
 def expected_size(environ: Environ) -> tuple[int, str] | None:

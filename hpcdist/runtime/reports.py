@@ -11,9 +11,10 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
-from hpcdist.runtime.place import read_place
+from hpcdist.runtime.place import read_place, world_place
 from hpcdist.runtime.process import snapshot
 
 FOLDER = "HPCDIST_REPORT_DIR"
@@ -40,16 +41,32 @@ def note_rank(rank: int, *, parked: bool = False) -> None:
         _noted.update(rank=rank, parked=parked)
 
 
-def note_recovery(dead: Iterable[int], seconds: float) -> None:
-    """Remember that this process has gone on after deaths. Local; each survivor calls it.
+def note_world(generation: int, size: int) -> None:
+    """Remember which world this process is in: after how many recoveries, and its size. Local."""
+    if FOLDER in os.environ:
+        _noted["world"] = [generation, size]
+
+
+def note_recovery(
+    dead: Iterable[int],
+    seconds: float,
+    who: Sequence[int] = (),
+    taken: Mapping[int, int] = MappingProxyType({}),
+) -> None:
+    """Remember that this process has gone on after deaths. Local; each that goes on calls it.
 
     Args:
-        dead: world ranks that died, as they were numbered before the recovery.
+        dead: world ranks that died, as they were numbered before the recovery, in ascending order.
         seconds: how long the recovery took here.
+        who: the numbers of their processes, among those that were started; () if unknown.
+        taken: for each of them whose place a spare has taken the number of that process.
 
     """
     if FOLDER in os.environ:
-        recovery = {"dead": sorted(dead), "seconds": round(seconds, 4)}
+        ranks = sorted(dead)
+        by = [taken.get(rank, -1) for rank in ranks] if taken else []
+        more = {name: each for name, each in (("who", [*who]), ("by", by)) if each}
+        recovery = {"dead": ranks, "seconds": round(seconds, 4), **more}
         _noted["recoveries"] = shortened([*_noted.get("recoveries", ()), recovery], _MOST)
 
 
@@ -66,10 +83,22 @@ def shortened(recoveries: Sequence[Mapping[str, Any]], most: int) -> list[Mappin
     """
     found = [each for each in recoveries if each["dead"]]
     while len(found) > most:
-        first, second, *others = found
-        dead, seconds = [*first["dead"], *second["dead"]], first["seconds"] + second["seconds"]
-        found = [{"dead": dead[-_MOST_DEAD:], "seconds": round(seconds, 4)}, *others]
+        found[:2] = [_joined(*found[:2])]
     return found
+
+
+def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return two recoveries as one; of a list that one of them lacks, -1 stands for unknown."""
+    lists = {
+        name: [
+            number
+            for each in (first, second)
+            for number in each.get(name, [-1] * len(each["dead"]))
+        ][-_MOST_DEAD:]
+        for name in ("dead", "who", "by")
+        if name in first or name in second
+    }
+    return {**lists, "seconds": round(first["seconds"] + second["seconds"], 4)}
 
 
 def write_report(code: int | None) -> None:
@@ -84,9 +113,8 @@ def write_report(code: int | None) -> None:
     folder = environ.get(FOLDER)
     if not folder:
         return
-    place = read_place(environ)
-    process = place.rank
-    is_spare = process >= place.size - int(environ.get("HPCDIST_SPARES") or 0)
+    process = read_place(environ).rank
+    is_spare = process >= world_place(environ).size
     noted = {"rank": -1 if is_spare else process, "parked": is_spare, **_noted}
     text = json.dumps(plan_report(process, code, noted), separators=(",", ":"))
     path = f"{folder}/rank-{process}.json"
@@ -110,10 +138,11 @@ def plan_report(process: int, code: int | None, noted: Mapping[str, Any]) -> dic
 
     """
     parked = bool(noted.get("parked"))
-    return {
+    report = {
         "process": process,
         "rank": noted.get("rank", process),
         "state": "failed" if code else "parked" if parked else "ended",
         "code": code or 0,
         "recoveries": list(noted.get("recoveries", ())),
     }
+    return {**report, "world": noted["world"]} if "world" in noted else report

@@ -19,3 +19,18 @@ def can_recover(environ: Mapping[str, str]) -> bool:
 
     """
     return environ.get("OMPI_MCA_mpi_ft_enable", "").lower() in _SWITCHED_ON
+
+
+def fewest_ranks(environ: Mapping[str, str]) -> int:
+    """Return with how many ranks at least the job goes on.
+
+    Args:
+        environ: the environment as it was when the process started.
+
+    Example:
+        >>> fewest_ranks({"HPCDIST_MIN_RANKS": "3"}), fewest_ranks({})
+        (3, 1)
+
+    """
+    told = environ.get("HPCDIST_MIN_RANKS", "")
+    return int(told) if told.isdigit() else 1

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcdist.runtime.place import Place, read_place
+from hpcdist.runtime.place import Place, world_place
 from hpcdist.runtime.slurm import in_slurm_step
 
 NOTE = "HPCDIST_TORCHRUN"
@@ -46,10 +46,21 @@ def torchrun_variables(environ: Mapping[str, str], launcher: int | None = None) 
         '1'
 
     """
-    place = read_place(environ)
+    place = world_place(environ)
     if place.launcher in _NO_MPI:
         return {}
-    wanted = {
+    kept = environ.keys() - set_by_hpcdist(environ)  # a job around this one has another place
+    found = {name: value for name, value in _of_place(place).items() if name not in kept}
+    address, job = _first_node(environ, place), _job_number(environ, place, launcher)
+    if address is not None and job is not None:
+        port = str(_FIRST_PORT + job % _PORTS)
+        meeting_point = {"MASTER_ADDR": address, "MASTER_PORT": port}
+        found |= {name: value for name, value in meeting_point.items() if name not in environ}
+    return found
+
+
+def _of_place(place: Place) -> dict[str, str]:
+    numbers = {
         "RANK": place.rank,
         "WORLD_SIZE": place.size,
         "LOCAL_RANK": place.local_rank,
@@ -57,14 +68,13 @@ def torchrun_variables(environ: Mapping[str, str], launcher: int | None = None) 
         "GROUP_RANK": place.node_rank,
         "GROUP_WORLD_SIZE": place.nnodes,
     }
-    kept = environ.keys() - set_by_hpcdist(environ)  # a job around this one has another place
-    found = {name: str(value) for name, value in wanted.items() if name not in kept}
-    address, job = _first_node(environ, place), _job_number(environ, place, launcher)
-    if address is not None and job is not None:
-        port = str(_FIRST_PORT + job % _PORTS)
-        meeting_point = {"MASTER_ADDR": address, "MASTER_PORT": port}
-        found |= {name: value for name, value in meeting_point.items() if name not in environ}
-    return found
+    return {name: str(value) for name, value in numbers.items()}
+
+
+def renew_torchrun_variables(place: Place) -> None:
+    """Change those of torchrun's variables that hpcdist has set, for a place that is new."""
+    known = set_by_hpcdist(os.environ)
+    os.environ.update({name: each for name, each in _of_place(place).items() if name in known})
 
 
 def set_torchrun_variables() -> None:

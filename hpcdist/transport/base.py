@@ -259,12 +259,17 @@ class StartedWorld(NamedTuple):
     `place` is where this rank stands. `hosts` and `local_ranks` tell of every rank the name of its
     node and its rank there. `connect` makes the transport of the world; it is called once, when
     this rank's GPU has become the current one.
+
+    Of a process that is a spare these are all processes, and `join` is called in place of
+    `connect`: it waits until the process gets a place in the world, and returns this; None if the
+    job ends before.
     """
 
     place: Place
     hosts: Sequence[str]
     local_ranks: Sequence[int]
     connect: Callable[[], Transport]
+    join: Callable[[], Recovered | None] | None = None
 
 
 class Recovered(NamedTuple):
@@ -272,13 +277,14 @@ class Recovered(NamedTuple):
 
     `transport` joins its ranks; `roles` says who they were, `world` where they are (`hosts`,
     `local_ranks` and this rank's `place`); `groups` are the others that go on and that this rank is
-    in, each with its transport.
+    in, each with its transport; `seconds` is how long it took here.
     """
 
     transport: Transport
     roles: Roles
     world: Any
     groups: Sequence[tuple[Kept, Transport]]
+    seconds: float = 0.0
 
 
 class LinkCost(NamedTuple):

@@ -155,6 +155,16 @@ def settle(rank: int, size: int, **about: Any) -> None:
         tell(**about)
 
 
+def worlds() -> int:
+    """Return in how many worlds this process has been."""
+    return _file.epoch
+
+
+def count_worlds_from(worlds: int) -> None:
+    """Let this process have been in so many worlds: a newcomer counts as those whom it joins."""
+    _file.epoch = worlds
+
+
 def enter_group(ranks: Sequence[int], number: int, name: str) -> int:
     """Tell readers of a group; return where it is in the text, 0 where nothing is recorded.
 

@@ -53,7 +53,7 @@ def train(tmp_path):
             start_new_session=True,
         )
         started.append(job)
-        out, err = job.communicate(timeout=120)
+        out, err = job.communicate(timeout=300)
         found = re.search(r"trained on (\d+) ranks: (\w+)", out)
         assert found, f"exit code {job.returncode}\n{out}\n{err}"
         return int(found[1]), found[2]
@@ -67,7 +67,7 @@ def train(tmp_path):
 
 def drills():
     """Return engines and deaths; those that stand for the others are not slow."""
-    often = {("data parallel", "fewer")}
+    often = {("data parallel", "fewer"), ("arrays os", "two deaths, one spare")}
     for engine in ENGINES:
         for way in WAYS:
             mark = pytest.mark.thorough if (engine, way) in often else pytest.mark.slow
@@ -85,6 +85,8 @@ WAYS = {
     "fewer": ({"nprocs": 4}, ["2@6"], 3),
     "rank 0": ({"nprocs": 3}, ["0@5"], 2),
     "one after the other": ({"nprocs": 4}, ["3@6", "0@9"], 2),
+    "a spare": ({"nprocs": 3, "spares": 1}, ["1@6"], 3),
+    "two deaths, one spare": ({"nprocs": 3, "spares": 1}, ["0@6", "2@9"], 2),
 }
 """How many processes there are, who dies when, and how many ranks end the training."""
 

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 TRAINING = ROOT / "tests/launch/survive_training.py"
 
 ALLOCATION = ("salloc", "--quiet", "-N2", "--ntasks-per-node=2", "--time=3")
+SPARING = Path(__file__).parents[1] / "launch" / "sparing.py"
 RUN = (sys.executable, "-m", "hpcdist", "run", "--survive")
 PROGRAM = """
 import os, signal, sys, time
@@ -77,6 +78,20 @@ def test_a_job_that_lost_the_daemon_of_a_node_is_started_again(cluster, open_mpi
     assert "hpcdist run: restart 1 of 1" in done.stderr
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"run 1 of rank (\d)", done.stdout)) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("deaths", "ranks"), [(("0@9/0",), [3, 1, 2]), (("1@9/0", "0@14/1"), [3, 2])]
+)
+def test_a_spare_on_another_node_takes_the_place_of_the_dead_rank(cluster, open_mpi, deaths, ranks):
+    words = ("--spares", "1", SPARING, "20", *deaths)
+    done = cluster.run(*ALLOCATION, *RUN, *words, environ=open_mpi.environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.findall(r"process (\d): rank (\d) of .* trained (\w+)", done.stdout)
+    assert {digest for *_, digest in found} == {"bac43e7c"}
+    in_order = sorted((int(rank), int(process)) for process, rank, _ in found)
+    assert in_order == [*enumerate(ranks)]
 
 
 @pytest.mark.slow

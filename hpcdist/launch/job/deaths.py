@@ -48,13 +48,15 @@ class End(NamedTuple):
 class Death(NamedTuple):
     """The end of a process that died, the rank it was (-1: not known), and what came of it.
 
-    `recovery_s` is how long the others needed to go on, None where they did not; `was_needed` is
-    False for a spare that had no place yet.
+    `recovery_s` is how long the others needed to go on, None where they did not; `taken_by` is the
+    process that took its place, -1 if none did; `was_needed` is False for a spare that had no
+    place yet.
     """
 
     end: End
     rank: int
     recovery_s: float | None
+    taken_by: int = -1
     was_needed: bool = True
 
     @property
@@ -103,12 +105,20 @@ class Deaths:
     def only_spares_wait(self) -> bool:
         """Return whether all ranks have come to their end, and spares that had no place are left.
 
-        Where somebody has recovered it is not known which spares have a place, and still work.
+        As many have as the latest world had ranks, of which those that were in it tell.
         """
-        ended = {end.process for end in self.ends if end.state == "ended"}
-        ranks = set(range(self._size - self._survive.spares))
-        recovered = any(end.recoveries for end in self.ends)
-        return ranks <= ended and not recovered and len(self.ends) < self._size
+        worlds = [self._world_of(end) for end in self.ends if end.state == "ended"]
+        latest = max((each for each in worlds if each), default=None)
+        return (
+            latest is not None and worlds.count(latest) >= latest[1] and len(self.ends) < self._size
+        )
+
+    def _world_of(self, end: End) -> tuple[int, int] | None:
+        """Return the number of the last world of a process, and its size; None if unknown."""
+        told = end.report.get("world")
+        if told:
+            return int(told[0]), int(told[1])
+        return None if end.recoveries else (0, self._size - self._survive.spares)
 
     def outcome(self, launcher: int, interrupted: int) -> Outcome:
         """Return what the job came to; see `judge`."""
@@ -173,8 +183,9 @@ def match_deaths(ends: Sequence[End], size: int, spares: int) -> list[Death]:
     """Return who died, in the order in which that was heard, and what came of it.
 
     Where others leave reports, one that left none has not come to its end, whatever its exit code.
-    The recoveries are those of the process that took part in most of them, at best to its end; they
-    are of the first deaths. A spare that has died and that no recovery missed had no place yet.
+    The recoveries are those of the process that took part in most of them, at best to its end;
+    where they do not tell which processes had died these are the first ones. A spare that has died
+    and that no recovery missed had no place yet.
 
     Args:
         ends: how processes ended.
@@ -184,21 +195,42 @@ def match_deaths(ends: Sequence[End], size: int, spares: int) -> list[Death]:
     """
     told = any(end.report for end in ends)
     died = [end for end in ends if end.code != 0 or (told and not end.report)]
-    missed = [
-        (rank, float(recovery["seconds"]))
-        for recovery in longest(ends)
-        for rank in recovery["dead"]
-    ]
-    waiting = [end for end in died if end.process >= size - spares and end.rank < 0]
-    in_place = max(0, len(missed) - (len(died) - len(waiting)))
+    fates = [fate for recovery in longest(ends) for fate in _fates(recovery)]
+    known = {fate.process: fate for fate in fates if fate.process >= 0}
+    missed = [fate for fate in fates if fate.process < 0]
+    others = [end for end in died if end.process not in known]
+    waiting = [end for end in others if end.process >= size - spares and end.rank < 0]
+    in_place = max(0, len(missed) - (len(others) - len(waiting)))
     unneeded = {end.process for end in waiting[: len(waiting) - in_place]}
     in_turn = iter(missed)
+
+    def fate_of(end: End) -> _Fate:
+        return known.get(end.process) or next(in_turn, _Fate(-1, end.rank, None))
+
     return [
-        Death(end, -1, None, False)
+        Death(end, -1, None, was_needed=False)
         if end.process in unneeded
-        else Death(end, *next(in_turn, (end.rank, None)))
+        else Death(end, *fate_of(end)[1:])
         for end in died
     ]
+
+
+class _Fate(NamedTuple):
+    """Which process died, as which rank, how long the recovery took, and who took its place."""
+
+    process: int
+    rank: int
+    recovery_s: float | None
+    taken_by: int = -1
+
+
+def _fates(recovery: Mapping[str, Any]) -> list[_Fate]:
+    """Return those of the dead of a recovery; their processes are -1 where it does not tell."""
+    dead = recovery["dead"]
+    unknown = [-1] * len(dead)
+    told = zip(recovery.get("who") or unknown, dead, recovery.get("by") or unknown, strict=True)
+    seconds = float(recovery["seconds"])
+    return [_Fate(process, rank, seconds, by) for process, rank, by in told]
 
 
 def longest(ends: Sequence[End]) -> Sequence[Mapping[str, Any]]:
@@ -226,7 +258,9 @@ def summary(ends: Sequence[End], size: int, spares: int, seconds: float) -> list
     taken = longest(ends)
     waited = sum(each["seconds"] for each in taken)
     missing = sum(max(0.0, seconds - each.end.at_s) for each in died)
-    rows = [("after", "process", "rank", "ended with", "recovery"), *map(_row, died)]
+    columns = 6 if any(each.taken_by >= 0 for each in died) else 5
+    heads = ("after", "process", "rank", "ended with", "recovery", "its place")
+    rows = [each[:columns] for each in (heads, *map(_row, died))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         f"{len(died)} of {size} processes died",
@@ -245,4 +279,5 @@ def _row(death: Death) -> tuple[str, ...]:
         str(death.rank) if death.rank >= 0 else "?" if death.was_needed else "spare",
         describe_exit(end.code) if end.code else "exit code 0 in the middle",
         "none" if death.recovery_s is None else f"{death.recovery_s:.3f} s",
+        f"taken by {death.taken_by}" if death.taken_by >= 0 else "",
     )

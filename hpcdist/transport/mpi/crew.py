@@ -2,7 +2,7 @@
 
 `regroup` is what all that are left do together. They meet, leave the dead behind, build the new
 world, and vote: if anybody could not go on, because there was another death meanwhile, all try
-anew.
+anew. Spares are part of the crew, and not of the world: `is_called` is where they wait.
 
 [Note: bounded] A rank that has failed in an attempt revokes what it knows of it. A rank that waits
 in a communicator which that one has not got yet would wait for ever, so a thread beside each
@@ -15,13 +15,14 @@ from __future__ import annotations
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol, TypeVar, cast, final
 
 from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout, RankFailure
+from hpcdist.runtime.mpi import numbers_in_job
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.mpi.communicators import (
     Communicators,
@@ -29,12 +30,16 @@ from hpcdist.transport.mpi.communicators import (
     revoke,
     sight_of,
 )
+from hpcdist.transport.mpi.survival import failed_in
 from hpcdist.transport.polling import poll
+from hpcdist.transport.roles import SPARE, Roles, Seat, Told
 from hpcdist.transport.shm.segment import is_dead
 
 _LOOK_MS = 2
 _ATTEMPT_S = 60.0
 _MOST_ATTEMPTS = 100
+_PARKED_S = 5e-3
+"""How often a spare looks whether it is called: each time takes it some microseconds."""
 
 
 class Built(Protocol):
@@ -50,24 +55,64 @@ Build = Callable[[MPI.Intracomm, Communicators], B]
 
 @final
 class Crew:
-    """The processes of a job that are left. Collective over `comm` to make."""
+    """The processes of a job that are left. Collective over `comm` to make.
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    Args:
+        comm: all of them, spares among them.
+        nodes: for each of them a number of its node; () if unknown.
+        spares: those that have no rank yet; the others are ranks in their order.
+        least: the fewest ranks with which the job goes on.
+
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        nodes: Sequence[int] = (),
+        spares: Sequence[int] = (),
+        least: int = 1,
+    ) -> None:
         self._full = cast(MPI.Intracomm, comm.Split(0, comm.rank))
         self._since = time.monotonic()
         self._neighbours = processes_here(comm)
+        self._least = least
+        seats = [*map(Seat, numbers_in_job(comm), nodes or [0] * comm.size)]
+        self._own = seats[comm.rank]
+        self._ranked = [each for each in range(comm.size) if each not in spares]
+        self.seats: Sequence[Seat] = [seats[each] for each in self._ranked]
+        """Who the ranks of the world are."""
+        self.ranks: MPI.Intracomm | None = None
+        """The ranks of the world, in their order; None until there is one here."""
+        self._meeting: MPI.Request | None = None
+
+    def told(self, rank: int = SPARE, size: int = 0, generation: int = 0) -> Told:
+        """Return what this process tells the others of itself."""
+        return Told(rank, size, generation, *self._own)
+
+    def settle(self, roles: Roles) -> None:
+        """Note who is which rank from now on; local, on all that are left."""
+        self._ranked = [each for each, rank in enumerate(roles.ranks) if rank != SPARE]
+        self.seats = roles.seats
+
+    def is_called(self) -> bool:
+        """Wait, as a spare, until ranks have died and the others recover; False if none is left."""
+        while not self._full.Is_revoked():
+            if set(self._ranked) <= set(failed_in(self._full)):
+                return False
+            time.sleep(_PARKED_S)
+        return True
 
     def regroup(self, build: Build[B], timeout_s: float) -> B:
         """Go on with whoever is left, and return what `build` made of it. Collective over them.
 
         Args:
-            build: makes the new world on a communicator; all ranks call it. The communicators that
-                it makes it adds to those given.
+            build: makes the new world on a communicator of all that are left; all call it. The
+                communicators that it makes it adds to those given.
             timeout_s: how long to wait for the others to come here.
 
         Raises:
             CollectiveTimeout: not all that are left came in time.
-            RankFailure: rank after rank died in a hundred attempts.
+            RankFailure: rank after rank died in a hundred attempts, or too few are left.
 
         """
         with suppress(MPI.Exception):
@@ -79,6 +124,7 @@ class Crew:
             before, self._full = self._full, cast(MPI.Intracomm, self._full.Shrink())
             self._since = time.monotonic()
             before.Free()
+            self._check_size()
             made = Communicators()
             built = None
             with self._bounded(made):
@@ -95,9 +141,21 @@ class Crew:
                 built.abandon()
         raise error or RankFailure("recover() was interrupted by too many deaths; end the job")
 
+    def _check_size(self) -> None:
+        """Refuse to go on with too few; all see the same. Spares that are left have places then."""
+        left = self._full.size
+        if left < self._least:
+            raise RankFailure(
+                f"recover() cannot go on: no more than {left} of the job's processes "
+                f"{'are' if left > 1 else 'is'} left, and --min-ranks asks for {self._least}. Let "
+                "the job end; with --restarts hpcdist run starts it again, from what is on disk"
+            )
+
     def _meet(self, timeout_s: float) -> None:
         """Wait until all that are left are here."""
-        request = self._full.Iagree(array("i", [1]))
+        if self._meeting is None:  # else called again, after a timeout
+            self._meeting = self._full.Iagree(array("i", [1]))
+        request = self._meeting
 
         def met() -> bool:
             try:
@@ -111,6 +169,7 @@ class Crew:
                 f"called at {call_site()}. Let every rank that gets a RankFailure call it, and "
                 "pass a larger timeout if ranks may be that far apart"
             )
+        self._meeting = None
 
     @contextmanager
     def _bounded(self, made: Communicators) -> Iterator[None]:

@@ -53,26 +53,18 @@ def open_node(
     control_block_type = control_block_class(use_compiled=site.config.kernel == "auto")
     offer, memory = _offer(comm, heap, control_block_type)
     sample, kept = make_sample() if site.config.kernel == "auto" else (None, None)
-    offers = told_by_all(comm, offer._replace(sample=sample))
-    mapped: list[Mapped] = []
-    failure = next((each.why_not for each in offers if each.why_not), "")
-    if len({each.kind for each in offers}) > 1:
-        failure = "the ranks have different installations of hpcdist"
-    control = offers[0].control
     try:
-        if not failure and control is not None:
-            memory = open_segment(control) if memory is None else memory
-            mapped = [_map(heap, each.heap) for each in offers if each.heap is not None]
-    except OSError as error:
-        failure = str(error)
-    can = np.array(
-        [not failure, all(each.sample is not None and each.sample.is_read() for each in offers)]
-    )
-    comm.Allreduce(MPI.IN_PLACE, can, MPI.LAND)
+        offers = told_by_all(comm, offer._replace(sample=sample))
+        memory, mapped, failure = _map_all(heap, offers, memory)
+        can = np.array(
+            [not failure, all(each.sample is not None and each.sample.is_read() for each in offers)]
+        )
+        comm.Allreduce(MPI.IN_PLACE, can, MPI.LAND)
+    finally:  # all have mapped it, or nobody will: a rank has died
+        if offer.control is not None:
+            os.close(offer.control.descriptor)
     everywhere, attaches = map(bool, can)
     del kept
-    if comm.rank == 0 and control is not None:
-        os.close(control.descriptor)
     if not everywhere or memory is None:
         _warn(comm, failure)
         return None
@@ -113,6 +105,23 @@ def _watch(site: Site, processes: dict[int, int]) -> None:
     if can_recover(snapshot()) and not processes.items() <= site.communicators.neighbours.items():
         site.communicators.neighbours.update(processes)
         site.deaths.ask_too(lambda: [rank for rank, pid in processes.items() if is_dead(pid)])
+
+
+def _map_all(
+    heap: Heap, offers: Sequence[_Offer], memory: Bytes | None
+) -> tuple[Bytes | None, list[Mapped], str]:
+    """Return the control block, the heaps, and why they cannot be used ("" where they can)."""
+    failure = next((each.why_not for each in offers if each.why_not), "")
+    if len({each.kind for each in offers}) > 1:
+        failure = "the ranks have different installations of hpcdist"
+    control = offers[0].control
+    if failure or control is None:
+        return memory, [], failure
+    try:
+        memory = open_segment(control) if memory is None else memory
+        return memory, [_map(heap, each.heap) for each in offers if each.heap is not None], ""
+    except OSError as error:
+        return memory, [], str(error)
 
 
 def _map(heap: Heap, segment: Segment) -> Mapped:

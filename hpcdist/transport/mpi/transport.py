@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import UsageError
+from hpcdist.transport import recorder
 from hpcdist.transport.base import Ended, Plan, Recovered, Transport, Work, watched
 from hpcdist.transport.call import (
     MESSAGES,
@@ -49,14 +50,14 @@ from hpcdist.transport.mpi.news import Count, News
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.mpi.persistent import PERSISTENT, MpiPlan, Persistent, of_mpi
 from hpcdist.transport.mpi.plan_slots import PlanSlots, Steps, steps_of
-from hpcdist.transport.mpi.recovering import CANNOT, recover
+from hpcdist.transport.mpi.recovering import CANNOT, Own, Settled, recover
 from hpcdist.transport.mpi.rendezvous import Rendezvous
 from hpcdist.transport.mpi.share_node import open_node
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.polling import drop_held, held, is_at_errands, poll, raise_held
 from hpcdist.transport.queue import CollectiveQueue, inside, mark_inside, refusal
-from hpcdist.transport.roles import GroupTable, Told
+from hpcdist.transport.roles import GroupTable
 from hpcdist.transport.shm.collectives import SHARED
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.shm.node import SharedNode
@@ -382,8 +383,10 @@ class MpiTransport(Transport):
         if self.crew is None:
             raise UsageError(CANNOT)
         give_up()
-        told = Told(self.rank, self.size, generation)
-        return recover(self, self.crew, MpiTransport, told, groups, timeout_s)
+        told = self.crew.told(self.rank, self.size, generation)
+        settled = Settled(self.timeout_s, self.costs, self.job, recorder.worlds())
+        own = Own(told, self.context.site.config, groups, self.context.heap, settled)
+        return recover(self.crew, MpiTransport, own, timeout_s)
 
     def reopen(self) -> MpiTransport:
         """Duplicate the user's communicator again."""

@@ -170,6 +170,28 @@ def test_the_summary_tells_who_died_when_and_what_it_cost():
     assert summary([End(0, 0, 9.0, well())], 1, 0, 10.0) == []
 
 
+def test_the_summary_tells_who_took_whose_place():
+    recovery = {"dead": [0, 2], "who": [0, 2], "by": [4, -1], "seconds": 0.5}
+    told = {"rank": 0, "state": "ended", "recoveries": [recovery]}
+    ends = [End(2, -9, 1.0), End(0, -9, 1.0), End(1, 0, 9.0, told), End(4, 0, 9.0, told)]
+    assert summary(ends, 5, 1, 10.0)[1:4] == [
+        "after  process  rank  ended with      recovery  its place",
+        "1.0 s  2        2     signal SIGKILL  0.500 s",
+        "1.0 s  0        0     signal SIGKILL  0.500 s   taken by 4",
+    ]
+
+
+def test_deaths_that_recoveries_name_are_matched_whatever_is_heard_first():
+    recovery = {"dead": [1], "who": [4], "by": [-1], "seconds": 0.5}
+    told = {"rank": 0, "state": "ended", "recoveries": [recovery]}
+    ends = [End(5, -9, 1.0), End(4, -9, 1.0), End(0, 0, 9.0, told)]
+    found = match_deaths(ends, 6, 2)
+    assert [(each.end.process, each.rank, each.was_needed) for each in found] == [
+        (5, -1, False),
+        (4, 1, True),
+    ]
+
+
 def test_that_too_few_are_left_is_said_once():
     deaths = Deaths(Survive(min_ranks=2), 4, lambda: 0.0)
     assert [deaths.note(process, -9, "") for process in range(4)] == [False, False, True, False]
@@ -186,3 +208,17 @@ def test_spares_that_wait_for_nobody_are_known_unless_one_may_have_a_place():
     assert not waits(well())
     assert not waits(well(), well([1]))
     assert not waits(well(), well(), PARKED)
+
+
+def test_spares_that_wait_are_known_by_the_latest_world_whoever_died_before():
+    def waits(*worlds):
+        deaths = Deaths(Survive(spares=2), 5, lambda: 0.0)
+        deaths.note(0, -9, "")
+        for process, world in enumerate(worlds, 1):
+            deaths.note(process, 0, json.dumps({**well([0]), "world": world}))
+        return deaths.only_spares_wait()
+
+    assert waits([1, 3], [1, 3], [1, 3])  # a spare was one of them
+    assert waits([2, 2], [2, 2])
+    assert not waits([1, 3], [1, 3])
+    assert not waits([1, 3], [1, 3], [2, 2])

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from hpcdist.errors import UsageError
-from hpcdist.runtime.place import Place, check_size, expected_size, read_place
+from hpcdist.runtime.place import (
+    Place,
+    check_size,
+    count_spares,
+    expected_size,
+    read_place,
+    world_place,
+)
 from hpcdist.runtime.slurm import SlurmJob, expand_nodes, in_slurm_step, parse_counts, read_job
 
 # Rank 3 of `srun -N2 -n4 --ntasks-per-node=2`, without MPI.
@@ -280,3 +287,15 @@ def test_nodes_cannot_be_expanded_without_scontrol(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="put Slurm's commands on PATH"):
         expand_nodes("n[1-2]")
+
+
+def test_spares_are_processes_of_the_job_and_no_ranks_of_the_world():
+    environ = {"OMPI_COMM_WORLD_SIZE": "5", "HPCDIST_SPARES": "2"}
+    places = [world_place({**environ, "OMPI_COMM_WORLD_RANK": str(each)}) for each in range(5)]
+    assert [each.rank for each in places] == [0, 1, 2, 3, 4]
+    assert {each.size for each in places} == {3}
+
+
+def test_a_number_of_spares_that_is_none_is_refused():
+    with pytest.raises(UsageError, match="HPCDIST_SPARES='some' is not a number"):
+        count_spares({"HPCDIST_SPARES": "some"})

@@ -66,7 +66,8 @@ def test_a_spare_that_was_never_needed_is_parked_until_it_gets_a_rank(folder, mo
 
 def test_a_report_fits_into_one_write_to_a_pipe_however_many_recoveries(folder):
     for _ in range(1000):
-        reports.note_recovery((100_000, 100_001), 12.3456)
+        reports.note_recovery((100_000, 100_001), 12.3456, [100_000, 100_001], {100_000: 100_002})
+    reports.note_world(1000, 100_000)
     reports.write_report(None)
     assert (folder / "rank-2.json").stat().st_size < 4000
 
@@ -77,3 +78,13 @@ def test_without_a_folder_nothing_is_noted_or_written(folder, monkeypatch):
     reports.write_report(1)
     assert list(folder.iterdir()) == []
     assert reports._noted == {}
+
+
+def test_a_recovery_tells_who_died_and_who_took_which_place(folder):
+    reports.note_recovery((3, 1), 0.25, [1, 5], {3: 6})
+    reports.note_world(1, 4)
+    reports.write_report(None)
+    assert read(folder)["recoveries"] == [
+        {"dead": [1, 3], "seconds": 0.25, "who": [1, 5], "by": [-1, 6]}
+    ]
+    assert read(folder)["world"] == [1, 4]

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from hpcdist.launch.environment import inherited
-from hpcdist.runtime.torchrun import NOTE, set_by_hpcdist, torchrun_variables
+from hpcdist.runtime.place import Place
+from hpcdist.runtime.torchrun import (
+    NOTE,
+    renew_torchrun_variables,
+    set_by_hpcdist,
+    torchrun_variables,
+)
 
 OPENMPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -106,3 +114,16 @@ def test_an_address_that_not_all_ranks_would_know_is_left_out(environ, launcher)
     found = torchrun_variables(environ, launcher)
     assert not found.keys() & {"MASTER_ADDR", "MASTER_PORT"}
     assert "RANK" in found
+
+
+def test_the_world_of_torchruns_variables_has_no_spares():
+    found = torchrun_variables({**OPENMPI, "HPCDIST_SPARES": "1"})
+    assert (found["RANK"], found["WORLD_SIZE"]) == ("1", "3")
+
+
+def test_a_new_place_changes_what_hpcdist_has_set_and_nothing_else(monkeypatch):
+    for name, value in {"RANK": "3", "WORLD_SIZE": "mine", NOTE: "RANK"}.items():
+        monkeypatch.setenv(name, value)
+    renew_torchrun_variables(Place(1, 3, 1, 3, 0, 1, "openmpi"))
+    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("1", "mine")
+    assert set_by_hpcdist(os.environ) == ("RANK",)
