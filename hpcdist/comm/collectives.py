@@ -362,7 +362,7 @@ def alltoall_single(
 
     """
     args = out_tensor, in_tensor, in_split_sizes, out_split_sizes
-    done = hot.alltoall_single(*args, group, sync_op)
+    done: Work | None = hot.alltoall_single(*args, group, sync_op)
     if done is not None:
         return done
     check_no_split_sizes(group, sync_op)

@@ -3,8 +3,8 @@
 A function of `hot` takes what the public one of its name takes, by position, and runs the operation
 or returns None: then nothing has happened, and `dispatch` is the way. What is usual is said in
 `transport/_hot.c`: small ordinary arrays in host memory and small objects, on a group on one node
-of which nothing is under way, with ``sync_op=True``, nobody who listens, on the main thread. Others
-ranks may come the other way: what is posted is the same.
+of which nothing is under way, nobody who listens, on the main thread. Others ranks may come the
+other way: what is posted is the same. With ``sync_op=False`` it is for small arrays only.
 
 Where the other ranks let this one wait, or mean something else, the operation is handed over to
 `go_on`, whose errors, time limits and waits are those of `dispatch`.
@@ -76,6 +76,16 @@ def go_on(
 
 
 @inside(lambda local: local["group"].transport.queue)
+def start(group: Group, describe: Callable[..., Call], args: tuple[Any, ...], mark: int) -> Work:
+    """Return the work of an operation that the hot path has posted, and that may take its time."""
+    transport: Any = group.transport
+    work: Work = transport.start_posted(described(group, describe, *args))
+    if mark:
+        work.recorded(mark)
+    return work
+
+
+@inside(lambda local: local["group"].transport.queue)
 def end(group: Group, describe: Callable[..., Call], args: tuple[Any, ...], state: int) -> Work:
     """End an operation on large arrays, which stands as `_hot_large.c` says, in the same turn."""
     transport: Any = group.transport
@@ -125,6 +135,7 @@ def _join() -> Any:
         here,
         listeners,
         go_on,
+        start,
         end,
         DONE,
         tuple(VERBS.values()),

@@ -1,9 +1,10 @@
 """Persistent plans: describe a collective once, start it many times on the same arrays.
 
 ``plan = plan_all_reduce(x)`` is collective and has the arguments of `all_reduce`; then
-``plan.start().wait()`` in the loop, on every rank, and ``plan.free()`` at the end. Where MPI
-has the collective in persistent form (MPI-4, section 6.13) it is used; it is faster than a
-call, because everything has been checked and set up.
+``plan.start().wait()`` in the loop, on every rank, and ``plan.free()`` at the end. It is faster
+than a call, because everything has been checked and set up: small arrays of the ranks of a node
+have places in shared memory, for others the persistent form that MPI has of some collectives
+(MPI-4, section 6.13) is used.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, final
 
+import numpy as np
+
+from hpcdist.arrays.packing import same_memory
 from hpcdist.comm import describe
 from hpcdist.comm.announcement import Announcement
 from hpcdist.comm.dispatch import described, dispatch, not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
+from hpcdist.comm.tensor_lists import keep
 from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.transport.base import DONE, REFUSE_START, Known, Plan, Work
 from hpcdist.transport.call import Call, label
@@ -288,13 +293,31 @@ def _plan(group: Group | None, describe_call: Callable[..., Any], *args: Any) ->
     if group.transport is None:
         not_a_member(group)
         return _NoPlan()
-    call: Any = described(group, describe_call, *args)
+    call = _lasting(described(group, describe_call, *args), described(group, describe_call, *args))
     what = label(call, group.ranks)
     plan = group.transport.plan(call)
     if plan is None:
         return _ReplayPlan(group, describe_call, args, what)
     plan.watch(group, partial(_tell, group, call))
     return plan
+
+
+def _lasting(call: Any, again: Any) -> Any:
+    """Return `call`, which was described twice, with something to finish if it sends a copy.
+
+    So nobody starts it again: the copy is of what the arrays hold now.
+    """
+    sent, sent_again = (
+        [each for each in (one.send, *getattr(one, "sends", ())) if each is not None]
+        for one in (call, again)
+    )
+    on_host = all(type(each) is np.ndarray for each in sent)
+    if not on_host or all(
+        one.nbytes == 0 or same_memory(one, other)
+        for one, other in zip(sent, sent_again, strict=True)
+    ):
+        return call
+    return call._replace(finish=call.finish or keep)
 
 
 def _tell(group: Group, call: Call, start: Callable[[], Work]) -> Work:

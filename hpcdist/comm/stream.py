@@ -16,6 +16,7 @@ from hpcdist.comm.collectives import check_no_split_sizes, warn_of_meaningless
 from hpcdist.comm.describe_messages import describe_recv, describe_send
 from hpcdist.comm.dispatch import Describe, as_flag, dispatch
 from hpcdist.comm.group import Group
+from hpcdist.comm.hot import VERBS, hot
 from hpcdist.comm.messages import is_nobody, to_nobody
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Work
@@ -40,11 +41,19 @@ __all__ = [
 def _dispatch(
     group: Group | None, sync_op: bool, use_calc_stream: bool, describe_call: Describe, *args: Any
 ) -> Work:
+    verb = _HOT.get(describe_call)
+    if verb is not None and (use_calc_stream is False or (use_calc_stream is sync_op is True)):
+        done: Work | None = verb(*args, group, sync_op)
+        if done is not None:  # arrays in host memory, which know one stream
+            return done
     if not as_flag(use_calc_stream, "use_calc_stream"):
         return dispatch(group, sync_op, describe_call, *args)
     if not as_flag(sync_op, "sync_op"):
         raise UsageError("use_calc_stream can only be true in sync op behavior.")
     return dispatch(group, True, _on_current, describe_call, args)
+
+
+_HOT = {describe_call: getattr(hot, verb) for verb, describe_call in VERBS.items()}
 
 
 def _on_current(group: Group, describe_call: Describe, args: Sequence[Any]) -> Call:

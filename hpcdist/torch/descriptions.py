@@ -32,7 +32,7 @@ _OPS: dict[str, ReduceOp] = {
 }
 
 
-def _operator(options: Any) -> tuple[ReduceOp, Any]:
+def operator_of(options: Any) -> tuple[ReduceOp, Any]:
     """Return the operator, and the factor of a PREMUL_SUM (None for others)."""
     if options is None:
         return ReduceOp.SUM, None
@@ -46,7 +46,7 @@ def _operator(options: Any) -> tuple[ReduceOp, Any]:
 
 def all_reduce(group: Group, tensor: torch.Tensor, options: Any) -> Call:
     """Describe an all-reduce of a dense or sparse tensor."""
-    op, factor = _operator(options)
+    op, factor = operator_of(options)
     if tensor.is_sparse:
         return _sparse_all_reduce(group, tensor, op)
     if _is_average_of_integers(op, tensor):
@@ -68,7 +68,7 @@ def mean(group: Group, tensor: torch.Tensor) -> Call:
 
 def reduce(group: Group, tensor: torch.Tensor, dst: int, options: Any) -> Call:
     """Describe a reduction to world rank `dst`."""
-    op, factor = _operator(options)
+    op, factor = operator_of(options)
     if _is_average_of_integers(op, tensor):
         call = describe.reduce(group, tensor, dst, ReduceOp.SUM)
         at_root = group.root_of(dst, "dst") == group.rank
@@ -89,7 +89,7 @@ def _scaled(tensor: torch.Tensor, factor: Any) -> tuple[torch.Tensor, Callable[[
 
 def reduce_scatter(group: Group, out: torch.Tensor, given: Any, options: Any) -> Call:
     """Describe a reduce-scatter of one tensor, or of one per rank, of any sizes."""
-    op, factor = _operator(options)
+    op, factor = operator_of(options)
     if _is_average_of_integers(op, out):
         call = _reduce_scatter(group, out, given, ReduceOp.SUM, None)
         return _then(call, lambda: _divide(out, group.nranks))

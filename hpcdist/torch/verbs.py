@@ -21,6 +21,7 @@ from hpcdist.comm import describe
 from hpcdist.comm.describe_messages import describe_recv, describe_send
 from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.group import Group
+from hpcdist.comm.hot import hot
 from hpcdist.torch import descriptions
 from hpcdist.torch.onlookers import shown, somebody_looks_on
 from hpcdist.torch.works import TorchWork
@@ -213,7 +214,9 @@ class Verbs:
         group = self.group
         if opts is not None and not opts.asyncOp:
             for describe_call, *args in calls:
-                dispatch(group, True, describe_call, *args)
+                at_once = _HOT.get(describe_call)
+                if at_once is None or at_once(*args, group, True) is None:
+                    dispatch(group, True, describe_call, *args)
             return TorchWork(group, tensors, 0)
         work = TorchWork(group, tensors, len(calls))
         for describe_call, *args in calls:
@@ -228,6 +231,37 @@ for _now, _formerly in FORMER_NAMES.items():
         "reduce_scatter_single",
     ):
         setattr(Verbs, _formerly, getattr(Verbs, _now))
+
+
+def _reducing(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a verb of the hot path that takes torch's options in place of an operator."""
+
+    def run(*args: Any) -> Any:
+        *given, opts, group, sync_op = args
+        op, factor = descriptions.operator_of(opts)
+        return verb(*given, op, group, sync_op) if factor is None else None
+
+    return run
+
+
+def _gather(outs: Any, own: torch.Tensor, dst: int, group: Group, sync_op: bool) -> Any:
+    return hot.gather(own, outs, dst, group, sync_op)
+
+
+_HOT: dict[Callable[..., Any], Callable[..., Any]] = {
+    descriptions.all_reduce: _reducing(hot.all_reduce),
+    descriptions.reduce: _reducing(hot.reduce),
+    descriptions.reduce_scatter: _reducing(hot.reduce_scatter),
+    descriptions.all_gather: hot.all_gather,
+    descriptions.gather: _gather,
+    describe.broadcast: hot.broadcast,
+    describe.all_gather: hot.all_gather,
+    describe.scatter: hot.scatter,
+    describe.alltoall: hot.alltoall,
+    describe.alltoall_single: hot.alltoall_single,
+    describe.barrier: hot.barrier,
+}
+"""The hot path of what is described; it takes the same arguments, the group and ``sync_op``."""
 
 
 def _watched(group: Group, ended: Any, describe_call: Callable[..., Call], args: Any) -> Call:

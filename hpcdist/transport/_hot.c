@@ -105,7 +105,7 @@ static struct {
     long spins;
     PyTypeObject *array, *group, *reduce_op;
     PyTypeObject *hot;
-    PyObject *here, *listeners, *go_on, *end, *done, *describe, *meet;
+    PyObject *here, *listeners, *go_on, *start, *end, *done, *describe, *meet;
     PyObject *session, *world, *transport, *hot_, *issued, *flight_, *failed; /* of attributes */
     flight_t *flight; /* the recorder; NULL where it is not compiled */
 } HOT;
@@ -489,11 +489,11 @@ static void give(const planned_t *p, char *payload) {
 }
 
 /* Post, agree and take. 0: posted, but the others have not come, or mean something else. */
-static int perform(hot_t *h, const planned_t *p, const print_t *print) {
+static int perform(hot_t *h, const planned_t *p, const print_t *print, long spins) {
     control_block_t *b = h->control;
     b->sequence++, h->sequence++;
     give(p, payload_of(b, b->rank));
-    if (!agree(b, print->number, h->limit_ns, print->detail, 0, NO_OTHER, HOT.spins)) return 0;
+    if (!agree(b, print->number, h->limit_ns, print->detail, 0, NO_OTHER, spins)) return 0;
     const char *given[MOST];
     for (int r = 0; r < b->size; r++) given[r] = payload_of(b, r);
     take_result(p, b->size, given);
@@ -593,39 +593,53 @@ static long long count_issued(PyObject *group) {
 
 /* Record that operation `number` of a group begins; its mark, 0 where nothing is recorded. */
 static uint64_t record(PyObject *group, long long number, int kind, int code, size_t nbytes,
-                       int root) {
+                       int root, unsigned flags) {
     if (!HOT.flight || !HOT.flight->header) return 0;
     PyObject *place = attribute(group, HOT.flight_);
     unsigned long at = place ? PyLong_AsUnsignedLong(place) : 0;
     Py_XDECREF(place);
     if (PyErr_Occurred()) return PyErr_Clear(), 0;
     return flight_begin(HOT.flight, (unsigned)kind, (unsigned)code, nbytes, (uint32_t)at,
-                        (uint32_t)number, root, 0, 0);
+                        (uint32_t)number, root, 0, flags);
 }
 
-static uint64_t record_planned(PyObject *group, const planned_t *p, long long number) {
+static uint64_t record_planned(PyObject *group, const planned_t *p, long long number,
+                               unsigned flags) {
     size_t nbytes = p->piece * (size_t)(p->n_from > 1 ? p->n_from : 1);
-    return record(group, number, p->kind, p->like.dtype ? p->like.dtype->code : 0, nbytes, p->root);
+    return record(group, number, p->kind, p->like.dtype ? p->like.dtype->code : 0, nbytes, p->root,
+                  flags);
 }
 
-/* Whether the hot path is on, for an operation of the main thread that ends before it returns. */
-static int is_usual(PyObject *sync_op) {
-    return HOT.on && sync_op == Py_True && PyThread_get_thread_ident() == HOT.thread;
+/* Let the thread of the group's queue end an operation that is posted:
+ * `start(group, describe, args, mark)` returns its work. */
+static PyObject *hand_to_thread(hot_t *h, PyObject *group, PyObject *describe,
+                                PyObject *const *args, Py_ssize_t n_args, uint64_t mark) {
+    h->unfinished = 1;
+    int collects = PyGC_Disable();
+    PyObject *given = tuple_of(args, n_args), *all = NULL;
+    if (given) all = Py_BuildValue("(OOOK)", group, describe, given, (unsigned long long)mark);
+    Py_XDECREF(given);
+    return call_in_turn(h, HOT.start, all, collects);
 }
+
+/* Whether the hot path is on, for the main thread. */
+static int is_usual(void) { return HOT.on && PyThread_get_thread_ident() == HOT.thread; }
 
 static int is_movable(const hot_t *h, const planned_t *p);
 static PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
                            Py_ssize_t n_args, const planned_t *p, const print_t *print);
 
-/* A verb, called as ``verb(*arguments, group, sync_op)``: what `sync_op` operations return if it
- * has run the operation, None if that is left to Python. */
+/* A verb, called as ``verb(*arguments, group, sync_op)``: what the operation returns if it has run
+ * it, None if that is left to Python. One that need not end is posted, and has mostly ended then:
+ * the others are in step, or have waited; else the thread of the queue ends it. */
 static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_args) {
     const verb_t *v = &VERBS[verb];
     if (n_args != v->n_args + 2) {
         PyErr_SetString(PyExc_TypeError, "a verb of the hot path got another number of arguments");
         return NULL;
     }
-    if (!is_usual(args[n_args - 1])) Py_RETURN_NONE;
+    int waits = args[n_args - 1] == Py_True;
+    if (!is_usual() || !(waits || args[n_args - 1] == Py_False)) Py_RETURN_NONE;
     PyObject *group = group_of(args[n_args - 2]), *result = NULL;
     hot_t *h = group ? hot_of(group) : NULL;
     planned_t p;
@@ -635,20 +649,23 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
     const print_t *print = NULL;
     int usual = h && v->plan(h, args, &p);
     int is_large = usual && p.total > h->control->payload;
-    usual = usual && (!is_large || is_movable(h, &p)) && (print = print_of(&p)) && is_idle(h);
+    usual = usual && (!is_large || (waits && is_movable(h, &p))) && (print = print_of(&p)) && is_idle(h);
     long long number = usual ? count_issued(group) : 0;
     if (!number) {
         result = Py_None;
         Py_INCREF(result);
     } else {
-        uint64_t mark = record_planned(group, &p, number);
+        unsigned flags = waits ? 0 : FLIGHT_STARTED;
+        uint64_t mark = record_planned(group, &p, number, flags);
         PyObject *describe = PyTuple_GetItem(HOT.describe, verb);
         if (is_large)
             result = run_large(h, group, describe, args, v->n_args, &p, print);
-        else if (perform(h, &p, print))
+        else if (perform(h, &p, print, waits ? HOT.spins : HOT.spins / 4))
             result = Py_NewRef(HOT.done);
-        else
+        else if (waits)
             result = hand_over(h, group, describe, args, v->n_args, Py_None);
+        else if ((result = hand_to_thread(h, group, describe, args, v->n_args, mark)))
+            mark = 0; /* the work has it */
         if (mark) flight_end(HOT.flight, mark, result ? FLIGHT_ENDED : FLIGHT_FAILED);
     }
     Py_XDECREF((PyObject *)h), Py_XDECREF(group);
@@ -774,14 +791,14 @@ static PyObject *hot_learn(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* hot_join(ndarray, Group, ReduceOp, here, listeners, go_on, end, done, describe, meet, thread, spins) */
+/* hot_join(ndarray, Group, ReduceOp, here, listeners, go_on, start, end, done, describe, meet, thread, spins) */
 static PyObject *hot_join(PyObject *self, PyObject *args) {
     (void)self;
-    PyObject *array, *group, *op, *here, *listeners, *go_on, *end, *done, *describe, *meet;
+    PyObject *array, *group, *op, *here, *listeners, *go_on, *start, *end, *done, *describe, *meet;
     unsigned long thread;
     long spins;
-    if (!PyArg_ParseTuple(args, "O!O!O!OO!OOOO!Okl", &PyType_Type, &array, &PyType_Type, &group,
-                          &PyType_Type, &op, &here, &PyList_Type, &listeners, &go_on, &end, &done,
+    if (!PyArg_ParseTuple(args, "O!O!O!OO!OOOOO!Okl", &PyType_Type, &array, &PyType_Type, &group,
+                          &PyType_Type, &op, &here, &PyList_Type, &listeners, &go_on, &start, &end, &done,
                           &PyTuple_Type, &describe, &meet, &thread, &spins))
         return NULL;
     if (PyTuple_Size(describe) != (Py_ssize_t)(sizeof VERBS / sizeof *VERBS)) {
@@ -791,7 +808,7 @@ static PyObject *hot_join(PyObject *self, PyObject *args) {
     keep((PyObject **)&HOT.array, array), keep((PyObject **)&HOT.group, group);
     keep((PyObject **)&HOT.reduce_op, op), keep(&HOT.here, here);
     keep(&HOT.listeners, listeners), keep(&HOT.go_on, go_on), keep(&HOT.done, done);
-    keep(&HOT.end, end);
+    keep(&HOT.start, start), keep(&HOT.end, end);
     keep(&HOT.describe, describe), keep(&HOT.meet, meet);
     HOT.flight = PyCapsule_Import("hpcdist.transport._recorder.flight", 0);
     PyErr_Clear(); /* it was not compiled: nothing is recorded here */

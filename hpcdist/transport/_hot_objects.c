@@ -224,7 +224,7 @@ static PyObject *run_objects(Py_ssize_t verb, PyObject *const *args, Py_ssize_t 
         PyErr_SetString(PyExc_TypeError, "a verb of the hot path got another number of arguments");
         return NULL;
     }
-    if (!OBJECT.describe || !is_usual(args[n_args - 1])) Py_RETURN_NONE;
+    if (!OBJECT.describe || !is_usual() || args[n_args - 1] != Py_True) Py_RETURN_NONE;
     PyObject *group = group_of(args[n_args - 2]), *result = NULL;
     hot_t *h = group ? hot_of(group) : NULL;
     PyObject *describe = PyTuple_GetItem(OBJECT.describe, verb), *given = NULL;
@@ -249,7 +249,7 @@ static PyObject *run_objects(Py_ssize_t verb, PyObject *const *args, Py_ssize_t 
             result = leave(group, describe, given, &p);
             Py_XDECREF(given);
         } else {
-            uint64_t mark = record(group, number, v->kind, 0, (size_t)p.longest, p.root);
+            uint64_t mark = record(group, number, v->kind, 0, (size_t)p.longest, p.root, 0);
             result = exchange_objects(h, group, v, describe, args, &p, print);
             if (mark) flight_end(HOT.flight, mark, result ? FLIGHT_ENDED : FLIGHT_FAILED);
         }

@@ -18,6 +18,8 @@ left = [each for each in range(world.nranks) if each not in victims]
 survivors = dist.new_group(left) if rank in left else None
 broken = dist.new_group([rank for rank in range(world.nranks) if rank != left[0]])
 shared, ordinary = dist.zeros(50_000), np.zeros(50_000)
+gathered = np.zeros(50_000 * world.nranks)
+plan = dist.plan_all_reduce(np.ones(3))
 
 
 def ring():
@@ -41,6 +43,9 @@ OPERATIONS = {
     "shared": lambda: dist.all_reduce(shared),
     "broadcast": lambda: dist.broadcast(ordinary, 0),
     "asynchronous": lambda: dist.all_reduce(ordinary, sync_op=False).wait(),
+    "small asynchronous": lambda: dist.all_reduce(np.ones(3), sync_op=False).wait(),
+    "moved": lambda: dist.all_gather(gathered, ordinary),
+    "plan": lambda: plan.start().wait(),
     "objects": lambda: dist.all_gather_object([], rank),
     "messages": ring,
     "send and recv": blocking_ring,

@@ -181,8 +181,8 @@ def test_what_cannot_be_written_is_left_to_python():
 
 @pytest.mark.parametrize(
     "args",
-    [(0, None, True), (SUM, None, False), (SUM, None, 1), (SUM, "world", True), (None, None, True)],
-    ids=["operator as a number", "asynchronous", "flag as a number", "no group", "no operator"],
+    [(0, None, True), (SUM, None, 1), (SUM, "world", True), (None, None, True)],
+    ids=["operator as a number", "flag as a number", "no group", "no operator"],
 )
 def test_unusual_arguments_are_left_to_python(args):
     assert hot.all_reduce(np.zeros(1), *args) is None
@@ -209,6 +209,37 @@ def test_a_thread_and_a_listener_are_left_to_python():
     thread.start()
     thread.join()
     assert found == [None, None]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_operation_that_is_not_waited_for_is_begun_at_once_and_ends_by_itself(verb, rank, size):
+    if size == 1:
+        pytest.skip("a rank alone waits for nobody")
+    for late in range(size):
+        args, result = calls(rank, size, (3,), "f8", 0)[verb]
+        expected, same = calls(rank, size, (3,), "f8", 0)[verb]
+        with switched_off():
+            getattr(dist, verb)(*without_splits(expected))
+        if rank == late:
+            time.sleep(5e-3)
+        work = getattr(hot, verb)(*args, None, False)
+        deadline = time.monotonic() + 60
+        while not work.is_completed() and time.monotonic() < deadline:
+            time.sleep(1e-4)
+        assert work.wait() is True
+        assert np.array(result).tobytes() == np.array(same).tobytes()
+        works = [dist.barrier(sync_op=False) for _ in range(3)]
+        for work in works:
+            work.wait()
+
+
+def test_streams_take_the_hot_path_too(size):
+    x = np.ones(2)
+    for use_calc_stream in (False, True):
+        assert dist.stream.all_reduce(x, use_calc_stream=use_calc_stream) is DONE
+    assert (x == size**2).all()
+    with pytest.raises(RuntimeError, match="only be true in sync op"):
+        dist.stream.all_reduce(x, sync_op=False, use_calc_stream=True)
 
 
 # ---- objects
@@ -336,7 +367,10 @@ class Mix:
 
     def call(self, verb, shape, root):
         args, result = calls(self.rank, self.size, shape, "f8", root)[verb]
-        getattr(dist, verb)(*without_splits(args))
+        waits = bool(self.own.integers(2))
+        work = getattr(dist, verb)(*without_splits(args), sync_op=waits)
+        if not waits:
+            work.wait()
         all_of_them = [calls(r, self.size, shape, "f8", root)[verb] for r in range(self.size)]
         assert np.allclose(result, self.expected(verb, all_of_them, root))
 

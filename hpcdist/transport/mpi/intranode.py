@@ -261,7 +261,7 @@ def _take(
     try:
         return take(node, call, places)
     except TransportError:
-        node.check_alive(call)
+        node.check_alive(call, range(node.size))
         raise
 
 

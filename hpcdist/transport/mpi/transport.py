@@ -243,6 +243,17 @@ class MpiTransport(Transport):
         if held:
             raise_held()
 
+    def start_posted(self, call: Call) -> Work:
+        """Let the queue's thread end a collective that the hot path has posted.
+
+        Args:
+            call: what was posted.
+
+        """
+        if not self.context.threads:  # MPI may be used by one thread only: end it here
+            return Ended(self.end_posted(call))
+        return self.queue.start(partial(self.end_posted, call), label(call, self.ranks))
+
     def _nodes_for(self, call: Collective, detail: tuple[int, int]) -> Hierarchy | None:
         """Return the nodes of the group if `call`, agreed on by all ranks, is to use them."""
         if isinstance(call, Exchange):
