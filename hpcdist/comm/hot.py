@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from hpcdist.comm import describe
+from hpcdist.comm.describe_messages import describe_send
 from hpcdist.comm.dispatch import described
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import here
@@ -57,6 +58,12 @@ def go_on(group: Group, describe: Callable[..., Call], args: tuple[Any, ...]) ->
     return DONE
 
 
+def await_taken(group: Group, tensor: Any, dst: int, tag: int) -> None:
+    """Wait while the receiver reads a large message that the hot path has offered to it."""
+    transport: Any = group.transport
+    transport.await_taken(describe_send(group, tensor, dst, tag))
+
+
 def _nothing(*args: Any) -> None:
     """Leave the operation to `dispatch`."""
 
@@ -77,6 +84,7 @@ def _join() -> Any:
         threading.main_thread().ident,
         SPINS,
     )
+    compiled.mail_join(await_taken)
     return SimpleNamespace(
         **{verb: getattr(compiled, f"hot_{verb}") for verb in (*VERBS, *MESSAGES)}
     )

@@ -135,7 +135,7 @@ class SharedNode:
         self.control = control_block_type(board_memory, rank, self.size, PAYLOAD)
         self.can_pipeline = hasattr(self.control, "begin") and self.size <= MOST
         self._progress = progress
-        self._pids = pids
+        self.pids = pids
         self._deaths = deaths
         self._heaps = heaps
         self._own = Mapped(board_memory, address_of(board_memory))
@@ -215,9 +215,9 @@ class SharedNode:
         if address == NOTHING:
             return None
         if address < NOTHING:
-            return Attached(self._pids[rank], _ATTACHED - address + part)
+            return Attached(self.pids[rank], _ATTACHED - address + part)
         if address == _ATTACHED_LIST:
-            return Attached(self._pids[rank], self._listed(rank))
+            return Attached(self.pids[rank], self._listed(rank))
         if address == IN_STAGE:
             return Place(*self._own, self._stage_offset(rank, self.control.turn) + part)
         if address == _IN_LIST:
@@ -251,7 +251,7 @@ class SharedNode:
     def pickle_segment(self, rank: int) -> Segment | None:
         """Return the segment whose descriptor a rank published for this operation, if it did."""
         descriptor = self.control.addresses()[rank] - 1
-        return None if descriptor < 0 else Segment(self._pids[rank], descriptor, 0)
+        return None if descriptor < 0 else Segment(self.pids[rank], descriptor, 0)
 
     def run_pipe(self, call: Call) -> None:
         """Drive the reduction that `control.begin` prepared to its end."""
@@ -290,7 +290,7 @@ class SharedNode:
     def check_alive(self, call: Call) -> None:
         """Raise if the process of a rank that is waited for has died."""
         behind = [rank for rank in self.control.behind() if rank != self.rank]
-        dead = [self.ranks[rank] for rank in behind if is_dead(self._pids[rank])]
+        dead = [self.ranks[rank] for rank in behind if is_dead(self.pids[rank])]
         if dead:
             self.give_up()
             self._deaths.note(dead)
