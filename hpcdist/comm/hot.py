@@ -22,6 +22,7 @@ import numpy as np
 
 from hpcdist.arrays.pickled import EAGER, OUT_OF_BAND, join
 from hpcdist.comm import describe, describe_objects
+from hpcdist.comm.describe_messages import describe_send
 from hpcdist.comm.dispatch import described, dispatch
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import here
@@ -117,6 +118,12 @@ def _as_argument(packed: _Packed | None) -> tuple[Any, ...]:
     return () if packed is None else ([join(*each) for each in zip(*packed, strict=True)],)
 
 
+def await_taken(group: Group, tensor: Any, dst: int, tag: int) -> None:
+    """Wait while the receiver reads a large message that the hot path has offered to it."""
+    transport: Any = group.transport
+    transport.await_taken(describe_send(group, tensor, dst, tag))
+
+
 loads = pickle.loads
 
 
@@ -146,6 +153,7 @@ def _join() -> Any:
     compiled.hot_join_objects(
         tuple(OBJECT_VERBS.values()), pickle.dumps, unpack, leave, EAGER, OUT_OF_BAND
     )
+    compiled.mail_join(await_taken)
     names = (*VERBS, *OBJECT_VERBS, *MESSAGES)
     return SimpleNamespace(**{verb: getattr(compiled, f"hot_{verb}") for verb in names})
 

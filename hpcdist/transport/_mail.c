@@ -6,7 +6,11 @@
  * publishes `head` with a release store; the reader looks with acquire loads, may take letters in
  * any order, and gives their room back in the order of the ring.
  *
- * Everything here is called with the global interpreter lock held, and never waits.
+ * A message that is too large for a box is offered: the writer says where it is, and the reader, if
+ * it is waiting at this moment, claims it and copies it from there. Else the writer takes the offer
+ * back, and MPI is to carry it.
+ *
+ * Everything here is called with the global interpreter lock held, and waits for microseconds.
  */
 
 typedef struct {
@@ -22,8 +26,16 @@ typedef struct {
     char pad1[LINE - sizeof(uint64_t)];
     uint64_t received; /* the reader's: messages of this writer by MPI that have been received */
     char pad2[LINE - sizeof(uint64_t)];
+    uint64_t sent; /* the writer's: messages by MPI */
+    uint64_t offer; /* a state; the rest belongs to it */
+    int64_t tag;
+    uint64_t address, nbytes;
+    char pad3[LINE - 5 * sizeof(uint64_t)];
     char ring[];
 } mailbox_t;
+
+/* The reader claims an offer that is OFFERED, the writer takes back one that nobody has claimed. */
+enum { NO_OFFER, OFFERED, CLAIMED, TAKEN, REFUSED };
 
 /* What this rank knows of another (or of itself). */
 typedef struct {
@@ -46,6 +58,9 @@ typedef struct {
     long long pause_ns;     /* if not 0, so often a message goes by MPI */
     uint64_t last_sent;     /* when one did */
     int64_t *ranks;         /* the world rank of each rank */
+    int attaches;           /* whether ranks can read each other's memory */
+    long long patience;     /* looks at an offer, or for a message, before Python takes over */
+    int64_t *pids;          /* the process of each rank */
     PyObject *works;        /* what a receive returns, by sender */
     PyObject *is_owned, *acquire, *release; /* of the lock of whoever receives */
 } mail_t;
@@ -126,6 +141,69 @@ static void discard_letter(mail_t *m, int from, letter_t *letter) {
     m->next = (from + 1) % m->size;
 }
 
+/* ---- large messages */
+
+enum { FEW_LOOKS = 300, MOST_OFFERED = 8 << 20 };
+
+static uint64_t state_of(const mailbox_t *box) {
+    return __atomic_load_n(&box->offer, __ATOMIC_ACQUIRE);
+}
+
+static int change_state(mailbox_t *box, uint64_t before, uint64_t after) {
+    return __atomic_compare_exchange_n(&box->offer, &before, after, 0, __ATOMIC_ACQ_REL,
+                                       __ATOMIC_ACQUIRE);
+}
+
+/* Let a moment pass before the next look; of many, most belong to who shares this core. */
+static void rest(long long looks) {
+    if (looks < FEW_LOOKS)
+        PAUSE();
+    else
+        sched_yield();
+}
+
+/* Offer a message to a rank: TAKEN, REFUSED (nothing has happened), or CLAIMED for a long time. */
+static int offer(mail_t *m, int to, int64_t tag, const void *data, size_t nbytes) {
+    enum { LONG_NS = 20000000 };
+    peer_t *p = m->peers + to;
+    mailbox_t *box = p->to;
+    if (!m->attaches || to == m->rank || nbytes > MOST_OFFERED || state_of(box) == CLAIMED ||
+        !is_open(m, p))
+        return REFUSED;
+    __atomic_store_n(&box->tag, tag, __ATOMIC_RELAXED);
+    __atomic_store_n(&box->nbytes, nbytes, __ATOMIC_RELAXED);
+    box->address = (uintptr_t)data;
+    __atomic_store_n(&box->offer, OFFERED, __ATOMIC_RELEASE);
+    for (long long looks = 0; looks < m->patience && state_of(box) == OFFERED; looks++) rest(looks);
+    if (change_state(box, OFFERED, NO_OFFER)) return REFUSED;
+    uint64_t began = flight_now();
+    for (long long looks = 0; state_of(box) == CLAIMED; looks++) {
+        if (looks >= FEW_LOOKS && flight_now() - began > LONG_NS) return CLAIMED;
+        rest(looks / 16);
+    }
+    return (int)state_of(box);
+}
+
+/* Take what a rank offers, if it is what is wanted and nothing of it in the box comes before. */
+static int take_offer(const mail_t *m, int from, int64_t tag, void *data, size_t nbytes) {
+    mailbox_t *box = m->peers[from].from;
+    if (state_of(box) != OFFERED || __atomic_load_n(&box->tag, __ATOMIC_RELAXED) != tag ||
+        __atomic_load_n(&box->nbytes, __ATOMIC_RELAXED) != nbytes ||
+        !change_state(box, OFFERED, CLAIMED))
+        return 0;
+    /* only now it stays as it is: what was seen before may have been taken back */
+    int fits = box->tag == tag && box->nbytes == nbytes && !letter_of(m, from, tag) &&
+               !attach((pid_t)m->pids[from], (uintptr_t)box->address, data, nbytes, 0);
+    __atomic_store_n(&box->offer, fits ? TAKEN : REFUSED, __ATOMIC_RELEASE);
+    return fits;
+}
+
+/* Whether MPI brings something of a rank. */
+static int is_by_mpi(const mail_t *m, int from) {
+    const peer_t *p = m->peers + from;
+    return __atomic_load_n(&p->from->sent, __ATOMIC_ACQUIRE) != p->received;
+}
+
 /* ---- for Python */
 
 static int is_rank(const mail_t *m, int rank) {
@@ -195,7 +273,8 @@ static PyObject *mail_sent(PyObject *self, PyObject *given) {
     mail_t *m = (mail_t *)self;
     int rank = (int)PyLong_AsLong(given);
     if (!is_rank(m, rank)) return NULL;
-    m->peers[rank].sent++;
+    peer_t *p = m->peers + rank;
+    __atomic_store_n(&p->to->sent, ++p->sent, __ATOMIC_RELEASE);
     if (m->pause_ns) m->last_sent = flight_now();
     Py_RETURN_NONE;
 }
@@ -212,14 +291,15 @@ static PyObject *mail_received(PyObject *self, PyObject *given) {
 
 static int mail_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     mail_t *m = (mail_t *)self;
-    PyObject *memory, *ranks, *works, *lock;
+    PyObject *memory, *ranks, *pids, *works, *lock;
     Py_ssize_t each;
     (void)kwargs;
-    if (m->peers || !PyArg_ParseTuple(args, "OinO!O!O", &memory, &m->rank, &each, &PyTuple_Type,
-                                      &ranks, &PyTuple_Type, &works, &lock))
+    if (m->peers || !PyArg_ParseTuple(args, "OinO!O!O!O", &memory, &m->rank, &each, &PyTuple_Type,
+                                      &ranks, &PyTuple_Type, &pids, &PyTuple_Type, &works, &lock))
         return -1;
     m->size = (int)PyTuple_Size(ranks);
-    if (m->rank < 0 || m->rank >= m->size || PyTuple_Size(works) != m->size || each % LINE ||
+    if (m->rank < 0 || m->rank >= m->size || PyTuple_Size(works) != m->size ||
+        PyTuple_Size(pids) != m->size || each % LINE ||
         each < (Py_ssize_t)sizeof(mailbox_t) + 4 * LINE) {
         PyErr_SetString(PyExc_ValueError, "a rank of the group, and boxes of some whole lines");
         return -1;
@@ -231,15 +311,17 @@ static int mail_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     }
     m->room = (size_t)each - sizeof(mailbox_t);
     m->most = m->room / 4 - sizeof(letter_t);
-    m->last_tag = INT32_MAX;
+    m->last_tag = INT32_MAX, m->patience = FEW_LOOKS;
     m->peers = calloc((size_t)m->size, sizeof *m->peers);
     m->ranks = calloc((size_t)m->size, sizeof *m->ranks);
-    if (!m->peers || !m->ranks) return PyErr_NoMemory(), -1;
+    m->pids = calloc((size_t)m->size, sizeof *m->pids);
+    if (!m->peers || !m->ranks || !m->pids) return PyErr_NoMemory(), -1;
     for (int r = 0; r < m->size; r++) {
         char *boxes = m->memory.buf;
         m->peers[r].to = (mailbox_t *)(boxes + (size_t)each * (size_t)(r * m->size + m->rank));
         m->peers[r].from = (mailbox_t *)(boxes + (size_t)each * (size_t)(m->rank * m->size + r));
         m->ranks[r] = PyLong_AsLongLong(PyTuple_GetItem(ranks, r));
+        m->pids[r] = PyLong_AsLongLong(PyTuple_GetItem(pids, r));
     }
     Py_INCREF(works);
     m->works = works;
@@ -252,12 +334,20 @@ static int mail_init(PyObject *self, PyObject *args, PyObject *kwargs) {
 static void mail_dealloc(PyObject *self) {
     mail_t *m = (mail_t *)self;
     if (m->memory.obj) PyBuffer_Release(&m->memory);
-    free(m->peers), free(m->ranks);
+    free(m->peers), free(m->ranks), free(m->pids);
     Py_XDECREF(m->works), Py_XDECREF(m->is_owned);
     Py_XDECREF(m->acquire), Py_XDECREF(m->release);
     PyTypeObject *type = Py_TYPE(self);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
+}
+
+/* is_settled(rank): whether an offer to it is not claimed any more */
+static PyObject *mail_is_settled(PyObject *self, PyObject *given) {
+    mail_t *m = (mail_t *)self;
+    int rank = (int)PyLong_AsLong(given);
+    if (!is_rank(m, rank)) return NULL;
+    return PyBool_FromLong(state_of(m->peers[rank].to) != CLAIMED);
 }
 
 static PyMethodDef MAIL_METHODS[] = {
@@ -266,12 +356,15 @@ static PyMethodDef MAIL_METHODS[] = {
     {"take", mail_take, METH_VARARGS, NULL},
     {"sent", mail_sent, METH_O, NULL},
     {"received", mail_received, METH_O, NULL},
+    {"is_settled", mail_is_settled, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef MAIL_MEMBERS[] = {
     {"posted", T_INT, offsetof(mail_t, posted), 0, NULL},
     {"last_tag", T_LONGLONG, offsetof(mail_t, last_tag), 0, NULL},
     {"pause_ns", T_LONGLONG, offsetof(mail_t, pause_ns), 0, NULL},
+    {"attaches", T_INT, offsetof(mail_t, attaches), 0, NULL},
+    {"patience", T_LONGLONG, offsetof(mail_t, patience), 0, NULL},
     {"most", T_PYSSIZET, offsetof(mail_t, most), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
@@ -286,7 +379,7 @@ static PyType_Spec MAIL_SPEC = {"hpcdist.transport._kernel.Mailboxes", sizeof(ma
 
 enum { CODE_BITS = 5, SEND = 16, RECV = 17 }; /* as in tags.py and kinds.py */
 static PyTypeObject *MAIL;
-static PyObject *MAIL_NAME;
+static PyObject *MAIL_NAME, *AWAIT_TAKEN;
 
 /* One message as its function was called. */
 typedef struct {
@@ -355,7 +448,7 @@ static int look_at(message_t *w, PyObject *const *args, Py_ssize_t n_args, int f
     w->nbytes = size_of(&w->array) * (size_t)dtype->item;
     w->peer = args[1] == Py_None ? -1 : peer_of(w->mail, args[1]);
     w->tag = mail_tag_of(w->mail, args[4], dtype->code);
-    return w->tag >= 0 && w->nbytes <= w->mail->most;
+    return w->tag >= 0;
 }
 
 static void forget(message_t *w) {
@@ -380,6 +473,20 @@ static void record_message(const message_t *w, int kind, int peer, uint64_t sinc
 
 static int is_recorded(void) { return HOT.flight && HOT.flight->header; }
 
+/* Offer a large message; -1: an error is set. While it is being read, only Python waits long:
+ * ``await_taken(group, tensor, dst, tag)``. */
+static int send_large(const message_t *w, PyObject *const *args) {
+    int state = offer(w->mail, w->peer, w->tag, w->array.data, w->nbytes);
+    if (state == CLAIMED) {
+        PyObject *ended = PyObject_CallFunctionObjArgs(AWAIT_TAKEN, w->group, args[0], args[1],
+                                                       args[4], NULL);
+        if (!ended) return -1;
+        Py_DECREF(ended);
+        state = (int)state_of(w->mail->peers[w->peer].to);
+    }
+    return state == TAKEN;
+}
+
 /* hot_send(tensor, dst, group, sync_op, tag): its work, or None: left to Python */
 static PyObject *hot_send(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     (void)self;
@@ -387,15 +494,39 @@ static PyObject *hot_send(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
     PyObject *result = Py_None;
     if (look_at(&w, args, n_args, READABLE) && w.peer >= 0 && !is_true(w.mail->is_owned, NULL)) {
         uint64_t since = is_recorded() ? flight_now() : 0;
-        if (put_letter(w.mail, w.peer, w.tag, w.array.data, w.nbytes)) {
-            if (since)
-                record_message(&w, SEND, w.peer, since, args[3] == Py_True ? 0 : FLIGHT_STARTED);
-            result = HOT.done;
-        }
+        int ended = 0;
+        if (w.nbytes <= w.mail->most)
+            ended = put_letter(w.mail, w.peer, w.tag, w.array.data, w.nbytes);
+        else if (args[3] == Py_True)
+            ended = send_large(&w, args);
+        if (ended > 0 && since)
+            record_message(&w, SEND, w.peer, since, args[3] == Py_True ? 0 : FLIGHT_STARTED);
+        result = ended > 0 ? HOT.done : ended == 0 ? Py_None : NULL;
     }
     forget(&w);
-    Py_INCREF(result);
+    Py_XINCREF(result);
     return result;
+}
+
+/* Wait a moment for a message, and take it: the sender, or -1. */
+static int take_soon(const message_t *w) {
+    mail_t *m = w->mail;
+    for (long long looks = 0; looks <= m->patience; looks++) {
+        int from = w->peer;
+        letter_t *letter = find_letter(m, &from, w->tag);
+        if (letter) {
+            if (letter->nbytes != w->nbytes) return -1;
+            if (w->nbytes) memcpy(w->array.data, letter + 1, w->nbytes);
+            discard_letter(m, from, letter);
+            return from;
+        }
+        if (w->nbytes > m->most) {
+            if (from < 0 || is_by_mpi(m, from)) return -1;
+            if (take_offer(m, from, w->tag, w->array.data, w->nbytes)) return from;
+        }
+        rest(looks);
+    }
+    return -1;
 }
 
 /* hot_recv(tensor, src, group, sync_op, tag): its work, or None: left to Python, as is a message
@@ -407,15 +538,8 @@ static PyObject *hot_recv(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
     if (look_at(&w, args, n_args, ORDINARY) && args[3] == Py_True &&
         (w.peer >= 0 || args[1] == Py_None) && w.mail->posted == 0 && is_free(w.mail)) {
         uint64_t since = is_recorded() ? flight_now() : 0;
-        int from = w.peer;
-        letter_t *letter = find_letter(w.mail, &from, w.tag);
-        for (long spins = HOT.spins; !letter && spins-- > 0;) {
-            PAUSE();
-            letter = find_letter(w.mail, &from, w.tag);
-        }
-        if (letter && letter->nbytes == w.nbytes) {
-            if (w.nbytes) memcpy(w.array.data, letter + 1, w.nbytes);
-            discard_letter(w.mail, from, letter);
+        int from = take_soon(&w);
+        if (from >= 0) {
             if (since) record_message(&w, RECV, w.peer, since, 0);
             result = PyTuple_GetItem(w.mail->works, from);
         }
@@ -425,7 +549,15 @@ static PyObject *hot_recv(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
     return result;
 }
 
-#define MAIL_FUNCTIONS HOT_VERB(send), HOT_VERB(recv)
+/* mail_join(await_taken) */
+static PyObject *mail_join(PyObject *self, PyObject *await_taken) {
+    (void)self;
+    keep(&AWAIT_TAKEN, await_taken);
+    Py_RETURN_NONE;
+}
+
+#define MAIL_FUNCTIONS                                                                          \
+    HOT_VERB(send), HOT_VERB(recv), { "mail_join", mail_join, METH_O, NULL }
 
 /* Add what the module has of mailboxes beyond its functions. */
 static int add_mail(PyObject *module) {

@@ -6,6 +6,7 @@ Prints, of each rank that is left, what it was and is, whom it lost, and who was
 import os
 import signal
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -61,8 +62,11 @@ def total(array, group=None):
 
 try:
     for step in range(40):
-        if step == 10 and rank in victims:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if step == 10:
+            dist.barrier()  # or a victim might hear of the death of another before its own
+            if rank in victims:
+                time.sleep(0.2)
+                os.kill(os.getpid(), signal.SIGKILL)
         OPERATIONS[sys.argv[2]]()
 except dist.RankFailure as failure:
     named = failure.ranks

@@ -133,6 +133,56 @@ def test_what_a_listener_hears_of_a_small_message_is_its_beginning_and_its_end(t
     dist.recv_object_list([None], source)
 
 
+# ---- large ones
+
+
+@pytest.fixture
+def patience(mail):
+    """Let the compiled functions look for each other as often as a test says."""
+    if not mail.attaches:
+        pytest.skip("ranks may not read each other's memory here")
+    before = mail.patience
+    yield lambda looks: setattr(mail, "patience", looks)
+    mail.patience = before
+
+
+def test_a_large_array_whose_receiver_waits_is_copied_from_where_it_lies(patience, rank, size):
+    patience(10**7)
+    for one in range(size - 1):
+        for sender, receiver in ((one, one + 1), (one + 1, one)):
+            for shape in ((20_000,), (3, 7, 10_000)):
+                if rank == sender:
+                    x = np.full(shape, 7 + sender)
+                    assert hot.send(x, receiver, None, True, 2) is DONE
+                elif rank == receiver:
+                    got = np.zeros(shape, int)
+                    assert hot.recv(got, sender, None, True, 2).source == sender
+                    assert (got == 7 + sender).all()
+
+
+UNWANTED = {"size": (np.zeros(20_001), 0), "tag": (np.zeros(20_000), 1), "dtype": ("i8", 0)}
+
+
+@pytest.mark.parametrize("what", UNWANTED)
+def test_an_offer_of_another_size_tag_or_dtype_is_left_alone(what, patience, rank, size):
+    patience(1000)
+    wrong, tag = UNWANTED[what]
+    wrong = np.zeros(20_000, wrong) if what == "dtype" else wrong
+    for sender in range(size - 1):
+        dist.barrier()
+        if rank == sender:
+            assert hot.send(np.ones(20_000), rank + 1, None, True, 0) is None
+        elif rank == sender + 1:
+            assert hot.recv(wrong, sender, None, True, tag) is None
+            assert not wrong.any()
+        dist.barrier()
+        if rank == sender:
+            dist.send(np.ones(20_000), rank + 1)
+        elif rank == sender + 1:
+            dist.recv(got := np.zeros(20_000), sender)
+            assert got.all()
+
+
 # ---- one order
 
 
@@ -225,32 +275,34 @@ class Program:
             with WAYS.get(chance, nullcontext)():
                 sends = self.to_send and (not self.to_get or self.own.integers(2))
                 self.send() if sends else self.receive()
+            if len(self.checks) == 30:
+                self.wait()
+        self.wait()
+
+    def wait(self):
         dist.wait_all([*self.works, *(work for work, *_ in self.checks)])
         for _, *received in self.checks:
             check(*received)
+        self.works, self.checks = [], []
 
     def send(self):
         at, to, tag = self.to_send.popleft()
         x = np.full(self.counts[tag], at)
-        if self.own.integers(2) and not self.is_large(tag):
+        if self.own.integers(2):
             dist.send(x, to, tag=tag)
         else:
             self.works.append(dist.isend(x, to, tag=tag))
-
-    def is_large(self, tag):
-        """Return whether a message might wait for who receives it."""
-        return tag > 2
 
     def receive(self):
         lines = [*self.to_get]
         source, tag = lines[self.own.integers(len(lines))]
         x, way = np.full(self.counts[tag], -1), self.own.integers(4)
+        while self.to_send and self.to_send[0][0] <= self.to_get[source, tag][0]:
+            self.send()
         if way == 0:
             work = dist.irecv(x, source, tag=tag)
             self.checks.append((work, x, self.take(source, tag)))
             return
-        while self.to_send and self.to_send[0][0] <= self.to_get[source, tag][0]:
-            self.send()
         anyone = way == 1 and all(work.is_completed() for work, *_ in self.checks)
         work = dist.recv(x, None if anyone else source, tag=tag)
         check(x, self.take(work.source, tag))

@@ -6,16 +6,19 @@ How they match is in `matching`, what is under way in `requests`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, final
 
 from mpi4py import MPI
 
 from hpcdist.arrays.pickled import Pickled
-from hpcdist.errors import UsageError
+from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover
+from hpcdist.transport.activity import Wait
 from hpcdist.transport.base import DONE, Done, Work
 from hpcdist.transport.call import AnyMessage, Message, ObjectMessage
+from hpcdist.transport.call_site import call_site
 from hpcdist.transport.deaths import Deaths
 from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.datatypes import block
@@ -23,11 +26,14 @@ from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.matching import Matching
 from hpcdist.transport.mpi.news import Circles
 from hpcdist.transport.mpi.pickled import send_buffers
-from hpcdist.transport.mpi.requests import Receive, Send
+from hpcdist.transport.mpi.requests import Receive, Send, in_words
 from hpcdist.transport.mpi.tags import user_tag, wire_tag, wire_tags
+from hpcdist.transport.polling import poll
 from hpcdist.transport.shm.mail import open_mail
-from hpcdist.transport.shm.segment import Bytes
+from hpcdist.transport.shm.node import SharedNode
+from hpcdist.transport.shm.segment import is_dead
 
+_DEAD_AFTER_S = 0.2
 _HEAR_OF_DEATHS_NS = 10_000_000
 """Where ranks may die, so often at least a message goes by MPI, which tells of it."""
 
@@ -51,18 +57,46 @@ class Messages:
         self.comm = comm
         self.matching = Matching(comm, ranks, timeout_s, allowance, circles, deaths)
         self.refuse_nested = self.matching.refuse_nested
+        self._pids: Sequence[int] = ()
         limit = comm.Get_attr(MPI.TAG_UB) or 32767
         self._last_tag = wire_tags(user_tag(int(limit)))[-1]
         self._may_thread = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
 
-    def open_mail(self, memory: Bytes) -> None:
-        """Send small messages through `memory` from now on, if that can be; see `shm.mail`."""
+    def open_mail(self, node: SharedNode) -> None:
+        """Send small messages through memory from now on, if that can be; see `shm.mail`."""
         matching = self.matching
-        mail = open_mail(memory, self.comm.rank, matching.ranks, matching.lock)
+        self._pids = node.pids
+        mail = open_mail(node.mail_memory, node.rank, matching.ranks, node.pids, matching.lock)
         if mail is not None:
+            mail.attaches = node.attaches
             mail.last_tag = self._last_tag
             mail.pause_ns = _HEAR_OF_DEATHS_NS if can_recover(snapshot()) else 0
         matching.mail = mail
+
+    def await_taken(self, call: Message) -> None:
+        """Wait until the receiver has read a large message that it has begun to read.
+
+        Raises:
+            CollectiveTimeout: it does not end in time.
+            RankFailure: it has died.
+
+        """
+        matching, mail = self.matching, self.matching.mail
+        assert mail is not None
+        is_settled = partial(mail.is_settled, call.root)
+        what = partial(in_words, call, matching.ranks)
+
+        def check_alive(waited: float) -> None:
+            if is_dead(self._pids[call.root]) and not is_settled():
+                matching.deaths.note([matching.ranks[call.root]])
+                raise matching.deaths.failure(what())
+
+        if not poll(is_settled, matching.timeout_s, check_alive, _DEAD_AFTER_S, Wait(what)):
+            raise CollectiveTimeout(
+                f"{what()} has begun to be received, but has not arrived within "
+                f"{matching.timeout_s:g} s; called at {call_site()}. Leave the array alone, for "
+                "that rank may still read it, and look why it has stopped"
+            )
 
     def start(self, call: AnyMessage) -> Work:
         """Begin a send or receive."""

@@ -71,7 +71,8 @@ class _Chase(NamedTuple):
 class Count(NamedTuple):
     """What this rank has done in a group: operations begun, and issued; messages sent to a rank.
 
-    Operations that are under way may count twice among those issued.
+    Operations that are under way may count twice among those issued. Messages in a mailbox are not
+    counted: the receiver sees them at once.
     """
 
     begun: Callable[[], int]

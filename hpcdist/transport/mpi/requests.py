@@ -21,6 +21,7 @@ from hpcdist.transport.activity import Wait
 from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call import ANY_SOURCE, AnyMessage, Message
 from hpcdist.transport.call_site import call_site
+from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.early import keep_for_ever
 from hpcdist.transport.mpi.matching import Found, Matching
 from hpcdist.transport.mpi.news import Blocker, Step
@@ -103,7 +104,7 @@ class Send(Work):
         return True
 
     def _what(self) -> str:
-        return _words(self._call, self._matching.ranks, "to")
+        return in_words(self._call, self._matching.ranks)
 
     def known(self) -> Known:
         """See `Work.known`."""
@@ -267,7 +268,7 @@ class Receive(Work):
         return Known(self._what(), self._ended, self._error)
 
     def _what(self) -> str:
-        return _words(self._call, self._matching.ranks, "from")
+        return in_words(self._call, self._matching.ranks)
 
     def _blockers(self) -> list[Blocker]:
         """Return who has to send something before this receive can end, if it is one rank."""
@@ -385,10 +386,11 @@ def _account(matching: Matching, peer: int, wait: Wait, limit_s: float) -> str:
         raise translate(error, wait.words(), matching.deaths) from error
 
 
-def _words(call: AnyMessage | None, ranks: Any, preposition: str) -> str:
+def in_words(call: AnyMessage | None, ranks: Any) -> str:
     """Describe a message: its peer, its tag, its dtype and its group."""
     if call is None:
         return "a message that has ended"
+    preposition = "to" if call.kind in (Kind.SEND, Kind.SEND_OBJECT_LIST) else "from"
     peer = "any rank" if call.root == ANY_SOURCE else f"rank {ranks[call.root]}"
     what = "" if call.dtype is None else f" of {call.dtype.name} (shape {call.shape})"
     group = list(ranks) if len(ranks) <= 16 else f"{len(ranks)} ranks"

@@ -170,6 +170,10 @@ class MpiTransport(Transport):
             raise_held()
         return work
 
+    def await_taken(self, call: Message) -> None:
+        """Wait while the receiver reads what a send of the hot path has offered to it."""
+        self.context.messages.await_taken(call)
+
     def start_batch(self, calls: Sequence[AnyMessage]) -> list[Work]:
         """Begin messages; those on device memory together, if the group has it so."""
         on_device = [
@@ -474,7 +478,7 @@ def _open(
     node = open_node(comm, ranks, site, timeout_s, progress) if shares else None
     queue = CollectiveQueue(f"hpcdist-group-{ranks[0]}-{comm.size}")
     if node is not None:
-        messages.open_mail(node.mail_memory)
+        messages.open_mail(node)
     agreement = news = None
     if comm.size > 1:
         if node is None:

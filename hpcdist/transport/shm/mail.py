@@ -2,8 +2,11 @@
 
 The segment of the group has a box for each pair of ranks and direction, a ring of bytes that the
 sender writes and the receiver reads (`_mail.c`). A message that fits is copied into it whole, so
-its send has ended; it stays there until it is received. Large messages, and all while a box is
-full, are left to MPI, so no send ever waits because of a box.
+its send has ended; it stays there until it is received. All while a box is full are left to MPI, so
+no send ever waits because of a box.
+
+A large message that its receiver is just waiting for is copied by the receiver from where it lies,
+if ranks can read each other's memory (`attached`). Other large ones are left to MPI.
 
 [Note: one order] Messages of one sender are received in the order sent, whichever way they go. So a
 message goes into the box only if all earlier ones to this rank that went by MPI are known to have
@@ -37,6 +40,10 @@ class Mailboxes(Protocol):
     """Receives that wait for their messages: new ones must not overtake them."""
     last_tag: int
     """The largest tag that MPI allows."""
+    attaches: bool
+    """Whether ranks can read each other's memory."""
+    patience: int
+    """How often the compiled functions look before they leave a wait to Python."""
     pause_ns: int
     """If not 0, a message goes by MPI now and then, so that the sender hears of deaths."""
 
@@ -59,6 +66,9 @@ class Mailboxes(Protocol):
     def received(self, rank: int) -> None:
         """Note that a message that was sent by MPI has got its receive."""
 
+    def is_settled(self, rank: int) -> bool:
+        """Return whether `rank` reads no large message of this one any more."""
+
 
 def box_bytes(size: int) -> int:
     """Return the bytes of each box in a group of `size` ranks."""
@@ -71,18 +81,26 @@ def mail_bytes(size: int) -> int:
     return size**2 * box_bytes(size) if size <= MOST else 0
 
 
-def open_mail(memory: Bytes, rank: int, ranks: Sequence[int], lock: Any) -> Mailboxes | None:
+def open_mail(
+    memory: Bytes,
+    rank: int,
+    ranks: Sequence[int],
+    pids: Sequence[int],
+    lock: Any,
+) -> Mailboxes | None:
     """Return this rank's view of the boxes; None without the compiled kernel.
 
     Args:
         memory: `mail_bytes`, shared by all ranks, of zeros at first.
         rank: this one, of the group.
         ranks: the world ranks of the group.
+        pids: their processes.
         lock: held by whoever receives.
 
     """
     if compiled is None or not memory.nbytes:
         return None
     works = tuple(Done(each) for each in ranks)
-    mail = compiled.Mailboxes(memory, rank, box_bytes(len(ranks)), tuple(ranks), works, lock)
+    size = box_bytes(len(ranks))
+    mail = compiled.Mailboxes(memory, rank, size, tuple(ranks), tuple(pids), works, lock)
     return cast(Mailboxes, mail)

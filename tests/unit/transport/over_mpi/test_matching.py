@@ -1,13 +1,16 @@
 """Messages reach the receives that they belong to: in any order of events."""
 
+import os
+import subprocess
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fake_mpi import results
 
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
+from hpcdist.errors import CollectiveTimeout, MismatchError, RankFailure, RemoteError
 from hpcdist.transport.call import ANY_SOURCE, Message
 from hpcdist.transport.deaths import Deaths
 from hpcdist.transport.kernel import compiled
@@ -42,7 +45,9 @@ class Rank:
         )
         matching.news = self.news
         if mail is not None:
-            self.messages.open_mail(mail)
+            pids = [os.getpid()] * comm.size
+            node = SimpleNamespace(mail_memory=mail, rank=comm.rank, pids=pids, attaches=False)
+            self.messages.open_mail(node)
         matching.start_taking_in()
 
     def isend(self, value, to, tag=0, dtype=np.float64, items=1):
@@ -141,6 +146,33 @@ def test_no_way_of_a_message_overtakes_another(seed):
         return found
 
     assert results(2, program, seed=seed)[0] == list(range(each))
+
+
+@pytest.mark.parametrize(
+    ("is_gone", "expected", "words"),
+    [
+        (False, CollectiveTimeout, "send to rank 20 .* has begun to be received"),
+        (True, RankFailure, "rank 20 died during send to rank 20"),
+    ],
+)
+def test_who_waits_for_a_reader_that_stops_in_the_middle_is_told(is_gone, expected, words):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+
+    def program(comm):
+        messages = Rank(comm).messages
+        pids = [os.getpid(), ended.pid if is_gone else os.getpid()]
+        messages._pids = pids
+        messages.matching.mail = SimpleNamespace(is_settled=lambda rank: False)
+        data = np.zeros(LARGE)
+        call = Message(Kind.SEND, data, dtype_row(data.dtype), data.shape, 1)
+        if comm.rank == 0:
+            with pytest.raises(expected, match=words):
+                messages.await_taken(call)
+            messages.matching.mail.is_settled = lambda rank: True
+            messages.await_taken(call)
+
+    results(2, program, seed=0)
 
 
 class LongProbes:

@@ -22,7 +22,7 @@ def boxes(size, nbytes=None):
     memory = room[-room.ctypes.data % 64 :][: size**2 * nbytes]
     ranks, works = tuple(range(10, 10 + size)), tuple(map(Done, range(size)))
     return [
-        compiled.Mailboxes(memory, rank, nbytes, ranks, works, threading.RLock())
+        compiled.Mailboxes(memory, rank, nbytes, ranks, ranks, works, threading.RLock())
         for rank in range(size)
     ]
 
@@ -70,7 +70,7 @@ def test_a_full_box_takes_nothing_until_something_of_it_is_taken():
     count = 0
     while first.put(1, 5, bytes([count % 256])):
         count += 1
-    assert count == (4096 - 192) // 64
+    assert count == (4096 - 256) // 64
     assert second.put(0, 5, b"the other way")
     assert take(second, 0, 5) == (0, b"\0")
     assert first.put(1, 5, b"!")
@@ -131,13 +131,13 @@ def test_all_boxes_of_a_node_take_little_memory():
 
 
 def test_without_memory_or_with_what_is_no_rank_there_are_no_boxes():
-    assert open_mail(np.zeros(0, np.uint8), 0, [0, 1], threading.RLock()) is None
+    assert open_mail(np.zeros(0, np.uint8), 0, [0, 1], [0, 0], threading.RLock()) is None
     room = np.zeros(64 + mail_bytes(1), np.uint8)
     memory = room[-room.ctypes.data % 64 :][: mail_bytes(1)]
     for wrong in ((memory, 1, [0]), (memory[64:], 0, [0]), (memory[1:], 0, [0])):
         with pytest.raises(ValueError, match="boxes"):
-            open_mail(*wrong, threading.RLock())
-    mail = open_mail(memory, 0, [0], threading.RLock())
+            open_mail(*wrong, [0], threading.RLock())
+    mail = open_mail(memory, 0, [0], [0], threading.RLock())
     for call in (mail.sent, mail.received, lambda rank: mail.put(rank, 0, b"")):
         with pytest.raises(ValueError, match="a rank of the group"):
             call(1)
