@@ -55,12 +55,10 @@ def init_parallel_env(
     """Start hpcdist and return the group of all ranks. Every rank calls this first; collective.
 
     Works under ``srun``, ``mpirun``, ``hpcdist run``, `spawn` and alone (a world of one rank,
-    also where there is no MPI library).
-    A second call returns the same group.
+    also where there is no MPI library). A second call returns the same group.
 
-    A spare of ``hpcdist run --survive --spares`` waits here, asleep, until it takes the place of a
-    rank that has died. The others are in `recover` then. If the job ends before, so does the
-    program of the spare, with exit code 0 (`SystemExit`).
+    A spare of ``hpcdist run --survive --spares`` waits here, asleep, to take the place of a rank
+    that has died; the others are in `recover` then. If none is left it ends: `SystemExit`, code 0.
 
     Args:
         nccl_config: checked, and a warning tells what is set in its place; see
@@ -80,6 +78,7 @@ def init_parallel_env(
         UsageError: the launcher started several ranks but MPI sees one (launcher and MPI
             library do not match), or an argument is wrong.
         TransportError: there is no MPI library, but the launcher started several ranks.
+        RankFailure: a process died while the others started; the job is to end.
 
     Example:
         >>> import hpcdist as dist
@@ -139,8 +138,7 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
     place, transport = world.place, cast(Transport, group.transport)
     if config.share_arrays:
         share_arrays()
-    whereabouts = whereabouts_of(world, number)
-    set_session(session := Session(group, whereabouts, timeout_s))
+    set_session(session := Session(group, whereabouts_of(world, number), timeout_s))
     mine = [rank for rank, host in enumerate(world.hosts) if host == world.hosts[place.rank]]
     job = transport.job or recorder.job_name()
     recorder.end(mark)
