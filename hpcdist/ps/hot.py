@@ -11,6 +11,7 @@ from typing import final
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.ps.merging import unique
 
 SHOWN = 10
 """How many ids `stats` shows."""
@@ -62,11 +63,10 @@ class Hot:
     def _count(self) -> None:
         waiting, self._waiting = self._waiting, []
         ids, counts = self._counted
-        more = [np.full(len(each), step) for each, step in waiting]
-        found, inverse = np.unique(
-            np.concatenate([ids, *(each for each, _ in waiting)]), return_inverse=True
-        )
-        sums = np.bincount(inverse, np.concatenate([counts, *more]), len(found)).astype(np.int64)
+        looked, steps = [each for each, _ in waiting], [step for _, step in waiting]
+        more = np.repeat(np.array(steps, np.int64), [len(each) for each in looked])
+        found, inverse = unique(np.concatenate([ids, *looked]))
+        sums = np.bincount(inverse, np.concatenate([counts, more]), len(found)).astype(np.int64)
         if len(found) > _KEPT:
             most = np.argpartition(sums, -_KEPT // 2)[-_KEPT // 2 :]
             found, sums = found[most], sums[most]
