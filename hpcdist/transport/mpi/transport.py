@@ -8,7 +8,8 @@ of each other is in its `MpiContext`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, final
 from weakref import WeakSet
@@ -405,7 +406,8 @@ class MpiTransport(Transport):
 
     def reopen(self) -> MpiTransport:
         """Duplicate the user's communicator again."""
-        with self.context.site.communicators.making(self.user_comm, self.ranks):
+        making = self.context.site.communicators.making(self.user_comm, self.ranks)
+        with self._translated("restart_process_group"), making:
             again = MpiTransport(self.user_comm, self.ranks, self.timeout_s, self.context.site)
         again.costs = self.costs
         return again
@@ -422,14 +424,28 @@ class MpiTransport(Transport):
 
     def leave(self, why: str) -> None:
         """Report to the other ranks that this one no longer takes part."""
-        if self.context.news is not None:
-            self.context.news.leave(why)
-        self.context.messages.close()
-        if self._on_devices is not None:
-            self._on_devices.leave()
+        with self._translated("shutdown_process_group"):
+            if self.context.news is not None:
+                self.context.news.leave(why)
+            self.context.messages.close()
+            if self._on_devices is not None:
+                self._on_devices.leave()
 
     def close(self) -> None:
         """End what is queued and free the communicators; collective."""
+        with self._translated("destroy_process_group"):
+            self._close()
+
+    @contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        """Raise what `translate` makes of what MPI raises."""
+        try:
+            yield
+        except MPI.Exception as error:
+            what = f"{what}, of ranks {[*self.ranks]}"
+            raise translate(error, what, self.context.site.deaths) from error
+
+    def _close(self) -> None:
         host, messages = self.context, self.context.messages
         self.queue.refuse_nested()
         messages.refuse_nested()
