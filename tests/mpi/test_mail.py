@@ -74,7 +74,7 @@ UNUSUAL = {
     "another order": np.zeros((2, 3)).T,
     "other bytes first": np.zeros(3, ">f8"),
     "a dtype of ours": np.zeros(3, "S3"),
-    "too large": np.zeros(1 << 20),
+    "too large": np.zeros((1 << 20) + 1),
     "not aligned": np.zeros(17, "i1")[1:].view("f8"),
 }
 
