@@ -19,7 +19,7 @@ from hpcdist.runtime.process import snapshot
 
 FOLDER = "HPCDIST_REPORT_DIR"
 """The variable that names the folder."""
-_MOST = 40
+_MOST = 20
 """Recoveries that a report tells apart, the last ones: it travels as one line."""
 _MOST_DEAD = 200
 """So many ranks it names for the others."""
@@ -83,22 +83,10 @@ def shortened(recoveries: Sequence[Mapping[str, Any]], most: int) -> list[Mappin
     """
     found = [each for each in recoveries if each["dead"]]
     while len(found) > most:
-        found[:2] = [_joined(*found[:2])]
+        first, second, *others = found
+        dead, seconds = [*first["dead"], *second["dead"]], first["seconds"] + second["seconds"]
+        found = [{"dead": dead[-_MOST_DEAD:], "seconds": round(seconds, 4)}, *others]
     return found
-
-
-def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return two recoveries as one; of a list that one of them lacks, -1 stands for unknown."""
-    lists = {
-        name: [
-            number
-            for each in (first, second)
-            for number in each.get(name, [-1] * len(each["dead"]))
-        ][-_MOST_DEAD:]
-        for name in ("dead", "who", "by")
-        if name in first or name in second
-    }
-    return {**lists, "seconds": round(first["seconds"] + second["seconds"], 4)}
 
 
 def write_report(code: int | None) -> None:
