@@ -78,7 +78,7 @@ def _give_up(session: Session) -> None:
     session.of_meshes.clear()
     session.meshes.clear()
     session.clusters.clear()
-    session.grid = None
+    session.grid = session.fleet = None
     for group in session.groups.values():
         if group.transport is not None:
             group.transport.abandon()
