@@ -241,7 +241,7 @@ static PyObject *hot_learn_large(PyObject *self, PyObject *args) {
     unsigned long long heap;
     Py_ssize_t heap_bytes, slice;
     uintptr_t numbers[MOST];
-    if (!PyArg_ParseTuple(args, "OO!KnO!nO!", &node, &PyTuple_Type, &processes, &heap, &heap_bytes,
+    if (!PyArg_ParseTuple(args, "OO!K" "nO!nO!", &node, &PyTuple_Type, &processes, &heap, &heap_bytes,
                           &PyTuple_Type, &stages, &slice, &PyTuple_Type, &ways))
         return NULL;
     int size = h->control->size;
