@@ -8,6 +8,11 @@ anew.
 in a communicator which that one has not got yet would wait for ever, so a thread beside each
 attempt looks at what all have in common, and revokes the rest as soon as that is revoked, a
 process of this node dies ([Note: in the making] in `communicators`), or the attempt takes too long.
+
+[Note: lowest] Where the making of a communicator was ended by a death, Open MPI 5.0 waits for ever
+in later ones that are made of a communicator with a higher number than that one was made of.
+Numbers are given from the lowest free one on. So what all have in common is made before anything
+else of a world, and the one before it keeps its number.
 """
 
 from __future__ import annotations
@@ -29,11 +34,13 @@ from hpcdist.transport.mpi.communicators import (
     revoke,
     sight_of,
 )
+from hpcdist.transport.mpi.survival import failed_in
 from hpcdist.transport.polling import poll
 from hpcdist.transport.shm.segment import is_dead
 
 _LOOK_MS = 2
 _ATTEMPT_S = 60.0
+_HEARD_S = 1.0
 _MOST_ATTEMPTS = 100
 
 
@@ -75,10 +82,9 @@ class Crew:
         error: Exception | None = None
         for _ in range(_MOST_ATTEMPTS):
             self._meet(timeout_s)
-            self._neighbours = [each for each in self._neighbours if not is_dead(each)]
-            before, self._full = self._full, cast(MPI.Intracomm, self._full.Shrink())
+            self._let_mpi_hear()
+            self._full = cast(MPI.Intracomm, self._full.Shrink())  # [Note: lowest]
             self._since = time.monotonic()
-            before.Free()
             made = Communicators()
             built = None
             with self._bounded(made):
@@ -94,6 +100,13 @@ class Crew:
             if built is not None:
                 built.abandon()
         raise error or RankFailure("recover() was interrupted by too many deaths; end the job")
+
+    def _let_mpi_hear(self) -> None:
+        """Wait until MPI has heard of who is dead on this node, which its shrink may need."""
+        alive = [each for each in self._neighbours if not is_dead(each)]
+        gone = len(self._neighbours) - len(alive)
+        poll(lambda: len([*failed_in(self._full)]) >= gone, _HEARD_S)
+        self._neighbours = alive
 
     def _meet(self, timeout_s: float) -> None:
         """Wait until all that are left are here."""

@@ -29,9 +29,9 @@ def start_world(request: WorldRequest) -> StartedWorld:
 
         end_job_on_failure(world.place.rank)
         site = make_site(request.config, world.nodes, deaths_in(world.comm), Communicators())
+        crew = Crew(world.comm) if can_recover(snapshot()) else None  # first, see [Note: lowest]
         transport = MpiTransport(world.comm, range(world.place.size), request.timeout_s, site)
-        if can_recover(snapshot()):
-            transport.crew = Crew(world.comm)
+        transport.crew = crew
         told = site.costs, recorder.job_name()
         transport.costs, transport.job = transport.context.comm.bcast(told)  # of all the same
         mpi.before_finalize(request.before_end)
