@@ -8,6 +8,11 @@ anew. Spares are part of the crew, and not of the world: `is_called` is where th
 in a communicator which that one has not got yet would wait for ever, so a thread beside each
 attempt looks at what all have in common, and revokes the rest as soon as that is revoked, a
 process of this node dies ([Note: in the making] in `communicators`), or the attempt takes too long.
+
+[Note: lowest] Where the making of a communicator was ended by a death, Open MPI 5.0 waits for ever
+in later ones that are made of a communicator with a higher number than that one was made of.
+Numbers are given from the lowest free one on. So what all have in common is made before anything
+else of a world, and the one before it keeps its number.
 """
 
 from __future__ import annotations
@@ -37,6 +42,7 @@ from hpcdist.transport.shm.segment import is_dead
 
 _LOOK_MS = 2
 _ATTEMPT_S = 60.0
+_HEARD_S = 1.0
 _MOST_ATTEMPTS = 100
 _PARKED_S = 5e-3
 """How often a spare looks whether it is called: each time takes it some microseconds."""
@@ -120,10 +126,9 @@ class Crew:
         error: Exception | None = None
         for _ in range(_MOST_ATTEMPTS):
             self._meet(timeout_s)
-            self._neighbours = [each for each in self._neighbours if not is_dead(each)]
-            before, self._full = self._full, cast(MPI.Intracomm, self._full.Shrink())
+            self._let_mpi_hear()
+            self._full = cast(MPI.Intracomm, self._full.Shrink())  # [Note: lowest]
             self._since = time.monotonic()
-            before.Free()
             self._check_size()
             made = Communicators()
             built = None
@@ -150,6 +155,13 @@ class Crew:
                 f"{'are' if left > 1 else 'is'} left, and --min-ranks asks for {self._least}. Let "
                 "the job end; with --restarts hpcdist run starts it again, from what is on disk"
             )
+
+    def _let_mpi_hear(self) -> None:
+        """Wait until MPI has heard of who is dead on this node, which its shrink may need."""
+        alive = [each for each in self._neighbours if not is_dead(each)]
+        gone = len(self._neighbours) - len(alive)
+        poll(lambda: len([*failed_in(self._full)]) >= gone, _HEARD_S)
+        self._neighbours = alive
 
     def _meet(self, timeout_s: float) -> None:
         """Wait until all that are left are here."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -132,7 +132,6 @@ def _ranks_of(comm: MPI.Intracomm, request: WorldRequest, crew: Crew | None = No
     def connect() -> MpiTransport:
         # once MPI has started
         from hpcdist.transport.mpi.communicators import Communicators
-        from hpcdist.transport.mpi.crew import Crew
         from hpcdist.transport.mpi.site import make_site
         from hpcdist.transport.mpi.survival import deaths_in
         from hpcdist.transport.mpi.transport import MpiTransport
@@ -140,17 +139,25 @@ def _ranks_of(comm: MPI.Intracomm, request: WorldRequest, crew: Crew | None = No
         end_job_on_failure(world.place.rank)
         with _starting():
             site = make_site(request.config, world.nodes, deaths_in(world.comm), Communicators())
+            made = _crew_of(comm, world.nodes, crew) if can_recover(snapshot()) else None
             transport = MpiTransport(world.comm, range(world.place.size), request.timeout_s, site)
-            if can_recover(snapshot()):
-                is_all = comm.size == mpi.load_mpi().COMM_WORLD.size
-                least = fewest_ranks(snapshot()) if is_all else 1
-                transport.crew = crew or Crew(comm, world.nodes, least=least)
-                transport.crew.ranks = comm
-                if is_all and not _crews:
-                    _crews.append(transport.crew)
+            transport.crew = made
             told = site.costs, recorder.job_name()
             transport.costs, transport.job = transport.context.comm.bcast(told)  # of all the same
         mpi.before_finalize(request.before_end)
         return transport
 
     return StartedWorld(world.place, world.hosts, world.local_ranks, connect)
+
+
+def _crew_of(comm: MPI.Intracomm, nodes: Sequence[int], crew: Crew | None) -> Crew:
+    """Return the processes of the job, before anything else is made: [Note: lowest] of `crew`."""
+    from hpcdist.transport.mpi.crew import Crew
+
+    is_all = comm.size == mpi.load_mpi().COMM_WORLD.size
+    least = fewest_ranks(snapshot()) if is_all else 1
+    crew = crew or Crew(comm, nodes, least=least)
+    crew.ranks = comm
+    if is_all and not _crews:
+        _crews.append(crew)
+    return crew
