@@ -112,7 +112,6 @@ DEFAULT: tuple[TuningRule, ...] = (
     TuningRule("reduce_scatter", "ordinary", Algorithm.PIPELINED, numbers="short"),
     TuningRule("reduce", "ordinary", Algorithm.PIPELINED, up_to=512 * KiB),
     TuningRule("reduce_scatter", "ordinary", Algorithm.PIPELINED, up_to=512 * KiB),
-    TuningRule("broadcast", "ordinary", Algorithm.STAGED, up_to=32 * KiB),
     TuningRule("broadcast", "ordinary", Algorithm.ATTACHED),
     TuningRule("broadcast", "ordinary", Algorithm.STAGED, up_to=MiB),
     TuningRule("all_gather", "ordinary", Algorithm.ATTACHED),
