@@ -150,6 +150,17 @@ def share_arrays() -> None:
     Like `shared_memory`, for the whole process; ``HPCDIST_SHARE_ARRAYS=1`` does it in
     `init_parallel_env`. It may be called before that. In a simulated rank it does nothing.
     Code that gives NumPy another memory handler keeps that.
+
+    Example:
+        >>> import numpy as np, hpcdist as dist
+        >>> def program():
+        ...     dist.share_arrays()  # before the arrays are made
+        ...     x = np.ones(100_000)
+        ...     dist.all_reduce(x)
+        ...     return x.sum()
+        >>> [float(total) for total in dist.simulate(2, program)]
+        [200000.0, 200000.0]
+
     """
     if not is_simulated():
         ordinary.share_all()

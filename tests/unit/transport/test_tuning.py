@@ -63,8 +63,7 @@ def test_ordinary_arrays_of_medium_size_that_are_read_more_than_once_are_staged(
 
 
 def test_all_ranks_copy_a_large_ordinary_array_of_one_where_they_can_attach():
-    assert algorithm(DEFAULT, Kind.BROADCAST, 32 * KiB) is Algorithm.STAGED
-    assert algorithm(DEFAULT, Kind.BROADCAST, 32 * KiB + 1) is Algorithm.ATTACHED
+    assert algorithm(DEFAULT, Kind.BROADCAST, 9 * KiB) is Algorithm.ATTACHED
     assert algorithm(DEFAULT, Kind.BROADCAST, 1 << 40) is Algorithm.ATTACHED
 
 
