@@ -305,10 +305,11 @@ def _plan(group: Group | None, describe_call: Callable[..., Any], *args: Any) ->
 def _lasting(call: Any, again: Any) -> Any:
     """Return `call`, which was described twice, with something to finish if it sends a copy.
 
-    So nobody starts it again: the copy is of what the arrays hold now.
+    So nobody starts it again: the copy is of what the arrays hold now. A reduce sends what is in
+    `recv`, and a broadcast's root does.
     """
     sent, sent_again = (
-        [each for each in (one.send, *getattr(one, "sends", ())) if each is not None]
+        [each for each in (one.send, one.recv, *getattr(one, "sends", ())) if each is not None]
         for one in (call, again)
     )
     on_host = all(type(each) is np.ndarray for each in sent)
