@@ -141,6 +141,8 @@ static int fetch_slice(const hot_t *h, const planned_t *p) {
 
 static int fetch_all(const hot_t *h, const planned_t *p) {
     const control_block_t *b = h->control;
+    for (int r = 0; r < b->size; r++)
+        if (slot_of(b, r)->address == 0) return -1; /* all leave it to MPI, if one does */
     if (p->kind == BROADCAST) return fetch_slice(h, p);
     if (p->n_to == 0) return 0;
     if (p->source >= 0) return fetch_from(h, p, p->source, p->to[0]);
