@@ -248,8 +248,8 @@ static PyObject *hot_learn_large(PyObject *self, PyObject *args) {
         return NULL;
     int size = h->control->size;
     if (PyTuple_Size(processes) != size || PyTuple_Size(stages) != size ||
-        PyTuple_Size(ways) != KINDS || h->large) {
-        PyErr_SetString(PyExc_ValueError, "learn_large: one of each for each rank or kind, once");
+        PyTuple_Size(ways) != KINDS) {
+        PyErr_SetString(PyExc_ValueError, "learn_large: one of each for each rank or kind");
         return NULL;
     }
     struct large *l = calloc(1, sizeof *l);
@@ -267,6 +267,7 @@ static PyObject *hot_learn_large(PyObject *self, PyObject *args) {
     if (!fine) return free(l), NULL;
     l->node = Py_NewRef(node), l->heap = (char *)(uintptr_t)heap;
     l->heap_bytes = (size_t)heap_bytes, l->slice_bytes = (size_t)slice;
+    forget_large(h);
     h->large = l;
     Py_RETURN_NONE;
 }

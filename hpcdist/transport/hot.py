@@ -55,11 +55,23 @@ def open_hot(node: SharedNode, table: TuningTable, queue: CollectiveQueue) -> Ta
     take = partial(running.acquire, False)
     ranks = tuple(node.ranks)
     hot = compiled.Hot(control, ranks, queue.queued, running.locked, take, running.release)
+    learn_ways(hot, node, table)
+    return cast(Tally, hot)
+
+
+def learn_ways(hot: Any, node: SharedNode, table: TuningTable) -> None:
+    """Tell the hot path of a group which way its operations take from now on. Local.
+
+    Args:
+        hot: what `open_hot` returned.
+        node: the memory of the group.
+        table: the same on all ranks.
+
+    """
     ways = tuple(_ways(table, kind) for kind in sorted(Kind) if kind <= Kind.ALLTOALL)
     heap = node.bases[node.rank], node.heap.capacity
     slices = node.pipe_stages, slice_bytes(node.size)
     hot.learn_large(node, tuple(node.pids), *heap, *slices, ways)
-    return cast(Tally, hot)
 
 
 _Range = tuple[int, int] | None

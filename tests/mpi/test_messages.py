@@ -179,7 +179,7 @@ def test_a_message_of_another_dtype_is_named_when_the_time_is_over(rank, size):
 def test_a_receive_of_which_nothing_has_come_names_where_its_sender_waits(rank, size):
     if size == 1:
         return
-    group, other = dist.new_group(timeout=1), dist.new_group()
+    group, other = dist.new_group(timeout=3), dist.new_group()
     if rank == 1:
         told = raised(dist.CollectiveTimeout, dist.recv, np.empty(1), 0, group, tag=2)
         assert re.search(r"Rank 0 waits in barrier\(\), operation #1 .*test_messages.py", told)

@@ -115,7 +115,7 @@ def test_rules_that_force_any_way_anywhere_are_safe(make, group, algorithm, nbyt
         TuningTable(rules, group.nranks, several_nodes=several),
         forced(algorithm, group.nranks, "several" if several else "one"),
     ):
-        group.transport.context.tuning_table = tuning_table
+        group.transport.use_rules(tuning_table)
         check_everything(make, group, nbytes)
 
 

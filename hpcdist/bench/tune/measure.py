@@ -267,7 +267,8 @@ def _maker(group: Group, operation: str) -> Callable[[Task], Call]:
 
 def _by(host: Any, tuning_table: TuningTable, call: Call) -> Call:
     def run() -> None:
-        host.context.tuning_table = tuning_table
+        if host.context.tuning_table is not tuning_table:
+            host.use_rules(tuning_table)
         call()
 
     return run

@@ -34,7 +34,7 @@ from hpcdist.transport.call import (
     is_even,
     label,
 )
-from hpcdist.transport.hot import open_hot
+from hpcdist.transport.hot import learn_ways, open_hot
 from hpcdist.transport.kinds import LOOSE
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.context import MpiContext
@@ -187,6 +187,12 @@ class MpiTransport(Transport):
             return super().start_batch(calls)
         works = iter(batches.start(on_device))
         return [self.start(call) if call.device is None else next(works) for call in calls]
+
+    def use_rules(self, table: TuningTable) -> None:
+        """Have the operations on arrays take other ways from now on; the same on all ranks."""
+        self.context.tuning_table = table
+        if self.hot is not None and self.context.node is not None:
+            learn_ways(self.hot, self.context.node, table)
 
     @property
     def on_devices(self) -> DeviceCalls:
