@@ -7,6 +7,7 @@ from typing import Any
 
 from hpcdist.arrays.buffer import Buffer, as_buffer, as_output
 from hpcdist.arrays.pickled import Pickled, pack_object, unpack_object
+from hpcdist.comm.describe_objects import Packed
 from hpcdist.comm.members import Members
 from hpcdist.comm.tensor_lists import unpack
 from hpcdist.errors import MismatchError, UsageError
@@ -41,15 +42,17 @@ def _packed(view: Callable[[Any], Buffer], tensor: Any) -> Buffer:
         ) from error
 
 
-def describe_send_objects(group: Members, object_list: Any, dst: Any, tag: Any) -> ObjectMessage:
-    """Describe `send_object_list`."""
+def describe_send_objects(
+    group: Members, object_list: Any, dst: Any, tag: Any, packed: Packed = None
+) -> ObjectMessage:
+    """Describe `send_object_list`; the hot path has pickled the list before."""
     _check_objects(object_list)
     root = group.root_of(0 if dst is None else dst, "dst")
     try:
-        pickled = pack_object(list(object_list))
+        pickles = packed or (pack_object(list(object_list)),)
     except Exception as error:
         raise UsageError(f"object_list cannot be pickled: {error}") from error
-    return ObjectMessage(Kind.SEND_OBJECT_LIST, root, _check_tag(tag), (pickled,))
+    return ObjectMessage(Kind.SEND_OBJECT_LIST, root, _check_tag(tag), pickles)
 
 
 def describe_recv_objects(group: Members, object_list: Any, src: Any, tag: Any) -> ObjectMessage:
@@ -58,15 +61,19 @@ def describe_recv_objects(group: Members, object_list: Any, src: Any, tag: Any) 
     root = ANY_SOURCE if src is None else group.root_of(src, "src")
 
     def finish(pickles: list[Pickled]) -> None:
-        received = unpack_object(pickles[0])
-        if len(received) != len(object_list):
-            raise MismatchError(
-                f"{len(received)} objects were sent to rank {group.world_rank}, whose object_list "
-                f"has {len(object_list)} entries; send and receive lists of one length"
-            )
-        object_list[:] = received
+        replace_objects(group, object_list, unpack_object(pickles[0]))
 
     return ObjectMessage(Kind.RECV_OBJECT_LIST, root, _check_tag(tag), finish=finish)
+
+
+def replace_objects(group: Members, object_list: list[Any], received: list[Any]) -> None:
+    """Replace the entries of a list by those of one that was sent."""
+    if len(received) != len(object_list):
+        raise MismatchError(
+            f"{len(received)} objects were sent to rank {group.world_rank}, whose object_list "
+            f"has {len(object_list)} entries; send and receive lists of one length"
+        )
+    object_list[:] = received
 
 
 def _check_tag(tag: Any) -> int:

@@ -22,7 +22,11 @@ import numpy as np
 
 from hpcdist.arrays.pickled import EAGER, OUT_OF_BAND, join
 from hpcdist.comm import describe, describe_objects
-from hpcdist.comm.describe_messages import describe_send
+from hpcdist.comm.describe_messages import (
+    describe_send,
+    describe_send_objects,
+    replace_objects,
+)
 from hpcdist.comm.dispatch import described, dispatch
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import here
@@ -50,7 +54,7 @@ VERBS: dict[str, Callable[..., Call]] = {
 }
 """In the order of the table in `_hot.c`."""
 
-MESSAGES = "send", "recv"
+MESSAGES = "send", "recv", "send_object_list", "recv_object_list"
 """They go through mailboxes (`transport/_mail.c`), if they are small and usual in the same way."""
 
 
@@ -124,6 +128,11 @@ def await_taken(group: Group, tensor: Any, dst: int, tag: int) -> None:
     transport.await_taken(describe_send(group, tensor, dst, tag))
 
 
+def unpack_message(group: Group, object_list: list[Any], pickled: bytes) -> None:
+    """Replace what is in a list by what a message brings, under the lock of whoever receives."""
+    replace_objects(group, object_list, loads(pickled))
+
+
 loads = pickle.loads
 
 
@@ -154,6 +163,7 @@ def _join() -> Any:
         tuple(OBJECT_VERBS.values()), pickle.dumps, unpack, leave, EAGER, OUT_OF_BAND
     )
     compiled.mail_join(await_taken)
+    compiled.mail_join_objects(describe_send_objects, leave, unpack_message)
     names = (*VERBS, *OBJECT_VERBS, *MESSAGES)
     return SimpleNamespace(**{verb: getattr(compiled, f"hot_{verb}") for verb in names})
 

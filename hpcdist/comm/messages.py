@@ -289,7 +289,9 @@ def send_object_list(
 
     """
     peer = _one_peer(group, dst, dst_in_group, "dst")
-    return _dispatch(group, sync_op, describe_send_objects, object_list, peer, tag)
+    return hot.send_object_list(object_list, peer, group, sync_op, tag) or _dispatch(
+        group, sync_op, describe_send_objects, object_list, peer, tag
+    )
 
 
 def recv_object_list(
@@ -328,7 +330,9 @@ def recv_object_list(
 
     """
     peer = _one_peer(group, src, src_in_group, "src")
-    return _dispatch(group, sync_op, describe_recv_objects, object_list, peer, tag)
+    return hot.recv_object_list(object_list, peer, group, sync_op, tag) or _dispatch(
+        group, sync_op, describe_recv_objects, object_list, peer, tag
+    )
 
 
 # ---- no rank at all

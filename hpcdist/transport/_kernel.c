@@ -2453,6 +2453,7 @@ static PyType_Spec CONTROL_BLOCK_SPEC = {"hpcdist.transport._kernel.ControlBlock
 #include "_hot_objects.c"
 #include "_hot_plans.c"
 #include "_mail.c"
+#include "_mail_objects.c"
 
 static PyMethodDef FUNCTIONS[] = {
     {"combine", (PyCFunction)(void (*)(void))py_combine, METH_FASTCALL, NULL},
@@ -2479,6 +2480,7 @@ static PyMethodDef FUNCTIONS[] = {
     HOT_FUNCTIONS,
     HOT_OBJECT_FUNCTIONS,
     MAIL_FUNCTIONS,
+    MAIL_OBJECT_FUNCTIONS,
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernel", NULL, -1, FUNCTIONS,

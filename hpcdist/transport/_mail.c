@@ -81,15 +81,15 @@ static int is_open(mail_t *m, peer_t *p) {
     return p->sent == p->seen_received;
 }
 
-/* Put a message into the box to a rank; 0: it does not fit, or may not. */
-static int put_letter(mail_t *m, int to, int64_t tag, const void *data, size_t nbytes) {
+/* The next letter to a rank, to be filled and ended; NULL: it does not fit, or may not go. */
+static letter_t *begin_letter(mail_t *m, int to, int64_t tag, size_t nbytes) {
     peer_t *p = m->peers + to;
-    if (nbytes > m->most || !is_open(m, p)) return 0;
+    if (nbytes > m->most || !is_open(m, p)) return NULL;
     size_t lines = lines_of(nbytes), rest = m->room - p->head % m->room;
     size_t filler = lines > rest ? rest : 0;
     if (p->head + filler + lines - p->given_back > m->room) {
         p->given_back = __atomic_load_n(&p->to->tail, __ATOMIC_ACQUIRE);
-        if (p->head + filler + lines - p->given_back > m->room) return 0;
+        if (p->head + filler + lines - p->given_back > m->room) return NULL;
     }
     if (filler) {
         letter_t *end = letter_at(m, p->to, p->head);
@@ -98,9 +98,22 @@ static int put_letter(mail_t *m, int to, int64_t tag, const void *data, size_t n
     }
     letter_t *letter = letter_at(m, p->to, p->head);
     letter->tag = tag, letter->nbytes = (uint32_t)nbytes, letter->is_taken = 0;
-    if (nbytes) memcpy(letter + 1, data, nbytes);
-    p->head += lines;
+    return letter;
+}
+
+/* Let the reader see a letter. */
+static void end_letter(mail_t *m, int to, const letter_t *letter) {
+    peer_t *p = m->peers + to;
+    p->head += lines_of(letter->nbytes);
     __atomic_store_n(&p->to->head, p->head, __ATOMIC_RELEASE);
+}
+
+/* Put a message into the box to a rank; 0: it does not fit, or may not. */
+static int put_letter(mail_t *m, int to, int64_t tag, const void *data, size_t nbytes) {
+    letter_t *letter = begin_letter(m, to, tag, nbytes);
+    if (!letter) return 0;
+    if (nbytes) memcpy(letter + 1, data, nbytes);
+    end_letter(m, to, letter);
     return 1;
 }
 
@@ -434,21 +447,33 @@ static mail_t *mail_of(PyObject *group) {
     return (mail_t *)mail;
 }
 
+static void begin_message(message_t *w) {
+    w->mail = NULL, w->group = NULL;
+    w->array.dtype = NULL, w->array.axes = 0, w->code = 0;
+}
+
+/* Whether the arguments ``(what, peer, group, sync_op, tag)`` may be usual. */
+static int may_be_usual(PyObject *const *args, Py_ssize_t n_args) {
+    return n_args == 5 && HOT.on && PyBool_Check(args[3]) && PyList_Size(HOT.listeners) == 0 &&
+           PyThread_get_thread_ident() == HOT.thread;
+}
+
+/* Find the boxes, the peer and the tag; 0: not usual. */
+static int find_peer(message_t *w, PyObject *const *args, int code) {
+    if (!(w->group = group_of(args[2])) || !(w->mail = mail_of(w->group))) return 0;
+    w->peer = args[1] == Py_None ? -1 : peer_of(w->mail, args[1]);
+    w->tag = mail_tag_of(w->mail, args[4], code);
+    return w->tag >= 0;
+}
+
 /* Look at ``(tensor, peer, group, sync_op, tag)``; 0: not usual. To be followed by `forget`. */
 static int look_at(message_t *w, PyObject *const *args, Py_ssize_t n_args, int flags) {
-    w->mail = NULL, w->group = NULL;
-    if (n_args != 5 || !HOT.on || !PyBool_Check(args[3]) || PyList_Size(HOT.listeners) != 0 ||
-        PyThread_get_thread_ident() != HOT.thread)
-        return 0;
-    if (!look_for(args[0], &w->array, flags) || !(w->group = group_of(args[2])) ||
-        !(w->mail = mail_of(w->group)))
-        return 0;
+    begin_message(w);
+    if (!may_be_usual(args, n_args) || !look_for(args[0], &w->array, flags)) return 0;
     const dtype_t *dtype = w->array.dtype;
     w->code = dtype->code;
     w->nbytes = size_of(&w->array) * (size_t)dtype->item;
-    w->peer = args[1] == Py_None ? -1 : peer_of(w->mail, args[1]);
-    w->tag = mail_tag_of(w->mail, args[4], dtype->code);
-    return w->tag >= 0;
+    return find_peer(w, args, w->code);
 }
 
 static void forget(message_t *w) {
@@ -456,19 +481,20 @@ static void forget(message_t *w) {
 }
 
 /* Record a message that has been sent or received, from `since` on. */
-static void record_message(const message_t *w, int kind, int peer, uint64_t since, int flags) {
+static void record_message(const message_t *w, int kind, int peer, uint64_t since, int flags,
+                           int state) {
     PyObject *place = attribute(w->group, HOT.flight_);
     unsigned long at = place ? PyLong_AsUnsignedLong(place) : 0;
     Py_XDECREF(place);
     if (PyErr_Occurred()) PyErr_Clear(), at = 0;
-    uint32_t digest = 2166136261u;
+    uint32_t digest = w->array.dtype ? 2166136261u : 0;
     for (int i = 0; i < w->array.axes; i++)
         digest = (digest ^ (uint32_t)w->array.shape[i]) * 16777619u;
     uint64_t mark = flight_begin(HOT.flight, (unsigned)kind, (unsigned)w->code, w->nbytes,
                                  (uint32_t)at, 0, peer, digest, (unsigned)flags);
     if (!mark) return;
     HOT.flight->records[mark & HOT.flight->mask].begin_ns = since;
-    flight_end(HOT.flight, mark, FLIGHT_ENDED);
+    flight_end(HOT.flight, mark, (unsigned)state);
 }
 
 static int is_recorded(void) { return HOT.flight && HOT.flight->header; }
@@ -500,7 +526,8 @@ static PyObject *hot_send(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
         else if (args[3] == Py_True)
             ended = send_large(&w, args);
         if (ended > 0 && since)
-            record_message(&w, SEND, w.peer, since, args[3] == Py_True ? 0 : FLIGHT_STARTED);
+            record_message(&w, SEND, w.peer, since, args[3] == Py_True ? 0 : FLIGHT_STARTED,
+                           FLIGHT_ENDED);
         result = ended > 0 ? HOT.done : ended == 0 ? Py_None : NULL;
     }
     forget(&w);
@@ -540,7 +567,7 @@ static PyObject *hot_recv(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
         uint64_t since = is_recorded() ? flight_now() : 0;
         int from = take_soon(&w);
         if (from >= 0) {
-            if (since) record_message(&w, RECV, w.peer, since, 0);
+            if (since) record_message(&w, RECV, w.peer, since, 0, FLIGHT_ENDED);
             result = PyTuple_GetItem(w.mail->works, from);
         }
     }

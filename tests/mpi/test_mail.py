@@ -104,6 +104,8 @@ UNUSUAL_ARGUMENTS = [
 def test_unusual_arguments_are_left_to_python(args):
     assert hot.send(np.zeros(1), *args) is None
     assert hot.recv(np.zeros(1), *args) is None
+    assert hot.send_object_list([1], *args) is None
+    assert hot.recv_object_list([1], *args) is None
 
 
 def test_a_thread_and_a_listener_are_left_to_python(to, source):
@@ -183,6 +185,92 @@ def test_an_offer_of_another_size_tag_or_dtype_is_left_alone(what, patience, ran
             assert got.all()
 
 
+# ---- objects
+
+THINGS = {"a number": 7, "a small array": np.arange(5), "nested": {"loss": (0.5, [None])}}
+
+
+@pytest.mark.parametrize("what", THINGS)
+def test_small_objects_are_sent_and_received_in_one_call_each(what, to, source, rank):
+    sent = [rank, THINGS[what]]
+    assert hot.send_object_list(sent, to, None, True, 3) is DONE
+    got = [None, None]
+    dist.barrier()
+    work = hot.recv_object_list(got, source, None, True, 3)
+    assert work.source == source
+    np.testing.assert_equal(got, [source, THINGS[what]])
+
+
+LARGE = {"a long string": "x" * (1 << 20), "a large array": np.arange(1 << 17)}
+
+
+@pytest.mark.parametrize("what", LARGE)
+def test_objects_that_do_not_fit_are_pickled_once(what, to, source):
+    class Counted:
+        times = 0
+
+        def __reduce__(self):
+            Counted.times += 1
+            return str, ("counted",)
+
+    work = dist.send_object_list([Counted(), LARGE[what]], to, sync_op=True)
+    got = [None, None]
+    dist.recv_object_list(got, source)
+    work.wait()
+    np.testing.assert_equal(got, ["counted", LARGE[what]])
+    assert Counted.times == 1
+
+
+def test_objects_of_any_rank_and_arrays_of_one_tag_do_not_meet(to, source):
+    dist.send(np.ones(1), to)
+    dist.send_object_list(["a list"], to)
+    dist.barrier()
+    got = [None]
+    assert dist.recv_object_list(got).source == source
+    dist.recv(x := np.zeros(1), source)
+    assert (got, x[0]) == (["a list"], 1)
+
+
+def test_a_list_of_another_length_is_an_error_on_the_one_who_receives_it(to, source):
+    dist.send_object_list([1, 2], to)
+    dist.barrier()
+    got = [None]
+    with pytest.raises(dist.MismatchError, match="2 objects were sent"):
+        dist.recv_object_list(got, source)
+    assert got == [None]
+
+
+def test_what_cannot_be_pickled_is_an_error_and_nothing_is_sent(to, source):
+    with pytest.raises(dist.UsageError, match="cannot be pickled"):
+        dist.send_object_list([threading.Lock()], to)
+    dist.send_object_list(["good"], to)
+    dist.recv_object_list(got := [None], source)
+    assert got == ["good"]
+
+
+class Nested:
+    """Waits for another message of the group while it is unpickled."""
+
+    def __reduce__(self):
+        return dist.recv, (np.zeros(1), 0)
+
+
+def test_a_receive_in_the_middle_of_unpickling_is_refused(to, source):
+    dist.send_object_list([Nested()], to)
+    dist.barrier()
+    with pytest.raises(dist.UsageError, match="in the middle of another one"):
+        dist.recv_object_list([None], source)
+
+
+UNUSUAL_LISTS = [(), [], (1,), None, np.zeros(1)]
+
+
+@pytest.mark.parametrize("given", UNUSUAL_LISTS, ids=str)
+def test_what_is_no_list_is_left_to_python(given, to, source):
+    assert hot.send_object_list(given, to, None, True, 0) is None
+    assert hot.recv_object_list(given, source, None, True, 0) is None
+
+
 # ---- one order
 
 
@@ -250,15 +338,17 @@ class Program:
     A message consists of its number, in the order of all.
     """
 
-    TAGS = 5
+    TAGS = 6
+    OBJECTS = 5
+    """The tag of messages that are lists of one array."""
 
     def __init__(self, rank, size, count, most, seed):
         alike = np.random.default_rng(seed)
         self.own = np.random.default_rng([seed, rank + 1])
-        self.counts = [1, 0, most // 8, most // 8 + 1, 20_000]
+        self.counts = [1, 0, most // 8, most // 8 + 1, 20_000, 1]
         """Numbers in a message, by tag: so who receives from any rank knows how large it is."""
         pairs = alike.integers(size, size=(count, 2)).tolist()
-        tags = alike.choice(self.TAGS, size=count, p=[0.5, 0.2, 0.2, 0.07, 0.03]).tolist()
+        tags = alike.choice(self.TAGS, size=count, p=[0.4, 0.2, 0.1, 0.07, 0.03, 0.2]).tolist()
         drawn = [(at, *pair, tag) for at, (pair, tag) in enumerate(zip(pairs, tags, strict=True))]
         self.to_send = deque((at, to, tag) for at, by, to, tag in drawn if by == rank)
         self.to_get = defaultdict(deque)
@@ -288,10 +378,18 @@ class Program:
     def send(self):
         at, to, tag = self.to_send.popleft()
         x = np.full(self.counts[tag], at)
-        if self.own.integers(2):
+        if tag == self.OBJECTS:
+            self.send_object(to, at)
+        elif self.own.integers(2):
             dist.send(x, to, tag=tag)
         else:
             self.works.append(dist.isend(x, to, tag=tag))
+
+    def send_object(self, to, at):
+        count, waits = self.own.choice([1, 1, 1, 1, 5000]), bool(self.own.integers(4))
+        work = dist.send_object_list([np.full(count, at)], to, sync_op=waits, tag=self.OBJECTS)
+        if not waits:
+            self.works.append(work)
 
     def receive(self):
         lines = [*self.to_get]
@@ -299,6 +397,11 @@ class Program:
         x, way = np.full(self.counts[tag], -1), self.own.integers(4)
         while self.to_send and self.to_send[0][0] <= self.to_get[source, tag][0]:
             self.send()
+        if tag == self.OBJECTS:
+            got = [None]
+            source = dist.recv_object_list(got, source if way else None, tag=tag).source
+            check(got[0], self.take(source, tag))
+            return
         if way == 0:
             work = dist.irecv(x, source, tag=tag)
             self.checks.append((work, x, self.take(source, tag)))

@@ -1,0 +1,138 @@
+/* Messages of objects in one call. A part of `_kernel.c`, which includes it after `_mail.c` and
+ * `_hot_objects.c`.
+ *
+ * A list is pickled before anything else. A pickle that fits goes through the box as Python sends
+ * it, behind eight zero bytes, for no buffers follow it; one that is too large goes on to Python.
+ * A list is unpickled with the lock of whoever receives held, as on the other ways.
+ */
+
+enum { SEND_OBJECTS = 18, RECV_OBJECTS = 19, OBJECT_MESSAGE = 30 }; /* as in kinds.py, tags.py */
+static struct {
+    PyObject *describe_send, *leave, *unpack;
+} LETTER;
+
+/* Look at ``(object_list, peer, group, sync_op, tag)``; 0: not usual. To be followed by `forget`. */
+static int look_at_list(message_t *w, PyObject *const *args, Py_ssize_t n_args) {
+    begin_message(w);
+    return LETTER.unpack && may_be_usual(args, n_args) && args[3] == Py_True &&
+           length_of(args[0], 0) > 0 && find_peer(w, args, OBJECT_MESSAGE);
+}
+
+/* Put a pickle into the box; 0: it does not fit, or may not. */
+static int put_pickle(const message_t *w, const packed_t *p) {
+    if (!p->fits || is_true(w->mail->is_owned, NULL)) return 0;
+    letter_t *letter = begin_letter(w->mail, w->peer, w->tag, (size_t)p->longest);
+    if (!letter) return 0;
+    put((char *)(letter + 1), 0, p->pickles[0]);
+    end_letter(w->mail, w->peer, letter);
+    return 1;
+}
+
+/* Pickle a list and send it; Python need not pickle it again. */
+static PyObject *send_list(message_t *w, PyObject *const *args) {
+    PyObject *content = PySequence_List(args[0]), *given = NULL, *result = NULL;
+    packed_t p = {.n = 0, .fits = 1};
+    int packed = content && pack(&p, content);
+    Py_XDECREF(content);
+    if (!packed) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
+        PyErr_Clear(); /* Python will fail, too, and tell all */
+        return Py_NewRef(Py_None);
+    }
+    uint64_t since = is_recorded() ? flight_now() : 0;
+    w->nbytes = (size_t)p.longest;
+    if (put_pickle(w, &p)) {
+        if (since) record_message(w, SEND_OBJECTS, w->peer, since, 0, FLIGHT_ENDED);
+        result = Py_NewRef(HOT.done);
+    } else if ((given = PyTuple_Pack(3, args[0], args[1], args[4]))) {
+        result = leave(w->group, LETTER.describe_send, given, &p);
+        Py_DECREF(given);
+    }
+    unpacked(&p);
+    return result;
+}
+
+/* hot_send_object_list(object_list, dst, group, sync_op, tag): its work, or None */
+static PyObject *hot_send_object_list(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    message_t w;
+    int usual = look_at_list(&w, args, n_args) && w.peer >= 0 && !is_true(w.mail->is_owned, NULL);
+    PyObject *result = usual ? send_list(&w, args) : Py_NewRef(Py_None);
+    forget(&w);
+    return result;
+}
+
+/* Wait a moment for a pickle without buffers, and take it; NULL: there is none, or an error. */
+static PyObject *take_pickle_soon(message_t *w, int *from) {
+    mail_t *m = w->mail;
+    for (long long looks = 0; looks <= m->patience; looks++) {
+        *from = w->peer;
+        letter_t *letter = find_letter(m, from, w->tag);
+        if (letter) {
+            int64_t buffers;
+            if (letter->nbytes < META) return NULL;
+            memcpy(&buffers, letter + 1, META);
+            if (buffers) return NULL;
+            w->nbytes = letter->nbytes;
+            PyObject *pickle = PyBytes_FromStringAndSize((char *)(letter + 1) + META,
+                                                         (Py_ssize_t)w->nbytes - META);
+            if (pickle) discard_letter(m, *from, letter);
+            return pickle;
+        }
+        rest(looks);
+    }
+    return NULL;
+}
+
+/* Note that a receive has ended, well or with an error, which stays set. */
+static void end_receive(const message_t *w, int from, uint64_t since) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    if (since && from >= 0)
+        record_message(w, RECV_OBJECTS, from, since, 0, type ? FLIGHT_FAILED : FLIGHT_ENDED);
+    PyObject *released = PyObject_CallNoArgs(w->mail->release);
+    Py_XDECREF(released);
+    if (!released) PyErr_Clear();
+    PyErr_Restore(type, value, trace);
+}
+
+/* Receive a list, with the lock held: its work, or NULL with an error set or without. */
+static PyObject *receive_list(message_t *w, PyObject *const *args) {
+    uint64_t since = is_recorded() ? flight_now() : 0;
+    int from = -1;
+    PyObject *pickle = take_pickle_soon(w, &from), *done = NULL;
+    if (pickle)
+        done = PyObject_CallFunctionObjArgs(LETTER.unpack, w->group, args[0], pickle, NULL);
+    end_receive(w, pickle ? from : -1, since);
+    Py_XDECREF(pickle);
+    if (!done) return NULL;
+    Py_DECREF(done);
+    return Py_NewRef(PyTuple_GetItem(w->mail->works, from));
+}
+
+/* hot_recv_object_list(object_list, src, group, sync_op, tag): its work, or None */
+static PyObject *hot_recv_object_list(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    (void)self;
+    message_t w;
+    PyObject *result = NULL;
+    if (look_at_list(&w, args, n_args) && (w.peer >= 0 || args[1] == Py_None) &&
+        w.mail->posted == 0 && !is_true(w.mail->is_owned, NULL) &&
+        is_true(w.mail->acquire, Py_False))
+        result = receive_list(&w, args);
+    forget(&w);
+    return result || PyErr_Occurred() ? result : Py_NewRef(Py_None);
+}
+
+/* mail_join_objects(describe_send, leave, unpack) */
+static PyObject *mail_join_objects(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *describe, *left, *unpack;
+    if (!PyArg_ParseTuple(args, "OOO", &describe, &left, &unpack)) return NULL;
+    keep(&LETTER.describe_send, describe), keep(&LETTER.leave, left);
+    keep(&LETTER.unpack, unpack);
+    Py_RETURN_NONE;
+}
+
+#define MAIL_OBJECT_FUNCTIONS                                                                   \
+    HOT_VERB(send_object_list), HOT_VERB(recv_object_list),                                     \
+        {"mail_join_objects", mail_join_objects, METH_VARARGS, NULL}
