@@ -144,9 +144,7 @@ def test_every_way_is_measured_and_the_chosen_ones_can_be_used(world, group, mak
     assert all(timings == other for other in MPI.COMM_WORLD.allgather(timings))
     rules = tuned(timings)
     assert {rule.operation for rule in rules} == set(PLAN.operations)
-    group.transport.context.tuning_table = TuningTable(
-        [*rules, *DEFAULT], size, several_nodes=False
-    )
+    group.transport.use_rules(TuningTable([*rules, *DEFAULT], size, several_nodes=False))
     check_everything(make, group, 64 * KiB)
 
 
