@@ -86,10 +86,9 @@ static int have_all_started(const shared_request_t *q) {
 
 static PyObject *take_if_there(shared_request_t *q, long spins) {
     int complete = !q->active || have_all_started(q);
-    while (!complete && spins-- > 0) {
-        PAUSE();
+    uint64_t since;
+    for (long looks = 0; !complete && rest_patiently(looks, spins, &since); looks++)
         complete = have_all_started(q);
-    }
     if (complete && q->active) {
         const char *given[MOST];
         for (int r = 0; r < q->size; r++) given[r] = place_of(q, r);

@@ -26,6 +26,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "_recorder.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define PAUSE() _mm_pause()
@@ -1963,19 +1965,34 @@ static int is_complete(const control_block_t *b) {
     return 1;
 }
 
-enum { BEFORE_YIELD = 1000 }; /* looks at others before the core is given to them */
+enum { FEW_LOOKS = 300 };
+
+/* Let a moment pass before the next look at others; after few, they may need this core. */
+static void rest(long looks) {
+    if (looks < FEW_LOOKS)
+        PAUSE();
+    else
+        sched_yield();
+}
+
+/* The same; 0: there have been as many looks as there is patience for, or they took too long: more
+ * than a microsecond each when this core is given away. */
+static int rest_patiently(long looks, long patience, uint64_t *since) {
+    if (looks >= patience) return 0;
+    if (looks == FEW_LOOKS) *since = flight_now();
+    if (looks > FEW_LOOKS && flight_now() - *since > 1000 * (uint64_t)(patience - FEW_LOOKS))
+        return 0;
+    rest(looks);
+    return 1;
+}
 
 /* Publish that this rank's slot is written, and return whether the others' are. */
-static int publish(const control_block_t *b, long spins) {
+static int publish(const control_block_t *b, long patience) {
     __atomic_store_n(&slot_of(b, b->rank)->sequence, b->sequence, __ATOMIC_RELEASE);
     int complete = is_complete(b);
-    for (long looks = 0; !complete && looks < spins; looks++) {
-        if (looks < BEFORE_YIELD)
-            PAUSE();
-        else
-            sched_yield();
+    uint64_t since;
+    for (long looks = 0; !complete && rest_patiently(looks, patience, &since); looks++)
         complete = is_complete(b);
-    }
     return complete;
 }
 
@@ -2042,16 +2059,13 @@ static PyObject *control_addresses(PyObject *self, PyObject *ignored) {
 }
 
 static int all_at(const control_block_t *b, uint64_t step, long patience) {
-    for (long spins = 0; spins < patience; spins++) {
+    uint64_t since;
+    for (long looks = 1;; looks++) {
         int r = 0;
         while (r < b->size && __atomic_load_n(step_of(b, r), __ATOMIC_ACQUIRE) >= step) r++;
         if (r == b->size) return 1;
-        if (spins < BEFORE_YIELD)
-            PAUSE();
-        else
-            sched_yield();
+        if (!rest_patiently(looks, patience, &since)) return 0;
     }
-    return 0;
 }
 
 static void take_step(control_block_t *b) {
@@ -2447,7 +2461,6 @@ static PyType_Spec CONTROL_BLOCK_SPEC = {"hpcdist.transport._kernel.ControlBlock
                                          sizeof(control_block_t), 0, Py_TPFLAGS_DEFAULT,
                                          CONTROL_SLOTS};
 
-#include "_recorder.h"
 #include "_hot.c"
 #include "_hot_large.c"
 #include "_hot_objects.c"

@@ -59,7 +59,7 @@ typedef struct {
     uint64_t last_sent;     /* when one did */
     int64_t *ranks;         /* the world rank of each rank */
     int attaches;           /* whether ranks can read each other's memory */
-    long long patience;     /* looks at an offer, or for a message, before Python takes over */
+    long patience;          /* looks at an offer, or for a message, before Python takes over */
     int64_t *pids;          /* the process of each rank */
     PyObject *works;        /* what a receive returns, by sender */
     PyObject *is_owned, *acquire, *release; /* of the lock of whoever receives */
@@ -156,7 +156,7 @@ static void discard_letter(mail_t *m, int from, letter_t *letter) {
 
 /* ---- large messages */
 
-enum { FEW_LOOKS = 300, MOST_OFFERED = 8 << 20 };
+enum { MOST_LOOKS = 400, MOST_OFFERED = 8 << 20 };
 
 static uint64_t state_of(const mailbox_t *box) {
     return __atomic_load_n(&box->offer, __ATOMIC_ACQUIRE);
@@ -165,14 +165,6 @@ static uint64_t state_of(const mailbox_t *box) {
 static int change_state(mailbox_t *box, uint64_t before, uint64_t after) {
     return __atomic_compare_exchange_n(&box->offer, &before, after, 0, __ATOMIC_ACQ_REL,
                                        __ATOMIC_ACQUIRE);
-}
-
-/* Let a moment pass before the next look; of many, most belong to who shares this core. */
-static void rest(long long looks) {
-    if (looks < FEW_LOOKS)
-        PAUSE();
-    else
-        sched_yield();
 }
 
 /* Offer a message to a rank: TAKEN, REFUSED (nothing has happened), or CLAIMED for a long time. */
@@ -187,10 +179,12 @@ static int offer(mail_t *m, int to, int64_t tag, const void *data, size_t nbytes
     __atomic_store_n(&box->nbytes, nbytes, __ATOMIC_RELAXED);
     box->address = (uintptr_t)data;
     __atomic_store_n(&box->offer, OFFERED, __ATOMIC_RELEASE);
-    for (long long looks = 0; looks < m->patience && state_of(box) == OFFERED; looks++) rest(looks);
+    uint64_t since;
+    long looks = 0;
+    while (state_of(box) == OFFERED && rest_patiently(looks, m->patience, &since)) looks++;
     if (change_state(box, OFFERED, NO_OFFER)) return REFUSED;
     uint64_t began = flight_now();
-    for (long long looks = 0; state_of(box) == CLAIMED; looks++) {
+    for (looks = 0; state_of(box) == CLAIMED; looks++) {
         if (looks >= FEW_LOOKS && flight_now() - began > LONG_NS) return CLAIMED;
         rest(looks / 16);
     }
@@ -324,7 +318,7 @@ static int mail_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     }
     m->room = (size_t)each - sizeof(mailbox_t);
     m->most = m->room / 4 - sizeof(letter_t);
-    m->last_tag = INT32_MAX, m->patience = FEW_LOOKS;
+    m->last_tag = INT32_MAX, m->patience = MOST_LOOKS;
     m->peers = calloc((size_t)m->size, sizeof *m->peers);
     m->ranks = calloc((size_t)m->size, sizeof *m->ranks);
     m->pids = calloc((size_t)m->size, sizeof *m->pids);
@@ -377,7 +371,7 @@ static PyMemberDef MAIL_MEMBERS[] = {
     {"last_tag", T_LONGLONG, offsetof(mail_t, last_tag), 0, NULL},
     {"pause_ns", T_LONGLONG, offsetof(mail_t, pause_ns), 0, NULL},
     {"attaches", T_INT, offsetof(mail_t, attaches), 0, NULL},
-    {"patience", T_LONGLONG, offsetof(mail_t, patience), 0, NULL},
+    {"patience", T_LONG, offsetof(mail_t, patience), 0, NULL},
     {"most", T_PYSSIZET, offsetof(mail_t, most), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
@@ -538,7 +532,9 @@ static PyObject *hot_send(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
 /* Wait a moment for a message, and take it: the sender, or -1. */
 static int take_soon(const message_t *w) {
     mail_t *m = w->mail;
-    for (long long looks = 0; looks <= m->patience; looks++) {
+    uint64_t since;
+    long looks = 0;
+    do {
         int from = w->peer;
         letter_t *letter = find_letter(m, &from, w->tag);
         if (letter) {
@@ -551,8 +547,7 @@ static int take_soon(const message_t *w) {
             if (from < 0 || is_by_mpi(m, from)) return -1;
             if (take_offer(m, from, w->tag, w->array.data, w->nbytes)) return from;
         }
-        rest(looks);
-    }
+    } while (rest_patiently(looks++, m->patience, &since));
     return -1;
 }
 

@@ -65,7 +65,9 @@ static PyObject *hot_send_object_list(PyObject *self, PyObject *const *args, Py_
 /* Wait a moment for a pickle without buffers, and take it; NULL: there is none, or an error. */
 static PyObject *take_pickle_soon(message_t *w, int *from) {
     mail_t *m = w->mail;
-    for (long long looks = 0; looks <= m->patience; looks++) {
+    uint64_t since;
+    long looks = 0;
+    do {
         *from = w->peer;
         letter_t *letter = find_letter(m, from, w->tag);
         if (letter) {
@@ -79,8 +81,7 @@ static PyObject *take_pickle_soon(message_t *w, int *from) {
             if (pickle) discard_letter(m, *from, letter);
             return pickle;
         }
-        rest(looks);
-    }
+    } while (rest_patiently(looks++, m->patience, &since));
     return NULL;
 }
 
