@@ -16,6 +16,7 @@ from hpcdist.checkpoint.storage import named
 from hpcdist.checkpoint.together import writing_together
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import Session, require_session, resolve_group
+from hpcdist.comm.together import Together
 from hpcdist.errors import CheckpointError, UsageError
 
 
@@ -97,6 +98,7 @@ class Memory:
         self.name = name
         self._vault = _vault(require_session(), name)
         self._last_on_disk = 0
+        self._is_new = True  # the state is as it was made: this one has kept nothing
 
     def commit(self, step: int) -> None:
         """Keep the state as it is now, after `step` steps. Collective.
@@ -122,10 +124,13 @@ class Memory:
 
         Call it on every rank, after a recovery or at any other time. Arrays are filled where they
         are, objects load their state. If memory does not have all of a step any more, the last
-        checkpoint on disk is loaded.
+        checkpoint on disk is loaded. If there is a `path`, but no checkpoint in it yet, and all
+        ranks have made the state anew, as in a function that `survive` calls again, the training
+        begins again.
 
         Returns:
-            How many steps have been done; 0, with nothing changed, if nothing was committed.
+            How many steps have been done; 0, with nothing changed, if nothing was committed, or if
+            the training begins again.
 
         Raises:
             CheckpointError: what was committed is lost, and there is nothing on disk; or the state
@@ -137,13 +142,14 @@ class Memory:
         found = find(ranks, self._vault, known)
         now = _recoveries()
         if isinstance(found, Nothing):
-            step = self._from_disk(found, leads=ranks.leads)
+            step = self._from_disk(found, ranks)
             is_full = step is None
         else:
             restore(ranks, self._vault, self._state, found, known)
             step, is_full = found.step, found.is_full
         self._vault.world_generation = now
         self._last_on_disk = step or 0
+        self._is_new = self._is_new and step is None
         if step is not None and not is_full:
             self._commit(step)  # so that the next rank may die
         return step or 0
@@ -178,6 +184,7 @@ class Memory:
 
     def _commit(self, step: int) -> None:
         self._vault.world_generation = _recoveries()
+        self._is_new = False
         commit(writing_together(self.group), self._vault, self._state, step, self.copies)
 
     def _save(self, step: int) -> None:
@@ -185,23 +192,25 @@ class Memory:
         save_step(self._state, self.path, self.group, self.group.rank, step)
         self._last_on_disk = step
 
-    def _from_disk(self, nothing: Nothing, *, leads: bool) -> int | None:
+    def _from_disk(self, nothing: Nothing, ranks: Together) -> int | None:
         """Load what is on disk, if memory has nothing; None if there was nothing ever."""
         step = None
         if self.path is not None:
             step = load_last(self._state, self.path, self.group, self.group.rank)
         if not nothing.was_there:
             return step
-        if step is None:
+        if step is not None:
+            then = f"going on with step {step}, the last one in {self.path}"
+        elif self.path is not None and all(ranks.share(lambda: self._is_new)):
+            then = f"{self.path} has no checkpoint yet, so the training begins again"
+        else:
             remedy = f"and {self.path} has no checkpoint" if self.path else "and there is no path="
             raise CheckpointError(
                 f"the training cannot go on: {nothing.why}, {remedy}; give Memory a folder as "
                 "path=, or more copies="
             )
-        if leads:
-            sys.stderr.write(
-                f"hpcdist: {nothing.why}; going on with step {step}, the last one in {self.path}\n"
-            )
+        if ranks.leads:
+            sys.stderr.write(f"hpcdist: {nothing.why}; {then}\n")
         return step
 
 

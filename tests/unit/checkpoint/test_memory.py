@@ -70,6 +70,17 @@ def trained(group, steps, **options):
     return memory, state
 
 
+def committed(group, steps, **options):
+    """Train without an end, so that nothing goes to the disk."""
+    state = training(group)
+    memory = dist.Memory(**state, every=4, group=group, **options)
+    for step in memory.steps(steps + 1):
+        if step == steps:
+            break
+        train(state, step)
+    return memory, state
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_a_state_is_brought_back_in_all_bits(size):
     def on_rank():
@@ -149,6 +160,39 @@ def test_where_a_rank_is_lost_with_its_copy_and_there_is_no_path_all_ranks_say_s
         if found is not None:
             with pytest.raises(dist.CheckpointError, match=r"cannot go on: .* there is no path="):
                 found[2].restore()
+        return True
+
+    assert dist.simulate(4, on_rank) == [True] * 4
+
+
+def test_before_the_first_step_on_disk_a_state_that_is_made_anew_begins_again(tmp_path, capsys):
+    folder = str(tmp_path / "run")
+
+    def on_rank():
+        memory, _ = committed(dist.get_group(), 10, path=folder)
+        left = dist.new_group([2, 3])
+        if not left.is_member():
+            return True
+        again = taken_over(memory, left, training(left), path=folder)
+        return again.restore() == 0
+
+    assert dist.simulate(4, on_rank) == [True] * 4
+    told = capsys.readouterr().err
+    assert f"{folder} has no checkpoint yet, so the training begins again" in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("old", [{2}, {2, 3}])
+def test_a_state_that_some_ranks_have_trained_does_not_begin_again(old, tmp_path):
+    def on_rank():
+        memory, state = committed(dist.get_group(), 10, path=tmp_path)
+        left = dist.new_group([2, 3])
+        if not left.is_member():
+            return True
+        again = taken_over(memory, left, state, path=tmp_path)
+        again._is_new = dist.get_rank() not in old
+        with pytest.raises(dist.CheckpointError, match=r"cannot go on: .* has no checkpoint"):
+            again.restore()
         return True
 
     assert dist.simulate(4, on_rank) == [True] * 4
