@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -102,6 +101,8 @@ def _is_missing(folder: str) -> bool:
 
 
 def _answers(host: str, port: int) -> bool:
+    import socket
+
     with suppress(OSError), socket.create_connection((host, port), _LIMIT_S):
         return True
     return False
