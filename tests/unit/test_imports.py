@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import hpcdist as dist
 
 COLLECTIVES = {"arrays", "comm", "config", "errors", "events", "runtime", "text", "transport"}
@@ -49,6 +51,17 @@ dist.broadcast(numpy.ones(3), 0)
 dist.barrier()
 """
     assert not of_hpcdist(imported_by(program))
+
+
+def test_the_transport_of_one_node_leaves_out_what_crosses_nodes():
+    pytest.importorskip("mpi4py")
+    program = """
+import mpi4py
+mpi4py.rc.initialize = False
+import hpcdist.transport.mpi.transport
+"""
+    modules = imported_by(program)
+    assert not any("hierarchical." in name or "flight.analysis" in name for name in modules)
 
 
 def test_a_package_is_there_when_it_is_asked_for():
