@@ -21,8 +21,6 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
         "it; start it with PYTHON_GIL=1 in the environment, or use an ordinary Python"
     )
 
-from hpcdist import optim as optim
-from hpcdist.comm import stream as stream
 from hpcdist.comm.collectives import (
     all_gather as all_gather,
     all_gather_into_tensor as all_gather_into_tensor,
@@ -69,49 +67,6 @@ from hpcdist.comm.memory import (
     shared_memory as shared_memory,
     zeros as zeros,
 )
-from hpcdist.comm.messages import (
-    P2POp as P2POp,
-    batch_isend_irecv as batch_isend_irecv,
-    irecv as irecv,
-    isend as isend,
-    recv as recv,
-    recv_object_list as recv_object_list,
-    send as send,
-    send_object_list as send_object_list,
-)
-from hpcdist.comm.objects import (
-    all_gather_object as all_gather_object,
-    all_to_all_object as all_to_all_object,
-    broadcast_object_list as broadcast_object_list,
-    gather_object as gather_object,
-    scatter_object_list as scatter_object_list,
-)
-from hpcdist.comm.parallel_env import ParallelEnv as ParallelEnv
-from hpcdist.comm.plans import (
-    plan_all_gather as plan_all_gather,
-    plan_all_reduce as plan_all_reduce,
-    plan_alltoall as plan_alltoall,
-    plan_alltoall_single as plan_alltoall_single,
-    plan_barrier as plan_barrier,
-    plan_broadcast as plan_broadcast,
-    plan_exscan as plan_exscan,
-    plan_gather as plan_gather,
-    plan_reduce as plan_reduce,
-    plan_reduce_scatter as plan_reduce_scatter,
-    plan_scan as plan_scan,
-    plan_scatter as plan_scatter,
-)
-from hpcdist.comm.preemption import on_preempt as on_preempt, should_stop as should_stop
-from hpcdist.comm.recovery import recover as recover
-from hpcdist.comm.reduced import all_reduced as all_reduced
-from hpcdist.comm.simulate import simulate as simulate
-from hpcdist.comm.surviving import survive as survive
-from hpcdist.comm.together import together as together
-from hpcdist.data.sampler import DistributedSampler as DistributedSampler
-from hpcdist.data.sharded import (
-    ShardedDataset as ShardedDataset,
-    shard_dataset as shard_dataset,
-)
 from hpcdist.errors import (
     CheckpointError as CheckpointError,
     CheckpointWarning as CheckpointWarning,
@@ -127,19 +82,6 @@ from hpcdist.errors import (
     UsageError as UsageError,
 )
 from hpcdist.events import Event as Event, subscribe as subscribe
-from hpcdist.parallel.averages import (
-    average_gradients as average_gradients,
-    fused_allreduce_gradients as fused_allreduce_gradients,
-)
-from hpcdist.parallel.clipping import clip_grad_norm_ as clip_grad_norm_
-from hpcdist.parallel.fused import build_groups as build_groups
-from hpcdist.parallel.model import DataParallel as DataParallel
-from hpcdist.parallel.module_state import sync_params_buffers as sync_params_buffers
-from hpcdist.parallel.parameter import Parameter as Parameter
-from hpcdist.parallel.scaler import GradScaler as GradScaler
-from hpcdist.parallel.sharding.group_sharded import (
-    group_sharded_parallel as group_sharded_parallel,
-)
 from hpcdist.transport.base import Plan as Plan, Work as Work
 from hpcdist.transport.call import PROC_NULL as PROC_NULL
 from hpcdist.transport.reduction import ReduceOp as ReduceOp
@@ -156,6 +98,7 @@ if TYPE_CHECKING:
         fs as fs,
         fsdp as fsdp,
         io as io,
+        optim as optim,
         ps as ps,
         rpc as rpc,
         sharding as sharding,
@@ -178,14 +121,59 @@ if TYPE_CHECKING:
         build_sharded_state_dict as build_sharded_state_dict,
         shard_weight as shard_weight,
     )
+    from hpcdist.comm import stream as stream
+    from hpcdist.comm.messages import (
+        P2POp as P2POp,
+        batch_isend_irecv as batch_isend_irecv,
+        irecv as irecv,
+        isend as isend,
+        recv as recv,
+        recv_object_list as recv_object_list,
+        send as send,
+        send_object_list as send_object_list,
+    )
     from hpcdist.comm.nccl_config import create_nccl_config as create_nccl_config
+    from hpcdist.comm.objects import (
+        all_gather_object as all_gather_object,
+        all_to_all_object as all_to_all_object,
+        broadcast_object_list as broadcast_object_list,
+        gather_object as gather_object,
+        scatter_object_list as scatter_object_list,
+    )
+    from hpcdist.comm.parallel_env import ParallelEnv as ParallelEnv
+    from hpcdist.comm.plans import (
+        plan_all_gather as plan_all_gather,
+        plan_all_reduce as plan_all_reduce,
+        plan_alltoall as plan_alltoall,
+        plan_alltoall_single as plan_alltoall_single,
+        plan_barrier as plan_barrier,
+        plan_broadcast as plan_broadcast,
+        plan_exscan as plan_exscan,
+        plan_gather as plan_gather,
+        plan_reduce as plan_reduce,
+        plan_reduce_scatter as plan_reduce_scatter,
+        plan_scan as plan_scan,
+        plan_scatter as plan_scatter,
+    )
+    from hpcdist.comm.preemption import on_preempt as on_preempt, should_stop as should_stop
+    from hpcdist.comm.recovery import recover as recover
+    from hpcdist.comm.reduced import all_reduced as all_reduced
+    from hpcdist.comm.simulate import simulate as simulate
+    from hpcdist.comm.surviving import survive as survive
+    from hpcdist.comm.together import together as together
     from hpcdist.data.in_memory import InMemoryDataset as InMemoryDataset
     from hpcdist.data.queue_dataset import QueueDataset as QueueDataset
+    from hpcdist.data.sampler import DistributedSampler as DistributedSampler
     from hpcdist.data.shard_loader import (
         ShardDataloader as ShardDataloader,
         shard_dataloader as shard_dataloader,
     )
+    from hpcdist.data.sharded import (
+        ShardedDataset as ShardedDataset,
+        shard_dataset as shard_dataset,
+    )
     from hpcdist.launch import MultiprocessContext
+    from hpcdist.mesh import random as random
     from hpcdist.mesh.api import (
         dtensor_from_fn as dtensor_from_fn,
         dtensor_from_local as dtensor_from_local,
@@ -218,6 +206,12 @@ if TYPE_CHECKING:
         to_dtensor as to_dtensor,
     )
     from hpcdist.parallel.automatic import to_distributed as to_distributed
+    from hpcdist.parallel.averages import (
+        average_gradients as average_gradients,
+        fused_allreduce_gradients as fused_allreduce_gradients,
+    )
+    from hpcdist.parallel.clipping import clip_grad_norm_ as clip_grad_norm_
+    from hpcdist.parallel.fused import build_groups as build_groups
     from hpcdist.parallel.layer_plans import (
         ColWiseParallel as ColWiseParallel,
         ContextParallel as ContextParallel,
@@ -237,6 +231,13 @@ if TYPE_CHECKING:
         parallelize as parallelize,
         shard_layer as shard_layer,
         to_static as to_static,
+    )
+    from hpcdist.parallel.model import DataParallel as DataParallel
+    from hpcdist.parallel.module_state import sync_params_buffers as sync_params_buffers
+    from hpcdist.parallel.parameter import Parameter as Parameter
+    from hpcdist.parallel.scaler import GradScaler as GradScaler
+    from hpcdist.parallel.sharding.group_sharded import (
+        group_sharded_parallel as group_sharded_parallel,
     )
     from hpcdist.parallel.split import split as split
     from hpcdist.parallel.stages import (
@@ -263,13 +264,19 @@ _LAZY = {
     "ContextParallel": "hpcdist.parallel.layer_plans",
     "ConvParallel": "hpcdist.parallel.layer_plans",
     "CountFilterEntry": "hpcdist.ps.entries",
+    "DataParallel": "hpcdist.parallel.model",
     "DistArray": "hpcdist.mesh.dist_array",
     "DistAttr": "hpcdist.mesh.placements",
     "DistModel": "hpcdist.torch.dist_model",
+    "DistributedSampler": "hpcdist.data.sampler",
+    "GradScaler": "hpcdist.parallel.scaler",
     "InMemoryDataset": "hpcdist.data.in_memory",
     "LocalLayer": "hpcdist.torch.local_layer",
     "Memory": "hpcdist.checkpoint.memory.keeper",
+    "P2POp": "hpcdist.comm.messages",
+    "ParallelEnv": "hpcdist.comm.parallel_env",
     "ParallelMode": "hpcdist.parallel.topology",
+    "Parameter": "hpcdist.parallel.parameter",
     "Partial": "hpcdist.mesh.placements",
     "Placement": "hpcdist.mesh.placements",
     "PrepareContextParallel": "hpcdist.parallel.layer_plans",
@@ -287,6 +294,7 @@ _LAZY = {
     "SequenceParallelEnd": "hpcdist.parallel.layer_plans",
     "Shard": "hpcdist.mesh.placements",
     "ShardDataloader": "hpcdist.data.shard_loader",
+    "ShardedDataset": "hpcdist.data.sharded",
     "ShardedStateDict": "hpcdist.checkpoint.sharded_weight",
     "ShardedWeight": "hpcdist.checkpoint.sharded_weight",
     "ShardingStage1": "hpcdist.parallel.stages",
@@ -295,13 +303,22 @@ _LAZY = {
     "ShowClickEntry": "hpcdist.ps.entries",
     "SplitPoint": "hpcdist.parallel.layer_plans",
     "Strategy": "hpcdist.parallel.strategy",
+    "all_gather_object": "hpcdist.comm.objects",
+    "all_reduced": "hpcdist.comm.reduced",
+    "all_to_all_object": "hpcdist.comm.objects",
     "array": "hpcdist.array",
     "array_policy": "hpcdist.mesh.policy",
     "auto_parallel": "hpcdist.auto_parallel",
+    "average_gradients": "hpcdist.parallel.averages",
+    "batch_isend_irecv": "hpcdist.comm.messages",
+    "broadcast_object_list": "hpcdist.comm.objects",
+    "build_groups": "hpcdist.parallel.fused",
     "build_sharded_state_dict": "hpcdist.checkpoint.sharded_weight",
     "checkpoint": "hpcdist.checkpoint",
+    "clip_grad_norm_": "hpcdist.parallel.clipping",
     "create_mesh": "hpcdist.mesh.process_mesh",
     "create_nccl_config": "hpcdist.comm.nccl_config",
+    "data": "hpcdist.data",
     "dtensor_from_fn": "hpcdist.mesh.api",
     "dtensor_from_local": "hpcdist.mesh.api",
     "dtensor_to_local": "hpcdist.mesh.api",
@@ -310,33 +327,66 @@ _LAZY = {
     "fs": "hpcdist.fs",
     "fsdp": "hpcdist.fsdp",
     "fully_shard": "hpcdist.parallel.layers",
+    "fused_allreduce_gradients": "hpcdist.parallel.averages",
+    "gather_object": "hpcdist.comm.objects",
     "get_mesh": "hpcdist.mesh.process_mesh",
+    "group_sharded_parallel": "hpcdist.parallel.sharding.group_sharded",
     "io": "hpcdist.io",
+    "irecv": "hpcdist.comm.messages",
+    "isend": "hpcdist.comm.messages",
     "load_merged_state_dict": "hpcdist.checkpoint.paddle",
     "load_state_dict": "hpcdist.checkpoint.paddle",
     "local_map": "hpcdist.mesh.local_map",
     "map_overlap": "hpcdist.mesh.stencil",
+    "on_preempt": "hpcdist.comm.preemption",
     "open_array": "hpcdist.checkpoint.array_files",
+    "optim": "hpcdist.optim",
+    "parallel": "hpcdist.parallel",
     "parallelize": "hpcdist.parallel.layers",
+    "plan_all_gather": "hpcdist.comm.plans",
+    "plan_all_reduce": "hpcdist.comm.plans",
+    "plan_alltoall": "hpcdist.comm.plans",
+    "plan_alltoall_single": "hpcdist.comm.plans",
+    "plan_barrier": "hpcdist.comm.plans",
+    "plan_broadcast": "hpcdist.comm.plans",
+    "plan_exscan": "hpcdist.comm.plans",
+    "plan_gather": "hpcdist.comm.plans",
+    "plan_reduce": "hpcdist.comm.plans",
+    "plan_reduce_scatter": "hpcdist.comm.plans",
+    "plan_scan": "hpcdist.comm.plans",
+    "plan_scatter": "hpcdist.comm.plans",
     "ps": "hpcdist.ps",
     "random": "hpcdist.mesh.random",
+    "recover": "hpcdist.comm.recovery",
+    "recv": "hpcdist.comm.messages",
+    "recv_object_list": "hpcdist.comm.messages",
     "reshard": "hpcdist.mesh.api",
     "rpc": "hpcdist.rpc",
     "save_array": "hpcdist.checkpoint.array_files",
     "save_group_sharded_model": "hpcdist.checkpoint.paddle",
     "save_state_dict": "hpcdist.checkpoint.paddle",
+    "scatter_object_list": "hpcdist.comm.objects",
+    "send": "hpcdist.comm.messages",
+    "send_object_list": "hpcdist.comm.messages",
     "set_mesh": "hpcdist.mesh.process_mesh",
     "shard_dataloader": "hpcdist.data.shard_loader",
+    "shard_dataset": "hpcdist.data.sharded",
     "shard_layer": "hpcdist.parallel.layers",
     "shard_optimizer": "hpcdist.parallel.stages",
     "shard_scaler": "hpcdist.parallel.stages",
     "shard_tensor": "hpcdist.mesh.api",
     "shard_weight": "hpcdist.checkpoint.sharded_weight",
     "sharding": "hpcdist.sharding",
+    "should_stop": "hpcdist.comm.preemption",
+    "simulate": "hpcdist.comm.simulate",
     "split": "hpcdist.parallel.split",
+    "stream": "hpcdist.comm.stream",
+    "survive": "hpcdist.comm.surviving",
+    "sync_params_buffers": "hpcdist.parallel.module_state",
     "to_distributed": "hpcdist.parallel.automatic",
     "to_dtensor": "hpcdist.mesh.torchs",
     "to_static": "hpcdist.parallel.layers",
+    "together": "hpcdist.comm.together",
     "unshard_dtensor": "hpcdist.mesh.api",
     "utils": "hpcdist.utils",
     "visualize_sharding": "hpcdist.mesh.picture",
@@ -401,9 +451,11 @@ def launch() -> Any:
 __all__ = sorted(  # what a star import gets: no modules that happen to be imported above
     {
         "PROC_NULL",
-        "optim",
-        "stream",
-        *(name for name, module in _LAZY.items() if not module.startswith("hpcdist.torch")),
+        *(
+            name
+            for name, module in _LAZY.items()
+            if not module.startswith("hpcdist.torch") and name not in ("data", "parallel")
+        ),
         *(
             name
             for name, value in globals().items()

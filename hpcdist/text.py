@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 from hpcdist.errors import UsageError
 
-_SIZE = re.compile(r"(\d+)([KMG]?)(?:iB|B)?", re.IGNORECASE)
+_SIZE = r"(\d+)([KMG]?)(?:iB|B)?"
 _SHIFTS = {"G": 30, "M": 20, "K": 10, "": 0}
 
 
 def read_size(text: str) -> int:
     """Read bytes: ``"8"``, ``"64K"``, ``"2M"``, ``"1GiB"``; the units are powers of two."""
-    found = _SIZE.fullmatch(text.strip())
+    found = re.fullmatch(_SIZE, text.strip(), re.IGNORECASE)
     if found is None:
         raise UsageError(f"{text!r} is not a size: write bytes, as 8, 64K, 2M or 1G")
     return int(found[1]) << _SHIFTS[found[2].upper()]

@@ -41,7 +41,6 @@ from hpcdist.transport.flight import rings
 from hpcdist.transport.flight.layout import INIT
 from hpcdist.transport.registry import installed_transports, load_start, transport_name
 from hpcdist.transport.stall import watch
-from hpcdist.transport.threads.transport import ThreadTransport
 
 
 def init_parallel_env(
@@ -123,6 +122,8 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
     except TransportError as error:
         if name != "mpi" or comm is not None or not is_alone(snapshot(), config):
             raise
+        from hpcdist.transport.threads.transport import ThreadTransport
+
         world = ThreadTransport.alone(timeout_s, str(error))
 
     number = None

@@ -11,16 +11,18 @@ import math
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray, view_of
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import is_simulated, resolve_group
 from hpcdist.transport.shm import ordinary
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Shape = int | tuple[int, ...]
 

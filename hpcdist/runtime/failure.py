@@ -19,9 +19,7 @@ import io
 import os
 import stat
 import sys
-import termios
 import time
-import traceback
 from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn, TextIO
@@ -62,6 +60,8 @@ def end_job_on_failure(rank: int) -> None:
             previous(kind, error, trace)
             _say("")
         else:
+            import traceback
+
             lines = "".join(traceback.format_exception(kind, error, trace)).rstrip().split("\n")
             _say("\n".join(f"[rank {rank}] {line}" for line in lines) + "\n")
         _end(1)
@@ -94,6 +94,8 @@ def let_be_heard() -> None:
 
 def _unread(file: int) -> int:
     """Return how many bytes written to a pipe have not been read; 0 where that is not known."""
+    import termios
+
     with suppress(OSError):
         if stat.S_ISFIFO(os.fstat(file).st_mode):
             waiting = fcntl.ioctl(file, termios.FIONREAD, bytes(4))

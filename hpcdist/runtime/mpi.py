@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
@@ -16,7 +15,7 @@ from hpcdist.errors import TransportError, UsageError
 from hpcdist.runtime.ending import end_without_mpi, survives
 from hpcdist.runtime.place import Place, check_size, expected_size, read_place
 from hpcdist.runtime.pmi import check_pmi
-from hpcdist.runtime.process import snapshot
+from hpcdist.runtime.process import node_name, snapshot
 from hpcdist.runtime.survival import can_recover
 
 if TYPE_CHECKING:
@@ -209,7 +208,7 @@ def locate(
 
     """
     node = keep(comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.rank))
-    host, first = socket.gethostname(), node.bcast(comm.rank)
+    host, first = node_name(), node.bcast(comm.rank)
     everyone = told_by_all(comm, (host, first, node.rank, common(config)))
     hosts, nodes, local_ranks, settings = zip(*everyone, strict=True)
     firsts = sorted(set(nodes))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -18,7 +17,7 @@ from hpcdist.runtime.remedy import not_together, remedy
 from hpcdist.runtime.slurm import in_slurm_step
 
 _LIMIT_S = 1.0
-_SERVER = re.compile(r";tcp4://([\d.]+):(\d+)")
+_SERVER = r";tcp4://([\d.]+):(\d+)"
 
 
 def check_pmi(environ: Environ, mpi_library: str) -> None:
@@ -85,7 +84,7 @@ def lost_server(environ: Mapping[str, str]) -> str | None:
     if not folder or not _is_missing(folder):
         return None
     for name in sorted(name for name in environ if name.startswith("PMIX_SERVER_URI")):
-        server = _SERVER.search(environ[name])
+        server = re.search(_SERVER, environ[name])
         if server is not None and not _answers(server[1], int(server[2])):
             return f"{name}={environ[name]}, which does not answer"
     return None
@@ -102,6 +101,8 @@ def _is_missing(folder: str) -> bool:
 
 
 def _answers(host: str, port: int) -> bool:
+    import socket
+
     with suppress(OSError), socket.create_connection((host, port), _LIMIT_S):
         return True
     return False

@@ -7,7 +7,6 @@ somewhere ask for `snapshot()`.
 from __future__ import annotations
 
 import os
-import socket
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -27,9 +26,21 @@ def snapshot() -> dict[str, str]:
     return dict(os.environ)
 
 
+def node_name() -> str:
+    """Return the name of this node, as `socket.gethostname` does, without importing sockets.
+
+    Example:
+        >>> import socket
+        >>> node_name() == socket.gethostname()
+        True
+
+    """
+    return os.uname().nodename
+
+
 def my_cores() -> tuple[str, tuple[int, ...]]:
     """Return the node's name and the numbers of the cores the launcher left to this process."""
-    return socket.gethostname(), tuple(sorted(os.sched_getaffinity(0)))
+    return node_name(), tuple(sorted(os.sched_getaffinity(0)))
 
 
 def resident_bytes() -> tuple[int, int]:

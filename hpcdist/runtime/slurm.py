@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -83,6 +82,8 @@ def expand_nodes(nodes: str) -> list[str]:
         ['n1', 'n2', 'n3', 'n7']
 
     """
+    import subprocess  # which most programs never need
+
     try:
         done = subprocess.run(
             ["scontrol", "show", "hostnames", nodes],

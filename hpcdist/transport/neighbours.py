@@ -1,19 +1,21 @@
 """What the other ranks of this job do that run on this node: read from their flight recorders.
 
 For messages, once something has gone wrong or takes long: it takes milliseconds, and no rank helps.
+What reads recordings is imported then.
 """
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterable
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
+from hpcdist.runtime.process import node_name
 from hpcdist.transport import recorder
 from hpcdist.transport.flight import rings
-from hpcdist.transport.flight.analysis import Explanation, Subject, doing, explain
-from hpcdist.transport.flight.recording import about_of, read_recording
+
+if TYPE_CHECKING:
+    from hpcdist.transport.flight.analysis import Explanation
 
 _NEWEST = 128
 """So many records of each rank are looked at."""
@@ -21,10 +23,13 @@ _NEWEST = 128
 
 def explanation() -> Explanation | None:
     """Return what the ranks of this node do, and who waits for whom; None without a recorder."""
+    from hpcdist.transport.flight.analysis import Subject, explain
+    from hpcdist.transport.flight.recording import read_recording
+
     own = recorder.job()
     if own is None:
         return None
-    offset_ns, host = time.time_ns() - time.monotonic_ns(), socket.gethostname()
+    offset_ns, host = time.time_ns() - time.monotonic_ns(), node_name()
     mine = [raw for raw in map(rings.read_ring, rings.find_rings()) if _is_of(raw, own.name, host)]
     found = [read_recording(raw, offset_ns, _NEWEST) for raw in mine]
     subjects = [Subject(each, rings.condition(each.pid, each.born)) for each in found]
@@ -34,6 +39,8 @@ def explanation() -> Explanation | None:
 
 def _is_of(raw: bytes | None, job: str, host: str) -> TypeGuard[bytes]:
     """Return whether a ring is of a job, and of this node: nodes may share the folder."""
+    from hpcdist.transport.flight.recording import about_of
+
     if raw is None:
         return False
     about = about_of(raw)
@@ -52,6 +59,8 @@ def call_sites(ranks: Iterable[int]) -> dict[int, str]:
 
 def last_line(rank: int) -> str:
     """Return what a rank of this node does, as the end of a sentence; nothing where unknown."""
+    from hpcdist.transport.flight.analysis import doing
+
     found = explanation()
     stand = None if found is None else found.stands.get(rank)
     if stand is None or stand.subject.condition == "dead":

@@ -13,7 +13,6 @@ import atexit
 import json
 import mmap
 import os
-import socket
 import struct
 import sys
 import threading
@@ -23,18 +22,24 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcdist.runtime.process import node_name
 from hpcdist.text import in_short, read_short
 from hpcdist.transport.call_site import call_site, compiled, issued
 from hpcdist.transport.flight import layout, rings
 from hpcdist.transport.flight.layout import STARTED
-from hpcdist.transport.python_recorder import PythonRecorder
 
 __all__ = ["STARTED", "begin", "end", "fail", "note"]
 
 _U64 = struct.Struct("Q")
 
 
-recorder: Any = PythonRecorder() if compiled is None else compiled
+def _in_python() -> Any:
+    from hpcdist.transport.python_recorder import PythonRecorder
+
+    return PythonRecorder()
+
+
+recorder: Any = _in_python() if compiled is None else compiled
 begin: Callable[[Any, int, int | None, int], int] = recorder.begin
 """``begin(call, group, sequence, flags)``: record that a call begins; returns its mark, or 0."""
 note: Callable[[int, int, int, int, int, int], int] = recorder.note
@@ -89,7 +94,7 @@ def open_ring(about: Mapping[str, Any], roots: Sequence[str] = rings.ROOTS) -> N
     _file.memory, _file.path, _file.pid = memory, path, pid
     recorder.open(memory, layout.RECORDS_AT, layout.TEXT_AT)
     tell(
-        host=socket.gethostname(),
+        host=node_name(),
         program=" ".join(sys.argv[:1]) or "python",
         ancestors=rings.ancestors(pid),
         **about,
@@ -99,7 +104,7 @@ def open_ring(about: Mapping[str, Any], roots: Sequence[str] = rings.ROOTS) -> N
 
 def job_name() -> str:
     """Return a name for the job of which this is rank 0: that of its node, and its number there."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+    return f"{node_name()}:{os.getpid()}"
 
 
 class OwnJob(NamedTuple):

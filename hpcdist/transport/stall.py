@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from hpcdist.transport import activity, recorder
-from hpcdist.transport.flight.analysis import Explanation, Stand
 from hpcdist.transport.neighbours import explanation
 from hpcdist.transport.polling import add_errand
+
+if TYPE_CHECKING:
+    from hpcdist.transport.flight.analysis import Explanation, Stand
 
 _AGAIN_S = 5.0
 """So long after a look that led to nothing comes the next one."""

@@ -18,7 +18,7 @@ from hpcdist.testing.contract.exchanges import (
 )
 from hpcdist.transport.call import Give, Read
 from hpcdist.transport.kinds import Kind
-from hpcdist.transport.mpi import boxes, intranode_boxes, transport
+from hpcdist.transport.mpi import boxes, intranode_boxes
 from hpcdist.transport.mpi.hierarchical import boxes as hierarchical_boxes
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 
@@ -179,7 +179,7 @@ def test_between_nodes_one_rank_without_memory_fails_on_all(
 @pytest.mark.skipif(SIZE < 3, reason="needs a node of two ranks, and another one")
 def test_between_nodes_any_boxes_go_to_any_boxes(monkeypatch, world_with):
     world_with(ranks_per_node=2)
-    monkeypatch.setattr(transport, "WORTH_IT", 0)
+    monkeypatch.setattr(hierarchical_boxes, "WORTH_IT", 0)
     for seed in range(30):
         given, filled, trades = some_trades(SIZE, seed)
         arrays = [np.random.default_rng(each).random(shape) for each, shape in enumerate(given)]

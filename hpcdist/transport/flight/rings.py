@@ -9,6 +9,7 @@ environment. A ring is removed at an orderly end; that of a process that was kil
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
 import time
@@ -79,12 +80,13 @@ def remove(path: Path) -> None:
 
 def find_rings(roots: Iterable[str] = ROOTS) -> list[Path]:
     """Return the rings of this user on this node."""
-    return [
-        path
-        for folder in folders(roots)
-        if is_ours(folder)
-        for path in sorted(folder.glob(f"*{_SUFFIX}"))
-    ]
+    return [path for folder in folders(roots) if is_ours(folder) for path in _rings_in(folder)]
+
+
+def _rings_in(folder: Path) -> list[Path]:
+    with suppress(OSError):  # it may go with its last ring
+        return [folder / name for name in sorted(os.listdir(folder)) if name.endswith(_SUFFIX)]
+    return []
 
 
 def read_ring(path: Path) -> bytes | None:
@@ -93,8 +95,7 @@ def read_ring(path: Path) -> bytes | None:
         raw = path.read_bytes()
     except OSError:
         return None
-    whole = len(raw) == layout.TOTAL and raw.startswith(layout.MAGIC)
-    return raw if whole else None
+    return raw if _is_whole(raw) else None
 
 
 def born(pid: int) -> int:
@@ -132,7 +133,7 @@ def sweep(roots: Iterable[str] = ROOTS) -> None:
     """Remove the rings of processes that are long dead, and all but the newest of dead ones."""
     dead: list[tuple[float, Path]] = []
     for path in find_rings(roots):
-        raw = read_ring(path)
+        raw = _map_ring(path)
         if raw is None:
             continue
         head = layout.HEADER.unpack_from(raw)
@@ -143,7 +144,21 @@ def sweep(roots: Iterable[str] = ROOTS) -> None:
             remove(path)
 
 
-def _idle_s(path: Path, raw: bytes) -> float:
+def _map_ring(path: Path) -> mmap.mmap | None:
+    """Return what `read_ring` does without reading it: a node may have a ring for each core."""
+    try:
+        with path.open("rb") as ring:
+            raw = mmap.mmap(ring.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):  # which says that it is empty
+        return None
+    return raw if _is_whole(raw) else None
+
+
+def _is_whole(raw: bytes | mmap.mmap) -> bool:
+    return len(raw) == layout.TOTAL and raw[: len(layout.MAGIC)] == layout.MAGIC
+
+
+def _idle_s(path: Path, raw: mmap.mmap) -> float:
     """Return for how many seconds nothing has been recorded in a ring, which was made before."""
     head = layout.HEADER.unpack_from(raw)
     place = layout.RECORDS_AT + (head[6] & (head[5] - 1)) * layout.RECORD.size

@@ -21,7 +21,6 @@ waits for it gets a `RemoteError` at once instead of waiting for the time-out.
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, final
 
@@ -303,6 +302,8 @@ class Agreement:
         """Exchange what was called, and raise on every rank."""
         error, report = call.error, None
         if error is not None:
+            import traceback
+
             report = str(error), "".join(traceback.format_exception(error))
         told = told_by_all(self._comm, Told(label(call, self._ranks), call_site(), report))
         if error is not None:

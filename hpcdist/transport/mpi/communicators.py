@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import sys
 import threading
 import time
@@ -29,7 +28,7 @@ from mpi4py import MPI
 
 from hpcdist.runtime.ending import end_alone
 from hpcdist.runtime.mpi import told_by_all
-from hpcdist.runtime.process import snapshot
+from hpcdist.runtime.process import node_name, snapshot
 from hpcdist.runtime.survival import can_recover
 
 _LOOK_MS = 5
@@ -168,7 +167,7 @@ def _end_stuck() -> NoReturn:
 
 def processes_here(comm: MPI.Intracomm) -> list[int]:
     """Return the processes of `comm` on this node, this one among them. Collective over it."""
-    here = socket.gethostname(), os.stat("/proc/self/ns/pid").st_ino
+    here = node_name(), os.stat("/proc/self/ns/pid").st_ino
     return [process for where, process in told_by_all(comm, (here, os.getpid())) if where == here]
 
 

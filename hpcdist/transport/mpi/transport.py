@@ -41,9 +41,6 @@ from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.crew import Crew
 from hpcdist.transport.mpi.early import discard_unread
 from hpcdist.transport.mpi.exchange import mpi_exchange, shared_exchange
-from hpcdist.transport.mpi.hierarchical.boxes import WORTH_IT, exchange_between
-from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy, open_hierarchy
-from hpcdist.transport.mpi.hierarchical.verbs import goes_by_nodes, perform_by_nodes
 from hpcdist.transport.mpi.intranode import end_posted, perform
 from hpcdist.transport.mpi.matching import Matching
 from hpcdist.transport.mpi.messages import Messages
@@ -66,6 +63,7 @@ from hpcdist.transport.tuning import Algorithm, TuningTable
 
 if TYPE_CHECKING:
     from hpcdist.transport.device.calls import DeviceCalls
+    from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy
 
 _MiB = 1 << 20
 _IN_SLOTS = 2
@@ -207,8 +205,15 @@ class MpiTransport(Transport):
     def hierarchical(self) -> Hierarchy | None:
         """The nodes of this group, and its lanes; collective when first used."""
         if self._hierarchical == "unknown":
+            from hpcdist.transport.mpi.hierarchical.nodes import open_hierarchy
+
             self._hierarchical = open_hierarchy(self.context)
         return self._hierarchical
+
+    @property
+    def _met(self) -> Hierarchy | None:
+        """The nodes of this group, if they have met."""
+        return None if self._hierarchical == "unknown" else self._hierarchical
 
     @inside(lambda local: local["self"].queue)
     def _perform(self, call: Collective) -> Any:
@@ -223,9 +228,13 @@ class MpiTransport(Transport):
             if nodes is None:
                 result = OBJECT_VERBS[call.kind](host, call, detail)
             elif isinstance(call, Exchange):
+                from hpcdist.transport.mpi.hierarchical.boxes import exchange_between
+
                 exchange_between(host, nodes.node, call)
                 result = None
             else:
+                from hpcdist.transport.mpi.hierarchical.verbs import perform_by_nodes
+
                 result = perform_by_nodes(host, nodes, call)
         if call.finish is not None:
             result = call.finish(result)
@@ -267,11 +276,14 @@ class MpiTransport(Transport):
 
     def _nodes_for(self, call: Collective, detail: tuple[int, int]) -> Hierarchy | None:
         """Return the nodes of the group if `call`, agreed on by all ranks, is to use them."""
+        if self.one_node or not isinstance(call, (AnyArrays, Exchange)):
+            return None
+        from hpcdist.transport.mpi.hierarchical.boxes import WORTH_IT
+        from hpcdist.transport.mpi.hierarchical.verbs import goes_by_nodes
+
         if isinstance(call, Exchange):
             pays = self._shares_nodes and detail[1] >= WORTH_IT
             return self.hierarchical if pays else None
-        if self.one_node or not isinstance(call, AnyArrays):
-            return None
         if call.kind in LOOSE and (not is_even(detail) or is_apart(detail)):
             return None
         total = SHARED[call.kind].total(call, self.size)
@@ -339,8 +351,8 @@ class MpiTransport(Transport):
 
     def empty(self, nbytes: int) -> NumpyArray | None:
         """Return memory of the heap that the ranks of the node share, if they have met."""
-        meets = isinstance(self._hierarchical, Hierarchy)
-        return self.context.heap.empty(nbytes) if self.context.node or meets else None
+        meets = self.context.node or self._met
+        return self.context.heap.empty(nbytes) if meets else None
 
     def place_of(self, array: NumpyArray) -> int | None:
         """Return where in the heap an array lies; None for other memory, and between nodes."""
@@ -465,8 +477,8 @@ class MpiTransport(Transport):
         for plan in list(self._plans):
             plan.free()
         is_free = ended and (host.agreement is None or host.agreement.close())
-        if is_free and isinstance(self._hierarchical, Hierarchy):
-            self._hierarchical.close()
+        if is_free and self._met is not None:
+            self._met.close()
         is_free = is_free and poll(host.comm.Ibarrier().Test, _GOODBYE_S)
         messages.matching.stop_taking_in(_GOODBYE_S)
         if not is_free:

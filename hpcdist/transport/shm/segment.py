@@ -11,12 +11,11 @@ import ctypes
 import mmap
 import os
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p

@@ -6,7 +6,6 @@ All ranks of a group meet in a `ThreadGroup` (`group`); their messages wait ther
 from __future__ import annotations
 
 import ctypes
-import socket
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -18,7 +17,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import UsageError
 from hpcdist.runtime.place import read_place
-from hpcdist.runtime.process import snapshot
+from hpcdist.runtime.process import node_name, snapshot
 from hpcdist.transport.base import Plan, StartedWorld, Transport, Work, WorldRequest, watched
 from hpcdist.transport.call import MESSAGES, Call, Collective, Objects, Refusal, label
 from hpcdist.transport.kernel import address_of
@@ -84,7 +83,7 @@ class ThreadTransport(Transport):
         """Return a world of this process alone, and why it has no MPI."""
         place = read_place({})
         connect = partial(cls, ThreadGroup([0]), 0, timeout_s, without_mpi)
-        return StartedWorld(place, (socket.gethostname(),), (0,), connect)
+        return StartedWorld(place, (node_name(),), (0,), connect)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Change the time limit of operations from now on; local."""
