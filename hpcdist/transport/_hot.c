@@ -644,7 +644,7 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
     hot_t *h = group ? hot_of(group) : NULL;
     planned_t p;
     p.kind = v->kind, p.loose = v->loose, p.reduce_op = -1, p.root = 0;
-    p.like.dtype = NULL, p.kernel = NULL, p.source = -1;
+    p.like.dtype = NULL, p.kernel = NULL, p.source = -1, p.divisor = 1.0;
     p.total = p.piece = p.part = p.first = 0, p.n_from = p.n_to = 0;
     const print_t *print = NULL;
     int usual = h && v->plan(h, args, &p);

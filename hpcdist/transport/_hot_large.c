@@ -1,15 +1,16 @@
 /* The hot path of ordinary arrays that do not fit into the control block. A part of `_kernel.c`,
  * which includes it after `_hot.c`.
  *
- * What is moved is read where it lies (`attach`), what is reduced goes through the pipe, where
- * `tuning` says so; `shm/collectives.py` and `intranode.py` have the same in Python. It is done
- * in the group's turn, without the interpreter lock. Where something is unusual, or the others let
- * this rank wait, `end` goes on, from where it stands:
+ * What is moved is read where it lies (`attach`), what is reduced is reduced there (`_attached.c`)
+ * or goes through the pipe, as `tuning` says; `shm/collectives.py` and `intranode.py` have the same
+ * in Python. It is done in the group's turn, without the interpreter lock. Where something is
+ * unusual, or the others let this rank wait, `end` goes on, from where it stands:
  *
  *   POSTED   this rank has begun; the others have not come, or mean something else, or offer
  *            other memory, or theirs cannot be reached;
  *   IN_PIPE  the reduction is under way;
- *   DONE     this rank has done its part, the others have not.
+ *   DONE     this rank has done its part, the others have not;
+ *   less than POSTED: it is the error, negative, that stopped a reduction on its way.
  */
 
 enum { POSTED = 0, IN_PIPE = 1, DONE = 2, ALL_DONE = 3 };
@@ -29,7 +30,7 @@ struct large {
     size_t heap_bytes;
     char *stages[MOST];
     size_t slice_bytes;
-    range_t attached[KINDS], piped[2][KINDS]; /* the second: of what is in short numbers */
+    range_t attached[2][KINDS], piped[2][KINDS]; /* the second: of what is in short numbers */
 };
 
 static int is_within(size_t nbytes, range_t range) {
@@ -77,30 +78,46 @@ static int is_short(const planned_t *p) {
     return p->divisor != 1.0 || p->like.dtype == DL_DTYPES[FLOAT][2];
 }
 
-/* Whether a large operation is done here: by the way that the tuning table names for it. */
-static int is_movable(const hot_t *h, const planned_t *p) {
-    const struct large *l = h->large;
-    PyObject *failed = attribute(l->node, HOT.failed);
-    Py_XDECREF(failed);
-    if (failed != Py_False) return 0;
-    if (p->kernel) {
-        int entangled = p->kind == REDUCE_SCATTER && (p->n_from > 1 || is_entangled(h, p));
-        int ordinary = is_ordinary(h, p->from[0], p->total);
-        return !entangled && ordinary && is_within(p->total, l->piped[is_short(p)][p->kind]);
-    }
-    if (!is_within(p->total, l->attached[p->kind]) || p->n_to > MOST_IN_LIST ||
-        p->n_from > MOST_IN_LIST || is_entangled(h, p))
-        return 0;
+static int is_attached(const hot_t *h, const planned_t *p) {
+    return is_within(p->total, h->large->attached[is_short(p)][p->kind]);
+}
+
+/* Whether writing the result of a reduction would change what others still read, or what this rank
+ * has yet to read: the place of its own part is read by nobody else. */
+static int is_entangled_sum(const planned_t *p) {
+    for (int i = 0; p->kind == REDUCE_SCATTER && i < p->n_from; i++)
+        if (overlaps(p->to[0], p->part, p->from[i], p->piece) &&
+            (p->n_from > 1 || p->to[0] != p->from[0] + p->first))
+            return 1;
+    return 0;
+}
+
+/* Whether what this rank offers, which is ordinary memory, can be read by others. */
+static int is_offerable(const hot_t *h, const planned_t *p) {
+    if (p->n_to > MOST_IN_LIST || p->n_from > MOST_IN_LIST) return 0;
     for (int i = 0; i < n_offered(p); i++)
         if (!is_ordinary(h, offered(p, i), p->piece) || !can_attach((char *)offered(p, i), p->piece))
             return 0;
     return 1;
 }
 
+/* Whether a large operation is done here: by the way that the tuning table names for it. */
+static int is_movable(const hot_t *h, const planned_t *p) {
+    const struct large *l = h->large;
+    PyObject *failed = attribute(l->node, HOT.failed);
+    Py_XDECREF(failed);
+    if (failed != Py_False) return 0;
+    if (is_attached(h, p))
+        return !(p->kernel ? is_entangled_sum(p) : is_entangled(h, p)) && is_offerable(h, p);
+    int entangled = p->kind == REDUCE_SCATTER && (p->n_from > 1 || is_entangled(h, p));
+    return p->kernel && !entangled && is_ordinary(h, p->from[0], p->total) &&
+           is_within(p->total, l->piped[is_short(p)][p->kind]);
+}
+
 /* What this rank publishes about what it offers; a list goes into its payload. */
 static int64_t publish_places(const hot_t *h, const planned_t *p) {
     enum { NOTHING = -1 };
-    if (p->kernel) return 0;
+    if (!is_attached(h, p)) return 0;
     if (n_offered(p) == 0) return NOTHING;
     if (p->n_from <= 1) return ATTACHED - (int64_t)(uintptr_t)offered(p, 0);
     int64_t *list = (int64_t *)payload_of(h->control, h->control->rank);
@@ -153,6 +170,25 @@ static int fetch_all(const hot_t *h, const planned_t *p) {
     return 0;
 }
 
+/* Reduce this rank's share where everyone's lie. */
+static int reduce_in_place(hot_t *h, const planned_t *p) {
+    const control_block_t *b = h->control;
+    size_t first = 0, item = p->kernel->item, slices = 2 * ((size_t)b->size + 1);
+    share_t s = {.kernel = p->kernel, .divisor = p->divisor, .rank = b->rank, .size = b->size};
+    s.count = p->part / item;
+    if (p->kind != REDUCE_SCATTER) s.count = own_share(b, s.count, &first);
+    for (int r = 0; r < b->size; r++) {
+        uintptr_t place = place_at(b, p, r);
+        if (place == 0) return POSTED; /* all take the pipe, if one does */
+        s.pids[r] = h->large->pids[r], s.from[r] = place + first * item;
+        if (p->kind == ALL_REDUCE || (p->kind == REDUCE && r == p->root)) s.to[r] = s.from[r];
+    }
+    if (p->kind == REDUCE_SCATTER) s.to[b->rank] = (uintptr_t)p->to[0];
+    s.room = h->large->stages[b->rank], s.room_bytes = slices * h->large->slice_bytes;
+    int failed = reduce_share(&s);
+    return failed ? -failed : DONE;
+}
+
 static int reduce_large(hot_t *h, const planned_t *p) {
     control_block_t *b = h->control;
     pipe_t *pipe = &b->pipe;
@@ -175,8 +211,11 @@ static int perform_large(hot_t *h, const planned_t *p, const print_t *print) {
     int64_t address = publish_places(h, p);
     int64_t detail = print->detail ? print->detail | is_list : 0; /* see `is_apart` in call.py */
     if (!agree(b, print->number, h->limit_ns, detail, address, NO_OTHER, PATIENCE)) return POSTED;
-    if (p->kernel) return reduce_large(h, p);
-    if (fetch_all(h, p)) return POSTED;
+    int reduces = p->kernel != NULL, state = DONE;
+    if (reduces && !is_attached(h, p)) return reduce_large(h, p);
+    if (reduces) state = reduce_in_place(h, p);
+    else if (fetch_all(h, p)) state = POSTED;
+    if (state != DONE) return state;
     take_step(b);
     if (p->kind == SCATTER && b->rank != p->root) return ALL_DONE; /* nobody reads here */
     return all_at(b, b->step, PATIENCE) ? ALL_DONE : DONE;
@@ -235,8 +274,8 @@ static int read_range(PyObject *object, range_t *range) {
 }
 
 /* learn_large(node, processes, heap, its bytes, stages, bytes of a slice, for each kind of
- * operation the ranges of bytes (None: none) of what is moved by attaching, of what is reduced in
- * the pipe, and of what is reduced there in short numbers) */
+ * operation the ranges of bytes (None: none) of what is done by attaching, of the same in short
+ * numbers, of what is reduced in the pipe, and of the same in short numbers) */
 static PyObject *hot_learn_large(PyObject *self, PyObject *args) {
     hot_t *h = (hot_t *)self;
     PyObject *node, *processes, *stages, *ways;
@@ -259,10 +298,10 @@ static PyObject *hot_learn_large(PyObject *self, PyObject *args) {
     fine = fine && read_addresses(stages, numbers) == size;
     for (int r = 0; fine && r < size; r++) l->stages[r] = (char *)numbers[r];
     for (int k = 0; fine && k < KINDS; k++) {
-        PyObject *attached, *wide, *few;
-        fine = PyArg_ParseTuple(PyTuple_GetItem(ways, k), "OOO", &attached, &wide, &few) &&
-               read_range(attached, &l->attached[k]) && read_range(wide, &l->piped[0][k]) &&
-               read_range(few, &l->piped[1][k]);
+        PyObject *at[2], *in[2];
+        fine = PyArg_ParseTuple(PyTuple_GetItem(ways, k), "OOOO", &at[0], &at[1], &in[0], &in[1]);
+        for (int s = 0; fine && s < 2; s++)
+            fine = read_range(at[s], &l->attached[s][k]) && read_range(in[s], &l->piped[s][k]);
     }
     if (!fine) return free(l), NULL;
     l->node = Py_NewRef(node), l->heap = (char *)(uintptr_t)heap;

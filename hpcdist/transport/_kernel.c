@@ -9,7 +9,8 @@
  * store and looks with acquire loads; nothing here blocks: whoever has looked long enough without
  * success returns to Python, which yields, sleeps, and watches the clock.
  *
- * `ControlBlock.begin` and `go_on` reduce ordinary arrays through staging memory, part by part.
+ * `ControlBlock.begin` and `go_on` reduce ordinary arrays through staging memory, part by part;
+ * `reduce_attached` reduces them where they lie.
  */
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
@@ -2461,6 +2462,7 @@ static PyType_Spec CONTROL_BLOCK_SPEC = {"hpcdist.transport._kernel.ControlBlock
                                          sizeof(control_block_t), 0, Py_TPFLAGS_DEFAULT,
                                          CONTROL_SLOTS};
 
+#include "_attached.c"
 #include "_hot.c"
 #include "_hot_large.c"
 #include "_hot_objects.c"
@@ -2476,6 +2478,7 @@ static PyMethodDef FUNCTIONS[] = {
     {"copy", (PyCFunction)(void (*)(void))py_copy, METH_FASTCALL, NULL},
     {"read_from", (PyCFunction)(void (*)(void))py_read_from, METH_FASTCALL, NULL},
     {"write_to", (PyCFunction)(void (*)(void))py_write_to, METH_FASTCALL, NULL},
+    {"reduce_attached", py_reduce_attached, METH_VARARGS, NULL},
     {"is_attachable", py_is_attachable, METH_O, NULL},
     {"copy_box", (PyCFunction)(void (*)(void))py_copy_box, METH_FASTCALL, NULL},
     {"merge", (PyCFunction)(void (*)(void))py_merge, METH_FASTCALL, NULL},

@@ -77,20 +77,16 @@ def learn_ways(hot: Any, node: SharedNode, table: TuningTable) -> None:
 _Range = tuple[int, int] | None
 
 
-def _ways(table: TuningTable, kind: Kind) -> tuple[_Range, _Range, _Range]:
-    """Return of how many bytes ordinary arrays are moved by attaching, and reduced in the pipe.
+def _ways(table: TuningTable, kind: Kind) -> tuple[_Range, ...]:
+    """Return of how many bytes ordinary arrays go by attaching, and are reduced in the pipe.
 
-    The latter of wide numbers and of short ones.
+    Each of wide numbers and of short ones.
     """
-    attached = [
-        table.first_range(kind, Algorithm.ATTACHED, short=short, shared=False)
+    return tuple(
+        table.first_range(kind, algorithm, short=short, shared=False)
+        for algorithm in (Algorithm.ATTACHED, Algorithm.PIPELINED)
         for short in (False, True)
-    ]
-    piped = [
-        table.first_range(kind, Algorithm.PIPELINED, short=short, shared=False)
-        for short in (False, True)
-    ]
-    return (attached[0] if attached[0] == attached[1] else None), piped[0], piped[1]
+    )
 
 
 @contextmanager

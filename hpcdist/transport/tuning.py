@@ -43,8 +43,8 @@ EXPLAINED = {
     Algorithm.DIRECT: "arrays in shared memory: read where they are, nothing is copied",
     Algorithm.HIERARCHICAL: "inside each node through shared memory, between the nodes by all "
     "ranks at once",
-    Algorithm.ATTACHED: "ordinary arrays: the kernel copies them once, from rank to rank, by all "
-    "ranks at once (cross-memory attach)",
+    Algorithm.ATTACHED: "ordinary arrays: the kernel copies them from rank to rank, by all ranks "
+    "at once, and each reduces its share (cross-memory attach)",
 }
 
 
@@ -70,7 +70,7 @@ STAGED_UP_TO = MiB
 
 _COPIED = (Algorithm.MPI, Algorithm.STAGED)
 _MOVED = (*_COPIED, Algorithm.ATTACHED, Algorithm.DIRECT)
-_REDUCED = (*_COPIED, Algorithm.PIPELINED, Algorithm.DIRECT)
+_REDUCED = (*_COPIED, Algorithm.PIPELINED, Algorithm.ATTACHED, Algorithm.DIRECT)
 # The ways an operation can take inside a node. Scans are never direct: a rank's result would
 # overwrite what others still read.
 _ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
@@ -98,6 +98,20 @@ def possible_algorithms(
     )
 
 
+_PAIR, _FEW = (2, 2), (3, 16)
+# Ordinary arrays are reduced where they are, from the size on where that wins over the pipe: it
+# takes two calls of the system for each other rank. More ranks have not been measured.
+_ATTACHED = tuple(
+    rule
+    for operation in ("all_reduce", "reduce", "reduce_scatter")
+    for rule in (
+        TuningRule(operation, "ordinary", Algorithm.PIPELINED, 16 * KiB, "wide", _PAIR),
+        TuningRule(operation, "ordinary", Algorithm.PIPELINED, 64 * KiB, "short", _PAIR),
+        TuningRule(operation, "ordinary", Algorithm.PIPELINED, 128 * KiB, ranks=_FEW),
+        TuningRule(operation, "ordinary", Algorithm.ATTACHED, ranks=(2, 16)),
+    )
+)
+
 DEFAULT: tuple[TuningRule, ...] = (
     TuningRule("all_reduce", "shared", Algorithm.DIRECT),
     TuningRule("reduce", "shared", Algorithm.DIRECT),
@@ -107,6 +121,7 @@ DEFAULT: tuple[TuningRule, ...] = (
     TuningRule("gather", "shared", Algorithm.DIRECT),
     TuningRule("scatter", "shared", Algorithm.DIRECT),
     TuningRule("alltoall", "shared", Algorithm.DIRECT),
+    *_ATTACHED,
     TuningRule("all_reduce", "ordinary", Algorithm.PIPELINED),
     TuningRule("reduce", "ordinary", Algorithm.PIPELINED, numbers="short"),
     TuningRule("reduce_scatter", "ordinary", Algorithm.PIPELINED, numbers="short"),
@@ -151,14 +166,19 @@ class TuningTable:
         )
         self._found: dict[tuple[Kind, bool, bool], tuple[tuple[float, Algorithm], ...]] = {}
 
-    def algorithm(self, kind: Kind, nbytes: int, *, short: bool, shared: bool) -> Algorithm:
-        """Return the way of an operation whose largest contribution has `nbytes`."""
+    def algorithm(
+        self, kind: Kind, nbytes: int, *, short: bool, shared: bool, but: Algorithm | None = None
+    ) -> Algorithm:
+        """Return the way of an operation whose largest contribution has `nbytes`.
+
+        `but` is one that the arrays at hand turned out not to be fit for.
+        """
         key = kind, short, shared
         steps = self._found.get(key)
         if steps is None:
             steps = self._found.setdefault(key, self._steps(*key))
         for up_to, algorithm in steps:
-            if nbytes <= up_to:
+            if nbytes <= up_to and algorithm is not but:
                 return algorithm
         return Algorithm.MPI
 

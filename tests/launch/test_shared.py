@@ -33,9 +33,10 @@ import hpcdist as dist
 
 rank = dist.init_parallel_env(timeout=60).rank
 x = np.ones(8 << 10)
-shared = dist.zeros(512 << 10)
+large, shared = np.ones(512 << 10), dist.zeros(512 << 10)
 operations = {
     "all_reduce of an ordinary array": lambda: dist.all_reduce(x, dist.ReduceOp.MAX),
+    "all_reduce of a large ordinary array": lambda: dist.all_reduce(large, dist.ReduceOp.MAX),
     "all_reduce of a shared array": lambda: dist.all_reduce(shared, dist.ReduceOp.MAX),
     "barrier": dist.barrier,
 }
@@ -206,9 +207,10 @@ def test_what_a_killed_rank_had_is_read_to_its_end(mpi, tmp_path):
 
 
 OPERATIONS = ["all_reduce of an ordinary array", "all_reduce of a shared array", "barrier"]
+LARGE = pytest.param("all_reduce of a large ordinary array", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("operation", first_of(OPERATIONS))
+@pytest.mark.parametrize("operation", [*first_of(OPERATIONS), LARGE])
 @pytest.mark.parametrize(
     "keep_the_rest",
     [pytest.param(False, marks=pytest.mark.thorough, id="ended"), pytest.param(True, id="kept")],

@@ -6,8 +6,10 @@ The parts are in `shm.node` (whose memory is where), `shm.collectives` (what is 
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -32,7 +34,9 @@ from hpcdist.transport.mpi.intranode_boxes import exchange_boxes
 from hpcdist.transport.mpi.intranode_objects import exchange_agreed, exchange_objects
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.parts import contribution
+from hpcdist.transport.polling import poll
 from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.shm.attached import Attached, unreachable
 from hpcdist.transport.shm.collectives import SHARED, Range, Shared, fits, own_block
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.shm.node import NOTHING, SharedNode, slice_bytes
@@ -132,6 +136,9 @@ _IN_PIPE, _DONE = 1, 2
 def end_posted(host: MpiContext, node: SharedNode, call: Collective, state: int) -> Any:
     """End `call`, which the hot path has begun; most often it is to agree on it first."""
     assert host.agreement is not None
+    if state < 0:
+        assert isinstance(call, Reduction)
+        _stop(node, call, unreachable("another process", OSError(-state, os.strerror(-state))))
     if state == _IN_PIPE:
         return node.run_pipe(call)
     if state == _DONE:
@@ -163,6 +170,9 @@ def _take_small(node: SharedNode, call: AnyArrays, row: Shared) -> Any:
     return row.take(node, call, places)
 
 
+_DYING_S = 1.0
+"""Seconds from when the memory of a process is gone until it counts as dead, at most."""
+
 DONE_HERE = 2
 """See `Agreement.reduce_shared`."""
 
@@ -182,9 +192,13 @@ def _address(
         return address, payload
     way = _way(host, call, total, shared=False)
     if way is Algorithm.ATTACHED:
+        if isinstance(call, Reduction) and not _can_attach(node, call):
+            return 0, None
         if call.sends:
             return node.attached_list(offered)
-        return 0 if _overlaps(call, node.rank) else node.attached_address(offered), None
+        if not isinstance(call, Reduction) and _overlaps(call, node.rank):
+            return 0, None
+        return node.attached_address(offered), None
     if total <= STAGED_UP_TO and way is Algorithm.STAGED:
         return node.stage(np.concatenate(offered) if call.sends else offered), None
     return 0, None
@@ -203,8 +217,30 @@ def _to_be_filled(host: MpiContext, node: SharedNode, call: AnyArrays, total: in
     return NOTHING
 
 
-def _way(host: MpiContext, call: AnyArrays, total: int, *, shared: bool) -> Algorithm:
-    return host.tuning_table.algorithm(call.kind, total, short=_needs_passes(call), shared=shared)
+def _can_attach(node: SharedNode, call: Reduction) -> bool:
+    """Return whether a reduction of ordinary arrays can be done where they lie.
+
+    That is, by a compiled loop, and without writing to what others still read, or what this rank
+    has yet to read: the place of its own part is read by nobody else.
+    """
+    if not node.can_pipeline or code_of(call) is None:
+        return False
+    if call.send is None:
+        return not any(np.may_share_memory(each, call.recv) for each in call.sends)
+    own = address_of(call.send) + own_block(call, node.rank, node.size)
+    return address_of(call.recv) == own or not np.may_share_memory(call.send, call.recv)
+
+
+def _way(
+    host: MpiContext,
+    call: AnyArrays,
+    total: int,
+    *,
+    shared: bool,
+    but: Algorithm | None = None,
+) -> Algorithm:
+    short = _needs_passes(call)
+    return host.tuning_table.algorithm(call.kind, total, short=short, shared=shared, but=but)
 
 
 def _needs_passes(call: AnyArrays) -> bool:
@@ -231,27 +267,42 @@ def _run_large(
     addresses = node.control.addresses()
     if fits(call, detail) and 0 not in addresses:
         places = node.places(addresses, row.part(call, node.rank, node.size) if row.part else 0)
-        read_in_place = [place is not None and place.base != node.own_base for place in places]
-        if all(read_in_place) and row.take_direct is not None:
-            result = _take(node, call, row.take_direct, places)
-            node.finish(call, wait=True)
-            return result
-        if not (any(read_in_place) and row.in_place):
-            result = _take(node, call, row.take, places)
-            if any(read_in_place):
-                node.finish(call, wait=read_in_place[node.rank])
+        found = _how_taken(node, row, places)
+        if found is not None:
+            take, waits = found
+            result = _take(node, call, take, places)
+            if waits is not None:
+                node.finish(call, wait=waits)
             return result
     if (
         isinstance(call, Reduction)
         and call.kind in _REDUCED
         and node.can_pipeline
         and call.counts is None
-        and _way(host, call, total, shared=False) is Algorithm.PIPELINED
+        and _way(host, call, total, shared=False, but=Algorithm.ATTACHED) is Algorithm.PIPELINED
         and (code := code_of(call)) is not None
     ):
         _run_pipelined(node, call, code)
         return None
     return OBJECT_VERBS[call.kind](host, call, detail)
+
+
+def _how_taken(
+    node: SharedNode, row: Shared, places: Sequence[Any]
+) -> tuple[Callable[..., Any], bool | None] | None:
+    """Return what takes contributions from these places; None: nothing does.
+
+    And whether this rank then waits for others, which read its own; None: they read copies.
+    """
+    attached = [type(place) is Attached for place in places]
+    if row.take_attached is not None and any(attached):
+        return (row.take_attached, True) if all(attached) else None
+    read_in_place = [place is not None and place.base != node.own_base for place in places]
+    if all(read_in_place) and row.take_direct is not None:
+        return row.take_direct, True
+    if any(read_in_place):
+        return None if row.in_place else (row.take, read_in_place[node.rank])
+    return row.take, None
 
 
 def _take(
@@ -260,9 +311,21 @@ def _take(
     """Take what is wanted; find out who has died where memory cannot be reached."""
     try:
         return take(node, call, places)
-    except TransportError:
+    except TransportError as error:
+        _stop(node, call, error)
+
+
+def _stop(node: SharedNode, call: AnyArrays, error: TransportError) -> NoReturn:
+    """Raise why an operation has stopped on its way: who has died, else what the system says."""
+
+    def look() -> bool:
         node.check_alive(call, range(node.size))
-        raise
+        return False
+
+    is_dying = getattr(error.__cause__, "errno", None) == errno.ESRCH
+    poll(look, _DYING_S if is_dying else 0.0)
+    node.give_up(call)
+    raise error
 
 
 def _run_pipelined(node: SharedNode, call: Reduction, code: Code) -> None:

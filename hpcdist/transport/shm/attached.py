@@ -1,13 +1,15 @@
 """`Attached`: ordinary memory of another rank of the node, which the kernel copies from and to.
 
 Cross-memory attach (process_vm_readv(2)): one copy, where staging memory takes two, and any rank
-may make it. Containers and security modules can forbid it, and memory of devices cannot be read so:
-therefore ranks try it when they come to share a node, and `attach` before it offers an array.
+may make it. `reduce_attached` makes a reduction of such copies (`_attached.c`). Containers and
+security modules can forbid it, and memory of devices cannot be read so: therefore ranks try it when
+they come to share a node, and `attach` before it offers an array.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,10 +50,50 @@ def _move(move: object, place: Attached, data: NumpyArray) -> None:
     try:
         move(place.pid, place.address, data)  # type: ignore[operator] # a compiled function
     except OSError as error:
-        raise TransportError(
-            f"the memory of process {place.pid} of this node cannot be copied ({error}), which it "
-            "could before; look whether that rank has ended"
-        ) from error
+        raise unreachable(f"process {place.pid}", error) from error
+
+
+def unreachable(whose: str, cause: OSError) -> TransportError:
+    """Return the error of memory that the kernel does not copy any more."""
+    error = TransportError(
+        f"the memory of {whose} of this node cannot be copied ({cause}), which it "
+        "could before; look whether that rank has ended"
+    )
+    error.__cause__ = cause
+    return error
+
+
+def reduce_attached(
+    code: int,
+    rank: int,
+    sources: Sequence[Attached],
+    targets: Sequence[int],
+    count: int,
+    divisor: float,
+    room: NumpyArray,
+) -> None:
+    """Combine the share of this rank, of everyone's contributions, into the targets.
+
+    Args:
+        code: the compiled loop.
+        rank: this one.
+        sources: where the share begins, for each rank.
+        targets: where its result goes, in the same processes; 0: nowhere.
+        count: the numbers of the share.
+        divisor: what the sum is divided by.
+        room: memory for some blocks of it, which nobody else uses.
+
+    Raises:
+        TransportError: it was stopped on its way; what is in the targets is unknown.
+
+    """
+    pids, addresses = zip(*sources, strict=True)
+    try:
+        compiled.reduce_attached(
+            code, rank, pids, addresses, tuple(targets), count, divisor, room, room.nbytes
+        )
+    except OSError as error:
+        raise unreachable("another process", error) from error
 
 
 class Sample(NamedTuple):

@@ -22,9 +22,9 @@ from hpcdist.transport.call import (
     even_blocks,
     is_even,
 )
-from hpcdist.transport.kernel import code_of, combine, compiled, divisor_of
+from hpcdist.transport.kernel import address_of, code_of, combine, compiled, divisor_of
 from hpcdist.transport.kinds import ARRAYS, LOOSE, Kind, table_for
-from hpcdist.transport.shm.attached import Attached
+from hpcdist.transport.shm.attached import Attached, reduce_attached
 from hpcdist.transport.shm.node import Place, SharedNode
 
 Places = Sequence[Any]
@@ -55,6 +55,8 @@ class Shared(NamedTuple):
     """Where in a contribution that has a part for each rank that of this one begins, in bytes."""
     in_place: bool = False
     """Whether `take` writes to what other ranks may still read, unless they read copies."""
+    take_attached: Callable[[SharedNode, Any, Sequence[Attached]], Any] | None = None
+    """Instead of `take` where all contributions are ordinary arrays, and are reduced."""
     move: Callable[[Any, int, int], Move] | None = None
     """What is copied, where contributions are small and nothing is computed."""
 
@@ -135,6 +137,27 @@ def _reduce_direct(node: SharedNode, call: Reduction, places: Places) -> None:
     target = places[call.root]
     assert target is not None
     _reduce_slice(node, call, places, [target])
+
+
+def _reduce_attached(node: SharedNode, call: Reduction, places: Sequence[Attached]) -> None:
+    """Combine this rank's slice, or its part, wherever the result is wanted, block by block."""
+    code = code_of(call)
+    assert code is not None
+    first, count = 0, call.recv.size * code.per_item
+    if call.kind is not Kind.REDUCE_SCATTER:
+        first, count = share_of(count, node.size, node.rank)
+    start = first * (call.recv.itemsize // code.per_item)
+    sources = [place.at(start) for place in places]
+    targets = [_target(node, call, rank, place) for rank, place in enumerate(sources)]
+    divisor = divisor_of(call, node.size)
+    reduce_attached(code.number, node.rank, sources, targets, count, divisor, node.pipe_memory)
+
+
+def _target(node: SharedNode, call: Reduction, rank: int, place: Attached) -> int:
+    """Return where what a rank wants of this rank's slice goes, in its memory; 0: it wants none."""
+    if call.kind is Kind.REDUCE_SCATTER:
+        return address_of(call.recv) if rank == node.rank else 0
+    return place.address if call.kind is Kind.ALL_REDUCE or rank == call.root else 0
 
 
 def _scan(node: SharedNode, call: Reduction, places: Places) -> None:
@@ -291,9 +314,25 @@ def _own_share(call: Gathering, rank: int, size: int) -> int:
 
 
 _ROWS: dict[Kind, Shared] = {
-    Kind.ALL_REDUCE: Shared(_in_place, _received, _all_reduce, _all_reduce_direct, in_place=True),
-    Kind.REDUCE: Shared(_in_place, _received, _reduce, _reduce_direct, in_place=True),
-    Kind.REDUCE_SCATTER: Shared(_sent, _offered_bytes, _all_reduce, part=own_block),
+    Kind.ALL_REDUCE: Shared(
+        _in_place,
+        _received,
+        _all_reduce,
+        _all_reduce_direct,
+        in_place=True,
+        take_attached=_reduce_attached,
+    ),
+    Kind.REDUCE: Shared(
+        _in_place,
+        _received,
+        _reduce,
+        _reduce_direct,
+        in_place=True,
+        take_attached=_reduce_attached,
+    ),
+    Kind.REDUCE_SCATTER: Shared(
+        _sent, _offered_bytes, _all_reduce, part=own_block, take_attached=_reduce_attached
+    ),
     Kind.SCAN: Shared(_in_place, _received, _scan, in_place=True),
     Kind.EXSCAN: Shared(_in_place, _received, _exscan, in_place=True),
     Kind.BROADCAST: Shared(

@@ -10,7 +10,8 @@ Where a contribution lies decides how far it is copied:
 - an array made by `hpcdist.empty`: where it is, nothing is copied;
 - others of medium size: copied to the staging memory of the control block, if the operation gains;
 - ordinary arrays that are moved: where they are, the kernel copies them (`attached`);
-- ordinary arrays to be reduced: through the staging memory part by part (`_kernel.c`, "pipe").
+- ordinary arrays to be reduced: where they are, too, or through the staging memory part by part
+  (`_kernel.c`, "pipe").
 
 Everything else is left to MPI. What `tuning` says holds for all ranks alike, because it is asked
 about what they have agreed on.
@@ -132,6 +133,7 @@ class SharedNode:
         self.heap = heap
         self.timeout_s = timeout_s
         self.failed = False
+        self._kept: list[Call] = []
         self.control = control_block_type(board_memory, rank, self.size, PAYLOAD)
         self.can_pipeline = hasattr(self.control, "begin") and self.size <= MOST
         self._progress = progress
@@ -164,6 +166,12 @@ class SharedNode:
         """Return the staging memory of a rank, for turn 0 or 1; at most `STAGED_UP_TO` bytes."""
         offset = self._stage_offset(rank, turn)
         return self._own.memory[offset : offset + nbytes]
+
+    @property
+    def pipe_memory(self) -> Bytes:
+        """The staging memory of this rank for reductions in parts."""
+        first = self._stages[self.rank]
+        return self._own.memory[first : first + pipeline_bytes(self.size)]
 
     @property
     def memory(self) -> Bytes:
@@ -271,9 +279,9 @@ class SharedNode:
             if poll(look, self.timeout_s, lambda _: self.check_alive(call), _DEAD_AFTER_S, wait):
                 return
         except BaseException:
-            self.give_up()
+            self.give_up(call)
             raise
-        self.give_up()
+        self.give_up(call)
         missing = tuple(self.ranks[rank] for rank in self.control.behind())
         raise CollectiveTimeout(
             f"{label(call, self.ranks)} stopped on its way: missing ranks "
@@ -282,9 +290,13 @@ class SharedNode:
             missing,
         )
 
-    def give_up(self) -> None:
-        """Never use this memory again: others may be in the middle of an operation."""
+    def give_up(self, call: Call) -> None:
+        """Never use this memory again: others may be in the middle of an operation.
+
+        They may still write to its arrays, which are therefore kept.
+        """
         self.failed = True
+        self._kept.append(call)
         self.heap.retire()
 
     def check_alive(self, call: Call, behind: Sequence[int] | None = None) -> None:
@@ -302,7 +314,7 @@ class SharedNode:
             if rank != self.rank and is_dead(self.pids[rank])
         ]
         if dead:
-            self.give_up()
+            self.give_up(call)
             self._deaths.note(dead)
             raise self._deaths.failure(label(call, self.ranks))
 

@@ -399,9 +399,9 @@ def possible(point, nodes="one", **can):
 
 def test_ways_are_measured_up_to_their_limits():
     point = next(each for each in points_of(PLAN, 4, "one") if each.operation == "reduce")
-    assert possible(point) == [MPI, STAGED, PIPELINED]
-    assert possible(point, can_pipeline=False) == [MPI, STAGED]
-    assert possible(point._replace(nbytes=4 * MiB)) == [MPI, PIPELINED]
+    assert possible(point) == [MPI, STAGED, PIPELINED, ATTACHED]
+    assert possible(point, can_pipeline=False, attaches=False) == [MPI, STAGED]
+    assert possible(point._replace(nbytes=4 * MiB)) == [MPI, PIPELINED, ATTACHED]
     assert possible(point._replace(operation="all_reduce"), "several") == [MPI, HIERARCHICAL]
 
 
@@ -411,6 +411,7 @@ def test_only_ordinary_arrays_of_ranks_that_can_attach_are_measured_so():
     assert possible(moved) == [MPI, STAGED, ATTACHED]
     assert possible(moved, attaches=False) == [MPI, STAGED]
     assert possible(moved._replace(arrays="shared")) == [MPI, STAGED, DIRECT]
+    assert possible(point._replace(nbytes=4 * MiB), attaches=False) == [MPI, PIPELINED]
 
 
 # ---- the command line

@@ -47,6 +47,7 @@ WELL = Job(
     memory=Memory(True, "", pipe=True, limit=1 << 32),
 )
 DTYPES = ["float32"]
+WITHOUT_KERNEL = WELL._replace(ranks=64, memory=Memory(True))
 BETWEEN = WELL._replace(one_node=False, nodes=2, loads=[Load("a", 2, 2), Load("b", 2, 2)])
 
 
@@ -376,7 +377,7 @@ def test_shared_arrays_that_do_not_stay_in_place_go_like_ordinary_ones():
     ("job", "operation", "why"),
     [
         (WELL._replace(memory=Memory(False)), "all_reduce", "do not share memory"),
-        (WELL._replace(memory=Memory(True)), "all_reduce", "pipelined needs the compiled kernel"),
+        (WITHOUT_KERNEL, "all_reduce", "pipelined needs the compiled kernel"),
         (BETWEEN._replace(memory=Memory(False)), "all_reduce", "hierarchical needs shared memory"),
         (BETWEEN, "broadcast", "no rule says otherwise"),
     ],
@@ -393,7 +394,7 @@ def test_between_nodes_all_arrays_and_numbers_fare_alike():
 
 
 def test_rows_that_fare_alike_are_told_once():
-    tuning_table = TuningTable(DEFAULT, 4, several_nodes=False)
+    tuning_table = TuningTable(DEFAULT, 64, several_nodes=False)
     rows = algorithm_rows(WELL, tuning_table, ["reduce"], [KiB, 64 * KiB, MiB])
     assert [list(row.values())[1:4] for row in folded(rows)] == [
         ["any", "1 KiB", "eager"],

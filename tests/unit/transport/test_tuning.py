@@ -46,14 +46,33 @@ def test_shared_arrays_are_used_where_they_are(kind, nbytes):
 
 @pytest.mark.parametrize("kind", REDUCED)
 def test_ordinary_arrays_are_reduced_in_parts_if_numbers_are_short_or_arrays_small(kind):
-    assert algorithm(DEFAULT, kind, 1 << 40, short=True) is Algorithm.PIPELINED
-    assert algorithm(DEFAULT, kind, 9 * KiB) is Algorithm.PIPELINED
+    for ranks in (2, 4, 64):
+        assert algorithm(DEFAULT, kind, 9 * KiB, ranks=ranks) is Algorithm.PIPELINED
+    for job in ({"attaches": False}, {"ranks": 64}):
+        assert algorithm(DEFAULT, kind, 1 << 40, short=True, **job) is Algorithm.PIPELINED
 
 
-def test_large_ordinary_arrays_are_reduced_in_parts_only_to_all():
-    assert algorithm(DEFAULT, Kind.ALL_REDUCE, 1 << 40) is Algorithm.PIPELINED
-    assert algorithm(DEFAULT, Kind.REDUCE, 1 << 40) is Algorithm.MPI
-    assert algorithm(DEFAULT, Kind.REDUCE_SCATTER, 1 << 40) is Algorithm.MPI
+@pytest.mark.parametrize("kind", REDUCED)
+@pytest.mark.parametrize("short", [False, True])
+def test_large_ordinary_arrays_of_few_ranks_are_reduced_where_they_are_if_they_attach(kind, short):
+    for ranks in (2, 4, 16):
+        for nbytes in (256 * KiB, 1 << 40):
+            found = algorithm(DEFAULT, kind, nbytes, ranks=ranks, short=short)
+            assert found is Algorithm.ATTACHED
+
+
+@pytest.mark.parametrize("job", [{"attaches": False}, {"ranks": 64}], ids=str)
+def test_other_large_ordinary_arrays_are_reduced_in_parts_only_to_all(job):
+    assert algorithm(DEFAULT, Kind.ALL_REDUCE, 1 << 40, **job) is Algorithm.PIPELINED
+    assert algorithm(DEFAULT, Kind.REDUCE, 1 << 40, **job) is Algorithm.MPI
+    assert algorithm(DEFAULT, Kind.REDUCE_SCATTER, 1 << 40, **job) is Algorithm.MPI
+
+
+def test_what_arrays_are_not_fit_for_leaves_them_to_the_next_rule():
+    table = TuningTable(DEFAULT, 4, several_nodes=False)
+    way = {"short": False, "shared": False, "but": Algorithm.ATTACHED}
+    assert table.algorithm(Kind.ALL_REDUCE, MiB, **way) is Algorithm.PIPELINED
+    assert table.algorithm(Kind.REDUCE, MiB, **way) is Algorithm.MPI
 
 
 @pytest.mark.parametrize("kind", [Kind.BROADCAST, *SCANS])

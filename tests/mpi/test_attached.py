@@ -1,0 +1,165 @@
+"""Reductions of ordinary arrays where they lie, by copies that the kernel makes."""
+
+import ctypes
+import gc
+import mmap
+import weakref
+from contextlib import nullcontext
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tiers import first_of
+
+import hpcdist as dist
+from hpcdist.transport.hot import switched_off
+from hpcdist.transport.shm.control import PAYLOAD
+from hpcdist.transport.tuning import Algorithm, TuningRule, TuningTable
+
+SUM, AVG, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
+REDUCED = "all_reduce", "reduce", "reduce_scatter"
+DTYPES = {"f4": [SUM, AVG, MAX], "f8": [AVG], "i1": [SUM], "i8": [MAX], "c16": [SUM], "?": [SUM]}
+SHORT = {"f2": [SUM, AVG, MAX], "bfloat16": [SUM, AVG]}
+
+
+@pytest.fixture
+def group(and_the_world_goes_on, size):
+    made = dist.new_group(timeout=30)
+    if size == 1 or not getattr(made.transport.context.node, "attaches", False):
+        pytest.skip("the ranks do not read each other's memory")
+    yield made
+    dist.destroy_process_group(made)
+
+
+def go(group, algorithm):
+    """Have all reductions of ordinary arrays go one way from now on."""
+    rules = [
+        TuningRule(operation, "ordinary", each)
+        for operation in REDUCED
+        for each in (algorithm, Algorithm.PIPELINED)  # the second: of what is not fit for it
+    ]
+    group.transport.use_rules(TuningTable(rules, group.nranks, several_nodes=False))
+
+
+def numbers(rank, dtype, shape):
+    """Return what a rank contributes; sums of them round."""
+    drawn = np.random.default_rng(rank).integers(0, 100, shape) / 7
+    return drawn.astype(getattr(ml_dtypes, dtype, dtype))
+
+
+def results(group, dtype, op, count):
+    """Return what every reduction gives this rank."""
+    rank, size = group.rank, group.nranks
+    mine, root = numbers(rank, dtype, count), size - 1
+    everywhere, at_root, out, parts = (mine.copy() for _ in range(4))
+    blocks = numbers(rank, dtype, (size, count))
+    in_place, lists, given = blocks.copy(), list(blocks.copy()), blocks.copy()
+    dist.all_reduce(everywhere, op, group)
+    dist.reduce(at_root, root, op, group)
+    dist.reduce_scatter(out, given, op, group)
+    dist.reduce_scatter(parts, lists, op, group)
+    dist.reduce_scatter(in_place[rank], in_place, op, group)
+    return everywhere, at_root, out, parts, in_place, given, np.stack(lists)
+
+
+def assert_same(*arrays):
+    assert len({array.tobytes() for array in arrays}) == 1
+
+
+@pytest.mark.parametrize("dtype", [*first_of(DTYPES), *first_of(SHORT)])
+def test_results_have_the_bits_of_the_pipe_on_both_paths_and_what_is_given_stays(group, dtype):
+    rank, size, count = group.rank, group.nranks, 70_003
+    mine, blocks = numbers(rank, dtype, count), numbers(rank, dtype, (size, count))
+    others = np.arange(size) != rank
+    for op in (DTYPES | SHORT)[dtype]:
+        found = []
+        for algorithm, is_hot in [
+            (Algorithm.PIPELINED, True),
+            (Algorithm.ATTACHED, rank % 2 == 0),
+            (Algorithm.ATTACHED, rank % 2 == 1),
+        ]:
+            go(group, algorithm)
+            with nullcontext() if is_hot else switched_off():
+                found.append(results(group, dtype, op, count))
+        for everywhere, at_root, out, parts, in_place, given, lists in found:
+            assert_same(everywhere, found[0][0])
+            assert_same(at_root, everywhere if rank == size - 1 else mine)
+            assert_same(out, found[0][2], parts, in_place[rank])
+            assert_same(in_place[others], blocks[others])
+            assert_same(given, lists, blocks)
+
+
+def test_a_result_that_lies_across_what_others_read_is_right(group, rank, size):
+    go(group, Algorithm.ATTACHED)
+    blocks = numbers(rank, "f8", (size, PAYLOAD))
+    everyones = [numbers(r, "f8", (size, PAYLOAD))[rank] for r in range(size)]
+    expected = sum(everyones[1:], everyones[0])
+    for shift in (0, 1, PAYLOAD // 2):
+        x = np.concatenate([blocks.reshape(-1), np.zeros(PAYLOAD)])
+        out = x[rank * PAYLOAD + shift :][:PAYLOAD]
+        dist.reduce_scatter(out, x[: size * PAYLOAD], SUM, group)
+        assert out.tobytes() == expected.tobytes()
+        x = np.concatenate([blocks.reshape(-1), np.zeros(PAYLOAD)])
+        out = x[rank * PAYLOAD + shift :][:PAYLOAD]
+        lists = list(x[: size * PAYLOAD].reshape(size, -1))
+        dist.reduce_scatter(out, lists, SUM, group)
+        assert out.tobytes() == expected.tobytes()
+
+
+def test_some_ranks_may_bring_arrays_of_the_heap(group, rank, size):
+    go(group, Algorithm.ATTACHED)
+    for odd in range(2):
+        x, out = (
+            dist.empty((size, PAYLOAD)) if rank % 2 == odd else np.empty((size, PAYLOAD))
+            for _ in range(2)
+        )
+        x[:] = rank + 1
+        dist.reduce_scatter(out[0], x, SUM, group)
+        dist.all_reduce(x, SUM, group)
+        assert (x == size * (size + 1) / 2).all()
+        assert (out[0] == x[0]).all()
+
+
+def test_ranks_that_give_different_shapes_disagree_and_nothing_changes(group, rank, size):
+    go(group, Algorithm.ATTACHED)
+    x = np.full(PAYLOAD + (rank == size - 1), rank + 1.0)
+    with pytest.raises(dist.MismatchError):
+        dist.all_reduce(x, SUM, group)
+    assert (x == rank + 1).all()
+
+
+# ---- memory that cannot be reached any more
+
+
+def with_a_hole(count):
+    """Return an array of ones and zeros of which one page in the first third is not there."""
+    memory = mmap.mmap(-1, 8 * count)
+    x = np.frombuffer(memory)
+    x[:] = 1.0
+    page = mmap.PAGESIZE
+    middle = (x.ctypes.data + 8 * count // 6) // page * page
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(middle), ctypes.c_size_t(page), 0) == 0
+    return x
+
+
+@pytest.mark.parametrize("is_hot", [True, False], ids=["compiled", "in Python"])
+def test_a_reduction_that_stops_on_its_way_is_an_error_on_all_ranks(group, rank, size, is_hot):
+    if size > 3:
+        pytest.skip("the hole is in the share of rank 0, of at most three")
+    go(group, Algorithm.ATTACHED)
+    group.transport.context.node.timeout_s = 0.2  # of what is under way
+    x = with_a_hole(100_000) if rank == size - 1 else np.ones(100_000)
+    alive = weakref.ref(x)
+    expected = (
+        pytest.raises(dist.TransportError, match="cannot be copied")
+        if rank == 0
+        else pytest.raises(dist.CollectiveTimeout, match="stopped on its way: missing ranks 0")
+    )
+    with expected, nullcontext() if is_hot else switched_off():
+        dist.all_reduce(x, SUM, group)
+    with pytest.raises(dist.TransportError, match="no longer in step"):
+        dist.all_reduce(x, SUM, group)
+    del x, expected
+    gc.collect()
+    assert alive() is not None  # others might write to it still
