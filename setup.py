@@ -18,7 +18,15 @@ STABLE = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DI
 
 PARTS = [
     f"hpcdist/transport/{name}.c"
-    for name in ("_hot", "_hot_large", "_hot_objects", "_hot_plans", "_mail", "_mail_objects")
+    for name in (
+        "_hot",
+        "_hot_large",
+        "_hot_heap",
+        "_hot_objects",
+        "_hot_plans",
+        "_mail",
+        "_mail_objects",
+    )
 ]
 """What `_kernel.c` includes."""
 

@@ -7,7 +7,7 @@ both count alike. `comm.hot` has the calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, cast, final
@@ -69,28 +69,37 @@ def learn_ways(hot: Any, node: SharedNode, table: TuningTable) -> None:
 
     """
     ways = tuple(_ways(table, kind) for kind in sorted(Kind) if kind <= Kind.ALLTOALL)
-    heap = node.bases[node.rank], node.heap.capacity
+    heaps = node.bases, node.heap.capacity
     slices = node.pipe_stages, slice_bytes(node.size)
-    hot.learn_large(node, tuple(node.pids), *heap, *slices, ways)
+    hot.learn_large(node, tuple(node.pids), *heaps, *slices, ways)
 
 
 _Range = tuple[int, int] | None
 
 
-def _ways(table: TuningTable, kind: Kind) -> tuple[_Range, _Range, _Range]:
-    """Return of how many bytes ordinary arrays are moved by attaching, and reduced in the pipe.
+def _ways(table: TuningTable, kind: Kind) -> tuple[_Range, ...]:
+    """Return of how many bytes arrays are that take the ways of the hot path.
 
-    The latter of wide numbers and of short ones.
+    Ordinary ones are moved by attaching, and reduced in the pipe, wide numbers and short ones;
+    those in the heap are read where they are.
     """
-    attached = [
-        table.first_range(kind, Algorithm.ATTACHED, short=short, shared=False)
-        for short in (False, True)
-    ]
-    piped = [
-        table.first_range(kind, Algorithm.PIPELINED, short=short, shared=False)
-        for short in (False, True)
-    ]
-    return (attached[0] if attached[0] == attached[1] else None), piped[0], piped[1]
+    attached, piped, direct = (
+        [table.first_range(kind, way, short=short, shared=shared) for short in (False, True)]
+        for way, shared in _LEARNT
+    )
+    return _for_both(attached), *piped, _for_both(direct)
+
+
+_LEARNT = (
+    (Algorithm.ATTACHED, False),
+    (Algorithm.PIPELINED, False),
+    (Algorithm.DIRECT, True),
+)
+
+
+def _for_both(ranges: Sequence[_Range]) -> _Range:
+    """Return what holds for wide numbers and for short ones alike."""
+    return ranges[0] if ranges[0] == ranges[1] else None
 
 
 @contextmanager
