@@ -22,6 +22,7 @@ PARTS = [
         "_attached",
         "_hot",
         "_hot_large",
+        "_hot_heap",
         "_hot_objects",
         "_hot_plans",
         "_mail",

@@ -1,10 +1,10 @@
-/* The hot path of ordinary arrays that do not fit into the control block. A part of `_kernel.c`,
- * which includes it after `_hot.c`.
+/* The hot path of arrays that do not fit into the control block. A part of `_kernel.c`, which
+ * includes it after `_hot.c`.
  *
- * What is moved is read where it lies (`attach`), what is reduced is reduced there (`_attached.c`)
- * or goes through the pipe, as `tuning` says; `shm/collectives.py` and `intranode.py` have the same
- * in Python. It is done in the group's turn, without the interpreter lock. Where something is
- * unusual, or the others let this rank wait, `end` goes on, from where it stands:
+ * What is moved is read where it lies, what is reduced is reduced there (`_hot_heap.c`,
+ * `_attached.c`) or goes through the pipe, as `tuning` says; `shm/collectives.py` and `intranode.py`
+ * have the same in Python. It is done in the group's turn, without the interpreter lock. Where
+ * something is unusual, or the others let this rank wait, `end` goes on, from where it stands:
  *
  *   POSTED   this rank has begun; the others have not come, or mean something else, or offer
  *            other memory, or theirs cannot be reached;
@@ -23,13 +23,20 @@ typedef struct {
     size_t low, high; /* of how many bytes; nothing: 1, 0 */
 } range_t;
 
+/* Where a rank's contribution to this one begins. */
+typedef struct {
+    pid_t pid; /* 0: it is mapped here */
+    char *at;  /* NULL: it is none of the usual */
+} place_t;
+
 struct large {
     PyObject *node;
     pid_t pids[MOST];
-    char *heap; /* of this rank */
-    size_t heap_bytes;
+    char *heaps[MOST];  /* of every rank, where they are mapped here */
+    size_t heap_bytes; /* of this rank */
     char *stages[MOST];
     size_t slice_bytes;
+    range_t direct[KINDS]; /* of arrays in the heap; the others are ordinary */
     range_t attached[2][KINDS], piped[2][KINDS]; /* the second: of what is in short numbers */
 };
 
@@ -48,7 +55,7 @@ static char *place_to(const planned_t *p, int rank) {
 
 /* Whether writing the results would change what others still read, or other results. */
 static int is_entangled(const hot_t *h, const planned_t *p) {
-    int size = h->control->size, n = p->n_to ? (p->source >= 0 ? 1 : size) : 0;
+    int size = h->control->size, n = p->n_to ? (p->source >= 0 || p->kernel ? 1 : size) : 0;
     for (int i = 0; i < n; i++) {
         const char *to = place_to(p, i);
         int own = p->kind == ALL_GATHER && i == h->control->rank && to == p->from[0];
@@ -61,7 +68,7 @@ static int is_entangled(const hot_t *h, const planned_t *p) {
 }
 
 static int is_ordinary(const hot_t *h, const char *data, size_t nbytes) {
-    return !overlaps(data, nbytes, h->large->heap, h->large->heap_bytes);
+    return !overlaps(data, nbytes, h->large->heaps[h->control->rank], h->large->heap_bytes);
 }
 
 /* The array that this rank offers, or the i-th of them; for a broadcast also what it takes. */
@@ -77,6 +84,12 @@ static int is_short(const planned_t *p) {
     enum { FLOAT = 2 };
     return p->divisor != 1.0 || p->like.dtype == DL_DTYPES[FLOAT][2];
 }
+
+static int is_in_heap(const hot_t *h, const planned_t *p);
+static int64_t publish_in_heap(const hot_t *h, const planned_t *p);
+static int is_all_in_heap(const hot_t *h);
+static void reduce_in_heap(const hot_t *h, const planned_t *p);
+static place_t place_in_heap(const hot_t *h, const planned_t *p, int rank);
 
 static int is_attached(const hot_t *h, const planned_t *p) {
     return is_within(p->total, h->large->attached[is_short(p)][p->kind]);
@@ -94,7 +107,6 @@ static int is_entangled_sum(const planned_t *p) {
 
 /* Whether what this rank offers, which is ordinary memory, can be read by others. */
 static int is_offerable(const hot_t *h, const planned_t *p) {
-    if (p->n_to > MOST_IN_LIST || p->n_from > MOST_IN_LIST) return 0;
     for (int i = 0; i < n_offered(p); i++)
         if (!is_ordinary(h, offered(p, i), p->piece) || !can_attach((char *)offered(p, i), p->piece))
             return 0;
@@ -106,18 +118,24 @@ static int is_movable(const hot_t *h, const planned_t *p) {
     const struct large *l = h->large;
     PyObject *failed = attribute(l->node, HOT.failed);
     Py_XDECREF(failed);
-    if (failed != Py_False) return 0;
+    if (failed != Py_False || p->n_to > MOST_IN_LIST || p->n_from > MOST_IN_LIST) return 0;
+    int checked = !p->kernel || p->kind == REDUCE_SCATTER; /* others are in place */
+    int entangled = checked && is_entangled(h, p);
+    if (is_in_heap(h, p)) return !entangled;
     if (is_attached(h, p))
-        return !(p->kernel ? is_entangled_sum(p) : is_entangled(h, p)) && is_offerable(h, p);
-    int entangled = p->kind == REDUCE_SCATTER && (p->n_from > 1 || is_entangled(h, p));
-    return p->kernel && !entangled && is_ordinary(h, p->from[0], p->total) &&
-           is_within(p->total, l->piped[is_short(p)][p->kind]);
+        return !(p->kernel ? is_entangled_sum(p) : entangled) && is_offerable(h, p);
+    if (entangled) return 0;
+    if (p->kernel)
+        return p->n_from == 1 && is_ordinary(h, p->from[0], p->total) &&
+               is_within(p->total, l->piped[is_short(p)][p->kind]);
+    return !n_offered(p) && is_within(p->total, l->direct[p->kind]);
 }
 
 /* What this rank publishes about what it offers; a list goes into its payload. */
 static int64_t publish_places(const hot_t *h, const planned_t *p) {
     enum { NOTHING = -1 };
-    if (!is_attached(h, p)) return 0;
+    if (is_in_heap(h, p)) return publish_in_heap(h, p);
+    if (p->kernel && !is_attached(h, p)) return 0;
     if (n_offered(p) == 0) return NOTHING;
     if (p->n_from <= 1) return ATTACHED - (int64_t)(uintptr_t)offered(p, 0);
     int64_t *list = (int64_t *)payload_of(h->control, h->control->rank);
@@ -125,19 +143,32 @@ static int64_t publish_places(const hot_t *h, const planned_t *p) {
     return ATTACHED_LIST;
 }
 
-/* Where a rank's contribution to this one begins in its memory; 0: it is none of the usual. */
-static uintptr_t place_at(const control_block_t *b, const planned_t *p, int rank) {
+static int is_address_attached(int64_t address) {
+    return address <= ATTACHED || address == ATTACHED_LIST;
+}
+
+static place_t place_offered(const hot_t *h, const planned_t *p, int rank) {
+    const control_block_t *b = h->control;
     int64_t address = slot_of(b, rank)->address;
-    if (address == ATTACHED_LIST) return (uintptr_t)((int64_t *)payload_of(b, rank))[b->rank];
-    return address <= ATTACHED ? (uintptr_t)(ATTACHED - address) + p->first : 0;
+    pid_t pid = rank == b->rank ? 0 : h->large->pids[rank];
+    if (address == ATTACHED_LIST)
+        return (place_t){pid, (char *)(uintptr_t)((int64_t *)payload_of(b, rank))[b->rank]};
+    if (address <= ATTACHED)
+        return (place_t){pid, (char *)(uintptr_t)(ATTACHED - address) + p->first};
+    return place_in_heap(h, p, rank);
+}
+
+/* Copy what is `offset` bytes behind a place to here, or from here to there. */
+static int move(place_t place, size_t offset, char *ours, size_t nbytes, int writes) {
+    char *theirs = place.at + offset;
+    if (place.pid) return attach(place.pid, (uintptr_t)theirs, ours, nbytes, writes);
+    if (theirs != ours) copy(writes ? theirs : ours, writes ? ours : theirs, nbytes);
+    return 0;
 }
 
 static int fetch_from(const hot_t *h, const planned_t *p, int rank, char *to) {
-    uintptr_t from = place_at(h->control, p, rank);
-    if (from == 0) return -1;
-    if (rank != h->control->rank) return attach(h->large->pids[rank], from, to, p->part, 0);
-    if ((uintptr_t)to != from) copy(to, (const char *)from, p->part);
-    return 0;
+    place_t from = place_offered(h, p, rank);
+    return from.at ? move(from, 0, to, p->part, 0) : -1;
 }
 
 /* Copy this rank's slice of the root's array into everybody's. */
@@ -145,14 +176,11 @@ static int fetch_slice(const hot_t *h, const planned_t *p) {
     const control_block_t *b = h->control;
     size_t first, count = own_share(b, p->part, &first);
     for (int r = 0; r < b->size; r++)
-        if (slot_of(b, r)->address > ATTACHED) return -1;
+        if (!place_offered(h, p, r).at) return -1;
     char *mine = p->like.data + first;
-    uintptr_t from = place_at(b, p, p->root) + first;
-    if (b->rank != p->root && attach(h->large->pids[p->root], from, mine, count, 0)) return -1;
+    if (move(place_offered(h, p, p->root), first, mine, count, 0)) return -1;
     for (int r = 0; r < b->size; r++)
-        if (r != p->root && r != b->rank &&
-            attach(h->large->pids[r], place_at(b, p, r) + first, mine, count, 1))
-            return -1;
+        if (r != p->root && r != b->rank && move(place_offered(h, p, r), first, mine, count, 1)) return -1;
     return 0;
 }
 
@@ -178,8 +206,8 @@ static int reduce_in_place(hot_t *h, const planned_t *p) {
     s.count = p->part / item;
     if (p->kind != REDUCE_SCATTER) s.count = own_share(b, s.count, &first);
     for (int r = 0; r < b->size; r++) {
-        uintptr_t place = place_at(b, p, r);
-        if (place == 0) return POSTED; /* all take the pipe, if one does */
+        if (!is_address_attached(slot_of(b, r)->address)) return POSTED; /* then nobody's is used */
+        uintptr_t place = (uintptr_t)place_offered(h, p, r).at;
         s.pids[r] = h->large->pids[r], s.from[r] = place + first * item;
         if (p->kind == ALL_REDUCE || (p->kind == REDUCE && r == p->root)) s.to[r] = s.from[r];
     }
@@ -187,6 +215,14 @@ static int reduce_in_place(hot_t *h, const planned_t *p) {
     s.room = h->large->stages[b->rank], s.room_bytes = slices * h->large->slice_bytes;
     int failed = reduce_share(&s);
     return failed ? -failed : DONE;
+}
+
+/* Whether a reduction goes through the pipe: some array is ordinary, and so says the table. */
+static int is_piped(const hot_t *h, const planned_t *p) {
+    const control_block_t *b = h->control;
+    int r = 0;
+    while (r < b->size && slot_of(b, r)->address != 0) r++;
+    return r < b->size && p->n_from == 1 && is_within(p->total, h->large->piped[is_short(p)][p->kind]);
 }
 
 static int reduce_large(hot_t *h, const planned_t *p) {
@@ -211,10 +247,15 @@ static int perform_large(hot_t *h, const planned_t *p, const print_t *print) {
     int64_t address = publish_places(h, p);
     int64_t detail = print->detail ? print->detail | is_list : 0; /* see `is_apart` in call.py */
     if (!agree(b, print->number, h->limit_ns, detail, address, NO_OTHER, PATIENCE)) return POSTED;
-    int reduces = p->kernel != NULL, state = DONE;
-    if (reduces && !is_attached(h, p)) return reduce_large(h, p);
-    if (reduces) state = reduce_in_place(h, p);
-    else if (fetch_all(h, p)) state = POSTED;
+    int state = DONE;
+    if (p->kernel && is_all_in_heap(h))
+        reduce_in_heap(h, p);
+    else if (p->kernel && is_attached(h, p))
+        state = reduce_in_place(h, p);
+    else if (p->kernel)
+        return is_piped(h, p) ? reduce_large(h, p) : POSTED;
+    else if (fetch_all(h, p))
+        state = POSTED;
     if (state != DONE) return state;
     take_step(b);
     if (p->kind == SCATTER && b->rank != p->root) return ALL_DONE; /* nobody reads here */
@@ -273,21 +314,21 @@ static int read_range(PyObject *object, range_t *range) {
     return object == Py_None || PyArg_ParseTuple(object, "nn", &range->low, &range->high);
 }
 
-/* learn_large(node, processes, heap, its bytes, stages, bytes of a slice, for each kind of
- * operation the ranges of bytes (None: none) of what is done by attaching, of the same in short
- * numbers, of what is reduced in the pipe, and of the same in short numbers) */
+/* learn_large(node, processes, heaps, bytes of this rank's, stages, bytes of a slice, for each kind
+ * of operation the ranges of bytes (None: none) of ordinary arrays that are read where they lie, of
+ * those in short numbers, of what is reduced in the pipe, of the same in short numbers, and of
+ * arrays in the heap that are read where they are) */
 static PyObject *hot_learn_large(PyObject *self, PyObject *args) {
     hot_t *h = (hot_t *)self;
-    PyObject *node, *processes, *stages, *ways;
-    unsigned long long heap;
+    PyObject *node, *processes, *heaps, *stages, *ways;
     Py_ssize_t heap_bytes, slice;
     uintptr_t numbers[MOST];
-    if (!PyArg_ParseTuple(args, "OO!K" "nO!nO!", &node, &PyTuple_Type, &processes, &heap, &heap_bytes,
-                          &PyTuple_Type, &stages, &slice, &PyTuple_Type, &ways))
+    if (!PyArg_ParseTuple(args, "OO!O!nO!nO!", &node, &PyTuple_Type, &processes, &PyTuple_Type, &heaps,
+                          &heap_bytes, &PyTuple_Type, &stages, &slice, &PyTuple_Type, &ways))
         return NULL;
     int size = h->control->size;
-    if (PyTuple_Size(processes) != size || PyTuple_Size(stages) != size ||
-        PyTuple_Size(ways) != KINDS) {
+    if (PyTuple_Size(processes) != size || PyTuple_Size(heaps) != size ||
+        PyTuple_Size(stages) != size || PyTuple_Size(ways) != KINDS) {
         PyErr_SetString(PyExc_ValueError, "learn_large: one of each for each rank or kind");
         return NULL;
     }
@@ -295,17 +336,19 @@ static PyObject *hot_learn_large(PyObject *self, PyObject *args) {
     if (!l) return PyErr_NoMemory();
     int fine = read_addresses(processes, numbers) == size;
     for (int r = 0; fine && r < size; r++) l->pids[r] = (pid_t)numbers[r];
+    fine = fine && read_addresses(heaps, numbers) == size;
+    for (int r = 0; fine && r < size; r++) l->heaps[r] = (char *)numbers[r];
     fine = fine && read_addresses(stages, numbers) == size;
     for (int r = 0; fine && r < size; r++) l->stages[r] = (char *)numbers[r];
     for (int k = 0; fine && k < KINDS; k++) {
-        PyObject *at[2], *in[2];
-        fine = PyArg_ParseTuple(PyTuple_GetItem(ways, k), "OOOO", &at[0], &at[1], &in[0], &in[1]);
+        PyObject *at[2], *in[2], *direct;
+        fine = PyArg_ParseTuple(PyTuple_GetItem(ways, k), "OOOOO", &at[0], &at[1], &in[0], &in[1],
+                                &direct) && read_range(direct, &l->direct[k]);
         for (int s = 0; fine && s < 2; s++)
             fine = read_range(at[s], &l->attached[s][k]) && read_range(in[s], &l->piped[s][k]);
     }
     if (!fine) return free(l), NULL;
-    l->node = Py_NewRef(node), l->heap = (char *)(uintptr_t)heap;
-    l->heap_bytes = (size_t)heap_bytes, l->slice_bytes = (size_t)slice;
+    l->node = Py_NewRef(node), l->heap_bytes = (size_t)heap_bytes, l->slice_bytes = (size_t)slice;
     forget_large(h);
     h->large = l;
     Py_RETURN_NONE;

@@ -69,24 +69,32 @@ def learn_ways(hot: Any, node: SharedNode, table: TuningTable) -> None:
 
     """
     ways = tuple(_ways(table, kind) for kind in sorted(Kind) if kind <= Kind.ALLTOALL)
-    heap = node.bases[node.rank], node.heap.capacity
+    heaps = node.bases, node.heap.capacity
     slices = node.pipe_stages, slice_bytes(node.size)
-    hot.learn_large(node, tuple(node.pids), *heap, *slices, ways)
+    hot.learn_large(node, tuple(node.pids), *heaps, *slices, ways)
 
 
 _Range = tuple[int, int] | None
 
 
 def _ways(table: TuningTable, kind: Kind) -> tuple[_Range, ...]:
-    """Return of how many bytes ordinary arrays go by attaching, and are reduced in the pipe.
+    """Return of how many bytes arrays are that take the ways of the hot path.
 
-    Each of wide numbers and of short ones.
+    Ordinary ones go by attaching, or are reduced in the pipe, each of wide numbers and of short
+    ones; those in the heap are read where they are.
     """
-    return tuple(
-        table.first_range(kind, algorithm, short=short, shared=False)
-        for algorithm in (Algorithm.ATTACHED, Algorithm.PIPELINED)
-        for short in (False, True)
+    attached, piped, direct = (
+        [table.first_range(kind, way, short=short, shared=shared) for short in (False, True)]
+        for way, shared in _LEARNT
     )
+    return *attached, *piped, direct[0] if direct[0] == direct[1] else None
+
+
+_LEARNT = (
+    (Algorithm.ATTACHED, False),
+    (Algorithm.PIPELINED, False),
+    (Algorithm.DIRECT, True),
+)
 
 
 @contextmanager

@@ -30,24 +30,29 @@ def numbers(rank, shape, dtype):
     return np.asarray(drawn).astype(dtype)
 
 
-def calls(rank, size, shape, dtype, root):
-    """Return for each verb its arguments on this rank, and the array that gets its result."""
+def calls(rank, size, shape, dtype, root, place=np.asarray):
+    """Return for each verb its arguments on this rank, and the array that gets its result.
+
+    `place` says where the arrays lie.
+    """
     op = SUM if dtype in "?i1u8c16" else AVG
-    mine, out = numbers(rank, shape, dtype), np.zeros(shape, dtype)
-    blocks = [numbers(rank + r, shape, dtype) for r in range(size)]
-    whole, parts = np.zeros((size, *shape), dtype), [np.zeros(shape, dtype) for _ in range(size)]
+    mine, out = place(numbers(rank, shape, dtype)), place(np.zeros(shape, dtype))
+    blocks = [place(numbers(rank + r, shape, dtype)) for r in range(size)]
+    one_array = place(np.stack(blocks))
+    whole = place(np.zeros((size, *shape), dtype))
+    parts = [place(np.zeros(shape, dtype)) for _ in range(size)]
     at_root = rank == root
     return {
         "barrier": ((), out),
         "all_reduce": ((mine, op), mine),
         "reduce": ((mine, root, op), mine if at_root else out),
-        "reduce_scatter": ((out, blocks, op), out),
+        "reduce_scatter": ((out, one_array if root % 2 else blocks, op), out),
         "broadcast": ((mine, root), mine),
         "all_gather": ((whole, mine), whole),
         "gather": ((mine, parts if at_root else None, root), parts),
-        "scatter": ((out, np.stack(blocks) if at_root else None, root), out),
+        "scatter": ((out, one_array if at_root else None, root), out),
         "alltoall": ((parts, blocks), parts),
-        "alltoall_single": ((whole, np.stack(blocks), None, None), whole),
+        "alltoall_single": ((whole, one_array, None, None), whole),
     }
 
 
@@ -95,8 +100,62 @@ def test_large_arrays_are_moved_and_reduced_alike_on_both_paths(verb, rank, size
         assert found[0] == found[1] == found[2]
 
 
-def test_what_is_written_where_others_still_read_is_left_to_python(rank, size):
-    x = np.zeros(size * PAYLOAD)
+class Amid:
+    """Arrays that lie in the memory that all ranks map, amid others."""
+
+    def __init__(self):
+        self.around = []
+
+    def __call__(self, values):
+        x = dist.empty(values.size + 2, values.dtype)
+        x[0], x[1:-1], x[-1] = 7, values.reshape(-1), 7
+        self.around.append(x)
+        return x[1:-1].reshape(values.shape)
+
+    def are_left_alone(self):
+        return all(x[0] == x[-1] == 7 for x in self.around)
+
+
+WHOSE = {
+    "all": lambda rank: True,
+    "odd": lambda rank: rank % 2 == 1,
+    "first": lambda rank: rank == 0,
+}
+"""Which ranks have their arrays in shared memory."""
+
+
+@pytest.mark.parametrize("whose", WHOSE)
+@pytest.mark.parametrize("verb", VERBS)
+def test_large_arrays_in_shared_memory_give_the_same_bits_on_both_paths(verb, whose, rank, size):
+    if size == 1:
+        pytest.skip("a rank alone agrees with nobody")
+    for turn, shape in enumerate([(3, 1 << 10), (150_001,)]):
+        amid = Amid()
+        args, result = calls(rank, size, shape, "f8", turn % size)[verb]
+        run(verb, args, is_hot=False)
+        expected = np.array(result).tobytes()
+        for is_hot in (False, True, (rank + turn) % 2 == 0):
+            place = amid if WHOSE[whose](rank) else np.asarray
+            args, result = calls(rank, size, shape, "f8", turn % size, place)[verb]
+            with nullcontext() if is_hot else switched_off():
+                getattr(dist, verb)(*without_splits(args))
+            assert np.array(result).tobytes() == expected
+        assert amid.are_left_alone()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_large_arrays_in_shared_memory_take_the_hot_path(verb, rank, size):
+    if size == 1:
+        pytest.skip("a rank alone shares nothing")
+    for root in range(size):
+        for shape in [(PAYLOAD // 8 + 1,), (PAYLOAD,)]:
+            args, _ = calls(rank, size, shape, "f8", root, Amid())[verb]
+            assert getattr(hot, verb)(*args, None, True) is DONE
+
+
+@pytest.mark.parametrize("make", [np.zeros, dist.zeros])
+def test_what_is_written_where_others_still_read_is_left_to_python(make, rank, size):
+    x = make(size * PAYLOAD)
     part = x[rank * PAYLOAD : (rank + 1) * PAYLOAD]
     other = x[1 : PAYLOAD + 1]
     assert hot.alltoall(x, x, None, True) is None
@@ -367,13 +426,15 @@ class Mix:
         self.call(verb, (PAYLOAD // 8 + int(self.alike.integers(1, 5000)),), root)
 
     def call(self, verb, shape, root):
-        args, result = calls(self.rank, self.size, shape, "f8", root)[verb]
+        place = Amid() if self.own.integers(2) else np.asarray
+        args, result = calls(self.rank, self.size, shape, "f8", root, place)[verb]
         waits = bool(self.own.integers(2))
         work = getattr(dist, verb)(*without_splits(args), sync_op=waits)
         if not waits:
             work.wait()
         all_of_them = [calls(r, self.size, shape, "f8", root)[verb] for r in range(self.size)]
         assert np.allclose(result, self.expected(verb, all_of_them, root))
+        assert place is np.asarray or place.are_left_alone()
 
     def objects(self):
         verb, root = self.alike.choice([*OBJECT_VERBS]), self.root()

@@ -208,7 +208,7 @@ def _to_be_filled(host: MpiContext, node: SharedNode, call: AnyArrays, total: in
     """Return what a rank publishes that contributes nothing: its array, if others may fill it."""
     if not isinstance(call, Distribution) or not SHARED[call.kind].filled:
         return NOTHING
-    if total > STAGED_UP_TO and _way(host, call, total, shared=True) is Algorithm.DIRECT:
+    if _way(host, call, total, shared=True) is Algorithm.DIRECT:
         address = node.shared_address(call.recv)
         if address:
             return address
