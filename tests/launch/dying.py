@@ -270,7 +270,7 @@ def wait_for_any(world):
     array = np.empty(50)
     works = [dist.irecv(array, after(world, -1)), dist.isend(own(world), after(world))]
     while works:
-        works.pop(dist.wait_any(works))
+        works.pop(dist.wait_any(works)[0])
 
 
 def messages_of_objects(world):
