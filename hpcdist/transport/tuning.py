@@ -98,7 +98,7 @@ def possible_algorithms(
     )
 
 
-_PAIR, _FEW = (2, 2), (3, 16)
+_PAIR, _FEW, _MORE = (2, 2), (3, 4), (5, 16)
 # Ordinary arrays are reduced where they are, from the size on where that wins over the pipe: it
 # takes two calls of the system for each other rank. More ranks have not been measured.
 _ATTACHED = tuple(
@@ -107,7 +107,8 @@ _ATTACHED = tuple(
     for rule in (
         TuningRule(operation, "ordinary", Algorithm.PIPELINED, 16 * KiB, "wide", _PAIR),
         TuningRule(operation, "ordinary", Algorithm.PIPELINED, 64 * KiB, "short", _PAIR),
-        TuningRule(operation, "ordinary", Algorithm.PIPELINED, 128 * KiB, ranks=_FEW),
+        TuningRule(operation, "ordinary", Algorithm.PIPELINED, 256 * KiB, ranks=_FEW),
+        TuningRule(operation, "ordinary", Algorithm.PIPELINED, MiB, ranks=_MORE),
         TuningRule(operation, "ordinary", Algorithm.ATTACHED, ranks=(2, 16)),
     )
 )

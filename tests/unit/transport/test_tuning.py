@@ -56,7 +56,7 @@ def test_ordinary_arrays_are_reduced_in_parts_if_numbers_are_short_or_arrays_sma
 @pytest.mark.parametrize("short", [False, True])
 def test_large_ordinary_arrays_of_few_ranks_are_reduced_where_they_are_if_they_attach(kind, short):
     for ranks in (2, 4, 16):
-        for nbytes in (256 * KiB, 1 << 40):
+        for nbytes in (2 * MiB, 1 << 40):
             found = algorithm(DEFAULT, kind, nbytes, ranks=ranks, short=short)
             assert found is Algorithm.ATTACHED
 

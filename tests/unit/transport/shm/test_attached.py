@@ -9,7 +9,7 @@ import pytest
 
 from hpcdist.errors import TransportError
 from hpcdist.transport.kernel import address_of, compiled
-from hpcdist.transport.shm.attached import Attached, Sample, attach, make_sample
+from hpcdist.transport.shm.attached import Attached, Sample, attach, make_sample, reduce_attached
 
 HELD = """
 import sys, numpy as np
@@ -62,6 +62,47 @@ def test_the_memory_of_a_process_that_is_gone_is_an_error(other):
     with pytest.raises(TransportError, match=f"process {process.pid}"):
         place.read(np.zeros(4, np.uint8))
     assert not Sample(place, b"\0").is_read()
+
+
+def sum_of_both(mine, other, targets, room=64 << 10):
+    """Add what this process has and what the other has, as rank 0 of two that owns all of it."""
+    sources = [Attached(os.getpid(), address_of(mine)), other]
+    stage = np.zeros(room, np.uint8)
+    reduce_attached(compiled.CODES["add_uint8"], 0, sources, targets, mine.size, 1.0, stage)
+
+
+@pytest.mark.parametrize("room", [1000, 1 << 20])
+def test_a_share_is_reduced_in_blocks_and_written_to_all_who_want_it(other, room):
+    _, place = other
+    mine = np.arange(100_000, dtype=np.uint8)[::-1].copy()
+    expected = mine + np.arange(100_000, dtype=np.uint8)
+    before, found = mine.copy(), np.zeros_like(mine)
+    sum_of_both(mine, place, (0, place.address), room)
+    place.read(found)
+    assert (mine == before).all()
+    assert (found == expected).all()
+    sum_of_both(mine, place, (address_of(mine), 0), room)
+    assert (mine == before + expected).all()
+    place.read(found)
+    assert (found == expected).all()
+
+
+def test_a_share_of_a_process_that_is_gone_is_an_error(other):
+    process, place = other
+    process.kill()
+    process.wait()
+    mine = np.ones(100_000, np.uint8)
+    with pytest.raises(TransportError, match="another process") as caught:
+        sum_of_both(mine, place, (address_of(mine), place.address))
+    assert isinstance(caught.value.__cause__, ProcessLookupError)
+    assert (mine == 1).all()
+
+
+def test_a_reduction_without_room_for_a_block_is_refused(other):
+    _, place = other
+    mine = np.ones(100, np.uint8)
+    with pytest.raises(TransportError, match="Invalid argument"):
+        sum_of_both(mine, place, (address_of(mine), 0), room=63)
 
 
 def test_own_memory_is_read_where_it_is():
