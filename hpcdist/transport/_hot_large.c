@@ -53,12 +53,14 @@ static char *place_to(const planned_t *p, int rank) {
     return p->n_to == 1 ? p->to[0] + (size_t)rank * p->part : p->to[rank];
 }
 
-/* Whether writing the results would change what others still read, or other results. */
+/* Whether writing the results would change what others still read, or other results. A rank's own
+ * block of a gathered array, or of one that is reduced and scattered, is read by nobody else. */
 static int is_entangled(const hot_t *h, const planned_t *p) {
     int size = h->control->size, n = p->n_to ? (p->source >= 0 || p->kernel ? 1 : size) : 0;
     for (int i = 0; i < n; i++) {
         const char *to = place_to(p, i);
         int own = p->kind == ALL_GATHER && i == h->control->rank && to == p->from[0];
+        if (p->kind == REDUCE_SCATTER) own = p->n_from == 1 && to == p->from[0] + p->first;
         for (int j = 0; j < p->n_from && !own; j++)
             if (overlaps(to, p->part, p->from[j], p->piece)) return 1;
         for (int j = 0; j < i && p->n_to > 1; j++)
