@@ -53,12 +53,14 @@ static char *place_to(const planned_t *p, int rank) {
     return p->n_to == 1 ? p->to[0] + (size_t)rank * p->part : p->to[rank];
 }
 
-/* Whether writing the results would change what others still read, or other results. */
+/* Whether writing the results would change what others still read, or other results. A rank's own
+ * block of a gathered array, or of one that is reduced and scattered, is read by nobody else. */
 static int is_entangled(const hot_t *h, const planned_t *p) {
     int size = h->control->size, n = p->n_to ? (p->source >= 0 || p->kernel ? 1 : size) : 0;
     for (int i = 0; i < n; i++) {
         const char *to = place_to(p, i);
         int own = p->kind == ALL_GATHER && i == h->control->rank && to == p->from[0];
+        if (p->kind == REDUCE_SCATTER) own = p->n_from == 1 && to == p->from[0] + p->first;
         for (int j = 0; j < p->n_from && !own; j++)
             if (overlaps(to, p->part, p->from[j], p->piece)) return 1;
         for (int j = 0; j < i && p->n_to > 1; j++)
@@ -95,16 +97,6 @@ static int is_attached(const hot_t *h, const planned_t *p) {
     return is_within(p->total, h->large->attached[is_short(p)][p->kind]);
 }
 
-/* Whether writing the result of a reduction would change what others still read, or what this rank
- * has yet to read: the place of its own part is read by nobody else. */
-static int is_entangled_sum(const planned_t *p) {
-    for (int i = 0; p->kind == REDUCE_SCATTER && i < p->n_from; i++)
-        if (overlaps(p->to[0], p->part, p->from[i], p->piece) &&
-            (p->n_from > 1 || p->to[0] != p->from[0] + p->first))
-            return 1;
-    return 0;
-}
-
 /* Whether what this rank offers, which is ordinary memory, can be read by others. */
 static int is_offerable(const hot_t *h, const planned_t *p) {
     for (int i = 0; i < n_offered(p); i++)
@@ -120,11 +112,9 @@ static int is_movable(const hot_t *h, const planned_t *p) {
     Py_XDECREF(failed);
     if (failed != Py_False || p->n_to > MOST_IN_LIST || p->n_from > MOST_IN_LIST) return 0;
     int checked = !p->kernel || p->kind == REDUCE_SCATTER; /* others are in place */
-    int entangled = checked && is_entangled(h, p);
-    if (is_in_heap(h, p)) return !entangled;
-    if (is_attached(h, p))
-        return !(p->kernel ? is_entangled_sum(p) : entangled) && is_offerable(h, p);
-    if (entangled) return 0;
+    if (checked && is_entangled(h, p)) return 0;
+    if (is_in_heap(h, p)) return 1;
+    if (is_attached(h, p)) return is_offerable(h, p);
     if (p->kernel)
         return p->n_from == 1 && is_ordinary(h, p->from[0], p->total) &&
                is_within(p->total, l->piped[is_short(p)][p->kind]);
