@@ -12,6 +12,8 @@ import pytest
 from tiers import first_of
 
 import hpcdist as dist
+from hpcdist.comm.hot import hot
+from hpcdist.transport.base import DONE
 from hpcdist.transport.hot import switched_off
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.tuning import Algorithm, TuningRule, TuningTable
@@ -104,6 +106,17 @@ def test_a_result_that_lies_across_what_others_read_is_right(group, rank, size):
         lists = list(x[: size * PAYLOAD].reshape(size, -1))
         dist.reduce_scatter(out, lists, SUM, group)
         assert out.tobytes() == expected.tobytes()
+
+
+def test_the_hot_path_reduces_into_the_part_that_nobody_else_reads(group, rank, size):
+    go(group, Algorithm.ATTACHED)
+    x = np.ones(size * PAYLOAD)
+    assert hot.reduce_scatter(x[1 : PAYLOAD + 1], x, SUM, group, True) is None
+    part = x[rank * PAYLOAD : (rank + 1) * PAYLOAD]
+    assert hot.reduce_scatter(part, x, SUM, group, True) is DONE
+    expected = np.ones((size, PAYLOAD))
+    expected[rank] = size
+    assert_same(x, expected)
 
 
 def test_some_ranks_may_bring_arrays_of_the_heap(group, rank, size):
