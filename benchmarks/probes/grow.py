@@ -61,7 +61,7 @@ def wait_for_all(comm: Any, *, resting: bool) -> None:
     """Wait until every rank is here; one that rests sleeps until they are."""
     arrived = comm.Ibarrier()
     while not arrived.Test():
-        time.sleep(REST_S if resting else 0)
+        time.sleep(REST_S) if resting else os.sched_yield()  # not `sleep(0)`: that takes 50 us
 
 
 def memory() -> dict[str, int]:
