@@ -159,11 +159,17 @@ def _is_whole(raw: bytes | mmap.mmap) -> bool:
 
 
 def _idle_s(path: Path, raw: mmap.mmap) -> float:
-    """Return for how many seconds nothing has been recorded in a ring, which was made before."""
+    """Return for how many seconds nothing has been recorded in a ring.
+
+    Records have the node's monotonic clock, which begins anew when the node boots, and elsewhere in
+    another time namespace. Where there is none, or one of a clock that is not ours, the file tells.
+    """
     head = layout.HEADER.unpack_from(raw)
     place = layout.RECORDS_AT + (head[6] & (head[5] - 1)) * layout.RECORD.size
     _, began, ended, *_ = layout.RECORD.unpack_from(raw, place)
-    idle_s = time.monotonic() - max(began, ended) / 1e9
+    last_s = max(began, ended) / 1e9
+    now_s = time.monotonic()
+    ages = [now_s - last_s] if 0 < last_s <= now_s else []
     with suppress(OSError):
-        return float(min(idle_s, time.time() - path.stat().st_mtime))
-    return float(idle_s)
+        ages.append(time.time() - path.stat().st_mtime)
+    return min(ages, default=0.0)

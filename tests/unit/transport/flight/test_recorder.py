@@ -1,6 +1,7 @@
 """The recorder and what is read of its file, compiled and in Python."""
 
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -216,17 +217,50 @@ def test_a_full_file_system_is_found_when_the_file_is_made(monkeypatch, tmp_path
 
 def test_of_many_dead_processes_the_newest_are_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(rings, "KEPT_RINGS", 2)
-    raw = bytearray(layout.TOTAL)
     for number in range(5):
-        layout.HEADER.pack_into(
-            raw, 0, layout.MAGIC, 1 << 30, 1, 0, 1, layout.CAPACITY, 0, 8, 0, 0, 0, 0, 0
-        )
-        opened, path = rings.make_ring(layout.TOTAL, f"{number}-1", [str(tmp_path)])
-        os.close(opened)
-        path.write_bytes(raw)
-        os.utime(path, (time.time() - 100 + number, time.time() - 100 + number))
+        _ring_of_a_dead_process(tmp_path, f"{number}-1", made_s_ago=100 - number)
     rings.sweep([str(tmp_path)])
     assert [path.name for path in rings.find_rings([str(tmp_path)])] == ["3-1.ring", "4-1.ring"]
+
+
+def _ring_of_a_dead_process(folder, name, made_s_ago, ended_s=0.0):
+    """Make a ring whose only record ended at `ended_s` of the node's clock; none if that is 0."""
+    raw = bytearray(layout.TOTAL)
+    layout.HEADER.pack_into(
+        raw, 0, layout.MAGIC, 1 << 30, 1, 0, 1, layout.CAPACITY, 0, 8, 0, 0, 0, 0, 0
+    )
+    layout.RECORD.pack_into(raw, layout.RECORDS_AT, 0, 0, int(ended_s * 1e9), *[0] * 12)
+    opened, path = rings.make_ring(layout.TOTAL, name, [str(folder)])
+    os.close(opened)
+    path.write_bytes(raw)
+    os.utime(path, (time.time() - made_s_ago,) * 2)
+
+
+HOUR_S = 3600.0
+
+
+@pytest.mark.parametrize("up_s", [60.0, 400 * 24 * HOUR_S], ids=["just booted", "long up"])
+@pytest.mark.parametrize(
+    ("made_s_ago", "ended_s_ago", "stays"),
+    [
+        (0.5 * HOUR_S, None, True),
+        (2 * HOUR_S, None, False),
+        (2 * HOUR_S, 30.0, True),
+        (2 * HOUR_S, 1.5 * HOUR_S, False),
+        (2 * HOUR_S, -HOUR_S, False),
+    ],
+    ids=["unused", "old and unused", "old and used", "used long ago", "of an earlier boot"],
+)
+def test_a_ring_is_as_old_as_what_happened_last(
+    monkeypatch, tmp_path, up_s, made_s_ago, ended_s_ago, stays
+):
+    if ended_s_ago is not None and ended_s_ago > up_s:
+        pytest.skip("nothing can have ended before the node was up")
+    ended_s = 0.0 if ended_s_ago is None else up_s - ended_s_ago
+    _ring_of_a_dead_process(tmp_path, "1-1", made_s_ago, ended_s)
+    monkeypatch.setattr(rings.time, "monotonic", lambda: up_s)
+    rings.sweep([str(tmp_path)])
+    assert bool(rings.find_rings([str(tmp_path)])) == stays
 
 
 def test_a_place_that_is_nearly_full_is_left_to_others(monkeypatch, tmp_path):
