@@ -1,7 +1,6 @@
 """The recorder and what is read of its file, compiled and in Python."""
 
 import os
-import struct
 import subprocess
 import sys
 import time
