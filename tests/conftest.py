@@ -16,15 +16,33 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")  # a busy machine is no failure
 
+RESULTS = pytest.StashKey()
 LIMIT_S = float(os.environ.get("TEST_LIMIT_S", "240"))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
-    """Give each rank temporary folders of its own: pytest tidies up what it takes for old ones."""
+    """Give each rank temporary folders of its own: pytest tidies up what it takes for old ones.
+
+    What tests start, workers included, counts no results.
+    """
+    config.stash[RESULTS] = os.environ.pop("TEST_RESULTS", None)
     if config.getoption("--with-mpi", False) and config.option.basetemp is None:
         config.option.basetemp = folder = tempfile.mkdtemp(prefix="rank-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Tell `run.sh` how many tests passed, and which failed."""
+    if path := terminalreporter.config.stash[RESULTS]:
+        stats = terminalreporter.stats
+        lines = [f"{kind} {len(stats.get(kind, []))}" for kind in ("passed", "skipped")]
+        named = {"failed": "failed", "error": "failed", "rerun": "again"}
+        lines += [
+            f"{word} {each.nodeid}" for kind, word in named.items() for each in stats.get(kind, [])
+        ]
+        with open(path, "a") as results:
+            results.writelines(f"{line}\n" for line in lines)
 
 
 @pytest.hookimpl(wrapper=True)

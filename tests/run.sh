@@ -12,10 +12,9 @@
 # With `rest`, what `all` runs and a run without it has not.
 #
 # SUITE_RANKS and MPICH_RANKS name other numbers of ranks ("1 2 3 4"), which with `all` leave out nothing.
-# SECOND_TRY=yes, for continuous integration, runs failed tests of one process once more. Those that all
-# pass then are named at the end, as defects: they wait to be mended, and hold up nothing else.
 # Ranks of a launcher wait a good part of their time, so their suites run beside the others, which are
-# shown first. A suite that fails hides none of those after it: the end tells how each of them went.
+# shown first. A suite that fails hides none of those after it: the end tells how each of them went, which
+# tests failed, and what to do about it.
 set -uo pipefail
 bin=$(cd "${1:?usage: tests/run.sh BIN [all|rest]}" && pwd) || exit
 tier=${2:-usual}
@@ -26,6 +25,8 @@ export OMP_NUM_THREADS=1 # more processes than cores already: threads that wait 
 export OMPI_MCA_mpi_yield_when_idle=1 # and ranks, too
 export PATH=$bin:$PATH
 logs=$(mktemp -d)
+export TEST_RESULTS=$logs/results
+: >"$TEST_RESULTS"
 beside=
 trap '[ -z "$beside" ] || kill -- -$beside 2>/dev/null; rm -rf "$logs"' EXIT
 
@@ -40,17 +41,7 @@ suite() { # NAME COMMAND...: run a suite and note how it went
 }
 
 tests() { # MARKS ARGUMENT...: a suite of one process, shared by two workers
-    local code
-    set -- -o cache_dir="$logs/cache" -m "$@"
-    "$bin/python" -m pytest -q -n 2 "$@" && return
-    code=$?
-    [ -n "${SECOND_TRY:-}" ] || return $code
-    printf '\nonce more, what failed\n'
-    "$bin/python" -m pytest -q -n 1 -rp --last-failed --last-failed-no-failures none "$@" >"$logs/again"
-    code=$?
-    cat "$logs/again"
-    [ $code != 0 ] || sed -n 's/^PASSED //p' "$logs/again" >>"$logs/flaky"
-    return $code
+    "$bin/python" -m pytest -q -n 2 -p no:cacheprovider -m "$@"
 }
 
 mpi_tests() { # MARKS MPIEXEC RANKS ARGUMENT...: every rank runs every test; what the others say, and
@@ -61,6 +52,7 @@ mpi_tests() { # MARKS MPIEXEC RANKS ARGUMENT...: every rank runs every test; wha
     LOGS=$logs "$mpiexec" -n "$n" bash -c '
         rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}
         [ "$rank" = 0 ] && exec 2>"$LOGS/rank.0" || exec >"$LOGS/rank.$rank" 2>&1
+        [ "$rank" = 0 ] || TEST_RESULTS=$LOGS/others # each rank counts the same tests
         exec "$@"' - \
         "$bin/python" -m pytest -q --with-mpi -p no:cacheprovider -m "$marks" "$@" && return
     code=$?
@@ -117,5 +109,13 @@ beside=
 cat "$logs/beside"
 printf '\n=== all suites\n'
 cat "$logs/summary"
-[ ! -s "$logs/flaky" ] || printf '\nFlaky, which is a defect (what failed first stands above):\n%s\n' "$(<"$logs/flaky")"
-! grep -q FAILED "$logs/summary"
+cat "$TEST_RESULTS" "$logs/others" 2>/dev/null | sed -n 's/^failed //p' | sort -u >"$logs/failed"
+awk '/^(passed|skipped) / { n[$1] += $2 } END { printf "\n%d passed, %d failed, %d skipped\n",
+    n["passed"], failed, n["skipped"] }' failed="$(wc -l <"$logs/failed")" "$TEST_RESULTS"
+sed -n 's/^again /  started again, as Slurm or MPI had not come up: /p' "$TEST_RESULTS"
+grep -q FAILED "$logs/summary" || exit 0
+sed 's/^/  failed: /' "$logs/failed"
+printf '%s\n' "Run one of them alone: $bin/python -m pytest 'NAME' (tests/mpi: --with-mpi, under mpiexec)." \
+    "Is the checkout unchanged? Then this is a defect: please report it, with its traceback and what" \
+    "\`$bin/hpcdist doctor\` prints, at https://github.com/hpcdist/hpcdist/issues"
+exit 1

@@ -21,7 +21,13 @@ from hpcdist.comm.group import Group
 from hpcdist.config import Config, read_config
 from hpcdist.diagnostics.algorithms import Row as WayRow, algorithm_rows, folded, meanings
 from hpcdist.diagnostics.checks import Row as CheckRow, check_rows
-from hpcdist.diagnostics.installation import Setting, compiled_dtypes, settings_of, versions
+from hpcdist.diagnostics.installation import (
+    Setting,
+    compiled_dtypes,
+    settings_of,
+    surroundings,
+    versions,
+)
 from hpcdist.diagnostics.launcher import (
     Starter,
     find_starter,
@@ -159,15 +165,19 @@ def examine(operations: Iterable[str], sizes: Sequence[int]) -> Report | None:
         without_mpi = getattr(world.transport, "without_mpi", None)
         if without_mpi is not None:  # alone, as a job of one rank may be
             settings = settings_of(config, snapshot())
-            return Report(versions(), dtypes, settings, [refused(without_mpi, stops=False)])
+            return Report(_versions(), dtypes, settings, [refused(without_mpi, stops=False)])
         job = look(world, config)
     except (UsageError, TransportError) as error:
         settings = settings_of(config, snapshot())
-        return Report(versions(), dtypes, settings, [refused(error)])
+        return Report(_versions(), dtypes, settings, [refused(error)])
     if job is None:
         return None
     report = _report(world, job, config, dtypes, operations, sizes)
     return report._replace(seconds=time.perf_counter() - began)
+
+
+def _versions(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    return {**versions(), **(more or {}), **surroundings()}
 
 
 def _report(
@@ -181,7 +191,7 @@ def _report(
     starter = find_starter(snapshot()) if job.launch.launcher == "none" else Starter()
     problems = [*starter_problems(starter, job.library.vendor), *problems_of(job, config, dtypes)]
     return Report(
-        {**versions(), "MPI library": job.library.text},
+        _versions({"MPI library": job.library.text}),
         dtypes,
         settings_of(config, snapshot()),
         problems,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from ctypes.util import find_library
 from dataclasses import fields
 from importlib import metadata
+from pathlib import Path
 from typing import NamedTuple
 
 from hpcdist.config import Config
@@ -20,6 +21,9 @@ from hpcdist.transport.kernel import compiled
 NOT_INSTALLED = "not installed"
 _YES = ("1", "true", "yes", "on")
 _NCCL_WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
+_CPUINFO = Path("/proc/cpuinfo")
+_VECTOR_UNITS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sve": "SVE", "asimd": "NEON"}
+"""The flags of a processor that name its vector units, the widest first."""
 
 
 class Setting(NamedTuple):
@@ -64,6 +68,37 @@ def versions() -> dict[str, str]:
         "NumPy": _version_of("numpy"),
         "mpi4py": _version_of("mpi4py"),
     }
+
+
+def surroundings() -> dict[str, str]:
+    """Return what else results and defects may depend on: torch, the processor, the system."""
+    return {
+        "torch": _version_of("torch"),
+        "processor": processor(_CPUINFO.read_text()) if _CPUINFO.exists() else platform.machine(),
+        "system": f"{_distribution()}, {platform.system()} {platform.release()}, "
+        f"{' '.join(platform.libc_ver())}",
+    }
+
+
+def processor(cpuinfo: str) -> str:
+    r"""Return the name of the processor and its widest vector unit, as Linux tells them.
+
+    Example:
+        >>> processor("model name\t: Some CPU\nflags\t\t: fpu sse2 avx avx2 fma")
+        'Some CPU, AVX2'
+
+    """
+    told = dict(re.findall(r"^(model name|flags|Features)\s*: (.*)$", cpuinfo, re.MULTILINE))
+    flags = f"{told.get('flags', '')} {told.get('Features', '')}".split()
+    units = [unit for flag, unit in _VECTOR_UNITS.items() if flag in flags]
+    return ", ".join([told.get("model name", platform.machine()), *units[:1]])
+
+
+def _distribution() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return "no os-release"
 
 
 def _version_of(distribution: str) -> str:

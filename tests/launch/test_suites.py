@@ -11,8 +11,12 @@ from hpcdist.transport.polling import poll
 ROOT = Path(__file__).parents[2]
 PYTHON = """#!/bin/sh
 echo "$@" >> "$CALLS"
-case "$*" in *last-failed*tests/unit*) echo "PASSED a::first"; exit;; esac
-case "$*" in *$FAILS*) echo "the words of a rank"; exit 3;; esac
+case "$*" in *$FAILS*)
+    echo "the words of a rank"
+    echo "failed a::first" >> "$TEST_RESULTS"
+    exit 3;;
+esac
+printf 'passed 7\nskipped 2\n' >> "$TEST_RESULTS"
 case "$*" in *$ENDS*) while ! grep -q endless "$CALLS"; do sleep 0.1; done; kill $PPID;; esac
 """
 ENDLESS = """#!/bin/sh
@@ -89,14 +93,15 @@ def test_a_suite_that_fails_hides_none_of_the_others(run, fails, tier):
     assert "passed" in summary
 
 
-def test_a_test_that_passes_at_its_second_try_is_named_at_the_end(run):
-    code, said, _ = run(fails="tests/unit", SECOND_TRY="yes")
-    assert code == 0
-    assert said.partition("Flaky")[2].splitlines()[1:] == ["a::first"]
-    code, said, called = run(fails="tests/slurm", SECOND_TRY="yes")
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_the_end_counts_the_tests_names_those_that_failed_and_says_how_to_report_them(run, rank):
+    code, said, _ = run(fails="tests/mpi", RANK=rank)
+    end = said.partition("=== all suites")[2]
     assert code == 1
-    assert "--last-failed" in called
-    assert "Flaky" not in said
+    assert "\n14 passed, 1 failed, 4 skipped\n" in end
+    assert re.findall("failed: (.*)", end) == ["a::first"]
+    assert "/hpcdist doctor`" in end
+    assert "/issues" in end
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -104,6 +109,7 @@ def test_all_suites_passing_is_success(run, tier):
     code, said, _ = run(*tier)
     assert code == 0
     assert "FAILED" not in said
+    assert "report it" not in said
 
 
 def test_whoever_ends_the_suites_ends_those_that_run_beside(run, tmp_path):
