@@ -118,8 +118,8 @@ def lamb_advance(block: Block) -> None:
 
 def lamb_measure(block: Block) -> tuple[Any, Any]:
     """Return the sums of squares of the weights and of their direction."""
-    weights, direction = block.weights, _direction(block)
-    return np.dot(weights, weights), np.dot(direction, direction)
+    direction = _direction(block)
+    return _squares(block, block.weights), _squares(block, direction)
 
 
 def lamb_apply(block: Block, ratio: float) -> None:
@@ -139,8 +139,7 @@ def length_ratio(weights: float, direction: float, _: Options) -> float:
 
 def lars_measure(block: Block) -> tuple[Any, Any]:
     """Return the sums of squares of the weights and of the gradient."""
-    weights, gradient = block.weights, block.gradient
-    return np.dot(weights, weights), np.dot(gradient, gradient)
+    return _squares(block, block.weights), _squares(block, block.gradient)
 
 
 def lars_ratio(weights: float, gradient: float, options: Options) -> float:
@@ -164,6 +163,14 @@ def lars(block: Block) -> None:
 
 
 # ---- what they share
+
+
+def _squares(block: Block, values: Any) -> Any:
+    """Return the sum of squares; uses the second of the room.
+
+    A dot product would have other bits on other processors, and on GPUs need cuBLAS.
+    """
+    return np.sum(np.multiply(values, values, out=block.room[1]))
 
 
 def _decayed(block: Block) -> Any:

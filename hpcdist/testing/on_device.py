@@ -103,11 +103,17 @@ class _Moved:
         """Copy to the host what the device's arrays hold now."""
         for host, device in self._pairs:
             if host.flags.writeable:
-                host[...] = self._arrays.to_host(device)
+                host[...] = self._read(device)
+        is_array = self._arrays.is_array
+        sent = any(is_array(device) for _, device in self._pairs)
         for given, moved in self._lists:
-            if not given and moved:
-                assert all(map(self._arrays.is_array, moved))
-                given.extend(map(self._arrays.to_host, moved))
+            if not given and moved:  # what was gathered lies where what was sent lies
+                assert all(is_array(each) == sent for each in moved)
+                given.extend(map(self._read, moved))
+
+    def _read(self, array: Any) -> Any:
+        """Return what an array holds, which stayed on the host if the device has no such dtype."""
+        return self._arrays.to_host(array) if self._arrays.is_array(array) else array
 
 
 @final

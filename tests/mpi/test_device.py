@@ -5,6 +5,7 @@ import threading
 import ml_dtypes
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import hpcdist as dist
 from hpcdist.testing import contract
@@ -13,6 +14,7 @@ from hpcdist.testing.on_device import Arrays, OnDevice
 from hpcdist.testing.slow_device import DEVICE, SlowArray
 from hpcdist.transport.call import Barrier
 from hpcdist.transport.device.choose import STAGED
+from hpcdist.transport.device.cuda_mpi import _Comm
 from hpcdist.transport.device.launches import Launches
 
 ARRAYS = Arrays(DEVICE.array, DEVICE.numbers, lambda array: isinstance(array, SlowArray))
@@ -28,6 +30,19 @@ class TestStaged(TransportContract):
 
     def run(self, check):
         return [check()]
+
+
+def test_arrays_that_the_device_cannot_hold_are_gathered_on_the_host(rank, size):
+    arrays = ARRAYS._replace(to_device=lambda array: array)
+    gathered = []
+    OnDevice(arrays).all_gather(gathered, np.full(2, rank + 1j))
+    assert [each.tolist() for each in gathered] == [[each + 1j] * 2 for each in range(size)]
+
+
+def test_cuda_aware_mpi_is_asked_for_its_properties_and_called_after_the_stream(rank, size):
+    comm = _Comm(MPI.COMM_WORLD, DEVICE, DEVICE.new_stream(), 30.0)
+    assert (comm.rank, comm.size) == (rank, size)
+    assert comm.allgather(rank) == list(range(size))
 
 
 def test_an_operation_waits_for_what_was_computed_before_and_the_next_waits_for_it(rank, size):

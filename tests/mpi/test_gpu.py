@@ -34,12 +34,15 @@ def cupy():
 
 
 @pytest.fixture(params=["nccl", "mpi", "staged"])
-def way(request, cupy, world_with, rank, size):
-    """Start the world anew with all arrays going one way."""
+def way(request, cupy, world_with):
+    """Start the world anew with all arrays going one way.
+
+    The number of ranks is asked of the world: a test of the contract may have a `size` of its own.
+    """
     from hpcdist.transport.device import cuda_mpi
 
     if request.param == "nccl":
-        reason = why_not_nccl(gpu.count(), size)
+        reason = why_not_nccl(gpu.count(), dist.get_world_size())
         if reason:
             missing("nccl", reason)
     if request.param == "mpi" and cuda_mpi.why_not(False):

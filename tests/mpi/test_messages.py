@@ -5,12 +5,14 @@ What holds for every transport is in the contract (`hpcdist/testing/contract/mes
 
 import re
 import threading
+import time
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import hpcdist as dist
+from hpcdist.arrays.buffer import Buffer
 from hpcdist.transport import polling
 from hpcdist.transport.mpi import transport as mpi_transport
 
@@ -316,3 +318,30 @@ def test_the_null_process_of_mpi4py_is_no_rank_either(rank):
     assert (x == 7).all()
     with pytest.raises(dist.UsageError, match="src"):
         dist.recv(x, MPI.ANY_SOURCE)
+
+
+# ---- threads
+
+
+@threads
+def test_a_receive_has_ended_only_when_its_array_is_filled(monkeypatch, rank, size):
+    """One thread fills the array, slowly, while another one asks whether the receive has ended."""
+    unpack, is_filling = Buffer.unpack, threading.Event()
+
+    def slowly(buffer):
+        is_filling.set()
+        time.sleep(0.05)
+        unpack(buffer)
+
+    monkeypatch.setattr(Buffer, "unpack", slowly)
+    expected = np.arange(1000.0)
+    got = np.zeros((1000, 2))[:, 0]  # not contiguous: filled from a packed copy
+    work = dist.irecv(got, (rank - 1) % size)
+    filling = threading.Thread(target=work.wait)
+    filling.start()
+    sent = dist.isend(expected, (rank + 1) % size)
+    is_filling.wait()
+    assert work.is_completed()
+    assert (got == expected).all()
+    filling.join()
+    sent.wait()

@@ -124,8 +124,10 @@ class _Comm:
     ) -> None:
         self._comm, self._runtime, self._stream, self._timeout_s = comm, runtime, stream, timeout_s
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Any:
         verb = getattr(self._comm, name)
+        if not callable(verb):  # as `size`
+            return verb
 
         def call(*args: Any) -> Any:
             event = self._runtime.record(self._stream)

@@ -118,6 +118,7 @@ class Receive(Work):
     def __init__(self, matching: Matching, call: AnyMessage, tag: int) -> None:
         self._matching = matching
         self._call: AnyMessage | None = call
+        """None once the receive has begun to end: then its array is being filled."""
         self.tag, self.user_tag = tag, call.tag
         self.source_wanted = call.root
         self._parts: list[list[NumpyArray]] = []
@@ -203,7 +204,6 @@ class Receive(Work):
     def _end(self) -> None:
         call, self._call = self._call, None
         assert call is not None
-        self._ended = True
         if self._error is None:
             self.source = self._matching.ranks[self.source_wanted]
             try:
@@ -212,12 +212,13 @@ class Receive(Work):
             except Exception as error:
                 self._error = error
         self._parts = []
-        self._record_end()
         if call.ended is not None:
             try:
                 call.ended(self._error)
             except Exception as error:  # of a listener
                 self._error = self._error or error
+        self._ended = True  # last, as other threads look at it without the lock
+        self._record_end()
 
     def _received_pickles(self) -> list[Pickled]:
         meta, *rest = self._parts
@@ -236,7 +237,7 @@ class Receive(Work):
             if not self._is_matched:
                 self._matching.look()
             try:
-                if self._is_matched and not self._ended and self._arrived():
+                if self._is_matched and self._call is not None and self._arrived():
                     self._end()
             except MPI.Exception as error:
                 self._error = translate(error, self._what(), self._matching.deaths)
@@ -314,7 +315,7 @@ class Receive(Work):
 
     def _fail(self, error: HpcdistError) -> None:
         with self._matching.lock:
-            if not self._ended:
+            if self._call is not None:
                 self._error = error
                 self._end()
 
