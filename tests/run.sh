@@ -54,7 +54,7 @@ mpi_tests() { # MARKS MPIEXEC RANKS ARGUMENT...: every rank runs every test; wha
         [ "$rank" = 0 ] && exec 2>"$LOGS/rank.0" || exec >"$LOGS/rank.$rank" 2>&1
         [ "$rank" = 0 ] || TEST_RESULTS=$LOGS/others # each rank counts the same tests
         exec "$@"' - \
-        "$bin/python" -m pytest -q --with-mpi -p no:cacheprovider -m "$marks" "$@" && return
+        "$bin/python" -m pytest -q --color=no --with-mpi -p no:cacheprovider -m "$marks" "$@" && return
     code=$?
     printf '\n%s ended with exit code %d\n' "$mpiexec" $code
     for log in "$logs"/rank.*; do
