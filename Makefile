@@ -5,7 +5,7 @@
 #   make test-all run all tests, with Slurm, Open MPI and MPICH, on 1 to 4 ranks
 #   make test-rest run what `make test-all` runs beyond `make test`
 #   make dev      an environment to develop in
-#   make check    formatting, lint, types, layers
+#   make check    formatting, lint, types, layers, warnings of the C compiler
 #   make docs     build the documentation in site/
 #   make wheel    build what goes to an index in dist/, with and without the kernel, and check it
 #   make release  make wheel, and try what it built in clean environments
@@ -15,6 +15,8 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 RANKS  ?= 4
 BIN    := .venv/bin
+# What is a warning here may be an error of the next compiler, and the extensions are optional.
+WARNINGS := -fsyntax-only -Wall -Wextra -Wno-unused-parameter -Werror -DPy_LIMITED_API=0x030B0000
 
 # Open MPI: allow root (containers) and more ranks than cores (laptops).
 export OMPI_ALLOW_RUN_AS_ROOT = 1
@@ -47,6 +49,10 @@ check: .venv/.dev
 	$(BIN)/python tests/typing/check.py
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	for part in _kernel _recorder _arrays; do \
+	    $(CC) $(WARNINGS) -I$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('include'))") \
+	        hpcdist/transport/$$part.c || exit 1; \
+	done
 
 docs: .venv/.dev
 	$(BIN)/python -m zensical build --strict --clean

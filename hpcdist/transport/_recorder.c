@@ -160,7 +160,7 @@ static site_t *find_site(void) {
         Py_DECREF(frame);
         frame = back;
     }
-    Py_XDECREF(frame);
+    Py_XDECREF((PyObject *)frame);
     if (!found) PyErr_Clear();
     return found;
 }
@@ -215,7 +215,7 @@ static PyObject *py_layout(PyObject *self, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "there are few types of calls");
         return NULL;
     }
-    Py_INCREF(l.type);
+    Py_INCREF((PyObject *)l.type);
     LAYOUT[N_LAYOUTS++] = l;
     Py_RETURN_NONE;
 }
