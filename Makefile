@@ -4,6 +4,7 @@
 #   make test     run the usual tests: minutes
 #   make test-all run all tests, with Slurm, Open MPI and MPICH, on 1 to 4 ranks
 #   make test-rest run what `make test-all` runs beyond `make test`
+#   make test-elsewhere  run the usual tests as on other machines: CONDITIONS="young no-shm" picks some, TESTS="tests/unit" their tests
 #   make dev      an environment to develop in
 #   make check    formatting, lint, types, layers, warnings of the C compiler
 #   make docs     build the documentation in site/
@@ -26,7 +27,7 @@ export OMPI_MCA_osc = ^ucx
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_QUIET = 1
 
-.PHONY: train test test-all test-rest dev check docs wheel release bench clean
+.PHONY: train test test-all test-rest test-elsewhere dev check docs wheel release bench clean
 
 train: .venv/.train
 	$(BIN)/mpiexec -n $(RANKS) $(BIN)/python examples/train.py
@@ -39,6 +40,9 @@ test-all: .venv/.test .mpich/.done
 
 test-rest: .venv/.test .mpich/.done
 	bash tests/run.sh $(BIN) rest
+
+test-elsewhere: .venv/.test .mpich/.done
+	$(BIN)/python tests/elsewhere.py $(CONDITIONS) $(if $(TESTS),-- $(TESTS))
 
 dev: .venv/.dev .venv/.test .mpich/.done
 

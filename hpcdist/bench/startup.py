@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import NamedTuple
+
+from hpcdist.runtime.process import stat_of
 
 IMPORTS = {
     "hpcdist": "import hpcdist",
@@ -32,8 +33,7 @@ class Started(NamedTuple):
 def process_age() -> float | None:
     """Return the seconds since this process began; None where the system does not tell."""
     try:
-        words = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        ticks = int(words[19])  # field 22: start, in clock ticks since boot
+        ticks = int(stat_of("self")[1][19])  # field 22: start, in clock ticks since boot
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / _ticks_per_s()
     except (OSError, AttributeError, ValueError, IndexError):
         return None

@@ -43,7 +43,7 @@ def cuda_awareness() -> Awareness:
 def loaded(pattern: re.Pattern[str]) -> list[str]:
     """Return the paths of the shared libraries in this process that a pattern fits."""
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
     except OSError:
         return []
     paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if "/" in line)

@@ -43,6 +43,29 @@ def my_cores() -> tuple[str, tuple[int, ...]]:
     return node_name(), tuple(sorted(os.sched_getaffinity(0)))
 
 
+def stat_of(pid: int | str) -> tuple[str, list[str]]:
+    """Return the name of a process of this node, and what the system says of it from its state on.
+
+    Returns:
+        Both empty if there is no such process. A name is at most 15 bytes, so one that is not ASCII
+        may end within a character.
+
+    Reference: Linux, proc_pid_stat(5): `fields[n]` is its field n + 3.
+
+    Example:
+        >>> name, fields = stat_of(os.getpid())
+        >>> int(fields[1]) == os.getppid()
+        True
+
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            before, _, after = stat.read().rpartition(b")")
+    except OSError:
+        return "", []
+    return os.fsdecode(before.partition(b"(")[2]), after.decode().split()
+
+
 def resident_bytes() -> tuple[int, int]:
     """Return how many bytes of host memory this process has, and the most it has had."""
     told = dict(

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from hpcdist.runtime.place import Place, world_place
+from hpcdist.runtime.process import stat_of
 from hpcdist.runtime.slurm import in_slurm_step
 
 NOTE = "HPCDIST_TORCHRUN"
@@ -128,12 +128,8 @@ def _find_launcher() -> int | None:
     """Return the number of the nearest process above this one that starts ranks of MPICH."""
     pid = os.getpid()
     while pid > 1:
-        try:
-            text = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            return None
-        name, fields = text[text.index("(") + 1 : text.rindex(")")], text.rpartition(")")[2].split()
+        name, fields = stat_of(pid)
         if name in _LAUNCHERS_OF_MPICH:
             return pid
-        pid = int(fields[1])
+        pid = int(fields[1]) if fields else 0
     return None

@@ -33,7 +33,7 @@ def held():
         "mappings": len(maps),
         "shared mappings": sum("memfd:" in line or "/dev/shm" in line for line in maps),
         "threads": len(os.listdir("/proc/self/task")),
-        "names": len(os.listdir("/dev/shm")),
+        "names": len(list(Path("/dev").glob("shm/*"))),
     }
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from environments import ENVIRONMENTS, EVERY_MPI, ROOT
@@ -90,7 +91,7 @@ def run(environ, program, folder, keep_the_rest=False, **settings):
 
 def own_names():
     """Return what of ours has a name in /dev/shm: nothing ever should."""
-    return [name for name in os.listdir("/dev/shm") if "hpcdist" in name]
+    return list(Path("/dev").glob("shm/*hpcdist*"))
 
 
 FAILS_WHILE_IT_READS = """

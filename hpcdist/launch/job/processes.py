@@ -11,9 +11,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from hpcdist.launch.job import shim
+from hpcdist.runtime.process import stat_of
 
 
 class Rank:
@@ -75,8 +75,5 @@ def quietly(function: Callable[..., object], *arguments: object) -> None:
 
 def _birth(pid: int) -> str:
     """Return when a process began, "" if there is none (or a dead one nobody has waited for)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+    _, fields = stat_of(pid)
+    return "" if not fields or fields[0] in "ZX" else fields[19]

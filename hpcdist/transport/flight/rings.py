@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from hpcdist.runtime.process import stat_of
 from hpcdist.transport.flight import layout
 
 ROOTS = ("/dev/shm", "/tmp")
@@ -100,13 +101,13 @@ def read_ring(path: Path) -> bytes | None:
 
 def born(pid: int) -> int:
     """Return when a process began, in ticks since the node started; 0 if there is none."""
-    fields = _stat(pid)
+    _, fields = stat_of(pid)
     return int(fields[19]) if fields else 0
 
 
 def condition(pid: int, since: int) -> str:
     """Return how the process that began at `since` is: "running", "stopped" or "dead"."""
-    fields = _stat(pid)
+    _, fields = stat_of(pid)
     if not fields or int(fields[19]) != since or fields[0] in "ZXx":
         return "dead"
     return "stopped" if fields[0] in "Tt" else "running"
@@ -115,18 +116,9 @@ def condition(pid: int, since: int) -> str:
 def ancestors(pid: int) -> list[int]:
     """Return the processes that have started this one, the nearest first, without the first."""
     found: list[int] = []
-    while (fields := _stat(pid)) and (pid := int(fields[1])) > 1:
+    while (fields := stat_of(pid)[1]) and (pid := int(fields[1])) > 1:
         found.append(pid)
     return found
-
-
-def _stat(pid: int) -> list[str]:
-    """Return what the system says of a process, from its state on; nothing if it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return []
-    return text.rpartition(")")[2].split()
 
 
 def sweep(roots: Iterable[str] = ROOTS) -> None:

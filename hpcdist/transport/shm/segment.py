@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdist.runtime.process import stat_of
+
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -157,8 +159,5 @@ def forget(run: Bytes) -> None:
 
 def is_dead(pid: int) -> bool:
     """Return whether a process of this node has ended, or is about to be buried."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
+    _, fields = stat_of(pid)
+    return not fields or fields[0] in "ZX"
