@@ -80,7 +80,7 @@ def open_array(
         found.append(_read(source, mesh, placements, dtype, casting))
         return f"{named(source)} as {found[0].dtype} {found[0].layout!r}"
 
-    ranks = of_group(None if mesh.coordinate is None else mesh.group)
+    ranks = of_group(None if mesh.coordinate is None else mesh.group, words="hpcdist.open_array")
     ranks.decide(read, lambda told: _alike(told, ranks.ranks))
     return found[0]
 
@@ -306,7 +306,7 @@ def save_array(path: str | os.PathLike[str], array: DistArray) -> None:
     mesh = array.process_mesh
     if mesh.coordinate is None:
         return
-    ranks = of_group(mesh.group)
+    ranks = of_group(mesh.group, words="hpcdist.save_array")
 
     def begin(told: Sequence[tuple[str, str]]) -> list[_Begun]:
         _alike([words for _, words in told], ranks.ranks)

@@ -125,7 +125,7 @@ def load_into(
     rule: Rule = EXACT,
 ) -> tuple[Any, str]:
     """Load as `load` does; return the state, and a description of what was tolerated."""
-    ranks = reading_together(group, coordinator_rank)
+    ranks = reading_together(group, coordinator_rank, "hpcdist.checkpoint.load")
     if ranks.group is not None and not ranks.group.is_member():
         not_a_member(ranks.group)
         return state, ""

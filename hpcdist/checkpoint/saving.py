@@ -94,7 +94,7 @@ def save(
 
     """
     check_order("save", state, path)
-    ranks = writing_together(group, coordinator_rank)
+    ranks = writing_together(group, coordinator_rank, "hpcdist.checkpoint.save")
     if ranks.group is not None and not ranks.group.is_member():
         return not_a_member(ranks.group)
     finish_saving(ranks)

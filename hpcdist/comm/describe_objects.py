@@ -6,7 +6,7 @@ What this rank sends is pickled here. The hot path has done that before, and giv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpcdist.arrays.pickled import Pickled, pack_object, pickled_detail, unpack_object
@@ -18,6 +18,8 @@ from hpcdist.transport.kinds import Kind
 
 Packed = Sequence[Pickled] | None
 """One pickle for each object that this rank sends."""
+
+Describe = Callable[..., Objects | Refusal]
 
 
 def all_gather_object(
@@ -93,6 +95,16 @@ def all_to_all_object(
     except UsageError as error:
         return cannot(kind, group, error)
     return Objects(kind, pickles, detail=pickled_detail(pickles), finish=_replace(out_list))
+
+
+def part_of(words: str, describe: Describe) -> Describe:
+    """Return what describes a part of what `words` say, which agrees with no other operation."""
+
+    def describe_part(*args: Any) -> Objects | Refusal:
+        call = describe(*args)
+        return call if isinstance(call, Refusal) else call._replace(words=words)
+
+    return describe_part
 
 
 def _replace(target: list[Any]) -> Any:

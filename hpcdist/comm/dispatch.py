@@ -48,7 +48,7 @@ def dispatch(group: Members | None, sync_op: bool, describe: Describe, *args: An
             ended = transport.run(call) if sync_op else transport.start(call)
     except BaseException as error:
         fail(mark)
-        if number is not None and _is_refused(error):
+        if number is not None and is_refused(error):
             group.issued -= 1  # the other ranks know nothing of this call
         raise
     if sync_op:
@@ -58,7 +58,7 @@ def dispatch(group: Members | None, sync_op: bool, describe: Describe, *args: An
     return ended if is_message or not sync_op or call.device is not None else DONE
 
 
-def _is_refused(error: BaseException) -> bool:
+def is_refused(error: BaseException) -> bool:
     """Return whether a call ended with `error` because it was nested, before it began."""
     return isinstance(error, UsageError) and error.nested and not (error.held or error.inside)
 

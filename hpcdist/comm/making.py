@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
-from hpcdist.comm.describe_objects import all_gather_object as describe_all_gather
+from hpcdist.comm.describe_objects import all_gather_object as describe_all_gather, part_of
 from hpcdist.comm.dispatch import dispatch, not_a_member
 from hpcdist.comm.members import Members
 from hpcdist.comm.session import is_simulated, require_session
@@ -67,7 +67,7 @@ def split(group: Members, color: Any, key: Any, timeout: Any, name: str | None) 
     session = require_session()
     check_timeout(timeout, session.timeout_s)
     told: list[Any] = []
-    dispatch(group, True, _describe_split, told, color, key)
+    dispatch(group, True, part_of("Group.split", _describe_split), told, color, key)
     own = told[group.rank][0]
     members = sorted((key, rank) for rank, (color, key) in enumerate(told) if color == own)
     if own is None:

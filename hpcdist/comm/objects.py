@@ -163,3 +163,21 @@ def all_to_all_object(
     return hot.all_to_all_object(out_object_list, in_object_list, group, sync_op) or dispatch(
         group, sync_op, describe_objects.all_to_all_object, out_object_list, in_object_list
     )
+
+
+def tell_all(words: str, obj: Any, group: Members) -> list[Any]:
+    """Return the `obj` of every rank, on all ranks. Collective.
+
+    It is `all_gather_object` for what is a part of something else: a rank that calls that itself
+    gets a `MismatchError`, and not what is told here.
+
+    Args:
+        words: what the ranks do, the same on all of them.
+        obj: what this rank tells.
+        group: the ranks that take part.
+
+    """
+    told: list[Any] = []
+    describe = describe_objects.part_of(words, describe_objects.all_gather_object)
+    dispatch(group, True, describe, told, obj)
+    return told

@@ -18,14 +18,16 @@ import numpy as np
 from hpcdist.arrays.packing import same_memory
 from hpcdist.comm import describe
 from hpcdist.comm.announcement import Announcement
-from hpcdist.comm.dispatch import described, dispatch, not_a_member
+from hpcdist.comm.dispatch import described, dispatch, is_refused, not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
 from hpcdist.comm.tensor_lists import keep
 from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.transport.base import DONE, REFUSE_START, Known, Plan, Work
-from hpcdist.transport.call import Call, label
+from hpcdist.transport.call import Barrier, Call, Refusal, label, making
 from hpcdist.transport.call_site import issued
+from hpcdist.transport.flight.layout import PLAN
+from hpcdist.transport.recorder import end, fail, note
 from hpcdist.transport.reduction import ReduceOp
 
 
@@ -295,11 +297,29 @@ def _plan(group: Group | None, describe_call: Callable[..., Any], *args: Any) ->
         return _NoPlan()
     call = _lasting(described(group, describe_call, *args), described(group, describe_call, *args))
     what = label(call, group.ranks)
+    _meet(group, making(call, group.ranks))
     plan = group.transport.plan(call)
     if plan is None:
         return _ReplayPlan(group, describe_call, args, what)
     plan.watch(group, partial(_tell, group, call))
     return plan
+
+
+def _meet(group: Group, made: Barrier | Refusal) -> None:
+    """Return once all ranks of the group make the same plan, or raise."""
+    number = 0
+    if issued.at is None:  # else its place in the order is left to chance
+        group.issued = number = group.issued + 1
+    mark = note(PLAN, group.flight, number, 0, 0, 0)
+    assert group.transport is not None
+    try:
+        group.transport.run(made)
+    except BaseException as error:
+        fail(mark)
+        if number and is_refused(error):
+            group.issued -= 1
+        raise
+    end(mark)
 
 
 def _lasting(call: Any, again: Any) -> Any:

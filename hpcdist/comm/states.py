@@ -14,7 +14,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm import describe
 from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.group import Group
-from hpcdist.comm.objects import all_gather_object
+from hpcdist.comm.objects import tell_all
 from hpcdist.comm.session import resolve_group
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import MismatchError, UsageError
@@ -64,8 +64,7 @@ def verify_states(
     dispatch(group, True, _describe_comparison, extremes, error)
     if extremes[0] == -extremes[1]:
         return
-    everyone: list[Sequence[State]] = []
-    all_gather_object(everyone, states, group)
+    everyone: list[Sequence[State]] = tell_all("a comparison of states", states, group)
     raise MismatchError(first_difference(everyone, group.ranks, noun))
 
 

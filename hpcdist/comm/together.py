@@ -18,20 +18,16 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, final
 
-from hpcdist.comm.describe_objects import all_gather_object as describe_all_gather
-from hpcdist.comm.dispatch import described
+from hpcdist.comm import describe_objects
+from hpcdist.comm.describe_objects import part_of
+from hpcdist.comm.dispatch import described, dispatch
 from hpcdist.comm.environment import get_world_size
 from hpcdist.comm.group import Group
-from hpcdist.comm.objects import (
-    all_gather_object,
-    broadcast_object_list,
-    gather_object,
-    scatter_object_list,
-)
+from hpcdist.comm.objects import tell_all
 from hpcdist.comm.session import current_session, resolve_group
 from hpcdist.errors import HpcdistError, MismatchError, RemoteError, UsageError, is_secondary
 from hpcdist.transport import recorder
-from hpcdist.transport.call import END_OF_BLOCK, Objects, Refusal, refused
+from hpcdist.transport.call import Objects, Refusal, refused
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -118,6 +114,8 @@ class Together:
         first: the world rank of the one that leads; None for the first of the group.
         alike: returns what all ranks raise for an error of one of them; None: a `RemoteError` on
             the others.
+        words: what the ranks do, the same on all of them: ranks that do anything else get a
+            `MismatchError`.
 
     Example:
         >>> import hpcdist as dist
@@ -134,6 +132,7 @@ class Together:
         group: Group | None = None,
         first: int | None = None,
         alike: Alike = lambda error: None,
+        words: str = "hpcdist.together",
     ) -> None:
         self.group = group
         self.rank = 0 if group is None else group.rank
@@ -143,6 +142,7 @@ class Together:
         if group is not None and first is not None and group.is_member():
             self.first = group.root_of(first, "coordinator_rank")
         self.alike = alike
+        self.words = words
 
     def __repr__(self) -> str:
         if self.group is None:
@@ -210,11 +210,9 @@ class Together:
 
         """
         mine, error = self._attempt(own)
-        outcomes: list[_Outcome] = []
-        if self._has_others:
-            all_gather_object(outcomes, mine, self.group)
-        else:
-            outcomes.append(mine)
+        outcomes: list[_Outcome] = [mine]
+        if self.group is not None and self._has_others:
+            outcomes = tell_all(self.words, mine, self.group)
         failure = next((each.failure for each in outcomes if each.failure), None)
         if failure is not None:
             raise self._exception(failure, error)
@@ -238,7 +236,7 @@ class Together:
             outcome, error = self._attempt(lambda: function(*args, **kwargs))
         if self._has_others:
             told = [outcome]
-            broadcast_object_list(told, self.first_world_rank, self.group)
+            self._dispatch(describe_objects.broadcast_object_list, told, self.first_world_rank)
             outcome = told[0]
         if outcome.failure is not None:
             raise self._exception(outcome.failure, error)
@@ -347,23 +345,29 @@ class Together:
         if not self._has_others:
             return [mine]
         outcomes: list[_Outcome] = []
-        gather_object(mine, outcomes if self.leads else None, self.first_world_rank, self.group)
+        into = outcomes if self.leads else None
+        self._dispatch(describe_objects.gather_object, mine, into, self.first_world_rank)
         return outcomes
 
     def _scatter(self, answers: list[_Outcome]) -> _Outcome:
         if not self._has_others:
             return answers[0]
         mine: list[_Outcome] = []
-        scatter_object_list(
-            mine, answers if self.leads else None, self.first_world_rank, self.group
-        )
+        given = answers if self.leads else None
+        self._dispatch(describe_objects.scatter_object_list, mine, given, self.first_world_rank)
         return mine[0]
+
+    def _dispatch(self, describe: Callable[..., Objects | Refusal], *args: Any) -> None:
+        dispatch(self.group, True, part_of(self.words, describe), *args)
+
+
+_END = part_of("end of a block of hpcdist.together", describe_objects.all_gather_object)
 
 
 def _describe_end(
     group: Group, ends: list[_End], mine: _End, error: Exception | None
 ) -> Objects | Refusal:
-    call = describe_all_gather(group, ends, mine)._replace(root=END_OF_BLOCK)
+    call = _END(group, ends, mine)
     return call if error is None or call.error is not None else refused(call, error)
 
 

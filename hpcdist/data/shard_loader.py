@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 from hpcdist.arrays.libraries import row_of
-from hpcdist.comm.objects import all_gather_object
+from hpcdist.comm.objects import tell_all
 from hpcdist.errors import UsageError
 from hpcdist.mesh.api import dtensor_from_local
 from hpcdist.mesh.placements import Placement, Replicate, Shard
@@ -261,9 +261,9 @@ def rows_of(batch: Any, place: Place) -> Part:
 def told_part(batch: Any, place: Place) -> Part:
     """Return this rank's part of a batch, of which every rank has its own. Collective."""
     assert place.axis is not None
-    told: list[tuple[int, int]] = []
     group = place.mesh.get_group(place.mesh.names[place.axis])
-    all_gather_object(told, (place.part, length_of(batch)), group)
+    own = place.part, length_of(batch)
+    told: list[tuple[int, int]] = tell_all("a batch of a ShardDataloader", own, group)
     lengths = [length for _, length in sorted(told)]
     _check_lengths(lengths, place)
     return Part(batch, sum(lengths))

@@ -16,7 +16,7 @@ from hpcdist.checkpoint.storage import named
 from hpcdist.comm.collectives import barrier
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
-from hpcdist.comm.objects import all_gather_object
+from hpcdist.comm.objects import tell_all
 from hpcdist.comm.session import current_session, require_session
 from hpcdist.comm.states import State, verify_states
 from hpcdist.errors import UsageError
@@ -291,9 +291,8 @@ class Fleet:
 
     def world_device_ids(self) -> list[list[int]]:
         """Return the numbers of the GPUs of each worker. Collective."""
-        found: list[list[int]] = []
-        all_gather_object(found, self.local_device_ids(), self.grid.group)
-        return found
+        own = self.local_device_ids()
+        return tell_all("hpcdist.fleet.world_device_ids", own, self.grid.group)
 
     def is_worker(self) -> bool:
         """Return whether this rank trains."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import new_group
-from hpcdist.comm.objects import all_gather_object
+from hpcdist.comm.objects import tell_all
 from hpcdist.comm.session import require_session
 from hpcdist.errors import UsageError
 from hpcdist.fleet.roles import PaddleCloudRoleMaker, Role, RoleMakerBase, read_role
@@ -110,8 +110,7 @@ def place(posts: Sequence[Post | None], ranks: Sequence[int]) -> Placement:
 
 def divided(group: Group, post: Post) -> Cluster:
     """Return the cluster of a job with servers. Collective."""
-    posts: list[Post | None] = []
-    all_gather_object(posts, post, group)
+    posts: list[Post | None] = tell_all("hpcdist.fleet.init", post, group)
     placement = place(posts, group.ranks)
     clusters = require_session().clusters
     before: Cluster | None = clusters.get(group.id)

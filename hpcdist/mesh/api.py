@@ -17,7 +17,7 @@ from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import view_of
 from hpcdist.comm.dispatch import as_flag
 from hpcdist.comm.group import Group
-from hpcdist.comm.objects import all_gather_object
+from hpcdist.comm.objects import tell_all
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.mesh.agreement import agree, refuse
 from hpcdist.mesh.dist_array import DistArray
@@ -241,9 +241,9 @@ def _joined(local_tensor: Any, mesh: ProcessMesh, placements: Placements) -> Dis
         own = _layout(mesh, local.shape, placements, local.dtype)
     except UsageError as error:
         raise refuse(mesh, error) from None
-    told: list[tuple[tuple[int, ...], tuple[str, int]]] = []
     how = f"{local.ndim} dimensions, {local.dtype}, {[*own.placements]} on {mesh!r}"
-    all_gather_object(told, (local.shape, (how, mesh.unique_id)), mesh.group)
+    own_words = local.shape, (how, mesh.unique_id)
+    told = tell_all("dtensor_from_local", own_words, mesh.group)
     ranks = mesh.group.ranks
     for rank, (_, other) in zip(ranks, told, strict=True):
         if other != told[0][1]:

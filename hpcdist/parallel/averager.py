@@ -15,7 +15,7 @@ from typing import Any, final
 from hpcdist.comm import describe
 from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.group import Group
-from hpcdist.comm.objects import all_gather_object
+from hpcdist.comm.objects import tell_all
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.config import read_config
 from hpcdist.errors import CollectiveTimeout, RankFailure, UsageError
@@ -146,8 +146,7 @@ def _mean(group: Group, bucket: Any) -> Call:
 
 def _cores(group: Group) -> float:
     """Return this rank's share of its node's cores; collective over `group`."""
-    places: list[Any] = []
-    all_gather_object(places, my_cores(), group)
+    places = tell_all("a look at the cores of the node", my_cores(), group)
     node, mine = places[group.rank]
     return core_share(mine, [cores for host, cores in places if host == node])
 

@@ -18,7 +18,7 @@ from hpcdist.arrays.device import device_runtime_of
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import view_of
 from hpcdist.comm.group import Group
-from hpcdist.comm.objects import all_gather_object
+from hpcdist.comm.objects import tell_all
 from hpcdist.comm.states import State, first_difference
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.parallel.buckets import plan_buckets
@@ -124,9 +124,8 @@ def agree(
 
     """
     named = _named(buckets)
-    offers: list[Offer] = []
     own = Offer({key_of(each): tuple(listed) for each, listed in states.items()}, list(named))
-    all_gather_object(offers, own, group)
+    offers: list[Offer] = tell_all("a comparison of gradients", own, group)
     several = any(offer.states for offer in offers)
     if not several:
         return list(buckets), False

@@ -25,7 +25,7 @@ from torch.distributed.fsdp import (
 
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import new_group
-from hpcdist.comm.objects import all_gather_object
+from hpcdist.comm.objects import tell_all
 from hpcdist.comm.states import verify_states
 from hpcdist.errors import UsageError
 from hpcdist.parallel.gradient_groups import own_group
@@ -228,8 +228,7 @@ def _mesh(groups: ShardGroups, device: str) -> DeviceMesh:
     own = process_group_of(groups.shard)
     if groups.replicate is None:
         return DeviceMesh.from_group(own, device)
-    rows: list[Any] = []
-    all_gather_object(rows, list(groups.shard.ranks), groups.replicate)
+    rows = tell_all("a mesh of groups", list(groups.shard.ranks), groups.replicate)
     across = process_group_of(groups.replicate)
     names = ("replicate", "shard")
     return DeviceMesh.from_group([across, own], device, torch.tensor(rows), mesh_dim_names=names)
@@ -315,6 +314,5 @@ def _union(groups: ShardGroups) -> Group:
     """Return the group of all ranks that train together. Collective over the groups."""
     if groups.replicate is None:
         return groups.shard
-    rows: list[list[int]] = []
-    all_gather_object(rows, list(groups.shard.ranks), groups.replicate)
+    rows = tell_all("a union of groups", list(groups.shard.ranks), groups.replicate)
     return new_group(sorted(rank for row in rows for rank in row))

@@ -18,7 +18,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from hpcdist.arrays.libraries import library_of
 from hpcdist.comm.collectives import all_gather, all_reduce
 from hpcdist.comm.group import Group
-from hpcdist.comm.objects import all_gather_object
+from hpcdist.comm.objects import tell_all
 from hpcdist.comm.states import verify_states
 from hpcdist.errors import UsageError
 from hpcdist.parallel.sharding.shard_state import (
@@ -191,6 +191,5 @@ def _memory(flat: torch.Tensor) -> Any:
 
 def _everybodys(own: State, group: Group) -> State:
     """Return the numbers of all ranks, each of which has those of its own parameters."""
-    gathered: list[State] = []
-    all_gather_object(gathered, own, group)
+    gathered: list[State] = tell_all("a state of a sharded module", own, group)
     return {name: value for each in gathered for name, value in each.items()}

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as c10d
 
 from hpcdist.comm.group import Group
-from hpcdist.comm.objects import all_gather_object, broadcast_object_list
+from hpcdist.comm.objects import broadcast_object_list, tell_all
 from hpcdist.errors import UsageError
 
 _CONNECT_LIMIT = timedelta(seconds=60)
@@ -40,9 +40,7 @@ def shared_store(group: Group) -> Any:
             store = _connect(*place[0])
     except (OSError, RuntimeError) as error:
         failure = f"rank {group.world_rank} could not reach {place[0]}: {error}"
-    failures: list[Any] = []
-    all_gather_object(failures, failure, group)
-    for each in failures:
+    for each in tell_all("the store of torch.distributed", failure, group):
         if each is not None:
             raise UsageError(
                 f"no store for torch.distributed: {each}. The ranks of one job must be able to "

@@ -31,6 +31,7 @@ typedef struct {
 
 struct large {
     PyObject *node;
+    int64_t rights; /* see [Note: rights]; 0: nothing is attached */
     pid_t pids[MOST];
     char *heaps[MOST];  /* of every rank, where they are mapped here */
     size_t heap_bytes; /* of this rank */
@@ -113,6 +114,7 @@ static int is_movable(const hot_t *h, const planned_t *p) {
     if (failed != Py_False || p->n_to > MOST_IN_LIST || p->n_from > MOST_IN_LIST) return 0;
     int checked = !p->kernel || p->kind == REDUCE_SCATTER; /* others are in place */
     if (checked && is_entangled(h, p)) return 0;
+    if (is_attached(h, p) && l->rights != rights()) return 0;
     if (is_in_heap(h, p)) return 1;
     if (is_attached(h, p)) return is_offerable(h, p);
     if (p->kernel)
@@ -304,7 +306,7 @@ static int read_range(PyObject *object, range_t *range) {
     return object == Py_None || PyArg_ParseTuple(object, "nn", &range->low, &range->high);
 }
 
-/* learn_large(node, processes, heaps, bytes of this rank's, stages, bytes of a slice, for each kind
+/* learn_large(node, its rights, processes, heaps, bytes of this rank's, stages, bytes of a slice, for each kind
  * of operation the ranges of bytes (None: none) of ordinary arrays that are read where they lie, of
  * those in short numbers, of what is reduced in the pipe, of the same in short numbers, and of
  * arrays in the heap that are read where they are) */
@@ -313,7 +315,8 @@ static PyObject *hot_learn_large(PyObject *self, PyObject *args) {
     PyObject *node, *processes, *heaps, *stages, *ways;
     Py_ssize_t heap_bytes, slice;
     uintptr_t numbers[MOST];
-    if (!PyArg_ParseTuple(args, "OO!O!nO!nO!", &node, &PyTuple_Type, &processes, &PyTuple_Type, &heaps,
+    long long rights;
+    if (!PyArg_ParseTuple(args, "OLO!O!nO!nO!", &node, &rights, &PyTuple_Type, &processes, &PyTuple_Type, &heaps,
                           &heap_bytes, &PyTuple_Type, &stages, &slice, &PyTuple_Type, &ways))
         return NULL;
     int size = h->control->size;
@@ -338,7 +341,7 @@ static PyObject *hot_learn_large(PyObject *self, PyObject *args) {
             fine = read_range(at[s], &l->attached[s][k]) && read_range(in[s], &l->piped[s][k]);
     }
     if (!fine) return free(l), NULL;
-    l->node = Py_NewRef(node), l->heap_bytes = (size_t)heap_bytes, l->slice_bytes = (size_t)slice;
+    l->node = Py_NewRef(node), l->rights = rights, l->heap_bytes = (size_t)heap_bytes, l->slice_bytes = (size_t)slice;
     forget_large(h);
     h->large = l;
     Py_RETURN_NONE;

@@ -24,6 +24,11 @@
 #include <string.h>
 #include <structmember.h>
 #include <sys/uio.h>
+#if defined(__linux__)
+#include <linux/capability.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#endif
 #include <time.h>
 #include <unistd.h>
 
@@ -608,7 +613,22 @@ static int can_attach(char *data, size_t nbytes) {
     struct iovec here = {ends, 2}, there[2] = {{data, 1}, {data + nbytes - 1, 1}};
     return process_vm_readv(getpid(), &here, 1, there, 2, 0) == 2;
 }
+
+/* [Note: rights] A number of what this process may do to the memory of others, and they to its own:
+ * whether it is dumpable, and its capabilities. Where that has changed since the ranks have tried,
+ * a rank offers nothing to be attached, and reads nothing so. Never 0. */
+static int64_t rights(void) {
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct able[_LINUX_CAPABILITY_U32S_3] = {{0}};
+    syscall(SYS_capget, &head, able);
+    uint64_t mixed = (uint64_t)prctl(PR_GET_DUMPABLE);
+    for (int i = 0; i < _LINUX_CAPABILITY_U32S_3; i++)
+        mixed = (mixed * 1000003 + able[i].permitted) * 1000003 + able[i].effective;
+    return (int64_t)(mixed >> 2 | 1);
+}
 #else
+static int64_t rights(void) { return 1; }
+
 static int can_attach(char *data, size_t nbytes) {
     (void)data, (void)nbytes;
     return 0;
@@ -648,6 +668,12 @@ static PyObject *py_read_from(PyObject *self, PyObject *const *args, Py_ssize_t 
 static PyObject *py_write_to(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     (void)self;
     return move_attached(args, n_args, 1);
+}
+
+/* rights(): see [Note: rights] */
+static PyObject *py_rights(PyObject *self, PyObject *none) {
+    (void)self, (void)none;
+    return PyLong_FromLongLong(rights());
 }
 
 /* Whether the kernel can read the first and the last byte of an array for other processes: memory
@@ -2504,6 +2530,7 @@ static PyMethodDef FUNCTIONS[] = {
     {"write_to", (PyCFunction)(void (*)(void))py_write_to, METH_FASTCALL, NULL},
     {"reduce_attached", py_reduce_attached, METH_VARARGS, NULL},
     {"is_attachable", py_is_attachable, METH_O, NULL},
+    {"rights", py_rights, METH_NOARGS, NULL},
     {"copy_box", (PyCFunction)(void (*)(void))py_copy_box, METH_FASTCALL, NULL},
     {"merge", (PyCFunction)(void (*)(void))py_merge, METH_FASTCALL, NULL},
     {"group_ids", (PyCFunction)(void (*)(void))py_group_ids, METH_FASTCALL, NULL},

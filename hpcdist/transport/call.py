@@ -13,6 +13,8 @@ and nothing else; `Call` is any of them.
   instead; of an uneven reduce_scatter it holds the shapes of all blocks. `shapes` are those of a
   list's arrays, where they differ, and `counts` the elements per peer, sent and received (None:
   whatever comes).
+- `words` say what an operation stands for or is a part of, where that is not what its kind says:
+  it agrees with no other one.
 - `begin` is called when the operation's turn has come, `finish` gets what the transport returns;
   `ended` is told once how the operation ended, None for well.
 - `on_current` puts the operation on the caller's current stream itself.
@@ -23,6 +25,7 @@ What a family does not have, but those who handle any call ask for, is None in i
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, final
 
@@ -101,7 +104,7 @@ class Reduction(_Reduction):
     def fingerprint(self) -> int:
         """Return a number from 0 to 2^62 that is equal on ranks whose calls match."""
         kind, _, _, dtype, shape, root, op = self[:7]
-        code = dtype.code if self.device is None else ~dtype.code
+        code = dtype.code + (0 if self.device is None else _ON_DEVICE)
         return hash((kind, op, root, code, shape)) & _POSITIVE
 
     @property
@@ -270,6 +273,7 @@ class _Objects(NamedTuple):
     finish: Finish | None = None
     ended: Ended | None = None
     begin: Callable[[], Any] | None = None
+    words: str = ""
 
 
 class Objects(_Objects):
@@ -285,9 +289,9 @@ class Objects(_Objects):
 
     def fingerprint(self) -> int:
         """Return a number from 0 to 2^62 that is equal on ranks whose calls match."""
-        return (
-            hash((self.kind, -1, self.root, () if self.kind in LOOSE else self.shape)) & _POSITIVE
-        )
+        purpose = zlib.crc32(self.words.encode()) if self.words else -1
+        shape = () if self.kind in LOOSE else self.shape
+        return hash((self.kind, purpose, self.root, shape)) & _POSITIVE
 
     @property
     def nbytes(self) -> int:
@@ -303,10 +307,14 @@ class _Barrier(NamedTuple):
     ended: Ended | None = None
     begin: Callable[[], Any] | None = None
     device: DeviceRuntime | None = None
+    words: str = ""
 
 
 class Barrier(_Barrier):
-    """A barrier, or what stands for anything else that ranks do together, maybe on a `device`."""
+    """A barrier, or what stands for anything else that ranks do together, maybe on a `device`.
+
+    With `words` its `root` is a key, equal where ranks mean the same.
+    """
 
     __slots__ = ()
     on_current: ClassVar[bool] = False
@@ -319,7 +327,7 @@ class Barrier(_Barrier):
 
     def fingerprint(self) -> int:
         """Return a number from 0 to 2^62 that is equal on ranks whose calls match."""
-        return hash((self.kind, -1)) & _POSITIVE
+        return hash((self.kind, -1, self.root) if self.words else (self.kind, -1)) & _POSITIVE
 
 
 class _Refusal(NamedTuple):
@@ -468,19 +476,25 @@ def refused(call: Collective, error: Exception) -> Refusal:
     return Refusal(call.kind, call.root, error, ended=call.ended)
 
 
-END_OF_BLOCK = 1
-"""`root` of the all_gather_object at the end of a block of `together`: no other one matches it."""
+def making(call: Collective, ranks: Sequence[int]) -> Barrier | Refusal:
+    """Return what ranks agree on when they make a plan of `call`: nothing but such makings."""
+    if isinstance(call, Refusal):
+        return call
+    return Barrier(root=call.fingerprint(), words=f"plan_{label(call, ranks)}")
+
 
 UNEVEN = 1
 """`detail` of an operation whose blocks differ on this rank; hashes of shapes are larger."""
 
 _POSITIVE = (1 << 62) - 1
 _EVEN = _POSITIVE - 1
+_ON_DEVICE = 1 << 40
+"""Beyond the codes of all dtypes. Not the codes below 0: the hashes of -1 and -2 are equal."""
 
 
 def _fingerprint(call: Distribution | Gathering) -> int:
     kind, _, _, dtype, shape, root = call[:6]
-    code = dtype.code if call.device is None else ~dtype.code
+    code = dtype.code + (0 if call.device is None else _ON_DEVICE)
     return hash((kind, -1, root, code, () if kind in LOOSE else shape)) & _POSITIVE
 
 
@@ -513,8 +527,8 @@ def even_blocks(gathered: NumpyArray, call: Gathering, size: int) -> list[Block]
 
 def label(call: Call, ranks: Sequence[int]) -> str:
     """Return in words what `call` is; `ranks` are the group's world ranks."""
-    if call.kind is Kind.ALL_GATHER_OBJECT and call.root == END_OF_BLOCK:
-        return "end of a block of hpcdist.together"
+    if isinstance(call, (Barrier, Objects)) and call.words:
+        return call.words
     words: list[str] = []
     if call.dtype is not None:
         words = [exchanged_in(call) or f"shape {call.shape}", call.dtype.name]

@@ -71,7 +71,7 @@ def learn_ways(hot: Any, node: SharedNode, table: TuningTable) -> None:
     ways = tuple(_ways(table, kind) for kind in sorted(Kind) if kind <= Kind.ALLTOALL)
     heaps = node.bases, node.heap.capacity
     slices = node.pipe_stages, slice_bytes(node.size)
-    hot.learn_large(node, tuple(node.pids), *heaps, *slices, ways)
+    hot.learn_large(node, node.rights, tuple(node.pids), *heaps, *slices, ways)
 
 
 _Range = tuple[int, int] | None

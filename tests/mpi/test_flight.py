@@ -111,14 +111,35 @@ def test_ranks_that_disagree_hear_the_lines_of_all(rank, size):
         lambda: dist.all_reduce(np.ones(4)),
         lambda: dist.barrier(),
     ]
-    call = calls[rank > 0]
+    error = hear_lines(calls[rank > 0])
+    assert all(f"at {site}" in str(error) for site in error.call_sites.values())
+
+
+def hear_lines(call):
+    """Return the error of a call on which the ranks disagree, which names where each is."""
     with pytest.raises(dist.MismatchError) as caught:
         call()
-    line = f"{__file__}:{call.__code__.co_firstlineno}"
     told = []
-    dist.all_gather_object(told, line)
+    dist.all_gather_object(told, f"{__file__}:{call.__code__.co_firstlineno}")
     assert dict(caught.value.call_sites) == dict(enumerate(told))
-    assert all(f"at {site}" in str(caught.value) for site in told)
+    return caught.value
+
+
+@pytest.mark.parametrize("count", [3, 30_000])
+def test_ranks_whose_shapes_do_not_fit_hear_the_lines_of_all(rank, size, count):
+    if size < 2:
+        return
+    x, odd = np.ones(count), [np.ones(count) for _ in range(size)]
+    odd[(rank + 1) % size] = np.ones(count + 1)
+    split = [count, *[0] * (size - 1)]
+    hear_lines(lambda: dist.all_gather(odd, x))
+    hear_lines(lambda: dist.all_gather(odd, x, sync_op=False).wait())
+    hear_lines(lambda: dist.gather(x, odd if rank == 0 else None, 0))
+    hear_lines(lambda: dist.scatter(x, odd if rank == 0 else None, 0))
+    hear_lines(lambda: dist.alltoall(odd, [x] * size))
+    hear_lines(
+        lambda: dist.alltoall_single(x, x, in_split_sizes=split, out_split_sizes=split[::-1])
+    )
 
 
 def test_a_rank_that_does_not_come_is_told_with_its_last_line(rank, size):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,77 @@ from hpcdist.testing.contract.base import (
     Contract,
 )
 
+_ON_ARRAYS: list[tuple[str, Callable[[Any, Any], tuple[Any, ...]]]] = [
+    ("barrier", lambda one, each: ()),
+    ("all_reduce", lambda one, each: (one,)),
+    ("all_reduce", lambda one, each: (one, dist.ReduceOp.MAX)),
+    ("reduce", lambda one, each: (one, 0)),
+    ("reduce_scatter", lambda one, each: (one, each)),
+    ("scan", lambda one, each: (one,)),
+    ("exscan", lambda one, each: (one,)),
+    ("broadcast", lambda one, each: (one, 0)),
+    ("broadcast", lambda one, each: (one, 1)),
+    ("all_gather", lambda one, each: (each, one)),
+    ("gather", lambda one, each: (one, each if dist.get_rank() == 0 else None, 0)),
+    ("scatter", lambda one, each: (one, each if dist.get_rank() == 0 else None, 0)),
+    ("alltoall", lambda one, each: (np.empty_like(each), each)),
+]
+"""Names of operations and their arguments, from an array and one with a row for each rank."""
+
+_PLANS_BEHIND = len(_ON_ARRAYS)
+_THOROUGHLY = pytest.param(range(0), marks=pytest.mark.thorough)
+"""As distances of operations: all that there are."""
+
+_ON_OBJECTS: list[Callable[[Any, list[Any]], Any]] = [
+    lambda one, each: dist.broadcast_object_list([one], 0),
+    lambda one, each: dist.all_gather_object([], one),
+    lambda one, each: dist.gather_object(one, [] if dist.get_rank() == 0 else None, 0),
+    lambda one, each: dist.scatter_object_list([], each if dist.get_rank() == 0 else None, 0),
+    lambda one, each: dist.all_to_all_object([], each),
+    lambda one, each: dist.together().share(lambda: one),
+    lambda one, each: dist.together().lead(lambda: one),
+    lambda one, each: dist.together().decide(lambda: one, list),
+    lambda one, each: dist.checkpoint.latest("none", group=dist.get_group()),
+    lambda one, each: dist.get_group().split(0),
+]
+
+
+def _operations(count: int) -> list[Callable[[], Any]]:
+    """Return calls of which no two agree, the makings of plans behind what they plan."""
+    size = dist.get_world_size()
+
+    def on_arrays(prefix: str, name: str, arguments: Any) -> Any:
+        one, each = np.ones(count), np.ones((size, count))
+        return getattr(dist, prefix + name)(*arguments(one, each))
+
+    words = "o" * count
+    return [
+        *(partial(on_arrays, prefix, *row) for prefix in ("", "plan_") for row in _ON_ARRAYS),
+        *(partial(call, words, [words] * size) for call in _ON_OBJECTS),
+    ]
+
 
 class Agreement(Contract):
     """What happens where ranks do not mean the same, or do not come."""
+
+    @pytest.mark.parametrize("count", [3, 40_000])
+    @pytest.mark.parametrize("apart", [range(_PLANS_BEHIND, _PLANS_BEHIND + 2), _THOROUGHLY])
+    def test_an_operation_agrees_with_no_other_one(self, count: int, apart: range) -> None:
+        def check() -> None:
+            if dist.get_world_size() == 1:
+                return
+            odd = dist.get_rank() == dist.get_world_size() - 1
+            calls = _operations(count)
+            for distance in apart or range(1, len(calls)):
+                for place in range(len(calls)):
+                    call = calls[(place + distance * odd) % len(calls)]
+                    with pytest.raises(dist.MismatchError, match="rank"):
+                        call()
+            x = np.array([1])
+            dist.all_reduce(x)
+            assert x[0] == dist.get_world_size()
+
+        self.run(check)
 
     def test_ranks_that_disagree_all_get_an_error_and_go_on(self) -> None:
         def check() -> None:

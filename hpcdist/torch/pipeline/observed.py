@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcdist.comm.group import Group
-from hpcdist.comm.objects import all_gather_object
+from hpcdist.comm.objects import tell_all
 from hpcdist.comm.together import Together
 from hpcdist.torch.pipeline.schedule import Plan, Span, bubble_of, times_of
 from hpcdist.torch.pipeline.timeline import (
@@ -31,8 +31,7 @@ class Observed(NamedTuple):
 
     def timeline(self) -> list[list[Span]]:
         """Return for each rank what it did when. Collective."""
-        everyone: list[list[Span]] = []
-        all_gather_object(everyone, self.spans, self.group)
+        everyone = tell_all("the timeline of a pipeline", self.spans, self.group)
         return [[Span(*each) for each in spans] for spans in everyone]
 
     def draw(self, path: str | Path) -> None:

@@ -41,13 +41,14 @@ BEGUN, ENDED, FAILED = 1, 2, 3
 STARTED = 1
 """Of a record's flags: the caller went on, the operation runs beside it."""
 
-INIT, NEW_GROUP, RPC = 40, 41, 42
+INIT, NEW_GROUP, RPC, PLAN = 40, 41, 42, 43
 """Kinds of what is recorded beside the operations of `Kind`."""
 
 NAMES = {kind.value: kind.name.lower() for kind in Kind} | {
     INIT: "init_parallel_env",
     NEW_GROUP: "new_group",
     RPC: "rpc",
+    PLAN: "plan",
 }
 """The public names of the kinds that are recorded."""
 

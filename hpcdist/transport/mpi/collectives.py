@@ -31,6 +31,7 @@ from hpcdist.transport.call import (
     is_apart,
     is_even,
 )
+from hpcdist.transport.call_site import call_site
 from hpcdist.transport.kinds import ARRAYS, Family, Kind, table_for
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import INT_MAX, OPS, block, numbers
@@ -300,8 +301,11 @@ def exchange_shapes(host: MpiContext, call: Gathering | Distribution) -> list[Sh
 
 
 def _tell_all(host: MpiContext, kind: Kind, own: list[str]) -> MismatchError:
-    """Collect on all ranks what does not fit on any."""
-    return misfit(kind, [line for lines in told_by_all(host.comm, own) for line in lines])
+    """Collect on all ranks what does not fit on any, and the lines that called."""
+    told = told_by_all(host.comm, (own, call_site()))
+    error = misfit(kind, [line for lines, _ in told for line in lines])
+    error.call_sites = {rank: site for rank, (_, site) in zip(host.ranks, told, strict=True)}
+    return error
 
 
 def scatter(host: MpiContext, call: Distribution, detail: Range) -> None:

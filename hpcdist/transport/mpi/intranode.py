@@ -181,6 +181,9 @@ def _address(
     host: MpiContext, node: SharedNode, call: AnyArrays, offered: Any, total: int
 ) -> tuple[int, Any]:
     """Return what this rank publishes about a large contribution, copied if that pays."""
+    way = _way(host, call, total, shared=False)
+    if way is Algorithm.ATTACHED and not node.may_attach():
+        return 0, None
     if offered is None:
         return _to_be_filled(host, node, call, total), None
     address, payload = 0, None
@@ -190,7 +193,6 @@ def _address(
         address = node.shared_address(offered)
     if address and _way(host, call, total, shared=True) is Algorithm.DIRECT:
         return address, payload
-    way = _way(host, call, total, shared=False)
     if way is Algorithm.ATTACHED:
         if isinstance(call, Reduction) and not _can_attach(node, call):
             return 0, None

@@ -55,7 +55,10 @@ def exchange_agreed(
 ) -> Any:
     """Run `call`, on which all ranks have agreed; see `exchange_objects`."""
     if _in_segments(call, detail):
-        return _exchange_large(node, call, descriptor)
+        received, failed = _exchange_large(node, call, descriptor)
+        if host.agree(call._replace(detail=int(failed)))[1]:
+            return OBJECT_VERBS[call.kind](host, call, detail)
+        return received
     if detail[1] <= _small_up_to(call, node.size):
         return _exchange_small(node, call)
     return OBJECT_VERBS[call.kind](host, call, detail)
@@ -119,34 +122,38 @@ def _in_segments(call: Objects, detail: tuple[int, int]) -> bool:
     return detail[1] >= LARGE and all_in_segments
 
 
-def _exchange_large(node: SharedNode, call: Objects, descriptor: int) -> list[Pickled] | None:
-    """Send and receive the pickles of an object collective; all ranks have agreed on it."""
+def _exchange_large(
+    node: SharedNode, call: Objects, descriptor: int
+) -> tuple[list[Pickled] | None, bool]:
+    """Send and receive the pickles of an object collective; all ranks have agreed on it.
+
+    Returns what this rank has received, and whether it has failed: then nothing is changed. Nobody
+    goes on before all have told that.
+    """
     kind, rank, root = call.kind, node.rank, call.root
-    failure = _write_or_fail(descriptor, call.pickles) if descriptor >= 0 else None
+    failed = descriptor >= 0 and not _is_written(descriptor, call.pickles)
     node.step(call)
+    if failed or (kind is Kind.GATHER_OBJECT and rank != root):
+        return None, failed
+    index = rank if kind in _PER_RECEIVER else 0
+    senders = [root] if kind in _ONE_SENDER else range(node.size)
     try:
-        if failure is not None:
-            raise failure
-        index = rank if kind in _PER_RECEIVER else 0
-        if kind is Kind.GATHER_OBJECT and rank != root:
-            return None
-        senders = [root] if kind in _ONE_SENDER else range(node.size)
         return [
             _own(call, index) if sender == rank else _receive(node, call, sender, index)
             for sender in senders
-        ]
-    finally:
-        node.step(call)
+        ], False
+    except OSError:  # no room, or this process may not look into that of a sender any more
+        return None, True
 
 
-def _write_or_fail(descriptor: int, pickles: Sequence[Pickled]) -> TransportError | None:
+def _is_written(descriptor: int, pickles: Sequence[Pickled]) -> bool:
     """Write the pickles; whoever opens a segment that could not be written finds it empty."""
     try:
         _write(descriptor, pickles)
-    except OSError as error:
+    except OSError:
         os.truncate(descriptor, 0)
-        return TransportError(f"a large object could not be written to shared memory: {error}")
-    return None
+        return False
+    return True
 
 
 def _receive(node: SharedNode, call: Objects, sender: int, index: int) -> Pickled:
@@ -185,12 +192,7 @@ def _write_at(descriptor: int, data: Any, start: int) -> int:
 
 def _read(segment: Segment, index: int) -> Pickled:
     """Map a pickle; its buffers keep the mapping alive."""
-    try:
-        whole = open_segment(segment, private=True).data
-    except OSError as error:
-        raise TransportError(
-            f"a large object of another rank cannot be read from shared memory: {error}"
-        ) from error
+    whole = open_segment(segment, private=True).data
     start, length = _PAIR.unpack_from(whole, index * _PAIR.size)
     meta = whole[start : start + length]
     start = _rounded(start + length, _LINE)

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from hpcdist.runtime.mpi import told_by_all
 from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover
-from hpcdist.transport.kernel import address_of
+from hpcdist.transport.kernel import address_of, compiled
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.shm.attached import Sample, make_sample
 from hpcdist.transport.shm.control import control_block_class
@@ -52,6 +52,7 @@ def open_node(
     heap = site.heap
     control_block_type = control_block_class(use_compiled=site.config.kernel == "auto")
     offer, memory = _offer(comm, heap, control_block_type)
+    rights = 0 if compiled is None else compiled.rights()
     sample, kept = make_sample() if site.config.kernel == "auto" else (None, None)
     try:
         offers = told_by_all(comm, offer._replace(sample=sample))
@@ -82,7 +83,7 @@ def open_node(
         timeout_s,
         progress,
         site.deaths,
-        attaches=attaches,
+        rights=rights if attaches else 0,
     )
 
 

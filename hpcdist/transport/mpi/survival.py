@@ -47,10 +47,17 @@ def translate(error: MPI.Exception, what: str, deaths: Deaths) -> HpcdistError:
     found = deaths.found() if can_recover(snapshot()) else deaths.known()
     if found or is_of_death(error):
         return deaths.failure(what)
+    remedy = _WITHOUT_CMA if "CMA" in str(error) else ""
     return TransportError(
         f"MPI failed in {what}: {error}; called at {call_site()}. The group may be in an unknown "
-        "state: end the job"
+        f"state: end the job{remedy}"
     )
+
+
+_WITHOUT_CMA = (
+    ". MPICH could not read the memory of another rank, which may have become unreadable "
+    "(PR_SET_DUMPABLE) since the start: set MPIR_CVAR_CH4_CMA_ENABLE=0, and it does not try"
+)
 
 
 _OF_DEATH = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED}

@@ -126,9 +126,11 @@ class SharedNode:
         progress: Callable[[], Any],
         deaths: Deaths,
         *,
-        attaches: bool = False,
+        rights: int = 0,
     ) -> None:
-        self.attaches = attaches
+        self.rights = rights
+        """Those of this process when the ranks could read each other's memory; 0: they cannot."""
+        self.attaches = rights != 0
         self.rank, self.size, self.ranks = rank, len(pids), ranks
         self.heap = heap
         self.timeout_s = timeout_s
@@ -199,6 +201,13 @@ class SharedNode:
         if None in offsets or len(offsets) * _OFFSET.itemsize > PAYLOAD:
             return 0, None
         return _IN_LIST, np.array(offsets, _OFFSET)
+
+    def may_attach(self) -> bool:
+        """Return whether this process may still do what it might when the ranks have tried.
+
+        See [Note: rights] in `_kernel.c`.
+        """
+        return self.attaches and self.rights == compiled.rights()
 
     def attached_address(self, data: NumpyArray) -> int:
         """Return what to publish for an ordinary array; 0 where the kernel cannot read it."""

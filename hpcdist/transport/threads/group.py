@@ -216,4 +216,8 @@ class ThreadGroup:
             )
             error.call_sites = sites
             raise error
-        check_fit(calls, self.ranks)
+        try:
+            check_fit(calls, self.ranks)
+        except MismatchError as error:
+            error.call_sites = sites
+            raise

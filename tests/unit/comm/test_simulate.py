@@ -333,6 +333,21 @@ def test_many_receives_look_at_a_message_each(monkeypatch):
     assert len(looks) <= 2 * n
 
 
+@pytest.mark.parametrize("verb", ["all_gather", "alltoall"])
+def test_ranks_whose_shapes_do_not_fit_hear_the_lines_of_all(verb):
+    def program():
+        x, wrong = np.ones(3), [np.ones(3), np.ones(3)]
+        wrong[1 - dist.get_rank()] = np.ones(4)
+        given = x if verb == "all_gather" else [x, x]
+        with pytest.raises(dist.MismatchError) as told:
+            getattr(dist, verb)(wrong, given)
+        return dict(told.value.call_sites)
+
+    line = program.__code__.co_firstlineno + 5
+    for sites in dist.simulate(2, program):
+        assert sites == dict.fromkeys(range(2), f"{__file__}:{line}")
+
+
 def test_the_traceback_of_an_error_of_all_ranks_is_each_ranks_own():
     def program(rank):
         with pytest.raises(dist.MismatchError) as told:

@@ -22,6 +22,7 @@ from hpcdist.transport.call import (
     Reduction,
     Refusal,
     label,
+    making,
     shape_detail,
 )
 from hpcdist.transport.kinds import LOOSE, Kind
@@ -62,10 +63,21 @@ def test_no_two_families_have_a_fingerprint_in_common():
         *CALLS,
         Barrier(),
         Objects(Kind.ALL_GATHER_OBJECT, ()),
+        Objects(Kind.ALL_GATHER_OBJECT, (), words="told"),
+        Objects(Kind.ALL_GATHER_OBJECT, (), words="shared"),
         Refusal(Kind.SCAN, 0, KeyError),
     ]
+    calls += [making(each, range(2)) for each in (*CALLS, Barrier())]
     calls += [each._replace(device=object()) for each in CALLS]
     assert len({call.fingerprint() for call in calls}) == len(calls)
+
+
+@pytest.mark.parametrize("device", [None, object()])
+def test_dtypes_have_fingerprints_that_differ_on_devices_too(device):
+    rows = [dtype_row(np.dtype(name)) for name in ("?", "i1", "i2", "u1", "f4", "c8", "S3")]
+    for call in CALLS:
+        found = {call._replace(dtype=row, device=device).fingerprint() for row in rows}
+        assert len(found) == len(rows)
 
 
 def test_what_each_rank_may_choose_is_not_in_the_fingerprint():
@@ -83,7 +95,7 @@ def test_fingerprints_are_the_same_in_every_process():
     script = """
 import numpy as np
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.transport.call import Barrier, Distribution, Objects, Reduction, shape_detail
+from hpcdist.transport.call import Barrier, Distribution, Objects, Reduction, making, shape_detail
 from hpcdist.transport.kinds import Kind
 from hpcdist.transport.reduction import ReduceOp
 x = np.ones(3)
@@ -92,6 +104,8 @@ for dtype in map(np.dtype, ("f4", "S5", "M8[s]", [("a", "i4"), ("b", "f8", (2,))
     print(Distribution(Kind.SCATTER, None, x, row, (3, 0), 2).fingerprint())
     print(Reduction(Kind.SCAN, None, x, row, (3, 0), 2, ReduceOp.AVG, None).fingerprint())
 print(Barrier().fingerprint(), Objects(Kind.BROADCAST_OBJECT_LIST, (), (2,), 1).fingerprint())
+print(Objects(Kind.GATHER_OBJECT, (), words="told").fingerprint())
+print(making(Barrier(), [0]).fingerprint())
 print(shape_detail((1, 2)), shape_detail(()))
 """
     told = {
