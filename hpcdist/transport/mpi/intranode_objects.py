@@ -56,12 +56,14 @@ def exchange_agreed(
     """Run `call`, on which all ranks have agreed; see `exchange_objects`."""
     if _in_segments(call, detail):
         return _exchange_large(node, call, descriptor)
-    if detail[1] <= _small_up_to(call, node.size):
+    if detail[1] <= small_up_to(call, node.size):
         return _exchange_small(node, call)
+    node.enter(call)
+    node.end()
     return OBJECT_VERBS[call.kind](host, call, detail)
 
 
-def _small_up_to(call: Objects, size: int) -> int:
+def small_up_to(call: Objects, size: int) -> int:
     """Return how long the longest pickle may be for all to travel on the control block."""
     if call.kind not in _PER_RECEIVER:
         return EAGER
@@ -70,7 +72,7 @@ def _small_up_to(call: Objects, size: int) -> int:
 
 def _payload(call: Objects, node: SharedNode) -> Any:
     """Return what this rank publishes on the control block: its small pickles, or None."""
-    if not _sends(call, node.rank) or call.detail > _small_up_to(call, node.size):
+    if not _sends(call, node.rank) or call.detail > small_up_to(call, node.size):
         return None
     if call.kind not in _PER_RECEIVER:
         return call.pickles[0].meta
@@ -122,6 +124,7 @@ def _in_segments(call: Objects, detail: tuple[int, int]) -> bool:
 def _exchange_large(node: SharedNode, call: Objects, descriptor: int) -> list[Pickled] | None:
     """Send and receive the pickles of an object collective; all ranks have agreed on it."""
     kind, rank, root = call.kind, node.rank, call.root
+    node.enter(call)
     failure = _write_or_fail(descriptor, call.pickles) if descriptor >= 0 else None
     node.step(call)
     try:
@@ -137,6 +140,7 @@ def _exchange_large(node: SharedNode, call: Objects, descriptor: int) -> list[Pi
         ]
     finally:
         node.step(call)
+        node.end()
 
 
 def _write_or_fail(descriptor: int, pickles: Sequence[Pickled]) -> TransportError | None:
