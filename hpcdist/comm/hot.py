@@ -98,6 +98,12 @@ def end(group: Group, describe: Callable[..., Call], args: tuple[Any, ...], stat
     return DONE
 
 
+def take_back(group: Group, describe: Callable[..., Call], args: tuple[Any, ...]) -> None:
+    """Take back what an operation on large arrays has lent, which has failed; in the same turn."""
+    transport: Any = group.transport
+    transport.take_back(described(group, describe, *args))
+
+
 @inside(lambda local: local["group"].transport.queue)
 def unpack(group: Group, target: list[Any], pickles: list[bytes], whole: bool) -> None:
     """Replace what is in a list, by one list or by an object for each pickle, in the same way."""
@@ -153,6 +159,7 @@ def _join() -> Any:
         go_on,
         start,
         end,
+        take_back,
         DONE,
         tuple(VERBS.values()),
         meet,

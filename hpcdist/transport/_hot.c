@@ -105,7 +105,7 @@ static struct {
     long spins;
     PyTypeObject *array, *group, *reduce_op;
     PyTypeObject *hot;
-    PyObject *here, *listeners, *go_on, *start, *end, *done, *describe, *meet;
+    PyObject *here, *listeners, *go_on, *start, *end, *take_back, *done, *describe, *meet;
     PyObject *session, *world, *transport, *hot_, *issued, *flight_, *failed; /* of attributes */
     flight_t *flight; /* the recorder; NULL where it is not compiled */
 } HOT;
@@ -500,6 +500,21 @@ static int perform(hot_t *h, const planned_t *p, const print_t *print, long spin
     return 1;
 }
 
+/* Give the group's turn back, if it was taken; an operation that has failed lends no memory any more
+ * (`take_back(group, describe, args)`). Keeps what is raised, and takes the reference to `turn`. */
+static void end_turn(const hot_t *h, PyObject *turn, int has_failed, PyObject *group,
+                     PyObject *describe, PyObject *args) {
+    PyObject *type, *value, *traceback, *left = NULL;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (turn == Py_True && has_failed && args) {
+        left = PyObject_CallFunctionObjArgs(HOT.take_back, group, describe, args, NULL);
+        if (!left) PyErr_Clear();
+    }
+    PyObject *ended = turn == Py_True ? PyObject_CallNoArgs(h->release) : NULL;
+    if (type) PyErr_Restore(type, value, traceback);
+    Py_XDECREF(left), Py_XDECREF(ended), Py_XDECREF(turn);
+}
+
 /* Call `function(group, ...)` in the group's turn, which is free. No Python runs before the turn is
  * taken and the frame of `function` is there, by which a signal handler or a destructor can tell
  * that it is in the middle of an operation; `collects` says whether to collect garbage from then
@@ -508,11 +523,8 @@ static PyObject *call_in_turn(hot_t *h, PyObject *function, PyObject *args, int 
     PyObject *turn = PyObject_CallNoArgs(h->acquire);
     if (collects) PyGC_Enable();
     PyObject *result = turn == Py_True && args ? PyObject_Call(function, args, NULL) : NULL;
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyObject *ended = turn == Py_True ? PyObject_CallNoArgs(h->release) : NULL;
-    if (type) PyErr_Restore(type, value, traceback);
-    Py_XDECREF(ended), Py_XDECREF(turn), Py_XDECREF(args);
+    end_turn(h, turn, 0, NULL, NULL, NULL);
+    Py_XDECREF(args);
     return result;
 }
 
@@ -791,14 +803,16 @@ static PyObject *hot_learn(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* hot_join(ndarray, Group, ReduceOp, here, listeners, go_on, start, end, done, describe, meet, thread, spins) */
+/* hot_join(ndarray, Group, ReduceOp, here, listeners, go_on, start, end, take_back, done, describe, meet,
+ * thread, spins) */
 static PyObject *hot_join(PyObject *self, PyObject *args) {
     (void)self;
-    PyObject *array, *group, *op, *here, *listeners, *go_on, *start, *end, *done, *describe, *meet;
+    PyObject *array, *group, *op, *here, *listeners, *go_on, *start, *end, *take_back, *done, *describe, *meet;
     unsigned long thread;
     long spins;
-    if (!PyArg_ParseTuple(args, "O!O!O!OO!OOOOO!Okl", &PyType_Type, &array, &PyType_Type, &group,
-                          &PyType_Type, &op, &here, &PyList_Type, &listeners, &go_on, &start, &end, &done,
+    if (!PyArg_ParseTuple(args, "O!O!O!OO!OOOOOO!Okl", &PyType_Type, &array, &PyType_Type, &group,
+                          &PyType_Type, &op, &here, &PyList_Type, &listeners, &go_on, &start, &end, &take_back,
+                          &done,
                           &PyTuple_Type, &describe, &meet, &thread, &spins))
         return NULL;
     if (PyTuple_Size(describe) != (Py_ssize_t)(sizeof VERBS / sizeof *VERBS)) {
@@ -808,7 +822,7 @@ static PyObject *hot_join(PyObject *self, PyObject *args) {
     keep((PyObject **)&HOT.array, array), keep((PyObject **)&HOT.group, group);
     keep((PyObject **)&HOT.reduce_op, op), keep(&HOT.here, here);
     keep(&HOT.listeners, listeners), keep(&HOT.go_on, go_on), keep(&HOT.done, done);
-    keep(&HOT.start, start), keep(&HOT.end, end);
+    keep(&HOT.start, start), keep(&HOT.end, end), keep(&HOT.take_back, take_back);
     keep(&HOT.describe, describe), keep(&HOT.meet, meet);
     HOT.flight = PyCapsule_Import("hpcdist.transport._recorder.flight", 0);
     PyErr_Clear(); /* it was not compiled: nothing is recorded here */

@@ -10,10 +10,11 @@
  *            other memory, or theirs cannot be reached;
  *   IN_PIPE  the reduction is under way;
  *   DONE     this rank has done its part, the others have not;
+ *   BROKEN   another rank has left it on its way;
  *   less than POSTED: it is the error, negative, that stopped a reduction on its way.
  */
 
-enum { POSTED = 0, IN_PIPE = 1, DONE = 2, ALL_DONE = 3 };
+enum { POSTED = 0, IN_PIPE = 1, DONE = 2, ALL_DONE = 3, BROKEN = 4 };
 enum { KINDS = 11, PATIENCE = 4000, MOST_IN_LIST = 16 };
 #define ATTACHED (-2LL)                      /* an address is published as this less the address */
 #define ATTACHED_LIST (NOT_IN_HEAP + 3)      /* the payload has the addresses */
@@ -217,6 +218,13 @@ static int is_piped(const hot_t *h, const planned_t *p) {
     return r < b->size && p->n_from == 1 && is_within(p->total, h->large->piped[is_short(p)][p->kind]);
 }
 
+/* How an operation stands for which no rank is waited any more. */
+static int end_of(control_block_t *b) {
+    if (broken_by(b) >= 0) return BROKEN;
+    b->ended = b->sequence;
+    return ALL_DONE;
+}
+
 static int reduce_large(hot_t *h, const planned_t *p) {
     control_block_t *b = h->control;
     pipe_t *pipe = &b->pipe;
@@ -229,7 +237,7 @@ static int reduce_large(hot_t *h, const planned_t *p) {
     pipe->length = p->part / p->kernel->item;
     pipe->stride = all ? 0 : pipe->length;
     pipe_begin(b);
-    return pipe_go(b, PATIENCE) ? ALL_DONE : IN_PIPE;
+    return pipe_go(b, PATIENCE) ? end_of(b) : IN_PIPE;
 }
 
 /* Begin an operation, and do as much of it as can be done at once; how it stands then. */
@@ -239,6 +247,7 @@ static int perform_large(hot_t *h, const planned_t *p, const print_t *print) {
     int64_t address = publish_places(h, p);
     int64_t detail = print->detail ? print->detail | is_list : 0; /* see `is_apart` in call.py */
     if (!agree(b, print->number, h->limit_ns, detail, address, NO_OTHER, PATIENCE)) return POSTED;
+    if (enter(b) >= 0) return POSTED; /* called off, as Python will find, too */
     int state = DONE;
     if (p->kernel && is_all_in_heap(h))
         reduce_in_heap(h, p);
@@ -250,8 +259,8 @@ static int perform_large(hot_t *h, const planned_t *p, const print_t *print) {
         state = POSTED;
     if (state != DONE) return state;
     take_step(b);
-    if (p->kind == SCATTER && b->rank != p->root) return ALL_DONE; /* nobody reads here */
-    return all_at(b, b->step, PATIENCE) ? ALL_DONE : DONE;
+    if (p->kind == SCATTER && b->rank != p->root) return end_of(b); /* nobody reads here */
+    return all_at(b, b->step, PATIENCE) ? end_of(b) : DONE;
 }
 
 /* The objects that an operation uses: those in lists, too. */
@@ -285,11 +294,8 @@ static PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObje
         result = Py_NewRef(HOT.done);
     else if (next)
         result = PyObject_Call(HOT.end, next, NULL);
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyObject *ended = turn == Py_True ? PyObject_CallNoArgs(h->release) : NULL;
-    if (type) PyErr_Restore(type, value, traceback);
-    Py_XDECREF(ended), Py_XDECREF(turn), Py_XDECREF(given), Py_XDECREF(kept), Py_XDECREF(next);
+    end_turn(h, turn, !result, group, describe, given);
+    Py_XDECREF(given), Py_XDECREF(kept), Py_XDECREF(next);
     return result;
 }
 

@@ -1961,6 +1961,7 @@ typedef struct {
     int rank, size;
     size_t payload;
     uint64_t sequence, step;
+    uint64_t ended; /* the last operation in which nobody can use this rank's memory any more */
     char *steps, *slots, *payloads;
     pipe_t pipe;
 } control_block_t;
@@ -1990,7 +1991,7 @@ static int control_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     }
     if (PyObject_GetBuffer(memory, &b->memory, PyBUF_WRITABLE) < 0) return -1;
     b->payload = (size_t)payload;
-    b->sequence = b->step = 0;
+    b->sequence = b->step = b->ended = 0;
     b->steps = b->memory.buf;
     b->slots = b->steps + (size_t)b->size * LINE;
     b->payloads = b->slots + 2 * (size_t)b->size * LINE;
@@ -2108,6 +2109,89 @@ static PyObject *control_addresses(PyObject *self, PyObject *ignored) {
     return result;
 }
 
+/* ---- leaving
+ *
+ * An operation that does not end with its agreement begins for good when the first rank that has seen
+ * all others enters it (`enter`). Until then a rank that has posted its part may call it off: there is
+ * a word for each of the two turns, and whoever changes it first decides for all. Afterwards a rank
+ * that cannot go on breaks the operation: it takes a step that is beyond all others. Steps are counted
+ * from where the operation begins, so all ranks are in step again in the next one.
+ */
+
+enum { STEP_BITS = 24, WHO_BITS = 16, OF_A_DEATH = 1 << 14 };
+#define BEYOND (1ull << (STEP_BITS - 1))
+
+/* Who has called off the operation at hand; -1: nobody. `most`: what to write if it is undecided. */
+static int decide(const control_block_t *b, uint64_t most) {
+    uint64_t *word = (uint64_t *)b->steps + 1 + (b->sequence & 1); /* in the first rank's line */
+    uint64_t entered = b->sequence << WHO_BITS;
+    uint64_t found = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+    while (most && found < entered)
+        if (__atomic_compare_exchange_n(word, &found, entered + most - 1, 0, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_ACQUIRE))
+            found = entered + most - 1;
+    return found < entered ? -1 : (int)(found - entered) - 1;
+}
+
+/* Begin what follows the agreement; returns who has called the operation off, or -1. */
+static int enter(const control_block_t *b) { return decide(b, 1); }
+
+/* The rank that has broken the operation at hand; -1: none. */
+static int broken_by(const control_block_t *b) {
+    uint64_t beyond = (b->sequence << STEP_BITS) + BEYOND;
+    for (int r = 0; b->sequence && r < b->size; r++)
+        if (__atomic_load_n(step_of(b, r), __ATOMIC_ACQUIRE) >= beyond) return r;
+    return -1;
+}
+
+/* enter() -> who has called off the operation at hand, -1 if all ranks are in it from now on */
+static PyObject *control_enter(PyObject *self, PyObject *ignored) {
+    (void)ignored;
+    return PyLong_FromLong(enter((control_block_t *)self));
+}
+
+/* called_off_by() -> the same, without entering it */
+static PyObject *control_called_off_by(PyObject *self, PyObject *ignored) {
+    (void)ignored;
+    return PyLong_FromLong(decide((control_block_t *)self, 0));
+}
+
+/* call_off(because a rank has died) -> whether nobody does anything in the operation at hand; False:
+ * some rank is in it. Whoever hears of it gets the number of this rank, more by `OF_A_DEATH`. */
+static PyObject *control_call_off(PyObject *self, PyObject *of_a_death) {
+    control_block_t *b = (control_block_t *)self;
+    uint64_t who = (uint64_t)b->rank + (of_a_death == Py_True ? OF_A_DEATH : 0);
+    return PyBool_FromLong(decide(b, who + 2) >= 0);
+}
+
+/* break_off(): never go on with the operation at hand, which all ranks are in. */
+static PyObject *control_break_off(PyObject *self, PyObject *ignored) {
+    (void)ignored;
+    control_block_t *b = (control_block_t *)self;
+    b->step = (b->sequence << STEP_BITS) + BEYOND;
+    __atomic_store_n(step_of(b, b->rank), b->step, __ATOMIC_RELEASE);
+    Py_RETURN_NONE;
+}
+
+static PyObject *control_broken_by(PyObject *self, PyObject *ignored) {
+    (void)ignored;
+    return PyLong_FromLong(broken_by((control_block_t *)self));
+}
+
+/* inside(steps): the ranks that have not taken so many steps in the operation at hand. */
+static PyObject *control_inside(PyObject *self, PyObject *steps) {
+    const control_block_t *b = (control_block_t *)self;
+    uint64_t last = (b->sequence << STEP_BITS) + (uint64_t)PyLong_AsLong(steps);
+    PyObject *ranks = PyErr_Occurred() ? NULL : PyList_New(0);
+    for (int r = 0; ranks && r < b->size; r++) {
+        if (__atomic_load_n(step_of(b, r), __ATOMIC_ACQUIRE) >= last) continue;
+        PyObject *rank = PyLong_FromLong(r);
+        if (!rank || PyList_Append(ranks, rank) < 0) Py_CLEAR(ranks);
+        Py_XDECREF(rank);
+    }
+    return ranks;
+}
+
 static int all_at(const control_block_t *b, uint64_t step, long patience) {
     uint64_t since;
     for (long looks = 1;; looks++) {
@@ -2118,7 +2202,13 @@ static int all_at(const control_block_t *b, uint64_t step, long patience) {
     }
 }
 
+/* Count steps from where the operation at hand begins. */
+static void count_from_here(control_block_t *b) {
+    if (b->step < b->sequence << STEP_BITS) b->step = b->sequence << STEP_BITS;
+}
+
 static void take_step(control_block_t *b) {
+    count_from_here(b);
     __atomic_store_n(step_of(b, b->rank), ++b->step, __ATOMIC_RELEASE);
 }
 
@@ -2140,9 +2230,10 @@ static PyObject *control_behind(PyObject *self, PyObject *ignored) {
     (void)ignored;
     control_block_t *b = (control_block_t *)self;
     PyObject *ranks = PyList_New(0);
+    int has_stepped = b->step > b->sequence << STEP_BITS;
     for (int r = 0; ranks && r < b->size; r++) {
         int here = __atomic_load_n(&slot_of(b, r)->sequence, __ATOMIC_ACQUIRE) == b->sequence &&
-                   __atomic_load_n(step_of(b, r), __ATOMIC_ACQUIRE) >= b->step;
+                   (!has_stepped || __atomic_load_n(step_of(b, r), __ATOMIC_ACQUIRE) >= b->step);
         PyObject *rank = here ? NULL : PyLong_FromLong(r);
         if (rank && PyList_Append(ranks, rank) < 0) Py_CLEAR(ranks);
         Py_XDECREF(rank);
@@ -2412,7 +2503,7 @@ static PyObject *control_reduce_shared(PyObject *self, PyObject *const *args, Py
         return NULL;
     }
     b->sequence++;
-    int state = agree(b, number, limit, 0, address, NO_OTHER, spins);
+    int state = agree(b, number, limit, 0, address, NO_OTHER, spins) && enter(b) < 0;
     for (int r = 0; state && r < b->size; r++)
         if (slot_of(b, r)->address <= 0 || slot_of(b, r)->address >= NOT_IN_HEAP)
             return PyLong_FromLong(1);
@@ -2450,6 +2541,7 @@ static void pipe_begin(control_block_t *b) {
     p->parts = p->length ? (p->length + whole - 1) / whole : 1;
     p->part = 0;
     p->phase = IN;
+    count_from_here(b);
     p->before = b->step;
 }
 
@@ -2496,16 +2588,28 @@ static PyMethodDef CONTROL_METHODS[] = {
     {"arrive", control_arrive, METH_O, NULL},
     {"arrived", control_arrived, METH_NOARGS, NULL},
     {"behind", control_behind, METH_NOARGS, NULL},
+    {"enter", control_enter, METH_NOARGS, NULL},
+    {"called_off_by", control_called_off_by, METH_NOARGS, NULL},
+    {"call_off", control_call_off, METH_O, NULL},
+    {"break_off", control_break_off, METH_NOARGS, NULL},
+    {"broken_by", control_broken_by, METH_NOARGS, NULL},
+    {"inside", control_inside, METH_O, NULL},
     {"begin", control_begin, METH_VARARGS, NULL},
     {"go_on", control_go_on, METH_O, NULL},
     {NULL, NULL, 0, NULL},
+};
+static PyMemberDef CONTROL_MEMBERS[] = {
+    {"sequence", T_ULONGLONG, offsetof(control_block_t, sequence), READONLY, NULL},
+    {"ended", T_ULONGLONG, offsetof(control_block_t, ended), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
 };
 static PyGetSetDef CONTROL_GETSET[] = {{"turn", control_turn, NULL, NULL, NULL},
                                        {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot CONTROL_SLOTS[] = {
     {Py_tp_new, PyType_GenericNew},   {Py_tp_init, control_init},
     {Py_tp_dealloc, control_dealloc}, {Py_tp_methods, CONTROL_METHODS},
-    {Py_tp_getset, CONTROL_GETSET},   {0, NULL},
+    {Py_tp_getset, CONTROL_GETSET},   {Py_tp_members, CONTROL_MEMBERS},
+    {0, NULL},
 };
 static PyType_Spec CONTROL_BLOCK_SPEC = {"hpcdist.transport._kernel.ControlBlock",
                                          sizeof(control_block_t), 0, Py_TPFLAGS_DEFAULT,

@@ -20,7 +20,7 @@ from functools import wraps
 from types import FrameType
 from typing import Any, TypeVar, cast
 
-from hpcdist.errors import UsageError
+from hpcdist.errors import HpcdistError, UsageError
 from hpcdist.transport import activity
 from hpcdist.transport.activity import Wait
 
@@ -52,7 +52,10 @@ _LONGEST_SLEEP_S = 1e-3
 _SHARE = 0.05
 _ERRANDS_SHARE = 0.1
 
+_MOST_HELD = 8
+
 Errand = Callable[[float], None]
+_T = TypeVar("_T")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _errands: list[Errand] = []
 _at_it = threading.RLock()
@@ -120,6 +123,28 @@ def poll(
                 raise
             error.held = True
             held.append((_depth(sys._getframe()), error))
+
+
+def to_the_end(wait: Callable[[], _T]) -> _T:
+    """Return what `wait` returns; what a signal handler raises meanwhile is raised at its end.
+
+    That is for waits in which other ranks use the memory of this one at this moment. Errors of
+    hpcdist end it, and so does an exception that comes again and again.
+    """
+    interrupts: list[BaseException] = []
+    while True:
+        try:
+            result = wait()
+            break
+        except HpcdistError:
+            raise
+        except BaseException as error:
+            interrupts.append(error)
+            if len(interrupts) > _MOST_HELD:
+                raise
+    if interrupts:
+        raise interrupts[0]
+    return result
 
 
 def raise_held() -> None:

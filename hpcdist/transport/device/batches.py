@@ -27,7 +27,7 @@ class MessageBatches(ABC):
 def meet(context: MpiContext, runtime: DeviceRuntime) -> None:
     """Bring all ranks of a group to its first batch, which needs only some of them later."""
     try:
-        context.agree(Barrier(Kind.BATCH_ISEND_IRECV, device=runtime))
+        context.agree(Barrier(Kind.BATCH_ISEND_IRECV, device=runtime), enters=True)
     except (CollectiveTimeout, MismatchError) as error:
         error.args = (
             f"{error}. With HPCDIST_DEVICE_BATCHES={context.site.config.device_batches} the first "

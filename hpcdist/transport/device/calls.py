@@ -131,7 +131,7 @@ class DeviceCalls:
         """Put an operation on its stream as soon as all ranks have agreed on it."""
         call, runtime = launch.call, launch.runtime
         reason = self._launches.why_not_at_home(runtime)
-        detail = self._context.agree(call if reason is None else refused(call, reason))
+        detail = self._context.agree(call if reason is None else refused(call, reason), enters=True)
         with self._launches.translated_failures(runtime):
             launch = self._launches.covering_lent_memory(launch)
             backend = self._opened(runtime)

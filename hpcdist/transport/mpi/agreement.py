@@ -75,6 +75,10 @@ class Agreement:
         self._post, self._look, self._progress = exchange.post, exchange.test, exchange.progress
         self._check_others = check
         self._found: Six | None = None
+        self.node: SharedNode | None = None
+        """The memory that the ranks share, where they may call an operation off."""
+        self.check_off: Callable[[Collective], None] | None = None
+        """Raises if the operation at hand has been called off."""
         self.news: News
 
     def set_timeout(self, timeout_s: float) -> None:
@@ -94,10 +98,13 @@ class Agreement:
         tally.limit_ns = before.limit_ns
         self._tally = tally
 
-    def __call__(self, call: Collective, address: int = 0, data: Any = None) -> tuple[int, int]:
+    def __call__(
+        self, call: Collective, address: int = 0, data: Any = None, *, enters: bool = False
+    ) -> tuple[int, int]:
         """Return the smallest and the largest `detail`, once all ranks issued an equal `call`.
 
-        An exchange through shared memory publishes `address` and `data`, too.
+        An exchange through shared memory publishes `address` and `data`, too. `enters` says that
+        something follows in which all ranks take part.
         """
         tally = self._tally
         if tally.unfinished:
@@ -116,6 +123,8 @@ class Agreement:
             found = self._wait(call)
         decided = decide(found)
         if type(decided) is tuple:
+            if enters and self.node is not None:
+                self.node.enter(call)
             return decided
         return self._refuse(call, now, found)
 
@@ -206,7 +215,14 @@ class Agreement:
         """Raise on every rank: the operation is void, or the ranks disagree."""
         if decide(found) is Verdict.VOID:
             raise voided(self._what(call), found, now, self._ranks[self._comm.rank])
+        if self.node is not None:
+            self.node.enter(call)
+            self.node.end()
         self._disagree(call)
+
+    def note_left(self) -> None:
+        """Note that this rank has left an operation in which it has posted its part."""
+        self._tally.unfinished = max(self._tally.unfinished, 1)
 
     def is_settled(self) -> bool:
         """Return whether no exchange is under way."""
@@ -232,7 +248,7 @@ class Agreement:
 
     def _wait(self, call: Collective) -> Six:
         try:
-            if not self._poll(call, self._as_wait(call)):
+            if not self._poll(call, self._as_wait(call), self.check_off):
                 self._time_out(call)
         except BaseException:
             self._tally.unfinished = 1
@@ -240,8 +256,14 @@ class Agreement:
         assert self._found is not None
         return self._found
 
-    def _poll(self, call: Collective, wait: Wait) -> bool:
-        attend = lambda waited: self._attend(call, waited)  # noqa: E731
+    def _poll(
+        self, call: Collective, wait: Wait, check: Callable[[Collective], None] | None = None
+    ) -> bool:
+        def attend(waited: float) -> None:
+            self._attend(call, waited)
+            if check is not None:
+                check(call)
+
         return poll(self._test, self._timeout_s, attend, wait=wait)
 
     def _as_wait(self, call: Collective) -> Wait:

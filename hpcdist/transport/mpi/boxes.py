@@ -84,7 +84,7 @@ def on_all_ranks(host: MpiContext, call: Exchange, prepare: Callable[[], T]) -> 
         reason.__cause__ = error
         host.agree(refused(call, reason))
         raise reason from error
-    host.agree(call)
+    host.agree(call, enters=True)
     return ready
 
 

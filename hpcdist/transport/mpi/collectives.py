@@ -384,7 +384,7 @@ def agree_on_counts(host: MpiContext, call: Gathering) -> Agreed:
     unfit = wrong_counts(host.ranks, host.rank, expected, received)
     most = max(sum(run.size for run in given), sum(received)) * given[0].itemsize
     in_pairs = bool(call.sends or call.receives) or most > INT_MAX
-    _, worst = host.agree(call._replace(detail=_WRONG if unfit else int(in_pairs)))
+    _, worst = host.agree(call._replace(detail=_WRONG if unfit else int(in_pairs)), enters=True)
     if worst == _WRONG:
         raise _tell_all(host, call.kind, unfit)
     shapes: list[Shape] = [()] * size

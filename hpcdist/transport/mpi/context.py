@@ -28,10 +28,13 @@ from hpcdist.transport.tuning import TuningTable
 class Agree(Protocol):
     """What `MpiContext.agree` is."""
 
-    def __call__(self, call: Collective, address: int = 0, data: Any = None) -> tuple[int, int]:
+    def __call__(
+        self, call: Collective, address: int = 0, data: Any = None, *, enters: bool = False
+    ) -> tuple[int, int]:
         """Check that all ranks issued an equal `call`; return the range of `detail`.
 
-        In shared memory `address` and `data` are published, too.
+        In shared memory `address` and `data` are published, too. `enters` says that something
+        follows in which all ranks take part.
         """
 
 
@@ -93,6 +96,12 @@ class MpiContext:
         self.news.listen()
         return self.news.left
 
+    def leave(self, call: Collective, error: BaseException, before: int = -1) -> None:
+        """Take back what a collective has lent that this rank leaves; see `SharedNode.leave`."""
+        if self.node is not None and self.node.leave(call, error, before):
+            assert self.agreement is not None
+            self.agreement.note_left()
+
     def guarded(self, call: Call, perform: Callable[..., Any], *args: Any) -> Any:
         """Return ``perform(*args)``, which is done for `call`; raise its `failure` if MPI fails."""
         try:
@@ -106,7 +115,9 @@ class MpiContext:
         return translate(error, what, self.site.deaths)
 
 
-def _alone(call: Collective, address: int = 0, data: Any = None) -> tuple[int, int]:
+def _alone(
+    call: Collective, address: int = 0, data: Any = None, *, enters: bool = False
+) -> tuple[int, int]:
     """Agree where there is one rank."""
     if call.error is not None:
         raise call.error

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from mpi4py import MPI
@@ -21,8 +21,8 @@ from hpcdist.transport.polling import poll
 
 _MiB = 1 << 20
 _FEW = 8
-_orphans: list[MPI.Request] = []
-"""Receives that outlive their communicator; MPI writes into their memory to the end."""
+_orphans: list[Any] = []
+"""What outlives its communicator, or has failed; MPI uses its memory to the end."""
 
 
 class Incoming(NamedTuple):
@@ -126,9 +126,9 @@ def discard_unread(comm: MPI.Intracomm, patience_s: float) -> None:
     keep(requests, patience_s)
 
 
-def keep_for_ever(requests: list[MPI.Request]) -> None:
-    """Keep requests that have failed, and the memory that MPI may still use for them."""
-    _orphans.extend(requests)
+def keep_for_ever(used: list[Any]) -> None:
+    """Keep requests that have failed, and other memory that may still be used."""
+    _orphans.extend(used)
 
 
 def keep(requests: list[MPI.Request], patience_s: float) -> None:

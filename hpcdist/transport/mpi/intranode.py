@@ -31,7 +31,7 @@ from hpcdist.transport.kernel import CODES, Code, address_of, code_of, compiled,
 from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.intranode_boxes import exchange_boxes
-from hpcdist.transport.mpi.intranode_objects import exchange_agreed, exchange_objects
+from hpcdist.transport.mpi.intranode_objects import exchange_agreed, exchange_objects, small_up_to
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 from hpcdist.transport.parts import contribution
 from hpcdist.transport.polling import poll
@@ -88,7 +88,7 @@ def _all_reduce(host: MpiContext, node: SharedNode, call: Reduction, code: Code)
     if state == DONE_HERE:
         node.await_others(node.control.arrived, call)
     if state >= DONE_HERE:
-        return None
+        return node.end()
     return _run_large(host, node, call, (0, 0), SHARED[call.kind], total)
 
 
@@ -126,10 +126,33 @@ def _run_small(
         detail = found
     if fits(call, detail):
         return _take_small(node, call, row)
+    return _by_mpi(host, node, call, detail)
+
+
+def _by_mpi(host: MpiContext, node: SharedNode, call: AnyArrays, detail: Range) -> Any:
+    """Run what the ranks have agreed on by MPI, where nothing of theirs is used here."""
+    node.enter(call)
+    node.end()
     return OBJECT_VERBS[call.kind](host, call, detail)
 
 
-_IN_PIPE, _DONE = 1, 2
+def check_off(node: SharedNode, call: Collective) -> None:
+    """Raise where a rank has called the operation off that this one waits in."""
+    by = node.control.called_off_by()
+    if by >= 0 and _has_second_part(call, node.size):
+        raise node.called_off(call, by)
+
+
+def _has_second_part(call: Collective, size: int) -> bool:
+    """Return whether more than the agreement follows; of objects, whether this rank knows so."""
+    if isinstance(call, Objects):
+        return call.detail > small_up_to(call, size)
+    if isinstance(call, AnyArrays):
+        return SHARED[call.kind].total(call, size) > PAYLOAD
+    return isinstance(call, Exchange)
+
+
+_IN_PIPE, _DONE, _BROKEN = 1, 2, 4
 """See `_hot_large.c`."""
 
 
@@ -142,7 +165,10 @@ def end_posted(host: MpiContext, node: SharedNode, call: Collective, state: int)
     if state == _IN_PIPE:
         return node.run_pipe(call)
     if state == _DONE:
-        return node.await_others(node.control.arrived, call)
+        node.await_others(node.control.arrived, call)
+        return node.end()
+    if state == _BROKEN:
+        raise node.broken(call, node.control.broken_by())
     detail = host.agreement.end_posted(call)
     if isinstance(call, Objects):
         return exchange_agreed(host, node, call, detail)
@@ -154,7 +180,7 @@ def end_posted(host: MpiContext, node: SharedNode, call: Collective, state: int)
         return _run_large(host, node, call, detail, row, total)
     if fits(call, detail):
         return _take_small(node, call, row)
-    return OBJECT_VERBS[call.kind](host, call, detail)
+    return _by_mpi(host, node, call, detail)
 
 
 def _only_gives(call: Reduction, rank: int) -> bool:
@@ -266,6 +292,7 @@ def _overlaps(call: AnyArrays, rank: int) -> bool:
 def _run_large(
     host: MpiContext, node: SharedNode, call: AnyArrays, detail: Range, row: Shared, total: int
 ) -> Any:
+    node.enter(call)
     addresses = node.control.addresses()
     if fits(call, detail) and 0 not in addresses:
         places = node.places(addresses, row.part(call, node.rank, node.size) if row.part else 0)
@@ -286,7 +313,7 @@ def _run_large(
     ):
         _run_pipelined(node, call, code)
         return None
-    return OBJECT_VERBS[call.kind](host, call, detail)
+    return _by_mpi(host, node, call, detail)
 
 
 def _how_taken(
@@ -326,7 +353,6 @@ def _stop(node: SharedNode, call: AnyArrays, error: TransportError) -> NoReturn:
 
     is_dying = getattr(error.__cause__, "errno", None) == errno.ESRCH
     poll(look, _DYING_S if is_dying else 0.0)
-    node.give_up(call)
     raise error
 
 

@@ -47,9 +47,10 @@ def exchange_boxes(host: MpiContext, node: SharedNode, call: Exchange) -> None:
         reason.__cause__ = error
         host.agree(refused(call, reason))
         return
-    detail = host.agree(call, offer.address, offer.payload)
+    detail = host.agree(call, offer.address, offer.payload, enters=True)
     addresses = node.control.addresses()
     if 0 in addresses:
+        node.end()
         OBJECT_VERBS[call.kind](host, call, detail)
         return
     places = node.places(addresses)

@@ -55,16 +55,23 @@ def exchange_agreed(
 ) -> Any:
     """Run `call`, on which all ranks have agreed; see `exchange_objects`."""
     if _in_segments(call, detail):
-        received, failed = _exchange_large(node, call, descriptor)
-        if host.agree(call._replace(detail=int(failed)))[1]:
-            return OBJECT_VERBS[call.kind](host, call, detail)
-        return received
-    if detail[1] <= _small_up_to(call, node.size):
+        received, failed = None, False
+        node.enter(call)
+        try:
+            received, failed = _exchange_large(node, call, descriptor)
+        finally:  # also by an interrupt: the others wait to hear of this rank
+            node.step(call)
+            node.end()
+            failed = bool(host.agree(call._replace(detail=int(failed)))[1])
+        return OBJECT_VERBS[call.kind](host, call, detail) if failed else received
+    if detail[1] <= small_up_to(call, node.size):
         return _exchange_small(node, call)
+    node.enter(call)
+    node.end()
     return OBJECT_VERBS[call.kind](host, call, detail)
 
 
-def _small_up_to(call: Objects, size: int) -> int:
+def small_up_to(call: Objects, size: int) -> int:
     """Return how long the longest pickle may be for all to travel on the control block."""
     if call.kind not in _PER_RECEIVER:
         return EAGER
@@ -73,7 +80,7 @@ def _small_up_to(call: Objects, size: int) -> int:
 
 def _payload(call: Objects, node: SharedNode) -> Any:
     """Return what this rank publishes on the control block: its small pickles, or None."""
-    if not _sends(call, node.rank) or call.detail > _small_up_to(call, node.size):
+    if not _sends(call, node.rank) or call.detail > small_up_to(call, node.size):
         return None
     if call.kind not in _PER_RECEIVER:
         return call.pickles[0].meta

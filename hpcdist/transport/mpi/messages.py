@@ -1,6 +1,11 @@
 """Point-to-point messages of one group over MPI: sends and receives are begun here.
 
 How they match is in `matching`, what is under way in `requests`.
+
+[Note: interrupted sends] MPI reads an array until the message is there, and nothing takes it back.
+If an exception leaves a `send` that waits, the program goes on and writes to the array. So what a
+`send` hands to MPI on one node, where a receiver that waits would have taken it from its place, is
+a copy, up to some size. A larger array is kept until it is sent, as it is at that moment.
 """
 
 from __future__ import annotations
@@ -22,18 +27,22 @@ from hpcdist.transport.call_site import call_site
 from hpcdist.transport.deaths import Deaths
 from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.datatypes import block
-from hpcdist.transport.mpi.early import Allowance
+from hpcdist.transport.mpi.early import Allowance, keep_for_ever
 from hpcdist.transport.mpi.matching import Matching
 from hpcdist.transport.mpi.news import Circles
 from hpcdist.transport.mpi.pickled import send_buffers
 from hpcdist.transport.mpi.requests import Receive, Send, in_words
 from hpcdist.transport.mpi.tags import user_tag, wire_tag, wire_tags
-from hpcdist.transport.polling import poll
+from hpcdist.transport.polling import poll, to_the_end
 from hpcdist.transport.shm.mail import open_mail
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.shm.segment import is_dead
 
 _DEAD_AFTER_S = 0.2
+_COPIED_UP_TO = 8 << 20
+_ARRIVES_S = 10.0
+"""How long a message may take that is arriving in the array of a rank that is interrupted."""
+
 _HEAR_OF_DEATHS_NS = 10_000_000
 """Where ranks may die, so often at least a message goes by MPI, which tells of it."""
 
@@ -91,7 +100,11 @@ class Messages:
                 matching.deaths.note([matching.ranks[call.root]])
                 raise matching.deaths.failure(what())
 
-        if not poll(is_settled, matching.timeout_s, check_alive, _DEAD_AFTER_S, Wait(what)):
+        wait = Wait(what)
+        if not to_the_end(
+            lambda: poll(is_settled, matching.timeout_s, check_alive, _DEAD_AFTER_S, wait)
+        ):
+            keep_for_ever([call.data])
             raise CollectiveTimeout(
                 f"{what()} has begun to be received, but has not arrived within "
                 f"{matching.timeout_s:g} s; called at {call_site()}. Leave the array alone, for "
@@ -112,10 +125,29 @@ class Messages:
             work = self._receive_at_once(call)
             if type(work) is Done:
                 return work
-        if work is None:
-            work = self._begin(call)
-        work.wait()
+        try:
+            if work is None:
+                work = self._begin(call, lends=False)
+            work.wait()
+        except BaseException:
+            if work is not None:
+                self._leave(work)
+            raise
         return work
+
+    def _leave(self, work: Work) -> None:
+        """Take back a message whose wait has ended with an exception, or keep what it uses."""
+        matching = self.matching
+        if isinstance(work, Receive) and matching.withdraw(work):
+            return
+        try:
+            is_over = isinstance(work, Receive) and to_the_end(
+                lambda: poll(work.is_completed, _ARRIVES_S)
+            )
+        except BaseException:  # another exception is on its way already
+            is_over = False
+        if not is_over and not work.is_completed():
+            matching.progress.keep(work)
 
     def close(self) -> None:
         """Stop the progress thread."""
@@ -136,16 +168,19 @@ class Messages:
             call.finish(None)
         return Done(matching.ranks[source])
 
-    def _begin(self, call: AnyMessage) -> Work:
+    def _begin(self, call: AnyMessage, *, lends: bool = True) -> Work:
+        """Begin a message; if it does not lend, what MPI still has to send is a copy."""
         tag, matching = wire_tag(call.tag, call.dtype), self.matching
         if not 0 <= tag <= self._last_tag:
             raise self._out_of_range(call)
         if isinstance(call, Message) and call.kind is Kind.SEND:
-            requests = self._send(call.data, call.data.nbytes, call.root, tag)
+            requests = self._send(call.data, call.data.nbytes, call.root, tag, lends=lends)
             if call.ended is None and (not requests or requests[0].Test()):
                 return DONE
             return Send(matching, call, requests)
         if isinstance(call, ObjectMessage) and call.kind is Kind.SEND_OBJECT_LIST:
+            if not lends:
+                call = call._replace(pickles=[*map(_as_copy, call.pickles)])
             with matching.lock:  # the parts of a pickle follow each other
                 requests = [
                     request
@@ -157,10 +192,15 @@ class Messages:
         matching.post(receive)
         return receive
 
-    def _send(self, data: Any, nbytes: int, to: int, tag: int) -> list[MPI.Request]:
+    def _send(
+        self, data: Any, nbytes: int, to: int, tag: int, *, lends: bool = True
+    ) -> list[MPI.Request]:
         """Send bytes through a mailbox, or begin to by MPI; return what is under way."""
-        if self.matching.is_mailed(data, nbytes, to, tag):
+        matching = self.matching
+        if matching.is_mailed(data, nbytes, to, tag):
             return []
+        if not lends and matching.mail is not None and nbytes <= _COPIED_UP_TO:
+            data = data.copy()  # nobody waits for it at this moment; see [Note: interrupted sends]
         return [self.comm.Isend(block(data, nbytes), to, tag)]
 
     def _send_pickled(self, pickled: Pickled, to: int, tag: int) -> list[MPI.Request]:
@@ -175,3 +215,8 @@ class Messages:
         return UsageError(
             f"tag {call.tag} is out of range; this MPI allows 0 to {user_tag(self._last_tag)}"
         )
+
+
+def _as_copy(pickled: Pickled) -> Pickled:
+    """Return a pickle that shares no memory with its object, unless it is large."""
+    return pickled if pickled.nbytes > _COPIED_UP_TO else pickled.copy()

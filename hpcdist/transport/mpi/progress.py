@@ -9,6 +9,7 @@ from typing import final
 from mpi4py import MPI
 
 from hpcdist.transport.base import Work
+from hpcdist.transport.mpi.early import keep_for_ever
 
 _IDLE_S = 1e-3
 _GOODBYE_S = 1.0
@@ -28,6 +29,8 @@ class ProgressThread:
     def keep(self, work: Work) -> None:
         """Keep a work until it has ended, and let it proceed where there may be a thread for it."""
         with self._lock:
+            if any(work is each for each in self._busy):
+                return
             self._busy.append(work)
             if self._thread is None and self._may_run:
                 self._thread = threading.Thread(
@@ -37,9 +40,10 @@ class ProgressThread:
         self._wake.set()
 
     def stop(self) -> None:
-        """End the thread, and forget its works."""
+        """End the thread, and leave its works to MPI, which may still use their memory."""
         thread, self._thread = self._thread, None
         with self._lock:
+            keep_for_ever([work for work in self._busy if not _ended(work)])
             self._busy.clear()
         if thread is not None:
             self._wake.set()

@@ -41,7 +41,7 @@ from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.crew import Crew
 from hpcdist.transport.mpi.early import discard_unread
 from hpcdist.transport.mpi.exchange import mpi_exchange, shared_exchange
-from hpcdist.transport.mpi.intranode import end_posted, perform
+from hpcdist.transport.mpi.intranode import check_off, end_posted, perform
 from hpcdist.transport.mpi.matching import Matching
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import Count, News
@@ -221,7 +221,12 @@ class MpiTransport(Transport):
         if call.begin is not None:
             call.begin()
         if host.node is not None:
-            result = perform(host, host.node, call)
+            before = host.node.control.sequence
+            try:
+                result = perform(host, host.node, call)
+            except BaseException as error:
+                host.leave(call, error, before)
+                raise
         else:
             detail = host.agree(call)
             nodes = self._nodes_for(call, detail)
@@ -257,11 +262,17 @@ class MpiTransport(Transport):
             if call.finish is not None and not state:  # else what has come is in its place
                 call.finish(result)
         except BaseException as error:
+            host.leave(call, error)
             mark_inside(error)
             drop_held()  # of this frame
             raise
         if held:
             raise_held()
+
+    def take_back(self, call: Call) -> None:
+        """Take back what the hot path has lent to a collective that has failed."""
+        assert not isinstance(call, MESSAGES)
+        self.context.leave(call, KeyboardInterrupt())
 
     def start_posted(self, call: Call) -> Work:
         """Let the queue's thread end a collective that the hot path has posted.
@@ -324,14 +335,16 @@ class MpiTransport(Transport):
         host = self.context
         if call.kind in LOOSE:  # whose shapes are not compared otherwise
             way = way if is_even(host.agree(call)) else 0
-        way, _ = host.agree(call._replace(detail=way))
+        way, _ = host.agree(call._replace(detail=way), enters=True)
         if way == _IN_SLOTS and steps is not None and host.node is not None:
             if self._slots is None:
                 self._slots = PlanSlots(host.comm, host.node)
             slot = self._slots.take()
             if slot is not None:
                 return self._in_slot(host.node, slot, call, steps)
-            way, _ = host.agree(call._replace(detail=int(make and self._suits_mpi(call))))
+            way, _ = host.agree(
+                call._replace(detail=int(make and self._suits_mpi(call))), enters=True
+            )
         if way == 0:
             return None
         if self._plan_comm is None:
@@ -520,6 +533,8 @@ def _open(
         else:
             exchange, check = shared_exchange(node.control, progress), node.check_alive
         agreement = Agreement(comm, ranks, timeout_s, exchange, check)
+        if node is not None:
+            agreement.node, agreement.check_off = node, partial(check_off, node)
         news = _make_news(comm, ranks, site, agreement, messages.matching, queue)
     return MpiContext(
         comm=comm,

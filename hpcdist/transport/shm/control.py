@@ -28,6 +28,14 @@ microseconds, each gives the core to whom may need it, for at most 100 us in all
 
 LINE = 64
 AGREED = 6
+STEP_BITS = 24
+"""Steps are counted from where an operation begins; see "leaving" in `_kernel.c`."""
+
+OF_A_DEATH = 1 << 14
+"""Added to the rank that has called an operation off because another one has died."""
+
+_BEYOND = 1 << STEP_BITS - 1
+_SEEN_AFTER_S = 0.01
 _WORDS = LINE // 8
 _POLLS_PER_SPIN = 50
 
@@ -64,6 +72,13 @@ class PythonControlBlock:
         self._bytes = memoryview(memory)
         self._rank, self._size, self._payload = rank, size, payload
         self._sequence = self._step = 0
+        self.ended = 0
+        """The last operation in which nobody can use this rank's memory any more."""
+
+    @property
+    def sequence(self) -> int:
+        """The operations so far."""
+        return self._sequence
 
     @property
     def turn(self) -> int:
@@ -103,7 +118,7 @@ class PythonControlBlock:
 
     def arrive(self, spins: int) -> bool:
         """Take a step; say whether all ranks took as many, after looking for `spins` turns."""
-        self._step += 1
+        self._step = max(self._step, self._sequence << STEP_BITS) + 1
         self._words[self._rank * _WORDS] = self._step
         return bool(_spin(self.arrived, spins))
 
@@ -114,13 +129,52 @@ class PythonControlBlock:
 
     def behind(self) -> list[int]:
         """Return the ranks that have not come as far as this one."""
-        words = self._words
+        words, step = self._words, self._step
+        step = step if step > self._sequence << STEP_BITS else 0
         return [
             rank
             for rank in range(self._size)
-            if words[self._slot(rank) + AGREED + 1] != self._sequence
-            or words[rank * _WORDS] < self._step
+            if words[self._slot(rank) + AGREED + 1] != self._sequence or words[rank * _WORDS] < step
         ]
+
+    def enter(self) -> int:
+        """Begin what follows the agreement; return who has called it off, or -1."""
+        return self.called_off_by()
+
+    def called_off_by(self) -> int:
+        """Return who has called off the operation at hand, or -1."""
+        place = 1 + self.turn
+        for rank in range(self._size):
+            sequence, of_a_death = divmod(self._words[rank * _WORDS + place], 2)
+            if sequence == self._sequence and sequence:
+                return rank + of_a_death * OF_A_DEATH
+        return -1
+
+    def call_off(self, of_a_death: bool) -> bool:
+        """Return whether nobody does anything in the operation at hand; False: some rank may.
+
+        Others see the mark before they see that all ranks have come, if some have not so far.
+        """
+        if self.called_off_by() >= 0:
+            return True
+        self._words[self._rank * _WORDS + 1 + self.turn] = 2 * self._sequence + int(of_a_death)
+        time.sleep(_SEEN_AFTER_S)
+        return self.test() is None
+
+    def break_off(self) -> None:
+        """Never go on with the operation at hand, which all ranks are in."""
+        self._step = (self._sequence << STEP_BITS) + _BEYOND
+        self._words[self._rank * _WORDS] = self._step
+
+    def broken_by(self) -> int:
+        """Return the rank that has broken the operation at hand, or -1."""
+        broken = self.inside(_BEYOND) if self._sequence else range(self._size)
+        return next((rank for rank in range(self._size) if rank not in broken), -1)
+
+    def inside(self, steps: int) -> list[int]:
+        """Return the ranks that have not taken so many steps in the operation at hand."""
+        last = (self._sequence << STEP_BITS) + steps
+        return [rank for rank in range(self._size) if self._words[rank * _WORDS] < last]
 
     def _slot(self, rank: int) -> int:
         return (self._size * (1 + self.turn) + rank) * _WORDS

@@ -25,15 +25,27 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.errors import CollectiveTimeout, TransportError
+from hpcdist.errors import (
+    CollectiveTimeout,
+    HpcdistError,
+    RankFailure,
+    RemoteError,
+    TransportError,
+)
 from hpcdist.transport.activity import Wait
-from hpcdist.transport.call import Call, label
+from hpcdist.transport.call import Call, Objects, label
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.deaths import Deaths
 from hpcdist.transport.kernel import MOST, address_of, compiled, copy_bytes
-from hpcdist.transport.polling import poll
+from hpcdist.transport.polling import poll, to_the_end
 from hpcdist.transport.shm.attached import Attached, attach
-from hpcdist.transport.shm.control import PAYLOAD, SPINS, control_block_bytes, payload_places
+from hpcdist.transport.shm.control import (
+    OF_A_DEATH,
+    PAYLOAD,
+    SPINS,
+    control_block_bytes,
+    payload_places,
+)
 from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.shm.mail import mail_bytes
 from hpcdist.transport.shm.segment import Bytes, Segment, is_dead
@@ -64,6 +76,9 @@ _ATTACHED = -2
 _OFFSET = np.dtype(np.int64)
 _BYTE = np.dtype(np.uint8)
 _DEAD_AFTER_S = 0.2
+_LEAVE_S = 10.0
+"""How long a rank that leaves an operation waits for others that are in the middle of it."""
+
 _PAGE = 4096
 
 
@@ -259,11 +274,18 @@ class SharedNode:
             self.step(call)
         else:
             self.control.arrive(0)
+        self.end()
 
     def step(self, call: Call) -> None:
         """Wait until all ranks have come here."""
         if not self.control.arrive(SPINS):
             self.await_others(self.control.arrived, call)
+        else:
+            self._check_whole(call)
+
+    def end(self) -> None:
+        """Note that nobody uses what this rank has lent to the operation at hand any more."""
+        self.control.ended = self.control.sequence
 
     def pickle_segment(self, rank: int) -> Segment | None:
         """Return the segment whose descriptor a rank published for this operation, if it did."""
@@ -275,21 +297,25 @@ class SharedNode:
         go_on = self.control.go_on
         if not go_on(_PATIENCE):
             self.await_others(lambda: go_on(_PATIENCE), call)
+        else:
+            self._check_whole(call)
+        self.end()
 
     def await_others(self, done: Callable[[], bool], call: Call) -> None:
-        """Poll `done` until it holds; a rank that is missing becomes an error."""
+        """Poll `done` until it holds; a rank that is missing becomes an error.
 
+        All ranks are in this operation, so what a signal handler raises is held until it has ended.
+        """
+        to_the_end(lambda: self._await_others(done, call))
+
+    def _await_others(self, done: Callable[[], bool], call: Call) -> None:
         def look() -> bool:
             self._progress()
             return done()
 
-        try:
-            wait = Wait(lambda: label(call, self.ranks))
-            if poll(look, self.timeout_s, lambda _: self.check_alive(call), _DEAD_AFTER_S, wait):
-                return
-        except BaseException:
-            self.give_up(call)
-            raise
+        wait = Wait(lambda: label(call, self.ranks))
+        if poll(look, self.timeout_s, lambda _: self.check_alive(call), _DEAD_AFTER_S, wait):
+            return self._check_whole(call)
         self.give_up(call)
         missing = tuple(self.ranks[rank] for rank in self.control.behind())
         raise CollectiveTimeout(
@@ -297,6 +323,90 @@ class SharedNode:
             f"{', '.join(map(str, missing))} did not proceed within {self.timeout_s:g} s. Called "
             f"at {call_site()}. Arrays of this operation are in an unknown state: end the job",
             missing,
+        )
+
+    # ---- leaving
+
+    def enter(self, call: Call) -> None:
+        """Begin what follows the agreement, unless a rank has called it off; then all raise."""
+        by = self.control.enter()
+        if by >= 0:
+            self.end()
+            raise self.called_off(call, by)
+
+    def leave(self, call: Call, error: BaseException, before: int = -1) -> bool:
+        """Take back what this rank has lent to an operation that it leaves by `error`.
+
+        An operation that not all ranks have come to is called off. In one that they are in, it
+        waits for those that use its memory at this moment.
+
+        Args:
+            call: the operation.
+            error: what is being raised.
+            before: how many operations there were before it.
+
+        Returns:
+            Whether this rank's part is still posted, so that the exchange has to be completed.
+
+        """
+        control = self.control
+        if control.sequence in (before, control.ended):
+            return False
+        of_a_death = isinstance(error, RankFailure)
+        is_void = isinstance(error, (CollectiveTimeout, RemoteError)) and not of_a_death
+        if is_void and control.test() is None:
+            return True  # whoever comes later finds it void, or nobody comes
+        if control.call_off(of_a_death):
+            return True
+        control.break_off()
+        if not self._is_left(2 if isinstance(call, Objects) else 1):
+            self.give_up(call)
+        self.end()
+        return False
+
+    def _is_left(self, steps: int) -> bool:
+        """Wait until all ranks that live have taken so many steps in this operation, or left it."""
+
+        def is_left() -> bool:
+            return not any(
+                rank != self.rank and not is_dead(self.pids[rank]) for rank in inside(steps)
+            )
+
+        inside = self.control.inside
+        try:
+            return to_the_end(lambda: poll(is_left, _LEAVE_S))
+        except BaseException:  # this rank is on its way out already
+            return is_left()
+
+    def _check_whole(self, call: Call) -> None:
+        """Raise where a rank has left this operation on its way."""
+        by = self.control.broken_by()
+        if by >= 0 and self.control.sequence > 0:
+            raise self.broken(call, by)
+
+    def broken(self, call: Call, by: int) -> HpcdistError:
+        """Return the error of an operation that a rank has left on its way."""
+        if self._deaths.known():
+            return self._deaths.failure(label(call, self.ranks))
+        return RemoteError(
+            f"rank {self.ranks[by]} has left {label(call, self.ranks)} on its way, by an "
+            f"interrupt or an error; called at {call_site()}. The arrays of this operation are in "
+            "an unknown state; the group goes on with the next one",
+            self.ranks[by],
+            in_step=True,
+        )
+
+    def called_off(self, call: Call, by: int) -> HpcdistError:
+        """Return the error of an operation that a rank has called off."""
+        of_a_death, rank = divmod(by, OF_A_DEATH)
+        if of_a_death or self._deaths.known():
+            return self._deaths.failure(label(call, self.ranks))
+        return RemoteError(
+            f"{label(call, self.ranks)} was called off on all ranks, because rank "
+            f"{self.ranks[rank]} has left it by an interrupt or an error before all had come; "
+            f"called at {call_site()}. Nothing was sent; the group goes on with the next operation",
+            self.ranks[rank],
+            in_step=True,
         )
 
     def give_up(self, call: Call) -> None:

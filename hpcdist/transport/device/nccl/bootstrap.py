@@ -51,7 +51,9 @@ def connect(
         reason = failure("creating a communicator", making.error)
         reason.__cause__ = making.error
     try:
-        context.agree(Barrier() if reason is None else Refusal(Kind.BARRIER, 0, reason))
+        context.agree(
+            Barrier() if reason is None else Refusal(Kind.BARRIER, 0, reason), enters=True
+        )
     except BaseException:
         making.release()
         raise
