@@ -6,7 +6,8 @@ Every operation checks its arguments, and has the memory it needs, before it cha
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
@@ -202,10 +203,10 @@ class RowStore:
             tallies = [_added(each, order, starts) for each in tallies]
         slots = self.slots.find(flat)
         missing = _absent(slots)
+        counters = self._counted(slots, tallies)
         if missing.size:
             self._admit(flat, slots, missing, tallies[0])
-        if self._terms.scored:
-            self._count(slots, np.hstack(tallies))
+        self.counters.write(slots, counters)
         self.accessor.update_in(self.rows, self.state, slots, given)
 
     def assign(self, ids: Any, rows: Any) -> None:
@@ -313,7 +314,7 @@ class RowStore:
         weak = live[scores(self.counters.read(live)) < below]
         removed = int(weak.size)
         self._remove(weak)
-        if removed > len(self) and self._file is None:
+        if self.slots.used > 2 * len(self) and self._file is None:
             self._compact()
         return removed
 
@@ -369,11 +370,14 @@ class RowStore:
         last = max(min(len(self) + ids.size, self._most), self.slots.used)
         for each in (self.rows, self.state, self.counters):
             each.reserve(last)
+        self.slots.reserve(ids.size)
+        state = self.accessor.start(rows)
+        counters = np.zeros((ids.size, self.counters.width), _COUNTER)
         self._make_room(ids.size, keep)
         slots = self.slots.add(ids)
         self.rows.write(slots, rows)
-        self.state.write(slots, self.accessor.start(rows))
-        self.counters.write(slots, np.zeros((ids.size, self.counters.width), _COUNTER))
+        self.state.write(slots, state)
+        self.counters.write(slots, counters)
         return slots
 
     def _put(
@@ -434,16 +438,21 @@ class RowStore:
             self._clear_rows()
 
     def _compact(self) -> None:
-        """Move rows together, and give the slabs behind them back."""
-        live = self.slots.live()
-        for start in range(0, live.size, _AT_A_TIME):
-            old = live[start : start + _AT_A_TIME]
-            new = np.arange(start, start + old.size)  # lower slots, whose rows have moved already
-            for each in (self.rows, self.state, self.counters):
-                each.write(new, each.read(old))
-        self.slots.compact()
-        for each in (self.rows, self.state, self.counters):
-            each.release(live.size)
+        """Move rows to free slots before them, and give the slabs behind them back.
+
+        No row is written over: until `slots` knows of the new places, the old ones hold. Without
+        the memory for it, the rows keep what they have.
+        """
+        kinds = (self.rows, self.state, self.counters)
+        with suppress(MemoryError, OSError):
+            old, new = self.slots.moves()
+            for start in range(0, old.size, _AT_A_TIME):
+                part = slice(start, start + _AT_A_TIME)
+                for each in kinds:
+                    each.write(new[part], each.read(old[part]))
+            self.slots.compact(old, new)
+        for each in kinds:
+            each.release(self.slots.used)
         if self.owned is not None:
             self.owned.release(len(self.rows.slabs))
 
@@ -459,10 +468,13 @@ class RowStore:
 
     # ---- rows and gradients
 
-    def _count(self, slots: NumpyArray, more: NumpyArray) -> None:
-        counters = np.zeros((slots.size, 2), _COUNTER)
-        self.counters.read(slots, counters)
-        self.counters.write(slots, counters + more)
+    def _counted(self, slots: NumpyArray, more: Sequence[NumpyArray]) -> NumpyArray:
+        """Return the counters of slots, of which new ones may be absent yet, and what is added."""
+        counters = np.zeros((slots.size, self.counters.width), _COUNTER)
+        if self._terms.scored:
+            self.counters.read(slots, counters)
+            counters += np.hstack(more)
+        return counters
 
     def _check_open(self) -> None:
         if self._closed:
