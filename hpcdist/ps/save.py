@@ -327,7 +327,7 @@ def _check(cluster: Cluster, name: str, path: str, manifest: Manifest) -> None:
             f"{(options.dim, options.dtype)}; make it as it was saved"
         )
     state = manifest.arrays.get(f"tables.{name}.state")
-    width = accessor_of(options.optimizer).state_width(options.dim)
+    width = accessor_of(options.optimizer, options.dtype).state_width(options.dim)
     if (0 if state is None else state.shape[1]) != width:
         raise CheckpointError(
             f"table {name!r} was saved with another optimizer, whose state of a row has "

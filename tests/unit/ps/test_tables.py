@@ -543,6 +543,29 @@ def _bytes(folder):
     return sum(each.stat().st_size for each in folder.glob("*.safetensors"))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_rows_of_any_dtype_are_saved_and_loaded_to_the_bit(dtype, optimizer, tmp_path):
+    ids = np.arange(40)
+
+    def train(table):
+        table.push(ids, (np.ones((40, 3)) / (1 + ids[:, None])).astype(table.dtype))
+        return table.pull(ids).tobytes()
+
+    def first(table, worker):
+        train(table)
+        table.save(tmp_path / "a")
+        return train(table)
+
+    def again(table, worker):
+        table.load(tmp_path / "a")
+        return train(table)
+
+    options = {"dtype": dtype, "optimizer": optimizer}
+    expected = with_servers(1, 2, first, **options)
+    assert expected == with_servers(3, 2, again, **options)
+
+
 def test_ids_that_wait_for_their_row_are_saved(tmp_path):
     def check(world):
         entry = ps.CountFilterEntry(2 * world.nranks)
