@@ -18,12 +18,13 @@ from hpcdist.ps.ids import coins
 class Terms(NamedTuple):
     """What an entry asks for before an id gets a row.
 
-    `probability` is the part of the ids that ever get one. `pushes` is the push at which they do;
-    with 0 it is their first pull. `scored` rows have two counters, shows and clicks.
+    `probability` is the part of the ids that ever get one. `appearances` is how often one has to be
+    in pushes; with 0 it gets its row at its first pull. `scored` rows have two counters, shows and
+    clicks.
     """
 
     probability: float = 1.0
-    pushes: int = 0
+    appearances: int = 0
     scored: bool = False
 
     def admit(self, ids: NumpyArray, seed: int) -> NumpyArray:
@@ -79,10 +80,11 @@ class ProbabilityEntry(Entry):
 
 @final
 class CountFilterEntry(Entry):
-    """A row for ids that have been pushed `count_filter` times.
+    """A row for ids that have appeared `count_filter` times in pushes.
 
-    Before, pulls give the id's initial value, pushes are counted and their gradients dropped: an
-    id costs a counter. The gradient of the push that reaches the count is applied.
+    An id that is three times in a push appears three times, as in Paddle. Before, pulls give the
+    id's initial value, and gradients are dropped: an id costs a counter. The gradients of the push
+    that reaches the count are applied.
 
     Args:
         count_filter: at least 0; with 0 an id has a row from its first pull on.
@@ -110,7 +112,7 @@ class CountFilterEntry(Entry):
     @property
     def terms(self) -> Terms:
         """What it asks for."""
-        return Terms(pushes=self.count_filter)
+        return Terms(appearances=self.count_filter)
 
 
 @final

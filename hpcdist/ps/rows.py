@@ -162,7 +162,7 @@ class RowStore:
         if missing.size:
             fresh, inverse = unique(flat[missing])
             first = self._initial(fresh, self.dim)
-            if create and not self._terms.pushes:
+            if create and not self._terms.appearances:
                 admitted = self._terms.admit(fresh, self.seed)
                 self._create(fresh[admitted], first[admitted], keep=slots)
             out[missing] = first[inverse]
@@ -192,22 +192,27 @@ class RowStore:
 
         """
         self._check_open()
-        flat, _ = as_ids(ids)
-        given = gradients_of(grads, flat, self.dim)
-        if self.check_finite:
-            check_all_finite(flat, given)
-        tallies = [tally_of(counts, flat, 1, "counts"), tally_of(clicks, flat, 0, "clicks")]
-        if flat.size > 1 and not bool((flat[1:] > flat[:-1]).all()):
-            flat, order, starts = group(flat)
-            given = _added(given, order, starts)
-            tallies = [_added(each, order, starts) for each in tallies]
-        slots = self.slots.find(flat)
-        missing = _absent(slots)
-        counters = self._counted(slots, tallies)
-        if missing.size:
-            self._admit(flat, slots, missing, tallies[0])
-        self.counters.write(slots, counters)
+        flat, given, tallies = self._summed(ids, grads, counts, clicks)
+        slots = self._reached(flat, tallies)
         self.accessor.update_in(self.rows, self.state, slots, given)
+
+    def add(self, ids: Any, changes: Any, *, counts: Any = None, clicks: Any = None) -> None:
+        """Add to the row of each id, past the optimizer; ids get their rows as by `push`.
+
+        Args:
+            ids: integers, of any shape.
+            changes: a row for each, of any floating dtype; those of equal ids are added up first.
+            counts: as of `push`.
+            clicks: as of `push`.
+
+        """
+        self._check_open()
+        flat, given, tallies = self._summed(ids, changes, counts, clicks)
+        slots = self._reached(flat, tallies)
+        held = slots >= 0
+        rows = self.rows.read(slots[held])
+        rows += given[held].astype(self.dtype, copy=False)
+        self._put(flat[held], rows, None, None)
 
     def assign(self, ids: Any, rows: Any) -> None:
         """Set the rows of `ids`; new ids get a row whatever the entry says.
@@ -271,7 +276,7 @@ class RowStore:
         self._put(distinct, given[last], state[last], counters[last])
 
     def waiting(self) -> tuple[NumpyArray, NumpyArray]:
-        """Return the ids that have no row yet, and how often they were pushed.
+        """Return the ids that have no row yet, and how often they appeared in pushes.
 
         `CountFilterEntry` keeps them; `restore_waiting` takes them.
         """
@@ -279,7 +284,7 @@ class RowStore:
         return self._waiting.all()
 
     def restore_waiting(self, ids: Any, counts: Any) -> None:
-        """Set how often ids that have no row were pushed.
+        """Set how often ids that have no row appeared in pushes.
 
         Args:
             ids: integers, as `waiting` returned them.
@@ -296,12 +301,12 @@ class RowStore:
     def shrink(self, threshold: float | None = None) -> int:
         """Remove the rows whose score is below `threshold`, and return how many those were.
 
-        With `CountFilterEntry` the ids that have no row yet are forgotten, those that were pushed
+        With `CountFilterEntry` the ids that have no row yet are forgotten, those that appeared
         less than `threshold` times if it is given. Rows of other entries have no score, and stay.
 
         Args:
-            threshold: a score, or a number of pushes; None for a score of 0.8, and for all ids
-                that have no row.
+            threshold: a score, or how often an id appeared; None for a score of 0.8, and for all
+                ids that have no row.
 
         """
         self._check_open()
@@ -346,6 +351,31 @@ class RowStore:
 
     # ---- which ids have rows
 
+    def _summed(
+        self, ids: Any, grads: Any, counts: Any, clicks: Any
+    ) -> tuple[NumpyArray, NumpyArray, list[NumpyArray]]:
+        """Return distinct ids, and the sums of their gradients, shows and clicks; or raise."""
+        flat, _ = as_ids(ids)
+        given = gradients_of(grads, flat, self.dim)
+        if self.check_finite:
+            check_all_finite(flat, given)
+        tallies = [tally_of(counts, flat, 1, "counts"), tally_of(clicks, flat, 0, "clicks")]
+        if flat.size > 1 and not bool((flat[1:] > flat[:-1]).all()):
+            flat, order, starts = group(flat)
+            given = _added(given, order, starts)
+            tallies = [_added(each, order, starts) for each in tallies]
+        return flat, given, tallies
+
+    def _reached(self, ids: NumpyArray, tallies: Sequence[NumpyArray]) -> NumpyArray:
+        """Return the slots of ids once they have been shown and clicked; -1: no row yet."""
+        slots = self.slots.find(ids)
+        missing = _absent(slots)
+        counters = self._counted(slots, tallies)
+        if missing.size:
+            self._admit(ids, slots, missing, tallies[0])
+        self.counters.write(slots, counters)
+        return slots
+
     def _admit(
         self, ids: NumpyArray, slots: NumpyArray, missing: NumpyArray, shows: NumpyArray
     ) -> None:
@@ -353,9 +383,9 @@ class RowStore:
         fresh = ids[missing]
         admitted = self._terms.admit(fresh, self.seed)
         counts = None
-        if self._terms.pushes > 1:
+        if self._terms.appearances > 1:
             counts = self._waiting.counted(fresh, shows[missing])
-            admitted = counts[:, 0] >= self._terms.pushes
+            admitted = counts[:, 0] >= self._terms.appearances
         new = fresh[admitted]
         slots[missing[admitted]] = self._create(new, self._initial(new, self.dim), keep=slots)
         if counts is not None:

@@ -41,14 +41,29 @@ class Shard:
     def pull(self, ids: NumpyArray, create: bool = True) -> NumpyArray:
         """Return the rows of `ids`, of which some may be there twice."""
         with self.lock:
-            self.hot.note(ids)
-            before = len(self.store)
-            makes = create and self.store.owned is not None and self.store.lacks(ids)
-            with self._changing() if makes else nullcontext():
-                rows = self.store.pull(ids, create=create)
-            if len(self.store) != before:  # pulling makes rows
-                self._note(ids)
+            return self._pull(ids, create)
+
+    def fetch(self, ids: NumpyArray) -> NumpyArray:
+        """Return what `pull` does, with a column more, of which 1 says that there is a row."""
+        with self.lock:
+            self._pull(ids)
+            return self._shown(ids)
+
+    def _pull(self, ids: NumpyArray, create: bool = True) -> NumpyArray:
+        self.hot.note(ids)
+        before = len(self.store)
+        makes = create and self.store.owned is not None and self.store.lacks(ids)
+        with self._changing() if makes else nullcontext():
+            rows = self.store.pull(ids, create=create)
+        if len(self.store) != before:  # pulling makes rows
+            self._note(ids)
         return rows
+
+    def _shown(self, ids: NumpyArray) -> NumpyArray:
+        has_row = self.store.slots.find(ids) >= 0
+        return np.column_stack(
+            [self.store.pull(ids, create=False), has_row.astype(self.store.dtype)]
+        )
 
     def push(self, ids: NumpyArray, grads: NumpyArray, marks: NumpyArray) -> None:
         """Apply gradients to rows by the optimizer; those of one id are summed in their order.
@@ -57,20 +72,18 @@ class Shard:
         """
         if not len(ids):
             return
-        counts, clicks = marks.T if marks.shape[1] else (None, None)
         with self.lock, self._changing():
             self.hot.note(ids)
-            self.store.push(ids, grads, counts=counts, clicks=clicks)
+            self.store.push(ids, grads, **_told(marks))
             self._note(ids)
 
-    def add(self, ids: NumpyArray, changes: NumpyArray) -> NumpyArray:
-        """Add to rows, past the optimizer, and return them; each id is there once."""
+    def add(self, ids: NumpyArray, changes: NumpyArray, marks: NumpyArray) -> NumpyArray:
+        """Add to rows, past the optimizer, and return what `fetch` does; each id is there once."""
         with self.lock, self._changing():
             self.hot.note(ids)
-            rows: NumpyArray = self.store.pull(ids) + changes
-            self.store.assign(ids, rows)
+            self.store.add(ids, changes, **_told(marks))
             self._note(ids)
-        return rows
+            return self._shown(ids)
 
     def tick(self, worker: int, clock: float) -> None:
         """Note how often a worker has pushed."""
@@ -122,6 +135,11 @@ class Shard:
         self._noted += len(ids)
         if self._noted > _MANY:
             self.changed()
+
+
+def _told(marks: NumpyArray) -> dict[str, NumpyArray]:
+    """Return how often ids were shown and clicked, as `RowStore.push` takes it."""
+    return dict(zip(("counts", "clicks"), marks.T, strict=False))
 
 
 STOPPED = math.inf

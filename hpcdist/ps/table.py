@@ -275,8 +275,8 @@ class SparseTable:
         """Remove rows that are worth less than `threshold`; return how many. Collective.
 
         Args:
-            threshold: a score, for `ShowClickEntry` (None: 0.8); with `CountFilterEntry` a number
-                of pushes, of ids that have no row yet (None: all of these are forgotten).
+            threshold: a score, for `ShowClickEntry` (None: 0.8); with `CountFilterEntry` how
+                often an id that has no row yet must have appeared (None: all are forgotten).
 
         """
         return self._all(Verb.SHRINK, threshold)  # type: ignore[no-any-return]

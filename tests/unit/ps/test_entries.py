@@ -66,7 +66,7 @@ def test_what_is_pushed_to_an_id_without_a_row_is_dropped():
 
 
 @pytest.mark.usefixtures("loops")
-def test_an_id_gets_its_row_at_its_third_push():
+def test_an_id_gets_its_row_when_it_appears_for_the_third_time():
     store = store_with(dist.CountFilterEntry(3))
     first = store.pull([8])
     for pushed in (1, 2):

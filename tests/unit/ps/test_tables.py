@@ -12,6 +12,7 @@ from table_checks import RATE, SGD, check_programs, check_saves, initial, run_pr
 import hpcdist as dist
 from hpcdist import fleet, ps
 from hpcdist.comm.session import require_session
+from hpcdist.ps.ids import coins
 from hpcdist.ps.worker import Clocked, Queued
 
 
@@ -832,6 +833,68 @@ def test_workers_of_rows_of_their_own_meet_every_k_steps():
 
     found = with_servers(1, 2, train, mode=ps.Geo(2))
     assert found == [5 - RATE * (4 * 1 + 4 * 2) / 2] * 2
+
+
+@pytest.mark.parametrize("servers", [0, 1, 2])
+def test_ids_get_rows_of_workers_own_as_the_entry_says(servers):
+    one = np.ones((1, 3), np.float32)
+
+    def train(table, worker):
+        found = []
+        for step in range(4):
+            ids = [5, 6] if step == 0 else [5]
+            table.push(ids, np.repeat(one, len(ids), axis=0))
+            found.append(table.pull([5])[0, 0])
+            fleet.barrier_worker()
+        table.flush()
+        fleet.barrier_worker()
+        rows = table.stats()["rows"], table.pull([6])[0, 0]
+        return found, rows
+
+    entry = dist.CountFilterEntry(5)
+    for found, rows in with_servers(servers, 2, train, mode=ps.Geo(1), entry=entry):
+        # of 8 pushes the fifth or sixth gives the row: what came before changes nothing
+        assert found[:2] == [5, 5]
+        assert found[3] in (5 - RATE, 5 - RATE / 2)
+        assert rows == (1, 6)
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+def test_ids_without_a_row_stay_as_they_were_in_mode_geo(servers):
+    ids = np.arange(200)
+
+    def train(table, worker):
+        for _ in range(3):
+            table.push(ids, np.ones((200, 3), np.float32))
+        table.flush()
+        fleet.barrier_worker()
+        table.push(ids, np.zeros((200, 3), np.float32))
+        table.flush()
+        change = (initial(ids, 3) - table.pull(ids))[:, 0] / RATE
+        return change.tolist(), table.stats()["rows"]
+
+    for entry in (dist.ProbabilityEntry(0.3), None):
+        found = with_servers(servers, 2, train, mode=ps.Geo(2), entry=entry)
+        assert found[0] == found[1]
+        (change, rows), told = found[0], coins(ids, 0) < (0.3 if entry else 1)
+        assert rows == told.sum()
+        assert change == [3 * each for each in told]
+
+
+@pytest.mark.parametrize("mode", [ps.Geo(3), ps.Sync(), ps.Async(4, 2), ps.Ssp(1)])
+def test_shows_and_clicks_count_alike_in_all_modes(mode, tmp_path):
+    def train(table, worker):
+        for _ in range(4):
+            table.push([1, 2, 2, 3], np.ones((4, 3), np.float32), clicks=[0, 1, 0, worker])
+        table.flush()
+        fleet.barrier_worker()
+        # scores: of 1, 0.1 x 8; of 2, 0.1 x 8 + 8; of 3, 0.1 x 4 + 4
+        removed = [table.shrink(each) for each in (0.79, 0.81, 4.39, 4.41, 8.79, 8.81)]
+        fleet.barrier_worker()
+        return removed
+
+    entry = dist.ShowClickEntry("show", "click")
+    assert with_servers(1, 2, train, mode=mode, entry=entry) == [[0, 1, 0, 1, 0, 1]] * 2
 
 
 # ---- fleet
