@@ -215,6 +215,7 @@ def _load(cluster: Cluster, _: Any, told: Told) -> None:
 def _begin(cluster: Cluster, _: Any, told: Told) -> None:
     everyone = of_group(cluster.group).share(lambda: cluster.begins_from)
     cluster.begins_from = next((each for each in everyone if each is not None), None)
+    cluster.begun = True
     fill(cluster, list(cluster.tables))
 
 

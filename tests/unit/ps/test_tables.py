@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from table_checks import RATE, SGD, check_programs, check_saves, initial, run_program
+from table_checks import RATE, SGD, check_programs, check_saves, check_worlds, initial, run_program
 
 import hpcdist as dist
 from hpcdist import fleet, ps
@@ -934,6 +934,11 @@ def test_ranks_that_serve_know_who_they_are_and_train_nothing():
         return found
 
     assert dist.simulate(4, again)[2:] == [-1, -2]
+
+
+@pytest.mark.parametrize(("servers", "workers"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_servers_take_part_in_what_all_do(servers, workers):
+    dist.simulate(servers + workers, check_worlds, servers)
 
 
 def test_after_the_end_nothing_is_pulled_and_stopping_twice_is_stopping_once():
