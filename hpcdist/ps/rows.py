@@ -6,7 +6,7 @@ Every operation checks its arguments, and has the memory it needs, before it cha
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, final
 
@@ -71,6 +71,9 @@ class RowStore:
             optimizer of `hpcdist.optim` does.
         owned: memory for the rows that other processes of the node can read; instead of `slab`.
 
+    Attributes:
+        on_removal: is called with the ids whose rows have been removed: evicted, shrunk or removed.
+
     Raises:
         UsageError: an argument is wrong.
         ExecuteError: the file cannot be made, or its disk is full.
@@ -124,6 +127,7 @@ class RowStore:
         self.rows = Slabs(dim, self.dtype, shift, allocate if owned is None else owned.slab)
         self.state = Slabs(width, self.accessor.state_dtype, shift, allocate)
         self.counters = Slabs(columns, _COUNTER, shift, in_memory)
+        self.on_removal: Callable[[NumpyArray], object] = lambda ids: None
         self._waiting = Waiting()
         self._evicted = 0
         self._closed = False
@@ -241,13 +245,24 @@ class RowStore:
         self._check_open()
         live = self.slots.live()
         for start in range(0, live.size, rows):
-            slots = live[start : start + rows]
-            yield Chunk(
-                self.slots.ids_at(slots),
-                self.rows.read(slots),
-                self.state.read(slots),
-                self.counters.read(slots),
-            )
+            yield self._chunk(live[start : start + rows])
+
+    def content(self, ids: Any = None) -> Chunk:
+        """Return all rows, or those of `ids` that have one, as copies.
+
+        Args:
+            ids: integers, each there once; None for all.
+
+        """
+        self._check_open()
+        if ids is None:
+            return self._chunk(self.slots.live())
+        slots = self.slots.find(as_ids(ids)[0])
+        return self._chunk(slots[slots >= 0])
+
+    def _chunk(self, slots: NumpyArray) -> Chunk:
+        kinds = (self.rows, self.state, self.counters)
+        return Chunk(self.slots.ids_at(slots), *(each.read(slots) for each in kinds))
 
     def restore(self, ids: Any, rows: Any, state: Any = None, counters: Any = None) -> None:
         """Put rows back that `chunks` gave; without state it starts anew.
@@ -274,6 +289,19 @@ class RowStore:
         distinct, order, starts = group(flat)
         last = order[starts[1:] - 1]
         self._put(distinct, given[last], state[last], counters[last])
+
+    def remove(self, ids: Any) -> None:
+        """Remove the rows of ids, and what is known of those that wait for one.
+
+        Args:
+            ids: integers, of any shape; those that have no row are passed over.
+
+        """
+        self._check_open()
+        flat, _ = as_ids(ids)
+        slots = self.slots.find(unique(flat)[0])
+        self._remove(slots[slots >= 0])
+        self._waiting.remove(flat)
 
     def waiting(self) -> tuple[NumpyArray, NumpyArray]:
         """Return the ids that have no row yet, and how often they appeared in pushes.
@@ -458,12 +486,16 @@ class RowStore:
         evictable = np.setdiff1d(self.slots.live(), keep)
         leaving = min(max(needed, self._most // 64), evictable.size)
         score = scores(self.counters.read(evictable))
-        leavers = evictable[np.argsort(score, kind="stable")[:leaving]]
-        self.slots.remove(self.slots.ids_at(leavers))
+        self._drop(evictable[np.argsort(score, kind="stable")[:leaving]])
         self._evicted += leaving
 
+    def _drop(self, slots: NumpyArray) -> None:
+        ids = self.slots.ids_at(slots)
+        self.slots.remove(ids)
+        self.on_removal(ids)
+
     def _remove(self, slots: NumpyArray) -> None:
-        self.slots.remove(self.slots.ids_at(slots))
+        self._drop(slots)
         if not len(self):
             self._clear_rows()
 

@@ -4,6 +4,8 @@ import contextlib
 import os
 import threading
 import time
+import tracemalloc
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +14,10 @@ from table_checks import RATE, SGD, check_programs, check_saves, check_worlds, i
 import hpcdist as dist
 from hpcdist import fleet, ps
 from hpcdist.comm.session import require_session
+from hpcdist.ps import save, slabs
+from hpcdist.ps.cluster import cluster_of
 from hpcdist.ps.ids import coins
+from hpcdist.ps.save import load_tables, save_tables
 from hpcdist.ps.worker import Clocked, Queued
 
 
@@ -514,7 +519,7 @@ def test_saved_with_three_servers_and_loaded_with_five_training_goes_on_alike(op
     assert with_servers(0, 2, again, **options) == expected
 
 
-def test_a_delta_has_what_has_changed_and_is_whole_after_rows_were_removed(tmp_path):
+def test_a_delta_has_what_has_changed_and_what_was_removed(tmp_path):
     def check(world):
         table = ps.SparseTable("rows", 3, entry=ps.ShowClickEntry("show", "click"))
         many = np.arange(1000)
@@ -538,6 +543,190 @@ def test_a_delta_has_what_has_changed_and_is_whole_after_rows_were_removed(tmp_p
         assert table.stats()["rows"] == 0
 
     simulate(2, check)
+
+
+def content_of(table):
+    """Return all rows of a table with what is kept beside, by id, on every rank. Collective."""
+    own = {}
+    if table.core.shard is not None:
+        for id, *kept in zip(
+            *map(np.ndarray.tolist, table.core.shard.store.content()), strict=True
+        ):
+            own[id] = kept
+    parts = []
+    dist.all_gather_object(parts, own)
+    return {id: kept for part in parts for id, kept in part.items()}
+
+
+SHOWN = {"entry": dist.ShowClickEntry("show", "click"), "optimizer": "adagrad"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_deltas_bring_back_what_there_was_on_any_number_of_servers(seed, tmp_path):
+    def rows(most):
+        return ps.SparseTable("rows", 3, max_rows=most, **SHOWN)
+
+    def program(world):
+        table, rng, expected = rows(150), np.random.default_rng(seed), {}
+        for step in range(9):
+            for _ in range(3):  # rows make room for others
+                ids = rng.integers(0, 700, 60)
+                table.push(ids, np.ones((60, 3), np.float32), clicks=rng.integers(0, 4, 60))
+            if rng.random() < 0.3:
+                table.shrink(float(rng.random() * 9))
+            table.save(tmp_path / "a", mode=int(step > 0), async_save=bool(step % 2))
+        assert table.stats()["servers"][0]["evicted"] > 0
+        expected = content_of(table)
+        table.push([1], np.ones((1, 3), np.float32))
+        table.load(tmp_path / "a")
+        assert content_of(table) == expected
+        table.push([2], np.ones((1, 3), np.float32))
+        table.save(tmp_path / "a", 1)
+        table.load(tmp_path / "a")
+        return content_of(table)
+
+    def loaded(world):
+        table = rows(None)
+        table.load(tmp_path / "a")
+        return content_of(table)
+
+    expected = simulate(2, program)[0]
+    for ranks in (1, 2, 3):
+        assert simulate(ranks, loaded) == [expected] * ranks
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_delta_without_the_save_that_it_goes_on_from_is_refused(missing, tmp_path):
+    def check(world):
+        table = ps.SparseTable("rows", 3, optimizer=SGD, initializer=initial)
+        for step in range(4):
+            table.push([step], np.ones((1, 3), np.float32))
+            table.save(tmp_path / "a", mode=int(step > 0))
+        if world.rank == 0:
+            (tmp_path / "a" / f"step-00000{missing}").rename(tmp_path / "elsewhere")
+        dist.barrier()
+        before = content_of(table)
+        told = rf"step-00000{missing + 1} has what has changed since one that is not there"
+        with pytest.raises(dist.CheckpointError, match=told):
+            table.load(tmp_path / "a")
+        assert content_of(table) == before
+        if world.rank == 0:
+            (tmp_path / "elsewhere").rename(tmp_path / "a" / f"step-00000{missing}")
+        dist.barrier()
+        table.load(tmp_path / "a")
+        assert content_of(table) == before
+
+    simulate(2, check)
+
+
+def test_a_delta_that_would_go_on_from_the_save_of_another_job_is_whole(tmp_path):
+    def check(world):
+        mine, others = (
+            ps.SparseTable("rows", 3, optimizer=SGD, initializer=initial, group=group)
+            for group in (None, world.split(0))
+        )
+        for table, id in ((mine, 1), (others, 2)):
+            table.push([id], np.ones((1, 3), np.float32))
+            table.save(tmp_path / "a")
+        mine.push([3], np.ones((1, 3), np.float32))
+        mine.save(tmp_path / "a", 1)
+        assert sorted(os.listdir(tmp_path / "a")) == ["step-000002"]
+        mine.load(tmp_path / "a")
+        assert content_of(mine).keys() == {1, 3}
+
+    simulate(2, check)
+
+
+def test_deltas_of_some_of_the_tables_leave_the_others_as_they_were_saved(tmp_path):
+    def check(world):
+        strategy = {"optimizer": SGD, "initializer": initial}
+        first, other = (ps.SparseTable(name, 3, **strategy) for name in ("first", "other"))
+        names, cluster = ["first", "other"], cluster_of()
+        one = np.ones((1, 3), np.float32)
+        for table in (first, other):
+            table.push([1], one)
+        save_tables(cluster, names, tmp_path / "a")
+        first.push([2], one)
+        first.save(tmp_path / "a", 1)
+        first.save(tmp_path / "a", 1)
+        other.push([3], one)
+        other.save(tmp_path / "a", 1)
+        first.push([4], one)
+        save_tables(cluster, names, tmp_path / "a", 1)
+        assert len(os.listdir(tmp_path / "a")) == 5  # none of them is whole
+        expected = content_of(first), content_of(other)
+        for table in (first, other):
+            table.push([5], one)
+        load_tables(cluster, names, tmp_path / "a")
+        assert (content_of(first), content_of(other)) == expected
+
+    simulate(2, check)
+
+
+def test_what_a_rank_cannot_load_is_an_error_on_all_and_the_table_stays(tmp_path):
+    def check(world):
+        table = ps.SparseTable("rows", 3, optimizer=SGD)
+        table.push(np.arange(40), np.ones((40, 3), np.float32))
+        table.save(tmp_path / "a")
+        small = ps.SparseTable("rows", 3, optimizer=SGD, max_rows=15, group=world.split(0))
+        with pytest.raises(dist.HpcdistError, match="exceed max_rows=15"):
+            small.load(tmp_path / "a")
+        assert small.stats()["rows"] == 0
+        small.push([1], np.ones((1, 3), np.float32))
+        assert small.stats()["rows"] == 1
+        if world.rank == 0:
+            damage(next((tmp_path / "a").glob("*/*.safetensors")))
+        dist.barrier()
+        before = content_of(table)
+        with pytest.raises(dist.CheckpointError, match="damaged"):
+            table.load(tmp_path / "a")
+        assert content_of(table) == before
+
+    simulate(2, check)
+
+
+def damage(file):
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def test_loading_takes_little_more_memory_than_the_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(slabs, "_SLAB_BYTES", 1 << 16)
+    monkeypatch.setattr(save, "_PIECE_BYTES", 1 << 16)
+    ids = np.arange(1 << 17)
+
+    def check(_, again):
+        table = ps.SparseTable("rows", 16, optimizer="adam")
+        if not again:
+            table.push(ids, np.ones((ids.size, 16), np.float32))
+            table.save(tmp_path / "a")
+            return table.pull(ids[::97]).tobytes()
+        before = tracemalloc.get_traced_memory()[0]
+        table.load(tmp_path / "a")
+        most = tracemalloc.get_traced_memory()[1] - before
+        assert most < 1.3 * table.stats()["bytes"]
+        return table.pull(ids[::97]).tobytes()
+
+    expected = simulate(1, check, False)
+    tracemalloc.start()
+    try:
+        assert simulate(1, check, True) == expected
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("count", "nbytes"), [(0, 0), (1, 8), (5, 40), (10**6, 10**8), (97, 10**10)]
+)
+def test_every_rank_reads_as_many_runs_and_all_rows_are_read_once(size, count, nbytes):
+    runs = [save.runs_of(count, nbytes, rank, size) for rank in range(size)]
+    assert len({len(each) for each in runs}) == 1
+    flat = [each for found in runs for each in found]
+    assert flat[0][0] == 0
+    assert flat[-1][1] == count
+    assert all(before[1] == after[0] for before, after in pairwise(flat))
 
 
 def _bytes(folder):
