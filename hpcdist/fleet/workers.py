@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -192,8 +192,8 @@ def part_of(files: Sequence[str], rank: int, size: int) -> list[str]:
 
 def _named(comm_world: Any) -> tuple[Group, UsageError | None]:
     """Return the ranks that `comm_world` names; or those who hear why it names none."""
-    session = current_session()
-    job = None if session is None else session.fleet
+    session: Any = current_session()
+    job: Any = None if session is None else session.fleet
     served = job is not None and job.cluster.dedicated
     own = "server" if job is not None and job.is_server() else "worker"
     peers: Group = job.peers if served else workers()
@@ -211,7 +211,7 @@ def _named(comm_world: Any) -> tuple[Group, UsageError | None]:
             "all ranks before fleet.init_worker and run_server, or after stop_worker"
         )
     else:
-        return session.groups[job.cluster.key], None
+        return cast(Group, session.groups[job.cluster.key]), None
     return peers, UsageError(why)
 
 

@@ -19,13 +19,18 @@ class Terms(NamedTuple):
     """What an entry asks for before an id gets a row.
 
     `probability` is the part of the ids that ever get one. `appearances` is how often one has to be
-    in pushes; with 0 it gets its row at its first pull. `scored` rows have two counters, shows and
-    clicks.
+    in pushes; with 0 it gets its row at its first pull. `scored` rows have counters: shows, clicks,
+    and the number of the period in which they were last pushed.
     """
 
     probability: float = 1.0
     appearances: int = 0
     scored: bool = False
+
+    @property
+    def counters(self) -> int:
+        """Counters of a row."""
+        return 3 * self.scored
 
     def admit(self, ids: NumpyArray, seed: int) -> NumpyArray:
         """Return whether each id may ever have a row."""
@@ -117,10 +122,11 @@ class CountFilterEntry(Entry):
 
 @final
 class ShowClickEntry(Entry):
-    """A row for every id, with two counters: how often it was shown, and clicked.
+    """A row for every id, with counters: how often it was shown and clicked, and when last.
 
     The score of a row is ``0.1 (shows - clicks) + clicks``, as in Paddle. `shrink` removes rows of
-    a low score, and a table that is full makes room by removing those of the lowest.
+    a low score, and a table that is full makes room by removing those of the lowest. `shrink` can
+    let shows and clicks decay, too, and remove rows that have not been pushed for some time.
 
     Args:
         show_name: what the counts of shows are called where they are fed.

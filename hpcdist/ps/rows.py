@@ -16,7 +16,14 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import UsageError
 from hpcdist.ps.accessors import accessor_of
 from hpcdist.ps.entries import Entry, Terms, scores
-from hpcdist.ps.given import check_all_finite, check_settings, gradients_of, rows_of, tally_of
+from hpcdist.ps.given import (
+    check_all_finite,
+    check_settings,
+    check_shrink,
+    gradients_of,
+    rows_of,
+    tally_of,
+)
 from hpcdist.ps.ids import as_ids
 from hpcdist.ps.initializers import initializer_of
 from hpcdist.ps.merging import group, segment_add, unique
@@ -36,8 +43,8 @@ SHRINK_BELOW = 0.8
 class Chunk(NamedTuple):
     """Some rows as `RowStore.chunks` gives and `RowStore.restore` takes them.
 
-    `rows` is (n, dim), `state` (n, `Accessor.state_width`), `counters` (n, 0), or (n, 2) with
-    `ShowClickEntry`.
+    `rows` is (n, dim), `state` (n, `Accessor.state_width`), `counters` (n, 0), or (n, 3) with
+    `ShowClickEntry`: shows, clicks, and the `period` of the last push.
     """
 
     ids: NumpyArray
@@ -72,6 +79,7 @@ class RowStore:
         owned: memory for the rows that other processes of the node can read; instead of `slab`.
 
     Attributes:
+        period: how often `shrink` has been called.
         on_removal: is called with the ids whose rows have been removed: evicted, shrunk or removed.
 
     Raises:
@@ -119,7 +127,7 @@ class RowStore:
         self._initial = initializer_of(initializer, seed, self.dtype)
         self._file = SlabFile(folder) if store == "ssd" else None
         allocate = slab or (in_memory if self._file is None else self._file.allocate)
-        width, columns = self.accessor.state_width(dim), 2 * self._terms.scored
+        width, columns = self.accessor.state_width(dim), self._terms.counters
         row_bytes = max(dim * self.dtype.itemsize, width * self.accessor.state_dtype.itemsize)
         shift = slab_shift(row_bytes)
         self.owned = owned
@@ -129,7 +137,7 @@ class RowStore:
         self.counters = Slabs(columns, _COUNTER, shift, in_memory)
         self.on_removal: Callable[[NumpyArray], object] = lambda ids: None
         self._waiting = Waiting()
-        self._evicted = 0
+        self._evicted = self.period = 0
         self._closed = False
 
     def __len__(self) -> int:
@@ -285,7 +293,7 @@ class RowStore:
         if counters is not None:
             counters = rows_of(counters, flat, self.counters.width, _COUNTER, "counters")
         else:
-            counters = np.zeros((flat.size, self.counters.width), _COUNTER)
+            counters = self._new_counters(flat.size)
         distinct, order, starts = group(flat)
         last = order[starts[1:] - 1]
         self._put(distinct, given[last], state[last], counters[last])
@@ -326,7 +334,9 @@ class RowStore:
         fresh = self.slots.find(distinct) < 0
         self._waiting.set(distinct[fresh], numbers[order[starts[1:] - 1]][fresh])
 
-    def shrink(self, threshold: float | None = None) -> int:
+    def shrink(
+        self, threshold: float | None = None, *, decay: float = 1.0, unseen: int | None = None
+    ) -> int:
         """Remove the rows whose score is below `threshold`, and return how many those were.
 
         With `CountFilterEntry` the ids that have no row yet are forgotten, those that appeared
@@ -335,16 +345,31 @@ class RowStore:
         Args:
             threshold: a score, or how often an id appeared; None for a score of 0.8, and for all
                 ids that have no row.
+            decay: shows and clicks are multiplied by it before, for `ShowClickEntry`.
+            unseen: remove rows, too, that were not pushed since so many calls of this before, for
+                `ShowClickEntry`; None: never.
+
+        Raises:
+            UsageError: an argument is out of its range, or of an entry that the store has not.
 
         """
         self._check_open()
+        check_shrink(threshold, decay, unseen, self._terms.scored)
+        self.period += 1
         if len(self._waiting):
             return self._waiting.shrink(threshold)
         if not self._terms.scored:
             return 0
         below = SHRINK_BELOW if threshold is None else threshold
         live = self.slots.live()
-        weak = live[scores(self.counters.read(live)) < below]
+        counters = self.counters.read(live)
+        if decay != 1:
+            counters[:, :2] *= _COUNTER.type(decay)
+            self.counters.write(live, counters)
+        weak = scores(counters) < below
+        if unseen is not None:
+            weak |= self.period - counters[:, 2] > unseen
+        weak = live[weak]
         removed = int(weak.size)
         self._remove(weak)
         if self.slots.used > 2 * len(self) and self._file is None:
@@ -430,7 +455,7 @@ class RowStore:
             each.reserve(last)
         self.slots.reserve(ids.size)
         state = self.accessor.start(rows)
-        counters = np.zeros((ids.size, self.counters.width), _COUNTER)
+        counters = self._new_counters(ids.size)
         self._make_room(ids.size, keep)
         slots = self.slots.add(ids)
         self.rows.write(slots, rows)
@@ -532,10 +557,17 @@ class RowStore:
 
     def _counted(self, slots: NumpyArray, more: Sequence[NumpyArray]) -> NumpyArray:
         """Return the counters of slots, of which new ones may be absent yet, and what is added."""
-        counters = np.zeros((slots.size, self.counters.width), _COUNTER)
+        counters = self._new_counters(slots.size)
         if self._terms.scored:
             self.counters.read(slots, counters)
-            counters += np.hstack(more)
+            counters[:, :2] += np.hstack(more)
+            counters[:, 2] = self.period
+        return counters
+
+    def _new_counters(self, count: int) -> NumpyArray:
+        """Return the counters of new rows."""
+        counters = np.zeros((count, self.counters.width), _COUNTER)
+        counters[:, 2:] = self.period
         return counters
 
     def _check_open(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from secrets import token_hex
 from typing import Any
@@ -26,13 +27,13 @@ from hpcdist.checkpoint.reading import read_rows
 from hpcdist.checkpoint.remote import is_url
 from hpcdist.checkpoint.storage import data_files, named, step_folder, steps_of
 from hpcdist.checkpoint.together import of_group
-from hpcdist.comm.collectives import alltoall_single, barrier
+from hpcdist.comm.collectives import barrier
 from hpcdist.comm.objects import all_gather_object
 from hpcdist.comm.together import Together
 from hpcdist.errors import CheckpointError, UsageError
 from hpcdist.ps.accessors import accessor_of
 from hpcdist.ps.cluster import Cluster
-from hpcdist.ps.route import HANDLERS, Told, Verb, perform, requests_of
+from hpcdist.ps.route import HANDLERS, Told, Verb, hand_over, perform, requests_of
 from hpcdist.ps.rows import RowStore
 from hpcdist.ps.series import Save, content_of, last_save, series_of
 from hpcdist.transport.base import Work
@@ -150,7 +151,8 @@ def _save(cluster: Cluster, _: Any, told: Told) -> Work:
                 if changed is not None:
                     parts[_REMOVED] = [np.setdiff1d(changed, rows.ids, assume_unique=True)]
                 shard.changes.forget((path, token))
-        state[name] = {"dim": np.array([cluster.tables[name].options.dim])}
+        table = cluster.tables[name]
+        state[name] = {"dim": np.array([table.options.dim]), "period": np.array([table.period])}
         for kind in (_PARTS, _WAITING, _REMOVED):
             state[name] |= _slices(cluster, kind, parts.get(kind))
     try:
@@ -218,6 +220,7 @@ def _saved(cluster: Cluster, _: Any, told: Told) -> None:
 def _read_all(cluster: Cluster, names: Sequence[str], path: str) -> None:
     ranks = of_group(cluster.group)
     stores: dict[str, RowStore] = {}
+    periods: dict[str, int] = {}
     with ranks:
         finish_saving(ranks)
         saves: list[Save] = ranks.lead(series_of, path)
@@ -227,31 +230,47 @@ def _read_all(cluster: Cluster, names: Sequence[str], path: str) -> None:
         try:
             for name in names:
                 if cluster.server >= 0:
-                    stores[name] = cluster.tables[name].options.new_store(shared=True)
-                _read_table(cluster, name, path, saves, stores.get(name))
+                    stores[name] = cluster.tables[name].new_store(shared=True)
+                periods[name] = _read_table(cluster, name, path, saves, stores.get(name))
         except BaseException:
             for each in stores.values():
                 each.close()
             raise
     for name in names:
-        shard, worker = cluster.tables[name].shard, cluster.tables[name].worker
-        if worker is not None:
-            worker.forget()
-        if shard is not None:
-            shard.replace(stores[name])
+        table = cluster.tables[name]
+        table.period = periods[name]
+        if table.worker is not None:
+            table.worker.forget()
+        if table.shard is not None:
+            stores[name].period = table.period
+            table.shard.replace(stores[name])
     barrier(cluster.group)  # or a worker could still pull the rows of before, by RPC
 
 
 def _read_table(
     cluster: Cluster, name: str, path: str, saves: Sequence[Save], store: RowStore | None
-) -> None:
-    """Lay the saves that a table is in one over the other, on who owns the rows. Collective."""
+) -> int:
+    """Lay the saves that a table is in one over the other, on who owns the rows. Collective.
+
+    Returns the table's period.
+    """
     saves = [each for each in saves if each.has(name)]
     for save in saves:
         _read(cluster, name, path, save, _REMOVED, None if store is None else store.remove)
         _read(cluster, name, path, save, _PARTS, None if store is None else store.restore)
     put = None if store is None else store.restore_waiting
     _read(cluster, name, path, saves[-1], _WAITING, put)  # all that wait are in every save
+    return _period(cluster, name, path, saves[-1])
+
+
+def _period(cluster: Cluster, name: str, path: str, save: Save) -> int:
+    """Return how often a table had been shrunk. Collective."""
+
+    def look() -> int:
+        with data_files(step_folder(path, save.step), save.manifest) as files:
+            return int(read_rows(files, save.manifest, [f"tables.{name}.period"], 0, 1)[0][0])
+
+    return of_group(cluster.group).lead(look)
 
 
 def _read(
@@ -272,13 +291,15 @@ def _read(
     with data_files(step_folder(path, save.step), manifest) as files:
         for run in runs_of(count, nbytes, cluster.group.rank, cluster.group.nranks):
             took: list[list[NumpyArray]] = []
-            ranks.share(
-                lambda run=run, took=took: took.append(read_rows(files, manifest, there, *run))
-            )
+            ranks.share(partial(_take, took, files, manifest, there, *run))
             found = _handed_over(cluster, took[0])
             if put is not None:
                 by_name = dict(zip(there, found, strict=True))
                 put(*map(by_name.get, where))
+
+
+def _take(took: list[list[NumpyArray]], *what: Any) -> None:
+    took.append(read_rows(*what))
 
 
 def runs_of(count: int, nbytes: int, rank: int, size: int) -> list[tuple[int, int]]:
@@ -294,20 +315,7 @@ def _handed_over(cluster: Cluster, arrays: list[NumpyArray]) -> list[NumpyArray]
     plan = requests_of(arrays[0], len(cluster.servers))
     gives = np.zeros(cluster.group.nranks, np.int64)
     gives[list(cluster.servers)] = plan.counts
-    gets = np.empty_like(gives)
-    alltoall_single(gets, gives, cluster.group)
-    taken = []
-    for each in arrays:
-        out = np.empty((int(gets.sum()), *each.shape[1:]), each.dtype)
-        alltoall_single(
-            out,
-            np.ascontiguousarray(each[plan.order]),
-            cluster.group,
-            in_split_sizes=gives.tolist(),
-            out_split_sizes=gets.tolist(),
-        )
-        taken.append(out)
-    return taken
+    return hand_over(cluster, [each[plan.order] for each in arrays], gives)
 
 
 def _check(cluster: Cluster, name: str, path: str, save: Save) -> None:
@@ -321,20 +329,24 @@ def _check(cluster: Cluster, name: str, path: str, save: Save) -> None:
     rows = arrays.get(f"tables.{name}.rows")
     if rows is None:
         return
-    saved = rows.shape[1], dtype_of_name(rows.dtype).name
-    if saved != (options.dim, options.dtype):
+    dim, saved = options.dim, (rows.shape[1], dtype_of_name(rows.dtype).name)
+    if saved != (dim, options.dtype):
         raise CheckpointError(
             f"table {name!r} was saved with dim and dtype {saved}, but has "
-            f"{(options.dim, options.dtype)}; make it as it was saved"
+            f"{(dim, options.dtype)}; make it as it was saved"
         )
-    state = arrays.get(f"tables.{name}.state")
-    width = accessor_of(options.optimizer, options.dtype).state_width(options.dim)
-    if (0 if state is None else state.shape[1]) != width:
-        raise CheckpointError(
-            f"table {name!r} was saved with another optimizer, whose state of a row has "
-            f"{0 if state is None else state.shape[1]} elements instead of {width}; make it as it "
-            "was saved"
-        )
+    widths = {
+        "optimizer, whose state": accessor_of(options.optimizer, options.dtype).state_width(dim),
+        "entry, whose counters": 0 if options.entry is None else options.entry.terms.counters,
+    }
+    for (what, width), part in zip(widths.items(), _PARTS[2:], strict=True):
+        array = arrays.get(f"tables.{name}.{part}")
+        found = 0 if array is None else array.shape[1]
+        if found != width:
+            raise CheckpointError(
+                f"table {name!r} was saved with another {what} of a row has {found} elements "
+                f"instead of {width}; make it as it was saved"
+            )
 
 
 HANDLERS[Verb.SAVE] = _save

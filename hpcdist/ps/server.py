@@ -127,10 +127,13 @@ class Shard:
         """Return which workers have pushed less often than `clock` says."""
         return [int(each) for each in np.flatnonzero(self.clocks < clock)]
 
-    def shrink(self, threshold: Any) -> int:
+    def shrink(self, threshold: Any, decay: Any, unseen: Any) -> int:
         """Remove what the store finds worthless; return how many rows."""
         with self.lock, self._changing():
-            return self.store.shrink(threshold)
+            removed: int = self.store.shrink(threshold, decay=decay, unseen=unseen)
+            if decay != 1:
+                self.changes.note(self.store.slots.ids())
+        return removed
 
     def replace(self, store: RowStore) -> None:
         """Keep other rows from now on."""

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Any, final
 
@@ -17,7 +18,7 @@ from hpcdist.ps import route
 from hpcdist.ps.cluster import Cluster
 from hpcdist.ps.merging import merge, spread, unique
 from hpcdist.ps.modes import Async, Geo, Mode, Ssp, Sync
-from hpcdist.ps.options import Options
+from hpcdist.ps.rows import RowStore
 from hpcdist.ps.server import STOPPED
 from hpcdist.ps.slots import Slots
 
@@ -49,6 +50,9 @@ class Worker(ABC):
 
     def forget(self) -> None:  # noqa: B027 (most keep nothing)
         """Drop rows of this worker's own: the servers have others now."""
+
+    def set_lr(self, value: float) -> None:  # noqa: B027 (most learn on the servers)
+        """Set the learning rate of rows of this worker's own."""
 
 
 @final
@@ -235,18 +239,21 @@ class Replica(Worker):
     servers hear how often they were shown and clicked, and may give them a row.
     """
 
-    def __init__(self, calls: Calls, mode: Geo, options: Options) -> None:
-        self._calls, self._every = calls, mode.k_steps
-        # which ids have rows, and how many, is up to the servers
-        self._options = options._replace(entry=None, max_rows=None)
+    def __init__(self, calls: Calls, mode: Geo, new_store: Callable[..., RowStore]) -> None:
+        self._calls, self._every, self._new_store = calls, mode.k_steps, new_store
         self.forget()
 
     def forget(self) -> None:
         """See `Worker.forget`."""
-        self._own = self._options.new_store()
-        self._base = self._options._replace(optimizer="sgd").new_store()
+        # which ids have rows, and how many, is up to the servers
+        self._own = self._new_store(entry=None, max_rows=None)
+        self._base = self._new_store(entry=None, max_rows=None, optimizer="sgd")
         self._known = Slots()
         self._touched: list[tuple[NumpyArray, NumpyArray]] = []
+
+    def set_lr(self, value: float) -> None:
+        """See `Worker.set_lr`."""
+        self._own.learning_rate = value
 
     def pull(self, ids: NumpyArray, rows: NumpyArray) -> route.Pending:
         """Return this worker's rows; those that it has not had yet come from the servers."""
@@ -308,4 +315,4 @@ def worker_of(mode: Mode, cluster: Cluster, table: Any) -> Worker:
         return Queued(calls, mode)
     if isinstance(mode, Ssp):
         return Clocked(calls, mode)
-    return Replica(calls, mode, table.options)
+    return Replica(calls, mode, table.new_store)

@@ -362,7 +362,7 @@ def test_without_memory_an_operation_leaves_the_rows_as_they_are_and_succeeds_la
         memory.left = None
         if step % 4 == 3:
             store.shrink(3)
-            weak = [0.1 * (show - click) + click < 3 for *_, (show, click) in before.values()]
+            weak = [0.1 * (show - click) + click < 3 for *_, (show, click, _) in before.values()]
             assert sum(weak) > len(weak) / 2
             assert len(store) == len(before) - sum(weak)
             np.testing.assert_array_equal(

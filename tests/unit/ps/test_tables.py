@@ -1086,6 +1086,102 @@ def test_shows_and_clicks_count_alike_in_all_modes(mode, tmp_path):
     assert with_servers(1, 2, train, mode=mode, entry=entry) == [[0, 1, 0, 1, 0, 1]] * 2
 
 
+@pytest.mark.parametrize("mode", [ps.Sync(), ps.Async(4, 2), ps.Ssp(1), ps.Geo(2)])
+@pytest.mark.parametrize("servers", [0, 1])
+def test_the_learning_rate_changes_for_what_is_pushed_later(mode, servers, tmp_path):
+    one = np.ones((1, 3), np.float32)
+
+    def push(table, id):
+        table.push([id], one)
+        table.flush()
+        fleet.barrier_worker()
+        table.push([id], one * 0)  # in mode geo a worker hears of the others
+        table.flush()
+        fleet.barrier_worker()
+        return initial(np.array([id]), 3)[0, 0] - table.pull([id])[0, 0]
+
+    def train(table, worker):
+        found = [table.get_lr(), push(table, 1)]
+        table.set_lr(0.25)
+        found += [table.get_lr(), push(table, 2)]
+        table.save(tmp_path / "a")
+        table.load(tmp_path / "a")  # whose rows learn at the rate of now
+        found += [push(table, 3)]
+        with pytest.raises(dist.UsageError, match="learning_rate must be a number, at least 0"):
+            table.set_lr("fast")
+        with pytest.raises(dist.MismatchError, match="differ in set_lr"):
+            table.set_lr(0.5 + worker)
+        return [*found, table.get_lr()]
+
+    workers = 1 if isinstance(mode, ps.Geo) else 2  # of which the rows have the mean
+    expected = [0.5, 0.5 * workers, 0.25, 0.25 * workers, 0.25 * workers, 0.25]
+    assert with_servers(servers, 2, train, mode=mode) == [expected] * 2
+
+
+def test_the_learning_rate_of_an_array_changes():
+    def check(world):
+        table = ps.DenseTable("weights", (2, 3), optimizer=SGD)
+        table.set_lr(2)
+        table.push(np.ones((2, 3), np.float32))
+        assert table.get_lr() == 2
+        assert (table.pull() == -2 * world.nranks).all()
+
+    simulate(2, check)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "geo"])
+@pytest.mark.parametrize(("servers", "workers"), [(0, 1), (0, 3), (1, 2), (3, 2)])
+def test_every_row_is_in_the_share_of_one_worker(mode, servers, workers):
+    def train(table, worker):
+        ids = np.arange(worker, 100, workers) * 3 - 7
+        table.push(ids, np.ones((len(ids), 3), np.float32))
+        return table.export()
+
+    found = with_servers(servers, workers, train, mode=mode)
+    ids = np.concatenate([ids for ids, _ in found])
+    assert sorted(ids) == [*range(-7, 293, 3)]
+    for ids, rows in found:
+        assert (np.diff(ids) > 0).all()
+        assert len(ids) > 10
+        step = RATE / workers if mode == "geo" else RATE
+        np.testing.assert_allclose(rows, initial(ids, 3) - step, rtol=1e-6)
+
+
+def test_an_empty_table_has_an_empty_share():
+    def check(_):
+        ids, rows = ps.SparseTable("rows", 3, dtype="float16").export()
+        assert (ids.dtype, rows.shape, rows.dtype) == (np.int64, (0, 3), np.float16)
+
+    simulate(2, check)
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_rows_that_nobody_pushes_leave_after_some_time_also_when_they_were_saved(servers, tmp_path):
+    one = np.ones((1, 3), np.float32)
+
+    def first(table, worker):
+        table.push([1], one)
+        table.push([2], one)
+        table.save(tmp_path / "a")
+        assert table.shrink(0.0, decay=0.5, unseen=2) == 0
+        table.push([2], one)
+        assert table.shrink(0.0, unseen=2) == 0
+        table.save(tmp_path / "a", mode=1)
+        with pytest.raises(dist.UsageError, match="decay must be a number"):
+            table.shrink(decay=2)
+
+    def then(table, worker):
+        table.load(tmp_path / "a")
+        removed = [table.shrink(0.0, unseen=2), table.shrink(0.29), table.shrink(0.31)]
+        return [*removed, table.stats()["rows"]]
+
+    options = {"entry": dist.ShowClickEntry("show", "click")}
+    with_servers(servers, 2, first, **options)
+    # the score of 2 is 0.1 (2 x 0.5 + 2), for two workers have pushed it
+    found = with_servers(2 - servers, 2, then, **options)
+    assert found == [[1, 0, 1, 0]] * 2
+
+
 # ---- fleet
 
 
