@@ -1,9 +1,12 @@
 """What tests of tables share: a model of a table, and programs of pulls and pushes."""
 
+import contextlib
+
 import numpy as np
+import pytest
 
 import hpcdist as dist
-from hpcdist import ps
+from hpcdist import fleet, ps
 
 RATE = 0.5
 SGD = ("sgd", {"learning_rate": RATE})
@@ -80,3 +83,43 @@ def check_saves(group, folder):
     table.load(folder)
     assert np.array_equal(table.pull(ids), expected)
     dist.barrier(group)
+
+
+def check_worlds(server_num):
+    """Check what workers, servers and both do together by `fleet.util`."""
+    fleet.init(server_num=server_num)
+    util, rank, size = fleet.util, dist.get_rank(), dist.get_world_size()
+    workers = size - server_num
+    own, ranks = (
+        ("server", range(workers, size)) if fleet.is_server() else ("worker", range(workers))
+    )
+    other = "worker" if own == "server" else "server"
+
+    def works():
+        assert util.all_reduce([1, rank], "sum", "all").tolist() == [size, sum(range(size))]
+        assert util.all_reduce(rank, "max", own) == ranks[-1]
+        assert util.all_gather(rank, "all") == [*range(size)]
+        assert util.all_gather(rank, own) == [*ranks]
+        util.barrier("all")
+        util.barrier(own)
+        for wrong in (other, "nobody"):
+            with pytest.raises(dist.UsageError, match="comm_world"):
+                util.all_reduce(1, "sum", wrong)
+        refused = contextlib.nullcontext()
+        if fleet.is_server():
+            refused = pytest.raises(dist.UsageError, match="this is for workers")
+        with refused:
+            assert fleet.all_reduce(1) == workers
+        with refused:
+            assert util.get_file_shard(["a"]) in (["a"], [])
+
+    works()
+    if fleet.is_server():
+        fleet.run_server()
+    else:
+        fleet.init_worker()
+        if server_num:
+            with pytest.raises(dist.UsageError, match="the servers are serving"):
+                util.all_reduce(1, "sum", "all")
+        fleet.stop_worker()
+    works()

@@ -9,7 +9,7 @@ import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.checkpoint.blocks import BLOCK, Files, Piece
-from hpcdist.checkpoint.boxes import whole
+from hpcdist.checkpoint.boxes import run, whole
 from hpcdist.checkpoint.copies import Copy, copies_between, in_blocks, in_bytes
 from hpcdist.checkpoint.formats import dtype_of_name
 from hpcdist.checkpoint.host_copies import Target, new_target, to_write
@@ -113,6 +113,21 @@ def finisher(wishes: Iterable[Wish]) -> Callable[[str], Any]:
     for wish in wishes:
         by_name.setdefault(wish.name, []).append(wish)
     return lambda name: [wish.target.finish() for wish in by_name[name]][-1]
+
+
+def read_rows(
+    files: Files, manifest: Manifest, names: Sequence[str], start: int, stop: int
+) -> list[NumpyArray]:
+    """Return new arrays with some rows, one run of them, of what a checkpoint has."""
+    found, wanted = [], {}
+    for name in names:
+        array = manifest.arrays[name]
+        rows = np.empty((stop - start, *array.shape[1:]), dtype_of_name(array.dtype))
+        width = array.size // array.shape[0] if array.shape[0] else 0
+        wanted[name] = [Wanted(run(start * width, stop * width), rows)]
+        found.append(rows)
+    read(files, take(files, manifest, wanted))
+    return found
 
 
 def read_arrays(files: Files, manifest: Manifest, names: Iterable[str]) -> dict[str, Any]:

@@ -120,7 +120,8 @@ def read_manifest(folder: str) -> Manifest:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(f"there is no checkpoint in {folder}: {_contents(folder)}") from error
     with os.fdopen(fd, "rb") as file:
-        return _parsed(file.read(LARGEST + 1), where)
+        # as much memory as is asked for is taken first
+        return _parsed(file.read(min(os.fstat(fd).st_size, LARGEST) + 1), where)
 
 
 def _parsed(text: bytes, where: str) -> Manifest:

@@ -20,7 +20,7 @@ from hpcdist.comm.objects import tell_all
 from hpcdist.comm.session import current_session, require_session
 from hpcdist.comm.states import State, verify_states
 from hpcdist.errors import UsageError
-from hpcdist.fleet.placement import divided, post_of, workers_of
+from hpcdist.fleet.placement import divided, post_of, servers_of, workers_of
 from hpcdist.fleet.plan import (
     Plan,
     check_arguments,
@@ -32,7 +32,7 @@ from hpcdist.fleet.plan import (
 )
 from hpcdist.fleet.roles import RoleMakerBase
 from hpcdist.fleet.strategy import DistributedStrategy
-from hpcdist.fleet.workers import UtilBase, reduced
+from hpcdist.fleet.workers import UtilBase, reduced, workers
 from hpcdist.parallel.engines import ARRAYS, Table, engine_for, load
 from hpcdist.parallel.hybrid import HybridCommunicateGroup, set_current_grid
 from hpcdist.parallel.hybrid_options import HybridOptions
@@ -160,7 +160,7 @@ def init(
         set_current_grid(grid)
         strategy = cast(DistributedStrategy, strategy)
         cluster.mode = strategy.table_mode()
-        session.fleet = Fleet(role_maker, strategy, plan, grid, cluster)
+        session.fleet = Fleet(role_maker, strategy, plan, grid, cluster, group)
         if group.rank == 0:
             logger.info("%s", grid.describe())
     return cast(Fleet, session.fleet)
@@ -193,7 +193,7 @@ def _server(cluster: Cluster, role_maker: Any, strategy: DistributedStrategy | N
     if session.fleet is None:
         strategy = DistributedStrategy() if strategy is None else strategy
         cluster.mode = strategy.table_mode()
-        session.fleet = Fleet(role_maker, strategy, None, None, cluster)
+        session.fleet = Fleet(role_maker, strategy, None, None, cluster, servers_of(cluster))
     return cast(Fleet, session.fleet)
 
 
@@ -216,6 +216,7 @@ class Fleet:
     Attributes:
         strategy: how it trains.
         cluster: who trains, who serves, and their tables.
+        peers: the ranks of this one's role: those that train, or those that only serve.
         util: what the workers do together.
 
     """
@@ -227,8 +228,9 @@ class Fleet:
         plan: Plan | None,
         grid: HybridCommunicateGroup | None,
         cluster: Cluster,
+        peers: Group,
     ) -> None:
-        self.strategy, self.cluster = strategy, cluster
+        self.strategy, self.cluster, self.peers = strategy, cluster, peers
         self._plan, self._grid = plan, grid
         self.util = UtilBase()
         self._endpoints = [] if role_maker is None else role_maker.get_trainer_endpoints()
@@ -547,7 +549,7 @@ class Fleet:
             mode: "sum", "mean" or "max".
 
         """
-        return reduced(input, mode, _MEANS)
+        return reduced(input, mode, _MEANS, workers())
 
     # ---- saving
 

@@ -126,6 +126,11 @@ def divided(group: Group, post: Post) -> Cluster:
     return made
 
 
+def servers_of(cluster: Cluster) -> Group:
+    """Return a group of the ranks that serve. Collective over them."""
+    return new_group(map(cluster.world_rank, cluster.servers), name="servers")
+
+
 def workers_of(cluster: Cluster) -> Group:
     """Return a group of the workers, the same every time. Collective over them."""
     ranks = [cluster.world_rank(each) for each in cluster.workers]

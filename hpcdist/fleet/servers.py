@@ -185,7 +185,7 @@ def shrink(threshold: int | None = None) -> None:
     cluster = _workers("shrink")
     for table in cluster.tables.values():
         error = flush(cluster, [table.name])
-        perform(cluster, Verb.SHRINK, Told((threshold,)), table, error)
+        perform(cluster, Verb.SHRINK, Told((threshold, 1.0, None)), table, error)
 
 
 def set_date(table_id: int | str, day_id: str) -> None:

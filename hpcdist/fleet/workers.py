@@ -1,9 +1,9 @@
-"""`UtilBase`: small things that the workers of a job do together, really across ranks."""
+"""`UtilBase`: small things that the ranks of a job do together, really across ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,21 +24,29 @@ _WORLDS = ("worker", "server", "all")
 
 
 def workers() -> Group:
-    """Return the group that `fleet.init` was called on; before it, all ranks."""
+    """Return the group of the ranks that train; before `fleet.init`, all ranks."""
     session, grid = current_session(), current_grid()
     if session is None:
         raise UsageError("fleet.util needs the workers: call hpcdist.fleet.init() first")
+    if session.fleet is not None and session.fleet.is_server():
+        raise UsageError(
+            "this rank is a parameter server, and this is for workers; call it where "
+            "fleet.is_worker()"
+        )
     return world_of(session) if grid is None else grid.group
 
 
 def reduced(
-    value: Any, mode: Any, modes: Mapping[str, ReduceOp], error: UsageError | None = None
+    value: Any,
+    mode: Any,
+    modes: Mapping[str, ReduceOp],
+    group: Group,
+    error: UsageError | None = None,
 ) -> npt.NDArray[Any]:
-    """Return the reduction of numbers, nested lists or arrays over the workers, as an array.
+    """Return the reduction of numbers, nested lists or arrays over a group, as an array.
 
     Collective. What one rank cannot give (`error`, too) is raised on all.
     """
-    group = workers()
     array: npt.NDArray[Any] = np.zeros(0)
     try:
         if error is not None:
@@ -67,10 +75,11 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
 
 @final
 class UtilBase:
-    """What the workers do together; ``fleet.util`` is one of these.
+    """What the ranks of a job do together; ``fleet.util`` is one of these.
 
-    In `comm_world` "worker" and "all" are the ranks that `fleet.init` was called on; there are no
-    servers in a collective job.
+    In `comm_world` "worker" are the ranks that train, "server" those that only serve tables, and
+    "all" both: each of them calls the function. Ranks that serve do nothing else between
+    `fleet.init_worker` and `fleet.stop_worker`, so "all" is for the time before and after.
 
     Example:
         >>> import numpy as np, hpcdist as dist
@@ -90,10 +99,11 @@ class UtilBase:
         Args:
             input: numbers, nested lists of equal lengths, or an array; of one shape on all ranks.
             mode: "sum", "min" or "max".
-            comm_world: "worker" or "all".
+            comm_world: "worker", "server" or "all".
 
         Raises:
-            UsageError: another `mode` or `comm_world`, or no numbers; on every rank an error.
+            UsageError: another `mode` or `comm_world`, one that this rank is none of, or no
+                numbers; on every rank of its role an error.
             MismatchError: shapes or dtypes of two ranks differ.
 
         Example:
@@ -105,30 +115,28 @@ class UtilBase:
                    [3, 4]])
 
         """
-        return reduced(input, mode, _MODES, _complaint(comm_world))
+        return reduced(input, mode, _MODES, *_named(comm_world))
 
     def all_gather(self, input: Any, comm_world: str = "worker") -> list[Any]:
         """Return what each rank has given, in order. Collective.
 
         Args:
             input: anything that can be pickled.
-            comm_world: "worker" or "all".
+            comm_world: "worker", "server" or "all".
 
         """
-        _check_world(comm_world)
         found: list[Any] = []
-        all_gather_object(found, input, workers())
+        all_gather_object(found, input, _checked(comm_world))
         return found
 
     def barrier(self, comm_world: str = "worker") -> None:
         """Wait until all ranks have called this. Collective.
 
         Args:
-            comm_world: "worker" or "all".
+            comm_world: "worker", "server" or "all".
 
         """
-        _check_world(comm_world)
-        barrier(workers())
+        barrier(_checked(comm_world))
 
     def get_file_shard(self, files: list[str]) -> list[str]:
         """Return this rank's part of a list of files, a run of it; the first ones are longer.
@@ -182,16 +190,34 @@ def part_of(files: Sequence[str], rank: int, size: int) -> list[str]:
     return list(files[first : first + each + (rank < more)])
 
 
-def _complaint(comm_world: Any) -> UsageError | None:
-    if comm_world in ("worker", "all"):
-        return None
-    if comm_world == "server":
-        return UsageError("a collective job has no servers; comm_world is 'worker' or 'all'")
-    return UsageError(f"comm_world must be one of {', '.join(_WORLDS)}, got {comm_world!r}")
+def _named(comm_world: Any) -> tuple[Group, UsageError | None]:
+    """Return the ranks that `comm_world` names; or those who hear why it names none."""
+    session: Any = current_session()
+    job: Any = None if session is None else session.fleet
+    served = job is not None and job.cluster.dedicated
+    own = "server" if job is not None and job.is_server() else "worker"
+    peers: Group = job.peers if served else workers()
+    if comm_world not in _WORLDS:
+        why = f"comm_world must be one of {', '.join(_WORLDS)}, got {comm_world!r}"
+    elif comm_world == own or not (served or comm_world == "server"):
+        return peers, None
+    elif not served:
+        why = "a collective job has no servers; comm_world is 'worker' or 'all'"
+    elif comm_world != "all":
+        why = f"this rank is a {own}; comm_world is {own!r} or 'all' here, got {comm_world!r}"
+    elif job.cluster.begun and not job.cluster.over:
+        why = (
+            "the servers are serving, and hear of nothing else; call this with comm_world='all' on "
+            "all ranks before fleet.init_worker and run_server, or after stop_worker"
+        )
+    else:
+        return cast(Group, session.groups[job.cluster.key]), None
+    return peers, UsageError(why)
 
 
-def _check_world(comm_world: Any) -> None:
-    """Check that `comm_world` is a valid one; where it is not, raise on all workers."""
-    error = _complaint(comm_world)
+def _checked(comm_world: Any) -> Group:
+    """Return the ranks that `comm_world` names; raise on all of this rank's role if it is none."""
+    group, error = _named(comm_world)
     if error is not None:
-        verify_states((), workers(), "value", error)
+        verify_states((), group, "value", error)
+    return group

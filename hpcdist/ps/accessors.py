@@ -4,8 +4,9 @@ A row is a parameter of its own: its state starts at zero when it gets its place
 counted where it was pushed. So rows that are pushed together, always, have the bits that a dense
 optimizer gives to a parameter of these rows.
 
-State of a row, flat: the arrays of `Rule.states`, one after the other; the weights in float32,
-where rows have 16 bits; the count of steps, where the rule uses it.
+State of a row, flat: the arrays of `Rule.states`, one after the other, or a number for each, where
+the rule is row-wise; the weights in float32, where rows have 16 bits; the count of steps, where the
+rule uses it.
 """
 
 from __future__ import annotations
@@ -85,15 +86,40 @@ def ftrl(block: Block) -> None:
     np.divide(other, room, out=weights)
 
 
+_LANES = 8
+"""Sums that the numbers of a row are added up in, as the compiled loop does."""
+
+
+def rowwise_adagrad(block: Block) -> None:
+    """S += mean(g^2) over the row, w -= lr g / (sqrt(s) + eps); s is one number."""
+    weights, options, (room, _) = block.weights, block.options, block.room
+    (squares,), gradient = block.states, block.gradient
+    np.multiply(gradient, gradient, out=room)
+    dim, half = room.shape[1], _LANES // 2
+    lanes = np.zeros((len(room), _LANES), room.dtype)
+    for start in range(0, dim, _LANES):
+        part = room[:, start : start + _LANES]
+        lanes[:, : part.shape[1]] += part
+    while half:
+        lanes[:, :half] += lanes[:, half : 2 * half]
+        half //= 2
+    np.add(squares, lanes[:, :1] / dim, out=squares)
+    np.divide(gradient, np.sqrt(squares) + options["epsilon"], out=room)
+    np.multiply(room, options["learning_rate"], out=room)
+    np.subtract(weights, room, out=weights)
+
+
 ADAGRAD = Rule(("squares",), adagrad)
+ROWWISE_ADAGRAD = Rule(("squares",), rowwise_adagrad)
 FTRL = Rule(("linear", "squares"), ftrl)
 
 
 class Choice(NamedTuple):
     """A rule that rows can have.
 
-    `defaults` are the options it takes, `counts` says whether it needs a count of steps. `loop` is
-    the number of the compiled loop, and `numbers` gives what that takes from the options.
+    `defaults` are the options it takes, `counts` says whether it needs a count of steps, `rowwise`
+    whether each of its states is one number for a row. `loop` is the number of the compiled loop,
+    and `numbers` gives what that takes from the options.
     """
 
     rule: Rule
@@ -101,6 +127,7 @@ class Choice(NamedTuple):
     loop: int
     numbers: Callable[[Options], list[float]]
     counts: bool = False
+    rowwise: bool = False
 
 
 def _defaults(algorithm: type[optim.Optimizer]) -> dict[str, Any]:
@@ -141,6 +168,13 @@ CHOICES: dict[str, Choice] = {
         2,
         _as_they_are("learning_rate", "epsilon"),
     ),
+    "rowwise_adagrad": Choice(
+        ROWWISE_ADAGRAD,
+        {"learning_rate": 0.01, "epsilon": 1e-6},
+        5,
+        _as_they_are("learning_rate", "epsilon"),
+        rowwise=True,
+    ),
     "adam": Choice(rules.ADAM, _defaults(optim.Adam), 3, _adam_numbers, True),
     "adamw": Choice(rules.ADAMW, _defaults(optim.AdamW), 3, _adamw_numbers, True),
     "ftrl": Choice(
@@ -157,9 +191,10 @@ def accessor_of(optimizer: Any, dtype: Any = "float32") -> Accessor:
     """Return the accessor of an optimizer for rows of `dtype`.
 
     Args:
-        optimizer: a name (``"sgd"``, ``"momentum"``, ``"adagrad"``, ``"adam"``, ``"adamw"``,
-            ``"ftrl"``), a pair of a name and a dict of options, or an optimizer of `hpcdist.optim`,
-            as a class or with parameters; then its first group has the options.
+        optimizer: a name (``"sgd"``, ``"momentum"``, ``"adagrad"``, ``"rowwise_adagrad"``,
+            ``"adam"``, ``"adamw"``, ``"ftrl"``), a pair of a name and a dict of options, or an
+            optimizer of `hpcdist.optim`, as a class or with parameters; then its first group has
+            the options.
         dtype: that of the rows; any real floating dtype.
 
     Raises:
@@ -262,9 +297,8 @@ class Accessor:
             value: a number the optimizer takes.
 
         """
-        changed = {**self.options, "learning_rate": float(value)}
-        _check(self.name, changed)
-        self.options = changed
+        _check(self.name, {**self.options, "learning_rate": value})
+        self.options = {**self.options, "learning_rate": float(value)}
 
     @property
     def has_master(self) -> bool:
@@ -278,7 +312,11 @@ class Accessor:
             dim: elements of a row.
 
         """
-        return dim * (len(self._choice.rule.states) + self.has_master) + self._choice.counts
+        return self._states(dim) + dim * self.has_master + self._choice.counts
+
+    def _states(self, dim: int) -> int:
+        """Return how many numbers the states of the rule have for a row."""
+        return (1 if self._choice.rowwise else dim) * len(self._choice.rule.states)
 
     def start(self, rows: NumpyArray) -> NumpyArray:
         """Return the state of new rows.
@@ -302,7 +340,7 @@ class Accessor:
         """
         if self.has_master:
             dim = rows.shape[1]
-            begin = dim * len(self._choice.rule.states)
+            begin = self._states(dim)
             state[:, begin : begin + dim] = rows
 
     def update_in(self, rows: Slabs, state: Slabs, slots: NumpyArray, grads: NumpyArray) -> None:
@@ -383,16 +421,17 @@ class Accessor:
         rule, dim = self._choice.rule, rows.shape[1]
         length = max(1, min(BLOCK // dim, len(rows)))
         rooms = [np.empty((length, dim), self.state_dtype) for _ in range(3)]
+        begin = self._states(dim)
         for start in range(0, len(rows), length):
             part = slice(start, start + length)
-            columns = [state[part, i * dim : (i + 1) * dim] for i in range(len(rule.states) + 1)]
-            weights = columns[-1] if self.has_master else rows[part]
+            states = np.split(state[part, :begin], len(rule.states), axis=1) if begin else []
+            weights = state[part, begin : begin + dim] if self.has_master else rows[part]
             room = [each[: len(weights)] for each in rooms]
             slope = grads[part]
             if slope.dtype != self.state_dtype:
                 np.copyto(room[2], slope, casting="unsafe")
                 slope = room[2]
-            rule.advance(Block(weights, slope, columns[:-1], room[:2], self.options, step))
+            rule.advance(Block(weights, slope, states, room[:2], self.options, step))
             if self.has_master:
                 np.copyto(rows[part], weights, casting="unsafe")
 

@@ -23,6 +23,7 @@ class Cluster:
         tables: by name, in the order in which they were made.
         begins_from: the saves that tables are filled from when the workers begin, and names of
             those tables; None for all.
+        begun: whether the workers have begun (`fleet.init_worker`): servers serve from then on.
         stopped: whether this worker has stopped.
         over: whether all have.
 
@@ -35,7 +36,7 @@ class Cluster:
         self.mode: Mode = Sync()
         self.tables: dict[str, Any] = {}
         self.begins_from: tuple[str, tuple[str, ...] | None] | None = None
-        self.stopped = self.over = False
+        self.begun = self.stopped = self.over = False
 
     @property
     def worker(self) -> int:

@@ -1,19 +1,26 @@
-"""`Table`: a table as one rank has it; how all ranks make one, count its rows and shrink it."""
+"""`Table`: a table as one rank has it; how all ranks make one, count, shrink and hand out rows."""
 
 from __future__ import annotations
 
 from typing import Any, final
 
+import numpy as np
+
+from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.comm.collectives import barrier
 from hpcdist.comm.objects import all_gather_object
 from hpcdist.comm.session import require_session
 from hpcdist.comm.together import together
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.ps import save
+from hpcdist.ps.accessors import accessor_of
 from hpcdist.ps.cluster import Cluster
+from hpcdist.ps.given import check_shrink
 from hpcdist.ps.hot import Hot, hottest
 from hpcdist.ps.modes import Sync
 from hpcdist.ps.options import Options
-from hpcdist.ps.route import HANDLERS, Told, Verb
+from hpcdist.ps.route import HANDLERS, Told, Verb, hand_over
+from hpcdist.ps.rows import RowStore
 from hpcdist.ps.server import Shard
 from hpcdist.ps.worker import Worker, worker_of
 
@@ -40,18 +47,33 @@ class Table:
         day: what `fleet.set_date` has said.
         layer: the `sparse_embedding` that it has here.
         hot: which ids this rank reads most often without asking their server.
+        accessor: how gradients change its rows now.
+        period: how often it has been shrunk.
 
     """
 
     def __init__(self, cluster: Cluster, name: str, options: Options) -> None:
         self.name, self.options = name, options
         self.number = len(cluster.tables)
+        self.accessor, self.period = accessor_of(options.optimizer, options.dtype), 0
         serves = cluster.server >= 0
-        self.shard = Shard(options.new_store(shared=True), len(cluster.workers)) if serves else None
+        self.shard = Shard(self.new_store(shared=True), len(cluster.workers)) if serves else None
         self.worker: Worker | None = None
         self.dense, self.day = False, ""
         self.layer: Any = None
         self.hot = Hot()
+
+    def new_store(self, *, shared: bool = False, **changes: Any) -> RowStore:
+        """Return an empty store of such rows, which learn at the rate of now.
+
+        Args:
+            shared: that others of the node can read.
+            changes: options that it has instead of the table's.
+
+        """
+        store = self.options._replace(**changes).new_store(shared=shared)
+        store.learning_rate = self.accessor.options["learning_rate"]
+        return store
 
 
 def _create(cluster: Cluster, _: Any, told: Told) -> Table:
@@ -102,17 +124,44 @@ def _stats(cluster: Cluster, table: Table, _: Told) -> dict[str, Any]:
 
 
 def _shrink(cluster: Cluster, table: Table, told: Told) -> int:
-    (threshold,) = told.words
-    if threshold is not None and not isinstance(threshold, (int, float)):
-        raise UsageError(
-            f"threshold must be a number, or None for the usual one, got {threshold!r}"
-        )
-    removed = 0 if table.shard is None else table.shard.shrink(threshold)
+    entry = table.options.entry
+    check_shrink(*told.words, entry is not None and entry.terms.scored)
+    table.period += 1
+    removed = 0 if table.shard is None else table.shard.shrink(*told.words)
     everyone: list[int] = []
     all_gather_object(everyone, removed, cluster.group)
     return sum(everyone)
 
 
+def _set_lr(cluster: Cluster, table: Table, told: Told) -> None:
+    (rate,) = told.words
+    table.accessor.set_learning_rate(rate)
+    if table.worker is not None:
+        table.worker.set_lr(rate)
+    if table.shard is not None:
+        with table.shard.lock:
+            table.shard.store.learning_rate = rate
+    barrier(cluster.group)  # or a push of a worker that is ahead could come before
+
+
+def _export(cluster: Cluster, table: Table, _: Told) -> tuple[NumpyArray, NumpyArray]:
+    """Deal out the rows of each server to the workers; one that works itself keeps its own."""
+    ids, rows, _ = table.options.nothing()
+    gives = np.zeros(cluster.group.nranks, np.int64)
+    with together(cluster.group):
+        if table.shard is not None:
+            with table.shard.lock:
+                ids = table.shard.store.slots.ids()
+                rows = table.shard.store.pull(ids, create=False)
+            to = cluster.workers if cluster.worker < 0 else (cluster.group.rank,)
+            gives[[*to]] = np.diff(len(ids) * np.arange(len(to) + 1) // len(to))
+        ids, rows = hand_over(cluster, (ids, rows), gives)
+        order = np.argsort(ids)
+        return ids[order], rows[order]
+
+
 HANDLERS[Verb.CREATE] = _create
 HANDLERS[Verb.STATS] = _stats
 HANDLERS[Verb.SHRINK] = _shrink
+HANDLERS[Verb.SET_LR] = _set_lr
+HANDLERS[Verb.EXPORT] = _export

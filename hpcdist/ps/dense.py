@@ -130,6 +130,14 @@ class DenseTable:
         """See `SparseTable.stats`."""
         return self._table.stats()
 
+    def get_lr(self) -> float:
+        """See `SparseTable.get_lr`."""
+        return self._table.get_lr()
+
+    def set_lr(self, value: float) -> None:
+        """See `SparseTable.set_lr`."""
+        self._table.set_lr(value)
+
     def shrink(self, threshold: float | None = None) -> int:
         """Remove nothing, and return 0: what an array has all counts. Collective.
 

@@ -18,13 +18,19 @@ from hpcdist.ps.ids import coins
 class Terms(NamedTuple):
     """What an entry asks for before an id gets a row.
 
-    `probability` is the part of the ids that ever get one. `pushes` is the push at which they do;
-    with 0 it is their first pull. `scored` rows have two counters, shows and clicks.
+    `probability` is the part of the ids that ever get one. `appearances` is how often one has to be
+    in pushes; with 0 it gets its row at its first pull. `scored` rows have counters: shows, clicks,
+    and the number of the period in which they were last pushed.
     """
 
     probability: float = 1.0
-    pushes: int = 0
+    appearances: int = 0
     scored: bool = False
+
+    @property
+    def counters(self) -> int:
+        """Counters of a row."""
+        return 3 * self.scored
 
     def admit(self, ids: NumpyArray, seed: int) -> NumpyArray:
         """Return whether each id may ever have a row."""
@@ -79,10 +85,11 @@ class ProbabilityEntry(Entry):
 
 @final
 class CountFilterEntry(Entry):
-    """A row for ids that have been pushed `count_filter` times.
+    """A row for ids that have appeared `count_filter` times in pushes.
 
-    Before, pulls give the id's initial value, pushes are counted and their gradients dropped: an
-    id costs a counter. The gradient of the push that reaches the count is applied.
+    An id that is three times in a push appears three times, as in Paddle. Before, pulls give the
+    id's initial value, and gradients are dropped: an id costs a counter. The gradients of the push
+    that reaches the count are applied.
 
     Args:
         count_filter: at least 0; with 0 an id has a row from its first pull on.
@@ -110,15 +117,16 @@ class CountFilterEntry(Entry):
     @property
     def terms(self) -> Terms:
         """What it asks for."""
-        return Terms(pushes=self.count_filter)
+        return Terms(appearances=self.count_filter)
 
 
 @final
 class ShowClickEntry(Entry):
-    """A row for every id, with two counters: how often it was shown, and clicked.
+    """A row for every id, with counters: how often it was shown and clicked, and when last.
 
     The score of a row is ``0.1 (shows - clicks) + clicks``, as in Paddle. `shrink` removes rows of
-    a low score, and a table that is full makes room by removing those of the lowest.
+    a low score, and a table that is full makes room by removing those of the lowest. `shrink` can
+    let shows and clicks decay, too, and remove rows that have not been pushed for some time.
 
     Args:
         show_name: what the counts of shows are called where they are fed.

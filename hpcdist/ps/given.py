@@ -33,6 +33,25 @@ def check_settings(
         raise UsageError("store='ssd' has its memory in a file, slab= elsewhere; pass one of them")
 
 
+def check_shrink(threshold: Any, decay: Any, unseen: Any, scored: bool) -> None:
+    """Refuse arguments of `shrink` that are wrong, or of rows that are counted."""
+    number = (int, float, np.integer, np.floating)
+    if threshold is not None and not isinstance(threshold, number):
+        raise UsageError(
+            f"threshold must be a number, or None for the usual one, got {threshold!r}"
+        )
+    if not isinstance(decay, number) or not 0 <= decay <= 1:
+        raise UsageError(f"decay must be a number from 0 to 1, got {decay!r}")
+    whole = isinstance(unseen, (int, np.integer)) and not isinstance(unseen, bool)
+    if unseen is not None and (not whole or unseen < 0):
+        raise UsageError(f"unseen must be a whole number from 0 on, or None, got {unseen!r}")
+    if not scored and (decay != 1 or unseen is not None):
+        raise UsageError(
+            f"decay={decay!r} and unseen={unseen!r} are for rows whose shows and clicks are "
+            "counted; make the table with entry=ShowClickEntry(...)"
+        )
+
+
 def gradients_of(grads: Any, ids: NumpyArray, dim: int) -> NumpyArray:
     """Return gradients as an array of a row for each id, of their own dtype, or raise."""
     given = _on_host(grads)

@@ -44,6 +44,8 @@ class Verb(IntEnum):
     BARRIER = 9
     BEGIN = 10
     SAVED = 11
+    SET_LR = 12
+    EXPORT = 13
 
 
 _PASSIVE = (Verb.SERVES, Verb.STOPPED)
@@ -264,6 +266,22 @@ def _exchange(cluster: Cluster, own: NumpyArray, gives: list[int], gets: list[in
         return out
     dispatch(cluster.group, True, _describe, out, np.ascontiguousarray(own), gives, gets, None)
     return out
+
+
+def hand_over(
+    cluster: Cluster, arrays: Sequence[NumpyArray], gives: NumpyArray
+) -> list[NumpyArray]:
+    """Send rows of arrays to other ranks; return what has come, in the order of ranks. Collective.
+
+    Args:
+        cluster: whose ranks.
+        arrays: with as many rows each, those for the first rank first.
+        gives: how many of them each rank of the group gets.
+
+    """
+    gets = np.empty_like(gives)
+    dispatch(cluster.group, True, _describe, gets, gives, None, None, None)
+    return [_exchange(cluster, each, gives.tolist(), gets.tolist()) for each in arrays]
 
 
 # ---- what is done seldom

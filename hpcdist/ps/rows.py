@@ -6,7 +6,8 @@ Every operation checks its arguments, and has the memory it needs, before it cha
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
@@ -15,7 +16,14 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import UsageError
 from hpcdist.ps.accessors import accessor_of
 from hpcdist.ps.entries import Entry, Terms, scores
-from hpcdist.ps.given import check_all_finite, check_settings, gradients_of, rows_of, tally_of
+from hpcdist.ps.given import (
+    check_all_finite,
+    check_settings,
+    check_shrink,
+    gradients_of,
+    rows_of,
+    tally_of,
+)
 from hpcdist.ps.ids import as_ids
 from hpcdist.ps.initializers import initializer_of
 from hpcdist.ps.merging import group, segment_add, unique
@@ -35,8 +43,8 @@ SHRINK_BELOW = 0.8
 class Chunk(NamedTuple):
     """Some rows as `RowStore.chunks` gives and `RowStore.restore` takes them.
 
-    `rows` is (n, dim), `state` (n, `Accessor.state_width`), `counters` (n, 0), or (n, 2) with
-    `ShowClickEntry`.
+    `rows` is (n, dim), `state` (n, `Accessor.state_width`), `counters` (n, 0), or (n, 3) with
+    `ShowClickEntry`: shows, clicks, and the `period` of the last push.
     """
 
     ids: NumpyArray
@@ -69,6 +77,10 @@ class RowStore:
         check_finite: refuse gradients with NaN or infinity, instead of applying them as an
             optimizer of `hpcdist.optim` does.
         owned: memory for the rows that other processes of the node can read; instead of `slab`.
+
+    Attributes:
+        period: how often `shrink` has been called.
+        on_removal: is called with the ids whose rows have been removed: evicted, shrunk or removed.
 
     Raises:
         UsageError: an argument is wrong.
@@ -115,7 +127,7 @@ class RowStore:
         self._initial = initializer_of(initializer, seed, self.dtype)
         self._file = SlabFile(folder) if store == "ssd" else None
         allocate = slab or (in_memory if self._file is None else self._file.allocate)
-        width, columns = self.accessor.state_width(dim), 2 * self._terms.scored
+        width, columns = self.accessor.state_width(dim), self._terms.counters
         row_bytes = max(dim * self.dtype.itemsize, width * self.accessor.state_dtype.itemsize)
         shift = slab_shift(row_bytes)
         self.owned = owned
@@ -123,8 +135,9 @@ class RowStore:
         self.rows = Slabs(dim, self.dtype, shift, allocate if owned is None else owned.slab)
         self.state = Slabs(width, self.accessor.state_dtype, shift, allocate)
         self.counters = Slabs(columns, _COUNTER, shift, in_memory)
+        self.on_removal: Callable[[NumpyArray], object] = lambda ids: None
         self._waiting = Waiting()
-        self._evicted = 0
+        self._evicted = self.period = 0
         self._closed = False
 
     def __len__(self) -> int:
@@ -161,7 +174,7 @@ class RowStore:
         if missing.size:
             fresh, inverse = unique(flat[missing])
             first = self._initial(fresh, self.dim)
-            if create and not self._terms.pushes:
+            if create and not self._terms.appearances:
                 admitted = self._terms.admit(fresh, self.seed)
                 self._create(fresh[admitted], first[admitted], keep=slots)
             out[missing] = first[inverse]
@@ -191,22 +204,27 @@ class RowStore:
 
         """
         self._check_open()
-        flat, _ = as_ids(ids)
-        given = gradients_of(grads, flat, self.dim)
-        if self.check_finite:
-            check_all_finite(flat, given)
-        tallies = [tally_of(counts, flat, 1, "counts"), tally_of(clicks, flat, 0, "clicks")]
-        if flat.size > 1 and not bool((flat[1:] > flat[:-1]).all()):
-            flat, order, starts = group(flat)
-            given = _added(given, order, starts)
-            tallies = [_added(each, order, starts) for each in tallies]
-        slots = self.slots.find(flat)
-        missing = _absent(slots)
-        if missing.size:
-            self._admit(flat, slots, missing, tallies[0])
-        if self._terms.scored:
-            self._count(slots, np.hstack(tallies))
+        flat, given, tallies = self._summed(ids, grads, counts, clicks)
+        slots = self._reached(flat, tallies)
         self.accessor.update_in(self.rows, self.state, slots, given)
+
+    def add(self, ids: Any, changes: Any, *, counts: Any = None, clicks: Any = None) -> None:
+        """Add to the row of each id, past the optimizer; ids get their rows as by `push`.
+
+        Args:
+            ids: integers, of any shape.
+            changes: a row for each, of any floating dtype; those of equal ids are added up first.
+            counts: as of `push`.
+            clicks: as of `push`.
+
+        """
+        self._check_open()
+        flat, given, tallies = self._summed(ids, changes, counts, clicks)
+        slots = self._reached(flat, tallies)
+        held = slots >= 0
+        rows = self.rows.read(slots[held])
+        rows += given[held].astype(self.dtype, copy=False)
+        self._put(flat[held], rows, None, None)
 
     def assign(self, ids: Any, rows: Any) -> None:
         """Set the rows of `ids`; new ids get a row whatever the entry says.
@@ -235,13 +253,24 @@ class RowStore:
         self._check_open()
         live = self.slots.live()
         for start in range(0, live.size, rows):
-            slots = live[start : start + rows]
-            yield Chunk(
-                self.slots.ids_at(slots),
-                self.rows.read(slots),
-                self.state.read(slots),
-                self.counters.read(slots),
-            )
+            yield self._chunk(live[start : start + rows])
+
+    def content(self, ids: Any = None) -> Chunk:
+        """Return all rows, or those of `ids` that have one, as copies.
+
+        Args:
+            ids: integers, each there once; None for all.
+
+        """
+        self._check_open()
+        if ids is None:
+            return self._chunk(self.slots.live())
+        slots = self.slots.find(as_ids(ids)[0])
+        return self._chunk(slots[slots >= 0])
+
+    def _chunk(self, slots: NumpyArray) -> Chunk:
+        kinds = (self.rows, self.state, self.counters)
+        return Chunk(self.slots.ids_at(slots), *(each.read(slots) for each in kinds))
 
     def restore(self, ids: Any, rows: Any, state: Any = None, counters: Any = None) -> None:
         """Put rows back that `chunks` gave; without state it starts anew.
@@ -264,13 +293,26 @@ class RowStore:
         if counters is not None:
             counters = rows_of(counters, flat, self.counters.width, _COUNTER, "counters")
         else:
-            counters = np.zeros((flat.size, self.counters.width), _COUNTER)
+            counters = self._new_counters(flat.size)
         distinct, order, starts = group(flat)
         last = order[starts[1:] - 1]
         self._put(distinct, given[last], state[last], counters[last])
 
+    def remove(self, ids: Any) -> None:
+        """Remove the rows of ids, and what is known of those that wait for one.
+
+        Args:
+            ids: integers, of any shape; those that have no row are passed over.
+
+        """
+        self._check_open()
+        flat, _ = as_ids(ids)
+        slots = self.slots.find(unique(flat)[0])
+        self._remove(slots[slots >= 0])
+        self._waiting.remove(flat)
+
     def waiting(self) -> tuple[NumpyArray, NumpyArray]:
-        """Return the ids that have no row yet, and how often they were pushed.
+        """Return the ids that have no row yet, and how often they appeared in pushes.
 
         `CountFilterEntry` keeps them; `restore_waiting` takes them.
         """
@@ -278,7 +320,7 @@ class RowStore:
         return self._waiting.all()
 
     def restore_waiting(self, ids: Any, counts: Any) -> None:
-        """Set how often ids that have no row were pushed.
+        """Set how often ids that have no row appeared in pushes.
 
         Args:
             ids: integers, as `waiting` returned them.
@@ -292,28 +334,45 @@ class RowStore:
         fresh = self.slots.find(distinct) < 0
         self._waiting.set(distinct[fresh], numbers[order[starts[1:] - 1]][fresh])
 
-    def shrink(self, threshold: float | None = None) -> int:
+    def shrink(
+        self, threshold: float | None = None, *, decay: float = 1.0, unseen: int | None = None
+    ) -> int:
         """Remove the rows whose score is below `threshold`, and return how many those were.
 
-        With `CountFilterEntry` the ids that have no row yet are forgotten, those that were pushed
+        With `CountFilterEntry` the ids that have no row yet are forgotten, those that appeared
         less than `threshold` times if it is given. Rows of other entries have no score, and stay.
 
         Args:
-            threshold: a score, or a number of pushes; None for a score of 0.8, and for all ids
-                that have no row.
+            threshold: a score, or how often an id appeared; None for a score of 0.8, and for all
+                ids that have no row.
+            decay: shows and clicks are multiplied by it before, for `ShowClickEntry`.
+            unseen: remove rows, too, that were not pushed since so many calls of this before, for
+                `ShowClickEntry`; None: never.
+
+        Raises:
+            UsageError: an argument is out of its range, or of an entry that the store has not.
 
         """
         self._check_open()
+        check_shrink(threshold, decay, unseen, self._terms.scored)
+        self.period += 1
         if len(self._waiting):
             return self._waiting.shrink(threshold)
         if not self._terms.scored:
             return 0
         below = SHRINK_BELOW if threshold is None else threshold
         live = self.slots.live()
-        weak = live[scores(self.counters.read(live)) < below]
+        counters = self.counters.read(live)
+        if decay != 1:
+            counters[:, :2] *= _COUNTER.type(decay)
+            self.counters.write(live, counters)
+        weak = scores(counters) < below
+        if unseen is not None:
+            weak |= self.period - counters[:, 2] > unseen
+        weak = live[weak]
         removed = int(weak.size)
         self._remove(weak)
-        if removed > len(self) and self._file is None:
+        if self.slots.used > 2 * len(self) and self._file is None:
             self._compact()
         return removed
 
@@ -345,6 +404,31 @@ class RowStore:
 
     # ---- which ids have rows
 
+    def _summed(
+        self, ids: Any, grads: Any, counts: Any, clicks: Any
+    ) -> tuple[NumpyArray, NumpyArray, list[NumpyArray]]:
+        """Return distinct ids, and the sums of their gradients, shows and clicks; or raise."""
+        flat, _ = as_ids(ids)
+        given = gradients_of(grads, flat, self.dim)
+        if self.check_finite:
+            check_all_finite(flat, given)
+        tallies = [tally_of(counts, flat, 1, "counts"), tally_of(clicks, flat, 0, "clicks")]
+        if flat.size > 1 and not bool((flat[1:] > flat[:-1]).all()):
+            flat, order, starts = group(flat)
+            given = _added(given, order, starts)
+            tallies = [_added(each, order, starts) for each in tallies]
+        return flat, given, tallies
+
+    def _reached(self, ids: NumpyArray, tallies: Sequence[NumpyArray]) -> NumpyArray:
+        """Return the slots of ids once they have been shown and clicked; -1: no row yet."""
+        slots = self.slots.find(ids)
+        missing = _absent(slots)
+        counters = self._counted(slots, tallies)
+        if missing.size:
+            self._admit(ids, slots, missing, tallies[0])
+        self.counters.write(slots, counters)
+        return slots
+
     def _admit(
         self, ids: NumpyArray, slots: NumpyArray, missing: NumpyArray, shows: NumpyArray
     ) -> None:
@@ -352,9 +436,9 @@ class RowStore:
         fresh = ids[missing]
         admitted = self._terms.admit(fresh, self.seed)
         counts = None
-        if self._terms.pushes > 1:
+        if self._terms.appearances > 1:
             counts = self._waiting.counted(fresh, shows[missing])
-            admitted = counts[:, 0] >= self._terms.pushes
+            admitted = counts[:, 0] >= self._terms.appearances
         new = fresh[admitted]
         slots[missing[admitted]] = self._create(new, self._initial(new, self.dim), keep=slots)
         if counts is not None:
@@ -369,11 +453,14 @@ class RowStore:
         last = max(min(len(self) + ids.size, self._most), self.slots.used)
         for each in (self.rows, self.state, self.counters):
             each.reserve(last)
+        self.slots.reserve(ids.size)
+        state = self.accessor.start(rows)
+        counters = self._new_counters(ids.size)
         self._make_room(ids.size, keep)
         slots = self.slots.add(ids)
         self.rows.write(slots, rows)
-        self.state.write(slots, self.accessor.start(rows))
-        self.counters.write(slots, np.zeros((ids.size, self.counters.width), _COUNTER))
+        self.state.write(slots, state)
+        self.counters.write(slots, counters)
         return slots
 
     def _put(
@@ -424,26 +511,35 @@ class RowStore:
         evictable = np.setdiff1d(self.slots.live(), keep)
         leaving = min(max(needed, self._most // 64), evictable.size)
         score = scores(self.counters.read(evictable))
-        leavers = evictable[np.argsort(score, kind="stable")[:leaving]]
-        self.slots.remove(self.slots.ids_at(leavers))
+        self._drop(evictable[np.argsort(score, kind="stable")[:leaving]])
         self._evicted += leaving
 
+    def _drop(self, slots: NumpyArray) -> None:
+        ids = self.slots.ids_at(slots)
+        self.slots.remove(ids)
+        self.on_removal(ids)
+
     def _remove(self, slots: NumpyArray) -> None:
-        self.slots.remove(self.slots.ids_at(slots))
+        self._drop(slots)
         if not len(self):
             self._clear_rows()
 
     def _compact(self) -> None:
-        """Move rows together, and give the slabs behind them back."""
-        live = self.slots.live()
-        for start in range(0, live.size, _AT_A_TIME):
-            old = live[start : start + _AT_A_TIME]
-            new = np.arange(start, start + old.size)  # lower slots, whose rows have moved already
-            for each in (self.rows, self.state, self.counters):
-                each.write(new, each.read(old))
-        self.slots.compact()
-        for each in (self.rows, self.state, self.counters):
-            each.release(live.size)
+        """Move rows to free slots before them, and give the slabs behind them back.
+
+        No row is written over: until `slots` knows of the new places, the old ones hold. Without
+        the memory for it, the rows keep what they have.
+        """
+        kinds = (self.rows, self.state, self.counters)
+        with suppress(MemoryError, OSError):
+            old, new = self.slots.moves()
+            for start in range(0, old.size, _AT_A_TIME):
+                part = slice(start, start + _AT_A_TIME)
+                for each in kinds:
+                    each.write(new[part], each.read(old[part]))
+            self.slots.compact(old, new)
+        for each in kinds:
+            each.release(self.slots.used)
         if self.owned is not None:
             self.owned.release(len(self.rows.slabs))
 
@@ -459,10 +555,20 @@ class RowStore:
 
     # ---- rows and gradients
 
-    def _count(self, slots: NumpyArray, more: NumpyArray) -> None:
-        counters = np.zeros((slots.size, 2), _COUNTER)
-        self.counters.read(slots, counters)
-        self.counters.write(slots, counters + more)
+    def _counted(self, slots: NumpyArray, more: Sequence[NumpyArray]) -> NumpyArray:
+        """Return the counters of slots, of which new ones may be absent yet, and what is added."""
+        counters = self._new_counters(slots.size)
+        if self._terms.scored:
+            self.counters.read(slots, counters)
+            counters[:, :2] += np.hstack(more)
+            counters[:, 2] = self.period
+        return counters
+
+    def _new_counters(self, count: int) -> NumpyArray:
+        """Return the counters of new rows."""
+        counters = np.zeros((count, self.counters.width), _COUNTER)
+        counters[:, 2:] = self.period
+        return counters
 
     def _check_open(self) -> None:
         if self._closed:

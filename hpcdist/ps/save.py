@@ -1,16 +1,19 @@
 """Tables in checkpoints: a cut that is the same on all servers, whole or as what has changed.
 
 A path is a series of checkpoints. Its last whole one, and the deltas after it, are what the tables
-were at the last save. A whole one removes those before it, once it stands. Each array of a table
-(ids, rows, and what a store keeps beside) is one array of the checkpoint, whose parts are those of
-the servers one after the other; loaded, each rank reads an equal run of it and hands the rows to
-those who own them now.
+were at the last save; see `series`. A whole one removes those before it, once it stands. Each array
+of a table (ids, rows, and what a store keeps beside) is one array of the checkpoint, whose parts
+are those of the servers one after the other; loaded, each rank reads an equal run of it, piece by
+piece, and hands the rows to those who own them now.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from secrets import token_hex
 from typing import Any
 
 import numpy as np
@@ -19,27 +22,31 @@ from hpcdist import checkpoint
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.checkpoint.background import finish_saving
 from hpcdist.checkpoint.formats import dtype_of_name
-from hpcdist.checkpoint.loading import load_into, what_is_wanted
 from hpcdist.checkpoint.local_slice import LocalSlice
-from hpcdist.checkpoint.manifest import Manifest
-from hpcdist.checkpoint.plan import Array
+from hpcdist.checkpoint.reading import read_rows
 from hpcdist.checkpoint.remote import is_url
-from hpcdist.checkpoint.storage import named, read_manifest, step_folder, steps_of
+from hpcdist.checkpoint.storage import data_files, named, step_folder, steps_of
 from hpcdist.checkpoint.together import of_group
-from hpcdist.comm.collectives import alltoall_single, barrier
+from hpcdist.comm.collectives import barrier
 from hpcdist.comm.objects import all_gather_object
+from hpcdist.comm.together import Together
 from hpcdist.errors import CheckpointError, UsageError
 from hpcdist.ps.accessors import accessor_of
 from hpcdist.ps.cluster import Cluster
-from hpcdist.ps.route import HANDLERS, Told, Verb, perform, requests_of
+from hpcdist.ps.route import HANDLERS, Told, Verb, hand_over, perform, requests_of
+from hpcdist.ps.rows import RowStore
+from hpcdist.ps.series import Save, content_of, last_save, series_of
 from hpcdist.transport.base import Work
 
 _PARTS = ("ids", "rows", "state", "counters")
 _WAITING = ("waiting", "pushes")
 """Ids that have no row yet, and how often they were pushed."""
 
-_WHOLE = "whole"
-"""An array that is in a save of all rows."""
+_REMOVED = ("removed",)
+"""Ids that a delta takes away: evicted, shrunk or removed since the save before."""
+
+_PIECE_BYTES, _PIECES = 4 << 20, 32
+"""A rank reads so many bytes of rows at a time, or more where there would be too many pieces."""
 
 ALL, DELTA = 0, 1
 
@@ -60,8 +67,8 @@ def save_tables(
         cluster: whose tables.
         names: of them.
         path: a series of checkpoints, a folder.
-        mode: 0 for all rows, 1 for those that have changed since the last save there. Where there
-            is none to go on, or rows have been removed since, it is all.
+        mode: 0 for all rows, 1 for those that were changed or removed since the last save there.
+            Where there is none of these tables to go on, it is all.
         async_save: return when the rows have been copied, and write beside what comes next.
 
     Raises:
@@ -81,8 +88,8 @@ def load_tables(cluster: Cluster, names: Sequence[str], path: str | os.PathLike[
     """Replace tables by what was saved, by any number of servers. Collective.
 
     Raises:
-        CheckpointError: there is no save, or it is of other tables; on every rank, and the tables
-            stay as they are.
+        CheckpointError: there is no save, a delta goes on from one that is not there, or it is of
+            other tables; on every rank, and the tables stay as they are.
 
     """
     error, whole = _found(path)
@@ -110,8 +117,7 @@ def fill(cluster: Cluster, names: Sequence[str]) -> None:
     if cluster.begins_from is None:
         return
     path, wanted = cluster.begins_from
-    saves = of_group(cluster.group).lead(_last_whole, path)
-    there = _names(saves[0][1])
+    there = of_group(cluster.group).lead(series_of, path)[0].names
     _read_all(cluster, [n for n in names if n in there and (wanted is None or n in wanted)], path)
 
 
@@ -132,63 +138,51 @@ def _save(cluster: Cluster, _: Any, told: Told) -> Work:
     ranks = of_group(cluster.group)
     finish_saving(ranks)
     shards = {name: cluster.tables[name].shard for name in names}
-    goes_on = all(each is None or each.saved_to == path for each in shards.values())
-    before, delta = _before(cluster, path, mode == DELTA and goes_on)
+    before = _gone_on_from(ranks, shards, path) if mode == DELTA else None
+    step, token = ranks.lead(lambda: (max(steps_of(path), default=-1) + 1, token_hex(8)))
     state: dict[str, Any] = {}
     for name, shard in shards.items():
-        arrays = waiting = None
+        parts: dict[Sequence[str], Sequence[NumpyArray]] = {}
         if shard is not None:
             with shard.lock:
-                arrays = _copied(shard.store, shard.changed() if delta else None)
-                waiting = [*shard.store.waiting()]
-                shard.forget_changes(path)
-        dim = np.array([cluster.tables[name].options.dim])
-        state[name] = {
-            **_slices(cluster, _PARTS, arrays),
-            **_slices(cluster, _WAITING, waiting),
-            "dim": dim,
-        }
-    content = {"tables": state, **({} if delta else {_WHOLE: np.ones(1)})}
+                changed = None if before is None else shard.changes.all()
+                rows = parts[_PARTS] = shard.store.content(changed)
+                parts[_WAITING] = shard.store.waiting()
+                if changed is not None:
+                    parts[_REMOVED] = [np.setdiff1d(changed, rows.ids, assume_unique=True)]
+                shard.changes.forget((path, token))
+        table = cluster.tables[name]
+        state[name] = {"dim": np.array([table.options.dim]), "period": np.array([table.period])}
+        for kind in (_PARTS, _WAITING, _REMOVED):
+            state[name] |= _slices(cluster, kind, parts.get(kind))
     try:
         return checkpoint.save(
-            content,
+            content_of(state, token, before),
             path,
             cluster.group,
-            step=before + 1,
-            keep=None if delta else 1,
+            step=step,
+            keep=1 if before is None else None,
             async_save=async_save,
         )
     except BaseException:
         for shard in shards.values():
             if shard is not None:
-                shard.saved_to = None  # what has changed is not known any more
+                shard.changes.forget(None)  # what has changed is not known any more
         raise
 
 
-def _before(cluster: Cluster, path: str, delta: bool) -> tuple[int, bool]:
-    """Return the number of the last save at a path, and whether a delta can go on from there."""
-    everyone: list[bool] = []
-    all_gather_object(everyone, delta, cluster.group)
-    steps: list[int] = of_group(cluster.group).lead(steps_of, path)
-    return (steps[-1] if steps else -1), all(everyone) and bool(steps)
-
-
-def _copied(store: Any, only: NumpyArray | None) -> list[NumpyArray]:
-    """Return copies of what a store has, of some ids or of all."""
-    taken: list[list[NumpyArray]] = []
-    for chunk in store.chunks():
-        if only is None:
-            taken.append([np.array(each) for each in chunk])
-        else:
-            there = np.isin(chunk[0], only, assume_unique=True)
-            taken.append([np.asarray(each)[there] for each in chunk])
-    if not taken:
-        return []
-    return [np.concatenate(each) for each in zip(*taken, strict=True)]
+def _gone_on_from(ranks: Together, shards: dict[str, Any], path: str) -> Save | None:
+    """Return the save that a delta can go on from; None where only a whole one is one of now."""
+    last = ranks.lead(last_save, path)
+    fits = last is not None and all(
+        shard is None or (name in last.last and shard.changes.saved_to == (path, last.last[name]))
+        for name, shard in shards.items()
+    )
+    return last if all(ranks.share(lambda: fits)) else None
 
 
 def _slices(
-    cluster: Cluster, parts: Sequence[str], arrays: list[NumpyArray] | None
+    cluster: Cluster, parts: Sequence[str], arrays: Sequence[NumpyArray] | None
 ) -> dict[str, Any]:
     """Return this server's parts of arrays of a table; collective."""
     everyone: list[tuple[int, Any]] = []
@@ -215,6 +209,7 @@ def _load(cluster: Cluster, _: Any, told: Told) -> None:
 def _begin(cluster: Cluster, _: Any, told: Told) -> None:
     everyone = of_group(cluster.group).share(lambda: cluster.begins_from)
     cluster.begins_from = next((each for each in everyone if each is not None), None)
+    cluster.begun = True
     fill(cluster, list(cluster.tables))
 
 
@@ -224,66 +219,95 @@ def _saved(cluster: Cluster, _: Any, told: Told) -> None:
 
 def _read_all(cluster: Cluster, names: Sequence[str], path: str) -> None:
     ranks = of_group(cluster.group)
-    finish_saving(ranks)
-    saves: list[tuple[int, Manifest]] = ranks.lead(_last_whole, path)
-    stores = {
-        name: cluster.tables[name].options.new_store(shared=True) if cluster.server >= 0 else None
-        for name in names
-    }
-    for step, manifest in saves:
+    stores: dict[str, RowStore] = {}
+    periods: dict[str, int] = {}
+    with ranks:
+        finish_saving(ranks)
+        saves: list[Save] = ranks.lead(series_of, path)
         for name in names:
-            _check(cluster, name, path, manifest)
-            for parts, put in ((_PARTS, "restore"), (_WAITING, "restore_waiting")):
-                arrays = _read(cluster, name, parts, path, step, manifest)
-                if arrays is None:
-                    continue
-                found, store = _handed_over(cluster, arrays), stores[name]
-                if store is not None:
-                    getattr(store, put)(*found)
+            for save in saves:
+                _check(cluster, name, path, save)
+        try:
+            for name in names:
+                if cluster.server >= 0:
+                    stores[name] = cluster.tables[name].new_store(shared=True)
+                periods[name] = _read_table(cluster, name, path, saves, stores.get(name))
+        except BaseException:
+            for each in stores.values():
+                each.close()
+            raise
     for name in names:
-        shard, worker = cluster.tables[name].shard, cluster.tables[name].worker
-        if worker is not None:
-            worker.forget()
-        if shard is not None:
-            with shard.lock:
-                shard.store.close()
-                shard.store = stores[name]
-                shard.saved_to = None
+        table = cluster.tables[name]
+        table.period = periods[name]
+        if table.worker is not None:
+            table.worker.forget()
+        if table.shard is not None:
+            stores[name].period = table.period
+            table.shard.replace(stores[name])
     barrier(cluster.group)  # or a worker could still pull the rows of before, by RPC
 
 
-def _last_whole(path: str) -> list[tuple[int, Manifest]]:
-    """Return the saves to be read, oldest first: the last whole one and the deltas after it."""
-    found: list[tuple[int, Manifest]] = []
-    for step in reversed(steps_of(path)):
-        found.insert(0, (step, read_manifest(step_folder(path, step))))
-        if _WHOLE in found[0][1].arrays:
-            return found
-    raise CheckpointError(f"there is no whole save of tables in {path}")
+def _read_table(
+    cluster: Cluster, name: str, path: str, saves: Sequence[Save], store: RowStore | None
+) -> int:
+    """Lay the saves that a table is in one over the other, on who owns the rows. Collective.
+
+    Returns the table's period.
+    """
+    saves = [each for each in saves if each.has(name)]
+    for save in saves:
+        _read(cluster, name, path, save, _REMOVED, None if store is None else store.remove)
+        _read(cluster, name, path, save, _PARTS, None if store is None else store.restore)
+    put = None if store is None else store.restore_waiting
+    _read(cluster, name, path, saves[-1], _WAITING, put)  # all that wait are in every save
+    return _period(cluster, name, path, saves[-1])
+
+
+def _period(cluster: Cluster, name: str, path: str, save: Save) -> int:
+    """Return how often a table had been shrunk. Collective."""
+
+    def look() -> int:
+        with data_files(step_folder(path, save.step), save.manifest) as files:
+            return int(read_rows(files, save.manifest, [f"tables.{name}.period"], 0, 1)[0][0])
+
+    return of_group(cluster.group).lead(look)
 
 
 def _read(
-    cluster: Cluster, name: str, parts: Sequence[str], path: str, step: int, manifest: Manifest
-) -> list[NumpyArray] | None:
-    """Read an equal run of a saved table on each rank; None where it has no rows. Collective."""
-    wish = {
-        part: _own_run(cluster, manifest.arrays[where])
-        for part in parts
-        if (where := f"tables.{name}.{part}") in manifest.arrays
-    }
-    if parts[0] not in wish:
-        return None
-    state = {"tables": {name: wish}}
-    load_into(state, path, cluster.group, step, what_is_wanted)
-    rows = len(wish[parts[0]].data)
-    return [wish[part].data if part in wish else np.empty((rows, 0), "f4") for part in parts]
+    cluster: Cluster,
+    name: str,
+    path: str,
+    save: Save,
+    parts: Sequence[str],
+    put: Callable[..., None] | None,
+) -> None:
+    """Read arrays of a table piece by piece, and give them to who owns their ids. Collective."""
+    ranks, manifest = of_group(cluster.group), save.manifest
+    where = [f"tables.{name}.{part}" for part in parts]
+    there = [each for each in where if each in manifest.arrays]
+    if not there:
+        return
+    count, nbytes = manifest.arrays[there[0]].shape[0], sum(map(manifest.nbytes, there))
+    with data_files(step_folder(path, save.step), manifest) as files:
+        for run in runs_of(count, nbytes, cluster.group.rank, cluster.group.nranks):
+            took: list[list[NumpyArray]] = []
+            ranks.share(partial(_take, took, files, manifest, there, *run))
+            found = _handed_over(cluster, took[0])
+            if put is not None:
+                by_name = dict(zip(there, found, strict=True))
+                put(*map(by_name.get, where))
 
 
-def _own_run(cluster: Cluster, array: Array) -> LocalSlice:
-    rank, size, count = cluster.group.rank, cluster.group.nranks, array.shape[0]
+def _take(took: list[list[NumpyArray]], *what: Any) -> None:
+    took.append(read_rows(*what))
+
+
+def runs_of(count: int, nbytes: int, rank: int, size: int) -> list[tuple[int, int]]:
+    """Return which rows a rank reads, run by run; every rank has as many runs. Pure."""
     begin, end = rank * count // size, (rank + 1) * count // size
-    data = np.empty((end - begin, *array.shape[1:]), dtype_of_name(array.dtype))
-    return LocalSlice(data, array.shape, (begin, *[0] * (len(array.shape) - 1)))
+    pieces = min(max(1, -(-nbytes // (size * _PIECE_BYTES))), _PIECES)
+    ends = [begin + (end - begin) * number // pieces for number in range(pieces + 1)]
+    return [*pairwise(ends)]
 
 
 def _handed_over(cluster: Cluster, arrays: list[NumpyArray]) -> list[NumpyArray]:
@@ -291,49 +315,38 @@ def _handed_over(cluster: Cluster, arrays: list[NumpyArray]) -> list[NumpyArray]
     plan = requests_of(arrays[0], len(cluster.servers))
     gives = np.zeros(cluster.group.nranks, np.int64)
     gives[list(cluster.servers)] = plan.counts
-    gets = np.empty_like(gives)
-    alltoall_single(gets, gives, cluster.group)
-    taken = []
-    for each in arrays:
-        out = np.empty((int(gets.sum()), *each.shape[1:]), each.dtype)
-        alltoall_single(
-            out,
-            np.ascontiguousarray(each[plan.order]),
-            cluster.group,
-            in_split_sizes=gives.tolist(),
-            out_split_sizes=gets.tolist(),
-        )
-        taken.append(out)
-    return taken
+    return hand_over(cluster, [each[plan.order] for each in arrays], gives)
 
 
-def _names(manifest: Manifest) -> list[str]:
-    """Return the names of the tables of a save."""
-    return sorted(each[7:-4] for each in manifest.arrays if each.endswith(".dim"))
-
-
-def _check(cluster: Cluster, name: str, path: str, manifest: Manifest) -> None:
-    options = cluster.tables[name].options
-    if f"tables.{name}.dim" not in manifest.arrays:
-        there = ", ".join(_names(manifest))
+def _check(cluster: Cluster, name: str, path: str, save: Save) -> None:
+    """Refuse a save that has other rows than a table."""
+    options, arrays = cluster.tables[name].options, save.manifest.arrays
+    if not save.has(name):
+        if save.after is not None:  # nothing of it was saved then
+            return
+        there = ", ".join(save.names)
         raise CheckpointError(f"{path} has no table {name!r}; tables there: {there}")
-    rows = manifest.arrays.get(f"tables.{name}.rows")
+    rows = arrays.get(f"tables.{name}.rows")
     if rows is None:
         return
-    saved = rows.shape[1], dtype_of_name(rows.dtype).name
-    if saved != (options.dim, options.dtype):
+    dim, saved = options.dim, (rows.shape[1], dtype_of_name(rows.dtype).name)
+    if saved != (dim, options.dtype):
         raise CheckpointError(
             f"table {name!r} was saved with dim and dtype {saved}, but has "
-            f"{(options.dim, options.dtype)}; make it as it was saved"
+            f"{(dim, options.dtype)}; make it as it was saved"
         )
-    state = manifest.arrays.get(f"tables.{name}.state")
-    width = accessor_of(options.optimizer).state_width(options.dim)
-    if (0 if state is None else state.shape[1]) != width:
-        raise CheckpointError(
-            f"table {name!r} was saved with another optimizer, whose state of a row has "
-            f"{0 if state is None else state.shape[1]} elements instead of {width}; make it as it "
-            "was saved"
-        )
+    widths = {
+        "optimizer, whose state": accessor_of(options.optimizer, options.dtype).state_width(dim),
+        "entry, whose counters": 0 if options.entry is None else options.entry.terms.counters,
+    }
+    for (what, width), part in zip(widths.items(), _PARTS[2:], strict=True):
+        array = arrays.get(f"tables.{name}.{part}")
+        found = 0 if array is None else array.shape[1]
+        if found != width:
+            raise CheckpointError(
+                f"table {name!r} was saved with another {what} of a row has {found} elements "
+                f"instead of {width}; make it as it was saved"
+            )
 
 
 HANDLERS[Verb.SAVE] = _save

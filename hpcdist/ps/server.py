@@ -19,6 +19,41 @@ _MANY = 1 << 20
 
 
 @final
+class Changes:
+    """Which ids were changed or removed since the last save; nobody asks before the first one.
+
+    Attributes:
+        saved_to: the path and the token of the save that a delta would go on; None: only a whole
+            one can.
+
+    """
+
+    def __init__(self) -> None:
+        self.forget(None)
+
+    def forget(self, saved_to: tuple[str, str] | None) -> None:
+        """Begin anew, after a save or with other rows."""
+        self.saved_to = saved_to
+        self._ids: list[NumpyArray] = []
+        self._noted = 0
+
+    def note(self, ids: NumpyArray) -> None:
+        """Note ids that have changed, of which some may be there twice."""
+        if self.saved_to is None:
+            return
+        self._ids.append(np.array(ids))
+        self._noted += len(ids)
+        if self._noted > _MANY:
+            self.all()
+
+    def all(self) -> NumpyArray:
+        """Return the ids, ascending."""
+        ids = np.unique(np.concatenate([np.empty(0, np.int64), *self._ids]))
+        self._ids, self._noted = [ids], 0
+        return ids
+
+
+@final
 class Shard:
     """Rows, one thread at a time; it notes which of them have changed since the last save.
 
@@ -27,28 +62,42 @@ class Shard:
         lock: held by whoever looks at the store.
         clocks: how often each worker has pushed; infinity where it has stopped.
         hot: which ids are pulled and pushed most often.
-        saved_to: the series of checkpoints that a delta would go on; None: only a whole one can.
+        changes: which ids a delta would have.
 
     """
 
     def __init__(self, store: RowStore, workers: int) -> None:
         self.store, self.lock = store, threading.Lock()
         self.clocks, self.hot = np.zeros(workers), Hot()
-        self.saved_to: str | None = None
-        self._changed: list[NumpyArray] = []
-        self._noted = 0
+        self.changes = Changes()
+        store.on_removal = self.changes.note
 
     def pull(self, ids: NumpyArray, create: bool = True) -> NumpyArray:
         """Return the rows of `ids`, of which some may be there twice."""
         with self.lock:
-            self.hot.note(ids)
-            before = len(self.store)
-            makes = create and self.store.owned is not None and self.store.lacks(ids)
-            with self._changing() if makes else nullcontext():
-                rows = self.store.pull(ids, create=create)
-            if len(self.store) != before:  # pulling makes rows
-                self._note(ids)
+            return self._pull(ids, create)
+
+    def fetch(self, ids: NumpyArray) -> NumpyArray:
+        """Return what `pull` does, with a column more, of which 1 says that there is a row."""
+        with self.lock:
+            self._pull(ids)
+            return self._shown(ids)
+
+    def _pull(self, ids: NumpyArray, create: bool = True) -> NumpyArray:
+        self.hot.note(ids)
+        before = len(self.store)
+        makes = create and self.store.owned is not None and self.store.lacks(ids)
+        with self._changing() if makes else nullcontext():
+            rows = self.store.pull(ids, create=create)
+        if len(self.store) != before:  # pulling makes rows
+            self.changes.note(ids)
         return rows
+
+    def _shown(self, ids: NumpyArray) -> NumpyArray:
+        has_row = self.store.slots.find(ids) >= 0
+        return np.column_stack(
+            [self.store.pull(ids, create=False), has_row.astype(self.store.dtype)]
+        )
 
     def push(self, ids: NumpyArray, grads: NumpyArray, marks: NumpyArray) -> None:
         """Apply gradients to rows by the optimizer; those of one id are summed in their order.
@@ -57,20 +106,18 @@ class Shard:
         """
         if not len(ids):
             return
-        counts, clicks = marks.T if marks.shape[1] else (None, None)
         with self.lock, self._changing():
             self.hot.note(ids)
-            self.store.push(ids, grads, counts=counts, clicks=clicks)
-            self._note(ids)
+            self.store.push(ids, grads, **_told(marks))
+            self.changes.note(ids)
 
-    def add(self, ids: NumpyArray, changes: NumpyArray) -> NumpyArray:
-        """Add to rows, past the optimizer, and return them; each id is there once."""
+    def add(self, ids: NumpyArray, changes: NumpyArray, marks: NumpyArray) -> NumpyArray:
+        """Add to rows, past the optimizer, and return what `fetch` does; each id is there once."""
         with self.lock, self._changing():
             self.hot.note(ids)
-            rows: NumpyArray = self.store.pull(ids) + changes
-            self.store.assign(ids, rows)
-            self._note(ids)
-        return rows
+            self.store.add(ids, changes, **_told(marks))
+            self.changes.note(ids)
+            return self._shown(ids)
 
     def tick(self, worker: int, clock: float) -> None:
         """Note how often a worker has pushed."""
@@ -80,13 +127,20 @@ class Shard:
         """Return which workers have pushed less often than `clock` says."""
         return [int(each) for each in np.flatnonzero(self.clocks < clock)]
 
-    def shrink(self, threshold: Any) -> int:
-        """Remove what the store finds worthless; return how many rows. No delta can tell it."""
+    def shrink(self, threshold: Any, decay: Any, unseen: Any) -> int:
+        """Remove what the store finds worthless; return how many rows."""
         with self.lock, self._changing():
-            removed: int = self.store.shrink(threshold)
-            if removed:
-                self.saved_to = None
+            removed: int = self.store.shrink(threshold, decay=decay, unseen=unseen)
+            if decay != 1:
+                self.changes.note(self.store.slots.ids())
         return removed
+
+    def replace(self, store: RowStore) -> None:
+        """Keep other rows from now on."""
+        with self.lock:
+            self.store.close()
+            self.store, store.on_removal = store, self.changes.note
+            self.changes.forget(None)
 
     def layout(self) -> Layout | None:
         """Return where others of the node can read the rows; None if they cannot."""
@@ -105,23 +159,10 @@ class Shard:
     def _changing(self) -> AbstractContextManager[None]:
         return nullcontext() if self.store.owned is None else self.store.owned.changing()
 
-    def changed(self) -> NumpyArray:
-        """Return the ids that have changed since the last save; with the lock held."""
-        ids = np.unique(np.concatenate([np.empty(0, np.int64), *self._changed]))
-        self._changed, self._noted = [ids], 0
-        return ids
 
-    def forget_changes(self, saved_to: str) -> None:
-        """Begin anew with noting what has changed; with the lock held."""
-        self._changed, self._noted, self.saved_to = [], 0, saved_to
-
-    def _note(self, ids: NumpyArray) -> None:
-        if self.saved_to is None:  # nobody can ask for a delta
-            return
-        self._changed.append(np.array(ids))
-        self._noted += len(ids)
-        if self._noted > _MANY:
-            self.changed()
+def _told(marks: NumpyArray) -> dict[str, NumpyArray]:
+    """Return how often ids were shown and clicked, as `RowStore.push` takes it."""
+    return dict(zip(("counts", "clicks"), marks.T, strict=False))
 
 
 STOPPED = math.inf

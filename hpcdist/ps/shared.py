@@ -104,9 +104,10 @@ class Owned:
         if not self._slab_bytes:  # who has looked before knows of no rows
             self._slab_bytes = -(-nbytes // _PAGE) * _PAGE
             self._note_move()
-        begin, self._end = self._end, self._end + self._slab_bytes
-        if self._end > self._rows.nbytes:
+        begin = self._end
+        if begin + self._slab_bytes > self._rows.nbytes:
             raise ExecuteError("a table has more rows than the node has memory")
+        self._end = begin + self._slab_bytes
         return self._rows[begin : begin + nbytes].view(dtype).reshape(shape)
 
     def _note_move(self) -> None:

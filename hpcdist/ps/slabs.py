@@ -69,22 +69,18 @@ class Slabs:
         return self._addresses, self.shift, self.width * self.dtype.itemsize
 
     def reserve(self, rows: int) -> None:
-        """Allocate memory for `rows` rows in all, or raise before anything changes."""
-        missing = -(-rows >> self.shift) - len(self.slabs)
-        if missing <= 0 or not self.width:
-            return
-        shape = (1 << self.shift, self.width)
-        made = [self._made(shape) for _ in range(missing)]
-        self.slabs += made
-        self._note_addresses()
+        """Allocate memory for `rows` rows in all; after an error there may be some more of it."""
+        wanted = -(-rows >> self.shift) if self.width else 0
+        while len(self.slabs) < wanted:
+            slab = self._made((1 << self.shift, self.width))
+            self._addresses = np.append(self._addresses, np.uintp(slab.ctypes.data))
+            self.slabs.append(slab)
 
     def release(self, rows: int) -> None:
         """Give the slabs back that hold no row below `rows`."""
-        del self.slabs[-(-rows >> self.shift) :]
-        self._note_addresses()
-
-    def _note_addresses(self) -> None:
-        self._addresses = np.array([slab.ctypes.data for slab in self.slabs], np.uintp)
+        kept = -(-rows >> self.shift)
+        self._addresses = self._addresses[:kept]
+        del self.slabs[kept:]
 
     def _made(self, shape: tuple[int, ...]) -> NumpyArray:
         slab = self._allocate(shape, self.dtype)

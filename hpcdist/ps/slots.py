@@ -36,6 +36,8 @@ _AT_A_TIME = 1 << 14
 """Ids that NumPy looks up at a time: their arrays stay in the cache."""
 
 _LARGE_INDEX = 1 << 31
+"""So many slots do not fit into a table of 32-bit numbers."""
+
 _find = getattr(compiled, "find_slots", None)
 _place = getattr(compiled, "place_slots", None)
 
@@ -62,12 +64,11 @@ class Slots:
 
     def clear(self) -> None:
         """Forget all ids."""
-        self.used = 0
+        index = self._made("index", _SMALLEST, np.int32)
+        index.fill(_FREE)  # before the ids go: who reads past the owner finds nothing
         self._ids = self._made("ids", _SMALLEST, np.int64)
-        self._freed = np.empty(0, np.int64)
-        self._removed = 0
-        self._index = self._made("index", _SMALLEST, np.int32)
-        self._index.fill(_FREE)
+        self._index, self._removed = index, 0
+        self.used, self._freed = 0, np.empty(0, np.int64)
 
     @property
     def key(self) -> int:
@@ -115,13 +116,21 @@ class Slots:
 
     def add(self, ids: NumpyArray) -> NumpyArray:
         """Return new slots for ids that are absent and distinct."""
+        self.reserve(ids.size)
         slots = self._take(ids.size)
         self._ids[slots] = ids
-        if len(self) + self._removed > _FULL * self._index.size:
-            self._rebuild()
-        else:
-            self._settle(slots)
+        self._settle(slots)
         return slots
+
+    def reserve(self, count: int) -> None:
+        """Have the memory for so many more ids, or raise before anything changes."""
+        ids = len(self) + count
+        used = max(self.used, ids)
+        if used > self._ids.size:
+            self._lengthen(max(used, self._ids.size * 5 // 4))
+        full = ids + self._removed > _FULL * self._index.size
+        if full or self._index.dtype != _index_type(used):
+            self._rebuild(self._index.size, ids, used, self.live())
 
     def remove(self, ids: NumpyArray) -> NumpyArray:
         """Free the slots of ids, and return those slots; absent ids are passed over."""
@@ -129,22 +138,30 @@ class Slots:
         there = slots >= 0
         places, first = np.unique(places[there], return_index=True)
         slots = slots[there][np.sort(first)]
+        self._freed = np.concatenate([self._freed, slots[::-1]])
         self._index[places] = _REMOVED
         self._removed += places.size
-        self._freed = np.concatenate([self._freed, slots[::-1]])
         if not len(self):
             self.clear()
         return slots
 
-    def compact(self) -> None:
-        """Give all ids new slots, from 0 on, in the order of the old ones."""
-        ids = np.resize(self.ids(), max(_SMALLEST, len(self)))
-        self._ids = ids if self._make is None else self._made("ids", ids.size, np.int64)
-        self._ids[:] = ids
-        self.used = len(self)
-        self._freed = self._freed[:0]
-        self._index = self._index[:_SMALLEST]
-        self._rebuild()
+    def moves(self) -> tuple[NumpyArray, NumpyArray]:
+        """Return the slots behind the first `len(self)` that are taken, and free ones before."""
+        live, count = self.live(), len(self)
+        return live[live >= count], np.sort(self._freed[self._freed < count])
+
+    def compact(self, old: NumpyArray, new: NumpyArray) -> None:
+        """Give ids the slots that `moves` has found, and memory back; without any nothing changes.
+
+        Whatever belongs to the old slots has to be in the new ones already.
+        """
+        count = len(self)
+        self._ids[new] = self._ids[old]  # free slots: nobody looks there yet
+        self._rebuild(_SMALLEST, count, count, np.arange(count))
+        self.used, self._freed = count, self._freed[:0].copy()
+        ids = self._made("ids", max(_SMALLEST, count), np.int64)
+        ids[:count] = self._ids[:count]
+        self._ids = ids
 
     def live(self) -> NumpyArray:
         """Return the slots that are taken, ascending."""
@@ -162,17 +179,13 @@ class Slots:
         return found
 
     def _take(self, count: int) -> NumpyArray:
-        """Take slots: freed ones, the last first, then new ones."""
+        """Take slots that there is room for: freed ones, the last first, then new ones."""
         reused = min(count, self._freed.size)
         slots = np.empty(count, np.int64)
-        if reused:
-            slots[:reused] = self._freed[: -reused - 1 : -1]
-            self._freed = self._freed[:-reused]
-        new = count - reused
-        slots[reused:] = np.arange(self.used, self.used + new)
-        self.used += new
-        if self.used > self._ids.size:
-            self._lengthen(max(self.used, self._ids.size * 5 // 4))
+        slots[:reused] = self._freed[self._freed.size - reused :][::-1]
+        slots[reused:] = np.arange(self.used, self.used + count - reused)
+        self._freed = self._freed[: self._freed.size - reused]
+        self.used += count - reused
         return slots
 
     def _lengthen(self, size: int) -> None:
@@ -187,14 +200,12 @@ class Slots:
     def _made(self, name: str, count: int, dtype: Any) -> NumpyArray:
         return np.empty(count, dtype) if self._make is None else self._make(name, count, dtype)
 
-    def _rebuild(self) -> None:
-        live = self.live()
-        size = self._index.size
-        while live.size > _ROOMY * size:
+    def _rebuild(self, size: int, ids: int, used: int, live: NumpyArray) -> None:
+        """Enter live slots into a new index, of at least `size`, for so many ids and slots."""
+        while ids > _ROOMY * size:
             size *= 2
-        dtype = np.int32 if self.used < _LARGE_INDEX else np.int64
-        self._index = np.empty(0, dtype)  # the old one goes before the new one comes
-        self._index = self._made("index", size, dtype)
+        index = self._made("index", size, _index_type(used))
+        self._index = index  # the old one goes before the new one takes its pages
         self._index.fill(_FREE)
         self._removed = 0
         for start in range(0, live.size, 1 << 20):
@@ -251,3 +262,8 @@ class Slots:
             index[places[free]] = numbers[free]
             lost = index[places] != numbers  # the place was taken, or another one came, too
             numbers, places = numbers[lost], (places[lost] + 1) & mask
+
+
+def _index_type(used: int) -> np.dtype:
+    """Return the dtype of a table of so many slots."""
+    return np.dtype(np.int32 if used < _LARGE_INDEX else np.int64)

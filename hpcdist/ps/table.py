@@ -40,7 +40,7 @@ class SparseTable:
         dim: elements of a row.
         dtype: of the rows.
         optimizer: how a gradient changes a row: ``"sgd"``, ``"momentum"``, ``"adagrad"``,
-            ``"adam"``, ``"ftrl"`` or an algorithm of `hpcdist.optim`.
+            ``"rowwise_adagrad"``, ``"adam"``, ``"ftrl"`` or an algorithm of `hpcdist.optim`.
         initializer: what a row is at first: ``("uniform", width)``, or a function of ids and `dim`
             that returns rows.
         entry: which ids get a row: `CountFilterEntry` and others; None for all.
@@ -271,15 +271,53 @@ class SparseTable:
         """
         return self._all(Verb.STATS)  # type: ignore[no-any-return]
 
-    def shrink(self, threshold: float | None = None) -> int:
+    def get_lr(self) -> float:
+        """Return the learning rate. Local."""
+        return float(self.core.accessor.options["learning_rate"])
+
+    def set_lr(self, value: float) -> None:
+        """Set the learning rate of what is pushed from now on. Collective.
+
+        Args:
+            value: a number the optimizer takes; the same on all workers.
+
+        Raises:
+            UsageError: it takes no such number; on every rank.
+            MismatchError: the workers give different ones; on every rank.
+
+        """
+        self._all(Verb.SET_LR, value)
+
+    def export(self) -> tuple[NumpyArray, NumpyArray]:
+        """Return this worker's share of all ids that have a row, ascending, and their rows.
+
+        Collective. Each row is in the share of one worker: of one that serves, too, the rows that
+        it keeps. What workers have pushed before is in them.
+
+        Returns:
+            Ids (int64), and an array of a row for each.
+
+        """
+        return self._all(Verb.EXPORT)  # type: ignore[no-any-return]
+
+    def shrink(
+        self, threshold: float | None = None, *, decay: float = 1.0, unseen: int | None = None
+    ) -> int:
         """Remove rows that are worth less than `threshold`; return how many. Collective.
 
         Args:
-            threshold: a score, for `ShowClickEntry` (None: 0.8); with `CountFilterEntry` a number
-                of pushes, of ids that have no row yet (None: all of these are forgotten).
+            threshold: a score, for `ShowClickEntry` (None: 0.8); with `CountFilterEntry` how
+                often an id that has no row yet must have appeared (None: all are forgotten).
+            decay: for `ShowClickEntry`: shows and clicks are multiplied by it before.
+            unseen: for `ShowClickEntry`: remove rows, too, that were not pushed since so many calls
+                of this before; None: never.
+
+        Raises:
+            UsageError: an argument is out of its range, or of an entry that the table has not; on
+                every rank.
 
         """
-        return self._all(Verb.SHRINK, threshold)  # type: ignore[no-any-return]
+        return self._all(Verb.SHRINK, threshold, decay, unseen)  # type: ignore[no-any-return]
 
     def save(
         self, path: str | os.PathLike[str], mode: int = 0, *, async_save: bool = False

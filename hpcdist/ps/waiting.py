@@ -1,4 +1,4 @@
-"""`Waiting`: ids that have no row yet, and how often each was pushed, for `CountFilterEntry`."""
+"""`Waiting`: ids that have no row yet, and how often each appeared, for `CountFilterEntry`."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class Waiting:
         return self._slots.nbytes + self._counts.nbytes
 
     def all(self) -> tuple[NumpyArray, NumpyArray]:
-        """Return the ids, and how often they were pushed, flat."""
+        """Return the ids, and how often they appeared in pushes, flat."""
         live = self._slots.live()
         return self._slots.ids_at(live), self._counts.read(live)[:, 0]
 
     def counted(self, ids: NumpyArray, more: NumpyArray) -> NumpyArray:
-        """Return how often ids will have been pushed, of which some may be new here."""
+        """Return how often ids will have appeared, of which some may be new here."""
         counts = np.zeros((ids.size, 1), self._counts.dtype)
         self._counts.read(self._slots.find(ids), counts)
         counts += more.astype(np.int64)
         return counts
 
     def set(self, ids: NumpyArray, counts: NumpyArray) -> None:
-        """Note how often ids were pushed."""
+        """Note how often ids appeared."""
         self._counts.reserve(self._slots.used + ids.size)
         self._counts.write(self._slots.insert(ids), counts)
 
@@ -49,7 +49,7 @@ class Waiting:
         self._slots.remove(ids)
 
     def shrink(self, threshold: float | None) -> int:
-        """Forget ids that were pushed less than `threshold` times, None: all; return how many."""
+        """Forget ids that appeared less than `threshold` times, None: all; return how many."""
         ids, counts = self.all()
         weak = ids if threshold is None else ids[counts < threshold]
         self.remove(weak)

@@ -51,6 +51,9 @@ class Worker(ABC):
     def forget(self) -> None:  # noqa: B027 (most keep nothing)
         """Drop rows of this worker's own: the servers have others now."""
 
+    def set_lr(self, value: float) -> None:  # noqa: B027 (most learn on the servers)
+        """Set the learning rate of rows of this worker's own."""
+
 
 @final
 class LockStep(Worker):
@@ -230,53 +233,75 @@ def _has_gone(asked: Future[bool]) -> bool:
 
 @final
 class Replica(Worker):
-    """GEO: rows of this worker's own, and what they were when it last heard of the servers."""
+    """GEO: rows of this worker's own, and what they were when it last heard of the servers.
 
-    def __init__(self, calls: Calls, mode: Geo, new_store: Callable[[], RowStore]) -> None:
+    It has a row where the servers have one: what is pushed to other ids changes nothing, but the
+    servers hear how often they were shown and clicked, and may give them a row.
+    """
+
+    def __init__(self, calls: Calls, mode: Geo, new_store: Callable[..., RowStore]) -> None:
         self._calls, self._every, self._new_store = calls, mode.k_steps, new_store
         self.forget()
 
     def forget(self) -> None:
         """See `Worker.forget`."""
-        self._own, self._base = self._new_store(), self._new_store()
+        # which ids have rows, and how many, is up to the servers
+        self._own = self._new_store(entry=None, max_rows=None)
+        self._base = self._new_store(entry=None, max_rows=None, optimizer="sgd")
         self._known = Slots()
-        self._touched: list[NumpyArray] = []
+        self._touched: list[tuple[NumpyArray, NumpyArray]] = []
+
+    def set_lr(self, value: float) -> None:
+        """See `Worker.set_lr`."""
+        self._own.learning_rate = value
 
     def pull(self, ids: NumpyArray, rows: NumpyArray) -> route.Pending:
         """Return this worker's rows; those that it has not had yet come from the servers."""
         once, inverse = unique(ids)
         self._fetch(once)
-        spread(inverse, rows)(self._own.pull(once))
+        spread(inverse, rows)(self._own.pull(once, create=False))
         return route.Pending(lambda: rows, lambda: True)
 
     def push(self, ids: NumpyArray, grads: NumpyArray, marks: NumpyArray) -> None:
         """Change this worker's rows; every k steps tell the servers how, and hear of the others."""
         self._fetch(ids)
-        counts, clicks = marks.T if marks.shape[1] else (None, None)
-        self._own.push(ids, grads, counts=counts, clicks=clicks)
-        self._touched.append(ids)
+        held = self._holds(ids)
+        self._own.push(ids[held], grads[held])
+        self._touched.append((ids, marks))
         if len(self._touched) >= self._every:
             self.flush()
 
     def flush(self) -> None:
         """Add a share of how the rows have changed to those of the servers, and take these."""
-        ids = np.unique(np.concatenate([np.empty(0, np.int64), *self._touched]))
-        self._touched = []
-        if len(ids):
-            change = (self._own.pull(ids) - self._base.pull(ids)) / self._calls.workers
-            rows = self._calls.by_owner("add", ids, change.astype(change.dtype)).result()
-            self._take(ids, rows)
+        if not self._touched:
+            return
+        touched, self._touched = self._touched, []
+        every, shown = map(np.concatenate, zip(*touched, strict=True))
+        ids, marks, _ = merge(every, shown)
+        held = self._holds(ids)
+        changes = np.zeros((ids.size, self._own.dim), self._own.dtype)
+        changes[held] = (self._own.pull(ids[held]) - self._base.pull(ids[held])) / (
+            self._calls.workers
+        )
+        if ids.size:
+            self._take(ids, self._calls.by_owner("add", ids, changes, marks).result())
+
+    def _holds(self, ids: NumpyArray) -> NumpyArray:
+        """Return which ids have a row here."""
+        held: NumpyArray = self._own.slots.find(ids) >= 0
+        return held
 
     def _fetch(self, ids: NumpyArray) -> None:
         new = ids[self._known.find(ids) < 0]
         if len(new):
-            rows = np.empty((len(new), self._own.dim), self._own.dtype)
-            self._take(new, self._calls.pull(new, rows).result())
+            self._take(new, self._calls.by_owner("fetch", new).result())
             self._known.insert(new)
 
-    def _take(self, ids: NumpyArray, rows: NumpyArray) -> None:
-        self._own.assign(ids, rows)
-        self._base.assign(ids, rows)
+    def _take(self, ids: NumpyArray, found: NumpyArray) -> None:
+        """Take rows over, of those ids that have one: where the last column is 1."""
+        held = found[:, -1] == 1
+        for each in (self._own, self._base):
+            each.assign(ids[held], found[held, :-1])
 
 
 def worker_of(mode: Mode, cluster: Cluster, table: Any) -> Worker:
@@ -290,4 +315,4 @@ def worker_of(mode: Mode, cluster: Cluster, table: Any) -> Worker:
         return Queued(calls, mode)
     if isinstance(mode, Ssp):
         return Clocked(calls, mode)
-    return Replica(calls, mode, table.options.new_store)
+    return Replica(calls, mode, table.new_store)

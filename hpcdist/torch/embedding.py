@@ -14,7 +14,12 @@ from hpcdist.ps.cluster import cluster_of
 from hpcdist.ps.modes import Sync
 from hpcdist.ps.table import SparseTable
 
-_DTYPES = {torch.float16: "float16", torch.float32: "float32", torch.float64: "float64"}
+_DTYPES = {
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
 _POOLS = (None, "sum", "mean")
 _STORES = {"MemorySparseTable": "memory", "CommonSparseTable": "memory", "SSDSparseTable": "ssd"}
 

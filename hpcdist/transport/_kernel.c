@@ -1448,6 +1448,7 @@ static PyObject *py_read_rows(PyObject *self, PyObject *const *args, Py_ssize_t 
 /* ---- rules: how one row changes by its gradient, with the roundings of `hpcdist.optim.rules` */
 
 enum { NUMBERS = 8 }; /* of a rule, at most; `accessors.py` has their order */
+enum { LANES = 8 };   /* sums that a row's numbers are added up in, as `accessors.py` does */
 
 /* A gradient for each of some slots. `corrections` are pairs of numbers by the count of steps. */
 typedef struct {
@@ -1523,8 +1524,21 @@ typedef struct {
             w[i] = (COPYSIGN(least, linear) - linear) / ((root + beta) / rate + l2);   \
         }                                                                              \
     }                                                                                  \
-    static void (*const RULES_##T[])(const row_##T *) = {sgd_##T, momentum_##T, adagrad_##T, \
-                                                         adam_##T, ftrl_##T};          \
+    CLONES static void rowwise_adagrad_##T(const row_##T *r) {                         \
+        T *restrict w = r->w, rate = r->x[0], epsilon = r->x[1], lanes[LANES] = {0};   \
+        const T *restrict g = r->g;                                                    \
+        size_t i = 0;                                                                  \
+        for (; i + LANES <= r->n; i += LANES)                                          \
+            for (int l = 0; l < LANES; l++) lanes[l] += g[i + l] * g[i + l];           \
+        for (int l = 0; i < r->n; i++, l++) lanes[l] += g[i] * g[i];                   \
+        for (int half = LANES / 2; half; half /= 2)                                    \
+            for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];                \
+        T sum = r->s[0] + lanes[0] / (T)r->n, scale = SQRT(sum) + epsilon;             \
+        r->s[0] = sum;                                                                 \
+        for (i = 0; i < r->n; i++) w[i] = w[i] - g[i] / scale * rate;                  \
+    }                                                                                  \
+    static void (*const RULES_##T[])(const row_##T *) = {                              \
+        sgd_##T, momentum_##T, adagrad_##T, adam_##T, ftrl_##T, rowwise_adagrad_##T};  \
     static void update_rows_##T(const update_t *u) {                                   \
         T numbers[NUMBERS];                                                            \
         for (int i = 0; i < NUMBERS; i++) numbers[i] = (T)u->numbers[i];               \
@@ -1596,10 +1610,10 @@ static PyObject *py_update_rows(PyObject *self, PyObject *const *args, Py_ssize_
     u.steps = (size_t)views[5].len / sizeof(double) / 2;
     u.counted = u.steps > 0;
     u.rule = (int)rule;
-    size_t slabs = words_in(&views[2]), kept[] = {0, 1, 1, 2, 2};
+    size_t slabs = words_in(&views[2]), kept[] = {0, 1, 1, 2, 2, 0};
     if ((item != sizeof(float) && item != sizeof(double)) || rule < 0 || rule >= N_RULES ||
         u.dim == 0 || u.dim > SIZE_MAX >> 8 || width > SIZE_MAX >> 8 ||
-        width < kept[rule] * u.dim + (size_t)u.counted || ((rule == 1 || rule == 3) && !u.counted) ||
+        width < kept[rule] * u.dim + (size_t)u.counted + (rule == 5) || ((rule == 1 || rule == 3) && !u.counted) ||
         (size_t)views[4].len < NUMBERS * sizeof(double) || (width && words_in(&views[3]) < slabs) ||
         !are_slabs(&u.rows, shift, slabs, (size_t)views[0].len) ||
         !all_within(u.rows.slots, u.rows.n, INT64_MIN, (int64_t)(slabs << shift)))

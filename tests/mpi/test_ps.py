@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from table_checks import RATE, SGD, check_programs, check_saves, initial
+from table_checks import RATE, SGD, check_programs, check_saves, check_worlds, initial
 
 import hpcdist as dist
 from hpcdist import fleet, ps
@@ -64,3 +64,7 @@ def test_no_push_is_lost_or_doubled(mode, servers, group):
     expected = initial(ids, 3) - RATE * 6 * fleet.worker_num()
     assert np.array_equal(table.pull(ids), expected)
     fleet.stop_worker()
+
+
+def test_servers_take_part_in_what_all_do(group):
+    check_worlds(group.nranks // 2)

@@ -7,7 +7,7 @@ import pytest
 import hpcdist as dist
 from hpcdist.errors import UsageError
 from hpcdist.ps import RowStore, accessor_of
-from hpcdist.ps.accessors import Corrections
+from hpcdist.ps.accessors import CHOICES, Corrections
 
 DTYPES = ["float32", "float64", "float16", "bfloat16"]
 DENSE = [
@@ -83,7 +83,7 @@ def test_every_row_counts_its_own_steps(name, algorithm, options, dtype):
 
 @np.errstate(over="ignore", invalid="ignore", under="ignore")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adagrad", "adam", "adamw", "ftrl"])
+@pytest.mark.parametrize("name", sorted(CHOICES))
 def test_both_loops_have_the_same_bits(name, dtype, monkeypatch):
     rows = gradients(1, (9, 33), dtype, seed=1)[0]
     options = {"l1": 0.5, "l2": 0.1} if name == "ftrl" else {}
@@ -115,6 +115,25 @@ def test_adagrad_is_that_of_torch():
         theirs.step()
         store.push(np.arange(7), grads)
     np.testing.assert_allclose(store.pull(np.arange(7)), weights.detach().numpy(), rtol=1e-12)
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("dim", [1, 7, 8, 21])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rowwise_adagrad_has_one_number_for_a_row(dim, dtype):
+    rows = gradients(1, (5, dim), "float64", seed=1)[0].astype(type_of(dtype))
+    options = {"learning_rate": 0.2, "epsilon": 1e-3}
+    store = store_of(rows, np.arange(5), ("rowwise_adagrad", options))
+    assert store.state.width == 1 + dim * (rows.dtype.itemsize == 2)
+    w, squares = rows.astype(float), np.zeros((5, 1))
+    for grads in gradients(6, rows.shape, rows.dtype):
+        store.push(np.arange(5), grads)
+        grads = grads.astype(float)
+        squares += (grads**2).mean(axis=1, keepdims=True)
+        w -= 0.2 * grads / (np.sqrt(squares) + 1e-3)
+    tolerance = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
+    found = store.pull(np.arange(5)).astype(float)
+    np.testing.assert_allclose(found, w, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.usefixtures("loops")

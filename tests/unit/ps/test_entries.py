@@ -66,7 +66,7 @@ def test_what_is_pushed_to_an_id_without_a_row_is_dropped():
 
 
 @pytest.mark.usefixtures("loops")
-def test_an_id_gets_its_row_at_its_third_push():
+def test_an_id_gets_its_row_when_it_appears_for_the_third_time():
     store = store_with(dist.CountFilterEntry(3))
     first = store.pull([8])
     for pushed in (1, 2):
@@ -117,7 +117,9 @@ def test_rows_of_a_low_score_are_removed():
     store.push(ids, np.ones((6, 2)), counts=[1, 5, 20, 1, 2, 0], clicks=[0, 0, 0, 1, 2, 0])
     kept = store.pull(ids)
     (chunk,) = store.chunks()
-    np.testing.assert_array_equal(chunk.counters, [[1, 0], [5, 0], [20, 0], [1, 1], [2, 2], [0, 0]])
+    np.testing.assert_array_equal(
+        chunk.counters, [[1, 0, 0], [5, 0, 0], [20, 0, 0], [1, 1, 0], [2, 2, 0], [0, 0, 0]]
+    )
     assert store.shrink() == 3  # 0.1, 0.5, 2, 1, 2, 0
     (chunk,) = store.chunks()
     np.testing.assert_array_equal(chunk.ids, [2, 3, 4])
@@ -127,6 +129,55 @@ def test_rows_of_a_low_score_are_removed():
     assert len(store) == 0
     assert store.stats()["row_bytes"] == 0
     np.testing.assert_array_equal(store.pull([2]), kept[2:3] + 1)
+
+
+@pytest.mark.usefixtures("loops")
+def test_shows_and_clicks_decay_and_rows_that_nobody_pushes_leave():
+    store = store_with(dist.ShowClickEntry("show", "click"))
+    store.push([1, 2], np.ones((2, 2)), counts=[8, 100], clicks=[8, 0])
+    assert store.shrink(0.0, decay=0.5, unseen=1) == 0
+    (chunk,) = store.chunks()
+    np.testing.assert_array_equal(chunk.counters, [[4, 4, 0], [50, 0, 0]])
+    store.push([2, 3], np.ones((2, 2)))
+    store.pull([1, 4])  # only pushes count
+    assert store.shrink(0.0, unseen=1) == 1
+    assert sorted(store.content().ids) == [2, 3, 4]
+    assert store.shrink(0.0, unseen=3) == store.shrink(0.0) == 0
+    assert store.shrink(0.0, unseen=2) == 3
+    store.push([5], ONE)
+    assert store.shrink(0.0, unseen=0) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"decay": 1.5}, "decay must be a number from 0 to 1"),
+        ({"decay": None}, "decay must be a number from 0 to 1"),
+        ({"unseen": -1}, "unseen must be a whole number"),
+        ({"unseen": 0.5}, "unseen must be a whole number"),
+        ({"threshold": "all"}, "threshold must be a number"),
+    ],
+)
+def test_arguments_of_shrink_that_make_no_sense_are_refused(options, told):
+    store = store_with(dist.ShowClickEntry("show", "click"))
+    store.push([5], ONE)
+    with pytest.raises(UsageError, match=told):
+        store.shrink(**options)
+    assert len(store) == 1
+    with pytest.raises(UsageError, match="shows and clicks are counted"):
+        store_with(None).shrink(decay=0.5)
+
+
+@pytest.mark.usefixtures("loops")
+def test_rows_are_removed_by_their_ids():
+    store, gone = store_with(dist.CountFilterEntry(2)), []
+    store.on_removal = lambda ids: gone.extend(ids.tolist())
+    store.push([1, 2, 3, 4], np.ones((4, 2)), counts=[2, 2, 2, 1])
+    store.remove([3, 1, 1, 9, 4])
+    assert sorted(gone) == [1, 3]
+    assert store.content().ids.tolist() == [2]
+    assert store.content([7, 2, 1]).rows.tolist() == store.pull([2]).tolist()
+    assert store.stats()["waiting"] == 0
 
 
 @pytest.mark.usefixtures("loops")

@@ -12,7 +12,8 @@ import pytest
 
 import hpcdist as dist
 from hpcdist.errors import ExecuteError, UsageError
-from hpcdist.ps import RowStore, slabs
+from hpcdist.ps import RowStore, slabs, slots as slots_module
+from hpcdist.ps.accessors import Accessor
 from hpcdist.runtime.scratch import node_folder
 
 IDS = np.array([3, -1, 2**40, 0, 77])
@@ -293,6 +294,85 @@ def test_a_full_disk_is_an_error_before_anything_changes(tmp_path, monkeypatch):
     monkeypatch.undo()
     store.push(np.arange(1000, 2000), np.ones((1000, 8)))
     assert len(store) == 1005
+
+
+class Lacking:
+    """Memory of which the next asking but `left` is refused."""
+
+    def __init__(self, monkeypatch, *also):
+        self.left = None
+        for owner, name in [
+            (slots_module.Slots, "_made"),
+            (slots_module.Slots, "_lengthen"),
+            (slots_module.Slots, "live"),
+            (slabs.Slabs, "_made"),
+            (Accessor, "start"),
+            *also,
+        ]:
+            monkeypatch.setattr(owner, name, self.asked(getattr(owner, name)))
+
+    def asked(self, function):
+        def ask(*args):
+            if self.left is not None:
+                self.left -= 1
+                if self.left < 0:
+                    raise MemoryError(f"{function.__name__}: none is left")
+            return function(*args)
+
+        return ask
+
+
+def content(store):
+    found = {}
+    for chunk in store.chunks():
+        for id, *rest in zip(*(each.tolist() for each in chunk), strict=True):
+            found[id] = rest
+    return found
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("left", [0, 1, 2, 4])
+@pytest.mark.parametrize("most", [None, 1200])
+def test_without_memory_an_operation_leaves_the_rows_as_they_are_and_succeeds_later(
+    left, most, monkeypatch
+):
+    monkeypatch.setattr(slabs, "_SLAB_BYTES", 4096)
+    entry = dist.ShowClickEntry("show", "click")
+    store = RowStore(4, optimizer="adagrad", entry=entry, max_rows=most)
+    memory = Lacking(monkeypatch, *([] if most else [(slabs.Slabs, "read")]))
+    rng, refused = np.random.default_rng(left), 0
+    for step in range(8):
+        ids = rng.integers(0, 9000, 400)
+        grads, clicks = np.ones((400, 4), np.float32), rng.integers(0, 5, 400)
+        acts = {
+            0: lambda ids=ids: store.pull(ids),
+            1: lambda ids=ids, grads=grads, clicks=clicks: store.push(ids, grads, clicks=clicks),
+            2: lambda ids=ids, grads=grads: store.assign(ids, grads),
+            3: lambda: store.shrink(3),
+        }
+        before = content(store)
+        memory.left = left
+        try:
+            acts[step % 4]()
+        except MemoryError:
+            memory.left = None
+            refused += 1
+            after = content(store)
+            assert {id: after.get(id) for id in before} == before  # new rows may be there
+        memory.left = None
+        if step % 4 == 3:
+            store.shrink(3)
+            weak = [0.1 * (show - click) + click < 3 for *_, (show, click, _) in before.values()]
+            assert sum(weak) > len(weak) / 2
+            assert len(store) == len(before) - sum(weak)
+            np.testing.assert_array_equal(
+                store.slots.find(np.array([*content(store)])), store.slots.live()
+            )
+            assert store.rows.capacity < len(store) + 2 * (4096 // 16)
+        else:
+            acts[step % 4]()
+            assert content(store).keys() >= set(ids.tolist())
+    assert refused > 0
 
 
 def test_a_folder_that_is_not_there_is_named():

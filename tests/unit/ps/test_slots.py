@@ -67,13 +67,21 @@ def test_many_removals_do_not_fill_the_table():
 
 
 @pytest.mark.usefixtures("loops")
-def test_compact_numbers_the_ids_anew_in_order():
+def test_a_compact_table_has_all_ids_in_the_first_slots_and_grows_again():
     slots, ids = Slots(), np.arange(500)
     slots.insert(ids)
     slots.remove(ids[ids % 5 > 0])
-    slots.compact()
-    np.testing.assert_array_equal(slots.find(ids[::5].copy()), np.arange(100))
+    before = slots.find(ids[::5].copy())
+    old, new = slots.moves()
+    np.testing.assert_array_equal(old, before[before >= 100])
+    slots.compact(old, new)
+    after = slots.find(ids[::5].copy())
+    np.testing.assert_array_equal(np.sort(after), np.arange(100))
+    np.testing.assert_array_equal(after[before >= 100], new)
     assert slots.used == len(slots) == 100
+    assert slots.nbytes < 3000
+    slots.insert(np.arange(1000, 5000))
+    assert sorted(slots.ids()) == [*range(0, 500, 5), *range(1000, 5000)]
 
 
 @pytest.mark.usefixtures("loops")

@@ -4,14 +4,20 @@ import contextlib
 import os
 import threading
 import time
+import tracemalloc
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from table_checks import RATE, SGD, check_programs, check_saves, initial, run_program
+from table_checks import RATE, SGD, check_programs, check_saves, check_worlds, initial, run_program
 
 import hpcdist as dist
 from hpcdist import fleet, ps
 from hpcdist.comm.session import require_session
+from hpcdist.ps import save, slabs
+from hpcdist.ps.cluster import cluster_of
+from hpcdist.ps.ids import coins
+from hpcdist.ps.save import load_tables, save_tables
 from hpcdist.ps.worker import Clocked, Queued
 
 
@@ -513,7 +519,7 @@ def test_saved_with_three_servers_and_loaded_with_five_training_goes_on_alike(op
     assert with_servers(0, 2, again, **options) == expected
 
 
-def test_a_delta_has_what_has_changed_and_is_whole_after_rows_were_removed(tmp_path):
+def test_a_delta_has_what_has_changed_and_what_was_removed(tmp_path):
     def check(world):
         table = ps.SparseTable("rows", 3, entry=ps.ShowClickEntry("show", "click"))
         many = np.arange(1000)
@@ -539,8 +545,215 @@ def test_a_delta_has_what_has_changed_and_is_whole_after_rows_were_removed(tmp_p
     simulate(2, check)
 
 
+def content_of(table):
+    """Return all rows of a table with what is kept beside, by id, on every rank. Collective."""
+    own = {}
+    if table.core.shard is not None:
+        for id, *kept in zip(
+            *map(np.ndarray.tolist, table.core.shard.store.content()), strict=True
+        ):
+            own[id] = kept
+    parts = []
+    dist.all_gather_object(parts, own)
+    return {id: kept for part in parts for id, kept in part.items()}
+
+
+SHOWN = {"entry": dist.ShowClickEntry("show", "click"), "optimizer": "adagrad"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_deltas_bring_back_what_there_was_on_any_number_of_servers(seed, tmp_path):
+    def rows(most):
+        return ps.SparseTable("rows", 3, max_rows=most, **SHOWN)
+
+    def program(world):
+        table, rng, expected = rows(150), np.random.default_rng(seed), {}
+        for step in range(9):
+            for _ in range(3):  # rows make room for others
+                ids = rng.integers(0, 700, 60)
+                table.push(ids, np.ones((60, 3), np.float32), clicks=rng.integers(0, 4, 60))
+            if rng.random() < 0.3:
+                table.shrink(float(rng.random() * 9))
+            table.save(tmp_path / "a", mode=int(step > 0), async_save=bool(step % 2))
+        assert table.stats()["servers"][0]["evicted"] > 0
+        expected = content_of(table)
+        table.push([1], np.ones((1, 3), np.float32))
+        table.load(tmp_path / "a")
+        assert content_of(table) == expected
+        table.push([2], np.ones((1, 3), np.float32))
+        table.save(tmp_path / "a", 1)
+        table.load(tmp_path / "a")
+        return content_of(table)
+
+    def loaded(world):
+        table = rows(None)
+        table.load(tmp_path / "a")
+        return content_of(table)
+
+    expected = simulate(2, program)[0]
+    for ranks in (1, 2, 3):
+        assert simulate(ranks, loaded) == [expected] * ranks
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_delta_without_the_save_that_it_goes_on_from_is_refused(missing, tmp_path):
+    def check(world):
+        table = ps.SparseTable("rows", 3, optimizer=SGD, initializer=initial)
+        for step in range(4):
+            table.push([step], np.ones((1, 3), np.float32))
+            table.save(tmp_path / "a", mode=int(step > 0))
+        if world.rank == 0:
+            (tmp_path / "a" / f"step-00000{missing}").rename(tmp_path / "elsewhere")
+        dist.barrier()
+        before = content_of(table)
+        told = rf"step-00000{missing + 1} has what has changed since one that is not there"
+        with pytest.raises(dist.CheckpointError, match=told):
+            table.load(tmp_path / "a")
+        assert content_of(table) == before
+        if world.rank == 0:
+            (tmp_path / "elsewhere").rename(tmp_path / "a" / f"step-00000{missing}")
+        dist.barrier()
+        table.load(tmp_path / "a")
+        assert content_of(table) == before
+
+    simulate(2, check)
+
+
+def test_a_delta_that_would_go_on_from_the_save_of_another_job_is_whole(tmp_path):
+    def check(world):
+        mine, others = (
+            ps.SparseTable("rows", 3, optimizer=SGD, initializer=initial, group=group)
+            for group in (None, world.split(0))
+        )
+        for table, id in ((mine, 1), (others, 2)):
+            table.push([id], np.ones((1, 3), np.float32))
+            table.save(tmp_path / "a")
+        mine.push([3], np.ones((1, 3), np.float32))
+        mine.save(tmp_path / "a", 1)
+        assert sorted(os.listdir(tmp_path / "a")) == ["step-000002"]
+        mine.load(tmp_path / "a")
+        assert content_of(mine).keys() == {1, 3}
+
+    simulate(2, check)
+
+
+def test_deltas_of_some_of_the_tables_leave_the_others_as_they_were_saved(tmp_path):
+    def check(world):
+        strategy = {"optimizer": SGD, "initializer": initial}
+        first, other = (ps.SparseTable(name, 3, **strategy) for name in ("first", "other"))
+        names, cluster = ["first", "other"], cluster_of()
+        one = np.ones((1, 3), np.float32)
+        for table in (first, other):
+            table.push([1], one)
+        save_tables(cluster, names, tmp_path / "a")
+        first.push([2], one)
+        first.save(tmp_path / "a", 1)
+        first.save(tmp_path / "a", 1)
+        other.push([3], one)
+        other.save(tmp_path / "a", 1)
+        first.push([4], one)
+        save_tables(cluster, names, tmp_path / "a", 1)
+        assert len(os.listdir(tmp_path / "a")) == 5  # none of them is whole
+        expected = content_of(first), content_of(other)
+        for table in (first, other):
+            table.push([5], one)
+        load_tables(cluster, names, tmp_path / "a")
+        assert (content_of(first), content_of(other)) == expected
+
+    simulate(2, check)
+
+
+def test_what_a_rank_cannot_load_is_an_error_on_all_and_the_table_stays(tmp_path):
+    def check(world):
+        table = ps.SparseTable("rows", 3, optimizer=SGD)
+        table.push(np.arange(40), np.ones((40, 3), np.float32))
+        table.save(tmp_path / "a")
+        small = ps.SparseTable("rows", 3, optimizer=SGD, max_rows=15, group=world.split(0))
+        with pytest.raises(dist.HpcdistError, match="exceed max_rows=15"):
+            small.load(tmp_path / "a")
+        assert small.stats()["rows"] == 0
+        small.push([1], np.ones((1, 3), np.float32))
+        assert small.stats()["rows"] == 1
+        if world.rank == 0:
+            damage(next((tmp_path / "a").glob("*/*.safetensors")))
+        dist.barrier()
+        before = content_of(table)
+        with pytest.raises(dist.CheckpointError, match="damaged"):
+            table.load(tmp_path / "a")
+        assert content_of(table) == before
+
+    simulate(2, check)
+
+
+def damage(file):
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def test_loading_takes_little_more_memory_than_the_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(slabs, "_SLAB_BYTES", 1 << 16)
+    monkeypatch.setattr(save, "_PIECE_BYTES", 1 << 16)
+    ids = np.arange(1 << 17)
+
+    def check(_, again):
+        table = ps.SparseTable("rows", 16, optimizer="adam")
+        if not again:
+            table.push(ids, np.ones((ids.size, 16), np.float32))
+            table.save(tmp_path / "a")
+            return table.pull(ids[::97]).tobytes()
+        before = tracemalloc.get_traced_memory()[0]
+        table.load(tmp_path / "a")
+        most = tracemalloc.get_traced_memory()[1] - before
+        assert most < 1.3 * table.stats()["bytes"]
+        return table.pull(ids[::97]).tobytes()
+
+    expected = simulate(1, check, False)
+    tracemalloc.start()
+    try:
+        assert simulate(1, check, True) == expected
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("count", "nbytes"), [(0, 0), (1, 8), (5, 40), (10**6, 10**8), (97, 10**10)]
+)
+def test_every_rank_reads_as_many_runs_and_all_rows_are_read_once(size, count, nbytes):
+    runs = [save.runs_of(count, nbytes, rank, size) for rank in range(size)]
+    assert len({len(each) for each in runs}) == 1
+    flat = [each for found in runs for each in found]
+    assert flat[0][0] == 0
+    assert flat[-1][1] == count
+    assert all(before[1] == after[0] for before, after in pairwise(flat))
+
+
 def _bytes(folder):
     return sum(each.stat().st_size for each in folder.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_rows_of_any_dtype_are_saved_and_loaded_to_the_bit(dtype, optimizer, tmp_path):
+    ids = np.arange(40)
+
+    def train(table):
+        table.push(ids, (np.ones((40, 3)) / (1 + ids[:, None])).astype(table.dtype))
+        return table.pull(ids).tobytes()
+
+    def first(table, worker):
+        train(table)
+        table.save(tmp_path / "a")
+        return train(table)
+
+    def again(table, worker):
+        table.load(tmp_path / "a")
+        return train(table)
+
+    options = {"dtype": dtype, "optimizer": optimizer}
+    expected = with_servers(1, 2, first, **options)
+    assert expected == with_servers(3, 2, again, **options)
 
 
 def test_ids_that_wait_for_their_row_are_saved(tmp_path):
@@ -811,6 +1024,164 @@ def test_workers_of_rows_of_their_own_meet_every_k_steps():
     assert found == [5 - RATE * (4 * 1 + 4 * 2) / 2] * 2
 
 
+@pytest.mark.parametrize("servers", [0, 1, 2])
+def test_ids_get_rows_of_workers_own_as_the_entry_says(servers):
+    one = np.ones((1, 3), np.float32)
+
+    def train(table, worker):
+        found = []
+        for step in range(4):
+            ids = [5, 6] if step == 0 else [5]
+            table.push(ids, np.repeat(one, len(ids), axis=0))
+            found.append(table.pull([5])[0, 0])
+            fleet.barrier_worker()
+        table.flush()
+        fleet.barrier_worker()
+        rows = table.stats()["rows"], table.pull([6])[0, 0]
+        return found, rows
+
+    entry = dist.CountFilterEntry(5)
+    for found, rows in with_servers(servers, 2, train, mode=ps.Geo(1), entry=entry):
+        # of 8 pushes the fifth or sixth gives the row: what came before changes nothing
+        assert found[:2] == [5, 5]
+        assert found[3] in (5 - RATE, 5 - RATE / 2)
+        assert rows == (1, 6)
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+def test_ids_without_a_row_stay_as_they_were_in_mode_geo(servers):
+    ids = np.arange(200)
+
+    def train(table, worker):
+        for _ in range(3):
+            table.push(ids, np.ones((200, 3), np.float32))
+        table.flush()
+        fleet.barrier_worker()
+        table.push(ids, np.zeros((200, 3), np.float32))
+        table.flush()
+        change = (initial(ids, 3) - table.pull(ids))[:, 0] / RATE
+        return change.tolist(), table.stats()["rows"]
+
+    for entry in (dist.ProbabilityEntry(0.3), None):
+        found = with_servers(servers, 2, train, mode=ps.Geo(2), entry=entry)
+        assert found[0] == found[1]
+        (change, rows), told = found[0], coins(ids, 0) < (0.3 if entry else 1)
+        assert rows == told.sum()
+        assert change == [3 * each for each in told]
+
+
+@pytest.mark.parametrize("mode", [ps.Geo(3), ps.Sync(), ps.Async(4, 2), ps.Ssp(1)])
+def test_shows_and_clicks_count_alike_in_all_modes(mode, tmp_path):
+    def train(table, worker):
+        for _ in range(4):
+            table.push([1, 2, 2, 3], np.ones((4, 3), np.float32), clicks=[0, 1, 0, worker])
+        table.flush()
+        fleet.barrier_worker()
+        # scores: of 1, 0.1 x 8; of 2, 0.1 x 8 + 8; of 3, 0.1 x 4 + 4
+        removed = [table.shrink(each) for each in (0.79, 0.81, 4.39, 4.41, 8.79, 8.81)]
+        fleet.barrier_worker()
+        return removed
+
+    entry = dist.ShowClickEntry("show", "click")
+    assert with_servers(1, 2, train, mode=mode, entry=entry) == [[0, 1, 0, 1, 0, 1]] * 2
+
+
+@pytest.mark.parametrize("mode", [ps.Sync(), ps.Async(4, 2), ps.Ssp(1), ps.Geo(2)])
+@pytest.mark.parametrize("servers", [0, 1])
+def test_the_learning_rate_changes_for_what_is_pushed_later(mode, servers, tmp_path):
+    one = np.ones((1, 3), np.float32)
+
+    def push(table, id):
+        table.push([id], one)
+        table.flush()
+        fleet.barrier_worker()
+        table.push([id], one * 0)  # in mode geo a worker hears of the others
+        table.flush()
+        fleet.barrier_worker()
+        return initial(np.array([id]), 3)[0, 0] - table.pull([id])[0, 0]
+
+    def train(table, worker):
+        found = [table.get_lr(), push(table, 1)]
+        table.set_lr(0.25)
+        found += [table.get_lr(), push(table, 2)]
+        table.save(tmp_path / "a")
+        table.load(tmp_path / "a")  # whose rows learn at the rate of now
+        found += [push(table, 3)]
+        with pytest.raises(dist.UsageError, match="learning_rate must be a number, at least 0"):
+            table.set_lr("fast")
+        with pytest.raises(dist.MismatchError, match="differ in set_lr"):
+            table.set_lr(0.5 + worker)
+        return [*found, table.get_lr()]
+
+    workers = 1 if isinstance(mode, ps.Geo) else 2  # of which the rows have the mean
+    expected = [0.5, 0.5 * workers, 0.25, 0.25 * workers, 0.25 * workers, 0.25]
+    assert with_servers(servers, 2, train, mode=mode) == [expected] * 2
+
+
+def test_the_learning_rate_of_an_array_changes():
+    def check(world):
+        table = ps.DenseTable("weights", (2, 3), optimizer=SGD)
+        table.set_lr(2)
+        table.push(np.ones((2, 3), np.float32))
+        assert table.get_lr() == 2
+        assert (table.pull() == -2 * world.nranks).all()
+
+    simulate(2, check)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "geo"])
+@pytest.mark.parametrize(("servers", "workers"), [(0, 1), (0, 3), (1, 2), (3, 2)])
+def test_every_row_is_in_the_share_of_one_worker(mode, servers, workers):
+    def train(table, worker):
+        ids = np.arange(worker, 100, workers) * 3 - 7
+        table.push(ids, np.ones((len(ids), 3), np.float32))
+        return table.export()
+
+    found = with_servers(servers, workers, train, mode=mode)
+    ids = np.concatenate([ids for ids, _ in found])
+    assert sorted(ids) == [*range(-7, 293, 3)]
+    for ids, rows in found:
+        assert (np.diff(ids) > 0).all()
+        assert len(ids) > 10
+        step = RATE / workers if mode == "geo" else RATE
+        np.testing.assert_allclose(rows, initial(ids, 3) - step, rtol=1e-6)
+
+
+def test_an_empty_table_has_an_empty_share():
+    def check(_):
+        ids, rows = ps.SparseTable("rows", 3, dtype="float16").export()
+        assert (ids.dtype, rows.shape, rows.dtype) == (np.int64, (0, 3), np.float16)
+
+    simulate(2, check)
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_rows_that_nobody_pushes_leave_after_some_time_also_when_they_were_saved(servers, tmp_path):
+    one = np.ones((1, 3), np.float32)
+
+    def first(table, worker):
+        table.push([1], one)
+        table.push([2], one)
+        table.save(tmp_path / "a")
+        assert table.shrink(0.0, decay=0.5, unseen=2) == 0
+        table.push([2], one)
+        assert table.shrink(0.0, unseen=2) == 0
+        table.save(tmp_path / "a", mode=1)
+        with pytest.raises(dist.UsageError, match="decay must be a number"):
+            table.shrink(decay=2)
+
+    def then(table, worker):
+        table.load(tmp_path / "a")
+        removed = [table.shrink(0.0, unseen=2), table.shrink(0.29), table.shrink(0.31)]
+        return [*removed, table.stats()["rows"]]
+
+    options = {"entry": dist.ShowClickEntry("show", "click")}
+    with_servers(servers, 2, first, **options)
+    # the score of 2 is 0.1 (2 x 0.5 + 2), for two workers have pushed it
+    found = with_servers(2 - servers, 2, then, **options)
+    assert found == [[1, 0, 1, 0]] * 2
+
+
 # ---- fleet
 
 
@@ -848,6 +1219,11 @@ def test_ranks_that_serve_know_who_they_are_and_train_nothing():
         return found
 
     assert dist.simulate(4, again)[2:] == [-1, -2]
+
+
+@pytest.mark.parametrize(("servers", "workers"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_servers_take_part_in_what_all_do(servers, workers):
+    dist.simulate(servers + workers, check_worlds, servers)
 
 
 def test_after_the_end_nothing_is_pulled_and_stopping_twice_is_stopping_once():

@@ -91,6 +91,17 @@ def test_the_function_finds_its_table_by_name_and_learns():
         torch.testing.assert_close(rows, wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, "bfloat16"])
+def test_rows_have_the_dtype_that_the_function_is_told(dtype):
+    def look():
+        dist.init_parallel_env()
+        rows = sparse_embedding(torch.arange(3), [IDS, DIM], param_attr="words", dtype=dtype)
+        assert str(rows.dtype).endswith(str(dtype))
+        rows.sum().backward()
+
+    dist.simulate(1, look)
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
