@@ -12,7 +12,7 @@ from warnings import warn
 from hpcdist.data.ahead import Ahead
 from hpcdist.data.columns import Columns
 from hpcdist.data.course import Course, Kind
-from hpcdist.data.dataset import Batch, DatasetBase, Feed, agree, batch_of, summed
+from hpcdist.data.dataset import Batch, DatasetBase, Feed, batch_of, summed
 from hpcdist.data.order import Order, Shuffled
 from hpcdist.data.reading import Reading
 from hpcdist.data.settings import IN_MEMORY
@@ -86,7 +86,8 @@ class InMemoryDataset(DatasetBase):
             is_shuffle: go on with `local_shuffle`.
 
         Raises:
-            UsageError: there are no files, or ranks name others; a preload is under way.
+            UsageError: there are no files; a preload is under way.
+            MismatchError: ranks name other files, or have other settings; nothing is read then.
             OSError: a file cannot be read; `RemoteError` on the other ranks.
 
         """
@@ -180,7 +181,7 @@ class InMemoryDataset(DatasetBase):
 
         Raises:
             UsageError: nothing is loaded, or a wrong epoch.
-            MismatchError: ranks have another epoch, seed, `batch_size` or `tail`.
+            MismatchError: ranks have another epoch, or other settings.
 
         """
         self._shuffle("global", epoch)
@@ -227,8 +228,7 @@ class InMemoryDataset(DatasetBase):
         """Go to `course`: bring this rank the rows of the rest that begins there."""
         self._end_loop()
         ranks, settings = self._feed.ranks, self._feed.settings
-        asked = {"batch_size": settings["batch_size"], "tail": settings["tail"]}
-        agree(ranks, {**course.standing(), **asked, "the list of shuffled slots": [*self._labels]})
+        self._feed.agree({**course.standing(), "the list of shuffled slots": [*self._labels]})
         shares = course.shares(ranks.size, settings["tail"])
         try:
             with ranks:
@@ -258,7 +258,7 @@ class InMemoryDataset(DatasetBase):
 
         Raises:
             UsageError: nothing is loaded, or a wrong epoch; before the loop begins.
-            MismatchError: ranks have another epoch, seed, `batch_size` or `tail`; likewise.
+            MismatchError: ranks have another epoch, or other settings; likewise.
 
         """
         self._loaded()

@@ -12,7 +12,7 @@ from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.together import Together
 from hpcdist.data.ahead import Ahead
 from hpcdist.data.columns import Columns
-from hpcdist.data.dataset import Batch, DatasetBase, Feed, agree, batch_of
+from hpcdist.data.dataset import Batch, DatasetBase, Feed, batch_of
 from hpcdist.data.reading import Reading
 from hpcdist.data.settings import QUEUE
 from hpcdist.errors import UsageError
@@ -53,12 +53,11 @@ class QueueDataset(DatasetBase):
 
         Raises:
             UsageError: there are no files; with ``tail="drop"`` a rank has no row at all.
-            MismatchError: ranks have another `batch_size` or `tail`, or name other files.
+            MismatchError: ranks have other settings, or name other files.
             OSError: a file cannot be read; `RemoteError` on the other ranks.
 
         """
         reading, settings = Reading(self._feed), self._feed.settings
-        agree(self._feed.ranks, {name: settings[name] for name in ("batch_size", "tail")})
         depth = settings["queue_num"] if settings["queue_num"] > 0 else _DEPTH
         stream = _Stream(reading, depth)
         steps = _Steps(self._feed.ranks, settings["tail"], settings["batch_size"])

@@ -31,10 +31,10 @@ class Lane(NamedTuple):
 
 @final
 class Reading:
-    """The ranks agree on the files and deal them. Collective.
+    """The ranks agree on the settings and the files, and deal the files. Collective.
 
     Raises:
-        MismatchError: ranks name different files.
+        MismatchError: ranks name different files, or have different settings.
         DatasetError: files cannot be read.
         UsageError: there are none, or a setting is wrong.
 
@@ -42,6 +42,7 @@ class Reading:
 
     def __init__(self, feed: Feed) -> None:
         ranks, settings = feed.ranks, feed.settings
+        feed.agree()
         self._threads = settings["thread_num"]
         self.spill: Spill | None = ranks.share(lambda: read_spill(settings.get("spill")))[
             ranks.rank

@@ -29,10 +29,6 @@ class Spill(NamedTuple):
     folder: str
     nbytes: int
 
-    def folder_for(self, nbytes: int) -> str | None:
-        """Return where so many bytes of a node go; None for memory."""
-        return self.folder if nbytes > self.nbytes else None
-
 
 def read_spill(value: Any) -> Spill | None:
     """Return what the setting ``spill=`` says.

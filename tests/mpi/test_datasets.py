@@ -139,6 +139,17 @@ def test_ranks_that_name_other_files_hear_of_it(files, rank, size):
         dataset.load_into_memory()
 
 
+@pytest.mark.parametrize("kind", [dist.InMemoryDataset, dist.QueueDataset])
+def test_ranks_that_would_read_otherwise_hear_of_it(files, kind, rank, size):
+    if size == 1:
+        pytest.skip("one rank agrees with itself")
+    command = "head -n 3" if rank == size - 1 else "cat"
+    dataset = dataset_of(files, kind, pipe_command=command)
+    with pytest.raises(dist.MismatchError, match=f"'head -n 3' on rank {size - 1}, but 'cat' on"):
+        dataset.load_into_memory() if kind is dist.InMemoryDataset else dataset.batches()
+    dist.barrier()
+
+
 @pytest.mark.parametrize("tail", ["pad", "drop", "keep"])
 def test_a_queue_gives_equally_many_batches_to_every_rank(files, tail):
     dataset = dataset_of(files, dist.QueueDataset, tail=tail, thread_num=2)
