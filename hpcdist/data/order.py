@@ -7,8 +7,8 @@ and backwards for samples: what a rank needs of it costs the memory of what it a
 one half is combined, by exclusive or, with a hash of the other one and a key: that can be undone,
 whatever the hash. So the numbers of so many bits are permuted. What comes out beyond `total` goes
 in again until it does not (cycle walking): fewer than two times on average, for `total` is more
-than half of the domain. Of few numbers not all permutations would be equally frequent: the halves
-have too few bits, and a network of them has only even ones. Up to `_FEW` are sorted by random words.
+than half of the domain. Of few numbers not all permutations would be equally frequent, for their
+halves have too few bits. Up to `_FEW` are sorted by random words.
 """
 
 from __future__ import annotations

@@ -351,6 +351,68 @@ def test_a_malformed_line_is_named_by_file_and_line(kind, line, reason, tmp_path
         assert reason in format.bad.summary()
 
 
+def numbers_as(kind, numbers):
+    """Return a file with these texts as numbers of a column x, and an infinity that is one."""
+    if kind == "multislot":
+        return "".join(f"1 {each}\n" for each in [*numbers, "inf"]).encode()
+    if kind == "csv":
+        return "\n".join(["x", *numbers, "inf"]).encode()
+    if kind == "jsonl":
+        return "\n".join(f'{{"x": {each}}}' for each in [*numbers, "Infinity"]).encode()
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for i, each in enumerate([*numbers, "inf"]):
+            member = tarfile.TarInfo(f"{i}.x")
+            member.size = len(each)
+            archive.addfile(member, io.BytesIO(each.encode()))
+    return out.getvalue()
+
+
+@pytest.mark.usefixtures("_with_and_without_arrow")
+@pytest.mark.parametrize("kind", ["multislot", "csv", "jsonl", "tar"])
+@pytest.mark.parametrize(
+    ("dtype", "large"), [("float32", "1e39"), ("float32", "-1e400"), ("float64", "1e400")]
+)
+def test_a_number_too_large_for_its_slot_is_malformed_and_an_infinity_is_not(kind, dtype, large):
+    data = numbers_as(kind, ["1.5", large, "1" + "0" * 400, "1e-400", "3.4028235e38"])
+    line = 3 if kind == "csv" else 2
+    with pytest.raises(
+        dist.DatasetError, match=f":{line}: .*x.*{large[-2:]}.* (too large for|no) {dtype}"
+    ):
+        list(opened(kind, [("x", dtype, ())]).read(io.BytesIO(data)))
+    lenient = opened(kind, [("x", dtype, ())], on_bad="skip")
+    found = np.concatenate([part["x"].values for part in lenient.read(io.BytesIO(data))])
+    assert found.tolist() == np.array([1.5, 0, 3.4028235e38, np.inf], dtype).tolist()
+    assert lenient.bad.count == 2
+
+
+@pytest.mark.parametrize("kind", ["parquet", "npy"])
+def test_a_column_with_a_number_too_large_for_its_slot_is_refused(kind, tmp_path):
+    for last in (1e39, np.inf):
+        out = io.BytesIO()
+        if kind == "npy":
+            np.save(out, np.array([1.5, last]))
+        else:
+            parquet = pytest.importorskip("pyarrow.parquet")
+            parquet.write_table(pytest.importorskip("pyarrow").table({"x": [1.5, last]}), out)
+        read = opened(kind, [("x", "float32", ())]).read(io.BytesIO(out.getvalue()))
+        if last == np.inf:
+            assert next(read)["x"].values.tolist() == [1.5, np.inf]
+        else:
+            with pytest.raises(dist.DatasetError, match=r"1e\+39, which is too large for float32"):
+                next(read)
+
+
+def test_truths_of_an_archive_are_words_or_bits():
+    def of(text):
+        data = numbers_as("tar", [text]).replace(b"inf", b"1  ")
+        return next(opened("tar", [("x", "bool", ())]).read(io.BytesIO(data)))["x"].values[0]
+
+    assert [of(each) for each in ("0", "false", "1", "True")] == [False, False, True, True]
+    with pytest.raises(dist.DatasetError, match="'yes' is no bool"):
+        of("yes")
+
+
 @every_text
 def test_a_malformed_line_in_a_later_piece_has_its_number_in_the_file(kind, tmp_path):
     lines = KINDS[kind][1]([record(i) for i in range(30)]).splitlines(keepends=True)
