@@ -126,6 +126,7 @@ def test_a_rank_without_room_is_an_error_on_every_rank(files, way, rank, size, m
             raise OSError(errno.ENOSPC, "no room at all")
 
         monkeypatch.setattr(spill, "_in_memory", full)
+        monkeypatch.setattr(spill, "own_memory", full)
     with pytest.raises(OSError if rank == size - 1 else dist.RemoteError, match="no room at all"):
         loaded(files)
     dist.barrier()
