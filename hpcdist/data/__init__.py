@@ -14,5 +14,6 @@ multislot text).
 Datasets, in this order: `order` (which sample is where; pure), `nodes` (who keeps rows together;
 pure), `exchange` (how rows change ranks), `layout` and `spill` (memory for rows), `store` (where
 they are), `settle` (how they get there), `settings`, `course` (how far a loop is; pure), `dataset`,
-`reading`, `tables`, `ahead` (what a thread makes), `in_memory`, `queue_dataset`, `progress`.
+`reading`, `tables`, `ahead` (what a thread makes), `in_memory`, `stream` (the rows of one pass),
+`queue_dataset`, `progress`.
 """

@@ -76,8 +76,13 @@ class DatasetBase(ABC):
         """The settings and the files."""
 
     @abstractmethod
-    def batches(self) -> Iterator[Batch]:
-        """Iterate over the batches of this rank; every rank has equally many. Collective."""
+    def batches(self, epoch: int | None = None) -> Iterator[Batch]:
+        """Iterate over the batches of this rank; every rank has equally many. Collective.
+
+        Args:
+            epoch: from 0; None for the one at hand.
+
+        """
 
     def init(self, **kwargs: Any) -> None:
         """Set what is read, and how. Local; the same on every rank.
@@ -166,3 +171,10 @@ def summed(value: int, group: Group | None) -> int:
     if group is not None and group.nranks > 1:
         all_reduce(total, group=group)
     return int(total[0])
+
+
+def read_epoch(value: Any) -> int:
+    """Return the number of an epoch, or raise `UsageError`."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 0:
+        raise UsageError(f"epoch must be an integer from 0, got {value!r}")
+    return int(value)

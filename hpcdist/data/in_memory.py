@@ -12,7 +12,7 @@ from warnings import warn
 from hpcdist.data.ahead import Ahead
 from hpcdist.data.columns import Columns
 from hpcdist.data.course import Course, Kind
-from hpcdist.data.dataset import Batch, DatasetBase, Feed, batch_of, summed
+from hpcdist.data.dataset import Batch, DatasetBase, Feed, batch_of, read_epoch, summed
 from hpcdist.data.order import Order, Shuffled
 from hpcdist.data.reading import Reading
 from hpcdist.data.settings import IN_MEMORY
@@ -193,7 +193,7 @@ class InMemoryDataset(DatasetBase):
         if epoch is None:
             epoch = course.epoch + (again and not self._resumed)
         goes_on = again and self._resumed
-        course = course.at(_epoch(epoch))
+        course = course.at(read_epoch(epoch))
         if not goes_on:
             course = Course(course.total, course.seed, kind, size, course.epoch)
         self._resumed = False
@@ -262,7 +262,7 @@ class InMemoryDataset(DatasetBase):
 
         """
         self._loaded()
-        course = self._course.at(self._course.epoch if epoch is None else _epoch(epoch))
+        course = self._course.at(self._course.epoch if epoch is None else read_epoch(epoch))
         self._resumed = False
         self._arrange(course)
         return self._hand_out(self._loops)
@@ -418,9 +418,3 @@ class InMemoryDataset(DatasetBase):
         if self._settled is None:
             raise UsageError("nothing is loaded: call load_into_memory() first, on every rank")
         return self._settled
-
-
-def _epoch(value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 0:
-        raise UsageError(f"epoch must be an integer from 0, got {value!r}")
-    return int(value)

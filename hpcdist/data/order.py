@@ -100,22 +100,26 @@ class Blocks(NamedTuple):
         each, more = divmod(self.total, self.ranks)
         return block * each + min(block, more)
 
-    def _inside(self, block: int) -> _Keyed:
+    def _inside(self, block: int) -> Keyed:
         length = self._start(block + 1) - self._start(block)
-        return _Keyed(length, keys_of(self.seed, self.epoch, self.ranks, block))
+        return Keyed(length, keys_of(self.seed, self.epoch, self.ranks, block))
 
 
 Order = Natural | Shuffled | Blocks
 
 
-class _Keyed(NamedTuple):
+class Keyed(NamedTuple):
+    """The order of `total` samples that belongs to certain keys, from `keys_of`."""
+
     total: int
     keys: Words
 
     def samples(self, positions: IndexArray) -> IndexArray:
+        """Return the samples at `positions`."""
         return _walked(positions, self.total, self.keys, back=False)
 
     def positions(self, samples: IndexArray) -> IndexArray:
+        """Return where `samples` are."""
         return _walked(samples, self.total, self.keys, back=True)
 
 

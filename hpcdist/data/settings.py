@@ -151,15 +151,16 @@ BASE: Mapping[str, Setting] = {
     "pipe_timeout": Setting(None, _seconds),
     "allow_empty": Setting(False, _flag),
     "tail": Setting("pad", _one_of(*TAILS)),
+    "seed": Setting(0, _whole(0)),
     "group": Setting(None, _group, _own),  # where ranks disagree about it, they cannot meet
 }
 """Of all datasets."""
 
-QUEUE: Mapping[str, Setting] = BASE
+QUEUE: Mapping[str, Setting] = {**BASE, "shuffle_buffer": Setting(0, _whole(0))}
+"""Of `QueueDataset`."""
 
 IN_MEMORY: Mapping[str, Setting] = {
     **BASE,
-    "seed": Setting(0, _whole(0)),
     "spill": Setting(None, _spill, _spills),
     "read_ahead": Setting(None, _read_ahead),
     "data_feed_type": Setting("MultiSlotInMemoryDataFeed", _text),

@@ -221,3 +221,20 @@ def test_a_shuffle_takes_little_more_memory_than_the_rows(way, rank, size):
     mine = settled.store.batch(0, 5)["text"].values
     assert len(mine) == 5 * 300
     assert mine.max() < size
+
+
+def test_one_rank_goes_on_with_a_queue_where_all_have_stopped(files, rank):
+    settings = {"batch_size": 2, "tail": "keep", "shuffle_buffer": 8, "seed": 5, "thread_num": 2}
+    dataset = dataset_of(files, dist.QueueDataset, **settings)
+    batches = dataset.batches(3)
+    begun = of_all_ranks([ids_of(next(batches)) for _ in range(3)])
+    state = dataset.state_dict()
+    batches.close()
+    assert of_all_ranks(state) == [state] * len(begun)
+    one = dist.new_group([0])
+    if rank == 0:
+        alone = dataset_of(files, dist.QueueDataset, group=one, **settings)
+        alone.load_state_dict(state)
+        rest = [*chain(*steps_of(alone))]
+        assert sorted([*rest, *chain(*chain(*begun))]) == list(range(TOTAL))
+    dist.barrier()
