@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, final
 
 import numpy as np
+import xxhash
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.collectives import all_reduce
@@ -52,6 +53,16 @@ class Feed:
         """The ranks that share the dataset."""
         return together(self.settings["group"])
 
+    def agree(self, also: Mapping[str, Any] | None = None) -> None:
+        """See that all ranks have the same settings, and say the same in `also`. Collective.
+
+        Raises:
+            MismatchError: they do not; it says who has what.
+
+        """
+        settings = {name: row.told(self.settings[name]) for name, row in self._table.items()}
+        agree(self.ranks, {"the dataset": self._what, **settings, **(also or {})})
+
 
 class DatasetBase(ABC):
     """What `InMemoryDataset` and `QueueDataset` have in common; it is not created itself.
@@ -65,8 +76,13 @@ class DatasetBase(ABC):
         """The settings and the files."""
 
     @abstractmethod
-    def batches(self) -> Iterator[Batch]:
-        """Iterate over the batches of this rank; every rank has equally many. Collective."""
+    def batches(self, epoch: int | None = None) -> Iterator[Batch]:
+        """Iterate over the batches of this rank; every rank has equally many. Collective.
+
+        Args:
+            epoch: from 0; None for the one at hand.
+
+        """
 
     def init(self, **kwargs: Any) -> None:
         """Set what is read, and how. Local; the same on every rank.
@@ -127,18 +143,25 @@ def batch_of(rows: Columns) -> Batch:
 def agree(ranks: Together, told: Mapping[str, Any]) -> None:
     """See that all ranks tell the same, which each of them goes by. Collective.
 
+    The ranks exchange a digest, and what they tell in words only where the digests differ.
+
     Raises:
         MismatchError: they do not; it says who tells what.
 
     """
-    every = ranks.share(lambda: told)
-    for rank, others in zip(ranks.ranks, every, strict=True):
-        for name, value in others.items():
-            if value != every[0][name]:
+    words = {name: repr(value) for name, value in told.items()}
+    digest = xxhash.xxh3_128_hexdigest(repr(words).encode())
+    if len({*ranks.share(lambda: digest)}) == 1:
+        return
+    first, *others = ranks.share(lambda: words)
+    for rank, other in zip(ranks.ranks[1:], others, strict=True):
+        for name in (*first, *other):
+            here, there = (each.get(name, "not there") for each in (other, first))
+            if here != there:
                 raise MismatchError(
-                    f"{name} is {value!r} on rank {rank}, but {every[0][name]!r} on rank "
-                    f"{ranks.ranks[0]}; give it the same value on every rank, or ranks would miss "
-                    "samples, or have other numbers of batches"
+                    f"{name} is {here} on rank {rank}, but {there} on rank {ranks.ranks[0]}; give "
+                    "it the same value on every rank, or ranks would miss samples, or have other "
+                    "numbers of batches"
                 )
 
 
@@ -148,3 +171,10 @@ def summed(value: int, group: Group | None) -> int:
     if group is not None and group.nranks > 1:
         all_reduce(total, group=group)
     return int(total[0])
+
+
+def read_epoch(value: Any) -> int:
+    """Return the number of an epoch, or raise `UsageError`."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 0:
+        raise UsageError(f"epoch must be an integer from 0, got {value!r}")
+    return int(value)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import os
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -15,6 +13,7 @@ from hpcdist.data.bad_records import BadRecord as BadRecord, BadRecords
 from hpcdist.data.columns import Columns
 from hpcdist.data.lines import newlines_before
 from hpcdist.data.npy import read_npy
+from hpcdist.data.packed import FAULTS, packing_of, refuse_packed
 from hpcdist.data.pipe import piped
 from hpcdist.data.slots import Slot as Slot, slots_of as slots_of
 from hpcdist.data.source import Settings as Settings, Source
@@ -99,7 +98,7 @@ class Format:
             path: of the file.
 
         """
-        return not self._is_piped and not _is_packed(path)
+        return not self._is_piped and packing_of(path, piped=False) is None
 
     def read(
         self,
@@ -112,7 +111,8 @@ class Format:
     ) -> Iterator[Columns]:
         """Return the records that begin in bytes `start` to `stop`, some thousands at a time.
 
-        A file whose name ends in .gz is unpacked, then it goes through the `pipe_command`.
+        A file whose name ends in .gz is unpacked, then it goes through the `pipe_command`. Without
+        one, so are .bz2, .xz, .zst and .lz4; a command gets these as they are.
 
         Args:
             source: a path, a URL, or an open file.
@@ -140,7 +140,7 @@ class Format:
                 number = partial(self._line_at, path, start) if start else partial(int, first_line)
                 piece = Source(file, name, start, stop, local, number)
                 yield from self._kind.read(piece, self.settings, self.bad)
-            except (OSError, EOFError, zlib.error) as error:
+            except FAULTS as error:
                 raise DatasetError(f"{name}: {type(error).__name__}: {error}") from error
 
     def _opened(
@@ -152,17 +152,24 @@ class Format:
     ) -> tuple[BinaryIO, str | None]:
         """Return what the reader reads, and the path of a local file that it may read as it is."""
         local = file_system(path)[1] if path is not None and not is_url(path) else None
-        if self._is_piped and local is not None and not _is_packed(local):
+        packing = None if path is None else packing_of(path, piped=self._is_piped)
+        if self._is_piped and local is not None and packing is None:
             return stack.enter_context(self._through(local, name)), None
         if path is None:
             file = cast(BinaryIO, source)
         else:
             file = cast(BinaryIO, stack.enter_context(open_url(path, "rb")))
-            if _is_packed(path):
-                unpacked = gzip.GzipFile(fileobj=file, mode="rb")
-                file, local = cast(BinaryIO, stack.enter_context(unpacked)), None
+            if packing is not None:
+                file, local = cast(BinaryIO, stack.enter_context(packing.unpack(file))), None
         if self._is_piped:
             return stack.enter_context(self._through(file, name)), None
+        if packing is None and self._kind.has_lines and file.seekable():
+            refuse_packed(file, name)
+        if not self._kind.is_stream and not file.seekable():
+            raise DatasetError(
+                f"{name}: {self.name} files are not read from front to back, so this one cannot "
+                "be unpacked while it is read; unpack it first"
+            )
         return file, local
 
     def _through(self, source: BinaryIO | str, name: str) -> BinaryIO:
@@ -189,10 +196,6 @@ def _is_empty(file: BinaryIO) -> bool:
     """Return whether nothing comes from a file; some that can be sought do not tell."""
     peek = getattr(file, "peek", None)
     return peek is not None and not peek(1)
-
-
-def _is_packed(path: str) -> bool:
-    return path.lower().endswith((".gz", ".tgz"))
 
 
 def open_format(name: str, settings: Settings | None = None) -> Format:

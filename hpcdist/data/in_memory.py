@@ -12,7 +12,7 @@ from warnings import warn
 from hpcdist.data.ahead import Ahead
 from hpcdist.data.columns import Columns
 from hpcdist.data.course import Course, Kind
-from hpcdist.data.dataset import Batch, DatasetBase, Feed, agree, batch_of, summed
+from hpcdist.data.dataset import Batch, DatasetBase, Feed, batch_of, read_epoch, summed
 from hpcdist.data.order import Order, Shuffled
 from hpcdist.data.reading import Reading
 from hpcdist.data.settings import IN_MEMORY
@@ -86,7 +86,8 @@ class InMemoryDataset(DatasetBase):
             is_shuffle: go on with `local_shuffle`.
 
         Raises:
-            UsageError: there are no files, or ranks name others; a preload is under way.
+            UsageError: there are no files; a preload is under way.
+            MismatchError: ranks name other files, or have other settings; nothing is read then.
             OSError: a file cannot be read; `RemoteError` on the other ranks.
 
         """
@@ -180,7 +181,7 @@ class InMemoryDataset(DatasetBase):
 
         Raises:
             UsageError: nothing is loaded, or a wrong epoch.
-            MismatchError: ranks have another epoch, seed, `batch_size` or `tail`.
+            MismatchError: ranks have another epoch, or other settings.
 
         """
         self._shuffle("global", epoch)
@@ -192,7 +193,7 @@ class InMemoryDataset(DatasetBase):
         if epoch is None:
             epoch = course.epoch + (again and not self._resumed)
         goes_on = again and self._resumed
-        course = course.at(_epoch(epoch))
+        course = course.at(read_epoch(epoch))
         if not goes_on:
             course = Course(course.total, course.seed, kind, size, course.epoch)
         self._resumed = False
@@ -227,8 +228,7 @@ class InMemoryDataset(DatasetBase):
         """Go to `course`: bring this rank the rows of the rest that begins there."""
         self._end_loop()
         ranks, settings = self._feed.ranks, self._feed.settings
-        asked = {"batch_size": settings["batch_size"], "tail": settings["tail"]}
-        agree(ranks, {**course.standing(), **asked, "the list of shuffled slots": [*self._labels]})
+        self._feed.agree({**course.standing(), "the list of shuffled slots": [*self._labels]})
         shares = course.shares(ranks.size, settings["tail"])
         try:
             with ranks:
@@ -258,11 +258,11 @@ class InMemoryDataset(DatasetBase):
 
         Raises:
             UsageError: nothing is loaded, or a wrong epoch; before the loop begins.
-            MismatchError: ranks have another epoch, seed, `batch_size` or `tail`; likewise.
+            MismatchError: ranks have another epoch, or other settings; likewise.
 
         """
         self._loaded()
-        course = self._course.at(self._course.epoch if epoch is None else _epoch(epoch))
+        course = self._course.at(self._course.epoch if epoch is None else read_epoch(epoch))
         self._resumed = False
         self._arrange(course)
         return self._hand_out(self._loops)
@@ -418,9 +418,3 @@ class InMemoryDataset(DatasetBase):
         if self._settled is None:
             raise UsageError("nothing is loaded: call load_into_memory() first, on every rank")
         return self._settled
-
-
-def _epoch(value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 0:
-        raise UsageError(f"epoch must be an integer from 0, got {value!r}")
-    return int(value)

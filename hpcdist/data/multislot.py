@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from hpcdist.data.columns import Columns, Fixed, IndexArray, NumpyArray, Ragged, gathered
-from hpcdist.data.slots import Slot
+from hpcdist.data.slots import Slot, float_of
 from hpcdist.errors import UsageError
 from hpcdist.transport.kernel import compiled
 
@@ -26,7 +26,7 @@ _BLANK = b" \t\r"
 _FLOAT_AT = 3
 _LEAST = {0: -(1 << 63), 1: -(1 << 31), 2: 0}
 _MOST = {0: (1 << 64) - 1, 1: (1 << 31) - 1, 2: (1 << 64) - 1}
-_TYPES = {"int64": 0, "int32": 1, "uint64": 2, "float32": _FLOAT_AT, "float64": _FLOAT_AT}
+_TYPES = {"int64": 0, "int32": 1, "uint64": 2, "float64": _FLOAT_AT, "float32": 4}
 """How the text of a number is read. An id beyond 2^63 is kept in an int64 slot by its bits."""
 
 _GAP = re.compile(rb"[ \t\r]")
@@ -114,7 +114,10 @@ class Multislot:
                 return f"{what} is to have {count} values, but the line ends after {len(values)}"
             bad = next((value for value in values if not _is_number(value, slot)), None)
             if bad is not None:
-                return f"{what}: {_shown(bad)} is no {slot.dtype}"
+                is_float = _TYPES[str(slot.dtype)] >= _FLOAT_AT and _FLOAT.fullmatch(bad)
+                return (
+                    f"{what}: {_shown(bad)} is {'too large for' if is_float else 'no'} {slot.dtype}"
+                )
             place += 1 + count
         return f"there is {_shown(b' '.join(tokens[place:]))} behind the last slot"
 
@@ -129,9 +132,19 @@ def _converted(cells: NumpyArray, dtype: np.dtype[Any]) -> NumpyArray:
 
 def _is_number(token: bytes, slot: Slot) -> bool:
     kind = _TYPES[str(slot.dtype)]
-    if kind == _FLOAT_AT:
-        return _FLOAT.fullmatch(token) is not None
+    if kind >= _FLOAT_AT:
+        return _float(token, str(slot.dtype)) is not None
     return _INTEGER.fullmatch(token) is not None and _LEAST[kind] <= _whole(token) <= _MOST[kind]
+
+
+def _float(token: bytes, dtype: Any) -> float | None:
+    """Return the number of a token; None where it is none, or too large."""
+    if not _FLOAT.fullmatch(token):
+        return None
+    try:
+        return float_of(token.decode(), dtype)
+    except ValueError:
+        return None
 
 
 def _whole(token: bytes) -> int:
@@ -235,7 +248,8 @@ def _numbers(tokens: _Tokens, types: NumpyArray) -> tuple[NumpyArray, NumpyArray
     for kind in np.unique(types).tolist():
         which = np.flatnonzero(types == kind)
         at = tokens.at(which)
-        cells[which], fine[which] = _floats(at) if kind == _FLOAT_AT else _integers(at, kind)
+        read = _floats if kind >= _FLOAT_AT else _integers
+        cells[which], fine[which] = read(at, kind)
     return cells, fine
 
 
@@ -254,14 +268,14 @@ def _integers(tokens: _Tokens, kind: int) -> tuple[NumpyArray, NumpyArray]:
     return result, fine
 
 
-def _floats(tokens: _Tokens) -> tuple[NumpyArray, NumpyArray]:
+def _floats(tokens: _Tokens, kind: int) -> tuple[NumpyArray, NumpyArray]:
     cells, places, fine, negative = _digits(tokens, _PLAIN, point=True)
     values = cells.astype(np.float64) / _POWERS[places]
     values = np.where(negative, -values, values)
     for place in np.flatnonzero(~fine).tolist():
-        token = tokens.token(place)
-        if _FLOAT.fullmatch(token):
-            values[place], fine[place] = float(token), True
+        value = _float(tokens.token(place), "float64" if kind == _FLOAT_AT else "float32")
+        if value is not None:
+            values[place], fine[place] = value, True
     return values.view(np.uint64), fine
 
 

@@ -7,7 +7,8 @@ and backwards for samples: what a rank needs of it costs the memory of what it a
 one half is combined, by exclusive or, with a hash of the other one and a key: that can be undone,
 whatever the hash. So the numbers of so many bits are permuted. What comes out beyond `total` goes
 in again until it does not (cycle walking): fewer than two times on average, for `total` is more
-than half of the domain.
+than half of the domain. Of few numbers not all permutations would be equally frequent, for their
+halves have too few bits. Up to `_FEW` are sorted by random words.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _BLOCK = 1 << 15
 """Positions that are worked on at a time: they stay in the cache."""
 _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _MIDDLE = np.uint64(32)
-_FEWEST_BITS = 4
+_FEW = 256
 
 
 class Natural(NamedTuple):
@@ -99,22 +100,26 @@ class Blocks(NamedTuple):
         each, more = divmod(self.total, self.ranks)
         return block * each + min(block, more)
 
-    def _inside(self, block: int) -> _Keyed:
+    def _inside(self, block: int) -> Keyed:
         length = self._start(block + 1) - self._start(block)
-        return _Keyed(length, keys_of(self.seed, self.epoch, self.ranks, block))
+        return Keyed(length, keys_of(self.seed, self.epoch, self.ranks, block))
 
 
 Order = Natural | Shuffled | Blocks
 
 
-class _Keyed(NamedTuple):
+class Keyed(NamedTuple):
+    """The order of `total` samples that belongs to certain keys, from `keys_of`."""
+
     total: int
     keys: Words
 
     def samples(self, positions: IndexArray) -> IndexArray:
+        """Return the samples at `positions`."""
         return _walked(positions, self.total, self.keys, back=False)
 
     def positions(self, samples: IndexArray) -> IndexArray:
+        """Return where `samples` are."""
         return _walked(samples, self.total, self.keys, back=True)
 
 
@@ -126,7 +131,9 @@ def keys_of(*numbers: int) -> Words:
 
 def _walked(numbers: IndexArray, total: int, keys: Words, *, back: bool) -> IndexArray:
     """Return where a permutation of ``range(total)`` takes `numbers`, all of them less."""
-    bits = max((total - 1).bit_length(), _FEWEST_BITS)
+    if total <= _FEW:
+        return _table(total, keys.tobytes())[int(back)][numbers]
+    bits = (total - 1).bit_length()
     found = np.empty(len(numbers), np.int64)
     if _compiled is not None:
         _compiled(np.ascontiguousarray(numbers), found, keys, total, bits, back)
@@ -141,6 +148,14 @@ def _walked(numbers: IndexArray, total: int, keys: Words, *, back: bool) -> Inde
             outside = outside[again >= total]
         found[first : first + _BLOCK] = permuted
     return found
+
+
+@lru_cache(maxsize=64)
+def _table(total: int, keys: bytes) -> tuple[IndexArray, IndexArray]:
+    """Return a permutation of few numbers, and its inverse."""
+    words = np.random.SeedSequence(np.frombuffer(keys, np.uint64).tolist())
+    permutation = np.argsort(words.generate_state(total, np.uint64), kind="stable")
+    return permutation, np.argsort(permutation)
 
 
 def _permuted(words: Words, bits: int, keys: Words, *, back: bool) -> Words:

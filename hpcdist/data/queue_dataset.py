@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, final
 
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.together import Together
-from hpcdist.data.ahead import Ahead
 from hpcdist.data.columns import Columns
-from hpcdist.data.dataset import Batch, DatasetBase, Feed, agree, batch_of
-from hpcdist.data.reading import Reading
+from hpcdist.data.dataset import Batch, DatasetBase, Feed, batch_of, read_epoch
+from hpcdist.data.order import Shuffled
+from hpcdist.data.reading import Lane, Reading
 from hpcdist.data.settings import QUEUE
+from hpcdist.data.stream import Leg, Stream
 from hpcdist.errors import UsageError
 from hpcdist.transport.reduction import ReduceOp
 
@@ -28,7 +29,8 @@ class QueueDataset(DatasetBase):
 
     Each rank reads its share of the bytes with `thread_num` readers, who wait when `queue_num`
     blocks of rows wait for the loop (-1: a few). The order is that of the files, reader by reader
-    in turn: the same in every pass with as many ranks and readers.
+    in turn: the same in every pass with as many ranks and readers. With a `shuffle_buffer` the
+    files come in another order in each epoch, and so many rows of each rank are mixed.
 
     Example:
         >>> import hpcdist as dist
@@ -39,84 +41,135 @@ class QueueDataset(DatasetBase):
 
     def __init__(self) -> None:
         self._own_feed = Feed(QUEUE, "QueueDataset")
+        self._epoch = 0
+        self._begun: tuple[Leg, ...] = ()
+        self._leg: Leg | None = None
+        self._stream: Stream | None = None
+        self._extent = (0, 0)
 
     @property
     def _feed(self) -> Feed:
         return self._own_feed
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self, epoch: int | None = None) -> Iterator[Batch]:
         """Iterate over the batches of this rank, once through the files. Collective, as is a step.
 
         Every rank has equally many. With ``tail="pad"`` a rank that has come to its end repeats
         its first rows, and with "drop" all end with the first of them, and have equally many rows
         in every batch; with "keep" each row comes once, and batches of the others may be empty.
+        After `load_state_dict` these are the rest of its epoch.
+
+        Args:
+            epoch: from 0; None for the one at hand: the next one, if the latest loop has ended.
 
         Raises:
-            UsageError: there are no files; with ``tail="drop"`` a rank has no row at all.
-            MismatchError: ranks have another `batch_size` or `tail`, or name other files.
+            UsageError: there are no files; a wrong epoch; with ``tail="drop"`` a rank has no row at
+                all; the state that was loaded is one of other files.
+            MismatchError: ranks have other settings, another epoch, or name other files.
             OSError: a file cannot be read; `RemoteError` on the other ranks.
 
         """
-        reading, settings = Reading(self._feed), self._feed.settings
-        agree(self._feed.ranks, {name: settings[name] for name in ("batch_size", "tail")})
+        if epoch is not None and read_epoch(epoch) != self._epoch:
+            self._go_to(int(epoch))
+        reading, settings = Reading(self._feed, self._standing()), self._feed.settings
+        self._check_files(reading)
+        ranks, shuffle = self._feed.ranks, settings["shuffle_buffer"]
+        numbers = settings["seed"], self._epoch
+        files = len(reading.files)
+        order = Shuffled(files, *numbers).samples(np.arange(files)).tolist() if shuffle else None
+
+        def lanes(rank: int, leg: Leg) -> Sequence[Lane]:
+            return reading.lanes(rank, leg.ranks, leg.readers, order)
+
+        self._leg = Leg(ranks.size, settings["thread_num"])
         depth = settings["queue_num"] if settings["queue_num"] > 0 else _DEPTH
-        stream = _Stream(reading, depth)
-        steps = _Steps(self._feed.ranks, settings["tail"], settings["batch_size"])
-        return _hand_out(stream, steps)
+        legs = self._leg.then(self._begun)
+        self._stream = stream = Stream(legs, ranks.rank, lanes, depth, (shuffle, *numbers))
+        steps = _Steps(ranks, settings["tail"], settings["batch_size"])
+        return self._hand_out(reading, stream, steps)
+
+    def _hand_out(self, reading: Reading, stream: Stream, steps: _Steps) -> Iterator[Batch]:
+        with stream:
+            while (rows := steps.next(stream)) is not None:
+                if self._stream is stream and self._leg is not None:
+                    self._leg = self._leg._replace(rows=self._leg.rows + steps.batch_size)
+                yield batch_of(rows)
+        reading.tell_left_out()
+        if self._stream is stream:
+            self._go_to(self._epoch + 1)
+
+    def _go_to(self, epoch: int, begun: tuple[Leg, ...] = ()) -> None:
+        """Let the next loop begin there; what an earlier one does is of no account any more."""
+        self._epoch, self._begun, self._leg, self._stream = epoch, begun, None, None
+
+    # ---- going on
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where all ranks stand, in plain numbers, the same on all. Local.
+
+        It counts the batches that have been handed out, that in the loop's body included. The end
+        of a loop is the start of the next epoch.
+        """
+        files, nbytes = self._extent
+        return {**self._standing(self._leg), "files": files, "nbytes": nbytes}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was made, also on another number of ranks. Local.
+
+        The next loop gives the rest of the epoch, sample for sample: it reads the epoch from its
+        beginning, and leaves out what was handed out. Fewer ranks go on with the rest of several
+        each, more ranks share it.
+
+        Args:
+            state: what `state_dict` returned; the same on every rank.
+
+        Raises:
+            UsageError: it is no state, or one of another `seed` or `shuffle_buffer`. That the files
+                are others is told by the next loop.
+
+        """
+        names = {*self.state_dict()}
+        if not isinstance(state, Mapping) or not names <= {*state} or not _is_sound(state):
+            raise UsageError(
+                f"this is no state of a QueueDataset: {state!r}; pass what state_dict() returned"
+            )
+        for name in ("seed", "shuffle_buffer"):
+            if state[name] != self._feed.settings[name]:
+                raise UsageError(
+                    f"this state was made with {name}={state[name]}, but here it is "
+                    f"{self._feed.settings[name]}, so the rest of the epoch would be another one"
+                )
+        self._go_to(state["epoch"], tuple(Leg(*each) for each in state["taken"]))
+        self._extent = state["files"], state["nbytes"]
+
+    def _standing(self, leg: Leg | None = None) -> dict[str, Any]:
+        legs = self._begun if leg is None or not leg.rows else leg.then(self._begun)
+        order = {name: self._feed.settings[name] for name in ("seed", "shuffle_buffer")}
+        return {"epoch": self._epoch, "taken": [list(each) for each in legs], **order}
+
+    def _check_files(self, reading: Reading) -> None:
+        extent = len(reading.files), sum(file.size for file in reading.files)
+        if self._begun and extent != self._extent:
+            (files, nbytes), (here, nbytes_here) = self._extent, extent
+            raise UsageError(
+                f"this state was made with {files} files of {nbytes} bytes, but here are {here} "
+                f"of {nbytes_here}, so the rest of the epoch would be another one"
+            )
+        self._extent = extent
 
     def __repr__(self) -> str:
         return f"QueueDataset({len(self._feed.files)} files)"
 
 
-def _hand_out(stream: _Stream, steps: _Steps) -> Iterator[Batch]:
-    with stream:
-        while (rows := steps.next(stream)) is not None:
-            yield batch_of(rows)
-    stream.reading.tell_left_out()
-
-
-# ---- one rank
-
-
-@final
-class _Stream:
-    """The rows of this rank's readers, in an order that does not depend on who is faster."""
-
-    def __init__(self, reading: Reading, depth: int) -> None:
-        self.reading = reading
-        lanes = [lane for lane in reading.lanes if lane.pieces]
-        self._readers = [Ahead(iter(lane), depth, "hpcdist-queue") for lane in lanes]
-        self._left = list(self._readers)
-        self._turn = 0
-        self._waiting: list[Columns] = []
-
-    def __enter__(self) -> _Stream:
-        for reader in self._readers:
-            reader.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for reader in self._readers:
-            reader.close(wait=False)  # it may be in a read that takes long
-
-    def take(self, rows: int) -> Columns | None:
-        """Return the next so many rows, or fewer at the end; None if there are none left."""
-        while sum(map(len, self._waiting)) < rows and self._left:
-            block = next(self._left[self._turn], None)
-            if block is None:
-                del self._left[self._turn]
-            else:
-                self._waiting += [block] * bool(len(block))
-                self._turn += 1
-            self._turn %= max(len(self._left), 1)
-        taken, left = [], rows
-        while self._waiting and left:
-            first = self._waiting.pop(0)
-            taken.append(first.slice(0, min(left, len(first))))
-            if len(first) > left:
-                self._waiting.insert(0, first.slice(left, len(first)))
-            left -= len(taken[-1])
-        return Columns.concat(taken) if taken else None
+def _is_sound(state: Mapping[str, Any]) -> bool:
+    numbers = [state[name] for name in ("epoch", "files", "nbytes")]
+    try:
+        legs = [Leg(*each) for each in state["taken"]]
+    except TypeError:
+        return False
+    numbers += [number for leg in legs for number in leg]
+    whole = all(isinstance(each, int) and not isinstance(each, bool) for each in numbers)
+    return whole and min(numbers) >= 0 and all(leg.ranks > 0 and leg.readers > 0 for leg in legs)
 
 
 # ---- all ranks
@@ -127,22 +180,22 @@ class _Steps:
     """Steps that all ranks take, or none."""
 
     def __init__(self, ranks: Together, tail: str, batch_size: int) -> None:
-        self._ranks, self._tail, self._batch_size = ranks, tail, batch_size
+        self._ranks, self._tail, self.batch_size = ranks, tail, batch_size
         self._first: Columns | None = None
         self._begun = False
 
-    def next(self, stream: _Stream) -> Columns | None:
+    def next(self, stream: Stream) -> Columns | None:
         """Return the rows of this rank's next batch; None at the end of all ranks. Collective."""
         rows, error = None, None
         try:
-            rows = stream.take(self._batch_size)
+            rows = stream.take(self.batch_size)
         except BaseException as reason:
             error = reason
         most, least = self._agreed(rows, error)
         if not most:
             return None
         if not self._begun:
-            self._begin(rows, least)
+            self._begin(rows, least, stream.goes_on)
         if self._tail == "drop":
             return None if rows is None or not least else rows.slice(0, least)
         if rows is None:
@@ -159,10 +212,12 @@ class _Steps:
             self._ranks.share(lambda: _raise(error))
         return int(told[0]), -int(told[1])
 
-    def _begin(self, rows: Columns | None, least: int) -> None:
+    def _begin(self, rows: Columns | None, least: int, goes_on: bool) -> None:
         """Keep the rows that are repeated at the end; those of another rank if there are none."""
         self._begun, self._first = True, rows
         if least:
+            return
+        if self._tail == "drop" and goes_on:
             return
         if self._tail == "drop":
             raise UsageError(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 from warnings import warn
 
 from hpcdist.comm.session import current_session
@@ -31,36 +31,57 @@ class Lane(NamedTuple):
 
 @final
 class Reading:
-    """The ranks agree on the files and deal them. Collective.
+    """The ranks agree on the settings and the files, and deal the files. Collective.
 
     Raises:
-        MismatchError: ranks name different files.
+        MismatchError: ranks name different files, or have different settings.
         DatasetError: files cannot be read.
         UsageError: there are none, or a setting is wrong.
 
     """
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed, also: Mapping[str, Any] | None = None) -> None:
         ranks, settings = feed.ranks, feed.settings
+        feed.agree(also)
         self._threads = settings["thread_num"]
         self.spill: Spill | None = ranks.share(lambda: read_spill(settings.get("spill")))[
             ranks.rank
         ]
-        wanted = Settings(
+        self._wanted = Settings(
             settings["use_var"] if settings["columns"] is None else settings["columns"],
             **{name: settings[name] for name in _FOR_FORMATS},
         )
-        formats = [open_format(settings["format"], wanted) for _ in range(self._threads)]
-        files = agree_on(feed.files, ranks.group, allow_empty=wanted.allow_empty)
+        self._name, self._formats = settings["format"], list[Format]()
+        self._open_format()
+        self.files = agree_on(feed.files, ranks.group, allow_empty=self._wanted.allow_empty)
+        self._rank, self._size = ranks.rank, ranks.size
+
+    def lanes(
+        self, rank: int, ranks: int, threads: int, order: Iterable[int] | None = None
+    ) -> list[Lane]:
+        """Return what each thread of a rank reads: the first what comes first. Local.
+
+        Args:
+            rank: which.
+            ranks: how many there are.
+            threads: of each rank.
+            order: of the files; None for their own.
+
+        """
+        files = [self.files[at] for at in order] if order is not None else self.files
+        formats = [self._open_format() for _ in range(threads)]
         cut = [formats[0].can_cut(file.path) for file in files]
-        dealt = deal([file.size for file in files], ranks.size * self._threads, cut)
-        own = dealt[ranks.rank * self._threads :][: self._threads]
-        self.lanes = [Lane(*each) for each in zip(formats, [files] * len(own), own, strict=True)]
-        """What each thread of this rank reads: the first what comes first."""
+        dealt = deal([file.size for file in files], ranks * threads, cut)[rank * threads :]
+        return [Lane(each, files, pieces) for each, pieces in zip(formats, dealt, strict=False)]
+
+    def _open_format(self) -> Format:
+        self._formats.append(open_format(self._name, self._wanted))
+        return self._formats[-1]
 
     def rows(self) -> list[Columns]:
         """Read all of this rank. Local."""
-        lanes = [lane for lane in self.lanes if lane.pieces]
+        lanes = self.lanes(self._rank, self._size, self._threads)
+        lanes = [lane for lane in lanes if lane.pieces]
         if len(lanes) < 2:
             return [part for lane in lanes for part in self._hoarded(lane)]
         with ThreadPoolExecutor(len(lanes), "hpcdist-read") as pool:
@@ -81,7 +102,7 @@ class Reading:
 
     def tell_left_out(self) -> None:
         """Warn of malformed records that this rank has left out, if they are to be counted."""
-        bad = [each for each in (lane.format.bad for lane in self.lanes) if each.count]
+        bad = [each.bad for each in self._formats if each.bad.count]
         if bad and bad[0].on_bad == "count":
             warn("; ".join(each.summary() for each in bad), DatasetWarning, stacklevel=5)
 

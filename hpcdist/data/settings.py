@@ -21,10 +21,23 @@ from hpcdist.errors import UsageError
 
 
 class Setting(NamedTuple):
-    """The default of a setting, and what returns a value as it is used, or raises `UsageError`."""
+    """A setting of a dataset.
+
+    Attributes:
+        default: its value if nobody says otherwise.
+        read: returns a value as it is used, or raises `UsageError`.
+        told: returns what must be the same on all ranks, by its `repr`: the value, unless a rank
+            may have its own.
+
+    """
 
     default: Any
     read: Callable[[str, Any], Any]
+    told: Callable[[Any], Any] = lambda value: value
+
+
+def _own(value: Any) -> None:
+    """Let each rank have its own value."""
 
 
 def _whole(least: int) -> Callable[[str, Any], int]:
@@ -109,6 +122,11 @@ def _spill(name: str, value: Any) -> Any:
     return value
 
 
+def _spills(value: Any) -> bool:
+    """Let nodes have other folders, and other amounts of memory."""
+    return value is not None and value is not False
+
+
 BASE: Mapping[str, Setting] = {
     "batch_size": Setting(1, _whole(1)),
     "thread_num": Setting(1, _whole(1)),
@@ -133,16 +151,17 @@ BASE: Mapping[str, Setting] = {
     "pipe_timeout": Setting(None, _seconds),
     "allow_empty": Setting(False, _flag),
     "tail": Setting("pad", _one_of(*TAILS)),
-    "group": Setting(None, _group),
+    "seed": Setting(0, _whole(0)),
+    "group": Setting(None, _group, _own),  # where ranks disagree about it, they cannot meet
 }
 """Of all datasets."""
 
-QUEUE: Mapping[str, Setting] = BASE
+QUEUE: Mapping[str, Setting] = {**BASE, "shuffle_buffer": Setting(0, _whole(0))}
+"""Of `QueueDataset`."""
 
 IN_MEMORY: Mapping[str, Setting] = {
     **BASE,
-    "seed": Setting(0, _whole(0)),
-    "spill": Setting(None, _spill),
+    "spill": Setting(None, _spill, _spills),
     "read_ahead": Setting(None, _read_ahead),
     "data_feed_type": Setting("MultiSlotInMemoryDataFeed", _text),
     "merge_size": Setting(
@@ -150,8 +169,8 @@ IN_MEMORY: Mapping[str, Setting] = {
     ),
     "parse_ins_id": Setting(False, _only(False, "make the id a slot of its own, or a column")),
     "parse_content": Setting(False, _only(False, "make it a slot of its own, or a column")),
-    "fleet_send_batch_size": Setting(None, _anything),
-    "fleet_send_sleep_seconds": Setting(None, _anything),
+    "fleet_send_batch_size": Setting(None, _anything, _own),
+    "fleet_send_sleep_seconds": Setting(None, _anything, _own),
     "fea_eval": Setting(False, _flag),
     "candidate_size": Setting(10000, _whole(1)),
 }

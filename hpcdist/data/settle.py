@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -56,17 +57,19 @@ def settle(
 
     """
     known = same_schema([rows.schema() for rows in parts]) if parts else schema
-    told = ranks.share(lambda: (known, _extent(parts, known)))
-    schemas = [each for each, _ in told if each is not None]
+    told = ranks.share(lambda: (known, _extent(parts, known), _limits(spill)))
+    schemas = [each for each, *_ in told if each is not None]
     common = same_schema(schemas) if schemas else ()
-    extents = [extent if extent is not None else nothing(common) for _, extent in told]
+    extents = [extent if extent is not None else nothing(common) for _, extent, _ in told]
+    limits = _Limits(*map(min, zip(*(each for *_, each in told), strict=True)))
     rows = [extent.rows for extent in extents]
     at, whole = summed(common, extents[: ranks.rank]), summed(common, extents)
     source = Loaded(parts, at.rows)
     nbytes, nodes = nbytes_of(common, whole), nodes_of(ranks)
     per_node = nbytes * nodes.most // ranks.size
-    folder = spill.folder_for(per_node) if spill is not None else None
-    memory = _memory_of_node(nbytes if nodes.are_one else 0, per_node, ranks, nodes, folder)
+    folder = spill.folder if spill is not None and per_node > limits.in_memory else None
+    room = limits.shared * nodes.most
+    memory = _memory_of_node(nbytes if nodes.are_one else 0, per_node, room, ranks, nodes, folder)
     settled = partial(Settled, schema=common, rows=rows, nbytes=nbytes, in_files=bool(folder))
     if isinstance(memory, str):
         apart = Parts(source, common, ranks, Nodes.apart(ranks.size), folder)
@@ -74,6 +77,20 @@ def settle(
     if not nodes.are_one:
         return settled(Parts(source, common, ranks, nodes, folder))
     return settled(_whole(memory, source, common, whole, at, ranks))
+
+
+class _Limits(NamedTuple):
+    """Bytes that each node has for rows; the least of all ranks, so that all go the same way."""
+
+    in_memory: float
+    """Of a node: more go to its files."""
+    shared: float
+    """For each rank, of memory that the ranks of a node share."""
+
+
+def _limits(spill: Spill | None) -> _Limits:
+    in_memory = math.inf if spill is None else spill.nbytes
+    return _Limits(in_memory, read_config().shared_heap_mb * (1 << 20))
 
 
 def _extent(parts: Sequence[Columns], schema: Schema | None) -> Extent | None:
@@ -87,13 +104,12 @@ def nodes_of(ranks: Together) -> Nodes:
 
 
 def _memory_of_node(
-    nbytes: int, per_node: int, ranks: Together, nodes: Nodes, folder: str | None
+    nbytes: int, per_node: int, room: float, ranks: Together, nodes: Nodes, folder: str | None
 ) -> NumpyArray | str:
     """Return so much memory that the ranks of a node share; why they cannot, in a sentence.
 
-    On a node there are at most `per_node` bytes of rows. Collective.
+    On a node there are at most `per_node` bytes of rows, and `room` to share. Collective.
     """
-    room = read_config().shared_heap_mb * (1 << 20) * nodes.most
     if folder is None and nodes.most > 1 and per_node > room:
         return (
             f"{volume(per_node)} of rows are more than the {volume(room)} that the "

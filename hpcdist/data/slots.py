@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable
 from math import prod
 from typing import Any, NamedTuple
@@ -13,6 +15,9 @@ from hpcdist.errors import UsageError
 
 TEXT = {"str": "string", "string": "string", "bytes": "bytes", "binary": "bytes"}
 """What may be written for columns of text and of bytes."""
+
+TRUTH = {"true": True, "True": True, "1": True, "false": False, "False": False, "0": False}
+"""What may be written for a bool."""
 
 
 class Slot(NamedTuple):
@@ -101,9 +106,39 @@ def as_asked(values: npt.NDArray[Any], slot: Slot) -> npt.NDArray[Any]:
         raise ValueError(f"{slot.name!r} is {values.dtype} in the file, and not {wanted}")
     with np.errstate(over="ignore"):
         found = values.astype(wanted, copy=False)
+    if found is not values and wanted.kind == "f":
+        lost = np.isinf(found)
+        lost &= np.isfinite(values)
+        if lost.any():
+            raise ValueError(
+                f"{slot.name!r} has {values[lost][0]}, which is too large for {wanted}"
+            )
     if whole and wanted != values.dtype and not np.array_equal(found, values):
         raise ValueError(f"{slot.name!r} has numbers that are no {wanted}")
     return found
+
+
+def float_of(text: str, dtype: Any, name: str = "") -> float:
+    """Return the float that a text is, which is an infinity only if that is written.
+
+    Raises:
+        ValueError: it is no float, or too large for `dtype`.
+
+    """
+    value = float(text)
+    if is_too_large(value, dtype) and (math.isfinite(value) or _DIGIT.search(text)):
+        shown = f"{text[:40]!r}{'...' * (len(text) > 40)}"
+        raise ValueError(f"{name!r}: " * bool(name) + f"{shown} is too large for {dtype}")
+    return value
+
+
+_DIGIT = re.compile("[0-9]")
+
+
+def is_too_large(value: float, dtype: Any) -> bool:
+    """Return whether a float is an infinity of `dtype`."""
+    with np.errstate(over="ignore"):
+        return bool(np.isinf(np.float64(value).astype(dtype)))
 
 
 def dtype_of(dtype: Any, name: str) -> np.dtype[Any] | str | None:

@@ -18,7 +18,7 @@ from hpcdist.comm.together import Together
 from hpcdist.data.nodes import Nodes
 from hpcdist.errors import UsageError
 from hpcdist.runtime.process import snapshot
-from hpcdist.transport.shm.segment import Segment, forget, open_segment
+from hpcdist.transport.shm.segment import Segment, forget, open_segment, own_memory
 
 _HALF = 2
 
@@ -28,10 +28,6 @@ class Spill(NamedTuple):
 
     folder: str
     nbytes: int
-
-    def folder_for(self, nbytes: int) -> str | None:
-        """Return where so many bytes of a node go; None for memory."""
-        return self.folder if nbytes > self.nbytes else None
 
 
 def read_spill(value: Any) -> Spill | None:
@@ -142,6 +138,8 @@ def _in_file(nbytes: int, folder: str) -> int:
 
 def private_memory(nbytes: int, folder: str | None = None) -> NumpyArray:
     """Return memory of this process alone, of which runs can be forgotten."""
+    if folder is None:
+        return own_memory(nbytes)
     room = Room(nbytes, folder)
     room.close()
     return room.memory
@@ -163,20 +161,25 @@ def node_memory(
 
     """
     rooms: list[Room] = []
-    first = nodes.members[ranks.rank][0]
+    own: list[NumpyArray] = []
+    first, *others = nodes.members[ranks.rank]
 
     def make() -> Segment | None:
         if first != ranks.rank:
             return None
+        if not others:
+            own.append(private_memory(nbytes, folder))
+            return None
         rooms.append(Room(nbytes, folder))
+        own.append(rooms[0].memory)
         return rooms[0].segment
 
     segment = ranks.share(make)[first]
-    memory: NumpyArray | None = None
+    memory = own[0] if own else None
     why = ""
     try:
-        assert segment is not None
-        memory = rooms[0].memory if rooms else open_segment(segment)[:nbytes]
+        if segment is not None and memory is None:
+            memory = open_segment(segment)[:nbytes]
     except OSError as error:
         why = str(error)
     reasons = [each for each in ranks.share(lambda: why) if each]

@@ -15,7 +15,7 @@ import numpy as np
 
 from hpcdist.data.bad_records import BadRecord, BadRecords
 from hpcdist.data.columns import BYTES, STRING, Column, Columns, Fixed, Ragged
-from hpcdist.data.slots import Slot, as_asked
+from hpcdist.data.slots import TRUTH, Slot, as_asked, float_of
 from hpcdist.data.source import Settings, Source
 from hpcdist.errors import DatasetError
 
@@ -103,10 +103,25 @@ def _value(record: _Record, slot: Slot) -> Any:
         array = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
         values = as_asked(array.reshape(-1), slot)
     else:
-        values = np.array(data.split()).astype(dtype) if data.split() else np.empty(0, dtype)
+        values = np.array(
+            [_number(text, dtype, slot.name) for text in data.decode().split()], dtype
+        )
     if slot.shape is not None and values.size != slot.width:
         raise ValueError(f"{slot.name!r} has {values.size} values, and not {slot.width}")
     return values
+
+
+def _number(text: str, dtype: np.dtype[Any], name: str) -> Any:
+    """Return what NumPy makes a number of `dtype` of, or raise `ValueError`."""
+    if dtype.kind == "f":
+        return float_of(text, dtype, name)
+    if dtype.kind == "b" and text in TRUTH:
+        return TRUTH[text]
+    if dtype.kind in "iu" and np.iinfo(dtype).min <= int(text) <= np.iinfo(dtype).max:
+        return int(text)
+    if dtype.kind in "biu":
+        raise ValueError(f"{name!r}: {text[:40]!r} is no {dtype}")
+    return text
 
 
 def _columns(rows: list[list[Any]], slots: list[Slot]) -> Columns:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from itertools import chain
 from typing import Any, final
 
@@ -21,7 +23,7 @@ from hpcdist.data.bad_records import BadRecord, BadRecords
 from hpcdist.data.columns import BYTES, STRING, Column, Columns, Fixed, Ragged
 from hpcdist.data.lines import Block, blocks
 from hpcdist.data.multislot import Malformed, Multislot
-from hpcdist.data.slots import Slot
+from hpcdist.data.slots import TRUTH, Slot, float_of
 from hpcdist.data.source import Settings, Source
 from hpcdist.errors import DatasetError, UsageError
 
@@ -173,7 +175,9 @@ class _Rows:
                 columns, wrong = columns_of(table, self._wide)
                 lines = text.count(b"\n") + (not text.endswith(b"\n"))
                 if not wrong and table.num_rows == lines:
-                    return self._narrowed(columns), []
+                    columns = self._narrowed(columns)
+                    if not any(_has_infinity(columns[slot.name]) for slot in self._slots):
+                        return columns, []  # else a number may have been too large
             except self._faults:
                 pass
         return self._line_by_line(text)
@@ -234,6 +238,10 @@ def _narrowed(column: Column, slot: Slot) -> Column:
     return Fixed(values) if isinstance(column, Fixed) else Ragged(values, column.offsets)
 
 
+def _has_infinity(column: Column) -> bool:
+    return column.values.dtype.kind == "f" and bool(np.isinf(column.values).any())
+
+
 def _column(values: list[Any], slot: Slot) -> Column:
     if slot.is_text:
         texts = Ragged.of([value.encode() for value in values] or [b""]).slice(0, len(values))
@@ -252,7 +260,7 @@ def _number(value: Any, slot: Slot) -> Any:
         good = isinstance(value, bool)
     elif dtype.kind == "f":
         good = isinstance(value, (int, float)) and not isinstance(value, bool)
-        value = float(value) if good else value
+        value = float_of(str(value), dtype, slot.name) if good else value
     else:
         good = isinstance(value, int) and not isinstance(value, bool)
         good = good and np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
@@ -312,13 +320,12 @@ def _csv_value(field: str, slot: Slot) -> Any:
         return field
     kind, text = np.dtype(slot.dtype).kind, field.strip(" \t")
     if kind == "b":
-        return _number(_TRUTH.get(text, field), slot)
+        return _number(TRUTH.get(text, field), slot)
     if kind == "f":
-        return _number(float(text) if _FLOAT.fullmatch(text) else field, slot)
+        return _number(
+            float_of(text, slot.dtype, slot.name) if _FLOAT.fullmatch(text) else field, slot
+        )
     return _number(int(text) if _INTEGER.fullmatch(text) and len(text) < 40 else field, slot)
-
-
-_TRUTH = {"true": True, "True": True, "1": True, "false": False, "False": False, "0": False}
 
 
 def _fields(line: str, separator: str) -> list[str]:
@@ -393,10 +400,16 @@ class _Json(_Dialect):
         )
 
     def values(self, line: str) -> list[Any]:
-        found = json.loads(line, object_pairs_hook=_without_doubles)
+        found = json.loads(line, object_pairs_hook=_without_doubles, parse_float=_json_float)
         if not isinstance(found, dict):
             raise ValueError(f"the line is {_shown(found)}, and no object")
         return [_json_value(found, slot) for slot in self._slots]
+
+
+def _json_float(text: str) -> float | Decimal:
+    """Return a float; of one that is too large for that what `_number` refuses, if it is asked."""
+    value = float(text)
+    return value if math.isfinite(value) else Decimal(text)
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1766,7 +1766,7 @@ end:
 static inline int is_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
 static inline int is_end(char c) { return is_blank(c) || c == '\n'; }
 
-enum { SLOT_INT64, SLOT_INT32, SLOT_UINT64, SLOT_FLOAT, N_SLOT_TYPES };
+enum { SLOT_INT64, SLOT_INT32, SLOT_UINT64, SLOT_FLOAT64, SLOT_FLOAT32, N_SLOT_TYPES };
 
 /* Digits as a number; 0 where there are none, or more than 64 bits. */
 static int read_digits(const char **at, const char *end, uint64_t *number) {
@@ -1820,7 +1820,15 @@ static int read_odd_float(const char *p, const char *end, double *value, PyThrea
     return good;
 }
 
-static int read_float(const char *begin, const char *end, uint64_t *cell, PyThreadState **thread) {
+/* Whether a number would become an infinity; one that is written as such is none. */
+static int is_too_large(double value, const char *text, int type) {
+    if (*text == '-' || *text == '+') text++;
+    if (*text == 'i' || *text == 'I') return 0;
+    return fabs(value) >= (type == SLOT_FLOAT32 ? 0x1.ffffffp127 : HUGE_VAL);
+}
+
+static int read_float(const char *begin, const char *end, int type, uint64_t *cell,
+                      PyThreadState **thread) {
     const char *p = begin;
     int negative = *p == '-', digits = 0, point = 0, exact = 1;
     uint64_t mantissa = 0;
@@ -1842,7 +1850,7 @@ static int read_float(const char *begin, const char *end, uint64_t *cell, PyThre
     if (p == end && digits && exact && places <= 22) {
         value = (double)mantissa / POWERS[places];
         if (negative) value = -value;
-    } else if (!read_odd_float(begin, end, &value, thread)) {
+    } else if (!read_odd_float(begin, end, &value, thread) || is_too_large(value, begin, type)) {
         return 0;
     }
     memcpy(cell, &value, 8);
@@ -1875,8 +1883,8 @@ static const char *read_line(multislot_t *slots, const char *p, const char *end,
             const char *token = p;
             while (p < end && !is_end(*p)) p++;
             if (p == token) return NULL;
-            int good = type == SLOT_FLOAT ? read_float(token, p, cell, thread)
-                                          : read_integer(token, p, type, cell);
+            int good = type >= SLOT_FLOAT64 ? read_float(token, p, type, cell, thread)
+                                            : read_integer(token, p, type, cell);
             if (!good) return NULL;
             cell++;
         }

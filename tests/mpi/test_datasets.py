@@ -126,6 +126,7 @@ def test_a_rank_without_room_is_an_error_on_every_rank(files, way, rank, size, m
             raise OSError(errno.ENOSPC, "no room at all")
 
         monkeypatch.setattr(spill, "_in_memory", full)
+        monkeypatch.setattr(spill, "own_memory", full)
     with pytest.raises(OSError if rank == size - 1 else dist.RemoteError, match="no room at all"):
         loaded(files)
     dist.barrier()
@@ -137,6 +138,17 @@ def test_ranks_that_name_other_files_hear_of_it(files, rank, size):
     dataset = dataset_of(files if rank else files[:-1])
     with pytest.raises(dist.MismatchError, match="different files"):
         dataset.load_into_memory()
+
+
+@pytest.mark.parametrize("kind", [dist.InMemoryDataset, dist.QueueDataset])
+def test_ranks_that_would_read_otherwise_hear_of_it(files, kind, rank, size):
+    if size == 1:
+        pytest.skip("one rank agrees with itself")
+    command = "head -n 3" if rank == size - 1 else "cat"
+    dataset = dataset_of(files, kind, pipe_command=command)
+    with pytest.raises(dist.MismatchError, match=f"'head -n 3' on rank {size - 1}, but 'cat' on"):
+        dataset.load_into_memory() if kind is dist.InMemoryDataset else dataset.batches()
+    dist.barrier()
 
 
 @pytest.mark.parametrize("tail", ["pad", "drop", "keep"])
@@ -209,3 +221,20 @@ def test_a_shuffle_takes_little_more_memory_than_the_rows(way, rank, size):
     mine = settled.store.batch(0, 5)["text"].values
     assert len(mine) == 5 * 300
     assert mine.max() < size
+
+
+def test_one_rank_goes_on_with_a_queue_where_all_have_stopped(files, rank):
+    settings = {"batch_size": 2, "tail": "keep", "shuffle_buffer": 8, "seed": 5, "thread_num": 2}
+    dataset = dataset_of(files, dist.QueueDataset, **settings)
+    batches = dataset.batches(3)
+    begun = of_all_ranks([ids_of(next(batches)) for _ in range(3)])
+    state = dataset.state_dict()
+    batches.close()
+    assert of_all_ranks(state) == [state] * len(begun)
+    one = dist.new_group([0])
+    if rank == 0:
+        alone = dataset_of(files, dist.QueueDataset, group=one, **settings)
+        alone.load_state_dict(state)
+        rest = [*chain(*steps_of(alone))]
+        assert sorted([*rest, *chain(*chain(*begun))]) == list(range(TOTAL))
+    dist.barrier()

@@ -8,6 +8,7 @@ however that process ends. It does not live in /dev/shm and is not bounded by it
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import weakref
@@ -32,6 +33,7 @@ _libc.mmap.argtypes = (
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _MADV_REMOVE = 9  # frees what lies behind a mapping; `mmap` has no name for it
+_MADV_DONTNEED, _MADV_HUGEPAGE = 4, 14
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -111,6 +113,20 @@ def map_segment(descriptor: int, nbytes: int) -> Bytes:
     return np.asarray(_Mapping(descriptor, nbytes, mmap.MAP_SHARED))
 
 
+def own_memory(nbytes: int) -> Bytes:
+    """Map zeros of this process alone, in huge pages where the system has some. Local.
+
+    Its first touch costs a tenth of that of a segment, whose pages the system makes one by one.
+
+    Raises:
+        OSError: there is no room.
+
+    """
+    memory = np.asarray(_Mapping(-1, max(nbytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    _libc.madvise(memory.ctypes.data, memory.nbytes, _MADV_HUGEPAGE)
+    return memory[:nbytes]
+
+
 def map_descriptor(descriptor: int, nbytes: int) -> Bytes:
     """Map all pages of an open segment at once; they are shared with whoever maps it, too. Local.
 
@@ -146,15 +162,21 @@ def open_segment(segment: Segment, *, private: bool = False) -> Bytes:
 
 
 def forget(run: Bytes) -> None:
-    """Give back what lies behind the whole pages of a run of a segment: they are zeros from now on.
+    """Give back what lies behind the whole pages of a run: they are zeros from now on. Local.
 
-    Local. Where the file system cannot, nothing happens.
+    Where a run is of a file whose system cannot, nothing happens.
+
+    Args:
+        run: of a segment, or of `own_memory`.
+
     """
     start = run.__array_interface__["data"][0]
     first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
     nbytes = (start + run.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
-    if nbytes > 0:
-        _libc.madvise(first, nbytes, _MADV_REMOVE)
+    if nbytes <= 0 or not _libc.madvise(first, nbytes, _MADV_REMOVE):
+        return
+    if ctypes.get_errno() == errno.EINVAL:  # there is no file behind it
+        _libc.madvise(first, nbytes, _MADV_DONTNEED)
 
 
 def is_dead(pid: int) -> bool:

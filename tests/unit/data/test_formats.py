@@ -1,9 +1,12 @@
 """Every format gives the same records, whole and in pieces, packed or not, from paths and URLs."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
+import sys
 import tarfile
 import tracemalloc
 
@@ -114,6 +117,31 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 every_text = pytest.mark.parametrize("kind", ["multislot", "csv", "jsonl"])
 
 
+def by_arrow(codec):
+    """Return what packs bytes by a codec of Arrow, into two streams one after the other."""
+
+    def pack(data):
+        pyarrow = pytest.importorskip("pyarrow")
+        out = pyarrow.BufferOutputStream()
+        for part in (data[: len(data) // 2], data[len(data) // 2 :]):
+            packed = pyarrow.BufferOutputStream()
+            with pyarrow.CompressedOutputStream(packed, codec) as file:
+                file.write(part)
+            out.write(packed.getvalue())
+        return out.getvalue().to_pybytes()
+
+    return pack
+
+
+PACK = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": by_arrow("zstd"),
+    ".lz4": by_arrow("lz4"),
+}
+
+
 def opened(kind, use=None, **settings):
     name, _, slots = KINDS[kind]
     settings.setdefault("block_bytes", 100)
@@ -125,7 +153,7 @@ def written(kind, folder, count=ROWS, name=None):
         pytest.importorskip("pyarrow")
     path = folder / (name or f"part.{kind}")
     data = KINDS[kind][1]([record(i) for i in range(count)])
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    path.write_bytes(PACK.get(path.suffix, bytes)(data))
     return str(path)
 
 
@@ -205,9 +233,10 @@ def test_a_url_is_read_like_a_path(kind, tmp_path):
     check([part for piece in pieces for part in piece], kind, range(ROWS))
 
 
-@pytest.mark.parametrize("kind", ["multislot", "csv", "jsonl", "tar"])
-def test_packed_files_are_whole_pieces(kind, tmp_path):
-    path = written(kind, tmp_path, name=f"part.{kind}.gz")
+@pytest.mark.parametrize("end", PACK)
+@pytest.mark.parametrize("kind", ["multislot", "csv", "jsonl", "tar", "npy"])
+def test_packed_files_are_whole_pieces(kind, end, tmp_path):
+    path = written(kind, tmp_path, name=f"part.{kind}{end}")
     format = opened(kind)
     assert not format.can_cut(path)
     check(format.read(path, start=0, stop=50), kind, range(ROWS))
@@ -351,6 +380,68 @@ def test_a_malformed_line_is_named_by_file_and_line(kind, line, reason, tmp_path
         assert reason in format.bad.summary()
 
 
+def numbers_as(kind, numbers):
+    """Return a file with these texts as numbers of a column x, and an infinity that is one."""
+    if kind == "multislot":
+        return "".join(f"1 {each}\n" for each in [*numbers, "inf"]).encode()
+    if kind == "csv":
+        return "\n".join(["x", *numbers, "inf"]).encode()
+    if kind == "jsonl":
+        return "\n".join(f'{{"x": {each}}}' for each in [*numbers, "Infinity"]).encode()
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for i, each in enumerate([*numbers, "inf"]):
+            member = tarfile.TarInfo(f"{i}.x")
+            member.size = len(each)
+            archive.addfile(member, io.BytesIO(each.encode()))
+    return out.getvalue()
+
+
+@pytest.mark.usefixtures("_with_and_without_arrow")
+@pytest.mark.parametrize("kind", ["multislot", "csv", "jsonl", "tar"])
+@pytest.mark.parametrize(
+    ("dtype", "large"), [("float32", "1e39"), ("float32", "-1e400"), ("float64", "1e400")]
+)
+def test_a_number_too_large_for_its_slot_is_malformed_and_an_infinity_is_not(kind, dtype, large):
+    data = numbers_as(kind, ["1.5", large, "1" + "0" * 400, "1e-400", "3.4028235e38"])
+    line = 3 if kind == "csv" else 2
+    with pytest.raises(
+        dist.DatasetError, match=f":{line}: .*x.*{large[-2:]}.* (too large for|no) {dtype}"
+    ):
+        list(opened(kind, [("x", dtype, ())]).read(io.BytesIO(data)))
+    lenient = opened(kind, [("x", dtype, ())], on_bad="skip")
+    found = np.concatenate([part["x"].values for part in lenient.read(io.BytesIO(data))])
+    assert found.tolist() == np.array([1.5, 0, 3.4028235e38, np.inf], dtype).tolist()
+    assert lenient.bad.count == 2
+
+
+@pytest.mark.parametrize("kind", ["parquet", "npy"])
+def test_a_column_with_a_number_too_large_for_its_slot_is_refused(kind, tmp_path):
+    for last in (1e39, np.inf):
+        out = io.BytesIO()
+        if kind == "npy":
+            np.save(out, np.array([1.5, last]))
+        else:
+            parquet = pytest.importorskip("pyarrow.parquet")
+            parquet.write_table(pytest.importorskip("pyarrow").table({"x": [1.5, last]}), out)
+        read = opened(kind, [("x", "float32", ())]).read(io.BytesIO(out.getvalue()))
+        if last == np.inf:
+            assert next(read)["x"].values.tolist() == [1.5, np.inf]
+        else:
+            with pytest.raises(dist.DatasetError, match=r"1e\+39, which is too large for float32"):
+                next(read)
+
+
+def test_truths_of_an_archive_are_words_or_bits():
+    def of(text):
+        data = numbers_as("tar", [text]).replace(b"inf", b"1  ")
+        return next(opened("tar", [("x", "bool", ())]).read(io.BytesIO(data)))["x"].values[0]
+
+    assert [of(each) for each in ("0", "false", "1", "True")] == [False, False, True, True]
+    with pytest.raises(dist.DatasetError, match="'yes' is no bool"):
+        of("yes")
+
+
 @every_text
 def test_a_malformed_line_in_a_later_piece_has_its_number_in_the_file(kind, tmp_path):
     lines = KINDS[kind][1]([record(i) for i in range(30)]).splitlines(keepends=True)
@@ -475,6 +566,40 @@ def test_a_damaged_file_is_named(kind, tmp_path):
             continue
         with pytest.raises(dist.DatasetError, match="damaged"):
             list(opened(kind).read(tmp_path / "damaged"))
+
+
+@pytest.mark.parametrize("end", PACK)
+def test_packed_text_that_is_damaged_or_has_another_name_is_told(end, tmp_path):
+    path = written("csv", tmp_path, name=f"part.csv{end}")
+    with open(path, "rb") as file:
+        data = file.read()
+    (tmp_path / "part.csv").write_bytes(data)
+    for piece in ({}, {"start": len(data) // 2}):
+        with pytest.raises(dist.DatasetError, match=rf"part\.csv: is packed, as \{end} files are"):
+            list(opened("csv", on_bad="skip").read(str(tmp_path / "part.csv"), **piece))
+    (tmp_path / f"part.csv{end}").write_bytes(data[:-9])
+    with pytest.raises(dist.DatasetError, match=rf"part\.csv\{end}: \w+: "):
+        list(opened("csv", on_bad="skip").read(path))
+
+
+def test_what_unpacks_a_file_is_named_where_it_is_missing(tmp_path, monkeypatch):
+    path = written("csv", tmp_path, name="part.csv.zst")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(dist.UsageError, match=r"need pyarrow: .*pipe_command='zstd -dc'"):
+        list(opened("csv").read(path))
+
+
+def test_a_command_gets_what_it_unpacks_itself(tmp_path):
+    path = written("csv", tmp_path, name="part.csv.xz")
+    unpack = f"{sys.executable} -c 'import lzma, shutil, sys\n"
+    unpack += "shutil.copyfileobj(lzma.open(sys.stdin.buffer), sys.stdout.buffer)'"
+    check(opened("csv", pipe_command=unpack).read(path), "csv", range(ROWS))
+
+
+def test_a_table_cannot_be_unpacked_while_it_is_read(tmp_path):
+    path = written("parquet", tmp_path, name="part.parquet.zst")
+    with pytest.raises(dist.DatasetError, match="cannot be unpacked while it is read; unpack it"):
+        list(opened("parquet").read(path))
 
 
 def test_packed_text_that_is_cut_off_is_named(tmp_path):

@@ -286,6 +286,77 @@ def test_ranks_that_would_miss_samples_of_each_other_hear_of_it(files, name, do)
     assert "on rank 1, but" in first
 
 
+@pytest.mark.parametrize("kind", [dist.InMemoryDataset, dist.QueueDataset])
+@pytest.mark.parametrize(
+    "other",
+    [{"pipe_command": "head -n 3"}, {"on_bad": "skip"}, {"format": "csv"}, {"thread_num": 2}],
+)
+def test_ranks_that_would_read_otherwise_hear_of_it_before_anything_is_read(
+    kind, other, monkeypatch
+):
+    ((name, value),) = other.items()
+    default = kind()._feed.settings[name]
+    monkeypatch.setattr(formats.Format, "read", lambda *_: pytest.fail("it reads"))
+
+    def hear():
+        dataset = dataset_of(["nowhere.txt"], kind, **other if dist.get_rank() else {})
+        with pytest.raises(dist.MismatchError) as caught:
+            dataset.load_into_memory() if kind is dist.InMemoryDataset else dataset.batches()
+        return str(caught.value)
+
+    first, second = dist.simulate(2, hear)
+    assert first == second
+    assert first.startswith(f"{name} is {value!r} on rank 1, but {default!r} on rank 0; give it")
+
+
+@pytest.mark.parametrize("kind", [dist.InMemoryDataset, dist.QueueDataset])
+def test_a_setting_is_the_same_on_all_ranks_unless_its_row_lets_it_differ(kind):
+    def hear(name):
+        feed = kind()._feed
+        if dist.get_rank() == 1:
+            feed.settings[name] = [object(), dist.get_group(0)][name == "group"]
+        try:
+            feed.agree()
+        except dist.MismatchError as error:
+            return str(error).startswith(f"{name} is <object")
+        return False
+
+    names = {*kind()._feed.settings}
+    compared = {name for name in names if dist.simulate(2, hear, name) == [True, True]}
+    assert names - compared == names & {
+        "group", "spill", "fleet_send_batch_size", "fleet_send_sleep_seconds"
+    }  # fmt: skip
+
+
+def test_ranks_with_other_kinds_of_datasets_hear_of_it(files):
+    def hear():
+        kind = [dist.InMemoryDataset, dist.QueueDataset][dist.get_rank()]
+        with pytest.raises(dist.MismatchError, match="the dataset is 'QueueDataset' on rank 1"):
+            dataset_of(files, kind)._feed.agree()
+
+    dist.simulate(2, hear)
+
+
+def test_nodes_may_spill_into_other_folders_and_have_other_amounts_of_memory(files, tmp_path):
+    def load():
+        rank = dist.get_rank()
+        (tmp_path / str(rank)).mkdir(exist_ok=True)
+        dataset = loaded(files, tail="keep", spill=(str(tmp_path / str(rank)), rank << 30))
+        return dataset._settled.in_files, steps_of(dataset)
+
+    (there, first), (here, second) = dist.simulate(2, load)
+    assert there
+    assert here
+    assert in_order([first, second]) == list(range(TOTAL))
+
+    def differ():
+        spill = {"spill": tmp_path} if dist.get_rank() else {}
+        with pytest.raises(dist.MismatchError, match="spill is True on rank 1, but False"):
+            loaded(files, **spill)
+
+    dist.simulate(2, differ)
+
+
 def test_names_of_paddle_are_there():
     dataset = dist.InMemoryDataset()
     dataset.init(

@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections import Counter
+from math import factorial
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ def _both_ways(request, monkeypatch):
     monkeypatch.setattr(order_module, "_compiled", KERNEL if request.param == "compiled" else None)
 
 
-TOTALS = [1, 2, 3, 5, 16, 17, 255, 1000, 4097]
+TOTALS = [1, 2, 3, 5, 16, 17, 255, 256, 257, 1000, 4097]
 
 
 def orders(total):
@@ -85,7 +86,7 @@ def test_numbers_that_an_order_has_not_are_refused_by_the_kernel(wrong):
 
 
 def test_the_order_is_the_same_on_every_machine():
-    assert Shuffled(10, 1, 2).samples(np.arange(10)).tolist() == [5, 4, 2, 3, 6, 0, 8, 1, 7, 9]
+    assert Shuffled(10, 1, 2).samples(np.arange(10)).tolist() == [8, 5, 1, 7, 4, 6, 9, 2, 0, 3]
     found = Shuffled(10**9, 7, 0).samples(np.arange(3))
     assert found.tolist() == [396200906, 687256829, 240234165]
 
@@ -105,13 +106,31 @@ def chi_square(counts, expected):
     return (((counts - expected) ** 2 / expected).sum() - degrees) / np.sqrt(2 * degrees)
 
 
-@pytest.mark.parametrize("total", [2, 3, 4])
-def test_all_orders_of_a_few_samples_are_as_frequent(total):
-    places = np.arange(total)
-    found = Counter(tuple(Shuffled(total, 0, e).samples(places).tolist()) for e in range(720))
-    counts = np.array([*found.values()])
-    assert len(counts) == [1, 1, 2, 6, 24][total]
-    assert abs(chi_square(counts, 720 / len(counts))) < 5
+@pytest.mark.parametrize(
+    ("kind", "total"), [(Shuffled, 2), (Shuffled, 3), (Shuffled, 4), (Shuffled, 5), (Blocks, 4)]
+)
+def test_all_orders_of_a_few_samples_are_as_frequent(kind, total):
+    if order_module._compiled is not None:
+        pytest.skip("so few samples are not the kernel's")
+    places, epochs, orders = np.arange(total), 8000, factorial(total)
+    more, places = ((), places) if kind is Shuffled else ((3,), 3 * places)
+    all_samples = total * (more or (1,))[0]
+    found = Counter(tuple(kind(all_samples, 7, e, *more).samples(places)) for e in range(epochs))
+    counts = np.array([*found.values(), *[0] * (orders - len(found))])
+    assert len(counts) == orders
+    assert abs(chi_square(counts, epochs / orders)) < 4
+
+
+@pytest.mark.parametrize("total", [7, 8, 9, 10, 17, 257])
+def test_all_pairs_of_samples_come_first_as_often(total):
+    epochs, bins = 4000, min(total, 16)
+    first = [Shuffled(total, 7, epoch).samples(np.arange(2)) for epoch in range(epochs)]
+    one, two = (np.array(first) * bins // total).T
+    sizes = np.bincount(np.arange(total) * bins // total)
+    pairs = (np.outer(sizes, sizes) - np.diag(sizes)).ravel() / (total * (total - 1))
+    counts = np.bincount(one * bins + two, minlength=bins * bins)
+    assert counts[pairs == 0].sum() == 0
+    assert abs(chi_square(counts[pairs > 0], epochs * pairs[pairs > 0])) < 4.5
 
 
 def test_samples_land_everywhere_as_often_over_many_epochs():

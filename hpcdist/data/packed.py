@@ -1,0 +1,89 @@
+"""Packed files: which they are by the ends of their names, and what unpacks them."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable
+from typing import Any, BinaryIO, NamedTuple
+
+from hpcdist.errors import DatasetError, UsageError
+
+FAULTS = (OSError, EOFError, zlib.error, lzma.LZMAError)
+"""What a file that cannot be unpacked raises."""
+
+
+def _by_arrow(codec: str, end: str, command: str) -> Callable[[BinaryIO], Any]:
+    def unpack(file: BinaryIO) -> Any:
+        try:
+            import pyarrow
+        except ImportError as error:
+            raise UsageError(
+                f"{end} files need pyarrow: pip install 'hpcdist[data]', or pass "
+                f"pipe_command={command!r}"
+            ) from error
+        return io.BufferedReader(
+            pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), codec)
+        )
+
+    return unpack
+
+
+class Packing(NamedTuple):
+    """A way to pack files.
+
+    Attributes:
+        ends: of their names; the first is the usual one.
+        magic: how they begin.
+        unpack: returns the unpacked file.
+        command: unpacks them for a pipe.
+
+    """
+
+    ends: tuple[str, ...]
+    magic: bytes | tuple[bytes, ...]
+    unpack: Callable[[BinaryIO], Any]
+    command: str
+
+
+PACKINGS = (
+    Packing((".gz", ".tgz"), b"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file), "gzip -dc"),
+    Packing(
+        (".bz2", ".tbz2"),
+        tuple(b"BZh%d1AY&SY" % level for level in range(1, 10)),
+        bz2.BZ2File,
+        "bzip2 -dc",
+    ),
+    Packing((".xz", ".txz"), b"\xfd7zXZ\0", lzma.LZMAFile, "xz -dc"),
+    Packing(
+        (".zst", ".tzst"), b"\x28\xb5\x2f\xfd", _by_arrow("zstd", ".zst", "zstd -dc"), "zstd -dc"
+    ),
+    Packing((".lz4",), b"\x04\x22\x4d\x18", _by_arrow("lz4", ".lz4", "lz4 -dc"), "lz4 -dc"),
+)
+_ALWAYS = PACKINGS[0]
+"""Unpacked before the file goes through a command; the others go to the command as they are."""
+_MOST_MAGIC = 10
+
+
+def packing_of(path: str, *, piped: bool) -> Packing | None:
+    """Return how a file is packed that is to be unpacked, by its name."""
+    name = path.lower()
+    found = next((each for each in PACKINGS if name.endswith(each.ends)), None)
+    return None if piped and found is not _ALWAYS else found
+
+
+def refuse_packed(file: BinaryIO, name: str) -> None:
+    """Raise a `DatasetError` if a file of lines is packed, though its name does not say so."""
+    at = file.tell()
+    file.seek(0)
+    begin = file.read(_MOST_MAGIC)
+    file.seek(at)
+    for each in PACKINGS:
+        if begin.startswith(each.magic):
+            raise DatasetError(
+                f"{name}: is packed, as {each.ends[0]} files are, but its name does not end so; "
+                f"rename it, or pass pipe_command={each.command!r}"
+            )
