@@ -202,8 +202,14 @@ def _arithmetic(op: Callable[..., Any], ufunc: Any) -> tuple[Any, Any]:
     return forward, reflected
 
 
-def _other(op: Callable[..., Any], ufunc: Any) -> tuple[Any, Any]:
-    """Return an operator whose result is not like its operands, and its reflection."""
+def _other(
+    op: Callable[..., Any], ufunc: Any, takes: Callable[[Any], bool] | None = None
+) -> tuple[Any, Any]:
+    """Return an operator whose result is not like its operands, and its reflection.
+
+    `takes` tells which other operands there are; `_is_known` by default.
+    """
+    takes = takes or _is_known
     on_all = checked(pointwise.pointwise, ufunc.__name__)
 
     def forward(a: Any, b: Any) -> Any:
@@ -217,10 +223,10 @@ def _other(op: Callable[..., Any], ufunc: Any) -> tuple[Any, Any]:
                 part = op(a.local, b)
             if part.__class__ is _ndarray:
                 return _wrapped(part, layout)
-        return on_all(ufunc, a, b) if _is_known(b) else NotImplemented
+        return on_all(ufunc, a, b) if takes(b) else NotImplemented
 
     def reflected(a: Any, b: Any) -> Any:
-        return on_all(ufunc, b, a) if _is_known(b) else NotImplemented
+        return on_all(ufunc, b, a) if takes(b) else NotImplemented
 
     return forward, reflected
 
@@ -269,9 +275,20 @@ _KNOWN = (DistArray, np.ndarray, np.generic, int, float, complex, list, tuple)
 
 
 def _is_known(value: Any) -> bool:
-    return isinstance(value, _KNOWN) or (
-        hasattr(value, "__array__") and getattr(value, "__array_ufunc__", 0) is not None
+    """Return whether NumPy makes an array of this operand whose elements are no Python objects."""
+    if isinstance(value, _KNOWN):
+        return True
+    return _may_compare(value) and (
+        hasattr(value, "__array__") or np.asarray(value).dtype.kind != "O"
     )
+
+
+def _may_compare(value: Any) -> bool:
+    """Return whether this operand leaves operators to arrays, as NumPy asks it.
+
+    Where `==` returned `NotImplemented`, Python would compare identities, and say False.
+    """
+    return getattr(value, "__array_ufunc__", 0) is not None
 
 
 ARITHMETIC: dict[str, Any] = {
@@ -475,7 +492,7 @@ def install() -> None:
     members["__pow__"], members["__rpow__"], members["__ipow__"] = _power()
     for name in COMPARISONS:
         op = getattr(operator, f"__{name}__")  # which is not the ufunc for what cannot be compared
-        members[f"__{name}__"] = _other(op, op)[0]
+        members[f"__{name}__"] = _other(op, op, _may_compare)[0]
     for name, ufunc in UNARY.items():
         members[f"__{name}__"] = _unary(ufunc)
     for name, member in members.items():

@@ -1,5 +1,10 @@
 """What NumPy accepts, refuses and makes of rare values, on arrays that are cut over three ranks."""
 
+import datetime
+import operator
+from decimal import Decimal
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -134,6 +139,75 @@ CONTRIBUTED = {
     "halves": lambda a: tuple(np.array_split(a, 2)),
     "running sums": lambda a: np.cumsum(a, axis=0),
 }
+
+
+OTHERS = {
+    "a word": "b",
+    "bytes": b"b",
+    "nothing": None,
+    "a date": datetime.date(2020, 1, 1),
+    "a decimal": Decimal(1),
+    "a fraction": Fraction(1),
+    "a range": range(3),
+    "dots": ...,
+    "a set": {1},
+    "a list": ["b", "a", "c"],
+    "a time": np.datetime64("2020-01-01"),
+}
+COMPARED = {
+    "numbers": np.arange(3),
+    "words": np.array(["a", "b", "b"]),
+    "bytes": np.array([b"a", b"b", b"b"]),
+    "days": np.array(["2020-01-01", "NaT", "2021-01-01"], "M8[D]"),
+    "a number": np.array(1.0),
+    "no words": np.array([], "U1"),
+}
+
+
+@PUTS
+@pytest.mark.parametrize("op", [operator.eq, operator.ne])
+def test_whatever_is_compared_is_compared_by_element(op, put):
+    def check():
+        for x in COMPARED.values():
+            for other in OTHERS.values():
+                if np.ndim(other) and np.shape(other) != x.shape and x.ndim:
+                    continue  # which cannot be broadcast
+                place = whole if not x.ndim else put
+                same(op(place(x), other), op(x, other))
+                if not isinstance(other, np.generic):  # whose operators are NumPy's own
+                    same(op(other, place(x)), op(other, x))
+
+    dist.simulate(3, check)
+
+
+def test_operators_are_left_to_an_operand_that_asks_for_them():
+    class Own:
+        __array_ufunc__ = None
+
+        def __eq__(self, other):
+            return "equal"
+
+        __hash__ = None
+
+        def __radd__(self, other):
+            return "added"
+
+    def check():
+        assert (rows(X) == Own(), rows(X) + Own()) == ("equal", "added")
+        with pytest.raises(TypeError):
+            rows(X) + {1}
+
+    dist.simulate(3, check)
+
+
+def test_what_only_some_elements_refuse_is_an_error_on_all_ranks():
+    def check():
+        days = rows(DAYS[:, 0])
+        with pytest.raises(TypeError):  # NaT is None beside a date
+            days < datetime.date(2020, 1, 1)
+        same(rows(X[:, 0]) + range(4), X[:, 0] + range(4))
+
+    dist.simulate(3, check)
 
 
 @pytest.mark.parametrize("name", CONTRIBUTED)
