@@ -387,7 +387,7 @@ def setitem(x: DistArray, key: Any, value: Any) -> None:
     ]
     if is_dist(value):
         mesh_of(x, value)
-        value = _trimmed(settled(value), len(shape))
+        value = _trimmed(settled(placing.converted(value, x.dtype)), len(shape))
         if broadcast(value.shape, shape) != tuple(shape):
             raise ValueError(f"cannot broadcast an array of shape {value.shape} to {tuple(shape)}")
         # It is moved as it is, and broadcast where it is written.
@@ -398,7 +398,7 @@ def setitem(x: DistArray, key: Any, value: Any) -> None:
         value = flip(value, tuple(backwards)) if backwards else value
         part[...] = resharded(value, part_of(selection.layout, narrow)).local
         return
-    array = np.asarray(value)
+    array = placing.converted(value, x.dtype)
     while array.ndim > len(shape) and array.shape[0] == 1:
         array = array[0]
     array = np.broadcast_to(array, shape).reshape(wanted)
@@ -411,7 +411,7 @@ def _assign_by_arrays(x: DistArray, items: tuple[Any, ...], value: Any) -> None:
             setitem(x, (None, ...), value)
         return
     mesh = x.layout.mesh
-    found, selection, places = failing_alike(
+    found, selection, places, value = failing_alike(
         lambda: _assignment(x, items, value),
         mesh,
         range(mesh.ndim),
@@ -427,8 +427,8 @@ def _assign_by_arrays(x: DistArray, items: tuple[Any, ...], value: Any) -> None:
 
 def _assignment(
     x: DistArray, items: tuple[Any, ...], value: Any
-) -> tuple[_Chosen, Selection, list[DistArray]]:
-    """Return what an index by arrays means, and its places, if the value fits."""
+) -> tuple[_Chosen, Selection, list[DistArray], Any]:
+    """Return what an index by arrays means, its places, and the value, if it fits."""
     found = _divided(items, x)
     if None in found.rest:
         raise UsageError(
@@ -437,8 +437,9 @@ def _assignment(
         )
     selection = selected(x.layout, found.rest)
     places = placing.places_of(found.indices, found.dims, x.shape)
+    value = placing.converted(value, x.dtype)
     placing.check_value(x, selection.layout, found.dims, places, found.home, value)
-    return found, selection, places
+    return found, selection, places, value
 
 
 def _trimmed(value: DistArray, ndim: int) -> DistArray:

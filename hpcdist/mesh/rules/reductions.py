@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -321,7 +322,16 @@ def neutral(dtype: Any, op: ReduceOp) -> Any:
     if dtype.kind in "mM":  # the smallest is NaT, which would win
         limits = np.iinfo(np.int64)
         return np.array(limits.min + 1 if smallest else limits.max).view(dtype)[()]
-    return dtype.type(-np.inf if smallest else np.inf)
+    if dtype.kind in "SU":
+        last = b"\xff" if dtype.kind == "S" else chr(sys.maxunicode)
+        return dtype.type() if smallest else last * _length(dtype)
+    infinity = -np.inf if smallest else np.inf
+    return dtype.type(complex(infinity, infinity) if dtype.kind == "c" else infinity)
+
+
+def _length(dtype: Any) -> int:
+    """Return how many characters a word of this dtype can have."""
+    return int(dtype.itemsize // np.dtype(f"{dtype.kind}1").itemsize)
 
 
 @rule("ptp")

@@ -95,7 +95,7 @@ def apart(places: DistArray, layout: Layout, dim: int) -> DistArray:
 
 def _valid(places: DistArray, length: int, dim: int, mode: str) -> Any:
     """Return this rank's indices, from 0 on; if any rank's is wrong, all raise the error."""
-    _check_kind(places, length)
+    _check_kind(places.dtype, places.size, length)
     index = places.local.astype(np.intp)
     if mode != "raise":
         return np.clip(index, 0, length - 1) if mode == "clip" else index % length
@@ -108,15 +108,15 @@ def _valid(places: DistArray, length: int, dim: int, mode: str) -> Any:
 
 def check_indices(index: Any, length: int, dim: int) -> None:
     """Raise `IndexError` for an array that is no index along a dimension."""
-    _check_kind(index, length)
+    _check_kind(index.dtype, index.size, length)
     if _is_wrong(index, length):
         raise _out_of_bounds(length, dim)
 
 
-def _check_kind(index: Any, length: int) -> None:
-    if index.dtype.kind not in "biu" and index.size:
-        raise IndexError(f"indices must be integers, got {index.dtype}")
-    if index.size and not length:
+def _check_kind(dtype: Any, size: int, length: int) -> None:
+    if dtype.kind not in "biu" and size:
+        raise IndexError(f"indices must be integers, got {dtype}")
+    if size and not length:
         raise IndexError("cannot do a non-empty take from an empty axes.")
 
 
