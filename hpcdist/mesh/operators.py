@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist.mesh import stencil
+from hpcdist.mesh import flat, stencil
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.policy import whole_of
 from hpcdist.mesh.protocols import array_function, array_ufunc
 from hpcdist.mesh.rules import index, pointwise, products, reductions, shapes
 from hpcdist.mesh.rules.floating import checked, raises_errors
-from hpcdist.mesh.rules.table import METHODS
+from hpcdist.mesh.rules.table import METHODS, NAMES
 
 _ndarray = np.ndarray
 _new = object.__new__
@@ -173,12 +173,14 @@ def _arithmetic(op: Callable[..., Any], ufunc: Any) -> tuple[Any, Any]:
             part = op(x, b)
         else:
             return pointwise.pointwise(ufunc, a, b) if _is_known(b) else NotImplemented
-        if part.__class__ is _ndarray:
-            made = _new(DistArray)
-            made.local = part
-            made.layout = layout
-            return made
-        return pointwise.pointwise(ufunc, a, b)
+        if part.__class__ is not _ndarray:
+            if not isinstance(part, np.generic):
+                return pointwise.pointwise(ufunc, a, b)
+            part = np.asarray(part)
+        made = _new(DistArray)
+        made.local = part
+        made.layout = layout
+        return made
 
     def reflected(a: Any, b: Any) -> Any:
         if raises_errors():
@@ -221,8 +223,8 @@ def _other(
                     part = op(a.local, b.local)
             elif b.__class__ is float or b.__class__ is int:
                 part = op(a.local, b)
-            if part.__class__ is _ndarray:
-                return _wrapped(part, layout)
+            if isinstance(part, (_ndarray, np.generic)):
+                return _wrapped(np.asarray(part), layout)
         return on_all(ufunc, a, b) if takes(b) else NotImplemented
 
     def reflected(a: Any, b: Any) -> Any:
@@ -353,7 +355,7 @@ def _reshape(a: DistArray, *shape: Any, order: str = "C", copy: bool | None = No
 
     """
     wanted = shape[0] if len(shape) == 1 else shape
-    return shapes.reshape(a, wanted, order, copy=copy)
+    return NAMES["reshape"](a, wanted, order, copy=copy)
 
 
 def _transpose(a: DistArray, *axes: Any) -> Any:
@@ -387,7 +389,7 @@ def _ravel(a: DistArray, order: str = "C") -> Any:
         order: "C".
 
     """
-    return shapes.ravel(a, order)
+    return NAMES["ravel"](a, order)
 
 
 def _conjugate(a: DistArray) -> Any:
@@ -467,6 +469,8 @@ OWN: dict[str, Any] = {
     "conj": _conjugate,
     "conjugate": _conjugate,
     "fill": _fill,
+    "item": flat.item,
+    "flat": property(flat.flat_of, flat.write_flat),
     "tolist": _tolist,
     "to_device": _to_device,
     "halo": stencil.halo,

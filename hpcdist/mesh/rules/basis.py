@@ -139,8 +139,35 @@ def mesh_of(*values: Any) -> ProcessMesh:
     return found.mesh
 
 
-def delivered(result: DistArray, out: Any) -> DistArray:
-    """Return `result`, or `out` with it written into."""
+def detached(array: Any) -> Any:
+    """Return arrays whose elements were moved where NumPy's would be views, read-only.
+
+    What is written to them would not reach the array that they were taken of.
+    """
+    if isinstance(array, tuple):
+        return tuple(map(detached, array))
+    part = array.local
+    if part.__class__ is np.ndarray:
+        part = part.view()
+        part.flags.writeable = False
+    return make(part, array.layout)
+
+
+def check_writable(array: DistArray) -> None:
+    """Refuse to write to an array that is read-only; all ranks have it so, or none."""
+    if array.local.__class__ is np.ndarray and not array.local.flags.writeable:
+        raise UsageError(
+            f"the array of {array.layout!r} is read-only: its elements were moved from where they "
+            "are cut, or are repeated, and what is written would not reach the array that it was "
+            "taken of; write to that one, or to a copy, a.copy()"
+        )
+
+
+def delivered(result: DistArray, out: Any, casting: Any = "same_kind") -> DistArray:
+    """Return `result`, or `out` with it written into.
+
+    NumPy's reductions write to any dtype, as ``casting="unsafe"`` does.
+    """
     if isinstance(out, tuple):
         (out,) = out
     if out is None:
@@ -151,7 +178,8 @@ def delivered(result: DistArray, out: Any) -> DistArray:
             f"{out!r}"
         )
     mesh_of(out, result)
-    if not np.can_cast(result.dtype, out.dtype, "same_kind"):
+    check_writable(out)
+    if not np.can_cast(result.dtype, out.dtype, casting):
         raise UsageError(f"a result of {result.dtype} cannot be written to an out of {out.dtype}")
     out.local[...] = resharded(result, out.layout).local
     return out  # type: ignore[no-any-return]

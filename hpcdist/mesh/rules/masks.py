@@ -207,4 +207,4 @@ def compress(condition: Any, a: Any, axis: int | None = None, out: Any = None) -
     first = ravel(x) if axis is None or not x.ndim else moveaxis(x, integer(axis), 0)
     first = first[: np.shape(condition)[0]]
     found = chosen(first, condition)
-    return delivered(moveaxis(found, 0, 0 if axis is None else axis), out)
+    return delivered(moveaxis(found, 0, 0 if axis is None else axis), out, "unsafe")

@@ -20,6 +20,7 @@ from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.rules.basis import (
     arranged,
     broadcast,
+    check_writable,
     cutting,
     delivered,
     failing_alike,
@@ -205,6 +206,8 @@ def into(function: Callable[..., Any], inputs: tuple[Any, ...], out: Any, option
     target = outs[0].layout
     if any(each.layout is not target for each in outs) or target.is_partial:
         raise UsageError(f"all out must have one layout without Partial, got {outs}")
+    for each in outs:
+        check_writable(each)
     where = options.pop("where", True)
     _, (*parts, mask) = aligned((*inputs, where), target)
     options |= {"where": mask, "out": tuple(each.local for each in outs)}
