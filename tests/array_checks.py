@@ -248,6 +248,28 @@ REDUCTIONS = [
     *_rows("a.sum()\na.sum(0)\na.max()", dtype="u1"),
     *_rows("a.sum()\na.max(0)\na.any(0)\na.all()\na.argmax(0)\na.mean()", dtype="?"),
     *_rows("a.sum(0)\na.mean()\na.var()\na.prod(0)", dtype="c16", exact=False),
+    *_rows("""
+        a.max()
+        a.min(0)
+        np.max(a, axis=1, keepdims=True)
+        a.max(initial=2 + 1j, where=a != 3)
+        a.argmax()
+        a.argmin(0)
+        a[:, :0].max(1, initial=0)
+        np.argmax(a, axis=1, keepdims=True)
+        np.ptp(a, axis=0)
+        np.max(np.where(a == a.max(), np.nan, a), axis=0)
+        np.argmin(np.where(a.real > 2, complex(1, np.nan), a), axis=0)
+        np.argmax(np.where(a.real > 2, complex(1, np.nan), a))
+        np.nanmax(np.where(a.real > 2, np.nan, a))
+        np.nanmin(np.where(a.real > 2, np.nan, a), axis=0)
+        np.nanargmax(np.where(a.real > 2, np.nan, a))
+        np.maximum.reduce(a)
+        np.fmax.reduce(np.where(a.real > 2, np.nan, a), axis=1)
+        np.fmin.reduce(a)
+    """, dtype="c16"),
+    *_rows("a.max()\na.argmin(0)\na.min(1)", ((4, 3, 5),), "c8"),
+    *_rows("np.argmax(a.astype('U2'))\nnp.argmin(a.astype('S2'), axis=0)\nnp.argmax(a.astype('S1'), axis=1)", ((5, 4),), "u1"),
 ]  # fmt: skip
 
 SHAPES = [

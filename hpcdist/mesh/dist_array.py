@@ -78,6 +78,7 @@ class DistArray:
         def _whole(self, what: str) -> Any: ...
         def nonzero(self) -> tuple[DistArray, ...]: ...  # noqa: D102
         def fill(self, value: Any) -> None: ...  # noqa: D102
+        def item(self, *index: Any) -> Any: ...  # noqa: D102
         def tolist(self) -> Any: ...  # noqa: D102
         def halo(self, depth: Any, boundary: Any = None) -> AbstractContextManager[Any]: ...  # noqa: D102
         def neighbour(  # noqa: D102
@@ -100,6 +101,12 @@ class DistArray:
 
         @property
         def T(self) -> DistArray: ...  # noqa: N802, D102 - NumPy's name
+
+        @property
+        def flat(self) -> Any: ...  # noqa: D102
+
+        @flat.setter
+        def flat(self, value: Any) -> None: ...
 
         mT = real = imag = T  # noqa: N815 - the standard's name
 
@@ -164,10 +171,6 @@ class DistArray:
         if not self.layout.shape:
             raise TypeError("len() of a DistArray without dimensions")
         return self.layout.shape[0]
-
-    def item(self) -> Any:
-        """Return the one element of an array that has no other, as a Python number."""
-        return self._one("item()").item()
 
     def __bool__(self) -> bool:
         return bool(self._one("its truth value"))
@@ -255,6 +258,15 @@ class DistArray:
             return f"DistArray({told}{nothing})"
         held = ", ".join(f"{lo}:{hi}" for lo, hi in box)
         return f"DistArray({told}; this rank has [{held}])\n{self.local!r}"
+
+    def __format__(self, spec: str) -> str:
+        if self.layout.shape:
+            if spec:
+                raise TypeError(f"a format such as {spec!r} is of one number, not of {self.shape}")
+            return repr(self)
+        if not spec and (self._box() is None or not self.layout.is_replicated):
+            return repr(self)
+        return format(self._one("a format")[()], spec)
 
     # ---- copies
 

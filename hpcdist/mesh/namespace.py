@@ -52,6 +52,17 @@ from_dlpack, full, linspace = creation.from_dlpack, creation.full, creation.lins
 ones, zeros = creation.ones, creation.zeros
 finfo, iinfo, isdtype = dtypes.finfo, dtypes.iinfo, dtypes.isdtype
 
+
+def meshgrid(*arrays: Any, indexing: str = "xy", **options: Any) -> list[Any]:
+    """Return the coordinates of a grid in a list, which this revision of the standard has."""
+    return [*NAMES["meshgrid"](*arrays, indexing=indexing, **options)]
+
+
+def broadcast_arrays(*arrays: Any) -> list[Any]:
+    """Return arrays, each as if repeated to their common shape, in a list as of `meshgrid`."""
+    return [*NAMES["broadcast_arrays"](*arrays)]
+
+
 _RULES = {name: rule for name, rule in NAMES.items() if name not in globals()}
 globals().update({name: rule for name, rule in _RULES.items() if "." not in name})
 globals().update({name: getattr(np, name) for name in _UFUNCS.split()})

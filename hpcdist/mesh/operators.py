@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist.mesh import stencil
+from hpcdist.mesh import flat, stencil
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.policy import whole_of
 from hpcdist.mesh.protocols import array_function, array_ufunc
 from hpcdist.mesh.rules import index, pointwise, products, reductions, shapes
 from hpcdist.mesh.rules.floating import checked, raises_errors
-from hpcdist.mesh.rules.table import METHODS
+from hpcdist.mesh.rules.table import METHODS, NAMES
 
 _ndarray = np.ndarray
 _new = object.__new__
@@ -173,12 +173,14 @@ def _arithmetic(op: Callable[..., Any], ufunc: Any) -> tuple[Any, Any]:
             part = op(x, b)
         else:
             return pointwise.pointwise(ufunc, a, b) if _is_known(b) else NotImplemented
-        if part.__class__ is _ndarray:
-            made = _new(DistArray)
-            made.local = part
-            made.layout = layout
-            return made
-        return pointwise.pointwise(ufunc, a, b)
+        if part.__class__ is not _ndarray:
+            if not isinstance(part, np.generic):
+                return pointwise.pointwise(ufunc, a, b)
+            part = np.asarray(part)
+        made = _new(DistArray)
+        made.local = part
+        made.layout = layout
+        return made
 
     def reflected(a: Any, b: Any) -> Any:
         if raises_errors():
@@ -202,8 +204,14 @@ def _arithmetic(op: Callable[..., Any], ufunc: Any) -> tuple[Any, Any]:
     return forward, reflected
 
 
-def _other(op: Callable[..., Any], ufunc: Any) -> tuple[Any, Any]:
-    """Return an operator whose result is not like its operands, and its reflection."""
+def _other(
+    op: Callable[..., Any], ufunc: Any, takes: Callable[[Any], bool] | None = None
+) -> tuple[Any, Any]:
+    """Return an operator whose result is not like its operands, and its reflection.
+
+    `takes` tells which other operands there are; `_is_known` by default.
+    """
+    takes = takes or _is_known
     on_all = checked(pointwise.pointwise, ufunc.__name__)
 
     def forward(a: Any, b: Any) -> Any:
@@ -215,12 +223,12 @@ def _other(op: Callable[..., Any], ufunc: Any) -> tuple[Any, Any]:
                     part = op(a.local, b.local)
             elif b.__class__ is float or b.__class__ is int:
                 part = op(a.local, b)
-            if part.__class__ is _ndarray:
-                return _wrapped(part, layout)
-        return on_all(ufunc, a, b) if _is_known(b) else NotImplemented
+            if isinstance(part, (_ndarray, np.generic)):
+                return _wrapped(np.asarray(part), layout)
+        return on_all(ufunc, a, b) if takes(b) else NotImplemented
 
     def reflected(a: Any, b: Any) -> Any:
-        return on_all(ufunc, b, a) if _is_known(b) else NotImplemented
+        return on_all(ufunc, b, a) if takes(b) else NotImplemented
 
     return forward, reflected
 
@@ -269,9 +277,20 @@ _KNOWN = (DistArray, np.ndarray, np.generic, int, float, complex, list, tuple)
 
 
 def _is_known(value: Any) -> bool:
-    return isinstance(value, _KNOWN) or (
-        hasattr(value, "__array__") and getattr(value, "__array_ufunc__", 0) is not None
+    """Return whether NumPy makes an array of this operand whose elements are no Python objects."""
+    if isinstance(value, _KNOWN):
+        return True
+    return _may_compare(value) and (
+        hasattr(value, "__array__") or np.asarray(value).dtype.kind != "O"
     )
+
+
+def _may_compare(value: Any) -> bool:
+    """Return whether this operand leaves operators to arrays, as NumPy asks it.
+
+    Where `==` returned `NotImplemented`, Python would compare identities, and say False.
+    """
+    return getattr(value, "__array_ufunc__", 0) is not None
 
 
 ARITHMETIC: dict[str, Any] = {
@@ -336,7 +355,7 @@ def _reshape(a: DistArray, *shape: Any, order: str = "C", copy: bool | None = No
 
     """
     wanted = shape[0] if len(shape) == 1 else shape
-    return shapes.reshape(a, wanted, order, copy=copy)
+    return NAMES["reshape"](a, wanted, order, copy=copy)
 
 
 def _transpose(a: DistArray, *axes: Any) -> Any:
@@ -370,7 +389,7 @@ def _ravel(a: DistArray, order: str = "C") -> Any:
         order: "C".
 
     """
-    return shapes.ravel(a, order)
+    return NAMES["ravel"](a, order)
 
 
 def _conjugate(a: DistArray) -> Any:
@@ -450,6 +469,8 @@ OWN: dict[str, Any] = {
     "conj": _conjugate,
     "conjugate": _conjugate,
     "fill": _fill,
+    "item": flat.item,
+    "flat": property(flat.flat_of, flat.write_flat),
     "tolist": _tolist,
     "to_device": _to_device,
     "halo": stencil.halo,
@@ -475,7 +496,7 @@ def install() -> None:
     members["__pow__"], members["__rpow__"], members["__ipow__"] = _power()
     for name in COMPARISONS:
         op = getattr(operator, f"__{name}__")  # which is not the ufunc for what cannot be compared
-        members[f"__{name}__"] = _other(op, op)[0]
+        members[f"__{name}__"] = _other(op, op, _may_compare)[0]
     for name, ufunc in UNARY.items():
         members[f"__{name}__"] = _unary(ufunc)
     for name, member in members.items():

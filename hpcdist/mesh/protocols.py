@@ -39,6 +39,7 @@ from hpcdist.mesh.rules import (
 from hpcdist.mesh.rules.basis import as_dist, delivered, is_dist, mesh_of
 from hpcdist.mesh.rules.floating import checked, raises_errors
 from hpcdist.mesh.rules.table import FUNCTIONS, UFUNCS
+from hpcdist.transport.reduction import ReduceOp
 
 FAMILIES = (
     pointwise,
@@ -108,13 +109,35 @@ def _ufunc(self: DistArray, ufunc: Any, method: str, *inputs: Any, **options: An
     return without_rule(f"{ufunc.__name__}.{method}", getattr(ufunc, method), inputs, options)
 
 
+def _beginning(function: Callable[..., Any], ufunc: Any) -> Callable[..., Any]:
+    """Return a reduction to a truth value, which may begin with one, too."""
+
+    def begun(x: Any, *args: Any, initial: Any = reductions.NOT_GIVEN, **options: Any) -> Any:
+        return reductions.started(function(x, *args, **options), initial, ufunc)
+
+    return begun
+
+
+def _of_bits(ufunc: Any, op: ReduceOp) -> Callable[..., Any]:
+    """Return a reduction of the bits, or the truth values, of the elements."""
+
+    def combine(x: Any, axis: Any = 0, keepdims: Any = False, where: Any = True) -> Any:
+        return reductions.reduced(x, axis, keepdims, ufunc.reduce, op, None, where)
+
+    return _beginning(combine, ufunc)
+
+
 _REDUCTIONS: dict[Any, Callable[..., Any]] = {
     np.add: reductions.sum,
     np.multiply: reductions.prod,
     np.maximum: reductions.max,
     np.minimum: reductions.min,
-    np.logical_or: reductions.any,
-    np.logical_and: reductions.all,
+    np.logical_or: _beginning(reductions.any, np.logical_or),
+    np.logical_and: _beginning(reductions.all, np.logical_and),
+    np.logical_xor: _of_bits(np.logical_xor, ReduceOp.LXOR),
+    np.bitwise_or: _of_bits(np.bitwise_or, ReduceOp.BOR),
+    np.bitwise_and: _of_bits(np.bitwise_and, ReduceOp.BAND),
+    np.bitwise_xor: _of_bits(np.bitwise_xor, ReduceOp.BXOR),
     np.fmax: without_nan.fmax_reduce,
     np.fmin: without_nan.fmin_reduce,
 }
@@ -130,7 +153,7 @@ def _reduce(ufunc: Any) -> Callable[..., Any] | None:
             options["dtype"] = dtype
         elif dtype is not None:
             x = pointwise.astype(x, dtype, copy=False)
-        return delivered(function(x, axis=axis, **options), out)
+        return delivered(function(x, axis=axis, **options), out, "unsafe")
 
     return reduce
 
@@ -141,7 +164,7 @@ def _accumulate(ufunc: Any) -> Callable[..., Any] | None:
         return None
 
     def accumulate(x: Any, axis: int = 0, dtype: Any = None, out: Any = None) -> Any:
-        return delivered(function(x, axis, dtype), out)
+        return delivered(function(x, axis, dtype), out, "unsafe")
 
     return accumulate
 

@@ -20,7 +20,9 @@ from hpcdist.mesh.room import SHARED_FROM
 from hpcdist.mesh.rules.basis import (
     along,
     as_dist,
+    cutting,
     dimension,
+    failing_alike,
     is_dist,
     line_of,
     make,
@@ -172,14 +174,18 @@ def map_overlap(
     layout = first.layout
     parts = [extended(resharded(each, layout), around) for each in given]
     here = mesh.coordinate
-    result = func(*parts)
 
     def own(part: Any) -> DistArray:
         if here is None:
             return make(part, layout)
         return make(_trimmed(part, around.window(layout, here), layout.box(here)), layout)
 
-    return tuple([own(each) for each in result]) if isinstance(result, tuple) else own(result)
+    def computed() -> Any:
+        result = func(*parts)
+        return tuple([own(each) for each in result]) if isinstance(result, tuple) else own(result)
+
+    failed = UsageError("the function of map_overlap failed on another rank, see its error there")
+    return failing_alike(computed, mesh, cutting(layout, range(first.ndim)), failed)
 
 
 def _trimmed(part: Any, window: Box, own: Box) -> Any:
@@ -251,7 +257,12 @@ def _windows(layout: Layout, around: Surroundings) -> Windows:
 def fill_beyond(
     part: Any, window: Box, shape: tuple[int, ...], values: list[tuple[Any, Any]]
 ) -> None:
-    """Write what is beyond the ends of an array into a window; None leaves it as it is."""
+    """Write what is beyond the ends of an array into a window; None leaves it as it is.
+
+    What is no value of this dtype is refused by ranks that have no end of the array, too.
+    """
+    for value in (each for pair in values for each in pair if each is not None):
+        np.empty(1, part.dtype)[:] = value
     for dim, ((lo, hi), (before, behind)) in enumerate(zip(window, values, strict=True)):
         if before is not None and lo < 0:
             part[along(dim, slice(0, min(hi, 0) - lo))] = before

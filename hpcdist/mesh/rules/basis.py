@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.errors import UsageError
 from hpcdist.mesh.boxes import Box
@@ -15,7 +16,7 @@ from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.process_mesh import Coordinate, ProcessMesh
 from hpcdist.mesh.reshard import reshard_to
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.reduction import ReduceOp, rule_for
 
 make = DistArray._of
 AxisError = getattr(np, "exceptions", np).AxisError  # `np.exceptions` is of NumPy 1.25
@@ -138,8 +139,35 @@ def mesh_of(*values: Any) -> ProcessMesh:
     return found.mesh
 
 
-def delivered(result: DistArray, out: Any) -> DistArray:
-    """Return `result`, or `out` with it written into."""
+def detached(array: Any) -> Any:
+    """Return arrays whose elements were moved where NumPy's would be views, read-only.
+
+    What is written to them would not reach the array that they were taken of.
+    """
+    if isinstance(array, tuple):
+        return tuple(map(detached, array))
+    part = array.local
+    if part.__class__ is np.ndarray:
+        part = part.view()
+        part.flags.writeable = False
+    return make(part, array.layout)
+
+
+def check_writable(array: DistArray) -> None:
+    """Refuse to write to an array that is read-only; all ranks have it so, or none."""
+    if array.local.__class__ is np.ndarray and not array.local.flags.writeable:
+        raise UsageError(
+            f"the array of {array.layout!r} is read-only: its elements were moved from where they "
+            "are cut, or are repeated, and what is written would not reach the array that it was "
+            "taken of; write to that one, or to a copy, a.copy()"
+        )
+
+
+def delivered(result: DistArray, out: Any, casting: Any = "same_kind") -> DistArray:
+    """Return `result`, or `out` with it written into.
+
+    NumPy's reductions write to any dtype, as ``casting="unsafe"`` does.
+    """
     if isinstance(out, tuple):
         (out,) = out
     if out is None:
@@ -150,7 +178,8 @@ def delivered(result: DistArray, out: Any) -> DistArray:
             f"{out!r}"
         )
     mesh_of(out, result)
-    if not np.can_cast(result.dtype, out.dtype, "same_kind"):
+    check_writable(out)
+    if not np.can_cast(result.dtype, out.dtype, casting):
         raise UsageError(f"a result of {result.dtype} cannot be written to an out of {out.dtype}")
     out.local[...] = resharded(result, out.layout).local
     return out  # type: ignore[no-any-return]
@@ -207,12 +236,20 @@ def as_axis(axis: Any) -> int | tuple[int, ...]:
 
 
 def combined(part: Any, mesh: ProcessMesh, axes: Iterable[int], op: ReduceOp) -> Any:
-    """Reduce an array of this rank over axes of the mesh, in place, and return it."""
+    """Reduce an array of this rank over axes of the mesh, in place, and return it.
+
+    What has no such operator is refused by ranks without elements, too.
+    """
     axes = [axis for axis in axes if mesh.sizes[axis] > 1]
-    if not axes or not part.size or mesh.coordinate is None:
+    if not axes:
         return part
-    if part.dtype.kind == "m" and op is ReduceOp.SUM:
-        return _sum_of_durations(part, mesh, axes)
+    own = _OWN.get((part.dtype.kind, op))
+    if own is None and part.__class__ is np.ndarray:
+        rule_for(op, dtype_row(part.dtype))
+    if not part.size or mesh.coordinate is None:
+        return part
+    if own is not None:
+        return own(part, mesh, axes, op)
     if len(axes) == sum(length > 1 for length in mesh.sizes):
         all_reduce(part, op, mesh.group)
         return part
@@ -221,13 +258,40 @@ def combined(part: Any, mesh: ProcessMesh, axes: Iterable[int], op: ReduceOp) ->
     return part
 
 
-def _sum_of_durations(part: Any, mesh: ProcessMesh, axes: Sequence[int]) -> Any:
+def _sum_of_durations(part: Any, mesh: ProcessMesh, axes: Sequence[int], _: ReduceOp) -> Any:
     """Add durations as integers, in place; with NaT anything is NaT."""
     missing = np.isnat(part)
     numbers = np.where(missing, 0, part.view(np.int64))
     total, count = combined(np.stack([numbers, missing]), mesh, axes, ReduceOp.SUM)
     part[...] = np.where(count > 0, np.iinfo(np.int64).min, total).view(part.dtype)
     return part
+
+
+def _extreme(part: Any, mesh: ProcessMesh, axes: Sequence[int], op: ReduceOp) -> Any:
+    """Find the extremes of what only NumPy orders, in place: of equal ones the first; NaN, if any.
+
+    The ranks' parts are compared in the order of the ranks, the axis that changes fastest first.
+    """
+    locate = np.argmax if op is ReduceOp.MAX else np.argmin
+    for axis in reversed(axes):
+        told = np.zeros((mesh.sizes[axis], *part.shape), part.dtype)
+        told[mesh.coordinate[axis]] = part  # type: ignore[index]
+        _shared(told, mesh, (axis,))
+        part[...] = np.take_along_axis(told, locate(told, 0)[None], 0)[0]
+    return part
+
+
+_OWN: dict[tuple[str, ReduceOp], Callable[[Any, ProcessMesh, Sequence[int], ReduceOp], Any]] = {
+    ("m", ReduceOp.SUM): _sum_of_durations,
+    **{(kind, op): _extreme for kind in "cSU" for op in (ReduceOp.MAX, ReduceOp.MIN)},
+}
+"""What the operators of the transports do not know, by the kind of a dtype."""
+
+
+def _shared(told: Any, mesh: ProcessMesh, axes: Iterable[int]) -> None:
+    """Fill in what the others know of an array in which each rank has written its row."""
+    # Only one rank has other than 0 in a row; of bits, -0.0 stays what it is.
+    combined(told.reshape(-1).view(np.uint8), mesh, axes, ReduceOp.BOR)
 
 
 def failing_alike(
@@ -271,8 +335,7 @@ def of_all_parts(part: Any, layout: Layout, dim: int) -> Any:
     """Return what each part along a dimension has to tell: arrays of one shape, stacked."""
     told = np.zeros((len(layout.cuts[dim]) - 1, *part.shape), part.dtype)
     told[part_number(layout, dim)] = part
-    # Only one rank has other than 0 in a row; of bits, -0.0 stays what it is.
-    combined(told.reshape(-1).view(np.uint8), layout.mesh, layout.axes[dim], ReduceOp.BOR)
+    _shared(told, layout.mesh, layout.axes[dim])
     return told
 
 

@@ -133,6 +133,9 @@ def full(
     """Return a new array of one value."""
     check_device(device)
     layout = new_layout(shape, mesh, placements)
+    if not is_dist(fill_value):
+        # With the error that ranks without elements would not have.
+        fill_value = np.full(np.shape(fill_value), fill_value, dtype)
     _, (value,) = aligned((fill_value,), layout)
     return _made(layout, lambda box: np.full(_shape_of(box), value, dtype))
 

@@ -25,7 +25,7 @@ from hpcdist.mesh.rules.basis import (
 )
 from hpcdist.mesh.rules.overflow import in_turn, may_leave, watched
 from hpcdist.mesh.rules.pointwise import pointwise
-from hpcdist.mesh.rules.shapes import broadcast_to, concat, ravel
+from hpcdist.mesh.rules.shapes import broadcast_to, concat, expand_dims, ravel
 from hpcdist.mesh.rules.table import rule
 from hpcdist.transport.reduction import ReduceOp
 
@@ -40,7 +40,7 @@ def running(x: Any, axis: int | None, ufunc: Any, dtype: Any, out: Any = None) -
         part = _product_of_parts(x, dim, dtype)
     else:
         part = _from_part_to_part(x, dim, ufunc, dtype)
-    return delivered(make(part, x.layout), out)
+    return delivered(make(part, x.layout), out, "unsafe")
 
 
 def _from_part_to_part(x: DistArray, dim: int, ufunc: Any, dtype: Any) -> Any:
@@ -146,6 +146,7 @@ def cumulative_prod(
 def _cumulative(
     x: Any, axis: int | None, ufunc: Any, dtype: Any, out: Any, include_initial: bool
 ) -> Any:
+    x = x if x.ndim else expand_dims(x, 0)
     if axis is None and x.ndim != 1:
         raise ValueError(f"axis must be given for an array of {x.ndim} dimensions")
     dim = dimension(0 if axis is None else integer(axis), x.ndim)
@@ -153,7 +154,7 @@ def _cumulative(
     if include_initial:
         shape = [1 if each == dim else length for each, length in enumerate(x.shape)]
         result = concat([np.full(shape, ufunc.identity, result.dtype), result], dim)
-    return delivered(result, out)
+    return delivered(result, out, "unsafe")
 
 
 @rule("diff")

@@ -17,13 +17,14 @@ from hpcdist.errors import UsageError
 from hpcdist.mesh.boxes import Box
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
-from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.rules import masks, placing, taking
 from hpcdist.mesh.rules.basis import (
     arranged,
     as_dist,
     broadcast,
+    check_writable,
     cutting,
+    detached,
     failing_alike,
     is_dist,
     make,
@@ -82,11 +83,12 @@ def getitem(x: DistArray, key: Any) -> Any:
         return _by_arrays(x, items)
     if found is None:
         found = _plan(x, items, told)
-    local, layout, selection = found
+    local, layout, selection, shows = found
     if selection is None:
         return make(_array(x.local[local]), layout)
     part = _reversed(make(x.local[local], layout), selection)
-    return _finished(without_cuts(part, selection.dropped), selection)
+    result = _finished(without_cuts(part, selection.dropped), selection)
+    return result if shows else detached(result)
 
 
 def _hashable(item: Any) -> Any:
@@ -105,7 +107,11 @@ def _hashable(item: Any) -> Any:
 
 
 def _plan(x: DistArray, items: tuple[Any, ...], told: Any) -> Any:
-    """Return the index into this rank's part, the layout of that, and what is left to be done."""
+    """Return the index into this rank's part, the layout of that, and what is left to be done.
+
+    The last of the four tells whether the result shows the elements of the array, as a view does,
+    or is a number of its own, as to NumPy.
+    """
     layout = x.layout
     if layout.is_partial:
         raise UsageError(
@@ -119,14 +125,19 @@ def _plan(x: DistArray, items: tuple[Any, ...], told: Any) -> Any:
         or cutting(selection.layout, selection.dropped)
         or layout.mesh.coordinate is None
     ):
-        return layout.remember(told, (here, selection.layout, selection))
+        moved = cutting(selection.layout, (*selection.dropped, *selection.reversed))
+        own = not selection.final and all(item is not Ellipsis for item in items)
+        return layout.remember(told, (here, selection.layout, selection, own or not moved))
     local: list[Any] = [
         each.start if dim in selection.dropped else each for dim, each in enumerate(here)
     ]
     for place, dim in enumerate(_with_dropped(selection)):
         if dim is None:
             local.insert(place, None)
-    return layout.remember(told, (tuple(local), arranged(selection.layout, selection.final), None))
+    if not selection.final and any(item is Ellipsis for item in items):
+        local.append(...)  # without dimensions, but a view
+    final = arranged(selection.layout, selection.final)
+    return layout.remember(told, (tuple(local), final, None, True))
 
 
 def _with_dropped(selection: Selection) -> list[int | None]:
@@ -240,7 +251,7 @@ def _divided(items: tuple[Any, ...], x: DistArray) -> _Chosen:
     if x.layout.mesh.coordinate is None:
         for place, dim in zip(chosen, dims, strict=True):
             _check_outside(items[place], dim - rest[:place].count(None), x.shape)
-    indices = [_as_index(items[place], x.layout.mesh) for place in chosen]
+    indices = [taking.as_indices(items[place], x.layout.mesh) for place in chosen]
     together = chosen == [*range(chosen[0], chosen[-1] + 1)]
     return _Chosen(rest, dims, indices, dims[0] if together else 0)
 
@@ -282,12 +293,6 @@ def _check_outside(item: Any, dim: int, shape: tuple[int, ...]) -> None:
 
 def _is_number(item: Any) -> bool:
     return item is not None and item is not Ellipsis and item.__class__ is not slice
-
-
-def _as_index(item: Any, mesh: ProcessMesh) -> DistArray:
-    if isinstance(item, (list, tuple)) and not np.size(item):
-        item = np.asarray(item, np.intp)
-    return as_dist(item, mesh)
 
 
 def _dims(items: tuple[Any, ...], ndim: int) -> list[int]:
@@ -367,6 +372,7 @@ def setitem(x: DistArray, key: Any, value: Any) -> None:
             f"there is no one place for a value in {x.layout!r}, which has contributions; combine "
             "them first, by dist.reshard(a, mesh, placements) without Partial"
         )
+    check_writable(x)
     items = key if key.__class__ is tuple else (key,)
     if not all(map(_is_basic, items)):
         if len(items) == 1 and _is_mask(items[0]) and np.ndim(items[0]):
@@ -387,7 +393,7 @@ def setitem(x: DistArray, key: Any, value: Any) -> None:
     ]
     if is_dist(value):
         mesh_of(x, value)
-        value = _trimmed(settled(value), len(shape))
+        value = _trimmed(settled(placing.converted(value, x.dtype)), len(shape))
         if broadcast(value.shape, shape) != tuple(shape):
             raise ValueError(f"cannot broadcast an array of shape {value.shape} to {tuple(shape)}")
         # It is moved as it is, and broadcast where it is written.
@@ -398,7 +404,7 @@ def setitem(x: DistArray, key: Any, value: Any) -> None:
         value = flip(value, tuple(backwards)) if backwards else value
         part[...] = resharded(value, part_of(selection.layout, narrow)).local
         return
-    array = np.asarray(value)
+    array = placing.converted(value, x.dtype)
     while array.ndim > len(shape) and array.shape[0] == 1:
         array = array[0]
     array = np.broadcast_to(array, shape).reshape(wanted)
@@ -411,7 +417,7 @@ def _assign_by_arrays(x: DistArray, items: tuple[Any, ...], value: Any) -> None:
             setitem(x, (None, ...), value)
         return
     mesh = x.layout.mesh
-    found, selection, places = failing_alike(
+    found, selection, places, value = failing_alike(
         lambda: _assignment(x, items, value),
         mesh,
         range(mesh.ndim),
@@ -427,8 +433,8 @@ def _assign_by_arrays(x: DistArray, items: tuple[Any, ...], value: Any) -> None:
 
 def _assignment(
     x: DistArray, items: tuple[Any, ...], value: Any
-) -> tuple[_Chosen, Selection, list[DistArray]]:
-    """Return what an index by arrays means, and its places, if the value fits."""
+) -> tuple[_Chosen, Selection, list[DistArray], Any]:
+    """Return what an index by arrays means, its places, and the value, if it fits."""
     found = _divided(items, x)
     if None in found.rest:
         raise UsageError(
@@ -437,8 +443,9 @@ def _assignment(
         )
     selection = selected(x.layout, found.rest)
     places = placing.places_of(found.indices, found.dims, x.shape)
+    value = placing.converted(value, x.dtype)
     placing.check_value(x, selection.layout, found.dims, places, found.home, value)
-    return found, selection, places
+    return found, selection, places, value
 
 
 def _trimmed(value: DistArray, ndim: int) -> DistArray:

@@ -29,6 +29,7 @@ from hpcdist.mesh.rules.basis import (
     settled,
     whole_on,
 )
+from hpcdist.mesh.rules.placing import converted
 from hpcdist.mesh.rules.pointwise import part_of, pointwise
 from hpcdist.mesh.rules.shapes import moveaxis, permute_dims, ravel, reshape, stack
 from hpcdist.mesh.rules.table import rule
@@ -184,7 +185,7 @@ def _assignment(x: DistArray, mask: Any, value: Any) -> tuple[DistArray, Any]:
     mesh_of(x, found)
     if not is_dist(value) and np.ndim(value) == 0:
         return found, value
-    value = as_dist(value, x.layout.mesh)
+    value = as_dist(converted(value, x.dtype), x.layout.mesh)
     mesh_of(x, value)
     return found, value
 
@@ -206,4 +207,4 @@ def compress(condition: Any, a: Any, axis: int | None = None, out: Any = None) -
     first = ravel(x) if axis is None or not x.ndim else moveaxis(x, integer(axis), 0)
     first = first[: np.shape(condition)[0]]
     found = chosen(first, condition)
-    return delivered(moveaxis(found, 0, 0 if axis is None else axis), out)
+    return delivered(moveaxis(found, 0, 0 if axis is None else axis), out, "unsafe")

@@ -6,6 +6,8 @@ what cuts the matrix; vectors that are multiplied are made whole, of 3 elements 
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from hpcdist.mesh.rules.along import pencils
 from hpcdist.mesh.rules.basis import (
     as_dist,
     cutting,
+    detached,
     dimension,
     dimensions,
     make,
@@ -142,7 +145,7 @@ def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     part = np.zeros((*found.shape[:-1], length), x.dtype)
     start = max(row, column - offset) + min(offset, 0)
     part[..., start : start + found.shape[-1]] = found
-    return make(united(part, layout.mesh, axes), final)
+    return detached(make(united(part, layout.mesh, axes), final))  # type: ignore[no-any-return]
 
 
 @rule("linalg.diagonal")
@@ -166,20 +169,33 @@ def cross(
         axisa = axisb = axisc = axis
     mesh = mesh_of(a, b)
     x, y = as_dist(a, mesh), as_dist(b, mesh)
-    if x.shape[axisa] != 3 or y.shape[axisb] != 3:
-        raise ValueError(f"cross products are of vectors of 3 elements, got {x.shape}, {y.shape}")
-    (x0, x1, x2), (y0, y1, y2) = _components(x, axisa), _components(y, axisb)
-    products = [x1 * y2 - x2 * y1, x2 * y0 - x0 * y2, x0 * y1 - x1 * y0]
+    lengths = x.shape[dimension(axisa, x.ndim)], y.shape[dimension(axisb, y.ndim)]
+    if not {*lengths} <= {2, 3}:
+        raise ValueError(
+            f"cross products are of vectors of 2 or 3 elements, got {x.shape}, {y.shape}"
+        )
+    (x0, x1, *x2), (y0, y1, *y2) = _components(x, axisa), _components(y, axisb)
+    across = x0 * y1 - x1 * y0
+    if not x2 and not y2:
+        return across
+    # A vector of 2 elements has 0 for the third one.
+    products = [
+        reduce(add, [*[x1 * each for each in y2], *[-(each * y1) for each in x2]]),
+        reduce(add, [*[each * y0 for each in x2], *[-(x0 * each) for each in y2]]),
+        across,
+    ]
     return moveaxis(stack(products, -1), -1, axisc)
 
 
 def _components(x: DistArray, axis: int) -> list[Any]:
     first = moveaxis(x, axis, 0)
     whole = resharded(first, pencils(first.layout, (0,)) or uncut(first.layout))
-    return [whole[number] for number in range(3)]
+    return [whole[number] for number in range(whole.shape[0])]
 
 
 @rule("linalg.cross")
 def matrix_cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
-    """Return the cross products of vectors."""
+    """Return the cross products of vectors of 3 elements."""
+    if any(each.shape[axis] != 3 for each in (x1, x2)):
+        raise ValueError(f"linalg.cross is of 3 elements along {axis}: {x1.shape}, {x2.shape}")
     return cross(x1, x2, axis=axis)

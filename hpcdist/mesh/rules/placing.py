@@ -14,8 +14,20 @@ import numpy as np
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.rules.basis import as_dist, broadcast, mesh_of, own_box, resharded, uncut
+from hpcdist.mesh.rules.pointwise import astype
 from hpcdist.mesh.rules.shapes import broadcast_to, flip, moveaxis, reshape
 from hpcdist.mesh.rules.taking import valid
+
+
+def converted(value: Any, dtype: Any) -> Any:
+    """Return an array to be assigned; words and objects in the dtype of where they go.
+
+    One that is no such value is an error on all ranks, whichever would write it.
+    """
+    array = value if isinstance(value, DistArray) else np.asarray(value)
+    if array.dtype.kind not in "SUO" or array.dtype.kind == dtype.kind:
+        return array
+    return astype(array, dtype) if isinstance(array, DistArray) else array.astype(dtype)
 
 
 def places_of(

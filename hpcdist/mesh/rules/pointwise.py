@@ -20,6 +20,7 @@ from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.rules.basis import (
     arranged,
     broadcast,
+    check_writable,
     cutting,
     delivered,
     failing_alike,
@@ -57,14 +58,26 @@ def _computed(
     """Return a function of this rank's parts; what only some of them refuse is an error on all."""
     if not isinstance(function, np.ufunc) and any(lo == hi for lo, hi in own_box(layout)):
         _try(function, layout, parts, options)
-    if function is not np.power or not _may_be_negative(*parts[:2]):
+    if function is np.power and _may_be_negative(*parts[:2]):
+        error: Exception = ValueError("Integers to negative integer powers are not allowed.")
+    elif any(map(_is_of_objects, parts)):
+        name = getattr(function, "__name__", "the function")
+        error = TypeError(f"{name} failed on another rank, of the elements that it has")
+    else:
         return function(*parts, **options)
-    return failing_alike(
-        lambda: function(*parts, **options),
-        layout.mesh,
-        cutting(layout, range(len(layout.shape))),
-        ValueError("Integers to negative integer powers are not allowed."),
-    )
+    axes = cutting(layout, range(len(layout.shape)))
+    return failing_alike(lambda: function(*parts, **options), layout.mesh, axes, error)
+
+
+_PLAIN = (bool, int, float, complex, str, bytes)
+
+
+def _is_of_objects(part: Any) -> bool:
+    """Return whether elements are objects of Python, which decide themselves what they refuse."""
+    if isinstance(part, _PLAIN):
+        return False
+    dtype = part.dtype if hasattr(part, "dtype") else np.asarray(part).dtype
+    return getattr(dtype, "kind", "") == "O"
 
 
 def _try(
@@ -193,6 +206,8 @@ def into(function: Callable[..., Any], inputs: tuple[Any, ...], out: Any, option
     target = outs[0].layout
     if any(each.layout is not target for each in outs) or target.is_partial:
         raise UsageError(f"all out must have one layout without Partial, got {outs}")
+    for each in outs:
+        check_writable(each)
     where = options.pop("where", True)
     _, (*parts, mask) = aligned((*inputs, where), target)
     options |= {"where": mask, "out": tuple(each.local for each in outs)}

@@ -290,10 +290,11 @@ def vdot(a: Any, b: Any, /) -> Any:
 
 
 @rule("einsum")
-def einsum(subscripts: str, /, *operands: Any, out: Any = None, **options: Any) -> Any:
-    """Return the sum of products that the letters tell."""
-    mesh = mesh_of(*operands)
-    arrays = [as_dist(each, mesh) for each in operands]
+def einsum(*operands: Any, out: Any = None, **options: Any) -> Any:
+    """Return the sum of products that letters tell, or lists of numbers behind the arrays."""
+    subscripts, *given = operands if isinstance(operands[0], str) else _lettered(operands)
+    mesh = mesh_of(*given)
+    arrays = [as_dist(each, mesh) for each in given]
     inputs, output = _parsed(subscripts, [each.ndim for each in arrays])
     lengths: dict[str, int] = {}
     for own, array in zip(inputs, arrays, strict=True):
@@ -312,12 +313,23 @@ def einsum(subscripts: str, /, *operands: Any, out: Any = None, **options: Any) 
         for own, array in zip(inputs, arrays, strict=True)
     ]
     told = f"{','.join(inputs)}->{output}"
-    options.setdefault("optimize", len(operands) > 1)
+    options.setdefault("optimize", len(arrays) > 1)
 
     def function(*parts: Any) -> Any:
         return np.array(np.einsum(told, *parts, **options))
 
     return delivered(product(function, arrays, letters, tuple(order[each] for each in output)), out)
+
+
+def _lettered(operands: Sequence[Any]) -> list[Any]:
+    """Return letters and arrays of arrays with lists of numbers, the last one of the result."""
+    told = [
+        "".join("..." if number is Ellipsis else _NUMBERED[number] for number in numbers)
+        for numbers in [*operands[1::2], *operands[-1:][: len(operands) % 2]]
+    ]
+    arrays = operands[: len(operands) - len(operands) % 2 : 2]
+    inputs, output = told[: len(arrays)], told[len(arrays) :]
+    return ["->".join([",".join(inputs), *output]), *arrays]
 
 
 def _diagonal(array: Any, letters: str) -> Any:
@@ -353,6 +365,8 @@ def _parsed(subscripts: str, ndims: list[int]) -> tuple[list[str], str]:
 
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_NUMBERED = _ALPHABET[26:] + _ALPHABET[:26]
+"""In the order of the numbers, as in that of the letters."""
 
 
 @rule("trace", method=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -93,7 +94,7 @@ def reduced(
         options["where"] = _mask(x, where)
     part = result_array(function(x.local, plan.dims, keepdims=bool(keepdims), **options))
     result = make(combined(part, x.layout.mesh, plan.axes, op), plan.layout)
-    return result if out is None else delivered(result, out)
+    return result if out is None else delivered(result, out, "unsafe")
 
 
 def _mask(x: DistArray, where: Any) -> Any:
@@ -101,7 +102,7 @@ def _mask(x: DistArray, where: Any) -> Any:
     return aligned((x, where if is_dist(where) else np.asarray(where)), x.layout)[1][1]
 
 
-def _started(result: DistArray, initial: Any, ufunc: Any) -> DistArray:
+def started(result: DistArray, initial: Any, ufunc: Any) -> DistArray:
     """Return the result with an `initial` value taken in, once."""
     if initial is NOT_GIVEN or initial is None:
         return result
@@ -135,7 +136,7 @@ def sum(
     result = reduced(
         x, axis, keepdims, np.add.reduce, ReduceOp.SUM, None, where, dtype=_wide(x, dtype)
     )
-    return delivered(_started(result, initial, np.add), out)
+    return delivered(started(result, initial, np.add), out, "unsafe")
 
 
 @rule("prod", method=True)
@@ -168,7 +169,7 @@ def prod(
         result = reduced(
             x, axis, keepdims, np.multiply.reduce, ReduceOp.PROD, None, where, dtype=dtype
         )
-    return delivered(_started(result, initial, np.multiply), out)
+    return delivered(started(result, initial, np.multiply), out, "unsafe")
 
 
 def _product(x: DistArray, axis: Any, keepdims: bool, where: Any, dtype: Any) -> DistArray:
@@ -321,7 +322,16 @@ def neutral(dtype: Any, op: ReduceOp) -> Any:
     if dtype.kind in "mM":  # the smallest is NaT, which would win
         limits = np.iinfo(np.int64)
         return np.array(limits.min + 1 if smallest else limits.max).view(dtype)[()]
-    return dtype.type(-np.inf if smallest else np.inf)
+    if dtype.kind in "SU":
+        last = b"\xff" if dtype.kind == "S" else chr(sys.maxunicode)
+        return dtype.type() if smallest else last * _length(dtype)
+    infinity = -np.inf if smallest else np.inf
+    return dtype.type(complex(infinity, infinity) if dtype.kind == "c" else infinity)
+
+
+def _length(dtype: Any) -> int:
+    """Return how many characters a word of this dtype can have."""
+    return int(dtype.itemsize // np.dtype(f"{dtype.kind}1").itemsize)
 
 
 @rule("ptp")
@@ -359,12 +369,12 @@ def mean(
     plan = plan_reduction(x.layout, axis, bool(keepdims))
     if not plan.axes and where is True:
         part = np.mean(x.local, plan.dims, dtype=dtype, keepdims=bool(keepdims))
-        return delivered(make(result_array(part), plan.layout), out)
+        return delivered(make(result_array(part), plan.layout), out, "unsafe")
     wide, narrow = _mean_dtypes(x.dtype, dtype)
     total = reduced(x, axis, keepdims, np.add.reduce, ReduceOp.SUM, None, where, dtype=wide)
     count = plan.merged if where is True else _counted(x, axis, keepdims, where).local
     part = np.true_divide(total.local, count).astype(narrow, copy=False)
-    return delivered(make(result_array(part), plan.layout), out)
+    return delivered(make(result_array(part), plan.layout), out, "unsafe")
 
 
 def _mean_dtypes(given: Any, dtype: Any) -> tuple[Any, Any]:
@@ -415,14 +425,15 @@ def var(
     ddof = ddof if correction is NOT_GIVEN else correction
     plan = plan_reduction(x.layout, axis, bool(keepdims))
     wide, narrow = _mean_dtypes(x.dtype, dtype)
-    narrow = np.empty(0, narrow).real.dtype
     middle = _mean(x, axis, wide, where).local if mean is NOT_GIVEN else _mask(x, mean)
     mask = True if where is True else _mask(x, where)
+    if dtype is None and x.dtype.kind == "c":  # distances are real
+        wide = narrow = np.empty(0, narrow).real.dtype
     squares = _squares(x.local, middle, plan.dims, bool(keepdims), wide, mask)
     total = combined(squares, x.layout.mesh, plan.axes, ReduceOp.SUM)
     count: Any = plan.merged if where is True else _counted(x, axis, keepdims, where).local
     part = np.true_divide(total, np.maximum(count - ddof, 0)).astype(narrow, copy=False)
-    return delivered(make(result_array(part), plan.layout), out)
+    return delivered(make(result_array(part), plan.layout), out, "unsafe")
 
 
 def _mean(x: DistArray, axis: Any, dtype: Any, where: Any) -> DistArray:
@@ -436,12 +447,12 @@ def _squares(part: Any, mean: Any, dims: Any, keepdims: bool, dtype: Any, where:
         if not keepdims:
             shape = [n for dim, n in enumerate(part.shape) if dim not in dims]
         return _squares_by_blocks(part, mean, dims).reshape(shape)
-    apart = result_array(np.subtract(part, mean, dtype=dtype))
-    if apart.dtype.kind == "c":
+    apart = result_array(np.subtract(part, mean))
+    if part.dtype.kind == "c":
         squares = (apart * apart.conj()).real
     else:
         squares = np.multiply(apart, apart, out=apart)
-    return result_array(np.sum(squares, dims, keepdims=keepdims, where=where))
+    return result_array(np.sum(squares, dims, keepdims=keepdims, where=where, dtype=dtype))
 
 
 _BLOCK = 1 << 15
@@ -511,7 +522,8 @@ def std(
     result = var(
         x, axis, dtype, None, ddof, keepdims, where=where, mean=mean, correction=correction
     )
-    return delivered(make(result_array(np.sqrt(result.local)), result.layout), out)
+    part = result_array(np.sqrt(result.local)).astype(result.dtype, copy=False)
+    return delivered(make(part, result.layout), out)
 
 
 # ---- where the extremes are

@@ -121,7 +121,18 @@ def expand_dims(x: Any, /, axis: Any = 0) -> Any:
     return make(np.expand_dims(x.local, tuple(new)), arranged(x.layout, dims))
 
 
-@rule("squeeze", method=True)
+def _of_length_1(x: Any, axis: Any) -> tuple[int, ...]:
+    if axis is None:
+        return tuple(dim for dim, length in enumerate(x.shape) if length == 1)
+    return dimensions(as_axis(axis), x.ndim)
+
+
+def _is_cut_along(x: Any, axis: Any = None) -> bool:
+    """Return whether what an array has along some dimensions lies on several ranks."""
+    return bool(x.size and cutting(x.layout, dimensions(axis, x.ndim)))
+
+
+@rule("squeeze", method=True, moved=lambda x, axis=None: _is_cut_along(x, _of_length_1(x, axis)))
 def squeeze(x: Any, /, axis: Any = None) -> Any:
     """Return the array without dimensions of length 1.
 
@@ -131,11 +142,7 @@ def squeeze(x: Any, /, axis: Any = None) -> Any:
 
     """
     x = settled(x)
-    gone = (
-        tuple(dim for dim, length in enumerate(x.shape) if length == 1)
-        if axis is None
-        else dimensions(as_axis(axis), x.ndim)
-    )
+    gone = _of_length_1(x, axis)
     if any(x.shape[dim] != 1 for dim in gone):
         raise ValueError("cannot select an axis to squeeze out which has size not equal to one")
     x = without_cuts(x, gone)
@@ -171,7 +178,7 @@ def _at_least(arrays: tuple[Any, ...], change: Any) -> Any:
 # ---- the order of the elements
 
 
-@rule("flip")
+@rule("flip", moved=_is_cut_along)
 def flip(m: Any, /, axis: Any = None) -> Any:
     """Return the array with the elements along dimensions in reverse order."""
     x = settled(m)
@@ -190,13 +197,13 @@ def flip(m: Any, /, axis: Any = None) -> Any:
     return resharded(there, make_layout(layout.mesh, layout.shape, layout.axes, cuts))
 
 
-@rule("fliplr")
+@rule("fliplr", moved=lambda m: _is_cut_along(m, 1))
 def fliplr(m: Any) -> Any:
     """Return the array with its second dimension in reverse order."""
     return flip(m, axis=1)
 
 
-@rule("flipud")
+@rule("flipud", moved=lambda m: _is_cut_along(m, 0))
 def flipud(m: Any) -> Any:
     """Return the array with its first dimension in reverse order."""
     return flip(m, axis=0)
@@ -205,7 +212,16 @@ def flipud(m: Any) -> Any:
 # ---- other shapes
 
 
-@rule("reshape")
+def _reshape_moves(
+    x: Any, /, shape: Any = None, order: Any = "C", *, newshape: Any = None, copy: Any = None
+) -> bool:
+    if copy is not None or not x.size:
+        return False
+    before, flat, *_ = _reshaped(uncut(x.layout, ()), newshape if shape is None else shape, x.size)
+    return flat is not None or before is not uncut(x.layout, ())
+
+
+@rule("reshape", moved=_reshape_moves)
 def reshape(
     x: Any,
     /,
@@ -223,11 +239,7 @@ def reshape(
     if order not in ("C", None):
         raise UsageError(f"reshape keeps the elements in C order, got order={order!r}")
     x = settled(x)
-    wanted = _shape(newshape if shape is None else shape, x.size)
-    key = "reshape", wanted
-    plan = x.layout.memo.get(key)
-    if plan is None:
-        plan = x.layout.remember(key, _plan_reshape(x.layout, wanted))
+    plan = _reshaped(x.layout, newshape if shape is None else shape, x.size)
     before, flat, flat_after, after = plan
     if copy is False:
         return _shown(x, before, flat, after)
@@ -236,9 +248,17 @@ def reshape(
         x = resharded(make(np.ascontiguousarray(x.local).reshape(-1), flat), flat_after)
     here = x.layout.mesh.coordinate
     if here is None:
-        return make(np.empty((0,) * len(wanted), x.dtype), after)
+        return make(np.empty((0,) * len(after.shape), x.dtype), after)
     part = x.local.reshape(after.local_shape(here))
     return make(part.copy() if copy and part.base is not None else part, after)
+
+
+def _reshaped(layout: Layout, shape: Any, size: int) -> Reshaping:
+    """Return how to give an array another shape."""
+    wanted = _shape(shape, size)
+    key = "reshape", wanted
+    plan: Reshaping | None = layout.memo.get(key)
+    return layout.remember(key, _plan_reshape(layout, wanted)) if plan is None else plan
 
 
 def _shown(x: DistArray, before: Layout, flat: Layout | None, after: Layout) -> DistArray:
@@ -270,9 +290,10 @@ def _shape(shape: Any, size: int) -> tuple[int, ...]:
     return tuple(given)
 
 
-def _plan_reshape(
-    layout: Layout, shape: tuple[int, ...]
-) -> tuple[Layout, Layout | None, Layout | None, Layout]:
+Reshaping = tuple[Layout, Layout | None, Layout | None, Layout]
+
+
+def _plan_reshape(layout: Layout, shape: tuple[int, ...]) -> Reshaping:
     """Return the layouts before and after, and those of the flat elements in between, if needed."""
     kept = _kept_cuts(layout, shape)
     if kept is not None:
@@ -349,7 +370,7 @@ def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int],
     return groups
 
 
-@rule("ravel")
+@rule("ravel", moved=lambda a, order="C": _reshape_moves(a, -1))
 def ravel(a: Any, order: str = "C") -> Any:
     """Return the elements one after the other."""
     return reshape(a, (-1,), order=order)
@@ -470,7 +491,7 @@ def hstack(tup: Any, **options: Any) -> Any:
     return concat(given, 0 if given[0].ndim == 1 else 1, **options)
 
 
-@rule("unstack")
+@rule("unstack", moved=lambda x, /, *, axis=0: _is_cut_along(x, axis))
 def unstack(x: Any, /, *, axis: int = 0) -> Any:
     """Return the arrays that are joined along a dimension."""
     first = moveaxis(x, axis, 0)

@@ -16,6 +16,7 @@ import numpy as np
 
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, longest, make_layout
+from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.rules.along import pencils
 from hpcdist.mesh.rules.basis import (
     as_dist,
@@ -53,7 +54,7 @@ def take(
 
     """
     mesh = mesh_of(x, indices)
-    x, places = as_dist(x, mesh), as_dist(indices, mesh)
+    x, places = as_dist(x, mesh), as_indices(indices, mesh)
     x = settled(ravel(x) if axis is None or not x.ndim else x)
     dim = dimension(0 if axis is None else integer(axis), x.ndim)
     places = apart(places, x.layout, dim)
@@ -61,15 +62,15 @@ def take(
     layout = _result(x.layout, dim, places.layout)
     axes = x.layout.axes[dim]
     if not axes:
-        return delivered(make(np.take(x.local, index, axis=dim), layout), out)
+        return delivered(make(np.take(x.local, index, axis=dim), layout), out, "unsafe")
     if {*axes}.intersection(cutting(places.layout, range(places.ndim))):
-        return delivered(make(_asked(x, dim, index), layout), out)
+        return delivered(make(_asked(x, dim, index), layout), out, "unsafe")
     lo, hi = own_box(x.layout)[dim]
     mine = (index >= lo) & (index < hi)
     part = np.zeros((*x.local.shape[:dim], *index.shape, *x.local.shape[dim + 1 :]), x.dtype)
     part[(slice(None),) * dim + (mine,)] = np.take(x.local, index[mine] - lo, axis=dim)
     combined(part.reshape(-1).view(np.uint8), x.layout.mesh, axes, ReduceOp.BOR)
-    return delivered(make(part, layout), out)
+    return delivered(make(part, layout), out, "unsafe")
 
 
 def apart(places: DistArray, layout: Layout, dim: int) -> DistArray:
@@ -93,9 +94,16 @@ def apart(places: DistArray, layout: Layout, dim: int) -> DistArray:
     return resharded(places, make_layout(own.mesh, places.shape, axes, cuts))
 
 
+def as_indices(value: Any, mesh: ProcessMesh) -> DistArray:
+    """Return indices as a DistArray: a list without any is one of integers."""
+    if isinstance(value, (list, tuple)) and not np.size(value):
+        value = np.asarray(value, np.intp)
+    return as_dist(value, mesh)
+
+
 def _valid(places: DistArray, length: int, dim: int, mode: str) -> Any:
     """Return this rank's indices, from 0 on; if any rank's is wrong, all raise the error."""
-    _check_kind(places, length)
+    _check_kind(places.dtype, places.size, length)
     index = places.local.astype(np.intp)
     if mode != "raise":
         return np.clip(index, 0, length - 1) if mode == "clip" else index % length
@@ -108,15 +116,15 @@ def _valid(places: DistArray, length: int, dim: int, mode: str) -> Any:
 
 def check_indices(index: Any, length: int, dim: int) -> None:
     """Raise `IndexError` for an array that is no index along a dimension."""
-    _check_kind(index, length)
+    _check_kind(index.dtype, index.size, length)
     if _is_wrong(index, length):
         raise _out_of_bounds(length, dim)
 
 
-def _check_kind(index: Any, length: int) -> None:
-    if index.dtype.kind not in "biu" and index.size:
-        raise IndexError(f"indices must be integers, got {index.dtype}")
-    if index.size and not length:
+def _check_kind(dtype: Any, size: int, length: int) -> None:
+    if dtype.kind not in "biu":
+        raise IndexError(f"indices must be integers, got {dtype}")
+    if size and not length:
         raise IndexError("cannot do a non-empty take from an empty axes.")
 
 

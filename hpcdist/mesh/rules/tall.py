@@ -32,7 +32,7 @@ from hpcdist.mesh.rules.matrices import (
     united,
 )
 from hpcdist.mesh.rules.pointwise import pointwise
-from hpcdist.mesh.rules.reductions import max as largest, sum as total
+from hpcdist.mesh.rules.reductions import any as exists, max as largest, sum as total
 from hpcdist.mesh.rules.shapes import expand_dims, matrix_transpose
 from hpcdist.mesh.rules.table import rule
 from hpcdist.transport.reduction import ReduceOp
@@ -171,7 +171,11 @@ def cond(x: Any, p: Any = None) -> Any:
         return per_matrix("cond", lambda part: np.linalg.cond(part, p), x)
     values = singular_values(x, "cond")
     ends = values[..., 0], values[..., -1]
-    return ends[1] / ends[0] if p == -2 else ends[0] / ends[1]
+    with np.errstate(all="ignore"):
+        found = ends[1] / ends[0] if p == -2 else ends[0] / ends[1]
+    # Zeros are as bad as can be; NaN is of NaN only.
+    nothing = pointwise(np.isnan, found) & ~exists(pointwise(np.isnan, x), (-2, -1))
+    return pointwise(np.where, nothing, found.dtype.type(np.inf), found)
 
 
 @rule("linalg.matrix_rank")

@@ -1,5 +1,11 @@
 """What NumPy accepts, refuses and makes of rare values, on arrays that are cut over three ranks."""
 
+import datetime
+import itertools
+import operator
+from decimal import Decimal
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -55,6 +61,12 @@ def taken(x, places):
     return np.take(x, places) if isinstance(places, np.ndarray) else xp.take(whole(x), places)
 
 
+def flat_assigned(a):
+    a.flat[::2] = [1, 2]
+    a.flat[-1] = -7
+    return a
+
+
 def assigned(a, values):
     a = a.copy()
     a[a == a] = values
@@ -71,7 +83,7 @@ ACCEPTED = {
     "isposinf into out": lambda put: np.isposinf(put(X), put(X > 0)),
     "tiles by an array": lambda put: np.tile(put(X), np.array([2, 1])),
     "tiles by a range": lambda put: np.tile(put(X), range(1, 3)),
-    "a trace into out": lambda put: np.trace(put(X), out=put(X)[0, :1].reshape(())),
+    "a trace into out": lambda put: np.trace(put(X), out=put(X)[0, :1].reshape(()).copy()),
     "the largest in a dtype": lambda put: np.maximum.reduce(put(X), dtype="f4"),
     "a sum in a dtype": lambda put: np.add.reduce(put(X), axis=1, dtype="i8"),
     "whether any, as bool": lambda put: np.logical_or.reduce(put(X), dtype=bool),
@@ -114,6 +126,33 @@ ACCEPTED = {
     "times compared with numbers": lambda put: put(TIMES) == put(np.ones((3, 2))),
     "norms of complex numbers": lambda put: np.linalg.norm(put(np.outer(ZS, ZS) * 7), axis=0),
     "small floats, transformed": lambda put: np.fft.irfft(put(np.ones(7, "f2"))) * 0,
+    "the condition of zeros": lambda put: np.linalg.cond(put(np.zeros((4, 3, 3)))),
+    "whether any, from a truth value on": lambda put: np.logical_or.reduce(put(X), initial=True),
+    "whether all, by a mask": lambda put: np.logical_and.reduce(put(X), 1, where=X > 4),
+    "whether an odd number": lambda put: np.logical_xor.reduce(put(X), axis=1),
+    "bits, or": lambda put: np.bitwise_or.reduce(put(X.astype(int))),
+    "bits, and": lambda put: np.bitwise_and.reduce(put(X.astype("u1")), axis=1, initial=7),
+    "bits, exclusive or": lambda put: np.bitwise_xor.reduce(put(X.astype("i2")), axis=0),
+    "places of none": lambda put: np.take(put(X), [], axis=1),
+    "a running sum of a number": lambda put: xp.cumulative_sum(put(X)[1, 1])
+    if put is not np.array
+    else np.array([X[1, 1]]),
+    "a variance in complex numbers": lambda put: np.var(put(ZS), dtype="c8"),
+    "a deviation in integers": lambda put: np.std(put(X.astype(int)), dtype=int),
+    "a variance of small floats": lambda put: np.var(put(X.astype("f2")), axis=0),
+    "a sum into a truth value": lambda put: np.sum(put(X), 1, out=put(X)[:, 0] > 9),
+    "a mean into integers": lambda put: np.mean(put(X), 1, out=put(X.astype("i4"))[:, 0].copy()),
+    "the largest into small integers": lambda put: np.max(
+        put(X), 1, out=put(X.astype("u1"))[:, 0].copy()
+    ),
+    "running sums into integers": lambda put: np.cumsum(put(X / 2), 0, out=put(X.astype(int))),
+    "a product by numbers of the letters": lambda put: np.einsum(
+        put(X), [0, 1], put(X), [2, 1], [2, 0]
+    ),
+    "a sum by numbers of the letters": lambda put: np.einsum(put(X), [..., 3], put(X), [0, 3]),
+    "flat elements": lambda put: np.stack([*put(X).flat]),
+    "some flat elements": lambda put: put(X).flat[1:-1:3],
+    "flat elements assigned": lambda put: flat_assigned(put(X)),
     "places that are cut": lambda put: taken(np.arange(5.0), put(np.array([4, 0, -1]))),
     "a condition that is cut": lambda put: np.compress(put(np.array([1, 0, 1])), X, 1),
 }  # fmt: skip
@@ -129,11 +168,215 @@ def test_what_numpy_accepts_comes_to_the_same(name, put):
     dist.simulate(3, lambda: same(ACCEPTED[name](put), wanted))
 
 
+VIEWS = {
+    "reshape": lambda a: np.reshape(a, (3, 4)),
+    "a.reshape": lambda a: a.reshape(2, 6),
+    "reshape along columns": lambda a: a.reshape(4, 3, 1),
+    "ravel": np.ravel,
+    "a.ravel": lambda a: a.ravel(),
+    "flip": np.flip,
+    "flipud": np.flipud,
+    "fliplr": np.fliplr,
+    "a row": lambda a: a[1],
+    "a column": lambda a: a[:, 1],
+    "an element": lambda a: a[1, 1, ...],
+    "every other, from the end": lambda a: a[::-2],
+    "squeeze": lambda a: np.squeeze(a[1:2, 1:], axis=0),
+    "a.squeeze": lambda a: a[:, 1:2].squeeze(),
+    "a transpose": np.transpose,
+    "an inner part": lambda a: a[1:-1, None],
+    "halves": lambda a: np.split(a, 2)[1],
+    "all": lambda a: a[...],
+    "rows": lambda a: [*a][2],
+}
+
+
+@PUTS
+@pytest.mark.parametrize("name", VIEWS)
+def test_what_is_written_to_a_view_reaches_the_array_or_is_refused(name, put):
+    wanted = X.copy()
+    VIEWS[name](wanted)[...] = -1
+
+    def check():
+        a = put(X)
+        view = VIEWS[name](a)
+        try:
+            view[...] = -1
+        except dist.UsageError:
+            assert put is not whole
+            same(a, X)
+            with pytest.raises(ValueError, match="read-only"):
+                view += 1
+            view = view.copy()
+            view[...] = -1
+            assert (view == -1).all()
+        else:
+            same(a, wanted)
+
+    dist.simulate(3, check)
+
+
+@PUTS
+def test_vectors_of_two_elements_have_nothing_in_the_third(put):
+    def check():
+        flat = [1, 1, 0]
+        same(np.cross(put(X), put(X[::-1])[:, :2]), np.cross(X, X[::-1] * flat))
+        same(np.cross(put(X)[:, :2], put(X[::-1])), np.cross(X * flat, X[::-1]))
+        same(np.cross(put(X)[:, :2], X[::-1, :2]), np.cross(X * flat, X[::-1] * flat)[:, 2])
+        with pytest.raises(ValueError, match="2 or 3"):
+            np.cross(put(X)[:, :1], put(X))
+        with pytest.raises(ValueError, match="3 elements"):
+            xp.linalg.cross(put(X)[:, :2], put(X))
+
+    dist.simulate(3, check)
+
+
+def test_unstacked_arrays_and_diagonals_of_what_is_cut_are_read_only():
+    def check():
+        for view in (*xp.unstack(rows(X)), np.diagonal(rows(X)), np.diagonal(whole(X))):
+            with pytest.raises(dist.UsageError, match="read-only"):
+                view[...] = 1
+        for view in xp.unstack(rows(X), axis=1):
+            view[...] = 1
+
+    dist.simulate(3, check)
+
+
+@PUTS
+def test_an_item_is_known_to_all_ranks(put):
+    def check():
+        a = put(X)
+        assert (a.item(5), a.item(-1), a.item(3, -1), a.item((0, 1))) == (5, 11, 11, 1)
+        assert whole(X)[1, 1].item() == 4
+        for wrong in ((12,), (1, 2, 3), (4, 0)):
+            with pytest.raises((IndexError, ValueError)):
+                a.item(*wrong)
+
+    dist.simulate(3, check)
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+def test_a_variance_of_complex_numbers_may_be_in_real_ones():
+    wanted = [np.var(ZS, dtype="f8"), np.std(ZS, dtype="f4")]
+
+    def check():
+        for put in (whole, rows):
+            same(np.var(put(ZS), dtype="f8"), wanted[0])
+            same(np.std(put(ZS), dtype="f4"), wanted[1])
+
+    dist.simulate(3, check)
+
+
+def test_an_operator_without_dimensions_has_the_dtype_of_numpys():
+    def check():
+        for x, op in itertools.product(map(np.array, (True, 3, 2.5)), (pow, operator.add)):
+            same(op(whole(x), 2), op(x, 2))
+            same(op(2, whole(x)), op(2, x))
+
+    dist.simulate(3, check)
+
+
+def test_an_array_without_dimensions_has_views_too():
+    a = np.array(1.0)
+
+    def check():
+        a = whole(np.array(1.0))
+        a[...][...] = 2
+        assert a.item() == 2
+        number = whole(X)[1, 1]
+        number += 1
+        assert number.item() == X[1, 1] + 1
+
+    assert a[...].base is a
+    dist.simulate(3, check)
+
+
+def test_a_number_has_the_formats_of_numpy():
+    def check():
+        mean = rows(X).mean()
+        assert f"{mean:8.3f} {mean}" == f"{X.mean():8.3f} {X.mean()}"
+        assert format(rows(X.astype("f4") / 10).max()) == f"{np.float32(1.1)}"
+        assert f"{rows(X)}" == repr(rows(X))
+        with pytest.raises(TypeError):
+            f"{rows(X):.3f}"
+
+    dist.simulate(3, check)
+
+
 CONTRIBUTED = {
     "differences": lambda a: np.diff(a, axis=0),
     "halves": lambda a: tuple(np.array_split(a, 2)),
     "running sums": lambda a: np.cumsum(a, axis=0),
 }
+
+
+OTHERS = {
+    "a word": "b",
+    "bytes": b"b",
+    "nothing": None,
+    "a date": datetime.date(2020, 1, 1),
+    "a decimal": Decimal(1),
+    "a fraction": Fraction(1),
+    "a range": range(3),
+    "dots": ...,
+    "a set": {1},
+    "a list": ["b", "a", "c"],
+    "a time": np.datetime64("2020-01-01"),
+}
+COMPARED = {
+    "numbers": np.arange(3),
+    "words": np.array(["a", "b", "b"]),
+    "bytes": np.array([b"a", b"b", b"b"]),
+    "days": np.array(["2020-01-01", "NaT", "2021-01-01"], "M8[D]"),
+    "a number": np.array(1.0),
+    "no words": np.array([], "U1"),
+}
+
+
+@PUTS
+@pytest.mark.parametrize("op", [operator.eq, operator.ne])
+def test_whatever_is_compared_is_compared_by_element(op, put):
+    def check():
+        for x in COMPARED.values():
+            for other in OTHERS.values():
+                if np.ndim(other) and np.shape(other) != x.shape and x.ndim:
+                    continue  # which cannot be broadcast
+                place = whole if not x.ndim else put
+                same(op(place(x), other), op(x, other))
+                if not isinstance(other, np.generic):  # whose operators are NumPy's own
+                    same(op(other, place(x)), op(other, x))
+
+    dist.simulate(3, check)
+
+
+def test_operators_are_left_to_an_operand_that_asks_for_them():
+    class Own:
+        __array_ufunc__ = None
+
+        def __eq__(self, other):
+            return "equal"
+
+        __hash__ = None
+
+        def __radd__(self, other):
+            return "added"
+
+    def check():
+        assert (rows(X) == Own(), rows(X) + Own()) == ("equal", "added")
+        with pytest.raises(TypeError):
+            rows(X) + {1}
+
+    dist.simulate(3, check)
+
+
+def test_what_only_some_elements_refuse_is_an_error_on_all_ranks():
+    def check():
+        days = rows(DAYS[:, 0])
+        with pytest.raises(TypeError):  # NaT is None beside a date
+            operator.lt(days, datetime.date(2020, 1, 1))
+        same(rows(X[:, 0]) + range(4), X[:, 0] + range(4))
+
+    dist.simulate(3, check)
 
 
 @pytest.mark.parametrize("name", CONTRIBUTED)

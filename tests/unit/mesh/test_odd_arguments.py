@@ -83,6 +83,11 @@ def test_what_would_write_to_a_copy_is_refused_where_gathering_is_allowed(name):
     dist.simulate(3, check)
 
 
+def put_in(x, key, value):
+    a = cut(x)
+    a[key] = value
+
+
 WRONG = {
     "where without initial": lambda: np.max(cut([3.0, 1.0]), where=np.array([True, True])),
     "two axes": lambda: np.argmax(cut(np.ones((2, 2))), axis=(0, 1)),
@@ -97,6 +102,25 @@ WRONG = {
     "weights that are no numbers": lambda: np.histogram(cut([1.0]), [0, 2], weights=cut(["a"])),
     "distances that are no numbers": lambda: np.gradient(cut(X[:, :2], 1), "a"),
     "truth values for indices": lambda: np.take_along_axis(cut(X), cut(X > 0), 0),
+    "indices of numbers, of which most ranks have none": lambda: np.take(X, cut([0.5])),
+    "a word among words for numbers": lambda: put_in([1, 2, 3], slice(None), ["1", "2", "x"]),
+    "such words that are cut": lambda: put_in([1, 2, 3], slice(None), cut(["1", "2", "x"])),
+    "such words where a mask is true": lambda: put_in([1, 2], np.array([True] * 2), ["1", "x"]),
+    "such words by indices": lambda: put_in([1, 2, 3], [2, 0, 1], np.array(["x", "2", "3"])),
+    "a word that fills": lambda: xp.full(
+        (1,), "x", dtype="i4", mesh=mesh(), placements=[dist.Shard(0)]
+    ),
+    "NaN beyond integers": lambda: np.pad(cut([1, 2, 3]), (1, 0), constant_values=np.nan),
+    "NaN around integers": lambda: dist.map_overlap(
+        np.negative, cut([1, 2, 3]), depth=1, boundary=np.nan
+    ),
+    "another shape on one rank": lambda: dist.map_overlap(
+        lambda part: part[: 2 - dist.get_rank()], cut(np.arange(9)), depth=1, boundary=0
+    ),
+    "an error on one rank": lambda: dist.map_overlap(
+        lambda part: {}[dist.get_rank()] if dist.get_rank() else part, cut(X), depth=1
+    ),
+    "the largest of bytes without an order": lambda: np.argmax(cut(np.zeros(2, "V3"))),
     "x without y": lambda: np.where(cut([True, False]), 1),
 }
 
@@ -104,7 +128,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_argument_is_an_error_on_ranks_without_elements_too(name):
     def check():
-        with pytest.raises((ValueError, TypeError, IndexError)):
+        with pytest.raises((ValueError, TypeError, LookupError)):
             WRONG[name]()
 
     dist.simulate(3, check)
