@@ -33,6 +33,7 @@ _REMEDIES = {
     "file": "List the same files in the same order on every rank; sorted() makes an order",
     "layer": "Describe the same layers, cut alike, on every rank of the pipeline",
     "optimizer": "Give fleet.distributed_optimizer one of the same class on every rank",
+    "group": "Add the same parameters, with the same options, on every rank",
     "setting": "Give fleet.init the same strategy and degrees on every rank",
 }
 

@@ -22,8 +22,9 @@ from torch.utils._pytree import tree_leaves
 from hpcdist.arrays.libraries import view_of
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
+from hpcdist.comm.states import verify_states
 from hpcdist.config import read_config
-from hpcdist.errors import UsageError
+from hpcdist.errors import HpcdistError, UsageError
 from hpcdist.parallel.averager import Averager, first_failure
 from hpcdist.parallel.clipping import Measured, measure_groups
 from hpcdist.parallel.gradient_groups import group_of
@@ -34,7 +35,7 @@ from hpcdist.torch.backend import process_group_of
 from hpcdist.torch.clipping import norm_of_all
 from hpcdist.torch.descriptions import mean
 from hpcdist.torch.gradient_groups import GroupedGradients
-from hpcdist.torch.module_state import agree, broadcast_module, trainable
+from hpcdist.torch.module_state import agree, broadcast_module, states_of, trainable
 from hpcdist.torch.process_group import HpcdistProcessGroup
 from hpcdist.torch.wrapper import Wrapper
 from hpcdist.transport.base import Work
@@ -73,13 +74,10 @@ class TorchDataParallel(DataParallel, Wrapper):
     ) -> None:
         torch.nn.Module.__init__(self)
         group = training_group(group)
-        limit = agree(layers, group, comm_buffer_size, last_comm_buffer_size)
+        self._limits_MB = comm_buffer_size, last_comm_buffer_size
         self._layers = layers
-        self._grouped = GroupedGradients(layers, group, limit)
-        own = {id(each) for _, each in self._grouped.trained}
-        self._trained = [pair for pair in trainable(layers) if id(pair[1]) not in own]
         self.group = group
-        self.comm_buffer_size = limit
+        self.comm_buffer_size = self._look_at_parameters()
         self.find_unused_parameters = find_unused_parameters
         self.grad_need_sync = True
         self.process_group: HpcdistProcessGroup = process_group_of(group)
@@ -91,8 +89,39 @@ class TorchDataParallel(DataParallel, Wrapper):
         self._passes: list[_Forward] = []
         self._launched, self._complete = 0, False
         self._error: BaseException | None = None
-        # A list, for a module in it is none of our sub-modules; empty for a rank that is alone.
-        self._engine = [self._make_engine()] if group.nranks > 1 and self._trained else []
+        self._engine = self._make_engines()
+
+    def _look_at_parameters(self) -> int:
+        """Note which parameters are trained; return the bytes of a bucket. Collective.
+
+        Raises:
+            MismatchError: ranks train other parameters.
+
+        """
+        layers = self._layers
+        limit = agree(layers, self.group, *self._limits_MB)
+        self._grouped = GroupedGradients(layers, self.group, limit)
+        own = {id(each) for _, each in self._grouped.trained}
+        self._trained = [pair for pair in trainable(layers) if id(pair[1]) not in own]
+        self._listed = list(layers.parameters())
+        self._flags = [each.requires_grad for each in self._listed]
+        return limit
+
+    def _follow_parameters(self) -> None:
+        """Average gradients of what is trained now, if it was frozen, and the other way round.
+
+        Collective where that has changed, unless all is frozen for a while.
+        """
+        flags = [each.requires_grad for each in self._listed]
+        if flags != self._flags and any(flags):
+            # Where ranks differ, the others send gradients: in that group, they and we hear of it.
+            try:
+                verify_states(states_of(trainable(self._layers)), self.process_group.group)
+            except HpcdistError:
+                self._averager.failed = True  # as it is for the others, whose bucket this was
+                raise
+            self._look_at_parameters()
+            self._engine = self._make_engines()
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module; if gradients are wanted, prepare to average them.
@@ -104,6 +133,8 @@ class TorchDataParallel(DataParallel, Wrapper):
         """
         if not torch.is_grad_enabled():
             return self._layers(*inputs, **kwargs)
+        if self.grad_need_sync:
+            self._follow_parameters()
         run = self._prepared_engine() if self._engine else self._layers
         output = run(*inputs, **kwargs)
         if self.grad_need_sync:
@@ -113,7 +144,7 @@ class TorchDataParallel(DataParallel, Wrapper):
     def _prepared_engine(self) -> DistributedDataParallel:
         if self._averager.failed:  # DDP cannot go on from a backward pass that was broken off
             self._averager.failed = False
-            self._engine[0] = self._make_engine()
+            self._engine = self._make_engines()
         engine = self._engine[0]
         # Left alone, DDP broadcasts buffers in the forwards of evaluation, too.
         engine.training = engine.broadcast_buffers = self.training
@@ -341,6 +372,14 @@ class TorchDataParallel(DataParallel, Wrapper):
         pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
         wrong = [names[id(parameter)] for parameter, part in pairs if _nan_in(part)]
         return UsageError(_not_a_number(wrong))
+
+    def _make_engines(self) -> list[DistributedDataParallel]:
+        """Return the engine, in a list: a module in it is none of our sub-modules.
+
+        None for a rank that is alone, unless a hook wants to see its gradients.
+        """
+        wanted = self.group.nranks > 1 or self._hook is not None
+        return [self._make_engine()] if wanted and self._trained else []
 
     def _make_engine(self) -> DistributedDataParallel:
         engine = DistributedDataParallel(

@@ -5,7 +5,7 @@ ZeroRedundancyOptimizer makes the optimizer of what a rank owns, so only that is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -17,36 +17,46 @@ from hpcdist.torch.optimizers import materialize_states
 _NARROW = (torch.float16, torch.bfloat16)
 
 
-def with_masters(kind: type[torch.optim.Optimizer]) -> Any:
-    """Return a factory of `kind` optimizers with float32 master weights for 16-bit parameters."""
-    return partial(_make, kind)
+def with_masters(kind: type[torch.optim.Optimizer], groups: Sequence[dict[str, Any]]) -> Any:
+    """Return what makes `kind` optimizers of some parameters of `groups`.
+
+    They have float32 master weights if any of `groups` has 16 bits: on all ranks, whatever they own
+    now or get later.
+    """
+    if any(each.dtype in _NARROW for group in groups for each in group["params"]):
+        return partial(_make, kind)
+    return kind
 
 
 def _make(kind: type[torch.optim.Optimizer], groups: Any, **defaults: Any) -> torch.optim.Optimizer:
-    listed = [dict(group) for group in groups]
-    parameters = [each for group in listed for each in group["params"]]
-    if any(each.dtype in _NARROW for each in parameters):
-        return MasterOptimizer(kind, listed, defaults)
-    return kind(listed, **defaults)
+    return MasterOptimizer(kind, [dict(group) for group in groups], defaults)
 
 
 @final
 class MasterOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # torch is untyped
     """An optimizer whose parameters have 16 bits, and whose steps are taken in float32."""
 
+    inner: Any = None
+
     def __init__(
         self, kind: type[torch.optim.Optimizer], groups: Any, defaults: dict[str, Any]
     ) -> None:
         super().__init__(groups, defaults)
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        wide = [
-            {**group, "params": [self._master(each) for each in group["params"]]}
-            for group in self.param_groups
-        ]
-        self.inner = kind(wide, **defaults)
+        self.inner = kind([self._wide(group) for group in self.param_groups], **defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Step other parameters, too. Local."""
+        super().add_param_group(param_group)
+        if self.inner is not None:
+            self.inner.add_param_group(self._wide(param_group))
+
+    def _wide(self, group: dict[str, Any]) -> dict[str, Any]:
+        return {**group, "params": [self._master(each) for each in group["params"]]}
 
     def _master(self, parameter: torch.Tensor) -> torch.Tensor:
-        master = torch.nn.Parameter(parameter.detach().to(torch.float32, copy=True))
+        wide = torch.promote_types(parameter.dtype, torch.float32)
+        master = torch.nn.Parameter(parameter.detach().to(wide, copy=True))
         copy_marks(parameter, master)
         self._pairs.append((parameter, master))
         return master
@@ -67,7 +77,7 @@ class MasterOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # torch is u
             self._take_loaded(parameter, master)
             _take_changes(parameter, master)
             gradient = parameter.grad
-            master.grad = None if gradient is None else gradient.to(torch.float32)
+            master.grad = None if gradient is None else gradient.to(master.dtype)
         loss = self.inner.step(closure) if closure is not None else self.inner.step()
         for parameter, master in self._pairs:
             parameter.detach().copy_(master.detach())

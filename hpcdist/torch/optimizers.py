@@ -39,16 +39,19 @@ def initial_state(optimizer: Any) -> Any:
 
 
 def materialize_states(optimizer: Any) -> None:
-    """Create the states of a fresh optimizer, as they are before the first step.
+    """Create the states that parameters have before their first step, where they have none yet.
 
     Most optimizers of torch have a function that does so; others take a step of length zero that
     does not count.
     """
-    if optimizer.state:
+    every = [each for group in optimizer.param_groups for each in group["params"]]
+    # Others never get a state.
+    parameters = [each for each in every if each.requires_grad and each not in optimizer.state]
+    if not parameters:
         return
-    every = (each for group in optimizer.param_groups for each in group["params"])
-    parameters = [each for each in every if each.requires_grad]  # others never get a state
-    kept = [each.grad for each in parameters]
+    kept = [each.grad for each in every]
+    for each in every:
+        each.grad = None
     for each in parameters:
         each.grad = torch.zeros_like(each)
     if hasattr(optimizer, "_init_group"):
@@ -58,7 +61,7 @@ def materialize_states(optimizer: Any) -> None:
                 optimizer._init_group(group, *([] for _ in range(lists)))
     if not all(optimizer.state.get(each) for each in parameters):  # as of SGD
         _step_nowhere(optimizer, parameters)
-    for each, gradient in zip(parameters, kept, strict=True):
+    for each, gradient in zip(every, kept, strict=True):
         each.grad = gradient
 
 

@@ -107,7 +107,7 @@ def shard_states(
     """
     return ZeroRedundancyOptimizer(
         groups,
-        optimizer_class=with_masters(kind),
+        optimizer_class=with_masters(kind, groups),
         process_group=process_group_of(group),
         parameters_as_bucket_view=True,
         **defaults,

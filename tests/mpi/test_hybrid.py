@@ -787,6 +787,171 @@ def test_all_stages_skip_a_step_in_which_one_has_nan(line, rank, size):
     assert_stages_like(model, alone)
 
 
+# ---- layers that are trained later
+
+
+def parts(model, named=False):
+    """Return the parameters of the body and of the head."""
+    found = ([], [])
+    for name, each in model.named_parameters():
+        found["last" in name or name.startswith("3.")].append((name, each) if named else each)
+    return found
+
+
+def freeze(model, frozen=True):
+    for each in parts(model)[0]:
+        each.requires_grad_(not frozen)
+
+
+def thaw(model, optimizer, named=False, rate=0.02):
+    """Add the body to what an optimizer of the head trains."""
+    freeze(model, False)
+    for each in parts(model)[0]:
+        each.grad = None
+    optimizer.add_param_group({"params": parts(model, named)[0], "lr": rate})
+
+
+def train_and_thaw(model, optimizer, pick=lambda pair: pair, named=False, dtype=torch.float64):
+    train(model, optimizer, range(3), pick, dtype=dtype)
+    thaw(model, optimizer, named)
+    train(model, optimizer, range(3, 6), pick, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "lars", "lamb"])
+@pytest.mark.parametrize("line", [*SMALL, *LARGE])
+def test_layers_that_were_frozen_are_trained_once_they_are_added(line, name):
+    others, maker, plain = {}, MAKERS.get(name), MAKERS.get(name)
+    named = name in LAYERWISE
+    if named:
+        maker, asks, plain = LAYERWISE[name]
+        others = {name: asks}
+    alone, grid, options = network(), on_grid(line), options_of(line, **others)
+    freeze(alone)
+    train_and_thaw(alone, plain(parts(alone, named)[1]), named=named)
+    module = network(grid)
+    freeze(module)
+    optimizer = distribute_optimizer(maker(parts(module)[1]), grid, options)
+    model = distribute_model(module, grid, options)
+    train_and_thaw(model, optimizer, lambda pair: share(pair, grid))
+    assert_trained_like(model, alone)
+
+
+@pytest.mark.parametrize("line", [*SMALL, *LARGE])
+def test_a_group_that_the_given_optimizer_gets_is_trained_too(line):
+    alone, grid, options = network(), on_grid(line), options_of(line)
+    plain = MAKERS["Adam"](parts(alone)[1])
+    train_and_thaw(alone, plain)
+    module = network(grid)
+    given = MAKERS["Adam"](parts(module)[1])
+    model = distribute_model(module, grid, options)
+    optimizer = distribute_optimizer(given, grid, options)
+    train(model, optimizer, range(3), lambda pair: share(pair, grid))
+    thaw(model, given)
+    train(model, optimizer, range(3, 6), lambda pair: share(pair, grid))
+    assert optimizer.param_groups is given.param_groups
+    assert_trained_like(model, alone)
+
+
+@pytest.mark.parametrize("line", PIPELINES)
+def test_stages_that_were_frozen_are_trained_once_they_are_added(line):
+    maker = MAKERS["SGD"]
+    alone = stacked()
+    freeze(alone)
+    plain = maker(parts(alone)[1])
+    train_stacked(alone, plain, range(2))
+    thaw(alone, plain)
+    train_stacked(alone, plain, range(2, 4))
+    grid, model, _ = staged(line, maker)
+    freeze(model)
+    head = parts(model)[1] or [nn.Parameter(torch.zeros(0))]
+    for each in head:
+        each.hpcdist_role = next(iter(model.parameters())).hpcdist_role
+    optimizer = distribute_optimizer(maker(head), grid, options_of(line), clip_norm=0.5)
+    for turn in range(4):
+        if turn == 2:
+            thaw(model, optimizer)
+        model.train_batch(share(batch(turn), grid), optimizer)
+    assert_stages_like(model, alone)
+
+
+@pytest.mark.parametrize("line", ["sharding=2 /1", "sharding=3 /1", "dp=2 sharding=2 /1"])
+def test_16_bits_that_are_added_have_master_weights(line):
+    grid, options, dtype = on_grid(line), options_of(line), torch.bfloat16
+    trained = []
+    for later in (False, True):
+        module = network(grid, dtype)
+        made = MAKERS["SGD"](
+            parts(module)[1] if later else [{"params": each} for each in parts(module)[::-1]]
+        )
+        model = distribute_model(module, grid, options)
+        optimizer = distribute_optimizer(made, grid, options)
+        if later:
+            thaw(model, optimizer, rate=0.05)
+        train(model, optimizer, range(3), lambda pair: share(pair, grid), dtype=dtype)
+        trained.append([each.detach().clone() for each in model.parameters()])
+        state = optimizer.sharded_state_dict()
+        assert any(name.endswith("master") for name in state) or not optimizer.state
+    for one, other in zip(*trained, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("before", "after"), [("dp=1", "dp=1"), ("sharding=2 /1", "dp=2")])
+def test_a_group_that_was_added_is_in_checkpoints(before, after, folder):
+    maker = MAKERS["Adam"]
+    alone = network()
+    plain = maker(parts(alone)[1])
+    train(alone, plain, range(2))
+    thaw(alone, plain)
+    train(alone, plain, range(2, 4))
+
+    def begin(line):
+        grid, options = on_grid(line), options_of(line)
+        module = network(grid)
+        made = maker(parts(module)[1])
+        model = distribute_model(module, grid, options)
+        return grid, model, distribute_optimizer(made, grid, options)
+
+    grid, model, optimizer = begin(before)
+    train(model, optimizer, range(2), lambda pair: share(pair, grid))
+    thaw(model, optimizer)  # its states are saved, though it has none yet
+    dist.checkpoint.save({"model": model, "optimizer": optimizer}, folder)
+    grid, model, optimizer = begin(after)
+    thaw(model, optimizer, rate=0.5)
+    dist.checkpoint.load({"model": model, "optimizer": optimizer}, folder)
+    train(model, optimizer, range(2, 4), lambda pair: share(pair, grid))
+    assert_trained_like(model, alone)
+
+
+def test_ranks_that_add_other_groups_all_hear_of_it(rank, size):
+    grid = grid_of(f"dp={size}")
+    module = network()
+    made = MAKERS["SGD"](parts(module)[1])
+    distribute_model(module, grid)
+    optimizer = distribute_optimizer(made, grid)
+    body = parts(module)[0]
+    if size > 1:
+        told = outcome(lambda: optimizer.add_param_group({"params": body, "lr": 0.1 + rank}))
+        assert_raised(told, "MismatchError", ["the ranks have different groups", "lr=0.1"])
+    bad = {"params": parts(module)[1] if rank == size - 1 else body[:1]}
+    told = outcome(lambda: optimizer.add_param_group(bad))
+    assert_raised(told, "UsageError", "more than one parameter group", [size - 1])
+
+
+def test_a_group_is_not_added_between_unscaling_and_the_step(size):
+    grid = grid_of(f"dp={size}")
+    module = network()
+    made = MAKERS["SGD"](parts(module)[1])
+    model = distribute_model(module, grid)
+    optimizer = distribute_optimizer(made, grid)
+    loss_of(model, share(batch(0), grid)).backward()
+    optimizer.unscale_(1.0)
+    with pytest.raises(dist.UsageError, match="call it after step"):
+        optimizer.add_param_group({"params": parts(module)[0]})
+    optimizer.step()
+    optimizer.add_param_group({"params": parts(module)[0]})
+    assert len(optimizer.param_groups) == len(made.param_groups) == 2
+
+
 # ---- checkpoints
 
 

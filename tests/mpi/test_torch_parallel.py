@@ -91,6 +91,47 @@ def test_training_equals_one_process_on_the_whole_batch(name, rank, size):
     torch.testing.assert_close(weights(model), weights(alone), rtol=tolerance, atol=1e-12)
 
 
+# What is trained in each step: modules of `network` by number.
+TURNS = [(4,), (4,), (2, 4), (0, 2, 4), (0,), (), (0,), (0, 4), (0, 2, 4)]
+
+
+@pytest.mark.parametrize("unused", [False, True])
+def test_what_is_trained_may_change_between_steps(unused, rank, size):
+    alone = network().double()
+    held = network().double()
+    held.load_state_dict(alone.state_dict())
+    model = None
+    for step, turn in enumerate(TURNS):
+        for module in (held, alone):
+            for index in (0, 2, 4):
+                module[index].requires_grad_(index in turn)
+        model = model or dist.DataParallel(held, find_unused_parameters=unused)
+        x, y = (part.double() for part in batch(step))
+        for trained, mine in ((model, slice(rank, None, size)), (alone, slice(None))):
+            trained.zero_grad()
+            mean_loss(trained, x[mine].requires_grad_(), y[mine]).backward()
+            with torch.no_grad():
+                for each in trained.parameters():
+                    if each.grad is not None:
+                        each -= 0.1 * each.grad
+        torch.testing.assert_close(weights(held), weights(alone), rtol=1e-9, atol=1e-12)
+
+
+def test_ranks_that_train_other_layers_from_some_step_on_all_hear_of_it(rank, size):
+    if size == 1:
+        pytest.skip("one rank differs from nobody")
+    model = dist.DataParallel(network())
+    mean_loss(model, *batch(0)).backward()
+    model.module[0].requires_grad_(rank < size - 1)
+    with pytest.raises(dist.MismatchError):
+        mean_loss(model, *batch(1)).backward()
+    model.module[0].requires_grad_(True)
+    model.zero_grad()
+    mean_loss(model, *batch(2)).backward()
+    told = everywhere(model.module[0].weight.grad.numpy().tobytes())
+    assert len(set(told)) == 1
+
+
 def test_ranks_keep_the_same_bits(rank, size):
     model = dist.DataParallel(network())
     optimizer = torch.optim.Adam(model.parameters(), 0.01)

@@ -1,12 +1,16 @@
-"""What `distributed_optimizer` is given: optimizers and limits that it refuses. Local."""
+"""What `distributed_optimizer` is given: what it refuses of it, and what ranks compare. Local."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from hpcdist.comm.states import State
 from hpcdist.errors import UsageError
 from hpcdist.parallel.hybrid_options import HybridOptions
 from hpcdist.torch.hybrid.replacements import check_replacement
+from hpcdist.torch.on_grid import latest, role_of
 from hpcdist.torch.optimizers import check_fresh, needs_closure
 
 
@@ -35,3 +39,30 @@ def norm_limit(clip: Any) -> float | None:
             f"got {clip!r}"
         )
     return norm
+
+
+def with_latest(group: Any) -> dict[str, Any]:
+    """Return a group of parameters, in place of which are those that the model has now."""
+    if not isinstance(group, dict) or "params" not in group:
+        raise UsageError(f"a group of parameters is a dict that has 'params', got {group!r}")
+    given = group["params"]
+    if not isinstance(given, (torch.Tensor, set)):  # torch refuses sets
+        group["params"] = [
+            (each[0], latest(each[1])) if isinstance(each, tuple) else latest(each)
+            for each in given
+        ]
+    else:
+        group["params"] = latest(given)
+    return group
+
+
+def states_of_group(group: dict[str, Any]) -> list[State]:
+    """Return what ranks compare of a group of parameters: their names, and the options."""
+    options = [
+        f"{name}={value!r}"
+        for name, value in group.items()
+        if isinstance(value, (int, float, str, tuple, type(None)))
+    ]
+    roles = [role_of(each) for each in group["params"]]
+    names = ["" if role is None else role.name for role in roles]
+    return [(", ".join(options), (), ""), *((name, (), "") for name in names)]

@@ -57,9 +57,13 @@ class Gradients:
 
         Others were made since, where a step was left out and the model cleared its gradients.
         """
-        if self._settled is not None and any(
-            each.grad is not (None if settled is None else settled())
-            for each, settled in zip(parameters, self._settled, strict=True)
+        settled = self._settled
+        if settled is not None and (
+            len(settled) != len(parameters)  # a group of parameters was added
+            or any(
+                each.grad is not (None if one is None else one())
+                for each, one in zip(parameters, settled, strict=True)
+            )
         ):
             self.begin_again()
         return self._settled is not None

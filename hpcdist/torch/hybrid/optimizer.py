@@ -4,6 +4,9 @@
 Sharding replaces parameters (stages 2 and 3), and divides the optimizer's state by what the model
 is (stage 1). So the optimizer that really steps is made when it is first needed, and parameters
 that have been replaced are followed where the optimizer's groups are read.
+
+[Note: one list] The groups are those of the optimizer that was given, so a group that is added to
+either is a group of both. The optimizer that takes its place (ZeRO, LARS, LAMB) is told of it.
 """
 
 from __future__ import annotations
@@ -13,16 +16,24 @@ from typing import Any, final
 
 import torch
 
+from hpcdist.comm.states import verify_states
 from hpcdist.errors import UsageError
 from hpcdist.parallel.clipping import Measured, clip_factor
 from hpcdist.parallel.hybrid import HybridCommunicateGroup
 from hpcdist.parallel.hybrid_options import HybridOptions
-from hpcdist.torch.hybrid.given import check_optimizer, norm_limit
+from hpcdist.torch.hybrid.given import check_optimizer, norm_limit, states_of_group, with_latest
 from hpcdist.torch.hybrid.gradients import Gradients, reduce_all
 from hpcdist.torch.hybrid.model import cuts_parameters
-from hpcdist.torch.hybrid.replacements import arguments_of, as_asked
+from hpcdist.torch.hybrid.replacements import arguments_of, as_asked, ask_group
 from hpcdist.torch.hybrid.states import Number, Part, State, as_state, fill, states_in
-from hpcdist.torch.on_grid import Role, latest, local_of, measure_on_grid, role_of
+from hpcdist.torch.on_grid import (
+    DATA_AXES,
+    Role,
+    latest,
+    local_of,
+    measure_on_grid,
+    role_of,
+)
 from hpcdist.torch.optimizers import (
     initial_state,
     is_dampened,
@@ -67,6 +78,8 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
 
     """
 
+    inner: Any = None
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -80,7 +93,7 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
             raise UsageError("this optimizer is a distributed one already; use it as it is")
         check_optimizer(optimizer, options)
         super().__init__(optimizer.param_groups, optimizer.defaults)
-        self.inner, self.grid, self.options = optimizer, hcg, options
+        self.inner, self.grid, self.options = optimizer, hcg, options  # see [Note: one list]
         self.clip_norm = clip_norm
         self.state = optimizer.state
         self._engine: Any = None
@@ -95,14 +108,61 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
 
         Options that are changed here, for example by a scheduler, hold from the next step on.
         """
-        for group in self._groups:
+        groups = self._groups if self.inner is None else self.inner.param_groups
+        for group in groups:
             if any(latest(each) is not each for each in group["params"]):
                 group["params"] = [latest(each) for each in group["params"]]
-        return self._groups
+        return groups
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         self._groups = groups
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters of the model, such as layers that were frozen so far.
+
+        They are trained from the next step on, as torch's optimizers do. Collective over the ranks
+        that have the same stage of a pipeline.
+
+        Args:
+            param_group: the parameters as ``"params"``, and options that differ from the defaults.
+
+        Raises:
+            UsageError: it is no group, has parameters that are in one already, or this step's
+                gradients have been unscaled or clipped; the other ranks get a `RemoteError`.
+            MismatchError: ranks add other groups.
+
+        """
+        if self.inner is None:  # torch lists the groups of the optimizer that was given
+            super().add_param_group(param_group)
+            return
+        problem: UsageError | None = None
+        states: list[Any] = []
+        before = len(self.param_groups)
+        try:
+            self._check_between_steps()
+            self.inner.add_param_group(with_latest(param_group))
+            states = states_of_group(self.param_groups[-1])
+        except (UsageError, TypeError, ValueError) as error:
+            problem = error if isinstance(error, UsageError) else UsageError(f"{error}")
+        try:
+            verify_states(states, self.grid.fused(*DATA_AXES, "mp"), "group", problem)
+        except Exception:
+            del self.param_groups[before:]
+            raise
+
+    def _check_between_steps(self) -> None:
+        if self._gradients.are_settled(self._parameters()):
+            raise UsageError(
+                "add_param_group was called after gradients were unscaled or clipped, and before "
+                "the step that takes them; call it after step()"
+            )
+
+    def _follow(self, engine: Any) -> None:
+        """Give the optimizer that steps, if it has a list of its own, the groups it has not."""
+        for group in self.param_groups[len(engine.param_groups) :]:
+            ask_group(group, self.options)
+            engine.add_param_group(group)
 
     def _parameters(self) -> list[Any]:
         return [each for group in self.param_groups for each in group["params"]]
@@ -234,11 +294,12 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
                 optimizer.state = initial_state(optimizer)  # such as Adagrad's
             self._engine = optimizer
             self.state = self._stepping().state
+        self._follow(self._engine)
         return self._engine
 
     def _stepping(self) -> Any:
         """Return the optimizer that steps what is this rank's."""
-        engine = self._made() if self._engine is None else self._engine
+        engine = self._made()
         return engine.optim if isinstance(engine, ZeroRedundancyOptimizer) else engine
 
     def _roles(self) -> list[Role]:

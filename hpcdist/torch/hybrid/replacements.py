@@ -57,7 +57,7 @@ def as_asked(optimizer: Any, groups: list[dict[str, Any]], options: HybridOption
     if asked is None:
         return optimizer
     for group in groups:
-        group["weight_decay"] = asked.weight_decay
+        ask_group(group, options)
     if isinstance(asked, Lars):
         return LARS(
             groups,
@@ -66,6 +66,13 @@ def as_asked(optimizer: Any, groups: list[dict[str, Any]], options: HybridOption
             exclude_from_weight_decay=asked.exclude,
         )
     return LAMB(groups, exclude_from_weight_decay=asked.exclude)
+
+
+def ask_group(group: dict[str, Any], options: HybridOptions) -> None:
+    """Give a group of parameters the weight decay of the strategy, if it has one."""
+    asked: Lars | Lamb | None = options.lars or options.lamb
+    if asked is not None:
+        group["weight_decay"] = asked.weight_decay
 
 
 def arguments_of(optimizer: Any) -> dict[str, Any]:
