@@ -1,5 +1,6 @@
 """The recorder and what is read of its file, compiled and in Python."""
 
+import json
 import os
 import subprocess
 import sys
@@ -227,6 +228,37 @@ def test_of_many_dead_processes_the_newest_are_kept(monkeypatch, tmp_path):
         os.utime(path, (time.time() - 100 + number, time.time() - 100 + number))
     rings.sweep([str(tmp_path)])
     assert [path.name for path in rings.find_rings([str(tmp_path)])] == ["3-1.ring", "4-1.ring"]
+
+
+def dead_ring(tmp_path, name, job, age_s):
+    """Make the ring of a process of a job that is dead."""
+    about, raw = json.dumps({"job": job}).encode(), bytearray(layout.TOTAL)
+    layout.HEADER.pack_into(
+        raw, 0, layout.MAGIC, 1 << 30, 1, 0, 1, layout.CAPACITY, 0, 8, 0, 0, 8, len(about), 0
+    )
+    raw[layout.TEXT_AT + 8 : layout.TEXT_AT + 8 + len(about)] = about
+    opened, path = rings.make_ring(layout.TOTAL, name, [str(tmp_path)])
+    os.close(opened)
+    path.write_bytes(raw)
+    os.utime(path, (time.time() - age_s, time.time() - age_s))
+
+
+def test_dead_jobs_are_kept_whole_the_newest_however_large_it_is(monkeypatch, tmp_path):
+    monkeypatch.setattr(rings, "KEPT_RINGS", 5)
+
+    def kept():
+        rings.sweep([str(tmp_path)])
+        return [path.stem for path in rings.find_rings([str(tmp_path)])]
+
+    for rank in range(3):
+        dead_ring(tmp_path, f"older-{rank}", "older", 200 + rank)
+        dead_ring(tmp_path, f"newer-{rank}", "newer", 300 * (rank < 2) + 100)
+    assert kept() == [f"newer-{rank}" for rank in range(3)]
+    dead_ring(tmp_path, "single-0", "single", 500)
+    assert kept() == [*[f"newer-{rank}" for rank in range(3)], "single-0"]
+    for rank in range(7):
+        dead_ring(tmp_path, f"large-{rank}", "large", 10)
+    assert kept() == [f"large-{rank}" for rank in range(7)]
 
 
 def test_a_place_that_is_nearly_full_is_left_to_others(monkeypatch, tmp_path):
