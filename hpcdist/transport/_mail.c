@@ -481,11 +481,9 @@ static void record_message(const message_t *w, int kind, int peer, uint64_t sinc
     unsigned long at = place ? PyLong_AsUnsignedLong(place) : 0;
     Py_XDECREF(place);
     if (PyErr_Occurred()) PyErr_Clear(), at = 0;
-    uint32_t digest = w->array.dtype ? 2166136261u : 0;
-    for (int i = 0; i < w->array.axes; i++)
-        digest = (digest ^ (uint32_t)w->array.shape[i]) * 16777619u;
     uint64_t mark = flight_begin(HOT.flight, (unsigned)kind, (unsigned)w->code, w->nbytes,
-                                 (uint32_t)at, 0, peer, digest, (unsigned)flags);
+                                 (uint32_t)at, 0, peer, (uint32_t)(w->tag >> CODE_BITS),
+                                 (unsigned)flags);
     if (!mark) return;
     HOT.flight->records[mark & HOT.flight->mask].begin_ns = since;
     flight_end(HOT.flight, mark, (unsigned)state);

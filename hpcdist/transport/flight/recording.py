@@ -45,6 +45,7 @@ class Record(NamedTuple):
     kind: int
     dtype: int
     digest: int
+    """Of the shape; of a message its tag."""
 
 
 class Waiting(NamedTuple):

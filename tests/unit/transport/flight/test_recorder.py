@@ -37,8 +37,8 @@ def ring(request, monkeypatch, tmp_path):
     if request.param == "python":
         twin = PythonRecorder()
         twin._layouts.update(
-            {Reduction: CallLayout(3, 4, 5, -1), Barrier: CallLayout(-1, -1, -1, -1),
-             Message: CallLayout(2, 3, 4, -1)}
+            {Reduction: CallLayout(3, 4, 5, -1, -1), Barrier: CallLayout(-1, -1, -1, -1, -1),
+             Message: CallLayout(2, 3, 4, -1, 5)}
         )  # fmt: skip
         monkeypatch.setattr(module, "recorder", twin)
     monkeypatch.setattr(module, "_file", module._File())
