@@ -357,7 +357,28 @@ static PyObject *mail_is_settled(PyObject *self, PyObject *given) {
     return PyBool_FromLong(state_of(m->peers[rank].to) != CLAIMED);
 }
 
+/* left() -> [(sender, tag, bytes)]: what has been put into the boxes and not been taken */
+static PyObject *mail_left(PyObject *self, PyObject *none) {
+    mail_t *m = (mail_t *)self;
+    (void)none;
+    PyObject *found = PyList_New(0);
+    for (int from = 0; found && from < m->size; from++) {
+        const peer_t *p = m->peers + from;
+        uint64_t end = __atomic_load_n(&p->from->head, __ATOMIC_ACQUIRE);
+        for (uint64_t at = p->tail; found && at != end;) {
+            const letter_t *letter = letter_at(m, p->from, at);
+            at += lines_of(letter->nbytes);
+            if (letter->is_taken) continue;
+            PyObject *each = Py_BuildValue("(iLI)", from, (long long)letter->tag, letter->nbytes);
+            if (!each || PyList_Append(found, each) < 0) Py_CLEAR(found);
+            Py_XDECREF(each);
+        }
+    }
+    return found;
+}
+
 static PyMethodDef MAIL_METHODS[] = {
+    {"left", mail_left, METH_NOARGS, NULL},
     {"put", mail_put, METH_VARARGS, NULL},
     {"find", mail_find, METH_VARARGS, NULL},
     {"take", mail_take, METH_VARARGS, NULL},

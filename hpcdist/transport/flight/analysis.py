@@ -14,7 +14,6 @@ from typing import NamedTuple
 from hpcdist.text import in_short
 from hpcdist.transport.flight import layout
 from hpcdist.transport.flight.recording import GroupKey, Record, Recording, Waiting
-from hpcdist.transport.kinds import Kind
 
 
 class Subject(NamedTuple):
@@ -250,7 +249,7 @@ def _instead(need: Need, stands: Mapping[int, Stand]) -> str:
     theirs, own = (stands[rank].subject.recording.records for rank in (peer, need.rank))
     since = own[0].begin_ns if own[0].number > 1 else 0  # of what was before, the records are gone
     taken = Counter(
-        (layout.SENT_FOR[Kind(each.kind)], each.dtype, each.digest)
+        (layout.SENT_FOR[each.kind], each.dtype, each.digest)
         for each in own
         if each.kind in layout.RECEIVES
         and each.group == record.group
