@@ -169,6 +169,14 @@ class DataFile(Protocol):
         """Close it."""
 
 
+def _read_at(file: DataFile, offset: int, nbytes: int) -> bytes:
+    """Return bytes of a file, fewer where it ends."""
+    memory, done = memoryview(bytearray(nbytes)), 0
+    while done < nbytes and (got := file.read_into(memory[done:], offset + done)):
+        done += got
+    return bytes(memory[:done])
+
+
 @final
 class Files:
     """The data files of a checkpoint in a folder, open for reading until `close`."""
@@ -200,6 +208,16 @@ class Files:
         for file in self._open.values():
             file.close()
         self._open.clear()
+
+    def head(self, number: int) -> bytes:
+        """Return the header of a file, which has no checksum; as much of it as there is."""
+        file = self._file(number)
+        length = int.from_bytes(_read_at(file, 0, 8), "little")
+        return _read_at(file, 8, min(length, file.size))
+
+    def path(self, number: int) -> str:
+        """Return where a file is."""
+        return os.path.join(self._folder, self._files[number][0])
 
     def measure(self, numbers: Iterable[int]) -> None:
         """Compare the sizes of these files with what was saved, before memory is taken for them.
@@ -256,19 +274,16 @@ class Files:
             done += got
         if _PACK(checksum(block)) != piece.checksums[number * 8 : number * 8 + 8]:
             raise CheckpointError(
-                f"{self._path(piece.file)} is damaged: its bytes {offset} to "
+                f"{self.path(piece.file)} is damaged: its bytes {offset} to "
                 f"{offset + block.nbytes - 1}, of {name!r}, are not those that were saved; load "
                 "another checkpoint"
             )
-
-    def _path(self, file: int) -> str:
-        return os.path.join(self._folder, self._files[file][0])
 
     def _file(self, file: int) -> DataFile:
         if file not in self._open:
             if len(self._open) >= _OPEN:
                 self._open.pop(next(iter(self._open))).close()
-            path = self._path(file)
+            path = self.path(file)
             with self._naming(path):
                 self._open[file] = self._open_file(path)
             self._check_size(file, self._open[file].size)
@@ -290,6 +305,6 @@ class Files:
 
     def _too_short(self, file: int, size: int) -> str:
         return (
-            f"{self._path(file)} is damaged: it has {size} bytes, but {self._files[file][1]} were "
+            f"{self.path(file)} is damaged: it has {size} bytes, but {self._files[file][1]} were "
             "saved; load another checkpoint"
         )

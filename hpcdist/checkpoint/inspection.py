@@ -6,16 +6,16 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from hpcdist.checkpoint.blocks import Files, Progress, blocks_of, write_file
+from hpcdist.checkpoint.blocks import Files, Piece, Progress, blocks_of, write_file
 from hpcdist.checkpoint.cover import grid_of, in_one_view
 from hpcdist.checkpoint.formats import Tensor, lay_out
 from hpcdist.checkpoint.host_copies import bytes_of
-from hpcdist.checkpoint.manifest import Manifest
+from hpcdist.checkpoint.manifest import Manifest, entry_of
 from hpcdist.checkpoint.reading import read_arrays
 from hpcdist.checkpoint.storage import (
     data_files,
@@ -100,7 +100,10 @@ def verify(
     step: int | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Read all of a checkpoint and compare it with its checksums; return what it has. Collective.
+    """Read all of a checkpoint and compare it with what was saved; return what it has. Collective.
+
+    Arrays are compared with their checksums, the headers of files, which only other programs read,
+    with the manifest.
 
     Args:
         path: the folder given to `save`; of a series the last checkpoint.
@@ -133,17 +136,56 @@ def _damages(
     folder: str, manifest: Manifest, rank: int, size: int, progress: Progress | None
 ) -> list[str]:
     """Return what is wrong with the files assigned to this rank, each fault once."""
-    damages: dict[str, None] = {}
+    damages: list[str] = []
+    own = set(range(rank, len(manifest.files), size))
     with data_files(folder, manifest, progress) as files:
+        for number in sorted(own):
+            gone = _faults(files.measure, [number])
+            damages += gone or _faults(_check_head, files, number, manifest)
+            if gone:
+                own.remove(number)
         for name, pieces in manifest.pieces.items():
             for piece in pieces:
-                if piece.file % size == rank:
-                    try:
-                        for _ in files.read(name, piece, piece.box.size * manifest.itemsize(name)):
-                            pass
-                    except (CheckpointError, OSError) as error:
-                        damages[str(error)] = None
-    return list(damages)
+                if piece.file in own:
+                    damages += _faults(_read_all, files, manifest, name, piece)
+    return list(dict.fromkeys(damages))
+
+
+def _faults(check: Callable[..., None], *args: Any) -> list[str]:
+    """Return what a check raises."""
+    try:
+        check(*args)
+    except (CheckpointError, OSError) as error:
+        return [str(error)]
+    return []
+
+
+def _read_all(files: Files, manifest: Manifest, name: str, piece: Piece) -> None:
+    for _ in files.read(name, piece, piece.box.size * manifest.itemsize(name)):
+        pass
+
+
+def _check_head(files: Files, number: int, manifest: Manifest) -> None:
+    """Compare the header of a file with the manifest; hpcdist itself does not read it."""
+    entries = [
+        entry_of(name, piece.box, manifest.arrays[name])._replace(offset=piece.offset)
+        for name, pieces in manifest.pieces.items()
+        for piece in pieces
+        if piece.file == number
+    ]
+    head = files.head(number)
+    first, placed = lay_out(sorted(entries, key=attrgetter("offset")))
+    more = 8 + len(head) - len(first)
+    try:
+        found = json.loads(head)
+    except ValueError:
+        found = None
+    begin = {each.name: each.offset + more for each in placed}
+    if found != json.loads(first[8:]) or begin != {each.name: each.offset for each in entries}:
+        raise CheckpointError(
+            f"{files.path(number)} is damaged: its header, by which other programs read it, is not "
+            "the one that was saved; load the checkpoint, which needs no header, and save it again"
+        )
 
 
 def consolidate(

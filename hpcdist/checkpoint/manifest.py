@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hpcdist.checkpoint.blocks import BLOCK, CHECKSUM, Piece, checksum
 from hpcdist.checkpoint.boxes import Box, run
-from hpcdist.checkpoint.formats import dtype_of_name, is_tensor_dtype
+from hpcdist.checkpoint.formats import Tensor, dtype_of_name, is_tensor_dtype
 from hpcdist.checkpoint.nodes import CONTAINERS, Node
 from hpcdist.checkpoint.plan import Array
 from hpcdist.checkpoint.schema import Wrong, check_contents, check_form
@@ -50,6 +50,14 @@ class Manifest(NamedTuple):
     def total(self) -> int:
         """Bytes of all arrays."""
         return sum(map(self.nbytes, self.arrays))
+
+
+def entry_of(name: str, box: Box, array: Array) -> Tensor:
+    """Return what a data file's header says of a box of an array."""
+    nbytes = box.size * dtype_of_name(array.dtype).itemsize
+    if box.size == array.size:
+        return Tensor(name, array.dtype, array.shape, nbytes)
+    return Tensor(f"{name}{box}", array.dtype, box.lengths, nbytes)
 
 
 def to_json(manifest: Manifest) -> bytes:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from hpcdist.checkpoint.background import Saving, finish_saving, start_saving
 from hpcdist.checkpoint.blocks import Piece, blocks_of
 from hpcdist.checkpoint.claim import Claim
-from hpcdist.checkpoint.formats import Tensor, lay_out
+from hpcdist.checkpoint.formats import lay_out
 from hpcdist.checkpoint.holdings import Part, Views, all_held, part_of, views_of
-from hpcdist.checkpoint.manifest import Manifest
+from hpcdist.checkpoint.manifest import Manifest, entry_of
 from hpcdist.checkpoint.nodes import Node
 from hpcdist.checkpoint.plan import Array, Held, Share, join_holdings, share_out
 from hpcdist.checkpoint.state import describe_state, merge_nodes
@@ -243,13 +243,11 @@ def _release(order: _Order) -> None:
 def _write_own(order: _Order, parts: Sequence[Part]) -> _Written:
     if not parts:
         return _Written(order.file, 0, [])
-    named = {_entry_name(part): part for part in parts}
+    entries = [entry_of(*part.share, part.array) for part in parts]
+    named = {entry.name: part for entry, part in zip(entries, parts, strict=True)}
     if len(named) < len(parts):
         raise UsageError("two arrays of the state have confusing names: end none of them in [m:n]")
-    first, placed = lay_out(
-        Tensor(name, part.array.dtype, _entry_shape(part), part.memory.nbytes)
-        for name, part in named.items()
-    )
+    first, placed = lay_out(entries)
     contents = [(each.offset, blocks_of(named[each.name].memory)) for each in placed]
     sums = write_data(order.folder, order.file, first, contents)
     pieces = [
@@ -257,16 +255,6 @@ def _write_own(order: _Order, parts: Sequence[Part]) -> _Written:
         for each, found in zip(placed, sums, strict=True)
     ]
     return _Written(order.file, placed[-1].offset + placed[-1].nbytes, pieces)
-
-
-def _entry_name(part: Part) -> str:
-    name, box = part.share
-    return name if box.size == part.array.size else f"{name}{box}"
-
-
-def _entry_shape(part: Part) -> tuple[int, ...]:
-    box = part.share.box
-    return part.array.shape if box.size == part.array.size else box.lengths
 
 
 def _commit(order: _Order, written: Sequence[_Written]) -> list[None]:

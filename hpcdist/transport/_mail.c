@@ -357,7 +357,28 @@ static PyObject *mail_is_settled(PyObject *self, PyObject *given) {
     return PyBool_FromLong(state_of(m->peers[rank].to) != CLAIMED);
 }
 
+/* left() -> [(sender, tag, bytes)]: what has been put into the boxes and not been taken */
+static PyObject *mail_left(PyObject *self, PyObject *none) {
+    mail_t *m = (mail_t *)self;
+    (void)none;
+    PyObject *found = PyList_New(0);
+    for (int from = 0; found && from < m->size; from++) {
+        const peer_t *p = m->peers + from;
+        uint64_t end = __atomic_load_n(&p->from->head, __ATOMIC_ACQUIRE);
+        for (uint64_t at = p->tail; found && at != end;) {
+            const letter_t *letter = letter_at(m, p->from, at);
+            at += lines_of(letter->nbytes);
+            if (letter->is_taken) continue;
+            PyObject *each = Py_BuildValue("(iLI)", from, (long long)letter->tag, letter->nbytes);
+            if (!each || PyList_Append(found, each) < 0) Py_CLEAR(found);
+            Py_XDECREF(each);
+        }
+    }
+    return found;
+}
+
 static PyMethodDef MAIL_METHODS[] = {
+    {"left", mail_left, METH_NOARGS, NULL},
     {"put", mail_put, METH_VARARGS, NULL},
     {"find", mail_find, METH_VARARGS, NULL},
     {"take", mail_take, METH_VARARGS, NULL},
@@ -481,11 +502,9 @@ static void record_message(const message_t *w, int kind, int peer, uint64_t sinc
     unsigned long at = place ? PyLong_AsUnsignedLong(place) : 0;
     Py_XDECREF(place);
     if (PyErr_Occurred()) PyErr_Clear(), at = 0;
-    uint32_t digest = w->array.dtype ? 2166136261u : 0;
-    for (int i = 0; i < w->array.axes; i++)
-        digest = (digest ^ (uint32_t)w->array.shape[i]) * 16777619u;
     uint64_t mark = flight_begin(HOT.flight, (unsigned)kind, (unsigned)w->code, w->nbytes,
-                                 (uint32_t)at, 0, peer, digest, (unsigned)flags);
+                                 (uint32_t)at, 0, peer, (uint32_t)(w->tag >> CODE_BITS),
+                                 (unsigned)flags);
     if (!mark) return;
     HOT.flight->records[mark & HOT.flight->mask].begin_ns = since;
     flight_end(HOT.flight, mark, (unsigned)state);

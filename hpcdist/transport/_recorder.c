@@ -195,7 +195,7 @@ static PyObject *py_skip(PyObject *self, PyObject *prefix) {
 
 typedef struct {
     PyTypeObject *type;
-    int dtype, shape, root, nbytes; /* places in the tuple; -1: it has none */
+    int dtype, shape, root, nbytes, tag; /* places in the tuple; -1: it has none */
 } layout_t;
 typedef struct {
     PyObject *dtype;
@@ -206,10 +206,11 @@ static layout_t LAYOUT[LAYOUTS];
 static int N_LAYOUTS;
 static dtype_t KNOWN[DTYPES];
 
-/* layout(type, dtype, shape, root, nbytes): where the calls of a type have what is recorded */
+/* layout(type, dtype, shape, root, nbytes, tag): where the calls of a type have what is recorded */
 static PyObject *py_layout(PyObject *self, PyObject *args) {
     layout_t l;
-    if (!PyArg_ParseTuple(args, "Oiiii", &l.type, &l.dtype, &l.shape, &l.root, &l.nbytes))
+    if (!PyArg_ParseTuple(args, "Oiiiii", &l.type, &l.dtype, &l.shape, &l.root, &l.nbytes,
+                          &l.tag))
         return NULL;
     if (N_LAYOUTS == LAYOUTS) {
         PyErr_SetString(PyExc_ValueError, "there are few types of calls");
@@ -289,6 +290,7 @@ static PyObject *py_begin(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     } else if (layout->nbytes == -2) {
         nbytes = attribute_nbytes(call);
     }
+    if (layout->tag >= 0) digest = (uint32_t)PyLong_AsLong(PyTuple_GetItem(call, layout->tag));
     if (PyErr_Occurred()) PyErr_Clear(); /* a record that is not whole must fail no operation */
     uint64_t mark = flight_begin(&FLIGHT, (unsigned)kind, (unsigned)code, (uint64_t)nbytes, group,
                                  sequence, (int32_t)root, digest, flags);

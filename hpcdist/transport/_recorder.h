@@ -24,7 +24,7 @@ typedef struct {
     uint32_t file, line;      /* call site: where its file name is in the text, and the line */
     uint32_t sequence, group; /* number in the group; where the group is in the text */
     int32_t peer;             /* rank of the group: root, or the other end of a message */
-    uint32_t digest;          /* of the shape */
+    uint32_t digest;          /* of the shape; of a message its tag */
     uint16_t kind, dtype;
     uint8_t state, flags;
     uint16_t unused;

@@ -442,17 +442,17 @@ WITH_ARRAYS = (Reduction, Distribution, Gathering, Message)
 
 
 for _type, _places in (
-    (Reduction, (3, 4, 5, -1)),
-    (Distribution, (3, 4, 5, -1)),
-    (Gathering, (3, 4, 5, -1)),
-    (Exchange, (3, 4, -1, -2)),
-    (Objects, (-1, 2, 3, 4)),
-    (Barrier, (-1, -1, -1, -1)),
-    (Refusal, (-1, -1, 1, -1)),
-    (Message, (2, 3, 4, -1)),
-    (ObjectMessage, (-1, -1, 1, -2)),
+    (Reduction, (3, 4, 5, -1, -1)),
+    (Distribution, (3, 4, 5, -1, -1)),
+    (Gathering, (3, 4, 5, -1, -1)),
+    (Exchange, (3, 4, -1, -2, -1)),
+    (Objects, (-1, 2, 3, 4, -1)),
+    (Barrier, (-1, -1, -1, -1, -1)),
+    (Refusal, (-1, -1, 1, -1, -1)),
+    (Message, (2, 3, 4, -1, 5)),
+    (ObjectMessage, (-1, -1, 1, -2, 2)),
 ):
-    recorder.layout(_type, *_places)  # dtype, shape, root, bytes: where the tuple has them
+    recorder.layout(_type, *_places)  # dtype, shape, root, bytes, tag: where the tuple has them
 
 
 def locate(call: Call) -> Call:

@@ -21,6 +21,7 @@ class CallLayout(NamedTuple):
     shape: int
     root: int
     nbytes: int
+    tag: int
 
 
 @final
@@ -60,9 +61,9 @@ class PythonRecorder:
             _U64.pack_into(memory, layout.TEXT_USED_AT, after)
         return at
 
-    def layout(self, kind: type, dtype: int, shape: int, root: int, nbytes: int) -> None:
+    def layout(self, kind: type, dtype: int, shape: int, root: int, nbytes: int, tag: int) -> None:
         """Say where the calls of a type have what is recorded."""
-        self._layouts[kind] = CallLayout(dtype, shape, root, nbytes)
+        self._layouts[kind] = CallLayout(dtype, shape, root, nbytes, tag)
 
     def begin(self, call: Any, group: int, sequence: int | None, flags: int) -> int:
         """Record that a call begins; return its mark, 0 where nothing is recorded."""
@@ -73,14 +74,25 @@ class PythonRecorder:
             return 0
         root = call[place.root] if place.root >= 0 else 0
         dtype = call[place.dtype].code if place.dtype >= 0 else 0
-        return self._put(int(call[0]), group, sequence or 0, int(call.nbytes), root, flags, dtype)
+        digest = call[place.tag] if place.tag >= 0 else 0
+        return self._put(
+            int(call[0]), group, sequence or 0, int(call.nbytes), root, flags, dtype, digest
+        )
 
     def note(self, kind: int, group: int, sequence: int, nbytes: int, peer: int, flags: int) -> int:
         """Do the same of what is no `Call`."""
-        return self._put(kind, group, sequence, nbytes, peer, flags, 0) if group else 0
+        return self._put(kind, group, sequence, nbytes, peer, flags) if group else 0
 
     def _put(
-        self, kind: int, group: int, sequence: int, nbytes: int, peer: int, flags: int, dtype: int
+        self,
+        kind: int,
+        group: int,
+        sequence: int,
+        nbytes: int,
+        peer: int,
+        flags: int,
+        dtype: int = 0,
+        digest: int = 0,
     ) -> int:
         memory = self._memory
         if memory is None:
@@ -89,7 +101,7 @@ class PythonRecorder:
         number = _U64.unpack_from(memory, layout.HEAD_AT)[0] + 1
         layout.RECORD.pack_into(
             memory, _record_at(number), number, time.monotonic_ns(), 0, nbytes, file, line,
-            sequence, group, peer, 0, kind, dtype, layout.BEGUN, flags, 0,
+            sequence, group, peer, digest, kind, dtype, layout.BEGUN, flags, 0,
         )  # fmt: skip
         if sequence:
             _U64.pack_into(memory, layout.TEXT_AT + group, sequence)

@@ -81,6 +81,7 @@ def run(request, tmp_path):
         )
         assert done.returncode == 0, done.stderr
         assert "".join(done.stdout.split()) == "good" * n, done.stderr  # launchers may join lines
+        return done.stderr
 
     return run
 
@@ -152,3 +153,33 @@ def test_an_mpi_that_was_told_not_to_start_is_asked_for(run):
         f"MPI.Init()\n{USED}MPI.Finalize()",
         "mpi4py.rc.initialize = False",
     )
+
+
+@pytest.mark.parametrize("end", ["", "dist.destroy_process_group()"])
+def test_what_was_never_received_is_told_at_the_end(run, end):
+    program = """
+world = dist.init_parallel_env(timeout=60)
+last = world.nranks - 1
+if world.rank == 0:
+    works = [dist.isend(np.ones(3), last, tag=tag) for tag in (5, 5, 5, 6)]
+    dist.send_object_list([1], last, tag=7)
+    works.append(dist.isend(np.ones(5_000, "f4"), last, tag=8))
+if world.rank == last:
+    for tag in (5, 6):
+        dist.recv(np.ones(3), 0, tag=tag)
+"""
+    out = run(program + end)
+    told = [line for line in out.splitlines() if "has never received" in line]
+    assert len(told) == 1, out
+    for words in (
+        "2 times 24 B of float64 from rank 0 with tag 5",
+        "pickled objects from rank 0 with tag 7",
+        "20000 B of float32 from rank 0 with tag 8",
+    ):
+        assert words in told[0]
+    assert "tag 6" not in told[0]
+
+
+def test_nothing_is_told_of_messages_that_have_all_been_received(run):
+    out = run(USED)
+    assert "received" not in out

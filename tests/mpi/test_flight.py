@@ -80,6 +80,21 @@ def test_an_asynchronous_operation_is_under_way_until_it_has_ended(rank):
     assert one("all_reduce").end_ns > 0
 
 
+@pytest.mark.parametrize("count", [3, 5_000, 3_000_000])
+def test_a_message_is_recorded_with_its_tag_by_every_way(rank, size, count):
+    if size < 2 or rank > 1:
+        return
+    for give in (dist.send, lambda *args, tag: dist.isend(*args, tag=tag).wait()):
+        if rank == 0:
+            give(np.ones(count), 1, tag=11)
+            dist.send_object_list(["x" * count], 1, tag=12)
+            assert [one(f"send{kind}").digest for kind in ("", "_object_list")] == [11, 12]
+        else:
+            dist.recv(np.ones(count), 0, tag=11)
+            dist.recv_object_list([None], 0, tag=12)
+            assert [one(f"recv{kind}").digest for kind in ("", "_object_list")] == [11, 12]
+
+
 def test_a_message_is_recorded_with_its_peer_when_it_has_come(rank, size):
     if size < 2:
         return

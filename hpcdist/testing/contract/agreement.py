@@ -46,7 +46,7 @@ _ON_OBJECTS: list[Callable[[Any, list[Any]], Any]] = [
     lambda one, each: dist.together().lead(lambda: one),
     lambda one, each: dist.together().decide(lambda: one, list),
     lambda one, each: dist.checkpoint.latest("none", group=dist.get_group()),
-    lambda one, each: dist.get_group().split(0),
+    lambda one, each: dist.get_group().split(0),  # type: ignore[union-attr] # of the world
 ]
 
 

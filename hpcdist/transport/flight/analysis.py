@@ -7,6 +7,7 @@ for nobody are the cause, or ranks that wait for each other in a circle.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -185,6 +186,8 @@ def in_words(record: Record) -> str:
     parts = [f"{record.nbytes} B"] if record.nbytes else []
     if record.peer is not None:
         parts.append(_PREPOSITION.get(record.kind, "root") + f" rank {record.peer}")
+    if record.kind in layout.SENDS | layout.RECEIVES:
+        parts.append(f"tag {record.digest}")
     group = record.group
     if group is not None and record.kind not in (layout.RPC, layout.INIT):
         parts.append(f"ranks {in_short(group.ranks)}" if group.id < 0 else f"group {group.id}")
@@ -214,21 +217,59 @@ def _waits(needs: Sequence[Need], stands: Mapping[int, Stand]) -> list[str]:
     for need in needs:
         key = need.record.group, need.record.sequence, need.record.kind, need.ranks
         by_operation.setdefault(key, []).append(need)
-    return [_sentence(alike) for alike in by_operation.values()]
+    return [_sentence(alike, stands) for alike in by_operation.values()]
 
 
-def _sentence(needs: Sequence[Need]) -> str:
+def _sentence(needs: Sequence[Need], stands: Mapping[int, Stand]) -> str:
     record, awaited = needs[0].record, needs[0].ranks
     waiting = [need.rank for need in needs]
     who = f"{_ranks(waiting)} {'wait' if len(waiting) > 1 else 'waits'} for {_ranks(awaited)}"
     have = "have" if len(awaited) > 1 else "has"
     if record.kind in layout.RECEIVES:
-        return f"{who}, whose message {in_words(record)} is to take"
+        others = _instead(needs[0], stands)
+        return f"{who}, whose message {in_words(record)} is to take{others}"
     if record.kind in layout.SENDS:
         return f"{who}, which {have} not taken what {in_words(record)} sends"
     if record.kind == layout.RPC:
         return f"{who}, which {have} not answered {in_words(record)}"
     return f"{who}, which {have} not come to {in_words(record)}"
+
+
+_SHOWN = 3
+
+
+def _instead(need: Need, stands: Mapping[int, Stand]) -> str:
+    """Return what the sender has sent to a rank that waits for another message, and it not taken.
+
+    As far as is recorded: messages match by tag, dtype and kind, in the order of their sending.
+    """
+    peer, record = need.record.peer, need.record
+    if peer is None or peer not in stands or need.rank not in stands:
+        return ""
+    theirs, own = (stands[rank].subject.recording.records for rank in (peer, need.rank))
+    since = own[0].begin_ns if own[0].number > 1 else 0  # of what was before, the records are gone
+    taken = Counter(
+        (layout.SENT_FOR[each.kind], each.dtype, each.digest)
+        for each in own
+        if each.kind in layout.RECEIVES
+        and each.group == record.group
+        and each.peer in (peer, None)
+        and each.end_ns
+        and not each.failed
+    )
+    waiting = []
+    for each in theirs:
+        if each.kind not in layout.SENDS or each.group != record.group or each.peer != need.rank:
+            continue
+        key = each.kind, each.dtype, each.digest
+        if taken[key]:
+            taken[key] -= 1
+        elif each.begin_ns >= since and not each.failed:
+            waiting.append(in_words(each))
+    if not waiting:
+        return ""
+    more = f" and {len(waiting) - _SHOWN} more" if len(waiting) > _SHOWN else ""
+    return f"; it has sent, and rank {need.rank} not taken, {', '.join(waiting[:_SHOWN])}{more}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -54,6 +54,8 @@ NAMES = {kind.value: kind.name.lower() for kind in Kind} | {
 
 SENDS = frozenset({Kind.SEND, Kind.SEND_OBJECT_LIST})
 RECEIVES = frozenset({Kind.RECV, Kind.RECV_OBJECT_LIST})
+SENT_FOR: dict[int, int] = {Kind.RECV: Kind.SEND, Kind.RECV_OBJECT_LIST: Kind.SEND_OBJECT_LIST}
+"""What sends what a receive takes."""
 
 WITH_PEER = ROOTED | SENDS | RECEIVES | {RPC}
 """Kinds that have a root, or another end."""

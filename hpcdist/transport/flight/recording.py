@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -44,6 +45,7 @@ class Record(NamedTuple):
     kind: int
     dtype: int
     digest: int
+    """Of the shape; of a message its tag."""
 
 
 class Waiting(NamedTuple):
@@ -105,7 +107,7 @@ def read_recording(raw: bytes, offset_ns: int, newest: int = layout.CAPACITY) ->
     )  # fmt: skip
 
 
-def about_of(raw: bytes) -> dict[str, Any]:
+def about_of(raw: bytes | mmap.mmap) -> dict[str, Any]:
     """Return what a ring says of its job and its node."""
     *_, place, nbytes, _ = layout.HEADER.unpack_from(raw)
     start = layout.TEXT_AT + place

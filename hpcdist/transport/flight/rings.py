@@ -19,11 +19,13 @@ from pathlib import Path
 
 from hpcdist.runtime.process import stat_of
 from hpcdist.transport.flight import layout
+from hpcdist.transport.flight.recording import about_of
 
 ROOTS = ("/dev/shm", "/tmp")
 KEPT_S = 3600.0
-KEPT_RINGS = 64
-"""So many rings of dead processes are kept at most, the newest: memory is what they take."""
+KEPT_RINGS = 128
+"""So many rings of dead processes are kept at most, those of the newest jobs: memory is what they
+take. A job is kept whole or not at all, and the newest one always."""
 LEFT_BYTES = 64 << 20
 """Where less would be free than this, no ring is made: MPI libraries need the place, too."""
 _SUFFIX = ".ring"
@@ -122,18 +124,23 @@ def ancestors(pid: int) -> list[int]:
 
 
 def sweep(roots: Iterable[str] = ROOTS) -> None:
-    """Remove the rings of processes that are long dead, and all but the newest of dead ones."""
-    dead: list[tuple[float, Path]] = []
+    """Remove the rings of processes that are long dead, and all but those of the newest jobs."""
+    dead: dict[str, list[tuple[float, Path]]] = {}
     for path in find_rings(roots):
         raw = _map_ring(path)
         if raw is None:
             continue
         head = layout.HEADER.unpack_from(raw)
         if condition(head[1], head[2]) == "dead":
-            dead.append((_idle_s(path, raw), path))
-    for place, (idle_s, path) in enumerate(sorted(dead)):
-        if idle_s > KEPT_S or place >= KEPT_RINGS:
-            remove(path)
+            job = str(about_of(raw).get("job", path))  # one that has not begun is its own
+            dead.setdefault(job, []).append((_idle_s(path, raw), path))
+    kept = 0
+    for rings in sorted(dead.values(), key=min):
+        too_many = kept and kept + len(rings) > KEPT_RINGS
+        kept += 0 if too_many else len(rings)
+        for idle_s, path in rings:
+            if too_many or idle_s > KEPT_S:
+                remove(path)
 
 
 def _map_ring(path: Path) -> mmap.mmap | None:

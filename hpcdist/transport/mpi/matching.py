@@ -132,6 +132,18 @@ class Matching:
         """Drop what was taken in and not received, before the communicator is freed."""
         keep([early.request for early in self.abandon()], patience_s)
 
+    def unreceived(self) -> list[str]:
+        """Return in words what has been sent to this rank and not received; local, at the end."""
+        with self.lock:
+            self._take_in()
+            left = [] if self.mail is None else self.mail.left()
+            left += [(each.source, each.tag, each.data.nbytes) for each in self._early]
+        return [
+            f"{nbytes} B of {name_of_dtype(tag)} from rank {self.ranks[source]} with tag "
+            f"{user_tag(tag)}"
+            for source, tag, nbytes in left
+        ]
+
     def refuse_nested(self) -> None:
         """Raise where this thread is in the middle of matching messages; see [Note: nested]."""
         if self.is_inside():

@@ -8,6 +8,8 @@ of each other is in its `MpiContext`.
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +20,7 @@ from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import UsageError
+from hpcdist.text import in_short
 from hpcdist.transport import recorder
 from hpcdist.transport.base import Ended, Plan, Recovered, Transport, Work, watched
 from hpcdist.transport.call import (
@@ -69,6 +72,8 @@ _MiB = 1 << 20
 _IN_SLOTS = 2
 _ABANDON_S = 5.0
 _GOODBYE_S = 1.0
+_SHOWN = 8
+"""So many messages are named that nobody has received."""
 
 
 @final
@@ -493,6 +498,7 @@ class MpiTransport(Transport):
         if is_free and self._met is not None:
             self._met.close()
         is_free = is_free and poll(host.comm.Ibarrier().Test, _GOODBYE_S)
+        self._tell_unreceived(messages.matching)
         messages.matching.stop_taking_in(_GOODBYE_S)
         if not is_free:
             return  # a rank does not come, or an operation is under way: MPI keeps what it uses
@@ -500,6 +506,22 @@ class MpiTransport(Transport):
             if comm is not None:
                 discard_unread(comm, _GOODBYE_S)
                 comm.Free()
+
+    def _tell_unreceived(self, matching: Matching) -> None:
+        """Say what was sent to this rank and never received: most often a tag is wrong."""
+        found = Counter(matching.unreceived())
+        if not found:
+            return
+        several = [
+            f"{count} times {words}" if count > 1 else words for words, count in found.items()
+        ]
+        more = f", and {len(several) - _SHOWN} more" if len(several) > _SHOWN else ""
+        sys.stderr.write(
+            f"[rank {self.ranks[self.rank]}] the group of ranks {in_short(self.ranks)} ends, and "
+            f"this rank has never received {', '.join(several[:_SHOWN])}{more}; give each message "
+            "a receive of its tag and dtype\n"
+        )
+        sys.stderr.flush()
 
 
 def _is_large(call: Call) -> bool:

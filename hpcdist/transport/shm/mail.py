@@ -57,6 +57,9 @@ class Mailboxes(Protocol):
     def find(self, rank: int, tag: int) -> tuple[int, int] | None:
         """Return the sender and the bytes of the first message; of any rank if it is negative."""
 
+    def left(self) -> list[tuple[int, int, int]]:
+        """Return sender, tag and bytes of each message that has not been taken."""
+
     def take(self, rank: int, tag: int, buffers: list[NumpyArray]) -> None:
         """Receive the first message, which is as large as `buffers` together."""
 

@@ -455,6 +455,28 @@ def test_any_cut_or_flip_of_a_file_is_a_checkpoint_error(saved, data):
             return
         assert path.suffix == ".safetensors"  # its header, which only other programs read
         assert all(same(found[key], STATE[key]) for key in STATE if key != "values")
+        with pytest.raises(dist.CheckpointError, match="its header"):
+            checkpoint.verify(folder)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_headers_of_files_are_verified(size, tmp_path):
+    def save():
+        return checkpoint.save(
+            {"w": np.arange(6.0), f"own.{dist.get_rank()}": np.ones(3, "f4")}, tmp_path
+        )
+
+    dist.simulate(size, save)
+    assert checkpoint.verify(tmp_path).ranks == size
+    path = sorted(tmp_path.glob("*.safetensors"))[-1]
+    text = path.read_bytes()
+    for old, new in ((b'"F32"', b'"I32"'), (b'"own', b'"not'), (b"[3]", b"[4]")):
+        assert old in text
+        path.write_bytes(text.replace(old, new, 1))
+        with pytest.raises(dist.CheckpointError, match=rf"{path.name}.*its header"):
+            checkpoint.verify(tmp_path)
+    path.write_bytes(text)
+    checkpoint.verify(tmp_path)
 
 
 def test_damage_is_an_error_on_all_ranks(forged):

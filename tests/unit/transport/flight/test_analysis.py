@@ -15,7 +15,9 @@ WORLD = GroupKey(1, 0, "world", (0, 1, 2, 3))
 PAIR = GroupKey(1, 0, "pair", (0, 1))
 
 
-def op(kind, sequence=0, group=WORLD, *, begin=90, end=None, peer=None, line=1, started=False):
+def op(
+    kind, sequence=0, group=WORLD, *, begin=90, end=None, peer=None, line=1, started=False, tag=0
+):
     """Return a record; times are seconds, `end` None is under way."""
     return Record(
         number=line,
@@ -31,7 +33,7 @@ def op(kind, sequence=0, group=WORLD, *, begin=90, end=None, peer=None, line=1, 
         started=started,
         kind=kind,
         dtype=0,
-        digest=0,
+        digest=tag,
     )
 
 
@@ -131,9 +133,36 @@ def test_a_receive_waits_for_its_sender():
     found = explained(rank(0, done(line=4)), rank(1, op(Kind.RECV, peer=0, line=9)))
     assert found.causes == [0]
     assert found.verdict[0] == (
-        "rank 1 waits for rank 0, whose message recv (8 B, from rank 0, group 0) at a.py:9 "
+        "rank 1 waits for rank 0, whose message recv (8 B, from rank 0, tag 0, group 0) at a.py:9 "
         "is to take"
     )
+
+
+def test_what_a_sender_has_sent_instead_is_told():
+    def sent(tag, line, kind=Kind.SEND, to=1):
+        return op(kind, peer=to, end=91, line=line, tag=tag)
+
+    def taken(tag, line, source=0):
+        return op(Kind.RECV, peer=source, end=92, line=line, tag=tag)
+
+    waits = op(Kind.RECV, peer=0, line=9, tag=7)
+
+    def told(sender, *receiver):
+        return explained(rank(0, *sender), rank(1, *receiver, waits), size=2).verdict[0]
+
+    others = [sent(7, 3, to=2), sent(7, 4, Kind.SEND_OBJECT_LIST), sent(5, 5)]
+    assert told(others).endswith(
+        "recv (8 B, from rank 0, tag 7, group 0) at a.py:9 is to take; it has sent, and rank 1 not "
+        "taken, send_object_list (8 B, to rank 1, tag 7, group 0) at a.py:4, "
+        "send (8 B, to rank 1, tag 5, group 0) at a.py:5"
+    )
+    assert told(others[2:], taken(5, 1)).endswith("is to take")
+    assert told(others[2:], taken(5, 1, source=None)).endswith("is to take")
+    assert told([*others[2:]] * 6, taken(5, 1)).endswith("at a.py:5 and 2 more")
+    assert told(others[2:], taken(5, 1)._replace(end_ns=0)).endswith("at a.py:5")
+    assert told([], taken(5, 1)).endswith("is to take")
+    later = taken(4, 2)._replace(begin_ns=91 * S)  # the receives before are no longer recorded
+    assert told(others[2:], later).endswith("is to take")
 
 
 def test_a_receive_from_any_rank_accuses_nobody():

@@ -1,5 +1,6 @@
 """The recorder and what is read of its file, compiled and in Python."""
 
+import json
 import os
 import subprocess
 import sys
@@ -36,8 +37,8 @@ def ring(request, monkeypatch, tmp_path):
     if request.param == "python":
         twin = PythonRecorder()
         twin._layouts.update(
-            {Reduction: CallLayout(3, 4, 5, -1), Barrier: CallLayout(-1, -1, -1, -1),
-             Message: CallLayout(2, 3, 4, -1)}
+            {Reduction: CallLayout(3, 4, 5, -1, -1), Barrier: CallLayout(-1, -1, -1, -1, -1),
+             Message: CallLayout(2, 3, 4, -1, 5)}
         )  # fmt: skip
         monkeypatch.setattr(module, "recorder", twin)
     monkeypatch.setattr(module, "_file", module._File())
@@ -217,22 +218,44 @@ def test_a_full_file_system_is_found_when_the_file_is_made(monkeypatch, tmp_path
 def test_of_many_dead_processes_the_newest_are_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(rings, "KEPT_RINGS", 2)
     for number in range(5):
-        _ring_of_a_dead_process(tmp_path, f"{number}-1", made_s_ago=100 - number)
+        dead_ring(tmp_path, f"{number}-1", str(number), age_s=100 - number)
     rings.sweep([str(tmp_path)])
     assert [path.name for path in rings.find_rings([str(tmp_path)])] == ["3-1.ring", "4-1.ring"]
 
 
-def _ring_of_a_dead_process(folder, name, made_s_ago, ended_s=0.0):
-    """Make a ring whose only record ended at `ended_s` of the node's clock; none if that is 0."""
-    raw = bytearray(layout.TOTAL)
+def dead_ring(tmp_path, name, job, age_s, ended_s=0.0):
+    """Make the ring of a process of a job that is dead.
+
+    Its only record ended at `ended_s` of the node's clock; there is none if that is 0.
+    """
+    about, raw = json.dumps({"job": job}).encode(), bytearray(layout.TOTAL)
     layout.HEADER.pack_into(
-        raw, 0, layout.MAGIC, 1 << 30, 1, 0, 1, layout.CAPACITY, 0, 8, 0, 0, 0, 0, 0
+        raw, 0, layout.MAGIC, 1 << 30, 1, 0, 1, layout.CAPACITY, 0, 8, 0, 0, 8, len(about), 0
     )
     layout.RECORD.pack_into(raw, layout.RECORDS_AT, 0, 0, int(ended_s * 1e9), *[0] * 12)
-    opened, path = rings.make_ring(layout.TOTAL, name, [str(folder)])
+    raw[layout.TEXT_AT + 8 : layout.TEXT_AT + 8 + len(about)] = about
+    opened, path = rings.make_ring(layout.TOTAL, name, [str(tmp_path)])
     os.close(opened)
     path.write_bytes(raw)
-    os.utime(path, (time.time() - made_s_ago,) * 2)
+    os.utime(path, (time.time() - age_s, time.time() - age_s))
+
+
+def test_dead_jobs_are_kept_whole_the_newest_however_large_it_is(monkeypatch, tmp_path):
+    monkeypatch.setattr(rings, "KEPT_RINGS", 5)
+
+    def kept():
+        rings.sweep([str(tmp_path)])
+        return [path.stem for path in rings.find_rings([str(tmp_path)])]
+
+    for rank in range(3):
+        dead_ring(tmp_path, f"older-{rank}", "older", 200 + rank)
+        dead_ring(tmp_path, f"newer-{rank}", "newer", 300 * (rank < 2) + 100)
+    assert kept() == [f"newer-{rank}" for rank in range(3)]
+    dead_ring(tmp_path, "single-0", "single", 500)
+    assert kept() == [*[f"newer-{rank}" for rank in range(3)], "single-0"]
+    for rank in range(7):
+        dead_ring(tmp_path, f"large-{rank}", "large", 10)
+    assert kept() == [f"large-{rank}" for rank in range(7)]
 
 
 HOUR_S = 3600.0
@@ -256,7 +279,7 @@ def test_a_ring_is_as_old_as_what_happened_last(
     if ended_s_ago is not None and ended_s_ago > up_s:
         pytest.skip("nothing can have ended before the node was up")
     ended_s = 0.0 if ended_s_ago is None else up_s - ended_s_ago
-    _ring_of_a_dead_process(tmp_path, "1-1", made_s_ago, ended_s)
+    dead_ring(tmp_path, "1-1", "a job", made_s_ago, ended_s)
     monkeypatch.setattr(rings.time, "monotonic", lambda: up_s)
     rings.sweep([str(tmp_path)])
     assert bool(rings.find_rings([str(tmp_path)])) == stays

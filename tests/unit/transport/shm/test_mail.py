@@ -62,6 +62,7 @@ def test_messages_of_one_sender_and_tag_come_out_whole_and_in_order(seed):
     for (sender, rank, tag), left in waiting.items():
         assert [take(mails[rank], sender, tag) for _ in left] == [(sender, data) for data in left]
     assert refused
+    assert not any(mail.left() for mail in mails)
     assert all(mail.find(ANY, tag) is None for mail in mails for tag in range(3))
 
 
