@@ -245,7 +245,7 @@ def sizes():
     return pytest.mark.parametrize("nbytes", each)
 
 
-@pytest.mark.parametrize(("make", "path", "nbytes"), combinations())
+@pytest.mark.parametrize(("make", "path", "nbytes"), [*combinations()])
 def test_what_was_lent_is_the_program_s_again(group, make, path, nbytes):
     found = {}
     with path():
@@ -275,7 +275,7 @@ def test_so_it_is_by_every_way(group, way):
 # ---- messages
 
 
-@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+@pytest.mark.parametrize("path", [*PATHS.values()], ids=[*PATHS])
 @sizes()
 def test_an_interrupted_send_delivers_what_there_was_to_send(group, path, nbytes):
     rank, size = group.rank, group.nranks
@@ -303,7 +303,7 @@ def test_an_interrupted_send_delivers_what_there_was_to_send(group, path, nbytes
         assert (found == 1.0).all()
 
 
-@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+@pytest.mark.parametrize("path", [*PATHS.values()], ids=[*PATHS])
 @sizes()
 def test_an_interrupted_recv_takes_nothing(group, path, nbytes):
     rank, size = group.rank, group.nranks
