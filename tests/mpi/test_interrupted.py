@@ -418,3 +418,26 @@ def test_between_nodes_the_numbers_are_those_of_the_call(world_with, rank, size)
         dist.all_reduce(x)
     dist.barrier()
     assert (x == (WEIGHT if rank == 0 else size)).all()
+
+
+@pytest.mark.parametrize("nbytes", [80, 1 << 20])
+@pytest.mark.parametrize("per_node", [1, None])
+def test_a_plan_under_way_that_nobody_has_any_more_keeps_its_arrays(
+    world_with, rank, size, nbytes, per_node
+):
+    if size == 1:
+        pytest.skip("a rank alone waits for nobody")
+    if per_node is not None:
+        world_with(ranks_per_node=per_node)
+    plan = dist.plan_all_reduce(ordinary(nbytes, 1.0))
+    if rank == 0:
+        plan.start()
+        del plan
+        gc.collect()
+        weights = [ordinary(nbytes, WEIGHT) for _ in range(4)]
+        tell(size)
+    else:
+        await_first()
+        plan.start().wait()
+    dist.barrier()
+    assert rank or all((each == WEIGHT).all() for each in weights)
