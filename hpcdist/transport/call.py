@@ -525,6 +525,26 @@ def even_blocks(gathered: NumpyArray, call: Gathering, size: int) -> list[Block]
     return [Block(flat[rank * step : (rank + 1) * step], call.shape) for rank in range(size)]
 
 
+def apart(call: Collective) -> Collective:
+    """Return a call on copies of its arrays, of whose end nobody is told."""
+    if isinstance(call, (Barrier, Refusal)):
+        return call
+    if isinstance(call, Objects):
+        pickles = [each.copy() for each in call.pickles]
+        return call._replace(pickles=pickles, finish=None, ended=None)
+    copies = {name: _copied(getattr(call, name)) for name in _ARRAYS if name in call._fields}
+    return call._replace(**copies, finish=None, ended=None)
+
+
+_ARRAYS = "send", "recv", "sends", "receives"
+
+
+def _copied(arrays: Any) -> Any:
+    if isinstance(arrays, (list, tuple)):
+        return [each.copy() for each in arrays]
+    return None if arrays is None else arrays.copy()
+
+
 def label(call: Call, ranks: Sequence[int]) -> str:
     """Return in words what `call` is; `ranks` are the group's world ranks."""
     if isinstance(call, (Barrier, Objects)) and call.words:

@@ -39,12 +39,13 @@ LEFT_GRACE_S = 0.2
 ERRAND_AFTER_S = 1e-3
 """From this long a thread that waits does errands, and so often at most."""
 
-held: list[tuple[int, UsageError]] = []
+held: list[tuple[int, BaseException]] = []
 """What left a signal handler in the middle of an operation; raised when that has ended.
 
-An operation of a group was refused there. If it broke off the one under way, other ranks would wait
-for this one. Only the main thread runs signal handlers. A handler may use another group meanwhile,
-so the depth of the stack tells whose refusal it is: that of the operation further out.
+An operation of a group was refused there, or all ranks are in the one under way. If it broke that
+off, other ranks would wait for this one. Only the main thread runs signal handlers. A handler may
+use another group meanwhile, so the depth of the stack tells whose it is: that of the operation
+further out.
 """
 
 _YIELD_S = 2e-3
@@ -125,11 +126,16 @@ def poll(
             held.append((_depth(sys._getframe()), error))
 
 
-def to_the_end(wait: Callable[[], _T]) -> _T:
+def to_the_end(wait: Callable[[], _T], *, of_operation: bool = False) -> _T:
     """Return what `wait` returns; what a signal handler raises meanwhile is raised at its end.
 
-    That is for waits in which other ranks use the memory of this one at this moment. Errors of
-    hpcdist end it, and so does an exception that comes again and again.
+    That is for waits in which other ranks use the memory of this one at this moment, or wait for
+    it. Errors of hpcdist end it, and so does an exception that comes again and again.
+
+    Args:
+        wait: is called again where it was interrupted.
+        of_operation: it is a part of one, at whose end interrupts are to be raised.
+
     """
     interrupts: list[BaseException] = []
     while True:
@@ -142,7 +148,9 @@ def to_the_end(wait: Callable[[], _T]) -> _T:
             interrupts.append(error)
             if len(interrupts) > _MOST_HELD:
                 raise
-    if interrupts:
+    if interrupts and of_operation and threading.current_thread() is threading.main_thread():
+        held.append((_depth(sys._getframe()), interrupts[0]))
+    elif interrupts:
         raise interrupts[0]
     return result
 
@@ -155,8 +163,10 @@ def raise_held() -> None:
 
 
 def drop_held() -> None:
-    """Forget what is `held` of the calling operation, which fails itself."""
-    _take_held(sys._getframe(1))
+    """Forget the refusals that are `held` of the calling operation, which fails itself."""
+    for error in _take_held(sys._getframe(1)):
+        if not isinstance(error, UsageError):
+            raise error
 
 
 def raising_held(wait: _Function) -> _Function:
@@ -176,7 +186,7 @@ def raising_held(wait: _Function) -> _Function:
     return cast("_Function", waiting)
 
 
-def _take_held(frame: FrameType) -> list[UsageError]:
+def _take_held(frame: FrameType) -> list[BaseException]:
     """Take out what is held of the operation that `frame` belongs to."""
     if not held or threading.current_thread() is not threading.main_thread():
         return []

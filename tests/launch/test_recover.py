@@ -1,5 +1,6 @@
 """Ranks die, and the others go on: `dist.recover`, in jobs of Open MPI that survive."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -61,3 +62,33 @@ def test_the_ranks_that_are_left_go_on(operation, victims):
         named = each.partition(" named ")[2].split()
         assert named
         assert set(named) <= set(dead.split())
+
+
+LENT = {("broadcast", 100_000, "ordinary")}
+
+
+@pytest.mark.parametrize(
+    ("operation", "nbytes", "how"),
+    [
+        pytest.param(*each, marks=pytest.mark.thorough if each in LENT else pytest.mark.slow)
+        for each in itertools.product(
+            ("all_reduce", "reduce", "broadcast", "all_gather", "objects"),
+            (60_000, 100_000, 1 << 20, 16 << 20),
+            ("ordinary", "shared"),
+        )
+    ],
+)
+def test_nobody_writes_to_what_a_rank_had_lent_before_it_heard_of_a_death(
+    operation, nbytes, how, tmp_path
+):
+    command = [sys.executable, "-m", "hpcdist", "run", "--survive", "-n", "3"]
+    done = subprocess.run(
+        [*command, str(PROGRAM.with_name("lending.py")), tmp_path, operation, str(nbytes), how],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = sorted(re.sub(r"^\[\d+\] ", "", line) for line in done.stdout.splitlines())
+    assert told == ["0 2 intact 2.0 2.0", "1 2 intact 2.0 2.0"]

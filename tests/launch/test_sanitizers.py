@@ -17,6 +17,7 @@ SUITES = [
     pytest.param("hot", marks=pytest.mark.thorough),
     pytest.param("plan_slots", marks=pytest.mark.thorough),
     pytest.param("mail", marks=pytest.mark.thorough),
+    pytest.param("interrupted", marks=pytest.mark.slow),
     pytest.param("attached", marks=pytest.mark.slow),
     pytest.param("shared_arrays", marks=pytest.mark.slow),
 ]

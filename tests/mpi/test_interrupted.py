@@ -191,10 +191,10 @@ def ends(operate, group, may_go_on):
     return may_go_on
 
 
-def drill(group, operation, make, nbytes):
-    """Interrupt the first rank in an operation; see the module."""
+def drill(group, operation, make, nbytes, goes_on=False):
+    """Interrupt the first rank in an operation; see the module. `goes_on`: so do the others."""
     rank, size = group.rank, group.nranks
-    is_small = nbytes <= SIZES["small"]
+    goes_on = goes_on or nbytes <= SIZES["small"]
     operate = operation(make, nbytes, 1.0)
     weights, wrong = [], []
     if rank == 0:
@@ -206,7 +206,7 @@ def drill(group, operation, make, nbytes):
         tell(size)
     else:
         await_first()
-        if not ends(operate, group, is_small):
+        if not ends(operate, group, goes_on):
             wrong.append("what the others heard")
     dist.barrier(group)
     wrong += [i for i, each in enumerate(weights) if (np.asarray(each) != WEIGHT).any()]
@@ -222,7 +222,6 @@ USUAL = [
     (ordinary, "compiled", "100kB"),
     (ordinary, "python", "60kB"),
     (shared, "compiled", "1MB"),
-    (tensor, "compiled", "small"),
 ]
 PATHS = {"compiled": nullcontext, "python": switched_off}
 
@@ -245,7 +244,7 @@ def sizes():
     return pytest.mark.parametrize("nbytes", each)
 
 
-@pytest.mark.parametrize(("make", "path", "nbytes"), combinations())
+@pytest.mark.parametrize(("make", "path", "nbytes"), [*combinations()])
 def test_what_was_lent_is_the_program_s_again(group, make, path, nbytes):
     found = {}
     with path():
@@ -275,7 +274,7 @@ def test_so_it_is_by_every_way(group, way):
 # ---- messages
 
 
-@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+@pytest.mark.parametrize("path", [*PATHS.values()], ids=[*PATHS])
 @sizes()
 def test_an_interrupted_send_delivers_what_there_was_to_send(group, path, nbytes):
     rank, size = group.rank, group.nranks
@@ -303,7 +302,7 @@ def test_an_interrupted_send_delivers_what_there_was_to_send(group, path, nbytes
         assert (found == 1.0).all()
 
 
-@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+@pytest.mark.parametrize("path", [*PATHS.values()], ids=[*PATHS])
 @sizes()
 def test_an_interrupted_recv_takes_nothing(group, path, nbytes):
     rank, size = group.rank, group.nranks
@@ -388,3 +387,57 @@ def test_objects_are_called_off_too(group, nbytes):
         if wrong:
             found[operation.__name__] = wrong
     assert found == {}
+
+
+@pytest.mark.parametrize(
+    "operation", [all_reduce, broadcast, broadcast_to_it, all_gather, alltoall, all_gather_object]
+)
+def test_between_nodes_the_others_go_on_with_what_there_was(world_with, rank, size, operation):
+    if size == 1:
+        pytest.skip("a rank alone waits for nobody")
+    world_with(ranks_per_node=1)
+    group = dist.new_group(timeout=60)
+    assert [drill(group, operation, ordinary, each, goes_on=True) for each in (80, 100_000)] == [
+        [],
+        [],
+    ]
+
+
+def test_between_nodes_the_numbers_are_those_of_the_call(world_with, rank, size):
+    if size == 1:
+        pytest.skip("a rank alone waits for nobody")
+    world_with(ranks_per_node=1)
+    x = ordinary(100_000, 1.0)
+    if rank == 0:
+        with interrupts():
+            dist.all_reduce(x)
+        x[:] = WEIGHT
+        tell(size)
+    else:
+        await_first()
+        dist.all_reduce(x)
+    dist.barrier()
+    assert (x == (WEIGHT if rank == 0 else size)).all()
+
+
+@pytest.mark.parametrize("nbytes", [80, 1 << 20])
+@pytest.mark.parametrize("per_node", [1, None])
+def test_a_plan_under_way_that_nobody_has_any_more_keeps_its_arrays(
+    world_with, rank, size, nbytes, per_node
+):
+    if size == 1:
+        pytest.skip("a rank alone waits for nobody")
+    if per_node is not None:
+        world_with(ranks_per_node=per_node)
+    plan = dist.plan_all_reduce(ordinary(nbytes, 1.0))
+    if rank == 0:
+        plan.start()
+        del plan
+        gc.collect()
+        weights = [ordinary(nbytes, WEIGHT) for _ in range(4)]
+        tell(size)
+    else:
+        await_first()
+        plan.start().wait()
+    dist.barrier()
+    assert rank or all((each == WEIGHT).all() for each in weights)

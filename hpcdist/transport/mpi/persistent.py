@@ -54,11 +54,15 @@ _STARTED_ANEW = (
 PERSISTENT = table_for("PERSISTENT", ARRAYS | {Family.BARRIER}, _ROWS, without=_STARTED_ANEW)
 
 
+_under_way: set[_PlanWork] = set()
+"""What MPI moves at this moment, which uses its arrays even if nobody asks for them any more."""
+
+
 class Persistent(NamedTuple):
     """What starts an operation again and again, and tells whether it has ended.
 
     `meet` is `test` for those who can wait a little. `check` is called in a long wait, and raises
-    where the operation cannot end.
+    where the operation cannot end. `lends` says that others use the arrays while it is under way.
     """
 
     start: Callable[[], Any]
@@ -66,11 +70,12 @@ class Persistent(NamedTuple):
     meet: Callable[[], bool]
     free: Callable[[], Any]
     check: Callable[[], None] | None = None
+    lends: bool = False
 
 
 def of_mpi(request: MPI.Prequest) -> Persistent:
     """Return how a persistent request of MPI is used."""
-    return Persistent(request.Start, request.Test, request.Test, request.Free)
+    return Persistent(request.Start, request.Test, request.Test, request.Free, lends=True)
 
 
 @final
@@ -112,6 +117,8 @@ class MpiPlan(Plan):
         except MPI.Exception as error:
             raise work.failure(error) from error
         work.active = True
+        if work.lends:
+            _under_way.add(work)
         return work
 
     def free(self) -> None:
@@ -138,6 +145,7 @@ class _PlanWork(Work):
     def __init__(self, request: Persistent, call: Collective, host: MpiContext) -> None:
         self.active = False
         self._test, self._meet, self._check = request.test, request.meet, request.check
+        self.lends = request.lends
         self.call = call
         self._host = host
         self.mark = 0
@@ -154,9 +162,14 @@ class _PlanWork(Work):
                 self._wait(timeout)
         except MPI.Exception as error:
             raise self.failure(error) from error
-        self.active = False
-        end(self.mark)
+        self._end()
         return True
+
+    def _end(self) -> None:
+        self.active = False
+        if self.lends:
+            _under_way.discard(self)
+        end(self.mark)
 
     def failure(self, error: MPI.Exception) -> HpcdistError:
         """Return what is raised where MPI fails; see `MpiContext.failure`."""
@@ -183,8 +196,7 @@ class _PlanWork(Work):
     def is_completed(self) -> bool:
         try:
             if self.active and self._test():
-                self.active = False
-                end(self.mark)
+                self._end()
         except MPI.Exception as error:
             raise self.failure(error) from error
         return not self.active

@@ -19,7 +19,7 @@ from weakref import WeakSet
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.errors import UsageError
+from hpcdist.errors import HpcdistError, UsageError
 from hpcdist.text import in_short
 from hpcdist.transport import recorder
 from hpcdist.transport.base import Ended, Plan, Recovered, Transport, Work, watched
@@ -33,6 +33,7 @@ from hpcdist.transport.call import (
     Message,
     ObjectMessage,
     Reduction,
+    apart,
     is_apart,
     is_even,
     label,
@@ -233,22 +234,51 @@ class MpiTransport(Transport):
                 host.leave(call, error, before)
                 raise
         else:
-            detail = host.agree(call)
-            nodes = self._nodes_for(call, detail)
-            if nodes is None:
-                result = OBJECT_VERBS[call.kind](host, call, detail)
-            elif isinstance(call, Exchange):
-                from hpcdist.transport.mpi.hierarchical.boxes import exchange_between
-
-                exchange_between(host, nodes.node, call)
-                result = None
-            else:
-                from hpcdist.transport.mpi.hierarchical.verbs import perform_by_nodes
-
-                result = perform_by_nodes(host, nodes, call)
+            result = self._go_on(call, self._agree(call))
         if call.finish is not None:
             result = call.finish(result)
         return result
+
+    def _agree(self, call: Collective) -> tuple[int, int]:
+        """Agree by MPI; where an interrupt leaves the wait, the queue's thread takes part instead.
+
+        The others find everything as they would if this rank waited. Its arrays are copies.
+        """
+        host = self.context
+        before = 0 if host.agreement is None else host.agreement.sequence
+        try:
+            return host.agree(call)
+        except (HpcdistError, MPI.Exception):
+            raise
+        except BaseException:
+            self._leave_to_thread(call, before)
+            raise
+
+    def _leave_to_thread(self, call: Collective, before: int) -> None:
+        agreement = self.context.agreement
+        if agreement is None or agreement.sequence == before or not agreement.is_posted:
+            return
+        if self.context.threads and not self.queue.is_current() and call.device is None:
+            end = partial(self._end_left, apart(call), agreement)
+            self.queue.start(end, label(call, self.ranks))
+
+    @inside(lambda local: local["self"].queue)
+    def _end_left(self, call: Collective, agreement: Agreement) -> None:
+        self._go_on(call, agreement.end_posted(call))
+
+    def _go_on(self, call: Collective, detail: tuple[int, int]) -> Any:
+        """Run what all ranks have agreed on by MPI, or by the nodes."""
+        host = self.context
+        nodes = self._nodes_for(call, detail)
+        if nodes is None:
+            return OBJECT_VERBS[call.kind](host, call, detail)
+        if isinstance(call, Exchange):
+            from hpcdist.transport.mpi.hierarchical.boxes import exchange_between
+
+            return exchange_between(host, nodes.node, call)
+        from hpcdist.transport.mpi.hierarchical.verbs import perform_by_nodes
+
+        return perform_by_nodes(host, nodes, call)
 
     @inside(lambda local: local["self"].queue)
     def end_posted(self, call: Call, state: int = 0) -> None:

@@ -306,7 +306,7 @@ class SharedNode:
 
         All ranks are in this operation, so what a signal handler raises is held until it has ended.
         """
-        to_the_end(lambda: self._await_others(done, call))
+        to_the_end(lambda: self._await_others(done, call), of_operation=True)
 
     def _await_others(self, done: Callable[[], bool], call: Call) -> None:
         def look() -> bool:
