@@ -12,11 +12,11 @@ from hpcdist.comm.objects import all_gather_object
 from hpcdist.comm.session import require_session
 from hpcdist.comm.together import together
 from hpcdist.errors import MismatchError, UsageError
-from hpcdist.ps import save
 from hpcdist.ps.accessors import accessor_of
 from hpcdist.ps.cluster import Cluster
 from hpcdist.ps.given import check_shrink
 from hpcdist.ps.hot import Hot, hottest
+from hpcdist.ps.load import fill
 from hpcdist.ps.modes import Sync
 from hpcdist.ps.options import Options
 from hpcdist.ps.route import HANDLERS, Told, Verb, hand_over
@@ -98,7 +98,7 @@ def _create(cluster: Cluster, _: Any, told: Told) -> Table:
         cluster.tables[name] = table
         if cluster.worker >= 0:
             table.worker = worker_of(options.mode, cluster, table)
-    save.fill(cluster, [name])
+    fill(cluster, [name])
     return table
 
 
