@@ -15,8 +15,9 @@ from hpcdist.errors import UsageError
 from hpcdist.fleet.job import TABLES, current_fleet
 from hpcdist.ps.cluster import Cluster
 from hpcdist.ps.core import Table
+from hpcdist.ps.load import load_tables
 from hpcdist.ps.route import Told, Verb, follow, perform
-from hpcdist.ps.save import flush, load_tables, save_tables
+from hpcdist.ps.save import flush, save_tables
 
 _T = TypeVar("_T")
 

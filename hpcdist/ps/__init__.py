@@ -6,8 +6,8 @@ row), `waiting` (those that have none yet), `slabs` (the memory), `given` (what 
 `rows` (`RowStore`: all of it, on one rank). Then what makes a table of the rows of several ranks:
 `modes` (when others see a push), `cluster` (who works, who serves), `server` (what one rank keeps),
 `shared` (how others of the node read it), `route` (lock step), `calls` (RPC), `worker` (a worker in
-each mode), `options` and `core` (what all ranks know of a table), `save`, `rooms` (where pulled
-rows go), `table`, `dense`.
+each mode), `options` and `core` (what all ranks know of a table), `series` (how saves follow each
+other), `save`, `load`, `rooms` (where pulled rows go), `table`, `dense`.
 """
 
 from hpcdist.ps.accessors import Accessor as Accessor, accessor_of as accessor_of

@@ -12,11 +12,11 @@ from hpcdist.comm.objects import all_gather_object
 from hpcdist.comm.session import require_session
 from hpcdist.comm.together import together
 from hpcdist.errors import MismatchError, UsageError
-from hpcdist.ps import save
 from hpcdist.ps.accessors import accessor_of
 from hpcdist.ps.cluster import Cluster
 from hpcdist.ps.given import check_shrink
 from hpcdist.ps.hot import Hot, hottest
+from hpcdist.ps.load import fill
 from hpcdist.ps.modes import Sync
 from hpcdist.ps.options import Options
 from hpcdist.ps.route import HANDLERS, Told, Verb, hand_over
@@ -98,7 +98,7 @@ def _create(cluster: Cluster, _: Any, told: Told) -> Table:
         cluster.tables[name] = table
         if cluster.worker >= 0:
             table.worker = worker_of(options.mode, cluster, table)
-    save.fill(cluster, [name])
+    fill(cluster, [name])
     return table
 
 
@@ -124,10 +124,10 @@ def _stats(cluster: Cluster, table: Table, _: Told) -> dict[str, Any]:
 
 
 def _shrink(cluster: Cluster, table: Table, told: Told) -> int:
-    entry = table.options.entry
-    check_shrink(*told.words, entry is not None and entry.terms.scored)
+    (threshold, decay, unseen), entry = told.words, table.options.entry
+    check_shrink(threshold, decay, unseen, entry is not None and entry.terms.scored)
     table.period += 1
-    removed = 0 if table.shard is None else table.shard.shrink(*told.words)
+    removed = 0 if table.shard is None else table.shard.shrink(threshold, decay, unseen)
     everyone: list[int] = []
     all_gather_object(everyone, removed, cluster.group)
     return sum(everyone)
@@ -144,9 +144,9 @@ def _set_lr(cluster: Cluster, table: Table, told: Told) -> None:
     barrier(cluster.group)  # or a push of a worker that is ahead could come before
 
 
-def _export(cluster: Cluster, table: Table, _: Told) -> tuple[NumpyArray, NumpyArray]:
+def _export(cluster: Cluster, table: Table, told: Told) -> tuple[NumpyArray, NumpyArray]:
     """Deal out the rows of each server to the workers; one that works itself keeps its own."""
-    ids, rows, _ = table.options.nothing()
+    ids, rows, *_ = table.options.nothing()
     gives = np.zeros(cluster.group.nranks, np.int64)
     with together(cluster.group):
         if table.shard is not None:

@@ -13,6 +13,13 @@ from hpcdist.checkpoint.nodes import build, children
 from hpcdist.checkpoint.storage import read_manifest, step_folder, steps_of
 from hpcdist.errors import CheckpointError
 
+PARTS = ("ids", "rows", "state", "counters")
+WAITING = ("waiting", "pushes")
+"""Ids that have no row yet, and how often they were pushed."""
+
+REMOVED = ("removed",)
+"""Ids that a delta takes away: evicted, shrunk or removed since the save before."""
+
 _TOLD = ("token", "after", "last")
 
 

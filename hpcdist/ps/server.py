@@ -127,7 +127,7 @@ class Shard:
         """Return which workers have pushed less often than `clock` says."""
         return [int(each) for each in np.flatnonzero(self.clocks < clock)]
 
-    def shrink(self, threshold: Any, decay: Any, unseen: Any) -> int:
+    def shrink(self, threshold: Any, decay: Any = 1.0, unseen: Any = None) -> int:
         """Remove what the store finds worthless; return how many rows."""
         with self.lock, self._changing():
             removed: int = self.store.shrink(threshold, decay=decay, unseen=unseen)

@@ -14,7 +14,7 @@ from hpcdist.arrays.libraries import NumpyArray, view_of
 from hpcdist.arrays.transfer import on_host
 from hpcdist.comm.group import Group
 from hpcdist.errors import HpcdistError, UsageError
-from hpcdist.ps import save
+from hpcdist.ps import load, save
 from hpcdist.ps.cluster import cluster_of
 from hpcdist.ps.core import Table, check_running
 from hpcdist.ps.given import check_all_finite
@@ -340,7 +340,7 @@ class SparseTable:
 
         """
         self._drop()
-        save.load_tables(self._cluster, [self.name], path)
+        load.load_tables(self._cluster, [self.name], path)
 
     def _all(self, verb: Verb, *words: Any) -> Any:
         self._ready(None, None)

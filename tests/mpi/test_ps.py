@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from table_checks import RATE, SGD, check_programs, check_saves, check_worlds, initial
+from table_programs import run_programs
 
 import hpcdist as dist
 from hpcdist import fleet, ps
@@ -68,3 +69,8 @@ def test_no_push_is_lost_or_doubled(mode, servers, group):
 
 def test_servers_take_part_in_what_all_do(group):
     check_worlds(group.nranks // 2)
+
+
+@pytest.mark.parametrize("mode", [ps.Sync(), ps.Async(3, 2)])
+def test_a_table_does_what_its_model_does(mode, group):
+    run_programs(range(4), group.nranks // 2, mode, steps=25)

@@ -8,6 +8,7 @@ import hpcdist as dist
 from hpcdist.errors import UsageError
 from hpcdist.ps import RowStore, accessor_of
 from hpcdist.ps.accessors import CHOICES, Corrections
+from hpcdist.transport.kernel import compiled
 
 DTYPES = ["float32", "float64", "float16", "bfloat16"]
 DENSE = [
@@ -134,6 +135,23 @@ def test_rowwise_adagrad_has_one_number_for_a_row(dim, dtype):
     tolerance = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
     found = store.pull(np.arange(5)).astype(float)
     np.testing.assert_allclose(found, w, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.skipif(compiled is None, reason="the kernel was not compiled here")
+@pytest.mark.parametrize("name", sorted(CHOICES))
+def test_the_compiled_loop_refuses_a_state_that_is_too_short(name):
+    choice, floats = CHOICES[name], np.ones(64, np.float32)
+    where = np.array([floats.ctypes.data], np.uintp)
+    width = accessor_of(name).state_width(4)
+    steps = np.ones((2 if choice.counts else 0, 2))
+    for short in range(2):
+        arrays = np.ones((1, 4), np.float32), np.zeros(1, np.int64), where, where, 0, 4
+        given = (4, choice.loop, *arrays, width - short, np.ones(8), steps, False)
+        if short and width:
+            with pytest.raises(ValueError, match="do not fit"):
+                compiled.update_rows(*given)
+        elif not short:
+            assert compiled.update_rows(*given) == 0
 
 
 @pytest.mark.usefixtures("loops")

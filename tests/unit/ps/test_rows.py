@@ -375,6 +375,23 @@ def test_without_memory_an_operation_leaves_the_rows_as_they_are_and_succeeds_la
     assert refused > 0
 
 
+def test_no_row_makes_room_for_one_that_there_is_no_memory_for(monkeypatch):
+    store = RowStore(4, entry=dist.ShowClickEntry("show", "click"), max_rows=100)
+    store.push(np.arange(100), np.ones((100, 4)))
+    before = content(store)
+    memory = Lacking(monkeypatch)
+    for act in (store.pull, lambda ids: store.push(ids, np.ones((2, 4)))):
+        for left in (0, 1, 2):
+            store.slots._removed = store.slots._index.size  # the next row needs a new index
+            memory.left = left
+            with pytest.raises(MemoryError, match="none is left"):
+                act(np.array([500, 501]))
+            memory.left = None
+            assert content(store) == before
+    store.pull([500, 501])
+    assert len(store) == 100
+
+
 def test_a_folder_that_is_not_there_is_named():
     with pytest.raises(ExecuteError, match="/nowhere"):
         RowStore(2, store="ssd", folder="/nowhere/at/all")

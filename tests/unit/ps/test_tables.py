@@ -14,10 +14,11 @@ from table_checks import RATE, SGD, check_programs, check_saves, check_worlds, i
 import hpcdist as dist
 from hpcdist import fleet, ps
 from hpcdist.comm.session import require_session
-from hpcdist.ps import save, slabs
+from hpcdist.ps import load, slabs
 from hpcdist.ps.cluster import cluster_of
 from hpcdist.ps.ids import coins
-from hpcdist.ps.save import load_tables, save_tables
+from hpcdist.ps.load import load_tables
+from hpcdist.ps.save import save_tables
 from hpcdist.ps.worker import Clocked, Queued
 
 
@@ -567,15 +568,15 @@ def test_deltas_bring_back_what_there_was_on_any_number_of_servers(seed, tmp_pat
         return ps.SparseTable("rows", 3, max_rows=most, **SHOWN)
 
     def program(world):
-        table, rng, expected = rows(150), np.random.default_rng(seed), {}
+        table, rng, expected = rows(100), np.random.default_rng(seed), {}
         for step in range(9):
             for _ in range(3):  # rows make room for others
                 ids = rng.integers(0, 700, 60)
                 table.push(ids, np.ones((60, 3), np.float32), clicks=rng.integers(0, 4, 60))
             if rng.random() < 0.3:
-                table.shrink(float(rng.random() * 9))
+                table.shrink(float(rng.random() * 9), decay=float(rng.choice([1.0, 0.5])))
             table.save(tmp_path / "a", mode=int(step > 0), async_save=bool(step % 2))
-        assert table.stats()["servers"][0]["evicted"] > 0
+        assert sum(each["evicted"] for each in table.stats()["servers"]) > 0
         expected = content_of(table)
         table.push([1], np.ones((1, 3), np.float32))
         table.load(tmp_path / "a")
@@ -685,6 +686,25 @@ def test_what_a_rank_cannot_load_is_an_error_on_all_and_the_table_stays(tmp_path
     simulate(2, check)
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_what_a_server_cannot_load_is_an_error_on_all_workers_and_the_table_goes_on(
+    servers, tmp_path
+):
+    def first(table, worker):
+        table.push(np.arange(41), np.ones((41, 3), np.float32))
+        table.save(tmp_path / "a")
+
+    def then(table, worker):
+        with pytest.raises(dist.HpcdistError, match="exceed max_rows=20"):
+            table.load(tmp_path / "a")
+        table.push([1], np.ones((1, 3), np.float32))
+        return table.stats()["rows"], table.pull([1])[0, 0]
+
+    with_servers(servers, 2, first)
+    found = with_servers(servers, 2, then, max_rows=20)  # one of two servers has more
+    assert found == [(1, 1 - 2 * RATE)] * 2
+
+
 def damage(file):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -693,7 +713,7 @@ def damage(file):
 
 def test_loading_takes_little_more_memory_than_the_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(slabs, "_SLAB_BYTES", 1 << 16)
-    monkeypatch.setattr(save, "_PIECE_BYTES", 1 << 16)
+    monkeypatch.setattr(load, "_PIECE_BYTES", 1 << 16)
     ids = np.arange(1 << 17)
 
     def check(_, again):
@@ -721,7 +741,7 @@ def test_loading_takes_little_more_memory_than_the_rows(tmp_path, monkeypatch):
     ("count", "nbytes"), [(0, 0), (1, 8), (5, 40), (10**6, 10**8), (97, 10**10)]
 )
 def test_every_rank_reads_as_many_runs_and_all_rows_are_read_once(size, count, nbytes):
-    runs = [save.runs_of(count, nbytes, rank, size) for rank in range(size)]
+    runs = [load.runs_of(count, nbytes, rank, size) for rank in range(size)]
     assert len({len(each) for each in runs}) == 1
     flat = [each for found in runs for each in found]
     assert flat[0][0] == 0
@@ -1053,20 +1073,25 @@ def test_ids_without_a_row_stay_as_they_were_in_mode_geo(servers):
     ids = np.arange(200)
 
     def train(table, worker):
-        for _ in range(3):
+        table.pull(ids)
+        fleet.barrier_worker()
+        for step in range(3):
             table.push(ids, np.ones((200, 3), np.float32))
+            if step == 0:
+                early = (initial(ids, 3) - table.pull(ids))[:, 0] / RATE
         table.flush()
         fleet.barrier_worker()
         table.push(ids, np.zeros((200, 3), np.float32))
         table.flush()
         change = (initial(ids, 3) - table.pull(ids))[:, 0] / RATE
-        return change.tolist(), table.stats()["rows"]
+        return early.tolist(), change.tolist(), table.stats()["rows"]
 
     for entry in (dist.ProbabilityEntry(0.3), None):
         found = with_servers(servers, 2, train, mode=ps.Geo(2), entry=entry)
         assert found[0] == found[1]
-        (change, rows), told = found[0], coins(ids, 0) < (0.3 if entry else 1)
+        (early, change, rows), told = found[0], coins(ids, 0) < (0.3 if entry else 1)
         assert rows == told.sum()
+        assert early == told.tolist()
         assert change == [3 * each for each in told]
 
 
