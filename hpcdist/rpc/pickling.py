@@ -49,7 +49,8 @@ def unpack(parcel: Parcel) -> Any:
     if whole[0] != _IN_PIECES:
         return pickle.loads(whole, buffers=buffers)
     pieces = _Pieces(memoryview(whole), buffers)
-    return pickle.Unpickler(pieces, buffers=pieces.beside).load()
+    file: Any = pieces  # it need not return bytes: the unpickler takes any buffer
+    return pickle.Unpickler(file, buffers=pieces.beside).load()
 
 
 _IN_PIECES = 0
@@ -84,7 +85,7 @@ def _packed(obj: Any, pickler: Any, table: dict[type, Any] | None = None) -> Par
             at += len(piece)
     small = [piece for piece in written if len(piece) < _LARGE]
     head = [_COUNT.pack(len(large)), struct.pack(f"<{len(large)}Q", *places)]
-    return Parcel(b"".join([*head, *small]), [*map(memoryview, large), *beside])
+    return Parcel(b"".join([*head, *small]), [*(memoryview(each) for each in large), *beside])
 
 
 @final
