@@ -307,13 +307,22 @@ def arrays_of_zarr_are_read(folder):
     def write():
         zarr.save_array(path, whole)
         zarr.save_group(group, x=whole)
+        zarr.open_group(group, mode="a").create_group("in").create_array("y", data=whole[1:])
 
     on_first(write)
     for mesh, placements in divisions(whole.shape):
         assert has_its_part(dist.open_array(path, mesh, placements), whole)
-    assert has_its_part(dist.open_array(f"{group}::/x"), whole)
-    with pytest.raises(dist.CheckpointError, match=r"g\.zarr"):
-        dist.open_array(f"{group}::y")
+    for name in ("::/x", "::x", "/x", "/x/"):
+        assert has_its_part(dist.open_array(f"{group}{name}"), whole)
+    for name in ("::in/y", "/in/y"):
+        assert has_its_part(dist.open_array(f"{group}{name}"), whole[1:])
+    for name in ("", "/", "::y", "/y", "/in"):
+        with pytest.raises(
+            dist.UsageError, match=r"has no array '.*', but in/y, x; name one as .*/n"
+        ):
+            dist.open_array(f"{group}{name}")
+    with pytest.raises(dist.UsageError, match=r"a\.zarr has no array 'y', but none at all"):
+        dist.open_array(f"{path}/y")
 
 
 @check

@@ -151,6 +151,17 @@ def extremes(arrays):
     return [(int(each.min()), int(each.max())) for each in arrays]
 
 
+@check
+@with_rpc
+def large_bytes_and_text_arrive_as_arrays_do():
+    for size in (100_000, 3_000_000):
+        values = [b"x" * size, bytearray(size), "né" * size, np.full(size, 7, np.uint8)]
+        *found, array = call(same, values)
+        assert found == values[:-1]
+        assert [*map(type, found)] == [bytes, bytearray, str]
+        np.testing.assert_array_equal(array, values[-1])
+
+
 @check.needing(pytest.mark.two_ranks)
 @with_rpc
 def more_large_arrays_than_are_passed_at_a_time_arrive():

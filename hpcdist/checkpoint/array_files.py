@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import json
 import os
 import re
 import secrets
@@ -49,8 +50,9 @@ def open_array(
 
     Args:
         source: an ``.npy`` file, which is mapped into memory; a ``.zarr`` array, or one in a group
-            as ``"f.zarr::name"``, by the extra ``hpcdist[zarr]``; or a dataset of an HDF5 file as
-            ``"f.h5::/name"``, by the extra ``hpcdist[hdf5]``. The same on every rank.
+            as ``"f.zarr/name"`` or ``"f.zarr::name"``, by the extra ``hpcdist[zarr]``; or a dataset
+            of an HDF5 file as ``"f.h5::/name"``, by the extra ``hpcdist[hdf5]``. The same on every
+            rank.
         mesh: the ranks; None for `get_mesh()`, or all in a row if there is none.
         placements: what each axis of the mesh does; None to cut the first dimension over all ranks.
         dtype: of the result; None for that of the file.
@@ -221,9 +223,39 @@ def _open_zarr(path: str, inside: str) -> Iterator[Any]:
     zarr = _library("zarr", "zarr", path)
     if not os.path.exists(path):
         raise FileNotFoundError(2, "No such file or directory", path)
+    inside = inside.strip("/")
+    is_there = os.path.exists(os.path.join(path, inside))
     with _naming(path):
-        stored = zarr.open_array(store=path, path=inside.strip("/"), mode="r")
+        stored = zarr.open(store=path, path=inside, mode="r") if is_there else None
+    if not isinstance(stored, zarr.Array):
+        raise UsageError(
+            f"{path} has no array {inside!r}, but {_arrays_in(path)}; name one as {path}/name"
+        )
     yield stored
+
+
+def _arrays_in(path: str) -> str:
+    """Return the names of the first arrays in a group of Zarr's."""
+    found: list[str] = []
+    for base, folders, names in os.walk(path):
+        folders.sort()
+        if _has_array(base, names):
+            folders.clear()  # these are chunks
+            found += [os.path.relpath(base, path)] * (base != path)
+        if len(found) > _SHOWN:
+            break
+    return ", ".join([*found[:_SHOWN], *["..."] * (len(found) > _SHOWN)]) or "none at all"
+
+
+def _has_array(folder: str, names: Sequence[str]) -> bool:
+    if "zarr.json" not in names:
+        return ".zarray" in names
+    with suppress(OSError, ValueError, AttributeError), open(f"{folder}/zarr.json") as file:
+        return bool(json.load(file).get("node_type") == "array")
+    return False
+
+
+_SHOWN = 8
 
 
 def _library(name: str, extra: str, path: str) -> Any:
@@ -247,6 +279,7 @@ def _parted(source: str) -> tuple[str, str]:
     """Return the path, and the name inside the file that follows it behind ``::``."""
     endings = "|".join(re.escape(ending) for each in _FORMATS for ending in each.endings)
     found = re.fullmatch(rf"(.*?(?:{endings})/?)(?:::(.*))?", source, re.DOTALL)
+    found = found or re.fullmatch(r"(.*?\.zarr)/(.*)", source, re.DOTALL)  # as its folders have it
     return (found[1], found[2] or "") if found else (source, "")
 
 

@@ -123,8 +123,16 @@ def own_memory(nbytes: int) -> Bytes:
 
     """
     memory = np.asarray(_Mapping(-1, max(nbytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    _libc.madvise(memory.ctypes.data, memory.nbytes, _MADV_HUGEPAGE)
+    in_huge_pages(memory)
     return memory[:nbytes]
+
+
+def in_huge_pages(run: Bytes) -> None:
+    """Let memory that was not touched so far be made in huge pages, where the system has some."""
+    start = run.__array_interface__["data"][0]
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    if start + run.nbytes > first:
+        _libc.madvise(first, start + run.nbytes - first, _MADV_HUGEPAGE)
 
 
 def map_descriptor(descriptor: int, nbytes: int) -> Bytes:
