@@ -28,6 +28,7 @@ from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.policy import whole_of
 from hpcdist.mesh.protocols import array_function, array_ufunc
 from hpcdist.mesh.rules import index, pointwise, products, reductions, shapes
+from hpcdist.mesh.rules.basis import check_writable
 from hpcdist.mesh.rules.floating import checked, raises_errors
 from hpcdist.mesh.rules.table import METHODS, NAMES
 
@@ -241,7 +242,11 @@ def _in_place(ufunc: Any) -> Any:
         if b.__class__ is not DistArray or raises_errors():
             return on_all(ufunc, (a, b), a, {}) if _is_known(b) else NotImplemented
         if b.layout is layout and not layout.is_partial:
-            ufunc(a.local, b.local, out=a.local)
+            try:
+                ufunc(a.local, b.local, out=a.local)
+            except ValueError:  # what is read-only may become writable
+                check_writable(a)
+                ufunc(a.local, b.local, out=a.local)
             return a
         return pointwise.into(ufunc, (a, b), a, {}) if _is_known(b) else NotImplemented
 
