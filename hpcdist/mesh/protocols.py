@@ -38,7 +38,7 @@ from hpcdist.mesh.rules import (
     without_nan,
     words,
 )
-from hpcdist.mesh.rules.basis import as_dist, delivered, integer, is_dist, mesh_of
+from hpcdist.mesh.rules.basis import arrays_in, as_dist, delivered, integer, is_dist, mesh_of
 from hpcdist.mesh.rules.floating import checked, raises_errors
 from hpcdist.mesh.rules.table import FUNCTIONS, UFUNCS
 from hpcdist.transport.reduction import ReduceOp
@@ -209,6 +209,9 @@ def array_function(self: DistArray, function: Any, types: Any, args: Any, kwargs
     """Compute a function of NumPy's by its rule."""
     found = FUNCTIONS.get(function)
     if found is not None:
+        out = kwargs.get("out")
+        if is_dist(out) and args and not any(True for _ in arrays_in(args)):
+            args = (as_dist(args[0], out.layout.mesh), *args[1:])  # the same on every rank
         return found(*args, **kwargs)
     if not all(issubclass(each, (DistArray, np.ndarray, np.generic)) for each in types):
         return NotImplemented

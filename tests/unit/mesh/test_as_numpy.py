@@ -83,6 +83,8 @@ ACCEPTED = {
     "isposinf into out": lambda put: np.isposinf(put(X), put(X > 0)),
     "tiles by an array": lambda put: np.tile(put(X), np.array([2, 1])),
     "tiles by a range": lambda put: np.tile(put(X), range(1, 3)),
+    "ordinary numbers into out": lambda put: np.sum(np.ones((4, 3)), axis=1, out=put(X[:, 0])),
+    "their medians into out": lambda put: np.nanmedian(X, axis=1, out=put(X[:, 0])),
     "a trace into out": lambda put: np.trace(put(X), out=put(X)[0, :1].reshape(()).copy()),
     "the largest in a dtype": lambda put: np.maximum.reduce(put(X), dtype="f4"),
     "a sum in a dtype": lambda put: np.add.reduce(put(X), axis=1, dtype="i8"),
