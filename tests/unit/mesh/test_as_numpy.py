@@ -296,6 +296,29 @@ def test_unstacked_arrays_and_diagonals_of_what_is_cut_are_read_only():
     dist.simulate(3, check)
 
 
+@PUTS
+def test_an_index_may_be_assigned_to_by_an_operator(put):
+    def changed(a, v):
+        a[1] += v
+        a[2, 1:] -= 1
+        a[:, 1] *= 2.0
+        a[0, ...] **= 2
+        a[0, 0, ...] += 5
+        a[3:0:-1] += a[:3]
+        a[:] /= 2
+        return a
+
+    wanted = changed(X.copy(), np.arange(3.0))
+
+    def check():
+        a = put(X)
+        for v in (np.arange(3.0), put(np.arange(3.0))):
+            a[...] = X
+            same(changed(a, v), wanted)
+
+    dist.simulate(3, check)
+
+
 def test_what_nobody_else_has_can_be_written_to():
     def check():
         a = xp.arange(12.0, mesh=mesh(), placements=[dist.Shard(0)]).reshape(4, 3)
