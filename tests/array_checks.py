@@ -455,6 +455,23 @@ PRODUCTS = [
 
 CUMULATIVE = [
     *_rows("""
+        np.maximum.accumulate(a)
+        np.minimum.accumulate(a, axis=1)
+        np.maximum.accumulate(np.where(a > 2, np.nan, a))
+        np.fmax.accumulate(np.where(a > 2, np.nan, a))
+        np.maximum.accumulate(a[:2, 0])
+        np.maximum.accumulate(a[:0])
+        np.logical_or.accumulate(a > 2)
+        np.logical_xor.accumulate(a, axis=1)
+        np.maximum.accumulate(a, dtype="f4")
+    """),
+    *_rows(
+        "np.bitwise_xor.accumulate(a)\nnp.gcd.accumulate(a)\nnp.minimum.accumulate(a)",
+        ((7,),),
+        "i4",
+    ),
+    *_rows("np.maximum.accumulate(a)\nnp.minimum.accumulate(a, axis=1)", dtype="c16"),
+    *_rows("""
         np.cumsum(a)
         np.cumsum(a, axis=0)
         a.cumsum(1)
@@ -644,6 +661,45 @@ LINEAR = [
 
 STATISTICS = [
     *_rows("""
+        np.cov(a)
+        np.cov(a, rowvar=False)
+        np.cov(a, b, bias=True)
+        np.cov(a, b, rowvar=False, ddof=2)
+        np.cov(a[0], b[0])
+        np.cov(a[0])
+        np.cov(a, fweights=np.array([1, 2, 3, 1]), aweights=abs(b[0]) + 1)
+        np.cov(a[:0])
+        np.cov(a + 1j * b)
+        np.corrcoef(a)
+        np.corrcoef(a, b, rowvar=False)
+        np.corrcoef(a[0])
+        np.corrcoef(a + 1j * b)
+        getattr(np, "trapezoid", getattr(np, "trapz", None))(a)
+        getattr(np, "trapezoid", getattr(np, "trapz", None))(a, np.arange(5.0) ** 2, axis=0)
+        getattr(np, "trapezoid", getattr(np, "trapz", None))(a, b, axis=0)
+        getattr(np, "trapezoid", getattr(np, "trapz", None))(a[0], dx=0.5)
+        np.polyval([1, 2, 3], a)
+        np.polyval(b[0], a)
+        np.nanprod(np.where(a > 2, np.nan, a), axis=0)
+        np.nanmedian(np.where(a > 2, np.nan, a))
+        np.nanmedian(np.where(a > 2, np.nan, a), axis=1, keepdims=True)
+        np.nanmedian(np.where(a[0] > 2, np.nan, a[0]))
+        np.nanquantile(np.where(a > 2, np.nan, a).reshape(-1), [0.3, 0.5])
+        np.nanpercentile(np.where(a > 2, np.nan, a), 30, axis=0)
+    """, ((5, 4), (5, 4)), exact=False),
+    *_rows("""
+        np.union1d(a, b)
+        np.intersect1d(a, b)
+        np.intersect1d(a, b, return_indices=True)
+        np.intersect1d(a, b / 2)
+        np.intersect1d(np.where(a > 2, np.nan, a), np.where(b > 2, np.nan, b))
+        np.setdiff1d(a, b)
+        np.setdiff1d(a, [1, 2])
+        np.setxor1d(a, b)
+        np.lexsort((a, b))
+    """, ((7,), (6 + 1,))),
+    *_rows("np.lexsort((a, b), axis=0)\nnp.lexsort((a, b))\nnp.union1d(a, b)\nnp.setdiff1d(a, b[:1])", ((5, 4), (5, 4)), "i4"),
+    *_rows("""
         np.histogram(a)
         np.histogram(a, bins=4, range=(-2, 3))
         np.histogram(a, bins=[-4, 0, 1, 9])
@@ -669,7 +725,64 @@ STATISTICS = [
     *_rows("np.bincount(a)\nnp.bincount(a, minlength=9)", ((7,),), "u1"),
 ]  # fmt: skip
 
+PIECES = [
+    *_rows("""
+        np.append(a, a)
+        np.append(a, a[:2] + 1, axis=0)
+        np.insert(a, 1, 9, axis=0)
+        np.insert(a, -1, a[0], axis=0)
+        np.insert(a, 1, [1, 2, 3, 4, 5], axis=1)
+        np.insert(a, [0, 5, 2, 2], 7, axis=0)
+        np.insert(a, [1, 3], a[:, :2], axis=1)
+        np.insert(a, slice(1, 4), 9.7)
+        np.insert(a, [], 7, axis=0)
+        np.delete(a, 1, axis=0)
+        np.delete(a, [1, -1, 1], axis=1)
+        np.delete(a, slice(None, None, 2), axis=0)
+        np.delete(a, a.shape[0])
+        np.delete(a, [True, False, True, False, False], axis=0)
+        np.column_stack([a, a[:, 0]])
+        np.column_stack([a[0], a[1]])
+        np.dstack([a, a * 2])
+        np.atleast_3d(a)
+        np.atleast_3d(a[0], 4)
+        np.block([[a, a + 1], [np.zeros((2, 8))]])
+        np.block([a[0], 1.0, 2])
+        np.block([[[a]], [[-a]]])
+        np.rot90(a)
+        np.rot90(a, 2)
+        np.rot90(a, -1)
+        np.rot90(a, 1, (1, 0))
+        np.vsplit(a[:4], 2)
+        np.hsplit(a, [1, 3])
+        np.hsplit(a[0], 2)
+        np.dsplit(a[:, :, None] * np.arange(4.0), 2)
+    """),
+    *_rows("np.insert(a, 0, [1, 2])\nnp.append(a, 1)\nnp.delete(a, [])\nnp.column_stack([a, a])", ((0,),)),
+    *_rows("np.insert(a, 2, 9.9)\nnp.insert(a, [1, 1, -1], [7, 8, 9])\nnp.append(a, [0.5])", ((7,),), "i4"),
+    *_rows("np.insert(a, 1, b, axis=0)\nnp.append(a, b, axis=1)\nnp.dstack([a, b])\nnp.block([[a], [b]])", ((5, 4), (5, 4))),
+]  # fmt: skip
+
+MASKED = [
+    *_rows("""
+        np.select([a > 2, a < 0], [a, b], 7)
+        np.select([a > 2, np.array([True, False, True, True])], [a.astype("f4"), 2])
+        _updated(a, lambda x: np.copyto(x, 5))
+        _updated(a, lambda x: np.copyto(x, b[0], where=x > 0))
+        _updated(a, lambda x: np.copyto(x, b[:, :1], where=b[:1] > 0))
+        _updated(a, lambda x: np.putmask(x, x > 0, b))
+        _updated(a, lambda x: np.putmask(x, x > 0, [1, 2, 3]))
+        _updated(a, lambda x: np.putmask(x, b > 0, b[:2]))
+        _updated(a, lambda x: np.place(x, x > 0, [1, 2, 3]))
+        _updated(a, lambda x: np.place(x, x > 9, []))
+        np.extract(a > 0, b)
+    """, ((5, 4), (5, 4))),
+    *_rows("_updated(a, lambda x: np.copyto(x, a / 2, casting='unsafe'))\n_updated(a, lambda x: np.putmask(x, x > 0, [9.9, 8.8]))", ((7,),), "i8"),
+]  # fmt: skip
+
 FAMILIES = {
+    "pieces": PIECES,
+    "masked": MASKED,
     "along": ALONG,
     "fourier": FOURIER,
     "linear": LINEAR,

@@ -515,6 +515,101 @@ def transforms(draw):
     return Call(f"fft.{name}", (x,), draw(options(n=st.integers(2, 9), axis=axis_of(x), norm=norm)))
 
 
+# ---- what NumPy has beyond the standard
+
+
+@draws
+def extremes(draw):
+    """Extremes of complex numbers, in the order of NumPy."""
+    x = draw(arrays("c", min_side=draw(st.integers(0, 1)), special=draw(st.booleans())))
+    name = draw(st.sampled_from(["max", "min", "argmax", "argmin"]))
+    return Call(name, (x,), draw(options(axis=axes_of(x, name[0] == "m"), keepdims=st.booleans())))
+
+
+@draws
+def accumulated(draw):
+    names = {"maximum minimum": NUMBERS, "bitwise_or bitwise_and bitwise_xor": "?iu"}
+    name, kinds = draw(st.sampled_from([*names_of(names), ("logical_or", ALL)]))
+    x = draw(arrays(kinds, min_dims=1, special=draw(st.booleans())))
+    method = draw(st.sampled_from(["accumulate", "reduce"])) if kinds == "?iu" else "accumulate"
+    return Call(f"{name}.{method}", (x,), draw(options(axis=axis_of(x))))
+
+
+@draws
+def pieces(draw):
+    x = draw(arrays(min_dims=1))
+    axis = draw(st.none() | axis_of(x))
+    length = x.size if axis is None else x.shape[axis]
+    name = draw(st.sampled_from(["insert", "delete", "append", "rot90", "dstack", "column_stack"]))
+    if name == "rot90" and x.ndim > 1:
+        dims = draw(hnp.valid_tuple_axes(x.ndim, min_size=2, max_size=2))
+        return Call(name, (x,), {"k": draw(st.integers(-5, 5)), "axes": dims})
+    if name in ("dstack", "column_stack"):
+        return Call(name, ([x, draw(arrays(x.dtype, x.shape))],))
+    if name == "append":
+        shape = [*x.shape]
+        shape[axis or 0] = draw(st.integers(0, 3))
+        return Call(name, (x, draw(arrays(x.dtype, tuple(shape)))), {"axis": axis})
+    last = length if name == "insert" or not length else length - 1
+    places = st.integers(-length, last)
+    where = draw(places | st.lists(places, max_size=4))
+    if name != "delete":
+        return Call("insert", (x, where, draw(elements(x.dtype))), {"axis": axis})
+    return Call("delete", (x, where), {"axis": axis})
+
+
+@draws
+def together(draw):
+    """Set operations, keys to sort by, choices."""
+    one, two = draw(promoted("iuf"))
+    side = draw(st.integers(0, 7))
+    x, y = (draw(arrays(kind, (side,))) for kind in (one, two))
+    names = ["union1d", "intersect1d", "setdiff1d", "setxor1d", "lexsort", "select"]
+    name = draw(st.sampled_from(names))
+    if name == "lexsort":
+        return Call(name, ((x, y),))
+    if name == "select":
+        conditions = [draw(arrays("?", (side,))) for _ in range(2)]
+        return Call(name, (conditions, [x, y], draw(elements(one))))
+    if name == "intersect1d":
+        return Call(name, (x, y), draw(options(return_indices=st.booleans())))
+    return Call(name, (x, y[: draw(st.integers(0, side))]))
+
+
+@draws
+def estimated(draw):
+    """Covariances, medians without NaN, areas."""
+    name = draw(st.sampled_from(["cov", "nanmedian", "nanprod", "nanquantile", "trapezoid"]))
+    special = st.sampled_from([0.0, 1.0, -2.0, 3.0, np.nan])
+    shape = draw(shapes(min_dims=1, max_dims=2, min_side=2))
+    x = draw(arrays("f", shape))
+    if name == "cov":
+        return Call(name, (x,), draw(options(rowvar=st.booleans(), bias=st.booleans())))
+    if name == "trapezoid":
+        return Call(name, (x,), draw(options(axis=axis_of(x), dx=st.sampled_from([0.5, 3]))))
+    given = draw(st.lists(special, min_size=x.size, max_size=x.size))
+    x = np.array(given, x.dtype).reshape(shape)
+    kwargs = draw(options(axis=axes_of(x, several=False), keepdims=st.booleans()))
+    return Call(name, (x, 0.25) if name == "nanquantile" else (x,), kwargs)
+
+
+@draws
+def spelled(draw):
+    words = st.text("ab xÄ", max_size=4)
+    given = draw(st.lists(words, min_size=1, max_size=7))
+    x = np.array(given, "U4")
+    name, *args = draw(
+        st.sampled_from(
+            [
+                *(("upper",), ("strip",), ("strip", "a"), ("find", "b"), ("index", "a")),
+                *(("replace", "a", "xyz"), ("center", 7), ("multiply", 2)),
+                *(("encode", "ascii"), ("encode", "utf8"), ("str_len",), ("endswith", "x")),
+            ]
+        )
+    )
+    return Call(f"strings.{name}", (x, *args))
+
+
 # ---- new arrays
 
 
@@ -584,5 +679,11 @@ FAMILIES = {
     "filled": filled(),
     "counted": counted(),
     "converted": converted(),
+    "extremes": extremes(),
+    "accumulated": accumulated(),
+    "pieces": pieces(),
+    "together": together(),
+    "estimated": estimated(),
+    "spelled": spelled(),
 }
 """Families of calls of which each array may be cut in any way."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist.mesh.rules import creation, dtypes
+from hpcdist.mesh.rules import creation, dtypes, words
 from hpcdist.mesh.rules.table import NAMES
 
 API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
@@ -77,6 +77,7 @@ def _room(numpys: Any, prefix: str, **own: Any) -> SimpleNamespace:
 
 
 linalg = _room(np.linalg, "linalg.")
+strings = _room(getattr(np, words.ROOM), f"{words.ROOM}.")
 fft = _room(np.fft, "fft.", fftfreq=creation.fftfreq, rfftfreq=creation.rfftfreq)
 
 
@@ -123,5 +124,5 @@ _DTYPES = (
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64 complex64 complex128"
 )
 
-_MODULES = ("annotations", "creation", "dtypes", "np")
+_MODULES = ("annotations", "creation", "dtypes", "np", "words")
 __all__ = sorted(name for name in globals() if name[0].islower() and name not in _MODULES)

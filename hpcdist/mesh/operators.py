@@ -238,14 +238,35 @@ def _in_place(ufunc: Any) -> Any:
 
     def assign(a: Any, b: Any) -> Any:
         layout = a.layout
-        if b.__class__ is not DistArray or raises_errors():
-            return on_all(ufunc, (a, b), a, {}) if _is_known(b) else NotImplemented
-        if b.layout is layout and not layout.is_partial:
-            ufunc(a.local, b.local, out=a.local)
-            return a
-        return pointwise.into(ufunc, (a, b), a, {}) if _is_known(b) else NotImplemented
+        if b.__class__ is DistArray and b.layout is layout and not layout.is_partial:
+            part = a.local
+            if not raises_errors() and (part.__class__ is not _ndarray or part.flags.writeable):
+                ufunc(part, b.local, out=part)
+                return a
+        if not _is_known(b):
+            return NotImplemented
+        return on_all(ufunc, (a, b), _own(a, _frame(1)), {})
 
     return assign
+
+
+def _own(a: DistArray, frame: Any) -> DistArray:
+    """Return where an operator in place writes: a copy, if it is stored where `a` was taken of.
+
+    In ``a[0] += 1`` Python takes ``a[0]``, adds to it, and assigns it to ``a[0]``.
+    """
+    part = a.local
+    if part.__class__ is not _ndarray or part.flags.writeable:
+        return a
+    return _wrapped(part.copy(), a.layout) if _stores(frame.f_code, frame.f_lasti) else a
+
+
+@lru_cache(maxsize=4096)
+def _stores(code: CodeType, at: int) -> bool:
+    """Return whether the result of the instruction at an offset is assigned to an index."""
+    after = (each.opname for each in dis.get_instructions(code) if each.offset > at)
+    passed = ("SWAP", "ROT_", *_FILLERS)
+    return next((name for name in after if not name.startswith(passed)), "").startswith("STORE_S")
 
 
 def _power() -> tuple[Any, Any, Any]:
@@ -259,6 +280,7 @@ def _power() -> tuple[Any, Any, Any]:
         return on_all(np.power, a, b) if _is_known(b) else NotImplemented
 
     def assign(a: Any, b: Any) -> Any:
+        a = _own(a, _frame(1))
         if a.local.dtype.kind in "fc":
             return in_place(a, b)
         return into(np.power, (a, b), a, {}) if _is_known(b) else NotImplemented
@@ -326,7 +348,7 @@ def _rmatmul(a: Any, b: Any) -> Any:
 
 
 def _imatmul(a: Any, b: Any) -> Any:
-    return products.matmul(a, b, out=a) if _is_known(b) else NotImplemented
+    return products.matmul(a, b, out=_own(a, _frame(1))) if _is_known(b) else NotImplemented
 
 
 def _divmod(a: Any, b: Any) -> Any:

@@ -21,6 +21,7 @@ from hpcdist.mesh.rules import (
     linear,
     masks,
     norms,
+    pieces,
     pointwise,
     products,
     quantiles,
@@ -35,8 +36,9 @@ from hpcdist.mesh.rules import (
     taking,
     tall,
     without_nan,
+    words,
 )
-from hpcdist.mesh.rules.basis import as_dist, delivered, is_dist, mesh_of
+from hpcdist.mesh.rules.basis import arrays_in, as_dist, delivered, integer, is_dist, mesh_of
 from hpcdist.mesh.rules.floating import checked, raises_errors
 from hpcdist.mesh.rules.table import FUNCTIONS, UFUNCS
 from hpcdist.transport.reduction import ReduceOp
@@ -66,6 +68,8 @@ FAMILIES = (
     quantiles,
     sets,
     searching,
+    pieces,
+    words,
 )
 """The modules that enter rules into the table."""
 
@@ -160,13 +164,28 @@ def _reduce(ufunc: Any) -> Callable[..., Any] | None:
 
 def _accumulate(ufunc: Any) -> Callable[..., Any] | None:
     function = {np.add: cumulative.cumsum, np.multiply: cumulative.cumprod}.get(ufunc)
-    if function is None:
+    if function is None and ufunc not in _ASSOCIATIVE:
         return None
 
     def accumulate(x: Any, axis: int = 0, dtype: Any = None, out: Any = None) -> Any:
-        return delivered(function(x, axis, dtype), out, "unsafe")
+        if function is not None:
+            return delivered(function(x, axis, dtype), out, "unsafe")
+        if not x.ndim:
+            raise TypeError("cannot accumulate on an array without dimensions")
+        return cumulative.running(x, integer(axis), ufunc, dtype, out)
 
     return accumulate
+
+
+_ASSOCIATIVE = frozenset(
+    [
+        *(np.maximum, np.minimum, np.fmax, np.fmin),
+        *(np.logical_or, np.logical_and, np.logical_xor),
+        *(np.bitwise_or, np.bitwise_and, np.bitwise_xor),
+        *(np.gcd, np.lcm),
+    ]
+)
+"""Of which a rank may run over its part alone, and then start from what the others come to."""
 
 
 def _outer(ufunc: Any) -> Callable[..., Any]:
@@ -190,6 +209,9 @@ def array_function(self: DistArray, function: Any, types: Any, args: Any, kwargs
     """Compute a function of NumPy's by its rule."""
     found = FUNCTIONS.get(function)
     if found is not None:
+        out = kwargs.get("out")
+        if is_dist(out) and args and not any(True for _ in arrays_in(args)):
+            args = (as_dist(args[0], out.layout.mesh), *args[1:])  # the same on every rank
         return found(*args, **kwargs)
     if not all(issubclass(each, (DistArray, np.ndarray, np.generic)) for each in types):
         return NotImplemented

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -139,28 +140,63 @@ def mesh_of(*values: Any) -> ProcessMesh:
     return found.mesh
 
 
-def detached(array: Any) -> Any:
-    """Return arrays whose elements were moved where NumPy's would be views, read-only.
+# ---- views, and what stands for them
+#
+# [Note: moved views] Where NumPy's result is a view, and elements had to be moved for it, what is
+# written to the result would not reach the array that it was taken of. So it is read-only as long
+# as that array, or a view of it, is in use on any rank. `np.arange(6).reshape(2, 3)` can be written
+# to: nobody else sees those elements. All ranks know which arrays are of this kind, so that they
+# ask each other when one is written to first.
 
-    What is written to them would not reach the array that they were taken of.
-    """
+
+def detached(array: Any, source: DistArray) -> Any:
+    """Return arrays that were moved as read-only ones, see [Note: moved views]."""
     if isinstance(array, tuple):
-        return tuple(map(detached, array))
+        return tuple([detached(each, source) for each in array])
     part = array.local
-    if part.__class__ is np.ndarray:
-        part = part.view()
-        part.flags.writeable = False
-    return make(part, array.layout)
+    if part.__class__ is not np.ndarray:
+        return array
+    if np.may_share_memory(part, source.local):
+        if max(array.layout.mesh.sizes) == 1:
+            return array  # a view after all
+        part = part.copy()
+    part = part.view()
+    part.flags.writeable = False
+    made = make(part, array.layout)
+    made.source = weakref.ref(_root(source))
+    return made
+
+
+def view_of(x: DistArray, part: Any, layout: Layout) -> DistArray:
+    """Return an array that shows elements of another one, which it keeps in use."""
+    made = make(part, layout)
+    made.base = x
+    return made
+
+
+def _root(array: DistArray) -> DistArray:
+    """Return the array that others, which this may be one of, show elements of."""
+    while hasattr(array, "base"):
+        array = array.base
+    return array
 
 
 def check_writable(array: DistArray) -> None:
-    """Refuse to write to an array that is read-only; all ranks have it so, or none."""
-    if array.local.__class__ is np.ndarray and not array.local.flags.writeable:
-        raise UsageError(
-            f"the array of {array.layout!r} is read-only: its elements were moved from where they "
-            "are cut, or are repeated, and what is written would not reach the array that it was "
-            "taken of; write to that one, or to a copy, a.copy()"
-        )
+    """Refuse to write to what is read-only, on all ranks; collective for [Note: moved views]."""
+    part = array.local
+    if part.__class__ is not np.ndarray or part.flags.writeable:
+        return
+    mesh, source = array.layout.mesh, getattr(_root(array), "source", None)
+    if source is not None:
+        used = np.array([source() is not None], np.uint8)
+        if not combined(used, mesh, range(mesh.ndim), ReduceOp.MAX)[0]:
+            part.flags.writeable = True
+            return
+    raise UsageError(
+        f"the array of {array.layout!r} is read-only: its elements were moved from where they "
+        "are cut, or are repeated, and what is written would not reach the array that it was "
+        "taken of; write to that one, or to a copy, a.copy()"
+    )
 
 
 def delivered(result: DistArray, out: Any, casting: Any = "same_kind") -> DistArray:

@@ -1,4 +1,4 @@
-"""Running sums and products, and differences.
+"""Running sums, products and extremes, and differences.
 
 Each rank runs over its part; along a cut dimension it starts from what the parts before it come
 to, which the ranks tell each other: one slice each.
@@ -46,16 +46,15 @@ def running(x: Any, axis: int | None, ufunc: Any, dtype: Any, out: Any = None) -
 def _from_part_to_part(x: DistArray, dim: int, ufunc: Any, dtype: Any) -> Any:
     """Run over this rank's part, and start from what the parts before come to."""
     part = ufunc.accumulate(x.local, axis=dim, dtype=dtype)
-    dtype = None if part.dtype.kind == "m" else part.dtype  # which NumPy does not take
-    if part.shape[dim]:
-        total = part[along(dim, slice(-1, None))]
-    else:
-        total = ufunc.reduce(part, axis=dim, keepdims=True, dtype=dtype)
+    dtype = None if part.dtype.kind in "mM" else part.dtype  # which NumPy does not take
+    shape = [1 if each == dim else length for each, length in enumerate(part.shape)]
+    total = part[along(dim, slice(-1, None))] if part.shape[dim] else np.zeros(shape, part.dtype)
     totals = of_all_parts(total, x.layout, dim)
-    if part_number(x.layout, dim) == 0:
+    lengths = np.diff(x.layout.cuts[dim])[: part_number(x.layout, dim)]
+    if not lengths.any():
         return part
     # An accumulation begins with the first total, not with a 0 that would turn -0.0 into 0.0.
-    before = ufunc.accumulate(totals[: part_number(x.layout, dim)], axis=0, dtype=dtype)[-1]
+    before = ufunc.accumulate(totals[: lengths.size][lengths > 0], axis=0, dtype=dtype)[-1]
     return ufunc(before, part, out=part)
 
 

@@ -33,6 +33,7 @@ from hpcdist.mesh.rules.basis import (
     own_slices,
     resharded,
     settled,
+    view_of,
 )
 from hpcdist.mesh.rules.pointwise import part_of
 from hpcdist.mesh.rules.shapes import flip, moveaxis, reshape, without_cuts
@@ -85,10 +86,13 @@ def getitem(x: DistArray, key: Any) -> Any:
         found = _plan(x, items, told)
     local, layout, selection, shows = found
     if selection is None:
-        return make(_array(x.local[local]), layout)
+        part = x.local[local]
+        if isinstance(part, np.generic):
+            return make(np.asarray(part), layout)
+        return view_of(x, part, layout)
     part = _reversed(make(x.local[local], layout), selection)
     result = _finished(without_cuts(part, selection.dropped), selection)
-    return result if shows else detached(result)
+    return result if shows else detached(result, x)
 
 
 def _hashable(item: Any) -> Any:
@@ -210,10 +214,6 @@ def _finished(part: DistArray, selection: Selection) -> DistArray:
     if here is None:
         return make(np.empty((0,) * len(layout.shape), part.dtype), layout)
     return make(part.local.reshape(layout.local_shape(here)), layout)
-
-
-def _array(part: Any) -> Any:
-    return np.asarray(part) if isinstance(part, np.generic) else part
 
 
 # ---- arrays as indices

@@ -17,6 +17,7 @@ from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.rules.basis import (
     as_dist,
     broadcast,
+    check_writable,
     delivered,
     failing_alike,
     integer,
@@ -30,9 +31,10 @@ from hpcdist.mesh.rules.basis import (
     whole_on,
 )
 from hpcdist.mesh.rules.placing import converted
-from hpcdist.mesh.rules.pointwise import part_of, pointwise
+from hpcdist.mesh.rules.pointwise import aligned, astype, part_of, pointwise
 from hpcdist.mesh.rules.shapes import moveaxis, permute_dims, ravel, reshape, stack
 from hpcdist.mesh.rules.table import rule
+from hpcdist.mesh.rules.taking import take
 
 
 def chosen(x: DistArray, mask: Any) -> DistArray:
@@ -195,6 +197,83 @@ def _mask_of(x: DistArray, mask: DistArray) -> Any:
     depth = mask.ndim
     layout = make_layout(x.layout.mesh, mask.shape, x.layout.axes[:depth], x.layout.cuts[:depth])
     return resharded(mask, layout).local
+
+
+@rule("extract")
+def extract(condition: Any, arr: Any) -> Any:
+    """Return the elements where a condition holds."""
+    return compress(np.ravel(condition), arr)
+
+
+@rule("select")
+def select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
+    """Return elements of the first choice whose condition holds."""
+    count = len(condlist)
+    if len(choicelist) != count:
+        raise ValueError("list of cases must be same length as list of conditions")
+
+    def function(*parts: Any) -> Any:
+        return np.select(parts[:count], parts[count:-1], parts[-1])
+
+    return pointwise(function, *condlist, *choicelist, default)
+
+
+# ---- written where a mask is true
+
+
+@rule("copyto")
+def copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -> None:
+    """Write elements of an array that is broadcast where a mask is true."""
+    if not is_dist(dst):
+        np.copyto(dst, np.asarray(src), casting, where=np.asarray(where))
+        return
+    check_writable(dst)
+    _check_cast(dst.dtype, src, casting)
+    src = converted(src, dst.dtype) if np.ndim(src) else src
+    _, (part, mask) = aligned((src, where), dst.layout)
+    np.copyto(dst.local, part, casting, where=mask)
+
+
+def _check_cast(dtype: Any, src: Any, casting: Any) -> None:
+    """Refuse, on ranks without elements too, what NumPy does not cast."""
+    one = np.zeros(1, src.dtype) if is_dist(src) else src
+    np.copyto(np.zeros(np.shape(one), dtype), one, casting)
+
+
+@rule("putmask")
+def putmask(a: Any, mask: Any, values: Any) -> None:
+    """Write values, one for each element and then again from the first on, where a mask is true."""
+    mesh = mesh_of(a, mask, values)
+    a, chosen = as_dist(a, mesh), as_dist(mask, mesh) != 0
+    if chosen.size != a.size:
+        raise ValueError("putmask: mask and data must be the same size")
+    values = astype(ravel(as_dist(values, mesh)), a.dtype)
+    if values.size and a.size:
+        copyto(a, _again(values, a), where=reshape(chosen, a.shape))
+
+
+@rule("place")
+def place(arr: Any, mask: Any, vals: Any) -> None:
+    """Write values, one after the other and then again from the first on, where a mask is true."""
+    mesh = mesh_of(arr, mask, vals)
+    chosen, values = as_dist(mask, mesh) != 0, ravel(as_dist(vals, mesh))
+    if chosen.size != arr.size:
+        raise ValueError("place: mask and data must be the same size")
+    chosen = reshape(chosen, arr.shape)
+    count = int(np.count_nonzero(chosen))
+    if count and not values.size:
+        raise ValueError("Cannot insert from an empty array!")
+    if count:
+        arr[chosen] = take(values, np.arange(count) % values.size)
+
+
+def _again(values: DistArray, a: DistArray) -> DistArray:
+    """Return values, from the first on again where they end, in the shape of an array."""
+    if not a.ndim:
+        return values[0]
+    here = np.ix_(*[np.arange(lo, hi) for lo, hi in own_box(a.layout)])
+    flat = np.asarray(np.ravel_multi_index(here, a.shape))
+    return take(values, make(flat % values.size, a.layout))  # type: ignore[no-any-return]
 
 
 @rule("compress")

@@ -145,7 +145,7 @@ def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     part = np.zeros((*found.shape[:-1], length), x.dtype)
     start = max(row, column - offset) + min(offset, 0)
     part[..., start : start + found.shape[-1]] = found
-    return detached(make(united(part, layout.mesh, axes), final))  # type: ignore[no-any-return]
+    return detached(make(united(part, layout.mesh, axes), final), a)
 
 
 @rule("linalg.diagonal")

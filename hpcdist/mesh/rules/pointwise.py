@@ -19,6 +19,7 @@ from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.rules.basis import (
     arranged,
+    as_dist,
     broadcast,
     check_writable,
     cutting,
@@ -60,15 +61,19 @@ def _computed(
         _try(function, layout, parts, options)
     if function is np.power and _may_be_negative(*parts[:2]):
         error: Exception = ValueError("Integers to negative integer powers are not allowed.")
-    elif any(map(_is_of_objects, parts)):
+    elif any(map(_is_of_objects, parts)) or function in _REFUSE_WORDS:
         name = getattr(function, "__name__", "the function")
-        error = TypeError(f"{name} failed on another rank, of the elements that it has")
+        kind = ValueError if function in _REFUSE_WORDS else TypeError
+        error = kind(f"{name} failed on another rank, of the elements that it has")
     else:
         return function(*parts, **options)
     axes = cutting(layout, range(len(layout.shape)))
     return failing_alike(lambda: function(*parts, **options), layout.mesh, axes, error)
 
 
+_UMATH: Any = getattr(getattr(np, "_core", None), "umath", None)
+_REFUSE_WORDS = frozenset({getattr(_UMATH, name, None) for name in ("index", "rindex")} - {None})
+"""Ufuncs that raise if a word lacks what is looked for."""
 _PLAIN = (bool, int, float, complex, str, bytes)
 
 
@@ -331,6 +336,19 @@ def isclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: boo
         return np.isclose(x, y, rtol=relative, atol=absolute, equal_nan=equal_nan)
 
     return pointwise(function, a, b, rtol, atol)
+
+
+@rule("polyval")
+def polyval(p: Any, x: Any) -> Any:
+    """Return the values of a polynomial, whose coefficients begin with that of the highest power.
+
+    Every rank needs all coefficients.
+    """
+    mesh = mesh_of(p, x)
+    numbers, places = as_dist(p, mesh), as_dist(x, mesh)
+    whole = resharded(numbers, uncut(numbers.layout))
+
+    return pointwise(lambda part: np.polyval(whole.local, part), places)
 
 
 def _row(name: str) -> None:

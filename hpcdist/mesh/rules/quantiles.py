@@ -7,6 +7,7 @@ order, and every rank gets those few that a result is made of.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from hpcdist.mesh.rules.basis import (
     make,
     whole_on,
 )
+from hpcdist.mesh.rules.reductions import is_asked
 from hpcdist.mesh.rules.shapes import ravel
 from hpcdist.mesh.rules.sorting import in_order
 from hpcdist.mesh.rules.table import rule
@@ -42,14 +44,16 @@ def median(
     def of_lines(part: Any, dims: tuple[int, ...]) -> Any:
         return np.median(part, dims, keepdims=keepdims)
 
-    def of_all(x: DistArray) -> Any:
-        half, is_odd = divmod(x.size, 2)
-        middle = [half] if is_odd else [half - 1, half]
-        # The last one is NaN if any is.
-        found = _picked(x, np.array([*middle, x.size - 1])) if x.size else x.local
-        return np.median(found[-1:] if x.size and _is_nan(found[-1]) else found[: len(middle)])
+    return delivered(_statistic("numpy.median", a, axis, keepdims, 0, of_lines, _middle), out)
 
-    return delivered(_statistic("numpy.median", a, axis, keepdims, 0, of_lines, of_all), out)
+
+def _middle(x: DistArray) -> Any:
+    """Return the median of elements in order."""
+    half, is_odd = divmod(x.size, 2)
+    middle = [half] if is_odd else [half - 1, half]
+    # The last one is NaN if any is.
+    found = _picked(x, np.array([*middle, x.size - 1])) if x.size else x.local
+    return np.median(found[-1:] if x.size and _is_nan(found[-1]) else found[: len(middle)])
 
 
 @rule("quantile")
@@ -233,10 +237,34 @@ def _lerp(one: Any, two: Any, share: Any) -> Any:
     return np.where(np.asarray(share) >= 0.5, two - gap * (1 - share), one + gap * share)
 
 
-# ---- without NaN: only where each rank has whole lines
+# ---- without NaN
 
 
-def _without_nan(name: str) -> None:
+def _numbers(x: DistArray) -> DistArray:
+    """Return elements in order without the NaN at their end; the first one if there is no other."""
+    count = int(np.count_nonzero(x == x))
+    if x.size and not count:
+        warnings.warn("All-NaN slice encountered", RuntimeWarning, stacklevel=2)
+    return x[: max(count, 1)]
+
+
+@rule("nanmedian")
+def nanmedian(
+    a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: Any = False
+) -> Any:
+    """Return the middle of the elements that are not NaN."""
+    keepdims = is_asked(keepdims)
+
+    def of_lines(part: Any, dims: tuple[int, ...]) -> Any:
+        return np.nanmedian(part, dims, keepdims=keepdims)
+
+    def of_all(x: DistArray) -> Any:
+        return _middle(_numbers(x))
+
+    return delivered(_statistic("numpy.nanmedian", a, axis, keepdims, 0, of_lines, of_all), out)
+
+
+def _without_nan(name: str, whole: float) -> None:
     numpys = getattr(np, name)
 
     def found(
@@ -251,13 +279,22 @@ def _without_nan(name: str) -> None:
         def of_lines(part: Any, dims: tuple[int, ...]) -> Any:
             return numpys(part, q, axis=dims, method=method, keepdims=keepdims is True)
 
-        return delivered(
-            _statistic(f"numpy.{name}", a, axis, keepdims is True, np.ndim(q), of_lines), out
-        )
+        def of_all(x: DistArray) -> Any:
+            if method not in _METHODS:
+                numpys(np.zeros(1), q, method=method)  # raises NumPy's error
+            share = np.true_divide(q, whole)
+            if not np.all((share >= 0) & (share <= 1)):
+                raise ValueError(f"{name} is of shares from 0 to {whole}, got {q}")
+            given = float(share) if type(q) in (int, float) else np.asarray(share)
+            return _interpolated(_numbers(x), given, _METHODS[method])
+
+        kept, new = keepdims is True, np.ndim(q)
+        found = _statistic(f"numpy.{name}", a, axis, kept, new, of_lines, of_all)
+        return delivered(found, out)
 
     found.__name__, found.__doc__ = name, f"Return what `numpy.{name}` does along dimensions."
     rule(name)(found)
 
 
-for _name in ("nanquantile", "nanpercentile"):
-    _without_nan(_name)
+for _name, _all in (("nanquantile", 1), ("nanpercentile", 100)):
+    _without_nan(_name, _all)

@@ -17,6 +17,7 @@ from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.policy import without_rule
 from hpcdist.mesh.process_mesh import Coordinate
 from hpcdist.mesh.rules.basis import (
+    along,
     as_dist,
     cutting,
     dimension,
@@ -29,6 +30,8 @@ from hpcdist.mesh.rules.basis import (
     settled,
     uncut,
 )
+from hpcdist.mesh.rules.cumulative import diff
+from hpcdist.mesh.rules.reductions import sum as total
 from hpcdist.mesh.rules.shapes import reshape
 from hpcdist.mesh.rules.table import rule
 from hpcdist.mesh.stencil import EDGES, Surroundings, extended, fill_beyond
@@ -183,6 +186,21 @@ def _gradient(x: DistArray, dim: int, spacing: Any, edge_order: Any) -> DistArra
     places = spacing[slice(*window[dim])] if spacing.ndim else spacing
     found = np.gradient(part, places, axis=dim, edge_order=edge_order)
     return make(np.ascontiguousarray(found[within(own, window)]), layout)
+
+
+@rule("trapezoid", "trapz")
+def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
+    """Return the area under values along a dimension, at places `x` or at distances `dx`."""
+    mesh = mesh_of(y, x)
+    values = as_dist(y, mesh)
+    dim = dimension(axis, values.ndim)
+    if x is not None:
+        places = as_dist(x, mesh)
+        dx = diff(places, axis=-1 if places.ndim == 1 else axis)
+        if places.ndim == 1:
+            dx = reshape(dx, [-1 if each == dim else 1 for each in range(values.ndim)])
+    later, sooner = values[along(dim, slice(1, None))], values[along(dim, slice(-1))]
+    return total(dx * (later + sooner) / 2.0, dim)
 
 
 @rule("convolve")

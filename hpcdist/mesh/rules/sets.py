@@ -11,15 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.policy import without_rule
 from hpcdist.mesh.rules.basis import as_dist, is_dist, make, mesh_of, own_box, settled, whole_on
 from hpcdist.mesh.rules.dividing import between, near, told, traded
 from hpcdist.mesh.rules.masks import counted
-from hpcdist.mesh.rules.pointwise import pointwise
+from hpcdist.mesh.rules.pointwise import astype, pointwise
 from hpcdist.mesh.rules.searching import searchsorted
-from hpcdist.mesh.rules.shapes import ravel, reshape
+from hpcdist.mesh.rules.shapes import concat, ravel, reshape
 from hpcdist.mesh.rules.sorting import sort
 from hpcdist.mesh.rules.table import rule
+from hpcdist.mesh.rules.taking import take
 
 _SHAPED = np.unique(np.zeros((1, 1)), return_inverse=True)[1].ndim == 2
 """Whether NumPy gives the inverse the shape of the array: since 2.0."""
@@ -126,6 +128,49 @@ def isin(
     found = searchsorted(table, x, "right") > searchsorted(table, x, "left")
     found &= x == x  # NaN is equal to nothing
     return ~found if invert else found
+
+
+@rule("union1d")
+def union1d(ar1: Any, ar2: Any) -> Any:
+    """Return the different elements of two arrays, in ascending order."""
+    return unique(concat([ar1, ar2], None))
+
+
+@rule("intersect1d")
+def intersect1d(
+    ar1: Any, ar2: Any, assume_unique: bool = False, return_indices: bool = False
+) -> Any:
+    """Return the different elements that are in both arrays, in ascending order."""
+    one, two, kind = _flat(ar1, ar2)
+    values, first, _, _ = _distinct(one, (return_indices, False, False), True)
+    both = isin(values, two)
+    found = astype(values[both], kind, copy=False)
+    if not return_indices:
+        return found
+    others, places, _, _ = _distinct(two, (True, False, False), True)
+    return found, first[both], take(places, searchsorted(others, found))
+
+
+@rule("setdiff1d")
+def setdiff1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Any:
+    """Return the different elements of the first array that are not in the second one."""
+    one, two, _ = _flat(ar1, ar2)
+    values = one if assume_unique else unique(one)
+    return values[isin(values, two, invert=True)]
+
+
+@rule("setxor1d")
+def setxor1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Any:
+    """Return the different elements that are in one array only, in ascending order."""
+    one, two, _ = _flat(ar1, ar2)
+    return sort(concat([setdiff1d(one, two), setdiff1d(two, one)]))
+
+
+def _flat(ar1: Any, ar2: Any) -> tuple[DistArray, DistArray, Any]:
+    """Return two arrays as flat ones, and the dtype that both have."""
+    mesh = mesh_of(ar1, ar2)
+    one, two = (ravel(as_dist(each, mesh)) for each in (ar1, ar2))
+    return one, two, np.result_type(one.dtype, two.dtype)
 
 
 def _can_be_equal(one: Any, other: Any) -> bool:

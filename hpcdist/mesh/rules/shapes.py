@@ -38,6 +38,7 @@ from hpcdist.mesh.rules.basis import (
     resharded,
     settled,
     uncut,
+    view_of,
 )
 from hpcdist.mesh.rules.table import rule
 
@@ -52,7 +53,7 @@ def permute_dims(x: Any, /, axes: Any = None) -> Any:
     if sorted(order) != [*range(ndim)]:
         raise ValueError(f"axes don't match array: {axes} for {ndim} dimensions")
     x = settled(x)
-    return make(x.local.transpose(order), arranged(x.layout, order)) if order else x
+    return view_of(x, x.local.transpose(order), arranged(x.layout, order)) if order else x
 
 
 @rule("matrix_transpose", "linalg.matrix_transpose")
@@ -118,7 +119,7 @@ def expand_dims(x: Any, /, axis: Any = 0) -> Any:
     new = _each(axis, x.ndim + (len(axis) if isinstance(axis, (tuple, list)) else 1))
     rest = iter(range(x.ndim))
     dims = [None if dim in new else next(rest) for dim in range(x.ndim + len(new))]
-    return make(np.expand_dims(x.local, tuple(new)), arranged(x.layout, dims))
+    return view_of(x, np.expand_dims(x.local, tuple(new)), arranged(x.layout, dims))
 
 
 def _of_length_1(x: Any, axis: Any) -> tuple[int, ...]:
@@ -149,7 +150,7 @@ def squeeze(x: Any, /, axis: Any = None) -> Any:
     kept = [dim for dim in range(x.ndim) if dim not in gone]
     inside = x.layout.mesh.coordinate is not None
     part = x.local.squeeze(gone) if inside else np.empty((0,) * len(kept), x.dtype)
-    return make(part, arranged(x.layout, kept))
+    return view_of(x, part, arranged(x.layout, kept))
 
 
 def without_cuts(x: DistArray, dims: Sequence[int]) -> DistArray:
@@ -160,16 +161,17 @@ def without_cuts(x: DistArray, dims: Sequence[int]) -> DistArray:
 @rule("atleast_1d")
 def atleast_1d(*arrays: Any) -> Any:
     """Return arrays with at least one dimension."""
-    return _at_least(arrays, lambda x: expand_dims(x, 0) if x.ndim == 0 else x)
+    return at_least(arrays, lambda x: expand_dims(x, 0) if x.ndim == 0 else x)
 
 
 @rule("atleast_2d")
 def atleast_2d(*arrays: Any) -> Any:
     """Return arrays with at least two dimensions."""
-    return _at_least(arrays, lambda x: expand_dims(x, [*range(2 - x.ndim)]) if x.ndim < 2 else x)
+    return at_least(arrays, lambda x: expand_dims(x, [*range(2 - x.ndim)]) if x.ndim < 2 else x)
 
 
-def _at_least(arrays: tuple[Any, ...], change: Any) -> Any:
+def at_least(arrays: tuple[Any, ...], change: Any) -> Any:
+    """Return arrays, each changed to have as many dimensions as are wanted."""
     mesh = mesh_of(*arrays)
     changed = tuple(change(as_dist(each, mesh)) for each in arrays)
     return changed[0] if len(changed) == 1 else changed
@@ -185,7 +187,7 @@ def flip(m: Any, /, axis: Any = None) -> Any:
     dims = dimensions(axis, x.ndim)
     axes, part = cutting(x.layout, dims), np.flip(x.local, dims) if dims else x.local
     if not axes:
-        return make(part, x.layout)
+        return view_of(x, part, x.layout)
     # The reversed parts lie in order on the mesh with these axes reversed.
     layout = x.layout
     mesh = ProcessMesh(np.flip(layout.mesh.mesh, axes), layout.mesh.names)
@@ -244,13 +246,15 @@ def reshape(
     if copy is False:
         return _shown(x, before, flat, after)
     x = resharded(x, before)
-    if flat is not None:
+    if flat is not None and flat_after is not None:
         x = resharded(make(np.ascontiguousarray(x.local).reshape(-1), flat), flat_after)
     here = x.layout.mesh.coordinate
     if here is None:
         return make(np.empty((0,) * len(after.shape), x.dtype), after)
     part = x.local.reshape(after.local_shape(here))
-    return make(part.copy() if copy and part.base is not None else part, after)
+    if copy:
+        return make(part.copy() if part.base is not None else part, after)
+    return view_of(x, part, after)
 
 
 def _reshaped(layout: Layout, shape: Any, size: int) -> Reshaping:

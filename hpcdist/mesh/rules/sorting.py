@@ -17,9 +17,13 @@ from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.rules.along import along
 from hpcdist.mesh.rules.basis import (
+    arrays_in,
+    as_dist,
+    check_writable,
     dimension,
     integer,
     make,
+    mesh_of,
     own_box,
     resharded,
 )
@@ -27,6 +31,7 @@ from hpcdist.mesh.rules.dividing import counts_told, divided, memory, traded
 from hpcdist.mesh.rules.merging import merged
 from hpcdist.mesh.rules.shapes import flip, ravel, reshape
 from hpcdist.mesh.rules.table import METHODS, rule
+from hpcdist.mesh.rules.taking import take_along_axis
 
 
 @rule("sort")
@@ -86,6 +91,21 @@ def argsort(
     return x.shape[dim] - 1 - flip(result, dim) if descending else result
 
 
+@rule("lexsort")
+def lexsort(keys: Any, axis: int = -1) -> Any:
+    """Return the indices that sort by several keys, of which the last one counts first."""
+    mesh = mesh_of(*arrays_in(keys))
+    given = [as_dist(key, mesh) for key in keys]
+    if not given:
+        raise TypeError("need sequence of keys with len > 0 in lexsort")
+    if len({key.shape for key in given}) > 1:
+        raise ValueError("all keys need to be the same shape")
+    order = argsort(given[0], axis)
+    for key in given[1:]:
+        order = take_along_axis(order, argsort(take_along_axis(key, order, axis), axis), axis)
+    return order
+
+
 @rule("partition")
 def partition(a: Any, kth: Any, axis: int | None = -1, kind: Any = None, order: Any = None) -> Any:
     """Return the elements with those before `kth` not larger, and those after not smaller."""
@@ -112,6 +132,7 @@ def _sort_in_place(a: DistArray, axis: int = -1, kind: Any = None, order: Any = 
         order: None: there are no fields.
 
     """
+    check_writable(a)
     a.local[...] = resharded(sort(a, axis, kind, order), a.layout).local
 
 

@@ -1,7 +1,8 @@
-"""Counting and searching: histograms, places in a table, weighted means."""
+"""Counting and searching: histograms, places in a table, weighted means, covariances."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,9 @@ from hpcdist.mesh.rules.basis import (
     settled,
     whole_on,
 )
-from hpcdist.mesh.rules.pointwise import astype, pointwise
+from hpcdist.mesh.rules.norms import diagonal
+from hpcdist.mesh.rules.pointwise import astype, pointwise, real
+from hpcdist.mesh.rules.products import matmul
 from hpcdist.mesh.rules.reductions import (
     any as exists,
     is_asked,
@@ -31,7 +34,14 @@ from hpcdist.mesh.rules.reductions import (
     min as smallest,
     sum as total,
 )
-from hpcdist.mesh.rules.shapes import broadcast_to
+from hpcdist.mesh.rules.shapes import (
+    atleast_2d,
+    broadcast_to,
+    concat,
+    expand_dims,
+    matrix_transpose,
+    squeeze,
+)
 from hpcdist.mesh.rules.table import rule
 from hpcdist.transport.reduction import ReduceOp
 
@@ -172,6 +182,96 @@ def average(
         return found
     weight = as_dist(weight, mesh)
     return found, weight if weight.shape == found.shape else broadcast_to(weight, found.shape)
+
+
+# ---- how much together
+
+
+@rule("cov")
+def cov(
+    m: Any,
+    y: Any = None,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: int | None = None,
+    fweights: Any = None,
+    aweights: Any = None,
+    *,
+    dtype: Any = None,
+) -> Any:
+    """Return the covariance of variables, by default one in each row."""
+    if ddof is not None and ddof != int(ddof):
+        raise ValueError("ddof must be integer")
+    given = [each for each in (m, y) if each is not None]
+    mesh = mesh_of(*given, fweights, aweights)
+    dtype = dtype or np.result_type(*given, np.float64)
+    x = concat([_variables(as_dist(each, mesh), rowvar, first=each is m) for each in given])
+    x = astype(x, dtype, copy=False)
+    if not x.shape[0]:
+        return make(np.empty((0, 0)), whole_on(mesh, (0, 0)))
+    weights = _weights(x, mesh, fweights, aweights)
+    free = (0 if bias else 1) if ddof is None else ddof
+    count: Any = x.shape[1] if weights is None else total(weights).item()
+    if weights is None or aweights is None or not free:
+        fact = count - free
+    else:
+        fact = count - free * total(weights * as_dist(aweights, mesh)).item() / count
+    if fact <= 0:
+        warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=3)
+        fact = 0.0
+    apart = x - expand_dims(average(x, 1, weights), 1)
+    other = apart if weights is None else apart * weights
+    products = matmul(apart, np.conj(matrix_transpose(other)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return squeeze(products * float(np.true_divide(1, fact)))
+
+
+def _variables(x: DistArray, rowvar: bool, *, first: bool) -> DistArray:
+    """Return variables as rows."""
+    if x.ndim > 2:
+        raise ValueError(
+            "m has more than 2 dimensions" if first else "y has more than 2 dimensions"
+        )
+    turned = not rowvar and (x.ndim != 1 if first else x.ndim == 2 and x.shape[0] != 1)
+    rows = atleast_2d(x)
+    return matrix_transpose(rows) if turned else rows  # type: ignore[no-any-return]
+
+
+def _weights(x: DistArray, mesh: Any, fweights: Any, aweights: Any) -> Any:
+    """Return how much each observation counts; None for all alike."""
+    found: Any = None
+    for name, each in (("fweights", fweights), ("aweights", aweights)):
+        if each is None:
+            continue
+        own = as_dist(each, mesh)
+        if own.ndim > 1:
+            raise RuntimeError(f"cannot handle multidimensional {name}")
+        if own.shape[0] != x.shape[1]:
+            raise RuntimeError(f"incompatible numbers of samples and {name}")
+        if name == "fweights" and own.dtype.kind not in "biu" and exists(own != np.around(own)):
+            raise TypeError("fweights must be integer")
+        if exists(own < 0):
+            raise ValueError(f"{name} cannot be negative")
+        own = astype(own, float)
+        found = own if found is None else found * own
+    return found
+
+
+@rule("corrcoef")
+def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None) -> Any:
+    """Return the correlation of variables, by default one in each row."""
+    found = cov(x, y, rowvar, dtype=dtype)
+    if not found.ndim:
+        return found / found
+    deviations = pointwise(np.sqrt, real(diagonal(found)))
+    found = found / expand_dims(deviations, 1) / deviations
+
+    def within(part: Any) -> Any:
+        if part.dtype.kind != "c":
+            return np.clip(part, -1, 1)
+        return np.clip(part.real, -1, 1) + 1j * np.clip(part.imag, -1, 1)
+
+    return pointwise(within, found)
 
 
 def _along(x: DistArray, axis: Any, weights: Any) -> Any:

@@ -31,8 +31,9 @@ def rule(
     The first name is that of the array API standard. Names of `linalg` and `fft` have a
     dot. A name that this NumPy lacks is entered all the same: `hpcdist.array` has it.
 
-    Where NumPy's result is a view, `moved` tells of the arguments whether elements have to be moved
-    for it. To users the result is read-only then; other rules get what the function returns.
+    Where NumPy's result is a view of the first argument, `moved` tells of the arguments whether
+    elements have to be moved for it, see [Note: moved views]. That is for users; other rules get
+    what the function returns.
     """
 
     def enter(function: F) -> F:
@@ -58,6 +59,6 @@ def _shown(function: F, moved: Callable[..., bool]) -> F:
     @wraps(function)
     def shown(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        return detached(result) if moved(*args, **kwargs) else result
+        return detached(result, args[0]) if moved(*args, **kwargs) else result
 
     return cast("F", shown)

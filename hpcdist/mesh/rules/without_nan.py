@@ -20,6 +20,7 @@ from hpcdist.mesh.rules.reductions import (
     mean,
     min as smallest,
     neutral,
+    prod,
     sum as total,
     var,
 )
@@ -40,6 +41,21 @@ def nansum(
     """Return the sum, NaN as 0."""
     numbers = a if a.dtype.kind not in "fc" else _instead(a, a.dtype.type(0))
     return total(numbers, axis, dtype, out, is_asked(keepdims), initial, where)
+
+
+@rule("nanprod")
+def nanprod(
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    keepdims: Any = False,
+    initial: Any = NOT_GIVEN,
+    where: Any = True,
+) -> Any:
+    """Return the product, NaN as 1."""
+    numbers = a if a.dtype.kind not in "fc" else _instead(a, a.dtype.type(1))
+    return prod(numbers, axis, dtype, out, is_asked(keepdims), initial, where)
 
 
 @rule("nanmax")

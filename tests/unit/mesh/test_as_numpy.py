@@ -83,6 +83,8 @@ ACCEPTED = {
     "isposinf into out": lambda put: np.isposinf(put(X), put(X > 0)),
     "tiles by an array": lambda put: np.tile(put(X), np.array([2, 1])),
     "tiles by a range": lambda put: np.tile(put(X), range(1, 3)),
+    "ordinary numbers into out": lambda put: np.sum(np.ones((4, 3)), axis=1, out=put(X[:, 0])),
+    "their medians into out": lambda put: np.nanmedian(X, axis=1, out=put(X[:, 0])),
     "a trace into out": lambda put: np.trace(put(X), out=put(X)[0, :1].reshape(()).copy()),
     "the largest in a dtype": lambda put: np.maximum.reduce(put(X), dtype="f4"),
     "a sum in a dtype": lambda put: np.add.reduce(put(X), axis=1, dtype="i8"),
@@ -168,6 +170,57 @@ def test_what_numpy_accepts_comes_to_the_same(name, put):
     dist.simulate(3, lambda: same(ACCEPTED[name](put), wanted))
 
 
+WORDS = np.array(["ab", "c", "", "Hello x", "zz"])
+NUMBERED = np.array(["%d", "a%d", "%5d"])
+SPELLED = {
+    "upper": lambda put, of: of.upper(put(WORDS)),
+    "multiply": lambda put, of: of.multiply(put(WORDS), put(np.arange(5))),
+    "replace": lambda put, of: of.replace(put(WORDS), "l", "xyz"),
+    "center": lambda put, of: of.center(put(WORDS), put(np.arange(5)), "*"),
+    "zfill": lambda put, of: of.zfill(put(WORDS[:2]), 5),
+    "partition": lambda put, of: of.partition(put(WORDS[3:]), "l"),
+    "encode": lambda put, of: of.encode(put(WORDS), "utf8"),
+    "decode": lambda put, of: of.decode(put(WORDS.astype("S9"))),
+    "mod": lambda put, of: of.mod(put(NUMBERED), put(np.array([5, 6, 7]))),
+    "translate": lambda put, of: of.translate(put(WORDS), str.maketrans("l", "1")),
+    "find": lambda put, of: of.find(put(WORDS), "l"),
+    "index": lambda put, of: of.index(put(WORDS[3:4]), sub="l"),
+    "count": lambda put, of: of.count(put(WORDS), "l", 2),
+    "startswith": lambda put, of: of.startswith(put(WORDS), "H"),
+    "strip": lambda put, of: of.strip(put(WORDS), "H"),
+    "str_len": lambda put, of: of.str_len(put(WORDS)),
+    "isalpha": lambda put, of: of.isalpha(put(WORDS)),
+    "none": lambda put, of: of.lower(put(WORDS[:0])),
+}
+
+
+@PUTS
+@pytest.mark.parametrize("name", SPELLED)
+def test_functions_of_words_come_to_what_numpy_makes_of_them(name, put):
+    numpys = getattr(np, "strings", np.char)
+    wanted = SPELLED[name](np.array, numpys)
+
+    def check():
+        same(SPELLED[name](put, xp.strings), wanted)
+        if name in ("upper", "multiply", "find", "partition") and numpys is not np.char:
+            same(SPELLED[name](put, numpys), wanted)
+
+    dist.simulate(3, check)
+
+
+@PUTS
+def test_a_word_without_a_result_is_an_error_on_all_ranks(put):
+    def check():
+        for namespace in (xp.strings, getattr(np, "strings", xp.strings)):
+            with pytest.raises(ValueError, match=r"found|another rank"):
+                namespace.index(put(np.array(["l", "xl", "c"])), "l")
+        with pytest.raises(ValueError, match=r"ascii|another rank"):
+            xp.strings.encode(put(np.array(["a", "b", "\u1234"])), "ascii")
+        same(put(WORDS) + "!", getattr(np, "strings", np.char).add(WORDS, "!"))
+
+    dist.simulate(3, check)
+
+
 VIEWS = {
     "reshape": lambda a: np.reshape(a, (3, 4)),
     "a.reshape": lambda a: a.reshape(2, 6),
@@ -233,13 +286,79 @@ def test_vectors_of_two_elements_have_nothing_in_the_third(put):
 
 def test_unstacked_arrays_and_diagonals_of_what_is_cut_are_read_only():
     def check():
-        for view in (*xp.unstack(rows(X)), np.diagonal(rows(X)), np.diagonal(whole(X))):
+        a, b = rows(X), whole(X)
+        for view in (*xp.unstack(a), np.diagonal(a), np.diagonal(b)):
             with pytest.raises(dist.UsageError, match="read-only"):
                 view[...] = 1
-        for view in xp.unstack(rows(X), axis=1):
+        for view in xp.unstack(a, axis=1):
             view[...] = 1
 
     dist.simulate(3, check)
+
+
+@PUTS
+def test_an_index_may_be_assigned_to_by_an_operator(put):
+    def changed(a, v):
+        a[1] += v
+        a[2, 1:] -= 1
+        a[:, 1] *= 2.0
+        a[0, ...] **= 2
+        a[0, 0, ...] += 5
+        a[3:0:-1] += a[:3]
+        a[:] /= 2
+        return a
+
+    wanted = changed(X.copy(), np.arange(3.0))
+
+    def check():
+        a = put(X)
+        for v in (np.arange(3.0), put(np.arange(3.0))):
+            a[...] = X
+            same(changed(a, v), wanted)
+
+    dist.simulate(3, check)
+
+
+def test_what_nobody_else_has_can_be_written_to():
+    def check():
+        a = xp.arange(12.0, mesh=mesh(), placements=[dist.Shard(0)]).reshape(4, 3)
+        a[1:, ::2] -= 1
+        a.T[0] *= 2
+        a += rows(np.ones((4, 3)))
+        wanted = np.arange(12.0).reshape(4, 3)
+        wanted[1:, ::2] -= 1
+        wanted.T[0] *= 2
+        same(a, wanted + 1)
+
+    dist.simulate(3, check)
+
+
+def test_a_view_is_refused_on_all_ranks_if_one_of_them_has_the_array():
+    def check():
+        a = rows(np.arange(12.0))
+        kept, view = (a.T[:2] if dist.get_rank() == 1 else None), a.reshape(4, 3)[:2]
+        del a
+        with pytest.raises(dist.UsageError, match="read-only"):
+            view[0] = 1
+        del kept
+        view[0] = 1
+
+    dist.simulate(3, check)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_so_it_is_on_one_rank(name):
+    def check():
+        a = dist.shard_tensor(X.copy(), dist.ProcessMesh([0]), [dist.Shard(0)])
+        view = VIEWS[name](a)
+        try:
+            view[...] = -1
+        except dist.UsageError:
+            same(a, X)
+        else:
+            assert (a == -1).any()
+
+    dist.simulate(1, check)
 
 
 @PUTS

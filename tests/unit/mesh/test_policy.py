@@ -7,7 +7,6 @@ import hpcdist as dist
 
 WITHOUT_RULE = {
     "numpy.unique": lambda a: np.unique(a, axis=0),
-    "numpy.nanquantile": lambda a: np.nanquantile(a, 0.5),
     "numpy.linalg.eig": lambda a: np.linalg.eig(a[:4]),
     "numpy.linalg.eigh": lambda a: np.linalg.eigh(a[:4]),
     "numpy.linalg.svd": np.linalg.svd,
@@ -15,7 +14,7 @@ WITHOUT_RULE = {
     "numpy.linalg.lstsq": lambda a: np.linalg.lstsq(a, a[:, 0]),
     "numpy.linalg.solve": lambda a: np.linalg.solve(a[:4], np.ones((2, 4, 4))),
     "numpy.histogram": lambda a: np.histogram(a, bins="auto"),
-    "numpy.cov": np.cov,
+    "numpy.unwrap": np.unwrap,
     "numpy.kron": lambda a: np.kron(a, a),
     "numpy.apply_along_axis": lambda a: np.apply_along_axis(sum, 0, a),
     "subtract.reduce": np.subtract.reduce,
@@ -47,7 +46,7 @@ def test_what_has_no_rule_names_the_layouts_the_bytes_and_the_remedy(name):
 def test_the_bytes_are_those_of_the_whole_array():
     def check():
         with pytest.raises(dist.UsageError, match="gather 160 bytes"):
-            np.cov(spread(2, dist.Shard(1)))
+            np.unwrap(spread(2, dist.Shard(1)))
 
     dist.simulate(2, check)
 
@@ -67,11 +66,11 @@ def test_a_program_may_allow_to_gather_and_gets_whole_arrays():
     def check():
         a = spread(3, dist.Shard(0))
         with dist.array_policy(replicate="allow"):
-            found = np.cov(a)
+            found = np.unwrap(a)
             assert found.layout.is_replicated
-            np.testing.assert_array_equal(found, np.cov(np.arange(20.0).reshape(5, 4)))
+            np.testing.assert_array_equal(found, np.unwrap(np.arange(20.0).reshape(5, 4)))
         with pytest.raises(dist.UsageError):
-            np.cov(a)
+            np.unwrap(a)
 
     dist.simulate(3, check)
 
@@ -82,9 +81,9 @@ def test_a_program_may_ask_to_be_warned():
         a = spread(1, dist.Shard(0))
         with (
             dist.array_policy(replicate="warn"),
-            pytest.warns(UserWarning, match=r"numpy\.cov has no rule.*160 bytes"),
+            pytest.warns(UserWarning, match=r"numpy\.unwrap has no rule.*160 bytes"),
         ):
-            np.cov(a)
+            np.unwrap(a)
 
     dist.simulate(1, check)
 
@@ -98,10 +97,10 @@ def test_a_policy_is_of_its_block_and_thread():
                 np.arange(4.0), dist.ProcessMesh([dist.get_rank()]), [dist.Shard(0)]
             )
             if allow:
-                np.cov(x)
+                np.unwrap(x)
             else:
                 with pytest.raises(dist.UsageError):
-                    np.cov(x)
+                    np.unwrap(x)
 
     dist.simulate(2, check)
 
