@@ -90,7 +90,7 @@ ROWS = {
     "layers": "hpcdist.fleet.layers",
     "meta_parallel": "hpcdist.fleet.meta_parallel",
     "utils": "hpcdist.fleet.utils",
-    "recompute": "hpcdist.torch.recompute",
+    "recompute": "hpcdist.fleet.recompute",
     "recompute_sequential": "hpcdist.torch.recompute",
     "recompute_hybrid": "hpcdist.torch.recompute",
     "collective_perf": _PERF,

@@ -115,7 +115,7 @@ _MP: Section = {
     "mp_skip_c_identity": Field(False, _PROGRAM),
     "mp_fused_linear_param_grad_add": Field(False, _PROGRAM),
     "need_broadcast_data": Field(
-        True, _idle("ranks along mp read the same samples: give their sampler the rank along dp")
+        True, _yes("ranks along mp compare their samples; others than theirs are a MismatchError")
     ),
     "recompute_allgather": Field(False, _PROGRAM),
     "sp_async_reduce_scatter": Field(False, _OVERLAP),

@@ -30,7 +30,9 @@ def lazily(
             raise ImportError(
                 f"{module}.{name} needs torch, which is not installed: pip install 'hpcdist[torch]'"
             ) from error
-        value = namespace[name] = getattr(found, name, found)
+        # A package may have the name of its function.
+        own = rows[name] == f"{module}.{name}"
+        value = namespace[name] = found if own else getattr(found, name, found)
         return value
 
     return find, lambda: sorted({*namespace, *rows})

@@ -275,7 +275,10 @@ class DistributedStrategy:
                 pipeline["accumulate_steps"],
                 _SCHEDULES.get(schedule, schedule),
             ),
-            tensor_parallel=TensorParallelOptions(self.tensor_parallel_configs["tensor_init_seed"]),
+            tensor_parallel=TensorParallelOptions(
+                self.tensor_parallel_configs["tensor_init_seed"],
+                self.hybrid_configs["mp_configs"]["need_broadcast_data"],
+            ),
             find_unused_parameters=self.find_unused_parameters,
             fuse_grad_size_MB=float(self.fuse_grad_size_in_MB),
             last_comm_group_size_MB=self.last_comm_group_size_MB,

@@ -265,6 +265,10 @@ class HybridCommunicateGroup:
         """Return the group along pp."""
         return self["pp"]
 
+    def get_pipe_parallel_group_src_rank(self) -> int:
+        """Return the first world rank along pp. Local."""
+        return self.ranks("pp")[0]
+
     @property
     def is_first_stage(self) -> bool:
         """Whether this rank is in the first stage of the pipeline."""

@@ -106,9 +106,16 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class TensorParallelOptions:
-    """The seed of random states that differ along "mp"; -1: made of the default generator."""
+    """What is done along "mp".
+
+    Attributes:
+        seed: of random states that differ; -1: made of the default generator.
+        compare_inputs: whether ranks compare the samples that they give to the model.
+
+    """
 
     seed: int = -1
+    compare_inputs: bool = True
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.transfer import host_numbers
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.errors import UsageError
+from hpcdist.parallel.gradient_groups import own_group
 from hpcdist.transport.reduction import ReduceOp
 
 
@@ -103,8 +104,10 @@ class GradScaler:
             own = getattr(optimizer, "unscale_", None)
             if own is not None:
                 self._finite = bool(own(self._scale))
-            else:
+            elif hasattr(optimizer, "slots"):
                 self._finite = _everywhere(unscale(_gradients(optimizer), self._scale), optimizer)
+            else:
+                self._finite = _unscale_tensors(_tensors(optimizer), self._scale)
         return self._finite
 
     def step(self, optimizer: Any) -> bool:
@@ -124,7 +127,8 @@ class GradScaler:
         if self._finite is None:
             self.unscale_(optimizer)
         if not self._finite:
-            optimizer.clear_grad()
+            clear = getattr(optimizer, "clear_grad", None) or optimizer.zero_grad
+            clear()
             return False
         optimizer.step()
         return True
@@ -183,6 +187,39 @@ def _gradients(optimizer: Any) -> list[NumpyArray]:
     """Return the gradients of an optimizer that is not sharded."""
     memories = [slot.parameter.memory() for slot in optimizer.slots]
     return [memory for memory in memories if memory is not None]
+
+
+def _tensors(optimizer: Any) -> list[Any]:
+    """Return the gradients of an optimizer of torch.
+
+    Raises:
+        UsageError: it is none, or its gradients are cut, so that ranks would skip other steps.
+
+    """
+    groups = getattr(optimizer, "param_groups", None)
+    if groups is None:
+        raise UsageError(
+            "a GradScaler unscales gradients of an optimizer of hpcdist.optim or torch.optim, got "
+            f"{optimizer!r}"
+        )
+    found = [each for group in groups for each in group["params"] if each.grad is not None]
+    if any(hasattr(each.grad, "to_local") or own_group(each) is not None for each in found):
+        raise UsageError(
+            "ranks have other gradients of this optimizer, and would skip other steps; use a "
+            "torch.amp.GradScaler that hpcdist.shard_scaler or fleet.distributed_scaler has made "
+            "to agree"
+        )
+    return [each.grad for each in found]
+
+
+def _unscale_tensors(gradients: Sequence[Any], scale: float) -> bool:
+    """Divide tensors by `scale` in place; return whether all of them are finite. Local.
+
+    Those that `DataParallel` has averaged are the same on all ranks.
+    """
+    for each in gradients:
+        each.mul_(1 / scale)
+    return all(bool(each.isfinite().all()) for each in gradients)
 
 
 def _everywhere(finite: bool, optimizer: Any) -> bool:

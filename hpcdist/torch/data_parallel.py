@@ -31,6 +31,7 @@ from hpcdist.parallel.gradient_groups import group_of
 from hpcdist.parallel.model import DataParallel
 from hpcdist.parallel.options import DEFAULT_MB, training_group
 from hpcdist.parallel.overlap import CommStats
+from hpcdist.torch.alike import states_of_layers
 from hpcdist.torch.backend import process_group_of
 from hpcdist.torch.clipping import norm_of_all
 from hpcdist.torch.descriptions import mean
@@ -101,6 +102,8 @@ class TorchDataParallel(DataParallel, Wrapper):
         layers = self._layers
         limit = agree(layers, self.group, *self._limits_MB)
         self._grouped = GroupedGradients(layers, self.group, limit)
+        if not self._grouped.exist:  # else ranks have other layers, such as experts
+            verify_states(states_of_layers(layers), self.group, "layer")
         own = {id(each) for _, each in self._grouped.trained}
         self._trained = [pair for pair in trainable(layers) if id(pair[1]) not in own]
         self._listed = list(layers.parameters())

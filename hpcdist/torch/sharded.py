@@ -31,6 +31,7 @@ from hpcdist.errors import UsageError
 from hpcdist.parallel.gradient_groups import own_group
 from hpcdist.parallel.sharding.gradients import ShardGroups
 from hpcdist.parallel.sharding.group_sharded import ShardingOptions
+from hpcdist.torch.alike import states_of_layers
 from hpcdist.torch.backend import process_group_of
 from hpcdist.torch.data_parallel import TorchDataParallel
 from hpcdist.torch.masters import with_masters
@@ -127,6 +128,7 @@ def shard_fully(module: torch.nn.Module, everyone: Group, options: ShardingOptio
 
     """
     agree(module, everyone, options.limit / _MiB, options.limit / _MiB)
+    verify_states(states_of_layers(module), everyone, "layer")
     broadcast_module(module, process_group_of(everyone))
     before = dict(module.named_parameters())
     narrow = {each.dtype for each in module.parameters()} & set(_NARROW)

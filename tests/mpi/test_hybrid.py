@@ -22,6 +22,7 @@ from hpcdist.checkpoint import LocalSlice  # noqa: E402
 from hpcdist.parallel import hybrid_options as asked  # noqa: E402
 from hpcdist.parallel.hybrid import HybridCommunicateGroup  # noqa: E402
 from hpcdist.parallel.topology import CommunicateTopology  # noqa: E402
+from hpcdist.torch.alike import Inputs  # noqa: E402
 from hpcdist.torch.hybrid import (  # noqa: E402
     LAMB,
     LARS,
@@ -36,7 +37,7 @@ from hpcdist.torch.model_parallel.layers import (  # noqa: E402
     ColumnParallelLinear,
     RowParallelLinear,
 )
-from hpcdist.torch.pipeline import PipelineLayer, PipelineParallel  # noqa: E402
+from hpcdist.torch.pipeline import LayerDesc, PipelineLayer, PipelineParallel  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("and_the_world_goes_on"),
@@ -1171,3 +1172,136 @@ def test_minimize_steps_and_tells_the_gradients(size):
     assert_trained_like(model, alone)
     assert isinstance(optimizer, HybridParallelOptimizer)
     assert isinstance(optimizer, torch.optim.Optimizer)
+
+
+# ---- ranks that differ
+
+
+MP = ["mp=2", "mp=3", "dp=2 mp=2", "sharding=2 mp=2 /3"]
+
+
+def shifted(pair, by):
+    x, y = pair
+    return x + by, y
+
+
+@pytest.mark.parametrize("line", [*MP, "mp=2 pp=2"])
+def test_ranks_that_share_layers_and_read_other_samples_all_hear_of_it(line, rank):
+    grid, options = on_grid(line), options_of(line)
+    if grid.degree("pp") > 1:
+        grid, model, optimizer = staged(line, MAKERS["SGD"])
+    else:
+        model = distribute_model(network(grid), grid, options)
+
+    def go(pair):
+        if grid.degree("pp") > 1:
+            return model.train_batch(pair, optimizer)
+        return loss_of(model, pair).backward()
+
+    for change in (
+        lambda pair: shifted(pair, grid.rank("mp")),
+        lambda pair: batch(1 + grid.rank("mp")),
+        lambda pair: [each[grid.rank("mp") :] for each in pair],
+    ):
+        pair = change(share(batch(0), grid))
+        told = outcome(lambda pair=pair: go(pair))
+        wrong = {message for kind, message in told if kind == "MismatchError"}
+        assert wrong
+        assert all("sampler the rank along dp" in message for message in wrong)
+    go(share(batch(0), grid))
+
+
+@pytest.mark.parametrize("line", MP)
+def test_samples_that_differ_are_let_pass_where_the_strategy_says_so(line):
+    grid = on_grid(line)
+    options = dataclasses.replace(
+        options_of(line), tensor_parallel=asked.TensorParallelOptions(compare_inputs=False)
+    )
+    model = distribute_model(network(grid), grid, options)
+    loss_of(model, shifted(share(batch(0), grid), grid.rank("mp"))).backward()
+
+
+def test_integers_and_trees_of_inputs_are_compared(rank, size):
+    inputs = Inputs(dist.init_parallel_env())
+    good = {"ids": torch.arange(10_000), "mask": [torch.ones(3, dtype=torch.bool), 2, None]}
+    inputs.check(good)
+    inputs.check([])
+    inputs.check(torch.full((4,), math.nan))
+    inputs.check(torch.ones(3) + 1e-6 * rank)  # as computed in another way
+    if size > 1:
+        for other in (
+            {**good, "ids": good["ids"] + rank},
+            {**good, "mask": [torch.ones(3, dtype=torch.bool) ^ (rank > 0), 2, None]},
+            torch.ones(3, dtype=torch.complex64) * (1 + 1j * rank),
+            [torch.ones(2)] * (1 + rank),
+        ):
+            with pytest.raises(dist.MismatchError):
+                inputs.check(other)
+
+
+LAYERS = {
+    "dropout": lambda rank: nn.Dropout(0.9 if rank else 0.1),
+    "kind": lambda rank: nn.ReLU() if rank else nn.Tanh(),
+    "nothing": lambda rank: nn.Dropout(0.5) if rank else nn.Identity(),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "line", ["dp=2", "mp=2", "sharding=2 /1", "sharding=2 /3", "dp=3", "dp=2 mp=2", "pp=2", "pp=3"]
+)
+def test_layers_of_other_arguments_are_refused_on_all(line, name, rank):
+    grid = on_grid(line)
+    layers = [nn.Linear(FEATURES, FEATURES), LAYERS[name](rank), nn.Linear(FEATURES, FEATURES)]
+
+    def make():
+        module = nn.Sequential(*layers)
+        if grid.degree("pp") > 1:
+            module = PipelineLayer(layers, group=grid["pp"])
+        return distribute_model(module, grid, options_of(line))
+
+    assert_raised(outcome(make), "MismatchError", "have different layers")
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_layers_that_are_described_with_other_arguments_are_refused_on_all(described, rank, size):
+    grid = grid_of(f"pp={size}")
+    if size == 1:
+        pytest.skip("one rank differs from nobody")
+    last = LayerDesc(nn.Linear, 4, 6 + rank) if described else nn.Linear(4, 6 + rank)
+    layers = [*(LayerDesc(nn.Linear, 4, 4) for _ in range(size)), last]
+    told = outcome(lambda: PipelineLayer(layers, group=grid["pp"]))
+    assert_raised(told, "MismatchError", ["have different layers", "6", "7"])
+
+
+@pytest.mark.parametrize("line", ["mp=2", "dp=2 mp=2", "mp=3"])
+def test_parts_of_other_layers_are_refused_on_all(line, rank):
+    grid = on_grid(line)
+    mp = grid.degree("mp")
+    layer = ColumnParallelLinear(4, 6 * mp + mp * grid.rank("mp"), mp_group=grid["mp"])
+    told = outcome(lambda: distribute_model(nn.Sequential(layer, nn.Linear(2, 2)), grid))
+    assert_raised(told, "MismatchError", "cut over ranks")
+
+
+@pytest.mark.parametrize("line", ["dp=2", "mp=2", "sharding=2 /1", "pp=2", "dp=3"])
+@pytest.mark.parametrize("option", ["clip_norm", "lr"])
+def test_optimizers_of_other_options_are_refused_on_all(line, option, rank):
+    grid = on_grid(line)
+    if grid.degree("pp") > 1:
+        grid, model, optimizer = staged(line, MAKERS["SGD"])
+    else:
+        grid, model, optimizer = on(line, MAKERS["SGD"])
+    if option == "clip_norm":
+        optimizer.clip_norm = 1.0 + rank
+    else:
+        optimizer.param_groups[0]["lr"] = 1.0 + rank
+        if grid.degree("pp") > 1:
+            pytest.skip("stages may have other rates")
+
+    def go():
+        if grid.degree("pp") > 1:
+            model.train_batch(share(batch(0), grid), optimizer)
+        else:
+            train(model, optimizer, [0], lambda pair: share(pair, grid))
+
+    assert_raised(outcome(go), "MismatchError", [f"{option}=1.0", f"{option}=2.0"])

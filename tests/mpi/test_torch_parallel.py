@@ -1,5 +1,6 @@
 """DataParallel on torch modules: exact, and clear about what is wrong."""
 
+import math
 from contextlib import nullcontext
 
 import numpy as np
@@ -130,6 +131,31 @@ def test_ranks_that_train_other_layers_from_some_step_on_all_hear_of_it(rank, si
     mean_loss(model, *batch(2)).backward()
     told = everywhere(model.module[0].weight.grad.numpy().tobytes())
     assert len(set(told)) == 1
+
+
+def test_a_scaler_of_ours_steps_an_optimizer_of_torch(rank, size):
+    model = dist.DataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = dist.GradScaler(init_loss_scaling=8.0)
+    alone = network()
+    alone.load_state_dict(model.state_dict())
+    x, y = batch(0)
+    mean_loss(alone, x, y).backward()
+    with torch.no_grad():
+        for each in alone.parameters():
+            each -= 0.1 * each.grad
+    scaler.scale(mean_loss(model, x[rank::size], y[rank::size])).backward()
+    assert scaler.step(optimizer)
+    scaler.update()
+    torch.testing.assert_close(weights(model), weights(alone))
+    optimizer.zero_grad()
+    scaler.scale(mean_loss(model, x, y) * (math.inf if rank == size - 1 else 1.0)).backward()
+    assert not scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 4.0
+    torch.testing.assert_close(weights(model), weights(alone))
+    with pytest.raises(dist.UsageError, match=r"optimizer of hpcdist\.optim or torch\.optim"):
+        scaler.step(object())
 
 
 def test_ranks_keep_the_same_bits(rank, size):

@@ -12,6 +12,11 @@ ROWS = {
     "HDFSClient": "hpcdist.fs",
     "sequence_parallel_utils": "hpcdist.fleet.utils.sequence_parallel_utils",
     "hybrid_parallel_util": "hpcdist.fleet.utils.hybrid_parallel_util",
+    "fs": "hpcdist.fleet.utils.fs",
+    "log_util": "hpcdist.fleet.utils.log_util",
+    "mix_precision_utils": "hpcdist.fleet.utils.mix_precision_utils",
+    "tensor_fusion_helper": "hpcdist.fleet.utils.tensor_fusion_helper",
+    "timer_helper": "hpcdist.fleet.utils.timer_helper",
 }
 """For each name the module that has it, or is it."""
 

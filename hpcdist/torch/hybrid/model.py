@@ -20,6 +20,7 @@ from typing import Any, final
 import torch
 
 from hpcdist.comm.group import Group
+from hpcdist.comm.states import verify_states
 from hpcdist.parallel.clipping import Measured
 from hpcdist.parallel.hybrid import HybridCommunicateGroup
 from hpcdist.parallel.hybrid_options import HybridOptions
@@ -28,6 +29,7 @@ from hpcdist.parallel.module_state import sync_params_buffers
 from hpcdist.parallel.sharding.engine import LEVELS
 from hpcdist.parallel.sharding.gradients import ShardGroups
 from hpcdist.parallel.sharding.group_sharded import ShardingOptions
+from hpcdist.torch.alike import Inputs, states_of_layers
 from hpcdist.torch.batch_norm import SyncBatchNorm
 from hpcdist.torch.data_parallel import TorchDataParallel
 from hpcdist.torch.hybrid.states import Part, State, as_state, fill, part_of
@@ -78,7 +80,10 @@ class HybridModel(Wrapper):
         options = strategy or HybridOptions()
         self.grid = hcg
         self._amp = options.amp
+        verify_states(states_of_layers(layers), hcg.fused(*DATA_AXES, "mp"), "layer")
         share_weights(layers, hcg["mp"], apart=True)
+        compares = hcg.degree("mp") > 1 and options.tensor_parallel.compare_inputs
+        self._inputs = Inputs(hcg["mp"]) if compares else None
         if options.localsgd is not None:
             share_weights(layers, hcg.fused(*DATA_AXES))
         axes = axes_of_gradients(options)
@@ -99,6 +104,8 @@ class HybridModel(Wrapper):
             kwargs: of the module, by name.
 
         """
+        if self._inputs is not None:
+            self._inputs.check((inputs, kwargs) if kwargs else inputs)
         with self._precision():
             return self._layers(*inputs, **kwargs)
 

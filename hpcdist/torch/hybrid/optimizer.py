@@ -99,6 +99,7 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
         self._engine: Any = None
         self._gradients = Gradients(hcg, options)
         self._steps = 0
+        self._told: object = self  # the largest norm that the other ranks have heard of
 
     # ---- parameters
 
@@ -215,6 +216,7 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
         if self.is_merging:
             self._gradients.passes += 1
             return loss
+        self._compare_options()
         self.settle_gradients()
         if self.clip_norm is not None:
             norm, scale = self.measure_gradients(2.0)
@@ -229,6 +231,21 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
         self._steps += 1
         self._average_weights()
         return loss
+
+    def _compare_options(self) -> None:
+        """Refuse other options than those of other ranks, before the first step. Collective then.
+
+        The largest norm is compared again where it changes.
+        """
+        if self._told == self.clip_norm:
+            return
+        states = [(f"clip_norm={self.clip_norm}", (), "")]
+        verify_states(states, self.grid.mesh.group, "option")
+        if self._told is self:
+            for group in self.param_groups:
+                states += states_of_group(group)
+            verify_states(states, self.grid.fused(*DATA_AXES, "mp"), "option")
+        self._told = self.clip_norm
 
     def minimize(
         self,

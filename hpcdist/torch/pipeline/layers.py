@@ -17,6 +17,7 @@ from hpcdist.comm.states import State, first_difference
 from hpcdist.comm.together import Together
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.parallel.hybrid import HybridCommunicateGroup, current_grid
+from hpcdist.torch.alike import module_in_words, value_in_words
 from hpcdist.torch.pipeline.descriptions import LayerDesc, SharedLayerDesc
 from hpcdist.torch.pipeline.schedule import Placement, rank_of, stages_of
 from hpcdist.torch.pipeline.segments import costs_by_name, plan_segments
@@ -318,10 +319,14 @@ def _bounds_of(layers: Sequence[Any], stages: int, method: Any) -> list[int]:
 
 
 def _name_of(layer: Any) -> str:
+    """Return what ranks compare of a layer: what makes it, and its arguments."""
     if isinstance(layer, LayerDesc):
-        return layer.name
-    of = type(layer) if isinstance(layer, torch.nn.Module) else layer
-    return str(getattr(of, "__name__", type(of).__name__))
+        given = [*map(value_in_words, layer.inputs)]
+        given += [f"{name}={value_in_words(each)}" for name, each in layer.kwargs.items()]
+        return f"{layer.name}({', '.join(given)})"
+    if isinstance(layer, torch.nn.Module):
+        return module_in_words(layer)
+    return value_in_words(layer)
 
 
 def _parameters_of(layer: Any) -> int:

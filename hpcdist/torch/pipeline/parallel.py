@@ -10,11 +10,14 @@ from typing import Any, final
 import torch
 
 from hpcdist.comm.group import Group
+from hpcdist.comm.states import verify_states
 from hpcdist.comm.together import Together
 from hpcdist.errors import UsageError
 from hpcdist.parallel.hybrid import HybridCommunicateGroup
 from hpcdist.parallel.hybrid_options import HybridOptions
 from hpcdist.parallel.topology import CommunicateTopology
+from hpcdist.torch.alike import states_of_layers
+from hpcdist.torch.on_grid import DATA_AXES
 from hpcdist.torch.pipeline.copies import Copies
 from hpcdist.torch.pipeline.layers import PipelineLayer
 from hpcdist.torch.pipeline.observed import Observed
@@ -72,6 +75,7 @@ class PipelineParallel(Wrapper):
         self.grid = _grid_of(layers.group) if hcg is None else hcg
         self.schedule: str = self.options.pipeline.schedule
         Together(self.grid.mesh.group).share(lambda: check_fit(layers, self.grid, self.options))
+        verify_states(states_of_layers(layers), self.grid.fused(*DATA_AXES, "mp"), "layer")
         self._steps = Steps(layers, self.grid, self.options)
         self._copies = Copies(layers, self.grid, self.options)
 

@@ -21,6 +21,7 @@ from hpcdist.comm.together import Together, together
 from hpcdist.errors import MismatchError, UsageError, is_secondary
 from hpcdist.parallel.hybrid import HybridCommunicateGroup
 from hpcdist.parallel.hybrid_options import HybridOptions
+from hpcdist.torch.alike import Inputs
 from hpcdist.torch.pipeline.batches import Batch, as_batch, common_rows, cut, cuts_of, rows_of
 from hpcdist.torch.pipeline.layers import PipelineLayer
 from hpcdist.torch.pipeline.observed import Observed
@@ -45,6 +46,8 @@ class Steps:
     ) -> None:
         self._layers, self._grid, self._options = layers, grid, options
         self.last: Observed | None = None
+        compares = grid.degree("mp") > 1 and options.tensor_parallel.compare_inputs
+        self._inputs = Inputs(grid["mp"]) if compares else None
 
     @property
     def everyone(self) -> Group:
@@ -97,6 +100,8 @@ class Steps:
                     if self._grid.degree(axis) > 1:
                         blocks.enter_context(together(self._grid[axis]))
                 plan, batch, cuts = self._agree(data, schedule, check, training)
+                if self._inputs is not None:
+                    self._inputs.check(batch._asdict())
                 runner = Runner(
                     plan,
                     self._layers.group,

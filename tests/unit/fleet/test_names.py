@@ -7,6 +7,7 @@ import pytest
 
 import hpcdist as dist
 from hpcdist import fleet
+from hpcdist.fleet.absent import ABSENT
 
 SIGNATURES = """
 init(role_maker=None, is_collective=False, strategy=None, log_level=INFO; *group=None, \
@@ -166,10 +167,12 @@ def test_fleet_is_found_by_its_usual_paths():
         "hpcdist.fleet.base.distributed_strategy": ["DistributedStrategy"],
         "hpcdist.fleet.data_generator": ["MultiSlotDataGenerator", "MultiSlotStringDataGenerator"],
         "hpcdist.fleet.utils.hybrid_parallel_util": ["fused_allreduce_gradients"],
+        "hpcdist.fleet.utils.fs": ["ExecuteError", "FSFileExistsError", "FSTimeOut"],
     }.items():
         module = importlib.import_module(path)
         for name in names:
-            assert getattr(module, name) is getattr(fleet, name, getattr(dist, name, None))
+            found = [getattr(owner, name, None) for owner in (fleet, dist, dist.errors)]
+            assert any(getattr(module, name) is each for each in found)
     assert fleet.base.topology is importlib.import_module("hpcdist.fleet.base.topology")
     assert isinstance(fleet.util, fleet.UtilBase)
 
@@ -193,6 +196,101 @@ def test_names_that_are_imported_when_used(path):
         if importlib.util.find_spec(where.rpartition(".")[0]) and importlib.util.find_spec(where):
             pytest.importorskip("torch")
             assert getattr(module, name) is not None
+
+
+PATHS = {
+    "hpcdist.fleet.recompute": ["recompute", "recompute_hybrid", "recompute_sequential"],
+    "hpcdist.fleet.meta_parallel.parallel_layers": ["PipelineLayer", "get_rng_state_tracker"],
+    "hpcdist.fleet.meta_parallel.parallel_layers.mp_layers": [
+        "ColumnParallelLinear",
+        "ParallelCrossEntropy",
+        "RowParallelLinear",
+        "VocabParallelEmbedding",
+    ],
+    "hpcdist.fleet.meta_parallel.parallel_layers.pp_layers": [
+        "LayerDesc",
+        "LocalSharedLayerDesc",
+        "PipelineLayer",
+        "SharedLayerDesc",
+    ],
+    "hpcdist.fleet.meta_parallel.parallel_layers.random": ["RNGStatesTracker"],
+    "hpcdist.fleet.meta_parallel.pipeline_parallel": [
+        "PipelineParallel",
+        "PipelineParallelWithInterleave",
+    ],
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_names_of_torch_are_found_by_paddles_paths(path):
+    pytest.importorskip("torch")
+    module = importlib.import_module(path)
+    for name in PATHS[path]:
+        where = fleet if "recompute" in path else fleet.meta_parallel
+        found = getattr(module, name)
+        assert callable(found)
+        assert getattr(getattr(where, name), name, getattr(where, name)) is found
+
+
+def test_recompute_is_a_package_and_its_function():
+    torch = pytest.importorskip("torch")
+    package = importlib.import_module("hpcdist.fleet.recompute")
+    x = torch.ones(2, requires_grad=True)
+    fleet.recompute(torch.exp, x).sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().exp())
+    assert fleet.recompute.recompute is package.recompute
+
+
+@pytest.mark.parametrize("path", ABSENT)
+def test_names_that_are_paddles_alone_say_what_to_use(path):
+    if ".parallel_layers" in path or path.endswith("pipeline_parallel"):
+        pytest.importorskip("torch")
+    module = importlib.import_module(path)
+    for name, remedy in ABSENT[path].items():
+        with pytest.raises(ImportError, match="Paddle's alone") as told:
+            getattr(module, name)
+        assert remedy in str(told.value)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        module.nothing  # noqa: B018
+
+
+def test_the_logger_of_fleet_has_a_level():
+    from hpcdist.fleet.utils import log_util
+
+    before = log_util.logger.level
+    try:
+        log_util.set_log_level("DEBUG")
+        assert (log_util.get_log_level_code(), log_util.get_log_level_name()) == (10, "DEBUG")
+        with pytest.raises(dist.UsageError, match="a log level is one of"):
+            log_util.set_log_level("LOUD")
+    finally:
+        log_util.logger.setLevel(before)
+
+
+@pytest.mark.parametrize("axis", ["dp", "mp", "sharding", "sep"])
+def test_weights_are_made_equal_along_an_axis(axis):
+    from hpcdist.fleet.utils import hybrid_parallel_util
+
+    torch = pytest.importorskip("torch")
+    share = getattr(hybrid_parallel_util, f"broadcast_{axis}_parameters")
+
+    class Model:
+        def __init__(self, rank):
+            self.whole, self.part = (torch.tensor([rank + 1.0]) for _ in range(2))
+            self.part.is_distributed = True
+
+        def named_parameters(self):
+            return [("whole", self.whole), ("part", self.part)]
+
+    def shared():
+        grid = fleet.init(dp=-1, **({} if axis == "dp" else {axis: 2})).grid
+        model = Model(dist.get_rank())
+        share(model, grid)
+        first = grid.ranks(axis)[0] + 1.0
+        part = dist.get_rank() + 1.0 if axis == "mp" else first
+        return (model.whole.item(), model.part.item()) == (first, part)
+
+    assert dist.simulate(4, shared) == [True] * 4
 
 
 def test_importing_fleet_imports_neither_torch_nor_bench():

@@ -9,6 +9,8 @@ _RANDOM = "hpcdist.torch.model_parallel.random"
 _SEQUENCE = "hpcdist.torch.model_parallel.sequence"
 _PIPELINE = "hpcdist.torch.pipeline"
 _HYBRID = "hpcdist.torch.hybrid"
+_SCHEDULES = "hpcdist.fleet.meta_parallel.pipeline_parallel"
+_PP_LAYERS = "hpcdist.fleet.meta_parallel.parallel_layers.pp_layers"
 
 ROWS = {
     "ColumnParallelLinear": _LAYERS,
@@ -24,6 +26,12 @@ ROWS = {
     "SharedLayerDesc": _PIPELINE,
     "PipelineLayer": _PIPELINE,
     "PipelineParallel": _PIPELINE,
+    "PipelineParallelWithInterleave": _SCHEDULES,
+    "PipelineParallelWithInterleaveFthenB": _SCHEDULES,
+    "LocalSharedLayerDesc": _PP_LAYERS,
+    "parallel_layers": "hpcdist.fleet.meta_parallel.parallel_layers",
+    "pp_utils": "hpcdist.fleet.meta_parallel.pp_utils",
+    "pipeline_parallel": _SCHEDULES,
     "TensorParallel": _HYBRID,
     "SegmentParallel": _HYBRID,
     "ShardingParallel": _HYBRID,
@@ -32,6 +40,18 @@ ROWS = {
 """For each name the module that has it."""
 
 if TYPE_CHECKING:  # by their names: models are subclasses of these
+    from hpcdist.fleet.meta_parallel import (
+        parallel_layers as parallel_layers,
+        pipeline_parallel as pipeline_parallel,
+        pp_utils as pp_utils,
+    )
+    from hpcdist.fleet.meta_parallel.parallel_layers.pp_layers import (
+        LocalSharedLayerDesc as LocalSharedLayerDesc,
+    )
+    from hpcdist.fleet.meta_parallel.pipeline_parallel import (
+        PipelineParallelWithInterleave as PipelineParallelWithInterleave,
+        PipelineParallelWithInterleaveFthenB as PipelineParallelWithInterleaveFthenB,
+    )
     from hpcdist.torch.hybrid import (
         HybridParallelOptimizer as HybridParallelOptimizer,
         SegmentParallel as SegmentParallel,
