@@ -165,6 +165,11 @@ def values(layers):
     return {name: p.data.copy() for name, p in layers.named_parameters()}
 
 
+ROUNDED = 2**20 * np.finfo("f8").eps
+"""What a million roundings make of 1 in float64: more than two orders of the same sums can differ
+by, whatever the processor, and less than any other difference does."""
+
+
 def assert_close(found, expected, rtol=1e-10):
     assert found.keys() == expected.keys()
     for name, value in expected.items():

@@ -7,10 +7,12 @@ what it did.
 from __future__ import annotations
 
 import importlib.abc
+import pkgutil
 import sys
 from collections.abc import Callable
 from functools import wraps
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -37,6 +39,7 @@ def amend() -> None:
         _serve_out_variants()
     for row in _LATER:
         _amend_later(*row)
+    _when_imported("torch._dynamo.trace_rules", _leave_to_python)
 
 
 def _replace(module: ModuleType, name: str, make: Callable[[_Function], _Function]) -> None:
@@ -121,6 +124,25 @@ def _auto_model(ignites: _Function) -> _Function:
         return DistributedDataParallel(model, **kwargs)
 
     return auto_model
+
+
+# ---- torch.compile
+
+
+def _leave_to_python(rules: ModuleType) -> None:
+    """Let Dynamo run what communicates as it is, as it does torch's process groups, which are C++.
+
+    It compiles the layers of `hpcdist.torch`, and what calls a collective up to the call.
+    """
+    package = str(Path(__file__).parents[1])
+    others = {each.name for each in pkgutil.iter_modules([package])} - {"torch"}
+    for name in sorted(others | _OF_PROCESS_GROUPS):
+        rules.add(f"hpcdist.{name}")
+
+
+_OF_PROCESS_GROUPS = {
+    f"torch.{name}" for name in ("descriptions", "onlookers", "process_group", "verbs", "works")
+}
 
 
 # ---- modules that may be imported later

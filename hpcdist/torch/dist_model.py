@@ -26,6 +26,7 @@ from hpcdist.parallel.strategy import Strategy
 from hpcdist.torch.on_mesh import Joining, settle_all, settling, whole
 from hpcdist.torch.optimizers import materialize_states
 from hpcdist.torch.pipeline.parallel import PipelineParallel
+from hpcdist.torch.rows import rows_of
 from hpcdist.torch.sections import (
     autocasting,
     data_group,
@@ -78,6 +79,11 @@ class DistModel:
     ``model(inputs, labels)`` in mode train computes the loss, its gradients and a step, and returns
     the loss; in mode eval it returns the loss; in mode predict, called with inputs only, the
     outputs. The last argument is the labels, unless `input_spec` says how many are inputs.
+
+    Of a batch that is cut over ranks, as those of `shard_dataloader` are, every rank gets what one
+    process would get of the whole batch; of a layer that has ordinary tensors, the loss is the mean
+    over the rows, so that a loss which is a sum comes out as the mean of the sums. Ordinary tensors
+    are a rank's own batch, and so is what is made of them.
 
     Args:
         layer: a `torch.nn.Module`: an ordinary one, which then trains data-parallel, or one from
@@ -176,14 +182,20 @@ class DistModel:
         return result
 
     def _run(self, args: tuple[Any, ...]) -> Any:
-        inputs, labels = self._parted([*_flat(args)])
-        # What is not on a mesh takes this rank's part of the batch.
-        prepare = _even if self._on_mesh else own_part
-        if self.mode == "train":
-            inputs, labels = tree_map(prepare, (inputs, labels))
-            return self._step(partial(self._compute, inputs, labels))
-        with torch.no_grad():
-            return self._compute(*tree_map(prepare, (inputs, labels)))
+        batch = self._parted([*_flat(args)])
+        if self._on_mesh:
+            batch = tree_map(_even, batch)
+        with nullcontext() if self.mode == "train" else torch.no_grad():
+            rows = rows_of(batch)
+            # What is not on a mesh takes this rank's part of the batch.
+            inputs, labels = batch if self._on_mesh else tree_map(own_part, batch)
+            if self.mode == "train":
+                result = self._step(partial(self._compute, inputs, labels))
+            else:
+                result = self._compute(inputs, labels)
+        if rows is not None:
+            result = rows.whole(result)
+        return result if self.mode == "predict" else whole(result)
 
     def _parted(self, values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Return inputs and labels."""
@@ -206,8 +218,7 @@ class DistModel:
             if mesh is None:
                 labels = tree_map(own_part, labels)
             with nullcontext() if mesh is None else Joining(mesh):
-                loss = self._loss(*listed, *labels)
-        return whole(loss) if self.mode == "eval" else loss
+                return self._loss(*listed, *labels)
 
     def serial_main_program(self, mode: str | None = None) -> Program:
         """Return the layers of the model as it was given, for printing. Local.
@@ -371,7 +382,7 @@ class _Step:
             (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
         if is_last:
             self._take()
-        return whole(loss.detach())
+        return loss.detach()
 
     def _syncing(self, is_last: bool) -> AbstractContextManager[Any]:
         """Return a context that averages gradients only in the last pass before a step."""

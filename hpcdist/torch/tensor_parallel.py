@@ -284,14 +284,19 @@ def own_part(tensor: Any) -> Any:
     """
     if not isinstance(tensor, DTensor):
         return tensor
-    names = tensor.device_mesh.mesh_dim_names or ()
-    wanted = [
-        Replicate() if name == AXIS else each
-        for name, each in zip(names, tensor.placements, strict=True)
-    ]
+    wanted = own_placements(tensor)
     if torch.is_grad_enabled():
         _check_parts(tensor, wanted)
     return tensor.redistribute(placements=wanted).to_local()
+
+
+def own_placements(tensor: DTensor) -> list[Any]:
+    """Return how ranks compute their parts of a batch: it is not cut over those of a layer."""
+    names = tensor.device_mesh.mesh_dim_names or ()
+    return [
+        Replicate() if name == AXIS else each
+        for name, each in zip(names, tensor.placements, strict=True)
+    ]
 
 
 def _check_parts(tensor: DTensor, placements: Sequence[Any]) -> None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from checks import ROUNDED
 
 import hpcdist as dist
 from hpcdist import checkpoint
@@ -28,12 +29,14 @@ def torch_world():
 
 def network():
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+    return torch.nn.Sequential(
+        torch.nn.Linear(7, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3)
+    ).double()
 
 
 def one_step(model, optimizer):
     optimizer.zero_grad()
-    model(torch.arange(14.0).reshape(2, 7)).square().sum().backward()
+    model(torch.arange(14.0, dtype=torch.float64).reshape(2, 7)).square().sum().backward()
     optimizer.step()
 
 
@@ -56,7 +59,7 @@ def test_a_fully_sharded_module_is_saved_in_parts_and_loaded_whole(folder, torch
     alone, _ = trained_alone(1)
     saved = dist.load_merged_state_dict(folder, "model.")
     for name, value in alone.state_dict().items():
-        assert np.allclose(saved[f"model.{name}"], value, atol=1e-6)
+        assert np.allclose(saved[f"model.{name}"], value, rtol=ROUNDED, atol=ROUNDED)
     plain, again = trained_alone(0)
     one_step(plain, again)  # makes the states that are filled
     with torch.no_grad():
@@ -66,7 +69,7 @@ def test_a_fully_sharded_module_is_saved_in_parts_and_loaded_whole(folder, torch
     one_step(plain, again)
     expected, _ = trained_alone(2)
     for mine, other in zip(plain.parameters(), expected.parameters(), strict=True):
-        assert torch.allclose(mine, other, atol=1e-5)
+        assert torch.allclose(mine, other, rtol=ROUNDED, atol=ROUNDED)
 
 
 def test_a_whole_checkpoint_is_loaded_into_a_fully_sharded_module(folder, torch_world):
@@ -92,7 +95,7 @@ def test_the_states_of_a_zero_redundancy_optimizer_are_saved(folder, torch_world
     _, alone = trained_alone(1)
     saved = checkpoint.load(None, folder)["optimizer"]["state"]
     for index, states in alone.state_dict()["state"].items():
-        assert np.allclose(saved[index]["exp_avg"], states["exp_avg"], atol=1e-6)
+        assert np.allclose(saved[index]["exp_avg"], states["exp_avg"], rtol=ROUNDED, atol=ROUNDED)
 
 
 # ---- objects
@@ -179,7 +182,7 @@ def test_a_model_and_its_optimizer_are_loaded_into_any_other(
     one_step(fresh, again)
     one_step(model, optimizer)
     for mine, expected in zip(weights_of(fresh), weights_of(model), strict=True):
-        assert torch.allclose(mine, expected, rtol=0, atol=1e-6)  # sums of gradients round
+        assert torch.allclose(mine, expected, rtol=0, atol=ROUNDED)  # sums of gradients round
 
 
 @pytest.mark.parametrize("name", ["DataParallel", "fully_shard", "ZeRO"])
@@ -195,7 +198,7 @@ def test_another_number_of_ranks_loads_the_same(folder, torch_world, rank, name)
         checkpoint.load({"model": fresh, "optimizer": again}, folder, group)
         one_step(fresh, again)
         for mine, other in zip(weights_of(fresh), expected, strict=True):
-            assert torch.allclose(mine, other, rtol=0, atol=1e-6)
+            assert torch.allclose(mine, other, rtol=0, atol=ROUNDED)
 
 
 def test_a_smaller_job_can_be_gone_on_with_sharded(folder, torch_world, rank):
@@ -209,7 +212,7 @@ def test_a_smaller_job_can_be_gone_on_with_sharded(folder, torch_world, rank):
     one_step(fresh, again)
     one_step(model, optimizer)
     for mine, expected in zip(weights_of(fresh), weights_of(model), strict=True):
-        assert torch.allclose(mine, expected, rtol=0, atol=1e-6)
+        assert torch.allclose(mine, expected, rtol=0, atol=ROUNDED)
 
 
 def test_another_sharded_model_is_refused_on_all_ranks_unchanged(folder, torch_world, size):
@@ -221,7 +224,7 @@ def test_another_sharded_model_is_refused_on_all_ranks_unchanged(folder, torch_w
     fully_shard(wider)
     again = torch.optim.Adam(wider.parameters())
     before = [each.clone() for each in weights_of(wider)]
-    with pytest.raises(dist.CheckpointError, match=r"'model\.0\.weight' is float32 of shape"):
+    with pytest.raises(dist.CheckpointError, match=r"'model\.0\.weight' is float64 of shape"):
         checkpoint.load({"model": wider, "optimizer": again}, folder)
     assert all(map(torch.equal, before, weights_of(wider)))
     assert not again.state

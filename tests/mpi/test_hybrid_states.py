@@ -1,6 +1,7 @@
 """States of torch modules and optimizers on grids: what is saved on one is loaded on another."""
 
 import pytest
+from checks import ROUNDED
 
 torch = pytest.importorskip("torch", minversion="2.11")
 
@@ -47,7 +48,7 @@ class Tied(nn.Module):
         self.note = state["note"]
 
 
-def trainee(how, maker=torch.optim.Adam, dtype=torch.float32):
+def trainee(how, maker=torch.optim.Adam, dtype=torch.float64):
     """Return grid, model and optimizer; all ranks are along the axis `how` begins with."""
     axis, _, stage = how.partition("/")
     degrees = [dist.get_world_size() if axis == each else 1 for each in AXES]
@@ -62,7 +63,7 @@ def trainee(how, maker=torch.optim.Adam, dtype=torch.float32):
 def step(model, optimizer, turn):
     """Train on a batch that all ranks have."""
     ids = torch.randint(WORDS, (2, ROWS), generator=torch.Generator().manual_seed(turn))
-    nn.functional.cross_entropy(model(ids[0]).float(), ids[1]).backward()
+    nn.functional.cross_entropy(model(ids[0]).double(), ids[1]).backward()
     optimizer.step()
     optimizer.zero_grad()
 
@@ -72,7 +73,7 @@ def whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def assert_same(model, other, atol=1e-6):
+def assert_same(model, other, atol=ROUNDED):
     pairs = zip(model.named_parameters(), other.named_parameters(), strict=True)
     for (name, mine), (_, theirs) in pairs:
         torch.testing.assert_close(
@@ -96,8 +97,8 @@ def test_a_tied_weight_and_a_buffer_that_is_not_saved_fit_every_other_grid(befor
     _, other, again = trainee(after)
     dist.checkpoint.load({"model": other, "optimizer": again}, folder)
     assert other.module.note == "trained"
-    torch.testing.assert_close(other.module.seen, torch.full((3,), 2.0))
-    torch.testing.assert_close(other.module.scale, torch.ones(1))
+    torch.testing.assert_close(other.module.seen, torch.full((3,), 2.0).double())
+    torch.testing.assert_close(other.module.scale, torch.ones(1).double())
     with torch.no_grad():
         other.module.scale += 1
     step(model, optimizer, 1)

@@ -912,6 +912,52 @@ def test_compiled_programs_communicate(program, compiler, rank, size):
         torch.testing.assert_close(compiled(x), program(x))
 
 
+def program_that_dynamo_leaves_to_python(x):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    y, received = x * 2, torch.zeros_like(x)
+    dist.broadcast(y, 0)
+    work = dist.all_reduce(y, async_op=True)
+    z = x.sin()
+    work.wait()
+    works = dist.isend(y + rank, (rank + 1) % size), dist.irecv(received, (rank - 1) % size)
+    for each in works:
+        each.wait()
+    dist.reduce(received, 0)
+    given = [x + each for each in range(size)] if rank == 0 else None
+    dist.scatter(x, given, 0)
+    return y + z + received + x
+
+
+@pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
+def test_compiled_programs_leave_to_python_what_dynamo_does_not_know(rank):
+    torch._dynamo.reset()
+    compiled = torch.compile(program_that_dynamo_leaves_to_python, backend="eager")
+    for seed in (rank, rank + 1):
+        x = numbers(seed, (12, 3))
+        torch.testing.assert_close(
+            compiled(x.clone()), program_that_dynamo_leaves_to_python(x.clone())
+        )
+
+
+@pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
+def test_a_compiled_module_with_buffers_trains_on_all_ranks(rank):
+    states = []
+    for compile_ in (lambda each: each, lambda each: torch.compile(each, backend="eager")):
+        torch._dynamo.reset()
+        torch.manual_seed(3)
+        layers = torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers).double())
+        optimizer, called = torch.optim.SGD(model.parameters(), 0.1), compile_(model)
+        for step in range(2):
+            optimizer.zero_grad()
+            called(numbers(rank + step, (12, 3), torch.float64)).square().sum().backward()
+            optimizer.step()
+        states.append(model.state_dict())
+    torch.testing.assert_close(*states)
+
+
 # ---- errors
 
 

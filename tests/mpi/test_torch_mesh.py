@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from checks import ROUNDED
 from tiers import first_of
 
 torch = pytest.importorskip("torch")
@@ -83,7 +84,7 @@ def small():
 
 def make(kind):
     torch.manual_seed(3)
-    return kind()
+    return kind().double()
 
 
 def sgd(parameters):
@@ -113,7 +114,10 @@ def words(count=2, rows=4):
 def numbers(count=3, rows=12, *middle):
     generator = torch.Generator().manual_seed(5)
     return [
-        tuple(torch.randn(rows, *middle, width, generator=generator) for width in (6, 3))
+        tuple(
+            torch.randn(rows, *middle, width, generator=generator, dtype=torch.float64)
+            for width in (6, 3)
+        )
         for _ in range(count)
     ]
 
@@ -146,14 +150,14 @@ def weights(model):
 def assert_same(got, expected, exact=False):
     losses, values = got
     compare = torch.equal if exact else close
-    assert losses == expected[0] if exact else np.allclose(losses, expected[0], rtol=1e-4)
+    assert losses == expected[0] if exact else np.allclose(losses, expected[0], rtol=ROUNDED)
     assert values.keys() == expected[1].keys()
     wrong = [name for name, each in values.items() if not compare(each, expected[1][name])]
     assert not wrong
 
 
 def close(one, other):
-    return torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+    return torch.allclose(one, other, rtol=ROUNDED, atol=ROUNDED)
 
 
 def line(size, name="dp"):
@@ -304,7 +308,7 @@ def test_input_and_output_functions_of_a_layer_are_called_with_the_mesh(size):
     def join(outputs, mesh):
         return dist.unshard_dtensor(dist.reshard(outputs, mesh, [dist.Replicate()]))
 
-    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1)).double()
     model = dist.shard_layer(make(small), mesh, None, cut, join)
     assert close(model(x), make(small)(x))
 
@@ -487,7 +491,7 @@ LOSSES = {
 def test_losses_of_parts_and_their_gradients_are_those_of_the_whole(reduction, size):
     mesh = line(size)
     generator = torch.Generator().manual_seed(2)
-    x, y = torch.randn(5, 3, generator=generator), torch.rand(5, 3, generator=generator)
+    x, y = (draw(5, 3, generator=generator).double() for draw in (torch.randn, torch.rand))
     for name, loss in LOSSES.items():
         own = x.clone().requires_grad_()
         expected = loss(own, y, reduction=reduction)
@@ -657,7 +661,7 @@ def test_a_sequence_that_does_not_go_into_the_ranks_is_an_error_on_all_of_them(s
         make(Rows), None, line(size, "mp"), plan(SEQUENCE_PARALLEL["begin and end"])
     )
     with pytest.raises(dist.UsageError, match="pad it"):
-        model(torch.zeros(2, 13, 6))
+        model(torch.zeros(2, 13, 6).double())
 
 
 @pytest.mark.parametrize("level", first_of([3, 0, 1, 2]))
@@ -705,7 +709,7 @@ def test_plans_prepare_what_layers_get_and_return(size):
 
     plans = {"0": [dist.PrepareLayerInput(before), dist.PrepareLayerOutput(after)]}
     mesh = line(size, "mp")
-    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1)).double()
     model, _ = dist.parallelize(make(small), None, mesh, plan(plans))
     expected = make(small)
     assert torch.equal(model(x), expected[1:](expected[0](x) * 2))
@@ -894,13 +898,63 @@ def test_a_module_on_a_mesh_has_the_losses_of_one_process(size):
     assert_same((run(model, loader), weights(layer)), alone(Language, sgd, data, cross_entropy))
 
 
+def fully_sharded(layer):
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(layer)
+
+
+class Scored(nn.Sequential):
+    """Returns its rows, their mean and their number of columns."""
+
+    def forward(self, x):
+        rows = super().forward(x)
+        return {"rows": (rows, rows.square()), "mean": rows.mean(), "width": rows.shape[1]}
+
+
+@pytest.mark.parametrize("engine", [lambda layer: layer, fully_sharded], ids=["DDP", "FSDP"])
+@pytest.mark.parametrize("axes", [line, grid])
+def test_an_ordinary_module_returns_what_one_process_would(axes, engine, size):
+    mesh = axes(size)
+
+    def on_mesh(batches):
+        return dist.shard_dataloader(batches, mesh, shard_dims=mesh.names[0])
+
+    layer, uneven = engine(make(small)), numbers(1, 5) + numbers(1, 1)
+    optimizer = sgd(layer.parameters())
+    model = dist.to_static(layer, on_mesh(numbers()), F.mse_loss, optimizer)
+    losses, expected = run(model, on_mesh(numbers())), alone(small, sgd, numbers())
+    assert_same((losses, weights(layer)), expected)
+    trained = make(small)
+    trained.load_state_dict(expected[1])
+    model.eval()
+    found = [model(*batch) for batch in on_mesh(uneven)]
+    for loss, (x, y) in zip(found, uneven, strict=True):
+        assert close(loss, F.mse_loss(trained(x), y))
+    model.predict()
+    for (x, _), (whole_x, _) in zip(on_mesh(uneven), uneven, strict=True):
+        assert close(model(x), trained(whole_x).detach())
+
+
+def test_all_that_a_module_returns_is_of_the_whole_batch(size):
+    mesh, ((x, _),) = line(size), numbers(1, 7)
+    model = dist.to_static(make(lambda: Scored(*small())))
+    ((given,),) = dist.shard_dataloader([(x,)], mesh, shard_dims="dp")
+    found, rows = model(given), make(small)(x).detach()
+    assert close(found["rows"][0], rows)
+    assert close(found["rows"][1], rows.square())
+    assert close(found["mean"], rows.mean())
+    assert found["width"] == 3
+    assert close(model(x[:2])["rows"][0], make(small)(x[:2]))  # an ordinary tensor is a rank's own
+
+
 def test_a_model_from_parallelize_takes_its_part_of_batches_on_the_mesh(size):
     mesh, data = grid(size), words(2, 4)
     model = make(Language)
     layer, optimizer = dist.parallelize(model, sgd(model.parameters()), mesh, plan(TENSOR_PARALLEL))
     loader = dist.shard_dataloader(data, mesh, shard_dims="dp")
-    run(dist.to_static(layer, loader, cross_entropy, optimizer), loader)
-    assert_same(([], weights(layer)), ([], alone(Language, sgd, data, cross_entropy)[1]))
+    losses = run(dist.to_static(layer, loader, cross_entropy, optimizer), loader)
+    assert_same((losses, weights(layer)), alone(Language, sgd, data, cross_entropy))
 
 
 def test_a_forward_that_fails_leaves_nothing_behind(size):
@@ -946,9 +1000,10 @@ def test_a_strategy_shards_recomputes_and_merges_gradients(stage, on_mesh, rank,
 def test_a_strategy_computes_in_16_bits_and_keeps_weights_in_32(dtype, size):
     data = numbers(4)
     seen = set()
-    layer = make(small)
+    layer = make(small).float()
     layer[0].register_forward_hook(lambda _, inputs, output: seen.add(output.dtype))
-    loader = dist.shard_dataloader(data, line(size), shard_dims="dp")
+    in_32 = [tuple(each.float() for each in pair) for pair in data]
+    loader = dist.shard_dataloader(in_32, line(size), shard_dims="dp")
     strategy = dist.Strategy({"amp": {"enable": True, "dtype": dtype}})
     model = dist.to_static(layer, loader, F.mse_loss, sgd(layer.parameters()), strategy)
     run(model, loader)
@@ -956,7 +1011,7 @@ def test_a_strategy_computes_in_16_bits_and_keeps_weights_in_32(dtype, size):
     _, expected = alone(small, sgd, data)
     for name, each in weights(layer).items():
         assert each.dtype is torch.float32
-        assert torch.allclose(each, expected[name], atol=0.02)
+        assert torch.allclose(each.double(), expected[name], atol=0.02)
 
 
 def test_modes_of_a_model_and_what_it_communicates(rank, size):
@@ -990,7 +1045,7 @@ def test_a_state_is_loaded_and_training_goes_on_as_if_nothing_had_happened(kind,
 
     def fresh(seed):
         torch.manual_seed(seed)
-        layer = small()
+        layer = small().double()
         if kind == "mesh":
             dist.shard_layer(layer, mesh)
         strategy = dist.Strategy({"sharding": {"enable": kind != "ordinary", "stage": 2}})
@@ -1150,7 +1205,7 @@ def assert_pipeline_trains(mesh, spec, optimizer, data, rows=12, **settings):
     place = mesh.get_rank_by_dim_and_process_id("dp", dist.get_rank()) if mesh.ndim > 1 else 0
     copies = mesh.get_dim_size("dp") if mesh.ndim > 1 else 1
     torch.manual_seed(3 + dist.get_rank())  # the first rank's weights count
-    model = make(deep) if not dist.get_rank() else deep()
+    model = make(deep) if not dist.get_rank() else deep().double()
     steps = rows // 2 // copies
     model, own = dist.parallelize(
         model, optimizer(model.parameters()), mesh, pipeline_config(spec, steps=steps, **settings)
@@ -1160,7 +1215,7 @@ def assert_pipeline_trains(mesh, spec, optimizer, data, rows=12, **settings):
     other = optimizer(expected.parameters())
     alone_losses = train(expected, other, data)
     if copies == 1:
-        assert np.allclose(losses, alone_losses, rtol=1e-4)
+        assert np.allclose(losses, alone_losses, rtol=ROUNDED)
     flat = [each for each in expected.modules() if isinstance(each, (nn.Linear, nn.Tanh))]
     whole_row = nn.Sequential(*flat).state_dict()
     mine = model.state_dict()
