@@ -224,7 +224,7 @@ def _open_zarr(path: str, inside: str) -> Iterator[Any]:
     if not os.path.exists(path):
         raise FileNotFoundError(2, "No such file or directory", path)
     inside = inside.strip("/")
-    is_there = os.path.exists(os.path.join(path, inside))
+    is_there = not inside or os.path.exists(os.path.join(path, inside))
     with _naming(path):
         stored = zarr.open(store=path, path=inside, mode="r") if is_there else None
     if not isinstance(stored, zarr.Array):
