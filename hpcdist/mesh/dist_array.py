@@ -42,15 +42,15 @@ class DistArray:
 
     """
 
-    __slots__ = ("__weakref__", "base", "layout", "local", "source")
+    __slots__ = ("__weakref__", "base", "layout", "local", "sources")
     __hash__ = None  # type: ignore[assignment]  # == compares elements
 
     local: Any
     layout: Layout
     base: DistArray
     """Only of views: the array whose elements they show."""
-    source: Any
-    """Only of what was moved where NumPy has a view: a weak reference to what it was taken of."""
+    sources: tuple[Any, ...]
+    """Only of what was moved where NumPy has a view: weak references to what it was taken of."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise UsageError(

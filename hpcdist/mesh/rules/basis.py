@@ -158,12 +158,14 @@ def detached(array: Any, source: DistArray) -> Any:
         return array
     if np.may_share_memory(part, source.local):
         if max(array.layout.mesh.sizes) == 1:
-            return array  # a view after all
+            return view_of(source, part, array.layout)
         part = part.copy()
     part = part.view()
     part.flags.writeable = False
     made = make(part, array.layout)
-    made.source = weakref.ref(_root(source))
+    root = _root(source)
+    earlier = [each for each in getattr(root, "sources", ()) if each() is not None]
+    made.sources = (weakref.ref(root), *earlier)
     return made
 
 
@@ -186,9 +188,9 @@ def check_writable(array: DistArray) -> None:
     part = array.local
     if part.__class__ is not np.ndarray or part.flags.writeable:
         return
-    mesh, source = array.layout.mesh, getattr(_root(array), "source", None)
-    if source is not None:
-        used = np.array([source() is not None], np.uint8)
+    mesh, sources = array.layout.mesh, getattr(_root(array), "sources", ())
+    if sources:
+        used = np.array([any(each() is not None for each in sources)], np.uint8)
         if not combined(used, mesh, range(mesh.ndim), ReduceOp.MAX)[0]:
             part.flags.writeable = True
             return

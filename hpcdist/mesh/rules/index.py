@@ -92,7 +92,9 @@ def getitem(x: DistArray, key: Any) -> Any:
         return view_of(x, part, layout)
     part = _reversed(make(x.local[local], layout), selection)
     result = _finished(without_cuts(part, selection.dropped), selection)
-    return result if shows else detached(result, x)
+    if not shows:
+        return detached(result, x)
+    return view_of(x, result.local, result.layout) if selection.final else result
 
 
 def _hashable(item: Any) -> Any:

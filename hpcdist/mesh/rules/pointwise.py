@@ -34,6 +34,7 @@ from hpcdist.mesh.rules.basis import (
     result_array,
     settled,
     uncut,
+    view_of,
 )
 from hpcdist.mesh.rules.table import rule
 
@@ -319,13 +320,19 @@ def copy(a: Any, order: str = "K", subok: bool = False) -> Any:
 @rule("real")
 def real(x: Any, /) -> Any:
     """Return the real parts: of real numbers the array itself."""
-    return pointwise(np.real, x)
+    return _part_of_numbers(np.real, x)
 
 
 @rule("imag")
 def imag(x: Any, /) -> Any:
     """Return the imaginary parts."""
-    return pointwise(np.imag, x)
+    return _part_of_numbers(np.imag, x)
+
+
+def _part_of_numbers(function: Callable[..., Any], x: Any) -> Any:
+    """Return a view of the real or the imaginary parts."""
+    x = settled(x)
+    return view_of(x, result_array(function(x.local)), x.layout)
 
 
 @rule("isclose")

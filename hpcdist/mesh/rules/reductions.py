@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.rules.basis import (
@@ -297,6 +298,7 @@ def _extreme(
     op: ReduceOp,
 ) -> Any:
     x = settled(x)
+    _check_sent(x)
     given = initial is not NOT_GIVEN and initial is not None
     if not given and where is not True and where is not NOT_GIVEN:
         ufunc.reduce(np.ones(1), where=np.ones(1, bool))  # raises NumPy's error, on every rank
@@ -309,6 +311,12 @@ def _extreme(
         empty = 0 in [x.local.shape[dim] for dim in plan.dims]
         options = {"initial": neutral(x.dtype, op)} if empty else {}
     return reduced(x, axis, keepdims, ufunc.reduce, op, out, where, **options)
+
+
+def _check_sent(x: DistArray) -> None:
+    """Refuse Python objects on all ranks: those without elements would not see what they are."""
+    if getattr(x.dtype, "hasobject", False) and builtins.any(x.layout.axes):
+        dtype_row(x.dtype)  # raises what the transports would
 
 
 def neutral(dtype: Any, op: ReduceOp) -> Any:
@@ -561,6 +569,7 @@ def _located(
     x: DistArray, axis: Any, keepdims: Any, function: Callable[..., Any], op: ReduceOp
 ) -> DistArray:
     x = settled(x)
+    _check_sent(x)
     axis = None if axis is None else integer(axis)
     axis = None if not x.ndim and axis in (0, -1) else axis
     plan = plan_reduction(x.layout, axis, True)

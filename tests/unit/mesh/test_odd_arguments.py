@@ -1,6 +1,7 @@
 """Arguments that a rule could take for something else, on three ranks, beside what NumPy does."""
 
 import array
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -118,6 +119,8 @@ WRONG = {
     "an error on one rank": lambda: dist.map_overlap(
         lambda part: {}[dist.get_rank()] if dist.get_rank() else part, cut(X), depth=1
     ),
+    "the largest of objects": lambda: np.max(np.add(cut([1, 2]), Fraction(1))),
+    "where the largest of objects is": lambda: np.argmax(np.add(cut([1, 2]), Fraction(1))),
     "the largest of bytes without an order": lambda: np.argmax(cut(np.zeros(2, "V3"))),
     "x without y": lambda: np.where(cut([True, False]), 1),
 }
