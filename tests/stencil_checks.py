@@ -68,7 +68,10 @@ def padded(x, depth, boundary):
         pair = (deep, deep) if isinstance(deep, int) else deep
         width = [(0, 0), (0, 0)]
         width[dim] = (0, 0) if bound is None else pair
-        if isinstance(bound, str):
+        if bound == "periodic":  # deeper than the array, `np.pad` is right since NumPy 1.25 only
+            rows = range(-width[dim][0], x.shape[dim] + width[dim][1])
+            x = np.take(x, rows, dim, mode="wrap")
+        elif isinstance(bound, str):
             x = np.pad(x, width, MODES[bound])
         else:
             x = np.pad(x, width, constant_values=0 if bound is None else bound)

@@ -6,6 +6,7 @@ does to give it back between uses.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -60,7 +61,8 @@ class _Memory:
         self.__array_interface__ = {
             "version": 3,
             "typestr": typestr,
-            "data": (tensor.data_ptr(), False),
+            # NumPy 1 takes 0, which is where empty tensors lie, for the want of an address
+            "data": (tensor.data_ptr() or mmap.PAGESIZE, False),
             "shape": tuple(shape),
             "strides": steps,
         }

@@ -20,6 +20,8 @@ from typing import BinaryIO, cast, final
 from hpcdist.errors import DatasetError
 
 _WATCH = 'read -r _; kill -s KILL -- "-$1" 2>/dev/null'
+_START = 'read -r _ && { [ -z "$1" ] || exec <"/dev/fd/$1"; } && shift && exec "$@"'
+"""A command begins when its watcher is there, so that no death of this process leaves it behind."""
 _LAST_LINES, _LINE_CHARS = 5, 500
 _EXIT_S = 10.0
 """For so long a command may go on after it has closed its output, where no limit is set."""
@@ -76,12 +78,12 @@ class _Piped(io.RawIOBase):
         bash = shutil.which("bash")
         shell = [bash, "-o", "pipefail", "-c"] if bash else ["/bin/sh", "-c"]
         with contextlib.ExitStack() as stack:
-            stdin: int | BinaryIO = subprocess.PIPE
-            if isinstance(source, str):
-                stdin = stack.enter_context(open(source, "rb"))
+            files = [stack.enter_context(open(source, "rb"))] if isinstance(source, str) else []
+            numbers = [file.fileno() for file in files]
             self._process = subprocess.Popen(
-                [*shell, command],
-                stdin=stdin,
+                ["/bin/sh", "-c", _START, "sh", "".join(map(str, numbers)), *shell, command],
+                pass_fds=numbers,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
@@ -94,6 +96,11 @@ class _Piped(io.RawIOBase):
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(b"\n")
+        if files:
+            self._process.stdin.close()
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._threads = [threading.Thread(target=self._listen, daemon=True)]
         if not isinstance(source, str):

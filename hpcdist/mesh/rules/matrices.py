@@ -102,7 +102,8 @@ def alike(function: Callable[..., Any], part: Any, mesh: ProcessMesh, axes: Any)
     if not is_complex or np.iscomplexobj(first):
         return result
     if isinstance(result, tuple):  # eigenvalues and vectors; those of others are complex
-        return type(result)(*[each + 0j for each in result])
+        make = getattr(type(result), "_make", tuple)  # before NumPy 1.25, a plain tuple
+        return make([each + 0j for each in result])
     return result + 0j
 
 

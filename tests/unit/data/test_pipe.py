@@ -11,6 +11,7 @@ import pytest
 
 import hpcdist as dist
 from hpcdist.data.pipe import piped
+from hpcdist.runtime.process import stat_of
 
 TEXT = b"".join(b"line %d\n" % i for i in range(50_000))
 
@@ -109,14 +110,32 @@ def test_a_command_does_not_outlive_a_process_that_is_killed(tmp_path):
     assert_ended(tmp_path)
 
 
+def test_a_command_does_not_begin_before_it_is_watched(tmp_path):
+    (tmp_path / "part").write_bytes(b"x")
+    program = (
+        "import os, signal, subprocess, time\n"
+        "from hpcdist.data.pipe import piped\n"
+        "real = subprocess.Popen\n"
+        "def start(command, **options):\n"
+        "    if 'kill' in command[2]:\n"
+        "        time.sleep(0.3)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return real(command, **options)\n"
+        "subprocess.Popen = start\n"
+        f"piped('echo $$ > {tmp_path}/pid; sleep 5', '{tmp_path}/part')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not (tmp_path / "pid").exists()
+
+
 def is_running(folder):
     """Return whether a process of the command's group is there, and is no zombie."""
     group = (folder / "pid").read_text().strip()
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
-            with open(f"/proc/{entry}/stat") as file:
-                state, _, found = file.read().rpartition(")")[2].split()[:3]
-        except OSError:
+            state, _, found = stat_of(entry)[1][:3]
+        except ValueError:  # it has just ended
             continue
         if found == group and state != "Z":
             return True

@@ -1,6 +1,7 @@
 """`hpcdist submit`: what belongs to whom on its command line, the script, the log."""
 
 import os
+import shlex
 import subprocess
 import sys
 
@@ -389,7 +390,8 @@ def test_a_dry_run_prints_the_script_and_does_nothing(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     last = done.output.splitlines()[-1]
     assert last == (
-        f"exec srun --mpi=pmi2 --kill-on-bad-exit=1 {sys.executable} 'my train.py' --epochs 3"
+        "exec srun --mpi=pmi2 --kill-on-bad-exit=1 "
+        f"{shlex.quote(sys.executable)} 'my train.py' --epochs 3"
     )
     assert f"#SBATCH --chdir={tmp_path}\n" in done.output
     assert "#SBATCH --job-name='my train'\n" in done.output
@@ -407,7 +409,7 @@ def test_the_choice_of_the_environment_is_kept(monkeypatch, chosen, kind):
 
 def test_a_module_is_run_as_one():
     done = invoke("--dry-run", "-m", "package.train", "--mpi=pmix")
-    assert done.output.endswith(f"{sys.executable} -m package.train\n")
+    assert done.output.endswith(f"{shlex.quote(sys.executable)} -m package.train\n")
     assert "#SBATCH --job-name=train\n" in done.output
 
 
