@@ -20,6 +20,7 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn, TextIO
@@ -34,6 +35,13 @@ _TAKEN_S = 2.0
 _TOLD_S = 0.2
 """What it is given to pass on what it has read."""
 _installed = False
+_listeners: list[Callable[[BaseException], None]] = []
+
+
+def tell_of_failure(listener: Callable[[BaseException], None]) -> None:
+    """From now on `listener` hears, before anybody else, of the exception that ends this rank."""
+    if listener not in _listeners:
+        _listeners.append(listener)
 
 
 def end_job_on_failure(rank: int) -> None:
@@ -53,6 +61,8 @@ def end_job_on_failure(rank: int) -> None:
             previous(kind, error, trace)
             _say("")
             os._exit(1)
+        for listener in _listeners:
+            listener(error)
         if issubclass(kind, KeyboardInterrupt):
             _say(f"[rank {rank}] interrupted\n")
             _end(_INTERRUPTED)
