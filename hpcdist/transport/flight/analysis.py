@@ -321,7 +321,7 @@ def _first_dead(needs: Sequence[Need], stands: Mapping[int, Stand]) -> _FirstDea
     awaited = {each for need in needs if need.rank in dead for each in need.ranks}
     idle = awaited - waiting
     if len(idle) == 1 and idle <= dead.keys():
-        return _FirstDead(*idle, ", most likely: others were waiting for it")
+        return _FirstDead(min(idle), ", most likely: others were waiting for it")
     return None
 
 
