@@ -20,12 +20,11 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn, TextIO
 
-from hpcdist.runtime.ending import end_alone, survives
+from hpcdist.runtime.ending import end_alone, note_failure, survives
 from hpcdist.runtime.mpi import abort
 from hpcdist.runtime.reports import note_rank
 
@@ -35,13 +34,6 @@ _TAKEN_S = 2.0
 _TOLD_S = 0.2
 """What it is given to pass on what it has read."""
 _installed = False
-_listeners: list[Callable[[BaseException], None]] = []
-
-
-def tell_of_failure(listener: Callable[[BaseException], None]) -> None:
-    """From now on `listener` hears, before anybody else, of the exception that ends this rank."""
-    if listener not in _listeners:
-        _listeners.append(listener)
 
 
 def end_job_on_failure(rank: int) -> None:
@@ -61,8 +53,7 @@ def end_job_on_failure(rank: int) -> None:
             previous(kind, error, trace)
             _say("")
             os._exit(1)
-        for listener in _listeners:
-            listener(error)
+        note_failure(error)
         if issubclass(kind, KeyboardInterrupt):
             _say(f"[rank {rank}] interrupted\n")
             _end(_INTERRUPTED)

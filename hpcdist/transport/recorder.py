@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcdist.runtime.failure import tell_of_failure
+from hpcdist.runtime.ending import tell_of_failure
 from hpcdist.runtime.process import node_name
 from hpcdist.text import in_short, read_short
 from hpcdist.transport.call_site import call_site, compiled, issued
