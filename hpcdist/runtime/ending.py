@@ -12,6 +12,7 @@ import atexit
 import ctypes
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
@@ -53,3 +54,18 @@ def _end() -> None:
         # Only the C library knows the exit code: `on_exit` calls `_exit` with it, before others.
         libc.on_exit(libc._exit, None)
     libc.fflush(None)
+
+
+_listeners: list[Callable[[BaseException], None]] = []
+
+
+def tell_of_failure(listener: Callable[[BaseException], None]) -> None:
+    """From now on `listener` hears, before anybody else, of the exception that ends this rank."""
+    if listener not in _listeners:
+        _listeners.append(listener)
+
+
+def note_failure(error: BaseException) -> None:
+    """Tell those who want to hear of it which exception ends this rank."""
+    for listener in _listeners:
+        listener(error)

@@ -24,7 +24,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn, TextIO
 
-from hpcdist.runtime.ending import end_alone, survives
+from hpcdist.runtime.ending import end_alone, note_failure, survives
 from hpcdist.runtime.mpi import abort
 from hpcdist.runtime.reports import note_rank
 
@@ -53,6 +53,7 @@ def end_job_on_failure(rank: int) -> None:
             previous(kind, error, trace)
             _say("")
             os._exit(1)
+        note_failure(error)
         if issubclass(kind, KeyboardInterrupt):
             _say(f"[rank {rank}] interrupted\n")
             _end(_INTERRUPTED)

@@ -17,11 +17,13 @@ import struct
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcdist.runtime.ending import tell_of_failure
 from hpcdist.runtime.process import node_name
 from hpcdist.text import in_short, read_short
 from hpcdist.transport.call_site import call_site, compiled, issued
@@ -100,6 +102,17 @@ def open_ring(about: Mapping[str, Any], roots: Sequence[str] = rings.ROOTS) -> N
         **about,
     )
     atexit.register(close_ring)
+    tell_of_failure(_note_failure)
+
+
+def _note_failure(error: BaseException) -> None:
+    """Tell readers of the exception that ends this process, and of whose death it is."""
+    if os.getpid() == _file.pid:
+        why = traceback.format_exception_only(error)[-1].strip()[:_WHY]
+        tell(ended={"at": time.time(), "why": why, "dead": list(getattr(error, "ranks", ()))})
+
+
+_WHY = 160
 
 
 def job_name() -> str:

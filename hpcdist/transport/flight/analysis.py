@@ -142,8 +142,10 @@ def explain(
     needs = [need for stand in stands.values() for need in needs_of(stand, stands)]
     ranks = sorted({*stands, *range(max(size, 0))})
     lines = [f"rank {_name(rank)}: {_line(rank, stands, now_ns, here)}" for rank in ranks]
-    causes = _causes(needs, stands)
-    verdict = [*_differences(stands), *_waits(needs, stands), *_circle(needs, stands, causes)]
+    first = _first_dead(needs, stands)
+    causes = _causes(needs, stands) if first is None else [first.rank]
+    verdict = [] if first is None else [f"rank {first.rank} died first{first.why}"]
+    verdict += [*_differences(stands), *_waits(needs, stands), *_circle(needs, stands, causes)]
     verdict += [f"rank {rank} {_cause(rank, stands, now_ns, here)}" for rank in causes]
     return Explanation(lines, verdict or _stuck_together(stands), causes, stands)
 
@@ -160,7 +162,9 @@ def _line(rank: int, stands: Mapping[int, Stand], now_ns: int, here: Sequence[in
     if stand is None:
         return "has ended" if rank in here else "is on a node that was not looked at"
     state = {"running": "", "stopped": "stopped by a signal, ", "dead": "dead, "}
-    return state[stand.subject.condition] + doing(stand, now_ns)
+    end = stand.subject.recording.end
+    of = f"of {end.why}, " if end is not None and stand.subject.condition == "dead" else ""
+    return state[stand.subject.condition] + of + doing(stand, now_ns)
 
 
 def doing(stand: Stand, now_ns: int) -> str:
@@ -288,6 +292,37 @@ def _causes(needs: Sequence[Need], stands: Mapping[int, Stand]) -> list[int]:
     awaited = {rank for need in needs for rank in need.ranks}
     free = sorted(rank for rank in awaited if not awaits.get(rank) or _is_gone(stands.get(rank)))
     return free or sorted(rank for rank in awaited if _comes_back(rank, awaits))
+
+
+class _FirstDead(NamedTuple):
+    """Which rank of a job has died first, and how that is known."""
+
+    rank: int
+    why: str
+
+
+def _first_dead(needs: Sequence[Need], stands: Mapping[int, Stand]) -> _FirstDead | None:
+    """Return which of several dead ranks was the first, if anything tells."""
+    dead = {rank: each for rank, each in stands.items() if each.subject.condition == "dead"}
+    if len(dead) < 2:
+        return None
+    ends = {rank: each.subject.recording.end for rank, each in dead.items()}
+    told = sorted((end.at_s, rank, end) for rank, end in ends.items() if end is not None)
+    for _, rank, end in told:
+        named = [each for each in end.dead if each in dead]
+        if named:
+            own = ends[named[0]]
+            why = f": rank {rank} heard of it" if own is None else f", of {own.why}"
+            return _FirstDead(named[0], why)
+    if told:
+        _, rank, end = told[0]
+        return _FirstDead(rank, f", of {end.why}")
+    waiting = {need.rank for need in needs if need.record is stands[need.rank].inside}
+    awaited = {each for need in needs if need.rank in dead for each in need.ranks}
+    idle = awaited - waiting
+    if len(idle) == 1 and idle <= dead.keys():
+        return _FirstDead(min(idle), ", most likely: others were waiting for it")
+    return None
 
 
 def _is_gone(stand: Stand | None) -> bool:

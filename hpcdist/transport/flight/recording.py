@@ -64,6 +64,14 @@ class Total(NamedTuple):
     busy_s: float
 
 
+class End(NamedTuple):
+    """The exception that has ended a rank; `dead` are the ranks of whose death it tells."""
+
+    at_s: float
+    why: str
+    dead: tuple[int, ...]
+
+
 class Recording(NamedTuple):
     """What one rank has done last.
 
@@ -81,6 +89,12 @@ class Recording(NamedTuple):
     waits: Sequence[Waiting]
     latest: dict[GroupKey, int]
     totals: dict[str, Total]
+
+    @property
+    def end(self) -> End | None:
+        """How it has ended, if it could tell."""
+        told = self.about.get("ended")
+        return told and End(told["at"], told["why"], tuple(told["dead"]))
 
 
 def read_recording(raw: bytes, offset_ns: int, newest: int = layout.CAPACITY) -> Recording:

@@ -37,13 +37,14 @@ def op(
     )
 
 
-def rank(number, *records, wait=None, condition="running"):
+def rank(number, *records, wait=None, condition="running", ended=None):
     latest = {}
     for record in records:
         if record.group is not None:
             latest[record.group] = max(latest.get(record.group, 0), record.sequence)
+    about = {} if ended is None else {"ended": ended}
     waits = [] if wait is None else [Waiting(*wait, 95 * S)]
-    recording = Recording(number + 100, 1, number, 4, {}, records, waits, latest, {})
+    recording = Recording(number + 100, 1, number, 4, about, records, waits, latest, {})
     return Subject(recording, condition)
 
 
@@ -136,6 +137,48 @@ def test_a_receive_waits_for_its_sender():
         "rank 1 waits for rank 0, whose message recv (8 B, from rank 0, tag 0, group 0) at a.py:9 "
         "is to take"
     )
+
+
+def dead(number, *records, at=None, why="", of=()):
+    ended = None if at is None else {"at": at, "why": why, "dead": list(of)}
+    return rank(number, *records, condition="dead", ended=ended)
+
+
+def test_of_several_dead_ranks_the_first_is_named_as_far_as_anything_tells():
+    group = GroupKey(1, 0, "three", (0, 1, 2))
+    inside, outside = op(Kind.BARRIER, 2, group, line=5), op(Kind.BARRIER, 1, group, end=91)
+
+    def first(*subjects):
+        found = explained(*subjects)
+        return found.verdict[0] if "first" in found.verdict[0] else None, found.causes
+
+    heard = {"at": 7.0, "why": "RankFailure: rank 1 died", "of": [1]}
+    assert first(dead(0, outside, inside), dead(1, outside), dead(2, outside, **heard)) == (
+        "rank 1 died first: rank 2 heard of it",
+        [1],
+    )
+    raised = dead(1, outside, at=8.0, why="KeyError: 'x'")
+    assert first(dead(0, outside, inside), raised, dead(2, outside, **heard)) == (
+        "rank 1 died first, of KeyError: 'x'",
+        [1],
+    )
+    later = dead(2, outside, at=8.5, why="OSError")
+    assert first(dead(0, outside), raised, later) == ("rank 1 died first, of KeyError: 'x'", [1])
+    assert first(dead(0, outside, inside), dead(1, outside), dead(2, outside, inside)) == (
+        "rank 1 died first, most likely: others were waiting for it",
+        [1],
+    )
+    assert first(dead(0, outside, inside), dead(1, outside), dead(2, outside)) == (None, [1, 2])
+    assert first(dead(0, outside, inside), dead(1, outside)) == (None, [1, 2])
+    assert first(rank(0, outside, inside), dead(1, outside), rank(2, outside, inside)) == (
+        None,
+        [1],
+    )
+
+
+def test_a_dead_rank_tells_the_exception_that_ended_it():
+    found = explained(dead(0, done(line=3), at=1.0, why="KeyError: 'x'"), size=1)
+    assert found.lines[0].startswith("rank 0: dead, of KeyError: 'x', outside of hpcdist")
 
 
 def test_what_a_sender_has_sent_instead_is_told():

@@ -223,6 +223,25 @@ def test_of_many_dead_processes_the_newest_are_kept(monkeypatch, tmp_path):
     assert [path.name for path in rings.find_rings([str(tmp_path)])] == ["3-1.ring", "4-1.ring"]
 
 
+def test_a_process_that_an_exception_ends_leaves_it_in_its_ring(tmp_path):
+    program = f"""
+import os
+from hpcdist.errors import RankFailure
+from hpcdist.runtime import failure
+from hpcdist.transport import recorder
+recorder.open_ring({{}}, [{str(tmp_path)!r}])
+failure.abort = os._exit
+failure.end_job_on_failure(0)
+raise RankFailure("ranks have died", (3, 5))
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
+    assert done.returncode == 1, done.stderr
+    (ring,) = rings.find_rings([str(tmp_path)])
+    end = read_recording(rings.read_ring(ring), 0).end
+    assert (end.why, end.dead) == ("hpcdist.errors.RankFailure: ranks have died", (3, 5))
+    assert abs(end.at_s - time.time()) < 3600
+
+
 def dead_ring(tmp_path, name, job, age_s, ended_s=0.0):
     """Make the ring of a process of a job that is dead.
 
