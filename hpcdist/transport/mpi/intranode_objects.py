@@ -60,7 +60,7 @@ def exchange_agreed(
         return _exchange_small(node, call)
     node.enter(call)
     node.end()
-    return OBJECT_VERBS[call.kind](host, call, detail)
+    return host.to_its_end(call, lambda: OBJECT_VERBS[call.kind](host, call, detail))
 
 
 def small_up_to(call: Objects, size: int) -> int:

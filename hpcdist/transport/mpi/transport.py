@@ -68,6 +68,9 @@ if TYPE_CHECKING:
 
 _MiB = 1 << 20
 _IN_SLOTS = 2
+_SHORT = 256 << 10
+"""Up to so many bytes an operation is one call of MPI, before which no interrupt is held."""
+
 _ABANDON_S = 5.0
 _GOODBYE_S = 1.0
 
@@ -266,7 +269,9 @@ class MpiTransport(Transport):
         host = self.context
         nodes = self._nodes_for(call, detail)
         if nodes is None:
-            return OBJECT_VERBS[call.kind](host, call, detail)
+            verb = partial(OBJECT_VERBS[call.kind], host, call, detail)
+            is_short = isinstance(call, AnyArrays) and call.nbytes <= _SHORT
+            return verb() if is_short else host.to_its_end(call, verb)
         if isinstance(call, Exchange):
             from hpcdist.transport.mpi.hierarchical.boxes import exchange_between
 
