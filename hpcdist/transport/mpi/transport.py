@@ -29,6 +29,7 @@ from hpcdist.transport.call import (
     Exchange,
     Message,
     ObjectMessage,
+    Objects,
     Reduction,
     apart,
     is_apart,
@@ -43,6 +44,7 @@ from hpcdist.transport.mpi.crew import Crew
 from hpcdist.transport.mpi.early import discard_unread
 from hpcdist.transport.mpi.exchange import mpi_exchange, shared_exchange
 from hpcdist.transport.mpi.intranode import check_off, end_posted, perform
+from hpcdist.transport.mpi.intranode_objects import end_left
 from hpcdist.transport.mpi.matching import Matching
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import Count, News
@@ -131,18 +133,21 @@ class MpiTransport(Transport):
                 return self._run_message(call)
             if call.ended is not None:  # told when the group is free again: it may use it
                 return watched(self.run, call)
-            queue = self.queue
-            if queue.queued or not queue.running.acquire(False):
-                del queue  # what marks this as being inside: it may only wait there
-                return self.queue.run(self._perform, call)
+            queue, turn = self.queue, []  # type: Any, list[bool]
             try:  # nothing is ahead: CollectiveQueue.run, without the calls
+                turn.extend(queue.take_turn())
+                if not any(turn):
+                    del queue  # what marks this as being inside: it may only wait there
+                    return self.queue.run(self._perform, call)
                 result = self._perform(call)
             except BaseException as error:
-                mark_inside(error)
-                drop_held()  # of this frame
+                if any(turn):
+                    mark_inside(error)
+                    drop_held()  # of this frame
                 raise
             finally:
-                queue.running.release()
+                if any(turn):
+                    self.queue.running.release()
             if held:
                 raise_held()
             return result
@@ -229,6 +234,10 @@ class MpiTransport(Transport):
             try:
                 result = perform(host, host.node, call)
             except BaseException as error:
+                if isinstance(call, Objects) and not isinstance(
+                    error, (HpcdistError, MPI.Exception)
+                ):
+                    end_left(host, host.node, call, before)
                 host.leave(call, error, before)
                 raise
         else:
