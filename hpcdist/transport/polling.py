@@ -149,10 +149,15 @@ def to_the_end(wait: Callable[[], _T], *, of_operation: bool = False) -> _T:
             if len(interrupts) > _MOST_HELD:
                 raise
     if interrupts and of_operation and threading.current_thread() is threading.main_thread():
-        held.append((_depth(sys._getframe()), interrupts[0]))
+        hold(interrupts[0])
     elif interrupts:
         raise interrupts[0]
     return result
+
+
+def hold(error: BaseException) -> None:
+    """Have `error` raised at the end of the calling operation."""
+    held.append((_depth(sys._getframe()), error))
 
 
 def raise_held() -> None:

@@ -19,7 +19,7 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, FrameType
 from typing import Any, TypeVar, final
 
@@ -31,6 +31,7 @@ from hpcdist.transport.polling import drop_held, held, raise_held
 from hpcdist.transport.recorder import end, fail
 
 Job = Callable[[], Any]
+_AT_ONCE = (False,)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _INSIDE: dict[CodeType, Callable[[Mapping[str, Any]], Any]] = {}
@@ -89,16 +90,20 @@ class CollectiveQueue:
             UsageError: this thread is in the middle of an operation; see [Note: nested].
 
         """
-        queue = self  # as long as this is bound, `run` counts as being inside
-        if not queue.queued and queue.running.acquire(blocking=False):
-            try:
+        queue, turn = self, []  # type: Any, list[bool]
+        try:  # as long as `queue` is bound, `run` counts as being inside
+            turn.extend(self.take_turn())
+            if any(turn):
                 result = job(*args)
-            except BaseException as error:
+        except BaseException as error:
+            if any(turn):
                 mark_inside(error)
                 drop_held()  # of this frame
-                raise
-            finally:
-                queue.running.release()
+            raise
+        finally:
+            if any(turn):
+                self.running.release()
+        if any(turn):
             if held:
                 raise_held()
             return result
@@ -107,6 +112,14 @@ class CollectiveQueue:
             return job(*args)  # a callback of an operation: it goes before what is queued
         del queue  # it runs on the queue's thread
         return self.start(lambda: job(*args), "operation")._value_at_end()
+
+    def take_turn(self) -> Iterable[bool]:
+        """Return what takes the turn if nothing is ahead, and then says True, once it is asked.
+
+        A list that is extended by it holds the answer at once: no interrupt can come in between, so
+        the turn is always given back.
+        """
+        return () if self.queued else map(self.running.acquire, _AT_ONCE)
 
     def start(self, job: Job, label: str) -> QueuedWork:
         """Queue `job` and return its work; a callback of an operation runs it at once."""

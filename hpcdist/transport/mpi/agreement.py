@@ -20,13 +20,14 @@ waits for it gets a `RemoteError` at once instead of waiting for the time-out.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, final
 
 from mpi4py import MPI
 
-from hpcdist.errors import RemoteError
+from hpcdist.errors import HpcdistError, RemoteError
 from hpcdist.runtime.mpi import told_by_all
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.call import Collective, label
@@ -46,7 +47,7 @@ from hpcdist.transport.mpi.decision import (
 )
 from hpcdist.transport.mpi.exchange import Exchange
 from hpcdist.transport.mpi.news import Blocker, News, Step
-from hpcdist.transport.polling import LEFT_GRACE_S, LISTEN_AFTER_S, poll
+from hpcdist.transport.polling import LEFT_GRACE_S, LISTEN_AFTER_S, hold, poll
 from hpcdist.transport.shm.control import SPINS, Six
 from hpcdist.transport.shm.node import SharedNode
 
@@ -255,11 +256,24 @@ class Agreement:
         try:
             if not self._poll(call, self._as_wait(call), self.check_off):
                 self._time_out(call)
-        except BaseException:
-            self._tally.unfinished = 1
-            raise
+        except BaseException as error:
+            if not self._is_held(error):
+                self._tally.unfinished = 1
+                raise
         assert self._found is not None
         return self._found
+
+    def _is_held(self, error: BaseException) -> bool:
+        """Hold an interrupt where all ranks have come and some have gone on: so does this one."""
+        if self.node is None or isinstance(error, (HpcdistError, MPI.Exception)):
+            return False
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        if self.node.control.call_off(False):
+            return False
+        self._found = self._look()
+        hold(error)
+        return self._found is not None
 
     def _poll(
         self, call: Collective, wait: Wait, check: Callable[[Collective], None] | None = None

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import _thread
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
@@ -19,7 +21,8 @@ from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import News
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.mpi.survival import translate
-from hpcdist.transport.queue import CollectiveQueue
+from hpcdist.transport.polling import to_the_end
+from hpcdist.transport.queue import CollectiveQueue, QueuedWork
 from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import TuningTable
@@ -95,6 +98,29 @@ class MpiContext:
             return {}
         self.news.listen()
         return self.news.left
+
+    def to_its_end(self, call: Collective, perform: Callable[[], Any]) -> Any:
+        """Return what `perform` returns, which takes several calls of MPI that ranks wait in.
+
+        An interrupt between two of them would leave the others inside MPI. So another thread makes
+        them, which runs no signal handlers, and interrupts are raised at the end of the operation.
+        """
+        if not self.threads or threading.current_thread() is not threading.main_thread():
+            return perform()
+        work, once = QueuedWork(perform, label(call, self.ranks)), threading.Lock()
+
+        def run() -> None:
+            if once.acquire(blocking=False):
+                work.execute()
+                work.end()
+
+        def wait() -> bool:
+            if not once.locked():
+                _thread.start_new_thread(run, ())
+            return work.ended.wait()
+
+        to_the_end(wait, of_operation=True)
+        return work.result()
 
     def leave(self, call: Collective, error: BaseException, before: int = -1) -> None:
         """Take back what a collective has lent that this rank leaves; see `SharedNode.leave`."""

@@ -133,7 +133,7 @@ def _by_mpi(host: MpiContext, node: SharedNode, call: AnyArrays, detail: Range) 
     """Run what the ranks have agreed on by MPI, where nothing of theirs is used here."""
     node.enter(call)
     node.end()
-    return OBJECT_VERBS[call.kind](host, call, detail)
+    return host.to_its_end(call, lambda: OBJECT_VERBS[call.kind](host, call, detail))
 
 
 def check_off(node: SharedNode, call: Collective) -> None:

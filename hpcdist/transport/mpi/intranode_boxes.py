@@ -51,7 +51,7 @@ def exchange_boxes(host: MpiContext, node: SharedNode, call: Exchange) -> None:
     addresses = node.control.addresses()
     if 0 in addresses:
         node.end()
-        OBJECT_VERBS[call.kind](host, call, detail)
+        host.to_its_end(call, lambda: OBJECT_VERBS[call.kind](host, call, detail))
         return
     places = node.places(addresses)
     try:

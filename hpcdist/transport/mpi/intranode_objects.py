@@ -66,9 +66,32 @@ def exchange_agreed(
         return OBJECT_VERBS[call.kind](host, call, detail) if failed else received
     if detail[1] <= small_up_to(call, node.size):
         return _exchange_small(node, call)
+    return _by_mpi(host, node, call, detail)
+
+
+def _by_mpi(host: MpiContext, node: SharedNode, call: Objects, detail: tuple[int, int]) -> Any:
     node.enter(call)
     node.end()
-    return OBJECT_VERBS[call.kind](host, call, detail)
+    return host.to_its_end(call, lambda: OBJECT_VERBS[call.kind](host, call, detail))
+
+
+def end_left(host: MpiContext, node: SharedNode, call: Objects, before: int) -> None:
+    """Take part in what others have gone on with by MPI while this rank was interrupted.
+
+    Args:
+        host: the group.
+        node: its memory.
+        call: what this rank leaves.
+        before: how many operations there were before it.
+
+    """
+    control = node.control
+    if control.sequence in (before, control.ended) or control.call_off(False):
+        return
+    assert host.agreement is not None
+    detail = host.agreement.end_posted(call)
+    if detail[1] > small_up_to(call, node.size) and not _in_segments(call, detail):
+        _by_mpi(host, node, call, detail)
 
 
 def small_up_to(call: Objects, size: int) -> int:

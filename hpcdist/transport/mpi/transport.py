@@ -32,6 +32,7 @@ from hpcdist.transport.call import (
     Exchange,
     Message,
     ObjectMessage,
+    Objects,
     Reduction,
     apart,
     is_apart,
@@ -46,6 +47,7 @@ from hpcdist.transport.mpi.crew import Crew
 from hpcdist.transport.mpi.early import discard_unread
 from hpcdist.transport.mpi.exchange import mpi_exchange, shared_exchange
 from hpcdist.transport.mpi.intranode import check_off, end_posted, perform
+from hpcdist.transport.mpi.intranode_objects import end_left
 from hpcdist.transport.mpi.matching import Matching
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import Count, News
@@ -71,6 +73,9 @@ if TYPE_CHECKING:
 
 _MiB = 1 << 20
 _IN_SLOTS = 2
+_SHORT = 256 << 10
+"""Up to so many bytes an operation is one call of MPI, before which no interrupt is held."""
+
 _ABANDON_S = 5.0
 _GOODBYE_S = 1.0
 _SHOWN = 8
@@ -133,18 +138,21 @@ class MpiTransport(Transport):
                 return self._run_message(call)
             if call.ended is not None:  # told when the group is free again: it may use it
                 return watched(self.run, call)
-            queue = self.queue
-            if queue.queued or not queue.running.acquire(False):
-                del queue  # what marks this as being inside: it may only wait there
-                return self.queue.run(self._perform, call)
+            queue, turn = self.queue, []  # type: Any, list[bool]
             try:  # nothing is ahead: CollectiveQueue.run, without the calls
+                turn.extend(queue.take_turn())
+                if not any(turn):
+                    del queue  # what marks this as being inside: it may only wait there
+                    return self.queue.run(self._perform, call)
                 result = self._perform(call)
             except BaseException as error:
-                mark_inside(error)
-                drop_held()  # of this frame
+                if any(turn):
+                    mark_inside(error)
+                    drop_held()  # of this frame
                 raise
             finally:
-                queue.running.release()
+                if any(turn):
+                    self.queue.running.release()
             if held:
                 raise_held()
             return result
@@ -231,6 +239,10 @@ class MpiTransport(Transport):
             try:
                 result = perform(host, host.node, call)
             except BaseException as error:
+                if isinstance(call, Objects) and not isinstance(
+                    error, (HpcdistError, MPI.Exception)
+                ):
+                    end_left(host, host.node, call, before)
                 host.leave(call, error, before)
                 raise
         else:
@@ -271,7 +283,9 @@ class MpiTransport(Transport):
         host = self.context
         nodes = self._nodes_for(call, detail)
         if nodes is None:
-            return OBJECT_VERBS[call.kind](host, call, detail)
+            verb = partial(OBJECT_VERBS[call.kind], host, call, detail)
+            is_short = isinstance(call, AnyArrays) and call.nbytes <= _SHORT
+            return verb() if is_short else host.to_its_end(call, verb)
         if isinstance(call, Exchange):
             from hpcdist.transport.mpi.hierarchical.boxes import exchange_between
 
