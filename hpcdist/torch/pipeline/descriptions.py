@@ -118,7 +118,7 @@ class SharedLayerDesc(LayerDesc):
                 f"{self.name} of the shared layers {self.key!r} has no parameter "
                 f"{self.shared_weight_attr!r}; it has {_listed(layer)}"
             )
-        return weight  # type: ignore[no-any-return]
+        return weight
 
     def name_in(self, layer: torch.nn.Module) -> str:
         """Return what the layer calls the weight.
@@ -128,7 +128,7 @@ class SharedLayerDesc(LayerDesc):
 
         """
         weight = self.weight_of(layer)
-        return next(name for name, each in layer.named_parameters() if each is weight)
+        return next(f"{name}" for name, each in layer.named_parameters() if each is weight)
 
     def give_weight(self, layer: torch.nn.Module, weight: torch.nn.Parameter) -> None:
         """Make a layer of this rank use the weight of another one.

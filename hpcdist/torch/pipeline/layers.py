@@ -124,9 +124,10 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
     @property
     def losses(self) -> list[Callable[..., Any]]:
         """All functions in ``loss_fn``."""
-        if isinstance(self.loss_fn, (list, tuple)):
-            return [*self.loss_fn]
-        return [] if self.loss_fn is None else [self.loss_fn]
+        given: Any = self.loss_fn
+        if isinstance(given, (list, tuple)):
+            return [*given]
+        return [] if given is None else [given]
 
     @property
     def num_stages(self) -> int:
