@@ -230,6 +230,28 @@ def evaluation_gives_the_loss_on_all_ranks_and_the_output_on_the_last():
     assert all(each.grad is None for each in model.parameters())
 
 
+@sentence
+def all_losses_of_a_list_are_told_and_one_of_them_trains():
+    _rank, size = rank_and_size()
+    rows, given = layers(2 * size), batch(12)
+    several = [functional.mse_loss, functional.l1_loss]
+    for index, loss in enumerate(several):
+        model, whole = pipeline(rows, several), alone(rows)
+        model.train()
+        told = model.forward_backward_pipeline(given, None, index)
+        expected = computed_alone(whole, given, loss)
+        torch.testing.assert_close(told[index], expected)
+        assert_same_gradients(model, whole)
+        model.zero_grad()
+        assert model.eval_batch(given) == told
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    assert model.train_batch(given, optimizer, None, None, 1) == told
+    for wrong in (2, -1, True, "1"):
+        with pytest.raises(dist.UsageError, match="one of the 2 functions"):
+            model.train_batch(given, optimizer, loss_fn_idx=wrong)
+    in_step()
+
+
 # ---- what stages hand on
 
 
@@ -342,6 +364,45 @@ def tied_layers(size):
         *(nn.Tanh() for _ in range(size)),
         SharedLayerDesc("embed", made(nn.Linear, WIDTH, WIDTH)),
     ]
+
+
+class Head(nn.Module):
+    """Has its weight in a layer of its own, and names it by a property, as Paddle's users do."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.inner = linear(seed)
+
+    @property
+    def embedding_weight(self):
+        return self.inner.weight
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+@sentence
+def a_property_may_name_the_weight_that_layers_share():
+    _rank, size = rank_and_size()
+
+    def rows():
+        described = [SharedLayerDesc("w", Head, None, "embedding_weight", each) for each in (1, 2)]
+        return [described[0], *(nn.Tanh() for _ in range(size)), described[1]]
+
+    model = pipeline(rows())
+    whole = PipelineLayer(rows(), loss_fn=functional.mse_loss, group=own_group())
+    whole = PipelineParallel(whole, None, options())
+    for each in (model, whole):
+        optimizer = torch.optim.SGD(each.parameters(), 0.1)
+        for step in range(2):
+            each.train_batch(batch(12, step), optimizer)
+    expected, mine = whole.state_dict(), model.state_dict()
+    first, last = "0.inner.weight", f"{size + 1}.inner.weight"
+    torch.testing.assert_close(expected[first], expected[last], rtol=0, atol=0)
+    for name, value in mine.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-9)
+    names = [tie.name for tie in model.module.ties]
+    assert names == ([first] if size > 1 and {first, last} & {*mine} else [])
 
 
 @sentence

@@ -103,6 +103,16 @@ def init_parallel_env(
         raise
 
 
+def begun_session() -> Session:
+    """Return the current session; begin the world if there is none, which is collective.
+
+    As functions of meshes do: in Paddle's programs nothing else begins it.
+    """
+    if current_session() is None:
+        init_parallel_env()
+    return require_session()
+
+
 _starts = OneThread()
 """MPI starts once in a process."""
 

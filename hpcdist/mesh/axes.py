@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcdist.comm.session import require_session
+from hpcdist.comm.environment import begun_session
 from hpcdist.errors import UsageError
 from hpcdist.mesh.process_mesh import ProcessMesh, get_mesh
 
@@ -20,10 +20,22 @@ def model_line(caller: str) -> ProcessMesh:
         UsageError: this rank is not part of it, or which axis is meant is not clear.
 
     """
-    session = require_session()
+    session = begun_session()
     grid = getattr(session, "grid", None)
     mesh = get_mesh() or (ProcessMesh(session.world.ranks, [MODEL]) if grid is None else grid.mesh)
     return mesh.get_submesh_with_dim(mesh.names[model_axis(mesh, caller)])
+
+
+def whole_line(parts: int) -> ProcessMesh | None:
+    """Return all ranks of the grid in a row, if they are `parts` and only dp divides them. Local.
+
+    So it is after a bare ``fleet.init``, which says nothing of layers that are cut.
+    """
+    grid = getattr(begun_session(), "grid", None)
+    if get_mesh() is not None or grid is None or grid.degree("dp") != parts:
+        return None
+    ranks = grid.mesh.group.ranks
+    return ProcessMesh(ranks, [MODEL]) if len(ranks) == parts else None
 
 
 def model_axis(mesh: ProcessMesh, caller: str) -> int:

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from hpcdist.comm.environment import begun_session
 from hpcdist.comm.group import Group, world_of
 from hpcdist.comm.making import as_rank, group_of
-from hpcdist.comm.session import Session, current_session, require_session
+from hpcdist.comm.session import Session, current_session
 from hpcdist.errors import UsageError
 
 Coordinate = tuple[int, ...]
@@ -110,7 +111,7 @@ class ProcessMesh:
     @property
     def coordinate(self) -> Coordinate | None:
         """Where this rank is; None if it is not part of the mesh."""
-        return self._places.get(require_session().world.rank)
+        return self._places.get(begun_session().world.rank)
 
     def coordinate_of(self, rank: int) -> Coordinate | None:
         """Return where world rank `rank` is; None if it is not part of the mesh.
@@ -254,7 +255,7 @@ class ProcessMesh:
         return self._group(None)
 
     def _group(self, axis: int | None) -> Group:
-        session = require_session()
+        session = begun_session()
         found: Group | None = session.of_meshes.get((self, axis))
         if found is None or found.is_closed:
             self._check_ranks(session)
@@ -269,7 +270,7 @@ class ProcessMesh:
 
         The same on all ranks.
         """
-        session = require_session()
+        session = begun_session()
         found: tuple[bool, ...] | None = session.of_meshes.get(self)
         if found is None:
             self._check_ranks(session)
@@ -299,7 +300,7 @@ class ProcessMesh:
         place = self.coordinate
         if place is None:
             raise UsageError(
-                f"{what} was asked of {self!r}, which rank {require_session().world.rank} is not "
+                f"{what} was asked of {self!r}, which rank {begun_session().world.rank} is not "
                 "part of; let the ranks of the mesh alone do it"
             )
         return place
@@ -307,7 +308,7 @@ class ProcessMesh:
     # ---- the current mesh
 
     def __enter__(self) -> ProcessMesh:
-        require_session().meshes.append(self)
+        begun_session().meshes.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -372,7 +373,8 @@ def get_mesh() -> ProcessMesh | None:
         [['x'], ['x']]
 
     """
-    meshes = require_session().meshes
+    session = current_session()
+    meshes = [] if session is None else session.meshes
     return cast("ProcessMesh", meshes[-1]) if meshes else None
 
 
@@ -396,7 +398,7 @@ def set_mesh(mesh: ProcessMesh) -> None:
     """
     if not isinstance(mesh, ProcessMesh):
         raise UsageError(f"set_mesh takes a ProcessMesh, got {mesh!r}")
-    require_session().meshes[-1:] = [mesh]
+    begun_session().meshes[-1:] = [mesh]
 
 
 def create_mesh(mesh_dims: Sequence[tuple[str, int]]) -> ProcessMesh:

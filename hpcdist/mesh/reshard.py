@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from hpcdist.comm.session import require_session
+from hpcdist.comm.environment import begun_session
 from hpcdist.errors import UsageError
 from hpcdist.mesh.agreement import agree, refuse
 from hpcdist.mesh.dist_array import DistArray
@@ -77,7 +77,7 @@ def way_of(src: Layout, dst: Layout, itemsize: int) -> Way:
 
 def costs_here(mesh: ProcessMesh) -> tuple[Costs, ...]:
     """Return what moving data along the axes of a mesh costs in this job."""
-    session = require_session()
+    session = begun_session()
     found: tuple[Costs, ...] | None = session.of_meshes.get((mesh, "costs"))
     if found is None:
         assert session.world.transport is not None

@@ -199,7 +199,8 @@ class Gradients(Policy):
         if not (self._find_unused or self._shadowing):
             return UsageError(
                 f"the backward pass ended without a gradient for {names(missing)}; give "
-                "every parameter one, or build DataParallel with find_unused_parameters=True. "
+                "every parameter one, or build DataParallel with find_unused_parameters=True (with "
+                "fleet: strategy.find_unused_parameters = True). "
                 "(To change a gradient afterwards write into it: p.grad[...] *= 2)"
             )
         stale = sorted(self._peeked.intersection(missing))

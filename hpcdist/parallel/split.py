@@ -17,7 +17,7 @@ from hpcdist.arrays.libraries import row_of
 from hpcdist.comm.dispatch import as_flag
 from hpcdist.errors import UsageError
 from hpcdist.mesh.agreement import agree, refuse
-from hpcdist.mesh.axes import model_axis, model_line
+from hpcdist.mesh.axes import model_axis, model_line, whole_line
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import default_cuts
 from hpcdist.mesh.process_mesh import ProcessMesh
@@ -79,7 +79,7 @@ def split(
     place: Place | None = None
     layer: Layer | None = None
     try:
-        place = _place_of(x)
+        place = _place_of(x, num_partitions)
         layer = _layer(size, operation, axis, num_partitions, gather_out, bias_attr, name)
         _check_parts(layer, place)
         prepare = load(row_of(type(x), _TENSORS) or _ARRAYS)
@@ -179,13 +179,13 @@ def _integers(values: Any) -> tuple[int, ...]:
         return ()
 
 
-def _place_of(x: Any) -> Place:
+def _place_of(x: Any, parts: Any) -> Place:
     if isinstance(x, DistArray):
         mesh = x.process_mesh
     elif hasattr(x, "device_mesh"):  # a DTensor
         mesh = load("hpcdist.torch.mesh:process_mesh_of")(x.device_mesh)
     else:
-        mesh = model_line("split")
+        mesh = whole_line(parts) or model_line("split")
     if mesh.coordinate is None:
         raise UsageError(f"this rank is not part of {mesh!r}; let its ranks alone call split")
     return Place(mesh, model_axis(mesh, "split"))

@@ -452,8 +452,9 @@ class TorchDataParallel(DataParallel, Wrapper):
 def _unused(missing: list[str]) -> UsageError:
     return UsageError(
         f"no gradient for {', '.join(missing)} in this backward pass; every parameter must take "
-        "part in the loss. Pass find_unused_parameters=True to DataParallel if some do not, or "
-        "set requires_grad=False on what shall not be trained"
+        "part in the loss. If some do not, pass find_unused_parameters=True to DataParallel, or "
+        "with fleet set strategy.find_unused_parameters = True; or set requires_grad=False on "
+        "what shall not be trained"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -71,7 +71,11 @@ class Rows(NamedTuple):
         ).full_tensor()
 
 
-_WAYS = {_MEAN: Rows._mean, _ROWS: Rows._joined, _AS_IT_IS: lambda _, result: result}
+_WAYS: dict[int, Callable[[Rows, Any], Any]] = {
+    _MEAN: Rows._mean,
+    _ROWS: Rows._joined,
+    _AS_IT_IS: lambda _, result: result,
+}
 
 
 def rows_of(batch: Any) -> Rows | None:

@@ -46,6 +46,18 @@ def test_groups_along_axes_sum_over_their_ranks(even, rank, size):
     assert str(rank) in grid.describe()
 
 
+def test_a_bare_init_leaves_all_ranks_to_split(size):
+    fleet.init(is_collective=True)
+    x, weight = np.arange(12.0).reshape(4, 3), np.arange(15.0).reshape(3, 5)
+    assert np.allclose(dist.split(x, (3, 5), "linear", 1, size, weight_attr=weight), x @ weight)
+    ids = np.array([2, 0])
+    found = dist.split(ids, (3, 5), "embedding", num_partitions=size, weight_attr=weight)
+    assert np.array_equal(found, weight[ids])
+    if size > 1:
+        with pytest.raises(dist.UsageError, match=f"num_partitions is {size + 1}"):
+            dist.split(x, (3, 5), "linear", 1, size + 1, weight_attr=weight)
+
+
 @pytest.mark.parametrize("bad", ["degree", "strategy"])
 def test_one_wrong_rank_is_an_error_on_all(bad, rank, size):
     strategy = fleet.DistributedStrategy()

@@ -43,3 +43,14 @@ def test_meshes_within_nodes_share_memory(world_with, rank, size):
     for array in (a, dist.reshard(a, mine, [Shard(1)])):
         shared = mine.group.transport.context.heap.offset_of(array.local)
         assert (shared is not None) == (mine.size > 1)
+
+
+@pytest.mark.parametrize("make", [dist.shard_tensor, dist.dtensor_from_local])
+def test_functions_of_meshes_begin_the_world(make, rank, size):
+    dist.destroy_process_group()
+    mesh = ProcessMesh([*range(size)], ["x"])
+    assert dist.get_mesh() is None
+    array = make(np.ones((2, 3)), mesh, [Shard(0)])
+    assert array.sum() == (6 if make is dist.shard_tensor else 6 * size)
+    assert mesh.coordinate == (rank,)
+    assert dist.is_initialized()

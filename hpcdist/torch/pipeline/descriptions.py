@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -63,7 +64,8 @@ class SharedLayerDesc(LayerDesc):
         key: what they have in common.
         layer_func: as of a `LayerDesc`.
         forward_func: called as ``forward_func(layer, x)`` in place of the layer; None: the layer.
-        shared_weight_attr: the name of the parameter; with dots for one of a sub-module.
+        shared_weight_attr: the name of the parameter, or of a property that returns one; with
+            dots for one of a sub-module.
         inputs: positional arguments of the layer.
         kwargs: its keyword arguments.
 
@@ -107,14 +109,26 @@ class SharedLayerDesc(LayerDesc):
             layer: one that was made of this description.
 
         """
-        owner, name = self._place(layer)
-        weight = owner._parameters.get(name)
-        if weight is None:
+        try:
+            weight = attrgetter(self.shared_weight_attr)(layer)
+        except AttributeError:
+            weight = None
+        if not any(weight is each for each in layer.parameters()):
             raise UsageError(
                 f"{self.name} of the shared layers {self.key!r} has no parameter "
                 f"{self.shared_weight_attr!r}; it has {_listed(layer)}"
             )
         return weight
+
+    def name_in(self, layer: torch.nn.Module) -> str:
+        """Return what the layer calls the weight.
+
+        Args:
+            layer: one that was made of this description.
+
+        """
+        weight = self.weight_of(layer)
+        return next(f"{name}" for name, each in layer.named_parameters() if each is weight)
 
     def give_weight(self, layer: torch.nn.Module, weight: torch.nn.Parameter) -> None:
         """Make a layer of this rank use the weight of another one.
@@ -124,16 +138,12 @@ class SharedLayerDesc(LayerDesc):
             weight: of the same shape and dtype as its own.
 
         """
-        check_alike(self.key, self.weight_of(layer), weight)
-        owner, name = self._place(layer)
-        owner._parameters[name] = weight
-
-    def _place(self, layer: torch.nn.Module) -> tuple[torch.nn.Module, str]:
-        path, _, name = self.shared_weight_attr.rpartition(".")
-        try:
-            return layer.get_submodule(path), name
-        except AttributeError:
-            return torch.nn.Module(), name  # which has no parameters
+        own = self.weight_of(layer)
+        check_alike(self.key, own, weight)
+        for owner in layer.modules():
+            for name, each in owner._parameters.items():
+                if each is own:
+                    owner._parameters[name] = weight
 
 
 def check_alike(key: str, one: torch.Tensor, other: torch.Tensor) -> None:

@@ -54,7 +54,8 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
         layers: `LayerDesc`s, modules (which are then built on every rank), and functions.
         num_stages: how many ranks the pipeline has; None for those of the group.
         topology: a `CommunicateTopology`, whose axis "pipe" is the pipeline where there is no grid.
-        loss_fn: called as ``loss_fn(output, labels)``; returns the mean over the samples.
+        loss_fn: called as ``loss_fn(output, labels)``; returns the mean over the samples. Of a list
+            of such functions all are computed, and `train_batch` says which one trains.
         seg_method: how layers are cut into stages: "uniform"; "parameters"; "layer:Name", to have
             equal numbers of layers whose class is named so, a regular expression; the first layer
             of each stage; or `LayerCosts`.
@@ -94,7 +95,7 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
         layers: Sequence[Any],
         num_stages: int | None = None,
         topology: Any = None,
-        loss_fn: Callable[..., Any] | None = None,
+        loss_fn: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
         seg_method: Any = "uniform",
         recompute_interval: int = 0,
         recompute_ctx: Any = None,
@@ -120,6 +121,14 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
         self._calls: dict[int, Layer] = {}
         ranks.share(lambda: self._build(layers, seg_method, seed))
         self.ties: list[Tie] = tie_ranks(self.group, self._shared(layers))
+
+    @property
+    def losses(self) -> list[Callable[..., Any]]:
+        """All functions in ``loss_fn``."""
+        given: Any = self.loss_fn
+        if isinstance(given, (list, tuple)):
+            return [*given]
+        return [] if given is None else [given]
 
     @property
     def num_stages(self) -> int:
@@ -208,15 +217,18 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
                 raise UsageError(f"{name} must be an integer of at least {least}, got {value!r}")
         if self.placement not in ("loop", "V"):
             raise UsageError(f'placement is "loop" or "V", got {self.placement!r}')
-        if self.loss_fn is not None and not callable(self.loss_fn):
-            raise UsageError(f"loss_fn must be a function, got {self.loss_fn!r}")
+        if not all(map(callable, self.losses)):
+            raise UsageError(f"loss_fn must be a function, or a list of them, got {self.loss_fn!r}")
         for place, each in enumerate(layers):
             if not isinstance(each, LayerDesc) and not callable(each):
                 raise UsageError(
                     f"layer {place} is {each!r}; a layer is a LayerDesc, a torch module or a "
                     "function"
                 )
-        cut = f"seg_method={seg_method!r}, {self.chunks} stages on each rank, {self.placement}"
+        cut = (
+            f"seg_method={seg_method!r}, {self.chunks} stages on each rank, {self.placement}, "
+            f"losses: {len(self.losses)}"
+        )
         return [(name, (), "") for name in [*map(_name_of, layers), cut]]
 
     def _build(self, layers: Sequence[Any], seg_method: Any, seed: int) -> None:

@@ -87,9 +87,10 @@ class PipelineParallel(Wrapper):
         optimizer: Any,
         lr_scheduler: Any = None,
         scaler: Any = None,
+        loss_fn_idx: int = 0,
         *,
         schedule: str | None = None,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Compute a batch, step the optimizer and clear the gradients. Collective over the grid.
 
         The batch goes through the stages in micro-batches of ``micro_batch_size`` samples; the last
@@ -103,18 +104,22 @@ class PipelineParallel(Wrapper):
             lr_scheduler: stepped after the optimizer.
             scaler: scales the loss; one of `fleet.distributed_scaler` or `shard_scaler`, so that
                 all ranks skip the same steps.
+            loss_fn_idx: which one of several functions in ``loss_fn`` gives the gradients.
             schedule: another schedule than ``self.schedule``, by any name that Paddle or torch has
                 for it.
 
         Returns:
-            The mean loss of the batch, on all ranks of the pipeline: a float64.
+            The mean loss of the batch, on all ranks of the pipeline: a float64. Of a list of
+            ``loss_fn`` the list of their means.
 
         Raises:
             UsageError: a wrong argument, or what a stage raises, on the rank where it happens.
             RemoteError: another rank failed; it tells the rank and the stage.
 
         """
-        loss = self.forward_backward_pipeline(data, scaler, schedule=schedule, optimizer=optimizer)
+        loss = self.forward_backward_pipeline(
+            data, scaler, loss_fn_idx, schedule=schedule, optimizer=optimizer
+        )
         if scaler is None:
             optimizer.step()
         else:
@@ -130,15 +135,17 @@ class PipelineParallel(Wrapper):
         self,
         data: Any,
         scaler: Any = None,
+        loss_fn_idx: int = 0,
         *,
         schedule: str | None = None,
         optimizer: Any = None,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Compute a batch and add its gradients to those that there are; see `train_batch`.
 
         Args:
             data: as of `train_batch`.
             scaler: scales the loss; None for none.
+            loss_fn_idx: as of `train_batch`.
             schedule: as of `train_batch`.
             optimizer: if it is given, it is checked before anything is sent.
 
@@ -153,11 +160,13 @@ class PipelineParallel(Wrapper):
         def check() -> None:
             ranks = self.grid.mesh.group.nranks
             check_training(self._layers, optimizer, scaler, ranks, self.device)
+            check_loss(self._layers, loss_fn_idx)
 
         def finish_with(labels: Sequence[Any], weights: Sequence[float]) -> Finish:
             def finish(micro: int, output: Any) -> Any:
-                loss = self._loss_of(output, labels[micro]) * weights[micro]
-                losses.append(loss.detach().double())
+                found = self._losses_of(output, labels[micro])
+                losses.append(_stacked(found) * weights[micro])
+                loss = found[loss_fn_idx] * weights[micro]
                 return loss if scaler is None else scaler.scale(loss)
 
             return finish
@@ -173,7 +182,7 @@ class PipelineParallel(Wrapper):
         with torch.no_grad():
             for each, gradient in earlier:
                 each.grad = gradient if each.grad is None else each.grad.add_(gradient)
-        return loss
+        return self._told(loss)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def eval_batch(self, data: Any, compute_loss: bool = True) -> Any:
@@ -184,8 +193,8 @@ class PipelineParallel(Wrapper):
             compute_loss: False returns what the model does, of the whole batch.
 
         Returns:
-            The mean loss, on all ranks of the pipeline; or the output on the ranks that have the
-            last stage, and None on others.
+            The mean loss, or the list of them, on all ranks of the pipeline; or the output on the
+            ranks that have the last stage, and None on others.
 
         """
         self.eval()
@@ -195,7 +204,8 @@ class PipelineParallel(Wrapper):
         def finish_with(labels: Sequence[Any], weights: Sequence[float]) -> Finish:
             def finish(micro: int, output: Any) -> Any:
                 if compute_loss:
-                    losses.append(self._loss_of(output, labels[micro]).double() * weights[micro])
+                    found = self._losses_of(output, labels[micro])
+                    losses.append(_stacked(found) * weights[micro])
                 else:
                     outputs[micro] = output
                 return output
@@ -205,7 +215,7 @@ class PipelineParallel(Wrapper):
         check = (lambda: check_loss(self._layers)) if compute_loss else None
         loss = self._steps.run(data, self.schedule, check, finish_with, losses)
         if compute_loss:
-            return loss
+            return self._told(loss)
         return _joined([outputs[micro] for micro in sorted(outputs)])
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -255,16 +265,13 @@ class PipelineParallel(Wrapper):
             raise UsageError("there was no train_batch yet; call it once before")
         return self._steps.last
 
-    def _loss_of(self, output: Any, labels: Any) -> Any:
-        assert self._layers.loss_fn is not None
+    def _losses_of(self, output: Any, labels: Any) -> list[torch.Tensor]:
         given = (output,) if labels is None else (output, labels)
-        loss = self._layers.loss_fn(*given)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            got = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise UsageError(
-                f"loss_fn must return one number, the mean over its samples, got {got}"
-            )
-        return loss.reshape(())
+        return [_one_number(loss_fn(*given)) for loss_fn in self._layers.losses]
+
+    def _told(self, losses: torch.Tensor) -> Any:
+        """Return what a batch gives: a loss, or of a list of functions theirs."""
+        return losses[0] if callable(self._layers.loss_fn) else [*losses]
 
     # ---- a module like the one it holds
 
@@ -315,6 +322,17 @@ class PipelineParallel(Wrapper):
 
 def _grid_of(group: Group) -> HybridCommunicateGroup:
     return HybridCommunicateGroup(CommunicateTopology(["pipe"], [group.nranks]), group=group)
+
+
+def _one_number(loss: Any) -> torch.Tensor:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        got = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise UsageError(f"loss_fn must return one number, the mean over its samples, got {got}")
+    return loss.reshape(())
+
+
+def _stacked(losses: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([each.detach().double() for each in losses])
 
 
 def _joined(outputs: Sequence[Any]) -> Any:

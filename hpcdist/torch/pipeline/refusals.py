@@ -72,7 +72,12 @@ def check_training(
         scaler.scale(torch.zeros((), device=device))  # it has a scale only from then on
 
 
-def check_loss(layers: PipelineLayer) -> None:
-    """Refuse to compute a loss where there is none."""
-    if layers.loss_fn is None:
+def check_loss(layers: PipelineLayer, index: int = 0) -> None:
+    """Refuse to compute a loss where there is none, or none of this index."""
+    if not layers.losses:
         raise UsageError("the PipelineLayer has no loss; make it with loss_fn=")
+    if isinstance(index, bool) or index not in range(len(layers.losses)):
+        raise UsageError(
+            f"loss_fn_idx must be the index, from 0, of one of the {len(layers.losses)} functions "
+            f"in loss_fn, got {index!r}"
+        )

@@ -178,15 +178,18 @@ class Steps:
         Collective over the grid: what has failed on one rank is raised on all.
         """
         everyone, layers = self.everyone, self._layers
-        loss = sum((each.cpu() for each in losses), torch.zeros((), dtype=torch.float64))
+        count = len(layers.losses)
+        loss = sum((each.cpu() for each in losses), torch.zeros(count, dtype=torch.float64))
         if everyone.nranks == 1:
             if failure is not None:
                 raise failure
             return loss
-        told = np.zeros(2 + everyone.nranks)  # failures, those that came first, losses by rank
+        # Failures, those that came first, losses by rank.
+        told = np.zeros(2 + everyone.nranks * count)
         is_first = failure is not None and not is_secondary(failure)
         told[:2] = failure is not None, is_first
-        told[2 + everyone.rank] = loss
+        by_rank = told[2:].reshape(everyone.nranks, count)
+        by_rank[everyone.rank] = loss
         all_reduce(told, group=everyone)
         if told[0]:
 
@@ -196,7 +199,7 @@ class Steps:
 
             Together(everyone).share(tell)
         last = everyone.get_group_rank(layers.group.ranks[layers.last_rank])
-        return torch.tensor(told[2 + last])
+        return torch.from_numpy(by_rank[last].copy())
 
     def _in_words(self, stage: int) -> str:
         layers = self._layers

@@ -10,6 +10,7 @@ import torch
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import new_group
+from hpcdist.comm.objects import broadcast_object_list
 from hpcdist.comm.states import verify_states
 from hpcdist.parallel.module_state import broadcast_states
 from hpcdist.torch.pipeline.descriptions import SharedLayerDesc
@@ -22,11 +23,6 @@ class Member(NamedTuple):
     rank: int
     desc: SharedLayerDesc
     layer: torch.nn.Module | None
-
-    @property
-    def name(self) -> str:
-        """What the model calls the weight."""
-        return f"{self.place}.{self.desc.shared_weight_attr}"
 
 
 class Tie(NamedTuple):
@@ -58,14 +54,22 @@ def tie_ranks(group: Group, shared: Mapping[str, Sequence[Member]]) -> list[Tie]
         ranks = list(dict.fromkeys(each.rank for each in members))
         weights = [each.desc.weight_of(each.layer) for each in members if each.layer is not None]
         if weights and len(ranks) > 1:
-            ties.append(Tie(members[0].name, weights[0], ranks))
-            _make_equal(group, key, ties[-1])
+            sharing = new_group([group.ranks[each] for each in ranks])
+            ties.append(Tie(_name_of(members[0], sharing), weights[0], ranks))
+            _make_equal(group, sharing, key, ties[-1])
     return ties
 
 
-def _make_equal(group: Group, key: str, tie: Tie) -> None:
+def _name_of(first: Member, sharing: Group) -> str:
+    """Return what the model calls the weight: the first layer's rank tells. Collective."""
+    place, _, desc, layer = first
+    told = [None if layer is None else f"{place}.{desc.name_in(layer)}"]
+    broadcast_object_list(told, sharing.ranks[0], sharing)
+    return f"{told[0]}"
+
+
+def _make_equal(group: Group, sharing: Group, key: str, tie: Tie) -> None:
     _, weight, ranks = tie
-    sharing = new_group([group.ranks[each] for each in ranks])
     dtype = f"{weight.dtype}".removeprefix("torch.")
     verify_states([(f"weight shared by {key}", tuple(weight.shape), dtype)], sharing)
     broadcast_states([weight.detach()], sharing, group.ranks[ranks[0]])
