@@ -239,12 +239,11 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
         """
         if self._told == self.clip_norm:
             return
-        states = [(f"clip_norm={self.clip_norm}", (), "")]
-        verify_states(states, self.grid.mesh.group, "option")
+        limit = [(f"clip_norm={self.clip_norm}", (), "")]
+        verify_states(limit, self.grid.mesh.group, "option")
         if self._told is self:
-            for group in self.param_groups:
-                states += states_of_group(group)
-            verify_states(states, self.grid.fused(*DATA_AXES, "mp"), "option")
+            states = [state for group in self.param_groups for state in states_of_group(group)]
+            verify_states([*limit, *states], self.grid.fused(*DATA_AXES, "mp"), "option")
         self._told = self.clip_norm
 
     def minimize(
