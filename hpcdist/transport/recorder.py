@@ -17,7 +17,6 @@ import struct
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -107,6 +106,8 @@ def open_ring(about: Mapping[str, Any], roots: Sequence[str] = rings.ROOTS) -> N
 
 def _note_failure(error: BaseException) -> None:
     """Tell readers of the exception that ends this process, and of whose death it is."""
+    import traceback  # which takes time to import, and is wanted at the end only
+
     if os.getpid() == _file.pid:
         why = traceback.format_exception_only(error)[-1].strip()[:_WHY]
         tell(ended={"at": time.time(), "why": why, "dead": list(getattr(error, "ranks", ()))})
