@@ -239,7 +239,7 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
         """
         if self._told == self.clip_norm:
             return
-        states: list[State] = [(f"clip_norm={self.clip_norm}", (), "")]
+        states: list[Any] = [(f"clip_norm={self.clip_norm}", (), "")]
         verify_states(states, self.grid.mesh.group, "option")
         if self._told is self:
             for group in self.param_groups:
