@@ -35,6 +35,14 @@ class UsageError(HpcdistError, ValueError):
     """The end of the message, where it is more than what follows its first semicolon."""
 
 
+class UsageTypeError(UsageError, TypeError):
+    """An argument of a wrong kind, where programs of Paddle catch a `TypeError`."""
+
+
+class UsageAssertionError(UsageError, AssertionError):
+    """A condition that does not hold, where programs of Paddle catch an `AssertionError`."""
+
+
 class MismatchError(HpcdistError):
     """The ranks of a group disagree about the operation, its shape, dtype, op or root.
 

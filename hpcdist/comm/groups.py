@@ -13,7 +13,7 @@ from hpcdist.comm.making import as_rank, group_of
 from hpcdist.comm.members import Members
 from hpcdist.comm.nccl_config import create_nccl_config
 from hpcdist.comm.session import Session, require_session, resolve_group, set_session
-from hpcdist.errors import UsageError
+from hpcdist.errors import UsageAssertionError, UsageError, UsageTypeError
 from hpcdist.transport.base import Transport
 from hpcdist.transport.polling import raising_held
 from hpcdist.transport.registry import check_backend_of_group
@@ -113,7 +113,7 @@ def _destroy(session: Session, group: Group | None) -> None:
         return
     group = resolve_group(group)
     if session.groups.get(group.id) is not group:
-        raise UsageError(
+        raise UsageAssertionError(
             f"Destroy group with id {group.id} is invalid: it has been destroyed before or belongs "
             "to an earlier init_parallel_env"
         )
@@ -187,7 +187,7 @@ def _check_ranks(ranks: Any, size: int) -> list[int]:
     if ranks is None:
         return list(range(size))
     if isinstance(ranks, (str, bytes)) or not isinstance(ranks, Iterable):
-        raise UsageError(f"ranks must be integers such as [0, 1], got {ranks!r}")
+        raise UsageTypeError(f"ranks must be integers such as [0, 1], got {ranks!r}")
     given = list(ranks)
     try:
         members = sorted(as_rank(each) for each in given)

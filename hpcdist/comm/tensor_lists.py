@@ -239,6 +239,6 @@ def keep(_: Any) -> None:
 
 def cannot(kind: Kind, group: Members, error: UsageError, root: int = 0) -> Refusal:
     """Describe a call in which this rank cannot take part: all ranks raise."""
-    named = UsageError(f"rank {group.world_rank}: {error}")
+    named = type(error)(f"rank {group.world_rank}: {error}")
     named.__cause__ = error.__cause__
     return Refusal(kind, root, named)

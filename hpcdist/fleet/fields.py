@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from hpcdist.errors import UsageError
+from hpcdist.errors import UsageAssertionError, UsageError, UsageTypeError
 from hpcdist.parallel.hybrid_options import Schedule
 from hpcdist.parallel.topology import AXES
 from hpcdist.parallel.vocabulary import known
@@ -459,7 +459,8 @@ def field_at(path: Path) -> Field | Section:
     found: Field | Section = FIELDS
     for depth, name in enumerate(path):
         assert isinstance(found, dict)
-        found = found[known(name, found, lacking(path[:depth]))]
+        kind = UsageAssertionError if depth else UsageTypeError  # as Paddle's strategies do
+        found = found[known(name, found, lacking(path[:depth]), kind)]
     return found
 
 

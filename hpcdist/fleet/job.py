@@ -19,7 +19,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.objects import tell_all
 from hpcdist.comm.session import current_session, require_session
 from hpcdist.comm.states import State, verify_states
-from hpcdist.errors import UsageError
+from hpcdist.errors import UsageAssertionError, UsageError
 from hpcdist.fleet.placement import divided, post_of, servers_of, workers_of
 from hpcdist.fleet.plan import (
     Plan,
@@ -666,7 +666,9 @@ def _check_saved(model: Any, mode: Any, tables: Sequence[str], dirname: Any) -> 
 
 def _engine_of(model: Any) -> Any:
     if model is None:
-        raise UsageError("model should not be None; give a torch.nn.Module or a model of arrays")
+        raise UsageAssertionError(
+            "model should not be None; give a torch.nn.Module or a model of arrays"
+        )
     return engine_for(model, _MODELS, "distributed_model")
 
 

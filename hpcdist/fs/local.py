@@ -57,6 +57,11 @@ class LocalFS(FileSystem):
         elif os.path.lexists(fs_path):
             os.unlink(fs_path)
 
+    def mv(
+        self, src_path: str, dst_path: str, overwrite: bool = False, test_exists: bool = False
+    ) -> None:
+        super().mv(src_path, dst_path, overwrite, test_exists)
+
     def rename(self, fs_src_path: str, fs_dst_path: str) -> None:
         if not os.path.lexists(fs_src_path):
             raise FSFileNotExistsError(f"{fs_src_path} is not there, so it cannot be renamed")

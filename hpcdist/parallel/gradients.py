@@ -21,6 +21,7 @@ from hpcdist.parallel.attendance import Attendance
 from hpcdist.parallel.averager import ENDS_ALL, Averager, first_failure
 from hpcdist.parallel.backward import BackwardPass, Policy
 from hpcdist.parallel.gradient_groups import Bucket
+from hpcdist.parallel.nan_watch import NanWatch
 from hpcdist.parallel.parameter import Parameter
 from hpcdist.transport.base import DONE, Work
 from hpcdist.transport.reduction import ReduceOp
@@ -68,6 +69,7 @@ class Gradients(Policy):
         self._flats = [_flat(parameters, bucket) for bucket in buckets]
         self._memories: dict[int, NumpyArray] = {}
         self._averager = Averager(group)
+        self._watch_nan = NanWatch(group)
         self.stats = self._averager.stats
         self._works: list[Work] = []
         self._peeked: set[int] = set()
@@ -154,6 +156,7 @@ class Gradients(Policy):
             failure = failure or told
         if failure is not None:
             raise failure
+        self._hear_of_nan()
         if self._find_unused:
             self._note_use(missing)
         self._after(self.attendance.active[0])
@@ -211,8 +214,32 @@ class Gradients(Policy):
             )
         return None
 
+    def _look_for_nan(self, bucket: int) -> None:
+        """Tell once if some elements of a bucket are NaN here."""
+        if self._watch_nan.looks and self._is_nan(bucket):
+            indices = self._buckets[bucket].indices
+            bad = [index for index in indices if np.isnan(self._memories[index]).any()]
+            self._watch_nan.tell(self.backward.names(bad))
+
+    def _hear_of_nan(self) -> None:
+        """Be silent from now on if averaging has brought NaN, of which another rank tells."""
+        watch = self._watch_nan
+        if watch.looks and not self._check_nan and any(map(self._is_nan, range(len(self._flats)))):
+            watch.heard()
+
+    def _is_nan(self, bucket: int) -> bool:
+        """Return whether some of the elements of a bucket that are looked at are NaN."""
+        flat = self._flats[bucket]
+        if not isinstance(flat, np.ndarray) or flat.dtype.kind not in "fc":
+            return False
+        sizes = [self._memories[index].size for index in self._buckets[bucket].indices]
+        return bool(np.isnan(flat[self._watch_nan.places(bucket, sizes)]).any())
+
     def _nan_in(self, bucket: int) -> UsageError | None:
-        if not self._check_nan or not np.isnan(self._flats[bucket]).any():
+        if not self._check_nan:
+            self._look_for_nan(bucket)
+            return None
+        if not np.isnan(self._flats[bucket]).any():
             return None
         indices = self._buckets[bucket].indices
         bad = [index for index in indices if np.isnan(self._memories[index]).any()]

@@ -22,7 +22,7 @@ from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
 from hpcdist.comm.states import State, state_of, verify_states
-from hpcdist.errors import UsageError
+from hpcdist.errors import UsageAssertionError, UsageError
 from hpcdist.parallel.fused import fused
 from hpcdist.parallel.gradient_groups import own_group
 from hpcdist.parallel.parameter import Parameter
@@ -144,7 +144,7 @@ def trainable(model: Any) -> list[tuple[str, Any]]:
             )
     trained = [(name, entry) for name, entry in entries if is_trained(entry)]
     if not trained:
-        raise UsageError(
+        raise UsageAssertionError(
             "This model does not have any parameters to train, and does not need to use "
             "DataParallel; let named_parameters() give hpcdist.Parameters with requires_grad=True"
         )

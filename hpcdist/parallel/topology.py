@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from hpcdist.comm.making import as_rank
-from hpcdist.errors import UsageError
+from hpcdist.errors import UsageAssertionError, UsageError
 from hpcdist.mesh.process_mesh import shortened
 from hpcdist.parallel.vocabulary import known
 
@@ -115,7 +115,7 @@ def infer_degrees(size: int, degrees: Mapping[str, int | None]) -> dict[str, int
     if open_axes and size % taken == 0:
         found[open_axes[0]] = size // taken
     elif taken != size:
-        raise UsageError(_misfit(size, found, open_axes))
+        raise UsageAssertionError(_misfit(size, found, open_axes))
     return found
 
 
@@ -307,7 +307,7 @@ class CommunicateTopology:
             self._axis(name)
         missing = [name for name in self._names if name not in args]
         if missing:
-            raise UsageError(f"a coordinate needs {', '.join(missing)} too, got {args}")
+            raise UsageAssertionError(f"a coordinate needs {', '.join(missing)} too, got {args}")
         place = tuple(self._along(name, args[name]) for name in self._names)
         return int(self._grid[place])
 

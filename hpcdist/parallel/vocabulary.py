@@ -9,7 +9,7 @@ from typing import Any
 from hpcdist.errors import UsageError
 
 
-def known(name: Any, names: Iterable[str], words: str) -> str:
+def known(name: Any, names: Iterable[str], words: str, kind: type[UsageError] = UsageError) -> str:
     """Return `name`; if it is none of `names`, raise a `UsageError` that has the nearest one.
 
     Example:
@@ -24,4 +24,4 @@ def known(name: Any, names: Iterable[str], words: str) -> str:
         return name
     near = get_close_matches(str(name), names, 1)
     advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-    raise UsageError(f"{words} {name!r}; {advice}")
+    raise kind(f"{words} {name!r}; {advice}")

@@ -29,6 +29,7 @@ from hpcdist.parallel.averager import Averager, first_failure
 from hpcdist.parallel.clipping import Measured, measure_groups
 from hpcdist.parallel.gradient_groups import group_of
 from hpcdist.parallel.model import DataParallel
+from hpcdist.parallel.nan_watch import NanWatch
 from hpcdist.parallel.options import DEFAULT_MB, training_group
 from hpcdist.parallel.overlap import CommStats
 from hpcdist.torch.alike import states_of_layers
@@ -85,6 +86,7 @@ class TorchDataParallel(DataParallel, Wrapper):
         broadcast_module(layers, self.process_group)
         self._check_nan = read_config().check_nan if check_nan is None else check_nan
         self._averager = Averager(self.process_group.group, mean)
+        self._watch_nan = NanWatch(group)
         self._hook: tuple[Any, Callable[..., Any]] | None = None
         self._count_active = self._joining = False
         self._passes: list[_Forward] = []
@@ -269,13 +271,38 @@ class TorchDataParallel(DataParallel, Wrapper):
             self._active = self._ranks_with_batches()
         factor = self.group.nranks / self._active if self._count_active else 1
 
+        looks = self._look_for_nan(bucket)
+
         def arrived(error: BaseException | None) -> None:
+            if looks is not None and _nan_in(gradients.index_select(0, looks)):
+                self._watch_nan.heard()
             # A result also after an error, or DDP would wait for ever; `_look` raises the error.
             self._error = self._error or error
             future.set_result(gradients if factor == 1 else gradients.mul_(factor))
 
         self._averager.average(gradients, self._check(bucket), arrived)
         return future
+
+    def _look_for_nan(self, bucket: Any) -> torch.Tensor | None:
+        """Tell once if some elements of a bucket are NaN here; return which to look at again."""
+        watch = self._watch_nan
+        if not watch.looks or self._check_nan:
+            return None
+        gradients = bucket.buffer()
+        parts = bucket.gradients()
+        key = bucket.index(), gradients.numel(), len(parts)
+        places = torch.from_numpy(watch.places(key, [each.numel() for each in parts]))
+        if not _nan_in(gradients.index_select(0, places)):
+            return places
+        wrong = self._with_nan(bucket) or [f"bucket {bucket.index()}"]
+        watch.tell(", ".join(wrong))
+        return None
+
+    def _with_nan(self, bucket: Any) -> list[str]:
+        """Return the parameters of a bucket whose gradients have NaN."""
+        names = {id(parameter): name for name, parameter in self._trained}
+        pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+        return [names[id(parameter)] for parameter, part in pairs if _nan_in(part)]
 
     def _ranks_with_batches(self) -> float:
         """Count the ranks that are in a backward pass, not just joining; collective."""
@@ -371,10 +398,7 @@ class TorchDataParallel(DataParallel, Wrapper):
     def _check(self, bucket: Any) -> UsageError | None:
         if not self._check_nan or not _nan_in(bucket.buffer()):
             return None
-        names = {id(parameter): name for name, parameter in self._trained}
-        pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
-        wrong = [names[id(parameter)] for parameter, part in pairs if _nan_in(part)]
-        return UsageError(_not_a_number(wrong))
+        return UsageError(_not_a_number(self._with_nan(bucket)))
 
     def _make_engines(self) -> list[DistributedDataParallel]:
         """Return the engine, in a list: a module in it is none of our sub-modules.

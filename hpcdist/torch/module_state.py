@@ -13,7 +13,7 @@ import torch.distributed as c10d
 
 from hpcdist.comm.group import Group
 from hpcdist.comm.states import State, verify_states
-from hpcdist.errors import UsageError
+from hpcdist.errors import UsageAssertionError, UsageError
 from hpcdist.parallel.gradient_groups import by_group, group_of
 from hpcdist.parallel.module_state import broadcast_states
 from hpcdist.parallel.options import bucket_limits
@@ -91,7 +91,7 @@ def _named_tensors(layers: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Return names and tensors of a module that can be trained; a `UsageError` says why not."""
     states = [*layers.named_parameters(), *layers.named_buffers()]
     if not trainable(layers):
-        raise UsageError(
+        raise UsageAssertionError(
             "This model does not have any parameters to train, and does not need to use "
             "DataParallel; call it as it is, or set requires_grad on what shall be trained"
         )

@@ -133,6 +133,23 @@ def test_ranks_that_train_other_layers_from_some_step_on_all_hear_of_it(rank, si
     assert len(set(told)) == 1
 
 
+def test_nan_is_told_once_by_the_rank_on_which_it_begins(rank, size, caplog):
+    model = dist.DataParallel(network())
+    for step in range(4):
+        factor = math.nan if (rank, step) == (size - 1, 1) else 1.0
+        model.zero_grad()
+        (factor * mean_loss(model, *batch(step))).backward()
+        with torch.no_grad():
+            for each in model.parameters():
+                each -= 0.1 * each.grad
+    told = [each.getMessage() for each in caplog.records if "has NaN" in each.getMessage()]
+    assert len(told) == (rank == size - 1 > 0)
+    for each in told:
+        assert f"rank {rank}: " in each
+        assert "0.weight" in each
+    assert size == 1 or weights(model).isnan().all()
+
+
 def test_a_scaler_of_ours_steps_an_optimizer_of_torch(rank, size):
     model = dist.DataParallel(network())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

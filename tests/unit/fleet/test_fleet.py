@@ -599,3 +599,34 @@ def test_a_group_that_is_none_is_an_error_on_every_rank():
             fleet.init(group=[0, 1] if rank else None)
 
     dist.simulate(2, check)
+
+
+PADDLES = {
+    "field": (TypeError, lambda: setattr(fleet.DistributedStrategy(), "nothing", 1)),
+    "key": (
+        AssertionError,
+        lambda: setattr(fleet.DistributedStrategy(), "amp_configs", {"nothing": 1}),
+    ),
+    "ranks": (TypeError, lambda: dist.new_group(3)),
+    "model": (AssertionError, lambda: (fleet.init(), fleet.distributed_model(None))),
+    "degrees": (AssertionError, lambda: fleet.init(dp=2, mp=7)),
+    "group": (AssertionError, lambda: destroy_twice(dist.new_group([0, 1]))),
+    "coordinates": (AssertionError, lambda: fleet.CommunicateTopology().get_rank(data=0)),
+}
+
+
+def destroy_twice(group):
+    dist.destroy_process_group(group)
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("name", PADDLES)
+def test_errors_are_caught_as_those_of_paddle_and_as_usage_errors(name):
+    kind, call = PADDLES[name]
+
+    def caught():
+        with pytest.raises(kind) as error:
+            call()
+        return isinstance(error.value, dist.UsageError) and type(error.value) is not kind
+
+    assert dist.simulate(2, caught) == [True, True]

@@ -412,3 +412,9 @@ def test_what_a_file_system_cannot_do_is_not_tried_again(monkeypatch):
 def test_a_file_system_that_cannot_be_used_is_refused_in_a_sentence(hosts, make, words):
     with pytest.raises(dist.UsageError, match=words):
         make()
+
+
+def test_a_local_file_is_moved_by_paddles_keywords(tmp_path):
+    (tmp_path / "one").write_text("1")
+    LocalFS().mv(src_path=f"{tmp_path}/one", dst_path=f"{tmp_path}/two", test_exists=False)
+    assert (tmp_path / "two").read_text() == "1"
