@@ -4,9 +4,7 @@ What a tool sees of a program on hpcdist is what it sees of the same program on 
 """
 
 import gc
-import importlib.util
 import os
-import sys
 import time
 from datetime import timedelta
 
@@ -27,7 +25,6 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import hpcdist.torch  # noqa: E402
-from hpcdist.torch import amendments  # noqa: E402
 from hpcdist.torch.behind import PYTHON_MAKES_BACKENDS  # noqa: E402
 from hpcdist.torch.verbs import torchs_own  # noqa: E402
 
@@ -445,27 +442,6 @@ def test_shards_on_another_backend_go_its_own_way(rank, size):
     whole = torch.arange(24.0).reshape(4, 6)
     rows = distribute_tensor(whole, mesh, [Shard(0)])
     assert torch.equal(rows.redistribute(mesh, [Shard(1)]).full_tensor(), whole)
-
-
-# ---- modules of torch that are amended when they are imported
-
-
-def test_a_module_that_was_looked_for_is_amended_when_it_is_imported(tmp_path, monkeypatch):
-    name, source = "amended_later", tmp_path / "amended_later.py"
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    amendments._when_imported(name, lambda module: setattr(module, "value", module.value + 1))
-    finders = len(sys.meta_path)
-    assert importlib.util.find_spec(name) is None
-    source.write_text("1 / 0")
-    importlib.invalidate_caches()
-    assert importlib.util.find_spec(name).origin == str(source)
-    with pytest.raises(ZeroDivisionError):
-        importlib.import_module(name)
-    source.write_text("value = 1")
-    assert importlib.import_module(name).value == 2
-    assert len(sys.meta_path) == finders - 1
-    monkeypatch.delitem(sys.modules, name)
 
 
 # ---- listeners
