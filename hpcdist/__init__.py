@@ -82,6 +82,7 @@ from hpcdist.errors import (
     UsageError as UsageError,
 )
 from hpcdist.events import Event as Event, subscribe as subscribe
+from hpcdist.runtime.late_imports import leave_to_python, when_imported
 from hpcdist.transport.base import Plan as Plan, Work as Work
 from hpcdist.transport.call import PROC_NULL as PROC_NULL
 from hpcdist.transport.reduction import ReduceOp as ReduceOp
@@ -463,3 +464,7 @@ __all__ = sorted(  # what a star import gets: no modules that happen to be impor
         ),
     }
 )
+
+
+when_imported("torch._dynamo.trace_rules", leave_to_python)
+del leave_to_python, when_imported

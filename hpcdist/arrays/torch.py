@@ -61,11 +61,20 @@ class _Memory:
         self.__array_interface__ = {
             "version": 3,
             "typestr": typestr,
-            # NumPy 1 takes 0, which is where empty tensors lie, for the want of an address
-            "data": (tensor.data_ptr() or mmap.PAGESIZE, False),
+            "data": (tensor.data_ptr() or _address_without_memory(tensor), False),
             "shape": tuple(shape),
             "strides": steps,
         }
+
+
+def _address_without_memory(tensor: Any) -> int:
+    """Return an address for an empty tensor: NumPy 1 takes 0 for the want of one."""
+    if tensor.numel():
+        raise UsageError(
+            f"this {type(tensor).__name__} has no memory: it wraps other tensors, or its storage "
+            "has been resized to nothing; send the tensors that it wraps (to_local() of a DTensor)"
+        )
+    return mmap.PAGESIZE
 
 
 def _view(tensor: Any) -> Any:

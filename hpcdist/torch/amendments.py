@@ -6,13 +6,9 @@ what it did.
 
 from __future__ import annotations
 
-import importlib.abc
-import pkgutil
 import sys
 from collections.abc import Callable
 from functools import wraps
-from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +18,7 @@ from torch._C._distributed_c10d import AllgatherOptions, ReduceScatterOptions
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcdist.runtime.late_imports import when_imported
 from hpcdist.torch.batch_norm import SyncBatchNorm
 from hpcdist.torch.behind import PYTHON_MAKES_BACKENDS
 from hpcdist.torch.process_group import HpcdistProcessGroup
@@ -39,7 +36,7 @@ def amend() -> None:
         _serve_out_variants()
     for row in _LATER:
         _amend_later(*row)
-    _when_imported("torch._dynamo.trace_rules", _leave_to_python)
+    when_imported("torch._dynamo.trace_rules", _leave_verbs_to_python)
 
 
 def _replace(module: ModuleType, name: str, make: Callable[[_Function], _Function]) -> None:
@@ -49,7 +46,7 @@ def _replace(module: ModuleType, name: str, make: Callable[[_Function], _Functio
 def _amend_later(
     defining: str, importing: str, name: str, make: Callable[[_Function], _Function]
 ) -> None:
-    _when_imported(defining, lambda module: _replace(module, name, make))
+    when_imported(defining, lambda module: _replace(module, name, make))
     if importing in sys.modules:  # it has a reference of its own to the function
         _replace(sys.modules[importing], name, make)
 
@@ -129,20 +126,10 @@ def _auto_model(ignites: _Function) -> _Function:
 # ---- torch.compile
 
 
-def _leave_to_python(rules: ModuleType) -> None:
-    """Let Dynamo run what communicates as it is, as it does torch's process groups, which are C++.
-
-    It compiles the layers of `hpcdist.torch`, and what calls a collective up to the call.
-    """
-    package = str(Path(__file__).parents[1])
-    others = {each.name for each in pkgutil.iter_modules([package])} - {"torch"}
-    for name in sorted(others | _OF_PROCESS_GROUPS):
-        rules.add(f"hpcdist.{name}")
-
-
-_OF_PROCESS_GROUPS = {
-    f"torch.{name}" for name in ("descriptions", "onlookers", "process_group", "verbs", "works")
-}
+def _leave_verbs_to_python(rules: ModuleType) -> None:
+    """Let Dynamo run process groups as they are, as `leave_to_python` does all but the layers."""
+    for name in ("descriptions", "onlookers", "process_group", "verbs", "works"):
+        rules.add(f"hpcdist.torch.{name}")
 
 
 # ---- modules that may be imported later
@@ -157,40 +144,6 @@ _LATER = [
     ("ignite.distributed.auto", "ignite.distributed", "auto_model", _auto_model),
 ]
 """The module that defines a function, one that imports it by name, the name, and the change."""
-
-
-def _when_imported(name: str, change: Callable[[ModuleType], None]) -> None:
-    """Change a module now, or as soon as somebody imports it: it takes a second to import."""
-    if name in sys.modules:
-        change(sys.modules[name])
-    else:
-        sys.meta_path.insert(0, _Changing(name, change))
-
-
-class _Changing(importlib.abc.MetaPathFinder):
-    """Lets the others find one module, and changes it when it has been executed."""
-
-    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
-        self._name, self._change = name, change
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """Find the module; a caller that only asks for its spec need not import it."""
-        if fullname != self._name:
-            return None
-        others = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
-        found = (each.find_spec(fullname, path, target) for each in others)
-        spec = next(filter(None, found), None)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def then_change(module: ModuleType) -> None:
-                execute(module)
-                if self in sys.meta_path:
-                    sys.meta_path.remove(self)
-                self._change(module)
-
-            spec.loader.exec_module = then_change  # type: ignore[method-assign]
-        return spec
 
 
 # ---- functional collectives into a given tensor

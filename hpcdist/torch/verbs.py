@@ -23,7 +23,7 @@ from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.group import Group
 from hpcdist.comm.hot import hot
 from hpcdist.torch import descriptions
-from hpcdist.torch.onlookers import shown, somebody_looks_on
+from hpcdist.torch.onlookers import shown, somebody_looks_on, wraps_others
 from hpcdist.torch.works import TorchWork
 from hpcdist.transport.call import Call
 
@@ -43,8 +43,13 @@ def _verb(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def unseen(self: Verbs, *args: Any) -> Any:
-        """Run the verb; tensors on devices hpcdist does not reach itself go to torch's backend."""
+        """Run the verb, for tensors that wrap others by the dispatcher.
+
+        Tensors on devices hpcdist does not reach itself go to torch's backend.
+        """
         tensor = next(_tensors(args), None)
+        if type(tensor) not in _PLAIN and wraps_others(type(tensor)):
+            return shown(torchs_own(name), unseen, self, *args)
         if tensor is not None and tensor.device.type != "cpu":
             theirs = self.handed_over(name, tensor.device)
             if theirs is not None:
@@ -64,6 +69,9 @@ def _verb(method: Callable[..., Any]) -> Callable[..., Any]:
 
 UNSEEN: dict[str, Callable[..., Any]] = {}
 """All verbs by name, as they are when nobody looks on; functions of a process group."""
+
+
+_PLAIN = {type(None), torch.Tensor, torch.nn.Parameter}
 
 
 def torchs_own(name: str) -> Callable[..., Any]:

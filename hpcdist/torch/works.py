@@ -100,11 +100,17 @@ class TorchWork(c10d.Work):  # type: ignore[misc] # torch is untyped
 
 @final
 class AllOf(c10d.Work):  # type: ignore[misc] # torch is untyped
-    """Several works as one: what torch gets at the end of a coalesced block."""
+    """Several works as one: what torch gets at the end of a coalesced block.
 
-    def __init__(self, works: list[c10d.Work]) -> None:
+    Args:
+        works: what to wait for.
+        tensors: what they have written, where it is other tensors than their own.
+
+    """
+
+    def __init__(self, works: list[c10d.Work], tensors: list[torch.Tensor] | None = None) -> None:
         super().__init__()
-        self._works = works
+        self._works, self._tensors = works, tensors
 
     def wait(self, timeout: Any = None) -> bool:
         """Wait for all."""
@@ -126,11 +132,18 @@ class AllOf(c10d.Work):  # type: ignore[misc] # torch is untyped
 
     def result(self) -> list[torch.Tensor]:
         """Return the tensors that were written."""
-        return [tensor for work in self._works for tensor in work.result()]
+        own = (tensor for work in self._works for tensor in work.result())
+        return list(own) if self._tensors is None else self._tensors
 
     def get_future(self) -> torch.futures.Future[list[Any]]:
-        """Return a future of all of them."""
-        return torch.futures.collect_all([work.get_future() for work in self._works])
+        """Return a future of all of them, or of the tensors that they have written together."""
+        futures = torch.futures.collect_all([work.get_future() for work in self._works])
+        return futures if self._tensors is None else futures.then(self._outcome)
+
+    def _outcome(self, futures: torch.futures.Future[list[Any]]) -> Any:
+        for each in futures.value():
+            each.value()  # raises what went wrong
+        return self._tensors
 
 
 def _seconds(timeout: Any) -> float | None:

@@ -4,9 +4,7 @@ What a tool sees of a program on hpcdist is what it sees of the same program on 
 """
 
 import gc
-import importlib.util
 import os
-import sys
 import time
 from datetime import timedelta
 
@@ -24,10 +22,13 @@ from torch._C._distributed_c10d import (  # noqa: E402
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh  # noqa: E402
 from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._python_dispatch import (  # noqa: E402
+    TorchDispatchMode,
+    return_and_correct_aliasing,
+)
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten  # noqa: E402
 
 import hpcdist.torch  # noqa: E402
-from hpcdist.torch import amendments  # noqa: E402
 from hpcdist.torch.behind import PYTHON_MAKES_BACKENDS  # noqa: E402
 from hpcdist.torch.verbs import torchs_own  # noqa: E402
 
@@ -447,25 +448,101 @@ def test_shards_on_another_backend_go_its_own_way(rank, size):
     assert torch.equal(rows.redistribute(mesh, [Shard(1)]).full_tensor(), whole)
 
 
-# ---- modules of torch that are amended when they are imported
+# ---- tensors that wrap others
 
 
-def test_a_module_that_was_looked_for_is_amended_when_it_is_imported(tmp_path, monkeypatch):
-    name, source = "amended_later", tmp_path / "amended_later.py"
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    amendments._when_imported(name, lambda module: setattr(module, "value", module.value + 1))
-    finders = len(sys.meta_path)
-    assert importlib.util.find_spec(name) is None
-    source.write_text("1 / 0")
-    importlib.invalidate_caches()
-    assert importlib.util.find_spec(name).origin == str(source)
-    with pytest.raises(ZeroDivisionError):
-        importlib.import_module(name)
-    source.write_text("value = 1")
-    assert importlib.import_module(name).value == 2
-    assert len(sys.meta_path) == finders - 1
-    monkeypatch.delitem(sys.modules, name)
+class Pair(torch.Tensor):
+    """Two tensors as one, as torchao wraps numbers and their scales; each operation is of both."""
+
+    @staticmethod
+    def __new__(cls, a, b):
+        shape, named = a.shape, {"dtype": a.dtype, "requires_grad": a.requires_grad}
+        return torch.Tensor._make_wrapper_subclass(cls, shape, strides=a.stride(), **named)
+
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+    def __tensor_flatten__(self):
+        return ["a", "b"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        def on(part):
+            given = tree_map_only(Pair, lambda each: getattr(each, part), (args, kwargs or {}))
+            return tree_flatten(func(*given[0], **given[1]))
+
+        (ours, spec), (others, _) = on("a"), on("b")
+        pairs = zip(ours, others, strict=True)
+        made = [Pair(a, b) if isinstance(a, torch.Tensor) else a for a, b in pairs]
+        return return_and_correct_aliasing(func, args, kwargs, tree_unflatten(made, spec))
+
+
+def of_every_kind(make, rank, size):
+    """Return what each collective writes; `make` makes the tensors."""
+
+    def several(count=3):
+        return [make(numbers(rank + each, count)) for each in range(size)]
+
+    x, y, z = (make(numbers(rank)) for _ in range(3))
+    dist.all_reduce(x, dist.ReduceOp.MAX)
+    work = dist.all_reduce(y, async_op=True)
+    dist.broadcast(z, size - 1)
+    assert work.wait()
+    gathered, scattered, reduced = several(), make(numbers(0, 3)), make(numbers(0, 3))
+    dist.all_gather(gathered, make(numbers(rank, 3)))
+    dist.scatter(scattered, several() if rank == 0 else None, 0)
+    dist.reduce_scatter(reduced, several())
+    into = several() if rank == 0 else []
+    dist.gather(make(numbers(rank, 3)), into or None, 0)
+    exchanged, flat = several(), make(torch.zeros(3 * size))
+    dist.all_to_all(exchanged, several())
+    dist.all_to_all_single(flat, make(numbers(rank, 3 * size)))
+    whole, cut = make(torch.zeros(3 * size)), make(torch.zeros(3))
+    dist.all_gather_into_tensor(whole, make(numbers(rank, 3)))
+    dist.reduce_scatter_tensor(cut, make(numbers(rank, 3 * size)))
+    got = make(torch.zeros(3))
+    sent = dist.isend(make(numbers(rank, 3)), (rank + 1) % size)
+    dist.recv(got, (rank - 1) % size)
+    sent.wait()
+    return [x, y, z, *gathered, scattered, reduced, *into, *exchanged, flat, whole, cut, got]
+
+
+@pytest.mark.parametrize("look", [None, record, watch])
+def test_tensors_that_wrap_others_are_sent_as_those(look, rank, size):
+    make = lambda a: Pair(a, 10 * a)  # noqa: E731
+    found = (look or apart)(of_every_kind, make, rank, size)[0]
+    for name, factor in (("a", 1), ("b", 10)):
+        expected = of_every_kind(lambda a, factor=factor: factor * a, rank, size)
+        assert all(map(torch.equal, [getattr(each, name) for each in found], expected))
+
+
+def apart(function, *args):
+    return function(*args), None
+
+
+def test_wrapped_tensors_within_wrapped_ones_and_their_futures(rank, size):
+    x = Pair(Pair(numbers(rank), numbers(rank + 1)), Pair(numbers(rank + 2), numbers(rank + 3)))
+    work = dist.all_reduce(x, async_op=True)
+    (written,) = work.get_future().wait()
+    assert written is x
+    assert work.result() == [x]
+    for more, each in enumerate((x.a.a, x.a.b, x.b.a, x.b.b)):
+        assert torch.equal(each, sum(numbers(other + more) for other in range(size)))
+
+
+def test_what_has_no_memory_is_refused_before_anything_is_sent(rank, size):
+    import hpcdist
+
+    x = numbers(rank)
+    x.untyped_storage().resize_(0)
+    wrapped = Pair(numbers(rank), numbers(rank))
+    rows = distribute_tensor(numbers(0), init_device_mesh("cpu", (size,)), [Shard(0)])
+    for send in (dist.all_reduce, hpcdist.all_reduce, lambda each: record(dist.all_reduce, each)):
+        for each in (x, rows) if send is not hpcdist.all_reduce else (x, rows, wrapped):
+            with pytest.raises(hpcdist.UsageError, match="has no memory"):
+                send(each)
+    with pytest.raises(hpcdist.UsageError, match="pass src"):
+        dist.recv(wrapped)
 
 
 # ---- listeners
