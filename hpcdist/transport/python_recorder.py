@@ -101,7 +101,7 @@ class PythonRecorder:
         number = _U64.unpack_from(memory, layout.HEAD_AT)[0] + 1
         layout.RECORD.pack_into(
             memory, _record_at(number), number, time.monotonic_ns(), 0, nbytes, file, line,
-            sequence, group, peer, digest, kind, dtype, layout.BEGUN, flags, 0,
+            sequence, group, peer, digest, kind, dtype & 0xFFFF, layout.BEGUN, flags, 0,
         )  # fmt: skip
         if sequence:
             _U64.pack_into(memory, layout.TEXT_AT + group, sequence)

@@ -2,6 +2,17 @@
 
 import pytest
 
+import hpcdist as dist
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_world():
+    """Fail a test that leaves its world begun: later ones would find it."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        pytest.fail("the test leaves a world begun; see dist.destroy_process_group")
+
 
 @pytest.fixture(scope="module")
 def object_store():

@@ -150,11 +150,6 @@ def test_a_rank_knows_where_it_is():
     assert on_ranks(5, lambda: TURNED.coordinate) == [(0, 1), (1, 0), (1, 1), (0, 0), None]
 
 
-def test_without_ranks_there_is_no_coordinate():
-    with pytest.raises(dist.UsageError, match="init_parallel_env"):
-        _ = GRID.coordinate
-
-
 def test_each_axis_has_a_group_through_each_rank():
     def check():
         x, y = TURNED.get_group("x"), TURNED.get_group("y")

@@ -68,6 +68,15 @@ def test_an_operation_is_under_way_until_it_has_ended(ring):
     assert record.begin_ns <= record.end_ns <= time.monotonic_ns()
 
 
+def test_of_a_dtype_without_a_number_of_its_own_a_record_has_what_there_is_room_for(ring):
+    """Its code is a hash, of days and times and of records."""
+    days = dtype_row(np.dtype("M8[ns]"))
+    assert days.code > 0xFFFF
+    assert ring.begin(_call()._replace(dtype=days), _group(), 7, 0)
+    [record] = _read().records
+    assert (record.dtype, record.nbytes) == (days.code & 0xFFFF, 80)
+
+
 def test_a_record_has_the_line_that_called(ring):
     group, lines = _group(), []
     for _ in range(3):
