@@ -179,7 +179,7 @@ def test_saving_before_the_first_step_changes_no_step(how, name, folder):
     dist.checkpoint.save({"model": model, "optimizer": optimizer}, folder)
     _, loaded, again = trainee(how, maker)
     dist.checkpoint.load({"model": loaded, "optimizer": again}, folder)
-    plain = Tied()
+    plain = Tied().double()
     alone = maker(plain.parameters(), 0.05)
     for turn in range(3):
         for pair in ((model, optimizer), (loaded, again), (plain, alone)):
