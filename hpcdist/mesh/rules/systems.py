@@ -195,6 +195,13 @@ def _substituted(matrix: DistArray, right: Any, *, backward: bool) -> Any:
     return right
 
 
+def _solved(a: Any, b: Any) -> Any:
+    """Solve as NumPy 2 does, to which only what has one dimension is a vector."""
+    columns = b[:, None] if b.ndim == 1 else b
+    found = np.linalg.solve(a, columns[(None,) * (a.ndim - columns.ndim)])
+    return found[..., 0] if b.ndim == 1 else found
+
+
 def _solve_stacks(a: DistArray, b: DistArray) -> Any:
     """Return the solutions of a stack of systems, each computed by one rank."""
     if a.ndim == 2:  # every rank has the matrix: the right sides are divided
@@ -202,7 +209,7 @@ def _solve_stacks(a: DistArray, b: DistArray) -> Any:
         layout = pencils(b.layout, (dim,)) or uncut(b.layout)
         b = resharded(b, layout)
         part = alike(
-            lambda part: np.linalg.solve(a.local, part),
+            lambda part: _solved(a.local, part),
             b.local,
             layout.mesh,
             cutting(layout, range(b.ndim)),
@@ -224,7 +231,5 @@ def _solve_stacks(a: DistArray, b: DistArray) -> Any:
         shape, last = (*a.shape[:-1], b.shape[-1]), 2
     axes, cuts = (*home.axes[:-2], (), ())[: count + last], (*home.cuts[:-2], None, None)
     right = b.local
-    part = alike(
-        lambda part: np.linalg.solve(part, right), a.local, mesh, cutting(home, range(count))
-    )
+    part = alike(lambda part: _solved(part, right), a.local, mesh, cutting(home, range(count)))
     return make(part, make_layout(mesh, shape, axes, cuts[: count + last]))

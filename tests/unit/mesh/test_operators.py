@@ -188,7 +188,8 @@ def test_operands_of_no_use_are_left_to_python():
             a + "text"
         with pytest.raises(TypeError):
             object() @ a
-        assert not (a == "text").any()
+        if np.lib.NumpyVersion(np.__version__) >= "1.25.0":  # which compares by element
+            assert not (a == "text").any()
 
     dist.simulate(2, check)
 
