@@ -449,6 +449,9 @@ def launch() -> Any:
     return start()
 
 
+when_imported("torch._dynamo.trace_rules", leave_to_python)
+del leave_to_python, when_imported
+
 __all__ = sorted(  # what a star import gets: no modules that happen to be imported above
     {
         "PROC_NULL",
@@ -464,7 +467,3 @@ __all__ = sorted(  # what a star import gets: no modules that happen to be impor
         ),
     }
 )
-
-
-when_imported("torch._dynamo.trace_rules", leave_to_python)
-del leave_to_python, when_imported

@@ -215,6 +215,8 @@ class Agreement:
     def _refuse(self, call: Collective, now: int, found: Six) -> NoReturn:
         """Raise on every rank: the operation is void, or the ranks disagree."""
         if decide(found) is Verdict.VOID:
+            if self.node is not None:
+                self.node.end()  # nobody begins what all have found void
             raise voided(self._what(call), found, now, self._ranks[self._comm.rank])
         if self.node is not None:
             self.node.enter(call)
