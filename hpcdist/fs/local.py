@@ -60,6 +60,19 @@ class LocalFS(FileSystem):
     def mv(
         self, src_path: str, dst_path: str, overwrite: bool = False, test_exists: bool = False
     ) -> None:
+        """Give a file or a folder another name.
+
+        Args:
+            src_path: what to move.
+            dst_path: its new name; onto itself nothing happens.
+            overwrite: remove what has this name.
+            test_exists: of no effect: what is missing, or in the way, is always an error.
+
+        Raises:
+            FSFileNotExistsError: there is nothing to move.
+            FSFileExistsError: something has this name, and `overwrite` is False.
+
+        """
         super().mv(src_path, dst_path, overwrite, test_exists)
 
     def rename(self, fs_src_path: str, fs_dst_path: str) -> None:
