@@ -157,6 +157,8 @@ class PythonControlBlock:
         """
         if self.called_off_by() >= 0:
             return True
+        if self.test() is not None:
+            return False
         self._words[self._rank * _WORDS + 1 + self.turn] = 2 * self._sequence + int(of_a_death)
         time.sleep(_SEEN_AFTER_S)
         return self.test() is None
