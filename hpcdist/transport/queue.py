@@ -31,7 +31,8 @@ from hpcdist.transport.polling import drop_held, held, raise_held
 from hpcdist.transport.recorder import end, fail
 
 Job = Callable[[], Any]
-_AT_ONCE = (False,)
+AT_ONCE = (False,)
+"""What a lock is asked with that is taken only if it is free."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _INSIDE: dict[CodeType, Callable[[Mapping[str, Any]], Any]] = {}
@@ -119,7 +120,7 @@ class CollectiveQueue:
         A list that is extended by it holds the answer at once: no interrupt can come in between, so
         the turn is always given back.
         """
-        return () if self.queued else map(self.running.acquire, _AT_ONCE)
+        return () if self.queued else map(self.running.acquire, AT_ONCE)
 
     def start(self, job: Job, label: str) -> QueuedWork:
         """Queue `job` and return its work; a callback of an operation runs it at once."""

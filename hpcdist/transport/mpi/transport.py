@@ -60,7 +60,7 @@ from hpcdist.transport.mpi.share_node import open_node
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.polling import drop_held, held, is_at_errands, poll, raise_held
-from hpcdist.transport.queue import CollectiveQueue, inside, mark_inside, refusal
+from hpcdist.transport.queue import AT_ONCE, CollectiveQueue, inside, mark_inside, refusal
 from hpcdist.transport.roles import GroupTable
 from hpcdist.transport.shm.collectives import SHARED
 from hpcdist.transport.shm.control import PAYLOAD
@@ -139,8 +139,8 @@ class MpiTransport(Transport):
             if call.ended is not None:  # told when the group is free again: it may use it
                 return watched(self.run, call)
             queue, turn = self.queue, []  # type: Any, list[bool]
-            try:  # nothing is ahead: CollectiveQueue.run, without the calls
-                turn.extend(queue.take_turn())
+            try:  # nothing is ahead: CollectiveQueue.run and take_turn, without the calls
+                turn.extend(() if queue.queued else map(queue.running.acquire, AT_ONCE))
                 if not any(turn):
                     del queue  # what marks this as being inside: it may only wait there
                     return self.queue.run(self._perform, call)
@@ -284,8 +284,9 @@ class MpiTransport(Transport):
         nodes = self._nodes_for(call, detail)
         if nodes is None:
             verb = partial(OBJECT_VERBS[call.kind], host, call, detail)
-            is_short = isinstance(call, AnyArrays) and call.nbytes <= _SHORT
-            return verb() if is_short else host.to_its_end(call, verb)
+            if host.agreement is None or (isinstance(call, AnyArrays) and call.nbytes <= _SHORT):
+                return verb()  # nobody waits, or for a moment only
+            return host.to_its_end(call, verb)
         if isinstance(call, Exchange):
             from hpcdist.transport.mpi.hierarchical.boxes import exchange_between
 
