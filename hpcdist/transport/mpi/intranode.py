@@ -31,8 +31,12 @@ from hpcdist.transport.kernel import CODES, Code, address_of, code_of, compiled,
 from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.intranode_boxes import exchange_boxes
-from hpcdist.transport.mpi.intranode_objects import exchange_agreed, exchange_objects, small_up_to
-from hpcdist.transport.mpi.objects import OBJECT_VERBS
+from hpcdist.transport.mpi.intranode_objects import (
+    by_mpi,
+    exchange_agreed,
+    exchange_objects,
+    small_up_to,
+)
 from hpcdist.transport.parts import contribution
 from hpcdist.transport.polling import poll
 from hpcdist.transport.reduction import ReduceOp
@@ -126,14 +130,7 @@ def _run_small(
         detail = found
     if fits(call, detail):
         return _take_small(node, call, row)
-    return _by_mpi(host, node, call, detail)
-
-
-def _by_mpi(host: MpiContext, node: SharedNode, call: AnyArrays, detail: Range) -> Any:
-    """Run what the ranks have agreed on by MPI, where nothing of theirs is used here."""
-    node.enter(call)
-    node.end()
-    return host.to_its_end(call, lambda: OBJECT_VERBS[call.kind](host, call, detail))
+    return by_mpi(host, node, call, detail)
 
 
 def check_off(node: SharedNode, call: Collective) -> None:
@@ -180,7 +177,7 @@ def end_posted(host: MpiContext, node: SharedNode, call: Collective, state: int)
         return _run_large(host, node, call, detail, row, total)
     if fits(call, detail):
         return _take_small(node, call, row)
-    return _by_mpi(host, node, call, detail)
+    return by_mpi(host, node, call, detail)
 
 
 def _only_gives(call: Reduction, rank: int) -> bool:
@@ -313,7 +310,7 @@ def _run_large(
     ):
         _run_pipelined(node, call, code)
         return None
-    return _by_mpi(host, node, call, detail)
+    return by_mpi(host, node, call, detail)
 
 
 def _how_taken(

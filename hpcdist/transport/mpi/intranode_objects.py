@@ -15,7 +15,7 @@ from typing import Any
 
 from hpcdist.arrays.pickled import EAGER, Pickled, buffer_lengths
 from hpcdist.errors import TransportError
-from hpcdist.transport.call import Objects, refused
+from hpcdist.transport.call import Collective, Objects, refused
 from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
@@ -63,13 +63,14 @@ def exchange_agreed(
             node.step(call)
             node.end()
             failed = bool(host.agree(call._replace(detail=int(failed)))[1])
-        return OBJECT_VERBS[call.kind](host, call, detail) if failed else received
+        return by_mpi(host, node, call, detail) if failed else received
     if detail[1] <= small_up_to(call, node.size):
         return _exchange_small(node, call)
-    return _by_mpi(host, node, call, detail)
+    return by_mpi(host, node, call, detail)
 
 
-def _by_mpi(host: MpiContext, node: SharedNode, call: Objects, detail: tuple[int, int]) -> Any:
+def by_mpi(host: MpiContext, node: SharedNode, call: Collective, detail: tuple[int, int]) -> Any:
+    """Run what the ranks have agreed on by MPI, where nothing of theirs is used here."""
     node.enter(call)
     node.end()
     return host.to_its_end(call, lambda: OBJECT_VERBS[call.kind](host, call, detail))
@@ -91,7 +92,7 @@ def end_left(host: MpiContext, node: SharedNode, call: Objects, before: int) -> 
     assert host.agreement is not None
     detail = host.agreement.end_posted(call)
     if detail[1] > small_up_to(call, node.size) and not _in_segments(call, detail):
-        _by_mpi(host, node, call, detail)
+        by_mpi(host, node, call, detail)
 
 
 def small_up_to(call: Objects, size: int) -> int:
