@@ -81,7 +81,7 @@ def run(environ, program, folder, keep_the_rest=False, **settings):
         start_new_session=True,
     )
     try:
-        out, _ = job.communicate(timeout=80)
+        out, _ = job.communicate(timeout=300)
     finally:
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)

@@ -4,7 +4,7 @@ import pytest
 
 import hpcdist as dist
 from hpcdist.transport.kinds import Kind
-from hpcdist.transport.mpi import intranode
+from hpcdist.transport.mpi.objects import OBJECT_VERBS
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")
 COUNT = 20_000
@@ -42,9 +42,9 @@ def _no_mpi(monkeypatch, world):
     """Let operations fail that would copy through MPI what lies in shared memory."""
     if world.nranks == 1 or not world.transport.one_node:
         pytest.skip("needs ranks that share memory")
-    moved = [kind for kind in Kind if Kind.REDUCE_SCATTER <= kind <= Kind.ALLTOALL]
-    without = {kind: verb for kind, verb in intranode.OBJECT_VERBS.items() if kind not in moved}
-    monkeypatch.setattr(intranode, "OBJECT_VERBS", without)
+    for kind in Kind:
+        if Kind.REDUCE_SCATTER <= kind <= Kind.ALLTOALL:
+            monkeypatch.delitem(OBJECT_VERBS, kind)
 
 
 @pytest.mark.usefixtures("_no_mpi")
