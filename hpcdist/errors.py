@@ -106,7 +106,12 @@ class RankFailure(RemoteError):
 
 def is_secondary(error: BaseException | None) -> bool:
     """Return whether an error came of another rank's failure, or while one was handled."""
-    while error is not None and not isinstance(error, RemoteError):
+    return came_of(error, RemoteError)
+
+
+def came_of(error: BaseException | None, kind: type[BaseException]) -> bool:
+    """Return whether an error is of a kind, or came of one that is, or while it was handled."""
+    while error is not None and not isinstance(error, kind):
         error = error.__cause__ or error.__context__
     return error is not None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from hpcdist.comm.dispatch import dispatch, not_a_member
 from hpcdist.comm.members import Members
 from hpcdist.comm.session import is_simulated, require_session
 from hpcdist.comm.tensor_lists import cannot
-from hpcdist.errors import UsageError
+from hpcdist.errors import CollectiveTimeout, UsageError, came_of
 from hpcdist.transport.call import UNDEFINED, Objects, Refusal
 from hpcdist.transport.flight.layout import NEW_GROUP
 from hpcdist.transport.kinds import Kind
@@ -117,3 +118,28 @@ def check_timeout(timeout: Any, default_s: float) -> float:
     if not timeout_s > 0:
         raise UsageError(f"timeout must be a positive number of seconds, got {timeout!r}")
     return timeout_s
+
+
+@contextlib.contextmanager
+def limited(transport: Any, limit_s: float | None) -> Iterator[None]:
+    """Give the operations of a group another time limit, unless it is None; local."""
+    if limit_s is None or not hasattr(transport, "set_timeout"):
+        yield
+        return
+    before = transport.timeout_s
+    transport.set_timeout(min(limit_s, threading.TIMEOUT_MAX))
+    try:
+        yield
+    finally:
+        transport.set_timeout(before)
+
+
+def hurried(transport: Any, error: BaseException | None) -> contextlib.AbstractContextManager[None]:
+    """Have ranks meet at once or not at all, if `error` came of a time limit that is over.
+
+    This rank has waited long enough for others; who comes later is told that it was given up.
+    """
+    return limited(transport, _SOON_S if came_of(error, CollectiveTimeout) else None)
+
+
+_SOON_S = 1.0

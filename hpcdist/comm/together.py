@@ -8,7 +8,8 @@ failed, and again until all are at the end of the same block. A rank that has fa
 with an `error`: whichever operation of the group the others are in, they leave it with a
 `RemoteError` at once, and come to the end, too. An operation that ended on all ranks with an error
 (`RemoteError.in_step`) leaves them in step, so the next one is a new try; any other error means
-that a rank will not come.
+that a rank will not come. A rank whose block failed with a `CollectiveTimeout` has waited long
+enough: who does not come to the end within a second is told there that it was given up.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from hpcdist.comm.describe_objects import part_of
 from hpcdist.comm.dispatch import described, dispatch
 from hpcdist.comm.environment import get_world_size
 from hpcdist.comm.group import Group
+from hpcdist.comm.making import hurried
 from hpcdist.comm.objects import tell_all
 from hpcdist.comm.session import current_session, resolve_group
 from hpcdist.errors import HpcdistError, MismatchError, RemoteError, UsageError, is_secondary
@@ -262,12 +264,12 @@ class Together:
         if not self._has_others:
             return
         try:
-            self._end_block(self.group, depth, error)
+            with hurried(self.group.transport, error):
+                self._end_block(self.group, depth, error)
         except Exception as reason:
             if error is None:
                 raise
-            if hasattr(error, "add_note"):  # from Python 3.11 on
-                error.add_note(f"the other ranks may not know of it: {reason}")
+            note_untold(error, reason)
 
     def _end_block(self, group: Group, depth: int, error: BaseException | None) -> None:
         """Return once all ranks are here, or raise what another one failed with.
@@ -359,6 +361,12 @@ class Together:
 
     def _dispatch(self, describe: Callable[..., Objects | Refusal], *args: Any) -> None:
         dispatch(self.group, True, part_of(self.words, describe), *args)
+
+
+def note_untold(error: BaseException, reason: Exception) -> None:
+    """Add to an error why the other ranks could not be told of it."""
+    if hasattr(error, "add_note"):  # from Python 3.11 on
+        error.add_note(f"the other ranks may not know of it: {reason}")
 
 
 _END = part_of("end of a block of hpcdist.together", describe_objects.all_gather_object)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import resource
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcdist.comm.collectives import barrier
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
+from hpcdist.comm.making import limited
 from hpcdist.comm.session import Session, current_session, require_session
 from hpcdist.comm.together import together
 from hpcdist.config import read_config
@@ -161,24 +160,11 @@ def shutdown(graceful: bool = True, timeout: Any = None) -> None:
             until = time.monotonic() + (session.timeout_s if limit_s is None else limit_s)
             agent.await_own_calls(until)
             agent.done.settle(lambda: None)
-            with _limited(agent.group.transport, limit_s and until):
+            left_s = limit_s and max(until - time.monotonic(), _SOON_S)
+            with limited(agent.group.transport, left_s):
                 barrier(agent.group)
     finally:
         session.end_rpc(f"rank {agent.me.rank} ({agent.me.name}) has called shutdown")
-
-
-@contextmanager
-def _limited(transport: Any, until: float | None) -> Iterator[None]:
-    """Limit the operations of a group to a point in time, if one is given."""
-    if until is None or not hasattr(transport, "set_timeout"):
-        yield
-        return
-    before = transport.timeout_s
-    transport.set_timeout(min(max(until - time.monotonic(), _SOON_S), threading.TIMEOUT_MAX))
-    try:
-        yield
-    finally:
-        transport.set_timeout(before)
 
 
 _SOON_S = 0.1

@@ -1,15 +1,27 @@
 """Pipelines over MPI: gradients, weights and failures are those of one process."""
 
+import sys
+import time
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", minversion="2.11")
 
-from pipeline_checks import CHECKS, batch, filled, options  # noqa: E402
+from pipeline_checks import (  # noqa: E402
+    CHECKS,
+    batch,
+    filled,
+    in_step,
+    linear,
+    options,
+    pipeline,
+)
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import hpcdist as dist  # noqa: E402
+from hpcdist.comm.making import limited  # noqa: E402
 from hpcdist.parallel.hybrid import HybridCommunicateGroup  # noqa: E402
 from hpcdist.parallel.topology import CommunicateTopology  # noqa: E402
 from hpcdist.torch.hybrid import distribute_model, distribute_optimizer  # noqa: E402
@@ -213,6 +225,21 @@ def test_a_rank_that_fails_beside_others_of_its_stage_fails_on_all(rank, size):
     assert all(each.grad is None for each in trainee.model.parameters())
     expected = Trainee(ALONE, dist.new_group([rank])).step(1)
     assert trainee.step(1) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_rank_that_is_elsewhere_costs_the_others_their_time_limit_once(rank, size, world):
+    model = pipeline([linear(each) for each in range(size)])
+    if size > 1:
+        with limited(world.transport, 0.5):
+            if rank == 0:
+                time.sleep(4)
+            with pytest.raises(dist.CollectiveTimeout) as caught:
+                model.forward_backward_pipeline(batch(4 * max(4, size)))
+        if rank and sys.version_info >= (3, 11):
+            assert "within 0.5 s" in str(caught.value)
+            assert "within 1 s" in str(caught.value.__notes__)
+    in_step()
+    model.forward_backward_pipeline(batch(4 * max(4, size)))
 
 
 def test_an_optimizer_that_counts_parameters_is_not_saved_by_stages(size, folder):

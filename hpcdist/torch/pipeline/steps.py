@@ -17,8 +17,9 @@ import torch
 
 from hpcdist.comm.collectives import all_gather, all_reduce
 from hpcdist.comm.group import Group
-from hpcdist.comm.together import Together, together
-from hpcdist.errors import MismatchError, UsageError, is_secondary
+from hpcdist.comm.making import hurried
+from hpcdist.comm.together import Together, note_untold, together
+from hpcdist.errors import CollectiveTimeout, MismatchError, UsageError, is_secondary
 from hpcdist.parallel.hybrid import HybridCommunicateGroup
 from hpcdist.parallel.hybrid_options import HybridOptions
 from hpcdist.torch.alike import Inputs
@@ -190,14 +191,21 @@ class Steps:
         told[:2] = failure is not None, is_first
         by_rank = told[2:].reshape(everyone.nranks, count)
         by_rank[everyone.rank] = loss
-        all_reduce(told, group=everyone)
-        if told[0]:
 
-            def tell() -> None:
-                if failure is not None and (is_first or not told[1]):
-                    raise failure
+        def tell() -> None:
+            if failure is not None and (is_first or not told[1]):
+                raise failure
 
-            Together(everyone).share(tell)
+        try:
+            with hurried(everyone.transport, failure):
+                all_reduce(told, group=everyone)
+                if told[0]:
+                    Together(everyone).share(tell)
+        except CollectiveTimeout as reason:
+            if failure is None or reason is failure:
+                raise
+            note_untold(failure, reason)
+            raise failure from failure.__cause__
         last = everyone.get_group_rank(layers.group.ranks[layers.last_rank])
         return torch.from_numpy(by_rank[last].copy())
 

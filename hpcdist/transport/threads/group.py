@@ -99,7 +99,7 @@ class ThreadGroup:
                 self._await(rank, meeting, call, sequence, timeout_s)
             if len(meeting.calls) == len(self.ranks):
                 self.meetings.pop(sequence, None)
-            if call.error is not None:
+            if call.error is not None and not isinstance(meeting.error, CollectiveTimeout):
                 raise call.error
             if meeting.error is not None:
                 raise _own(meeting.error)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 from together_checks import CHECKS
@@ -79,3 +80,20 @@ def test_a_block_that_a_rank_leaves_too_late_is_a_time_out_that_names_it():
         dist.barrier()
 
     dist.simulate(2, check, timeout=60)
+
+
+def test_a_block_that_failed_with_a_time_out_ends_soon_for_who_does_not_come():
+    def check():
+        rank, limited = dist.get_rank(), dist.new_group([0, 1], timeout=0.2)
+        if rank == 1:
+            with pytest.raises(dist.CollectiveTimeout) as caught, dist.together():
+                dist.barrier(limited)
+            assert "within 0.2 s" in str(caught.value)
+            assert sys.version_info < (3, 11) or "within 1 s" in str(caught.value.__notes__)
+        else:
+            time.sleep(3)
+            with pytest.raises(dist.CollectiveTimeout), dist.together():
+                pass
+        dist.barrier()
+
+    dist.simulate(2, check)
