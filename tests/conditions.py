@@ -287,6 +287,7 @@ CONDITIONS = (
         "unreadable",
         "memory of other processes that cannot be read",
         wrapper=(sys.executable, "-c", UNREADABLE),
+        suites="process openmpi",  # MPICH reads memory of other processes, too, and ends
         turn=SHARED,
     ),
     Condition(

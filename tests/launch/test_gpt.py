@@ -25,17 +25,22 @@ def _needs_mpiexec():
 
 
 @pytest.mark.thorough
-def test_two_ranks_train_as_one_and_go_on_on_another_grid(tmp_path):
+def test_a_grid_of_four_trains_as_one_rank_and_goes_on_on_other_grids(tmp_path):
+    def goes_on(ranks, steps, *arguments):
+        return losses_of(ranks, tmp_path / "grid", steps, *arguments)
+
     alone = losses_of(1, tmp_path / "alone", 5)
     assert alone == sorted(alone, reverse=True)
-    staged = losses_of(2, tmp_path / "grid", 3, *grid(pp=2), "--picture", str(tmp_path / "a.svg"))
-    assert staged == pytest.approx(alone[:3], abs=1e-5)
+    square = goes_on(4, 2, *grid(pp=2, mp=2), "--picture", str(tmp_path / "a.svg"))
+    assert square == pytest.approx(alone[:2], abs=1e-5)
     assert (tmp_path / "a.svg").read_text().startswith("<svg")
-    cut = losses_of(2, tmp_path / "grid", 5, *grid(mp=2), "--resume")
-    assert cut == pytest.approx(alone[3:], abs=1e-5)
+    row = goes_on(2, 4, *grid(pp=2), "--schedule", "ZBH1", "--resume")
+    assert row == pytest.approx(alone[2:4], abs=1e-5)
+    cut = goes_on(2, 5, *grid(mp=2), "--resume")
+    assert cut == pytest.approx(alone[4:], abs=1e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_eight_ranks_train_as_one_and_go_on_on_four(tmp_path):
     alone = losses_of(1, tmp_path / "alone", 12)
     cube = losses_of(8, tmp_path / "grid", 8, *grid(dp=2, pp=2, mp=2))

@@ -157,3 +157,10 @@ def _all_ranks_pass(request, _start):
     if any(failures):
         ranks = [rank for rank, each in enumerate(failures) if each]
         request.session.shouldfail = f"{request.node.nodeid} failed on ranks {ranks}"
+
+
+def pytest_unconfigure(config):
+    """Wait until all ranks have told what failed: a launcher ends them when the first one exits."""
+    sys.stdout.flush()
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.COMM_WORLD.Barrier()
