@@ -116,6 +116,19 @@ def came_of(error: BaseException | None, kind: type[BaseException]) -> bool:
     return error is not None
 
 
+def add_note(error: BaseException, words: str) -> None:
+    """Add a note (PEP 678) to an error; before Python 3.11 `notes_of` alone tells of it."""
+    if hasattr(error, "add_note"):
+        error.add_note(words)
+    else:
+        error.__dict__.setdefault("__notes__", []).append(words)
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Return the notes of an error."""
+    return [*getattr(error, "__notes__", ())]
+
+
 class TransportError(HpcdistError):
     """MPI (or another transport below us) failed; the message carries its text."""
 

@@ -118,7 +118,7 @@ SINCE = {
     "_assigned(a, [1, 2], a[:2])": "2.0.0",  # earlier ones read what they have written
     "_assigned(a, np.array(True), a[::-1])": "2.0.0",
     'np.pad(a, ((8, 1), (0, 5)), "wrap")': "1.25.0",
-    "np.pad(a, {0: (0, 1)})": "2.2.0",
+    "np.pad(a, {0: (0, 1)})": "2.3.0",
 }
 """From which NumPy on a row is what it is."""
 

@@ -7,7 +7,6 @@ import faulthandler
 import functools
 import os
 import shutil
-import sys
 import tempfile
 
 import pytest
@@ -16,7 +15,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")  # a busy machine is no failure
 
-RESULTS = pytest.StashKey()
+RESULTS, STDERR = pytest.StashKey(), pytest.StashKey()
 LIMIT_S = float(os.environ.get("TEST_LIMIT_S", "240"))
 
 
@@ -27,6 +26,7 @@ def pytest_configure(config):
     What tests start, workers included, counts no results.
     """
     config.stash[RESULTS] = os.environ.pop("TEST_RESULTS", None)
+    config.stash[STDERR] = os.fdopen(os.dup(2), "w")  # where no test captures what is written
     if config.getoption("--with-mpi", False) and config.option.basetemp is None:
         config.option.basetemp = folder = tempfile.mkdtemp(prefix="rank-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
@@ -47,7 +47,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item, nextitem):
-    faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=item.config.stash[STDERR])
     try:
         return (yield)
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from hpcdist.comm.session import (
     enter_simulation,
     leave_simulation,
 )
-from hpcdist.errors import UsageError, is_secondary
+from hpcdist.errors import UsageError, add_note, is_secondary
 from hpcdist.transport.threads.group import ThreadGroup
 from hpcdist.transport.threads.transport import ThreadTransport
 
@@ -88,8 +87,7 @@ def simulate(
         own = [rank for rank, error in errors.items() if not is_secondary(error)]
         rank = (own or [*errors])[0]
         error = errors[rank]
-        if sys.version_info >= (3, 11):
-            error.add_note(f"raised on rank {rank} of the {n} that simulate runs")
+        add_note(error, f"raised on rank {rank} of the {n} that simulate runs")
         own_frames = error.__traceback__ and error.__traceback__.tb_next
         raise error.with_traceback(own_frames)
     return results

@@ -27,7 +27,15 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.making import hurried
 from hpcdist.comm.objects import tell_all
 from hpcdist.comm.session import current_session, resolve_group
-from hpcdist.errors import HpcdistError, MismatchError, RemoteError, UsageError, is_secondary
+from hpcdist.errors import (
+    HpcdistError,
+    MismatchError,
+    RemoteError,
+    UsageError,
+    add_note,
+    is_secondary,
+    notes_of,
+)
 from hpcdist.transport import recorder
 from hpcdist.transport.call import Objects, Refusal, refused
 
@@ -269,7 +277,7 @@ class Together:
         except Exception as reason:
             if error is None:
                 raise
-            note_untold(error, reason)
+            add_note(error, UNTOLD.format(reason))
 
     def _end_block(self, group: Group, depth: int, error: BaseException | None) -> None:
         """Return once all ranks are here, or raise what another one failed with.
@@ -363,12 +371,7 @@ class Together:
         dispatch(self.group, True, part_of(self.words, describe), *args)
 
 
-def note_untold(error: BaseException, reason: Exception) -> None:
-    """Add to an error why the other ranks could not be told of it."""
-    if hasattr(error, "add_note"):  # from Python 3.11 on
-        error.add_note(f"the other ranks may not know of it: {reason}")
-
-
+UNTOLD = "the other ranks may not know of it: {}"
 _END = part_of("end of a block of hpcdist.together", describe_objects.all_gather_object)
 
 
@@ -394,4 +397,5 @@ def _raise_first(
 
 
 def _in_words(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip()
+    told = "".join(traceback.format_exception_only(error)).strip()
+    return "\n".join([told, *(each for each in notes_of(error) if each not in told)])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hpcdist.comm.group import Group
+from hpcdist.errors import add_note
 from hpcdist.rpc.agent import require_agent
 
 
@@ -53,8 +53,8 @@ def broadcast(
     }
     if errors:
         (first, error), *others = errors.items()
-        if others and sys.version_info >= (3, 11):
+        if others:
             told = "; ".join(f"rank {rank}: {other!r}" for rank, other in others)
-            error.add_note(f"besides rank {first} it failed on {told}")
+            add_note(error, f"besides rank {first} it failed on {told}")
         raise error
     return [call.wait() for call in calls]

@@ -4,6 +4,7 @@ After each test all ranks compare notes; if one failed, all stop, so that no ran
 that has gone on to the next test.
 """
 
+import gc
 import json
 import os
 import shutil
@@ -95,6 +96,15 @@ def and_the_world_goes_on(rank, size):
     x = np.array([rank + 1])
     dist.all_reduce(x)
     assert x[0] == size * (size + 1) // 2
+
+
+@pytest.fixture
+def quick_collections():
+    """Let `gc.collect` look through what the test makes alone: libraries have a million objects."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

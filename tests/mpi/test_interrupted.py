@@ -23,7 +23,7 @@ TAG = 4712
 SIZES = {"small": 8 << 10, "60kB": 60_000, "100kB": 100_000, "1MB": 1 << 20, "16MB": 16 << 20}
 WEIGHT = 7.0
 
-pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")
+pytestmark = pytest.mark.usefixtures("and_the_world_goes_on", "quick_collections")
 
 
 class InterruptError(Exception):

@@ -19,6 +19,7 @@ from mpi4py import MPI
 import hpcdist as dist
 from hpcdist.transport.hot import switched_off
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
 SEEDS = range(4)
 STEPS = 60
 HOUR_S = float(os.environ.get("HPCDIST_TEST_MIXES_S", "3600"))

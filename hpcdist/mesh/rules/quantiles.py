@@ -6,6 +6,7 @@ order, and every rank gets those few that a result is made of.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -72,11 +73,10 @@ def quantile(
     if weights is not None:
         options = {"axis": axis, "method": method, "keepdims": keepdims, "weights": weights}
         return without_rule("numpy.quantile with weights", np.quantile, (a, q), options)
-    parts = np.asarray(q)
-    if not np.all((parts >= 0) & (parts <= 1)):
+    parts = _parts(a, q)
+    if not np.all((np.asarray(parts) >= 0) & (np.asarray(parts) <= 1)):
         raise ValueError("Quantiles must be in the range [0, 1]")
-    result = _quantile(a, q if type(q) in (int, float) else parts, axis, method, keepdims)
-    return delivered(result, out)
+    return delivered(_quantile(a, parts, axis, method, keepdims), out)
 
 
 @rule("percentile")
@@ -95,11 +95,28 @@ def percentile(
     if weights is not None:
         options = {"axis": axis, "method": method, "keepdims": keepdims, "weights": weights}
         return without_rule("numpy.percentile with weights", np.percentile, (a, q), options)
-    parts = np.asarray(np.true_divide(q, 100))
-    if not np.all((parts >= 0) & (parts <= 1)):
+    parts = _parts(a, q, 100)
+    if not np.all((np.asarray(parts) >= 0) & (np.asarray(parts) <= 1)):
         raise ValueError("Percentiles must be in the range [0, 100]")
-    given = float(parts) if type(q) in (int, float) else parts
-    return delivered(_quantile(a, given, axis, method, keepdims), out)
+    return delivered(_quantile(a, parts, axis, method, keepdims), out)
+
+
+def _parts(a: Any, q: Any, of: int = 1) -> Any:
+    """Return which parts of all are asked for, in the precision that this NumPy gives them."""
+    if _numbers_are_weak():
+        if type(q) in (int, float):
+            return q if of == 1 else q / of
+        return np.asarray(q) if of == 1 else np.asarray(np.true_divide(q, of))
+    is_real = a.dtype.kind == "f"
+    if of == 1:
+        return np.asarray(q, a.dtype if is_real and isinstance(q, (int, float)) else None)
+    return np.asarray(np.true_divide(q, a.dtype.type(of) if is_real else of))
+
+
+@functools.cache
+def _numbers_are_weak() -> bool:
+    """Return whether a number of Python's leaves the result its dtype, and NumPy's does not."""
+    return bool(np.quantile(np.zeros(1, np.float32), np.float64(0)).dtype == np.float64)
 
 
 def _quantile(a: Any, q: Any, axis: Any, method: str, keepdims: bool) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 
 from hpcdist.comm.group import Group
-from hpcdist.errors import HpcdistError, UsageError
+from hpcdist.errors import UsageError, add_note
 from hpcdist.torch.pipeline.schedule import Action, Kind, Plan, Span
 from hpcdist.torch.pipeline.stage import Autocast, Stage
 from hpcdist.torch.pipeline.wire import Bundle, Wire
@@ -130,12 +130,8 @@ class Runner:
         what = f"{_IN_WORDS[action.kind]} of micro-batch {action.micro}"
         where = f"in the {what}, {self._in_words(action.stage)}, rank {self.group.world_rank}"
         self._is_void = True
-        if hasattr(error, "add_note"):  # from Python 3.11 on
-            error.add_note(where)
-            self.failure = error
-        else:
-            self.failure = HpcdistError(f"{type(error).__name__}: {error} ({where})")
-            self.failure.__cause__ = error
+        add_note(error, where)
+        self.failure = error
 
     # ---- messages
 

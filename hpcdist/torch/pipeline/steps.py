@@ -18,8 +18,14 @@ import torch
 from hpcdist.comm.collectives import all_gather, all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.comm.making import hurried
-from hpcdist.comm.together import Together, note_untold, together
-from hpcdist.errors import CollectiveTimeout, MismatchError, UsageError, is_secondary
+from hpcdist.comm.together import UNTOLD, Together, together
+from hpcdist.errors import (
+    CollectiveTimeout,
+    MismatchError,
+    UsageError,
+    add_note,
+    is_secondary,
+)
 from hpcdist.parallel.hybrid import HybridCommunicateGroup
 from hpcdist.parallel.hybrid_options import HybridOptions
 from hpcdist.torch.alike import Inputs
@@ -190,7 +196,7 @@ class Steps:
         is_first = failure is not None and not is_secondary(failure)
         told[:2] = failure is not None, is_first
         by_rank = told[2:].reshape(everyone.nranks, count)
-        by_rank[everyone.rank] = loss
+        by_rank[everyone.rank] = loss.numpy()
 
         def tell() -> None:
             if failure is not None and (is_first or not told[1]):
@@ -204,7 +210,7 @@ class Steps:
         except CollectiveTimeout as reason:
             if failure is None or reason is failure:
                 raise
-            note_untold(failure, reason)
+            add_note(failure, UNTOLD.format(reason))
             raise failure from failure.__cause__
         last = everyone.get_group_rank(layers.group.ranks[layers.last_rank])
         return torch.from_numpy(by_rank[last].copy())

@@ -14,7 +14,7 @@ from hpcdist import ProcessMesh, Shard, checkpoint
 
 
 @pytest.mark.parametrize("check", array_file_checks.check)
-@pytest.mark.parametrize("size", first_of([3, 1, 2, 4]))
+@pytest.mark.parametrize("size", first_of([3, 1]))
 def test_on_simulated_ranks(size, check, tmp_path):
     dist.simulate(size, check, str(tmp_path / "made"), timeout=20)
 

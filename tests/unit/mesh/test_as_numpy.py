@@ -202,6 +202,13 @@ SPELLED = {
 }
 
 
+def lets_arrays_take_over(name):
+    """Return whether a function of `numpy.strings` does, by a protocol or by a ufunc in it."""
+    if not hasattr(np, "strings"):
+        return False
+    return name == "find" or hasattr(getattr(np.strings, name), "_implementation")
+
+
 @PUTS
 @pytest.mark.parametrize("name", SPELLED)
 def test_functions_of_words_come_to_what_numpy_makes_of_them(name, put):
@@ -210,7 +217,7 @@ def test_functions_of_words_come_to_what_numpy_makes_of_them(name, put):
 
     def check():
         same(SPELLED[name](put, xp.strings), wanted)
-        if name in ("upper", "multiply", "find", "partition") and numpys is not np.char:
+        if name in ("upper", "multiply", "find", "partition") and lets_arrays_take_over(name):
             same(SPELLED[name](put, numpys), wanted)
 
     dist.simulate(3, check)

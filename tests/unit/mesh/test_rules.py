@@ -56,7 +56,7 @@ def test_random_programs_end_as_numpy_says(ranks):
 
 
 @MORE
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 4])
 def test_many_random_programs_end_as_numpy_says(ranks):
     dist.simulate(ranks, lambda: [check_program(seed) for seed in range(100, 400)])
 
@@ -85,7 +85,7 @@ def test_random_indices_choose_what_they_choose_in_numpy(ranks):
 
 
 @MORE
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 4])
 def test_many_random_indices_choose_what_they_choose_in_numpy(ranks):
     dist.simulate(ranks, lambda: [check_index(seed) for seed in range(100, 500)])
 

@@ -10,7 +10,7 @@ from tiers import first_of  # noqa: E402
 import hpcdist as dist  # noqa: E402
 
 
-@pytest.mark.parametrize("size", first_of([3, 1, 2, 4]))
+@pytest.mark.parametrize("size", first_of([3, 1]))
 @pytest.mark.parametrize("check", CHECKS)
 def test_on_simulated_ranks(check, size):
     dist.simulate(size, check, timeout=60)
