@@ -168,7 +168,7 @@ FAMILIES = {
         np.sign({x})
         np.round({x}, {count})
         np.floor({x})
-        np.fix({x})
+        np.trunc({x})
         np.where({x} > {n}, {x}, {y})
         np.where({x} > {n}, np.nan, {x})
         {x} & {y}
