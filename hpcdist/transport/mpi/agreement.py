@@ -14,6 +14,10 @@ a little beyond its deadline first, so no rank can think otherwise. Ranks that g
 the exchange before their next operation: after a time-out all are in step again. Clocks of
 different nodes must agree within half a second.
 
+[Note: counting] An operation counts as begun when it is posted. Signal handlers run between calls
+of Python: if one raised between the two, this rank would be a number ahead of the others from then
+on. So it is counted right before the compiled call that posts, with nothing to be called for it.
+
 [Note: leaving] A rank that leaves while others still use the group tells them (`news`); whoever
 waits for it gets a `RemoteError` at once instead of waiting for the time-out.
 """
@@ -110,13 +114,13 @@ class Agreement:
         tally = self._tally
         if tally.unfinished:
             self._settle(call)
-        tally.sequence += 1
         now, detail = time.time_ns(), call.detail
         if call.error is None:
             number = call.fingerprint()
             opposite = -number
         else:
             number, opposite = CANNOT
+        tally.sequence += 1  # [Note: counting]
         found = self._post(
             number, opposite, detail, -detail, now + tally.limit_ns, -now, address, data, SPINS
         )
@@ -144,8 +148,8 @@ class Agreement:
         tally = self._tally
         if tally.unfinished:
             self._settle(call)
-        tally.sequence += 1
         number, limit = call.fingerprint(), tally.limit_ns
+        tally.sequence += 1  # [Note: counting]
         if control.reduce(number, limit, data, out, first, code, count, divisor, SPINS):
             return True
         self._check(call)
@@ -168,8 +172,8 @@ class Agreement:
         tally = self._tally
         if tally.unfinished:
             self._settle(call)
-        tally.sequence += 1
         number, limit = call.fingerprint(), tally.limit_ns
+        tally.sequence += 1  # [Note: counting]
         if control.move(number, call.detail, limit, data, out, source, first, nbytes, SPINS):
             return None
         return self._check(call)
@@ -191,9 +195,10 @@ class Agreement:
         tally = self._tally
         if tally.unfinished:
             self._settle(call)
-        tally.sequence += 1
+        number, bases = call.fingerprint(), node.bases
+        tally.sequence += 1  # [Note: counting]
         state: int = node.control.reduce_shared(
-            call.fingerprint(), tally.limit_ns, address, node.bases, code, count, divisor, SPINS
+            number, tally.limit_ns, address, bases, code, count, divisor, SPINS
         )
         if state == 0:
             self._check(call)
