@@ -11,7 +11,7 @@ import os
 import struct
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, final
 
 from hpcdist.arrays.pickled import EAGER, Pickled, buffer_lengths
 from hpcdist.errors import TransportError
@@ -19,6 +19,7 @@ from hpcdist.transport.call import Collective, Objects, refused
 from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
+from hpcdist.transport.polling import to_the_end
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.shm.segment import Segment, open_segment
@@ -55,14 +56,7 @@ def exchange_agreed(
 ) -> Any:
     """Run `call`, on which all ranks have agreed; see `exchange_objects`."""
     if _in_segments(call, detail):
-        received, failed = None, False
-        node.enter(call)
-        try:
-            received, failed = _exchange_large(node, call, descriptor)
-        finally:  # also by an interrupt: the others wait to hear of this rank
-            node.step(call)
-            node.end()
-            failed = bool(host.agree(call._replace(detail=int(failed)))[1])
+        received, failed = to_the_end(_Large(host, node, call, descriptor), of_operation=True)
         return by_mpi(host, node, call, detail) if failed else received
     if detail[1] <= small_up_to(call, node.size):
         return _exchange_small(node, call)
@@ -153,28 +147,55 @@ def _in_segments(call: Objects, detail: tuple[int, int]) -> bool:
     return detail[1] >= LARGE and all_in_segments
 
 
-def _exchange_large(
-    node: SharedNode, call: Objects, descriptor: int
-) -> tuple[list[Pickled] | None, bool]:
-    """Send and receive the pickles of an object collective; all ranks have agreed on it.
+@final
+class _Large:
+    """An exchange of large pickles on which all have agreed.
 
-    Returns what this rank has received, and whether it has failed: then nothing is changed. Nobody
-    goes on before all have told that.
+    Called, it returns what this rank has received, and whether a rank could not: then nothing is
+    changed. The others wait for this rank at every step, so a call goes on where an interrupt has
+    left the one before: what has been done is noted in the same moment.
     """
-    kind, rank, root = call.kind, node.rank, call.root
-    failed = descriptor >= 0 and not _is_written(descriptor, call.pickles)
-    node.step(call)
-    if failed or (kind is Kind.GATHER_OBJECT and rank != root):
-        return None, failed
-    index = rank if kind in _PER_RECEIVER else 0
-    senders = [root] if kind in _ONE_SENDER else range(node.size)
-    try:
-        return [
-            _own(call, index) if sender == rank else _receive(node, call, sender, index)
-            for sender in senders
-        ], False
-    except OSError:  # no room, or this process may not look into that of a sender any more
-        return None, True
+
+    def __init__(self, host: MpiContext, node: SharedNode, call: Objects, descriptor: int) -> None:
+        self._host, self._node, self._call, self._descriptor = host, node, call, descriptor
+        self._agreed = node.control.sequence
+        self._written, self._read = list[bool](), list[bool]()
+        self._received: list[Pickled] | None = None
+        self._failed = False
+
+    def __call__(self) -> tuple[list[Pickled] | None, bool]:
+        node, call = self._node, self._call
+        if not self._written:
+            node.enter(call)
+            self._failed = self._descriptor >= 0 and not _is_written(self._descriptor, call.pickles)
+        node.step(call, self._written)
+        if not self._read and not self._failed:
+            self._receive()
+        node.step(call, self._read)
+        node.end()
+        return self._received, self._has_failed(call._replace(detail=int(self._failed)))
+
+    def _receive(self) -> None:
+        node, call = self._node, self._call
+        kind, rank, root = call.kind, node.rank, call.root
+        if kind is Kind.GATHER_OBJECT and rank != root:
+            return
+        index = rank if kind in _PER_RECEIVER else 0
+        senders = [root] if kind in _ONE_SENDER else range(node.size)
+        try:
+            self._received = [
+                _own(call, index) if sender == rank else _receive(node, call, sender, index)
+                for sender in senders
+            ]
+        except OSError:  # no room, or this process may not look into that of a sender any more
+            self._failed = True
+
+    def _has_failed(self, call: Objects) -> bool:
+        """Return whether a rank has; nobody goes on before all have told."""
+        assert self._host.agreement is not None
+        if self._node.control.sequence == self._agreed:
+            return bool(self._host.agree(call)[1])
+        return bool(self._host.agreement.end_posted(call)[1])
 
 
 def _is_written(descriptor: int, pickles: Sequence[Pickled]) -> bool:

@@ -276,9 +276,17 @@ class SharedNode:
             self.control.arrive(0)
         self.end()
 
-    def step(self, call: Call) -> None:
-        """Wait until all ranks have come here."""
-        if not self.control.arrive(SPINS):
+    def step(self, call: Call, noted: list[bool] | None = None) -> None:
+        """Wait until all ranks have come here.
+
+        Args:
+            call: the operation.
+            noted: where that this rank has come is noted, in the same moment; there, it has.
+
+        """
+        noted = [] if noted is None else noted
+        noted.extend(() if noted else map(self.control.arrive, (SPINS,)))
+        if not noted[0]:
             self.await_others(self.control.arrived, call)
         else:
             self._check_whole(call)
@@ -294,9 +302,14 @@ class SharedNode:
 
     def run_pipe(self, call: Call) -> None:
         """Drive the reduction that `control.begin` prepared to its end."""
-        go_on = self.control.go_on
+        go_on, ended = self.control.go_on, []  # type: Any, list[bool]
+
+        def done() -> bool:  # noted in the same moment: after an interrupt it is asked again
+            ended.extend(() if ended else filter(None, map(go_on, (_PATIENCE,))))
+            return any(ended)
+
         if not go_on(_PATIENCE):
-            self.await_others(lambda: go_on(_PATIENCE), call)
+            self.await_others(done, call)
         else:
             self._check_whole(call)
         self.end()
