@@ -18,7 +18,7 @@ from hpcdist.transport.boxes import fill, view_of
 from hpcdist.transport.call import Exchange, Give, Read, refused, volume_of
 from hpcdist.transport.kernel import copy_box
 from hpcdist.transport.mpi.context import MpiContext
-from hpcdist.transport.mpi.objects import OBJECT_VERBS
+from hpcdist.transport.mpi.intranode_objects import end_by_mpi
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.shm.node import IN_PAYLOAD, IN_STAGE, NOTHING, Place, SharedNode
 from hpcdist.transport.tuning import STAGED_UP_TO
@@ -50,8 +50,7 @@ def exchange_boxes(host: MpiContext, node: SharedNode, call: Exchange) -> None:
     detail = host.agree(call, offer.address, offer.payload, enters=True)
     addresses = node.control.addresses()
     if 0 in addresses:
-        node.end()
-        host.to_its_end(call, lambda: OBJECT_VERBS[call.kind](host, call, detail))
+        end_by_mpi(host, node, call, detail)
         return
     places = node.places(addresses)
     try:

@@ -66,8 +66,20 @@ def exchange_agreed(
 def by_mpi(host: MpiContext, node: SharedNode, call: Collective, detail: tuple[int, int]) -> Any:
     """Run what the ranks have agreed on by MPI, where nothing of theirs is used here."""
     node.enter(call)
-    node.end()
-    return host.to_its_end(call, lambda: OBJECT_VERBS[call.kind](host, call, detail))
+    return end_by_mpi(host, node, call, detail)
+
+
+def end_by_mpi(host: MpiContext, node: SharedNode, call: Collective, detail: Any) -> Any:
+    """Let MPI end what all ranks have entered.
+
+    It ends here when it begins there: from then on no interrupt keeps this rank from it.
+    """
+
+    def perform() -> Any:
+        node.end()
+        return OBJECT_VERBS[call.kind](host, call, detail)
+
+    return host.to_its_end(call, perform)
 
 
 def end_left(host: MpiContext, node: SharedNode, call: Objects, before: int) -> None:
