@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hpcdist.compiled import load
 from hpcdist.data.shares import IndexArray
-from hpcdist.transport.kernel import compiled
 
 Words = npt.NDArray[np.uint64]
 
@@ -183,4 +183,4 @@ def _hashed(words: Words, key: np.uint64, bits: np.uint64) -> Words:
     return found
 
 
-_compiled: Any = getattr(compiled, "permute", None)
+_compiled: Any = getattr(load("hpcdist.data._native"), "permute", None)

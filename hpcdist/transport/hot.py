@@ -1,8 +1,8 @@
 """The hot path, seen from the transports: what one has for it, and the dtypes that it knows.
 
-`_hot.c` runs a small collective of ordinary arrays on one node in one compiled call, and leaves to
-Python whatever is unusual. A transport that can be used so has a `Hot` (`open_hot`), through which
-both count alike. `comm.hot` has the calls.
+`shm/native/hot.c` runs a small collective of ordinary arrays on one node in one compiled call, and
+leaves to Python whatever is unusual. A transport that can be used so has a `Hot` (`open_hot`),
+through which both count alike. `comm.hot` has the calls.
 """
 
 from __future__ import annotations

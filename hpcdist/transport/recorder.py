@@ -4,7 +4,8 @@ Always on: `begin` and `end` around each operation take about a tenth of a micro
 is read by `hpcdist ps`, `top` and `dump` without a signal, without the global interpreter lock, and
 outlives the process that is killed; `flight` says how it is laid out and read.
 
-`_recorder.c` is the compiled recorder; `python_recorder` the same in Python, where that is missing.
+`flight/native/recorder.c` is the compiled recorder; `python_recorder` the same in Python, where
+that is missing.
 """
 
 from __future__ import annotations

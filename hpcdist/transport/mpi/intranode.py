@@ -150,7 +150,7 @@ def _has_second_part(call: Collective, size: int) -> bool:
 
 
 _IN_PIPE, _DONE, _BROKEN = 1, 2, 4
-"""See `_hot_large.c`."""
+"""See `shm/native/hot_large.c`."""
 
 
 def end_posted(host: MpiContext, node: SharedNode, call: Collective, state: int) -> Any:

@@ -8,8 +8,8 @@ wait for each other inside an operation. Everybody reads everybody's slot.
 after two operations, and begins an operation only when all ranks published in the one before,
 hence have read everything of the one before that. So no operation needs a second exchange.
 
-`PythonControlBlock` is the same as `ControlBlock` of `_kernel.c`. It relies on the order in which
-x86 processors make stores visible; elsewhere the compiled one is needed.
+`PythonControlBlock` is the same as `ControlBlock` of `native/control.c`. It relies on the order in
+which x86 processors make stores visible; elsewhere the compiled one is needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ microseconds, each gives the core to whom may need it, for at most 100 us in all
 LINE = 64
 AGREED = 6
 STEP_BITS = 24
-"""Steps are counted from where an operation begins; see "leaving" in `_kernel.c`."""
+"""Steps are counted from where an operation begins; see "leaving" in `native/control.c`."""
 
 OF_A_DEATH = 1 << 14
 """Added to the rank that has called an operation off because another one has died."""

@@ -11,7 +11,7 @@ Where a contribution lies decides how far it is copied:
 - others of medium size: copied to the staging memory of the control block, if the operation gains;
 - ordinary arrays that are moved: where they are, the kernel copies them (`attached`);
 - ordinary arrays to be reduced: where they are, too, or through the staging memory part by part
-  (`_kernel.c`, "pipe").
+  (`native/pipe.c`).
 
 Everything else is left to MPI. What `tuning` says holds for all ranks alike, because it is asked
 about what they have agreed on.
@@ -220,7 +220,7 @@ class SharedNode:
     def may_attach(self) -> bool:
         """Return whether this process may still do what it might when the ranks have tried.
 
-        See [Note: rights] in `_kernel.c`.
+        See [Note: rights] in `native/attach.c`.
         """
         return self.attaches and self.rights == compiled.rights()
 
@@ -449,7 +449,7 @@ class SharedNode:
 
 
 def pipeline_bytes(size: int) -> int:
-    """Return the staging memory of one rank for reductions in parts; see "pipe" in _kernel.c."""
+    """Return the staging memory of one rank for reductions in parts; see `native/pipe.c`."""
     return 2 * (size + 1) * slice_bytes(size)
 
 

@@ -1,8 +1,7 @@
-/* The hot path of arrays that do not fit into the control block. A part of `_kernel.c`, which
- * includes it after `_hot.c`.
+/* The hot path of arrays that do not fit into the control block.
  *
- * What is moved is read where it lies, what is reduced is reduced there (`_hot_heap.c`,
- * `_attached.c`) or goes through the pipe, as `tuning` says; `shm/collectives.py` and `intranode.py`
+ * What is moved is read where it lies, what is reduced is reduced there (`hot_heap.c`,
+ * `reduce_attached.c`) or goes through the pipe, as `tuning` says; `shm/collectives.py` and `intranode.py`
  * have the same in Python. It is done in the group's turn, without the interpreter lock. Where
  * something is unusual, or the others let this rank wait, `end` goes on, from where it stands:
  *
@@ -13,38 +12,7 @@
  *   BROKEN   another rank has left it on its way;
  *   less than POSTED: it is the error, negative, that stopped a reduction on its way.
  */
-
-enum { POSTED = 0, IN_PIPE = 1, DONE = 2, ALL_DONE = 3, BROKEN = 4 };
-enum { KINDS = 11, PATIENCE = 4000, MOST_IN_LIST = 16 };
-#define ATTACHED (-2LL)                      /* an address is published as this less the address */
-#define ATTACHED_LIST (NOT_IN_HEAP + 3)      /* the payload has the addresses */
-/* as in shm/node.py */
-
-typedef struct {
-    size_t low, high; /* of how many bytes; nothing: 1, 0 */
-} range_t;
-
-/* Where a rank's contribution to this one begins. */
-typedef struct {
-    pid_t pid; /* 0: it is mapped here */
-    char *at;  /* NULL: it is none of the usual */
-} place_t;
-
-struct large {
-    PyObject *node;
-    int64_t rights; /* see [Note: rights]; 0: nothing is attached */
-    pid_t pids[MOST];
-    char *heaps[MOST];  /* of every rank, where they are mapped here */
-    size_t heap_bytes; /* of this rank */
-    char *stages[MOST];
-    size_t slice_bytes;
-    range_t direct[KINDS]; /* of arrays in the heap; the others are ordinary */
-    range_t attached[2][KINDS], piped[2][KINDS]; /* the second: of what is in short numbers */
-};
-
-static int is_within(size_t nbytes, range_t range) {
-    return nbytes >= range.low && nbytes <= range.high;
-}
+#include "hot_large.h"
 
 static int overlaps(const char *a, size_t of_a, const char *b, size_t of_b) {
     return a < b + of_b && b < a + of_a;
@@ -75,25 +43,10 @@ static int is_ordinary(const hot_t *h, const char *data, size_t nbytes) {
     return !overlaps(data, nbytes, h->large->heaps[h->control->rank], h->large->heap_bytes);
 }
 
-/* The array that this rank offers, or the i-th of them; for a broadcast also what it takes. */
-static const char *offered(const planned_t *p, int i) {
-    return p->n_from ? p->from[i] : p->to[0];
-}
-
-static int n_offered(const planned_t *p) {
-    return p->n_from ? p->n_from : p->kind == BROADCAST;
-}
-
 static int is_short(const planned_t *p) {
     enum { FLOAT = 2 };
     return p->divisor != 1.0 || p->like.dtype == DL_DTYPES[FLOAT][2];
 }
-
-static int is_in_heap(const hot_t *h, const planned_t *p);
-static int64_t publish_in_heap(const hot_t *h, const planned_t *p);
-static int is_all_in_heap(const hot_t *h);
-static void reduce_in_heap(const hot_t *h, const planned_t *p);
-static place_t place_in_heap(const hot_t *h, const planned_t *p, int rank);
 
 static int is_attached(const hot_t *h, const planned_t *p) {
     return is_within(p->total, h->large->attached[is_short(p)][p->kind]);
@@ -107,8 +60,7 @@ static int is_offerable(const hot_t *h, const planned_t *p) {
     return 1;
 }
 
-/* Whether a large operation is done here: by the way that the tuning table names for it. */
-static int is_movable(const hot_t *h, const planned_t *p) {
+int is_movable(const hot_t *h, const planned_t *p) {
     const struct large *l = h->large;
     PyObject *failed = attribute(l->node, HOT.failed);
     Py_XDECREF(failed);
@@ -274,7 +226,7 @@ static PyObject *all_of(PyObject *const *args, Py_ssize_t n_args) {
     return all;
 }
 
-static PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
+PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
                            Py_ssize_t n_args, const planned_t *p, const print_t *print) {
     int collects = PyGC_Disable();
     PyObject *turn = PyObject_CallNoArgs(h->acquire), *given = tuple_of(args, n_args);
@@ -301,7 +253,7 @@ static PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObje
 
 /* ---- learning when */
 
-static void forget_large(hot_t *h) {
+void forget_large(hot_t *h) {
     if (h->large) Py_DECREF(h->large->node);
     free(h->large);
     h->large = NULL;
@@ -316,7 +268,7 @@ static int read_range(PyObject *object, range_t *range) {
  * of operation the ranges of bytes (None: none) of ordinary arrays that are read where they lie, of
  * those in short numbers, of what is reduced in the pipe, of the same in short numbers, and of
  * arrays in the heap that are read where they are) */
-static PyObject *hot_learn_large(PyObject *self, PyObject *args) {
+PyObject *hot_learn_large(PyObject *self, PyObject *args) {
     hot_t *h = (hot_t *)self;
     PyObject *node, *processes, *heaps, *stages, *ways;
     Py_ssize_t heap_bytes, slice;

@@ -13,7 +13,7 @@
 #include <Python.h>
 #include <dlfcn.h>
 #include <string.h>
-#include "_recorder.h"
+#include "recorder.h"
 
 enum { SLOTS = 2048, PROBES = 16, DEEPEST = 200, LAYOUTS = 64, DTYPES = 64, PREFIXES = 8, PATHS = 512 };
 

@@ -1,10 +1,11 @@
-/* Messages of objects in one call. A part of `_kernel.c`, which includes it after `_mail.c` and
- * `_hot_objects.c`.
+/* Messages of objects in one call.
  *
  * A list is pickled before anything else. A pickle that fits goes through the box as Python sends
  * it, behind eight zero bytes, for no buffers follow it; one that is too large goes on to Python.
  * A list is unpickled with the lock of whoever receives held, as on the other ways.
  */
+#include "hot_objects.h"
+#include "mail.h"
 
 enum { SEND_OBJECTS = 18, RECV_OBJECTS = 19, OBJECT_MESSAGE = 30 }; /* as in kinds.py, tags.py */
 static struct {
@@ -65,7 +66,7 @@ static PyObject *hot_send_object_list(PyObject *self, PyObject *const *args, Py_
 /* Wait a moment for a pickle without buffers, and take it; NULL: there is none, or an error. */
 static PyObject *take_pickle_soon(message_t *w, int *from) {
     mail_t *m = w->mail;
-    uint64_t since;
+    uint64_t since = 0;
     long looks = 0;
     do {
         *from = w->peer;
@@ -134,6 +135,11 @@ static PyObject *mail_join_objects(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-#define MAIL_OBJECT_FUNCTIONS                                                                   \
-    HOT_VERB(send_object_list), HOT_VERB(recv_object_list),                                     \
-        {"mail_join_objects", mail_join_objects, METH_VARARGS, NULL}
+static PyMethodDef FUNCTIONS[] = {
+    FAST("hot_send_object_list", hot_send_object_list),
+    FAST("hot_recv_object_list", hot_recv_object_list),
+    {"mail_join_objects", mail_join_objects, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+int add_mail_objects(PyObject *module) { return PyModule_AddFunctions(module, FUNCTIONS); }

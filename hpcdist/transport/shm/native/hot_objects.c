@@ -1,4 +1,4 @@
-/* The hot path of small objects. A part of `_kernel.c`, which includes it after `_hot.c`.
+/* The hot path of small objects.
  *
  * A rank pickles what it sends, once, before anything else. The pickles travel in the control
  * block, as `intranode_objects.py` has them: behind eight zero bytes, for no buffers lie beside
@@ -7,8 +7,7 @@
  *
  * Unpickling runs Python, which may do anything: so it is done in the group's turn.
  */
-
-enum { META = 8 }; /* bytes before a pickle */
+#include "hot_objects.h"
 
 typedef struct {
     int kind, loose, n_args;
@@ -31,16 +30,7 @@ static struct {
     Py_ssize_t eager, out_of_band;
 } OBJECT;
 
-/* What a rank does in one operation. */
-typedef struct {
-    int gives, takes, root, n; /* how many pickles it gives */
-    PyObject *pickles[MOST], *beside[MOST];
-    Py_ssize_t longest;
-    int fits;
-} packed_t;
-
-/* A list of one kind only: what `target[:] = ...` means is known. */
-static Py_ssize_t length_of(PyObject *given, int or_tuple) {
+Py_ssize_t length_of(PyObject *given, int or_tuple) {
     if (PyList_CheckExact(given)) return PyList_Size(given);
     return or_tuple && PyTuple_CheckExact(given) ? PyTuple_Size(given) : -1;
 }
@@ -74,8 +64,7 @@ static PyObject *keep_beside(PyObject *beside, PyObject *buffer) {
 
 static PyMethodDef KEEP_BESIDE = {"keep_beside", keep_beside, METH_O, NULL};
 
-/* Pickle an object; 0: an error is set. */
-static int pack(packed_t *p, PyObject *object) {
+int pack(packed_t *p, PyObject *object) {
     PyObject *beside = PyList_New(0), *options = PyDict_New();
     PyObject *args = PyTuple_Pack(2, object, OBJECT.protocol);
     PyObject *keep = beside ? PyCFunction_NewEx(&KEEP_BESIDE, beside, NULL) : NULL, *made = NULL;
@@ -94,7 +83,7 @@ static int pack(packed_t *p, PyObject *object) {
     return 1;
 }
 
-static void unpacked(packed_t *p) {
+void unpacked(packed_t *p) {
     while (p->n > 0) {
         p->n--;
         Py_DECREF(p->pickles[p->n]);
@@ -128,7 +117,7 @@ static int64_t most_bytes(const hot_t *h, const object_verb_t *v) {
     return room < most ? room : most;
 }
 
-static int64_t put(char *payload, int64_t at, PyObject *pickle) {
+int64_t put(char *payload, int64_t at, PyObject *pickle) {
     Py_ssize_t nbytes = PyBytes_Size(pickle);
     memset(payload + at, 0, META);
     memcpy(payload + at + META, PyBytes_AsString(pickle), (size_t)nbytes);
@@ -189,8 +178,7 @@ static PyObject *for_python(const packed_t *p) {
     return both;
 }
 
-/* Leave an operation to Python, which need not pickle again. */
-static PyObject *leave(PyObject *group, PyObject *describe, PyObject *given, const packed_t *p) {
+PyObject *leave(PyObject *group, PyObject *describe, PyObject *given, const packed_t *p) {
     PyObject *packed = for_python(p), *result = NULL;
     if (given && packed)
         result = PyObject_CallFunctionObjArgs(OBJECT.leave, group, describe, given, packed, NULL);
@@ -292,7 +280,14 @@ static PyObject *hot_join_objects(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-#define HOT_OBJECT_FUNCTIONS                                                                    \
-    HOT_VERB(broadcast_object_list), HOT_VERB(all_gather_object), HOT_VERB(gather_object),      \
-        HOT_VERB(scatter_object_list), HOT_VERB(all_to_all_object),                             \
-        {"hot_join_objects", hot_join_objects, METH_VARARGS, NULL}
+static PyMethodDef FUNCTIONS[] = {
+    FAST("hot_broadcast_object_list", hot_broadcast_object_list),
+    FAST("hot_all_gather_object", hot_all_gather_object),
+    FAST("hot_gather_object", hot_gather_object),
+    FAST("hot_scatter_object_list", hot_scatter_object_list),
+    FAST("hot_all_to_all_object", hot_all_to_all_object),
+    {"hot_join_objects", hot_join_objects, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+int add_hot_objects(PyObject *module) { return PyModule_AddFunctions(module, FUNCTIONS); }

@@ -1,9 +1,10 @@
-/* The hot path of arrays in the heap, which every rank maps (`hpcdist.empty`). A part of `_kernel.c`,
- * which includes it after `_hot_large.c`; in Python that is the algorithm "direct".
+/* The hot path of arrays in the heap, which every rank maps (`hpcdist.empty`); in Python that is the
+ * algorithm "direct".
  *
  * What is published of such an array is where it begins in this rank's heap. What is moved is read
  * there; what is reduced, too, if all arrays are in heaps.
  */
+#include "hot_large.h"
 
 #define LISTED_IN_HEAP (NOT_IN_HEAP + 1) /* the payload has the offsets; as in shm/node.py */
 
@@ -15,14 +16,13 @@ static int64_t offset_in_heap(const hot_t *h, const char *data, size_t nbytes) {
     return inside ? (int64_t)(at - heap) : -1;
 }
 
-/* Whether all that this rank offers is in its heap, and the table has the others read it there. */
-static int is_in_heap(const hot_t *h, const planned_t *p) {
+int is_in_heap(const hot_t *h, const planned_t *p) {
     int i = 0, n = is_within(p->total, h->large->direct[p->kind]) ? n_offered(p) : 0;
     while (i < n && offset_in_heap(h, offered(p, i), p->piece) >= 0) i++;
     return n > 0 && i == n;
 }
 
-static int64_t publish_in_heap(const hot_t *h, const planned_t *p) {
+int64_t publish_in_heap(const hot_t *h, const planned_t *p) {
     if (p->n_from <= 1) return offset_in_heap(h, offered(p, 0), p->piece) + 1;
     int64_t *list = (int64_t *)payload_of(h->control, h->control->rank);
     for (int i = 0; i < p->n_from; i++) list[i] = offset_in_heap(h, p->from[i], p->piece);
@@ -33,14 +33,14 @@ static int is_address_in_heap(int64_t address) {
     return (address > 0 && address < NOT_IN_HEAP) || address == LISTED_IN_HEAP;
 }
 
-static int is_all_in_heap(const hot_t *h) {
+int is_all_in_heap(const hot_t *h) {
     const control_block_t *b = h->control;
     int r = 0;
     while (r < b->size && is_address_in_heap(slot_of(b, r)->address)) r++;
     return r == b->size;
 }
 
-static place_t place_in_heap(const hot_t *h, const planned_t *p, int rank) {
+place_t place_in_heap(const hot_t *h, const planned_t *p, int rank) {
     const control_block_t *b = h->control;
     int64_t address = slot_of(b, rank)->address;
     char *heap = h->large->heaps[rank];
@@ -49,8 +49,7 @@ static place_t place_in_heap(const hot_t *h, const planned_t *p, int rank) {
     return (place_t){0, is_address_in_heap(address) ? heap + (address - 1) + p->first : NULL};
 }
 
-/* Reduce this rank's slice of all arrays, or its part, into those that get the result. */
-static void reduce_in_heap(const hot_t *h, const planned_t *p) {
+void reduce_in_heap(const hot_t *h, const planned_t *p) {
     const control_block_t *b = h->control;
     size_t first = 0, item = p->kernel->item;
     job_t job = {.kernel = p->kernel, .n_sources = b->size, .n_outs = 1, .divisor = p->divisor};
