@@ -34,6 +34,31 @@ def load(name: str) -> Any:
         return None
 
 
+def expect(module: Any, **numbers: int) -> None:
+    """Refuse an extension module that was compiled for other numbers than these.
+
+    Python and C both have them written down, because they are part of how memory is laid out.
+
+    Args:
+        module: what `load` returned; None is not asked.
+        numbers: what Python has, by the names in `NUMBERS` of the module.
+
+    Raises:
+        ImportError: one differs; the message names it and the remedy.
+
+    """
+    for name, number in numbers.items():
+        there = number if module is None else getattr(module, "NUMBERS", {}).get(name)
+        if there != number:
+            raise ImportError(
+                f"{module.__name__} was compiled with {name} = {there}, and Python has {number}: "
+                "compile it again, with `pip install --force-reinstall --no-deps hpcdist`, or in a "
+                "checkout with `python setup.py build_ext --inplace`",
+                name=module.__name__,
+                path=module.__file__,
+            )
+
+
 def missing() -> dict[str, str]:
     """Return why each extension module that is missing is so. Imports no package for it."""
     found = {name: _why_missing(name) for name in PARTS}

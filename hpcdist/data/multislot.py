@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from hpcdist.compiled import load
+from hpcdist.compiled import expect, load
 from hpcdist.data.columns import Columns, Fixed, IndexArray, NumpyArray, Ragged, gathered
 from hpcdist.data.slots import Slot, float_of
 from hpcdist.errors import UsageError
@@ -41,6 +41,7 @@ _PLAIN = 15
 
 
 _compiled = load("hpcdist.data._native")
+expect(_compiled, **{name.upper(): number for name, number in _TYPES.items()})
 
 
 class _Parsed(NamedTuple):

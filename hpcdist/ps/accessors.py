@@ -22,7 +22,7 @@ import numpy as np
 from hpcdist import optim
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.compiled import load
+from hpcdist.compiled import expect, load
 from hpcdist.errors import UsageError
 from hpcdist.optim import rules
 from hpcdist.optim.algorithms import check_options
@@ -185,6 +185,13 @@ CHOICES: dict[str, Choice] = {
         _as_they_are("learning_rate", "beta", "l1", "l2"),
     ),
 }
+
+expect(
+    _compiled,
+    NUMBERS=_NUMBERS,
+    LANES=_LANES,
+    **{name.upper(): choice.loop for name, choice in CHOICES.items()},
+)
 """By name: the rules whose rows do not depend on each other."""
 
 

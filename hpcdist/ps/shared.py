@@ -24,11 +24,12 @@ from typing import Any, NamedTuple, TypeAlias, final
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.compiled import load
+from hpcdist.compiled import expect, load
 from hpcdist.errors import ExecuteError
 from hpcdist.transport.shm.segment import Bytes, Segment, create_segment, forget, open_segment
 
-_read: Any = getattr(load("hpcdist.ps._native"), "read_rows", None)
+_compiled = load("hpcdist.ps._native")
+_read: Any = getattr(_compiled, "read_rows", None)
 _IN_ORDER = ("x86_64", "AMD64")
 _CHANGES, _GENERATION = 0, 1
 _GONE = -1
@@ -216,6 +217,7 @@ class Window:
 
 
 _NO_VIEW = (0,) * 11
+expect(_compiled, CHANGES=_CHANGES, GENERATION=_GENERATION, READ=_READ, VIEW=len(_NO_VIEW))
 
 Open: TypeAlias = "Callable[[int, Window | None], Window | None]"
 """Opens the table of a server, of which there has been a window, perhaps; None: nobody can."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.compiled import load
+from hpcdist.compiled import expect, load
 from hpcdist.transport.call import Exchange, Reduction
 from hpcdist.transport.reduction import UFUNCS, ReduceOp, ReductionRule
 
@@ -22,6 +22,8 @@ compiled = load("hpcdist.transport._kernel")
 
 MOST = 256
 """Ranks whose memory the compiled loops combine at once; NumPy does it for more."""
+
+expect(compiled, MOST=MOST)
 
 BLOCK_ITEMS = 32 << 10
 """Elements that NumPy combines at a time: they stay in the cache."""

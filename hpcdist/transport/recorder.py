@@ -23,6 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcdist.compiled import expect
 from hpcdist.runtime.ending import tell_of_failure
 from hpcdist.runtime.process import node_name
 from hpcdist.text import in_short, read_short
@@ -33,6 +34,19 @@ from hpcdist.transport.flight.layout import STARTED
 __all__ = ["STARTED", "begin", "end", "fail", "note"]
 
 _U64 = struct.Struct("Q")
+
+expect(
+    compiled,
+    RECORD=layout.RECORD.size,
+    COUNTER=layout.COUNTER.size,
+    **{
+        name: getattr(layout, name)
+        for name in (
+            *("BEGUN", "ENDED", "FAILED", "STARTED", "COUNTERS", "COUNTERS_AT", "PID_AT"),
+            *("RANK_AT", "HEAD_AT", "TEXT_USED_AT", "ABOUT_AT", "GROUPS_AT"),
+        )
+    },
+)
 
 
 def _in_python() -> Any:

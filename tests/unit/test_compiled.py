@@ -2,12 +2,13 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import hpcdist
 from hpcdist import compiled
-from hpcdist.compiled import NOT_COMPILED, PARTS, load, missing
+from hpcdist.compiled import NOT_COMPILED, PARTS, expect, load, missing
 
 HERE = [name for name in PARTS if name not in missing()]
 
@@ -45,3 +46,13 @@ def test_a_part_that_does_not_load_is_named_with_the_reason(monkeypatch, tmp_pat
     hide(monkeypatch, name)
     monkeypatch.setattr(compiled, "__file__", str(tmp_path / "hpcdist" / "compiled.py"))
     assert missing()[name].startswith("does not load: ")
+
+
+def test_a_part_that_was_compiled_for_another_number_is_refused():
+    there = SimpleNamespace(__name__="hpcdist.ps._native", __file__="x.so", NUMBERS={"LANES": 8})
+    expect(there, LANES=8)
+    expect(None, LANES=4)
+    with pytest.raises(ImportError, match=r"with LANES = 8, and Python has 4: compile it again"):
+        expect(there, LANES=4)
+    with pytest.raises(ImportError, match="MOST = None, and Python has 3"):
+        expect(there, MOST=3)

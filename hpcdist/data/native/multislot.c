@@ -192,9 +192,20 @@ end:
     return result;
 }
 
+static const number_t NUMBERS_HERE[] = {
+    {"INT64", SLOT_INT64},
+    {"INT32", SLOT_INT32},
+    {"UINT64", SLOT_UINT64},
+    {"FLOAT64", SLOT_FLOAT64},
+    {"FLOAT32", SLOT_FLOAT32},
+};
+
 static PyMethodDef FUNCTIONS[] = {
     FAST("parse_slots", py_parse_slots),
     {NULL, NULL, 0, NULL},
 };
 
-int add_multislot(PyObject *module) { return PyModule_AddFunctions(module, FUNCTIONS); }
+int add_multislot(PyObject *module) {
+    if (PyModule_AddFunctions(module, FUNCTIONS) < 0) return -1;
+    return add_numbers(module, NUMBERS_HERE, sizeof NUMBERS_HERE / sizeof *NUMBERS_HERE);
+}

@@ -69,9 +69,16 @@ end:
     return result;
 }
 
+static const number_t NUMBERS_HERE[] = {
+    {"ROUNDS", FEISTEL_ROUNDS},
+};
+
 static PyMethodDef FUNCTIONS[] = {
     FAST("permute", py_permute),
     {NULL, NULL, 0, NULL},
 };
 
-int add_order(PyObject *module) { return PyModule_AddFunctions(module, FUNCTIONS); }
+int add_order(PyObject *module) {
+    if (PyModule_AddFunctions(module, FUNCTIONS) < 0) return -1;
+    return add_numbers(module, NUMBERS_HERE, sizeof NUMBERS_HERE / sizeof *NUMBERS_HERE);
+}

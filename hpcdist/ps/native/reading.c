@@ -156,9 +156,19 @@ static PyObject *py_read_rows(PyObject *self, PyObject *const *args, Py_ssize_t 
     return close_buffers(views, 4, NULL, (Py_ssize_t)unread);
 }
 
+static const number_t NUMBERS_HERE[] = {
+    {"CHANGES", CHANGES},
+    {"GENERATION", GENERATION},
+    {"READ", READ},
+    {"VIEW", sizeof(view_t) / sizeof(int64_t)},
+};
+
 static PyMethodDef FUNCTIONS[] = {
     FAST("read_rows", py_read_rows),
     {NULL, NULL, 0, NULL},
 };
 
-int add_reading(PyObject *module) { return PyModule_AddFunctions(module, FUNCTIONS); }
+int add_reading(PyObject *module) {
+    if (PyModule_AddFunctions(module, FUNCTIONS) < 0) return -1;
+    return add_numbers(module, NUMBERS_HERE, sizeof NUMBERS_HERE / sizeof *NUMBERS_HERE);
+}

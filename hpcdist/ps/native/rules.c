@@ -4,6 +4,7 @@
 
 enum { NUMBERS = 8 }; /* of a rule, at most; `accessors.py` has their order */
 enum { LANES = 8 };   /* sums that a row's numbers are added up in, as `accessors.py` does */
+enum { SGD, MOMENTUM, ADAGRAD, ADAM, FTRL, ROWWISE_ADAGRAD }; /* as in `accessors.py` */
 
 /* A gradient for each of some slots. `corrections` are pairs of numbers by the count of steps. */
 typedef struct {
@@ -93,7 +94,8 @@ typedef struct {
         for (i = 0; i < r->n; i++) w[i] = w[i] - g[i] / scale * rate;                  \
     }                                                                                  \
     static void (*const RULES_##T[])(const row_##T *) = {                              \
-        sgd_##T, momentum_##T, adagrad_##T, adam_##T, ftrl_##T, rowwise_adagrad_##T};  \
+        [SGD] = sgd_##T, [MOMENTUM] = momentum_##T, [ADAGRAD] = adagrad_##T,           \
+        [ADAM] = adam_##T, [FTRL] = ftrl_##T, [ROWWISE_ADAGRAD] = rowwise_adagrad_##T}; \
     static void update_rows_##T(const update_t *u) {                                   \
         T numbers[NUMBERS];                                                            \
         for (int i = 0; i < NUMBERS; i++) numbers[i] = (T)u->numbers[i];               \
@@ -165,10 +167,12 @@ static PyObject *py_update_rows(PyObject *self, PyObject *const *args, Py_ssize_
     u.steps = (size_t)views[5].len / sizeof(double) / 2;
     u.counted = u.steps > 0;
     u.rule = (int)rule;
-    size_t slabs = words_in(&views[2]), kept[] = {0, 1, 1, 2, 2, 0};
+    const size_t kept[] = {[MOMENTUM] = 1, [ADAGRAD] = 1, [ADAM] = 2, [FTRL] = 2, [ROWWISE_ADAGRAD] = 0};
+    size_t slabs = words_in(&views[2]);
     if ((item != sizeof(float) && item != sizeof(double)) || rule < 0 || rule >= N_RULES ||
         u.dim == 0 || u.dim > SIZE_MAX >> 8 || width > SIZE_MAX >> 8 ||
-        width < kept[rule] * u.dim + (size_t)u.counted + (rule == 5) || ((rule == 1 || rule == 3) && !u.counted) ||
+        width < kept[rule] * u.dim + (size_t)u.counted + (rule == ROWWISE_ADAGRAD) ||
+        ((rule == MOMENTUM || rule == ADAM) && !u.counted) ||
         (size_t)views[4].len < NUMBERS * sizeof(double) || (width && words_in(&views[3]) < slabs) ||
         !are_slabs(&u.rows, shift, slabs, (size_t)views[0].len) ||
         !all_within(u.rows.slots, u.rows.n, INT64_MIN, (int64_t)(slabs << shift)))
@@ -186,9 +190,24 @@ static PyObject *py_update_rows(PyObject *self, PyObject *const *args, Py_ssize_
     return close_buffers(views, 6, NULL, (Py_ssize_t)most);
 }
 
+static const number_t NUMBERS_HERE[] = {
+    {"NUMBERS", NUMBERS},
+    {"LANES", LANES},
+    {"SGD", SGD},
+    {"MOMENTUM", MOMENTUM},
+    {"ADAGRAD", ADAGRAD},
+    {"ADAM", ADAM},
+    {"ADAMW", ADAM},
+    {"FTRL", FTRL},
+    {"ROWWISE_ADAGRAD", ROWWISE_ADAGRAD},
+};
+
 static PyMethodDef FUNCTIONS[] = {
     FAST("update_rows", py_update_rows),
     {NULL, NULL, 0, NULL},
 };
 
-int add_rules(PyObject *module) { return PyModule_AddFunctions(module, FUNCTIONS); }
+int add_rules(PyObject *module) {
+    if (PyModule_AddFunctions(module, FUNCTIONS) < 0) return -1;
+    return add_numbers(module, NUMBERS_HERE, sizeof NUMBERS_HERE / sizeof *NUMBERS_HERE);
+}

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any, final
 
+from hpcdist.compiled import expect
 from hpcdist.transport.kernel import compiled
 
 PAYLOAD = 8 << 10
@@ -33,6 +34,8 @@ STEP_BITS = 24
 
 OF_A_DEATH = 1 << 14
 """Added to the rank that has called an operation off because another one has died."""
+
+expect(compiled, LINE=LINE, AGREED=AGREED, STEP_BITS=STEP_BITS, OF_A_DEATH=OF_A_DEATH)
 
 _BEYOND = 1 << STEP_BITS - 1
 _SEEN_AFTER_S = 0.01

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.compiled import expect
 from hpcdist.errors import (
     CollectiveTimeout,
     HpcdistError,
@@ -72,6 +73,15 @@ _ATTACHED_LIST = IN_STAGE + 3
 
 _ATTACHED = -2
 """An address of ordinary memory is published as this less the address."""
+
+expect(
+    compiled,
+    NOTHING=NOTHING,
+    IN_STAGE=IN_STAGE,
+    IN_LIST=_IN_LIST,
+    ATTACHED_LIST=_ATTACHED_LIST,
+    ATTACHED=_ATTACHED,
+)
 
 _OFFSET = np.dtype(np.int64)
 _BYTE = np.dtype(np.uint8)

@@ -8,12 +8,9 @@
  * Two functions of CPython are no part of its stable ABI, though every CPython from 3.11 on has
  * them; they are looked up by name, and the attributes of the frame serve where they are missing.
  */
-#define _GNU_SOURCE
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <dlfcn.h>
-#include <string.h>
+#include "../../../native/compiled.h"
 #include "recorder.h"
+#include <dlfcn.h>
 
 enum { SLOTS = 2048, PROBES = 16, DEEPEST = 200, LAYOUTS = 64, DTYPES = 64, PREFIXES = 8, PATHS = 512 };
 
@@ -378,6 +375,23 @@ static PyMethodDef FUNCTIONS[] = {
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_recorder", NULL, -1, FUNCTIONS,
                                     NULL, NULL, NULL, NULL};
 
+static const number_t LAYOUT_NUMBERS[] = { /* as in `layout.py` */
+    {"BEGUN", FLIGHT_BEGUN},
+    {"ENDED", FLIGHT_ENDED},
+    {"FAILED", FLIGHT_FAILED},
+    {"STARTED", FLIGHT_STARTED},
+    {"RECORD", sizeof(flight_record_t)},
+    {"COUNTER", sizeof(flight_counter_t)},
+    {"COUNTERS", FLIGHT_KINDS},
+    {"COUNTERS_AT", offsetof(flight_header_t, counters)},
+    {"PID_AT", offsetof(flight_header_t, pid)},
+    {"RANK_AT", offsetof(flight_header_t, rank)},
+    {"HEAD_AT", offsetof(flight_header_t, head)},
+    {"TEXT_USED_AT", offsetof(flight_header_t, text_used)},
+    {"ABOUT_AT", offsetof(flight_header_t, about)},
+    {"GROUPS_AT", offsetof(flight_header_t, groups)},
+};
+
 PyMODINIT_FUNC PyInit__recorder(void) {
     frame_back = (PyFrameObject * (*)(PyFrameObject *)) dlsym(RTLD_DEFAULT, "PyFrame_GetBack");
     frame_lasti = (int (*)(PyFrameObject *))dlsym(RTLD_DEFAULT, "PyFrame_GetLasti");
@@ -390,7 +404,8 @@ PyMODINIT_FUNC PyInit__recorder(void) {
     ITEMSIZE = PyUnicode_InternFromString("itemsize");
     PyObject *module = PyModule_Create(&MODULE);
     PyObject *capsule = PyCapsule_New(&FLIGHT, "hpcdist.transport._recorder.flight", NULL);
-    if (!module || !capsule || !CODE || PyModule_AddObject(module, "flight", capsule) < 0)
+    if (!module || !capsule || !CODE || PyModule_AddObject(module, "flight", capsule) < 0 ||
+        add_numbers(module, LAYOUT_NUMBERS, sizeof LAYOUT_NUMBERS / sizeof *LAYOUT_NUMBERS) < 0)
         return NULL;
     return module;
 }

@@ -78,7 +78,7 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
     PyObject *group = group_of(args[n_args - 2]), *result = NULL;
     hot_t *h = group ? hot_of(group) : NULL;
     planned_t p;
-    p.kind = v->kind, p.loose = v->loose, p.reduce_op = -1, p.root = 0;
+    p.kind = *v->kind, p.loose = v->loose, p.reduce_op = -1, p.root = 0;
     p.like.dtype = NULL, p.kernel = NULL, p.source = -1, p.divisor = 1.0;
     p.total = p.piece = p.part = p.first = 0, p.n_from = p.n_to = 0;
     const print_t *print = NULL;

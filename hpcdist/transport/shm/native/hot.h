@@ -14,11 +14,7 @@
 #ifndef HPCDIST_HOT_H
 #define HPCDIST_HOT_H
 #include "control.h"
-
-enum {
-    BARRIER = 0, ALL_REDUCE = 1, REDUCE = 2, REDUCE_SCATTER = 3, BROADCAST = 6, ALL_GATHER = 7,
-    GATHER = 8, SCATTER = 9, ALLTOALL = 10
-}; /* as in kinds.py */
+#include "facts.h"
 
 enum { MOST_AXES = 8, PRINTS = 64, DTYPES = 64, OPS = 16, FOREIGN = 32 };
 enum { OBJECTS = -2 }; /* in place of the code of a dtype */
@@ -154,7 +150,8 @@ int add_hot_look(PyObject *module);
 /* ---- `hot_plan.c`: what the verbs read and write, and the fingerprint of that */
 
 typedef struct {
-    int kind, loose, n_args;
+    const int *kind; /* of FACTS */
+    int loose, n_args;
     int (*plan)(const hot_t *, PyObject *const *, planned_t *);
 } verb_t;
 

@@ -6,8 +6,6 @@
  */
 #include "hot_large.h"
 
-#define LISTED_IN_HEAP (NOT_IN_HEAP + 1) /* the payload has the offsets; as in shm/node.py */
-
 /* Where in this rank's heap an array begins; -1: elsewhere. */
 static int64_t offset_in_heap(const hot_t *h, const char *data, size_t nbytes) {
     uintptr_t at = (uintptr_t)data, heap = (uintptr_t)h->large->heaps[h->control->rank];
@@ -54,14 +52,14 @@ void reduce_in_heap(const hot_t *h, const planned_t *p) {
     size_t first = 0, item = p->kernel->item;
     job_t job = {.kernel = p->kernel, .n_sources = b->size, .n_outs = 1, .divisor = p->divisor};
     job.count = p->part / item;
-    if (p->kind != REDUCE_SCATTER) job.count = own_share(b, job.count, &first);
+    if (p->kind != FACTS.REDUCE_SCATTER) job.count = own_share(b, job.count, &first);
     for (int r = 0; r < b->size; r++)
         job.sources[r] = (uintptr_t)place_in_heap(h, p, r).at + first * item;
-    if (p->kind == ALL_REDUCE) {
+    if (p->kind == FACTS.ALL_REDUCE) {
         job.n_outs = b->size;
         memcpy(job.outs, job.sources, sizeof *job.outs * (size_t)b->size);
     } else {
-        job.outs[0] = p->kind == REDUCE ? job.sources[p->root] : (uintptr_t)p->to[0];
+        job.outs[0] = p->kind == FACTS.REDUCE ? job.sources[p->root] : (uintptr_t)p->to[0];
     }
     combine(&job);
 }

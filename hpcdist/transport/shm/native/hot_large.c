@@ -29,8 +29,8 @@ static int is_entangled(const hot_t *h, const planned_t *p) {
     int size = h->control->size, n = p->n_to ? (p->source >= 0 || p->kernel ? 1 : size) : 0;
     for (int i = 0; i < n; i++) {
         const char *to = place_to(p, i);
-        int own = p->kind == ALL_GATHER && i == h->control->rank && to == p->from[0];
-        if (p->kind == REDUCE_SCATTER) own = p->n_from == 1 && to == p->from[0] + p->first;
+        int own = p->kind == FACTS.ALL_GATHER && i == h->control->rank && to == p->from[0];
+        if (p->kind == FACTS.REDUCE_SCATTER) own = p->n_from == 1 && to == p->from[0] + p->first;
         for (int j = 0; j < p->n_from && !own; j++)
             if (overlaps(to, p->part, p->from[j], p->piece)) return 1;
         for (int j = 0; j < i && p->n_to > 1; j++)
@@ -65,7 +65,7 @@ int is_movable(const hot_t *h, const planned_t *p) {
     PyObject *failed = attribute(l->node, HOT.failed);
     Py_XDECREF(failed);
     if (failed != Py_False || p->n_to > MOST_IN_LIST || p->n_from > MOST_IN_LIST) return 0;
-    int checked = !p->kernel || p->kind == REDUCE_SCATTER; /* others are in place */
+    int checked = !p->kernel || p->kind == FACTS.REDUCE_SCATTER; /* others are in place */
     if (checked && is_entangled(h, p)) return 0;
     if (is_attached(h, p) && l->rights != rights()) return 0;
     if (is_in_heap(h, p)) return 1;
@@ -78,7 +78,6 @@ int is_movable(const hot_t *h, const planned_t *p) {
 
 /* What this rank publishes about what it offers; a list goes into its payload. */
 static int64_t publish_places(const hot_t *h, const planned_t *p) {
-    enum { NOTHING = -1 };
     if (is_in_heap(h, p)) return publish_in_heap(h, p);
     if (p->kernel && !is_attached(h, p)) return 0;
     if (n_offered(p) == 0) return NOTHING;
@@ -133,7 +132,7 @@ static int fetch_all(const hot_t *h, const planned_t *p) {
     const control_block_t *b = h->control;
     for (int r = 0; r < b->size; r++)
         if (slot_of(b, r)->address == 0) return -1; /* all leave it to MPI, if one does */
-    if (p->kind == BROADCAST) return fetch_slice(h, p);
+    if (p->kind == FACTS.BROADCAST) return fetch_slice(h, p);
     if (p->n_to == 0) return 0;
     if (p->source >= 0) return fetch_from(h, p, p->source, p->to[0]);
     for (int k = 1; k <= b->size; k++) { /* each rank begins with another one */
@@ -149,14 +148,14 @@ static int reduce_in_place(hot_t *h, const planned_t *p) {
     size_t first = 0, item = p->kernel->item, slices = 2 * ((size_t)b->size + 1);
     share_t s = {.kernel = p->kernel, .divisor = p->divisor, .rank = b->rank, .size = b->size};
     s.count = p->part / item;
-    if (p->kind != REDUCE_SCATTER) s.count = own_share(b, s.count, &first);
+    if (p->kind != FACTS.REDUCE_SCATTER) s.count = own_share(b, s.count, &first);
     for (int r = 0; r < b->size; r++) {
         if (!is_address_attached(slot_of(b, r)->address)) return POSTED; /* then nobody's is used */
         uintptr_t place = (uintptr_t)place_offered(h, p, r).at;
         s.pids[r] = h->large->pids[r], s.from[r] = place + first * item;
-        if (p->kind == ALL_REDUCE || (p->kind == REDUCE && r == p->root)) s.to[r] = s.from[r];
+        if (p->kind == FACTS.ALL_REDUCE || (p->kind == FACTS.REDUCE && r == p->root)) s.to[r] = s.from[r];
     }
-    if (p->kind == REDUCE_SCATTER) s.to[b->rank] = (uintptr_t)p->to[0];
+    if (p->kind == FACTS.REDUCE_SCATTER) s.to[b->rank] = (uintptr_t)p->to[0];
     s.room = h->large->stages[b->rank], s.room_bytes = slices * h->large->slice_bytes;
     int failed = reduce_share(&s);
     return failed ? -failed : DONE;
@@ -180,7 +179,7 @@ static int end_of(control_block_t *b) {
 static int reduce_large(hot_t *h, const planned_t *p) {
     control_block_t *b = h->control;
     pipe_t *pipe = &b->pipe;
-    int all = p->kind != REDUCE_SCATTER;
+    int all = p->kind != FACTS.REDUCE_SCATTER;
     pipe->kernel = p->kernel, pipe->divisor = p->divisor;
     pipe->send = p->from[0], pipe->mine = p->n_to ? p->to[0] : NULL;
     pipe->all = all ? pipe->mine : NULL;
@@ -211,7 +210,7 @@ static int perform_large(hot_t *h, const planned_t *p, const print_t *print) {
         state = POSTED;
     if (state != DONE) return state;
     take_step(b);
-    if (p->kind == SCATTER && b->rank != p->root) return end_of(b); /* nobody reads here */
+    if (p->kind == FACTS.SCATTER && b->rank != p->root) return end_of(b); /* nobody reads here */
     return all_at(b, b->step, PATIENCE) ? end_of(b) : DONE;
 }
 
@@ -259,13 +258,21 @@ void forget_large(hot_t *h) {
     h->large = NULL;
 }
 
+static const range_t NO_RANGE = {1, 0};
+
+static int is_kind(int kind) {
+    if (kind >= 0 && kind < MOST_KINDS) return 1;
+    PyErr_SetString(PyExc_ValueError, "learn_large: a kind is a number below 64");
+    return 0;
+}
+
 static int read_range(PyObject *object, range_t *range) {
-    range->low = 1, range->high = 0;
+    *range = NO_RANGE;
     return object == Py_None || PyArg_ParseTuple(object, "nn", &range->low, &range->high);
 }
 
 /* learn_large(node, its rights, processes, heaps, bytes of this rank's, stages, bytes of a slice, for each kind
- * of operation the ranges of bytes (None: none) of ordinary arrays that are read where they lie, of
+ * of operation its number and the ranges of bytes (None: none) of ordinary arrays that are read where they lie, of
  * those in short numbers, of what is reduced in the pipe, of the same in short numbers, and of
  * arrays in the heap that are read where they are) */
 PyObject *hot_learn_large(PyObject *self, PyObject *args) {
@@ -279,7 +286,7 @@ PyObject *hot_learn_large(PyObject *self, PyObject *args) {
         return NULL;
     int size = h->control->size;
     if (PyTuple_Size(processes) != size || PyTuple_Size(heaps) != size ||
-        PyTuple_Size(stages) != size || PyTuple_Size(ways) != KINDS) {
+        PyTuple_Size(stages) != size) {
         PyErr_SetString(PyExc_ValueError, "learn_large: one of each for each rank or kind");
         return NULL;
     }
@@ -291,10 +298,13 @@ PyObject *hot_learn_large(PyObject *self, PyObject *args) {
     for (int r = 0; fine && r < size; r++) l->heaps[r] = (char *)numbers[r];
     fine = fine && read_addresses(stages, numbers) == size;
     for (int r = 0; fine && r < size; r++) l->stages[r] = (char *)numbers[r];
-    for (int k = 0; fine && k < KINDS; k++) {
+    for (int k = 0; k < MOST_KINDS; k++)
+        l->direct[k] = l->attached[0][k] = l->attached[1][k] = l->piped[0][k] = l->piped[1][k] = NO_RANGE;
+    for (Py_ssize_t i = 0; fine && i < PyTuple_Size(ways); i++) {
         PyObject *at[2], *in[2], *direct;
-        fine = PyArg_ParseTuple(PyTuple_GetItem(ways, k), "OOOOO", &at[0], &at[1], &in[0], &in[1],
-                                &direct) && read_range(direct, &l->direct[k]);
+        int k;
+        fine = PyArg_ParseTuple(PyTuple_GetItem(ways, i), "iOOOOO", &k, &at[0], &at[1], &in[0],
+                                &in[1], &direct) && is_kind(k) && read_range(direct, &l->direct[k]);
         for (int s = 0; fine && s < 2; s++)
             fine = read_range(at[s], &l->attached[s][k]) && read_range(in[s], &l->piped[s][k]);
     }

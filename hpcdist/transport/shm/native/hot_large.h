@@ -6,10 +6,12 @@
 #include "hot.h"
 
 enum { POSTED = 0, IN_PIPE = 1, DONE = 2, ALL_DONE = 3, BROKEN = 4 };
-enum { KINDS = 11, PATIENCE = 4000, MOST_IN_LIST = 16 };
-#define ATTACHED (-2LL)                      /* an address is published as this less the address */
-#define ATTACHED_LIST (NOT_IN_HEAP + 3)      /* the payload has the addresses */
-/* as in shm/node.py */
+enum { PATIENCE = 4000, MOST_IN_LIST = 16 };
+/* What is published in place of an address in the heap; as in shm/node.py. */
+#define LISTED_IN_HEAP (NOT_IN_HEAP + 1) /* the payload has the offsets */
+#define ATTACHED_LIST (NOT_IN_HEAP + 3)  /* the payload has the addresses */
+#define ATTACHED (-2LL)                  /* an address of ordinary memory: this less the address */
+enum { NOTHING = -1 };                   /* this rank offers nothing */
 
 typedef struct {
     size_t low, high; /* of how many bytes; nothing: 1, 0 */
@@ -29,8 +31,8 @@ struct large {
     size_t heap_bytes; /* of this rank */
     char *stages[MOST];
     size_t slice_bytes;
-    range_t direct[KINDS]; /* of arrays in the heap; the others are ordinary */
-    range_t attached[2][KINDS], piped[2][KINDS]; /* the second: of what is in short numbers */
+    range_t direct[MOST_KINDS]; /* of arrays in the heap; the others are ordinary */
+    range_t attached[2][MOST_KINDS], piped[2][MOST_KINDS]; /* the second: of what is in short numbers */
 };
 
 static inline int is_within(size_t nbytes, range_t range) {
@@ -43,7 +45,7 @@ static inline const char *offered(const planned_t *p, int i) {
 }
 
 static inline int n_offered(const planned_t *p) {
-    return p->n_from ? p->n_from : p->kind == BROADCAST;
+    return p->n_from ? p->n_from : p->kind == FACTS.BROADCAST;
 }
 
 /* ---- `hot_heap.c` */

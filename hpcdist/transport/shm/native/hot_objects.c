@@ -10,19 +10,19 @@
 #include "hot_objects.h"
 
 typedef struct {
-    int kind, loose, n_args;
+    const int *kind; /* of FACTS */
+    int loose, n_args;
     int target, thing, root; /* places of arguments; -1: there is none */
     int each;                /* an object for each rank is sent */
     int from_root, to_root;  /* by the root alone, or to it */
 } object_verb_t;
 
-enum { BROADCAST_OBJECT_LIST = 11 }; /* as in kinds.py */
 static const object_verb_t OBJECT_VERBS[] = {
-    {BROADCAST_OBJECT_LIST, 0, 2, 0, 0, 1, 0, 1, 0}, /* and the list is the object */
-    {12, 1, 2, 0, 1, -1, 0, 0, 0},
-    {13, 1, 3, 1, 0, 2, 0, 0, 1},
-    {14, 1, 3, 0, 1, 2, 1, 1, 0},
-    {15, 1, 2, 0, 1, -1, 1, 0, 0},
+    {&FACTS.BROADCAST_OBJECT_LIST, 0, 2, 0, 0, 1, 0, 1, 0}, /* and the list is the object */
+    {&FACTS.ALL_GATHER_OBJECT, 1, 2, 0, 1, -1, 0, 0, 0},
+    {&FACTS.GATHER_OBJECT, 1, 3, 1, 0, 2, 0, 0, 1},
+    {&FACTS.SCATTER_OBJECT_LIST, 1, 3, 0, 1, 2, 1, 1, 0},
+    {&FACTS.ALL_TO_ALL_OBJECT, 1, 2, 0, 1, -1, 1, 0, 0},
 };
 
 static struct {
@@ -45,7 +45,7 @@ static int plan_objects(const hot_t *h, const object_verb_t *v, PyObject *const 
     p->gives = !v->from_root || p->root == rank;
     p->takes = !v->to_root || p->root == rank;
     Py_ssize_t room = length_of(args[v->target], 0);
-    if (v->kind == BROADCAST_OBJECT_LIST) {
+    if (v->kind == &FACTS.BROADCAST_OBJECT_LIST) {
         p->takes = !p->gives;
         return room > 0;
     }
@@ -95,7 +95,7 @@ void unpacked(packed_t *p) {
 static int pack_all(const hot_t *h, const object_verb_t *v, PyObject *const *args, packed_t *p) {
     if (!p->gives) return 1;
     PyObject *thing = args[v->thing];
-    if (v->kind == BROADCAST_OBJECT_LIST || v->each) { /* as it is now: pickling runs Python */
+    if (v->kind == &FACTS.BROADCAST_OBJECT_LIST || v->each) { /* as it is now: pickling runs Python */
         thing = PySequence_List(thing);
         int packed = thing != NULL;
         if (v->each && packed && PyList_Size(thing) == h->control->size)
@@ -161,7 +161,7 @@ static PyObject *take_objects(hot_t *h, PyObject *group, const object_verb_t *v,
         if (!pickle) Py_CLEAR(pickles);
         else PyList_SetItem(pickles, r - first, pickle);
     }
-    PyObject *whole = v->kind == BROADCAST_OBJECT_LIST ? Py_True : Py_False;
+    PyObject *whole = v->kind == &FACTS.BROADCAST_OBJECT_LIST ? Py_True : Py_False;
     if (pickles) all = PyTuple_Pack(4, group, args[v->target], pickles, whole);
     Py_XDECREF(pickles);
     PyObject *done = call_in_turn(h, OBJECT.unpack, all, collects);
@@ -226,7 +226,7 @@ static PyObject *run_objects(Py_ssize_t verb, PyObject *const *args, Py_ssize_t 
         }
         unpacked(&p);
     } else {
-        print_t key = {.kind = v->kind, .reduce_op = -1, .root = p.root, .code = OBJECTS};
+        print_t key = {.kind = *v->kind, .reduce_op = -1, .root = p.root, .code = OBJECTS};
         if (!v->loose) key.axes = 1, key.shape[0] = PyList_Size(args[v->target]);
         const print_t *print = find_print(&key, v->loose);
         int is_each = !v->each || !p.gives || p.n == h->control->size;
@@ -237,7 +237,7 @@ static PyObject *run_objects(Py_ssize_t verb, PyObject *const *args, Py_ssize_t 
             result = leave(group, describe, given, &p);
             Py_XDECREF(given);
         } else {
-            uint64_t mark = record(group, number, v->kind, 0, (size_t)p.longest, p.root, 0);
+            uint64_t mark = record(group, number, *v->kind, 0, (size_t)p.longest, p.root, 0);
             result = exchange_objects(h, group, v, describe, args, &p, print);
             if (mark) flight_end(HOT.flight, mark, result ? FLIGHT_ENDED : FLIGHT_FAILED);
         }

@@ -10,12 +10,11 @@ static int is_like(const hot_t *h, planned_t *p, PyObject *object, int times) {
 }
 
 static int is_reduced(const hot_t *h, planned_t *p, PyObject *op) {
-    enum { AVG = 4 };
     if (Py_TYPE(op) != HOT.reduce_op) return 0;
     p->reduce_op = (int)PyLong_AsLong(op);
     if (p->reduce_op < 0 || p->reduce_op >= OPS) return 0;
     p->kernel = p->like.dtype->kernels[p->reduce_op];
-    p->divisor = p->reduce_op == AVG ? (double)h->control->size : 1.0;
+    p->divisor = p->reduce_op == FACTS.AVG ? (double)h->control->size : 1.0;
     return p->kernel != NULL;
 }
 
@@ -123,16 +122,16 @@ static int plan_alltoall(const hot_t *h, PyObject *const *args, planned_t *p) {
 }
 
 const verb_t VERBS[] = {
-    {BARRIER, 0, 0, plan_barrier},
-    {ALL_REDUCE, 0, 2, plan_all_reduce},
-    {REDUCE, 0, 3, plan_reduce},
-    {REDUCE_SCATTER, 0, 3, plan_reduce_scatter},
-    {BROADCAST, 0, 2, plan_broadcast},
-    {ALL_GATHER, 1, 2, plan_all_gather},
-    {GATHER, 1, 3, plan_gather},
-    {SCATTER, 1, 3, plan_scatter},
-    {ALLTOALL, 1, 2, plan_alltoall},
-    {ALLTOALL, 1, 4, plan_alltoall_single},
+    {&FACTS.BARRIER, 0, 0, plan_barrier},
+    {&FACTS.ALL_REDUCE, 0, 2, plan_all_reduce},
+    {&FACTS.REDUCE, 0, 3, plan_reduce},
+    {&FACTS.REDUCE_SCATTER, 0, 3, plan_reduce_scatter},
+    {&FACTS.BROADCAST, 0, 2, plan_broadcast},
+    {&FACTS.ALL_GATHER, 1, 2, plan_all_gather},
+    {&FACTS.GATHER, 1, 3, plan_gather},
+    {&FACTS.SCATTER, 1, 3, plan_scatter},
+    {&FACTS.ALLTOALL, 1, 2, plan_alltoall},
+    {&FACTS.ALLTOALL, 1, 4, plan_alltoall_single},
 };
 
 const int N_VERBS = sizeof VERBS / sizeof *VERBS;
@@ -168,7 +167,7 @@ static int make_print(print_t *print, int loose) {
     int is_array = print->code != OBJECTS;
     if (!shape || !none || PyErr_Occurred())
         key = NULL;
-    else if (print->kind == BARRIER)
+    else if (print->kind == FACTS.BARRIER)
         key = Py_BuildValue("(ii)", print->kind, -1);
     else if (is_array)
         key = Py_BuildValue("(iiiiO)", print->kind, print->reduce_op, print->root, print->code,

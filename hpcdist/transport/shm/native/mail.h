@@ -16,7 +16,6 @@
 #define HPCDIST_MAIL_H
 #include "hot.h"
 
-enum { CODE_BITS = 5, SEND = 16, RECV = 17 }; /* as in tags.py and kinds.py */
 typedef struct {
     int64_t tag;
     uint32_t nbytes;

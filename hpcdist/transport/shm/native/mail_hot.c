@@ -17,8 +17,8 @@ static int peer_of(const mail_t *m, PyObject *world_rank) {
 static int64_t mail_tag_of(const mail_t *m, PyObject *tag, int code) {
     int overflow = 0;
     long long wanted = PyLong_CheckExact(tag) ? PyLong_AsLongLongAndOverflow(tag, &overflow) : -1;
-    if (overflow || wanted < 0 || wanted > m->last_tag >> CODE_BITS) return -1;
-    return (int64_t)wanted << CODE_BITS | code;
+    if (overflow || wanted < 0 || wanted > m->last_tag >> FACTS.CODE_BITS) return -1;
+    return (int64_t)wanted << FACTS.CODE_BITS | code;
 }
 
 int is_true(PyObject *callable, PyObject *argument) {
@@ -83,7 +83,7 @@ void record_message(const message_t *w, int kind, int peer, uint64_t since, int 
     Py_XDECREF(place);
     if (PyErr_Occurred()) PyErr_Clear(), at = 0;
     uint64_t mark = flight_begin(HOT.flight, (unsigned)kind, (unsigned)w->code, w->nbytes,
-                                 (uint32_t)at, 0, peer, (uint32_t)(w->tag >> CODE_BITS),
+                                 (uint32_t)at, 0, peer, (uint32_t)(w->tag >> FACTS.CODE_BITS),
                                  (unsigned)flags);
     if (!mark) return;
     HOT.flight->records[mark & HOT.flight->mask].begin_ns = since;
@@ -119,7 +119,7 @@ static PyObject *hot_send(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
         else if (args[3] == Py_True)
             ended = send_large(&w, args);
         if (ended > 0 && since)
-            record_message(&w, SEND, w.peer, since, args[3] == Py_True ? 0 : FLIGHT_STARTED,
+            record_message(&w, FACTS.SEND, w.peer, since, args[3] == Py_True ? 0 : FLIGHT_STARTED,
                            FLIGHT_ENDED);
         result = ended > 0 ? HOT.done : ended == 0 ? Py_None : NULL;
     }
@@ -161,7 +161,7 @@ static PyObject *hot_recv(PyObject *self, PyObject *const *args, Py_ssize_t n_ar
         uint64_t since = is_recorded() ? flight_now() : 0;
         int from = take_soon(&w);
         if (from >= 0) {
-            if (since) record_message(&w, RECV, w.peer, since, 0, FLIGHT_ENDED);
+            if (since) record_message(&w, FACTS.RECV, w.peer, since, 0, FLIGHT_ENDED);
             result = PyTuple_GetItem(w.mail->works, from);
         }
     }

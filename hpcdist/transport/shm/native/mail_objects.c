@@ -7,7 +7,6 @@
 #include "hot_objects.h"
 #include "mail.h"
 
-enum { SEND_OBJECTS = 18, RECV_OBJECTS = 19, OBJECT_MESSAGE = 30 }; /* as in kinds.py, tags.py */
 static struct {
     PyObject *describe_send, *leave, *unpack;
 } LETTER;
@@ -16,7 +15,7 @@ static struct {
 static int look_at_list(message_t *w, PyObject *const *args, Py_ssize_t n_args) {
     begin_message(w);
     return LETTER.unpack && may_be_usual(args, n_args) && args[3] == Py_True &&
-           length_of(args[0], 0) > 0 && find_peer(w, args, OBJECT_MESSAGE);
+           length_of(args[0], 0) > 0 && find_peer(w, args, FACTS.OBJECT_MESSAGE);
 }
 
 /* Put a pickle into the box; 0: it does not fit, or may not. */
@@ -43,7 +42,7 @@ static PyObject *send_list(message_t *w, PyObject *const *args) {
     uint64_t since = is_recorded() ? flight_now() : 0;
     w->nbytes = (size_t)p.longest;
     if (put_pickle(w, &p)) {
-        if (since) record_message(w, SEND_OBJECTS, w->peer, since, 0, FLIGHT_ENDED);
+        if (since) record_message(w, FACTS.SEND_OBJECT_LIST, w->peer, since, 0, FLIGHT_ENDED);
         result = Py_NewRef(HOT.done);
     } else if ((given = PyTuple_Pack(3, args[0], args[1], args[4]))) {
         result = leave(w->group, LETTER.describe_send, given, &p);
@@ -91,7 +90,7 @@ static void end_receive(const message_t *w, int from, uint64_t since) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     if (since && from >= 0)
-        record_message(w, RECV_OBJECTS, from, since, 0, type ? FLIGHT_FAILED : FLIGHT_ENDED);
+        record_message(w, FACTS.RECV_OBJECT_LIST, from, since, 0, type ? FLIGHT_FAILED : FLIGHT_ENDED);
     PyObject *released = PyObject_CallNoArgs(w->mail->release);
     Py_XDECREF(released);
     if (!released) PyErr_Clear();

@@ -8,10 +8,11 @@
  */
 #include "attach.h"
 #include "copy.h"
+#include "facts.h"
 #include "mail.h"
 
 static int (*const PARTS[])(PyObject *module) = {
-    add_buffers, add_combine,  add_copy,        add_attach,    add_reduce_attached,
+    add_facts,   add_buffers, add_combine,  add_copy,        add_attach,    add_reduce_attached,
     add_control, add_hot_look, add_hot,         add_hot_objects, add_plan_slots,
     add_mail,    add_mail_hot, add_mail_objects,
 };
