@@ -65,6 +65,23 @@ def missing() -> dict[str, str]:
     return {name: why for name, why in found.items() if why is not None}
 
 
+def what_is_missing() -> list[str]:
+    """Return what `missing` found, a sentence for each reason; nothing where all parts are there.
+
+    Example:
+        >>> all(sentence.startswith("without ") for sentence in what_is_missing())
+        True
+
+    """
+    parts: dict[str, list[str]] = {}
+    for name, why in missing().items():
+        parts.setdefault(why, []).append(f"{name} ({PARTS[name]})")
+    return [
+        f"without {'any compiled part' if len(names) == len(PARTS) else ', '.join(names)}: {why}"
+        for why, names in parts.items()
+    ]
+
+
 def _why_missing(name: str) -> str | None:
     if name in sys.modules:
         return None
