@@ -6,7 +6,7 @@
 #   make test-rest run what `make test-all` runs beyond `make test`
 #   make test-elsewhere  run the usual tests as on other machines: CONDITIONS="young no-shm" picks some, TESTS="tests/unit" their tests
 #   make dev      an environment to develop in
-#   make check    formatting, lint, types, layers, warnings of the C compiler
+#   make check    formatting, lint, types, layers, warnings of the C compilers that are here
 #   make docs     build the documentation in site/
 #   make wheel    build what goes to an index in dist/, with and without the kernel, and check it
 #   make release  make wheel, and try what it built in clean environments
@@ -57,11 +57,13 @@ check: .venv/.dev
 	$(BIN)/python tests/typing/check.py
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
 	for compiler in $(CC) clang; do \
 	    command -v $$compiler > /dev/null || continue; \
 	    for file in $(NATIVE); do \
+	        case $$file in *.h) set -- -include $$file /dev/null;; *) set -- $$file;; esac; \
 	        $$compiler -x c $(WARNINGS) -I$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('include'))") \
-	            $$file || exit 1; \
+	            "$$@" || exit 1; \
 	    done; \
 	done
 

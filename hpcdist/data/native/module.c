@@ -1,8 +1,8 @@
 /* `hpcdist.data._native`: rows of datasets. */
 #include "datasets.h"
 
-static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, NULL,
-                                    NULL, NULL, NULL, NULL};
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "_native", NULL, -1, NULL, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *module = PyModule_Create(&MODULE);

@@ -137,7 +137,8 @@ static const char *read_line(multislot_t *slots, const char *p, const char *end,
 
 static PyObject *py_parse_slots(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     (void)self;
-    Py_buffer views[5] = {{.obj = NULL}, {.obj = NULL}, {.obj = NULL}, {.obj = NULL}, {.obj = NULL}};
+    Py_buffer views[5] = {
+        {.obj = NULL}, {.obj = NULL}, {.obj = NULL}, {.obj = NULL}, {.obj = NULL}};
     PyObject *result = NULL;
     if (n_args != 6) {
         PyErr_SetString(PyExc_TypeError, "parse_slots(text, start, types, counts, cells, lengths)");
@@ -182,10 +183,9 @@ static PyObject *py_parse_slots(PyObject *self, PyObject *const *args, Py_ssize_
         p = q;
     }
     PyEval_RestoreThread(thread);
-    result = Py_BuildValue("nnnO", (Py_ssize_t)(p - text),
-                           (Py_ssize_t)(slots.cells - (uint64_t *)views[3].buf),
-                           (Py_ssize_t)(slots.lengths - (int64_t *)views[4].buf),
-                           good ? Py_True : Py_False);
+    result = Py_BuildValue(
+        "nnnO", (Py_ssize_t)(p - text), (Py_ssize_t)(slots.cells - (uint64_t *)views[3].buf),
+        (Py_ssize_t)(slots.lengths - (int64_t *)views[4].buf), good ? Py_True : Py_False);
 end:
     for (int i = 0; i < 5; i++)
         if (views[i].obj) PyBuffer_Release(&views[i]);
@@ -193,11 +193,8 @@ end:
 }
 
 static const number_t NUMBERS_HERE[] = {
-    {"INT64", SLOT_INT64},
-    {"INT32", SLOT_INT32},
-    {"UINT64", SLOT_UINT64},
-    {"FLOAT64", SLOT_FLOAT64},
-    {"FLOAT32", SLOT_FLOAT32},
+    {"INT64", SLOT_INT64},     {"INT32", SLOT_INT32},     {"UINT64", SLOT_UINT64},
+    {"FLOAT64", SLOT_FLOAT64}, {"FLOAT32", SLOT_FLOAT32},
 };
 
 static PyMethodDef FUNCTIONS[] = {

@@ -48,8 +48,8 @@ static PyObject *py_permute(PyObject *self, PyObject *const *args, Py_ssize_t n_
         open_items(args[2], PyBUF_SIMPLE, 8, keys) < 0)
         goto end;
     size_t n = (size_t)words->len / 8;
-    int fits = bits > 1 && bits < 64 && total <= UINT64_C(1) << bits &&
-               found->len == words->len && keys->len == FEISTEL_ROUNDS * 8;
+    int fits = bits > 1 && bits < 64 && total <= UINT64_C(1) << bits && found->len == words->len &&
+               keys->len == FEISTEL_ROUNDS * 8;
     for (size_t i = 0; fits && i < n; i++) fits = ((const uint64_t *)words->buf)[i] < total;
     if (!fits) { /* else a walk might never end */
         PyErr_SetString(PyExc_ValueError, "permute: the arrays do not fit");

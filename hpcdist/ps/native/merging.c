@@ -10,7 +10,8 @@ typedef struct {
 
 /* Sort ids with their places, by their digits from the lowest that differs on; stable. Returns
  * which of both arrays has the result. */
-static keyed_t *sort_ids(const uint64_t *ids, size_t n, keyed_t *from, keyed_t *to, size_t *counts) {
+static keyed_t *sort_ids(const uint64_t *ids, size_t n, keyed_t *from, keyed_t *to,
+                         size_t *counts) {
     const uint64_t sign = 1ull << 63;
     uint64_t differ = 0;
     for (size_t i = 0; i < n; i++) differ |= ids[i] ^ ids[0];
@@ -76,22 +77,22 @@ static PyObject *py_group_ids(PyObject *self, PyObject *const *args, Py_ssize_t 
     return close_buffers(views, 4, NULL, (Py_ssize_t)found);
 }
 
-#define SEGMENT_ADD(T)                                                                 \
+#define SEGMENT_ADD(T)                                                                             \
     CLONES static void segment_add_##T(T *sums, const T *rows, size_t width, const int64_t *order, \
-                                       const int64_t *starts, size_t n) {              \
-        size_t last = (size_t)starts[n];                                               \
-        for (size_t s = 0; s < n; s++, sums += width) {                                \
-            for (size_t k = (size_t)starts[s]; k < (size_t)starts[s + 1]; k++) {       \
-                const T *row = rows + (size_t)order[k] * width;                        \
-                if (k + AHEAD < last)                                                  \
-                    prefetch_row((const char *)(rows + (size_t)order[k + AHEAD] * width), \
-                                 width * sizeof(T));                                   \
-                if (k == (size_t)starts[s])                                            \
-                    memcpy(sums, row, width * sizeof(T));                              \
-                else                                                                   \
-                    for (size_t i = 0; i < width; i++) sums[i] += row[i];              \
-            }                                                                          \
-        }                                                                              \
+                                       const int64_t *starts, size_t n) {                          \
+        size_t last = (size_t)starts[n];                                                           \
+        for (size_t s = 0; s < n; s++, sums += width) {                                            \
+            for (size_t k = (size_t)starts[s]; k < (size_t)starts[s + 1]; k++) {                   \
+                const T *row = rows + (size_t)order[k] * width;                                    \
+                if (k + AHEAD < last)                                                              \
+                    prefetch_row((const char *)(rows + (size_t)order[k + AHEAD] * width),          \
+                                 width * sizeof(T));                                               \
+                if (k == (size_t)starts[s])                                                        \
+                    memcpy(sums, row, width * sizeof(T));                                          \
+                else                                                                               \
+                    for (size_t i = 0; i < width; i++) sums[i] += row[i];                          \
+            }                                                                                      \
+        }                                                                                          \
     }
 SEGMENT_ADD(float)
 SEGMENT_ADD(double)

@@ -27,8 +27,8 @@ static void open_window(window_t *w, const view_t *v, size_t row) {
     w->slots = slots_of((const void *)(uintptr_t)v->index, (size_t)v->index_size,
                         (size_t)v->index_item, (const int64_t *)(uintptr_t)v->ids,
                         (size_t)(v->n_ids < most ? v->n_ids : most), (uint64_t)v->key);
-    w->rows = (slabs_t){.slabs = (const uintptr_t *)(uintptr_t)v->slabs, .row = row,
-                        .shift = (int)v->shift};
+    w->rows = (slabs_t){
+        .slabs = (const uintptr_t *)(uintptr_t)v->slabs, .row = row, .shift = (int)v->shift};
     w->count = __atomic_load_n(w->header + CHANGES, __ATOMIC_ACQUIRE);
     w->usable = w->count % 2 == 0 && w->generation >= 0 && /* below: the table has gone */
                 __atomic_load_n(w->header + GENERATION, __ATOMIC_ACQUIRE) == w->generation;
@@ -144,7 +144,12 @@ static PyObject *py_read_rows(PyObject *self, PyObject *const *args, Py_ssize_t 
         PyErr_Clear();
         return PyErr_NoMemory();
     }
-    reading_t r = {windows, servers, views[1].buf, views[2].buf, views[3].buf, n,
+    reading_t r = {windows,
+                   servers,
+                   views[1].buf,
+                   views[2].buf,
+                   views[3].buf,
+                   n,
                    n ? (size_t)views[3].len / n : 0};
     Py_BEGIN_ALLOW_THREADS
     for (size_t s = 0; s < servers; s++)

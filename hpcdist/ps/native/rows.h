@@ -10,7 +10,8 @@
  * is set, and none is open. */
 static inline int open_buffers(PyObject *const *args, int n, unsigned written, Py_buffer *views) {
     for (int i = 0; i < n; i++) {
-        if (PyObject_GetBuffer(args[i], &views[i], written >> i & 1 ? PyBUF_WRITABLE : PyBUF_SIMPLE)) {
+        if (PyObject_GetBuffer(args[i], &views[i],
+                               written >> i & 1 ? PyBUF_WRITABLE : PyBUF_SIMPLE)) {
             while (i-- > 0) PyBuffer_Release(&views[i]);
             return -1;
         }
@@ -19,7 +20,8 @@ static inline int open_buffers(PyObject *const *args, int n, unsigned written, P
 }
 
 /* Close them again; the result of the call, or NULL and an error if something did not fit. */
-static inline PyObject *close_buffers(Py_buffer *views, int n, const char *wrong, Py_ssize_t result) {
+static inline PyObject *close_buffers(Py_buffer *views, int n, const char *wrong,
+                                      Py_ssize_t result) {
     for (int i = 0; i < n; i++) PyBuffer_Release(&views[i]);
     if (!wrong) return PyLong_FromSsize_t(result);
     PyErr_SetString(PyExc_ValueError, wrong);
@@ -57,12 +59,12 @@ typedef struct {
 } slots_t;
 
 static inline slots_t slots_of(const void *index, size_t size, size_t item, const int64_t *ids,
-                        size_t n_ids, uint64_t key) {
+                               size_t n_ids, uint64_t key) {
     int bits = __builtin_ctzll(size), most = (int)item * 8 - 1;
     int64_t slot = (int64_t)(((uint64_t)1 << (bits < most ? bits : most)) - 1);
     int64_t tag = (int64_t)(((uint64_t)1 << most) - 1) & ~slot;
-    return (slots_t){(void *)index, size, item, 64 - bits, 64 - most, bits, slot, tag, ids, n_ids,
-                     key};
+    return (slots_t){(void *)index, size, item, 64 - bits, 64 - most, bits,
+                     slot,          tag,  ids,  n_ids,     key};
 }
 
 static inline int64_t number_at(const slots_t *t, size_t place) {

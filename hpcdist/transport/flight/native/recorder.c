@@ -12,7 +12,15 @@
 #include "recorder.h"
 #include <dlfcn.h>
 
-enum { SLOTS = 2048, PROBES = 16, DEEPEST = 200, LAYOUTS = 64, DTYPES = 64, PREFIXES = 8, PATHS = 512 };
+enum {
+    SLOTS = 2048,
+    PROBES = 16,
+    DEEPEST = 200,
+    LAYOUTS = 64,
+    DTYPES = 64,
+    PREFIXES = 8,
+    PATHS = 512
+};
 
 static uint64_t site_of_caller(void);
 static flight_t FLIGHT = {NULL, NULL, NULL, 0, site_of_caller};
@@ -206,8 +214,7 @@ static dtype_t KNOWN[DTYPES];
 /* layout(type, dtype, shape, root, nbytes, tag): where the calls of a type have what is recorded */
 static PyObject *py_layout(PyObject *self, PyObject *args) {
     layout_t l;
-    if (!PyArg_ParseTuple(args, "Oiiiii", &l.type, &l.dtype, &l.shape, &l.root, &l.nbytes,
-                          &l.tag))
+    if (!PyArg_ParseTuple(args, "Oiiiii", &l.type, &l.dtype, &l.shape, &l.root, &l.nbytes, &l.tag))
         return NULL;
     if (N_LAYOUTS == LAYOUTS) {
         PyErr_SetString(PyExc_ValueError, "there are few types of calls");
@@ -372,10 +379,11 @@ static PyMethodDef FUNCTIONS[] = {
     {"fail", py_fail, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
-static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_recorder", NULL, -1, FUNCTIONS,
-                                    NULL, NULL, NULL, NULL};
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "_recorder", NULL, -1, FUNCTIONS, NULL, NULL, NULL, NULL};
 
-static const number_t LAYOUT_NUMBERS[] = { /* as in `layout.py` */
+static const number_t LAYOUT_NUMBERS[] = {
+    /* as in `layout.py` */
     {"BEGUN", FLIGHT_BEGUN},
     {"ENDED", FLIGHT_ENDED},
     {"FAILED", FLIGHT_FAILED},

@@ -14,8 +14,8 @@
  * binary interface since 1.22. So this is built without NumPy, and works with any later one.
  */
 #define PY_SSIZE_T_CLEAN
-#include "regions.h"
 #include <Python.h>
+#include "regions.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -164,8 +164,13 @@ static handler_t OTHERS = {"hpcdist_ordinary", 1, {NULL, NULL, NULL, array_reall
 /* ---- NumPy */
 
 enum {
-    ARRAY_TYPE = 2, DESCR_FROM_TYPE = 45, NEW_FROM_DESCR = 94, FEATURE_VERSION = 211,
-    SET_BASE_OBJECT = 282, SET_HANDLER = 304, DEFAULT_HANDLER = 306
+    ARRAY_TYPE = 2,
+    DESCR_FROM_TYPE = 45,
+    NEW_FROM_DESCR = 94,
+    FEATURE_VERSION = 211,
+    SET_BASE_OBJECT = 282,
+    SET_HANDLER = 304,
+    DEFAULT_HANDLER = 306
 }; /* places of the table */
 enum { HAS_HANDLERS = 0xf, UBYTE = 2, CARRAY = 0x501 };
 
@@ -397,9 +402,8 @@ static PyGetSetDef BLOCKS_GETSET[] = {{"used", blocks_used, NULL, NULL, NULL},
                                       {"is_open", blocks_is_open, NULL, NULL, NULL},
                                       {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot BLOCKS_SLOTS[] = {
-    {Py_tp_new, PyType_GenericNew},  {Py_tp_init, blocks_init},
-    {Py_tp_dealloc, blocks_dealloc}, {Py_tp_methods, BLOCKS_METHODS},
-    {Py_tp_getset, BLOCKS_GETSET},   {0, NULL},
+    {Py_tp_new, PyType_GenericNew},  {Py_tp_init, blocks_init},     {Py_tp_dealloc, blocks_dealloc},
+    {Py_tp_methods, BLOCKS_METHODS}, {Py_tp_getset, BLOCKS_GETSET}, {0, NULL},
 };
 static PyType_Spec BLOCKS_SPEC = {"hpcdist.transport._arrays.Blocks", sizeof(blocks_t), 0,
                                   Py_TPFLAGS_DEFAULT, BLOCKS_SLOTS};
@@ -446,8 +450,8 @@ static PyMethodDef FUNCTIONS[] = {
     {"asked", asked, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
-static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_arrays", NULL, -1, FUNCTIONS,
-                                    NULL, NULL, NULL, NULL};
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "_arrays", NULL, -1, FUNCTIONS, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__arrays(void) {
     PAGE = (size_t)sysconf(_SC_PAGESIZE);

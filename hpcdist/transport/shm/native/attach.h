@@ -20,10 +20,10 @@ typedef struct {
     double divisor;
     int rank, size;
     pid_t pids[MOST];
-    uintptr_t from[MOST];   /* where this rank's share begins in everyone's contribution */
-    uintptr_t to[MOST];     /* and where its result goes; 0: this rank does not want it */
-    size_t count;           /* elements of the share */
-    char *room;             /* of this rank alone, for one block of each other rank */
+    uintptr_t from[MOST]; /* where this rank's share begins in everyone's contribution */
+    uintptr_t to[MOST];   /* and where its result goes; 0: this rank does not want it */
+    size_t count;         /* elements of the share */
+    char *room;           /* of this rank alone, for one block of each other rank */
     size_t room_bytes;
 } share_t;
 

@@ -1,7 +1,7 @@
 /* `combine`: it reads a block of every rank, accumulates in their order and writes the result. */
 #include "combine.h"
 
-enum { BLOCK = 4096 };          /* elements accumulated at a time: 16 or 32 KiB */
+enum { BLOCK = 4096 }; /* elements accumulated at a time: 16 or 32 KiB */
 
 /* Combine the elements from `at` to `end`, at most BLOCK of them. */
 static void combine_block(const job_t *job, size_t at, size_t end) {
@@ -86,4 +86,6 @@ static PyMethodDef FUNCTIONS[] = {
     {NULL, NULL, 0, NULL},
 };
 
-int add_combine(PyObject *module) { return PyModule_AddFunctions(module, FUNCTIONS) < 0 ? -1 : add_codes(module); }
+int add_combine(PyObject *module) {
+    return PyModule_AddFunctions(module, FUNCTIONS) < 0 ? -1 : add_codes(module);
+}

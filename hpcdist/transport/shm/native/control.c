@@ -69,7 +69,8 @@ static PyObject *control_post(PyObject *self, PyObject *const *args, Py_ssize_t 
         if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0) return NULL;
         if ((size_t)view.len > b->payload) {
             PyBuffer_Release(&view);
-            PyErr_SetString(PyExc_ValueError, "the data are larger than the control block's payload");
+            PyErr_SetString(PyExc_ValueError,
+                            "the data are larger than the control block's payload");
             return NULL;
         }
     }
@@ -234,9 +235,12 @@ static PyMemberDef CONTROL_MEMBERS[] = {
 static PyGetSetDef CONTROL_GETSET[] = {{"turn", control_turn, NULL, NULL, NULL},
                                        {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot CONTROL_SLOTS[] = {
-    {Py_tp_new, PyType_GenericNew},   {Py_tp_init, control_init},
-    {Py_tp_dealloc, control_dealloc}, {Py_tp_methods, CONTROL_METHODS},
-    {Py_tp_getset, CONTROL_GETSET},   {Py_tp_members, CONTROL_MEMBERS},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_init, control_init},
+    {Py_tp_dealloc, control_dealloc},
+    {Py_tp_methods, CONTROL_METHODS},
+    {Py_tp_getset, CONTROL_GETSET},
+    {Py_tp_members, CONTROL_MEMBERS},
     {0, NULL},
 };
 static PyType_Spec CONTROL_BLOCK_SPEC = {"hpcdist.transport._kernel.ControlBlock",

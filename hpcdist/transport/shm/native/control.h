@@ -6,8 +6,8 @@
  */
 #ifndef HPCDIST_CONTROL_H
 #define HPCDIST_CONTROL_H
-#include "../../flight/native/recorder.h"
 #include "combine.h"
+#include "../../flight/native/recorder.h"
 #include <sched.h>
 #include <structmember.h>
 #include <time.h>
@@ -32,14 +32,14 @@ typedef struct {
 /* A reduction on its way through the staging memory; see `pipe_go`. */
 typedef struct {
     const kernel_t *kernel;
-    const char *send;           /* what this rank contributes */
-    char *mine, *all;           /* where its slice of the result goes, and the others'; or NULL */
-    char *stages[MOST];         /* of every rank: two parts of `size` slices, then two results */
-    size_t slice;               /* elements of a slice in the staging memory */
-    size_t length, stride;      /* all that is in slices of one rank; between slices of two */
+    const char *send;      /* what this rank contributes */
+    char *mine, *all;      /* where its slice of the result goes, and the others'; or NULL */
+    char *stages[MOST];    /* of every rank: two parts of `size` slices, then two results */
+    size_t slice;          /* elements of a slice in the staging memory */
+    size_t length, stride; /* all that is in slices of one rank; between slices of two */
     size_t parts, part;
     int phase;
-    uint64_t before;            /* this control block's step when the pipe began */
+    uint64_t before; /* this control block's step when the pipe began */
     double divisor;
 } pipe_t;
 

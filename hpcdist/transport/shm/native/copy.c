@@ -218,11 +218,8 @@ static PyObject *py_copy_box(PyObject *self, PyObject *const *args, Py_ssize_t n
 }
 
 static PyMethodDef FUNCTIONS[] = {
-    FAST("copy", py_copy),
-    FAST("fetch", py_fetch),
-    FAST("gather", py_gather),
-    FAST("copy_box", py_copy_box),
-    {NULL, NULL, 0, NULL},
+    FAST("copy", py_copy),         FAST("fetch", py_fetch), FAST("gather", py_gather),
+    FAST("copy_box", py_copy_box), {NULL, NULL, 0, NULL},
 };
 
 int add_copy(PyObject *module) { return PyModule_AddFunctions(module, FUNCTIONS); }

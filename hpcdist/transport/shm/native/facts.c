@@ -27,10 +27,11 @@ static PyObject *learn_facts(PyObject *self, PyObject *given) {
         if (PyErr_Occurred()) PyErr_Clear(), value = -1;
         if (value < 0 || value >= MOST_KINDS) {
             FACTS = before;
-            return PyErr_Format(PyExc_ImportError,
-                                "the compiled part of hpcdist needs the number of %s, from 0 to %d, "
-                                "and Python has %R: compile hpcdist again",
-                                PLACES[i].name, MOST_KINDS - 1, number ? number : Py_None);
+            return PyErr_Format(
+                PyExc_ImportError,
+                "the compiled part of hpcdist needs the number of %s, from 0 to %d, "
+                "and Python has %R: compile hpcdist again",
+                PLACES[i].name, MOST_KINDS - 1, number ? number : Py_None);
         }
         *PLACES[i].place = (int)value;
     }

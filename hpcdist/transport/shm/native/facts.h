@@ -9,11 +9,13 @@
 #define HPCDIST_FACTS_H
 #include "../../../native/compiled.h"
 
+/* clang-format off */
 #define FACTS_OF_PYTHON(X)                                                             \
     X(BARRIER) X(ALL_REDUCE) X(REDUCE) X(REDUCE_SCATTER) X(BROADCAST) X(ALL_GATHER)    \
     X(GATHER) X(SCATTER) X(ALLTOALL) X(BROADCAST_OBJECT_LIST) X(ALL_GATHER_OBJECT)     \
     X(GATHER_OBJECT) X(SCATTER_OBJECT_LIST) X(ALL_TO_ALL_OBJECT) X(SEND) X(RECV)       \
     X(SEND_OBJECT_LIST) X(RECV_OBJECT_LIST) X(AVG) X(CODE_BITS) X(OBJECT_MESSAGE)
+/* clang-format on */
 
 #define FACT(NAME) int NAME;
 typedef struct {

@@ -84,7 +84,8 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
     const print_t *print = NULL;
     int usual = h && v->plan(h, args, &p);
     int is_large = usual && p.total > h->control->payload;
-    usual = usual && (!is_large || (waits && is_movable(h, &p))) && (print = print_of(&p)) && is_idle(h);
+    usual = usual && (!is_large || (waits && is_movable(h, &p))) && (print = print_of(&p)) &&
+            is_idle(h);
     long long number = usual ? count_issued(group) : 0;
     if (!number) {
         result = Py_None;
@@ -107,10 +108,10 @@ static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_a
     return result;
 }
 
-#define VERB(NAME, AT)                                                                          \
-    static PyObject *hot_##NAME(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {     \
-        (void)self;                                                                             \
-        return run_verb(AT, args, n_args);                                                      \
+#define VERB(NAME, AT)                                                                      \
+    static PyObject *hot_##NAME(PyObject *self, PyObject *const *args, Py_ssize_t n_args) { \
+        (void)self;                                                                         \
+        return run_verb(AT, args, n_args);                                                  \
     }
 VERB(barrier, 0)
 VERB(all_reduce, 1)
@@ -136,8 +137,7 @@ static int hot_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     }
     Py_INCREF(h->queued), Py_INCREF(h->locked), Py_INCREF(h->acquire), Py_INCREF(h->release);
     control_block_t *b = (control_block_t *)control;
-    if (!is_control_block(control) ||
-        PyTuple_Size(ranks) != b->size || b->size > MOST) {
+    if (!is_control_block(control) || PyTuple_Size(ranks) != b->size || b->size > MOST) {
         PyErr_SetString(PyExc_ValueError, "a ControlBlock, and a world rank for each of its ranks");
         return -1;
     }
@@ -145,8 +145,7 @@ static int hot_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     h->control = b;
     h->ranks = malloc(sizeof *h->ranks * (size_t)b->size);
     if (!h->ranks) return PyErr_NoMemory(), -1;
-    for (int r = 0; r < b->size; r++)
-        h->ranks[r] = PyLong_AsLongLong(PyTuple_GetItem(ranks, r));
+    for (int r = 0; r < b->size; r++) h->ranks[r] = PyLong_AsLongLong(PyTuple_GetItem(ranks, r));
     return PyErr_Occurred() ? -1 : 0;
 }
 
@@ -182,13 +181,13 @@ static PyType_Spec HOT_SPEC = {"hpcdist.transport._kernel.Hot", sizeof(hot_t), 0
  * thread, spins) */
 static PyObject *hot_join(PyObject *self, PyObject *args) {
     (void)self;
-    PyObject *array, *group, *op, *here, *listeners, *go_on, *start, *end, *take_back, *done, *describe, *meet;
+    PyObject *array, *group, *op, *here, *listeners, *go_on, *start, *end, *take_back, *done,
+        *describe, *meet;
     unsigned long thread;
     long spins;
     if (!PyArg_ParseTuple(args, "O!O!O!OO!OOOOOO!Okl", &PyType_Type, &array, &PyType_Type, &group,
-                          &PyType_Type, &op, &here, &PyList_Type, &listeners, &go_on, &start, &end, &take_back,
-                          &done,
-                          &PyTuple_Type, &describe, &meet, &thread, &spins))
+                          &PyType_Type, &op, &here, &PyList_Type, &listeners, &go_on, &start, &end,
+                          &take_back, &done, &PyTuple_Type, &describe, &meet, &thread, &spins))
         return NULL;
     if (PyTuple_Size(describe) != N_VERBS) {
         PyErr_SetString(PyExc_ValueError, "hot_join: a function for each verb");

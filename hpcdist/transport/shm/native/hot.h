@@ -83,13 +83,13 @@ typedef struct {
 /* One operation, as a verb plans it. */
 typedef struct {
     int kind, reduce_op, root, loose;
-    seen_t like;         /* whose shape the ranks compare; without a dtype: nothing */
-    size_t total;        /* bytes of the largest contribution */
-    size_t piece;        /* bytes of each of `from` and `to` */
+    seen_t like;  /* whose shape the ranks compare; without a dtype: nothing */
+    size_t total; /* bytes of the largest contribution */
+    size_t piece; /* bytes of each of `from` and `to` */
     int n_from, n_to;
-    int source;          /* whose contribution is copied; -1: everyone's, one after the other */
-    size_t first;        /* where in it the part for this rank begins */
-    size_t part;         /* and its bytes */
+    int source;             /* whose contribution is copied; -1: everyone's, one after the other */
+    size_t first;           /* where in it the part for this rank begins */
+    size_t part;            /* and its bytes */
     const kernel_t *kernel; /* instead of copying: how the parts are reduced */
     double divisor;
     const char *from[MOST];

@@ -55,7 +55,8 @@ static int is_attached(const hot_t *h, const planned_t *p) {
 /* Whether what this rank offers, which is ordinary memory, can be read by others. */
 static int is_offerable(const hot_t *h, const planned_t *p) {
     for (int i = 0; i < n_offered(p); i++)
-        if (!is_ordinary(h, offered(p, i), p->piece) || !can_attach((char *)offered(p, i), p->piece))
+        if (!is_ordinary(h, offered(p, i), p->piece) ||
+            !can_attach((char *)offered(p, i), p->piece))
             return 0;
     return 1;
 }
@@ -124,7 +125,8 @@ static int fetch_slice(const hot_t *h, const planned_t *p) {
     char *mine = p->like.data + first;
     if (move(place_offered(h, p, p->root), first, mine, count, 0)) return -1;
     for (int r = 0; r < b->size; r++)
-        if (r != p->root && r != b->rank && move(place_offered(h, p, r), first, mine, count, 1)) return -1;
+        if (r != p->root && r != b->rank && move(place_offered(h, p, r), first, mine, count, 1))
+            return -1;
     return 0;
 }
 
@@ -153,7 +155,8 @@ static int reduce_in_place(hot_t *h, const planned_t *p) {
         if (!is_address_attached(slot_of(b, r)->address)) return POSTED; /* then nobody's is used */
         uintptr_t place = (uintptr_t)place_offered(h, p, r).at;
         s.pids[r] = h->large->pids[r], s.from[r] = place + first * item;
-        if (p->kind == FACTS.ALL_REDUCE || (p->kind == FACTS.REDUCE && r == p->root)) s.to[r] = s.from[r];
+        if (p->kind == FACTS.ALL_REDUCE || (p->kind == FACTS.REDUCE && r == p->root))
+            s.to[r] = s.from[r];
     }
     if (p->kind == FACTS.REDUCE_SCATTER) s.to[b->rank] = (uintptr_t)p->to[0];
     s.room = h->large->stages[b->rank], s.room_bytes = slices * h->large->slice_bytes;
@@ -166,7 +169,8 @@ static int is_piped(const hot_t *h, const planned_t *p) {
     const control_block_t *b = h->control;
     int r = 0;
     while (r < b->size && slot_of(b, r)->address != 0) r++;
-    return r < b->size && p->n_from == 1 && is_within(p->total, h->large->piped[is_short(p)][p->kind]);
+    return r < b->size && p->n_from == 1 &&
+           is_within(p->total, h->large->piped[is_short(p)][p->kind]);
 }
 
 /* How an operation stands for which no rank is waited any more. */
@@ -219,14 +223,16 @@ static PyObject *all_of(PyObject *const *args, Py_ssize_t n_args) {
     PyObject *all = PyTuple_New(n_args);
     for (Py_ssize_t i = 0; all && i < n_args; i++) {
         PyObject *kept = PyList_CheckExact(args[i]) ? PyList_AsTuple(args[i]) : Py_NewRef(args[i]);
-        if (!kept) Py_CLEAR(all);
-        else PyTuple_SetItem(all, i, kept);
+        if (!kept)
+            Py_CLEAR(all);
+        else
+            PyTuple_SetItem(all, i, kept);
     }
     return all;
 }
 
 PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
-                           Py_ssize_t n_args, const planned_t *p, const print_t *print) {
+                    Py_ssize_t n_args, const planned_t *p, const print_t *print) {
     int collects = PyGC_Disable();
     PyObject *turn = PyObject_CallNoArgs(h->acquire), *given = tuple_of(args, n_args);
     PyObject *kept = all_of(args, n_args), *result = NULL, *next = NULL;
@@ -281,8 +287,9 @@ PyObject *hot_learn_large(PyObject *self, PyObject *args) {
     Py_ssize_t heap_bytes, slice;
     uintptr_t numbers[MOST];
     long long rights;
-    if (!PyArg_ParseTuple(args, "OLO!O!nO!nO!", &node, &rights, &PyTuple_Type, &processes, &PyTuple_Type, &heaps,
-                          &heap_bytes, &PyTuple_Type, &stages, &slice, &PyTuple_Type, &ways))
+    if (!PyArg_ParseTuple(args, "OLO!O!nO!nO!", &node, &rights, &PyTuple_Type, &processes,
+                          &PyTuple_Type, &heaps, &heap_bytes, &PyTuple_Type, &stages, &slice,
+                          &PyTuple_Type, &ways))
         return NULL;
     int size = h->control->size;
     if (PyTuple_Size(processes) != size || PyTuple_Size(heaps) != size ||
@@ -299,17 +306,20 @@ PyObject *hot_learn_large(PyObject *self, PyObject *args) {
     fine = fine && read_addresses(stages, numbers) == size;
     for (int r = 0; fine && r < size; r++) l->stages[r] = (char *)numbers[r];
     for (int k = 0; k < MOST_KINDS; k++)
-        l->direct[k] = l->attached[0][k] = l->attached[1][k] = l->piped[0][k] = l->piped[1][k] = NO_RANGE;
+        l->direct[k] = l->attached[0][k] = l->attached[1][k] = l->piped[0][k] = l->piped[1][k] =
+            NO_RANGE;
     for (Py_ssize_t i = 0; fine && i < PyTuple_Size(ways); i++) {
         PyObject *at[2], *in[2], *direct;
         int k;
         fine = PyArg_ParseTuple(PyTuple_GetItem(ways, i), "iOOOOO", &k, &at[0], &at[1], &in[0],
-                                &in[1], &direct) && is_kind(k) && read_range(direct, &l->direct[k]);
+                                &in[1], &direct) &&
+               is_kind(k) && read_range(direct, &l->direct[k]);
         for (int s = 0; fine && s < 2; s++)
             fine = read_range(at[s], &l->attached[s][k]) && read_range(in[s], &l->piped[s][k]);
     }
     if (!fine) return free(l), NULL;
-    l->node = Py_NewRef(node), l->rights = rights, l->heap_bytes = (size_t)heap_bytes, l->slice_bytes = (size_t)slice;
+    l->node = Py_NewRef(node), l->rights = rights, l->heap_bytes = (size_t)heap_bytes,
+    l->slice_bytes = (size_t)slice;
     forget_large(h);
     h->large = l;
     Py_RETURN_NONE;

@@ -27,12 +27,13 @@ struct large {
     PyObject *node;
     int64_t rights; /* see [Note: rights]; 0: nothing is attached */
     pid_t pids[MOST];
-    char *heaps[MOST];  /* of every rank, where they are mapped here */
+    char *heaps[MOST]; /* of every rank, where they are mapped here */
     size_t heap_bytes; /* of this rank */
     char *stages[MOST];
     size_t slice_bytes;
     range_t direct[MOST_KINDS]; /* of arrays in the heap; the others are ordinary */
-    range_t attached[2][MOST_KINDS], piped[2][MOST_KINDS]; /* the second: of what is in short numbers */
+    range_t attached[2][MOST_KINDS],
+        piped[2][MOST_KINDS]; /* the second: of what is in short numbers */
 };
 
 static inline int is_within(size_t nbytes, range_t range) {

@@ -95,7 +95,8 @@ void unpacked(packed_t *p) {
 static int pack_all(const hot_t *h, const object_verb_t *v, PyObject *const *args, packed_t *p) {
     if (!p->gives) return 1;
     PyObject *thing = args[v->thing];
-    if (v->kind == &FACTS.BROADCAST_OBJECT_LIST || v->each) { /* as it is now: pickling runs Python */
+    if (v->kind == &FACTS.BROADCAST_OBJECT_LIST ||
+        v->each) { /* as it is now: pickling runs Python */
         thing = PySequence_List(thing);
         int packed = thing != NULL;
         if (v->each && packed && PyList_Size(thing) == h->control->size)
@@ -158,8 +159,10 @@ static PyObject *take_objects(hot_t *h, PyObject *group, const object_verb_t *v,
     PyObject *pickles = PyList_New(end - first), *all = NULL;
     for (int r = first; pickles && r < end; r++) {
         PyObject *pickle = get(b, v, r);
-        if (!pickle) Py_CLEAR(pickles);
-        else PyList_SetItem(pickles, r - first, pickle);
+        if (!pickle)
+            Py_CLEAR(pickles);
+        else
+            PyList_SetItem(pickles, r - first, pickle);
     }
     PyObject *whole = v->kind == &FACTS.BROADCAST_OBJECT_LIST ? Py_True : Py_False;
     if (pickles) all = PyTuple_Pack(4, group, args[v->target], pickles, whole);
@@ -247,10 +250,10 @@ static PyObject *run_objects(Py_ssize_t verb, PyObject *const *args, Py_ssize_t 
     return result;
 }
 
-#define OBJECT_VERB(NAME, AT)                                                                   \
-    static PyObject *hot_##NAME(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {     \
-        (void)self;                                                                             \
-        return run_objects(AT, args, n_args);                                                   \
+#define OBJECT_VERB(NAME, AT)                                                               \
+    static PyObject *hot_##NAME(PyObject *self, PyObject *const *args, Py_ssize_t n_args) { \
+        (void)self;                                                                         \
+        return run_objects(AT, args, n_args);                                               \
     }
 OBJECT_VERB(broadcast_object_list, 0)
 OBJECT_VERB(all_gather_object, 1)

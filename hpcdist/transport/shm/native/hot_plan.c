@@ -122,16 +122,11 @@ static int plan_alltoall(const hot_t *h, PyObject *const *args, planned_t *p) {
 }
 
 const verb_t VERBS[] = {
-    {&FACTS.BARRIER, 0, 0, plan_barrier},
-    {&FACTS.ALL_REDUCE, 0, 2, plan_all_reduce},
-    {&FACTS.REDUCE, 0, 3, plan_reduce},
-    {&FACTS.REDUCE_SCATTER, 0, 3, plan_reduce_scatter},
-    {&FACTS.BROADCAST, 0, 2, plan_broadcast},
-    {&FACTS.ALL_GATHER, 1, 2, plan_all_gather},
-    {&FACTS.GATHER, 1, 3, plan_gather},
-    {&FACTS.SCATTER, 1, 3, plan_scatter},
-    {&FACTS.ALLTOALL, 1, 2, plan_alltoall},
-    {&FACTS.ALLTOALL, 1, 4, plan_alltoall_single},
+    {&FACTS.BARRIER, 0, 0, plan_barrier},     {&FACTS.ALL_REDUCE, 0, 2, plan_all_reduce},
+    {&FACTS.REDUCE, 0, 3, plan_reduce},       {&FACTS.REDUCE_SCATTER, 0, 3, plan_reduce_scatter},
+    {&FACTS.BROADCAST, 0, 2, plan_broadcast}, {&FACTS.ALL_GATHER, 1, 2, plan_all_gather},
+    {&FACTS.GATHER, 1, 3, plan_gather},       {&FACTS.SCATTER, 1, 3, plan_scatter},
+    {&FACTS.ALLTOALL, 1, 2, plan_alltoall},   {&FACTS.ALLTOALL, 1, 4, plan_alltoall_single},
 };
 
 const int N_VERBS = sizeof VERBS / sizeof *VERBS;

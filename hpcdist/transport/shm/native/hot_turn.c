@@ -1,8 +1,8 @@
 /* Between the hot path and Python: turns, groups, what is handed over and what is recorded. */
 #include "hot.h"
 
-void end_turn(const hot_t *h, PyObject *turn, int has_failed, PyObject *group,
-              PyObject *describe, PyObject *args) {
+void end_turn(const hot_t *h, PyObject *turn, int has_failed, PyObject *group, PyObject *describe,
+              PyObject *args) {
     PyObject *type, *value, *traceback, *left = NULL;
     PyErr_Fetch(&type, &value, &traceback);
     if (turn == Py_True && has_failed && args) {
@@ -90,8 +90,8 @@ long long count_issued(PyObject *group) {
     return counted ? number : 0;
 }
 
-uint64_t record(PyObject *group, long long number, int kind, int code, size_t nbytes,
-                int root, unsigned flags) {
+uint64_t record(PyObject *group, long long number, int kind, int code, size_t nbytes, int root,
+                unsigned flags) {
     if (!HOT.flight || !HOT.flight->header) return 0;
     PyObject *place = attribute(group, HOT.flight_);
     unsigned long at = place ? PyLong_AsUnsignedLong(place) : 0;
@@ -101,8 +101,8 @@ uint64_t record(PyObject *group, long long number, int kind, int code, size_t nb
                         (uint32_t)number, root, 0, flags);
 }
 
-PyObject *hand_to_thread(hot_t *h, PyObject *group, PyObject *describe,
-                         PyObject *const *args, Py_ssize_t n_args, uint64_t mark) {
+PyObject *hand_to_thread(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
+                         Py_ssize_t n_args, uint64_t mark) {
     h->unfinished = 1;
     int collects = PyGC_Disable();
     PyObject *given = tuple_of(args, n_args), *all = NULL;

@@ -234,7 +234,8 @@ static int mail_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     }
     if (PyObject_GetBuffer(memory, &m->memory, PyBUF_WRITABLE) < 0) return -1;
     if (m->memory.len < each * m->size * m->size || (uintptr_t)m->memory.buf % LINE) {
-        PyErr_SetString(PyExc_ValueError, "the memory is too small for these boxes, or not aligned");
+        PyErr_SetString(PyExc_ValueError,
+                        "the memory is too small for these boxes, or not aligned");
         return -1;
     }
     m->room = (size_t)each - sizeof(mailbox_t);
@@ -318,8 +319,8 @@ static PyMemberDef MAIL_MEMBERS[] = {
     {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot MAIL_SLOTS[] = {
-    {Py_tp_new, PyType_GenericNew},   {Py_tp_init, mail_init},       {Py_tp_dealloc, mail_dealloc},
-    {Py_tp_methods, MAIL_METHODS},    {Py_tp_members, MAIL_MEMBERS}, {0, NULL},
+    {Py_tp_new, PyType_GenericNew}, {Py_tp_init, mail_init},       {Py_tp_dealloc, mail_dealloc},
+    {Py_tp_methods, MAIL_METHODS},  {Py_tp_members, MAIL_MEMBERS}, {0, NULL},
 };
 static PyType_Spec MAIL_SPEC = {"hpcdist.transport._kernel.Mailboxes", sizeof(mail_t), 0,
                                 Py_TPFLAGS_DEFAULT, MAIL_SLOTS};

@@ -29,7 +29,7 @@ typedef struct {
     char pad1[LINE - sizeof(uint64_t)];
     uint64_t received; /* the reader's: messages of this writer by MPI that have been received */
     char pad2[LINE - sizeof(uint64_t)];
-    uint64_t sent; /* the writer's: messages by MPI */
+    uint64_t sent;  /* the writer's: messages by MPI */
     uint64_t offer; /* a state; the rest belongs to it */
     int64_t tag;
     uint64_t address, nbytes;
@@ -43,28 +43,28 @@ enum { NO_OFFER, OFFERED, CLAIMED, TAKEN, REFUSED };
 /* What this rank knows of another (or of itself). */
 typedef struct {
     mailbox_t *to, *from;
-    uint64_t head, given_back;        /* of `to`: what is written, and what was seen of its tail */
-    uint64_t tail;                    /* of `from` */
-    uint64_t sent, seen_received;     /* messages to it by MPI, and those it is known to have got */
-    uint64_t received;                /* messages from it by MPI */
+    uint64_t head, given_back;    /* of `to`: what is written, and what was seen of its tail */
+    uint64_t tail;                /* of `from` */
+    uint64_t sent, seen_received; /* messages to it by MPI, and those it is known to have got */
+    uint64_t received;            /* messages from it by MPI */
 } peer_t;
 
 typedef struct {
     PyObject_HEAD
     Py_buffer memory;
     int rank, size;
-    size_t room, most;      /* bytes of a ring, and of the largest message in it */
+    size_t room, most; /* bytes of a ring, and of the largest message in it */
     peer_t *peers;
-    int next;               /* from whom a receive from any rank takes first */
-    int posted;             /* receives that wait for their messages */
-    long long last_tag;     /* the largest tag */
-    long long pause_ns;     /* if not 0, so often a message goes by MPI */
-    uint64_t last_sent;     /* when one did */
-    int64_t *ranks;         /* the world rank of each rank */
-    int attaches;           /* whether ranks can read each other's memory */
-    long patience;          /* looks at an offer, or for a message, before Python takes over */
-    int64_t *pids;          /* the process of each rank */
-    PyObject *works;        /* what a receive returns, by sender */
+    int next;           /* from whom a receive from any rank takes first */
+    int posted;         /* receives that wait for their messages */
+    long long last_tag; /* the largest tag */
+    long long pause_ns; /* if not 0, so often a message goes by MPI */
+    uint64_t last_sent; /* when one did */
+    int64_t *ranks;     /* the world rank of each rank */
+    int attaches;       /* whether ranks can read each other's memory */
+    long patience;      /* looks at an offer, or for a message, before Python takes over */
+    int64_t *pids;      /* the process of each rank */
+    PyObject *works;    /* what a receive returns, by sender */
     PyObject *is_owned, *acquire, *release; /* of the lock of whoever receives */
 } mail_t;
 

@@ -73,18 +73,16 @@ static int look_at(message_t *w, PyObject *const *args, Py_ssize_t n_args, int f
     return find_peer(w, args, w->code);
 }
 
-void forget(message_t *w) {
-    Py_XDECREF((PyObject *)w->mail), Py_XDECREF(w->group);
-}
+void forget(message_t *w) { Py_XDECREF((PyObject *)w->mail), Py_XDECREF(w->group); }
 
 void record_message(const message_t *w, int kind, int peer, uint64_t since, int flags, int state) {
     PyObject *place = attribute(w->group, HOT.flight_);
     unsigned long at = place ? PyLong_AsUnsignedLong(place) : 0;
     Py_XDECREF(place);
     if (PyErr_Occurred()) PyErr_Clear(), at = 0;
-    uint64_t mark = flight_begin(HOT.flight, (unsigned)kind, (unsigned)w->code, w->nbytes,
-                                 (uint32_t)at, 0, peer, (uint32_t)(w->tag >> FACTS.CODE_BITS),
-                                 (unsigned)flags);
+    uint64_t mark =
+        flight_begin(HOT.flight, (unsigned)kind, (unsigned)w->code, w->nbytes, (uint32_t)at, 0,
+                     peer, (uint32_t)(w->tag >> FACTS.CODE_BITS), (unsigned)flags);
     if (!mark) return;
     HOT.flight->records[mark & HOT.flight->mask].begin_ns = since;
     flight_end(HOT.flight, mark, (unsigned)state);
@@ -97,8 +95,8 @@ int is_recorded(void) { return HOT.flight && HOT.flight->header; }
 static int send_large(const message_t *w, PyObject *const *args) {
     int state = offer(w->mail, w->peer, w->tag, w->array.data, w->nbytes);
     if (state == CLAIMED) {
-        PyObject *ended = PyObject_CallFunctionObjArgs(AWAIT_TAKEN, w->group, args[0], args[1],
-                                                       args[4], NULL);
+        PyObject *ended =
+            PyObject_CallFunctionObjArgs(AWAIT_TAKEN, w->group, args[0], args[1], args[4], NULL);
         if (!ended) return -1;
         Py_DECREF(ended);
         state = (int)state_of(w->mail->peers[w->peer].to);

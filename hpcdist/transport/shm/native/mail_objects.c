@@ -90,7 +90,8 @@ static void end_receive(const message_t *w, int from, uint64_t since) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     if (since && from >= 0)
-        record_message(w, FACTS.RECV_OBJECT_LIST, from, since, 0, type ? FLIGHT_FAILED : FLIGHT_ENDED);
+        record_message(w, FACTS.RECV_OBJECT_LIST, from, since, 0,
+                       type ? FLIGHT_FAILED : FLIGHT_ENDED);
     PyObject *released = PyObject_CallNoArgs(w->mail->release);
     Py_XDECREF(released);
     if (!released) PyErr_Clear();
@@ -102,8 +103,7 @@ static PyObject *receive_list(message_t *w, PyObject *const *args) {
     uint64_t since = is_recorded() ? flight_now() : 0;
     int from = -1;
     PyObject *pickle = take_pickle_soon(w, &from), *done = NULL;
-    if (pickle)
-        done = PyObject_CallFunctionObjArgs(LETTER.unpack, w->group, args[0], pickle, NULL);
+    if (pickle) done = PyObject_CallFunctionObjArgs(LETTER.unpack, w->group, args[0], pickle, NULL);
     end_receive(w, pickle ? from : -1, since);
     Py_XDECREF(pickle);
     if (!done) return NULL;

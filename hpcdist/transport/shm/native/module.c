@@ -12,12 +12,12 @@
 #include "mail.h"
 
 static int (*const PARTS[])(PyObject *module) = {
-    add_facts,   add_buffers, add_combine,  add_copy,        add_attach,    add_reduce_attached,
-    add_control, add_hot_look, add_hot,         add_hot_objects, add_plan_slots,
-    add_mail,    add_mail_hot, add_mail_objects,
+    add_facts,           add_buffers, add_combine,  add_copy,         add_attach,
+    add_reduce_attached, add_control, add_hot_look, add_hot,          add_hot_objects,
+    add_plan_slots,      add_mail,    add_mail_hot, add_mail_objects,
 };
-static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernel", NULL, -1, NULL,
-                                    NULL, NULL, NULL, NULL};
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "_kernel", NULL, -1, NULL, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__kernel(void) {
     PyObject *module = PyModule_Create(&MODULE);

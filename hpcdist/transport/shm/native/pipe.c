@@ -92,7 +92,7 @@ int pipe_go(control_block_t *b, long patience) {
                 take_step(b);
             }
             if (ahead) pipe_in(b, p->part + 1);
-            take_step(b); /* also where there is nothing ahead: steps are counted */
+            take_step(b);        /* also where there is nothing ahead: steps are counted */
             p->phase = AWAIT_IN; /* fall through */
         case AWAIT_IN:
             if (!all_at(b, p->before + (p->part ? 2 * p->part : 1), patience)) return 0;

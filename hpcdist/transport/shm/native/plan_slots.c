@@ -125,13 +125,17 @@ static PyObject *request_behind(PyObject *self, PyObject *ignored) {
 }
 
 static PyMethodDef REQUEST_METHODS[] = {
-    {"Start", request_start, METH_NOARGS, NULL},   {"Test", request_test, METH_NOARGS, NULL},
-    {"Meet", request_meet, METH_NOARGS, NULL},     {"behind", request_behind, METH_NOARGS, NULL},
+    {"Start", request_start, METH_NOARGS, NULL},
+    {"Test", request_test, METH_NOARGS, NULL},
+    {"Meet", request_meet, METH_NOARGS, NULL},
+    {"behind", request_behind, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot REQUEST_SLOTS[] = {
-    {Py_tp_new, PyType_GenericNew},   {Py_tp_init, request_init},
-    {Py_tp_dealloc, request_dealloc}, {Py_tp_methods, REQUEST_METHODS},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_init, request_init},
+    {Py_tp_dealloc, request_dealloc},
+    {Py_tp_methods, REQUEST_METHODS},
     {0, NULL},
 };
 static PyType_Spec REQUEST_SPEC = {"hpcdist.transport._kernel.SharedRequest",

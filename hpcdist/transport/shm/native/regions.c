@@ -144,7 +144,8 @@ void put_back(region_t *g, size_t begin, size_t length) {
 void trim(region_t *g) {
     size_t keep = up(g->capacity / 4, PAGE);
     run_t *last = g->n_runs ? &g->runs[g->n_runs - 1] : NULL;
-    if (!g->open || !last || last->begin + last->length != g->backed || last->length <= keep) return;
+    if (!g->open || !last || last->begin + last->length != g->backed || last->length <= keep)
+        return;
     size_t end = up(last->begin, PAGE) + keep;
     if (end >= g->backed) return;
     int flags = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;

@@ -21,19 +21,19 @@ typedef struct {
 typedef struct region {
     char *base;
     size_t capacity;
-    size_t backed;  /* bytes that the system has promised */
-    size_t touched; /* beyond these, all are zeros */
-    size_t used;    /* bytes in blocks */
-    size_t blocks;  /* how many there are */
-    size_t ordinary; /* of them, for ordinary arrays, which begin with a page */
+    size_t backed;      /* bytes that the system has promised */
+    size_t touched;     /* beyond these, all are zeros */
+    size_t used;        /* bytes in blocks */
+    size_t blocks;      /* how many there are */
+    size_t ordinary;    /* of them, for ordinary arrays, which begin with a page */
     run_t *runs, *made; /* free ones; and the ordinary block that begins in each granule */
     size_t n_runs, room;
     int descriptor; /* its maker's, until it is closed */
-    int open;      /* whether it grows, and blocks are taken */
-    int retired;   /* whether none are for now */
-    int starved;   /* whether the system had no memory for an ordinary array */
-    int held;      /* whether Python refers to it */
-    int inherited; /* whether it is the one of the process that this one was forked from */
+    int open;       /* whether it grows, and blocks are taken */
+    int retired;    /* whether none are for now */
+    int starved;    /* whether the system had no memory for an ordinary array */
+    int held;       /* whether Python refers to it */
+    int inherited;  /* whether it is the one of the process that this one was forked from */
     struct region *next;
 } region_t;
 
