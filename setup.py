@@ -1,7 +1,7 @@
-"""The compiled kernel, which is optional; pyproject.toml has everything else.
+"""The compiled parts, which are optional; pyproject.toml has everything else.
 
-A wheel with the kernel is one for this system, and for all Pythons from 3.11 on where this Python
-has their stable ABI. Where the kernel does not compile, the wheel is pure and says so.
+A wheel with them is one for this system, and for all Pythons from 3.11 on where this Python
+has their stable ABI. Where none of them compiles, the wheel is pure and says so.
 """
 
 import sys
@@ -15,24 +15,13 @@ from setuptools.command.build_ext import build_ext
 # The buffers that the kernel reads are in the stable ABI since 3.11.
 STABLE = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
-
-PARTS = [
-    f"hpcdist/transport/{name}.c"
-    for name in (
-        "_attached",
-        "_hot",
-        "_hot_large",
-        "_hot_heap",
-        "_hot_objects",
-        "_hot_plans",
-        "_mail",
-        "_mail_objects",
-    )
-]
-"""What `_kernel.c` includes."""
+NATIVE = "hpcdist/native/*.h"
+SHM = "hpcdist/transport/shm/native"
+ALONE = [f"{SHM}/arrays.c", f"{SHM}/regions.c"]
+"""They are an extension of their own: what they ask of the system, not every system has."""
 
 
-class BuildKernel(build_ext):
+class BuildNative(build_ext):
     """Build what compiles, and let the distribution have no extension but that.
 
     Nothing of an earlier build stays: it would be imported in place of this one.
@@ -40,10 +29,10 @@ class BuildKernel(build_ext):
 
     def run(self):
         self.built = []
-        if self.inplace:
-            for name in ("_kernel", "_recorder", "_arrays"):
-                for old in Path("hpcdist/transport").glob(f"{name}.*so"):
-                    old.unlink()
+        for each in self.extensions if self.inplace else ():
+            place = Path(*each.name.split("."))
+            for old in place.parent.glob(f"{place.name}.*so"):
+                old.unlink()
         super().run()
         self.distribution.ext_modules[:] = self.built
 
@@ -65,31 +54,40 @@ class Wheel(bdist_wheel):
         super().run()
 
 
-def extension(name, *flags, **more):
-    """Return the description of the extension `name`, which may fail to compile."""
+def files(*patterns):
+    """Return the files of some patterns, in order."""
+    return sorted(str(path) for pattern in patterns for path in Path().glob(pattern))
+
+
+def extension(name, folder, *flags, sources=None):
+    """Return the description of the extension `name`, which may fail to compile.
+
+    It is made of the C files of a folder, unless `sources` says of which. Each compiles by itself;
+    what one has for others is in its header, and nobody outside sees it.
+    """
     return Extension(
-        f"hpcdist.transport.{name}",
-        sources=[f"hpcdist/transport/{name}.c"],
-        extra_compile_args=["-O3", "-fwrapv", "-g0", *flags],
+        f"hpcdist.{name}",
+        sources=sources or [path for path in files(f"{folder}/*.c") if path not in ALONE],
+        depends=files(f"{folder}/*.h", "hpcdist/transport/flight/native/*.h", NATIVE),
+        extra_compile_args=["-O3", "-fwrapv", "-g0", "-fvisibility=hidden", *flags],
         define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
         py_limited_api=STABLE,
         optional=True,
-        **more,
     )
 
 
+# no fused multiply-add, which rounds once where NumPy rounds twice
+ROUNDED = "-ffp-contract=off", "-fno-math-errno"
+
 setup(
-    cmdclass={"build_ext": BuildKernel, "bdist_wheel": Wheel},
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": Wheel},
     ext_modules=[
-        # no fused multiply-add, which rounds once where NumPy rounds twice
-        extension(
-            "_kernel",
-            "-ffp-contract=off",
-            "-fno-math-errno",
-            depends=[*PARTS, "hpcdist/transport/_recorder.h"],
-        ),
-        extension("_recorder", depends=["hpcdist/transport/_recorder.h"]),
-        extension("_arrays"),
+        extension("transport._kernel", SHM, *ROUNDED),
+        extension("transport._arrays", SHM, sources=ALONE),
+        extension("transport._recorder", "hpcdist/transport/flight/native"),
+        extension("mesh._native", "hpcdist/mesh/native"),
+        extension("data._native", "hpcdist/data/native"),
+        extension("ps._native", "hpcdist/ps/native", *ROUNDED),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
 )

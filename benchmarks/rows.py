@@ -13,10 +13,10 @@ from statistics import median
 
 import numpy as np
 
+from hpcdist.compiled import load
 from hpcdist.ps import RowStore
 from hpcdist.ps.merging import group_in_python, merge, segment_add_in_python
 from hpcdist.ps.slots import Slots
-from hpcdist.transport.kernel import compiled
 
 
 def filled(rows, dim, **settings):
@@ -114,7 +114,7 @@ def main():
     grads = rng.standard_normal((given.ids, given.dim)).astype(np.float32)
     print(
         f"{given.ids} of {given.rows} rows of {given.dim} float32; "
-        f"compiled loops: {compiled is not None}"
+        f"compiled loops: {load('hpcdist.ps._native') is not None}"
     )
     look_ups(ids, given.rows, given.rounds)
     merging(ids, grads, given.rounds)

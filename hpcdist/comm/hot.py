@@ -2,9 +2,9 @@
 
 A function of `hot` takes what the public one of its name takes, by position, and runs the operation
 or returns None: then nothing has happened, and `dispatch` is the way. What is usual is said in
-`transport/_hot.c`: small ordinary arrays in host memory and small objects, on a group on one node
-of which nothing is under way, nobody who listens, on the main thread. Others ranks may come the
-other way: what is posted is the same. With ``sync_op=False`` it is for small arrays only.
+`transport/shm/native/hot.h`: small ordinary arrays in host memory and small objects, on a group on
+one node of which nothing is under way, nobody who listens, on the main thread. Others ranks may
+come the other way: what is posted is the same. With ``sync_op=False`` it is for small arrays only.
 
 Where the other ranks let this one wait, or mean something else, the operation is handed over to
 `go_on`, whose errors, time limits and waits are those of `dispatch`.
@@ -52,10 +52,10 @@ VERBS: dict[str, Callable[..., Call]] = {
     "alltoall": describe.alltoall,
     "alltoall_single": describe.alltoall_single,
 }
-"""In the order of the table in `_hot.c`."""
+"""In the order of the table in `hot_plan.c`."""
 
 MESSAGES = "send", "recv", "send_object_list", "recv_object_list"
-"""They go through mailboxes (`transport/_mail.c`), if they are small and usual in the same way."""
+"""They go through mailboxes (`shm/native/mail.h`), if they are small and usual in the same way."""
 
 
 OBJECT_VERBS: dict[str, Callable[..., Call]] = {
@@ -65,7 +65,7 @@ OBJECT_VERBS: dict[str, Callable[..., Call]] = {
     "scatter_object_list": describe_objects.scatter_object_list,
     "all_to_all_object": describe_objects.all_to_all_object,
 }
-"""In the order of the table in `_hot_objects.c`."""
+"""In the order of the table in `hot_objects.c`."""
 
 _Packed = tuple[tuple[bytes, ...], tuple[list[memoryview], ...]]
 
@@ -92,7 +92,7 @@ def start(group: Group, describe: Callable[..., Call], args: tuple[Any, ...], ma
 
 @inside(lambda local: local["group"].transport.queue)
 def end(group: Group, describe: Callable[..., Call], args: tuple[Any, ...], state: int) -> Work:
-    """End an operation on large arrays, which stands as `_hot_large.c` says, in the same turn."""
+    """End an operation on large arrays, which stands as `hot_large.c` says, in the same turn."""
     transport: Any = group.transport
     transport.end_posted(described(group, describe, *args), state)
     return DONE

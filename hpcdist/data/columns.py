@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
+from hpcdist.compiled import load
 from hpcdist.errors import UsageError
-from hpcdist.transport.kernel import compiled
 
 NumpyArray = npt.NDArray[Any]
 IndexArray = npt.NDArray[np.int64]
@@ -523,4 +523,4 @@ def _raw(array: NumpyArray) -> NumpyArray:
     return array.reshape(-1).view(np.uint8)
 
 
-_compiled_runs: Any = getattr(compiled, "copy_runs", None)
+_compiled_runs: Any = getattr(load("hpcdist.data._native"), "copy_runs", None)

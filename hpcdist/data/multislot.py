@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
+from hpcdist.compiled import expect, load
 from hpcdist.data.columns import Columns, Fixed, IndexArray, NumpyArray, Ragged, gathered
 from hpcdist.data.slots import Slot, float_of
 from hpcdist.errors import UsageError
-from hpcdist.transport.kernel import compiled
 
 Malformed = list[tuple[int, str]]
 """Where in a text a malformed line begins, and why it is one."""
@@ -38,6 +38,10 @@ _FLOAT = re.compile(
 _POWERS = 10.0 ** np.arange(16)
 _PLAIN = 15
 """So many digits are a float64 exactly, and what a power of ten makes of it is rounded once."""
+
+
+_compiled = load("hpcdist.data._native")
+expect(_compiled, **{name.upper(): number for name, number in _TYPES.items()})
 
 
 class _Parsed(NamedTuple):
@@ -173,7 +177,7 @@ def _parse_compiled(text: bytes, types: NumpyArray, widths: IndexArray) -> _Pars
     at = n_cells = n_lengths = 0
     wrong: list[int] = []
     while at < len(text):
-        at, more_cells, more_lengths, good = compiled.parse_slots(
+        at, more_cells, more_lengths, good = _compiled.parse_slots(
             text, at, types, widths, cells[n_cells:], lengths[n_lengths:]
         )
         n_cells += more_cells
@@ -311,5 +315,5 @@ def _digits(
 
 
 _parser: Callable[[bytes, NumpyArray, IndexArray], _Parsed] = (
-    _parse_compiled if hasattr(compiled, "parse_slots") else _parse_numpy
+    _parse_numpy if _compiled is None else _parse_compiled
 )

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hpcdist.compiled import expect, load
 from hpcdist.data.shares import IndexArray
-from hpcdist.transport.kernel import compiled
 
 Words = npt.NDArray[np.uint64]
 
@@ -31,6 +31,8 @@ _BLOCK = 1 << 15
 _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _MIDDLE = np.uint64(32)
 _FEW = 256
+_loops = load("hpcdist.data._native")
+expect(_loops, ROUNDS=_ROUNDS)
 
 
 class Natural(NamedTuple):
@@ -183,4 +185,4 @@ def _hashed(words: Words, key: np.uint64, bits: np.uint64) -> Words:
     return found
 
 
-_compiled: Any = getattr(compiled, "permute", None)
+_compiled: Any = getattr(_loops, "permute", None)

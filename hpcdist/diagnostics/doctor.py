@@ -18,6 +18,7 @@ from rich.table import Table
 
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
+from hpcdist.compiled import what_is_missing
 from hpcdist.config import Config, read_config
 from hpcdist.diagnostics.algorithms import Row as WayRow, algorithm_rows, folded, meanings
 from hpcdist.diagnostics.checks import Row as CheckRow, check_rows
@@ -189,7 +190,10 @@ def _report(
     sizes: Sequence[int],
 ) -> Report:
     starter = find_starter(snapshot()) if job.launch.launcher == "none" else Starter()
-    problems = [*starter_problems(starter, job.library.vendor), *problems_of(job, config, dtypes)]
+    problems = [
+        *starter_problems(starter, job.library.vendor),
+        *problems_of(job, config, dtypes, what_is_missing()),
+    ]
     return Report(
         _versions({"MPI library": job.library.text}),
         dtypes,

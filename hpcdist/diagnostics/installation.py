@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcdist.compiled import what_is_missing
 from hpcdist.config import Config
 from hpcdist.runtime.cuda_awareness import loaded
 from hpcdist.runtime.mpi import load_mpi
@@ -67,6 +68,7 @@ def versions() -> dict[str, str]:
         "Python": platform.python_version(),
         "NumPy": _version_of("numpy"),
         "mpi4py": _version_of("mpi4py"),
+        "compiled parts": "; ".join(what_is_missing()) or "all",
     }
 
 

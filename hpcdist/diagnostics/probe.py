@@ -27,7 +27,6 @@ from hpcdist.runtime.cuda_awareness import Awareness, cuda_awareness
 from hpcdist.runtime.place import expected_size, read_place
 from hpcdist.runtime.process import snapshot
 from hpcdist.text import in_short
-from hpcdist.transport.kernel import compiled
 from hpcdist.transport.tuning import DEFAULT, TuningRule, TuningTable, read_rules
 
 _OWN_TO_EACH = ("HPCDIST_DEVICE",)
@@ -187,7 +186,6 @@ def _alike(
         "MPI library": library.text,
         "MPI thread level": library.thread_level,
         "CUDA-aware MPI": str(cuda.aware),
-        "compiled kernel": "there" if compiled is not None else "not there",
         **{
             setting.variable: setting.value
             for setting in settings_of(config, environ)

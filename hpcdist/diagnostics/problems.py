@@ -5,7 +5,7 @@ Each function looks at one matter; those of nodes and network are in `hardware`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from hpcdist.config import Config
 from hpcdist.diagnostics.hardware import hardware_problems
@@ -13,21 +13,25 @@ from hpcdist.diagnostics.probe import Job
 from hpcdist.diagnostics.problem import Check, Problem
 from hpcdist.diagnostics.sockets import socket_problems
 
-_HARMLESS = ("Python", "NumPy", "mpi4py", "compiled kernel")
+_HARMLESS = ("Python", "NumPy", "mpi4py", "compiled parts")
 """What may differ between ranks: it is slower or unusual, but not wrong."""
 
 _ONE_PLACE = (
     "let the ranks of a node run as the same user in one container, with /proc not hidden (hidepid)"
 )
+_COMPILE = "load a compiler and install again: pip install --force-reinstall --no-deps hpcdist"
 
 
-def problems_of(job: Job, config: Config, dtypes: list[str]) -> list[Problem]:
+def problems_of(
+    job: Job, config: Config, dtypes: list[str], missing: Iterable[str] = ()
+) -> list[Problem]:
     """Return what is to be put right, the worst first.
 
     Args:
         job: what was found.
         config: the settings.
         dtypes: those that the compiled kernel reduces; none without one.
+        missing: sentences on the compiled parts that are not there.
 
     """
     found = [
@@ -38,7 +42,7 @@ def problems_of(job: Job, config: Config, dtypes: list[str]) -> list[Problem]:
         *_threads(job),
         *hardware_problems(job),
         *socket_problems(job.sockets),
-        *_kernel(config, dtypes),
+        *_kernel(config, dtypes, missing),
         *_tuning(job),
         *_pretended(config),
     ]
@@ -98,7 +102,7 @@ def _threads(job: Job) -> Iterator[Problem]:
         )
 
 
-def _kernel(config: Config, dtypes: list[str]) -> Iterator[Problem]:
+def _kernel(config: Config, dtypes: list[str], missing: Iterable[str]) -> Iterator[Problem]:
     if config.kernel == "never":
         what = "HPCDIST_KERNEL=never: NumPy reduces in shared memory"
         yield Problem(Check.KERNEL, False, what, "unset it")
@@ -107,8 +111,12 @@ def _kernel(config: Config, dtypes: list[str]) -> Iterator[Problem]:
             Check.KERNEL,
             False,
             "hpcdist was installed without a C compiler: NumPy reduces in shared memory, slower",
-            "load a compiler and install again: pip install --force-reinstall --no-deps hpcdist",
+            _COMPILE,
         )
+    if dtypes:
+        for sentence in missing:
+            what = f"hpcdist is {sentence}; NumPy and Python do the same, slower"
+            yield Problem(Check.KERNEL, False, what, _COMPILE)
 
 
 def _tuning(job: Job) -> Iterator[Problem]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcdist.compiled import what_is_missing
+
 if TYPE_CHECKING:
     from hpcdist.launch.survival import Survive
 
@@ -88,11 +90,22 @@ class _Commands(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
+def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(f"hpcdist {importlib.import_module('hpcdist').__version__}")
+        for sentence in what_is_missing():
+            click.echo(sentence)
+        ctx.exit()
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(
-    importlib.import_module("hpcdist").__version__,
-    prog_name="hpcdist",
-    message="%(prog)s %(version)s",
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version, and which compiled parts are missing.",
 )
 def main() -> None:
     """Run and examine MPI jobs with hpcdist."""

@@ -22,15 +22,16 @@ import numpy as np
 from hpcdist import optim
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.compiled import expect, load
 from hpcdist.errors import UsageError
 from hpcdist.optim import rules
 from hpcdist.optim.algorithms import check_options
 from hpcdist.optim.rules import Block, Options, Rule
 from hpcdist.optim.slices import BLOCK
 from hpcdist.ps.slabs import Slabs
-from hpcdist.transport.kernel import compiled
 
-_update_rows: Any = getattr(compiled, "update_rows", None)
+_compiled = load("hpcdist.ps._native")
+_update_rows: Any = getattr(_compiled, "update_rows", None)
 _LOOPS = ("float32", "float64")
 _NUMBERS = 8
 """How many numbers a compiled loop takes, used or not."""
@@ -184,6 +185,13 @@ CHOICES: dict[str, Choice] = {
         _as_they_are("learning_rate", "beta", "l1", "l2"),
     ),
 }
+
+expect(
+    _compiled,
+    NUMBERS=_NUMBERS,
+    LANES=_LANES,
+    **{name.upper(): choice.loop for name, choice in CHOICES.items()},
+)
 """By name: the rules whose rows do not depend on each other."""
 
 

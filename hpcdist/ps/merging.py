@@ -12,10 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.kernel import compiled
+from hpcdist.compiled import load
 
-_group = getattr(compiled, "group_ids", None)
-_add = getattr(compiled, "segment_add", None)
+_compiled = load("hpcdist.ps._native")
+_group = getattr(_compiled, "group_ids", None)
+_add = getattr(_compiled, "segment_add", None)
 _LOOPS = {"float32": 4, "float64": 8}
 _NARROW = 2
 

@@ -24,11 +24,12 @@ from typing import Any, NamedTuple, TypeAlias, final
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.compiled import expect, load
 from hpcdist.errors import ExecuteError
-from hpcdist.transport.kernel import address_of, compiled
 from hpcdist.transport.shm.segment import Bytes, Segment, create_segment, forget, open_segment
 
-_read: Any = getattr(compiled, "read_rows", None)
+_compiled = load("hpcdist.ps._native")
+_read: Any = getattr(_compiled, "read_rows", None)
 _IN_ORDER = ("x86_64", "AMD64")
 _CHANGES, _GENERATION = 0, 1
 _GONE = -1
@@ -192,7 +193,7 @@ class Window:
             each: known[each] if each in known else open_segment(each) for each in parts
         }
         self._header = self.mapped[layout.header].view(np.int64)
-        header, index, ids, rows = (address_of(self.mapped[each]) for each in parts)
+        header, index, ids, rows = (self.mapped[each].ctypes.data for each in parts)
         slabs = layout.rows.nbytes // layout.slab_bytes if layout.slab_bytes else 0
         self.slabs = (rows + layout.slab_bytes * np.arange(slabs)).astype(np.uintp)
         self.view = (
@@ -204,7 +205,7 @@ class Window:
             ids,
             layout.ids.nbytes // 8,
             layout.key,
-            address_of(self.slabs),
+            self.slabs.ctypes.data,
             slabs,
             layout.shift,
         )
@@ -216,6 +217,7 @@ class Window:
 
 
 _NO_VIEW = (0,) * 11
+expect(_compiled, CHANGES=_CHANGES, GENERATION=_GENERATION, READ=_READ, VIEW=len(_NO_VIEW))
 
 Open: TypeAlias = "Callable[[int, Window | None], Window | None]"
 """Opens the table of a server, of which there has been a window, perhaps; None: nobody can."""

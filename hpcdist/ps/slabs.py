@@ -16,15 +16,16 @@ from typing import Any, final
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.compiled import load
 from hpcdist.errors import ExecuteError, UsageError
 from hpcdist.runtime.scratch import node_folder
-from hpcdist.transport.kernel import compiled
 
 Allocate = Callable[[tuple[int, ...], np.dtype], Any]
 
 _SLAB_BYTES = 16 << 20
-_take = getattr(compiled, "take_rows", None)
-_put = getattr(compiled, "put_rows", None)
+_compiled = load("hpcdist.ps._native")
+_take = getattr(_compiled, "take_rows", None)
+_put = getattr(_compiled, "put_rows", None)
 
 
 def slab_shift(row_bytes: int) -> int:

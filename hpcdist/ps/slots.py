@@ -18,8 +18,8 @@ from typing import Any, final
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.compiled import load
 from hpcdist.ps.ids import mixed
-from hpcdist.transport.kernel import compiled
 
 Make = Callable[[str, int, Any], NumpyArray]
 """Returns the memory for one of the arrays of a table, by name, elements and dtype."""
@@ -38,8 +38,9 @@ _AT_A_TIME = 1 << 14
 _LARGE_INDEX = 1 << 31
 """So many slots do not fit into a table of 32-bit numbers."""
 
-_find = getattr(compiled, "find_slots", None)
-_place = getattr(compiled, "place_slots", None)
+_compiled = load("hpcdist.ps._native")
+_find = getattr(_compiled, "find_slots", None)
+_place = getattr(_compiled, "place_slots", None)
 
 
 @final

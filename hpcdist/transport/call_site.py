@@ -1,7 +1,7 @@
 """`call_site`: the line of the user's program that called into hpcdist.
 
-The compiled recorder (`_recorder.c`) finds it in a tenth of a microsecond, for it keeps what it has
-found; without it the stack is walked each time.
+The compiled recorder (`flight/native/recorder.c`) finds it in a tenth of a microsecond, for it
+keeps what it has found; without it the stack is walked each time.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ import os
 import sys
 import threading
 from types import FrameType
-from typing import Any
 
-compiled: Any
-try:
-    from hpcdist.transport import _recorder as compiled  # type: ignore[attr-defined, no-redef] # C
-except ImportError:  # no compiler where hpcdist was installed
-    compiled = None
+from hpcdist.compiled import load
+
+compiled = load("hpcdist.transport._recorder")
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _inside: tuple[str, ...] = ()

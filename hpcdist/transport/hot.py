@@ -1,8 +1,8 @@
 """The hot path, seen from the transports: what one has for it, and the dtypes that it knows.
 
-`_hot.c` runs a small collective of ordinary arrays on one node in one compiled call, and leaves to
-Python whatever is unusual. A transport that can be used so has a `Hot` (`open_hot`), through which
-both count alike. `comm.hot` has the calls.
+`shm/native/hot.c` runs a small collective of ordinary arrays on one node in one compiled call, and
+leaves to Python whatever is unusual. A transport that can be used so has a `Hot` (`open_hot`),
+through which both count alike. `comm.hot` has the calls.
 """
 
 from __future__ import annotations
@@ -17,11 +17,22 @@ import numpy as np
 from hpcdist.arrays.dtypes import Dtype, dtype_row
 from hpcdist.errors import UsageError
 from hpcdist.transport.kernel import compiled, loop_number
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.kinds import ARRAYS, Kind
+from hpcdist.transport.mpi.tags import CODE_BITS, OBJECT_CODE
 from hpcdist.transport.queue import CollectiveQueue
 from hpcdist.transport.reduction import ReduceOp, rule_for
 from hpcdist.transport.shm.node import SharedNode, slice_bytes
 from hpcdist.transport.tuning import Algorithm, TuningTable
+
+FACTS = {kind.name: int(kind) for kind in Kind} | {
+    "AVG": int(ReduceOp.AVG),
+    "CODE_BITS": CODE_BITS,
+    "OBJECT_MESSAGE": OBJECT_CODE,
+}
+"""The numbers that the hot path takes from here, by the names in `shm/native/facts.h`."""
+
+if compiled is not None:
+    compiled.learn_facts(FACTS)
 
 
 @final
@@ -68,7 +79,7 @@ def learn_ways(hot: Any, node: SharedNode, table: TuningTable) -> None:
         table: the same on all ranks.
 
     """
-    ways = tuple(_ways(table, kind) for kind in sorted(Kind) if kind <= Kind.ALLTOALL)
+    ways = tuple((int(kind), *_ways(table, kind)) for kind in Kind if kind.family in ARRAYS)
     heaps = node.bases, node.heap.capacity
     slices = node.pipe_stages, slice_bytes(node.size)
     hot.learn_large(node, node.rights, tuple(node.pids), *heaps, *slices, ways)

@@ -1,8 +1,8 @@
 """`combine`: reduce memory of several ranks that one process can see.
 
-The compiled part (`_kernel.c`) carries the common dtypes and operators; NumPy carries the rest,
-and everything where it was not compiled. Both follow the call's `ReductionRule` to the bit, except
-that one NaN may be another.
+The compiled part (`shm/native/combine.c`) carries the common dtypes and operators; NumPy carries
+the rest, and everything where it was not compiled. Both follow the call's `ReductionRule` to the
+bit, except that one NaN may be another.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import numpy as np
 
 from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.compiled import expect, load
 from hpcdist.transport.call import Exchange, Reduction
 from hpcdist.transport.reduction import UFUNCS, ReduceOp, ReductionRule
 
-compiled: Any
-try:
-    from hpcdist.transport import _kernel as compiled  # type: ignore[attr-defined, no-redef] # C
-except ImportError:  # no compiler where hpcdist was installed
-    compiled = None
+compiled = load("hpcdist.transport._kernel")
 
 MOST = 256
 """Ranks whose memory the compiled loops combine at once; NumPy does it for more."""
+
+expect(compiled, MOST=MOST)
 
 BLOCK_ITEMS = 32 << 10
 """Elements that NumPy combines at a time: they stay in the cache."""
@@ -115,19 +114,6 @@ def address_of(data: Any) -> int:
         begin: int = compiled.address(data)
         return begin
     return int(np.asarray(data).__array_interface__["data"][0])
-
-
-def can_merge(dtype: np.dtype) -> bool:
-    """Return whether there is a compiled loop that merges arrays of a dtype."""
-    return dtype.isnative and dtype.name in _MERGES
-
-
-def merge(to: NumpyArray, first: NumpyArray, second: NumpyArray) -> None:
-    """Write two sorted arrays without NaN as one, equal elements of the first one first."""
-    compiled.merge(_MERGES[to.dtype.name], to, first, second)
-
-
-_MERGES: dict[str, int] = getattr(compiled, "MERGES", {})
 
 
 def copy_bytes(to: NumpyArray, data: NumpyArray) -> None:

@@ -1,4 +1,4 @@
-"""`PythonRecorder`: what `_recorder.c` is, in Python, for where that is not compiled."""
+"""`PythonRecorder`: `flight/native/recorder.c` in Python, for where that is not compiled."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CallLayout(NamedTuple):
 
 @final
 class PythonRecorder:
-    """What `_recorder.c` is, in Python."""
+    """What `flight/native/recorder.c` is, in Python."""
 
     def __init__(self) -> None:
         self._memory: Any = None

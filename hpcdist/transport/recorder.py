@@ -4,7 +4,8 @@ Always on: `begin` and `end` around each operation take about a tenth of a micro
 is read by `hpcdist ps`, `top` and `dump` without a signal, without the global interpreter lock, and
 outlives the process that is killed; `flight` says how it is laid out and read.
 
-`_recorder.c` is the compiled recorder; `python_recorder` the same in Python, where that is missing.
+`flight/native/recorder.c` is the compiled recorder; `python_recorder` the same in Python, where
+that is missing.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcdist.compiled import expect
 from hpcdist.runtime.ending import tell_of_failure
 from hpcdist.runtime.process import node_name
 from hpcdist.text import in_short, read_short
@@ -32,6 +34,19 @@ from hpcdist.transport.flight.layout import STARTED
 __all__ = ["STARTED", "begin", "end", "fail", "note"]
 
 _U64 = struct.Struct("Q")
+
+expect(
+    compiled,
+    RECORD=layout.RECORD.size,
+    COUNTER=layout.COUNTER.size,
+    **{
+        name: getattr(layout, name)
+        for name in (
+            *("BEGUN", "ENDED", "FAILED", "STARTED", "COUNTERS", "COUNTERS_AT", "PID_AT"),
+            *("RANK_AT", "HEAD_AT", "TEXT_USED_AT", "ABOUT_AT", "GROUPS_AT"),
+        )
+    },
+)
 
 
 def _in_python() -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdist.compiled import PARTS
 from hpcdist.launch.launchers import find_site
 from hpcdist.transport.kernel import compiled
 
@@ -57,8 +58,8 @@ def sanitized(tmp_path_factory):
     done = subprocess.run(
         build, cwd=folder, env=environ, capture_output=True, text=True, check=False
     )
-    built = [*(folder / "hpcdist/transport").glob("*.so")]
-    assert len(built) == 3, done.stdout + done.stderr
+    built = [*(folder / "hpcdist").rglob("*.so")]
+    assert len(built) == len(PARTS), done.stdout + done.stderr
     assert all(b"__asan_report" in each.read_bytes() for each in built)
     return {
         **os.environ,

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from hpcdist.compiled import load
 from hpcdist.mesh.rules.dividing import memory
-from hpcdist.transport.kernel import can_merge, merge
+
+_compiled = load("hpcdist.mesh._native")
+_MERGES: dict[str, int] = getattr(_compiled, "MERGES", {})
 
 MANY = 16
 """From so many runs on they are sorted anew: merging would read each element several times."""
@@ -25,6 +28,16 @@ def merged(runs: Sequence[Any], room: Any) -> Any:
         np.concatenate(runs, out=room)
         room.sort(kind=None if merges else "stable")  # stable sorting finds the runs
     return room
+
+
+def can_merge(dtype: np.dtype) -> bool:
+    """Return whether there is a compiled loop that merges arrays of a dtype."""
+    return dtype.isnative and dtype.name in _MERGES
+
+
+def merge(to: Any, first: Any, second: Any) -> None:
+    """Write two sorted arrays without NaN as one, equal elements of the first one first."""
+    _compiled.merge(_MERGES[to.dtype.name], to, first, second)
 
 
 def _merge(runs: Sequence[Any], room: Any) -> None:

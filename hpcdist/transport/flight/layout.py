@@ -1,4 +1,4 @@
-"""How the file of a rank's flight recorder is laid out; `_recorder.h` says the same in C.
+"""How the file of a rank's flight recorder is laid out; `native/recorder.h` says the same in C.
 
 A header with a counter for each kind of operation; slots for waits that have become long; a ring of
 records of 64 bytes; and text, to which is only ever added: names of files, and groups. A place in
@@ -17,7 +17,7 @@ CAPACITY = 2048
 TEXT_BYTES = 256 << 10
 
 HEADER = struct.Struct("8sQQqqQQQQqQQQ")
-"""See `flight_header_t` in `_recorder.h`, which has the same fields in the same order."""
+"""See `flight_header_t` in `native/recorder.h`, which has the same fields in the same order."""
 PID_AT, RANK_AT, HEAD_AT, TEXT_USED_AT, ABOUT_AT, GROUPS_AT = 8, 24, 48, 56, 80, 96
 COUNTER = struct.Struct("QQQ")
 """operations ended, their bytes, the nanoseconds they took"""
@@ -28,7 +28,7 @@ WAIT = struct.Struct("QQQHH")
 WAITS_AT, WAITS, WAIT_BYTES = COUNTERS_AT + COUNTERS * COUNTER.size, 8, 256
 
 RECORD = struct.Struct("QQQQIIIIiIHHBBH")
-"""See `flight_record_t` in `_recorder.h`, which has the same fields in the same order."""
+"""See `flight_record_t` in `native/recorder.h`, which has the same fields in the same order."""
 RECORDS_AT = WAITS_AT + WAITS * WAIT_BYTES
 TEXT_AT = RECORDS_AT + CAPACITY * RECORD.size
 TOTAL = TEXT_AT + TEXT_BYTES

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from hpcdist.compiled import expect
 from hpcdist.errors import TransportError
 from hpcdist.transport.call import (
     UNEVEN,
@@ -150,7 +151,9 @@ def _has_second_part(call: Collective, size: int) -> bool:
 
 
 _IN_PIPE, _DONE, _BROKEN = 1, 2, 4
-"""See `_hot_large.c`."""
+"""See `shm/native/hot_large.c`."""
+
+expect(compiled, IN_PIPE=_IN_PIPE, DONE=_DONE, BROKEN=_BROKEN)
 
 
 def end_posted(host: MpiContext, node: SharedNode, call: Collective, state: int) -> Any:

@@ -1,8 +1,8 @@
 """`PlanSlots`: plans of small operations through the memory that the ranks of a node share.
 
 Each rank has a slot for each plan, in its heap, which all ranks see. A `SharedRequest`
-(`_hot_plans.c`) is used like a persistent request of MPI, and needs no agreement: the ranks have
-agreed when the plan was made.
+(`shm/native/plan_slots.c`) is used like a persistent request of MPI, and needs no agreement: the
+ranks have agreed when the plan was made.
 
 [Note: plan slots] A rank gives a slot back when it has taken what the last start has brought;
 others may still be reading there. So slots are taken together: one that all ranks have given back.
@@ -30,7 +30,7 @@ _ALL_FREE = (1 << _IN_POOL) - 1
 
 
 class Steps(NamedTuple):
-    """What a rank gives and takes; see `planned_t` in `_hot.c`."""
+    """What a rank gives and takes; see `planned_t` in `shm/native/hot.h`."""
 
     given: Sequence[NumpyArray]
     taken: Sequence[NumpyArray]

@@ -9,7 +9,8 @@ from hpcdist.arrays.dtypes import BYTES_CODE, Dtype, name_of_code
 CODE_BITS = 5
 """Low bits of a tag on the communicator for messages that hold the code of the dtype."""
 
-_OBJECT_CODE = BYTES_CODE - 1
+OBJECT_CODE = BYTES_CODE - 1
+"""Stands for the dtype in the tag of a message of objects."""
 
 
 @unique
@@ -35,7 +36,7 @@ class Tag(IntEnum):
 
 def wire_tag(tag: int, dtype: Dtype | None) -> int:
     """Return the tag on the wire of a user's message of `dtype`, None for objects."""
-    code = _OBJECT_CODE if dtype is None else min(dtype.code, BYTES_CODE)
+    code = OBJECT_CODE if dtype is None else min(dtype.code, BYTES_CODE)
     return tag << CODE_BITS | code
 
 
@@ -52,4 +53,4 @@ def user_tag(wire: int) -> int:
 def name_of_dtype(wire: int) -> str:
     """Return what a message is made of."""
     code = wire & ((1 << CODE_BITS) - 1)
-    return "pickled objects" if code == _OBJECT_CODE else name_of_code(code)
+    return "pickled objects" if code == OBJECT_CODE else name_of_code(code)

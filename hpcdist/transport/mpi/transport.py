@@ -301,7 +301,7 @@ class MpiTransport(Transport):
 
         Args:
             call: what was posted.
-            state: how it stands, if its arrays are large; see `_hot_large.c`.
+            state: how it stands, if its arrays are large; see `shm/native/hot_large.c`.
 
         """
         host = self.context

@@ -1,9 +1,9 @@
 """`Attached`: ordinary memory of another rank of the node, which the kernel copies from and to.
 
 Cross-memory attach (process_vm_readv(2)): one copy, where staging memory takes two, and any rank
-may make it. `reduce_attached` makes a reduction of such copies (`_attached.c`). Containers and
-security modules can forbid it, and memory of devices cannot be read so: therefore ranks try it when
-they come to share a node, and `attach` before it offers an array.
+may make it. `reduce_attached` makes a reduction of such copies (`native/reduce_attached.c`).
+Containers and security modules can forbid it, and memory of devices cannot be read so: therefore
+ranks try it when they come to share a node, and `attach` before it offers an array.
 """
 
 from __future__ import annotations

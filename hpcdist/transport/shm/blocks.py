@@ -1,7 +1,8 @@
 """`Blocks`: runs of a segment as arrays; each comes back when the last view of it is gone.
 
 Runs are cut from the segment first fit and joined when they come back. The compiled ones
-(`_arrays.c`) are faster, and serve ordinary arrays, too (`ordinary`); `PythonBlocks` are the rest.
+(`native/arrays.c`) are faster, and serve ordinary arrays, too (`ordinary`); `PythonBlocks` are the
+rest.
 """
 
 from __future__ import annotations
@@ -16,14 +17,11 @@ from typing import Any, final
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.compiled import load
 from hpcdist.transport.kernel import address_of
 from hpcdist.transport.shm.segment import Bytes, map_segment
 
-compiled: Any
-try:
-    from hpcdist.transport import _arrays as compiled  # type: ignore[attr-defined, no-redef] # C
-except ImportError:  # no compiler where hpcdist was installed
-    compiled = None
+compiled = load("hpcdist.transport._arrays")
 
 _LINE = 256
 """Arrays begin at multiples of this many bytes."""

@@ -8,8 +8,8 @@ wait for each other inside an operation. Everybody reads everybody's slot.
 after two operations, and begins an operation only when all ranks published in the one before,
 hence have read everything of the one before that. So no operation needs a second exchange.
 
-`PythonControlBlock` is the same as `ControlBlock` of `_kernel.c`. It relies on the order in which
-x86 processors make stores visible; elsewhere the compiled one is needed.
+`PythonControlBlock` is the same as `ControlBlock` of `native/control.c`. It relies on the order in
+which x86 processors make stores visible; elsewhere the compiled one is needed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any, final
 
+from hpcdist.compiled import expect
 from hpcdist.transport.kernel import compiled
 
 PAYLOAD = 8 << 10
@@ -29,10 +30,12 @@ microseconds, each gives the core to whom may need it, for at most 100 us in all
 LINE = 64
 AGREED = 6
 STEP_BITS = 24
-"""Steps are counted from where an operation begins; see "leaving" in `_kernel.c`."""
+"""Steps are counted from where an operation begins; see "leaving" in `native/control.c`."""
 
 OF_A_DEATH = 1 << 14
 """Added to the rank that has called an operation off because another one has died."""
+
+expect(compiled, LINE=LINE, AGREED=AGREED, STEP_BITS=STEP_BITS, OF_A_DEATH=OF_A_DEATH)
 
 _BEYOND = 1 << STEP_BITS - 1
 _SEEN_AFTER_S = 0.01

@@ -1,9 +1,9 @@
 """Mailboxes: small messages between the ranks of a group on one node, without MPI.
 
 The segment of the group has a box for each pair of ranks and direction, a ring of bytes that the
-sender writes and the receiver reads (`_mail.c`). A message that fits is copied into it whole, so
-its send has ended; it stays there until it is received. All while a box is full are left to MPI, so
-no send ever waits because of a box.
+sender writes and the receiver reads (`native/mail.h`). A message that fits is copied into it whole,
+so its send has ended; it stays there until it is received. All while a box is full are left to MPI,
+so no send ever waits because of a box.
 
 A large message that its receiver is just waiting for is copied by the receiver from where it lies,
 if ranks can read each other's memory (`attached`). Other large ones are left to MPI.

@@ -11,7 +11,7 @@ Where a contribution lies decides how far it is copied:
 - others of medium size: copied to the staging memory of the control block, if the operation gains;
 - ordinary arrays that are moved: where they are, the kernel copies them (`attached`);
 - ordinary arrays to be reduced: where they are, too, or through the staging memory part by part
-  (`_kernel.c`, "pipe").
+  (`native/pipe.c`).
 
 Everything else is left to MPI. What `tuning` says holds for all ranks alike, because it is asked
 about what they have agreed on.
@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.compiled import expect
 from hpcdist.errors import (
     CollectiveTimeout,
     HpcdistError,
@@ -72,6 +73,15 @@ _ATTACHED_LIST = IN_STAGE + 3
 
 _ATTACHED = -2
 """An address of ordinary memory is published as this less the address."""
+
+expect(
+    compiled,
+    NOTHING=NOTHING,
+    IN_STAGE=IN_STAGE,
+    IN_LIST=_IN_LIST,
+    ATTACHED_LIST=_ATTACHED_LIST,
+    ATTACHED=_ATTACHED,
+)
 
 _OFFSET = np.dtype(np.int64)
 _BYTE = np.dtype(np.uint8)
@@ -220,7 +230,7 @@ class SharedNode:
     def may_attach(self) -> bool:
         """Return whether this process may still do what it might when the ranks have tried.
 
-        See [Note: rights] in `_kernel.c`.
+        See [Note: rights] in `native/attach.c`.
         """
         return self.attaches and self.rights == compiled.rights()
 
@@ -462,7 +472,7 @@ class SharedNode:
 
 
 def pipeline_bytes(size: int) -> int:
-    """Return the staging memory of one rank for reductions in parts; see "pipe" in _kernel.c."""
+    """Return the staging memory of one rank for reductions in parts; see `native/pipe.c`."""
     return 2 * (size + 1) * slice_bytes(size)
 
 

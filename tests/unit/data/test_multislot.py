@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as some
 
+from hpcdist.compiled import load
 from hpcdist.data import multislot as module
 from hpcdist.data.multislot import Multislot, _parse_compiled, _parse_numpy
 from hpcdist.data.slots import slots_of
 from hpcdist.errors import UsageError
-from hpcdist.transport.kernel import compiled
 
-PARSERS = [_parse_numpy] + [_parse_compiled] * hasattr(compiled, "parse_slots")
+compiled = load("hpcdist.data._native")
+PARSERS = [_parse_numpy] + [_parse_compiled] * (compiled is not None)
 USE = [("ids", "int64"), ("pair", "float32", (2,)), ("label", "int32", ())]
 TOKENS = some.one_of(
     some.integers(-(10**20), 10**20).map(str),
@@ -172,7 +173,7 @@ def test_whatever_the_bytes_are_both_parsers_agree_and_each_fault_has_a_reason(t
     assert len(rows) + len(malformed) == len(lines)
 
 
-@pytest.mark.skipif(not hasattr(compiled, "parse_slots"), reason="the kernel is not compiled")
+@pytest.mark.skipif(compiled is None, reason="the kernel is not compiled")
 def test_the_compiled_parser_writes_within_its_arrays_only():
     text, one, width = b"3 1 2 3\n1 4\n", np.array([0], np.int32), np.array([-1])
     for n_cells, n_lengths in [(2, 9), (9, 0), (0, 0), (3, 1)]:

@@ -99,6 +99,16 @@ def test_a_problem_is_named_with_its_remedy(changes, settings, what, remedy, sto
     assert problem.stops is stops
 
 
+def test_a_compiled_part_that_is_missing_is_named_with_the_reason():
+    sentence = "without hpcdist.ps._native (rows of the parameter server): not compiled"
+    (problem,) = problems_of(WELL, Config(), DTYPES, [sentence])
+    assert sentence in problem.what
+    assert "install again" in problem.remedy
+    assert not problem.stops
+    (kernel,) = problems_of(WELL, Config(), [], [sentence])
+    assert "without a C compiler" in kernel.what
+
+
 def test_without_a_compiler_it_is_slower():
     (problem,) = problems_of(WELL, Config(), [])
     assert "without a C compiler" in problem.what

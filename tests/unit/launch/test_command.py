@@ -8,6 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 import hpcdist
+from hpcdist import compiled
+from hpcdist.compiled import what_is_missing
 from hpcdist.errors import UsageError
 from hpcdist.launch import cli
 from hpcdist.launch.command import (
@@ -377,4 +379,18 @@ def test_the_help_lists_the_commands():
 
 def test_the_command_says_its_version():
     done = CliRunner().invoke(cli.main, ["--version"])
-    assert (done.exit_code, done.output) == (0, f"hpcdist {hpcdist.__version__}\n")
+    first, *more = done.output.splitlines()
+    assert (done.exit_code, first) == (0, f"hpcdist {hpcdist.__version__}")
+    assert more == what_is_missing()
+
+
+def test_the_command_names_the_compiled_parts_that_are_missing(monkeypatch):
+    found = dict.fromkeys(compiled.PARTS, "not compiled")
+    monkeypatch.setattr(compiled, "missing", lambda: found)
+    assert CliRunner().invoke(cli.main, ["--version"]).output.splitlines()[1:] == [
+        "without any compiled part: not compiled"
+    ]
+    monkeypatch.setattr(compiled, "missing", lambda: {"hpcdist.ps._native": "does not load: x"})
+    assert CliRunner().invoke(cli.main, ["--version"]).output.splitlines()[1:] == [
+        "without hpcdist.ps._native (rows of the parameter server): does not load: x"
+    ]

@@ -2,9 +2,10 @@
 
 import pytest
 
+from hpcdist.compiled import load
 from hpcdist.ps import accessors, merging, slabs, slots
-from hpcdist.transport.kernel import compiled
 
+compiled = load("hpcdist.ps._native")
 LOOPS = [
     (merging, "_group"),
     (merging, "_add"),

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 
 import hpcdist as dist
+from hpcdist.compiled import load
 from hpcdist.errors import UsageError
 from hpcdist.ps import RowStore, accessor_of
 from hpcdist.ps.accessors import CHOICES, Corrections
-from hpcdist.transport.kernel import compiled
 
+compiled = load("hpcdist.ps._native")
 DTYPES = ["float32", "float64", "float16", "bfloat16"]
 DENSE = [
     ("sgd", dist.optim.SGD, {"learning_rate": 0.3}),

@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from hpcdist.compiled import load
 from hpcdist.ps.merging import (
     group,
     group_in_python,
@@ -12,8 +13,8 @@ from hpcdist.ps.merging import (
     segment_add_in_python,
     unique,
 )
-from hpcdist.transport.kernel import compiled
 
+compiled = load("hpcdist.ps._native")
 RNG = np.random.default_rng(5)
 SPANS = [1, 3, 1000, 2**20, 2**62]
 needs_compiled = pytest.mark.skipif(compiled is None, reason="the kernel was not compiled here")

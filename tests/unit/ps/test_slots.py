@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from hpcdist.compiled import load
 from hpcdist.ps import slots as slots_module
 from hpcdist.ps.ids import mixed
 from hpcdist.ps.slots import Slots
-from hpcdist.transport.kernel import compiled
+
+compiled = load("hpcdist.ps._native")
 
 
 def some_ids(count, seed=0):

@@ -1,4 +1,4 @@
-/* Reducing ordinary arrays where they lie. A part of `_kernel.c`, which includes it.
+/* Reducing ordinary arrays where they lie.
  *
  * Each rank owns a share of the elements, and nobody else touches that share, in anyone's array:
  * block by block the owner reads what the others have there (`attach`), combines it with its own
@@ -8,18 +8,8 @@
  * Measured on two cores of a Xeon, float32, with blocks of 128 to 256 KiB, against reading the results
  * out of the arrays of their owners after a step: 2 MiB 145 us and 310, 4 MiB 340 us and 570.
  */
-
-typedef struct {
-    const kernel_t *kernel;
-    double divisor;
-    int rank, size;
-    pid_t pids[MOST];
-    uintptr_t from[MOST];   /* where this rank's share begins in everyone's contribution */
-    uintptr_t to[MOST];     /* and where its result goes; 0: this rank does not want it */
-    size_t count;           /* elements of the share */
-    char *room;             /* of this rank alone, for one block of each other rank */
-    size_t room_bytes;
-} share_t;
+#include "attach.h"
+#include <errno.h>
 
 static size_t block_of(const share_t *s) {
     const size_t in_cache = 256 << 10, least = 16 << 10;
@@ -53,7 +43,7 @@ static int reduce_block(const share_t *s, size_t at, size_t n, size_t block) {
 }
 
 /* Reduce this rank's share; 0, or the error that has stopped it on its way. */
-static int reduce_share(const share_t *s) {
+int reduce_share(const share_t *s) {
     size_t block = block_of(s);
     int failed = block ? 0 : EINVAL;
     for (size_t at = 0; !failed && at < s->count; at += block)
@@ -97,3 +87,10 @@ static PyObject *py_reduce_attached(PyObject *self, PyObject *args) {
     errno = failed;
     return failed ? PyErr_SetFromErrno(PyExc_OSError) : Py_NewRef(Py_None);
 }
+
+static PyMethodDef FUNCTIONS[] = {
+    {"reduce_attached", py_reduce_attached, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+int add_reduce_attached(PyObject *module) { return PyModule_AddFunctions(module, FUNCTIONS); }

@@ -1,8 +1,7 @@
-/* The hot path of arrays that do not fit into the control block. A part of `_kernel.c`, which
- * includes it after `_hot.c`.
+/* The hot path of arrays that do not fit into the control block.
  *
- * What is moved is read where it lies, what is reduced is reduced there (`_hot_heap.c`,
- * `_attached.c`) or goes through the pipe, as `tuning` says; `shm/collectives.py` and `intranode.py`
+ * What is moved is read where it lies, what is reduced is reduced there (`hot_heap.c`,
+ * `reduce_attached.c`) or goes through the pipe, as `tuning` says; `shm/collectives.py` and `intranode.py`
  * have the same in Python. It is done in the group's turn, without the interpreter lock. Where
  * something is unusual, or the others let this rank wait, `end` goes on, from where it stands:
  *
@@ -13,38 +12,7 @@
  *   BROKEN   another rank has left it on its way;
  *   less than POSTED: it is the error, negative, that stopped a reduction on its way.
  */
-
-enum { POSTED = 0, IN_PIPE = 1, DONE = 2, ALL_DONE = 3, BROKEN = 4 };
-enum { KINDS = 11, PATIENCE = 4000, MOST_IN_LIST = 16 };
-#define ATTACHED (-2LL)                      /* an address is published as this less the address */
-#define ATTACHED_LIST (NOT_IN_HEAP + 3)      /* the payload has the addresses */
-/* as in shm/node.py */
-
-typedef struct {
-    size_t low, high; /* of how many bytes; nothing: 1, 0 */
-} range_t;
-
-/* Where a rank's contribution to this one begins. */
-typedef struct {
-    pid_t pid; /* 0: it is mapped here */
-    char *at;  /* NULL: it is none of the usual */
-} place_t;
-
-struct large {
-    PyObject *node;
-    int64_t rights; /* see [Note: rights]; 0: nothing is attached */
-    pid_t pids[MOST];
-    char *heaps[MOST];  /* of every rank, where they are mapped here */
-    size_t heap_bytes; /* of this rank */
-    char *stages[MOST];
-    size_t slice_bytes;
-    range_t direct[KINDS]; /* of arrays in the heap; the others are ordinary */
-    range_t attached[2][KINDS], piped[2][KINDS]; /* the second: of what is in short numbers */
-};
-
-static int is_within(size_t nbytes, range_t range) {
-    return nbytes >= range.low && nbytes <= range.high;
-}
+#include "hot_large.h"
 
 static int overlaps(const char *a, size_t of_a, const char *b, size_t of_b) {
     return a < b + of_b && b < a + of_a;
@@ -61,8 +29,8 @@ static int is_entangled(const hot_t *h, const planned_t *p) {
     int size = h->control->size, n = p->n_to ? (p->source >= 0 || p->kernel ? 1 : size) : 0;
     for (int i = 0; i < n; i++) {
         const char *to = place_to(p, i);
-        int own = p->kind == ALL_GATHER && i == h->control->rank && to == p->from[0];
-        if (p->kind == REDUCE_SCATTER) own = p->n_from == 1 && to == p->from[0] + p->first;
+        int own = p->kind == FACTS.ALL_GATHER && i == h->control->rank && to == p->from[0];
+        if (p->kind == FACTS.REDUCE_SCATTER) own = p->n_from == 1 && to == p->from[0] + p->first;
         for (int j = 0; j < p->n_from && !own; j++)
             if (overlaps(to, p->part, p->from[j], p->piece)) return 1;
         for (int j = 0; j < i && p->n_to > 1; j++)
@@ -75,25 +43,10 @@ static int is_ordinary(const hot_t *h, const char *data, size_t nbytes) {
     return !overlaps(data, nbytes, h->large->heaps[h->control->rank], h->large->heap_bytes);
 }
 
-/* The array that this rank offers, or the i-th of them; for a broadcast also what it takes. */
-static const char *offered(const planned_t *p, int i) {
-    return p->n_from ? p->from[i] : p->to[0];
-}
-
-static int n_offered(const planned_t *p) {
-    return p->n_from ? p->n_from : p->kind == BROADCAST;
-}
-
 static int is_short(const planned_t *p) {
     enum { FLOAT = 2 };
     return p->divisor != 1.0 || p->like.dtype == DL_DTYPES[FLOAT][2];
 }
-
-static int is_in_heap(const hot_t *h, const planned_t *p);
-static int64_t publish_in_heap(const hot_t *h, const planned_t *p);
-static int is_all_in_heap(const hot_t *h);
-static void reduce_in_heap(const hot_t *h, const planned_t *p);
-static place_t place_in_heap(const hot_t *h, const planned_t *p, int rank);
 
 static int is_attached(const hot_t *h, const planned_t *p) {
     return is_within(p->total, h->large->attached[is_short(p)][p->kind]);
@@ -102,18 +55,18 @@ static int is_attached(const hot_t *h, const planned_t *p) {
 /* Whether what this rank offers, which is ordinary memory, can be read by others. */
 static int is_offerable(const hot_t *h, const planned_t *p) {
     for (int i = 0; i < n_offered(p); i++)
-        if (!is_ordinary(h, offered(p, i), p->piece) || !can_attach((char *)offered(p, i), p->piece))
+        if (!is_ordinary(h, offered(p, i), p->piece) ||
+            !can_attach((char *)offered(p, i), p->piece))
             return 0;
     return 1;
 }
 
-/* Whether a large operation is done here: by the way that the tuning table names for it. */
-static int is_movable(const hot_t *h, const planned_t *p) {
+int is_movable(const hot_t *h, const planned_t *p) {
     const struct large *l = h->large;
     PyObject *failed = attribute(l->node, HOT.failed);
     Py_XDECREF(failed);
     if (failed != Py_False || p->n_to > MOST_IN_LIST || p->n_from > MOST_IN_LIST) return 0;
-    int checked = !p->kernel || p->kind == REDUCE_SCATTER; /* others are in place */
+    int checked = !p->kernel || p->kind == FACTS.REDUCE_SCATTER; /* others are in place */
     if (checked && is_entangled(h, p)) return 0;
     if (is_attached(h, p) && l->rights != rights()) return 0;
     if (is_in_heap(h, p)) return 1;
@@ -126,7 +79,6 @@ static int is_movable(const hot_t *h, const planned_t *p) {
 
 /* What this rank publishes about what it offers; a list goes into its payload. */
 static int64_t publish_places(const hot_t *h, const planned_t *p) {
-    enum { NOTHING = -1 };
     if (is_in_heap(h, p)) return publish_in_heap(h, p);
     if (p->kernel && !is_attached(h, p)) return 0;
     if (n_offered(p) == 0) return NOTHING;
@@ -173,7 +125,8 @@ static int fetch_slice(const hot_t *h, const planned_t *p) {
     char *mine = p->like.data + first;
     if (move(place_offered(h, p, p->root), first, mine, count, 0)) return -1;
     for (int r = 0; r < b->size; r++)
-        if (r != p->root && r != b->rank && move(place_offered(h, p, r), first, mine, count, 1)) return -1;
+        if (r != p->root && r != b->rank && move(place_offered(h, p, r), first, mine, count, 1))
+            return -1;
     return 0;
 }
 
@@ -181,7 +134,7 @@ static int fetch_all(const hot_t *h, const planned_t *p) {
     const control_block_t *b = h->control;
     for (int r = 0; r < b->size; r++)
         if (slot_of(b, r)->address == 0) return -1; /* all leave it to MPI, if one does */
-    if (p->kind == BROADCAST) return fetch_slice(h, p);
+    if (p->kind == FACTS.BROADCAST) return fetch_slice(h, p);
     if (p->n_to == 0) return 0;
     if (p->source >= 0) return fetch_from(h, p, p->source, p->to[0]);
     for (int k = 1; k <= b->size; k++) { /* each rank begins with another one */
@@ -197,14 +150,15 @@ static int reduce_in_place(hot_t *h, const planned_t *p) {
     size_t first = 0, item = p->kernel->item, slices = 2 * ((size_t)b->size + 1);
     share_t s = {.kernel = p->kernel, .divisor = p->divisor, .rank = b->rank, .size = b->size};
     s.count = p->part / item;
-    if (p->kind != REDUCE_SCATTER) s.count = own_share(b, s.count, &first);
+    if (p->kind != FACTS.REDUCE_SCATTER) s.count = own_share(b, s.count, &first);
     for (int r = 0; r < b->size; r++) {
         if (!is_address_attached(slot_of(b, r)->address)) return POSTED; /* then nobody's is used */
         uintptr_t place = (uintptr_t)place_offered(h, p, r).at;
         s.pids[r] = h->large->pids[r], s.from[r] = place + first * item;
-        if (p->kind == ALL_REDUCE || (p->kind == REDUCE && r == p->root)) s.to[r] = s.from[r];
+        if (p->kind == FACTS.ALL_REDUCE || (p->kind == FACTS.REDUCE && r == p->root))
+            s.to[r] = s.from[r];
     }
-    if (p->kind == REDUCE_SCATTER) s.to[b->rank] = (uintptr_t)p->to[0];
+    if (p->kind == FACTS.REDUCE_SCATTER) s.to[b->rank] = (uintptr_t)p->to[0];
     s.room = h->large->stages[b->rank], s.room_bytes = slices * h->large->slice_bytes;
     int failed = reduce_share(&s);
     return failed ? -failed : DONE;
@@ -215,7 +169,8 @@ static int is_piped(const hot_t *h, const planned_t *p) {
     const control_block_t *b = h->control;
     int r = 0;
     while (r < b->size && slot_of(b, r)->address != 0) r++;
-    return r < b->size && p->n_from == 1 && is_within(p->total, h->large->piped[is_short(p)][p->kind]);
+    return r < b->size && p->n_from == 1 &&
+           is_within(p->total, h->large->piped[is_short(p)][p->kind]);
 }
 
 /* How an operation stands for which no rank is waited any more. */
@@ -228,7 +183,7 @@ static int end_of(control_block_t *b) {
 static int reduce_large(hot_t *h, const planned_t *p) {
     control_block_t *b = h->control;
     pipe_t *pipe = &b->pipe;
-    int all = p->kind != REDUCE_SCATTER;
+    int all = p->kind != FACTS.REDUCE_SCATTER;
     pipe->kernel = p->kernel, pipe->divisor = p->divisor;
     pipe->send = p->from[0], pipe->mine = p->n_to ? p->to[0] : NULL;
     pipe->all = all ? pipe->mine : NULL;
@@ -259,7 +214,7 @@ static int perform_large(hot_t *h, const planned_t *p, const print_t *print) {
         state = POSTED;
     if (state != DONE) return state;
     take_step(b);
-    if (p->kind == SCATTER && b->rank != p->root) return end_of(b); /* nobody reads here */
+    if (p->kind == FACTS.SCATTER && b->rank != p->root) return end_of(b); /* nobody reads here */
     return all_at(b, b->step, PATIENCE) ? end_of(b) : DONE;
 }
 
@@ -268,14 +223,16 @@ static PyObject *all_of(PyObject *const *args, Py_ssize_t n_args) {
     PyObject *all = PyTuple_New(n_args);
     for (Py_ssize_t i = 0; all && i < n_args; i++) {
         PyObject *kept = PyList_CheckExact(args[i]) ? PyList_AsTuple(args[i]) : Py_NewRef(args[i]);
-        if (!kept) Py_CLEAR(all);
-        else PyTuple_SetItem(all, i, kept);
+        if (!kept)
+            Py_CLEAR(all);
+        else
+            PyTuple_SetItem(all, i, kept);
     }
     return all;
 }
 
-static PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
-                           Py_ssize_t n_args, const planned_t *p, const print_t *print) {
+PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
+                    Py_ssize_t n_args, const planned_t *p, const print_t *print) {
     int collects = PyGC_Disable();
     PyObject *turn = PyObject_CallNoArgs(h->acquire), *given = tuple_of(args, n_args);
     PyObject *kept = all_of(args, n_args), *result = NULL, *next = NULL;
@@ -301,33 +258,42 @@ static PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObje
 
 /* ---- learning when */
 
-static void forget_large(hot_t *h) {
+void forget_large(hot_t *h) {
     if (h->large) Py_DECREF(h->large->node);
     free(h->large);
     h->large = NULL;
 }
 
+static const range_t NO_RANGE = {1, 0};
+
+static int is_kind(int kind) {
+    if (kind >= 0 && kind < MOST_KINDS) return 1;
+    PyErr_SetString(PyExc_ValueError, "learn_large: a kind is a number below 64");
+    return 0;
+}
+
 static int read_range(PyObject *object, range_t *range) {
-    range->low = 1, range->high = 0;
+    *range = NO_RANGE;
     return object == Py_None || PyArg_ParseTuple(object, "nn", &range->low, &range->high);
 }
 
 /* learn_large(node, its rights, processes, heaps, bytes of this rank's, stages, bytes of a slice, for each kind
- * of operation the ranges of bytes (None: none) of ordinary arrays that are read where they lie, of
+ * of operation its number and the ranges of bytes (None: none) of ordinary arrays that are read where they lie, of
  * those in short numbers, of what is reduced in the pipe, of the same in short numbers, and of
  * arrays in the heap that are read where they are) */
-static PyObject *hot_learn_large(PyObject *self, PyObject *args) {
+PyObject *hot_learn_large(PyObject *self, PyObject *args) {
     hot_t *h = (hot_t *)self;
     PyObject *node, *processes, *heaps, *stages, *ways;
     Py_ssize_t heap_bytes, slice;
     uintptr_t numbers[MOST];
     long long rights;
-    if (!PyArg_ParseTuple(args, "OLO!O!nO!nO!", &node, &rights, &PyTuple_Type, &processes, &PyTuple_Type, &heaps,
-                          &heap_bytes, &PyTuple_Type, &stages, &slice, &PyTuple_Type, &ways))
+    if (!PyArg_ParseTuple(args, "OLO!O!nO!nO!", &node, &rights, &PyTuple_Type, &processes,
+                          &PyTuple_Type, &heaps, &heap_bytes, &PyTuple_Type, &stages, &slice,
+                          &PyTuple_Type, &ways))
         return NULL;
     int size = h->control->size;
     if (PyTuple_Size(processes) != size || PyTuple_Size(heaps) != size ||
-        PyTuple_Size(stages) != size || PyTuple_Size(ways) != KINDS) {
+        PyTuple_Size(stages) != size) {
         PyErr_SetString(PyExc_ValueError, "learn_large: one of each for each rank or kind");
         return NULL;
     }
@@ -339,15 +305,21 @@ static PyObject *hot_learn_large(PyObject *self, PyObject *args) {
     for (int r = 0; fine && r < size; r++) l->heaps[r] = (char *)numbers[r];
     fine = fine && read_addresses(stages, numbers) == size;
     for (int r = 0; fine && r < size; r++) l->stages[r] = (char *)numbers[r];
-    for (int k = 0; fine && k < KINDS; k++) {
+    for (int k = 0; k < MOST_KINDS; k++)
+        l->direct[k] = l->attached[0][k] = l->attached[1][k] = l->piped[0][k] = l->piped[1][k] =
+            NO_RANGE;
+    for (Py_ssize_t i = 0; fine && i < PyTuple_Size(ways); i++) {
         PyObject *at[2], *in[2], *direct;
-        fine = PyArg_ParseTuple(PyTuple_GetItem(ways, k), "OOOOO", &at[0], &at[1], &in[0], &in[1],
-                                &direct) && read_range(direct, &l->direct[k]);
+        int k;
+        fine = PyArg_ParseTuple(PyTuple_GetItem(ways, i), "iOOOOO", &k, &at[0], &at[1], &in[0],
+                                &in[1], &direct) &&
+               is_kind(k) && read_range(direct, &l->direct[k]);
         for (int s = 0; fine && s < 2; s++)
             fine = read_range(at[s], &l->attached[s][k]) && read_range(in[s], &l->piped[s][k]);
     }
     if (!fine) return free(l), NULL;
-    l->node = Py_NewRef(node), l->rights = rights, l->heap_bytes = (size_t)heap_bytes, l->slice_bytes = (size_t)slice;
+    l->node = Py_NewRef(node), l->rights = rights, l->heap_bytes = (size_t)heap_bytes,
+    l->slice_bytes = (size_t)slice;
     forget_large(h);
     h->large = l;
     Py_RETURN_NONE;

@@ -8,14 +8,19 @@
  * Two functions of CPython are no part of its stable ABI, though every CPython from 3.11 on has
  * them; they are looked up by name, and the attributes of the frame serve where they are missing.
  */
-#define _GNU_SOURCE
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "../../../native/compiled.h"
+#include "recorder.h"
 #include <dlfcn.h>
-#include <string.h>
-#include "_recorder.h"
 
-enum { SLOTS = 2048, PROBES = 16, DEEPEST = 200, LAYOUTS = 64, DTYPES = 64, PREFIXES = 8, PATHS = 512 };
+enum {
+    SLOTS = 2048,
+    PROBES = 16,
+    DEEPEST = 200,
+    LAYOUTS = 64,
+    DTYPES = 64,
+    PREFIXES = 8,
+    PATHS = 512
+};
 
 static uint64_t site_of_caller(void);
 static flight_t FLIGHT = {NULL, NULL, NULL, 0, site_of_caller};
@@ -209,8 +214,7 @@ static dtype_t KNOWN[DTYPES];
 /* layout(type, dtype, shape, root, nbytes, tag): where the calls of a type have what is recorded */
 static PyObject *py_layout(PyObject *self, PyObject *args) {
     layout_t l;
-    if (!PyArg_ParseTuple(args, "Oiiiii", &l.type, &l.dtype, &l.shape, &l.root, &l.nbytes,
-                          &l.tag))
+    if (!PyArg_ParseTuple(args, "Oiiiii", &l.type, &l.dtype, &l.shape, &l.root, &l.nbytes, &l.tag))
         return NULL;
     if (N_LAYOUTS == LAYOUTS) {
         PyErr_SetString(PyExc_ValueError, "there are few types of calls");
@@ -375,8 +379,26 @@ static PyMethodDef FUNCTIONS[] = {
     {"fail", py_fail, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
-static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_recorder", NULL, -1, FUNCTIONS,
-                                    NULL, NULL, NULL, NULL};
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "_recorder", NULL, -1, FUNCTIONS, NULL, NULL, NULL, NULL};
+
+static const number_t LAYOUT_NUMBERS[] = {
+    /* as in `layout.py` */
+    {"BEGUN", FLIGHT_BEGUN},
+    {"ENDED", FLIGHT_ENDED},
+    {"FAILED", FLIGHT_FAILED},
+    {"STARTED", FLIGHT_STARTED},
+    {"RECORD", sizeof(flight_record_t)},
+    {"COUNTER", sizeof(flight_counter_t)},
+    {"COUNTERS", FLIGHT_KINDS},
+    {"COUNTERS_AT", offsetof(flight_header_t, counters)},
+    {"PID_AT", offsetof(flight_header_t, pid)},
+    {"RANK_AT", offsetof(flight_header_t, rank)},
+    {"HEAD_AT", offsetof(flight_header_t, head)},
+    {"TEXT_USED_AT", offsetof(flight_header_t, text_used)},
+    {"ABOUT_AT", offsetof(flight_header_t, about)},
+    {"GROUPS_AT", offsetof(flight_header_t, groups)},
+};
 
 PyMODINIT_FUNC PyInit__recorder(void) {
     frame_back = (PyFrameObject * (*)(PyFrameObject *)) dlsym(RTLD_DEFAULT, "PyFrame_GetBack");
@@ -390,7 +412,8 @@ PyMODINIT_FUNC PyInit__recorder(void) {
     ITEMSIZE = PyUnicode_InternFromString("itemsize");
     PyObject *module = PyModule_Create(&MODULE);
     PyObject *capsule = PyCapsule_New(&FLIGHT, "hpcdist.transport._recorder.flight", NULL);
-    if (!module || !capsule || !CODE || PyModule_AddObject(module, "flight", capsule) < 0)
+    if (!module || !capsule || !CODE || PyModule_AddObject(module, "flight", capsule) < 0 ||
+        add_numbers(module, LAYOUT_NUMBERS, sizeof LAYOUT_NUMBERS / sizeof *LAYOUT_NUMBERS) < 0)
         return NULL;
     return module;
 }

@@ -1,4 +1,4 @@
-/* The hot path of small objects. A part of `_kernel.c`, which includes it after `_hot.c`.
+/* The hot path of small objects.
  *
  * A rank pickles what it sends, once, before anything else. The pickles travel in the control
  * block, as `intranode_objects.py` has them: behind eight zero bytes, for no buffers lie beside
@@ -7,23 +7,22 @@
  *
  * Unpickling runs Python, which may do anything: so it is done in the group's turn.
  */
-
-enum { META = 8 }; /* bytes before a pickle */
+#include "hot_objects.h"
 
 typedef struct {
-    int kind, loose, n_args;
+    const int *kind; /* of FACTS */
+    int loose, n_args;
     int target, thing, root; /* places of arguments; -1: there is none */
     int each;                /* an object for each rank is sent */
     int from_root, to_root;  /* by the root alone, or to it */
 } object_verb_t;
 
-enum { BROADCAST_OBJECT_LIST = 11 }; /* as in kinds.py */
 static const object_verb_t OBJECT_VERBS[] = {
-    {BROADCAST_OBJECT_LIST, 0, 2, 0, 0, 1, 0, 1, 0}, /* and the list is the object */
-    {12, 1, 2, 0, 1, -1, 0, 0, 0},
-    {13, 1, 3, 1, 0, 2, 0, 0, 1},
-    {14, 1, 3, 0, 1, 2, 1, 1, 0},
-    {15, 1, 2, 0, 1, -1, 1, 0, 0},
+    {&FACTS.BROADCAST_OBJECT_LIST, 0, 2, 0, 0, 1, 0, 1, 0}, /* and the list is the object */
+    {&FACTS.ALL_GATHER_OBJECT, 1, 2, 0, 1, -1, 0, 0, 0},
+    {&FACTS.GATHER_OBJECT, 1, 3, 1, 0, 2, 0, 0, 1},
+    {&FACTS.SCATTER_OBJECT_LIST, 1, 3, 0, 1, 2, 1, 1, 0},
+    {&FACTS.ALL_TO_ALL_OBJECT, 1, 2, 0, 1, -1, 1, 0, 0},
 };
 
 static struct {
@@ -31,16 +30,7 @@ static struct {
     Py_ssize_t eager, out_of_band;
 } OBJECT;
 
-/* What a rank does in one operation. */
-typedef struct {
-    int gives, takes, root, n; /* how many pickles it gives */
-    PyObject *pickles[MOST], *beside[MOST];
-    Py_ssize_t longest;
-    int fits;
-} packed_t;
-
-/* A list of one kind only: what `target[:] = ...` means is known. */
-static Py_ssize_t length_of(PyObject *given, int or_tuple) {
+Py_ssize_t length_of(PyObject *given, int or_tuple) {
     if (PyList_CheckExact(given)) return PyList_Size(given);
     return or_tuple && PyTuple_CheckExact(given) ? PyTuple_Size(given) : -1;
 }
@@ -55,7 +45,7 @@ static int plan_objects(const hot_t *h, const object_verb_t *v, PyObject *const 
     p->gives = !v->from_root || p->root == rank;
     p->takes = !v->to_root || p->root == rank;
     Py_ssize_t room = length_of(args[v->target], 0);
-    if (v->kind == BROADCAST_OBJECT_LIST) {
+    if (v->kind == &FACTS.BROADCAST_OBJECT_LIST) {
         p->takes = !p->gives;
         return room > 0;
     }
@@ -74,8 +64,7 @@ static PyObject *keep_beside(PyObject *beside, PyObject *buffer) {
 
 static PyMethodDef KEEP_BESIDE = {"keep_beside", keep_beside, METH_O, NULL};
 
-/* Pickle an object; 0: an error is set. */
-static int pack(packed_t *p, PyObject *object) {
+int pack(packed_t *p, PyObject *object) {
     PyObject *beside = PyList_New(0), *options = PyDict_New();
     PyObject *args = PyTuple_Pack(2, object, OBJECT.protocol);
     PyObject *keep = beside ? PyCFunction_NewEx(&KEEP_BESIDE, beside, NULL) : NULL, *made = NULL;
@@ -94,7 +83,7 @@ static int pack(packed_t *p, PyObject *object) {
     return 1;
 }
 
-static void unpacked(packed_t *p) {
+void unpacked(packed_t *p) {
     while (p->n > 0) {
         p->n--;
         Py_DECREF(p->pickles[p->n]);
@@ -106,7 +95,8 @@ static void unpacked(packed_t *p) {
 static int pack_all(const hot_t *h, const object_verb_t *v, PyObject *const *args, packed_t *p) {
     if (!p->gives) return 1;
     PyObject *thing = args[v->thing];
-    if (v->kind == BROADCAST_OBJECT_LIST || v->each) { /* as it is now: pickling runs Python */
+    if (v->kind == &FACTS.BROADCAST_OBJECT_LIST ||
+        v->each) { /* as it is now: pickling runs Python */
         thing = PySequence_List(thing);
         int packed = thing != NULL;
         if (v->each && packed && PyList_Size(thing) == h->control->size)
@@ -128,7 +118,7 @@ static int64_t most_bytes(const hot_t *h, const object_verb_t *v) {
     return room < most ? room : most;
 }
 
-static int64_t put(char *payload, int64_t at, PyObject *pickle) {
+int64_t put(char *payload, int64_t at, PyObject *pickle) {
     Py_ssize_t nbytes = PyBytes_Size(pickle);
     memset(payload + at, 0, META);
     memcpy(payload + at + META, PyBytes_AsString(pickle), (size_t)nbytes);
@@ -169,10 +159,12 @@ static PyObject *take_objects(hot_t *h, PyObject *group, const object_verb_t *v,
     PyObject *pickles = PyList_New(end - first), *all = NULL;
     for (int r = first; pickles && r < end; r++) {
         PyObject *pickle = get(b, v, r);
-        if (!pickle) Py_CLEAR(pickles);
-        else PyList_SetItem(pickles, r - first, pickle);
+        if (!pickle)
+            Py_CLEAR(pickles);
+        else
+            PyList_SetItem(pickles, r - first, pickle);
     }
-    PyObject *whole = v->kind == BROADCAST_OBJECT_LIST ? Py_True : Py_False;
+    PyObject *whole = v->kind == &FACTS.BROADCAST_OBJECT_LIST ? Py_True : Py_False;
     if (pickles) all = PyTuple_Pack(4, group, args[v->target], pickles, whole);
     Py_XDECREF(pickles);
     PyObject *done = call_in_turn(h, OBJECT.unpack, all, collects);
@@ -189,8 +181,7 @@ static PyObject *for_python(const packed_t *p) {
     return both;
 }
 
-/* Leave an operation to Python, which need not pickle again. */
-static PyObject *leave(PyObject *group, PyObject *describe, PyObject *given, const packed_t *p) {
+PyObject *leave(PyObject *group, PyObject *describe, PyObject *given, const packed_t *p) {
     PyObject *packed = for_python(p), *result = NULL;
     if (given && packed)
         result = PyObject_CallFunctionObjArgs(OBJECT.leave, group, describe, given, packed, NULL);
@@ -238,7 +229,7 @@ static PyObject *run_objects(Py_ssize_t verb, PyObject *const *args, Py_ssize_t 
         }
         unpacked(&p);
     } else {
-        print_t key = {.kind = v->kind, .reduce_op = -1, .root = p.root, .code = OBJECTS};
+        print_t key = {.kind = *v->kind, .reduce_op = -1, .root = p.root, .code = OBJECTS};
         if (!v->loose) key.axes = 1, key.shape[0] = PyList_Size(args[v->target]);
         const print_t *print = find_print(&key, v->loose);
         int is_each = !v->each || !p.gives || p.n == h->control->size;
@@ -249,7 +240,7 @@ static PyObject *run_objects(Py_ssize_t verb, PyObject *const *args, Py_ssize_t 
             result = leave(group, describe, given, &p);
             Py_XDECREF(given);
         } else {
-            uint64_t mark = record(group, number, v->kind, 0, (size_t)p.longest, p.root, 0);
+            uint64_t mark = record(group, number, *v->kind, 0, (size_t)p.longest, p.root, 0);
             result = exchange_objects(h, group, v, describe, args, &p, print);
             if (mark) flight_end(HOT.flight, mark, result ? FLIGHT_ENDED : FLIGHT_FAILED);
         }
@@ -259,10 +250,10 @@ static PyObject *run_objects(Py_ssize_t verb, PyObject *const *args, Py_ssize_t 
     return result;
 }
 
-#define OBJECT_VERB(NAME, AT)                                                                   \
-    static PyObject *hot_##NAME(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {     \
-        (void)self;                                                                             \
-        return run_objects(AT, args, n_args);                                                   \
+#define OBJECT_VERB(NAME, AT)                                                               \
+    static PyObject *hot_##NAME(PyObject *self, PyObject *const *args, Py_ssize_t n_args) { \
+        (void)self;                                                                         \
+        return run_objects(AT, args, n_args);                                               \
     }
 OBJECT_VERB(broadcast_object_list, 0)
 OBJECT_VERB(all_gather_object, 1)
@@ -292,7 +283,14 @@ static PyObject *hot_join_objects(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-#define HOT_OBJECT_FUNCTIONS                                                                    \
-    HOT_VERB(broadcast_object_list), HOT_VERB(all_gather_object), HOT_VERB(gather_object),      \
-        HOT_VERB(scatter_object_list), HOT_VERB(all_to_all_object),                             \
-        {"hot_join_objects", hot_join_objects, METH_VARARGS, NULL}
+static PyMethodDef FUNCTIONS[] = {
+    FAST("hot_broadcast_object_list", hot_broadcast_object_list),
+    FAST("hot_all_gather_object", hot_all_gather_object),
+    FAST("hot_gather_object", hot_gather_object),
+    FAST("hot_scatter_object_list", hot_scatter_object_list),
+    FAST("hot_all_to_all_object", hot_all_to_all_object),
+    {"hot_join_objects", hot_join_objects, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+int add_hot_objects(PyObject *module) { return PyModule_AddFunctions(module, FUNCTIONS); }

@@ -1,12 +1,12 @@
-/* Messages of objects in one call. A part of `_kernel.c`, which includes it after `_mail.c` and
- * `_hot_objects.c`.
+/* Messages of objects in one call.
  *
  * A list is pickled before anything else. A pickle that fits goes through the box as Python sends
  * it, behind eight zero bytes, for no buffers follow it; one that is too large goes on to Python.
  * A list is unpickled with the lock of whoever receives held, as on the other ways.
  */
+#include "hot_objects.h"
+#include "mail.h"
 
-enum { SEND_OBJECTS = 18, RECV_OBJECTS = 19, OBJECT_MESSAGE = 30 }; /* as in kinds.py, tags.py */
 static struct {
     PyObject *describe_send, *leave, *unpack;
 } LETTER;
@@ -15,7 +15,7 @@ static struct {
 static int look_at_list(message_t *w, PyObject *const *args, Py_ssize_t n_args) {
     begin_message(w);
     return LETTER.unpack && may_be_usual(args, n_args) && args[3] == Py_True &&
-           length_of(args[0], 0) > 0 && find_peer(w, args, OBJECT_MESSAGE);
+           length_of(args[0], 0) > 0 && find_peer(w, args, FACTS.OBJECT_MESSAGE);
 }
 
 /* Put a pickle into the box; 0: it does not fit, or may not. */
@@ -42,7 +42,7 @@ static PyObject *send_list(message_t *w, PyObject *const *args) {
     uint64_t since = is_recorded() ? flight_now() : 0;
     w->nbytes = (size_t)p.longest;
     if (put_pickle(w, &p)) {
-        if (since) record_message(w, SEND_OBJECTS, w->peer, since, 0, FLIGHT_ENDED);
+        if (since) record_message(w, FACTS.SEND_OBJECT_LIST, w->peer, since, 0, FLIGHT_ENDED);
         result = Py_NewRef(HOT.done);
     } else if ((given = PyTuple_Pack(3, args[0], args[1], args[4]))) {
         result = leave(w->group, LETTER.describe_send, given, &p);
@@ -65,7 +65,7 @@ static PyObject *hot_send_object_list(PyObject *self, PyObject *const *args, Py_
 /* Wait a moment for a pickle without buffers, and take it; NULL: there is none, or an error. */
 static PyObject *take_pickle_soon(message_t *w, int *from) {
     mail_t *m = w->mail;
-    uint64_t since;
+    uint64_t since = 0;
     long looks = 0;
     do {
         *from = w->peer;
@@ -90,7 +90,8 @@ static void end_receive(const message_t *w, int from, uint64_t since) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     if (since && from >= 0)
-        record_message(w, RECV_OBJECTS, from, since, 0, type ? FLIGHT_FAILED : FLIGHT_ENDED);
+        record_message(w, FACTS.RECV_OBJECT_LIST, from, since, 0,
+                       type ? FLIGHT_FAILED : FLIGHT_ENDED);
     PyObject *released = PyObject_CallNoArgs(w->mail->release);
     Py_XDECREF(released);
     if (!released) PyErr_Clear();
@@ -102,8 +103,7 @@ static PyObject *receive_list(message_t *w, PyObject *const *args) {
     uint64_t since = is_recorded() ? flight_now() : 0;
     int from = -1;
     PyObject *pickle = take_pickle_soon(w, &from), *done = NULL;
-    if (pickle)
-        done = PyObject_CallFunctionObjArgs(LETTER.unpack, w->group, args[0], pickle, NULL);
+    if (pickle) done = PyObject_CallFunctionObjArgs(LETTER.unpack, w->group, args[0], pickle, NULL);
     end_receive(w, pickle ? from : -1, since);
     Py_XDECREF(pickle);
     if (!done) return NULL;
@@ -134,6 +134,11 @@ static PyObject *mail_join_objects(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-#define MAIL_OBJECT_FUNCTIONS                                                                   \
-    HOT_VERB(send_object_list), HOT_VERB(recv_object_list),                                     \
-        {"mail_join_objects", mail_join_objects, METH_VARARGS, NULL}
+static PyMethodDef FUNCTIONS[] = {
+    FAST("hot_send_object_list", hot_send_object_list),
+    FAST("hot_recv_object_list", hot_recv_object_list),
+    {"mail_join_objects", mail_join_objects, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+int add_mail_objects(PyObject *module) { return PyModule_AddFunctions(module, FUNCTIONS); }

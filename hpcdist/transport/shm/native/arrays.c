@@ -10,281 +10,18 @@
  * nothing here calls Python while it allocates or frees, a lock of its own guards the tables, and
  * a segment stays mapped until its last block is free.
  *
- * [Note: fork] A forked child maps the segment, too, and would see the parent's arrays change. Its
- * ordinary arrays are made its own, as a fork has it: the child copies them before the fork returns
- * on either side. From then on it allocates elsewhere, and what it inherited is never used again.
- *
  * NumPy's functions are reached through its table `_ARRAY_API`, whose places are part of its
  * binary interface since 1.22. So this is built without NumPy, and works with any later one.
  */
-#define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include "regions.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* since Linux 5.14; older ones refuse, and pages come as touched */
-#endif
-
-enum {
-    LINE = 256,              /* arrays of `empty` begin at multiples of this */
-    GRANULE = 256 << 10,     /* the least block of an ordinary array: one begins in each of these */
-    PIECE = 16 << 20,        /* bytes that are asked of the system at a time */
-    MAPPED_AT_ONCE = 64 << 10
-};
-
-typedef struct {
-    size_t begin, length;
-} run_t;
-
-/* A segment. Its runs are what lies between the blocks, in order, up to `backed`. */
-typedef struct region {
-    char *base;
-    size_t capacity;
-    size_t backed;  /* bytes that the system has promised */
-    size_t touched; /* beyond these, all are zeros */
-    size_t used;    /* bytes in blocks */
-    size_t blocks;  /* how many there are */
-    size_t ordinary; /* of them, for ordinary arrays, which begin with a page */
-    run_t *runs, *made; /* free ones; and the ordinary block that begins in each granule */
-    size_t n_runs, room;
-    int descriptor; /* its maker's, until it is closed */
-    int open;      /* whether it grows, and blocks are taken */
-    int retired;   /* whether none are for now */
-    int starved;   /* whether the system had no memory for an ordinary array */
-    int held;      /* whether Python refers to it */
-    int inherited; /* whether it is the one of the process that this one was forked from */
-    struct region *next;
-} region_t;
-
-static pthread_mutex_t LOCK = PTHREAD_MUTEX_INITIALIZER;
-static region_t *REGIONS, *SERVING;
-static uintptr_t LOWEST = UINTPTR_MAX, HIGHEST; /* where any block may lie */
-static size_t PAGE;
-static int AT_FORK[2] = {-1, -1}; /* a pipe from the child */
-
-/* ---- runs; all of this under the lock */
-
-static size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
-
-/* The number of runs that begin at or before a place. */
-static size_t runs_before(const region_t *g, size_t begin) {
-    size_t low = 0, high = g->n_runs;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (g->runs[middle].begin <= begin)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-static void remove_run(region_t *g, size_t at) {
-    g->n_runs--;
-    memmove(g->runs + at, g->runs + at + 1, (g->n_runs - at) * sizeof *g->runs);
-}
-
-static int insert_run(region_t *g, size_t at, run_t run) {
-    if (g->n_runs == g->room) {
-        size_t room = g->room ? 2 * g->room : 64;
-        run_t *runs = realloc(g->runs, room * sizeof *runs);
-        if (!runs) return 0;
-        g->runs = runs, g->room = room;
-    }
-    memmove(g->runs + at + 1, g->runs + at, (g->n_runs - at) * sizeof *g->runs);
-    g->runs[at] = run;
-    g->n_runs++;
-    return 1;
-}
-
-/* Add a free run, joined with its neighbours. Without memory for the table, it is lost. */
-static void give(region_t *g, size_t begin, size_t length) {
-    size_t at = runs_before(g, begin), end = begin + length;
-    run_t *before = at > 0 ? &g->runs[at - 1] : NULL, *after = at < g->n_runs ? &g->runs[at] : NULL;
-    int joins = before && before->begin + before->length == begin;
-    if (after && after->begin == end) {
-        if (joins) {
-            before->length += length + after->length;
-            remove_run(g, at);
-        } else {
-            after->begin = begin, after->length += length;
-        }
-    } else if (joins) {
-        before->length += length;
-    } else {
-        insert_run(g, at, (run_t){begin, length});
-    }
-}
-
-/* Have the system promise memory up to `end`, so that touching it cannot fail; 0 or an error. */
-static int back(region_t *g, size_t end) {
-    size_t first = g->backed;
-    end = up(end, PAGE) < g->capacity ? up(end, PAGE) : g->capacity;
-    while (g->backed < end) {
-        size_t length = end - g->backed < PIECE ? end - g->backed : PIECE;
-        int error = posix_fallocate(g->descriptor, (off_t)g->backed, (off_t)length);
-        if (error == EINTR) continue;
-        if (error) {
-            if (g->backed > first) give(g, first, g->backed - first);
-            return error;
-        }
-        if (length >= MAPPED_AT_ONCE) madvise(g->base + g->backed, length, MADV_POPULATE_WRITE);
-        g->backed += length;
-    }
-    if (end > first) give(g, first, end - first);
-    return 0;
-}
-
-static size_t fits_at(const run_t *run, size_t length, size_t align) {
-    size_t begin = up(run->begin, align);
-    return begin + length <= run->begin + run->length ? begin : SIZE_MAX;
-}
-
-/* Take the first free run that is large enough. `begin` is SIZE_MAX where there is none; returns
- * 0, or the system's error. */
-static int take(region_t *g, size_t length, size_t align, size_t *begin) {
-    *begin = SIZE_MAX;
-    if (!g->open || g->retired || length > g->capacity) return 0;
-    size_t at = 0;
-    while (at < g->n_runs && (*begin = fits_at(&g->runs[at], length, align)) == SIZE_MAX) at++;
-    if (at == g->n_runs) {
-        const run_t *last = g->n_runs ? &g->runs[g->n_runs - 1] : NULL;
-        size_t tail = last && last->begin + last->length == g->backed ? last->begin : g->backed;
-        if (up(tail, align) > g->capacity - length) return 0;
-        int error = back(g, up(tail, align) + length);
-        if (error) return error;
-        at = g->n_runs - 1;
-        if (g->n_runs == 0 || (*begin = fits_at(&g->runs[at], length, align)) == SIZE_MAX) return 0;
-    }
-    run_t run = g->runs[at];
-    size_t end = *begin + length, behind = run.begin + run.length - end;
-    if (*begin > run.begin) {
-        g->runs[at].length = *begin - run.begin;
-        if (behind && !insert_run(g, at + 1, (run_t){end, behind})) {
-            g->runs[at] = run;
-            *begin = SIZE_MAX;
-            return 0;
-        }
-    } else if (behind) {
-        g->runs[at] = (run_t){end, behind};
-    } else {
-        remove_run(g, at);
-    }
-    g->used += length;
-    g->blocks++;
-    if (end > g->touched) g->touched = end;
-    return 0;
-}
-
-static void put_back(region_t *g, size_t begin, size_t length) {
-    g->used -= length;
-    g->blocks--;
-    if (g->open) give(g, begin, length);
-}
-
-/* Give the end of what is free back to the system where it is more than a quarter of all. */
-static void trim(region_t *g) {
-    size_t keep = up(g->capacity / 4, PAGE);
-    run_t *last = g->n_runs ? &g->runs[g->n_runs - 1] : NULL;
-    if (!g->open || !last || last->begin + last->length != g->backed || last->length <= keep) return;
-    size_t end = up(last->begin, PAGE) + keep;
-    if (end >= g->backed) return;
-    int flags = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
-    if (fallocate(g->descriptor, flags, (off_t)end, (off_t)(g->backed - end)) != 0) return;
-    last->length = end - last->begin;
-    g->backed = end;
-    if (g->touched > end) g->touched = end;
-    g->starved = 0;
-}
-
-/* ---- segments */
-
-static void bound(void) {
-    LOWEST = UINTPTR_MAX, HIGHEST = 0;
-    for (const region_t *g = REGIONS; g; g = g->next) {
-        uintptr_t low = (uintptr_t)g->base, high = low + g->capacity;
-        if (low < LOWEST) LOWEST = low;
-        if (high > HIGHEST) HIGHEST = high;
-    }
-}
-
-/* Unmap a segment that nobody uses any more. */
-static void end_if_unused(region_t *g) {
-    if (g->held || g->blocks) return;
-    region_t **place = &REGIONS;
-    while (*place != g) place = &(*place)->next;
-    *place = g->next;
-    bound();
-    munmap(g->base, g->capacity);
-    free(g->runs), free(g->made), free(g);
-}
-
-static region_t *region_of(const void *pointer) {
-    for (region_t *g = REGIONS; g; g = g->next)
-        if ((const char *)pointer >= g->base && (const char *)pointer < g->base + g->capacity)
-            return g;
-    return NULL;
-}
-
-static void close_region(region_t *g) {
-    if (SERVING == g) SERVING = NULL;
-    g->open = 0;
-}
-
-/* ---- forking; see [Note: fork] */
-
-static void before_fork(void) {
-    pthread_mutex_lock(&LOCK);
-    size_t copied = 0;
-    for (const region_t *g = REGIONS; g; g = g->next) copied += g->inherited ? 0 : g->ordinary;
-    AT_FORK[0] = AT_FORK[1] = -1;
-    if (copied && pipe2(AT_FORK, O_CLOEXEC) != 0) AT_FORK[0] = AT_FORK[1] = -1;
-}
-
-static void after_fork_in_parent(void) {
-    char byte;
-    if (AT_FORK[0] >= 0) {
-        close(AT_FORK[1]);
-        while (read(AT_FORK[0], &byte, 1) < 0 && errno == EINTR) continue;
-        close(AT_FORK[0]);
-    }
-    pthread_mutex_unlock(&LOCK);
-}
-
-/* Put memory of this process's own, with the same contents, where a shared block lies. */
-static void make_own(char *block, size_t length) {
-    int protection = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
-    char *copy = mmap(NULL, length, protection, flags, -1, 0);
-    if (copy == MAP_FAILED) return;
-    memcpy(copy, block, length);
-    if (mremap(copy, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, block) == MAP_FAILED)
-        munmap(copy, length);
-}
-
-static void after_fork_in_child(void) {
-    for (region_t *g = REGIONS; g; g = g->next) {
-        size_t granules = g->capacity / GRANULE + 1;
-        for (size_t i = 0; !g->inherited && g->ordinary && i < granules; i++)
-            if (g->made[i].length) make_own(g->base + g->made[i].begin, g->made[i].length);
-        close_region(g);
-        g->inherited = 1;
-    }
-    if (AT_FORK[0] >= 0) {
-        ssize_t told = write(AT_FORK[1], "", 1);
-        (void)told;
-        close(AT_FORK[0]), close(AT_FORK[1]);
-    }
-    pthread_mutex_unlock(&LOCK);
-}
 
 /* ---- ordinary arrays: NumPy's handlers of array memory, as they are laid out since 1.22 */
 
@@ -427,8 +164,13 @@ static handler_t OTHERS = {"hpcdist_ordinary", 1, {NULL, NULL, NULL, array_reall
 /* ---- NumPy */
 
 enum {
-    ARRAY_TYPE = 2, DESCR_FROM_TYPE = 45, NEW_FROM_DESCR = 94, FEATURE_VERSION = 211,
-    SET_BASE_OBJECT = 282, SET_HANDLER = 304, DEFAULT_HANDLER = 306
+    ARRAY_TYPE = 2,
+    DESCR_FROM_TYPE = 45,
+    NEW_FROM_DESCR = 94,
+    FEATURE_VERSION = 211,
+    SET_BASE_OBJECT = 282,
+    SET_HANDLER = 304,
+    DEFAULT_HANDLER = 306
 }; /* places of the table */
 enum { HAS_HANDLERS = 0xf, UBYTE = 2, CARRAY = 0x501 };
 
@@ -660,9 +402,8 @@ static PyGetSetDef BLOCKS_GETSET[] = {{"used", blocks_used, NULL, NULL, NULL},
                                       {"is_open", blocks_is_open, NULL, NULL, NULL},
                                       {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot BLOCKS_SLOTS[] = {
-    {Py_tp_new, PyType_GenericNew},  {Py_tp_init, blocks_init},
-    {Py_tp_dealloc, blocks_dealloc}, {Py_tp_methods, BLOCKS_METHODS},
-    {Py_tp_getset, BLOCKS_GETSET},   {0, NULL},
+    {Py_tp_new, PyType_GenericNew},  {Py_tp_init, blocks_init},     {Py_tp_dealloc, blocks_dealloc},
+    {Py_tp_methods, BLOCKS_METHODS}, {Py_tp_getset, BLOCKS_GETSET}, {0, NULL},
 };
 static PyType_Spec BLOCKS_SPEC = {"hpcdist.transport._arrays.Blocks", sizeof(blocks_t), 0,
                                   Py_TPFLAGS_DEFAULT, BLOCKS_SLOTS};
@@ -709,8 +450,8 @@ static PyMethodDef FUNCTIONS[] = {
     {"asked", asked, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
-static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_arrays", NULL, -1, FUNCTIONS,
-                                    NULL, NULL, NULL, NULL};
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "_arrays", NULL, -1, FUNCTIONS, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__arrays(void) {
     PAGE = (size_t)sysconf(_SC_PAGESIZE);

@@ -41,9 +41,9 @@ typedef struct {
     uint64_t capacity;  /* records, a power of two */
     uint64_t head;      /* number of the newest record */
     uint64_t text_used, text_size;
-    int64_t wall_ns; /* wall clock minus monotonic clock when the file was made */
+    int64_t wall_ns;            /* wall clock minus monotonic clock when the file was made */
     uint64_t about, about_size; /* where the description of the job is in the text */
-    uint64_t groups; /* where the newest group is in the text */
+    uint64_t groups;            /* where the newest group is in the text */
     uint64_t unused[19];
     flight_counter_t counters[FLIGHT_KINDS];
 } flight_header_t;

@@ -1,4 +1,4 @@
-/* Plans through shared memory. A part of `_kernel.c`, which includes it after `_hot.c`.
+/* Plans through shared memory.
  *
  * A `SharedRequest` is what `plan_slots.py` makes of a small operation that the ranks of a node
  * have agreed on: everything is described, so that a start copies this rank's contribution into
@@ -8,6 +8,7 @@
  * A slot is a number, how often its rank has started, and two places for contributions, used in
  * turn: a rank starts again only when all have started, hence have taken what was before.
  */
+#include "hot.h"
 
 typedef struct {
     PyObject_HEAD
@@ -86,7 +87,7 @@ static int have_all_started(const shared_request_t *q) {
 
 static PyObject *take_if_there(shared_request_t *q, long spins) {
     int complete = !q->active || have_all_started(q);
-    uint64_t since;
+    uint64_t since = 0;
     for (long looks = 0; !complete && rest_patiently(looks, spins, &since); looks++)
         complete = have_all_started(q);
     if (complete && q->active) {
@@ -124,14 +125,23 @@ static PyObject *request_behind(PyObject *self, PyObject *ignored) {
 }
 
 static PyMethodDef REQUEST_METHODS[] = {
-    {"Start", request_start, METH_NOARGS, NULL},   {"Test", request_test, METH_NOARGS, NULL},
-    {"Meet", request_meet, METH_NOARGS, NULL},     {"behind", request_behind, METH_NOARGS, NULL},
+    {"Start", request_start, METH_NOARGS, NULL},
+    {"Test", request_test, METH_NOARGS, NULL},
+    {"Meet", request_meet, METH_NOARGS, NULL},
+    {"behind", request_behind, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot REQUEST_SLOTS[] = {
-    {Py_tp_new, PyType_GenericNew},   {Py_tp_init, request_init},
-    {Py_tp_dealloc, request_dealloc}, {Py_tp_methods, REQUEST_METHODS},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_init, request_init},
+    {Py_tp_dealloc, request_dealloc},
+    {Py_tp_methods, REQUEST_METHODS},
     {0, NULL},
 };
 static PyType_Spec REQUEST_SPEC = {"hpcdist.transport._kernel.SharedRequest",
                                    sizeof(shared_request_t), 0, Py_TPFLAGS_DEFAULT, REQUEST_SLOTS};
+
+int add_plan_slots(PyObject *module) {
+    PyObject *type = PyType_FromSpec(&REQUEST_SPEC);
+    return type ? PyModule_AddObject(module, "SharedRequest", type) : -1;
+}

@@ -1,0 +1,245 @@
+/* The verbs of arrays: post, agree and take; and the object of a transport. */
+#include "hot.h"
+
+shared_t HOT;
+
+/* Reduce the parts of what `size` ranks have given; as `combine` does, without its large
+ * accumulators. */
+static void reduce_parts(const planned_t *p, int size, const char *const *given) {
+    enum { FEW = 32 };
+    char accumulator[FEW * 8] __attribute__((aligned(64)));
+    const kernel_t *k = p->kernel;
+    size_t n = p->part / k->item;
+    if (n <= FEW) {
+        k->load(accumulator, given[0] + p->first, n);
+        for (int r = 1; r < size; r++) k->fold(accumulator, given[r] + p->first, n);
+        k->store(p->to[0], accumulator, n, p->divisor);
+        return;
+    }
+    job_t job;
+    job.kernel = k, job.n_sources = size, job.n_outs = 1;
+    job.count = n, job.divisor = p->divisor;
+    job.outs[0] = (uintptr_t)p->to[0];
+    for (int r = 0; r < size; r++) job.sources[r] = (uintptr_t)given[r] + p->first;
+    combine(&job);
+}
+
+void take_result(const planned_t *p, int size, const char *const *given) {
+    if (p->n_to == 0) return;
+    if (p->kernel) {
+        reduce_parts(p, size, given);
+        return;
+    }
+    if (p->source >= 0) {
+        memcpy(p->to[0], given[p->source] + p->first, p->part);
+        return;
+    }
+    for (int r = 0; r < size; r++) {
+        char *to = p->n_to == 1 ? p->to[0] + (size_t)r * p->part : p->to[r];
+        memcpy(to, given[r] + p->first, p->part);
+    }
+}
+
+void give(const planned_t *p, char *payload) {
+    for (int i = 0; i < p->n_from; i++)
+        memcpy(payload + (size_t)i * p->piece, p->from[i], p->piece);
+}
+
+/* Post, agree and take. 0: posted, but the others have not come, or mean something else. */
+static int perform(hot_t *h, const planned_t *p, const print_t *print, long spins) {
+    control_block_t *b = h->control;
+    b->sequence++, h->sequence++;
+    give(p, payload_of(b, b->rank));
+    if (!agree(b, print->number, h->limit_ns, print->detail, 0, NO_OTHER, spins)) return 0;
+    const char *given[MOST];
+    for (int r = 0; r < b->size; r++) given[r] = payload_of(b, r);
+    take_result(p, b->size, given);
+    return 1;
+}
+
+static uint64_t record_planned(PyObject *group, const planned_t *p, long long number,
+                               unsigned flags) {
+    size_t nbytes = p->piece * (size_t)(p->n_from > 1 ? p->n_from : 1);
+    return record(group, number, p->kind, p->like.dtype ? p->like.dtype->code : 0, nbytes, p->root,
+                  flags);
+}
+
+/* A verb, called as ``verb(*arguments, group, sync_op)``: what the operation returns if it has run
+ * it, None if that is left to Python. One that need not end is posted, and has mostly ended then:
+ * the others are in step, or have waited; else the thread of the queue ends it. */
+static PyObject *run_verb(Py_ssize_t verb, PyObject *const *args, Py_ssize_t n_args) {
+    const verb_t *v = &VERBS[verb];
+    if (n_args != v->n_args + 2) {
+        PyErr_SetString(PyExc_TypeError, "a verb of the hot path got another number of arguments");
+        return NULL;
+    }
+    int waits = args[n_args - 1] == Py_True;
+    if (!is_usual() || !(waits || args[n_args - 1] == Py_False)) Py_RETURN_NONE;
+    PyObject *group = group_of(args[n_args - 2]), *result = NULL;
+    hot_t *h = group ? hot_of(group) : NULL;
+    planned_t p;
+    p.kind = *v->kind, p.loose = v->loose, p.reduce_op = -1, p.root = 0;
+    p.like.dtype = NULL, p.kernel = NULL, p.source = -1, p.divisor = 1.0;
+    p.total = p.piece = p.part = p.first = 0, p.n_from = p.n_to = 0;
+    const print_t *print = NULL;
+    int usual = h && v->plan(h, args, &p);
+    int is_large = usual && p.total > h->control->payload;
+    usual = usual && (!is_large || (waits && is_movable(h, &p))) && (print = print_of(&p)) &&
+            is_idle(h);
+    long long number = usual ? count_issued(group) : 0;
+    if (!number) {
+        result = Py_None;
+        Py_INCREF(result);
+    } else {
+        unsigned flags = waits ? 0 : FLIGHT_STARTED;
+        uint64_t mark = record_planned(group, &p, number, flags);
+        PyObject *describe = PyTuple_GetItem(HOT.describe, verb);
+        if (is_large)
+            result = run_large(h, group, describe, args, v->n_args, &p, print);
+        else if (perform(h, &p, print, waits ? HOT.spins : HOT.spins / 4))
+            result = Py_NewRef(HOT.done);
+        else if (waits)
+            result = hand_over(h, group, describe, args, v->n_args, Py_None);
+        else if ((result = hand_to_thread(h, group, describe, args, v->n_args, mark)))
+            mark = 0; /* the work has it */
+        if (mark) flight_end(HOT.flight, mark, result ? FLIGHT_ENDED : FLIGHT_FAILED);
+    }
+    Py_XDECREF((PyObject *)h), Py_XDECREF(group);
+    return result;
+}
+
+#define VERB(NAME, AT)                                                                      \
+    static PyObject *hot_##NAME(PyObject *self, PyObject *const *args, Py_ssize_t n_args) { \
+        (void)self;                                                                         \
+        return run_verb(AT, args, n_args);                                                  \
+    }
+VERB(barrier, 0)
+VERB(all_reduce, 1)
+VERB(reduce, 2)
+VERB(reduce_scatter, 3)
+VERB(broadcast, 4)
+VERB(all_gather, 5)
+VERB(gather, 6)
+VERB(scatter, 7)
+VERB(alltoall, 8)
+VERB(alltoall_single, 9)
+
+/* ---- the object of a transport */
+
+static int hot_init(PyObject *self, PyObject *args, PyObject *kwargs) {
+    hot_t *h = (hot_t *)self;
+    PyObject *control, *ranks;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "OO!OOOO", &control, &PyTuple_Type, &ranks, &h->queued, &h->locked,
+                          &h->acquire, &h->release)) {
+        h->queued = h->locked = h->acquire = h->release = NULL;
+        return -1;
+    }
+    Py_INCREF(h->queued), Py_INCREF(h->locked), Py_INCREF(h->acquire), Py_INCREF(h->release);
+    control_block_t *b = (control_block_t *)control;
+    if (!is_control_block(control) || PyTuple_Size(ranks) != b->size || b->size > MOST) {
+        PyErr_SetString(PyExc_ValueError, "a ControlBlock, and a world rank for each of its ranks");
+        return -1;
+    }
+    Py_INCREF(control);
+    h->control = b;
+    h->ranks = malloc(sizeof *h->ranks * (size_t)b->size);
+    if (!h->ranks) return PyErr_NoMemory(), -1;
+    for (int r = 0; r < b->size; r++) h->ranks[r] = PyLong_AsLongLong(PyTuple_GetItem(ranks, r));
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static void hot_dealloc(PyObject *self) {
+    hot_t *h = (hot_t *)self;
+    Py_XDECREF((PyObject *)h->control);
+    Py_XDECREF(h->queued), Py_XDECREF(h->locked), Py_XDECREF(h->acquire), Py_XDECREF(h->release);
+    free(h->ranks);
+    forget_large(h);
+    PyTypeObject *type = Py_TYPE(self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyMemberDef HOT_MEMBERS[] = {
+    {"sequence", T_LONGLONG, offsetof(hot_t, sequence), 0, NULL},
+    {"limit_ns", T_LONGLONG, offsetof(hot_t, limit_ns), 0, NULL},
+    {"unfinished", T_INT, offsetof(hot_t, unfinished), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+static PyMethodDef HOT_METHODS[] = {
+    {"learn_large", hot_learn_large, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot HOT_SLOTS[] = {
+    {Py_tp_new, PyType_GenericNew}, {Py_tp_init, hot_init},       {Py_tp_dealloc, hot_dealloc},
+    {Py_tp_members, HOT_MEMBERS},   {Py_tp_methods, HOT_METHODS}, {0, NULL},
+};
+static PyType_Spec HOT_SPEC = {"hpcdist.transport._kernel.Hot", sizeof(hot_t), 0,
+                               Py_TPFLAGS_DEFAULT, HOT_SLOTS};
+
+/* hot_join(ndarray, Group, ReduceOp, here, listeners, go_on, start, end, take_back, done, describe, meet,
+ * thread, spins) */
+static PyObject *hot_join(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *array, *group, *op, *here, *listeners, *go_on, *start, *end, *take_back, *done,
+        *describe, *meet;
+    unsigned long thread;
+    long spins;
+    if (!PyArg_ParseTuple(args, "O!O!O!OO!OOOOOO!Okl", &PyType_Type, &array, &PyType_Type, &group,
+                          &PyType_Type, &op, &here, &PyList_Type, &listeners, &go_on, &start, &end,
+                          &take_back, &done, &PyTuple_Type, &describe, &meet, &thread, &spins))
+        return NULL;
+    if (PyTuple_Size(describe) != N_VERBS) {
+        PyErr_SetString(PyExc_ValueError, "hot_join: a function for each verb");
+        return NULL;
+    }
+    keep((PyObject **)&HOT.array, array), keep((PyObject **)&HOT.group, group);
+    keep((PyObject **)&HOT.reduce_op, op), keep(&HOT.here, here);
+    keep(&HOT.listeners, listeners), keep(&HOT.go_on, go_on), keep(&HOT.done, done);
+    keep(&HOT.start, start), keep(&HOT.end, end), keep(&HOT.take_back, take_back);
+    keep(&HOT.describe, describe), keep(&HOT.meet, meet);
+    HOT.flight = PyCapsule_Import("hpcdist.transport._recorder.flight", 0);
+    PyErr_Clear(); /* it was not compiled: nothing is recorded here */
+    HOT.thread = thread, HOT.spins = spins, HOT.on = 1;
+    Py_RETURN_NONE;
+}
+
+/* hot_switch(on): use the hot path or not, from now on; return whether it was used. */
+static PyObject *hot_switch(PyObject *self, PyObject *on) {
+    (void)self;
+    int wanted = PyObject_IsTrue(on), before = HOT.on;
+    if (wanted < 0) return NULL;
+    HOT.on = wanted && HOT.go_on;
+    return PyBool_FromLong(before);
+}
+
+static PyMethodDef FUNCTIONS[] = {
+    FAST("hot_barrier", hot_barrier),
+    FAST("hot_all_reduce", hot_all_reduce),
+    FAST("hot_reduce", hot_reduce),
+    FAST("hot_reduce_scatter", hot_reduce_scatter),
+    FAST("hot_broadcast", hot_broadcast),
+    FAST("hot_all_gather", hot_all_gather),
+    FAST("hot_gather", hot_gather),
+    FAST("hot_scatter", hot_scatter),
+    FAST("hot_alltoall", hot_alltoall),
+    FAST("hot_alltoall_single", hot_alltoall_single),
+    {"hot_join", hot_join, METH_VARARGS, NULL},
+    {"hot_switch", hot_switch, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+int add_hot(PyObject *module) {
+    PyObject *type = PyType_FromSpec(&HOT_SPEC);
+    HOT.session = PyUnicode_InternFromString("session");
+    HOT.world = PyUnicode_InternFromString("world");
+    HOT.transport = PyUnicode_InternFromString("transport");
+    HOT.hot_ = PyUnicode_InternFromString("hot");
+    HOT.issued = PyUnicode_InternFromString("issued");
+    HOT.flight_ = PyUnicode_InternFromString("flight");
+    HOT.failed = PyUnicode_InternFromString("failed");
+    if (!type || PyErr_Occurred() || PyModule_AddFunctions(module, FUNCTIONS) < 0) return -1;
+    HOT.hot = (PyTypeObject *)type;
+    Py_INCREF(type);
+    return PyModule_AddObject(module, "Hot", type);
+}

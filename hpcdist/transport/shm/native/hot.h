@@ -1,0 +1,246 @@
+/* The hot path: one compiled call for a small collective on the ranks of one node; `hot.py` and
+ * `comm/hot.py` say when it is used.
+ *
+ * A verb (`hot_all_reduce`, ...) gets what its public function got. It looks whether everything is
+ * usual (`VERBS`): plain arrays in host memory that fit into the control block, the main thread,
+ * nobody who listens, no other operation of the group under way. If not, it returns None and has done
+ * nothing: Python runs the operation. Else it posts this rank's contribution, agrees and takes the
+ * result, all while it holds the interpreter lock: nothing can come in between.
+ *
+ * Where the others do not come within microseconds, or mean something else, it takes the group's
+ * turn and hands the posted operation over to Python (`hand_over`), which waits and raises as
+ * always. From then on the operation counts as unfinished, until Python has ended it.
+ */
+#ifndef HPCDIST_HOT_H
+#define HPCDIST_HOT_H
+#include "control.h"
+#include "facts.h"
+
+enum { MOST_AXES = 8, PRINTS = 64, DTYPES = 64, OPS = 16, FOREIGN = 32 };
+enum { OBJECTS = -2 }; /* in place of the code of a dtype */
+/* NumPy's flags: C-contiguous, aligned, writable */
+enum { READABLE = 0x1 | 0x100, ORDINARY = READABLE | 0x400 };
+
+/* The beginning of NumPy's PyArrayObject, which is part of its binary interface; `hot_shows` lets
+ * Python compare. Arrays of other libraries are seen through the C interface of DLPack that their
+ * type has; `meet` in hot.py tells which. */
+typedef struct {
+    PyObject_HEAD
+    char *data;
+    int axes;
+    Py_ssize_t *shape, *strides;
+    PyObject *base, *descr;
+    int flags;
+} array_t;
+
+typedef struct {
+    PyObject *descr;
+    int code, item, align;
+    const kernel_t *kernels[OPS]; /* by operator; NULL: Python's business */
+} dtype_t;
+
+/* An array in host memory, contiguous, aligned and writable. */
+typedef struct {
+    char *data;
+    int axes;
+    const Py_ssize_t *shape;
+    const dtype_t *dtype;
+} seen_t;
+
+/* DLPack's DLTensor, and as much of its DLPackExchangeAPI as is used; version 1. */
+typedef struct {
+    void *data;
+    int32_t device_type, device_id, axes;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t *shape, *strides;
+    uint64_t offset;
+} dl_tensor_t;
+typedef struct {
+    uint32_t major, minor;
+    void *previous, *allocate, *managed_from, *managed_to;
+    int (*show)(void *object, dl_tensor_t *out);
+} dl_exchange_t;
+
+/* A type whose objects a verb has got. */
+typedef struct {
+    PyTypeObject *type;
+    const dl_exchange_t *exchange; /* NULL: Python's business */
+    PyObject *odd; /* the method that tells whether the memory holds other numbers than it says */
+} foreign_t;
+
+/* What a shared control block does not know of its group. */
+typedef struct {
+    PyObject_HEAD
+    control_block_t *control;
+    PyObject *queued, *locked, *acquire, *release; /* the group's turn; see `CollectiveQueue` */
+    int64_t *ranks;                                /* the world rank of each rank */
+    long long sequence, limit_ns;                  /* see `Tally` in hot.py */
+    int unfinished;
+    struct large *large; /* see `hot_large.c`; NULL: what is large is Python's business */
+} hot_t;
+
+/* One operation, as a verb plans it. */
+typedef struct {
+    int kind, reduce_op, root, loose;
+    seen_t like;  /* whose shape the ranks compare; without a dtype: nothing */
+    size_t total; /* bytes of the largest contribution */
+    size_t piece; /* bytes of each of `from` and `to` */
+    int n_from, n_to;
+    int source;             /* whose contribution is copied; -1: everyone's, one after the other */
+    size_t first;           /* where in it the part for this rank begins */
+    size_t part;            /* and its bytes */
+    const kernel_t *kernel; /* instead of copying: how the parts are reduced */
+    double divisor;
+    const char *from[MOST];
+    char *to[MOST];
+} planned_t;
+
+/* What has been computed of a shape: the fingerprint of the call, and its `detail`. */
+typedef struct {
+    int kind, reduce_op, root, code, axes;
+    Py_ssize_t shape[MOST_AXES];
+    int64_t number, detail;
+} print_t;
+
+/* What all verbs use. */
+typedef struct {
+    int on;
+    unsigned long thread; /* the main one */
+    long spins;
+    PyTypeObject *array, *group, *reduce_op;
+    PyTypeObject *hot;
+    PyObject *here, *listeners, *go_on, *start, *end, *take_back, *done, *describe, *meet;
+    PyObject *session, *world, *transport, *hot_, *issued, *flight_, *failed; /* of attributes */
+    flight_t *flight; /* the recorder; NULL where it is not compiled */
+} shared_t;
+extern shared_t HOT;
+
+/* ---- `hot_look.c`: looking at arguments */
+
+extern const dtype_t *DL_DTYPES[8][17]; /* by DLPack's code and the bytes of an element */
+
+/* See the array that an argument is, if it is one that is used as it lies, with these flags. */
+int look_for(PyObject *object, seen_t *v, int flags);
+
+static inline int look(PyObject *object, seen_t *v) { return look_for(object, v, ORDINARY); }
+
+static inline size_t size_of(const seen_t *v) {
+    size_t size = 1;
+    for (int i = 0; i < v->axes; i++) size *= (size_t)v->shape[i];
+    return size;
+}
+
+static inline int is_same_shape(const seen_t *a, const seen_t *b) {
+    if (a->axes != b->axes) return 0;
+    for (int i = 0; i < a->axes; i++)
+        if (a->shape[i] != b->shape[i]) return 0;
+    return 1;
+}
+
+/* The rank in the group of a world rank; -1: Python's business. */
+int rank_of(const hot_t *h, PyObject *world_rank);
+
+/* Whether an argument is one block per rank like `part`: an array of n times its elements, or n
+ * arrays of its shape. Writes down where they begin, and returns how many places that are. */
+int blocks(const hot_t *h, PyObject *given, const seen_t *part, char **places);
+
+int add_hot_look(PyObject *module);
+
+/* ---- `hot_plan.c`: what the verbs read and write, and the fingerprint of that */
+
+typedef struct {
+    const int *kind; /* of FACTS */
+    int loose, n_args;
+    int (*plan)(const hot_t *, PyObject *const *, planned_t *);
+} verb_t;
+
+extern const verb_t VERBS[];
+extern const int N_VERBS;
+
+/* The numbers of an operation, from the table or made and kept there. */
+const print_t *find_print(print_t *key, int loose);
+
+const print_t *print_of(const planned_t *p);
+
+/* ---- `hot.c` */
+
+/* Write what this rank contributes to a payload. */
+void give(const planned_t *p, char *payload);
+
+/* Take the result out of what `size` ranks have given. */
+void take_result(const planned_t *p, int size, const char *const *given);
+
+/* ---- `hot_turn.c`: between the hot path and Python */
+
+/* Give the group's turn back, if it was taken; an operation that has failed lends no memory any more
+ * (`take_back(group, describe, args)`). Keeps what is raised, and takes the reference to `turn`. */
+void end_turn(const hot_t *h, PyObject *turn, int has_failed, PyObject *group, PyObject *describe,
+              PyObject *args);
+
+/* Call `function(group, ...)` in the group's turn, which is free. No Python runs before the turn is
+ * taken and the frame of `function` is there, by which a signal handler or a destructor can tell
+ * that it is in the middle of an operation; `collects` says whether to collect garbage from then
+ * on. Takes the reference to `args`, which may be NULL. */
+PyObject *call_in_turn(hot_t *h, PyObject *function, PyObject *args, int collects);
+
+/* A new tuple of arguments; NULL if there is no memory. */
+PyObject *tuple_of(PyObject *const *args, Py_ssize_t n);
+
+/* Give an operation that is posted to Python: `go_on(group, describe, args, pickles)`. */
+PyObject *hand_over(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
+                    Py_ssize_t n_args, PyObject *pickles);
+
+/* Let the thread of the group's queue end an operation that is posted:
+ * `start(group, describe, args, mark)` returns its work. */
+PyObject *hand_to_thread(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
+                         Py_ssize_t n_args, uint64_t mark);
+
+/* The attribute of an object; NULL, without an error, where it has none. */
+PyObject *attribute(PyObject *object, PyObject *name);
+
+/* The group that an argument means: a new reference, or NULL. */
+PyObject *group_of(PyObject *given);
+
+/* What the transport of a group has for the hot path: a new reference, or NULL. */
+hot_t *hot_of(PyObject *group);
+
+/* Whether nothing of the group is under way, no exchange of it left to be completed, and nobody to
+ * be told of an operation. */
+int is_idle(const hot_t *h);
+
+/* Count the operation in `Group.issued`, as `dispatch` does; returns its number, or 0. */
+long long count_issued(PyObject *group);
+
+/* Record that operation `number` of a group begins; its mark, 0 where nothing is recorded. */
+uint64_t record(PyObject *group, long long number, int kind, int code, size_t nbytes, int root,
+                unsigned flags);
+
+/* Whether the hot path is on, for the main thread. */
+static inline int is_usual(void) { return HOT.on && PyThread_get_thread_ident() == HOT.thread; }
+
+/* Keep a new reference in place of an older one. */
+static inline void keep(PyObject **place, PyObject *object) {
+    PyObject *before = *place;
+    Py_INCREF(object);
+    *place = object;
+    Py_XDECREF(before);
+}
+
+int add_hot(PyObject *module);
+int add_hot_objects(PyObject *module);
+int add_plan_slots(PyObject *module);
+
+/* ---- `hot_large.c` */
+
+/* Whether a large operation is done here: by the way that the tuning table names for it. */
+int is_movable(const hot_t *h, const planned_t *p);
+
+/* Do it, in the group's turn. */
+PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
+                    Py_ssize_t n_args, const planned_t *p, const print_t *print);
+
+PyObject *hot_learn_large(PyObject *self, PyObject *args);
+void forget_large(hot_t *h);
+
+#endif

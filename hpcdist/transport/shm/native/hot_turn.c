@@ -1,0 +1,112 @@
+/* Between the hot path and Python: turns, groups, what is handed over and what is recorded. */
+#include "hot.h"
+
+void end_turn(const hot_t *h, PyObject *turn, int has_failed, PyObject *group, PyObject *describe,
+              PyObject *args) {
+    PyObject *type, *value, *traceback, *left = NULL;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (turn == Py_True && has_failed && args) {
+        left = PyObject_CallFunctionObjArgs(HOT.take_back, group, describe, args, NULL);
+        if (!left) PyErr_Clear();
+    }
+    PyObject *ended = turn == Py_True ? PyObject_CallNoArgs(h->release) : NULL;
+    if (type) PyErr_Restore(type, value, traceback);
+    Py_XDECREF(left), Py_XDECREF(ended), Py_XDECREF(turn);
+}
+
+PyObject *call_in_turn(hot_t *h, PyObject *function, PyObject *args, int collects) {
+    PyObject *turn = PyObject_CallNoArgs(h->acquire);
+    if (collects) PyGC_Enable();
+    PyObject *result = turn == Py_True && args ? PyObject_Call(function, args, NULL) : NULL;
+    end_turn(h, turn, 0, NULL, NULL, NULL);
+    Py_XDECREF(args);
+    return result;
+}
+
+PyObject *tuple_of(PyObject *const *args, Py_ssize_t n) {
+    PyObject *tuple = PyTuple_New(n);
+    for (Py_ssize_t i = 0; tuple && i < n; i++) PyTuple_SetItem(tuple, i, Py_NewRef(args[i]));
+    return tuple;
+}
+
+PyObject *hand_over(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
+                    Py_ssize_t n_args, PyObject *pickles) {
+    h->unfinished = 1;
+    int collects = PyGC_Disable();
+    PyObject *given = tuple_of(args, n_args);
+    PyObject *all = given ? PyTuple_Pack(4, group, describe, given, pickles) : NULL;
+    Py_XDECREF(given);
+    return call_in_turn(h, HOT.go_on, all, collects);
+}
+
+PyObject *attribute(PyObject *object, PyObject *name) {
+    PyObject *found = object ? PyObject_GetAttr(object, name) : NULL;
+    if (!found) PyErr_Clear();
+    return found;
+}
+
+PyObject *group_of(PyObject *given) {
+    PyObject *group = given;
+    if (given != Py_None)
+        Py_INCREF(group);
+    else {
+        PyObject *session = attribute(HOT.here, HOT.session);
+        group = session == Py_None ? NULL : attribute(session, HOT.world);
+        Py_XDECREF(session);
+    }
+    if (group && Py_TYPE(group) != HOT.group) {
+        Py_DECREF(group);
+        return NULL;
+    }
+    return group;
+}
+
+hot_t *hot_of(PyObject *group) {
+    PyObject *transport = attribute(group, HOT.transport);
+    PyObject *hot = attribute(transport, HOT.hot_);
+    Py_XDECREF(transport);
+    if (hot && Py_TYPE(hot) != HOT.hot) {
+        Py_DECREF(hot);
+        return NULL;
+    }
+    return (hot_t *)hot;
+}
+
+int is_idle(const hot_t *h) {
+    if (PyList_Size(HOT.listeners) != 0 || h->unfinished || PyObject_Size(h->queued) != 0) return 0;
+    PyObject *locked = PyObject_CallNoArgs(h->locked);
+    Py_XDECREF(locked);
+    if (!locked) PyErr_Clear();
+    return locked == Py_False;
+}
+
+long long count_issued(PyObject *group) {
+    PyObject *before = attribute(group, HOT.issued), *after = NULL;
+    long long number = before ? PyLong_AsLongLong(before) + 1 : 0;
+    if (number > 0) after = PyLong_FromLongLong(number);
+    int counted = after && PyObject_SetAttr(group, HOT.issued, after) == 0;
+    Py_XDECREF(before), Py_XDECREF(after);
+    if (!counted) PyErr_Clear();
+    return counted ? number : 0;
+}
+
+uint64_t record(PyObject *group, long long number, int kind, int code, size_t nbytes, int root,
+                unsigned flags) {
+    if (!HOT.flight || !HOT.flight->header) return 0;
+    PyObject *place = attribute(group, HOT.flight_);
+    unsigned long at = place ? PyLong_AsUnsignedLong(place) : 0;
+    Py_XDECREF(place);
+    if (PyErr_Occurred()) return PyErr_Clear(), 0;
+    return flight_begin(HOT.flight, (unsigned)kind, (unsigned)code, nbytes, (uint32_t)at,
+                        (uint32_t)number, root, 0, flags);
+}
+
+PyObject *hand_to_thread(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
+                         Py_ssize_t n_args, uint64_t mark) {
+    h->unfinished = 1;
+    int collects = PyGC_Disable();
+    PyObject *given = tuple_of(args, n_args), *all = NULL;
+    if (given) all = Py_BuildValue("(OOOK)", group, describe, given, (unsigned long long)mark);
+    Py_XDECREF(given);
+    return call_in_turn(h, HOT.start, all, collects);
+}
