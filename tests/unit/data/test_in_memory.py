@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +24,8 @@ from dataset_checks import (
 )
 
 import hpcdist as dist
-from hpcdist.data import formats, settle, store
 from hpcdist.comm.together import Together
+from hpcdist.data import formats, settle, store
 from hpcdist.data.ahead import Ahead
 from hpcdist.data.columns import Columns, Fixed
 from hpcdist.data.nodes import Nodes
@@ -616,7 +616,7 @@ def test_a_shuffle_that_fails_on_a_rank_leaves_no_rank_with_half_of_the_rows(fil
 def numbered(sizes):
     """Return columns of these numbers of rows, each row a number."""
     ends = np.cumsum([0, *sizes])
-    return [Columns({"id": Fixed(np.arange(a, b))}) for a, b in zip(ends, ends[1:], strict=False)]
+    return [Columns({"id": Fixed(np.arange(a, b))}) for a, b in pairwise(ends)]
 
 
 @pytest.mark.parametrize(("kept", "fit"), [(None, 3), (0, 0), (3 << 20, 2)])
