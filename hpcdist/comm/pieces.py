@@ -162,7 +162,7 @@ def _view(buffer: Any, shown: tuple[str, tuple[int, ...]] | None) -> memoryview:
         return flat
     kind, shape = shown
     if not flat.nbytes:
-        return memoryview(np.empty(shape, _KINDS[kind]))
+        return np.empty(shape, _KINDS[kind]).data
     return flat.cast("B").cast(kind, shape)  # type: ignore[call-overload, no-any-return]
 
 
