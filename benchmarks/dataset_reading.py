@@ -1,9 +1,10 @@
-"""How fast files of records become columns, on one core, beside other readers.
+"""How fast files of records become columns, and a dataset in memory, beside other readers.
 
     python benchmarks/dataset_reading.py [MiB]
 
 Each reader takes its turn, several times; what counts is the least processor time of all threads,
-in MB of the file per second of a core. The ratio is to the reader beside it.
+in MB of the file per second of a core. The ratio is to the reader beside it. `load` is
+`load_into_memory` of the parquet file, beside pyarrow's whole table as NumPy arrays.
 """
 
 import csv
@@ -11,6 +12,7 @@ import json
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +20,11 @@ import pyarrow as pa
 import pyarrow.dataset as arrow_dataset
 import pyarrow.parquet as parquet
 
+import hpcdist as dist
 from hpcdist.data import multislot
 from hpcdist.data.formats import Settings, open_format, slots_of
 
-ROUNDS = 3
+ROUNDS = 5
 SLOTS = [(f"slot{i}", "int64") for i in range(26)]
 USE = {
     "multislot": [*SLOTS, ("dense", "float32", (13,)), ("label", "int64", ())],
@@ -106,11 +109,26 @@ def dataset_of_arrow(path):
         pass
 
 
+def load(path):
+    dataset = dist.InMemoryDataset()
+    dataset.init(format="parquet", use_var=[], batch_size=512)
+    dataset.set_filelist([str(path)])
+    dataset.load_into_memory()
+
+
+def table_of_arrow(path):
+    for column in parquet.read_table(path, use_threads=False, memory_map=True).columns:
+        whole = column.combine_chunks()
+        for buffer in whole.buffers():
+            np.frombuffer(buffer or b"", np.uint8)
+
+
 CASES = {
     "multislot": (write_multislot, {"parser in NumPy": with_numpy, "Python": split_by_python}),
     "csv": (write_csv, {"pyarrow.dataset": dataset_of_arrow, "Python": csv_of_python}),
     "jsonl": (write_jsonl, {"Python": json_of_python}),
     "parquet": (write_parquet, {"pyarrow.dataset": dataset_of_arrow}),
+    "load": (write_parquet, {"pyarrow.parquet": table_of_arrow}),
 }
 
 
@@ -128,7 +146,8 @@ def main():
             path = Path(folder) / f"part.{kind}"
             write(path, nbytes, rng)
             size = path.stat().st_size
-            readers = {"hpcdist": lambda path, kind=kind: ours(kind, path), **peers}
+            own = load if kind == "load" else partial(ours, kind)
+            readers = {"hpcdist": own, **peers}
             taken = {name: [] for name in readers}
             for _ in range(ROUNDS):
                 for name, read in readers.items():

@@ -3,6 +3,9 @@
 200 layers, each a matrix of 1000 float32 elements; zero_grad, forward, backward and SGD with 32
 samples on one thread. One rank has nobody to wait for: what is left is the price of hooks,
 buckets and the call of the exchange.
+
+On more ranks: what a step takes that looks for NaN before gradients are averaged, and that compares
+the samples of ranks, as ranks along mp do, beside one that does neither.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ LAYERS = 200
 WIDTHS = tuple((25, 40)[layer % 2] for layer in range(LAYERS + 1))
 AIM = 0.02
 """How much longer a step may take: the aim, not a test."""
+WATCHED_AIM = 0.01
+"""The same for a step that is watched."""
 
 ALONE = {
     "DataParallel": "torch alone",
@@ -53,10 +58,56 @@ def candidates(rank: int, torch_dist: Any) -> Candidates:
     return steps | {name: torch_step(each, batch) for name, each in models.items()}
 
 
+def watched(rank: int) -> Candidates:
+    """Return a step of a model of torch with the watches that only several ranks have."""
+    import torch
+
+    from hpcdist.torch.alike import Inputs
+
+    batch = random_batch(rank, WIDTHS)
+    model: Any = dist.DataParallel(torch_network([(w, None) for w, _ in random_weights(WIDTHS)]))
+    step, inputs = torch_step(model, batch), Inputs(dist.get_group())
+    samples = torch.zeros(32, WIDTHS[0])
+
+    def run(looks: bool, compares: bool) -> None:
+        model._watch_nan.looks = looks
+        if compares:
+            inputs.check((samples,))
+        step()
+
+    return {
+        "neither": lambda: run(False, False),
+        "looks for NaN": lambda: run(True, False),
+        "compares samples": lambda: run(False, True),
+    }
+
+
+def show_watched(report: Report, comm: Any, rounds: int) -> None:
+    found = interleave(comm, watched(comm.rank), rounds=rounds, sample_s=0.02)
+    rows = [
+        {
+            "step": name,
+            "median": found.median(name),
+            "of it": found.ratio(name, "neither") - 1,
+            "best": found.best(name) / found.best("neither") - 1,
+            "aim": WATCHED_AIM,
+        }
+        for name in found.seconds
+    ]
+    shown: dict[str, Any] = {"step": str, "median": duration}
+    shown |= dict.fromkeys(("of it", "best", "aim"), "{:.1%}".format)
+    report.table(f"A step with {LAYERS} parameters that is watched", shown, rows)
+
+
 def main() -> None:
     options = read_options(__doc__, rounds=51)
     dist.init_parallel_env()
     comm = MPI.COMM_WORLD.Dup()
+    if comm.size > 1:
+        report = Report("hooks", options, comm)
+        show_watched(report, comm, options.rounds)
+        report.close()
+        return
     torch_dist = start_gloo(comm)
     report = Report("hooks", options, comm)
     found = interleave(

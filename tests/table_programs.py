@@ -32,24 +32,33 @@ class Model:
         part = getattr(self.entry, "probability", 1)
         return coins(np.array([id]), 0)[0] < part
 
-    def pull(self, ids):
+    def forget(self):
+        """What workers had of their own is gone."""
+
+    def flush(self):
+        """What workers had of their own, the servers have, too."""
+
+    def pull(self, ids, worker):
+        self.fetch(ids)
+        found = [self.rows[id] if id in self.rows else self.first(id) for id in ids]
+        return np.array(found, np.float32).reshape(-1, DIM)
+
+    def fetch(self, ids):
         for id in ids:
             makes = self.may_have_a_row(id) and not getattr(self.entry, "count_filter", 0)
             if id not in self.rows and makes:
                 self.make(id)
-        found = [self.rows[id] if id in self.rows else self.first(id) for id in ids]
-        return np.array(found, np.float32).reshape(-1, DIM)
 
     def push(self, batches):
-        sums = {}
-        for ids, grads, clicks in batches:
-            for id, grad, click in zip(ids.tolist(), grads, clicks.tolist(), strict=True):
-                before = sums.get(id, (np.float32(0), 0, 0))
-                sums[id] = before[0] + grad, before[1] + 1, before[2] + click
-        for id, (grad, shows, clicks) in sums.items():
+        sums = summed(batches)
+        rate = np.float32(self.rate)
+        self.change({id: (-rate * grad, *marks) for id, (grad, *marks) in sums.items()})
+
+    def change(self, changes):
+        for id, (change, shows, clicks) in changes.items():
             if id not in self.rows and not self.admit(id, shows):
                 continue
-            self.rows[id] = self.rows[id] - np.float32(self.rate) * grad
+            self.rows[id] = self.rows[id] + change
             before = self.counters[id]
             self.counters[id] = [before[0] + shows, before[1] + clicks, self.period]
 
@@ -87,25 +96,114 @@ class Model:
         return len(weak)
 
 
+def summed(batches):
+    """Return by id the sum of its gradients, how often it is there, and its clicks."""
+    sums = {}
+    for ids, grads, clicks in batches:
+        for id, grad, click in zip(ids.tolist(), grads, clicks.tolist(), strict=True):
+            before = sums.get(id, (np.float32(0), 0, 0))
+            sums[id] = before[0] + grad, before[1] + 1, before[2] + click
+    return sums
+
+
+class Replica:
+    """A worker's rows, what they were when it last heard of the servers, and what it has pushed."""
+
+    def __init__(self):
+        self.own, self.base, self.known, self.pushed = {}, {}, set(), []
+
+    def take(self, ids, rows):
+        for id in ids:
+            if id in rows:
+                self.own[id] = self.base[id] = rows[id]
+
+
+class GeoModel(Model):
+    """A table of which each worker trains rows of its own; the workers act in turns."""
+
+    def __init__(self, entry, workers, every):
+        super().__init__(entry)
+        self.workers, self.every = workers, every
+        self.forget()
+
+    def forget(self):
+        self.replicas = [Replica() for _ in range(self.workers)]
+
+    def heard(self, ids, worker):
+        """Return a worker's replica, which has heard of these ids."""
+        replica = self.replicas[worker]
+        new = [id for id in sorted({*ids}) if id not in replica.known]
+        self.fetch(new)
+        replica.take(new, self.rows)
+        replica.known.update(new)
+        return replica
+
+    def pull(self, ids, worker):
+        own = self.heard(ids, worker).own
+        found = [own[id] if id in own else self.first(id) for id in ids]
+        return np.array(found, np.float32).reshape(-1, DIM)
+
+    def push(self, batches):
+        for worker, batch in enumerate(batches):
+            replica = self.heard(batch[0].tolist(), worker)
+            for id, (grad, *_) in summed([batch]).items():
+                if id in replica.own:
+                    replica.own[id] = replica.own[id] - np.float32(self.rate) * grad
+            replica.pushed.append(batch)
+            if len(replica.pushed) == self.every:
+                self.meet(replica)
+
+    def flush(self):
+        for replica in self.replicas:
+            self.meet(replica)
+
+    def meet(self, replica):
+        """Tell the servers a share of how the rows of a worker have changed; take theirs."""
+        sums, replica.pushed = summed(replica.pushed), []
+        none, changes = np.zeros(DIM, np.float32), {}
+        for id, (_, *marks) in sums.items():
+            own, base = replica.own.get(id, none), replica.base.get(id, none)
+            changes[id] = (own - base) / np.float32(self.workers), *marks
+        self.change(changes)
+        replica.take(sums, self.rows)
+
+
 class Program:
     """What the workers do: the same on all of them, but for their batches.
 
-    After what not all do at once (`in_step` is False) they wait for each other.
+    After what not all do at once (in other modes than sync) they wait for each other; in mode geo
+    they act in turns.
     """
 
-    def __init__(self, seed, table, entry, folder, in_step):
-        self.rng, self.table, self.in_step = np.random.default_rng(seed), table, in_step
-        self.folder, self.model, self.saved = folder, Model(entry), None
+    def __init__(self, seed, table, entry, folder):
+        self.rng, self.table, self.folder = np.random.default_rng(seed), table, folder
         self.worker, self.workers = fleet.worker_index(), fleet.worker_num()
+        self.in_step, self.turns = (isinstance(table.mode, kind) for kind in (ps.Sync, ps.Geo))
+        given = (self.workers, table.mode.k_steps) if self.turns else ()
+        self.model, self.saved = (GeoModel if self.turns else Model)(entry, *given), None
 
     def run(self, steps):
         acts = [self.push] * 3 + [self.pull, self.shrink, self.load, self.export, self.set_lr]
         acts += [self.save] * 3 + [self.count]
         for _ in range(steps):
-            acts[self.rng.integers(len(acts))]()
+            act = acts[self.rng.integers(len(acts))]
+            if act not in (self.push, self.pull):  # all workers flush first, in any order
+                self.in_turn(self.table.flush)
+                self.model.flush()
+            act()
+
+    def in_turn(self, act, *args, **options):
+        """Do something once the workers before have, where that matters."""
+        if not self.turns:
+            return act(*args, **options)
+        for worker in range(self.workers):
+            if worker == self.worker:
+                found = act(*args, **options)
+            fleet.barrier_worker()
+        return found
 
     def meet(self):
-        if not self.in_step:
+        if not self.in_step and not self.turns:
             self.table.flush()
             fleet.barrier_worker()
 
@@ -118,15 +216,16 @@ class Program:
     def push(self):
         batches = [*self.batches()]
         ids, grads, clicks = batches[self.worker]
-        self.table.push(ids, grads, clicks=None if self.model.entry is None else clicks)
+        clicks = None if self.model.entry is None else clicks
+        self.in_turn(self.table.push, ids, grads, clicks=clicks)
         self.meet()
         self.model.push(batches)
 
     def pull(self):
         batches = [ids for ids, _, _ in self.batches()]
-        found = self.table.pull(batches[self.worker])
+        found = self.in_turn(self.table.pull, batches[self.worker])
         self.meet()
-        expected = [self.model.pull(ids.tolist()) for ids in batches]
+        expected = [self.model.pull(ids.tolist(), each) for each, ids in enumerate(batches)]
         assert np.array_equal(found, expected[self.worker])
 
     def shrink(self):
@@ -154,6 +253,7 @@ class Program:
             self.table.load(self.folder)
             self.model = copy.deepcopy(self.saved)
             self.model.rate = rate
+            self.model.forget()
 
     def export(self):
         found = {}
@@ -174,7 +274,7 @@ def run_programs(seeds, servers, mode, steps=40):
     tables = []
     for seed in seeds:
         entries = [None, dist.ShowClickEntry("show", "click"), dist.ProbabilityEntry(0.5)]
-        if isinstance(mode, ps.Sync):  # else it matters in which order the workers push
+        if isinstance(mode, (ps.Sync, ps.Geo)):  # else it matters in which order the workers push
             entries.append(dist.CountFilterEntry(seed % 7))
         options = {"optimizer": ("sgd", {"learning_rate": 0.5}), "initializer": initial}
         entry = entries[(seed + seed // 4) % len(entries)]
@@ -187,7 +287,7 @@ def run_programs(seeds, servers, mode, steps=40):
     for each in tables:
         made = tempfile.mkdtemp() if fleet.is_first_worker() else None
         folder = fleet.util.all_gather(made)[0]
-        Program(*each, f"{folder}/saves", isinstance(mode, ps.Sync)).run(steps)
+        Program(*each, f"{folder}/saves").run(steps)
         fleet.barrier_worker()
         fleet.check_save_pre_patch_done()
         if fleet.is_first_worker():

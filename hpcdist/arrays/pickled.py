@@ -31,13 +31,18 @@ class Pickled(NamedTuple):
     buffers: Sequence[Any] = ()
 
     def copy(self) -> Pickled:
-        """Return a pickle whose object shares no memory with the one that was packed."""
-        return Pickled(self.meta, [bytearray(buffer) for buffer in self.buffers])
+        """Return a pickle whose object shares no memory that can change with the packed one."""
+        return Pickled(self.meta, [_fixed(buffer) for buffer in self.buffers])
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole pickle."""
         return len(self.meta) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
+
+
+def _fixed(buffer: Any) -> Any:
+    """Return a copy, or what shows an object of bytes as it is."""
+    return buffer if type(getattr(buffer, "obj", None)) is bytes else bytearray(buffer)
 
 
 def out_of_band(large: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
@@ -51,12 +56,6 @@ def out_of_band(large: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool
         return False
 
     return keep_in_band
-
-
-def pack_object(obj: Any) -> Pickled:
-    """Pickle `obj`; whatever pickle raises comes through."""
-    large: list[memoryview] = []
-    return join(pickle.dumps(obj, 5, buffer_callback=out_of_band(large)), large)
 
 
 def join(pickled: bytes, large: Sequence[memoryview]) -> Pickled:
@@ -88,9 +87,3 @@ def buffer_lengths(meta: Any) -> tuple[int, ...]:
 def empty_buffers(meta: Any) -> list[NumpyArray]:
     """Allocate the out-of-band buffers that belong to `meta`."""
     return [np.empty(length, np.uint8) for length in buffer_lengths(meta)]
-
-
-def unpack_object(pickled: Pickled) -> Any:
-    """Rebuild the object; arrays in it own the received buffers and are writable."""
-    start = 8 + 8 * len(pickled.buffers)
-    return pickle.loads(memoryview(pickled.meta)[start:], buffers=pickled.buffers)

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from hpcdist.arrays.buffer import Buffer, as_buffer, as_output
-from hpcdist.arrays.pickled import Pickled, pack_object, unpack_object
+from hpcdist.arrays.pickled import Pickled
 from hpcdist.comm.describe_objects import Packed
 from hpcdist.comm.members import Members
+from hpcdist.comm.pieces import pack_object, unpack_object
 from hpcdist.comm.tensor_lists import unpack
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.transport.call import ANY_SOURCE, Message, ObjectMessage

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hpcdist.arrays.pickled import Pickled, pack_object, pickled_detail, unpack_object
+from hpcdist.arrays.pickled import Pickled, pickled_detail
 from hpcdist.comm.members import Members
+from hpcdist.comm.pieces import pack_object, unpack_object
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
 from hpcdist.transport.call import Objects, Refusal

@@ -29,6 +29,7 @@ from hpcdist.comm.describe_messages import (
 )
 from hpcdist.comm.dispatch import described, dispatch
 from hpcdist.comm.group import Group
+from hpcdist.comm.pieces import LARGE_NBYTES
 from hpcdist.comm.session import here
 from hpcdist.events import listeners
 from hpcdist.transport.base import DONE, Work
@@ -167,7 +168,7 @@ def _join() -> Any:
         SPINS,
     )
     compiled.hot_join_objects(
-        tuple(OBJECT_VERBS.values()), pickle.dumps, unpack, leave, EAGER, OUT_OF_BAND
+        tuple(OBJECT_VERBS.values()), pickle.dumps, unpack, leave, EAGER, OUT_OF_BAND, LARGE_NBYTES
     )
     compiled.mail_join(await_taken)
     compiled.mail_join_objects(describe_send_objects, leave, unpack_message)

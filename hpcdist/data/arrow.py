@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +17,8 @@ from hpcdist.data.source import Settings, Source
 from hpcdist.errors import DatasetError, UsageError
 
 _ROWS = 1 << 16
-"""Rows that are decoded at a time."""
+"""Rows that are decoded at a time, or a whole row group of no more than `_GROUP_NBYTES`."""
+_GROUP_NBYTES = 16 << 20
 
 
 def pyarrow() -> Any:
@@ -35,6 +37,13 @@ def pyarrow() -> Any:
     return pyarrow
 
 
+def give_back_unused() -> None:
+    """Give memory that pyarrow, if it is in use, keeps of freed arrays back to the system."""
+    loaded = sys.modules.get("pyarrow")
+    if loaded is not None:
+        loaded.default_memory_pool().release_unused()
+
+
 def read_parquet(source: Source, settings: Settings, bad: BadRecords) -> Iterator[Columns]:
     """Return the rows of the row groups that begin in a piece."""
     pa = pyarrow()
@@ -47,7 +56,10 @@ def read_parquet(source: Source, settings: Settings, bad: BadRecords) -> Iterato
     before = 0
     for at, group in enumerate(groups):
         if group.num_columns and source.has(_begin_of(group)):
-            batches = file.iter_batches(_ROWS, row_groups=[at], columns=names)
+            small = group.total_byte_size <= _GROUP_NBYTES
+            rows = max(_ROWS, group.num_rows) if small else _ROWS
+            # the readers of a rank are the setting's: pyarrow adds none
+            batches = file.iter_batches(rows, row_groups=[at], columns=names, use_threads=False)
             yield from _rows(batches, names, partial(int, before), source, settings, bad)
         before += group.num_rows
 

@@ -31,13 +31,15 @@ class Kind(NamedTuple):
     """Whether records are lines, by whose numbers errors name them."""
     is_stream: bool = False
     """Whether it can be read from the front only: through a command, or unpacked."""
+    is_compact: bool = False
+    """Whether what it returns keeps no more memory than its rows take."""
 
 
 TABLE: dict[str, Kind] = {
     "multislot": Kind(read_multislot, has_lines=True, is_stream=True),
     "csv": Kind(read_csv, has_lines=True, is_stream=True),
     "jsonl": Kind(read_jsonl, has_lines=True, is_stream=True),
-    "parquet": Kind(read_parquet),
+    "parquet": Kind(read_parquet, is_compact=True),
     "arrow": Kind(read_arrow),
     "npy": Kind(read_npy, is_stream=True),
     "tar": Kind(read_tar, is_stream=True),
@@ -86,6 +88,11 @@ class Format:
 
     def __repr__(self) -> str:
         return f"Format({self.name!r}, {self.settings})"
+
+    @property
+    def is_compact(self) -> bool:
+        """Whether what `read` returns keeps no more memory than its rows take."""
+        return self._kind.is_compact
 
     @property
     def _is_piped(self) -> bool:

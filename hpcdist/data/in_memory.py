@@ -133,7 +133,13 @@ class InMemoryDataset(DatasetBase):
     def _settle(self, reading: Reading, rows: Any) -> None:
         ranks = self._feed.ranks
         parts: list[Columns] = []
-        ranks.share(lambda: parts.extend(rows()))
+
+        def take() -> None:
+            read = rows()
+            parts.extend(read)
+            read.clear()  # so that nothing but the store keeps them
+
+        ranks.share(take)
         self.release_memory()
         settled = settle(parts, ranks, reading.spill)
         reading.tell_left_out()

@@ -115,6 +115,8 @@ def pour(part: Columns, target: Columns, at: Extent) -> Extent:
 
 def cut(columns: Columns, nbytes: int) -> list[tuple[int, int]]:
     """Return runs of rows of about `nbytes` each, at least one row."""
+    if len(columns) and _nbytes_until(columns, len(columns)) <= nbytes:
+        return [(0, len(columns))]
     rows, first, runs = range(len(columns) + 1), 0, []
     while first < len(columns):
         goal = _nbytes_until(columns, first) + nbytes

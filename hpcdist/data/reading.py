@@ -88,7 +88,7 @@ class Reading:
             return [part for parts in pool.map(self._hoarded, lanes) for part in parts]
 
     def _hoarded(self, lane: Lane) -> list[Columns]:
-        hoard = Hoard(*self._kept())
+        hoard = Hoard(*self._kept(), compact=lane.format.is_compact)
         for rows in lane:
             hoard.add(rows)
         return hoard.parts()

@@ -41,7 +41,7 @@ class Settled(NamedTuple):
 
 
 def settle(
-    parts: Sequence[Columns], ranks: Together, spill: Spill | None, schema: Schema | None = None
+    parts: list[Columns], ranks: Together, spill: Spill | None, schema: Schema | None = None
 ) -> Settled:
     """Make a store of what the ranks have read; it is empty in `parts` afterwards. Collective.
 

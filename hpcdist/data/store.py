@@ -17,6 +17,7 @@ import numpy as np
 
 from hpcdist.comm.collectives import barrier
 from hpcdist.comm.together import Together
+from hpcdist.data.arrow import give_back_unused
 from hpcdist.data.columns import Column, Columns, Schema, same_schema
 from hpcdist.data.exchange import (
     CHUNK_NBYTES,
@@ -42,6 +43,8 @@ from hpcdist.data.order import Natural, Order
 from hpcdist.data.shares import IndexArray, Shares
 from hpcdist.data.spill import give_back, node_memory, private_memory
 
+_LARGE_NBYTES = 1 << 20
+"""Compact rows of this size and more stay in the memory that they came in."""
 _AHEAD = 1 << 13
 """Rows whose places are computed at a time."""
 
@@ -51,16 +54,17 @@ _AHEAD = 1 << 13
 
 @final
 class Hoard:
-    """Rows as they come from a reader, copied into memory that can be given back in pieces.
+    """Rows as they come from a reader, in parts that are freed one by one.
 
     Args:
         kept: bytes that stay in memory; what is more goes to `folder`.
         folder: None for memory alone.
+        compact: what comes keeps no more memory than its rows take, so large ones are not copied.
 
     """
 
-    def __init__(self, kept: int = 0, folder: str | None = None) -> None:
-        self._kept, self._folder = kept, folder
+    def __init__(self, kept: int = 0, folder: str | None = None, compact: bool = False) -> None:
+        self._kept, self._folder, self._compact = kept, folder, compact
         self._waiting: list[Columns] = []
         self._waiting_nbytes = 0
         self._parts: list[Columns] = []
@@ -68,7 +72,11 @@ class Hoard:
 
     def add(self, rows: Columns) -> None:
         """Take rows of the same columns as those before."""
-        if len(rows):
+        if self._compact and rows.nbytes >= _LARGE_NBYTES and not self._is_full(rows.nbytes):
+            self._lay()
+            self._parts.append(rows)
+            self._nbytes += rows.nbytes
+        elif len(rows):
             self._waiting.append(rows)
             self._waiting_nbytes += rows.nbytes
             if self._waiting_nbytes >= CHUNK_NBYTES:
@@ -85,8 +93,8 @@ class Hoard:
         schema = same_schema([rows.schema() for rows in self._waiting])
         extent = summed(schema, list(map(extent_of, self._waiting)))
         nbytes = nbytes_of(schema, extent)
+        full = self._is_full(nbytes)
         self._nbytes += nbytes
-        full = self._folder is not None and self._nbytes > self._kept
         together = laid(private_memory(nbytes, self._folder if full else None), schema, extent)
         at = nothing(schema)
         for rows in self._waiting:
@@ -94,36 +102,45 @@ class Hoard:
         self._parts.append(together)
         self._waiting, self._waiting_nbytes = [], 0
 
+    def _is_full(self, nbytes: int) -> bool:
+        return self._folder is not None and self._nbytes + nbytes > self._kept
+
 
 @final
 class Loaded(Source):
-    """Rows as they were read: sample `first` and those that follow."""
+    """Rows as they were read: sample `first` and those that follow.
 
-    def __init__(self, parts: Sequence[Columns], first: int) -> None:
-        self._parts = list(parts)
-        self._chunks: list[tuple[Columns, int, int, int]] = []
+    `parts` is empty afterwards, so that each part is freed as soon as all of it is forgotten.
+    """
+
+    def __init__(self, parts: list[Columns], first: int) -> None:
+        self._chunks: list[tuple[Columns, int] | None] = []
         for rows in parts:
             for start, stop in cut(rows, CHUNK_NBYTES):
-                self._chunks.append((rows, start, stop, first + start))
+                self._chunks.append((rows.slice(start, stop), first + start))
             first += len(rows)
+        parts.clear()
 
     def __len__(self) -> int:
         return len(self._chunks)
 
     def chunk(self, index: int) -> tuple[Columns, IndexArray, IndexArray | None]:
         """See `Source`."""
-        rows, start, stop, first = self._chunks[index]
-        return rows.slice(start, stop), np.arange(first, first + stop - start), None
+        chunk = self._chunks[index]
+        assert chunk is not None, "it was forgotten"
+        rows, first = chunk
+        return rows, np.arange(first, first + len(rows)), None
 
     def forget(self, index: int) -> None:
         """See `Source`."""
-        rows, start, stop, _ = self._chunks[index]
-        give_back(runs_of(rows, start, stop))
+        self._chunks[index] = None
+        give_back_unused()
 
     def select(self, names: Sequence[str]) -> Loaded:
         """Return the same rows with these columns only."""
-        first = self._chunks[0][3] if self._chunks else 0
-        return Loaded([rows.select(names) for rows in self._parts], first)
+        found = Loaded([], 0)
+        found._chunks = [each and (each[0].select(names), each[1]) for each in self._chunks]
+        return found
 
 
 @final

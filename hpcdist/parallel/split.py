@@ -15,7 +15,7 @@ import numpy as np
 
 from hpcdist.arrays.libraries import row_of
 from hpcdist.comm.dispatch import as_flag
-from hpcdist.errors import UsageError
+from hpcdist.errors import UsageAssertionError, UsageError
 from hpcdist.mesh.agreement import agree, refuse
 from hpcdist.mesh.axes import model_axis, model_line, whole_line
 from hpcdist.mesh.dist_array import DistArray
@@ -149,14 +149,14 @@ def _layer(
     size: Any, operation: Any, axis: Any, parts: Any, gathers: Any, bias: Any, name: Any
 ) -> Layer:
     if operation not in ("linear", "embedding"):
-        raise UsageError(f"operation must be 'linear' or 'embedding', got {operation!r}")
+        raise UsageAssertionError(f"operation must be 'linear' or 'embedding', got {operation!r}")
     lengths = _integers(size)
     if len(lengths) != 2 or min(lengths) < 1:
-        raise UsageError(f"size must be two positive integers, got {size!r}")
+        raise UsageAssertionError(f"size must be two positive integers, got {size!r}")
     if _integers([axis]) not in ((0,), (1,)):
         raise UsageError(f"axis must be 0 or 1, got {axis!r}")
     if operation == "embedding" and axis == 1:
-        raise UsageError("an embedding is cut along its entries: axis must be 0, got 1")
+        raise UsageAssertionError("an embedding is cut along its entries: axis must be 0, got 1")
     count = _integers([parts])
     if min(count, default=0) < 1:
         raise UsageError(f"num_partitions must be a positive integer, got {parts!r}")
@@ -194,7 +194,7 @@ def _place_of(x: Any, parts: Any) -> Place:
 def _check_parts(layer: Layer, place: Place) -> None:
     ranks = place.mesh.sizes[place.axis]
     if layer.parts not in (1, ranks):
-        raise UsageError(
+        raise UsageAssertionError(
             f"num_partitions is {layer.parts}, but {place.mesh!r} has {ranks} ranks along "
             f"{place.mesh.names[place.axis]!r}; give their number"
         )

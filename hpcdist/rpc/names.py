@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from hpcdist.errors import UsageError
+from hpcdist.errors import UsageAssertionError, UsageError
 
 
 class WorkerInfo(NamedTuple):
@@ -38,7 +38,7 @@ class Directory:
         for info in self.infos:
             first = self._ranks.setdefault(info.name, info.rank)
             if first != info.rank:
-                raise UsageError(
+                raise UsageAssertionError(
                     f"ranks {first} and {info.rank} both call themselves {info.name!r}; give "
                     "init_rpc another name on one of them, or none: it is 'worker' and the rank"
                 )

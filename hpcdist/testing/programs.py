@@ -227,11 +227,12 @@ class Scene:
             return np.asarray(total).astype(dtype)
 
     def some_object(self, rank: int, block: int = 0) -> Any:
-        """Return a picklable object of a size from nothing to some out-of-band arrays."""
+        """Return a picklable object of a size from nothing to some large arrays and bytes."""
         random = self.random(rank, block)
         count = int(random.choice([0, 3, 600, 3000, 12_000]))
         array = random.integers(0, 100, count)
-        return {"from": rank, "x": [array, np.asfortranarray(np.stack([array, array]))]}
+        pair = np.stack([array, array])
+        return {"from": rank, "x": [array, np.asfortranarray(pair)], "raw": [pair.tobytes()]}
 
 
 @np.errstate(invalid="ignore")

@@ -29,7 +29,7 @@ from hpcdist.parallel.averager import Averager, first_failure
 from hpcdist.parallel.clipping import Measured, measure_groups
 from hpcdist.parallel.gradient_groups import group_of
 from hpcdist.parallel.model import DataParallel
-from hpcdist.parallel.nan_watch import NanWatch
+from hpcdist.parallel.nan_watch import NanWatch, places_in
 from hpcdist.parallel.options import DEFAULT_MB, training_group
 from hpcdist.parallel.overlap import CommStats
 from hpcdist.torch.alike import states_of_layers
@@ -87,6 +87,7 @@ class TorchDataParallel(DataParallel, Wrapper):
         self._check_nan = read_config().check_nan if check_nan is None else check_nan
         self._averager = Averager(self.process_group.group, mean)
         self._watch_nan = NanWatch(group)
+        self._looked_at: dict[int, tuple[Any, torch.Tensor]] = {}
         self._hook: tuple[Any, Callable[..., Any]] | None = None
         self._count_active = self._joining = False
         self._passes: list[_Forward] = []
@@ -289,9 +290,11 @@ class TorchDataParallel(DataParallel, Wrapper):
         if not watch.looks or self._check_nan:
             return None
         gradients = bucket.buffer()
-        parts = bucket.gradients()
-        key = bucket.index(), gradients.numel(), len(parts)
-        places = torch.from_numpy(watch.places(key, [each.numel() for each in parts]))
+        stamp = gradients.data_ptr(), gradients.numel()  # DDP lays its buckets out anew once
+        known, places = self._looked_at.get(bucket.index(), (None, None))
+        if places is None or known != stamp:
+            places = torch.from_numpy(places_in([each.numel() for each in bucket.gradients()]))
+            self._looked_at[bucket.index()] = stamp, places
         if not _nan_in(gradients.index_select(0, places)):
             return places
         wrong = self._with_nan(bucket) or [f"bucket {bucket.index()}"]

@@ -71,6 +71,6 @@ def test_servers_take_part_in_what_all_do(group):
     check_worlds(group.nranks // 2)
 
 
-@pytest.mark.parametrize("mode", [ps.Sync(), ps.Async(3, 2)])
+@pytest.mark.parametrize("mode", [ps.Sync(), ps.Async(3, 2), ps.Geo(2)])
 def test_a_table_does_what_its_model_does(mode, group):
     run_programs(range(4), group.nranks // 2, mode, steps=25)

@@ -11,10 +11,9 @@ from hpcdist.arrays.pickled import (
     Pickled,
     buffer_lengths,
     empty_buffers,
-    pack_object,
     pickled_detail,
-    unpack_object,
 )
+from hpcdist.comm.pieces import LARGE_NBYTES, pack_object, unpack_object
 
 
 def travel(obj, padding=0):
@@ -67,6 +66,26 @@ def test_a_copy_of_a_parcel_shares_no_memory():
     assert not again.any()
     again[0] = 5
     assert pickled.nbytes == len(pickled.meta) + x.nbytes
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_large_values_of_bytes_lie_beside_the_pickle(kind):
+    value = kind(b"x" * LARGE_NBYTES)
+    pickled = pack_object({"value": [value]})
+    assert len(pickled.meta) < 1000
+    assert np.shares_memory(np.frombuffer(pickled.buffers[0], np.uint8), np.frombuffer(value, "u1"))
+    for found in (travel([value], 100)[0], unpack_object(pickled.copy())["value"][0]):
+        assert type(found) is kind
+        assert found == value
+
+
+def test_a_copy_copies_what_can_change_alone():
+    change = bytearray(b"x" * LARGE_NBYTES)
+    pickled = pack_object([change, b"y" * LARGE_NBYTES])
+    copied = pickled.copy()
+    change[0] = 0
+    assert unpack_object(copied) == [b"x" * LARGE_NBYTES, b"y" * LARGE_NBYTES]
+    assert copied.buffers[1] is pickled.buffers[1]
 
 
 def test_the_detail_tells_small_pickles_from_all_others():

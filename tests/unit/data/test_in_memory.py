@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-from itertools import chain
+import weakref
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,10 @@ from dataset_checks import (
 )
 
 import hpcdist as dist
+from hpcdist.comm.together import Together
 from hpcdist.data import formats, settle, store
 from hpcdist.data.ahead import Ahead
+from hpcdist.data.columns import Columns, Fixed
 from hpcdist.data.nodes import Nodes
 
 TOTAL = 53
@@ -605,6 +608,67 @@ def test_a_shuffle_that_fails_on_a_rank_leaves_no_rank_with_half_of_the_rows(fil
     made = []
     monkeypatch.setattr(store, "private_memory", full)
     assert dist.simulate(2, shuffle) == ["RemoteError", "MemoryError"]
+
+
+# ---- what has been read
+
+
+def numbered(sizes):
+    """Return columns of these numbers of rows, each row a number."""
+    ends = np.cumsum([0, *sizes])
+    return [Columns({"id": Fixed(np.arange(a, b))}) for a, b in pairwise(ends)]
+
+
+@pytest.mark.parametrize(("kept", "fit"), [(None, 3), (0, 0), (3 << 20, 2)])
+@pytest.mark.parametrize("compact", [False, True])
+def test_rows_keep_their_order_whether_they_are_copied_or_not(tmp_path, compact, kept, fit):
+    large = 1 << 17
+    given = numbered([3, large, 5, 7, large + 1, large, 2, 1])
+    hoard = store.Hoard(kept or 0, None if kept is None else str(tmp_path), compact)
+    for rows in given:
+        hoard.add(rows)
+    parts = hoard.parts()
+    values = np.concatenate([part["id"].values for part in parts])
+    assert values.tolist() == list(range(3 * large + 19))
+    same = [any(part is rows for rows in given) for part in parts]
+    assert sum(same) == compact * fit
+
+
+def test_rows_are_freed_part_by_part_as_they_go_to_the_store(monkeypatch):
+    given = numbered([1 << 17] * 4)
+    arrays = [weakref.ref(rows["id"].values) for rows in given]
+    alive = []
+
+    def pour(part, target, at):
+        alive.append(sum(each() is not None for each in arrays))
+        return original(part, target, at)
+
+    original = settle.pour
+    monkeypatch.setattr(settle, "pour", pour)
+    settled = settle.settle(given, Together(), None)
+    assert alive == [4, 3, 2, 1]
+    assert not given
+    assert settled.store.batch(0, 1 << 19)["id"].values.tolist() == list(range(1 << 19))
+
+
+def test_a_dataset_keeps_nothing_of_what_a_parquet_file_was_decoded_to(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    numbers = np.arange(1 << 18)
+    parquet.write_table(pa.table({"id": numbers}), tmp_path / "part", row_group_size=1 << 17)
+    before = pa.total_allocated_bytes()
+    for ahead in (False, True):
+        dataset = dist.InMemoryDataset()
+        dataset.init(format="parquet", use_var=[("id", "int64", ())], batch_size=1 << 18)
+        dataset.set_filelist([str(tmp_path / "part")])
+        if ahead:
+            dataset.preload_into_memory()
+            dataset.wait_preload_done()
+        else:
+            dataset.load_into_memory()
+        assert pa.total_allocated_bytes() - before < numbers.nbytes // 4
+        (batch,) = dataset
+        assert np.array_equal(batch["id"], numbers)
 
 
 # ---- several nodes

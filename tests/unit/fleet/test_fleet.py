@@ -14,6 +14,7 @@ from hpcdist.fleet import functions, servers
 from hpcdist.fleet.job import _MODELS, _OPTIMIZERS, _SCALERS, init
 from hpcdist.parallel.hybrid import current_grid
 from hpcdist.parallel.hybrid_options import HybridOptions
+from hpcdist.rpc.names import Directory, WorkerInfo
 
 
 @pytest.fixture(autouse=True)
@@ -612,6 +613,10 @@ PADDLES = {
     "degrees": (AssertionError, lambda: fleet.init(dp=2, mp=7)),
     "group": (AssertionError, lambda: destroy_twice(dist.new_group([0, 1]))),
     "coordinates": (AssertionError, lambda: fleet.CommunicateTopology().get_rank(data=0)),
+    "operation": (AssertionError, lambda: dist.split(np.ones((2, 4)), (4, 2), "conv")),
+    "size": (AssertionError, lambda: dist.split(np.ones((2, 4)), (4,), "linear")),
+    "axis": (AssertionError, lambda: dist.split(np.ones(2, int), (4, 2), "embedding", axis=1)),
+    "names": (AssertionError, lambda: Directory([WorkerInfo("a", each, "", 0) for each in (0, 1)])),
 }
 
 

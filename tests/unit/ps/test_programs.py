@@ -6,7 +6,7 @@ from table_programs import run_programs
 import hpcdist as dist
 from hpcdist import ps
 
-MODES = [ps.Sync(), ps.Sync(), ps.Async(3, 2), ps.Ssp(1)]
+MODES = [ps.Sync(), ps.Geo(2), ps.Async(3, 2), ps.Ssp(1), ps.Geo(1), ps.Sync(), ps.Geo(3)]
 """In the order of seeds."""
 
 

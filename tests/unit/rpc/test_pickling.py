@@ -1,12 +1,15 @@
 """What is called and returned: large values travel beside the pickle, of whatever kind they are."""
 
+import copyreg
+import pickle
 import random
 
 import numpy as np
 import pytest
 
+from hpcdist.comm.pieces import LARGE_NBYTES as _LARGE, pack_object
 from hpcdist.rpc.frames import Parcel
-from hpcdist.rpc.pickling import _LARGE, pack, unpack
+from hpcdist.rpc.pickling import pack, unpack
 
 SIZES = [0, 1, (1 << 16) - 1, 1 << 16, _LARGE - 1, _LARGE, _LARGE + 1, 3 * _LARGE]
 
@@ -40,6 +43,59 @@ def test_nothing_large_is_copied_by_the_sender(kind):
     value = kind(b"x" * _LARGE)
     (buffer,) = pack([value]).buffers
     assert np.shares_memory(np.frombuffer(buffer, np.uint8), np.frombuffer(value, np.uint8))
+
+
+VIEWS = {
+    "bytes": lambda: memoryview(b"x" * _LARGE),
+    "writable": lambda: memoryview(bytearray(_LARGE)),
+    "small": lambda: memoryview(b"xyz"),
+    "none": lambda: memoryview(b""),
+    "integers": lambda: memoryview(bytearray(_LARGE)).cast("i"),
+    "letters": lambda: memoryview(b"xyz").cast("c"),
+    "table": lambda: memoryview(np.arange(60_000.0).reshape(200, 300)),
+    "every other row": lambda: memoryview(np.arange(60_000.0).reshape(200, 300))[::2],
+    "transposed": lambda: memoryview(np.arange(60_000.0).reshape(200, 300).T),
+    "empty table": lambda: memoryview(np.zeros((0, 3), np.int16)),
+    "scalar": lambda: memoryview(np.float32(3)),
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_a_view_is_a_view_of_the_same_there(kind):
+    view = VIEWS[kind]()
+    found, parcel = sent({"view": view})
+    got = found["view"]
+    assert type(got) is memoryview
+    assert (got.format, got.shape, got.tolist()) == (view.format, view.shape, view.tolist())
+    assert len(parcel.buffers) == (view.nbytes >= _LARGE)
+
+
+def test_nothing_of_a_large_view_is_copied_by_the_sender():
+    value = bytearray(_LARGE)
+    (buffer,) = pack([memoryview(value)]).buffers
+    assert np.shares_memory(np.frombuffer(buffer, np.uint8), np.frombuffer(value, np.uint8))
+
+
+def test_a_view_of_structures_is_refused_with_the_way_out():
+    view = memoryview(np.zeros(3, [("a", "i4"), ("b", "f8")]))
+    with pytest.raises(pickle.PicklingError, match=r"send an array, or view\.tobytes\(\)"):
+        pack_object(view)
+
+
+class Late:
+    """Comes to be pickled in its own way after others have been pickled."""
+
+    def __init__(self, way="usual"):
+        self.way = way
+
+
+def test_ways_to_pickle_that_come_later_are_heeded():
+    assert sent(Late())[0].way == "usual"
+    copyreg.pickle(Late, lambda _: (Late, ("own",)))
+    try:
+        assert sent(Late())[0].way == "own"
+    finally:
+        del copyreg.dispatch_table[Late]
 
 
 def test_a_value_that_comes_twice_is_one_value_there():

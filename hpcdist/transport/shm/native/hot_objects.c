@@ -27,7 +27,7 @@ static const object_verb_t OBJECT_VERBS[] = {
 
 static struct {
     PyObject *describe, *dumps, *unpack, *leave, *protocol, *buffer_callback, *raw;
-    Py_ssize_t eager, out_of_band;
+    Py_ssize_t eager, out_of_band, large;
 } OBJECT;
 
 Py_ssize_t length_of(PyObject *given, int or_tuple) {
@@ -64,7 +64,36 @@ static PyObject *keep_beside(PyObject *beside, PyObject *buffer) {
 
 static PyMethodDef KEEP_BESIDE = {"keep_beside", keep_beside, METH_O, NULL};
 
+enum { DEPTH = 4, LOOK = 64 }; /* so deep, and at so many items, it is looked */
+
+/* Whether an object is, or a container has, a value that is better not copied into a pickle. */
+static int holds_large(PyObject *o, int depth) {
+    if (PyBytes_CheckExact(o)) return PyBytes_Size(o) >= OBJECT.large;
+    if (PyByteArray_CheckExact(o)) return PyByteArray_Size(o) >= OBJECT.large;
+    if (PyUnicode_CheckExact(o)) return PyUnicode_GetLength(o) >= OBJECT.large;
+    if (!depth) return 0;
+    int large = 0;
+    if (PyList_CheckExact(o))
+        for (Py_ssize_t i = 0; !large && i < PyList_Size(o) && i < LOOK; i++)
+            large = holds_large(PyList_GetItem(o, i), depth - 1);
+    else if (PyTuple_CheckExact(o))
+        for (Py_ssize_t i = 0; !large && i < PyTuple_Size(o) && i < LOOK; i++)
+            large = holds_large(PyTuple_GetItem(o, i), depth - 1);
+    else if (PyDict_CheckExact(o)) {
+        PyObject *key, *value;
+        Py_ssize_t at = 0;
+        for (int i = 0; !large && i < LOOK && PyDict_Next(o, &at, &key, &value); i++)
+            large = holds_large(value, depth - 1);
+    }
+    return large;
+}
+
+/* Pickle an object; 0: an error is set, and Python does it, in pieces if there are large ones. */
 int pack(packed_t *p, PyObject *object) {
+    if (holds_large(object, DEPTH)) {
+        PyErr_SetString(PyExc_BufferError, "it is pickled in pieces");
+        return 0;
+    }
     PyObject *beside = PyList_New(0), *options = PyDict_New();
     PyObject *args = PyTuple_Pack(2, object, OBJECT.protocol);
     PyObject *keep = beside ? PyCFunction_NewEx(&KEEP_BESIDE, beside, NULL) : NULL, *made = NULL;
@@ -223,7 +252,7 @@ static PyObject *run_objects(Py_ssize_t verb, PyObject *const *args, Py_ssize_t 
     if (!h || !plan_objects(h, v, args, &p) || !is_idle(h)) {
         result = Py_NewRef(Py_None);
     } else if (!pack_all(h, v, args, &p)) {
-        if (PyErr_ExceptionMatches(PyExc_Exception)) { /* Python will fail, too, and tell all */
+        if (PyErr_ExceptionMatches(PyExc_Exception)) { /* Python can, or fails, too, and tells all */
             PyErr_Clear();
             result = Py_NewRef(Py_None);
         }
@@ -261,12 +290,12 @@ OBJECT_VERB(gather_object, 2)
 OBJECT_VERB(scatter_object_list, 3)
 OBJECT_VERB(all_to_all_object, 4)
 
-/* hot_join_objects(describe, dumps, unpack, leave, eager, out_of_band) */
+/* hot_join_objects(describe, dumps, unpack, leave, eager, out_of_band, large) */
 static PyObject *hot_join_objects(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *describe, *dumps, *unpack, *left;
-    if (!PyArg_ParseTuple(args, "O!OOOnn", &PyTuple_Type, &describe, &dumps, &unpack, &left,
-                          &OBJECT.eager, &OBJECT.out_of_band))
+    if (!PyArg_ParseTuple(args, "O!OOOnnn", &PyTuple_Type, &describe, &dumps, &unpack, &left,
+                          &OBJECT.eager, &OBJECT.out_of_band, &OBJECT.large))
         return NULL;
     if (PyTuple_Size(describe) != (Py_ssize_t)(sizeof OBJECT_VERBS / sizeof *OBJECT_VERBS)) {
         PyErr_SetString(PyExc_ValueError, "hot_join_objects: a function for each verb");

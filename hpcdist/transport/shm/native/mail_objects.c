@@ -36,7 +36,7 @@ static PyObject *send_list(message_t *w, PyObject *const *args) {
     Py_XDECREF(content);
     if (!packed) {
         if (!PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
-        PyErr_Clear(); /* Python will fail, too, and tell all */
+        PyErr_Clear(); /* Python can, or fails, too, and tells all */
         return Py_NewRef(Py_None);
     }
     uint64_t since = is_recorded() ? flight_now() : 0;
