@@ -35,6 +35,8 @@ PARTS = [
 class BuildKernel(build_ext):
     """Build what compiles, and let the distribution have no extension but that.
 
+    `build_ext --debug` builds for a debugger: with symbols, and statement by statement.
+
     Nothing of an earlier build stays: it would be imported in place of this one.
     """
 
@@ -48,6 +50,8 @@ class BuildKernel(build_ext):
         self.distribution.ext_modules[:] = self.built
 
     def build_extension(self, extension):
+        if self.debug:  # the last flag counts
+            extension.extra_compile_args += ["-O0", "-g3"]
         try:
             super().build_extension(extension)
         except Exception:
