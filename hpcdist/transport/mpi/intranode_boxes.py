@@ -36,7 +36,7 @@ class _Offer(NamedTuple):
     placed: Read | None = None
 
 
-def exchange_boxes(host: MpiContext, node: SharedNode, call: Exchange) -> None:
+def exchange_boxes(context: MpiContext, node: SharedNode, call: Exchange) -> None:
     """Agree on `call`, take what this rank reads, and wait for those who read its own array."""
     node.check_usable()
     try:
@@ -45,13 +45,13 @@ def exchange_boxes(host: MpiContext, node: SharedNode, call: Exchange) -> None:
     except Exception as error:  # no memory, or a warning that the program makes an error
         reason = TransportError(f"what is exchanged cannot be copied for other ranks: {error}")
         reason.__cause__ = error
-        host.agree(refused(call, reason))
+        context.agree(refused(call, reason))
         return
-    detail = host.agree(call, offer.address, offer.payload, enters=True)
+    detail = context.agree(call, offer.address, offer.payload, enters=True)
     addresses = node.control.addresses()
     if 0 in addresses:
         node.end()
-        host.to_its_end(call, lambda: OBJECT_VERBS[call.kind](host, call, detail))
+        context.to_its_end(call, lambda: OBJECT_VERBS[call.kind](context, call, detail))
         return
     places = node.places(addresses)
     try:

@@ -35,23 +35,27 @@ _ONE_SENDER = frozenset({Kind.BROADCAST_OBJECT_LIST, Kind.SCATTER_OBJECT_LIST})
 _PER_RECEIVER = frozenset({Kind.SCATTER_OBJECT_LIST, Kind.ALL_TO_ALL_OBJECT})
 
 
-def exchange_objects(host: MpiContext, node: SharedNode, call: Objects) -> Any:
+def exchange_objects(context: MpiContext, node: SharedNode, call: Objects) -> Any:
     """Agree on `call`, then run it: small pickles by the control block, large ones by segments."""
     try:
         descriptor = _new_segment(call, node.rank)
     except OSError as error:  # no descriptor is left: nobody goes on
         reason = TransportError(f"no memory for a large object: {error}; see `ulimit -n`")
-        return host.agree(refused(call, reason))
+        return context.agree(refused(call, reason))
     try:
-        detail = host.agree(call, descriptor + 1, _payload(call, node))
-        return exchange_agreed(host, node, call, detail, descriptor)
+        detail = context.agree(call, descriptor + 1, _payload(call, node))
+        return exchange_agreed(context, node, call, detail, descriptor)
     finally:
         if descriptor >= 0:
             os.close(descriptor)  # its memory stays as long as somebody maps it
 
 
 def exchange_agreed(
-    host: MpiContext, node: SharedNode, call: Objects, detail: tuple[int, int], descriptor: int = -1
+    context: MpiContext,
+    node: SharedNode,
+    call: Objects,
+    detail: tuple[int, int],
+    descriptor: int = -1,
 ) -> Any:
     """Run `call`, on which all ranks have agreed; see `exchange_objects`."""
     if _in_segments(call, detail):
@@ -62,25 +66,25 @@ def exchange_agreed(
         finally:  # also by an interrupt: the others wait to hear of this rank
             node.step(call)
             node.end()
-            failed = bool(host.agree(call._replace(detail=int(failed)))[1])
-        return by_mpi(host, node, call, detail) if failed else received
+            failed = bool(context.agree(call._replace(detail=int(failed)))[1])
+        return by_mpi(context, node, call, detail) if failed else received
     if detail[1] <= small_up_to(call, node.size):
         return _exchange_small(node, call)
-    return by_mpi(host, node, call, detail)
+    return by_mpi(context, node, call, detail)
 
 
-def by_mpi(host: MpiContext, node: SharedNode, call: Collective, detail: tuple[int, int]) -> Any:
+def by_mpi(context: MpiContext, node: SharedNode, call: Collective, detail: tuple[int, int]) -> Any:
     """Run what the ranks have agreed on by MPI, where nothing of theirs is used here."""
     node.enter(call)
     node.end()
-    return host.to_its_end(call, lambda: OBJECT_VERBS[call.kind](host, call, detail))
+    return context.to_its_end(call, lambda: OBJECT_VERBS[call.kind](context, call, detail))
 
 
-def end_left(host: MpiContext, node: SharedNode, call: Objects, before: int) -> None:
+def end_left(context: MpiContext, node: SharedNode, call: Objects, before: int) -> None:
     """Take part in what others have gone on with by MPI while this rank was interrupted.
 
     Args:
-        host: the group.
+        context: the group.
         node: its memory.
         call: what this rank leaves.
         before: how many operations there were before it.
@@ -89,10 +93,10 @@ def end_left(host: MpiContext, node: SharedNode, call: Objects, before: int) -> 
     control = node.control
     if control.sequence in (before, control.ended) or control.call_off(False):
         return
-    assert host.agreement is not None
-    detail = host.agreement.end_posted(call)
+    assert context.agreement is not None
+    detail = context.agreement.end_posted(call)
     if detail[1] > small_up_to(call, node.size) and not _in_segments(call, detail):
-        by_mpi(host, node, call, detail)
+        by_mpi(context, node, call, detail)
 
 
 def small_up_to(call: Objects, size: int) -> int:
