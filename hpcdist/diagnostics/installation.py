@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcdist.config import Config
+from hpcdist.config import Config, variable_of
 from hpcdist.runtime.cuda_awareness import loaded
 from hpcdist.runtime.mpi import load_mpi
 from hpcdist.transport.kernel import compiled
@@ -118,7 +118,7 @@ def settings_of(config: Config, environ: Mapping[str, str]) -> list[Setting]:
     """Return every setting, its value and its source."""
     found = []
     for field in fields(Config):
-        variable = f"HPCDIST_{field.name.upper()}"
+        variable = variable_of(field.name, environ)
         source = "environment" if environ.get(variable) else "default"
         found.append(Setting(variable, str(getattr(config, field.name)), source))
     return found

@@ -330,6 +330,8 @@ def test_every_setting_has_its_value_and_its_source():
     assert told["HPCDIST_KERNEL"] == ("never", "environment")
     assert told["HPCDIST_TUNING"] == ("None", "default")
     assert len(told) == len(vars(Config()))
+    former = settings_of(Config(device_backend="mpi"), {"HPCDIST_DEVICE_WAY": "mpi"})
+    assert ("HPCDIST_DEVICE_WAY", "mpi", "environment") in map(tuple, former)
 
 
 # ---- ways

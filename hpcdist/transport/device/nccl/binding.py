@@ -102,7 +102,7 @@ def failure(what: str, error: Exception) -> TransportError:
         reason = _STATUS.get(error.args[0] if error.args else 0, f"status {reason}")
     return TransportError(
         f"NCCL failed in {what}: {reason}; run with NCCL_DEBUG=WARN to see why, or set "
-        "HPCDIST_DEVICE_WAY=staged to go on without NCCL"
+        "HPCDIST_DEVICE_BACKEND=staged to go on without NCCL"
     )
 
 
