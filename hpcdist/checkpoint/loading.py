@@ -41,7 +41,7 @@ def load(
     check_first: bool = True,
     coordinator_rank: int | None = None,
 ) -> Any:
-    """Fill `state` with what a checkpoint has; return it. Collective.
+    """Fill `state` from a checkpoint, and return it. Collective.
 
     Any number of ranks may load what any other number has saved; each of them says what it wants,
     whole arrays or `LocalSlice`s. Without `init_parallel_env` this process reads alone, without

@@ -401,7 +401,7 @@ def gloo_barrier() -> None:
 
 
 def gloo_release() -> None:
-    """End what `gloo_init_parallel_env` started. Collective; harmless when nothing is started.
+    """Undo `gloo_init_parallel_env`. Collective; does nothing if nothing was started.
 
     What `init_parallel_env` was called for goes on.
 

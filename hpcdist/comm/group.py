@@ -60,7 +60,7 @@ class Group(Members):
     """Of the world: those of them whose place another process has taken."""
 
     def go_on(self, ranks: Sequence[int], world_rank: int, transport: Transport | None) -> None:
-        """Have these members from now on; for `recover`.
+        """Replace the members; for `recover`.
 
         Args:
             ranks: world ranks.

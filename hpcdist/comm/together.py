@@ -39,7 +39,7 @@ Alike = Callable[[BaseException], Exception | None]
 
 
 def together(group: Group | None = None) -> Together:
-    """Join the ranks of `group`, so that what fails on one rank is raised on all. Local.
+    """Join the ranks of `group`, so that an error of one rank is raised on all of them. Local.
 
     As a context manager it is for a block, which every rank of the group has to enter and to
     leave. The rank that fails raises its own exception at the end of the block, the others a
@@ -167,7 +167,7 @@ class Together:
         do: Callable[[Sequence[T]], Sequence[R]],
         undo: Callable[[], Any] | None = None,
     ) -> R:
-        """Call `own` on every rank and `do` on the first with all results; return this rank's own.
+        """Call `own` on every rank, and `do` on the first with all results; return this rank's.
 
         Collective.
 

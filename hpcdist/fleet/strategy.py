@@ -206,7 +206,7 @@ class DistributedStrategy:
     # ---- what it says
 
     def report(self) -> str:
-        """Return a line for each field that was set: its value, and what becomes of it."""
+        """Return a line for each field that was set: its value and its effect."""
         lines = []
         for path, value in self._values.items():
             word, about = cast(Field, field_at(path)).verdict
@@ -216,7 +216,7 @@ class DistributedStrategy:
         return "\n".join(lines) or "nothing is set: every field has its default"
 
     def degrees(self) -> dict[str, int | None]:
-        """Return the degree of each axis, by short names; None for one that nobody has told."""
+        """Return the degree of each axis by its short name; None where it was not set."""
         told: dict[str, int | None] = {
             each.short: self._values.get(("hybrid_configs", f"{each.short}_degree"))
             for each in AXES
@@ -230,7 +230,7 @@ class DistributedStrategy:
         return cast("list[str] | None", self._values.get(("hybrid_configs", "order")))
 
     def freeze(self) -> HybridOptions:
-        """Return what the engines are told; warn of sections that are not switched on.
+        """Return the options of the engines; warn of sections that are not switched on.
 
         Raises:
             UsageError: two fields contradict each other.
@@ -287,7 +287,7 @@ class DistributedStrategy:
         )
 
     def table_mode(self) -> Mode:
-        """Return the mode of tables that say nothing: "sync", if nobody has set one."""
+        """Return the default mode of tables: "sync" unless the strategy sets another one."""
         told = self.is_set(("a_sync",)) or self.is_set(("a_sync_configs", "k_steps"))
         return mode_told(told and self.a_sync, self.a_sync_configs)
 
@@ -325,7 +325,7 @@ class DistributedStrategy:
         FilePath(output).write_text(prototxt.to_text(self._values))
 
     def load_from_prototxt(self, pb_file: Any) -> None:
-        """Set what a file says that `save_to_prototxt`, or Paddle's, has written. Local.
+        """Set fields from a file written by `save_to_prototxt`, ours or Paddle's. Local.
 
         Args:
             pb_file: the path of the file.

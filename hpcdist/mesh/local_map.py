@@ -26,7 +26,7 @@ def local_map(
     process_mesh: ProcessMesh | None = None,
     reshard_inputs: bool = False,
 ) -> Callable[..., Any]:
-    """Return a function of `DistArray` that calls `func` with the parts this rank has.
+    """Return a function of `DistArray` that calls `func` on this rank's parts.
 
     What `func` returns are the parts of the results. The call is collective over the ranks of the
     mesh, which tell each other the shapes of these parts; inside `func` there is nothing but

@@ -84,7 +84,7 @@ class Optimizer(ABC):
         self._slots.step()
 
     def has_stepped(self) -> bool:
-        """Return whether there is a state to lose: whether a step has been taken or loaded."""
+        """Return whether a step has been taken or loaded, so that there is a state."""
         return self._slots.has_stepped()
 
     def clear_grad(self) -> None:

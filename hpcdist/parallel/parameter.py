@@ -186,7 +186,7 @@ class Parameter:
         self._take(gradient, adding=True)
 
     def memory(self) -> NumpyArray | None:
-        """Return the gradient as its memory is seen by NumPy, writable; None without one.
+        """Return a writable NumPy view of the gradient; None without one.
 
         What is on a device is seen by the device's library.
         """

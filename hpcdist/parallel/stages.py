@@ -108,7 +108,7 @@ def shard_optimizer(
     shard_fn: ShardingStage | Callable[[str, Any, Any], Any] | None = None,
     gradient_accumulation_steps: int = 1,
 ) -> Any:
-    """Cut what an optimizer keeps over the ranks of a mesh.
+    """Cut the state of an optimizer over the ranks of a mesh.
 
     Use what is returned in place of what was given. Collective over the mesh.
 

@@ -22,7 +22,7 @@ from hpcdist.parallel.vocabulary import known
 
 
 class ParallelMode(IntEnum):
-    """How a grid trains: by the axis that decides how a model is wrapped.
+    """How a model is wrapped on a grid: the axis that decides it.
 
     Example:
         >>> import hpcdist as dist
@@ -364,7 +364,7 @@ class CommunicateTopology:
         return groups
 
     def get_rank_from_stage(self, global_rank: int, **kwargs: int) -> int:
-        """Return the rank beside `global_rank`: where it is but for the axes that are told.
+        """Return the rank at the coordinates of `global_rank`, with some of them replaced.
 
         Args:
             global_rank: one of the grid's ranks.

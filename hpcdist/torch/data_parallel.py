@@ -47,7 +47,7 @@ _MiB = 1 << 20
 
 @final
 class TorchDataParallel(DataParallel, Wrapper):
-    """A module like the one it holds, whose gradients are averaged; see `DataParallel`.
+    """A wrapper of a module that averages its gradients; see `DataParallel`.
 
     Attributes:
         module: the module itself (also `_layers`).
@@ -211,7 +211,7 @@ class TorchDataParallel(DataParallel, Wrapper):
     """As of a model, not of its parameters: only the model knows which ranks have them."""
 
     def measure_gradients(self, norm_type: float) -> Measured:
-        """Return the norm over all gradients of the module, and what multiplies them.
+        """Return the norm of all gradients of the module, and their scale factor.
 
         Each parameter counts once, on however many ranks it is. Collective where parameters, of
         any rank, have an ``hpcdist_group``.

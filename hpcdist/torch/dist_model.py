@@ -232,7 +232,7 @@ class DistModel:
         return self._serial
 
     def dist_main_program(self, mode: str | None = None) -> Program:
-        """Return what was communicated in the first batch of a mode, for printing. Local.
+        """Return the operations of the first batch of a mode, for printing. Local.
 
         Args:
             mode: ``"train"``, ``"eval"`` or ``"predict"``; None for the current one.
@@ -252,7 +252,7 @@ class DistModel:
     # ---- states
 
     def state_dict(self, mode: str = "all") -> dict[str, Any]:
-        """Return the state: of what is sharded this rank's part, as checkpoints take it.
+        """Return the state, as checkpoints take it: sharded entries are this rank's part.
 
         Names are those of the layer's parameters and buffers, ``"<parameter>.<state>"`` for the
         optimizer's, and ``"learning_rates"``. Collective where the optimizer is sharded.

@@ -259,7 +259,7 @@ def _state_of(state: State) -> Any:
 
 
 def _load_into(state: State, given: Mapping[str, Any]) -> None:
-    """Load what this rank needs from a state of `LocalSlice`s or whole arrays. Collective."""
+    """Load this rank's part of a state of `LocalSlice`s or whole arrays. Collective."""
     state()[1](given)
 
 

@@ -79,7 +79,7 @@ class RNGStatesTracker:
         return {name: self._complete(name) for name in self._states}
 
     def set_states_tracker(self, states: Mapping[str, State]) -> None:
-        """Make states what `get_states_tracker` has returned before.
+        """Set the states to those that `get_states_tracker` returned.
 
         Args:
             states: by name; others stay.
@@ -132,11 +132,11 @@ class RNGStatesTracker:
     # ---- all at once
 
     def all_states(self) -> dict[str, State]:
-        """Return what `bring_back` takes; neither changes any memory."""
+        """Return all states, for `bring_back`; neither function changes memory."""
         return dict(self._states)
 
     def bring_back(self, states: Mapping[str, State]) -> None:
-        """Make the states of these names those of before; later ones stay.
+        """Reset the states of these names to earlier ones; states added since then stay.
 
         Args:
             states: what `all_states` returned.

@@ -31,7 +31,7 @@ from hpcdist.torch.wrapper import Wrapper
 
 @final
 class PipelineParallel(Wrapper):
-    """A model like the one it holds, which trains a batch at a time; see `train_batch`.
+    """A wrapper of a model that trains a batch at a time; see `train_batch`.
 
     Collective over the grid: weights become equal on the ranks that have the same stage, but for
     those of which each rank of mp has a part.
@@ -140,7 +140,7 @@ class PipelineParallel(Wrapper):
         schedule: str | None = None,
         optimizer: Any = None,
     ) -> Any:
-        """Compute a batch and add its gradients to those that there are; see `train_batch`.
+        """Compute a batch and add its gradients to the present ones; see `train_batch`.
 
         Args:
             data: as of `train_batch`.
@@ -236,21 +236,21 @@ class PipelineParallel(Wrapper):
     # ---- how busy the ranks are
 
     def bubble(self) -> Bubble:
-        """Return in which part of the last step the ranks of the pipeline were idle. Collective.
+        """Return the share of the last step in which the pipeline's ranks were idle. Collective.
 
         Measured from the beginning of the first forward pass to the end of the last backward pass.
         """
         return self._last().bubble()
 
     def timeline(self) -> list[list[Span]]:
-        """Return for each rank of the pipeline what it computed when in the last step. Collective.
+        """Return when each rank of the pipeline computed what in the last step. Collective.
 
         In seconds from the beginning of the step, at which the ranks meet.
         """
         return self._last().timeline()
 
     def draw(self, path: str | Path) -> None:
-        """Draw what the ranks of the pipeline did in the last step, as SVG. Collective.
+        """Draw the last step of all ranks of the pipeline as SVG. Collective.
 
         The first of them writes the picture.
 
