@@ -190,7 +190,7 @@ class ArrayDataParallel(DataParallel):
             broadcast_state(listed, group, attendance.last_of(group))
 
     def measure_gradients(self, norm_type: float) -> Measured:
-        """Return the norm of all gradients of the model, and their scale factor. Collective.
+        """Return the norm of all gradients, and a function that scales them. Collective.
 
         Each parameter counts once, on however many ranks it is.
 

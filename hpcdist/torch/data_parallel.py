@@ -211,7 +211,7 @@ class TorchDataParallel(DataParallel, Wrapper):
     """As of a model, not of its parameters: only the model knows which ranks have them."""
 
     def measure_gradients(self, norm_type: float) -> Measured:
-        """Return the norm of all gradients of the module, and their scale factor.
+        """Return the norm of all gradients, and a function that scales them.
 
         Each parameter counts once, on however many ranks it is. Collective where parameters, of
         any rank, have an ``hpcdist_group``.

@@ -150,7 +150,7 @@ class ShardedModel:
             backward.sync = before
 
     def measure_gradients(self, norm_type: float) -> Measured:
-        """Return the norm of all gradients of the model, and their scale factor. Collective.
+        """Return the norm of all gradients, and a function that scales them. Collective.
 
         Args:
             norm_type: the power: 2 for the Euclidean norm, ``inf`` for the largest absolute value.

@@ -208,7 +208,7 @@ class ShardedOptimizer:
         return bool(flags[0])
 
     def measure_gradients(self, norm_type: float) -> Measured:
-        """Return the norm of all gradients of the model, and their scale factor. Collective.
+        """Return the norm of all gradients, and a function that scales them. Collective.
 
         Args:
             norm_type: the power: 2 for the Euclidean norm, ``inf`` for the largest absolute value.

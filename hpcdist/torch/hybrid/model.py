@@ -130,7 +130,7 @@ class HybridModel(Wrapper):
     norm_is_collective = True
 
     def measure_gradients(self, norm_type: float) -> Measured:
-        """Return the norm of all gradients of the model, and their scale factor. Collective.
+        """Return the norm of all gradients, and a function that scales them. Collective.
 
         Over the axes of one model; each of its elements counts once.
 

@@ -353,7 +353,7 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
     norm_is_collective = True
 
     def measure_gradients(self, norm_type: float) -> Measured:
-        """Return the norm of all gradients of the model, and their scale factor. Collective.
+        """Return the norm of all gradients, and a function that scales them. Collective.
 
         Args:
             norm_type: the power: 2 for the Euclidean norm, ``inf`` for the largest absolute value.
