@@ -227,7 +227,7 @@ FIELDS: Section = {
     "recompute": Field(False, _yes("activations are computed again, see recompute_configs")),
     "recompute_configs": {
         "checkpoints": Field([], _yes("the names of the layers whose activations are")),
-        "enable_offload": Field(False, _yes("what is kept is kept in host memory")),
+        "enable_offload": Field(False, _yes("kept tensors are in host memory")),
         "checkpoint_shape": Field([], _PROGRAM, item=int),
         "enable_tuning": Field(False, _PROGRAM),
         "refined_ops_patterns": Field([], _PROGRAM),
@@ -312,7 +312,7 @@ FIELDS: Section = {
             least=-1,
         ),
     },
-    "sharding": Field(False, _yes("where no degree is told, all ranks share the state")),
+    "sharding": Field(False, _yes("without a degree all ranks share the state")),
     "sharding_configs": {
         "stage": Field(
             1, _yes("what is shared: states (1), gradients (2), parameters (3)"), choices=(1, 2, 3)
