@@ -226,8 +226,8 @@ class Group(Members):
         if rank is None:
             raise UsageError(
                 f"{what}={world_rank!r} can not be found inside the group {self.name}, whose "
-                f"world ranks are {self.ranks}; {what} is always a world rank, and what is no rank "
-                "is given by keyword (op=, group=, sync_op=)"
+                f"world ranks are {self.ranks}; {what} is always a world rank; pass other "
+                "arguments by keyword (op=, group=, sync_op=)"
             )
         return rank
 

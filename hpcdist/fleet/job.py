@@ -500,7 +500,7 @@ class Fleet:
         for name, value in given.items():
             if value is not None:
                 raise UsageError(
-                    f"{name} is for programs, which there are none of; the optimizer has its "
+                    f"{name} is for static programs; here the optimizer has its "
                     "parameters, and those it is to leave alone have requires_grad=False"
                 )
         if self._optimizer is None:

@@ -97,8 +97,8 @@ def _arranged(
         return [*args]
     if len(in_placements) != len(args):
         raise UsageError(
-            f"in_placements has {len(in_placements)} items for {len(args)} arguments; there is one "
-            "for each, None for what is no DistArray"
+            f"in_placements has {len(in_placements)} items for {len(args)} arguments; give one "
+            "for each, None for an argument that is not a DistArray"
         )
     wanted = [
         _wanted(number, value, placements, mesh)

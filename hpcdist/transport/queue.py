@@ -61,9 +61,9 @@ def refusal() -> UsageError:
     """Return what is raised in the middle of an operation; see [Note: nested]."""
     error = UsageError(
         f"an operation was called, or waited for, at {call_site()} in the middle of another one of "
-        "the same group on the same thread, for which it would wait for ever: a signal handler, a "
-        "destructor, or what runs while an object is unpickled, may only note what is to be done; "
-        "call the operation after the one under way has ended"
+        "the same group on the same thread, and would wait for that one for ever; in a signal "
+        "handler, a destructor or code that unpickles an object only note the work, and call the "
+        "operation after the one under way has ended"
     )
     error.nested = True
     return error

@@ -80,7 +80,7 @@ def on_all_ranks(context: MpiContext, call: Exchange, prepare: Callable[[], T]) 
     try:
         ready = prepare()
     except Exception as error:  # no memory, or a warning that the program makes an error
-        reason = TransportError(f"what is exchanged cannot be copied for other ranks: {error}")
+        reason = TransportError(f"an array cannot be copied for other ranks: {error}")
         reason.__cause__ = error
         context.agree(refused(call, reason))
         raise reason from error

@@ -43,7 +43,7 @@ def exchange_boxes(context: MpiContext, node: SharedNode, call: Exchange) -> Non
         call = send_apart(node, call)
         offer = _offer(node, call)
     except Exception as error:  # no memory, or a warning that the program makes an error
-        reason = TransportError(f"what is exchanged cannot be copied for other ranks: {error}")
+        reason = TransportError(f"an array cannot be copied for other ranks: {error}")
         reason.__cause__ = error
         context.agree(refused(call, reason))
         return

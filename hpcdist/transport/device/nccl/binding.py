@@ -167,7 +167,7 @@ def _cupy_communicator(made: Any) -> Communicator:
 def _from_nccl4py() -> Binding:
     installed = metadata.version("nccl4py")
     if not installed.startswith(_NCCL4PY):
-        raise ImportError(f"it is version {installed}; what is known here is {_NCCL4PY}x")
+        raise ImportError(f"it is version {installed}; hpcdist supports {_NCCL4PY}x")
     from nccl.bindings import nccl
 
     def unique_id() -> bytes:
