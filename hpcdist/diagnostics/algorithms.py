@@ -113,11 +113,11 @@ def folded(rows: Sequence[Row]) -> list[dict[str, str]]:
             "why": outcome.why,
         }
         for operation, own in groupby(rows, lambda row: row.operation)
-        for (arrays, outcome), sizes in _joined(list(own)).items()
+        for (arrays, outcome), sizes in _sizes_by_outcome(list(own)).items()
     ]
 
 
-def _joined(rows: Sequence[Row]) -> dict[tuple[str, Outcome], list[int]]:
+def _sizes_by_outcome(rows: Sequence[Row]) -> dict[tuple[str, Outcome], list[int]]:
     """Return the sizes at which a kind of arrays has an outcome."""
     found: dict[tuple[str, Outcome], list[int]] = {}
     for nbytes in dict.fromkeys(row.nbytes for row in rows):

@@ -195,7 +195,7 @@ def dtensor_from_local(
 
     """
     if shape is None:
-        return _joined(local_tensor, mesh, placements)
+        return _array_of_parts(local_tensor, mesh, placements)
     try:
         check_mesh(mesh)
         array = of_part(_as_local(local_tensor), mesh, placements, _as_shape(shape))
@@ -225,7 +225,7 @@ def of_part(
     return DistArray._of(local, layout)
 
 
-def _joined(local_tensor: Any, mesh: ProcessMesh, placements: Placements) -> DistArray:
+def _array_of_parts(local_tensor: Any, mesh: ProcessMesh, placements: Placements) -> DistArray:
     """Exchange the shapes of all parts within the mesh; return the array that they make up."""
     try:
         check_mesh(mesh)

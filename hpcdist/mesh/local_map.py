@@ -66,7 +66,7 @@ def local_map(
         given = _arranged(args, in_placements, mesh, reshards=reshards)
         named = {name: _own_part(value) for name, value in kwargs.items()}
         result = func(*map(_own_part, given), **named)
-        return _joined(result, wanted, mesh)
+        return _wrap_outputs(result, wanted, mesh)
 
     return on_parts
 
@@ -157,7 +157,7 @@ def _of_results(out_placements: Any) -> list[Placements | None]:
     return given
 
 
-def _joined(result: Any, wanted: list[Placements | None], mesh: ProcessMesh) -> Any:
+def _wrap_outputs(result: Any, wanted: list[Placements | None], mesh: ProcessMesh) -> Any:
     """Return the results with arrays made of the parts that the ranks have."""
     several = isinstance(result, (tuple, list))
     parts = [*result] if several else [result]

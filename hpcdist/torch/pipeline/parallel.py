@@ -216,7 +216,7 @@ class PipelineParallel(Wrapper):
         loss = self._steps.run(data, self.schedule, check, finish_with, losses)
         if compute_loss:
             return self._told(loss)
-        return _joined([outputs[micro] for micro in sorted(outputs)])
+        return _concat_outputs([outputs[micro] for micro in sorted(outputs)])
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the model, where one rank has all of it.
@@ -335,10 +335,10 @@ def _stacked(losses: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack([each.detach().double() for each in losses])
 
 
-def _joined(outputs: Sequence[Any]) -> Any:
+def _concat_outputs(outputs: Sequence[Any]) -> Any:
     """Return what the model returns for a whole batch; None where this rank has none of it."""
     if not outputs:
         return None
     if isinstance(outputs[0], (tuple, list)):
-        return tuple(map(_joined, zip(*outputs, strict=True)))
+        return tuple(map(_concat_outputs, zip(*outputs, strict=True)))
     return torch.cat(list(outputs))
