@@ -278,7 +278,9 @@ class Together:
         """
         heard: Exception | None = None
         failure = None if error is None else self._failure(error)
-        call_off = None if error is None else _CallOff(f"its block failed with {_in_words(error)}")
+        call_off = (
+            None if error is None else _CallOff(f"its block failed with {_describe_error(error)}")
+        )
         if call_off is not None:
             call_off.__cause__ = error
         while True:
@@ -331,7 +333,7 @@ class Together:
         where = f"rank {rank}: " if self.size > 1 else ""
         if alike is not None:
             return _Failure(rank, f"{where}{alike}", "", type(alike), secondary=False)
-        words = f"rank {rank} failed with {_in_words(error)}"
+        words = f"rank {rank} failed with {_describe_error(error)}"
         details = "".join(traceback.format_exception(error))
         return _Failure(rank, words, details, None, is_secondary(error))
 
@@ -393,5 +395,5 @@ def _raise_first(
         raise RemoteError(first.message, first.rank, first.details)
 
 
-def _in_words(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(error)).strip()

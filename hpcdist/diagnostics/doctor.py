@@ -30,8 +30,8 @@ from hpcdist.diagnostics.installation import (
 )
 from hpcdist.diagnostics.launcher import (
     Starter,
+    describe_starter as starting_words,
     find_starter,
-    in_words as starting_words,
     starter_problems,
 )
 from hpcdist.diagnostics.probe import Job, Tuning, look, recorded
@@ -103,7 +103,7 @@ def doctor(operations: tuple[str, ...], sizes: str, as_json: bool) -> None:
         time.sleep(_PAUSE_S)  # the first rank has most likely reported the same, and ended the job
         click.echo(f"rank {rank}: {report.problems[0].what}", err=True)
     else:
-        click.echo(json.dumps(as_plain(report), indent=1) if as_json else in_words(report))
+        click.echo(json.dumps(as_plain(report), indent=1) if as_json else describe_report(report))
     if report.code:
         _let_others_end(report)
         let_be_heard()
@@ -236,7 +236,7 @@ def plain(value: Any) -> Any:
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def in_words(report: Report) -> str:
+def describe_report(report: Report) -> str:
     """Return the report as text."""
     lines = [{"what": what, "": version} for what, version in report.versions.items()]
     console = Console(width=130, force_terminal=False, highlight=False, markup=False)

@@ -466,10 +466,10 @@ def field_at(path: Path) -> Field | Section:
 
 def lacking(path: Path) -> str:
     """Return how a message begins about a name that the section at `path` does not have."""
-    return f"{in_words(path)} has no key" if path else "a strategy has no field"
+    return f"{describe_path(path)} has no key" if path else "a strategy has no field"
 
 
-def in_words(path: Path) -> str:
+def describe_path(path: Path) -> str:
     """Return a path as it is written: ``hybrid_configs['mp_configs']``."""
     return path[0] + "".join(f"[{name!r}]" for name in path[1:])
 
@@ -498,7 +498,7 @@ def checked(path: Path, field: Field, value: Any) -> Any:
     if field.above is not None and not kept > field.above:
         raise _wrong(path, f"greater than {field.above}", value)
     if field.verdict.word == REFUSED and kept != field.default:
-        raise UsageError(f"{in_words(path)} = {value!r} is refused: {field.verdict.about}")
+        raise UsageError(f"{describe_path(path)} = {value!r} is refused: {field.verdict.about}")
     return kept
 
 
@@ -516,7 +516,7 @@ def _typed(path: Path, field: Field, value: Any) -> Any:
 
 
 def _wrong(path: Path, wanted: str, value: Any) -> UsageError:
-    return UsageError(f"{in_words(path)} must be {wanted}, got {value!r}")
+    return UsageError(f"{describe_path(path)} must be {wanted}, got {value!r}")
 
 
 def _bool(value: Any) -> bool:

@@ -40,7 +40,7 @@ from hpcdist.parallel.topology import (
     LONG,
     CommunicateTopology,
     by_node,
-    in_words,
+    describe_degrees,
 )
 from hpcdist.ps.cluster import Cluster, cluster_of
 from hpcdist.ps.route import Told, Verb, perform
@@ -635,7 +635,7 @@ class Fleet:
     def __repr__(self) -> str:
         if self._plan is None:
             return f"Fleet(server {self.cluster.server} of {len(self.cluster.servers)})"
-        return f"Fleet({in_words(self.plan.degrees)})"
+        return f"Fleet({describe_degrees(self.plan.degrees)})"
 
 
 # ---- arguments
@@ -649,9 +649,9 @@ def _check_again(before: Fleet | None, plan: Plan, group: Group) -> None:
         pairs = zip(settings_of(before.plan), settings_of(plan), strict=True)
         changes = [f"{new} in place of {old}" for old, new in pairs if old != new]
         raise UsageError(
-            f"fleet.init was called before, for {in_words(before.plan.degrees)} of group "
-            f"{before.grid.group.name}, and is now asked for {in_words(plan.degrees)} of group "
-            f"{group.name}, with {', '.join(changes) or 'the same strategy'}; call "
+            f"fleet.init was called before, for {describe_degrees(before.plan.degrees)} of group "
+            f"{before.grid.group.name}, and is now asked for {describe_degrees(plan.degrees)} of "
+            f"group {group.name}, with {', '.join(changes) or 'the same strategy'}; call "
             "hpcdist.destroy_process_group() before"
         )
 

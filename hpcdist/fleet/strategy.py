@@ -24,8 +24,8 @@ from hpcdist.fleet.fields import (
     Path,
     Section,
     checked,
+    describe_path,
     field_at,
-    in_words,
     lacking,
 )
 from hpcdist.parallel.hybrid_options import (
@@ -82,7 +82,9 @@ class Configs(MutableMapping[str, Any]):
         self._strategy.assign({(*self._path, key): value})
 
     def __delitem__(self, key: str) -> None:
-        raise UsageError(f"{in_words((*self._path, key))} cannot be deleted; set it to its default")
+        raise UsageError(
+            f"{describe_path((*self._path, key))} cannot be deleted; set it to its default"
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(cast(Section, field_at(self._path)))
@@ -186,7 +188,7 @@ class DistributedStrategy:
             idle = field.verdict.word == NO_EFFECT_HERE and value != field.default
             if idle and path not in self._told:
                 self._told.add(path)
-                why.setdefault(field.verdict.about, []).append(in_words(path))
+                why.setdefault(field.verdict.about, []).append(describe_path(path))
         for about, names in why.items():
             warnings.warn(
                 f"{', '.join(names)} (set at {call_site()}) {_have(names)} no effect here: {about}",
@@ -212,7 +214,7 @@ class DistributedStrategy:
             word, about = cast(Field, field_at(path)).verdict
             if path in self._waiting():
                 word = f"{word} once {SWITCHES[path[0]]} = True"
-            lines.append(f"{in_words(path)} = {value!r}: {word}: {about}")
+            lines.append(f"{describe_path(path)} = {value!r}: {word}: {about}")
         return "\n".join(lines) or "nothing is set: every field has its default"
 
     def degrees(self) -> dict[str, int | None]:
@@ -366,7 +368,7 @@ class DistributedStrategy:
             object.__setattr__(self, name, copy.copy(value))
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{in_words(path)}={value!r}" for path, value in self._values.items())
+        told = ", ".join(f"{describe_path(path)}={value!r}" for path, value in self._values.items())
         return f"DistributedStrategy({told})"
 
 
@@ -380,8 +382,8 @@ def _flat(given: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
             yield from _flat({(*path, key): each for key, each in value.items()})
         else:
             raise UsageError(
-                f"{in_words(path)} must be a dictionary such as {{{next(iter(found))!r}: ...}}, "
-                f"got {value!r}"
+                f"{describe_path(path)} must be a dictionary such as {{{next(iter(found))!r}: ...}}"
+                f", got {value!r}"
             )
 
 

@@ -22,7 +22,7 @@ from hpcdist.parallel.topology import (
     SHORT,
     CommunicateTopology,
     ParallelMode,
-    in_words,
+    describe_degrees,
     mode_of,
     short_name,
 )
@@ -201,7 +201,7 @@ class HybridCommunicateGroup:
             )
 
     def __repr__(self) -> str:
-        return f"HybridCommunicateGroup({in_words(self._degrees)})"
+        return f"HybridCommunicateGroup({describe_degrees(self._degrees)})"
 
     # ---- Paddle's getters
 
@@ -410,7 +410,7 @@ def _laid_over(topology: CommunicateTopology, group: Group) -> CommunicateTopolo
     size = topology.world_size()
     if size != group.nranks:
         raise UsageError(
-            f"{in_words(topology.degrees)} make {size} places, but group {group.name} has "
+            f"{describe_degrees(topology.degrees)} make {size} places, but group {group.name} has "
             f"{group.nranks} ranks; let the product of the degrees be {group.nranks}"
         )
     if not group.is_member():

@@ -220,12 +220,12 @@ class Parameter:
         return _restored(data, self.requires_grad, self.name, self.group)
 
     def __repr__(self) -> str:
-        words = self._in_words()
+        words = self._describe()
         name = f", name={self.name!r}" if self.name else ""
         frozen = "" if self.requires_grad else ", requires_grad=False"
         return f"Parameter({words}{name}{frozen})"
 
-    def _in_words(self) -> str:
+    def _describe(self) -> str:
         if self._unshard is not None:  # to see all of it is collective
             return f"sharded {view_of(self._data).dtype} of shape {self.shape}"
         return np.array2string(on_host(view_of(self._data)), separator=", ", threshold=20)

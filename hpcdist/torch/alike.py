@@ -40,10 +40,10 @@ def value_in_words(value: Any) -> str:
 
 def module_in_words(module: torch.nn.Module) -> str:
     """Return the classes of a module and of its parts, and the arguments of torch's own ones."""
-    return ", ".join(map(_in_words, module.modules()))
+    return ", ".join(map(_describe_module, module.modules()))
 
 
-def _in_words(module: torch.nn.Module) -> str:
+def _describe_module(module: torch.nn.Module) -> str:
     kind = type(module)
     told = module.extra_repr() if kind.__module__.startswith("torch.nn.modules.") else ""
     return f"{kind.__name__}({told})"
@@ -56,7 +56,7 @@ def states_of_layers(module: torch.nn.Module) -> list[State]:
     which a parameter is a part.
     """
     layers = [
-        (f"{name}: {_in_words(each)}", (), "")
+        (f"{name}: {_describe_module(each)}", (), "")
         for name, each in module.named_modules()
         if type(each).__module__.startswith("torch.nn.modules.")
         and next(each.parameters(), None) is None

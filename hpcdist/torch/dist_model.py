@@ -484,13 +484,13 @@ def _wants(mode: str, part: str) -> bool:
 def _recording(operations: list[str]) -> Iterator[None]:
     def listen(event: Event) -> None:
         if event.phase == "begin":
-            operations.append(_in_words(event))
+            operations.append(_describe_event(event))
 
     with ExitStack() as stack:
         stack.callback(subscribe(listen))
         yield
 
 
-def _in_words(event: Event) -> str:
+def _describe_event(event: Event) -> str:
     array = f" {event.dtype}{list(event.shape)}" if event.dtype else ""
     return f"{event.name}{array} among ranks {', '.join(map(str, event.ranks))}"

@@ -94,7 +94,7 @@ class ColumnParallelLinear(CutLayer):
 
     def extra_repr(self) -> str:
         """Return the settings that `repr` shows."""
-        return in_words(self, gather_output=self.gather_output)
+        return describe_layer(self, gather_output=self.gather_output)
 
 
 @final
@@ -160,7 +160,7 @@ class RowParallelLinear(CutLayer):
 
     def extra_repr(self) -> str:
         """Return the settings that `repr` shows."""
-        return in_words(self, input_is_parallel=self.input_is_parallel)
+        return describe_layer(self, input_is_parallel=self.input_is_parallel)
 
 
 @final
@@ -308,7 +308,7 @@ def _filled(layer: torch.nn.Module, weight_attr: WeightAttr) -> torch.nn.Module:
     return layer
 
 
-def in_words(layer: Any, **settings: Any) -> str:
+def describe_layer(layer: Any, **settings: Any) -> str:
     """Return what `repr` tells of a linear layer."""
     told = {
         "in_features": layer.in_features,

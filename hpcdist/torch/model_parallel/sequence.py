@@ -26,7 +26,7 @@ from hpcdist.torch.model_parallel.functions import (
     reduce_scatter,
     scatter_to,
 )
-from hpcdist.torch.model_parallel.layers import WeightAttr, in_words, whole_linear
+from hpcdist.torch.model_parallel.layers import WeightAttr, describe_layer, whole_linear
 from hpcdist.torch.model_parallel.states import CutLayer, is_cut
 
 
@@ -180,7 +180,7 @@ class ColumnSequenceParallelLinear(CutLayer):
 
     def extra_repr(self) -> str:
         """Return the settings that `repr` shows."""
-        return in_words(self)
+        return describe_layer(self)
 
 
 @final
@@ -244,7 +244,7 @@ class RowSequenceParallelLinear(CutLayer):
 
     def extra_repr(self) -> str:
         """Return the settings that `repr` shows."""
-        return in_words(self)
+        return describe_layer(self)
 
 
 # ---- parameters that are used on parts of the sequence
