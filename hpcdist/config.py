@@ -117,7 +117,7 @@ def _seconds_or_never(variable: str, text: str) -> float | None:
     return None if text.strip() in ("0", "0.0") else _number(variable, text)
 
 
-def _whole(variable: str, text: str) -> int:
+def _integer(variable: str, text: str) -> int:
     value = _number(variable, text)
     if not value.is_integer():
         raise UsageError(f"{variable}={text!r} is not a whole number; set one or unset it")
@@ -173,7 +173,7 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "float": _number,
     "float | None": _seconds_or_never,
     "bool": _switch,
-    "int | None": _whole,
+    "int | None": _integer,
     "int": _count,
     "tuple[int | None, ...]": _cuts,
     "str | None": lambda variable, text: text,

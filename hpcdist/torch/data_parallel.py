@@ -280,7 +280,7 @@ class TorchDataParallel(DataParallel, Wrapper):
             self._error = self._error or error
             future.set_result(gradients if factor == 1 else gradients.mul_(factor))
 
-        self._averager.average(gradients, self._check(bucket), arrived)
+        self._averager.average(gradients, self._check_bucket(bucket), arrived)
         return future
 
     def _look_for_nan(self, bucket: Any) -> torch.Tensor | None:
@@ -395,7 +395,7 @@ class TorchDataParallel(DataParallel, Wrapper):
         buckets = len(self._engine[0].reducer._get_zeros_like_grad_buckets())
         return [self._averager.average(None, error) for _ in range(self._launched, buckets)]
 
-    def _check(self, bucket: Any) -> UsageError | None:
+    def _check_bucket(self, bucket: Any) -> UsageError | None:
         if not self._check_nan or not _nan_in(bucket.buffer()):
             return None
         return UsageError(_not_a_number(self._with_nan(bucket)))

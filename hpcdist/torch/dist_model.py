@@ -126,7 +126,7 @@ class DistModel:
         input_spec: Sequence[Sequence[Any]] | None = None,
     ) -> None:
         strategy = Strategy() if strategy is None else strategy
-        _check(layer, loss, optimizer, strategy, input_spec)
+        _check_arguments(layer, loss, optimizer, strategy, input_spec)
         _warn_of(strategy)
         if strategy.base.seed is not None:
             torch.manual_seed(strategy.base.seed)
@@ -429,7 +429,7 @@ _REFUSED = {
 """Sections that would change the numbers, and what to use in their place."""
 
 
-def _check(layer: Any, loss: Any, optimizer: Any, strategy: Any, input_spec: Any) -> None:
+def _check_arguments(layer: Any, loss: Any, optimizer: Any, strategy: Any, input_spec: Any) -> None:
     if not isinstance(layer, torch.nn.Module):
         raise UsageError(f"to_static takes a torch.nn.Module, got {layer!r}")
     if isinstance(layer, PipelineParallel):

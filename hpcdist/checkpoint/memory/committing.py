@@ -77,7 +77,7 @@ def commit(ranks: Together, vault: Vault, state: Any, step: int, copies: int) ->
         vault.serial,
     )
     notes = [_Note(*row) for row in _gathered(ranks, note)]
-    _check(ranks, notes, error)
+    _check_notes(ranks, notes, error)
     assert taken is not None
     if len({each.structure for each in notes}) > 1:
         ranks.decide(
@@ -127,7 +127,7 @@ def _gathered(ranks: Together, numbers: Sequence[int]) -> list[list[int]]:
     return found
 
 
-def _check(ranks: Together, notes: Sequence[_Note], error: Exception | None) -> None:
+def _check_notes(ranks: Together, notes: Sequence[_Note], error: Exception | None) -> None:
     """Raise on every rank what is wrong on one. Collective if something is."""
 
     def fail() -> None:

@@ -69,7 +69,7 @@ def build_script(batch: Batch) -> str:
         'exec srun --mpi=pmix --kill-on-bad-exit=1 python x.py'
 
     """
-    _check(batch)
+    _check_lines(batch)
     options = full_options(batch)
     given = {name for name, _ in options}
     lines = ["#!/bin/bash", *(_line(name, value) for name, value in options), ""]
@@ -144,7 +144,7 @@ def log_folder(batch: Batch) -> Path | None:
     return None if "%" in str(folder) else folder
 
 
-def _check(batch: Batch) -> None:
+def _check_lines(batch: Batch) -> None:
     """Refuse what would not be one line of the script, or not be what the reader sees there."""
     texts = [
         ("the folder", batch.folder),

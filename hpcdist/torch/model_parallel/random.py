@@ -89,7 +89,7 @@ class RNGStatesTracker:
 
         """
         for name in states:
-            self._check(name)
+            self._check_name(name)
         self._states.update({name: dict(state) for name, state in states.items()})
 
     @contextmanager
@@ -103,7 +103,7 @@ class RNGStatesTracker:
             UsageError: there is no state of this name.
 
         """
-        self._check(name)
+        self._check_name(name)
         before = default_state()
         _set_default(self._complete(name))
         try:
@@ -113,7 +113,7 @@ class RNGStatesTracker:
                 self._states[name] = default_state()
             _set_default(before)
 
-    def _check(self, name: str) -> None:
+    def _check_name(self, name: str) -> None:
         if name not in self._states:
             known = ", ".join(map(repr, self._states)) or "none"
             raise UsageError(

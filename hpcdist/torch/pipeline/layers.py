@@ -114,7 +114,7 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
         self.stages: list[Stage] = []
         self._none = [torch.nn.Parameter(torch.empty(0), requires_grad=False)]
         ranks = Together(self.group)
-        told = ranks.share(lambda: self._check(layers, num_stages, seg_method))
+        told = ranks.share(lambda: self._check_arguments(layers, num_stages, seg_method))
         if any(each != told[0] for each in told):
             raise MismatchError(first_difference(told, self.group.ranks, "layer"))
         seed = _common_seed(self.group)
@@ -202,7 +202,9 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
 
     # ---- how it is made
 
-    def _check(self, layers: Sequence[Any], num_stages: int | None, seg_method: Any) -> list[State]:
+    def _check_arguments(
+        self, layers: Sequence[Any], num_stages: int | None, seg_method: Any
+    ) -> list[State]:
         """Refuse wrong arguments; return what all ranks have to say alike. Local."""
         if num_stages not in (None, self.num_stages):
             raise UsageError(
