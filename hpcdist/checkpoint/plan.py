@@ -21,7 +21,7 @@ CUT = 1 << 20
 
 
 class Held(NamedTuple):
-    """What a rank holds of an array of this shape: a box, the simplest of its elements."""
+    """A rank's part of an array of this shape: a box, the simplest of its elements."""
 
     name: str
     dtype: DtypeName

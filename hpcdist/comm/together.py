@@ -81,7 +81,7 @@ def together(group: Group | None = None) -> Together:
 
 
 class _Failure(NamedTuple):
-    """What a rank tells the others of its error."""
+    """A rank's error, as it is sent to the others."""
 
     rank: int
     message: str
@@ -97,7 +97,7 @@ class _Outcome(NamedTuple):
 
 
 class _End(NamedTuple):
-    """What a rank tells at the end of a block."""
+    """A rank's message at the end of a block."""
 
     depth: int
     failure: _Failure | None

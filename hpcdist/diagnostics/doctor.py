@@ -38,7 +38,7 @@ from hpcdist.diagnostics.probe import Job, Tuning, look, recorded
 from hpcdist.diagnostics.problem import Problem, refused
 from hpcdist.diagnostics.problems import problems_of
 from hpcdist.errors import TransportError, UsageError
-from hpcdist.runtime.failure import let_be_heard, let_refusal_be_heard
+from hpcdist.runtime.failure import wait_for_output, wait_for_output_at_exit
 from hpcdist.runtime.mpi import abort, finalize
 from hpcdist.runtime.place import read_place
 from hpcdist.runtime.process import snapshot
@@ -93,7 +93,7 @@ def doctor(operations: tuple[str, ...], sizes: str, as_json: bool) -> None:
         report = examine(_known(operations), _sizes(sizes))
     except UsageError as error:
         if rank == 0:
-            let_refusal_be_heard()
+            wait_for_output_at_exit()
             raise click.UsageError(str(error)) from error
         time.sleep(_PAUSE_S)
         sys.exit(_WRONG_USE)
@@ -106,14 +106,14 @@ def doctor(operations: tuple[str, ...], sizes: str, as_json: bool) -> None:
         click.echo(json.dumps(as_plain(report), indent=1) if as_json else describe_report(report))
     if report.code:
         _let_others_end(report)
-        let_be_heard()
+        wait_for_output()
     if report.job is None and _others_wait():
         abort(report.code)
     sys.exit(report.code)
 
 
 def _own_rank() -> int:
-    """Return what the launcher says of this process."""
+    """Return this process's rank as the launcher gives it."""
     try:
         return read_place(snapshot()).rank
     except UsageError:  # its variables contradict each other, which is a finding of its own

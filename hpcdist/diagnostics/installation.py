@@ -61,7 +61,7 @@ def own_version() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what hpcdist stands on; nothing is started."""
+    """Return the versions of hpcdist's dependencies; nothing is started."""
     return {
         "hpcdist": own_version(),
         "Python": platform.python_version(),
@@ -128,7 +128,7 @@ def settings_of(config: Config, environ: Mapping[str, str]) -> list[Setting]:
 
 
 def mpi_library(environ: Mapping[str, str]) -> Library:
-    """Return what the MPI library says of itself."""
+    """Return the name, the version and the thread level of the MPI library."""
     mpi = load_mpi()
     vendor, numbers = mpi.get_vendor()
     standard = ".".join(map(str, mpi.Get_version()))

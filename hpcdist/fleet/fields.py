@@ -21,7 +21,7 @@ HONOURED, NO_EFFECT_HERE, REFUSED = "honoured", "no effect here", "refused"
 
 
 class Verdict(NamedTuple):
-    """What becomes of a field: a word, and what it does, or why nothing, or what to do instead."""
+    """The effect of a field: a word, and its effect, the reason for none, or a replacement."""
 
     word: str
     about: str

@@ -26,7 +26,7 @@ class Placement(NamedTuple):
 
 
 class Post(NamedTuple):
-    """What a rank was told: its role, its number there, and how many of both roles there are."""
+    """A rank's post: its role, its number in the role, and the numbers of both roles."""
 
     role: Role
     number: int
@@ -71,7 +71,7 @@ def post_of(
 
 
 def place(posts: Sequence[Post | None], ranks: Sequence[int]) -> Placement:
-    """Return who works and who serves, of what all ranks have been told. Pure.
+    """Return which ranks work and which serve, from the posts of all ranks. Pure.
 
     Raises:
         UsageError: two have the same number of a role, one is missing, or has another role.

@@ -15,7 +15,7 @@ from hpcdist.runtime.process import snapshot
 
 
 class Plan(NamedTuple):
-    """What the arguments of `init` come to; the same on all ranks."""
+    """The plan made from the arguments of `init`; the same on all ranks."""
 
     options: HybridOptions
     degrees: Mapping[str, int]

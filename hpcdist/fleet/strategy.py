@@ -181,7 +181,7 @@ class DistributedStrategy:
         return path in self._values
 
     def _tell(self, values: Mapping[Path, Any]) -> None:
-        """Warn, once for each field, of what was set and has no effect."""
+        """Warn once for each field that was set and has no effect."""
         why: dict[str, list[str]] = {}
         for path, value in values.items():
             field = cast(Field, field_at(path))

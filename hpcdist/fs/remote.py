@@ -317,7 +317,7 @@ def _class_of(protocol: str) -> Any:
 
 
 def parts_of(protocol: str, url: str) -> tuple[dict[str, Any], str]:
-    """Return what a URL says of its file system (such as the host of sftp), and the path in it.
+    """Return the options in a URL for its file system (such as a host), and the path in it.
 
     Raises:
         UsageError: it has a password, which logs would show; or see `fsspec_of`.

@@ -216,7 +216,7 @@ class Surroundings(NamedTuple):
     """For each dimension what is beyond its ends; None where that are elements, or nothing."""
 
     def window(self, layout: Layout, place: Coordinate) -> Box:
-        """Return what the rank at a coordinate has, and what is around that."""
+        """Return the part of the rank at a coordinate, and the border around it."""
         window = []
         for dim, ((lo, hi), (before, behind)) in enumerate(
             zip(layout.box(place), self.depth, strict=True)

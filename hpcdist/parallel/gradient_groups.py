@@ -39,7 +39,7 @@ class Bucket(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What a rank tells the others: what it has in groups of their own, and its buckets."""
+    """A rank's description: its gradients in groups of their own, and its buckets."""
 
     states: Mapping[Key, Sequence[State]]
     order: Sequence[BucketName]

@@ -15,7 +15,7 @@ from hpcdist.errors import UsageError
 
 
 class LayerPlan:
-    """Base of what `parallelize` takes as the plan of a layer."""
+    """Base of the plans of layers that `parallelize` takes."""
 
     __slots__ = ()
 

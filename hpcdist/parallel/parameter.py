@@ -353,7 +353,7 @@ def _place(memory: NumpyArray) -> str:
 
 
 def _restored(data: Any, requires_grad: bool, name: str, group: Group | None = None) -> Parameter:
-    """Make what a copy or a pickle of a parameter becomes: free of its model, without gradient."""
+    """Build the copy of a parameter from a pickle: free of its model, without gradient."""
     parameter = Parameter(data, requires_grad, group)
     parameter.name = name
     return parameter

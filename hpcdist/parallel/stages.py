@@ -17,7 +17,7 @@ from hpcdist.parallel.sharding.group_sharded import group_sharded_parallel
 
 
 class ShardingStage:
-    """Base of what `shard_optimizer` takes as its `shard_fn`; create one of its subclasses.
+    """Base of the stages that `shard_optimizer` takes as `shard_fn`; create a subclass.
 
     Attributes:
         axis: the name or number of the axis of the mesh that cuts.

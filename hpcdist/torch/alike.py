@@ -72,7 +72,7 @@ def states_of_layers(module: torch.nn.Module) -> list[State]:
 
 @final
 class Inputs:
-    """Compares what the ranks of a group give to a model.
+    """Compares the inputs that the ranks of a group give to a model.
 
     Args:
         group: ranks that share each layer, and so the samples.

@@ -145,7 +145,7 @@ def log_folder(batch: Batch) -> Path | None:
 
 
 def _check_lines(batch: Batch) -> None:
-    """Refuse what would not be one line of the script, or not be what the reader sees there."""
+    """Refuse text that is more than one line of the script, or has invisible characters."""
     texts = [
         ("the folder", batch.folder),
         ("the name of the program", batch.name),

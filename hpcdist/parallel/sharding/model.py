@@ -247,7 +247,7 @@ class ShardedModel:
             yield from owned_runs(engine.names, engine.shapes, unit, rank, array)
 
     def _rest(self) -> list[tuple[str, Any]]:
-        """Return names and entries of what is not sharded."""
+        """Return the names and entries that are not sharded."""
         return [pair for pair in parameters_and_buffers(self._layers) if not is_trained(pair[1])]
 
     def __getattr__(self, name: str) -> Any:

@@ -25,7 +25,7 @@ Make = Callable[[Any, HybridCommunicateGroup, HybridOptions], Any]
 
 
 class _Row(NamedTuple):
-    """An engine: what it is for, and what makes it."""
+    """An engine: the grids it is for, and its factory."""
 
     axes: tuple[str, ...]
     make: Make

@@ -333,7 +333,7 @@ def _bounds_of(layers: Sequence[Any], stages: int, method: Any) -> list[int]:
 
 
 def _name_of(layer: Any) -> str:
-    """Return what ranks compare of a layer: what makes it, and its arguments."""
+    """Return the description of a layer that ranks compare: its factory and its arguments."""
     if isinstance(layer, LayerDesc):
         given = [*map(value_in_words, layer.inputs)]
         given += [f"{name}={value_in_words(each)}" for name, each in layer.kwargs.items()]

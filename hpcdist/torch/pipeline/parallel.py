@@ -270,7 +270,7 @@ class PipelineParallel(Wrapper):
         return [_one_number(loss_fn(*given)) for loss_fn in self._layers.losses]
 
     def _told(self, losses: torch.Tensor) -> Any:
-        """Return what a batch gives: a loss, or of a list of functions theirs."""
+        """Return the result of a batch: a loss, or one for each function of a list."""
         return losses[0] if callable(self._layers.loss_fn) else [*losses]
 
     # ---- a module like the one it holds

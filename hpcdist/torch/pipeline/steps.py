@@ -215,7 +215,7 @@ class Steps:
 
 
 def _shared(own: Callable[[], tuple[int, int]], group: Group) -> list[tuple[int, int]]:
-    """Return what `own` returns on all ranks; raise on all what it raises on one. Collective."""
+    """Return the results of `own` on all ranks; raise its error on all ranks. Collective."""
     mine, problem = (0, 0), None
     try:
         mine = own()
