@@ -7,6 +7,7 @@
 #   make test-elsewhere  run the usual tests as on other machines: CONDITIONS="young no-shm" picks some, TESTS="tests/unit" their tests
 #   make dev      an environment to develop in
 #   make check    formatting, lint, types, layers, warnings of the C compilers that are here
+#   make debug    build the kernel for a debugger; CFLAGS and LDFLAGS can add sanitizers
 #   make docs     build the documentation in site/
 #   make wheel    build what goes to an index in dist/, with and without the kernel, and check it
 #   make release  make wheel, and try what it built in clean environments
@@ -31,7 +32,7 @@ export OMPI_MCA_osc = ^ucx
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_QUIET = 1
 
-.PHONY: train test test-all test-rest test-elsewhere dev check docs wheel release bench clean
+.PHONY: train test test-all test-rest test-elsewhere dev check debug docs wheel release bench clean
 
 train: .venv/.train
 	$(BIN)/mpiexec -n $(RANKS) $(BIN)/python examples/train.py
@@ -66,6 +67,10 @@ check: .venv/.dev
 	            "$$@" || exit 1; \
 	    done; \
 	done
+
+# `.venv/bin/python setup.py -q build_ext --inplace` builds the usual one again.
+debug: .venv/.dev
+	$(BIN)/python setup.py -q build_ext --inplace --debug
 
 docs: .venv/.dev
 	$(BIN)/python -m zensical build --strict --clean

@@ -24,6 +24,8 @@ ALONE = [f"{SHM}/arrays.c", f"{SHM}/regions.c"]
 class BuildNative(build_ext):
     """Build what compiles, and let the distribution have no extension but that.
 
+    `build_ext --debug` builds for a debugger: with symbols, and statement by statement.
+
     Nothing of an earlier build stays: it would be imported in place of this one.
     """
 
@@ -37,6 +39,8 @@ class BuildNative(build_ext):
         self.distribution.ext_modules[:] = self.built
 
     def build_extension(self, extension):
+        if self.debug:  # the last flag counts
+            extension.extra_compile_args += ["-O0", "-g3"]
         try:
             super().build_extension(extension)
         except Exception:

@@ -119,7 +119,7 @@ def beside_copy(rows: Sequence[Row]) -> list[Row]:
 def start_staged() -> dist.Group:
     """Start anew, with all device memory going through the host. Collective."""
     dist.destroy_process_group()
-    os.environ["HPCDIST_DEVICE_WAY"] = "staged"
+    os.environ["HPCDIST_DEVICE_BACKEND"] = "staged"
     return dist.init_parallel_env()
 
 

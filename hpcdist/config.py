@@ -34,12 +34,12 @@ class Config:
     """Whether reductions in shared memory use the compiled loops, where there are any."""
     device: str | None = None
     """GPU of this process, by its number among those it sees; usually by the rank on the node."""
-    device_way: Literal["auto", "nccl", "mpi", "staged"] = "auto"
+    device_backend: Literal["auto", "nccl", "mpi", "staged"] = "auto"
     """How arrays on a GPU travel; "auto" takes the fastest way that is proven on all ranks."""
     device_chunk_mb: float = 4.0
     """MiB of a GPU's array that are copied through host memory at a time."""
     share_gpu: bool = False
-    """Allow several ranks on one GPU; NCCL 2.30 serves them if it is asked for by device_way."""
+    """Allow several ranks on one GPU; NCCL 2.30 serves them if device_backend asks for it."""
     nccl_binding: Literal["cupy", "nccl4py"] = "cupy"
     """The Python package whose functions of NCCL are called; the library is the same."""
     nccl_sums: Literal["float32", "native"] = "float32"
@@ -71,12 +71,18 @@ def read_config(environ: Mapping[str, str] | None = None) -> Config:
     environ = os.environ if environ is None else environ
     given: dict[str, Any] = {}
     for field in fields(Config):
-        variable = f"HPCDIST_{field.name.upper()}"
+        variable = variable_of(field.name, environ)
         text = environ.get(variable)
         if text:
             reader = _READERS.get(str(field.type), _choice)
             given[field.name] = reader(variable, text)
     return Config(**given)
+
+
+def variable_of(name: str, environ: Mapping[str, str]) -> str:
+    """Return the variable of a setting: a former one if that alone is set."""
+    variable, former = f"HPCDIST_{name.upper()}", _FORMER.get(name)
+    return former if former and environ.get(former) and not environ.get(variable) else variable
 
 
 def common(config: Config) -> tuple[Any, ...]:
@@ -111,7 +117,7 @@ def _seconds_or_never(variable: str, text: str) -> float | None:
     return None if text.strip() in ("0", "0.0") else _number(variable, text)
 
 
-def _whole(variable: str, text: str) -> int:
+def _integer(variable: str, text: str) -> int:
     value = _number(variable, text)
     if not value.is_integer():
         raise UsageError(f"{variable}={text!r} is not a whole number; set one or unset it")
@@ -148,7 +154,8 @@ def _cuts(variable: str, text: str) -> tuple[int | None, ...]:
 
 
 def _choice(variable: str, text: str) -> str:
-    name = variable.removeprefix("HPCDIST_").lower()
+    renamed = {former: name for name, former in _FORMER.items()}
+    name = renamed.get(variable, variable.removeprefix("HPCDIST_").lower())
     choices = get_args(get_type_hints(Config)[name])
     if text.lower() not in choices:
         raise UsageError(
@@ -157,13 +164,16 @@ def _choice(variable: str, text: str) -> str:
     return text.lower()
 
 
-_COMMON = ("device_way", "device_batches", "nccl_sums", "array_replicate", "array_placements")
+_FORMER = {"device_backend": "HPCDIST_DEVICE_WAY"}
+"""Variables of settings that have been renamed, which still count where the new one is not set."""
+
+_COMMON = ("device_backend", "device_batches", "nccl_sums", "array_replicate", "array_placements")
 _SWITCHES = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 _READERS: dict[str, Callable[[str, str], Any]] = {
     "float": _number,
     "float | None": _seconds_or_never,
     "bool": _switch,
-    "int | None": _whole,
+    "int | None": _integer,
     "int": _count,
     "tuple[int | None, ...]": _cuts,
     "str | None": lambda variable, text: text,

@@ -68,7 +68,7 @@ class CollectiveTimeout(HpcdistError, TimeoutError):
 
 
 class RemoteError(HpcdistError):
-    """Another rank failed; `rank` is its world rank, `traceback` what it printed.
+    """Another rank failed; `rank` is its world rank, `traceback` its traceback.
 
     `in_step` says that every rank of the group has ended the operation with an error, so that the
     next one is for all again. It is False where the rank has left, or where nobody knows.
@@ -141,7 +141,7 @@ class CheckpointError(HpcdistError):
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint and a state differ; what both have was loaded, as ``strict=False`` wishes."""
+    """A checkpoint and a state differ; with ``strict=False`` the common entries were loaded."""
 
 
 class DatasetError(HpcdistError):
@@ -152,7 +152,7 @@ class DatasetError(HpcdistError):
 
 
 class DatasetWarning(UserWarning):
-    """Records of a dataset were malformed and have been left out, as ``on_bad`` wishes."""
+    """Records of a dataset were malformed; ``on_bad`` asks to leave them out."""
 
 
 class NotInGroupWarning(UserWarning):
@@ -160,11 +160,11 @@ class NotInGroupWarning(UserWarning):
 
 
 class ExecuteError(HpcdistError, OSError):
-    """A file system could not do what it was asked for."""
+    """A file system could not carry out an operation."""
 
 
 class FSFileExistsError(ExecuteError, FileExistsError):
-    """There is already what should be made, or what is in the way."""
+    """The path exists already, or something is in the way."""
 
 
 class FSFileNotExistsError(ExecuteError, FileNotFoundError):
@@ -176,4 +176,4 @@ class FSTimeOut(ExecuteError, TimeoutError):
 
 
 class FSShellCmdAborted(ExecuteError):
-    """A file system broke off what it was doing."""
+    """A file system aborted an operation."""

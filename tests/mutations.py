@@ -146,8 +146,8 @@ MUTATIONS = [
     Mutation(
         "an operation overtakes those that are queued",
         "transport/queue.py",
-        "if not queue.queued and queue.running.acquire(blocking=False):",
-        "if queue.running.acquire(blocking=False):",
+        "return () if self.queued else map(self.running.acquire, AT_ONCE)",
+        "return map(self.running.acquire, AT_ONCE)",
         "tests/unit/transport/test_call.py",
     ),
     Mutation(

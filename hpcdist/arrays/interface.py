@@ -68,7 +68,7 @@ class DeviceRuntime(ABC):
 
     @abstractmethod
     def on(self, stream: Stream) -> AbstractContextManager[Any]:
-        """Put on `stream` what the array library does inside the block; for this thread.
+        """Make `stream` current for the array library inside the block, on this thread.
 
         Args:
             stream: of this device.

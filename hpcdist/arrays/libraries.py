@@ -128,7 +128,7 @@ def _from_dlpack(array: Any) -> Any:
         return cuda_library().view(array)
     if device_type not in _HOST_DEVICES:
         raise UsageError(
-            f"this {type(array).__name__} lives in the memory of a device that is no CUDA GPU; "
+            f"this {type(array).__name__} lives on a device that is no CUDA GPU; "
             "copy it to the host first and back afterwards"
         )
     return np.from_dlpack(array)

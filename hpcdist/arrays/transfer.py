@@ -23,7 +23,7 @@ def on_host(data: NumpyArray | DeviceArray) -> NumpyArray:
     if not data.flags.c_contiguous:
         align_streams(data)
         data = data.copy(order="C")
-    host, stream = np.empty(data.shape, data.dtype), _joined(engine)
+    host, stream = np.empty(data.shape, data.dtype), _joined_stream(engine)
     engine.copy_to_host(data, host, stream)
     _wait(engine, stream)
     return host
@@ -33,7 +33,7 @@ def fill(target: DeviceArray, source: NumpyArray) -> None:
     """Copy memory of the host into contiguous memory of a device, of the same shape and dtype."""
     engine = device_runtime_of(target)
     assert engine is not None
-    stream = _joined(engine)
+    stream = _joined_stream(engine)
     engine.copy_to_device(source, target, stream)
     _wait(engine, stream)
 
@@ -69,10 +69,10 @@ def host_numbers(values: Iterable[Any]) -> list[float]:
 
 def await_streams(engine: DeviceRuntime) -> None:
     """Block the host until all work queued on a device so far is done."""
-    _wait(engine, _joined(engine))
+    _wait(engine, _joined_stream(engine))
 
 
-def _joined(engine: DeviceRuntime) -> Any:
+def _joined_stream(engine: DeviceRuntime) -> Any:
     """Return a stream that goes on when all that was computed so far is complete."""
     first, *others = engine.current_streams()
     for other in others:

@@ -51,7 +51,7 @@ class Output:
         self._bar = Bar(progress)
         self.at = self._bar.at
         self.close = self._bar.clear
-        self._console.print(_in_words(setting))
+        self._console.print(_describe_setting(setting))
         if setting["ranks"] == 1:
             self._console.print("one rank has nobody to talk to: start more by -n, srun or mpiexec")
 
@@ -88,7 +88,7 @@ class Output:
         return REGRESSED if found.regressions else 0
 
 
-def _in_words(setting: dict[str, Any]) -> str:
+def _describe_setting(setting: dict[str, Any]) -> str:
     ranks, nodes = setting["ranks"], setting["nodes"]
     device = f"; arrays on {setting['device']}" if "device" in setting else ""
     return (

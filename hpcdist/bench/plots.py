@@ -49,7 +49,7 @@ def predicted_path(path: str) -> str:
 
 
 def heading_of(setting: Mapping[str, Any]) -> str:
-    """Write where and when a run was measured, and below it of what, as far as it tells."""
+    """Write where and when a run was measured, then its MPI, device, ranks and nodes, if known."""
     where = [setting.get("host"), setting.get("date", "")[:10]]
     what = [setting.get("mpi"), setting.get("device")]
     what += [several(setting[f"{of}s"], of) for of in ("rank", "node") if f"{of}s" in setting]
@@ -183,7 +183,7 @@ def draw_panels(panels: Sequence[Panel], path: str, heading: str = "") -> bool:
 
 
 def _add_legend(figure: Any) -> None:
-    """Explain below the panels what the lines of all of them mean."""
+    """Add a legend for the lines of all panels below them."""
     lines: dict[str, Any] = {}
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()

@@ -43,7 +43,7 @@ def predict(
         UsageError: a number of ranks or bytes, or the network, is impossible.
 
     """
-    _check(ranks, sizes, ranks_per_node, network)
+    _check_request(ranks, sizes, ranks_per_node, network)
     found = []
     for model in models:
         local = model.local if ranks_per_node is None else ranks_per_node
@@ -66,7 +66,7 @@ def predict(
     return found
 
 
-def _check(
+def _check_request(
     ranks: Sequence[int], sizes: Sequence[int], ranks_per_node: int | None, network: Network
 ) -> None:
     wrong = [each for each in (*ranks, ranks_per_node) if each is not None and each < 1]

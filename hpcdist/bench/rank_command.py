@@ -16,7 +16,7 @@ from hpcdist.bench.request import spread_against
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
-from hpcdist.runtime.failure import let_be_heard
+from hpcdist.runtime.failure import wait_for_output
 from hpcdist.runtime.place import read_place
 from hpcdist.runtime.process import snapshot
 
@@ -53,7 +53,7 @@ def _reported_once() -> Iterator[None]:
         world = init_parallel_env()
         if world.rank == 0:
             shown.show()
-            let_be_heard()
+            wait_for_output()
         world.mpi_comm.Barrier()
         sys.exit(_WRONG_USE)
 

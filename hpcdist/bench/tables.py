@@ -77,7 +77,7 @@ def print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _caption(rows: Sequence[Mapping[str, Any]], columns: Columns) -> str | None:
-    """Return what the reader of a table must know."""
+    """Return the caption of a table."""
     fewest = min(row["samples"] for row in rows)
     few = 1 < fewest < ENOUGH_SAMPLES
     words = [_RATIO] if _TAKES in columns else []

@@ -12,7 +12,7 @@ class Unavailable(Exception):
 
 
 def complaint(call: Callable[[], Any]) -> str:
-    """Call, and return the first line of what it raises; empty where it raises nothing."""
+    """Call a function; return the first line of its exception, or "" if it raises none."""
     try:
         call()
     except Exception as error:  # a library may raise anything where it lacks an operation

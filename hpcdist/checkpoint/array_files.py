@@ -163,7 +163,7 @@ def _fill(room: Any, stored: Any, layout: Layout, path: str) -> None:
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Raise what a library says of a file as an error of all ranks."""
+    """Raise a library's error about a file as an error of all ranks."""
     try:
         yield
     except (CheckpointError, UsageError, FileNotFoundError, PermissionError, MemoryError):

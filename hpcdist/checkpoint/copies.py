@@ -72,7 +72,7 @@ def _between_runs(stored: Box, wanted: Box) -> list[Copy]:
 def _copy(common: Box, source: Box, before: int, target: Box, behind: int) -> Copy:
     """Return the copy of elements of two boxes that have so many elements before them."""
     here, there = strides_of(source.lengths), strides_of(target.lengths)
-    return _joined(
+    return _merge_dims(
         Copy(
             common.lengths,
             before + position_in(source, common),
@@ -83,7 +83,7 @@ def _copy(common: Box, source: Box, before: int, target: Box, behind: int) -> Co
     )
 
 
-def _joined(copy: Copy) -> Copy:
+def _merge_dims(copy: Copy) -> Copy:
     """Join dimensions that follow each other in both memories."""
     # From the innermost dimension outwards: one joins the last if in both memories its stride is
     # the whole extent of that one.
@@ -104,7 +104,7 @@ def _joined(copy: Copy) -> Copy:
 
 def in_bytes(copy: Copy, itemsize: int) -> Copy:
     """Return a copy whose elements are the bytes of elements."""
-    return _joined(
+    return _merge_dims(
         Copy(
             (*copy.lengths, itemsize),
             copy.source * itemsize,
@@ -164,7 +164,7 @@ def _before(copy: Copy, limit: int, inner: Strides) -> int:
 
 
 def _part(copy: Copy, box: Box) -> Copy:
-    return _joined(
+    return _merge_dims(
         copy._replace(
             lengths=box.lengths,
             source=copy.source + position_of(box.offsets, copy.source_strides),

@@ -58,7 +58,7 @@ class Tensor(NamedTuple):
 
 
 def name_of_dtype(dtype: np.dtype[Any]) -> DtypeName:
-    """Return what the manifest says of `dtype`; `UsageError` for one without a fixed size."""
+    """Return the manifest's name of `dtype`; `UsageError` for one without a fixed size."""
     row = dtype_row(dtype)
     if row.name in _CODES or row.code < BYTES_CODE or row.name.startswith("float8"):
         return row.name

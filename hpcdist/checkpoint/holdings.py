@@ -41,12 +41,12 @@ def views_of(arrays: Mapping[str, Sequence[Any]]) -> Views:
 
 
 def all_held(views: Views) -> list[Held]:
-    """Return what this rank tells the others of what it holds."""
+    """Return the description of this rank's holdings, for the other ranks."""
     return [view.held for found in views.values() for view in found]
 
 
 def part_of(share: Share, views: Sequence[View]) -> Part:
-    """Take the bytes of a share to host memory: the first rows of what this rank has, or others."""
+    """Copy the bytes of a share to host memory: the first rows of this rank's part, or others."""
     held, array = next(view for view in views if contains(view.held.box, share.box))
     first = position_in(held.box, share.box)
     memory = to_read(array, share.name, first, first + share.box.size)

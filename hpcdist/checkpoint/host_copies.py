@@ -57,7 +57,7 @@ def to_read(array: Any, what: str, start: int, stop: int) -> memoryview:
 
 
 def to_write(array: Any, what: str) -> Target:
-    """Return memory to be filled in place of what `array` holds.
+    """Return memory of the shape of `array`, to be filled.
 
     An array that cannot be written, such as JAX's, is replaced by a new one of its library.
     """

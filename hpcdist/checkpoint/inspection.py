@@ -100,7 +100,7 @@ def verify(
     step: int | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Read all of a checkpoint and compare it with what was saved; return what it has. Collective.
+    """Read a whole checkpoint and compare it with its checksums; return its contents. Collective.
 
     Arrays are compared with their checksums, the headers of files, which only other programs read,
     with the manifest.

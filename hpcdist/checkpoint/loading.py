@@ -41,7 +41,7 @@ def load(
     check_first: bool = True,
     coordinator_rank: int | None = None,
 ) -> Any:
-    """Fill `state` with what a checkpoint has; return it. Collective.
+    """Fill `state` from a checkpoint, and return it. Collective.
 
     Any number of ranks may load what any other number has saved; each of them says what it wants,
     whole arrays or `LocalSlice`s. Without `init_parallel_env` this process reads alone, without
@@ -88,7 +88,7 @@ def load(
 
 
 class Report(NamedTuple):
-    """What a rank has found of its state: contradictions, and what only one of both has."""
+    """The comparison of a rank's state with a checkpoint: contradictions, and what only one has."""
 
     problems: list[str]
     missing: list[str]
@@ -124,7 +124,7 @@ def load_into(
     coordinator_rank: int | None = None,
     rule: Rule = EXACT,
 ) -> tuple[Any, str]:
-    """Load as `load` does; return the state, and a description of what was tolerated."""
+    """Load as `load` does; return the state and a description of the tolerated differences."""
     ranks = reading_together(group, coordinator_rank, "hpcdist.checkpoint.load")
     if ranks.group is not None and not ranks.group.is_member():
         not_a_member(ranks.group)

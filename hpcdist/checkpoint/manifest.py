@@ -53,7 +53,7 @@ class Manifest(NamedTuple):
 
 
 def entry_of(name: str, box: Box, array: Array) -> Tensor:
-    """Return what a data file's header says of a box of an array."""
+    """Return the entry of a box of an array in the header of a data file."""
     nbytes = box.size * dtype_of_name(array.dtype).itemsize
     if box.size == array.size:
         return Tensor(name, array.dtype, array.shape, nbytes)

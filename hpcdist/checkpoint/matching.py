@@ -120,7 +120,7 @@ class Wanted(NamedTuple):
 
 
 class ObjectState(NamedTuple):
-    """An object in the state, what it has now, and what it is to be given."""
+    """An object in the state, its present state, and the state to load."""
 
     name: str
     thing: Any
@@ -143,7 +143,7 @@ class Matching:
         self._loaded: set[Path] = set()
 
     def left(self, structure: Node) -> set[Path]:
-        """Return the paths of what only the checkpoint has."""
+        """Return the paths that only the checkpoint has."""
         return {path for path, _ in leaves(structure)} - self._loaded
 
     def match(self, value: Any, node: Node, rule: Rule = EXACT) -> Fill:

@@ -201,7 +201,7 @@ def build(node: Node, array: Callable[[str, str], Any]) -> Any:
 
 
 def name_of(path: Path) -> str:
-    """Return the name of what lies at a path; ``state`` for the whole."""
+    """Return the name of the entry at a path; ``state`` for the root."""
     return ".".join(map(str, path)) or "state"
 
 

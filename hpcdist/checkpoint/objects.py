@@ -53,7 +53,7 @@ def state_of(thing: Any) -> Any:
 
 
 def template_of(thing: Any, node: Node, arrays: Mapping[str, Array]) -> Any:
-    """Return what an object is to be given, as far as it knows; None for what was saved.
+    """Return the state that an object expects, as far as it knows; None for the saved one.
 
     Args:
         thing: the object.
@@ -132,7 +132,7 @@ def _places(optimizer: Any) -> dict[int, _Place]:
 
 
 def _placed(optimizer: Any, state: Any) -> Any:
-    """Return the state of an optimizer, in which what is a part as its parameter says so."""
+    """Return the state of an optimizer; entries of a sharded parameter become slices."""
     places = {index: each for index, each in _places(optimizer).items() if each.begin is not None}
     known = {
         index: {key: _slice_of(value, places[index]) for key, value in of_one.items()}

@@ -69,7 +69,7 @@ def load_state_dict(
     worker_groups: list[Group] | None = None,
     comm_method: str = "broadcast",
 ) -> None:
-    """Fill a state with what a checkpoint has, as `hpcdist.checkpoint.load` does. Collective.
+    """Fill a state from a checkpoint, as `hpcdist.checkpoint.load` does. Collective.
 
     The state may want less than was saved; all that it wants must be there.
 

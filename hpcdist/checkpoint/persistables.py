@@ -25,7 +25,7 @@ def save_persistables(
     main_program: Any = None,
     filename: str | None = None,
 ) -> None:
-    """Write what a model keeps to a folder, each array once. Collective over all ranks.
+    """Write the parameters and buffers of a model to a folder. Collective over all ranks.
 
     Args:
         executor: the model, if `main_program` is None; otherwise it is not looked at.
@@ -53,7 +53,7 @@ def load_persistables(
     main_program: Any = None,
     filename: str | None = None,
 ) -> None:
-    """Fill a model with what `save_persistables` has written. Collective over all ranks.
+    """Load a model from the folder that `save_persistables` wrote. Collective over all ranks.
 
     The number of ranks may be another one, and arrays may be cut otherwise.
 
@@ -108,7 +108,7 @@ def load_inference_model_distributed(
     params_filename: str | None = None,
     pserver_endpoints: Any = None,
 ) -> list[Any]:
-    """Fill a model with what was saved of it, and let it predict. Collective over all ranks.
+    """Load a saved model, and switch it to prediction. Collective over all ranks.
 
     Args:
         dirname: the folder.

@@ -21,7 +21,7 @@ CUT = 1 << 20
 
 
 class Held(NamedTuple):
-    """What a rank holds of an array of this shape: a box, the simplest of its elements."""
+    """A rank's part of an array of this shape: a box, the simplest of its elements."""
 
     name: str
     dtype: DtypeName
@@ -82,8 +82,8 @@ def join_holdings(
             if known != array:
                 raise MismatchError(
                     f"the ranks have different arrays {name!r}: rank {ranks[rank]} has "
-                    f"{_in_words(known)}, but rank {ranks[members[0]]} has {_in_words(array)}. "
-                    "Give different arrays different keys"
+                    f"{_describe_array(known)}, but rank {ranks[members[0]]} has "
+                    f"{_describe_array(array)}. Give different arrays different keys"
                 )
             if box.size or array.size == 0:
                 holders[name][box] += members
@@ -126,7 +126,7 @@ def _elements(flaw: Flaw) -> str:
     return f"elements {box.offsets[0]} to {box.ends[0] - 1}" if box.is_run else f"elements {box}"
 
 
-def _in_words(array: Array) -> str:
+def _describe_array(array: Array) -> str:
     return f"{array.dtype} of shape {array.shape}"
 
 

@@ -79,7 +79,7 @@ def check(files: Files, wishes: Iterable[Wish]) -> None:
 
 
 def read(files: Files, wishes: Iterable[Wish]) -> None:
-    """Read what is wanted. What fills a block of a file is read where it belongs."""
+    """Read all wanted boxes. A whole block of a file is read directly to its place."""
     for wish in wishes:
         memory = wish.target.memory
         for piece, nbytes, itemsize, copy in wish.steps:
@@ -118,7 +118,7 @@ def finisher(wishes: Iterable[Wish]) -> Callable[[str], Any]:
 def read_rows(
     files: Files, manifest: Manifest, names: Sequence[str], start: int, stop: int
 ) -> list[NumpyArray]:
-    """Return new arrays with some rows, one run of them, of what a checkpoint has."""
+    """Return new arrays with a run of rows of a checkpoint."""
     found, wanted = [], {}
     for name in names:
         array = manifest.arrays[name]

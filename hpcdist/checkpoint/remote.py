@@ -25,7 +25,7 @@ _NEW = re.compile(r"checkpoint\.json\.[0-9a-f]{12}\.new")
 
 
 def join(url: str, name: str) -> str:
-    """Return the URL of what is in a folder."""
+    """Return the URL of an entry of a folder."""
     return f"{url.rstrip('/')}/{name}"
 
 

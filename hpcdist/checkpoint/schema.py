@@ -49,7 +49,7 @@ def _need(right: bool, where: str, what: str, value: Any = None) -> None:
 # ---- the table
 
 
-def _whole(least: int = 0, most: int = _LARGEST) -> Check:
+def _integer(least: int = 0, most: int = _LARGEST) -> Check:
     def check(value: Any, where: str) -> None:
         right = type(value) is int and least <= value <= most
         _need(right, where, f"an integer from {least} to {most}", value)
@@ -111,7 +111,7 @@ def _items(rule: Check) -> Check:
     return check
 
 
-_COUNTS = _items(_whole())
+_COUNTS = _items(_integer())
 _MANY = f"of at most {_DIMENSIONS} dimensions"
 
 
@@ -184,11 +184,11 @@ def _piece(value: Any, where: str) -> None:
 
 _MANIFEST = _fields(
     format=_text,
-    version=_whole(1),
-    step=_optional(_whole()),
-    ranks=_whole(1),
-    block=_whole(BLOCK, BLOCK),
-    files=_items(_row(_file_name, _whole())),
+    version=_integer(1),
+    step=_optional(_integer()),
+    ranks=_integer(1),
+    block=_integer(BLOCK, BLOCK),
+    files=_items(_row(_file_name, _integer())),
     structure=_node,
     arrays=_entries(_fields(dtype=_dtype, shape=_shape, pieces=_items(_piece))),
 )

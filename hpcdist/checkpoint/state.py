@@ -144,7 +144,7 @@ def _describe_object(value: Any, path: Path, found: _Found) -> Node:
 
 
 def merge_nodes(nodes: list[Node], ranks: list[int]) -> Node:
-    """Return the description of what several ranks have together.
+    """Merge the descriptions of a state from several ranks.
 
     Dicts are united; everything else must be equal.
 

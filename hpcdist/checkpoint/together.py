@@ -41,11 +41,11 @@ def of_group(group: Group | None, first: int | None = None, words: str = _CHECKP
 def _for_all(error: BaseException) -> Exception | None:
     """Return what all ranks raise for the error of one; None where the others get `RemoteError`."""
     if isinstance(error, OSError):
-        return CheckpointError(_in_words(error))
+        return CheckpointError(_describe_error(error))
     return error if isinstance(error, Exception) and type(error) in _SAME_EVERYWHERE else None
 
 
-def _in_words(error: OSError) -> str:
+def _describe_error(error: OSError) -> str:
     if error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return f"{type(error).__name__}: {error}"

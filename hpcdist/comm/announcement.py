@@ -122,14 +122,14 @@ class Announcement:
 
 
 def hearers() -> list[Listener]:
-    """Return who is told of what begins now: not those that are being told something."""
+    """Return the listeners for an operation that begins now: not those that are being called."""
     return [listener for listener in listeners if listener not in _telling.to]
 
 
 def tell(
     event: Event, hearers: Sequence[Listener], rank: dict[str, Any], message: str = ""
 ) -> BaseException | None:
-    """Call all hearers that still listen; return what the first of them that failed has raised.
+    """Call all hearers that still listen; return the first exception of one of them.
 
     Args:
         event: what is told.

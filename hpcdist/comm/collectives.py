@@ -125,7 +125,7 @@ def reduce_scatter(
 def scan(
     tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True
 ) -> Work:
-    """Replace `tensor` by its reduction over the ranks up to and with this one (MPI_Scan).
+    """Replace `tensor` by its reduction over this rank and those before it (MPI_Scan).
 
     Args:
         tensor: array of equal shape and dtype on all ranks.
@@ -399,7 +399,7 @@ def barrier(group: Group | None = None, sync_op: bool = True) -> Work:
 
 
 def wait(tensor: Any, group: Group | None = None, use_calc_stream: bool = True) -> None:
-    """Block until what this rank issued on the group before has ended, and `tensor` may be used.
+    """Block until the operations issued on the group have ended, so that `tensor` may be used.
 
     Local. For arrays in host memory both values of `use_calc_stream` mean the same. For arrays on
     a GPU the current stream waits, and not the host, unless ``use_calc_stream=False``.

@@ -99,7 +99,7 @@ def all_to_all_object(
 
 
 def part_of(words: str, describe: Describe) -> Describe:
-    """Return what describes a part of what `words` say, which agrees with no other operation."""
+    """Return the description of a part of `words`, which agrees with no other operation."""
 
     def describe_part(*args: Any) -> Objects | Refusal:
         call = describe(*args)

@@ -30,7 +30,7 @@ from hpcdist.config import Config, read_config
 from hpcdist.errors import HpcdistError, TransportError, UsageError
 from hpcdist.runtime import gpu, reports
 from hpcdist.runtime.ending import survives
-from hpcdist.runtime.failure import let_refusal_be_heard
+from hpcdist.runtime.failure import wait_for_output_at_exit
 from hpcdist.runtime.mpi import FINALIZED, check_not_finalized, is_alone
 from hpcdist.runtime.place import read_place, world_place
 from hpcdist.runtime.process import snapshot
@@ -99,7 +99,7 @@ def init_parallel_env(
             create_nccl_config(nccl_config)
             return _start(backend, device, timeout, comm)
     except HpcdistError:
-        let_refusal_be_heard()
+        wait_for_output_at_exit()
         raise
 
 
@@ -231,7 +231,7 @@ def _leave_at_exit() -> None:
 
 
 def _leave_at_finalize() -> None:
-    """End what is under way before the program ends MPI; what comes later is told why."""
+    """End all operations before the program ends MPI; later ones get an error with the reason."""
     session = current_session()
     if session is None:
         return
@@ -401,7 +401,7 @@ def gloo_barrier() -> None:
 
 
 def gloo_release() -> None:
-    """End what `gloo_init_parallel_env` started. Collective; harmless when nothing is started.
+    """Undo `gloo_init_parallel_env`. Collective; does nothing if nothing was started.
 
     What `init_parallel_env` was called for goes on.
 

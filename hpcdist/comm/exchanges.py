@@ -169,7 +169,7 @@ def _checked(pair: _Pair, rank: int, size: int, own: Shape, filled: Shape) -> _B
 
 def _check_rank(what: Read | Give, size: int) -> None:
     if not 0 <= what.rank < size:
-        raise UsageError(f"{what} is of rank {what.rank}, which is none of the {size} of the group")
+        raise UsageError(f"{what} is of rank {what.rank}, but the group has {size} ranks")
 
 
 def _check_within(what: Read | Give, box: Box, shape: Shape) -> None:

@@ -95,7 +95,7 @@ class Grid:
         return rank
 
     def shift(self, axis: int, displacement: int = 1) -> tuple[int, int]:
-        """Return from whom to receive and to whom to send, for a shift (MPI_Cart_shift).
+        """Return the ranks to receive from and to send to in a shift (MPI_Cart_shift).
 
         Args:
             axis: along which the data move.
@@ -114,7 +114,7 @@ class Grid:
         return [self._at(axis, step) for axis in range(len(self.dims)) for step in (-1, 1)]
 
     def sub(self, *axes: int) -> Grid:
-        """Return the grid along some axes, of the ranks that are where this one is on the others.
+        """Return the subgrid along some axes, through this rank (MPI_Cart_sub).
 
         (MPI_Cart_sub.) Its group is made by the first call: collective over these ranks, free
         afterwards.

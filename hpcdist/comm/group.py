@@ -60,7 +60,7 @@ class Group(Members):
     """Of the world: those of them whose place another process has taken."""
 
     def go_on(self, ranks: Sequence[int], world_rank: int, transport: Transport | None) -> None:
-        """Have these members from now on; for `recover`.
+        """Replace the members; for `recover`.
 
         Args:
             ranks: world ranks.
@@ -226,8 +226,8 @@ class Group(Members):
         if rank is None:
             raise UsageError(
                 f"{what}={world_rank!r} can not be found inside the group {self.name}, whose "
-                f"world ranks are {self.ranks}; {what} is always a world rank, and what is no rank "
-                "is given by keyword (op=, group=, sync_op=)"
+                f"world ranks are {self.ranks}; {what} is always a world rank; pass other "
+                "arguments by keyword (op=, group=, sync_op=)"
             )
         return rank
 

@@ -137,7 +137,7 @@ def _close(group: Members) -> None:
 
 @raising_held
 def shutdown_process_group(group: Group | None = None) -> None:
-    """Free what `group` keeps in MPI; its next operation restarts it. Collective over the members.
+    """Free the MPI resources of `group`; its next operation restarts it. Collective.
 
     Args:
         group: None for the world.

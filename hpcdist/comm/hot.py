@@ -136,7 +136,7 @@ def await_taken(group: Group, tensor: Any, dst: int, tag: int) -> None:
 
 
 def unpack_message(group: Group, object_list: list[Any], pickled: bytes) -> None:
-    """Replace what is in a list by what a message brings, under the lock of whoever receives."""
+    """Replace the entries of a list by those of a message, under the receiver's lock."""
     replace_objects(group, object_list, loads(pickled))
 
 

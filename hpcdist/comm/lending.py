@@ -52,7 +52,7 @@ def lent(
     try:
         shown = _shown(transport, array)  # kept until the end
     except Exception as error:  # no memory, or a warning that the program makes an error
-        reason = TransportError(f"what is lent cannot be copied for other ranks: {error}")
+        reason = TransportError(f"an array that is lent cannot be copied for other ranks: {error}")
         reason.__cause__ = error
         dispatch(group, True, lambda _: Refusal(Kind.EXCHANGE, 0, reason))
         raise reason from error

@@ -13,7 +13,7 @@ from hpcdist.runtime.process import snapshot
 
 @final
 class ParallelEnv:
-    """What a rank can know about itself and its job (Paddle's `ParallelEnv`).
+    """The rank, its node and its job (Paddle's `ParallelEnv`).
 
     Before `init_parallel_env` the launcher's environment answers, afterwards MPI does.
 
@@ -95,7 +95,7 @@ class ParallelEnv:
 
     @property
     def trainer_endpoints(self) -> list[str]:
-        """The endpoints of all ranks; they name ranks, nobody listens there."""
+        """The endpoints of all ranks. They are names only: nobody listens there."""
         return list(self._where.endpoints)
 
     @property
@@ -105,7 +105,7 @@ class ParallelEnv:
 
     @property
     def pg_timeout(self) -> int:
-        """Time limit of operations in milliseconds; an endless one is a very long one."""
+        """Time limit of operations in milliseconds; a very large number stands for no limit."""
         return int(min(self._timeout_s, TIMEOUT_MAX) * 1000)
 
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ from hpcdist.transport.roles import GroupTable
 
 
 def recover(timeout: float | None = None) -> Group:
-    """Go on when ranks have died, with the others and with spares; return the group of all ranks.
+    """Go on after ranks have died, with the others and with spares; return the new world group.
 
     Collective over the ranks that are left: each calls it when it gets a `RankFailure`. Whatever is
     under way ends. The group of all ranks changes in place. A spare, if there is one, takes the

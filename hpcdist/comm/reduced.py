@@ -82,7 +82,7 @@ class _Part(NamedTuple):
 
 
 class _Leaf(NamedTuple):
-    """What ranks compare of a leaf, what travels, and what becomes of it when it is reduced."""
+    """A leaf: its part of the comparison, the array that travels, and the result's form."""
 
     state: State
     parts: Sequence[_Part]

@@ -193,7 +193,7 @@ def resolve_group(group: G | None) -> G:
     if Members not in type(group).__mro__:  # `isinstance` of an abstract class takes its time
         raise UsageError(
             f"group must be a Group from new_group or get_group, or None for all ranks, got "
-            f"{group!r}; give what is no group by keyword (op=, sync_op=, tag=)"
+            f"{group!r}; pass other arguments by keyword (op=, sync_op=, tag=)"
         )
     return group
 

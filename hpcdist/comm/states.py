@@ -93,13 +93,13 @@ def first_difference(
             if state != states[0]:
                 return (
                     f"the ranks have different {noun}s; the first difference is {noun} {position}, "
-                    f"counted from 0: rank {ranks[0]} has {_in_words(states[0])}, but rank {rank} "
-                    f"has {_in_words(state)}. {_REMEDIES[noun]}"
+                    f"counted from 0: rank {ranks[0]} has {_describe_state(states[0])}, but rank "
+                    f"{rank} has {_describe_state(state)}. {_REMEDIES[noun]}"
                 )
     return f"the ranks have different {noun}s"
 
 
-def _in_words(state: State | None) -> str:
+def _describe_state(state: State | None) -> str:
     if state is None:
         return "no more"
     name, shape, dtype = state

@@ -36,7 +36,7 @@ def survive(
     attempts: int = 10,
     timeout: float | None = None,
 ) -> Callable[P, T] | Callable[[OnRanks[P, T]], Callable[P, T]]:
-    """Call a function again, on the ranks that are left and on spares, when a rank has died in it.
+    """Call a function; when a rank dies in it, call it again on the ranks left and on spares.
 
     A decorator. What it returns is called without the first argument, which the function gets: the
     group of all ranks, of which there may be fewer each time. It is collective: all ranks call it,

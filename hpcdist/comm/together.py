@@ -47,7 +47,7 @@ Alike = Callable[[BaseException], Exception | None]
 
 
 def together(group: Group | None = None) -> Together:
-    """Join the ranks of `group`, so that what fails on one rank is raised on all. Local.
+    """Join the ranks of `group`, so that an error of one rank is raised on all of them. Local.
 
     As a context manager it is for a block, which every rank of the group has to enter and to
     leave. The rank that fails raises its own exception at the end of the block, the others a
@@ -89,7 +89,7 @@ def together(group: Group | None = None) -> Together:
 
 
 class _Failure(NamedTuple):
-    """What a rank tells the others of its error."""
+    """A rank's error, as it is sent to the others."""
 
     rank: int
     message: str
@@ -105,7 +105,7 @@ class _Outcome(NamedTuple):
 
 
 class _End(NamedTuple):
-    """What a rank tells at the end of a block."""
+    """A rank's message at the end of a block."""
 
     depth: int
     failure: _Failure | None
@@ -175,7 +175,7 @@ class Together:
         do: Callable[[Sequence[T]], Sequence[R]],
         undo: Callable[[], Any] | None = None,
     ) -> R:
-        """Call `own` on every rank and `do` on the first with all results; return this rank's own.
+        """Call `own` on every rank, and `do` on the first with all results; return this rank's.
 
         Collective.
 
@@ -286,7 +286,9 @@ class Together:
         """
         heard: Exception | None = None
         failure = None if error is None else self._failure(error)
-        call_off = None if error is None else _CallOff(f"its block failed with {_in_words(error)}")
+        call_off = (
+            None if error is None else _CallOff(f"its block failed with {_describe_error(error)}")
+        )
         if call_off is not None:
             call_off.__cause__ = error
         while True:
@@ -339,7 +341,7 @@ class Together:
         where = f"rank {rank}: " if self.size > 1 else ""
         if alike is not None:
             return _Failure(rank, f"{where}{alike}", "", type(alike), secondary=False)
-        words = f"rank {rank} failed with {_in_words(error)}"
+        words = f"rank {rank} failed with {_describe_error(error)}"
         details = "".join(traceback.format_exception(error))
         return _Failure(rank, words, details, None, is_secondary(error))
 
@@ -396,6 +398,6 @@ def _raise_first(
         raise RemoteError(first.message, first.rank, first.details)
 
 
-def _in_words(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     told = "".join(traceback.format_exception_only(error)).strip()
     return "\n".join([told, *(each for each in notes_of(error) if each not in told)])

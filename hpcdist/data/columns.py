@@ -141,7 +141,7 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Sequence[Any], dtype: Any = None) -> Ragged:
-        """Return a column of lists, or where rows are `str` or `bytes` of these.
+        """Return a column of lists, of `str` or of `bytes`, as the rows are.
 
         Args:
             rows: lists or arrays, texts, or bytes.
@@ -284,7 +284,7 @@ class Columns:
         return sum(column.nbytes for column in self._columns.values())
 
     def schema(self) -> Schema:
-        """Return what all rows have in common, column by column."""
+        """Return the dtype and the shape of the rows of each column."""
         return tuple(
             Field(name, column.kind, column.values.dtype, column.values.shape[1:])
             for name, column in self._columns.items()
@@ -333,12 +333,12 @@ class Columns:
         return {name: column.row(index) for name, column in self._columns.items()}
 
     def buffers(self) -> list[NumpyArray]:
-        """Return all rows as flat contiguous arrays, of a `Ragged` column lengths and values."""
+        """Return all rows as flat contiguous arrays; a `Ragged` column gives lengths and values."""
         return [buffer for column in self._columns.values() for buffer in column.buffers()]
 
     @staticmethod
     def from_buffers(schema: Schema, rows: int, buffers: Sequence[NumpyArray]) -> Columns:
-        """Return what `buffers` was made of. The arrays are not copied.
+        """Build columns from the arrays of `buffers`, which are not copied.
 
         Args:
             schema: of the rows, as `schema` returned it.
@@ -361,7 +361,7 @@ class Columns:
 
     @staticmethod
     def empty_like(schema: Schema) -> Columns:
-        """Return no rows of these columns.
+        """Return columns of this kind without rows.
 
         Args:
             schema: of the columns.

@@ -94,7 +94,7 @@ def agree_on(
     *,
     allow_empty: bool = False,
 ) -> list[File]:
-    """Return the files that all ranks mean, with their sizes. Collective.
+    """Compare the list of files on all ranks; return it with the sizes. Collective.
 
     The ranks compare a digest of their lists. The first rank finds what patterns mean; each rank
     looks at its part of the files, so that nobody asks the file system for all.

@@ -99,7 +99,7 @@ class Format:
         return self.settings.pipe_command.strip() not in ("", "cat")
 
     def can_cut(self, path: str) -> bool:
-        """Return whether several ranks can read parts of such a file: not if it is unpacked.
+        """Return whether several ranks can read parts of such a file; a packed file is read by one.
 
         Args:
             path: of the file.
@@ -206,7 +206,7 @@ def _is_empty(file: BinaryIO) -> bool:
 
 
 def open_format(name: str, settings: Settings | None = None) -> Format:
-    """Return what reads files of a kind, a row of `TABLE`. Local.
+    """Return the reader for files of a kind: a row of `TABLE`. Local.
 
     Args:
         name: the kind: ``"multislot"``, ``"csv"``, ``"jsonl"``, ``"parquet"``, ``"arrow"``,

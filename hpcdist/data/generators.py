@@ -18,7 +18,7 @@ Samples = Callable[[], Iterable[Any]]
 
 
 class DataGenerator:
-    """What makes samples of lines; users derive from `MultiSlotDataGenerator`.
+    """Base of generators of samples from lines; users derive from `MultiSlotDataGenerator`.
 
     Example:
         >>> import hpcdist.fleet as fleet
@@ -55,7 +55,7 @@ class DataGenerator:
         self._line_limit = line_limit
 
     def run_from_stdin(self) -> None:
-        """Make samples of each line of standard input, and write them to standard output."""
+        """Read lines from standard input, and write their samples to standard output."""
         lines = islice(sys.stdin, self._line_limit)
         self._write(sample for line in lines for sample in self._samples_of(line))
 
@@ -103,7 +103,7 @@ class DataGenerator:
         )
 
     def generate_batch(self, samples: list[Any]) -> Samples:
-        """Return a function that makes samples of some samples; users may write this.
+        """Return a function that makes samples of a batch of samples; users may write this.
 
         Args:
             samples: as many as `set_batch` says, the last time fewer.
@@ -113,7 +113,7 @@ class DataGenerator:
 
 
 class MultiSlotStringDataGenerator(DataGenerator):
-    """Makes multislot text of samples whose values are text, ``("words", ["19", "8"])``.
+    """Writes samples of strings as multislot text: ``("words", ["19", "8"])``.
 
     The values are written as they are, which is faster, and not looked at.
 
@@ -131,7 +131,7 @@ class MultiSlotStringDataGenerator(DataGenerator):
 
 
 class MultiSlotDataGenerator(DataGenerator):
-    """Makes multislot text of samples whose values are numbers, ``("words", [19, 8])``.
+    """Writes samples of numbers as multislot text: ``("words", [19, 8])``.
 
     All samples have the same slots in one order; no slot is empty.
 

@@ -165,7 +165,7 @@ class InMemoryDataset(DatasetBase):
     # ---- orders
 
     def local_shuffle(self) -> None:
-        """Shuffle each rank's samples, which stay where they are but for an even share. Collective.
+        """Shuffle the samples of each rank; only surplus samples move to other ranks. Collective.
 
         The order is one of (seed, epoch, number of ranks). `global_shuffle` mixes better.
         """
@@ -206,7 +206,7 @@ class InMemoryDataset(DatasetBase):
         self._arrange(course)
 
     def slots_shuffle(self, slots: Sequence[str]) -> None:
-        """Shuffle the values of some slots among all samples, to see what they are worth.
+        """Shuffle the values of some slots among all samples, to measure how much they matter.
 
         Collective. Slots that were shuffled before get their own values back, so ``[]`` undoes it.
 

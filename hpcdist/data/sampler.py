@@ -162,7 +162,7 @@ class DistributedSampler:
         return f"DistributedSampler({self.in_words()})"
 
     def in_words(self) -> str:
-        """Describe whose share of what this is, in which order, and where it stands."""
+        """Describe the share: its rank, its dataset, the order, and the position in it."""
         order = f"shuffled with seed {self._seed}" if self._shuffle else "in order"
         return (
             f"{self._length} samples {order}, rank {self._rank} of {self._size}, "

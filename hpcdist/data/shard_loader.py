@@ -53,7 +53,7 @@ def shard_dataloader(
     is_dataset_splitted: bool = False,
     dense_tensor_idx: Sequence[Sequence[int]] | None = None,
 ) -> ShardDataloader:
-    """Spread the batches of a loader over meshes; a batch is the one that one process would get.
+    """Spread the batches of a loader over meshes; together the ranks get those of one process.
 
     A ``torch.utils.data.DataLoader`` loads this rank's samples only; where it shuffles, the order
     is that of a `DistributedSampler`, the same on all ranks. Of any other iterable of batches each

@@ -41,7 +41,7 @@ class Slot(NamedTuple):
 
 
 def slots_of(use_var: Any) -> tuple[Slot, ...]:
-    """Return the columns that `use_var` names.
+    """Return the columns named by `use_var`.
 
     Args:
         use_var: names, pairs (name, dtype), triples (name, dtype, shape), a schema of pyarrow, or

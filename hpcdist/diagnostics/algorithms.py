@@ -84,7 +84,7 @@ def _outcome(
         algorithm, rule = tuning_table.explain(kind, nbytes, short=short, shared=shared)
         if shared and algorithm is not Algorithm.DIRECT:  # then as if it were an ordinary array
             algorithm, rule = tuning_table.explain(kind, nbytes, short=short, shared=False)
-    why = _in_words(rule, job.tuning.rules)
+    why = _describe_rule(rule, job.tuning.rules)
     if algorithm is Algorithm.PIPELINED and not job.memory.pipe:
         return Outcome(*_MPI, f"{why}; {NOT_PIPELINED}")
     if algorithm is Algorithm.HIERARCHICAL and not job.memory.shared:
@@ -92,7 +92,7 @@ def _outcome(
     return Outcome(algorithm.value, EXPLAINED[algorithm], why)
 
 
-def _in_words(rule: TuningRule | None, from_file: Sequence[TuningRule]) -> str:
+def _describe_rule(rule: TuningRule | None, from_file: Sequence[TuningRule]) -> str:
     if rule is None:
         return "no rule says otherwise"
     limit = "" if rule.up_to is None else f", up to {volume(rule.up_to)}"
@@ -113,11 +113,11 @@ def folded(rows: Sequence[Row]) -> list[dict[str, str]]:
             "why": outcome.why,
         }
         for operation, own in groupby(rows, lambda row: row.operation)
-        for (arrays, outcome), sizes in _joined(list(own)).items()
+        for (arrays, outcome), sizes in _sizes_by_outcome(list(own)).items()
     ]
 
 
-def _joined(rows: Sequence[Row]) -> dict[tuple[str, Outcome], list[int]]:
+def _sizes_by_outcome(rows: Sequence[Row]) -> dict[tuple[str, Outcome], list[int]]:
     """Return the sizes at which a kind of arrays has an outcome."""
     found: dict[tuple[str, Outcome], list[int]] = {}
     for nbytes in dict.fromkeys(row.nbytes for row in rows):

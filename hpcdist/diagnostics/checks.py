@@ -9,7 +9,7 @@ from hpcdist.diagnostics.machine import Machine, named
 from hpcdist.diagnostics.network import middle
 from hpcdist.diagnostics.probe import Job, by_host
 from hpcdist.diagnostics.problem import Check, Problem
-from hpcdist.diagnostics.sockets import in_words
+from hpcdist.diagnostics.sockets import describe_sockets
 from hpcdist.text import in_short, volume
 
 OK, WARNING, WRONG = "ok", "warning", "wrong"
@@ -70,7 +70,7 @@ def _found(job: Job | None, dtypes: Sequence[str], starter: str) -> Iterator[tup
     yield "CUDA-aware MPI", _cuda(job)
     yield "NCCL", job.nccl
     if job.ranks > 1:
-        yield Check.CALLS.value, in_words(job.sockets, one_node=job.one_node)
+        yield Check.CALLS.value, describe_sockets(job.sockets, one_node=job.one_node)
     if len(job.network.names) > 1:
         yield Check.CLOCKS.value, _clocks(job)
         yield Check.LINKS.value, _links(job)

@@ -31,15 +31,15 @@ from hpcdist.diagnostics.installation import (
 )
 from hpcdist.diagnostics.launcher import (
     Starter,
+    describe_starter as starting_words,
     find_starter,
-    in_words as starting_words,
     starter_problems,
 )
 from hpcdist.diagnostics.probe import Job, Tuning, look, recorded
 from hpcdist.diagnostics.problem import Problem, refused
 from hpcdist.diagnostics.problems import problems_of
 from hpcdist.errors import TransportError, UsageError
-from hpcdist.runtime.failure import let_be_heard, let_refusal_be_heard
+from hpcdist.runtime.failure import wait_for_output, wait_for_output_at_exit
 from hpcdist.runtime.mpi import abort, finalize
 from hpcdist.runtime.place import read_place
 from hpcdist.runtime.process import snapshot
@@ -94,7 +94,7 @@ def doctor(operations: tuple[str, ...], sizes: str, as_json: bool) -> None:
         report = examine(_known(operations), _sizes(sizes))
     except UsageError as error:
         if rank == 0:
-            let_refusal_be_heard()
+            wait_for_output_at_exit()
             raise click.UsageError(str(error)) from error
         time.sleep(_PAUSE_S)
         sys.exit(_WRONG_USE)
@@ -104,17 +104,17 @@ def doctor(operations: tuple[str, ...], sizes: str, as_json: bool) -> None:
         time.sleep(_PAUSE_S)  # the first rank has most likely reported the same, and ended the job
         click.echo(f"rank {rank}: {report.problems[0].what}", err=True)
     else:
-        click.echo(json.dumps(as_plain(report), indent=1) if as_json else in_words(report))
+        click.echo(json.dumps(as_plain(report), indent=1) if as_json else describe_report(report))
     if report.code:
         _let_others_end(report)
-        let_be_heard()
+        wait_for_output()
     if report.job is None and _others_wait():
         abort(report.code)
     sys.exit(report.code)
 
 
 def _own_rank() -> int:
-    """Return what the launcher says of this process."""
+    """Return this process's rank as the launcher gives it."""
     try:
         return read_place(snapshot()).rank
     except UsageError:  # its variables contradict each other, which is a finding of its own
@@ -240,7 +240,7 @@ def plain(value: Any) -> Any:
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def in_words(report: Report) -> str:
+def describe_report(report: Report) -> str:
     """Return the report as text."""
     lines = [{"what": what, "": version} for what, version in report.versions.items()]
     console = Console(width=130, force_terminal=False, highlight=False, markup=False)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcdist.compiled import what_is_missing
-from hpcdist.config import Config
+from hpcdist.config import Config, variable_of
 from hpcdist.runtime.cuda_awareness import loaded
 from hpcdist.runtime.mpi import load_mpi
 from hpcdist.transport.kernel import compiled
@@ -62,7 +62,7 @@ def own_version() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what hpcdist stands on; nothing is started."""
+    """Return the versions of hpcdist's dependencies; nothing is started."""
     return {
         "hpcdist": own_version(),
         "Python": platform.python_version(),
@@ -120,7 +120,7 @@ def settings_of(config: Config, environ: Mapping[str, str]) -> list[Setting]:
     """Return every setting, its value and its source."""
     found = []
     for field in fields(Config):
-        variable = f"HPCDIST_{field.name.upper()}"
+        variable = variable_of(field.name, environ)
         source = "environment" if environ.get(variable) else "default"
         found.append(Setting(variable, str(getattr(config, field.name)), source))
     return found
@@ -130,7 +130,7 @@ def settings_of(config: Config, environ: Mapping[str, str]) -> list[Setting]:
 
 
 def mpi_library(environ: Mapping[str, str]) -> Library:
-    """Return what the MPI library says of itself."""
+    """Return the name, the version and the thread level of the MPI library."""
     mpi = load_mpi()
     vendor, numbers = mpi.get_vendor()
     standard = ".".join(map(str, mpi.Get_version()))

@@ -65,7 +65,7 @@ def read_kinds(text: str) -> tuple[str, ...]:
 # ---- pure
 
 
-def in_words(starter: Starter) -> str:
+def describe_starter(starter: Starter) -> str:
     """Return what would start ranks from here, as text."""
     ways = []
     if starter.srun:

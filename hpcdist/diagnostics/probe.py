@@ -42,7 +42,7 @@ class Load(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """What one rank tells of itself; `alike` is what should be the same on all."""
+    """The report of one rank; `alike` should be the same on all."""
 
     machine: Machine
     alike: Mapping[str, str]
@@ -196,7 +196,7 @@ def _alike(
 
 
 def differing(ranks: Sequence[Mapping[str, str]]) -> list[Difference]:
-    """Return what is not the same on all ranks, and who has what."""
+    """Return the values that differ between ranks, and which ranks have which."""
     found = []
     for name in ranks[0]:
         holders: dict[str, list[int]] = {}

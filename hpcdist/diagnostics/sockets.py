@@ -50,12 +50,12 @@ def try_sockets(host: str, wanted: str | None) -> Sockets:
 # ---- judgement; pure
 
 
-def in_words(ranks: Sequence[Sockets], *, one_node: bool) -> str:
-    """Return what calls go by.
+def describe_sockets(ranks: Sequence[Sockets], *, one_node: bool) -> str:
+    """Describe the sockets and networks by which calls travel.
 
     Example:
-        >>> in_words([Sockets("a", ("ib0 (10.0.0.1)",)), Sockets("b", ("ib0 (10.0.0.2)",))],
-        ...          one_node=False)
+        >>> here, there = Sockets("a", ("ib0 (10.0.0.1)",)), Sockets("b", ("ib0 (10.0.0.2)",))
+        >>> describe_sockets([here, there], one_node=False)
         'Unix sockets in a node, TCP between nodes by ib0'
 
     """

@@ -21,7 +21,7 @@ HONOURED, NO_EFFECT_HERE, REFUSED = "honoured", "no effect here", "refused"
 
 
 class Verdict(NamedTuple):
-    """What becomes of a field: a word, and what it does, or why nothing, or what to do instead."""
+    """The effect of a field: a word, and its effect, the reason for none, or a replacement."""
 
     word: str
     about: str
@@ -227,7 +227,7 @@ FIELDS: Section = {
     "recompute": Field(False, _yes("activations are computed again, see recompute_configs")),
     "recompute_configs": {
         "checkpoints": Field([], _yes("the names of the layers whose activations are")),
-        "enable_offload": Field(False, _yes("what is kept is kept in host memory")),
+        "enable_offload": Field(False, _yes("kept tensors are in host memory")),
         "checkpoint_shape": Field([], _PROGRAM, item=int),
         "enable_tuning": Field(False, _PROGRAM),
         "refined_ops_patterns": Field([], _PROGRAM),
@@ -312,7 +312,7 @@ FIELDS: Section = {
             least=-1,
         ),
     },
-    "sharding": Field(False, _yes("where no degree is told, all ranks share the state")),
+    "sharding": Field(False, _yes("without a degree all ranks share the state")),
     "sharding_configs": {
         "stage": Field(
             1, _yes("what is shared: states (1), gradients (2), parameters (3)"), choices=(1, 2, 3)
@@ -466,10 +466,10 @@ def field_at(path: Path) -> Field | Section:
 
 def lacking(path: Path) -> str:
     """Return how a message begins about a name that the section at `path` does not have."""
-    return f"{in_words(path)} has no key" if path else "a strategy has no field"
+    return f"{describe_path(path)} has no key" if path else "a strategy has no field"
 
 
-def in_words(path: Path) -> str:
+def describe_path(path: Path) -> str:
     """Return a path as it is written: ``hybrid_configs['mp_configs']``."""
     return path[0] + "".join(f"[{name!r}]" for name in path[1:])
 
@@ -498,7 +498,7 @@ def checked(path: Path, field: Field, value: Any) -> Any:
     if field.above is not None and not kept > field.above:
         raise _wrong(path, f"greater than {field.above}", value)
     if field.verdict.word == REFUSED and kept != field.default:
-        raise UsageError(f"{in_words(path)} = {value!r} is refused: {field.verdict.about}")
+        raise UsageError(f"{describe_path(path)} = {value!r} is refused: {field.verdict.about}")
     return kept
 
 
@@ -516,7 +516,7 @@ def _typed(path: Path, field: Field, value: Any) -> Any:
 
 
 def _wrong(path: Path, wanted: str, value: Any) -> UsageError:
-    return UsageError(f"{in_words(path)} must be {wanted}, got {value!r}")
+    return UsageError(f"{describe_path(path)} must be {wanted}, got {value!r}")
 
 
 def _bool(value: Any) -> bool:

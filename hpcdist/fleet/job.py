@@ -40,7 +40,7 @@ from hpcdist.parallel.topology import (
     LONG,
     CommunicateTopology,
     by_node,
-    in_words,
+    describe_degrees,
 )
 from hpcdist.ps.cluster import Cluster, cluster_of
 from hpcdist.ps.route import Told, Verb, perform
@@ -241,12 +241,12 @@ class Fleet:
 
     @property
     def plan(self) -> Plan:
-        """What the arguments of `init` came to; a rank that only serves has none."""
+        """The plan made from the arguments of `init`; a rank that only serves has none."""
         return self._of_workers(self._plan)
 
     @property
     def options(self) -> HybridOptions:
-        """What the engines are told; as the strategy was when `init` was called."""
+        """The options of the engines, frozen from the strategy when `init` was called."""
         return self.plan.options
 
     @property
@@ -265,11 +265,11 @@ class Fleet:
     # ---- ranks
 
     def is_first_worker(self) -> bool:
-        """Return whether this is the first worker. Local, as all that follow unless they say."""
+        """Return whether this is the first worker. Local, like all below without a note."""
         return self.cluster.worker == 0
 
     def worker_index(self) -> int:
-        """Return this rank's number among the workers; of a server, among the servers."""
+        """Return this rank's number among the workers; a server gets its number among servers."""
         return self.cluster.server if self.is_server() else self.grid.group.rank
 
     def worker_num(self) -> int:
@@ -287,7 +287,7 @@ class Fleet:
         return require_session().whereabouts.local_rank
 
     def local_device_ids(self) -> list[int]:
-        """Return the number of this rank's GPU, in a list; an empty one without."""
+        """Return a list with the number of this rank's GPU; it is empty without a GPU."""
         number = require_session().whereabouts.gpu
         return [] if number is None else [number]
 
@@ -305,11 +305,11 @@ class Fleet:
         return self.cluster.worker < 0
 
     def is_coordinator(self) -> bool:
-        """Return False: nobody coordinates."""
+        """Return False: there is no coordinator."""
         return False
 
     def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return ``host:port`` of each worker, which name them.
+        """Return a ``host:port`` for each worker; it is a name only.
 
         Args:
             to_string: return one text, joined by commas, instead of a list.
@@ -321,7 +321,7 @@ class Fleet:
         return ",".join(endpoints) if to_string else list(endpoints)
 
     def server_num(self) -> int:
-        """Return how many ranks only serve tables; 0 where every rank trains and keeps a part."""
+        """Return how many ranks only serve tables; 0 if every rank trains and serves."""
         return len(self.cluster.servers) if self.cluster.dedicated else 0
 
     def server_index(self) -> int:
@@ -331,7 +331,7 @@ class Fleet:
         return self.cluster.server
 
     def server_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return ``host:port`` of each rank that only serves, which name them.
+        """Return a ``host:port`` for each rank that only serves; it is a name only.
 
         Args:
             to_string: return one text, joined by commas, instead of a list.
@@ -500,7 +500,7 @@ class Fleet:
         for name, value in given.items():
             if value is not None:
                 raise UsageError(
-                    f"{name} is for programs, which there are none of; the optimizer has its "
+                    f"{name} is for static programs; here the optimizer has its "
                     "parameters, and those it is to leave alone have requires_grad=False"
                 )
         if self._optimizer is None:
@@ -528,14 +528,14 @@ class Fleet:
     def amp_init(
         self, place: Any, scope: Any = None, test_program: Any = None, use_fp16_test: bool = False
     ) -> None:
-        """Raise `UsageError`: it converts the parameters of a program, which there is none of."""
+        """Raise `UsageError`: it would convert a static program, and there is none here."""
         raise UsageError(
             "amp_init converts the parameters of a program, and there is none; strategy.amp = True "
             "is all that mixed precision takes"
         )
 
     def qat_init(self, place: Any, scope: Any = None, test_program: Any = None) -> None:
-        """Raise `UsageError`: it prepares a program, which there is none of."""
+        """Raise `UsageError`: it would prepare a static program, and there is none here."""
         raise UsageError(
             "qat_init prepares a program, and there is none; prepare the model with "
             "torch.ao.quantization before fleet.distributed_model"
@@ -635,7 +635,7 @@ class Fleet:
     def __repr__(self) -> str:
         if self._plan is None:
             return f"Fleet(server {self.cluster.server} of {len(self.cluster.servers)})"
-        return f"Fleet({in_words(self.plan.degrees)})"
+        return f"Fleet({describe_degrees(self.plan.degrees)})"
 
 
 # ---- arguments
@@ -649,9 +649,9 @@ def _check_again(before: Fleet | None, plan: Plan, group: Group) -> None:
         pairs = zip(settings_of(before.plan), settings_of(plan), strict=True)
         changes = [f"{new} in place of {old}" for old, new in pairs if old != new]
         raise UsageError(
-            f"fleet.init was called before, for {in_words(before.plan.degrees)} of group "
-            f"{before.grid.group.name}, and is now asked for {in_words(plan.degrees)} of group "
-            f"{group.name}, with {', '.join(changes) or 'the same strategy'}; call "
+            f"fleet.init was called before, for {describe_degrees(before.plan.degrees)} of group "
+            f"{before.grid.group.name}, and is now asked for {describe_degrees(plan.degrees)} of "
+            f"group {group.name}, with {', '.join(changes) or 'the same strategy'}; call "
             "hpcdist.destroy_process_group() before"
         )
 

@@ -26,7 +26,7 @@ class Placement(NamedTuple):
 
 
 class Post(NamedTuple):
-    """What a rank was told: its role, its number there, and how many of both roles there are."""
+    """A rank's post: its role, its number in the role, and the numbers of both roles."""
 
     role: Role
     number: int
@@ -71,7 +71,7 @@ def post_of(
 
 
 def place(posts: Sequence[Post | None], ranks: Sequence[int]) -> Placement:
-    """Return who works and who serves, of what all ranks have been told. Pure.
+    """Return which ranks work and which serve, from the posts of all ranks. Pure.
 
     Raises:
         UsageError: two have the same number of a role, one is missing, or has another role.
@@ -83,12 +83,12 @@ def place(posts: Sequence[Post | None], ranks: Sequence[int]) -> Placement:
             told = "nothing" if post is None else post.role.name.lower()
             raise UsageError(
                 f"in a job with servers each rank is a worker or a server, but rank {ranks[rank]} "
-                f"was told {told}; give all of them role makers, or server_num"
+                f"was given {told}; give all of them role makers, or server_num"
             )
         if post[2:] != (posts[0] or post)[2:]:
             raise UsageError(
-                f"rank {ranks[rank]} was told of {post.workers} workers and {post.servers} "
-                f"servers, but rank {ranks[0]} of {(posts[0] or post)[2:]}"
+                f"rank {ranks[rank]} is set up for {post.workers} workers and {post.servers} "
+                f"servers, but rank {ranks[0]} for {(posts[0] or post)[2:]}"
             )
         before = found[post.role].setdefault(post.number, rank)
         if before != rank:

@@ -10,12 +10,12 @@ from hpcdist.errors import UsageError
 from hpcdist.fleet.roles import Role, RoleMakerBase, read_role
 from hpcdist.fleet.strategy import DistributedStrategy
 from hpcdist.parallel.hybrid_options import HybridOptions
-from hpcdist.parallel.topology import in_words, infer_degrees, plan_axes
+from hpcdist.parallel.topology import describe_degrees, infer_degrees, plan_axes
 from hpcdist.runtime.process import snapshot
 
 
 class Plan(NamedTuple):
-    """What the arguments of `init` come to; the same on all ranks."""
+    """The plan made from the arguments of `init`; the same on all ranks."""
 
     options: HybridOptions
     degrees: Mapping[str, int]
@@ -50,8 +50,8 @@ def other_options(plan: Plan, strategy: DistributedStrategy, size: int) -> Hybri
         degrees, made = infer_degrees(size, told), infer_degrees(size, plan.degrees)
         if degrees != made:
             raise UsageError(
-                f"the strategy wants {in_words(degrees)}, but fleet.init has made "
-                f"{in_words(made)}; give fleet.init that strategy"
+                f"the strategy wants {describe_degrees(degrees)}, but fleet.init has made "
+                f"{describe_degrees(made)}; give fleet.init that strategy"
             )
     return strategy.freeze()
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from hpcdist.errors import UsageError
-from hpcdist.fleet.fields import FIELDS, Field, Path, Section, field_at, in_words
+from hpcdist.fleet.fields import FIELDS, Field, Path, Section, describe_path, field_at
 
 
 def to_text(values: Mapping[Path, Any]) -> str:
@@ -37,7 +37,7 @@ def _lines(tree: Mapping[str, Any], path: Path) -> Iterator[str]:
         elif isinstance(value, dict):
             if value:
                 raise UsageError(
-                    f"{in_words(here)} has no form in a file; leave it out to save others"
+                    f"{describe_path(here)} has no form in a file; leave it out to save others"
                 )
         else:
             for each in value if isinstance(value, list) else [value]:
@@ -118,7 +118,7 @@ def _section(
         name, line = tokens[at].text, tokens[at].line
         found = None if section is None else section.get(name)
         if section is not None and found is None:
-            unknown.append(f"{in_words((*path, name))} (line {line})")
+            unknown.append(f"{describe_path((*path, name))} (line {line})")
         has_colon = tokens[at + 1].text == ":"
         at += has_colon
         opening = tokens[at + 1]

@@ -48,12 +48,12 @@ class Roles(NamedTuple):
 
 
 class RoleMakerBase(ABC):
-    """What tells who is who; see `UserDefinedRoleMaker` and `PaddleCloudRoleMaker`."""
+    """Base of role makers; see `UserDefinedRoleMaker` and `PaddleCloudRoleMaker`."""
 
     @property
     @abstractmethod
     def roles(self) -> Roles:
-        """Who is who."""
+        """The roles of all processes."""
 
     def worker_num(self) -> int:
         """Return how many workers there are."""
@@ -93,7 +93,7 @@ class RoleMakerBase(ABC):
 
 @final
 class UserDefinedRoleMaker(RoleMakerBase):
-    """Who is who, as the program says. Local.
+    """The roles of all processes, given by the program. Local.
 
     Args:
         is_collective: accepted: without servers the job is collective.
@@ -127,7 +127,7 @@ class UserDefinedRoleMaker(RoleMakerBase):
 
     @property
     def roles(self) -> Roles:
-        """Who is who."""
+        """The roles of all processes."""
         return self._roles
 
 
@@ -136,7 +136,7 @@ _KEYWORDS = ("current_id", "role", "worker_num", "worker_endpoints", "server_end
 
 @final
 class PaddleCloudRoleMaker(RoleMakerBase):
-    """Who is who, as the environment says: Paddle's variables, or else the launcher's.
+    """The roles of all processes from the environment: Paddle's variables or the launcher's.
 
     Local. The variables are read when somebody first asks.
 
@@ -159,7 +159,7 @@ class PaddleCloudRoleMaker(RoleMakerBase):
 
     @property
     def roles(self) -> Roles:
-        """Who is who."""
+        """The roles of all processes."""
         if self._roles is None:
             here = ParallelEnv()
             self._roles = read_roles(snapshot(), here.rank, here.world_size)

@@ -441,7 +441,7 @@ def _workers(name: str) -> Cluster:
 
 
 def _found(cluster: Cluster, find: Callable[[], _T]) -> _T:
-    """Return what `find` returns; what is wrong here, the other workers hear, and do not wait."""
+    """Return the result of `find`; tell the other workers of an error, so that they do not wait."""
     try:
         return find()
     except UsageError as error:

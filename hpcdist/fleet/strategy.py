@@ -24,8 +24,8 @@ from hpcdist.fleet.fields import (
     Path,
     Section,
     checked,
+    describe_path,
     field_at,
-    in_words,
     lacking,
 )
 from hpcdist.parallel.hybrid_options import (
@@ -82,7 +82,9 @@ class Configs(MutableMapping[str, Any]):
         self._strategy.assign({(*self._path, key): value})
 
     def __delitem__(self, key: str) -> None:
-        raise UsageError(f"{in_words((*self._path, key))} cannot be deleted; set it to its default")
+        raise UsageError(
+            f"{describe_path((*self._path, key))} cannot be deleted; set it to its default"
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(cast(Section, field_at(self._path)))
@@ -179,14 +181,14 @@ class DistributedStrategy:
         return path in self._values
 
     def _tell(self, values: Mapping[Path, Any]) -> None:
-        """Warn, once for each field, of what was set and has no effect."""
+        """Warn once for each field that was set and has no effect."""
         why: dict[str, list[str]] = {}
         for path, value in values.items():
             field = cast(Field, field_at(path))
             idle = field.verdict.word == NO_EFFECT_HERE and value != field.default
             if idle and path not in self._told:
                 self._told.add(path)
-                why.setdefault(field.verdict.about, []).append(in_words(path))
+                why.setdefault(field.verdict.about, []).append(describe_path(path))
         for about, names in why.items():
             warnings.warn(
                 f"{', '.join(names)} (set at {call_site()}) {_have(names)} no effect here: {about}",
@@ -206,17 +208,17 @@ class DistributedStrategy:
     # ---- what it says
 
     def report(self) -> str:
-        """Return a line for each field that was set: its value, and what becomes of it."""
+        """Return a line for each field that was set: its value and its effect."""
         lines = []
         for path, value in self._values.items():
             word, about = cast(Field, field_at(path)).verdict
             if path in self._waiting():
                 word = f"{word} once {SWITCHES[path[0]]} = True"
-            lines.append(f"{in_words(path)} = {value!r}: {word}: {about}")
+            lines.append(f"{describe_path(path)} = {value!r}: {word}: {about}")
         return "\n".join(lines) or "nothing is set: every field has its default"
 
     def degrees(self) -> dict[str, int | None]:
-        """Return the degree of each axis, by short names; None for one that nobody has told."""
+        """Return the degree of each axis by its short name; None where it was not set."""
         told: dict[str, int | None] = {
             each.short: self._values.get(("hybrid_configs", f"{each.short}_degree"))
             for each in AXES
@@ -230,7 +232,7 @@ class DistributedStrategy:
         return cast("list[str] | None", self._values.get(("hybrid_configs", "order")))
 
     def freeze(self) -> HybridOptions:
-        """Return what the engines are told; warn of sections that are not switched on.
+        """Return the options of the engines; warn of sections that are not switched on.
 
         Raises:
             UsageError: two fields contradict each other.
@@ -287,7 +289,7 @@ class DistributedStrategy:
         )
 
     def table_mode(self) -> Mode:
-        """Return the mode of tables that say nothing: "sync", if nobody has set one."""
+        """Return the default mode of tables: "sync" unless the strategy sets another one."""
         told = self.is_set(("a_sync",)) or self.is_set(("a_sync_configs", "k_steps"))
         return mode_told(told and self.a_sync, self.a_sync_configs)
 
@@ -325,7 +327,7 @@ class DistributedStrategy:
         FilePath(output).write_text(prototxt.to_text(self._values))
 
     def load_from_prototxt(self, pb_file: Any) -> None:
-        """Set what a file says that `save_to_prototxt`, or Paddle's, has written. Local.
+        """Set fields from a file written by `save_to_prototxt`, ours or Paddle's. Local.
 
         Args:
             pb_file: the path of the file.
@@ -366,7 +368,7 @@ class DistributedStrategy:
             object.__setattr__(self, name, copy.copy(value))
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{in_words(path)}={value!r}" for path, value in self._values.items())
+        told = ", ".join(f"{describe_path(path)}={value!r}" for path, value in self._values.items())
         return f"DistributedStrategy({told})"
 
 
@@ -380,8 +382,8 @@ def _flat(given: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
             yield from _flat({(*path, key): each for key, each in value.items()})
         else:
             raise UsageError(
-                f"{in_words(path)} must be a dictionary such as {{{next(iter(found))!r}: ...}}, "
-                f"got {value!r}"
+                f"{describe_path(path)} must be a dictionary such as {{{next(iter(found))!r}: ...}}"
+                f", got {value!r}"
             )
 
 

@@ -75,7 +75,7 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
 
 @final
 class UtilBase:
-    """What the ranks of a job do together; ``fleet.util`` is one of these.
+    """Collectives over the ranks of a job, by Paddle's names; ``fleet.util`` is one of these.
 
     In `comm_world` "worker" are the ranks that train, "server" those that only serve tables, and
     "all" both: each of them calls the function. Ranks that serve do nothing else between
@@ -139,7 +139,7 @@ class UtilBase:
         barrier(_checked(comm_world))
 
     def get_file_shard(self, files: list[str]) -> list[str]:
-        """Return this rank's part of a list of files, a run of it; the first ones are longer.
+        """Return this rank's consecutive part of a list of files; the first ranks get one more.
 
         Collective: the ranks make sure that they have listed the same files.
 
@@ -160,7 +160,7 @@ class UtilBase:
         return part_of(files, group.rank, group.nranks)
 
     def get_heter_file_shard(self, files: list[str]) -> list[str]:
-        """Return what `get_file_shard` does: all workers of a collective job are of one kind."""
+        """Alias of `get_file_shard`: all workers of a collective job are of one kind."""
         return self.get_file_shard(files)
 
     def print_on_rank(self, message: str, rank_id: int) -> None:

@@ -114,7 +114,7 @@ class Fsspec(FileSystem):
             self._rename(source, target)
             return
         for name in self._files_below(source):
-            self._fs.cp_file(_joined(source, name), _joined(target, name))
+            self._fs.cp_file(_join_path(source, name), _join_path(target, name))
         self._fs.rm(source, recursive=True)
 
     def _rename(self, source: str, target: str) -> None:
@@ -150,7 +150,7 @@ class Fsspec(FileSystem):
                 self.delete(fs_path)
         if os.path.isdir(local_path):
             self.mkdirs(fs_path)
-        pairs = [(one, _joined(fs_path, rest)) for one, rest in _local_files(local_path)]
+        pairs = [(one, _join_path(fs_path, rest)) for one, rest in _local_files(local_path)]
         _side_by_side(self._put, pairs, multi_processes)
 
     def _put(self, local: str, remote: str) -> None:
@@ -186,7 +186,7 @@ class Fsspec(FileSystem):
         names = [""] if self.is_file(fs_path) else self._files_below(fs_path)
         if names != [""]:
             os.makedirs(local_path, exist_ok=True)
-        pairs = [(_joined(fs_path, name), os.path.join(local_path, name)) for name in names]
+        pairs = [(_join_path(fs_path, name), os.path.join(local_path, name)) for name in names]
         _side_by_side(self._get, pairs, multi_processes)
 
     def _files_below(self, folder: str) -> list[str]:
@@ -317,7 +317,7 @@ def _class_of(protocol: str) -> Any:
 
 
 def parts_of(protocol: str, url: str) -> tuple[dict[str, Any], str]:
-    """Return what a URL says of its file system (such as the host of sftp), and the path in it.
+    """Return the options in a URL for its file system (such as a host), and the path in it.
 
     Raises:
         UsageError: it has a password, which logs would show; or see `fsspec_of`.
@@ -353,7 +353,7 @@ def _translated(verb: str, path: str) -> Iterator[None]:
         ) from error
 
 
-def _joined(path: str, rest: str) -> str:
+def _join_path(path: str, rest: str) -> str:
     return f"{path.rstrip('/')}/{rest}" if rest else path
 
 

@@ -138,7 +138,7 @@ def build_command(options: Options, site: Site, environ: Mapping[str, str]) -> C
         ('/bin/mpiexec', '-n', '2', 'python', 'x.py')
 
     """
-    _check(options)
+    _check_options(options)
     build = _build_srun if _takes_srun(options, site, environ) else _build_mpiexec
     command = build(options, site, environ)
     env = {**command.env, **_device_variables(options.devices), **options.env}
@@ -194,7 +194,7 @@ def srun_mpi(family: Family | None) -> str | None:
     return _SRUN_MPI.get(family) if family else None
 
 
-def _check(options: Options) -> None:
+def _check_options(options: Options) -> None:
     for name in ("nprocs", "nprocs_per_node", "nnodes"):
         value = getattr(options, name)
         if value is not None and value < 1:

@@ -27,8 +27,8 @@ def check_slots(size: int, environ: Mapping[str, str]) -> None:
     if size > slots:
         raise UsageError(
             f"{size} ranks were asked for, and this allocation has {slots} slots"
-            f" (SLURM_TASKS_PER_NODE={counts}), of which Open MPI's mpiexec makes no more: get"
-            f" them by `salloc -n {size}`, or share them by `hpcdist run --launcher srun -n {size}`"
+            f" (SLURM_TASKS_PER_NODE={counts}); Open MPI's mpiexec starts no more: get them"
+            f" by `salloc -n {size}`, or share them by `hpcdist run --launcher srun -n {size}`"
         )
 
 

@@ -42,7 +42,7 @@ def shard_tensor(
     place: Any = None,
     stop_gradient: bool | None = None,
 ) -> DistArray:
-    """Spread an array that every rank has, and keep this rank's part, a copy.
+    """Spread an array that every rank has; keep a copy of this rank's part.
 
     Nothing but an agreement on shape and dtype is communicated: that the values are equal is up
     to the caller. A `Partial` array has the value on the first rank along the axis, and on the
@@ -110,7 +110,7 @@ def dtensor_from_fn(
     *args: Any,
     **kwargs: Any,
 ) -> DistArray:
-    """Spread what ``fn(*args, **kwargs)`` makes.
+    """Spread the array that ``fn(*args, **kwargs)`` returns.
 
     The functions `zeros`, `ones`, `empty` and `full` of NumPy, CuPy and hpcdist make only this
     rank's part. Any other function makes the whole array on every rank, and it must be the same
@@ -170,7 +170,7 @@ def dtensor_from_local(
     *,
     shape: Sequence[int] | None = None,
 ) -> DistArray:
-    """Make an array of the parts that the ranks have, in the memory of the parts.
+    """Join the parts of all ranks to an array, in the memory of the parts.
 
     Args:
         local_tensor: this rank's part. That ranks along a `Replicate` axis have the same is up to
@@ -195,7 +195,7 @@ def dtensor_from_local(
 
     """
     if shape is None:
-        return _joined(local_tensor, mesh, placements)
+        return _array_of_parts(local_tensor, mesh, placements)
     try:
         check_mesh(mesh)
         array = of_part(_as_local(local_tensor), mesh, placements, _as_shape(shape))
@@ -225,7 +225,7 @@ def of_part(
     return DistArray._of(local, layout)
 
 
-def _joined(local_tensor: Any, mesh: ProcessMesh, placements: Placements) -> DistArray:
+def _array_of_parts(local_tensor: Any, mesh: ProcessMesh, placements: Placements) -> DistArray:
     """Exchange the shapes of all parts within the mesh; return the array that they make up."""
     try:
         check_mesh(mesh)

@@ -156,7 +156,7 @@ class DistArray:
 
     @property
     def placements(self) -> list[Placement]:
-        """What each axis of the mesh does to it."""
+        """The placement along each axis of the mesh."""
         return [*self.layout.placements]
 
     @property

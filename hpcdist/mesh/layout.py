@@ -88,7 +88,7 @@ class Layout:
         return tuple(box)
 
     def local_shape(self, coordinate: Coordinate) -> tuple[int, ...]:
-        """Return the shape of what the rank at a coordinate holds."""
+        """Return the shape of the part of the rank at a coordinate."""
         return lengths(self.box(coordinate))
 
     def nbytes_local(self, itemsize: int) -> int:

@@ -26,7 +26,7 @@ def local_map(
     process_mesh: ProcessMesh | None = None,
     reshard_inputs: bool = False,
 ) -> Callable[..., Any]:
-    """Return a function of `DistArray` that calls `func` with the parts this rank has.
+    """Return a function of `DistArray` that calls `func` on this rank's parts.
 
     What `func` returns are the parts of the results. The call is collective over the ranks of the
     mesh, which tell each other the shapes of these parts; inside `func` there is nothing but
@@ -66,7 +66,7 @@ def local_map(
         given = _arranged(args, in_placements, mesh, reshards=reshards)
         named = {name: _own_part(value) for name, value in kwargs.items()}
         result = func(*map(_own_part, given), **named)
-        return _joined(result, wanted, mesh)
+        return _wrap_outputs(result, wanted, mesh)
 
     return on_parts
 
@@ -97,8 +97,8 @@ def _arranged(
         return [*args]
     if len(in_placements) != len(args):
         raise UsageError(
-            f"in_placements has {len(in_placements)} items for {len(args)} arguments; there is one "
-            "for each, None for what is no DistArray"
+            f"in_placements has {len(in_placements)} items for {len(args)} arguments; give one "
+            "for each, None for an argument that is not a DistArray"
         )
     wanted = [
         _wanted(number, value, placements, mesh)
@@ -157,7 +157,7 @@ def _of_results(out_placements: Any) -> list[Placements | None]:
     return given
 
 
-def _joined(result: Any, wanted: list[Placements | None], mesh: ProcessMesh) -> Any:
+def _wrap_outputs(result: Any, wanted: list[Placements | None], mesh: ProcessMesh) -> Any:
     """Return the results with arrays made of the parts that the ranks have."""
     several = isinstance(result, (tuple, list))
     parts = [*result] if several else [result]

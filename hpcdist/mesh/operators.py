@@ -431,12 +431,12 @@ def _fill(a: DistArray, value: Any) -> None:
 
 
 def _tolist(a: DistArray) -> Any:
-    """Return an array that every rank has whole as nested lists."""
+    """Return a replicated array as nested lists."""
     return np.asarray(a).tolist()
 
 
 def _to_device(a: DistArray, device: Any, /, *, stream: Any = None) -> DistArray:
-    """Return the array, which is on the device that it is asked to be on.
+    """Return the array itself; a device other than its own is refused.
 
     Args:
         a: the array.

@@ -20,7 +20,7 @@ Span = tuple[int, int]
 
 
 def visualize_sharding(a: DistArray, ax: Any = None) -> None:
-    """Print a picture of which ranks have which part of an array. Local.
+    """Print which ranks have which part of an array. Local.
 
     In the fields are the ranks: ``0, 1`` have the same, ``0 + 1`` have contributions to the value.
     Of an array that is cut along more than two dimensions the parts are listed.
@@ -65,10 +65,10 @@ def holders_of(layout: Layout) -> dict[Box, str]:
         box, contribution = layout.box(place), tuple(place[axis] for axis in axes)
         if volume(box):
             found[box].setdefault(contribution, []).append(mesh.rank_at(place))
-    return {box: _in_words([*parts.values()]) for box, parts in found.items()}
+    return {box: _describe_contributions([*parts.values()]) for box, parts in found.items()}
 
 
-def _in_words(contributions: list[list[int]]) -> str:
+def _describe_contributions(contributions: list[list[int]]) -> str:
     told = [", ".join(map(str, sorted(ranks))) for ranks in contributions]
     several = len(told) > 1 and len(contributions[0]) > 1
     return " + ".join(f"({each})" if several else each for each in told)

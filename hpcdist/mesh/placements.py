@@ -32,7 +32,7 @@ class ReduceType(IntEnum):
 
 
 class Placement:
-    """What one axis of a mesh does to an array: `Shard`, `Replicate` or `Partial`."""
+    """How one axis of a mesh spreads an array: `Shard`, `Replicate` or `Partial`."""
 
     __slots__ = ()
 
@@ -116,11 +116,11 @@ class Shard(Placement):
         return self.dim
 
     def get_co_shard_order(self) -> int:
-        """Return when the axis cuts, of those that cut the same dimension."""
+        """Return the position of the axis among those that cut the same dimension."""
         return self.co_shard_order or 0
 
     def get_split_factor(self) -> int:
-        """Return into how many parts later axes have cut the dimension before."""
+        """Return into how many parts later axes cut the dimension before this one does."""
         return self.split_factor or 1
 
     def __repr__(self) -> str:
@@ -158,7 +158,7 @@ class Replicate(Placement):
 @final
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Partial(Placement):
-    """The ranks along the axis hold contributions, which `reduce_type` makes one value.
+    """The ranks along the axis hold contributions, to be reduced by `reduce_type`.
 
     Args:
         reduce_type: a `ReduceType`; the sum if not given.

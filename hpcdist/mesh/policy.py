@@ -62,7 +62,7 @@ def _current() -> _Policy:
 def array_policy(
     replicate: str | None = None, *, placements: Sequence[Placement] | None = None
 ) -> Iterator[None]:
-    """Say, for a block, what a function without a rule does, and how new arrays are spread.
+    """Set, for a block, how functions without a rule act and how new arrays are spread.
 
     What is not given stays as it is around the block. Outside any block it is as
     ``HPCDIST_ARRAY_REPLICATE`` and ``HPCDIST_ARRAY_PLACEMENTS`` say.

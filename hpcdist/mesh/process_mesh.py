@@ -104,7 +104,7 @@ class ProcessMesh:
 
     @property
     def unique_id(self) -> int:
-        """A number that equal meshes have, and hardly ever others: the same on all ranks."""
+        """A hash of the mesh: equal meshes have the same one on all ranks."""
         told = repr((self.ranks, self.sizes, self.names)).encode()
         return xxhash.xxh3_64_intdigest(told) >> 1
 
@@ -137,7 +137,7 @@ class ProcessMesh:
         return self._places.values()
 
     def axis(self, dim: str | int) -> int:
-        """Return the number of an axis, told by its name or its number.
+        """Return the number of an axis, given by name or number.
 
         Args:
             dim: a name, or a number; negative ones count from the end.

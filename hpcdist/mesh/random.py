@@ -61,7 +61,7 @@ class Generator:
         mesh: ProcessMesh | None = None,
         placements: Placements | None = None,
     ) -> DistArray:
-        """Return numbers from 0 to below 1, as float64 or float32.
+        """Return numbers from [0, 1), as float64 or float32.
 
         Args:
             size: the shape, an integer or a tuple.
@@ -83,7 +83,7 @@ class Generator:
         mesh: ProcessMesh | None = None,
         placements: Placements | None = None,
     ) -> DistArray:
-        """Return numbers from `low` to below `high`, but for rounding.
+        """Return numbers from [`low`, `high`), up to rounding.
 
         Args:
             low: the lower limit.
@@ -158,7 +158,7 @@ class Generator:
         mesh: ProcessMesh | None = None,
         placements: Placements | None = None,
     ) -> DistArray:
-        """Return integers from `low` to below `high`; from 0 to below `low` without `high`.
+        """Return integers from [`low`, `high`); from [0, `low`) without `high`.
 
         Args:
             low: the smallest integer; without `high`, the limit above.
@@ -193,7 +193,7 @@ class Generator:
     def permutation(
         self, n: int, *, mesh: ProcessMesh | None = None, placements: Placements | None = None
     ) -> DistArray:
-        """Return the numbers from 0 to below `n` in random order.
+        """Return the numbers of ``range(n)`` in random order.
 
         Args:
             n: how many numbers.
@@ -212,7 +212,7 @@ class Generator:
         convert: Callable[..., Any],
         words: int = 1,
     ) -> DistArray:
-        """Return an array of what `convert` makes of so many 64-bit words of each element."""
+        """Return an array made by `convert` from a number of 64-bit words for each element."""
         layout = new_layout(() if size is None else size, mesh, placements)
         box, made = own_box(layout), self._made
         self._made += 1

@@ -44,7 +44,7 @@ EDGES = {
 
 @contextmanager
 def halo(a: DistArray, depth: Any, boundary: Any = None) -> Iterator[Any]:
-    """Give, for a block, this rank's part together with what is around it in other parts.
+    """Give, for a block, this rank's part with a border of elements from other parts.
 
     Collective over the ranks of the mesh. It is a copy: only what is around the part is taken from
     other ranks, in one exchange; parts may be smaller than `depth`, or empty.
@@ -136,7 +136,7 @@ def neighbour(a: DistArray, axis: int = 0, offset: int = 1, boundary: Any = None
 def map_overlap(
     func: Callable[..., Any], *arrays: Any, depth: Any = 0, boundary: Any = None
 ) -> Any:
-    """Compute a function of the neighbours of each element, on each rank for its part.
+    """Apply a function of neighbouring elements, on each rank to its part and a border.
 
     Collective over the ranks of the mesh; only what is around the parts travels.
 
@@ -216,7 +216,7 @@ class Surroundings(NamedTuple):
     """For each dimension what is beyond its ends; None where that are elements, or nothing."""
 
     def window(self, layout: Layout, place: Coordinate) -> Box:
-        """Return what the rank at a coordinate has, and what is around that."""
+        """Return the part of the rank at a coordinate, and the border around it."""
         window = []
         for dim, ((lo, hi), (before, behind)) in enumerate(
             zip(layout.box(place), self.depth, strict=True)

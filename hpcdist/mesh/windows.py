@@ -89,7 +89,7 @@ class Run(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What the rank at `owner` has of a window: where in the array, and where in the window."""
+    """The part of a window at the rank `owner`: its place in the array and in the window."""
 
     owner: Coordinate
     box: Box

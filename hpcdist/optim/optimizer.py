@@ -84,7 +84,7 @@ class Optimizer(ABC):
         self._slots.step()
 
     def has_stepped(self) -> bool:
-        """Return whether there is a state to lose: whether a step has been taken or loaded."""
+        """Return whether a step has been taken or loaded, so that there is a state."""
         return self._slots.has_stepped()
 
     def clear_grad(self) -> None:
@@ -133,7 +133,7 @@ class Slots:
             for group in self.groups
             for name, parameter in group["params"]
         ]
-        _check(self.slots)
+        _check_slots(self.slots)
         self._slices: dict[int, Slice] = {}
 
     def step(self) -> None:
@@ -276,7 +276,7 @@ def _group(given: Mapping[str, Any], defaults: Options) -> dict[str, Any]:
     return {**defaults, **given, "params": named}
 
 
-def _check(slots: Sequence[Slot]) -> None:
+def _check_slots(slots: Sequence[Slot]) -> None:
     if not slots:
         raise UsageError(
             "the optimizer got no parameters; pass model.parameters() or model.named_parameters()"

@@ -17,7 +17,7 @@ Options = Mapping[str, Any]
 
 
 class Block(NamedTuple):
-    """What a formula works on: `states` are in the order of `Rule.states`.
+    """The operands of a formula: `states` are in the order of `Rule.states`.
 
     `room` is two arrays of the same length whose contents do not matter. `step` counts from 1.
     `ratio` is that of `Rule.ratio`, where it is known before the gradient is used.

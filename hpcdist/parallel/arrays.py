@@ -190,7 +190,7 @@ class ArrayDataParallel(DataParallel):
             broadcast_state(listed, group, attendance.last_of(group))
 
     def measure_gradients(self, norm_type: float) -> Measured:
-        """Return the norm over all gradients of the model, and what multiplies them. Collective.
+        """Return the norm of all gradients, and a function that scales them. Collective.
 
         Each parameter counts once, on however many ranks it is.
 
@@ -206,7 +206,7 @@ class ArrayDataParallel(DataParallel):
         return measure_groups(gradients, self.group, norm_type)
 
     def comm_stats(self) -> CommStats:
-        """Return what the exchange of gradients has cost so far, and how much was hidden. Local."""
+        """Return the cost of exchanging gradients so far, and the hidden share of it. Local."""
         return self._gradients.stats()
 
     # ---- the model itself

@@ -16,7 +16,7 @@ from hpcdist.parallel.stages import ShardingStage1, shard_optimizer
 
 @final
 class ToDistributedConfig:
-    """What `to_distributed` is told besides.
+    """Further options of `to_distributed`.
 
     Attributes:
         input_spec: accepted for Paddle's sake: nothing is compiled.

@@ -44,7 +44,7 @@ def plan_buckets(
 
     """
     alone = _indices(sparse, len(nbytes))
-    _check(nbytes, dtypes, limits)
+    _check_sizes(nbytes, dtypes, limits)
     closed: list[list[int]] = []
     unfilled: dict[Hashable, list[int]] = {}
     filled: dict[Hashable, int] = {}
@@ -62,7 +62,7 @@ def plan_buckets(
     return sorted([*closed, *unfilled.values()], reverse=True)
 
 
-def _check(nbytes: Sequence[int], dtypes: Sequence[Hashable], limits: Sequence[int]) -> None:
+def _check_sizes(nbytes: Sequence[int], dtypes: Sequence[Hashable], limits: Sequence[int]) -> None:
     if len(nbytes) != len(dtypes):
         raise UsageError(
             f"nbytes and dtypes must have one entry per gradient, got {len(nbytes)} and "

@@ -49,7 +49,7 @@ def global_scatter(
     group: Group | None = None,
     use_calc_stream: bool = True,
 ) -> Any:
-    """Send rows to the experts that they are for. Collective.
+    """Send each row to its expert. Collective.
 
     Each rank has equally many experts.
 
@@ -92,7 +92,7 @@ def global_gather(
     group: Group | None = None,
     use_calc_stream: bool = True,
 ) -> Any:
-    """Send rows back from the experts to where `global_scatter` has taken them from. Collective.
+    """Send rows back from the experts to their ranks: the inverse of `global_scatter`. Collective.
 
     Args:
         x: the rows of the experts of this rank, as `global_scatter` returns them.

@@ -39,7 +39,7 @@ class Bucket(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What a rank tells the others: what it has in groups of their own, and its buckets."""
+    """A rank's description: its gradients in groups of their own, and its buckets."""
 
     states: Mapping[Key, Sequence[State]]
     order: Sequence[BucketName]
@@ -64,7 +64,7 @@ def by_group(
     found: dict[Group, list[tuple[str, Any]]] = {group: []}
     for name, entry in entries:
         own = group_of(entry, group)
-        _check(name, own, group)
+        _check_group(name, own, group)
         found.setdefault(own, []).append((name, entry))
     others = sorted((each for each in found if each is not group), key=key_of)
     return {each: found[each] for each in (group, *others)}
@@ -81,7 +81,7 @@ def own_group(entry: Any) -> Any:
     return entry.group if type(entry) is Parameter else getattr(entry, "hpcdist_group", None)
 
 
-def _check(name: str, own: Any, group: Group) -> None:
+def _check_group(name: str, own: Any, group: Group) -> None:
     if not isinstance(own, Group) or not own.is_member() or own.is_closed:
         raise UsageError(
             f"the group of parameter {name!r} is {own!r}, but must be a group that this rank is a "

@@ -10,7 +10,7 @@ from rich import box as borders
 from rich.console import Console
 from rich.table import Table
 
-from hpcdist.parallel.topology import in_words
+from hpcdist.parallel.topology import describe_degrees
 
 
 def picture_of(degrees: Mapping[str, int], ranks: Sequence[int], hosts: Sequence[str]) -> str:
@@ -25,7 +25,7 @@ def picture_of(degrees: Mapping[str, int], ranks: Sequence[int], hosts: Sequence
     drawn = {axis: degree for axis, degree in degrees.items() if degree > 1}
     nodes = [*dict.fromkeys(hosts)]
     where = f"on {nodes[0]}" if len(nodes) == 1 else f"on {len(nodes)} nodes"
-    told = f"{in_words(drawn) or 'dp=1'}: {len(ranks)} rank{'s' * (len(ranks) > 1)} {where}"
+    told = f"{describe_degrees(drawn) or 'dp=1'}: {len(ranks)} rank{'s' * (len(ranks) > 1)} {where}"
     if not drawn:
         return told
     *outer, last = drawn

@@ -22,7 +22,7 @@ from hpcdist.parallel.topology import (
     SHORT,
     CommunicateTopology,
     ParallelMode,
-    in_words,
+    describe_degrees,
     mode_of,
     short_name,
 )
@@ -201,7 +201,7 @@ class HybridCommunicateGroup:
             )
 
     def __repr__(self) -> str:
-        return f"HybridCommunicateGroup({in_words(self._degrees)})"
+        return f"HybridCommunicateGroup({describe_degrees(self._degrees)})"
 
     # ---- Paddle's getters
 
@@ -281,21 +281,21 @@ class HybridCommunicateGroup:
 
     @property
     def next_rank(self) -> int:
-        """The world rank of the next stage; of the first one, in the last stage."""
+        """The world rank of the next stage; the last stage is followed by the first."""
         return self.get_rank_from_stage((self.stage_id + 1) % self.degree("pp"))
 
     @property
     def prev_rank(self) -> int:
-        """The world rank of the stage before; of the last one, in the first stage."""
+        """The world rank of the stage before; the first stage is preceded by the last."""
         return self.get_rank_from_stage((self.stage_id - 1) % self.degree("pp"))
 
     def get_p2p_groups(self) -> tuple[Group, Group, Group, Group]:
-        """Return the groups for messages to and from both neighbours: that along pp serves all."""
+        """Return the groups for messages to and from both neighbours: all are that along pp."""
         pipe = self["pp"]
         return pipe, pipe, pipe, pipe
 
     def get_rank_from_stage(self, stage_id: int, **kwargs: int) -> int:
-        """Return the world rank in a stage that is where this one is, but for axes in `kwargs`.
+        """Return the world rank in a stage at this rank's other coordinates, or those of `kwargs`.
 
         Args:
             stage_id: the stage of the pipeline, from 0.
@@ -357,7 +357,7 @@ class HybridCommunicateGroup:
         return self.ranks("cp")[0]
 
     def get_check_parallel_group(self, sharding: bool = False) -> Group:
-        """Return the group over all axes but dp (but sharding): of one model, for norms and NaN.
+        """Return the group of one model: over all axes but dp (or sharding), for norms and NaN.
 
         Args:
             sharding: leave out the axis of sharding instead of dp.
@@ -410,7 +410,7 @@ def _laid_over(topology: CommunicateTopology, group: Group) -> CommunicateTopolo
     size = topology.world_size()
     if size != group.nranks:
         raise UsageError(
-            f"{in_words(topology.degrees)} make {size} places, but group {group.name} has "
+            f"{describe_degrees(topology.degrees)} make {size} places, but group {group.name} has "
             f"{group.nranks} ranks; let the product of the degrees be {group.nranks}"
         )
     if not group.is_member():

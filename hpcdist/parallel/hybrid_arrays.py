@@ -49,7 +49,7 @@ def distribute_model(
     options = options or HybridOptions()
     problem = None
     try:
-        _check(hcg, options)
+        _check_supported(hcg, options)
     except UsageError as error:
         problem = error
     verify_states([("strategy", (), repr(options))], hcg.mesh.group, "value", problem)
@@ -84,7 +84,7 @@ def distribute_optimizer(
         UsageError: it is not one of `hpcdist.optim`, or has taken steps.
 
     """
-    _check(hcg, options or HybridOptions())
+    _check_supported(hcg, options or HybridOptions())
     if not isinstance(optimizer, Optimizer):
         raise UsageError(
             f"the optimizer of a model of arrays must be one of hpcdist.optim, got {optimizer!r}"
@@ -139,7 +139,7 @@ class LaterSharded:
         return f"LaterSharded({self._made or self._optimizer!r})"
 
 
-def _check(hcg: HybridCommunicateGroup, options: HybridOptions) -> None:
+def _check_supported(hcg: HybridCommunicateGroup, options: HybridOptions) -> None:
     needing = [axis for axis in ("mp", "pp", "sep", "cp") if hcg.degree(axis) > 1]
     if needing:
         raise UsageError(

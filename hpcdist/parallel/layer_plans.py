@@ -15,7 +15,7 @@ from hpcdist.errors import UsageError
 
 
 class LayerPlan:
-    """Base of what `parallelize` takes as the plan of a layer."""
+    """Base of the plans of layers that `parallelize` takes."""
 
     __slots__ = ()
 
@@ -103,7 +103,7 @@ class PrepareLayerOutput(LayerPlan):
 @final
 @dataclass(frozen=True)
 class SequenceParallelBegin(LayerPlan):
-    """Cut the output of this layer by the sequence: the layers after it have a part of it each.
+    """Cut the output of this layer by the sequence: the layers after it get this rank's part.
 
     Args:
         need_transpose: whether the output is ``[batch, sequence, hidden]``, and becomes
@@ -121,7 +121,7 @@ class SequenceParallelBegin(LayerPlan):
 @final
 @dataclass(frozen=True)
 class SequenceParallelEnd(LayerPlan):
-    """Give this layer the whole sequence again, of which the layers before it had parts.
+    """Gather the sequence before this layer; the layers before it had parts.
 
     Args:
         need_transpose: whether the layer takes ``[batch, sequence, hidden]``; otherwise it gets
@@ -153,7 +153,7 @@ class SequenceParallelEnable(LayerPlan):
 @final
 @dataclass(frozen=True)
 class SequenceParallelDisable(LayerPlan):
-    """Give this one layer the whole sequence, among layers that have parts of it.
+    """Gather the sequence before this layer alone, and cut it again after it.
 
     Args:
         need_transpose: whether the layer takes and returns ``[batch, sequence, hidden]``;
@@ -183,7 +183,7 @@ class ConvParallel(LayerPlan):
 @final
 @dataclass(frozen=True)
 class ContextParallel(LayerPlan):
-    """Give this layer, which attends, the whole sequence and a part of the heads.
+    """Give this attention layer the whole sequence and a part of the heads.
 
     Along the axis ``"sep"`` of a mesh, where the layers around it have parts of the sequence. The
     layer takes query, key and value of shape (..., heads, sequence, length of a head), and may
@@ -229,7 +229,7 @@ class PrepareContextParallel(LayerPlan):
 
 
 class SplitPoint(Enum):
-    """Where a pipeline is cut, seen from a layer: before it or after it.
+    """Where a pipeline is cut: before or after a layer.
 
     Example:
         >>> import hpcdist as dist

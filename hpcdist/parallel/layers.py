@@ -106,7 +106,7 @@ def parallelize(
     mesh: ProcessMesh | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> tuple[Any, Any]:
-    """Make a torch module train on all ranks of a mesh, as `config` says.
+    """Make a torch module train on all ranks of a mesh, by the plan in `config`.
 
     Along the axis ``"mp"`` of the mesh, ``mp_config`` cuts layers, and along the axis ``"sep"``
     ``cp_config`` cuts sequences: ranks there get the same batch. All other axes cut the batch: each

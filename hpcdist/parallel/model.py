@@ -119,7 +119,7 @@ class DataParallel(_Interface):  # type: ignore[misc] # of Any
 
     @abstractmethod
     def comm_stats(self) -> CommStats:
-        """Return what the exchange of gradients has cost so far, and how much was hidden. Local."""
+        """Return the cost of exchanging gradients so far, and the hidden share of it. Local."""
 
     @abstractmethod
     def set_state_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:

@@ -28,7 +28,7 @@ _WARM_UP, _MEASURED = 1, 3
 
 
 class CommStats(NamedTuple):
-    """What the gradient exchange of a model has cost so far, on this rank; times in seconds.
+    """The cost of exchanging a model's gradients so far, on this rank; times in seconds.
 
     Where buckets are overlapped, the first backward passes, which only measure, are not counted.
     """

@@ -186,7 +186,7 @@ class Parameter:
         self._take(gradient, adding=True)
 
     def memory(self) -> NumpyArray | None:
-        """Return the gradient as its memory is seen by NumPy, writable; None without one.
+        """Return a writable NumPy view of the gradient; None without one.
 
         What is on a device is seen by the device's library.
         """
@@ -220,12 +220,12 @@ class Parameter:
         return _restored(data, self.requires_grad, self.name, self.group)
 
     def __repr__(self) -> str:
-        words = self._in_words()
+        words = self._describe()
         name = f", name={self.name!r}" if self.name else ""
         frozen = "" if self.requires_grad else ", requires_grad=False"
         return f"Parameter({words}{name}{frozen})"
 
-    def _in_words(self) -> str:
+    def _describe(self) -> str:
         if self._unshard is not None:  # to see all of it is collective
             return f"sharded {view_of(self._data).dtype} of shape {self.shape}"
         return np.array2string(on_host(view_of(self._data)), separator=", ", threshold=20)
@@ -353,7 +353,7 @@ def _place(memory: NumpyArray) -> str:
 
 
 def _restored(data: Any, requires_grad: bool, name: str, group: Group | None = None) -> Parameter:
-    """Make what a copy or a pickle of a parameter becomes: free of its model, without gradient."""
+    """Build the copy of a parameter from a pickle: free of its model, without gradient."""
     parameter = Parameter(data, requires_grad, group)
     parameter.name = name
     return parameter

@@ -35,7 +35,7 @@ def split(
     bias_attr: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Apply a linear layer or an embedding of which each rank has a part of the weight.
+    """Apply a linear layer or an embedding whose weight is cut over the ranks.
 
     The ranks are those along the axis ``"mp"`` of the mesh, or its only axis; the mesh is that of
     `x`, the current one (`set_mesh`), or else all ranks in a row. Collective over these ranks. The

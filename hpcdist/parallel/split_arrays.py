@@ -122,7 +122,7 @@ def _result(x: DistArray, weight: Any, bias: Any, layer: Layer, place: Place) ->
 
 
 def _layout(of_x: Layout, kept: int, layer: Layer, number: int) -> Layout:
-    """Return the layout of what is computed of the first dimensions of the input."""
+    """Return the layout of a result that has the first dimensions of the input."""
     partial: list[ReduceType | None] = [None] * of_x.mesh.ndim
     if layer.is_summed:
         partial[number] = ReduceType.kRedSum

@@ -17,7 +17,7 @@ from hpcdist.parallel.sharding.group_sharded import group_sharded_parallel
 
 
 class ShardingStage:
-    """Base of what `shard_optimizer` takes as its `shard_fn`; create one of its subclasses.
+    """Base of the stages that `shard_optimizer` takes as `shard_fn`; create a subclass.
 
     Attributes:
         axis: the name or number of the axis of the mesh that cuts.
@@ -108,7 +108,7 @@ def shard_optimizer(
     shard_fn: ShardingStage | Callable[[str, Any, Any], Any] | None = None,
     gradient_accumulation_steps: int = 1,
 ) -> Any:
-    """Cut what an optimizer keeps over the ranks of a mesh.
+    """Cut the state of an optimizer over the ranks of a mesh.
 
     Use what is returned in place of what was given. Collective over the mesh.
 

@@ -294,7 +294,7 @@ class Strategy:
         return {name: section.to_dict() for name, section in self._sections.items()}
 
     def without_effect(self) -> list[str]:
-        """Return what differs from the defaults and changes nothing, as ``section.key``.
+        """Return the keys that were set and have no effect, as ``section.key``.
 
         Keys of a section that is switched off change nothing, and are not meant to.
         """

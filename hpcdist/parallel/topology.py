@@ -22,7 +22,7 @@ from hpcdist.parallel.vocabulary import known
 
 
 class ParallelMode(IntEnum):
-    """How a grid trains: by the axis that decides how a model is wrapped.
+    """How a model is wrapped on a grid: the axis that decides it.
 
     Example:
         >>> import hpcdist as dist
@@ -137,15 +137,15 @@ def _degree(axis: Any, value: Any) -> int | None:
 def _misfit(size: int, found: Mapping[str, int], open_axes: Sequence[str]) -> str:
     chosen = {axis: degree for axis, degree in found.items() if degree > 1}
     taken = math.prod(chosen.values())
-    told = f"{in_words(chosen)} {'take' if len(chosen) > 1 else 'takes'} {taken}"
+    told = f"{describe_degrees(chosen)} {'take' if len(chosen) > 1 else 'takes'} {taken}"
     what = (
         f"{told} ranks, so {open_axes[0]}=-1 is {size} / {taken}, which is no whole number"
         if open_axes
         else f"{told} ranks"
     )
     return (
-        f"{what}, but there are {size} ranks; {in_words(_fitting(size, chosen))} would fit, or "
-        "start another number of ranks"
+        f"{what}, but there are {size} ranks; {describe_degrees(_fitting(size, chosen))} would "
+        "fit, or start another number of ranks"
     )
 
 
@@ -160,7 +160,7 @@ def _fitting(size: int, chosen: Mapping[str, int]) -> dict[str, int]:
     return {"dp": rest, **dict(reversed(fitting.items()))}
 
 
-def in_words(degrees: Mapping[str, int]) -> str:
+def describe_degrees(degrees: Mapping[str, int]) -> str:
     """Return degrees as words: ``dp=2 x mp=4``."""
     return " x ".join(f"{axis}={degree}" for axis, degree in degrees.items())
 
@@ -258,8 +258,8 @@ class CommunicateTopology:
         self.ranks = tuple(range(self._size)) if ranks is None else tuple(map(int, ranks))
         if len(self.ranks) != self._size or len(set(self.ranks)) < self._size:
             raise UsageError(
-                f"{in_words(self.degrees)} make {self._size} places, which {len(self.ranks)} ranks "
-                f"do not fill, each once: {list(self.ranks)}"
+                f"{describe_degrees(self.degrees)} make {self._size} places, which "
+                f"{len(self.ranks)} ranks do not fill, each once: {list(self.ranks)}"
             )
         self.coordinate: Any = namedtuple("Coordinate", names)  # type: ignore[misc] # told at run time
         self._grid = np.array(self.ranks, dtype=np.int64).reshape(sizes)
@@ -320,8 +320,8 @@ class CommunicateTopology:
         """
         if rank not in self._place_of:
             raise UsageError(
-                f"rank {rank!r} is not part of the grid {in_words(self.degrees)}, whose ranks are "
-                f"{shortened(self.ranks)}"
+                f"rank {rank!r} is not part of the grid {describe_degrees(self.degrees)}, whose "
+                f"ranks are {shortened(self.ranks)}"
             )
         place = np.unravel_index(self._place_of[rank], self._dims)
         return self.coordinate(*map(int, place))
@@ -364,7 +364,7 @@ class CommunicateTopology:
         return groups
 
     def get_rank_from_stage(self, global_rank: int, **kwargs: int) -> int:
-        """Return the rank beside `global_rank`: where it is but for the axes that are told.
+        """Return the rank at the coordinates of `global_rank`, with some of them replaced.
 
         Args:
             global_rank: one of the grid's ranks.
@@ -387,7 +387,7 @@ class CommunicateTopology:
         return at
 
     def __repr__(self) -> str:
-        return f"CommunicateTopology({in_words(self.degrees)})"
+        return f"CommunicateTopology({describe_degrees(self.degrees)})"
 
 
 def _names(names: Any) -> tuple[str, ...]:

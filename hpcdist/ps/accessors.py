@@ -339,7 +339,7 @@ class Accessor:
         return state
 
     def adopt(self, rows: NumpyArray, state: NumpyArray) -> None:
-        """Take rows as they are now for the weights of the state, where it has some.
+        """Copy the rows to the master weights in the state, if it has some.
 
         Args:
             rows: of shape ``(count, dim)``.
@@ -352,7 +352,7 @@ class Accessor:
             state[:, begin : begin + dim] = rows
 
     def update_in(self, rows: Slabs, state: Slabs, slots: NumpyArray, grads: NumpyArray) -> None:
-        """Change the rows in distinct slots; negative slots are passed over.
+        """Change the rows in distinct slots; negative slots are skipped.
 
         Args:
             rows: the rows of all slots, changed in place.

@@ -113,7 +113,7 @@ class DenseTable:
         self._table.prefetch(self._ids)
 
     def flush(self) -> None:
-        """Wait until the servers have all that this worker has pushed. Local."""
+        """Wait until the servers have received all pushes of this worker. Local."""
         self._table.flush()
 
     def save(
@@ -139,7 +139,7 @@ class DenseTable:
         self._table.set_lr(value)
 
     def shrink(self, threshold: float | None = None) -> int:
-        """Remove nothing, and return 0: what an array has all counts. Collective.
+        """Remove nothing, and return 0: an array keeps all its elements. Collective.
 
         Args:
             threshold: as of `SparseTable.shrink`.

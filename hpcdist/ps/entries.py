@@ -46,7 +46,7 @@ class Entry(ABC):
     @property
     @abstractmethod
     def terms(self) -> Terms:
-        """What it asks for."""
+        """The conditions for a row."""
 
 
 @final
@@ -79,7 +79,7 @@ class ProbabilityEntry(Entry):
 
     @property
     def terms(self) -> Terms:
-        """What it asks for."""
+        """The conditions for a row."""
         return Terms(probability=self.probability)
 
 
@@ -116,7 +116,7 @@ class CountFilterEntry(Entry):
 
     @property
     def terms(self) -> Terms:
-        """What it asks for."""
+        """The conditions for a row."""
         return Terms(appearances=self.count_filter)
 
 
@@ -153,7 +153,7 @@ class ShowClickEntry(Entry):
 
     @property
     def terms(self) -> Terms:
-        """What it asks for."""
+        """The conditions for a row."""
         return Terms(scored=True)
 
 

@@ -41,7 +41,7 @@ def as_ids(ids: Any) -> tuple[NumpyArray, tuple[int, ...]]:
     if given.dtype.kind not in "iu":
         raise UsageError(
             f"ids are integers of up to 64 bits, got dtype {given.dtype}; convert them with "
-            ".astype(np.int64), or hash what is not a number"
+            ".astype(np.int64), or hash keys that are not numbers"
         )
     flat = np.ascontiguousarray(given).reshape(-1)
     if flat.dtype.kind == "u" and flat.dtype.itemsize == 8:

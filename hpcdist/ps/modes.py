@@ -1,4 +1,4 @@
-"""`Sync`, `Async`, `Geo`, `Ssp`: when what a worker pushes is seen by the others. Pure.
+"""`Sync`, `Async`, `Geo`, `Ssp`: when other workers see the pushes of a worker. Pure.
 
 What a worker does in each mode is in `worker`.
 """

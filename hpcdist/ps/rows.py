@@ -55,7 +55,7 @@ class Chunk(NamedTuple):
 
 @final
 class RowStore:
-    """Rows of numbers that are found by integer ids, and learn by gradients. Local.
+    """Rows of numbers, found by integer ids and changed by gradients. Local.
 
     An id is any 64-bit integer. It gets its row, with an initial value that is a function of
     `seed`, id and `dim` alone, as `entry` says: usually when it is first pulled. Not thread-safe.
@@ -157,7 +157,7 @@ class RowStore:
         self.accessor.set_learning_rate(value)
 
     def pull(self, ids: Any, *, create: bool = True) -> NumpyArray:
-        """Return a copy of the rows of `ids`: of their shape, and `dim` at the end.
+        """Return a copy of the rows of `ids`, of shape ``(*ids.shape, dim)``.
 
         Ids without a row get one as the entry says, or give their initial value.
 
@@ -190,7 +190,7 @@ class RowStore:
         return bool((self.slots.find(np.ascontiguousarray(ids)) < 0).any())
 
     def push(self, ids: Any, grads: Any, *, counts: Any = None, clicks: Any = None) -> None:
-        """Apply a gradient to the row of each id; those of equal ids are added up first.
+        """Apply a gradient to the row of each id; gradients of equal ids are summed first.
 
         Args:
             ids: integers, of any shape.
@@ -273,7 +273,7 @@ class RowStore:
         return Chunk(self.slots.ids_at(slots), *(each.read(slots) for each in kinds))
 
     def restore(self, ids: Any, rows: Any, state: Any = None, counters: Any = None) -> None:
-        """Put rows back that `chunks` gave; without state it starts anew.
+        """Put back rows from `chunks`; without its state the optimizer starts anew.
 
         Args:
             ids: integers, of any shape.
@@ -299,7 +299,7 @@ class RowStore:
         self._put(distinct, given[last], state[last], counters[last])
 
     def remove(self, ids: Any) -> None:
-        """Remove the rows of ids, and what is known of those that wait for one.
+        """Remove the rows of ids, and the counts of ids that have no row yet.
 
         Args:
             ids: integers, of any shape; those that have no row are passed over.
@@ -337,7 +337,7 @@ class RowStore:
     def shrink(
         self, threshold: float | None = None, *, decay: float = 1.0, unseen: int | None = None
     ) -> int:
-        """Remove the rows whose score is below `threshold`, and return how many those were.
+        """Remove the rows whose score is below `threshold`, and return their number.
 
         With `CountFilterEntry` the ids that have no row yet are forgotten, those that appeared
         less than `threshold` times if it is given. Rows of other entries have no score, and stay.
@@ -377,7 +377,7 @@ class RowStore:
         return removed
 
     def stats(self) -> dict[str, Any]:
-        """Return what the store holds: rows, bytes of each kind, ids without rows, evicted rows."""
+        """Return statistics: rows, bytes of each kind, ids without rows, evicted rows."""
         slabs = (self.rows, self.state, self.counters)
         return {
             "rows": len(self),
@@ -391,7 +391,7 @@ class RowStore:
         }
 
     def close(self) -> None:
-        """Give memory and disk back. Whatever follows is a `UsageError`."""
+        """Give memory and disk back. Later calls raise `UsageError`."""
         if self._closed:
             return
         if self.owned is not None:

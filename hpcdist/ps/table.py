@@ -117,7 +117,7 @@ class SparseTable:
 
     @property
     def name(self) -> str:
-        """What it is found by."""
+        """Its key in the cluster."""
         return self.core.name
 
     @property
@@ -132,7 +132,7 @@ class SparseTable:
 
     @property
     def mode(self) -> Mode:
-        """When the others see what this worker pushes."""
+        """When other workers see the pushes of this one."""
         return self.core.options.mode
 
     # ---- rows
@@ -176,7 +176,7 @@ class SparseTable:
         return work.result() if sync_op else work
 
     def push(self, ids: Any, grads: Any, *, clicks: Any = None, sync_op: bool = True) -> Work:
-        """Apply gradients to rows with the optimizer; those of equal ids are summed.
+        """Apply gradients to rows with the optimizer; gradients of equal ids are summed.
 
         Collective in mode "sync": the gradients of all workers are summed in the order of the
         ranks, and each row is changed once. The arrays may be changed when the function returns.
@@ -253,12 +253,12 @@ class SparseTable:
     # ---- all of it
 
     def flush(self) -> None:
-        """Wait until the servers have all that this worker has pushed. Local."""
+        """Wait until the servers have received all pushes of this worker. Local."""
         self._ready(None, None)
         self._worker.flush()
 
     def stats(self) -> dict[str, Any]:
-        """Return what there is of the table, and where. Collective.
+        """Return statistics of the table and of each of its servers. Collective.
 
         Returns:
             A dict:
@@ -276,7 +276,7 @@ class SparseTable:
         return float(self.core.accessor.options["learning_rate"])
 
     def set_lr(self, value: float) -> None:
-        """Set the learning rate of what is pushed from now on. Collective.
+        """Set the learning rate of all later pushes. Collective.
 
         Args:
             value: a number the optimizer takes; the same on all workers.
@@ -303,7 +303,7 @@ class SparseTable:
     def shrink(
         self, threshold: float | None = None, *, decay: float = 1.0, unseen: int | None = None
     ) -> int:
-        """Remove rows that are worth less than `threshold`; return how many. Collective.
+        """Remove the rows whose score is below `threshold`; return how many. Collective.
 
         Args:
             threshold: a score, for `ShowClickEntry` (None: 0.8); with `CountFilterEntry` how
@@ -333,7 +333,7 @@ class SparseTable:
         return save.save_tables(self._cluster, [self.name], path, mode, async_save=async_save)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Replace the table by what was saved, on any number of servers. Collective.
+        """Replace the table by a saved one, on any number of servers. Collective.
 
         Args:
             path: the folder that `save` wrote to.

@@ -24,7 +24,7 @@ from hpcdist.rpc.stats import Stats as Stats, stats as stats
 
 
 def rpc_sync(to: Any, fn: Any, args: Any = None, kwargs: Any = None, timeout: Any = -1) -> Any:
-    """Call ``fn(*args, **kwargs)`` on a rank and return what it returns.
+    """Call ``fn(*args, **kwargs)`` on a rank and return the result.
 
     Args:
         to: the name of the rank, its world rank, or its `WorkerInfo`.
@@ -56,7 +56,7 @@ def rpc_sync(to: Any, fn: Any, args: Any = None, kwargs: Any = None, timeout: An
 def rpc_async(
     to: Any, fn: Any, args: Any = None, kwargs: Any = None, timeout: Any = -1
 ) -> Future[Any]:
-    """Call a function on a rank, and return a `Future` of what it returns; see `rpc_sync`.
+    """Call a function on a rank, and return a `Future` of the result; see `rpc_sync`.
 
     Returns when the arguments have left this rank, so arrays among them may be changed.
 
@@ -85,7 +85,7 @@ def rpc_async(
 
 
 def get_worker_info(name: Any = None) -> WorkerInfo:
-    """Return who has this name or rank. Local.
+    """Return the entry of a rank, by name or number. Local.
 
     Args:
         name: the name or the world rank; None for this rank itself.

@@ -427,7 +427,7 @@ def _unanswered(future: Future[Any], rank: int, why: str) -> RemoteError:
 
 def _packed(fn: Any, args: Any, kwargs: Any) -> Parcel:
     if not callable(fn):
-        raise UsageError(f"what is called must be a function, got {fn!r}")
+        raise UsageError(f"the callee must be a function, got {fn!r}")
     if not isinstance(args, (tuple, list)) and args is not None:
         raise UsageError(f"args must be a tuple or a list of arguments, got {args!r}")
     if kwargs is not None and not isinstance(kwargs, dict):

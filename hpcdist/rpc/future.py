@@ -242,7 +242,7 @@ class Future(Generic[T]):
         _call(fn, self)
 
     def then(self, fn: Callable[[Future[T]], U]) -> Future[U]:
-        """Return a future of what ``fn(future)`` returns when this one has ended.
+        """Return a future of the result of ``fn(future)``, called when this one has ended.
 
         Args:
             fn: takes this future, which has ended; what it raises is the error of the one returned.
@@ -267,7 +267,7 @@ class Future(Generic[T]):
     # ---- how it waits
 
     def bind(self, withdraw: Callable[[], Any], run: Callable[[Callable[[], Any]], Any]) -> None:
-        """Set what forgets its call, and what runs its callbacks.
+        """Set the functions that drop its call and that run its callbacks.
 
         Args:
             withdraw: is called when the future is cancelled.
@@ -286,7 +286,7 @@ class Future(Generic[T]):
         self._limit = limit
 
     def tell(self, teller: Teller) -> None:
-        """Set what announces its end to listeners, before anybody who waits goes on.
+        """Set the function that announces its end to listeners before the waiting threads go on.
 
         Args:
             teller: its ``end`` is called, once.

@@ -9,7 +9,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def inline(fn: F) -> F:
-    """Mark a function to run on the thread that reads what its caller sends. A decorator.
+    """Mark a function to run on the thread that reads calls. A decorator.
 
     For what takes microseconds: counters, queues, flags. It waits for no worker, and calls of one
     rank run in the order in which they were made; but while it runs, nothing else of that rank is

@@ -106,7 +106,7 @@ _IN_C = types.MemberDescriptorType, types.GetSetDescriptorType
 
 
 def _both(kind: type[Exception]) -> type[RemoteError]:
-    """Return the class of what is both; one for each, so that they compare."""
+    """Return the class that is both types; one for each, so that they compare."""
     if issubclass(kind, RemoteError):
         return kind
     if kind not in _twins:

@@ -165,7 +165,7 @@ class Remote:
 
 @final
 class RemoteMethod:
-    """A method of an object on another rank: call it, as it is or by one of its own methods.
+    """A method of an object on another rank, which can be called in several manners.
 
     Made by `Remote`, whose attributes methods are.
 
@@ -185,7 +185,7 @@ class RemoteMethod:
         self._remote, self._name, self._timeout = remote, name, timeout
 
     def rpc_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call it; return a future of what it returns at once.
+        """Call it; return a future of the result at once.
 
         Args:
             args: of the method, by position; they are pickled.
@@ -197,7 +197,7 @@ class RemoteMethod:
         return actors.agent.call(address.owner, method, args, kwargs, self._timeout)
 
     def rpc_sync(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it; return what it returns, or raise what it raises.
+        """Call it; return its result, or raise its exception.
 
         Args:
             args: of the method, by position; they are pickled.

@@ -48,7 +48,7 @@ def init_rpc(
     link: str = "auto",
     max_links: int | None = None,
 ) -> None:
-    """Make this rank callable, and let it call the others. Collective over the group.
+    """Let this rank call the others, and be called by them. Collective over the group.
 
     Calls `init_parallel_env` if that has not been done.
 
@@ -134,7 +134,7 @@ def init_rpc(
 
 
 def shutdown(graceful: bool = True, timeout: Any = None) -> None:
-    """End RPC on this rank: it makes and takes no more calls.
+    """End RPC on this rank: it makes and accepts no more calls.
 
     Collective over the group if `graceful`: every rank goes on answering until all have called
     this, and have their own answers.

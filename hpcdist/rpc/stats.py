@@ -22,7 +22,7 @@ class Stats(dict[str, dict[str, Any]]):
 
 
 def stats() -> Stats:
-    """Return what this rank has called and run since `init_rpc`. Local.
+    """Return statistics of this rank's calls, made and served, since `init_rpc`. Local.
 
     Returns:
         A dict with a dict for each function, by its name:

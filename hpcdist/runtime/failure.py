@@ -6,7 +6,7 @@ for it, with every MPI library.
 [Note: last words] A launcher that ends a job because one rank has failed (``mpiexec``,
 ``srun --kill-on-bad-exit``) closes the output of all ranks at once, and drops what it has not
 passed on, the reason of the failure too. A rank that is about to fail therefore waits until its
-words have been taken, `let_be_heard`.
+words have been taken, `wait_for_output`.
 
 In a job that survives a failing rank ends alone, without MPI, and the others go on.
 """
@@ -77,14 +77,14 @@ def _end(code: int) -> NoReturn:
     abort(code)
 
 
-def let_refusal_be_heard() -> None:
-    """From now on the end of this process waits for its words; for what is refused at the start."""
-    atexit.unregister(let_be_heard)
-    atexit.register(let_be_heard)
+def wait_for_output_at_exit() -> None:
+    """Register `wait_for_output` for the exit of this process, so that its error is not lost."""
+    atexit.unregister(wait_for_output)
+    atexit.register(wait_for_output)
 
 
-def let_be_heard() -> None:
-    """Wait until the launcher has passed on what this rank has said; see [Note: last words]."""
+def wait_for_output() -> None:
+    """Wait until the launcher has read the output of this rank; see [Note: last words]."""
     _flush(sys.stdout)
     _flush(sys.stderr)
     deadline = time.monotonic() + _TAKEN_S
@@ -112,7 +112,7 @@ def _say(text: str) -> None:
     with suppress(OSError, ValueError, AttributeError):
         target.write(text)
     _flush(target)
-    let_be_heard()
+    wait_for_output()
 
 
 def _flush(stream: TextIO) -> None:

@@ -57,12 +57,12 @@ def read_job(environ: Mapping[str, str]) -> SlurmJob | None:
     names = ("SLURM_STEP_NODELIST",) if step else ()
     in_array = "SLURM_ARRAY_JOB_ID" in environ and "SLURM_ARRAY_TASK_ID" in environ
     return SlurmJob(
-        _whole(environ, "SLURM_JOB_ID"),
+        _integer(environ, "SLURM_JOB_ID"),
         int(_first(environ, "SLURM_STEP_ID", "SLURM_STEPID")) if step else None,
-        (_whole(environ, "SLURM_ARRAY_JOB_ID"), _whole(environ, "SLURM_ARRAY_TASK_ID"))
+        (_integer(environ, "SLURM_ARRAY_JOB_ID"), _integer(environ, "SLURM_ARRAY_TASK_ID"))
         if in_array
         else None,
-        _whole(environ, "SLURM_RESTART_COUNT") if "SLURM_RESTART_COUNT" in environ else 0,
+        _integer(environ, "SLURM_RESTART_COUNT") if "SLURM_RESTART_COUNT" in environ else 0,
         _first(environ, *names, "SLURM_JOB_NODELIST", "SLURM_NODELIST"),
         tuple(parse_counts(counts)) if counts else (),
     )
@@ -151,7 +151,7 @@ def _first(environ: Mapping[str, str], *names: str) -> str:
     return next((environ[name] for name in names if environ.get(name)), "")
 
 
-def _whole(environ: Mapping[str, str], name: str) -> int:
+def _integer(environ: Mapping[str, str], name: str) -> int:
     value = environ[name].strip()
     if not value.isdigit():
         raise UsageError(

@@ -42,10 +42,10 @@ def value_in_words(value: Any) -> str:
 
 def module_in_words(module: torch.nn.Module) -> str:
     """Return the classes of a module and of its parts, and the arguments of torch's own ones."""
-    return ", ".join(map(_in_words, module.modules()))
+    return ", ".join(map(_describe_module, module.modules()))
 
 
-def _in_words(module: torch.nn.Module) -> str:
+def _describe_module(module: torch.nn.Module) -> str:
     kind = type(module)
     told = module.extra_repr() if kind.__module__.startswith("torch.nn.modules.") else ""
     return f"{kind.__name__}({told})"
@@ -58,7 +58,7 @@ def states_of_layers(module: torch.nn.Module) -> list[State]:
     which a parameter is a part.
     """
     layers = [
-        (f"{name}: {_in_words(each)}", (), "")
+        (f"{name}: {_describe_module(each)}", (), "")
         for name, each in module.named_modules()
         if type(each).__module__.startswith("torch.nn.modules.")
         and next(each.parameters(), None) is None
@@ -74,7 +74,7 @@ def states_of_layers(module: torch.nn.Module) -> list[State]:
 
 @final
 class Inputs:
-    """Compares what the ranks of a group give to a model.
+    """Compares the inputs that the ranks of a group give to a model.
 
     Args:
         group: ranks that share each layer, and so the samples.

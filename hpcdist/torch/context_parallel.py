@@ -79,7 +79,7 @@ def _attend(chosen: Chosen, group: Group) -> None:
         if len(given) < 3 or not all(isinstance(each, torch.Tensor) for each in given):
             got = ", ".join(type(each).__name__ for each in args) or "nothing"
             raise UsageError(
-                f"{chosen.name} is to attend, so it takes query, key and value before all else, "
+                f"{chosen.name} is an attention layer: it must take query, key and value first, "
                 f"not by keyword; got {got}"
             )
         check_heads(given, group)
@@ -101,8 +101,8 @@ def _back(output: Any, ndim: int, name: str, group: Group) -> Any:
         shape = getattr(output, "shape", None)
         got = f"shape {tuple(shape)}" if shape is not None else type(output).__name__
         raise UsageError(
-            f"{name} is to attend, so it returns what has the shape of its query, or that with all "
-            f"heads in the last dimension, got {got}"
+            f"{name} is an attention layer: it must return a tensor of the shape of its query, or "
+            f"with all heads in the last dimension, got {got}"
         )
     return all_to_all(output, group, cut=SEQUENCE, join=-1 if missing else HEADS)
 

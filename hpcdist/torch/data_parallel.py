@@ -47,7 +47,7 @@ _MiB = 1 << 20
 
 @final
 class TorchDataParallel(DataParallel, Wrapper):
-    """A module like the one it holds, whose gradients are averaged; see `DataParallel`.
+    """A wrapper of a module that averages its gradients; see `DataParallel`.
 
     Attributes:
         module: the module itself (also `_layers`).
@@ -212,7 +212,7 @@ class TorchDataParallel(DataParallel, Wrapper):
     """As of a model, not of its parameters: only the model knows which ranks have them."""
 
     def measure_gradients(self, norm_type: float) -> Measured:
-        """Return the norm over all gradients of the module, and what multiplies them.
+        """Return the norm of all gradients, and a function that scales them.
 
         Each parameter counts once, on however many ranks it is. Collective where parameters, of
         any rank, have an ``hpcdist_group``.
@@ -281,7 +281,7 @@ class TorchDataParallel(DataParallel, Wrapper):
             self._error = self._error or error
             future.set_result(gradients if factor == 1 else gradients.mul_(factor))
 
-        self._averager.average(gradients, self._check(bucket), arrived)
+        self._averager.average(gradients, self._check_bucket(bucket), arrived)
         return future
 
     def _look_for_nan(self, bucket: Any) -> torch.Tensor | None:
@@ -398,7 +398,7 @@ class TorchDataParallel(DataParallel, Wrapper):
         buckets = len(self._engine[0].reducer._get_zeros_like_grad_buckets())
         return [self._averager.average(None, error) for _ in range(self._launched, buckets)]
 
-    def _check(self, bucket: Any) -> UsageError | None:
+    def _check_bucket(self, bucket: Any) -> UsageError | None:
         if not self._check_nan or not _nan_in(bucket.buffer()):
             return None
         return UsageError(_not_a_number(self._with_nan(bucket)))

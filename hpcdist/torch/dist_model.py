@@ -126,7 +126,7 @@ class DistModel:
         input_spec: Sequence[Sequence[Any]] | None = None,
     ) -> None:
         strategy = Strategy() if strategy is None else strategy
-        _check(layer, loss, optimizer, strategy, input_spec)
+        _check_arguments(layer, loss, optimizer, strategy, input_spec)
         _warn_of(strategy)
         if strategy.base.seed is not None:
             torch.manual_seed(strategy.base.seed)
@@ -232,7 +232,7 @@ class DistModel:
         return self._serial
 
     def dist_main_program(self, mode: str | None = None) -> Program:
-        """Return what was communicated in the first batch of a mode, for printing. Local.
+        """Return the operations of the first batch of a mode, for printing. Local.
 
         Args:
             mode: ``"train"``, ``"eval"`` or ``"predict"``; None for the current one.
@@ -252,7 +252,7 @@ class DistModel:
     # ---- states
 
     def state_dict(self, mode: str = "all") -> dict[str, Any]:
-        """Return the state: of what is sharded this rank's part, as checkpoints take it.
+        """Return the state, as checkpoints take it: sharded entries are this rank's part.
 
         Names are those of the layer's parameters and buffers, ``"<parameter>.<state>"`` for the
         optimizer's, and ``"learning_rates"``. Collective where the optimizer is sharded.
@@ -429,7 +429,7 @@ _REFUSED = {
 """Sections that would change the numbers, and what to use in their place."""
 
 
-def _check(layer: Any, loss: Any, optimizer: Any, strategy: Any, input_spec: Any) -> None:
+def _check_arguments(layer: Any, loss: Any, optimizer: Any, strategy: Any, input_spec: Any) -> None:
     if not isinstance(layer, torch.nn.Module):
         raise UsageError(f"to_static takes a torch.nn.Module, got {layer!r}")
     if isinstance(layer, PipelineParallel):
@@ -484,13 +484,13 @@ def _wants(mode: str, part: str) -> bool:
 def _recording(operations: list[str]) -> Iterator[None]:
     def listen(event: Event) -> None:
         if event.phase == "begin":
-            operations.append(_in_words(event))
+            operations.append(_describe_event(event))
 
     with ExitStack() as stack:
         stack.callback(subscribe(listen))
         yield
 
 
-def _in_words(event: Event) -> str:
+def _describe_event(event: Event) -> str:
     array = f" {event.dtype}{list(event.shape)}" if event.dtype else ""
     return f"{event.name}{array} among ranks {', '.join(map(str, event.ranks))}"

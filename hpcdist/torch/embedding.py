@@ -141,7 +141,7 @@ class SparseEmbedding(torch.nn.Module):  # type: ignore[misc] # torch is untyped
         self.table.push(ids, grads.contiguous())
 
     def extra_repr(self) -> str:
-        """Return what is printed of it."""
+        """Return the settings that `repr` shows."""
         return f"{self.table!r}, pooling={self.pooling!r}, padding_idx={self.padding_idx}"
 
 

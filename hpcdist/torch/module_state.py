@@ -35,7 +35,7 @@ def agree(layers: torch.nn.Module, group: Group, usual_mb: float, last_mb: float
 
 def states_of(named: Iterable[tuple[str, torch.Tensor]]) -> list[State]:
     """Return what ranks compare of tensors."""
-    return [(name, tuple(tensor.shape), _in_words(tensor)) for name, tensor in named]
+    return [(name, tuple(tensor.shape), _describe_tensor(tensor)) for name, tensor in named]
 
 
 def broadcast_module(layers: torch.nn.Module, process_group: HpcdistProcessGroup) -> None:
@@ -104,6 +104,6 @@ def _named_tensors(layers: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return states
 
 
-def _in_words(tensor: torch.Tensor) -> str:
+def _describe_tensor(tensor: torch.Tensor) -> str:
     dtype = f"{tensor.dtype}".removeprefix("torch.")
     return dtype if tensor.requires_grad else f"{dtype}, not trained"

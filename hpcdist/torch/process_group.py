@@ -51,7 +51,7 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
         return f"<HpcdistProcessGroup: {self.group!r}; torch's name {self._name!r}>"
 
     def handed_over(self, name: str, device: torch.device) -> Callable[..., Any] | None:
-        """Return a verb of torch's backend for `device`; None where it is hpcdist's own.
+        """Return a function of torch's backend for `device`; None where hpcdist has its own.
 
         Args:
             name: of the verb.
@@ -142,7 +142,7 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
     _set_default_timeout = set_timeout
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Meet all ranks within `timeout`, or raise `CollectiveTimeout`, which names the missing.
+        """Wait for all ranks; after `timeout` raise `CollectiveTimeout`, which names the missing.
 
         Torch's words for it come first: they name one rank, or all if `wait_all_ranks`. Then all
         are named, on every rank.
@@ -202,7 +202,7 @@ class HpcdistProcessGroup(Verbs, c10d.ProcessGroup):  # type: ignore[misc] # tor
     def allocate_tensor(
         self, size: int, *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Return a new flat tensor with any contents, in memory as that of `empty`. Local.
+        """Return a new flat tensor with any contents, in memory like that of `empty`. Local.
 
         Args:
             size: how many elements.

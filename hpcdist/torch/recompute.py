@@ -37,7 +37,7 @@ def recompute(
     offload_indices: Sequence[int] = (),
     **kwargs: Any,
 ) -> Any:
-    """Return ``function(*args, **kwargs)``, whose insides are computed again in the backward pass.
+    """Return ``function(*args, **kwargs)``; the backward pass computes its activations again.
 
     Args:
         function: a module or function; it computes the same the second time.
@@ -70,7 +70,7 @@ def recompute(
 
 
 def recompute_sequential(ctx: Mapping[str, Any], functions: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the output of functions that follow each other, by segments that are recomputed.
+    """Call functions in a row; the backward pass recomputes them segment by segment.
 
     All but the last one, whose insides are needed at once.
 
@@ -117,15 +117,15 @@ def recompute_sequential(ctx: Mapping[str, Any], functions: Any, *args: Any, **k
 def recompute_hybrid(
     ctx: Mapping[str, Any], function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Return what `recompute` does, with its arguments kept elsewhere in between.
+    """Call `recompute`, and keep its arguments cut or in host memory until the backward pass.
 
     Args:
         ctx: ``mp_group``, the ranks that have the same arguments (required); ``partition``: each
-            of them keeps a part, and they are gathered for the second time, which makes that
-            collective (False); ``offload``: what is kept is kept in host memory (False).
-        function: as of `recompute`.
-        *args: the tensors among them are kept so.
-        **kwargs: arguments of the function by keyword, which stay where they are; and
+            of them keeps a part, and the backward pass gathers the parts, which makes it
+            collective (False); ``offload``: the tensors are kept in host memory (False).
+        function: as for `recompute`.
+        *args: arguments of the function; the tensors among them are kept in this manner.
+        **kwargs: keyword arguments of the function, which stay where they are, and
             `preserve_rng_state`.
 
     Example:

@@ -59,7 +59,7 @@ class Rows(NamedTuple):
         placements = [Partial(op) if each.is_shard() else Replicate() for each in self.placements]
         return DTensor.from_local(part, self.mesh, placements, run_check=False).full_tensor()
 
-    def _joined(self, part: torch.Tensor) -> torch.Tensor:
+    def _from_local(self, part: torch.Tensor) -> torch.Tensor:
         whole = torch.empty((self.length, *part.shape[1:]), device="meta")
         return DTensor.from_local(
             part.detach().contiguous(),
@@ -73,7 +73,7 @@ class Rows(NamedTuple):
 
 _WAYS: dict[int, Callable[[Rows, Any], Any]] = {
     _MEAN: Rows._mean,
-    _ROWS: Rows._joined,
+    _ROWS: Rows._from_local,
     _AS_IT_IS: lambda _, result: result,
 }
 

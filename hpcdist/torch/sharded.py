@@ -66,7 +66,7 @@ def shard_module(
     """
     problem = None  # raised below on all ranks: one that left here would leave the others waiting
     try:
-        _check(module, optimizer, scaler, options)
+        _check_arguments(module, optimizer, scaler, options)
     except UsageError as error:
         problem = error
     everyone = _union(options.groups)
@@ -259,14 +259,16 @@ def _state_of(state: State) -> Any:
 
 
 def _load_into(state: State, given: Mapping[str, Any]) -> None:
-    """Load what this rank needs from a state of `LocalSlice`s or whole arrays. Collective."""
+    """Load this rank's part of a state of `LocalSlice`s or whole arrays. Collective."""
     state()[1](given)
 
 
 # ---- the optimizer and the scaler
 
 
-def _check(module: torch.nn.Module, optimizer: Any, scaler: Any, options: ShardingOptions) -> None:
+def _check_arguments(
+    module: torch.nn.Module, optimizer: Any, scaler: Any, options: ShardingOptions
+) -> None:
     check_fresh(optimizer, "group_sharded_parallel")
     own = {id(each) for each in module.parameters() if each.requires_grad}
     given = {id(each) for group in optimizer.param_groups for each in group["params"]}

@@ -48,7 +48,7 @@ class _Numbers(NamedTuple):
 
 
 def model_state(model: Any, group: Group) -> tuple[State, Load]:
-    """Return what this rank owns of a module, and what loads such a state into it.
+    """Return this rank's part of a module, and a function that loads such a state.
 
     Parameters that every rank has are cut into equal parts, so that each is saved once. Buffers
     are whole.
@@ -82,7 +82,7 @@ def model_state(model: Any, group: Group) -> tuple[State, Load]:
 
 
 def optimizer_state(model: Any, optimizer: Any, group: Group) -> tuple[State, Load]:
-    """Return what this rank owns of an optimizer, and what loads such a state.
+    """Return this rank's part of an optimizer's state, and a function that loads it.
 
     Both are collective. Dampened momentum begins with the gradient itself: before its first step
     it is saved as zeros, and when zeros are loaded, the next step is the first.

@@ -161,21 +161,21 @@ def _prepare_output(plan: PrepareLayerOutput, chosen: Chosen, where: Where) -> N
 
 
 def _sequence_begin(plan: SequenceParallelBegin, chosen: Chosen, where: Where) -> None:
-    _after(chosen.layer, lambda x: _parted(x, plan.need_transpose))
+    _after(chosen.layer, lambda x: _split_sequence(x, plan.need_transpose))
 
 
 def _sequence_end(plan: SequenceParallelEnd, chosen: Chosen, where: Where) -> None:
-    _before(chosen.layer, lambda x: _joined(x, plan.need_transpose))
+    _before(chosen.layer, lambda x: _gather_sequence(x, plan.need_transpose))
 
 
 def _sequence_enable(plan: SequenceParallelEnable, chosen: Chosen, where: Where) -> None:
-    _before(chosen.layer, lambda x: _parted(x, True))
-    _after(chosen.layer, lambda x: _joined(x, True))
+    _before(chosen.layer, lambda x: _split_sequence(x, True))
+    _after(chosen.layer, lambda x: _gather_sequence(x, True))
 
 
 def _sequence_disable(plan: SequenceParallelDisable, chosen: Chosen, where: Where) -> None:
-    _before(chosen.layer, lambda x: _joined(x, plan.need_transpose))
-    _after(chosen.layer, lambda x: _parted(x, plan.need_transpose))
+    _before(chosen.layer, lambda x: _gather_sequence(x, plan.need_transpose))
+    _after(chosen.layer, lambda x: _split_sequence(x, plan.need_transpose))
 
 
 _APPLY: dict[type[LayerPlan], Callable[[Any, Chosen, Where], None]] = {
@@ -197,7 +197,7 @@ def _placed(x: Any, placement: Any) -> Any:
     return x if x.placements == (placement,) else x.redistribute(placements=[placement])
 
 
-def _parted(x: Any, turns: bool) -> Any:
+def _split_sequence(x: Any, turns: bool) -> Any:
     """Return a sequence cut in parts: ``[sequence, batch, ...]``."""
     x = _turned(x) if turns else x
     length, ranks = x.shape[0], x.device_mesh.size()
@@ -209,7 +209,7 @@ def _parted(x: Any, turns: bool) -> Any:
     return _placed(x, Shard(0))
 
 
-def _joined(x: Any, turns: bool) -> Any:
+def _gather_sequence(x: Any, turns: bool) -> Any:
     """Return a sequence that was cut in parts as a whole."""
     x = _placed(x, Replicate())
     return _turned(x) if turns else x

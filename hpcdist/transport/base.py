@@ -86,10 +86,10 @@ class Work(ABC):
         return None
 
     def refuse_nested(self) -> None:  # noqa: B027 (most operations end by themselves)
-        """Raise `UsageError` where it cannot be waited for: in the middle of what it waits for."""
+        """Raise `UsageError` if this thread is inside the operation that this work waits for."""
 
     def attend(self, waited: float) -> None:  # noqa: B027 (few operations can tell)
-        """End with an error if the operation cannot end otherwise; asked in a long wait.
+        """End the operation with an error if it cannot end otherwise; called in long waits.
 
         Args:
             waited: the seconds waited so far.
@@ -97,11 +97,11 @@ class Work(ABC):
         """
 
     def known(self) -> Known:
-        """Return what is known of the operation, without asking MPI or a device."""
+        """Return the known facts about the operation, without asking MPI or a device."""
         return Known("operation")
 
     def recorded(self, mark: int) -> None:
-        """Have the end of the operation recorded, whose record has this mark.
+        """Record the end of the operation in the record with this mark.
 
         An operation that cannot tell its end has ended, for the recorder, when it was begun.
 
@@ -208,7 +208,7 @@ class Plan(ABC):
 
     @abstractmethod
     def start(self) -> Work:
-        """Begin the operation on what the buffers hold now; the last start must have ended."""
+        """Begin the operation on the present contents of the buffers; the last start has ended."""
 
     def watch(self, counter: Counter, tell: Callable[[Callable[[], Work]], Work]) -> None:  # noqa: B027
         """Count each start in `counter`, and have `tell` do it while there are `listeners`.
@@ -223,13 +223,13 @@ class Plan(ABC):
 
     @abstractmethod
     def free(self) -> None:
-        """Give back what MPI keeps for the plan; it cannot be started again."""
+        """Free the resources of MPI for the plan; it cannot be started again."""
 
     def __repr__(self) -> str:
         return f"<Plan: {self.in_words()}>"
 
     def in_words(self) -> str:
-        """Describe what is planned and how it stands, without asking MPI."""
+        """Describe the plan and its state, without asking MPI."""
         return "operation"
 
 
@@ -240,7 +240,7 @@ REFUSE_START = (
 
 
 class WorldRequest(NamedTuple):
-    """What `init_parallel_env` hands to the transport that it starts.
+    """The arguments with which `init_parallel_env` starts a transport.
 
     `timeout_s` is the time limit of the world's operations, `comm` the communicator that the user
     gave (None: all ranks). `before_end` is to be called when the library that a transport uses is
@@ -254,7 +254,7 @@ class WorldRequest(NamedTuple):
 
 
 class StartedWorld(NamedTuple):
-    """What a started transport tells `init_parallel_env`.
+    """The world that a transport has started, for `init_parallel_env`.
 
     `place` is where this rank stands. `hosts` and `local_ranks` tell of every rank the name of its
     node and its rank there. `connect` makes the transport of the world; it is called once, when
@@ -379,7 +379,7 @@ class Transport(ABC):
         return None
 
     def place_of(self, array: NumpyArray) -> int | None:
-        """Return where a contiguous array lies, for the `seen` of other ranks; local.
+        """Return the place of a contiguous array, for `seen` on other ranks; local.
 
         None where other ranks cannot see it.
 
@@ -428,7 +428,7 @@ class Transport(ABC):
         """
 
     def abandon(self) -> None:  # noqa: B027 # most have nothing to leave
-        """Leave everything that is under way, since a rank has died; local."""
+        """Abandon everything under way, because a rank has died; local."""
 
     def recover(
         self,

@@ -311,7 +311,7 @@ class _Barrier(NamedTuple):
 
 
 class Barrier(_Barrier):
-    """A barrier, or what stands for anything else that ranks do together, maybe on a `device`.
+    """A barrier, or an agreement on anything else that ranks do together, maybe on a `device`.
 
     With `words` its `root` is a key, equal where ranks mean the same.
     """
@@ -356,7 +356,7 @@ class Refusal(_Refusal):
     nbytes: ClassVar[int] = 0
 
     def fingerprint(self) -> int:
-        """Return what is no call's fingerprint: ranks that refuse agree with nobody."""
+        """Return a number that is no call's fingerprint: ranks that refuse agree with nobody."""
         return -1
 
 

@@ -12,7 +12,7 @@ Listener = Callable[[int, str], None]
 
 @final
 class Membership:
-    """That of one group, as this rank knows it; ranks are world ranks.
+    """The members of one group, as this rank knows them; ranks are world ranks.
 
     A rank learns that another one has left when it waits for something for a while, or asks:
     `look`.
@@ -40,16 +40,16 @@ class Membership:
 
     @property
     def departed(self) -> Mapping[int, str]:
-        """The ranks that take part no longer, in the order in which they left, and why."""
+        """The ranks that have left, in order, each with the reason."""
         return MappingProxyType(self._departed)
 
     def look(self) -> Mapping[int, str]:
-        """Take in what others have told, and return `departed`; local, does not wait."""
+        """Read the news of other ranks, and return `departed`; local, does not wait."""
         self._listen()
         return self.departed
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call ``listener(rank, why)`` when a rank leaves, and return what ends this. Local.
+        """Call ``listener(rank, why)`` when a rank leaves; return a function that ends this. Local.
 
         It is called in the middle of whatever waits, on any thread: it must be quick, and may
         neither communicate nor wait. What it raises becomes a warning.
@@ -67,7 +67,7 @@ class Membership:
         return unsubscribe
 
     def note(self, rank: int, why: str) -> None:
-        """Note that a rank has left; what is known already stays.
+        """Note that a rank has left; an earlier reason stays.
 
         Args:
             rank: the one that has left.

@@ -61,9 +61,9 @@ def refusal() -> UsageError:
     """Return what is raised in the middle of an operation; see [Note: nested]."""
     error = UsageError(
         f"an operation was called, or waited for, at {call_site()} in the middle of another one of "
-        "the same group on the same thread, for which it would wait for ever: a signal handler, a "
-        "destructor, or what runs while an object is unpickled, may only note what is to be done; "
-        "call the operation after the one under way has ended"
+        "the same group on the same thread, and would wait for that one for ever; in a signal "
+        "handler, a destructor or code that unpickles an object only note the work, and call the "
+        "operation after the one under way has ended"
     )
     error.nested = True
     return error
@@ -203,7 +203,7 @@ class QueuedWork(Work):
         self.ended = threading.Event()
         self.thread: int | None = None
         """The thread that runs the operation."""
-        self._lane = queue
+        self._queue = queue
         self._job: Job | None = job
         self._label = label
         self._site = call_site()
@@ -245,9 +245,9 @@ class QueuedWork(Work):
 
     def refuse_nested(self) -> None:
         """See `Work.refuse_nested`."""
-        if self._lane is not None and not self.ended.is_set():
-            self._lane.refuse_nested()
-            if self._lane.is_current():
+        if self._queue is not None and not self.ended.is_set():
+            self._queue.refuse_nested()
+            if self._queue.is_current():
                 raise UsageError(
                     f"{self._label} was waited for at {call_site()} by a listener, on the thread "
                     "that is to run it next: it would never end; wait for it elsewhere"

@@ -162,7 +162,7 @@ def check_op(op: Any) -> ReduceOp:
         return ReduceOp(op)
     names = ", ".join(f"ReduceOp.{each.name}" for each in ReduceOp)
     raise UsageError(
-        f"Unknown reduce_op type for {op!r}; use one of {names}, and give what is no operator by "
+        f"Unknown reduce_op type for {op!r}; use one of {names}, and pass other arguments by "
         "keyword (group=, sync_op=)"
     )
 

@@ -144,9 +144,9 @@ WRONG_EVERYWHERE = [
     (lambda: dist.stream.all_reduce(ones(3), use_calc_stream=None), "use_calc_stream must be"),
     (
         lambda: dist.reduce_scatter(ones(3), blocks(), dist.get_group()),
-        "operator by keyword.*group=",
+        "other arguments by keyword.*group=",
     ),
-    (lambda: dist.all_reduce(ones(3), dist.get_group()), "operator by keyword.*group="),
+    (lambda: dist.all_reduce(ones(3), dist.get_group()), "other arguments by keyword.*group="),
     (lambda: dist.broadcast(ones(3), dist.get_group()), "keyword.*group="),
     (lambda: dist.broadcast(ones(3), 0, True), "must be a Group.*sync_op="),
     (lambda: dist.all_gather([], ones(3), dist.ReduceOp.SUM), "must be a Group.*op="),

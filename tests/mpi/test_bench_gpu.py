@@ -39,7 +39,7 @@ def raw(on_gpus, world_with, size):
         reason = f"{size} ranks, but CUDA sees {gpu.count()} GPUs, and NCCL is {version}"
     if reason:
         missing("nccl", reason)
-    world_with(device="gpu", share_gpu=1, device_way="nccl")
+    world_with(device="gpu", share_gpu=1, device_backend="nccl")
 
 
 @pytest.mark.parametrize("kind", ["collectives", "messages"])

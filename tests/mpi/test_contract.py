@@ -3,6 +3,6 @@
 from hpcdist.testing.contract import TransportContract
 
 
-class TestMpiHost(TransportContract):
+class TestMpi(TransportContract):
     def run(self, check):
         return [check()]

@@ -289,7 +289,7 @@ def test_settings_that_name_another_backend_leave_it_alone(register, world_with)
         raise AssertionError("it was asked")
 
     register(ROW._replace(standing=standing))
-    world_with(device_way="staged")
+    world_with(device_backend="staged")
     dist.all_reduce(on_device(1.0))
     assert dist.get_group().transport.on_devices.backend == STAGED
 

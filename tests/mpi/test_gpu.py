@@ -47,7 +47,7 @@ def way(request, cupy, world_with):
             missing("nccl", reason)
     if request.param == "mpi" and cuda_mpi.why_not(False):
         missing("cuda_aware", cuda_mpi.why_not(False))
-    world_with(device_way=request.param, device="gpu", share_gpu=1)
+    world_with(device_backend=request.param, device="gpu", share_gpu=1)
     return request.param
 
 
@@ -233,7 +233,7 @@ def batches(cupy, world_with, size):
     reason = why_not_nccl(gpu.count(), size)
     if reason:
         missing("nccl", reason)
-    world_with(device_way="nccl", device="gpu", share_gpu=1, device_batches="nccl")
+    world_with(device_backend="nccl", device="gpu", share_gpu=1, device_batches="nccl")
 
 
 def exchange(*messages):

@@ -49,7 +49,7 @@ def _check_own_gpus(comm: Any, engine: DeviceRuntime) -> None:
     hosts, config = comm.allgather(socket.gethostname()), read_config()
     own = Ability(comm.rank, hosts.index(hosts[comm.rank]), gpu.uuid_of(engine.name), {})
     shared = shared_gpus(comm.allgather(own))
-    asked = config.share_gpu and config.device_way == "nccl"
+    asked = config.share_gpu and config.device_backend == "nccl"
     if asked:
         gpu.let_nccl_share()
     refuses = shared and not (asked and binding.version() >= binding.SHARES_GPUS)

@@ -156,7 +156,7 @@ def chosen_rows(timings: Sequence[Timing], tuning_table: TuningTable) -> list[di
     sizes = sorted({each.nbytes for each in timings})
     rows = []
     for series, by_size in costs_of(timings).items():
-        row = {"operation": series.operation, "arrays": _in_words(series)}
+        row = {"operation": series.operation, "arrays": _describe_series(series)}
         for nbytes in sizes:
             algorithm = _chosen(tuning_table, series, nbytes)
             cost = by_size.get(nbytes, {}).get(algorithm)
@@ -165,7 +165,7 @@ def chosen_rows(timings: Sequence[Timing], tuning_table: TuningTable) -> list[di
     return rows
 
 
-def _in_words(series: Series) -> str:
+def _describe_series(series: Series) -> str:
     return series.arrays if series.numbers == "any" else f"{series.arrays}, {series.numbers}"
 
 

@@ -230,7 +230,7 @@ def rules_from(timings: Iterable[Timing], ranks: int, nodes: Nodes) -> list[Tuni
         TuningRule(
             series.operation, series.arrays, algorithm, up_to, series.numbers, (ranks, ranks), nodes
         )
-        for series, steps in _joined(_steps(costs_of(own))).items()
+        for series, steps in _merge_series(_steps(costs_of(own))).items()
         for up_to, algorithm in steps
     ]
 
@@ -252,7 +252,7 @@ def _steps(costs: Mapping[Series, Mapping[int, Costs]]) -> dict[Series, list[Ste
     return found
 
 
-def _joined(steps: Mapping[Series, list[Step]]) -> dict[Series, list[Step]]:
+def _merge_series(steps: Mapping[Series, list[Step]]) -> dict[Series, list[Step]]:
     """Make one series of wide and short numbers that have the same steps."""
     found: dict[Series, list[Step]] = {}
     for series, own in steps.items():

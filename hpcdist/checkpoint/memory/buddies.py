@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def plan_buddies(nodes: Sequence[int], copies: int) -> list[tuple[int, ...]]:
-    """Return for each rank those that keep a copy of what it keeps.
+    """Return for each rank its buddies, which keep a copy of its part.
 
     Every rank keeps as many copies as any other, where the nodes are alike. No two copies are at
     one rank, and no two on one node as long as there are nodes for that.

@@ -45,7 +45,7 @@ class _Taken(NamedTuple):
 
 
 class _Note(NamedTuple):
-    """What a rank tells at the begin of a commit, in numbers."""
+    """The numbers that ranks exchange at the begin of a commit."""
 
     failed: int
     is_new: int
@@ -77,7 +77,7 @@ def commit(ranks: Together, vault: Vault, state: Any, step: int, copies: int) ->
         vault.serial,
     )
     notes = [_Note(*row) for row in _gathered(ranks, note)]
-    _check(ranks, notes, error)
+    _check_notes(ranks, notes, error)
     assert taken is not None
     if len({each.structure for each in notes}) > 1:
         ranks.decide(
@@ -127,8 +127,8 @@ def _gathered(ranks: Together, numbers: Sequence[int]) -> list[list[int]]:
     return found
 
 
-def _check(ranks: Together, notes: Sequence[_Note], error: Exception | None) -> None:
-    """Raise on every rank what is wrong on one. Collective if something is."""
+def _check_notes(ranks: Together, notes: Sequence[_Note], error: Exception | None) -> None:
+    """Raise an error of one rank on every rank. Collective if there is one."""
 
     def fail() -> None:
         if error is not None:
@@ -204,7 +204,7 @@ def _all_do(ranks: Together, do: Any) -> None:
 
 
 def _exchange_headers(ranks: Together, keeping: Keeping, own: Header) -> dict[int, Header]:
-    """Send this rank's header to its buddies; return it with those of whom it is one."""
+    """Send this rank's header to its buddies; return it with those that were received."""
     headers = {ranks.rank: own}
     if keeping.sendings:
         buddies = {each.buddy for each in keeping.sendings}

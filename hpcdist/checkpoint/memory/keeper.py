@@ -155,7 +155,7 @@ class Memory:
         return step or 0
 
     def steps(self, stop: int) -> Iterator[int]:
-        """Give the steps that are to be done, from the one to go on with to before `stop`.
+        """Iterate over the remaining steps: from the next one up to `stop`, which is excluded.
 
         Collective: every rank goes through all of it. It restores first, then commits after every
         `every` steps, and at the end, when the last step is written to `path`, too.

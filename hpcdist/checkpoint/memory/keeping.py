@@ -56,7 +56,7 @@ def plan_keeping(
     ranks: Sequence[int],
     buddies: Sequence[Sequence[int]],
 ) -> list[Keeping]:
-    """Return what each rank keeps of what all hold.
+    """Return which part of all holdings each rank keeps.
 
     Args:
         everyone: what each rank of the group holds.

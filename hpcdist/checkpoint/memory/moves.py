@@ -68,7 +68,7 @@ def plan_moves(
     nodes: Sequence[int],
     limit: int = ROUND,
 ) -> list[Moves]:
-    """Return for each rank what it sends and gets, so that all get what they want.
+    """Return for each rank its sends and receives, so that all get the parts they want.
 
     Args:
         stored: who keeps what; every element of every array that is wanted.

@@ -26,7 +26,7 @@ from hpcdist.comm.together import Together
 
 
 class Found(NamedTuple):
-    """What a rank is told of the step that all go back to."""
+    """The step that all ranks go back to, as a rank learns of it."""
 
     run: int
     serial: int

@@ -21,7 +21,7 @@ from hpcdist.checkpoint.plan import Held
 
 
 class Header(NamedTuple):
-    """What a rank tells of its state beside its arrays."""
+    """The description of a rank's state besides its arrays."""
 
     structure: Node
     random: Node
@@ -42,7 +42,7 @@ class Block(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """What a rank keeps of one step.
+    """The parts that a rank keeps of one step.
 
     Attributes:
         run: counts the trainings of a job that used one name, one after the other.
@@ -65,7 +65,7 @@ class Generation(NamedTuple):
 
 
 class Catalog(NamedTuple):
-    """What a rank tells the others of a generation; `rank` was its own when it was made."""
+    """The description of a generation for other ranks; `rank` was the rank at that time."""
 
     run: int
     serial: int

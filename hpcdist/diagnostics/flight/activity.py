@@ -29,7 +29,7 @@ class Activity(NamedTuple):
 
 
 def activities(before: Job, after: Job, span_s: float) -> list[Activity]:
-    """Return what was done between two looks, what took the longest first.
+    """Return the operations between two snapshots, the longest ones first.
 
     Args:
         before: the job then.
@@ -66,7 +66,7 @@ def _of_all(name: str, totals: list[Total], span_s: float, ranks: int) -> Activi
 
 
 def between(before: Job, after: Job, span_s: float) -> str:
-    """Return a table of what was done between two looks."""
+    """Return a table of the operations between two snapshots."""
     table = Table(title=f"job {after.in_words()}", title_justify="left")
     for heading in ("operation", "ended", "bytes", "each", "of the time"):
         table.add_column(heading, justify="left" if heading == "operation" else "right")

@@ -21,7 +21,7 @@ _MEETINGS = frozenset(
 
 
 class Bounds(NamedTuple):
-    """Between what a clock is ahead of another, in nanoseconds."""
+    """The bounds of the difference between two clocks, in nanoseconds."""
 
     least: float
     most: float

@@ -18,7 +18,7 @@ _NEAR = 2
 
 
 class Snapshot(NamedTuple):
-    """What was read of one rank: its ring, on what clock, and how its process is.
+    """A rank as it was read: its ring, its clock, and the state of its process.
 
     `offset_ns` turns the monotonic clock of its node into the wall clock there.
     """

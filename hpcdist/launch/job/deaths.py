@@ -243,7 +243,7 @@ def longest(ends: Sequence[End]) -> Sequence[Mapping[str, Any]]:
 
 
 def summary(ends: Sequence[End], size: int, spares: int, seconds: float) -> list[str]:
-    """Return lines for people: who died when and of what, and what it cost; none if nobody died.
+    """Return a report of the deaths: who, when, of what, and the cost; nothing if nobody died.
 
     Args:
         ends: how processes ended, in the order in which that was heard.

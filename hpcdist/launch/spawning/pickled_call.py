@@ -112,7 +112,7 @@ def write_result(directory: str, rank: int, result: Any) -> None:
 
 
 def write_error(directory: str, rank: int, traceback: str) -> None:
-    """Store the traceback of what a rank's function raised."""
+    """Store the traceback of an exception of a rank's function."""
     _write(Path(directory, f"{rank}.error"), traceback.encode(errors="replace"))
 
 

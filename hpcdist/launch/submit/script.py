@@ -69,7 +69,7 @@ def build_script(batch: Batch) -> str:
         'exec srun --mpi=pmix --kill-on-bad-exit=1 python x.py'
 
     """
-    _check(batch)
+    _check_lines(batch)
     options = full_options(batch)
     given = {name for name, _ in options}
     lines = ["#!/bin/bash", *(_line(name, value) for name, value in options), ""]
@@ -144,8 +144,8 @@ def log_folder(batch: Batch) -> Path | None:
     return None if "%" in str(folder) else folder
 
 
-def _check(batch: Batch) -> None:
-    """Refuse what would not be one line of the script, or not be what the reader sees there."""
+def _check_lines(batch: Batch) -> None:
+    """Refuse text that is more than one line of the script, or has invisible characters."""
     texts = [
         ("the folder", batch.folder),
         ("the name of the program", batch.name),

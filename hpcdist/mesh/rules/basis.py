@@ -195,9 +195,9 @@ def check_writable(array: DistArray) -> None:
             part.flags.writeable = True
             return
     raise UsageError(
-        f"the array of {array.layout!r} is read-only: its elements were moved from where they "
-        "are cut, or are repeated, and what is written would not reach the array that it was "
-        "taken of; write to that one, or to a copy, a.copy()"
+        f"the array of {array.layout!r} is read-only: its elements are repeated, or are copies "
+        "from other ranks, so a write would not reach the array they come from; write to that "
+        "array, or to a copy, a.copy()"
     )
 
 

@@ -371,7 +371,7 @@ def asarray(
     if isinstance(obj, (list, tuple)):
         if copy is False:
             raise ValueError(f"an array of a {type(obj).__name__} needs a copy")
-        obj = _joined(obj)
+        obj = _stack_nested(obj)
     if is_dist(obj):
         if mesh is not None or placements is not None:
             mesh = mesh or obj.layout.mesh
@@ -392,13 +392,13 @@ def asarray(
     return make(part if shared else np.array(part), layout)
 
 
-def _joined(tree: Any) -> Any:
+def _stack_nested(tree: Any) -> Any:
     """Return nested lists with the DistArrays in them stacked, and those of one number as that."""
     if is_dist(tree):
         return tree if tree.ndim else np.asarray(tree)
     if not isinstance(tree, (list, tuple)):
         return tree
-    items = [_joined(each) for each in tree]
+    items = [_stack_nested(each) for each in tree]
     return stack(items) if any(map(is_dist, items)) else items
 
 

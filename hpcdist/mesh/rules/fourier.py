@@ -108,7 +108,7 @@ def _home(layout: Layout, dim: int, later: set[int]) -> int | None:
 
 
 def _moved(layout: Layout, dim: int, home: int) -> Layout:
-    """Return the layout in which what cuts `dim` cuts `home`."""
+    """Return the layout in which the axes that cut `dim` cut `home` instead."""
     key = "moved", dim, home
     found: Layout | None = layout.memo.get(key)
     if found is None:

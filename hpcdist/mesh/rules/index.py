@@ -42,7 +42,7 @@ _NUMBERS = (bool, int, float, complex, np.generic)
 
 
 class Selection(NamedTuple):
-    """What a basic index means for arrays of one layout."""
+    """A basic index, resolved for arrays of one layout."""
 
     layout: Layout
     """Of the elements selected, before integers drop their dimensions."""

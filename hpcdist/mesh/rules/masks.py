@@ -44,7 +44,7 @@ def chosen(x: DistArray, mask: Any) -> DistArray:
 
 
 def _selected(x: DistArray, mask: DistArray) -> Layout:
-    """Return the layout of what a mask selects, which lies as the array does."""
+    """Return the layout of the elements selected by a mask that is laid out as the array."""
     layout = x.layout
     if mask.ndim:
         return counted(layout, mask.ndim, int(np.count_nonzero(mask.local)))

@@ -77,7 +77,7 @@ def block(arrays: Any) -> Any:
     mesh = mesh_of(*arrays_in(arrays))
     depth = _depth(arrays)
     ndim = max(depth, *_leaves(arrays, np.ndim))
-    return _joined(arrays, mesh, ndim, ndim - depth)
+    return _concat_blocks(arrays, mesh, ndim, ndim - depth)
 
 
 def _depth(tree: Any) -> int:
@@ -100,9 +100,9 @@ def _leaves(tree: Any, function: Callable[[Any], Any]) -> list[Any]:
     return [leaf for each in tree for leaf in _leaves(each, function)]
 
 
-def _joined(tree: Any, mesh: Any, ndim: int, dim: int) -> DistArray:
+def _concat_blocks(tree: Any, mesh: Any, ndim: int, dim: int) -> DistArray:
     if isinstance(tree, list):
-        return concat([_joined(each, mesh, ndim, dim + 1) for each in tree], dim)  # type: ignore[no-any-return]
+        return concat([_concat_blocks(each, mesh, ndim, dim + 1) for each in tree], dim)  # type: ignore[no-any-return]
     x = as_dist(tree, mesh)
     return expand_dims(x, [*range(ndim - x.ndim)]) if x.ndim < ndim else x
 

@@ -240,7 +240,7 @@ def apply(function: Callable[..., Any], inputs: tuple[Any, ...], options: dict[s
 
 @rule("clip", method=True)
 def clip(x: Any, /, min: Any = None, max: Any = None, out: Any = None, **options: Any) -> Any:
-    """Return the elements, those outside the limits replaced by them.
+    """Return the elements, limited to a range.
 
     Args:
         x: the array.

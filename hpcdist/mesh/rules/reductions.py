@@ -608,7 +608,7 @@ _NOWHERE = np.iinfo(np.int64).max
 
 
 def _global_index(found: Any, x: DistArray, plan: Plan, axis: Any) -> Any:
-    """Return the indices into the whole array that indices into this rank's part mean."""
+    """Convert indices into this rank's part to indices into the whole array."""
     box = own_box(x.layout)
     if axis is not None:
         return found + box[plan.dims[0]][0]

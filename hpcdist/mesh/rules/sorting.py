@@ -46,7 +46,7 @@ def sort(
     stable: bool | None = None,
 ) -> Any:
     """Return the elements in ascending order along a dimension, or flat; NaN last."""
-    _check(order)
+    _refuse_order(order)
     x = ravel(x) if axis is None else x
     dim = dimension(-1 if axis is None else axis, x.ndim)
     kind = kind or ("stable" if stable else None)
@@ -78,7 +78,7 @@ def argsort(
         stable: accepted.
 
     """
-    _check(order)
+    _refuse_order(order)
     x = ravel(x) if axis is None or not x.ndim else x
     dim = dimension(-1 if axis is None else integer(axis), x.ndim)
     result = along(
@@ -139,7 +139,7 @@ def _sort_in_place(a: DistArray, axis: int = -1, kind: Any = None, order: Any = 
 METHODS["sort"] = _sort_in_place
 
 
-def _check(order: Any) -> None:
+def _refuse_order(order: Any) -> None:
     if order is not None:
         raise UsageError(f"order= is for arrays of fields, which a DistArray is not, got {order!r}")
 

@@ -95,7 +95,7 @@ class GatheredParameters:
         self._order[phase] = []
 
     def reshard(self) -> None:
-        """Give back what is gathered; waits for what is coming."""
+        """Free the gathered weights; waits for those under way."""
         if self._coming is not None:
             self._coming.work.wait()
         self._coming, self._current = None, None

@@ -38,7 +38,7 @@ from hpcdist.parallel.sharding.shard_state import (
 
 @final
 class ShardedModel:
-    """What `group_sharded_parallel` makes of a model of arrays; the rest falls through to that.
+    """A sharded model of arrays, made by `group_sharded_parallel`; other names are the model's.
 
     Its backward pass is yours, as with `DataParallel`: assign ``p.grad`` (or call
     ``p.accumulate``) for every parameter, last layer first. Gradients go to the ranks that own
@@ -150,7 +150,7 @@ class ShardedModel:
             backward.sync = before
 
     def measure_gradients(self, norm_type: float) -> Measured:
-        """Return the norm over all gradients of the model, and what multiplies them. Collective.
+        """Return the norm of all gradients, and a function that scales them. Collective.
 
         Args:
             norm_type: the power: 2 for the Euclidean norm, ``inf`` for the largest absolute value.
@@ -161,7 +161,7 @@ class ShardedModel:
         return self._optimizer.measure_gradients(norm_type)
 
     def comm_stats(self) -> CommStats:
-        """Return what reducing gradients has cost so far, and how much was hidden. Local."""
+        """Return the cost of reducing gradients so far, and the hidden share of it. Local."""
         return self._engine.gradients.averager.stats()
 
     def _broadcast_buffers(self) -> None:
@@ -212,7 +212,7 @@ class ShardedModel:
     load_state_dict = set_state_dict
 
     def sharded_state_dict(self) -> State:
-        """Return what this rank owns: a `LocalSlice` of each parameter it has a part of. Local.
+        """Return a `LocalSlice` of each parameter that this rank owns a part of. Local.
 
         Buffers and parameters that are not trained are whole, on every rank.
         """
@@ -220,7 +220,7 @@ class ShardedModel:
         return {**as_slices(self._owned_runs()), **rest}
 
     def load_sharded_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what this rank needs from a state of `LocalSlice`s or whole arrays. Collective.
+        """Load this rank's part of a state of `LocalSlice`s or whole arrays. Collective.
 
         Args:
             state: by name; what this rank does not need may be missing.
@@ -247,7 +247,7 @@ class ShardedModel:
             yield from owned_runs(engine.names, engine.shapes, unit, rank, array)
 
     def _rest(self) -> list[tuple[str, Any]]:
-        """Return names and entries of what is not sharded."""
+        """Return the names and entries that are not sharded."""
         return [pair for pair in parameters_and_buffers(self._layers) if not is_trained(pair[1])]
 
     def __getattr__(self, name: str) -> Any:

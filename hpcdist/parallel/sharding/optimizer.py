@@ -44,7 +44,7 @@ class _Run(NamedTuple):
 
 @final
 class ShardedOptimizer:
-    """What `group_sharded_parallel` makes of an `Optimizer`; with the same methods.
+    """A sharded `Optimizer`, made by `group_sharded_parallel`; with the same methods.
 
     Attributes:
         learning_rate: that of the first group; assigning sets that of all groups.
@@ -103,7 +103,7 @@ class ShardedOptimizer:
     # ---- steps
 
     def step(self) -> None:
-        """Update what this rank owns, and let all ranks have the new weights. Collective.
+        """Update the weights that this rank owns, and hand them to all ranks. Collective.
 
         Ends the backward pass; afterwards there are no gradients.
 
@@ -208,7 +208,7 @@ class ShardedOptimizer:
         return bool(flags[0])
 
     def measure_gradients(self, norm_type: float) -> Measured:
-        """Return the norm over all gradients of the model, and what multiplies them. Collective.
+        """Return the norm of all gradients, and a function that scales them. Collective.
 
         Args:
             norm_type: the power: 2 for the Euclidean norm, ``inf`` for the largest absolute value.
@@ -251,7 +251,7 @@ class ShardedOptimizer:
         self._fill(state)
 
     def sharded_state_dict(self) -> State:
-        """Return what this rank owns of the state: `LocalSlice`s, and numbers that all have. Local.
+        """Return this rank's part of the state: `LocalSlice`s, and numbers common to all. Local.
 
         The slices are views: a checkpoint can be loaded into them in place, and
         `load_sharded_state_dict` must be called after that.
@@ -263,7 +263,7 @@ class ShardedOptimizer:
         }
 
     def load_sharded_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what this rank needs from a state of `LocalSlice`s or whole arrays. Collective.
+        """Load this rank's part of a state of `LocalSlice`s or whole arrays. Collective.
 
         Args:
             state: by name; what this rank does not need may be missing.
@@ -289,7 +289,7 @@ class ShardedOptimizer:
                 self._engine.publish(number)
 
     def adopt(self) -> None:
-        """Take the weights as they are now for the master weights; see `Slice.adopt`. Local."""
+        """Copy the present weights to the master weights; see `Slice.adopt`. Local."""
         for number, kept in enumerate(self._slices):
             kept.use(self._engine.owned(number))
             kept.adopt()

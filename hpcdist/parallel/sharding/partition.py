@@ -17,7 +17,7 @@ from hpcdist.parallel.buckets import plan_buckets
 
 
 class Item(NamedTuple):
-    """What the layout needs to know of a parameter; only those of equal `kind` share a unit."""
+    """A parameter, as the layout sees it; only those of equal `kind` share a unit."""
 
     name: str
     shape: tuple[int, ...]

@@ -67,7 +67,7 @@ class ReplicatedParameters:
             parameter.data = library_of(parameter.data).wrap(view)
 
     def adopt(self, position: int) -> None:
-        """Take what the parameters of a unit hold now as the weights this rank owns. Local."""
+        """Copy the parameters of a unit to the weights that this rank owns. Local."""
         if self._flats[position] is None:
             flat = flatten(self._parameters, self._units[position], self._group)
             share = self._units[position].share

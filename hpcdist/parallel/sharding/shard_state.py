@@ -104,7 +104,7 @@ def _start_of(given: LocalSlice, name: str) -> int:
     box = simplest(box, shape)
     if not box.is_run:
         raise UsageError(
-            f"the state has {given} of {name!r}, which is no run of elements; load the state with "
-            "hpcdist.checkpoint, which brings each rank what it needs"
+            f"the state has {given} of {name!r}, which is not a run of elements; load the state "
+            "with hpcdist.checkpoint, which gives each rank its part"
         )
     return box.offsets[0]

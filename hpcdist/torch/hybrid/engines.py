@@ -25,7 +25,7 @@ Make = Callable[[Any, HybridCommunicateGroup, HybridOptions], Any]
 
 
 class _Row(NamedTuple):
-    """An engine: what it is for, and what makes it."""
+    """An engine: the grids it is for, and its factory."""
 
     axes: tuple[str, ...]
     make: Make
@@ -48,7 +48,7 @@ def distribute_model(
     options = options or HybridOptions()
     problem = None  # raised below on all ranks: one that left here would leave the others waiting
     try:
-        _check(model, hcg, options)
+        _check_supported(model, hcg, options)
     except UsageError as error:
         problem = error
     verify_states([("strategy", (), repr(options))], hcg.mesh.group, "value", problem)
@@ -162,7 +162,7 @@ def _is_pipeline(model: Any) -> bool:
     return any(cls.__name__ == "PipelineLayer" for cls in type(model).__mro__)
 
 
-def _check(model: Any, hcg: HybridCommunicateGroup, options: HybridOptions) -> None:
+def _check_supported(model: Any, hcg: HybridCommunicateGroup, options: HybridOptions) -> None:
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"distributed_model needs a torch.nn.Module, got {model!r}")
     if any(role_of(each) is not None for each in model.parameters()):

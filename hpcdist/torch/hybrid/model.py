@@ -45,7 +45,7 @@ _SEGMENT = 1 << 20
 
 @final
 class HybridModel(Wrapper):
-    """A module like the one it holds, trained on all ranks of a grid; see `distributed_model`.
+    """A wrapper of a module that trains it on all ranks of a grid; see `distributed_model`.
 
     Collective over the ranks of the grid that have the same part of the model. Paddle's
     `TensorParallel`, `SegmentParallel` and `ShardingParallel` are other names of it.
@@ -130,7 +130,7 @@ class HybridModel(Wrapper):
     norm_is_collective = True
 
     def measure_gradients(self, norm_type: float) -> Measured:
-        """Return the norm over all gradients of the model, and what multiplies them. Collective.
+        """Return the norm of all gradients, and a function that scales them. Collective.
 
         Over the axes of one model; each of its elements counts once.
 

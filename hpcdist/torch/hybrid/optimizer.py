@@ -47,7 +47,7 @@ from hpcdist.transport.reduction import ReduceOp
 
 @final
 class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # torch is untyped
-    """Steps what `fleet.distributed_model` has made of a model.
+    """Steps the parameters of a model of `fleet.distributed_model`.
 
     `step` is collective over the grid. It makes gradients those of the whole batch, as far as the
     backward pass has not, clips them, steps, and with localsgd averages weights. With gradient
@@ -195,7 +195,7 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
 
     @property
     def is_merging(self) -> bool:
-        """Whether the next call of `step` only counts, as gradient merge has not yet all."""
+        """Whether the next call of `step` only counts: gradient merge needs more passes."""
         return self._gradients.are_merging(self._parameters())
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -282,7 +282,7 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
         super().zero_grad(set_to_none)
 
     def skip_step(self) -> None:
-        """Begin the next step in place of this one, whose gradients are of no use; for scalers."""
+        """Drop the gradients of this step and begin the next one; for scalers."""
         self._gradients.begin_again()
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
@@ -338,7 +338,7 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
     # ---- gradients
 
     def settle_gradients(self) -> None:
-        """Make gradients those of the whole batch, once for each step. Collective.
+        """Complete the gradients to those of the whole batch, once for each step. Collective.
 
         `step` does so by itself; call it before looking at gradients.
 
@@ -353,7 +353,7 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
     norm_is_collective = True
 
     def measure_gradients(self, norm_type: float) -> Measured:
-        """Return the norm over all gradients of the model, and what multiplies them. Collective.
+        """Return the norm of all gradients, and a function that scales them. Collective.
 
         Args:
             norm_type: the power: 2 for the Euclidean norm, ``inf`` for the largest absolute value.
@@ -392,7 +392,7 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
     # ---- states
 
     def sharded_state_dict(self) -> State:
-        """Return what this rank has of the state, by names of parameters. Collective at first.
+        """Return this rank's part of the state by parameter names. The first call is collective.
 
         Whole tensors, `LocalSlice`s of what is cut over mp or sharding, and numbers. All are views:
         a checkpoint can be loaded into them in place.
@@ -433,7 +433,7 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
         self._steps = int(state["steps"])
 
     def state_dict(self) -> State:
-        """Return what `sharded_state_dict` does."""
+        """Alias of `sharded_state_dict`."""
         return self.sharded_state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Tensors on their way into a part of the model that ranks share, and out of it.
+"""Functions that take tensors into a part of the model that ranks share, and out of it.
 
 Each function here is a pair of moves: what happens to a tensor in the forward pass, and to its
 gradient in the backward pass. The backward of one pair is the forward of another, so gradients of

@@ -37,7 +37,7 @@ WeightAttr = Callable[[torch.Tensor], Any] | None
 
 @final
 class ColumnParallelLinear(CutLayer):
-    """A linear layer of which each rank computes some of the outputs.
+    """A linear layer cut by its outputs: each rank computes some of them.
 
     Args:
         in_features: length of an input, which all ranks have whole.
@@ -93,13 +93,13 @@ class ColumnParallelLinear(CutLayer):
         return gather_from(part, self.group) if self.gather_output else part
 
     def extra_repr(self) -> str:
-        """Return what `repr` tells."""
-        return in_words(self, gather_output=self.gather_output)
+        """Return the settings that `repr` shows."""
+        return describe_layer(self, gather_output=self.gather_output)
 
 
 @final
 class RowParallelLinear(CutLayer):
-    """A linear layer of which each rank takes some of the inputs; the outputs are summed.
+    """A linear layer cut by its inputs: each rank takes some, and the outputs are summed.
 
     Args:
         in_features: length of an input; divisible by the number of ranks.
@@ -159,13 +159,13 @@ class RowParallelLinear(CutLayer):
         return total if self.bias is None else total + self.bias
 
     def extra_repr(self) -> str:
-        """Return what `repr` tells."""
-        return in_words(self, input_is_parallel=self.input_is_parallel)
+        """Return the settings that `repr` shows."""
+        return describe_layer(self, input_is_parallel=self.input_is_parallel)
 
 
 @final
 class VocabParallelEmbedding(CutLayer):
-    """An embedding of which each rank has the rows of some of the words.
+    """An embedding cut by words: each rank has the rows of some of them.
 
     Args:
         num_embeddings: how many words there are; divisible by the number of ranks.
@@ -233,13 +233,13 @@ class VocabParallelEmbedding(CutLayer):
         return rows.masked_fill(others.unsqueeze(-1), 0.0)
 
     def extra_repr(self) -> str:
-        """Return what `repr` tells."""
+        """Return the settings that `repr` shows."""
         return f"{self.num_embeddings}, {self.embedding_dim}, mp={self.group.nranks}"
 
 
 @final
 class ParallelCrossEntropy(torch.nn.Module):  # type: ignore[misc] # torch is untyped
-    """The cross entropy of logits of which each rank has those of some of the classes.
+    """The cross entropy of logits cut by classes: each rank has those of some classes.
 
     No rank ever has all logits of a sample. 16-bit logits are added up in float32, and so is the
     loss.
@@ -282,7 +282,7 @@ class ParallelCrossEntropy(torch.nn.Module):  # type: ignore[misc] # torch is un
         return parallel_cross_entropy(input, label, self.group, self.ignore_index)
 
     def extra_repr(self) -> str:
-        """Return what `repr` tells."""
+        """Return the settings that `repr` shows."""
         return f"ignore_index={self.ignore_index}, mp={self.group.nranks}"
 
 
@@ -308,7 +308,7 @@ def _filled(layer: torch.nn.Module, weight_attr: WeightAttr) -> torch.nn.Module:
     return layer
 
 
-def in_words(layer: Any, **settings: Any) -> str:
+def describe_layer(layer: Any, **settings: Any) -> str:
     """Return what `repr` tells of a linear layer."""
     told = {
         "in_features": layer.in_features,

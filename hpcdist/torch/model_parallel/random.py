@@ -79,7 +79,7 @@ class RNGStatesTracker:
         return {name: self._complete(name) for name in self._states}
 
     def set_states_tracker(self, states: Mapping[str, State]) -> None:
-        """Make states what `get_states_tracker` has returned before.
+        """Set the states to those that `get_states_tracker` returned.
 
         Args:
             states: by name; others stay.
@@ -89,7 +89,7 @@ class RNGStatesTracker:
 
         """
         for name in states:
-            self._check(name)
+            self._check_name(name)
         self._states.update({name: dict(state) for name, state in states.items()})
 
     @contextmanager
@@ -103,7 +103,7 @@ class RNGStatesTracker:
             UsageError: there is no state of this name.
 
         """
-        self._check(name)
+        self._check_name(name)
         before = default_state()
         _set_default(self._complete(name))
         try:
@@ -113,7 +113,7 @@ class RNGStatesTracker:
                 self._states[name] = default_state()
             _set_default(before)
 
-    def _check(self, name: str) -> None:
+    def _check_name(self, name: str) -> None:
         if name not in self._states:
             known = ", ".join(map(repr, self._states)) or "none"
             raise UsageError(
@@ -132,11 +132,11 @@ class RNGStatesTracker:
     # ---- all at once
 
     def all_states(self) -> dict[str, State]:
-        """Return what `bring_back` takes; neither changes any memory."""
+        """Return all states, for `bring_back`; neither function changes memory."""
         return dict(self._states)
 
     def bring_back(self, states: Mapping[str, State]) -> None:
-        """Make the states of these names those of before; later ones stay.
+        """Reset the states of these names to earlier ones; states added since then stay.
 
         Args:
             states: what `all_states` returned.

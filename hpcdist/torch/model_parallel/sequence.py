@@ -26,13 +26,13 @@ from hpcdist.torch.model_parallel.functions import (
     reduce_scatter,
     scatter_to,
 )
-from hpcdist.torch.model_parallel.layers import WeightAttr, in_words, whole_linear
+from hpcdist.torch.model_parallel.layers import WeightAttr, describe_layer, whole_linear
 from hpcdist.torch.model_parallel.states import CutLayer, is_cut
 
 
 @final
 class ScatterOp:
-    """A rank's part of a sequence that all have; gradients are gathered.
+    """Cuts a sequence that all ranks have, and keeps this rank's part; gathers gradients.
 
     Example:
         >>> import torch, hpcdist as dist
@@ -57,7 +57,7 @@ class ScatterOp:
 
 @final
 class GatherOp:
-    """The whole sequence, of which all ranks go on to compute the same; gradients are cut.
+    """Gathers the sequence for ranks that all compute the same with it; cuts gradients.
 
     Example:
         >>> import torch, hpcdist as dist
@@ -82,7 +82,7 @@ class GatherOp:
 
 @final
 class AllGatherOp:
-    """The whole sequence, with which each rank does something else; gradients are summed.
+    """Gathers the sequence for ranks that compute different things with it; sums gradients.
 
     Example:
         >>> import torch, hpcdist as dist
@@ -106,7 +106,7 @@ class AllGatherOp:
 
 @final
 class ReduceScatterOp:
-    """A rank's part of the sum of what all ranks have; gradients are gathered.
+    """Sums over the ranks and keeps this rank's part of the sum; gathers gradients.
 
     Example:
         >>> import torch, hpcdist as dist
@@ -179,8 +179,8 @@ class ColumnSequenceParallelLinear(CutLayer):
         return F.linear(all_gather(x, self.group), self.weight, self.bias)
 
     def extra_repr(self) -> str:
-        """Return what `repr` tells."""
-        return in_words(self)
+        """Return the settings that `repr` shows."""
+        return describe_layer(self)
 
 
 @final
@@ -226,7 +226,7 @@ class RowSequenceParallelLinear(CutLayer):
         self.take(whole_linear(in_features, out_features, has_bias, weight_attr))
 
     def mark(self) -> None:
-        """Mark the bias besides."""
+        """Mark the bias as well."""
         super().mark()
         if self.bias is not None and not hasattr(self.bias, "sequence_parallel"):
             self.bias.sequence_parallel = self.group.nranks > 1
@@ -243,15 +243,15 @@ class RowSequenceParallelLinear(CutLayer):
         return part if self.bias is None else part + self.bias
 
     def extra_repr(self) -> str:
-        """Return what `repr` tells."""
-        return in_words(self)
+        """Return the settings that `repr` shows."""
+        return describe_layer(self)
 
 
 # ---- parameters that are used on parts of the sequence
 
 
 def mark_as_sequence_parallel_parameter(parameter: torch.Tensor) -> None:
-    """Mark a parameter that all ranks have whole, but use on parts of the sequence.
+    """Mark a parameter that every rank has, and uses on its part of the sequence.
 
     Its gradient is summed over the ranks before it is used: by the optimizer of
     `fleet.distributed_optimizer`, or by `register_sequence_parallel_allreduce_hooks`. Local.

@@ -83,7 +83,7 @@ def sep_attention(
 
 @final
 class UlyssesAttention(torch.nn.Module):  # type: ignore[misc] # torch is untyped
-    """`sep_attention` as a module, which drops out nothing in evaluation.
+    """`sep_attention` as a module; there is no dropout in evaluation.
 
     Arguments as of `sep_attention`.
 

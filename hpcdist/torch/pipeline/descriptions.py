@@ -12,7 +12,7 @@ from hpcdist.errors import UsageError
 
 
 class LayerDesc:
-    """A layer that is not built yet: what makes it, and with which arguments.
+    """A layer that is not built yet: its class or function, and the arguments.
 
     Args:
         layer_func: a class of `torch.nn.Module`, or a function that returns one.
@@ -36,7 +36,7 @@ class LayerDesc:
 
     @property
     def name(self) -> str:
-        """The name of what makes it."""
+        """The name of its class or function."""
         return str(getattr(self.layer_func, "__name__", type(self.layer_func).__name__))
 
     def build_layer(self) -> torch.nn.Module:
@@ -55,7 +55,7 @@ class LayerDesc:
 
 
 class SharedLayerDesc(LayerDesc):
-    """A layer that shares a weight with all others of the same `key`, on whatever stages they are.
+    """A layer that shares a weight with all layers of the same `key`, on any stages.
 
     Each is a layer of its own but for the weight: the first one's is used by all, and its gradient
     is the sum of theirs.
@@ -121,7 +121,7 @@ class SharedLayerDesc(LayerDesc):
         return weight
 
     def name_in(self, layer: torch.nn.Module) -> str:
-        """Return what the layer calls the weight.
+        """Return the name of the weight in the layer.
 
         Args:
             layer: one that was made of this description.

@@ -27,7 +27,7 @@ from hpcdist.torch.recompute import recompute, recompute_hybrid
 
 
 class LayerCosts(NamedTuple):
-    """What each layer costs, as `seg_method` of a `PipelineLayer`; seconds, or any other unit.
+    """The cost of each layer, for `seg_method` of a `PipelineLayer`; in seconds or any unit.
 
     Example:
         >>> from hpcdist.torch.pipeline import LayerCosts
@@ -39,7 +39,7 @@ class LayerCosts(NamedTuple):
 
 
 class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
-    """A row of layers, cut into stages; this rank builds and has those of its own.
+    """A sequence of layers, cut into stages; each rank builds the layers of its stages.
 
     Each layer gets what the one before it returns: a tensor, or a tuple of tensors as one argument.
     Parameters are named by the place of their layer in the whole row, as in
@@ -114,7 +114,7 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
         self.stages: list[Stage] = []
         self._none = [torch.nn.Parameter(torch.empty(0), requires_grad=False)]
         ranks = Together(self.group)
-        told = ranks.share(lambda: self._check(layers, num_stages, seg_method))
+        told = ranks.share(lambda: self._check_arguments(layers, num_stages, seg_method))
         if any(each != told[0] for each in told):
             raise MismatchError(first_difference(told, self.group.ranks, "layer"))
         seed = _common_seed(self.group)
@@ -160,7 +160,7 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
         return next(each for each in range(len(self.bounds)) if index < self.bounds[each + 1])
 
     def layers_of(self, stage: int) -> str:
-        """Return in words which layers a stage has.
+        """Describe which layers a stage has.
 
         Args:
             stage: from 0.
@@ -186,7 +186,7 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
         return x
 
     def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:
-        """Give the parameters; of a rank that has none an empty one, for optimizers want some.
+        """Iterate over the parameters; a rank without any has an empty one, for the optimizer.
 
         Args:
             recurse: with those of sub-modules.
@@ -202,7 +202,9 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
 
     # ---- how it is made
 
-    def _check(self, layers: Sequence[Any], num_stages: int | None, seg_method: Any) -> list[State]:
+    def _check_arguments(
+        self, layers: Sequence[Any], num_stages: int | None, seg_method: Any
+    ) -> list[State]:
         """Refuse wrong arguments; return what all ranks have to say alike. Local."""
         if num_stages not in (None, self.num_stages):
             raise UsageError(
@@ -331,7 +333,7 @@ def _bounds_of(layers: Sequence[Any], stages: int, method: Any) -> list[int]:
 
 
 def _name_of(layer: Any) -> str:
-    """Return what ranks compare of a layer: what makes it, and its arguments."""
+    """Return the description of a layer that ranks compare: its factory and its arguments."""
     if isinstance(layer, LayerDesc):
         given = [*map(value_in_words, layer.inputs)]
         given += [f"{name}={value_in_words(each)}" for name, each in layer.kwargs.items()]

@@ -19,7 +19,7 @@ from hpcdist.torch.pipeline.timeline import (
 
 
 class Observed(NamedTuple):
-    """A step: what was planned, and what this rank of `group` did when."""
+    """A step: its plan, and when this rank of `group` did which action."""
 
     plan: Plan
     spans: list[Span]

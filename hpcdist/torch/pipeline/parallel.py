@@ -31,7 +31,7 @@ from hpcdist.torch.wrapper import Wrapper
 
 @final
 class PipelineParallel(Wrapper):
-    """A model like the one it holds, which trains a batch at a time; see `train_batch`.
+    """A wrapper of a model that trains a batch at a time; see `train_batch`.
 
     Collective over the grid: weights become equal on the ranks that have the same stage, but for
     those of which each rank of mp has a part.
@@ -140,7 +140,7 @@ class PipelineParallel(Wrapper):
         schedule: str | None = None,
         optimizer: Any = None,
     ) -> Any:
-        """Compute a batch and add its gradients to those that there are; see `train_batch`.
+        """Compute a batch and add its gradients to the present ones; see `train_batch`.
 
         Args:
             data: as of `train_batch`.
@@ -216,7 +216,7 @@ class PipelineParallel(Wrapper):
         loss = self._steps.run(data, self.schedule, check, finish_with, losses)
         if compute_loss:
             return self._told(loss)
-        return _joined([outputs[micro] for micro in sorted(outputs)])
+        return _concat_outputs([outputs[micro] for micro in sorted(outputs)])
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the model, where one rank has all of it.
@@ -236,21 +236,21 @@ class PipelineParallel(Wrapper):
     # ---- how busy the ranks are
 
     def bubble(self) -> Bubble:
-        """Return in which part of the last step the ranks of the pipeline were idle. Collective.
+        """Return the share of the last step in which the pipeline's ranks were idle. Collective.
 
         Measured from the beginning of the first forward pass to the end of the last backward pass.
         """
         return self._last().bubble()
 
     def timeline(self) -> list[list[Span]]:
-        """Return for each rank of the pipeline what it computed when in the last step. Collective.
+        """Return when each rank of the pipeline computed what in the last step. Collective.
 
         In seconds from the beginning of the step, at which the ranks meet.
         """
         return self._last().timeline()
 
     def draw(self, path: str | Path) -> None:
-        """Draw what the ranks of the pipeline did in the last step, as SVG. Collective.
+        """Draw the last step of all ranks of the pipeline as SVG. Collective.
 
         The first of them writes the picture.
 
@@ -270,7 +270,7 @@ class PipelineParallel(Wrapper):
         return [_one_number(loss_fn(*given)) for loss_fn in self._layers.losses]
 
     def _told(self, losses: torch.Tensor) -> Any:
-        """Return what a batch gives: a loss, or of a list of functions theirs."""
+        """Return the result of a batch: a loss, or one for each function of a list."""
         return losses[0] if callable(self._layers.loss_fn) else [*losses]
 
     # ---- a module like the one it holds
@@ -335,10 +335,10 @@ def _stacked(losses: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack([each.detach().double() for each in losses])
 
 
-def _joined(outputs: Sequence[Any]) -> Any:
+def _concat_outputs(outputs: Sequence[Any]) -> Any:
     """Return what the model returns for a whole batch; None where this rank has none of it."""
     if not outputs:
         return None
     if isinstance(outputs[0], (tuple, list)):
-        return tuple(map(_joined, zip(*outputs, strict=True)))
+        return tuple(map(_concat_outputs, zip(*outputs, strict=True)))
     return torch.cat(list(outputs))

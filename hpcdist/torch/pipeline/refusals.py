@@ -25,7 +25,7 @@ def check_layers(layers: Any) -> None:
 
 
 def check_fit(layers: PipelineLayer, grid: HybridCommunicateGroup, options: HybridOptions) -> None:
-    """Refuse layers that are not those of the grid, and what a strategy cannot have of stages."""
+    """Refuse layers of another grid, and settings of a strategy that stages cannot have."""
     check_no_own_groups(layers.parameters())
     along = grid.ranks("pp")
     if tuple(layers.group.ranks) != along:

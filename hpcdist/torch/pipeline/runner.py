@@ -49,13 +49,13 @@ class Runner:
         stages: Sequence[Stage],
         device: torch.device,
         autocast: Autocast = nullcontext,
-        in_words: Callable[[int], str] = "stage {}".format,
+        describe_stage: Callable[[int], str] = "stage {}".format,
     ) -> None:
         self.plan, self.group, self.autocast = plan, group, autocast
         self.failure: BaseException | None = None
         self.spans: list[Span] = []
         self._stages = {stage.number: stage for stage in stages}
-        self._device, self._in_words = device, in_words
+        self._device, self._describe_stage = device, describe_stage
         self._wire = Wire(group, device)
         self._here: dict[tuple[Kind, int, int], Bundle | None] = {}
         """What stages of this rank have handed on to each other."""
@@ -128,7 +128,7 @@ class Runner:
     def _fail(self, action: Action, error: BaseException) -> None:
         """Note that an action has failed; see [Note: a stage fails]."""
         what = f"{_IN_WORDS[action.kind]} of micro-batch {action.micro}"
-        where = f"in the {what}, {self._in_words(action.stage)}, rank {self.group.world_rank}"
+        where = f"in the {what}, {self._describe_stage(action.stage)}, rank {self.group.world_rank}"
         self._is_void = True
         add_note(error, where)
         self.failure = error

@@ -1,4 +1,4 @@
-"""Schedules of a pipeline as tables: which rank does what, in which order. Pure.
+"""Schedules of a pipeline as tables: the actions of each rank, in order. Pure.
 
 A schedule is a row of `RULES`, which says how far ranks may go ahead. `plan_pipeline` lets them
 work, each doing what it can do earliest; what they did is the table. So a table never waits in a
@@ -148,7 +148,7 @@ def plan_pipeline(
     *,
     training: bool = True,
 ) -> Plan:
-    """Return the table of a schedule: for each rank what it does, in order. Pure.
+    """Return the table of a schedule: the actions of each rank, in order. Pure.
 
     Args:
         schedule: one of `NAMES`.
@@ -379,7 +379,7 @@ def predict_bubble(
     placement: Placement | None = None,
     cost: Cost = unit_cost,
 ) -> float:
-    """Return the part of a step in which ranks are idle, if messages take no time. Pure.
+    """Return the share of a step in which ranks are idle, if messages take no time. Pure.
 
     Args:
         schedule: one of `NAMES`.

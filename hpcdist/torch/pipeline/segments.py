@@ -22,7 +22,7 @@ _REMEDY = (
 
 
 def plan_segments(costs: Sequence[float], stages: int, method: Any = None) -> list[int]:
-    """Return the bounds of `stages` segments, none of them empty, of a row of layers.
+    """Cut a sequence of layers into `stages` segments, none empty; return their bounds.
 
     The most expensive segment is as cheap as can be; among such plans the one whose segments
     differ least, with the longer ones last. Pure.

@@ -115,7 +115,7 @@ class Steps:
                     self._layers.stages,
                     self.device,
                     self.precision,
-                    self._in_words,
+                    self._describe_stage,
                 )
                 sizes = np.diff(cuts)
                 finish = finish_with(cut(batch.labels, cuts), list(sizes / cuts[-1]))
@@ -215,13 +215,13 @@ class Steps:
         last = everyone.get_group_rank(layers.group.ranks[layers.last_rank])
         return torch.from_numpy(by_rank[last].copy())
 
-    def _in_words(self, stage: int) -> str:
+    def _describe_stage(self, stage: int) -> str:
         layers = self._layers
         return f"stage {stage} of {layers.total_stages} ({layers.layers_of(stage)})"
 
 
 def _shared(own: Callable[[], tuple[int, int]], group: Group) -> list[tuple[int, int]]:
-    """Return what `own` returns on all ranks; raise on all what it raises on one. Collective."""
+    """Return the results of `own` on all ranks; raise its error on all ranks. Collective."""
     mine, problem = (0, 0), None
     try:
         mine = own()

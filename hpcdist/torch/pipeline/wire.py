@@ -43,7 +43,7 @@ DTYPES: tuple[torch.dtype, ...] = (
 
 
 class Kind(NamedTuple):
-    """What a receiver has to know of a tensor."""
+    """The description of a tensor that a receiver needs."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]

@@ -92,7 +92,7 @@ def choose_backend(
     if shared and not may_share:
         raise UsageError(_complaint(shared))
     if wanted == STAGED:
-        return Choice(STAGED, "HPCDIST_DEVICE_WAY=staged")
+        return Choice(STAGED, "HPCDIST_DEVICE_BACKEND=staged")
     closed = {
         each.name: _first_closed(each.name, abilities)
         or _why_not_shared(each, abilities, shared, wanted)
@@ -100,8 +100,8 @@ def choose_backend(
     }
     if wanted != "auto":
         if closed[wanted]:
-            raise UsageError(f"HPCDIST_DEVICE_WAY={wanted}, but {closed[wanted]}")
-        return Choice(wanted, f"HPCDIST_DEVICE_WAY={wanted}")
+            raise UsageError(f"HPCDIST_DEVICE_BACKEND={wanted}, but {closed[wanted]}")
+        return Choice(wanted, f"HPCDIST_DEVICE_BACKEND={wanted}")
     best = closed[candidates[0].name]
     for place, each in enumerate(candidates):
         preferred = [other.name for other in candidates[:place]]

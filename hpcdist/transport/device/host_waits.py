@@ -19,8 +19,8 @@ def arrive(runtime: DeviceRuntime, event: Event, timeout_s: float) -> None:
     """Block the host until `event` is complete; `CollectiveTimeout` when the time is over."""
     if not wait_on_host(runtime, event, timeout_s):
         raise CollectiveTimeout(
-            f"{runtime.name} has not come to the end of what was computed before within "
-            f"{timeout_s:g} s; look for what holds up its streams"
+            f"{runtime.name} has not finished its earlier work within {timeout_s:g} s; look for "
+            "the kernel that blocks its streams"
         )
 
 

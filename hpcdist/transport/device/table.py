@@ -53,7 +53,7 @@ BACKENDS = {
 
 def may_choose(config: Config, name: str) -> bool:
     """Return whether the settings let a group choose the backend of this name."""
-    return config.device_way in ("auto", name)
+    return config.device_backend in ("auto", name)
 
 
 def choose(context: MpiContext, runtime: DeviceRuntime) -> Choice:
@@ -62,7 +62,7 @@ def choose(context: MpiContext, runtime: DeviceRuntime) -> Choice:
     return choose_backend(
         told_by_all(context.comm, _ability(context, runtime)),
         [row.candidate for row in BACKENDS.values()],
-        wanted=config.device_way,
+        wanted=config.device_backend,
         may_share=config.share_gpu,
     )
 
@@ -77,6 +77,10 @@ def _ability(context: MpiContext, runtime: DeviceRuntime) -> Ability:
         broken = f"{runtime.name} cannot be asked for its UUID ({error})"
     standings = {}
     for name, row in BACKENDS.items():
-        reason = broken if may_choose(config, name) else f"HPCDIST_DEVICE_WAY={config.device_way}"
+        reason = (
+            broken
+            if may_choose(config, name)
+            else f"HPCDIST_DEVICE_BACKEND={config.device_backend}"
+        )
         standings[name] = Standing(reason) if reason else row.standing(config, runtime, uuid)
     return Ability(rank, node, uuid or str(rank), standings)

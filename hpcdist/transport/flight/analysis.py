@@ -170,8 +170,9 @@ def _line(rank: int, stands: Mapping[int, Stand], now_ns: int, here: Sequence[in
 def doing(stand: Stand, now_ns: int) -> str:
     """Return what a rank does, in words."""
     if stand.inside is not None:
-        return f"in {in_words(stand.inside)} {_since(stand.inside.begin_ns, now_ns)}" + _waited_at(
-            stand.inside, stand.wait
+        return (
+            f"in {describe_record(stand.inside)} {_since(stand.inside.begin_ns, now_ns)}"
+            + _waited_at(stand.inside, stand.wait)
         )
     if stand.wait is not None:
         since = _since(stand.wait.since_ns, now_ns)
@@ -180,11 +181,11 @@ def doing(stand: Stand, now_ns: int) -> str:
         return "outside of hpcdist, and has called nothing yet"
     last = stand.last
     since = _since(last.end_ns or last.begin_ns, now_ns)
-    also = "" if not stand.under_way else f"; under way: {in_words(stand.under_way[0])}"
-    return f"outside of hpcdist {since}; its last call was {in_words(last)}{also}"
+    also = "" if not stand.under_way else f"; under way: {describe_record(stand.under_way[0])}"
+    return f"outside of hpcdist {since}; its last call was {describe_record(last)}{also}"
 
 
-def in_words(record: Record) -> str:
+def describe_record(record: Record) -> str:
     """Describe an operation: its name, number, size, group, peer and line."""
     number = f" #{record.sequence}" if record.sequence else ""
     parts = [f"{record.nbytes} B"] if record.nbytes else []
@@ -231,12 +232,12 @@ def _sentence(needs: Sequence[Need], stands: Mapping[int, Stand]) -> str:
     have = "have" if len(awaited) > 1 else "has"
     if record.kind in layout.RECEIVES:
         others = _instead(needs[0], stands)
-        return f"{who}, whose message {in_words(record)} is to take{others}"
+        return f"{who}, whose message {describe_record(record)} is to take{others}"
     if record.kind in layout.SENDS:
-        return f"{who}, which {have} not taken what {in_words(record)} sends"
+        return f"{who}, which {have} not taken what {describe_record(record)} sends"
     if record.kind == layout.RPC:
-        return f"{who}, which {have} not answered {in_words(record)}"
-    return f"{who}, which {have} not come to {in_words(record)}"
+        return f"{who}, which {have} not answered {describe_record(record)}"
+    return f"{who}, which {have} not come to {describe_record(record)}"
 
 
 _SHOWN = 3
@@ -269,7 +270,7 @@ def _instead(need: Need, stands: Mapping[int, Stand]) -> str:
         if taken[key]:
             taken[key] -= 1
         elif each.begin_ns >= since and not each.failed:
-            waiting.append(in_words(each))
+            waiting.append(describe_record(each))
     if not waiting:
         return ""
     more = f" and {len(waiting) - _SHOWN} more" if len(waiting) > _SHOWN else ""
@@ -364,7 +365,7 @@ def _differences(stands: Mapping[int, Stand]) -> list[str]:
             calls.setdefault((record.group, record.sequence), {})[stand.rank] = record
     return [
         "the ranks are in different operations of the same number: "
-        + "; ".join(f"rank {rank} in {in_words(record)}" for rank, record in found.items())
+        + "; ".join(f"rank {rank} in {describe_record(record)}" for rank, record in found.items())
         for found in calls.values()
         if len({record.kind for record in found.values()}) > 1
     ]

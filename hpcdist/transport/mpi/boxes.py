@@ -51,17 +51,17 @@ class _Ready(NamedTuple):
     """Whether what comes is where it belongs; otherwise it is unpacked then."""
 
 
-def exchange(host: MpiContext, call: Exchange, detail: Range) -> None:
+def exchange(context: MpiContext, call: Exchange, detail: Range) -> None:
     """Move the boxes of all ranks; a rank's own ones are taken from where they lie."""
-    own = [read for read in call.reads if read.rank == host.rank]
-    reads = [read for read in call.reads if read.rank != host.rank]
+    own = [read for read in call.reads if read.rank == context.rank]
+    reads = [read for read in call.reads if read.rank != context.rank]
 
     def prepare() -> _Ready:
-        return _prepared(host, call, reads)
+        return _prepared(context, call, reads)
 
-    ready = on_all_ranks(host, call, prepare) if detail[1] >= CHECKED_FROM else prepare()
+    ready = on_all_ranks(context, call, prepare) if detail[1] >= CHECKED_FROM else prepare()
     call = call._replace(send=ready.send)
-    _move(host, ready.given, ready.taken, detail)
+    _move(context, ready.given, ready.taken, detail)
     if ready.in_place:
         fill(call._replace(reads=own), [view_of(call.send, read.source) for read in own])
         return
@@ -69,51 +69,51 @@ def exchange(host: MpiContext, call: Exchange, detail: Range) -> None:
     fill(
         call,
         [
-            view_of(call.send, read.source) if read.rank == host.rank else next(others)
+            view_of(call.send, read.source) if read.rank == context.rank else next(others)
             for read in call.reads
         ],
     )
 
 
-def on_all_ranks(host: MpiContext, call: Exchange, prepare: Callable[[], T]) -> T:
+def on_all_ranks(context: MpiContext, call: Exchange, prepare: Callable[[], T]) -> T:
     """Return what `prepare` makes; where it fails on a rank, fail on all. Agrees once more."""
     try:
         ready = prepare()
     except Exception as error:  # no memory, or a warning that the program makes an error
-        reason = TransportError(f"what is exchanged cannot be copied for other ranks: {error}")
+        reason = TransportError(f"an array cannot be copied for other ranks: {error}")
         reason.__cause__ = error
-        host.agree(refused(call, reason))
+        context.agree(refused(call, reason))
         raise reason from error
-    host.agree(call, enters=True)
+    context.agree(call, enters=True)
     return ready
 
 
-def _prepared(host: MpiContext, call: Exchange, reads: Sequence[Read]) -> _Ready:
+def _prepared(context: MpiContext, call: Exchange, reads: Sequence[Read]) -> _Ready:
     send = call.send
     if np.may_share_memory(send, call.recv):
         send = send.copy()
         call = call._replace(send=send)
-    gives = [give for give in call.gives if give.rank != host.rank]
-    runs = in_place(send, [(give.rank, give.source) for give in gives], host.size)
+    gives = [give for give in call.gives if give.rank != context.rank]
+    runs = in_place(send, [(give.rank, give.source) for give in gives], context.size)
     given = _Runs(send, runs or [])
     if runs is None:
         flat = packed(call, gives)
-        given = _Runs(flat, cut(flat, counts_per_rank(call, gives, host.size)))
+        given = _Runs(flat, cut(flat, counts_per_rank(call, gives, context.size)))
     runs = None
     if call.rule is None:
-        runs = in_place(call.recv, [(read.rank, read.target) for read in reads], host.size)
+        runs = in_place(call.recv, [(read.rank, read.target) for read in reads], context.size)
     if runs is not None:
         return _Ready(send, given, _Runs(call.recv, runs), in_place=True)
-    counts = counts_per_rank(call, reads, host.size)
+    counts = counts_per_rank(call, reads, context.size)
     flat = np.empty(sum(counts), call.recv.dtype)
     return _Ready(send, given, _Runs(flat, cut(flat, counts)), in_place=False)
 
 
-def _move(host: MpiContext, given: _Runs, taken: _Runs, detail: Range) -> None:
+def _move(context: MpiContext, given: _Runs, taken: _Runs, detail: Range) -> None:
     if detail[1] > INT_MAX:  # of some rank: more than one call of MPI counts
-        alltoall_in_pairs(host, given.of_ranks, taken.of_ranks)
+        alltoall_in_pairs(context, given.of_ranks, taken.of_ranks)
     elif detail[1]:
-        host.comm.Alltoallv(given.spec(), taken.spec())
+        context.comm.Alltoallv(given.spec(), taken.spec())
 
 
 def in_place(

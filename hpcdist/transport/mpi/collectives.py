@@ -56,66 +56,66 @@ from hpcdist.transport.reduction import UFUNCS, ReductionRule
 Range = tuple[int, int]
 
 
-def barrier(host: MpiContext, call: Barrier, _: Range) -> None:
+def barrier(context: MpiContext, call: Barrier, _: Range) -> None:
     """Nothing to do: agreeing on the call was the barrier."""
 
 
 # ---- reductions
 
 
-def all_reduce(host: MpiContext, call: Reduction, _: Range) -> None:
+def all_reduce(context: MpiContext, call: Reduction, _: Range) -> None:
     data, rule = call.recv, call.rule
-    if host.size == 1 and rule.wire.kind != "b":  # of what truth is asked, truth is left
+    if context.size == 1 and rule.wire.kind != "b":  # of what truth is asked, truth is left
         return
     combine, _wire, encode, decode = rule
-    if encode is None and data.nbytes <= host.piece_bytes:
-        host.comm.Allreduce(MPI.IN_PLACE, numbers(data), OPS[combine])
+    if encode is None and data.nbytes <= context.piece_bytes:
+        context.comm.Allreduce(MPI.IN_PLACE, numbers(data), OPS[combine])
         if decode is not None:
-            decode(data, data, host.size)
+            decode(data, data, context.size)
         return
-    for part in pieces(data, host.piece_bytes):
+    for part in pieces(data, context.piece_bytes):
         wire = part if encode is None else encode(part)
-        host.comm.Allreduce(MPI.IN_PLACE, numbers(wire), OPS[combine])
+        context.comm.Allreduce(MPI.IN_PLACE, numbers(wire), OPS[combine])
         if decode is not None:
-            decode(wire, part, host.size)
+            decode(wire, part, context.size)
 
 
-def reduce(host: MpiContext, call: Reduction, _: Range) -> None:
-    at_root = host.rank == call.root
+def reduce(context: MpiContext, call: Reduction, _: Range) -> None:
+    at_root = context.rank == call.root
     data = call.recv
-    for part in pieces(data, host.piece_bytes):
-        _reduce_part(host, call, part, call.root, part if at_root else None)
+    for part in pieces(data, context.piece_bytes):
+        _reduce_part(context, call, part, call.root, part if at_root else None)
 
 
 def _reduce_part(
-    host: MpiContext, call: Reduction, part: NumpyArray, root: int, out: NumpyArray | None
+    context: MpiContext, call: Reduction, part: NumpyArray, root: int, out: NumpyArray | None
 ) -> None:
     """Reduce `part` of every rank to `root`, which gives `out` for the result."""
     rule = call.rule
     wire = part if rule.encode is None else rule.encode(part)
     op = OPS[rule.combine]
     if out is None:
-        host.comm.Reduce(numbers(wire), None, op, root)
+        context.comm.Reduce(numbers(wire), None, op, root)
         return
     if wire is out or rule.encode is not None:
-        host.comm.Reduce(MPI.IN_PLACE, numbers(wire), op, root)
+        context.comm.Reduce(MPI.IN_PLACE, numbers(wire), op, root)
     else:
-        host.comm.Reduce(numbers(wire), numbers(out), op, root)
+        context.comm.Reduce(numbers(wire), numbers(out), op, root)
         wire = out
     if rule.decode is not None:
-        rule.decode(wire, out, host.size)
+        rule.decode(wire, out, context.size)
 
 
-def reduce_scatter(host: MpiContext, call: Reduction, _: Range) -> None:
+def reduce_scatter(context: MpiContext, call: Reduction, _: Range) -> None:
     rule, recv = call.rule, call.recv
     out, on_host = recv.reshape(-1), type(recv) is np.ndarray
     counts = None if call.counts is None else list(call.counts[0])
     in_pairs = max(counts or [out.size]) * rule.wire.itemsize > _PAIRS_FROM_BYTES
-    in_pairs = in_pairs and host.one_node
+    in_pairs = in_pairs and context.one_node
     if call.send is not None and np.may_share_memory(call.send, out):
         call = call._replace(send=call.send.copy())
     if in_pairs or (counts is not None and not on_host):
-        _reduce_scatter_in_pairs(host, rule, to_each(call, host.size), out)
+        _reduce_scatter_in_pairs(context, rule, to_each(call, context.size), out)
         return
     flat = contribution(call)
     wire = flat if rule.encode is None else rule.encode(flat)
@@ -123,33 +123,33 @@ def reduce_scatter(host: MpiContext, call: Reduction, _: Range) -> None:
     own, result = numbers(wire), numbers(wire_out)
     if counts is None:
         own[1] = result[1] = out.size
-        host.comm.Reduce_scatter_block(own, result, OPS[rule.combine])
+        context.comm.Reduce_scatter_block(own, result, OPS[rule.combine])
     else:
-        host.comm.Reduce_scatter(own, result, counts, OPS[rule.combine])
+        context.comm.Reduce_scatter(own, result, counts, OPS[rule.combine])
     if rule.decode is not None:
-        rule.decode(wire_out, out, host.size)
+        rule.decode(wire_out, out, context.size)
 
 
 def _reduce_scatter_in_pairs(
-    host: MpiContext, rule: ReductionRule, blocks: Sequence[NumpyArray], out: NumpyArray
+    context: MpiContext, rule: ReductionRule, blocks: Sequence[NumpyArray], out: NumpyArray
 ) -> None:
     """Exchange blocks rank by rank and combine them here, piece by piece.
 
     The pairwise-exchange algorithm (Thakur, Rabenseifner, Gropp 2005, section 4.3); NumPy's
     loops and pieces that stay in the cache make it several times faster than MPI's own.
     """
-    size, ufunc, encode = host.size, UFUNCS[rule.combine], rule.encode
+    size, ufunc, encode = context.size, UFUNCS[rule.combine], rule.encode
     step_items = max(1, _PAIR_BYTES // rule.wire.itemsize)
     for start in range(0, max(each.size for each in blocks), step_items):
         part = slice(start, start + step_items)
-        mine = blocks[host.rank][part]
+        mine = blocks[context.rank][part]
         total = mine.copy() if encode is None else encode(mine)
         received = np.empty_like(total)
         for step in range(1, size):
-            to, source = (host.rank + step) % size, (host.rank - step) % size
+            to, source = (context.rank + step) % size, (context.rank - step) % size
             given = blocks[to][part]
             wire = given if encode is None else encode(given)
-            host.comm.Sendrecv(numbers(wire), to, Tag.PART, numbers(received), source, Tag.PART)
+            context.comm.Sendrecv(numbers(wire), to, Tag.PART, numbers(received), source, Tag.PART)
             ufunc(total, received, out=total)
         if rule.decode is not None:
             rule.decode(total, out[part], size)
@@ -157,17 +157,17 @@ def _reduce_scatter_in_pairs(
             out[part] = total
 
 
-def scan(host: MpiContext, call: Reduction, _: Range) -> None:
-    _scan(host, call, host.comm.Scan, host.rank + 1)
+def scan(context: MpiContext, call: Reduction, _: Range) -> None:
+    _scan(context, call, context.comm.Scan, context.rank + 1)
 
 
-def exscan(host: MpiContext, call: Reduction, _: Range) -> None:
-    _scan(host, call, host.comm.Exscan, host.rank)
+def exscan(context: MpiContext, call: Reduction, _: Range) -> None:
+    _scan(context, call, context.comm.Exscan, context.rank)
 
 
-def _scan(host: MpiContext, call: Reduction, verb: Callable[..., None], ranks: int) -> None:
+def _scan(context: MpiContext, call: Reduction, verb: Callable[..., None], ranks: int) -> None:
     rule, data = call.rule, call.recv
-    for part in pieces(data, host.piece_bytes):
+    for part in pieces(data, context.piece_bytes):
         wire = part.copy() if rule.encode is None else rule.encode(part)
         verb(MPI.IN_PLACE, numbers(wire), OPS[rule.combine])
         if ranks == 0:
@@ -189,41 +189,41 @@ def pieces(data: NumpyArray, nbytes: int) -> Iterator[NumpyArray]:
 # ---- moving data
 
 
-def broadcast(host: MpiContext, call: Distribution, _: Range) -> None:
-    host.comm.Bcast(block(call.recv, call.recv.nbytes), call.root)
+def broadcast(context: MpiContext, call: Distribution, _: Range) -> None:
+    context.comm.Bcast(block(call.recv, call.recv.nbytes), call.root)
 
 
-def all_gather(host: MpiContext, call: Gathering, detail: Range) -> list[Block]:
+def all_gather(context: MpiContext, call: Gathering, detail: Range) -> list[Block]:
     send = call.send
     if not is_even(detail):
-        return _all_gather_apart(host, call, exchange_shapes(host, call))
+        return _all_gather_apart(context, call, exchange_shapes(context, call))
     if is_apart(detail):
-        return _all_gather_apart(host, call, [call.shape] * host.size)
+        return _all_gather_apart(context, call, [call.shape] * context.size)
     recv = call.recv
     if recv is None:
-        recv = np.empty_like(send, shape=(host.size * send.size,))
+        recv = np.empty_like(send, shape=(context.size * send.size,))
     into = block(recv, send.nbytes)
     if not np.may_share_memory(send, recv):
-        host.comm.Allgather(block(send, send.nbytes), into)
+        context.comm.Allgather(block(send, send.nbytes), into)
     else:
-        own = recv.reshape(-1)[host.rank * send.size : (host.rank + 1) * send.size]
+        own = recv.reshape(-1)[context.rank * send.size : (context.rank + 1) * send.size]
         if type(own) is not np.ndarray or own.ctypes.data != send.ctypes.data:
             own[...] = send.reshape(-1)
-        host.comm.Allgather(MPI.IN_PLACE, into)
-    return even_blocks(recv, call, host.size)
+        context.comm.Allgather(MPI.IN_PLACE, into)
+    return even_blocks(recv, call, context.size)
 
 
-def _all_gather_apart(host: MpiContext, call: Gathering, shapes: list[Shape]) -> list[Block]:
+def _all_gather_apart(context: MpiContext, call: Gathering, shapes: list[Shape]) -> list[Block]:
     """Gather where MPI's Allgather cannot: blocks differ in size, or do not lie together."""
     filled = with_room(call, counts_of(call, shapes))
-    send, runs = _apart_from_room(call), from_each(filled, host.size)
+    send, runs = _apart_from_room(call), from_each(filled, context.size)
     counts = [run.nbytes for run in runs]
     together = max(counts) < APART_FROM  # on every rank, as they are so small
     if together and not can_recover(snapshot()):  # [Note: no Allgatherv]
         into = [filled.recv, counts, starts_of(counts), MPI.BYTE]
-        host.comm.Allgatherv([send, send.nbytes, MPI.BYTE], into)
+        context.comm.Allgatherv([send, send.nbytes, MPI.BYTE], into)
     else:
-        _pass_around(host, send, runs)
+        _pass_around(context, send, runs)
     return new_blocks(call, filled, shapes)
 
 
@@ -235,18 +235,18 @@ def _apart_from_room(call: Gathering) -> NumpyArray:
     return send.reshape(-1)
 
 
-def _pass_around(host: MpiContext, send: NumpyArray, runs: Sequence[NumpyArray]) -> None:
+def _pass_around(context: MpiContext, send: NumpyArray, runs: Sequence[NumpyArray]) -> None:
     """Gather on all ranks, each run where it is to lie: every rank passes on what came last.
 
     The ring algorithm, as MPI libraries have it for long messages (Thakur, Rabenseifner, Gropp
     2005, section 4.1).
     """
-    size, rank = host.size, host.rank
+    size, rank = context.size, context.rank
     _copy_own(send, runs[rank])
     to, source = (rank + 1) % size, (rank - 1) % size
     for step in range(size - 1):
         given, into = runs[(rank - step) % size], runs[(rank - step - 1) % size]
-        host.comm.Sendrecv(_bytes(given), to, Tag.PART, _bytes(into), source, Tag.PART)
+        context.comm.Sendrecv(_bytes(given), to, Tag.PART, _bytes(into), source, Tag.PART)
 
 
 def _copy_own(send: NumpyArray, run: NumpyArray) -> None:
@@ -255,105 +255,105 @@ def _copy_own(send: NumpyArray, run: NumpyArray) -> None:
         run[...] = send
 
 
-def gather(host: MpiContext, call: Gathering, detail: Range) -> list[Block] | None:
-    send, recv, at_root = call.send, call.recv, host.rank == call.root
+def gather(context: MpiContext, call: Gathering, detail: Range) -> list[Block] | None:
+    send, recv, at_root = call.send, call.recv, context.rank == call.root
     if not is_even(detail):
-        return _gather_apart(host, call, exchange_shapes(host, call))
+        return _gather_apart(context, call, exchange_shapes(context, call))
     if is_apart(detail):
-        return _gather_apart(host, call, [call.shape] * host.size)
+        return _gather_apart(context, call, [call.shape] * context.size)
     if not at_root:
-        host.comm.Gather(block(send, send.nbytes), None, call.root)
+        context.comm.Gather(block(send, send.nbytes), None, call.root)
         return None
     if recv is None:
-        recv = np.empty_like(send, shape=(host.size * send.size,))
+        recv = np.empty_like(send, shape=(context.size * send.size,))
     if np.may_share_memory(send, recv):
         send = send.copy()
-    host.comm.Gather(block(send, send.nbytes), block(recv, send.nbytes), call.root)
-    return even_blocks(recv, call, host.size)
+    context.comm.Gather(block(send, send.nbytes), block(recv, send.nbytes), call.root)
+    return even_blocks(recv, call, context.size)
 
 
-def _gather_apart(host: MpiContext, call: Gathering, shapes: list[Shape]) -> list[Block] | None:
+def _gather_apart(context: MpiContext, call: Gathering, shapes: list[Shape]) -> list[Block] | None:
     """Gather blocks that differ, or each to its place."""
     send = _apart_from_room(call)
-    if host.rank != call.root:
-        host.comm.Send(_bytes(send), call.root, Tag.PART)
+    if context.rank != call.root:
+        context.comm.Send(_bytes(send), call.root, Tag.PART)
         return None
     filled = with_room(call, counts_of(call, shapes))
-    for rank, run in enumerate(from_each(filled, host.size)):
-        if rank == host.rank:
+    for rank, run in enumerate(from_each(filled, context.size)):
+        if rank == context.rank:
             _copy_own(send, run)
         else:
-            host.comm.Recv(_bytes(run), rank, Tag.PART)
+            context.comm.Recv(_bytes(run), rank, Tag.PART)
     return new_blocks(call, filled, shapes)
 
 
-def exchange_shapes(host: MpiContext, call: Gathering | Distribution) -> list[Shape]:
+def exchange_shapes(context: MpiContext, call: Gathering | Distribution) -> list[Shape]:
     """Exchange all shapes; raise on all ranks where a list of one does not fit. Collective.
 
     A rank with a list tells what shapes it is for as one number, as they are told by all.
     """
-    fitting = entries(call, host.rank, host.size)
-    told = told_by_all(host.comm, (call.shape, hash(tuple(fitting)) if fitting else None))
+    fitting = entries(call, context.rank, context.size)
+    told = told_by_all(context.comm, (call.shape, hash(tuple(fitting)) if fitting else None))
     shapes = [shape for shape, _ in told]
     if any(number not in (None, hash(tuple(shapes))) for _, number in told):
-        raise _tell_all(host, call.kind, unfitting(call, host.ranks, host.rank, shapes))
+        raise _tell_all(context, call.kind, unfitting(call, context.ranks, context.rank, shapes))
     return shapes
 
 
-def _tell_all(host: MpiContext, kind: Kind, own: list[str]) -> MismatchError:
+def _tell_all(context: MpiContext, kind: Kind, own: list[str]) -> MismatchError:
     """Collect on all ranks what does not fit on any, and the lines that called."""
-    told = told_by_all(host.comm, (own, call_site()))
+    told = told_by_all(context.comm, (own, call_site()))
     error = misfit(kind, [line for lines, _ in told for line in lines])
-    error.call_sites = {rank: site for rank, (_, site) in zip(host.ranks, told, strict=True)}
+    error.call_sites = {rank: site for rank, (_, site) in zip(context.ranks, told, strict=True)}
     return error
 
 
-def scatter(host: MpiContext, call: Distribution, detail: Range) -> None:
+def scatter(context: MpiContext, call: Distribution, detail: Range) -> None:
     send, recv = call.send, call.recv
     even = is_even(detail)
     if not even:
-        exchange_shapes(host, call)
+        exchange_shapes(context, call)
     if send is not None and np.may_share_memory(send, recv):
         send = send.copy()
     if even and not is_apart(detail):
         own = None if send is None else block(send, recv.nbytes)
-        host.comm.Scatter(own, block(recv, recv.nbytes), call.root)
-    elif host.rank == call.root:
-        for rank, part in enumerate(to_each(call._replace(send=send), host.size)):
-            if rank == host.rank:
+        context.comm.Scatter(own, block(recv, recv.nbytes), call.root)
+    elif context.rank == call.root:
+        for rank, part in enumerate(to_each(call._replace(send=send), context.size)):
+            if rank == context.rank:
                 _copy_own(part, recv.reshape(-1))
             else:
-                host.comm.Send(_bytes(part), rank, Tag.PART)
+                context.comm.Send(_bytes(part), rank, Tag.PART)
     else:
-        host.comm.Recv(_bytes(recv), call.root, Tag.PART)
+        context.comm.Recv(_bytes(recv), call.root, Tag.PART)
 
 
-def alltoall(host: MpiContext, call: Gathering, detail: Range) -> list[Block]:
-    size, send, recv = host.size, call.send, call.recv
+def alltoall(context: MpiContext, call: Gathering, detail: Range) -> list[Block]:
+    size, send, recv = context.size, call.send, call.recv
     if recv is not None and np.may_share_memory(send, recv):
         call = call._replace(send=send.copy())
     if not is_even(detail):
-        return _alltoall_uneven(host, call)
+        return _alltoall_uneven(context, call)
     if not is_apart(detail):
         into = np.empty_like(call.send).reshape(-1) if recv is None else recv
         nbytes = into.nbytes // size
-        host.comm.Alltoall(block(call.send, nbytes), block(into, nbytes))
+        context.comm.Alltoall(block(call.send, nbytes), block(into, nbytes))
         return even_blocks(into, call, size)
     given = to_each(call, size)
     filled = with_room(call, [run.size for run in given])
-    alltoall_in_pairs(host, given, from_each(filled, size))
+    alltoall_in_pairs(context, given, from_each(filled, size))
     return new_blocks(call, filled, [call.shape] * size)
 
 
-def _alltoall_uneven(host: MpiContext, call: Gathering) -> list[Block]:
-    agreed = agree_on_counts(host, call)
+def _alltoall_uneven(context: MpiContext, call: Gathering) -> list[Block]:
+    agreed = agree_on_counts(context, call)
     filled = with_room(call, agreed.received)
-    given, runs = to_each(call, host.size), from_each(filled, host.size)
+    given, runs = to_each(call, context.size), from_each(filled, context.size)
     if agreed.in_pairs:
-        alltoall_in_pairs(host, given, runs)
+        alltoall_in_pairs(context, given, runs)
     else:
         out, into = [run.nbytes for run in given], [run.nbytes for run in runs]
-        host.comm.Alltoallv(
+        context.comm.Alltoallv(
             [call.send, out, starts_of(out), MPI.BYTE],
             [filled.recv, into, starts_of(into), MPI.BYTE],
         )
@@ -372,24 +372,24 @@ class Agreed(NamedTuple):
     in_pairs: bool
 
 
-def agree_on_counts(host: MpiContext, call: Gathering) -> Agreed:
+def agree_on_counts(context: MpiContext, call: Gathering) -> Agreed:
     """Check that every rank expects what the others send. Collective."""
-    size = host.size
+    size = context.size
     given, expected = to_each(call, size), expected_counts(call, size)
     told = np.empty((size, 2), np.int64)
     told[:, 0], told[:, 1] = [run.size for run in given], expected is None
     incoming = np.empty_like(told)
-    host.comm.Alltoall([told, 2, MPI.INT64_T], [incoming, 2, MPI.INT64_T])
+    context.comm.Alltoall([told, 2, MPI.INT64_T], [incoming, 2, MPI.INT64_T])
     received = incoming[:, 0].tolist()
-    unfit = wrong_counts(host.ranks, host.rank, expected, received)
+    unfit = wrong_counts(context.ranks, context.rank, expected, received)
     most = max(sum(run.size for run in given), sum(received)) * given[0].itemsize
     in_pairs = bool(call.sends or call.receives) or most > INT_MAX
-    _, worst = host.agree(call._replace(detail=_WRONG if unfit else int(in_pairs)), enters=True)
+    _, worst = context.agree(call._replace(detail=_WRONG if unfit else int(in_pairs)), enters=True)
     if worst == _WRONG:
-        raise _tell_all(host, call.kind, unfit)
+        raise _tell_all(context, call.kind, unfit)
     shapes: list[Shape] = [()] * size
     if incoming[:, 1].any():  # a rank has an empty list to be filled
-        shapes = host.comm.alltoall(shapes_to_each(call, size))
+        shapes = context.comm.alltoall(shapes_to_each(call, size))
     return Agreed(received, shapes, bool(worst))
 
 
@@ -397,13 +397,15 @@ _WRONG = 2
 
 
 def alltoall_in_pairs(
-    host: MpiContext, given: Sequence[NumpyArray], runs: Sequence[NumpyArray]
+    context: MpiContext, given: Sequence[NumpyArray], runs: Sequence[NumpyArray]
 ) -> None:
     """Exchange with one rank after the other, each run from and to where it lies."""
-    _copy_own(given[host.rank], runs[host.rank])
-    for step in range(1, host.size):
-        to, source = (host.rank + step) % host.size, (host.rank - step) % host.size
-        host.comm.Sendrecv(_bytes(given[to]), to, Tag.PART, _bytes(runs[source]), source, Tag.PART)
+    _copy_own(given[context.rank], runs[context.rank])
+    for step in range(1, context.size):
+        to, source = (context.rank + step) % context.size, (context.rank - step) % context.size
+        context.comm.Sendrecv(
+            _bytes(given[to]), to, Tag.PART, _bytes(runs[source]), source, Tag.PART
+        )
 
 
 def _bytes(run: NumpyArray) -> Any:

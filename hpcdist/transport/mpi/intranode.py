@@ -50,35 +50,35 @@ from hpcdist.transport.tuning import STAGED_UP_TO, Algorithm
 _REDUCED = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER})
 
 
-def perform(host: MpiContext, node: SharedNode, call: Collective) -> Any:
+def perform(context: MpiContext, node: SharedNode, call: Collective) -> Any:
     """Agree on `call`, then run it."""
     code: Code | None = None
     if isinstance(call, Reduction):
         if node.can_pipeline and call.kind in _REDUCED:
             code = CODES.get((call.op, call.dtype.code)) or code_of(call)
             if code is not None and call.kind is Kind.ALL_REDUCE:
-                return _all_reduce(host, node, call, code)
+                return _all_reduce(context, node, call, code)
     elif isinstance(call, Objects):
-        return exchange_objects(host, node, call)
+        return exchange_objects(context, node, call)
     elif isinstance(call, Exchange):
-        return exchange_boxes(host, node, call)
+        return exchange_boxes(context, node, call)
     elif isinstance(call, (Barrier, Refusal)):
-        host.agree(call)  # which raises what a rank refuses
+        context.agree(call)  # which raises what a rank refuses
         return None
     row = SHARED[call.kind]
     total, offered = row.total(call, node.size), row.offered(call, node.rank)
     if total <= PAYLOAD:
         if code is not None and isinstance(call, Reduction):
-            return _reduce_small(host, node, call, code, offered)
-        return _run_small(host, node, call, row, offered)
+            return _reduce_small(context, node, call, code, offered)
+        return _run_small(context, node, call, row, offered)
     node.check_usable()
-    detail = host.agree(call, *_address(host, node, call, offered, total))
-    return _run_large(host, node, call, detail, row, total)
+    detail = context.agree(call, *_address(context, node, call, offered, total))
+    return _run_large(context, node, call, detail, row, total)
 
 
-def _all_reduce(host: MpiContext, node: SharedNode, call: Reduction, code: Code) -> Any:
+def _all_reduce(context: MpiContext, node: SharedNode, call: Reduction, code: Code) -> Any:
     """Run the operation that matters most with as few steps as there can be."""
-    data, agreement = call.recv, host.agreement
+    data, agreement = call.recv, context.agreement
     assert agreement is not None
     total, count = data.nbytes, data.size * code.per_item
     divisor = float(node.size) if call.op is ReduceOp.AVG else 1.0
@@ -88,21 +88,21 @@ def _all_reduce(host: MpiContext, node: SharedNode, call: Reduction, code: Code)
             compiled.combine(code.number, sources, data, count, divisor)
         return None
     node.check_usable()
-    address, _ = _address(host, node, call, data, total)
+    address, _ = _address(context, node, call, data, total)
     state = agreement.reduce_shared(node, call, address, code.number, count, divisor)
     if state == DONE_HERE:
         node.await_others(node.control.arrived, call)
     if state >= DONE_HERE:
         return node.end()
-    return _run_large(host, node, call, (0, 0), SHARED[call.kind], total)
+    return _run_large(context, node, call, (0, 0), SHARED[call.kind], total)
 
 
 def _reduce_small(
-    host: MpiContext, node: SharedNode, call: Reduction, code: Code, offered: Any
+    context: MpiContext, node: SharedNode, call: Reduction, code: Code, offered: Any
 ) -> None:
     """Like `_all_reduce`, for `reduce` and `reduce_scatter`: not every rank gets all of it."""
     out: Any = None if _only_gives(call, node.rank) else call.recv
-    agreement, divisor = host.agreement, divisor_of(call, node.size)
+    agreement, divisor = context.agreement, divisor_of(call, node.size)
     assert agreement is not None
     first, count = 0, offered.size * code.per_item
     if call.kind is Kind.REDUCE_SCATTER:
@@ -114,16 +114,16 @@ def _reduce_small(
 
 
 def _run_small(
-    host: MpiContext, node: SharedNode, call: AnyArrays, row: Shared, offered: Any
+    context: MpiContext, node: SharedNode, call: AnyArrays, row: Shared, offered: Any
 ) -> Any:
     """Agree on an operation whose data fit into the control block, and copy them with it."""
     moves = row.move is not None and node.can_pipeline and call.detail != UNEVEN
     move = row.move(call, node.rank, node.size) if row.move is not None and moves else None
     if move is None:
-        detail = host.agree(call, 0, offered)
+        detail = context.agree(call, 0, offered)
     else:
-        assert host.agreement is not None
-        found = host.agreement.move(node.control, call, offered, *move)
+        assert context.agreement is not None
+        found = context.agreement.move(node.control, call, offered, *move)
         if found is None:
             if isinstance(call, Gathering) and move.out is not None:
                 return even_blocks(move.out, call, node.size)
@@ -131,7 +131,7 @@ def _run_small(
         detail = found
     if fits(call, detail):
         return _take_small(node, call, row)
-    return by_mpi(host, node, call, detail)
+    return by_mpi(context, node, call, detail)
 
 
 def check_off(node: SharedNode, call: Collective) -> None:
@@ -156,9 +156,9 @@ _IN_PIPE, _DONE, _BROKEN = 1, 2, 4
 expect(compiled, IN_PIPE=_IN_PIPE, DONE=_DONE, BROKEN=_BROKEN)
 
 
-def end_posted(host: MpiContext, node: SharedNode, call: Collective, state: int) -> Any:
+def end_posted(context: MpiContext, node: SharedNode, call: Collective, state: int) -> Any:
     """End `call`, which the hot path has begun; most often it is to agree on it first."""
-    assert host.agreement is not None
+    assert context.agreement is not None
     if state < 0:
         assert isinstance(call, Reduction)
         _stop(node, call, unreachable("another process", OSError(-state, os.strerror(-state))))
@@ -169,18 +169,18 @@ def end_posted(host: MpiContext, node: SharedNode, call: Collective, state: int)
         return node.end()
     if state == _BROKEN:
         raise node.broken(call, node.control.broken_by())
-    detail = host.agreement.end_posted(call)
+    detail = context.agreement.end_posted(call)
     if isinstance(call, Objects):
-        return exchange_agreed(host, node, call, detail)
+        return exchange_agreed(context, node, call, detail)
     if not isinstance(call, AnyArrays):
         return None
     row = SHARED[call.kind]
     total = row.total(call, node.size)
     if total > PAYLOAD:
-        return _run_large(host, node, call, detail, row, total)
+        return _run_large(context, node, call, detail, row, total)
     if fits(call, detail):
         return _take_small(node, call, row)
-    return by_mpi(host, node, call, detail)
+    return by_mpi(context, node, call, detail)
 
 
 def _only_gives(call: Reduction, rank: int) -> bool:
@@ -204,20 +204,20 @@ DONE_HERE = 2
 
 
 def _address(
-    host: MpiContext, node: SharedNode, call: AnyArrays, offered: Any, total: int
+    context: MpiContext, node: SharedNode, call: AnyArrays, offered: Any, total: int
 ) -> tuple[int, Any]:
     """Return what this rank publishes about a large contribution, copied if that pays."""
-    way = _way(host, call, total, shared=False)
+    way = _way(context, call, total, shared=False)
     if way is Algorithm.ATTACHED and not node.may_attach():
         return 0, None
     if offered is None:
-        return _to_be_filled(host, node, call, total), None
+        return _to_be_filled(context, node, call, total), None
     address, payload = 0, None
     if call.sends:
         address, payload = node.shared_list(offered)
     elif not _overlaps(call, node.rank):
         address = node.shared_address(offered)
-    if address and _way(host, call, total, shared=True) is Algorithm.DIRECT:
+    if address and _way(context, call, total, shared=True) is Algorithm.DIRECT:
         return address, payload
     if way is Algorithm.ATTACHED:
         if isinstance(call, Reduction) and not _can_attach(node, call):
@@ -232,15 +232,15 @@ def _address(
     return 0, None
 
 
-def _to_be_filled(host: MpiContext, node: SharedNode, call: AnyArrays, total: int) -> int:
+def _to_be_filled(context: MpiContext, node: SharedNode, call: AnyArrays, total: int) -> int:
     """Return what a rank publishes that contributes nothing: its array, if others may fill it."""
     if not isinstance(call, Distribution) or not SHARED[call.kind].filled:
         return NOTHING
-    if _way(host, call, total, shared=True) is Algorithm.DIRECT:
+    if _way(context, call, total, shared=True) is Algorithm.DIRECT:
         address = node.shared_address(call.recv)
         if address:
             return address
-    if _way(host, call, total, shared=False) is Algorithm.ATTACHED:
+    if _way(context, call, total, shared=False) is Algorithm.ATTACHED:
         return node.attached_address(call.recv) or NOTHING
     return NOTHING
 
@@ -260,7 +260,7 @@ def _can_attach(node: SharedNode, call: Reduction) -> bool:
 
 
 def _way(
-    host: MpiContext,
+    context: MpiContext,
     call: AnyArrays,
     total: int,
     *,
@@ -268,7 +268,7 @@ def _way(
     but: Algorithm | None = None,
 ) -> Algorithm:
     short = _needs_passes(call)
-    return host.tuning_table.algorithm(call.kind, total, short=short, shared=shared, but=but)
+    return context.tuning_table.algorithm(call.kind, total, short=short, shared=shared, but=but)
 
 
 def _needs_passes(call: AnyArrays) -> bool:
@@ -290,7 +290,7 @@ def _overlaps(call: AnyArrays, rank: int) -> bool:
 
 
 def _run_large(
-    host: MpiContext, node: SharedNode, call: AnyArrays, detail: Range, row: Shared, total: int
+    context: MpiContext, node: SharedNode, call: AnyArrays, detail: Range, row: Shared, total: int
 ) -> Any:
     node.enter(call)
     addresses = node.control.addresses()
@@ -308,12 +308,12 @@ def _run_large(
         and call.kind in _REDUCED
         and node.can_pipeline
         and call.counts is None
-        and _way(host, call, total, shared=False, but=Algorithm.ATTACHED) is Algorithm.PIPELINED
+        and _way(context, call, total, shared=False, but=Algorithm.ATTACHED) is Algorithm.PIPELINED
         and (code := code_of(call)) is not None
     ):
         _run_pipelined(node, call, code)
         return None
-    return by_mpi(host, node, call, detail)
+    return by_mpi(context, node, call, detail)
 
 
 def _how_taken(

@@ -36,21 +36,21 @@ class _Offer(NamedTuple):
     placed: Read | None = None
 
 
-def exchange_boxes(host: MpiContext, node: SharedNode, call: Exchange) -> None:
+def exchange_boxes(context: MpiContext, node: SharedNode, call: Exchange) -> None:
     """Agree on `call`, take what this rank reads, and wait for those who read its own array."""
     node.check_usable()
     try:
         call = send_apart(node, call)
         offer = _offer(node, call)
     except Exception as error:  # no memory, or a warning that the program makes an error
-        reason = TransportError(f"what is exchanged cannot be copied for other ranks: {error}")
+        reason = TransportError(f"an array cannot be copied for other ranks: {error}")
         reason.__cause__ = error
-        host.agree(refused(call, reason))
+        context.agree(refused(call, reason))
         return
-    detail = host.agree(call, offer.address, offer.payload, enters=True)
+    detail = context.agree(call, offer.address, offer.payload, enters=True)
     addresses = node.control.addresses()
     if 0 in addresses:
-        end_by_mpi(host, node, call, detail)
+        end_by_mpi(context, node, call, detail)
         return
     places = node.places(addresses)
     try:

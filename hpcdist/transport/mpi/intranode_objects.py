@@ -36,40 +36,44 @@ _ONE_SENDER = frozenset({Kind.BROADCAST_OBJECT_LIST, Kind.SCATTER_OBJECT_LIST})
 _PER_RECEIVER = frozenset({Kind.SCATTER_OBJECT_LIST, Kind.ALL_TO_ALL_OBJECT})
 
 
-def exchange_objects(host: MpiContext, node: SharedNode, call: Objects) -> Any:
+def exchange_objects(context: MpiContext, node: SharedNode, call: Objects) -> Any:
     """Agree on `call`, then run it: small pickles by the control block, large ones by segments."""
     try:
         descriptor = _new_segment(call, node.rank)
     except OSError as error:  # no descriptor is left: nobody goes on
         reason = TransportError(f"no memory for a large object: {error}; see `ulimit -n`")
-        return host.agree(refused(call, reason))
+        return context.agree(refused(call, reason))
     try:
-        detail = host.agree(call, descriptor + 1, _payload(call, node))
-        return exchange_agreed(host, node, call, detail, descriptor)
+        detail = context.agree(call, descriptor + 1, _payload(call, node))
+        return exchange_agreed(context, node, call, detail, descriptor)
     finally:
         if descriptor >= 0:
             os.close(descriptor)  # its memory stays as long as somebody maps it
 
 
 def exchange_agreed(
-    host: MpiContext, node: SharedNode, call: Objects, detail: tuple[int, int], descriptor: int = -1
+    context: MpiContext,
+    node: SharedNode,
+    call: Objects,
+    detail: tuple[int, int],
+    descriptor: int = -1,
 ) -> Any:
     """Run `call`, on which all ranks have agreed; see `exchange_objects`."""
     if _in_segments(call, detail):
-        received, failed = to_the_end(_Large(host, node, call, descriptor), of_operation=True)
-        return by_mpi(host, node, call, detail) if failed else received
+        received, failed = to_the_end(_Large(context, node, call, descriptor), of_operation=True)
+        return by_mpi(context, node, call, detail) if failed else received
     if detail[1] <= small_up_to(call, node.size):
         return _exchange_small(node, call)
-    return by_mpi(host, node, call, detail)
+    return by_mpi(context, node, call, detail)
 
 
-def by_mpi(host: MpiContext, node: SharedNode, call: Collective, detail: tuple[int, int]) -> Any:
+def by_mpi(context: MpiContext, node: SharedNode, call: Collective, detail: tuple[int, int]) -> Any:
     """Run what the ranks have agreed on by MPI, where nothing of theirs is used here."""
     node.enter(call)
-    return end_by_mpi(host, node, call, detail)
+    return end_by_mpi(context, node, call, detail)
 
 
-def end_by_mpi(host: MpiContext, node: SharedNode, call: Collective, detail: Any) -> Any:
+def end_by_mpi(context: MpiContext, node: SharedNode, call: Collective, detail: Any) -> Any:
     """Let MPI end what all ranks have entered.
 
     It ends here when it begins there: from then on no interrupt keeps this rank from it.
@@ -77,16 +81,16 @@ def end_by_mpi(host: MpiContext, node: SharedNode, call: Collective, detail: Any
 
     def perform() -> Any:
         node.end()
-        return OBJECT_VERBS[call.kind](host, call, detail)
+        return OBJECT_VERBS[call.kind](context, call, detail)
 
-    return host.to_its_end(call, perform)
+    return context.to_its_end(call, perform)
 
 
-def end_left(host: MpiContext, node: SharedNode, call: Objects, before: int) -> None:
+def end_left(context: MpiContext, node: SharedNode, call: Objects, before: int) -> None:
     """Take part in what others have gone on with by MPI while this rank was interrupted.
 
     Args:
-        host: the group.
+        context: the group.
         node: its memory.
         call: what this rank leaves.
         before: how many operations there were before it.
@@ -95,10 +99,10 @@ def end_left(host: MpiContext, node: SharedNode, call: Objects, before: int) -> 
     control = node.control
     if control.sequence in (before, control.ended) or control.call_off(False):
         return
-    assert host.agreement is not None
-    detail = host.agreement.end_posted(call)
+    assert context.agreement is not None
+    detail = context.agreement.end_posted(call)
     if detail[1] > small_up_to(call, node.size) and not _in_segments(call, detail):
-        by_mpi(host, node, call, detail)
+        by_mpi(context, node, call, detail)
 
 
 def small_up_to(call: Objects, size: int) -> int:
@@ -168,8 +172,10 @@ class _Large:
     left the one before: what has been done is noted in the same moment.
     """
 
-    def __init__(self, host: MpiContext, node: SharedNode, call: Objects, descriptor: int) -> None:
-        self._host, self._node, self._call, self._descriptor = host, node, call, descriptor
+    def __init__(
+        self, context: MpiContext, node: SharedNode, call: Objects, descriptor: int
+    ) -> None:
+        self._context, self._node, self._call, self._descriptor = context, node, call, descriptor
         self._agreed = node.control.sequence
         self._written, self._read = list[bool](), list[bool]()
         self._received: list[Pickled] | None = None
@@ -204,10 +210,10 @@ class _Large:
 
     def _has_failed(self, call: Objects) -> bool:
         """Return whether a rank has; nobody goes on before all have told."""
-        assert self._host.agreement is not None
+        assert self._context.agreement is not None
         if self._node.control.sequence == self._agreed:
-            return bool(self._host.agree(call)[1])
-        return bool(self._host.agreement.end_posted(call)[1])
+            return bool(self._context.agree(call)[1])
+        return bool(self._context.agreement.end_posted(call)[1])
 
 
 def _is_written(descriptor: int, pickles: Sequence[Pickled]) -> bool:

@@ -31,7 +31,7 @@ from hpcdist.transport.mpi.early import Allowance, keep_for_ever
 from hpcdist.transport.mpi.matching import Matching
 from hpcdist.transport.mpi.news import Circles
 from hpcdist.transport.mpi.pickled import send_buffers
-from hpcdist.transport.mpi.requests import Receive, Send, in_words
+from hpcdist.transport.mpi.requests import Receive, Send, describe_message
 from hpcdist.transport.mpi.tags import user_tag, wire_tag, wire_tags
 from hpcdist.transport.polling import poll, to_the_end
 from hpcdist.transport.shm.mail import open_mail
@@ -93,7 +93,7 @@ class Messages:
         matching, mail = self.matching, self.matching.mail
         assert mail is not None
         is_settled = partial(mail.is_settled, call.root)
-        what = partial(in_words, call, matching.ranks)
+        what = partial(describe_message, call, matching.ranks)
 
         def check_alive(waited: float) -> None:
             if is_dead(self._pids[call.root]) and not is_settled():

@@ -24,9 +24,9 @@ from hpcdist.transport.mpi.pickled import receive_pickled, send_pickled
 from hpcdist.transport.mpi.tags import Tag
 
 
-def broadcast_object_list(host: MpiContext, call: Objects, detail: Range) -> list[Pickled]:
-    own = call.pickles[0] if host.rank == call.root else None
-    return [_broadcast_pickled(host.comm, own, detail[1], call.root)]
+def broadcast_object_list(context: MpiContext, call: Objects, detail: Range) -> list[Pickled]:
+    own = call.pickles[0] if context.rank == call.root else None
+    return [_broadcast_pickled(context.comm, own, detail[1], call.root)]
 
 
 def _broadcast_pickled(comm: MPI.Intracomm, own: Pickled | None, nbytes: int, root: int) -> Pickled:
@@ -50,47 +50,47 @@ def _broadcast_buffers(comm: MPI.Intracomm, buffers: Sequence[Any], root: int) -
         datatype.Free()
 
 
-def all_gather_object(host: MpiContext, call: Objects, detail: Range) -> list[Pickled]:
-    own, longest, comm = call.pickles[0], detail[1], host.comm
+def all_gather_object(context: MpiContext, call: Objects, detail: Range) -> list[Pickled]:
+    own, longest, comm = call.pickles[0], detail[1], context.comm
     if longest <= EAGER:
-        out = np.empty(longest * host.size, np.uint8)
+        out = np.empty(longest * context.size, np.uint8)
         comm.Allgather(
             [own.meta.ljust(longest, b"\0"), longest, MPI.BYTE], [out, longest, MPI.BYTE]
         )
-        return _cut(out, longest, host.size)
-    return _exchange(host, [own] * host.size)
+        return _cut(out, longest, context.size)
+    return _exchange(context, [own] * context.size)
 
 
-def gather_object(host: MpiContext, call: Objects, detail: Range) -> list[Pickled] | None:
-    own, longest, comm, root = call.pickles[0], detail[1], host.comm, call.root
+def gather_object(context: MpiContext, call: Objects, detail: Range) -> list[Pickled] | None:
+    own, longest, comm, root = call.pickles[0], detail[1], context.comm, call.root
     if longest <= EAGER:
         padded = [own.meta.ljust(longest, b"\0"), longest, MPI.BYTE]
-        if host.rank != root:
+        if context.rank != root:
             comm.Gather(padded, None, root)
             return None
-        out = np.empty(longest * host.size, np.uint8)
+        out = np.empty(longest * context.size, np.uint8)
         comm.Gather(padded, [out, longest, MPI.BYTE], root)
-        return _cut(out, longest, host.size)
-    if host.rank != root:
+        return _cut(out, longest, context.size)
+    if context.rank != root:
         MPI.Request.Waitall(send_pickled(comm, own, root, Tag.PICKLED))
         return None
     return [
         own.copy() if rank == root else receive_pickled(comm, rank, Tag.PICKLED)
-        for rank in range(host.size)
+        for rank in range(context.size)
     ]
 
 
-def scatter_object_list(host: MpiContext, call: Objects, detail: Range) -> list[Pickled]:
-    longest, comm, root = detail[1], host.comm, call.root
+def scatter_object_list(context: MpiContext, call: Objects, detail: Range) -> list[Pickled]:
+    longest, comm, root = detail[1], context.comm, call.root
     if longest <= EAGER:
         mine = np.empty(longest, np.uint8)
         sent = None
-        if host.rank == root:
+        if context.rank == root:
             joined = b"".join(pickled.meta.ljust(longest, b"\0") for pickled in call.pickles)
             sent = [joined, longest, MPI.BYTE]
         comm.Scatter(sent, [mine, longest, MPI.BYTE], root)
         return _cut(mine, longest, 1)
-    if host.rank != root:
+    if context.rank != root:
         return [receive_pickled(comm, root, Tag.PICKLED)]
     requests = [
         request
@@ -102,28 +102,28 @@ def scatter_object_list(host: MpiContext, call: Objects, detail: Range) -> list[
     return [call.pickles[root].copy()]
 
 
-def all_to_all_object(host: MpiContext, call: Objects, detail: Range) -> list[Pickled]:
-    longest, comm, size = detail[1], host.comm, host.size
+def all_to_all_object(context: MpiContext, call: Objects, detail: Range) -> list[Pickled]:
+    longest, comm, size = detail[1], context.comm, context.size
     if longest <= EAGER:
         joined = b"".join(pickled.meta.ljust(longest, b"\0") for pickled in call.pickles)
         out = np.empty(longest * size, np.uint8)
         comm.Alltoall([joined, longest, MPI.BYTE], [out, longest, MPI.BYTE])
         return _cut(out, longest, size)
-    return _exchange(host, call.pickles)
+    return _exchange(context, call.pickles)
 
 
-def _exchange(host: MpiContext, pickles: Sequence[Pickled]) -> list[Pickled]:
+def _exchange(context: MpiContext, pickles: Sequence[Pickled]) -> list[Pickled]:
     """Send pickle j to rank j and receive one from every rank, each from and to its place."""
     requests = []
-    for step in range(1, host.size):
-        to = (host.rank + step) % host.size
-        requests += send_pickled(host.comm, pickles[to], to, Tag.PICKLED)
-    received = {host.rank: pickles[host.rank].copy()}
-    for step in range(1, host.size):
-        source = (host.rank - step) % host.size
-        received[source] = receive_pickled(host.comm, source, Tag.PICKLED)
+    for step in range(1, context.size):
+        to = (context.rank + step) % context.size
+        requests += send_pickled(context.comm, pickles[to], to, Tag.PICKLED)
+    received = {context.rank: pickles[context.rank].copy()}
+    for step in range(1, context.size):
+        source = (context.rank - step) % context.size
+        received[source] = receive_pickled(context.comm, source, Tag.PICKLED)
     MPI.Request.Waitall(requests)
-    return [received[rank] for rank in range(host.size)]
+    return [received[rank] for rank in range(context.size)]
 
 
 def _cut(padded: Any, longest: int, count: int) -> list[Pickled]:

@@ -82,10 +82,10 @@ def of_mpi(request: MPI.Prequest) -> Persistent:
 class MpiPlan(Plan):
     """A persistent collective."""
 
-    def __init__(self, request: Persistent, call: Collective, host: MpiContext) -> None:
+    def __init__(self, request: Persistent, call: Collective, context: MpiContext) -> None:
         self._request: Persistent | None = request
         self._begin = request.start
-        self._work = _PlanWork(request, call, host)
+        self._work = _PlanWork(request, call, context)
         self._told: Work = self._work
         """The work of the last start, which tells its end to listeners."""
         self._counter: Counter = self
@@ -142,19 +142,19 @@ class MpiPlan(Plan):
 class _PlanWork(Work):
     """The one work of a persistent collective, active from start to wait."""
 
-    def __init__(self, request: Persistent, call: Collective, host: MpiContext) -> None:
+    def __init__(self, request: Persistent, call: Collective, context: MpiContext) -> None:
         self.active = False
         self._test, self._meet, self._check = request.test, request.meet, request.check
         self.lends = request.lends
         self.call = call
-        self._host = host
+        self._context = context
         self.mark = 0
         """Of the record of its last start."""
 
     @property
     def limit_s(self) -> float:
         """The time limit of the group."""
-        return self._host.timeout_s
+        return self._context.timeout_s
 
     def wait(self, timeout: Any = None) -> bool:
         try:
@@ -173,14 +173,14 @@ class _PlanWork(Work):
 
     def failure(self, error: MPI.Exception) -> HpcdistError:
         """Return what is raised where MPI fails; see `MpiContext.failure`."""
-        return self._host.failure(self.call, error)
+        return self._context.failure(self.call, error)
 
     @raising_held
     def _wait(self, timeout: Any) -> None:
         limit = seconds(timeout)
-        limit = self._host.timeout_s if limit is None else limit
-        what = f"the plan of {label(self.call, self._host.ranks)}"
-        wait, news = Wait(lambda: what), self._host.news
+        limit = self._context.timeout_s if limit is None else limit
+        what = f"the plan of {label(self.call, self._context.ranks)}"
+        wait, news = Wait(lambda: what), self._context.news
         check = self._check
         attend = None if check is None else lambda waited: check()
         if not poll(self._test, limit, attend, wait=wait):
@@ -202,4 +202,4 @@ class _PlanWork(Work):
         return not self.active
 
     def known(self) -> Known:
-        return Known(label(self.call, self._host.ranks), not self.active)
+        return Known(label(self.call, self._context.ranks), not self.active)

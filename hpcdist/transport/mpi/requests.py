@@ -104,7 +104,7 @@ class Send(Work):
         return True
 
     def _what(self) -> str:
-        return in_words(self._call, self._matching.ranks)
+        return describe_message(self._call, self._matching.ranks)
 
     def known(self) -> Known:
         """See `Work.known`."""
@@ -269,7 +269,7 @@ class Receive(Work):
         return Known(self._what(), self._ended, self._error)
 
     def _what(self) -> str:
-        return in_words(self._call, self._matching.ranks)
+        return describe_message(self._call, self._matching.ranks)
 
     def _blockers(self) -> list[Blocker]:
         """Return who has to send something before this receive can end, if it is one rank."""
@@ -387,7 +387,7 @@ def _account(matching: Matching, peer: int, wait: Wait, limit_s: float) -> str:
         raise translate(error, wait.words(), matching.deaths) from error
 
 
-def in_words(call: AnyMessage | None, ranks: Any) -> str:
+def describe_message(call: AnyMessage | None, ranks: Any) -> str:
     """Describe a message: its peer, its tag, its dtype and its group."""
     if call is None:
         return "a message that has ended"

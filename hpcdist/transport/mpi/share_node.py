@@ -95,7 +95,7 @@ def _offer(comm: MPI.Intracomm, heap: Heap, control_block_type: Any) -> tuple[_O
     try:
         own = heap.open()
         if comm.rank == 0:
-            control, memory = create_segment(node_bytes(comm.size), "board")
+            control, memory = create_segment(node_bytes(comm.size), "control")
     except (OSError, AttributeError) as error:
         return _Offer(None, None, kind, str(error)), None
     return _Offer(own, control, kind), memory

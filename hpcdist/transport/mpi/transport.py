@@ -97,13 +97,13 @@ class MpiTransport(Transport):
         site: Site,
     ) -> None:
         self.user_comm = user_comm
-        self.context = host = _open(user_comm, ranks, timeout_s, site, self._perform)
-        self.rank, self.size, self.ranks = host.rank, host.size, host.ranks
-        self.one_node, self.queue = host.one_node, host.queue
-        self.membership = host.membership
-        self._rendezvous = Rendezvous(host.comm, host.ranks, host.news)
+        self.context = context = _open(user_comm, ranks, timeout_s, site, self._perform)
+        self.rank, self.size, self.ranks = context.rank, context.size, context.ranks
+        self.one_node, self.queue = context.one_node, context.queue
+        self.membership = context.membership
+        self._rendezvous = Rendezvous(context.comm, context.ranks, context.news)
         self._hierarchical: Hierarchy | Literal["unknown"] | None = "unknown"
-        self.nodes = [site.nodes[rank] for rank in host.ranks]
+        self.nodes = [site.nodes[rank] for rank in context.ranks]
         self._shares_nodes = not self.one_node and len({*self.nodes}) < len(self.nodes)
         self._on_devices: DeviceCalls | None = None
         self._plan_comm: MPI.Intracomm | None = None
@@ -111,13 +111,13 @@ class MpiTransport(Transport):
         """Of the world of a job that goes on when a rank dies."""
         self._plans: WeakSet[MpiPlan] = WeakSet()
         self._slots: PlanSlots | None = None
-        if host.agreement is not None and host.node is not None and host.node.can_pipeline:
-            self.hot = open_hot(host.node, host.tuning_table, host.queue)
-        if self.hot is not None and host.agreement is not None:
-            host.agreement.count_in(self.hot)
-            self.mail = host.messages.matching.mail
+        if context.agreement is not None and context.node is not None and context.node.can_pipeline:
+            self.hot = open_hot(context.node, context.tuning_table, context.queue)
+        if self.hot is not None and context.agreement is not None:
+            context.agreement.count_in(self.hot)
+            self.mail = context.messages.matching.mail
         # last: a group that cannot be made leaves no errand behind
-        host.messages.matching.start_taking_in()
+        context.messages.matching.start_taking_in()
 
     @property
     def timeout_s(self) -> float:
@@ -231,19 +231,19 @@ class MpiTransport(Transport):
 
     @inside(lambda local: local["self"].queue)
     def _perform(self, call: Collective) -> Any:
-        host = self.context
+        context = self.context
         if call.begin is not None:
             call.begin()
-        if host.node is not None:
-            before = host.node.control.sequence
+        if context.node is not None:
+            before = context.node.control.sequence
             try:
-                result = perform(host, host.node, call)
+                result = perform(context, context.node, call)
             except BaseException as error:
                 if isinstance(call, Objects) and not isinstance(
                     error, (HpcdistError, MPI.Exception)
                 ):
-                    end_left(host, host.node, call, before)
-                host.leave(call, error, before)
+                    end_left(context, context.node, call, before)
+                context.leave(call, error, before)
                 raise
         else:
             result = self._go_on(call, self._agree(call))
@@ -256,10 +256,10 @@ class MpiTransport(Transport):
 
         The others find everything as they would if this rank waited. Its arrays are copies.
         """
-        host = self.context
-        before = 0 if host.agreement is None else host.agreement.sequence
+        context = self.context
+        before = 0 if context.agreement is None else context.agreement.sequence
         try:
-            return host.agree(call)
+            return context.agree(call)
         except (HpcdistError, MPI.Exception):
             raise
         except BaseException:
@@ -280,20 +280,20 @@ class MpiTransport(Transport):
 
     def _go_on(self, call: Collective, detail: tuple[int, int]) -> Any:
         """Run what all ranks have agreed on by MPI, or by the nodes."""
-        host = self.context
+        context = self.context
         nodes = self._nodes_for(call, detail)
         if nodes is None:
-            verb = partial(OBJECT_VERBS[call.kind], host, call, detail)
-            if host.agreement is None or (isinstance(call, AnyArrays) and call.nbytes <= _SHORT):
+            verb = partial(OBJECT_VERBS[call.kind], context, call, detail)
+            if context.agreement is None or (isinstance(call, AnyArrays) and call.nbytes <= _SHORT):
                 return verb()  # nobody waits, or for a moment only
-            return host.to_its_end(call, verb)
+            return context.to_its_end(call, verb)
         if isinstance(call, Exchange):
             from hpcdist.transport.mpi.hierarchical.boxes import exchange_between
 
-            return exchange_between(host, nodes.node, call)
+            return exchange_between(context, nodes.node, call)
         from hpcdist.transport.mpi.hierarchical.verbs import perform_by_nodes
 
-        return perform_by_nodes(host, nodes, call)
+        return perform_by_nodes(context, nodes, call)
 
     @inside(lambda local: local["self"].queue)
     def end_posted(self, call: Call, state: int = 0) -> None:
@@ -304,15 +304,15 @@ class MpiTransport(Transport):
             state: how it stands, if its arrays are large; see `shm/native/hot_large.c`.
 
         """
-        host = self.context
-        assert host.node is not None
+        context = self.context
+        assert context.node is not None
         assert not isinstance(call, MESSAGES)
         try:
-            result = host.guarded(call, end_posted, host, host.node, call, state)
+            result = context.guarded(call, end_posted, context, context.node, call, state)
             if call.finish is not None and not state:  # else what has come is in its place
                 call.finish(result)
         except BaseException as error:
-            host.leave(call, error)
+            context.leave(call, error)
             mark_inside(error)
             drop_held()  # of this frame
             raise
@@ -358,7 +358,7 @@ class MpiTransport(Transport):
         return plan
 
     def _plan(self, call: Collective) -> Plan | None:
-        host, make = self.context, PERSISTENT.get(call.kind)
+        context, make = self.context, PERSISTENT.get(call.kind)
         steps = None if self.hot is None else steps_of(call, self.rank, self.size)
         if make is None and self.hot is None:
             return None
@@ -366,7 +366,7 @@ class MpiTransport(Transport):
         request = self.queue.run(self._make_request, call, way, steps, make)
         if request is None:
             return None
-        plan = MpiPlan(request, call, host)
+        plan = MpiPlan(request, call, context)
         self._plans.add(plan)
         return plan
 
@@ -382,24 +382,24 @@ class MpiTransport(Transport):
         self, call: Collective, way: int, steps: Steps | None, make: Any
     ) -> Persistent | None:
         """Make what starts a plan, in the best way that all ranks can go. Collective."""
-        host = self.context
+        context = self.context
         if call.kind in LOOSE:  # whose shapes are not compared otherwise
-            way = way if is_even(host.agree(call)) else 0
-        way, _ = host.agree(call._replace(detail=way), enters=True)
-        if way == _IN_SLOTS and steps is not None and host.node is not None:
+            way = way if is_even(context.agree(call)) else 0
+        way, _ = context.agree(call._replace(detail=way), enters=True)
+        if way == _IN_SLOTS and steps is not None and context.node is not None:
             if self._slots is None:
-                self._slots = PlanSlots(host.comm, host.node)
+                self._slots = PlanSlots(context.comm, context.node)
             slot = self._slots.take()
             if slot is not None:
-                return self._in_slot(host.node, slot, call, steps)
-            way, _ = host.agree(
+                return self._in_slot(context.node, slot, call, steps)
+            way, _ = context.agree(
                 call._replace(detail=int(make and self._suits_mpi(call))), enters=True
             )
         if way == 0:
             return None
         if self._plan_comm is None:
-            with host.site.communicators.making(host.comm, self.ranks):
-                self._plan_comm = host.site.communicators.duplicate(host.comm)
+            with context.site.communicators.making(context.comm, self.ranks):
+                self._plan_comm = context.site.communicators.duplicate(context.comm)
         try:
             return of_mpi(make(self._plan_comm, call))
         except NotImplementedError:  # an MPI library older than MPI-4
@@ -440,16 +440,16 @@ class MpiTransport(Transport):
     def _subgroup(
         self, ranks: Sequence[int], next_id: int, timeout: float, error: Exception | None
     ) -> tuple[MpiTransport, int]:
-        host = self.context
+        context = self.context
         if error is not None:
-            if host.threads:  # else another thread is in MPI
+            if context.threads:  # else another thread is in MPI
                 self._rendezvous.call_off(tuple(ranks), error, self.timeout_s)
             raise error
         group_id = self._rendezvous.meet(tuple(ranks), next_id, self.timeout_s)
         world_ranks = [self.ranks[rank] for rank in ranks]
-        with host.site.communicators.making(host.comm, world_ranks):
-            comm = host.site.communicators.of_ranks(host.comm, ranks)
-            return MpiTransport(comm, world_ranks, timeout, host.site), group_id
+        with context.site.communicators.making(context.comm, world_ranks):
+            comm = context.site.communicators.of_ranks(context.comm, ranks)
+            return MpiTransport(comm, world_ranks, timeout, context.site), group_id
 
     def synchronize(self, *, on_device: bool = False) -> None:
         """Wait for the queue, and on the device for what was put there."""
@@ -527,7 +527,7 @@ class MpiTransport(Transport):
             raise translate(error, what, self.context.site.deaths) from error
 
     def _close(self) -> None:
-        host, messages = self.context, self.context.messages
+        context, messages = self.context, self.context.messages
         self.queue.refuse_nested()
         messages.refuse_nested()
         if is_at_errands():  # maybe of this group, whose communicators are to be freed
@@ -539,15 +539,15 @@ class MpiTransport(Transport):
         messages.close()
         for plan in list(self._plans):
             plan.free()
-        is_free = ended and (host.agreement is None or host.agreement.close())
+        is_free = ended and (context.agreement is None or context.agreement.close())
         if is_free and self._met is not None:
             self._met.close()
-        is_free = is_free and poll(host.comm.Ibarrier().Test, _GOODBYE_S)
+        is_free = is_free and poll(context.comm.Ibarrier().Test, _GOODBYE_S)
         self._tell_unreceived(messages.matching)
         messages.matching.stop_taking_in(_GOODBYE_S)
         if not is_free:
             return  # a rank does not come, or an operation is under way: MPI keeps what it uses
-        for comm in (self._plan_comm, messages.comm, host.comm):
+        for comm in (self._plan_comm, messages.comm, context.comm):
             if comm is not None:
                 discard_unread(comm, _GOODBYE_S)
                 comm.Free()

@@ -140,7 +140,7 @@ class SharedNode:
 
     def __init__(
         self,
-        board_memory: Bytes,
+        control_memory: Bytes,
         control_block_type: Any,
         heaps: Sequence[Mapped],
         heap: Heap,
@@ -161,13 +161,13 @@ class SharedNode:
         self.timeout_s = timeout_s
         self.failed = False
         self._kept: list[Call] = []
-        self.control = control_block_type(board_memory, rank, self.size, PAYLOAD)
+        self.control = control_block_type(control_memory, rank, self.size, PAYLOAD)
         self.can_pipeline = hasattr(self.control, "begin") and self.size <= MOST
         self._progress = progress
         self.pids = pids
         self._deaths = deaths
         self._heaps = heaps
-        self._own = Mapped(board_memory, address_of(board_memory))
+        self._own = Mapped(control_memory, address_of(control_memory))
         self._stages = _stage_places(self.size)
         self.own_base = self._own.base
         self.bases = tuple(each.base for each in heaps)

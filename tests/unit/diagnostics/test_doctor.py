@@ -7,11 +7,15 @@ import pytest
 from hpcdist.config import Config
 from hpcdist.diagnostics.algorithms import EAGER, algorithm_rows, folded, meanings
 from hpcdist.diagnostics.checks import check_rows
-from hpcdist.diagnostics.doctor import Report, as_plain, in_words, summary
+from hpcdist.diagnostics.doctor import Report, as_plain, describe_report, summary
 from hpcdist.diagnostics.gpus import Gpu, Gpus, chosen
 from hpcdist.diagnostics.hardware import doubly_used
 from hpcdist.diagnostics.installation import Library, settings_of
-from hpcdist.diagnostics.launcher import Starter, in_words as starting_words, starter_problems
+from hpcdist.diagnostics.launcher import (
+    Starter,
+    describe_starter as starting_words,
+    starter_problems,
+)
 from hpcdist.diagnostics.machine import Machine, crowded
 from hpcdist.diagnostics.network import Link, Network, pairings, slow_links, slow_nodes
 from hpcdist.diagnostics.probe import (
@@ -340,6 +344,8 @@ def test_every_setting_has_its_value_and_its_source():
     assert told["HPCDIST_KERNEL"] == ("never", "environment")
     assert told["HPCDIST_TUNING"] == ("None", "default")
     assert len(told) == len(vars(Config()))
+    former = settings_of(Config(device_backend="mpi"), {"HPCDIST_DEVICE_WAY": "mpi"})
+    assert ("HPCDIST_DEVICE_WAY", "mpi", "environment") in map(tuple, former)
 
 
 # ---- ways
@@ -509,11 +515,11 @@ def test_a_rank_tries_what_it_would_open():
 
 
 def test_the_report_in_words_has_everything():
-    text = in_words(report(differs=DIFFERENT))
+    text = describe_report(report(differs=DIFFERENT))
     for part in ("1.2.3", "4 on 1 node", "8 for the 4 ranks on node1", "HPCDIST_TIMEOUT_S",
                  "staged", "wrong", "auto on 0-2", "1 wrong"):  # fmt: skip
         assert part in text
-    assert "no problem found" in in_words(report())
+    assert "no problem found" in describe_report(report())
 
 
 def test_the_last_line_counts():
@@ -538,7 +544,7 @@ def test_the_report_in_json_has_the_same():
 def test_a_report_without_a_job_is_a_report():
     problem = refused(UsageError("no MPI; load one"))
     stopped = Report({"hpcdist": "1"}, [], settings_of(Config(), {}), [problem])
-    assert "no MPI" in in_words(stopped)
+    assert "no MPI" in describe_report(stopped)
     assert as_plain(stopped)["job"] is None
     assert stopped.code == 1
 

@@ -456,7 +456,7 @@ def test_minimize_is_a_backward_pass_and_a_step(engine):
         with pytest.raises(dist.UsageError, match="needs a loss that has backward"):
             fleet.minimize(3.0)
         for name in ("startup_program", "parameter_list", "no_grad_set"):
-            with pytest.raises(dist.UsageError, match=f"{name} is for programs"):
+            with pytest.raises(dist.UsageError, match=f"{name} is for static programs"):
                 fleet.minimize(Loss(weights), **{name: []})
 
     dist.simulate(1, check)

@@ -20,8 +20,8 @@ from hpcdist.fleet.fields import (
     SWITCHES,
     Field,
     checked,
+    describe_path,
     each_field,
-    in_words,
 )
 from hpcdist.parallel.hybrid_options import (
     Amp,
@@ -65,7 +65,7 @@ def test_a_refused_field_says_what_to_do(path, field):
     with pytest.raises(dist.UsageError, match="is refused: ") as caught:
         set_at(strategy, path, other_value(field))
     assert field.verdict.about in str(caught.value)
-    assert in_words(path) in str(caught.value)
+    assert describe_path(path) in str(caught.value)
     assert value_at(strategy, path) == field.default
 
 
@@ -76,7 +76,7 @@ def test_a_field_without_effect_warns_once_and_names_the_line(path, field):
         set_at(strategy, path, other_value(field))
     assert len(caught) == 1
     assert caught[0].filename == fleet_checks.__file__  # where `set_at` sets it
-    assert in_words(path) in str(caught[0].message)
+    assert describe_path(path) in str(caught[0].message)
     assert f"{fleet_checks.__file__}:" in str(caught[0].message)
     set_at(strategy, path, other_value(field))  # a second warning would be an error
     assert value_at(strategy, path) == other_value(field)
@@ -97,7 +97,7 @@ def test_an_honoured_field_changes_what_engines_or_the_grid_are_told(path, field
     before = comes_to(strategy)
     set_at(strategy, path, other_value(field))
     assert path == ("amp_configs", "use_pure_fp16") or comes_to(strategy) != before
-    assert f"{in_words(path)} = " in strategy.report()
+    assert f"{describe_path(path)} = " in strategy.report()
 
 
 def test_nothing_set_is_nothing_special():

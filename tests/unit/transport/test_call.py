@@ -1,4 +1,4 @@
-"""Calls and their fingerprints, lanes, waiting, events, configuration, errors."""
+"""Calls and their fingerprints, queues, waiting, events, configuration, errors."""
 
 import pickle
 import subprocess
@@ -135,21 +135,21 @@ def test_a_call_says_in_words_what_it_is():
     assert "2 objects" in label(Objects(Kind.BROADCAST_OBJECT_LIST, (), (2,)), [0])
 
 
-# ---- lanes
+# ---- queues
 
 
 @pytest.fixture
 def queue():
-    queue = CollectiveQueue("lane under test")
+    queue = CollectiveQueue("queue under test")
     yield queue
     queue.close()
 
 
-def test_a_lane_runs_at_once_what_nothing_is_ahead_of(queue):
+def test_a_queue_runs_a_job_at_once_when_nothing_is_ahead(queue):
     assert queue.run(threading.current_thread) is threading.current_thread()
 
 
-def test_a_lane_keeps_the_order_of_both_kinds_of_jobs(queue):
+def test_a_queue_keeps_the_order_of_both_kinds_of_jobs(queue):
     done, gate = [], threading.Event()
     queue.start(gate.wait, "gate")
     for number in range(20):
@@ -192,14 +192,14 @@ def test_a_wait_names_the_operation_when_it_gives_up(queue):
     assert work.wait(timedelta(seconds=10))
 
 
-def test_a_job_may_use_its_own_lane(queue):
+def test_a_job_may_use_its_own_queue(queue):
     def outer():
         return queue.run(lambda: "inner")
 
     assert queue.start(outer, "job").result() == "inner"
 
 
-def test_many_threads_may_start_a_lane_at_once():
+def test_many_threads_may_start_a_queue_at_once():
     def use(queue, done, each):
         queue.start(lambda: done.append(each), "job")
 
@@ -216,7 +216,7 @@ def test_many_threads_may_start_a_lane_at_once():
         assert queue.close()
 
 
-def test_a_lane_that_is_busy_says_so_at_its_end():
+def test_a_queue_that_is_busy_says_so_at_its_end():
     queue, gate = CollectiveQueue("busy"), threading.Event()
     queue.start(gate.wait, "job")
     assert not queue.close(patience_s=0.01)
@@ -260,6 +260,14 @@ def test_the_configuration_is_read_from_the_environment():
     assert read_config(given) == Config(timeout_s=2.5, piece_mb=1.0, allow_singleton=True)
     assert read_config({"HPCDIST_TIMEOUT_S": ""}) == Config()
     assert read_config({"HPCDIST_ARRAY_PLACEMENTS": "S-1, r"}).array_placements == (-1, None)
+
+
+def test_a_former_variable_counts_where_the_new_one_is_not_set():
+    former, new = "HPCDIST_DEVICE_WAY", "HPCDIST_DEVICE_BACKEND"
+    assert read_config({former: "staged"}).device_backend == "staged"
+    assert read_config({former: "staged", new: "MPI"}).device_backend == "mpi"
+    with pytest.raises(dist.UsageError, match=f"{former}='tcp' is none of auto, nccl, mpi, staged"):
+        read_config({former: "tcp"})
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ class Nccl(DeviceBackend):
     def __init__(self, context: MpiContext, runtime: DeviceRuntime) -> None:
         config = context.site.config
         gpu.order_launches()
-        if config.share_gpu and config.device_way == "nccl":
+        if config.share_gpu and config.device_backend == "nccl":
             gpu.let_nccl_share()
         self._context, self.runtime = context, runtime
         self._rank, self._size = context.rank, context.size

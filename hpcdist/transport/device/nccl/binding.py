@@ -102,7 +102,7 @@ def failure(what: str, error: Exception) -> TransportError:
         reason = _STATUS.get(error.args[0] if error.args else 0, f"status {reason}")
     return TransportError(
         f"NCCL failed in {what}: {reason}; run with NCCL_DEBUG=WARN to see why, or set "
-        "HPCDIST_DEVICE_WAY=staged to go on without NCCL"
+        "HPCDIST_DEVICE_BACKEND=staged to go on without NCCL"
     )
 
 
@@ -167,7 +167,7 @@ def _cupy_communicator(made: Any) -> Communicator:
 def _from_nccl4py() -> Binding:
     installed = metadata.version("nccl4py")
     if not installed.startswith(_NCCL4PY):
-        raise ImportError(f"it is version {installed}; what is known here is {_NCCL4PY}x")
+        raise ImportError(f"it is version {installed}; hpcdist supports {_NCCL4PY}x")
     from nccl.bindings import nccl
 
     def unique_id() -> bytes:

@@ -78,7 +78,7 @@ def plan_pair(mine: Sequence[Entry], theirs: Sequence[Entry], ranks: tuple[int, 
         (ranks[::-1], [theirs[place] for place in other[0]], [mine[place] for place in own[1]]),
     ]
     for between, sent, received in sorted(flows):
-        _check(sent, received, *between)
+        _check_matches(sent, received, *between)
     return [place for side in own for place in side if mine[place].nbytes]
 
 
@@ -89,7 +89,9 @@ def _sides(entries: Sequence[Entry]) -> tuple[list[int], list[int]]:
     return sends, [place for place in order if not entries[place].sends]
 
 
-def _check(sent: Sequence[Entry], received: Sequence[Entry], sender: int, receiver: int) -> None:
+def _check_matches(
+    sent: Sequence[Entry], received: Sequence[Entry], sender: int, receiver: int
+) -> None:
     for out, into in zip_longest(sent, received):
         if out is None or into is None or out[1:] != into[1:]:
             raise MismatchError(

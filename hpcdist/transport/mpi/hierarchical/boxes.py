@@ -44,13 +44,13 @@ class _Messages(NamedTuple):
     reads: list[Read]
 
 
-def exchange_between(host: MpiContext, node: SharedNode, call: Exchange) -> None:
+def exchange_between(context: MpiContext, node: SharedNode, call: Exchange) -> None:
     """Move the boxes of all ranks, which have agreed on `call`.
 
     They agree once more when every rank has the memory for it.
     """
     node.check_usable()
-    near = {host.ranks.index(world): number for number, world in enumerate(node.ranks)}
+    near = {context.ranks.index(world): number for number, world in enumerate(node.ranks)}
     problem: Exception | None = None
     address, kept = NOTHING, None
     try:
@@ -64,55 +64,55 @@ def exchange_between(host: MpiContext, node: SharedNode, call: Exchange) -> None
         places = {
             rank: _place(node, number, int(_told(node, number)[0]))
             for rank, number in near.items()
-            if rank != host.rank
+            if rank != context.rank
         }
         seen_by = near if address != _BY_MESSAGE else ()
 
         def prepare() -> _Messages:
             if problem is not None:
                 raise problem
-            return _messages(host, call, places, seen_by)
+            return _messages(context, call, places, seen_by)
 
-        messages = on_all_ranks(host, call, prepare)
-        _fill(host, call, places, messages)
+        messages = on_all_ranks(context, call, prepare)
+        _fill(context, call, places, messages)
     finally:  # where this rank fails, too: others read its array, and wait for it
         node.step(call)
         del kept
 
 
 def _messages(
-    host: MpiContext, call: Exchange, places: dict[int, Place | None], seen_by: Container[int]
+    context: MpiContext, call: Exchange, places: dict[int, Place | None], seen_by: Container[int]
 ) -> _Messages:
     """Return what is sent to ranks that do not see this one's array, and taken from such."""
     reads = [
-        each for each in call.reads if each.rank != host.rank and places.get(each.rank) is None
+        each for each in call.reads if each.rank != context.rank and places.get(each.rank) is None
     ]
-    gives = [each for each in call.gives if each.rank != host.rank and each.rank not in seen_by]
-    given = in_place(call.send, [(give.rank, give.source) for give in gives], host.size)
+    gives = [each for each in call.gives if each.rank != context.rank and each.rank not in seen_by]
+    given = in_place(call.send, [(give.rank, give.source) for give in gives], context.size)
     if given is None:
-        given = cut(packed(call, gives), counts_per_rank(call, gives, host.size))
+        given = cut(packed(call, gives), counts_per_rank(call, gives, context.size))
     taken = None
     if call.rule is None:
-        taken = in_place(call.recv, [(read.rank, read.target) for read in reads], host.size)
+        taken = in_place(call.recv, [(read.rank, read.target) for read in reads], context.size)
     if taken is not None:
         return _Messages(given, taken, None, reads)
-    counts = counts_per_rank(call, reads, host.size)
+    counts = counts_per_rank(call, reads, context.size)
     arrived = np.empty(sum(counts), call.recv.dtype)
     return _Messages(given, cut(arrived, counts), arrived, reads)
 
 
 def _fill(
-    host: MpiContext, call: Exchange, places: dict[int, Place | None], messages: _Messages
+    context: MpiContext, call: Exchange, places: dict[int, Place | None], messages: _Messages
 ) -> None:
     """Take what lies on this node, while messages carry the rest."""
     requests = [
-        *_started(host.comm.Irecv, messages.taken),
-        *_started(host.comm.Isend, messages.given),
+        *_started(context.comm.Irecv, messages.taken),
+        *_started(context.comm.Isend, messages.given),
     ]
     far = {read.rank for read in messages.reads}
     here = [read for read in call.reads if read.rank not in far]
     try:
-        pieces = [_piece(host, call, places, read) for read in here]
+        pieces = [_piece(context, call, places, read) for read in here]
         if call.rule is None:
             fill(call._replace(reads=here), pieces)
     finally:  # where this rank fails, too: others wait for what it sends
@@ -133,8 +133,8 @@ def _started(start: Any, runs: Sequence[NumpyArray]) -> Iterator[MPI.Request]:
             yield start(block(run, run.nbytes), rank, Tag.PART)
 
 
-def _piece(host: MpiContext, call: Exchange, places: dict[int, Place | None], read: Read) -> Any:
-    if read.rank == host.rank:
+def _piece(context: MpiContext, call: Exchange, places: dict[int, Place | None], read: Read) -> Any:
+    if read.rank == context.rank:
         return view_of(call.send, read.source)
     place = places[read.rank]
     assert place is not None

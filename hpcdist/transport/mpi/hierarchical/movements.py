@@ -33,9 +33,9 @@ def _apart(send: NumpyArray, recv: NumpyArray | None) -> NumpyArray:
 class Broadcast(Steps):
     """The lanes of the root's node carry a slice each."""
 
-    def __init__(self, host: MpiContext, nodes: Hierarchy, call: Distribution) -> None:
+    def __init__(self, context: MpiContext, nodes: Hierarchy, call: Distribution) -> None:
         self._nodes, self._out = nodes, _bytes_of(call.recv)
-        self._is_root = host.rank == call.root
+        self._is_root = context.rank == call.root
         self._source = nodes.node_of[call.root]
         self._root = nodes.members[self._source].index(call.root)
         own = self._out if self._is_root else None
@@ -74,17 +74,17 @@ class Broadcast(Steps):
 class Gather(Steps):
     """all_gather and gather: each lane collects the blocks of the ranks that it carries."""
 
-    def __init__(self, host: MpiContext, nodes: Hierarchy, call: Gathering) -> None:
+    def __init__(self, context: MpiContext, nodes: Hierarchy, call: Gathering) -> None:
         self._nodes, self._call = nodes, call
         self._to = None if call.kind is Kind.ALL_GATHER else nodes.node_of[call.root]
-        self._takes = self._to is None or host.rank == call.root
+        self._takes = self._to is None or context.rank == call.root
         recv = call.recv
         if recv is None and self._takes:
-            recv = np.empty_like(call.send, shape=(host.size * call.send.size,))
+            recv = np.empty_like(call.send, shape=(context.size * call.send.size,))
         own = _bytes_of(_apart(call.send, recv))
         self.window = Window(nodes, call, own, self.shape(nodes, call), _BYTE)
         self._recv = recv
-        self._out = None if recv is None else _bytes_of(recv).reshape(host.size, -1)
+        self._out = None if recv is None else _bytes_of(recv).reshape(context.size, -1)
 
     @classmethod
     def shape(cls, nodes: Hierarchy, call: Gathering) -> Shape:
@@ -130,12 +130,12 @@ class Gather(Steps):
 class Scatter(Steps):
     """Each lane of the root's node carries the blocks of its ranks on all nodes."""
 
-    def __init__(self, host: MpiContext, nodes: Hierarchy, call: Distribution) -> None:
-        self._nodes, self._rank, self._out = nodes, host.rank, _bytes_of(call.recv)
+    def __init__(self, context: MpiContext, nodes: Hierarchy, call: Distribution) -> None:
+        self._nodes, self._rank, self._out = nodes, context.rank, _bytes_of(call.recv)
         self._source = nodes.node_of[call.root]
         self._root = nodes.members[self._source].index(call.root)
         own = None
-        if call.send is not None and host.rank == call.root:
+        if call.send is not None and context.rank == call.root:
             own = _bytes_of(_apart(call.send, call.recv))
         self.window = Window(nodes, call, own, self.shape(nodes, call), _BYTE)
         self._wire = self._out[:0]
@@ -175,13 +175,13 @@ class Scatter(Steps):
 class AllToAll(Steps):
     """Each lane carries what the ranks of a node have for the ranks that it carries elsewhere."""
 
-    def __init__(self, host: MpiContext, nodes: Hierarchy, call: Gathering) -> None:
-        self._nodes, self._rank, self._call = nodes, host.rank, call
+    def __init__(self, context: MpiContext, nodes: Hierarchy, call: Gathering) -> None:
+        self._nodes, self._rank, self._call = nodes, context.rank, call
         recv = np.empty_like(call.send).reshape(-1) if call.recv is None else call.recv
         own = _bytes_of(_apart(call.send, call.recv))
         self.window = Window(nodes, call, own, self.shape(nodes, call), _BYTE)
         self._recv = recv
-        self._out = _bytes_of(recv).reshape(host.size, -1)
+        self._out = _bytes_of(recv).reshape(context.size, -1)
         self._wire = self._out[:0]
 
     @classmethod

@@ -61,26 +61,26 @@ class Hierarchy:
             self.lane.Free()
 
 
-def open_hierarchy(host: MpiContext) -> Hierarchy | None:
+def open_hierarchy(context: MpiContext) -> Hierarchy | None:
     """Set up the hierarchy; None, on all ranks, if a node has no shared memory. Collective."""
-    with host.site.communicators.making(host.comm, host.ranks):
-        return _open(host)
+    with context.site.communicators.making(context.comm, context.ranks):
+        return _open(context)
 
 
-def _open(host: MpiContext) -> Hierarchy | None:
-    numbers = [host.site.nodes[world] for world in host.ranks]
-    made = host.site.communicators
-    on_node = made.add(cast(MPI.Intracomm, host.comm.Split(numbers[host.rank], host.rank)))
-    worlds = told_by_all(on_node, host.ranks[host.rank])
-    node = open_node(on_node, worlds, host.site, host.timeout_s, host.progress)
+def _open(context: MpiContext) -> Hierarchy | None:
+    numbers = [context.site.nodes[world] for world in context.ranks]
+    made = context.site.communicators
+    on_node = made.add(cast(MPI.Intracomm, context.comm.Split(numbers[context.rank], context.rank)))
+    worlds = told_by_all(on_node, context.ranks[context.rank])
+    node = open_node(on_node, worlds, context.site, context.timeout_s, context.progress)
     on_node.Free()
-    everywhere = host.comm.allreduce(int(node is not None)) == host.size
+    everywhere = context.comm.allreduce(int(node is not None)) == context.size
     if not everywhere or node is None:
         return None
     order = list(dict.fromkeys(numbers))
     members = [[rank for rank, at in enumerate(numbers) if at == each] for each in order]
-    home = order.index(numbers[host.rank])
+    home = order.index(numbers[context.rank])
     has_lane = node.rank < min(map(len, members))
     color = node.rank if has_lane else MPI.UNDEFINED
-    lane = made.add(cast(MPI.Intracomm, host.comm.Split(color, home)))
+    lane = made.add(cast(MPI.Intracomm, context.comm.Split(color, home)))
     return Hierarchy(node, lane if has_lane else None, members, home)

@@ -30,8 +30,8 @@ class _Sliced(Steps):
 
     made = 0
 
-    def __init__(self, host: MpiContext, nodes: Hierarchy, call: Reduction) -> None:
-        self._host, self._nodes, self._call, self._rule = host, nodes, call, call.rule
+    def __init__(self, context: MpiContext, nodes: Hierarchy, call: Reduction) -> None:
+        self._context, self._nodes, self._call, self._rule = context, nodes, call, call.rule
         self._op = OPS[call.rule.combine]
         self._out = call.recv.reshape(-1)
         self.window = Window(nodes, call, call.recv, self.shape(nodes, call), call.recv.dtype)
@@ -64,7 +64,7 @@ class AllReduce(_Sliced):
     def end(self, part: Part) -> None:
         """Write the result where this rank has offered its slice."""
         out = self._offered(part)[self._nodes.number]
-        write_out(self._rule, self._wire, out, self._host.size)
+        write_out(self._rule, self._wire, out, self._context.size)
 
     def take(self, part: Part) -> None:
         """Copy the slices of all lanes."""
@@ -95,11 +95,11 @@ class Reduce(_Sliced):
         if self._nodes.node_of[self._call.root] == self._nodes.home:
             mine = self._slice(part, self._nodes.number)
             out = self.window.made(self._nodes.number, part)[0, mine]
-            write_out(self._rule, self._wire, out, self._host.size)
+            write_out(self._rule, self._wire, out, self._context.size)
 
     def take(self, part: Part) -> None:
         """Copy the slices of all lanes; on the root."""
-        if self._host.rank != self._call.root:
+        if self._context.rank != self._call.root:
             return
         mine = self._out[part.columns]
         for lane in range(self._nodes.lanes):
@@ -147,8 +147,8 @@ class Scan(_Sliced):
 class ReduceScatter(Steps):
     """Each lane combines the blocks of the ranks that it carries, and each node keeps its own."""
 
-    def __init__(self, host: MpiContext, nodes: Hierarchy, call: Reduction) -> None:
-        self._host, self._nodes, self._rule = host, nodes, call.rule
+    def __init__(self, context: MpiContext, nodes: Hierarchy, call: Reduction) -> None:
+        self._context, self._nodes, self._rule = context, nodes, call.rule
         self._op = OPS[call.rule.combine]
         given = contribution(call)
         if np.may_share_memory(given, call.recv):
@@ -183,7 +183,7 @@ class ReduceScatter(Steps):
         nodes = self._nodes
         made = self.window.made(nodes.number, part)
         for row, wire in enumerate(self._wire.reshape(-1, part.items)):
-            write_out(self._rule, wire, made[row], self._host.size)
+            write_out(self._rule, wire, made[row], self._context.size)
 
     def take(self, part: Part) -> None:
         """Copy this rank's block from the lane that carries it."""

@@ -36,7 +36,7 @@ def goes_by_nodes(nodes: Hierarchy, call: Collective) -> bool:
     return bool(STEPS[call.kind].shape(nodes, call).step)
 
 
-def perform_by_nodes(host: MpiContext, nodes: Hierarchy, call: Collective) -> Any:
+def perform_by_nodes(context: MpiContext, nodes: Hierarchy, call: Collective) -> Any:
     """Run `call`, on which all ranks have agreed, and return its result."""
     nodes.node.check_usable()
-    return run_parts(nodes, call, STEPS[call.kind](host, nodes, call))
+    return run_parts(nodes, call, STEPS[call.kind](context, nodes, call))

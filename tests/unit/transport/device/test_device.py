@@ -131,7 +131,7 @@ def test_equal_numbers_on_two_nodes_are_two_gpus():
 
 @pytest.mark.parametrize(("wanted", "why"), [("nccl", "too old"), ("mpi", "not CUDA-aware")])
 def test_a_backend_that_is_asked_for_but_closed_is_an_error_that_says_why(wanted, why):
-    with pytest.raises(UsageError, match=f"HPCDIST_DEVICE_WAY={wanted}, but on rank 1 {why}"):
+    with pytest.raises(UsageError, match=f"HPCDIST_DEVICE_BACKEND={wanted}, but on rank 1 {why}"):
         chosen(able(0, mpi=""), able(1, nccl="too old"), wanted=wanted)
 
 
@@ -143,8 +143,8 @@ def test_the_reason_for_a_backend_says_what_speaks_against_the_best():
     assert choice(able(0), able(1)) == Choice("nccl", "NCCL is there on all ranks")
     assert choice(*none) == Choice("mpi", "this MPI is CUDA-aware, and on rank 0 too old")
     assert choice(able(0), none[1]) == Choice(STAGED, "on rank 1 too old")
-    assert choice(*none, wanted="mpi") == Choice("mpi", "HPCDIST_DEVICE_WAY=mpi")
-    assert choice(*none, wanted=STAGED) == Choice(STAGED, "HPCDIST_DEVICE_WAY=staged")
+    assert choice(*none, wanted="mpi") == Choice("mpi", "HPCDIST_DEVICE_BACKEND=mpi")
+    assert choice(*none, wanted=STAGED) == Choice(STAGED, "HPCDIST_DEVICE_BACKEND=staged")
     shared = able(0, "same"), able(1, "same")
     assert choice(*shared) == Choice(STAGED, "ranks 0, 1 share a GPU")
 

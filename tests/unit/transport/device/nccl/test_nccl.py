@@ -200,7 +200,7 @@ def test_without_nccl4py_the_reason_says_what_to_install(monkeypatch):
 
 def test_another_nccl4py_is_not_taken(monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda _: "0.5.0")
-    assert "it is version 0.5.0; what is known here is 0.6.x" in why_not("nccl4py")
+    assert "it is version 0.5.0; hpcdist supports 0.6.x" in why_not("nccl4py")
 
 
 def test_nccl4py_without_libnccl_says_so(monkeypatch):
