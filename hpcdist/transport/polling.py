@@ -7,6 +7,11 @@ alive. The sleep grows with the time already waited, so that it costs at most a 
 [Note: errands] Whoever waits also does what keeps other ranks going: it takes in what they have
 sent to this process, and answers what they ask (`Matching._errand`, `News.listen`). One thread at a
 time does this for all groups; nothing of it waits for anyone.
+
+[Note: given back] Signal handlers run after any call, and what they raise may come between one that
+takes a lock and the next line, or between the first line of a ``finally`` and its last. So a lock
+that the main thread takes only if it is free is taken and noted in one call of compiled code, as
+``taken.extend(map(lock.acquire, AT_ONCE))``, and the first call of the ``finally`` gives it back.
 """
 
 from __future__ import annotations
@@ -23,6 +28,9 @@ from typing import Any, TypeVar, cast
 from hpcdist.errors import HpcdistError, UsageError
 from hpcdist.transport import activity
 from hpcdist.transport.activity import Wait
+
+AT_ONCE = (False,)
+"""What a lock is asked with that is taken only if it is free."""
 
 SPIN = 40
 """Polls before the first yield: a few microseconds, what a rank that is in step needs."""
@@ -79,16 +87,21 @@ def remove_errand(errand: Errand) -> None:
 
 def do_errands(waited: float) -> float:
     """Run all errands, unless some thread is at it; return how many seconds it took."""
-    if is_at_errands() or not _at_it.acquire(blocking=False):
+    if is_at_errands():
         return 0.0
-    try:
+    taken: list[bool] = []
+    try:  # [Note: given back]
+        taken.extend(map(_at_it.acquire, AT_ONCE))
+        if not taken[0]:
+            return 0.0
         began = time.monotonic()
         for errand in tuple(_errands):
             if errand in _errands:  # a signal handler may have ended it meanwhile
                 errand(waited)
         return time.monotonic() - began
     finally:
-        _at_it.release()
+        if taken and taken[0]:
+            _at_it.release()
 
 
 def is_at_errands() -> bool:

@@ -27,12 +27,10 @@ from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.transport import activity
 from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call_site import call_site, issued
-from hpcdist.transport.polling import drop_held, held, raise_held
+from hpcdist.transport.polling import AT_ONCE, drop_held, held, raise_held
 from hpcdist.transport.recorder import end, fail
 
 Job = Callable[[], Any]
-AT_ONCE = (False,)
-"""What a lock is asked with that is taken only if it is free."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _INSIDE: dict[CodeType, Callable[[Mapping[str, Any]], Any]] = {}
@@ -101,8 +99,8 @@ class CollectiveQueue:
                 mark_inside(error)
                 drop_held()  # of this frame
             raise
-        finally:
-            if any(turn):
+        finally:  # [Note: given back]
+            if turn and turn[0]:
                 self.running.release()
         if any(turn):
             if held:
@@ -117,8 +115,7 @@ class CollectiveQueue:
     def take_turn(self) -> Iterable[bool]:
         """Return what takes the turn if nothing is ahead, and then says True, once it is asked.
 
-        A list that is extended by it holds the answer at once: no interrupt can come in between, so
-        the turn is always given back.
+        A list that is extended by it holds the answer at once; see [Note: given back].
         """
         return () if self.queued else map(self.running.acquire, AT_ONCE)
 

@@ -13,6 +13,7 @@ from typing import Any, final
 from mpi4py import MPI
 
 from hpcdist.transport.mpi.tags import Tag
+from hpcdist.transport.polling import AT_ONCE
 
 _FEW = 16
 
@@ -30,10 +31,13 @@ class Control:
 
     def tell(self, rank: int, content: Any) -> MPI.Request:
         """Send anything that pickles, without waiting; small ones need no care afterwards."""
-        if len(self._unsent) >= self._limit and self._testing.acquire(blocking=False):
-            try:
+        taken: list[bool] = []
+        try:
+            taken.extend(map(self._testing.acquire, AT_ONCE))
+            if taken[0] and len(self._unsent) >= self._limit:
                 self._forget_sent()
-            finally:
+        finally:  # [Note: given back]
+            if taken and taken[0]:
                 self._testing.release()
         request = self._comm.isend(content, rank, self._tag)
         self._unsent[id(request)] = request

@@ -32,7 +32,7 @@ from hpcdist.transport.mpi.news import Circles, News, Step, is_single_threaded
 from hpcdist.transport.mpi.progress import ProgressThread
 from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.mpi.tags import name_of_dtype, user_tag, wire_tags
-from hpcdist.transport.polling import LISTEN_AFTER_S, SPIN, add_errand, remove_errand
+from hpcdist.transport.polling import AT_ONCE, LISTEN_AFTER_S, SPIN, add_errand, remove_errand
 from hpcdist.transport.queue import refusal
 from hpcdist.transport.shm.mail import Mailboxes
 
@@ -313,12 +313,17 @@ class Matching:
             return
         if self.news is not None and waited >= LISTEN_AFTER_S:
             self.news.listen()
-        if not self.is_inside() and self.lock.acquire(blocking=False):
-            try:
+        if self.is_inside():
+            return
+        taken: list[bool] = []
+        try:
+            taken.extend(map(self.lock.acquire, AT_ONCE))
+            if taken[0]:
                 self._take_in()
-            except MPI.Exception as error:  # whoever waits hears of it, in whatever group
-                raise translate(error, "a wait", self.deaths) from error
-            finally:
+        except MPI.Exception as error:  # whoever waits hears of it, in whatever group
+            raise translate(error, "a wait", self.deaths) from error
+        finally:  # [Note: given back]
+            if taken and taken[0]:
                 self.lock.release()
 
     def _take_in(self) -> None:

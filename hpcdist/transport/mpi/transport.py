@@ -59,8 +59,8 @@ from hpcdist.transport.mpi.rendezvous import Rendezvous
 from hpcdist.transport.mpi.share_node import open_node
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.mpi.survival import translate
-from hpcdist.transport.polling import drop_held, held, is_at_errands, poll, raise_held
-from hpcdist.transport.queue import AT_ONCE, CollectiveQueue, inside, mark_inside, refusal
+from hpcdist.transport.polling import AT_ONCE, drop_held, held, is_at_errands, poll, raise_held
+from hpcdist.transport.queue import CollectiveQueue, inside, mark_inside, refusal
 from hpcdist.transport.roles import GroupTable
 from hpcdist.transport.shm.collectives import SHARED
 from hpcdist.transport.shm.control import PAYLOAD
@@ -150,8 +150,8 @@ class MpiTransport(Transport):
                     mark_inside(error)
                     drop_held()  # of this frame
                 raise
-            finally:
-                if any(turn):
+            finally:  # [Note: given back]
+                if turn and turn[0]:
                     self.queue.running.release()
             if held:
                 raise_held()
