@@ -252,7 +252,8 @@ static PyObject *run_objects(Py_ssize_t verb, PyObject *const *args, Py_ssize_t 
     if (!h || !plan_objects(h, v, args, &p) || !is_idle(h)) {
         result = Py_NewRef(Py_None);
     } else if (!pack_all(h, v, args, &p)) {
-        if (PyErr_ExceptionMatches(PyExc_Exception)) { /* Python can, or fails, too, and tells all */
+        if (PyErr_ExceptionMatches(
+                PyExc_Exception)) { /* Python can, or fails, too, and tells all */
             PyErr_Clear();
             result = Py_NewRef(Py_None);
         }
