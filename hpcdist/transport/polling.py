@@ -16,6 +16,7 @@ that the main thread takes only if it is free is taken and noted in one call of 
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -23,7 +24,7 @@ import time
 from collections.abc import Callable
 from functools import wraps
 from types import FrameType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, final
 
 from hpcdist.errors import HpcdistError, UsageError
 from hpcdist.transport import activity
@@ -63,11 +64,46 @@ _ERRANDS_SHARE = 0.1
 
 _MOST_HELD = 8
 
+_LOOK_S = 0.2
+
 Errand = Callable[[float], None]
 _T = TypeVar("_T")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _errands: list[Errand] = []
 _at_it = threading.RLock()
+
+
+@final
+class Ending:
+    """Like a `threading.Event` that is set once, by a thread that no signal handler interrupts.
+
+    An event has a lock that its own code in Python gives back, which an interrupt of the one who
+    waits can keep it from. Here it costs those who wait besides a look at the clock.
+    """
+
+    def __init__(self) -> None:
+        self._gate, self._is_set = threading.Lock(), False
+        self._gate.acquire()
+
+    def set(self) -> None:
+        """Let everybody go on who waits; once."""
+        self._is_set = True
+        self._gate.release()
+
+    def is_set(self) -> bool:
+        """Return whether it is."""
+        return self._is_set
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for that many seconds at most; return whether it is set."""
+        end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self._is_set:
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            if self._gate.acquire(timeout=min(left, _LOOK_S)):
+                self._gate.release()
+        return True
 
 
 def add_errand(errand: Errand) -> None:

@@ -27,7 +27,7 @@ from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.transport import activity
 from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call_site import call_site, issued
-from hpcdist.transport.polling import AT_ONCE, drop_held, held, raise_held
+from hpcdist.transport.polling import AT_ONCE, Ending, drop_held, held, raise_held
 from hpcdist.transport.recorder import end, fail
 
 Job = Callable[[], Any]
@@ -197,7 +197,7 @@ class QueuedWork(Work):
     """An operation that runs on a queue's thread."""
 
     def __init__(self, job: Job, label: str, queue: CollectiveQueue | None = None) -> None:
-        self.ended = threading.Event()
+        self.ended = Ending()
         self.thread: int | None = None
         """The thread that runs the operation."""
         self._queue = queue
