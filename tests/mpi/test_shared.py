@@ -741,7 +741,7 @@ def test_shared_memory_has_no_name():
     dist.all_reduce(dist.zeros(300_001))
     with open("/proc/self/maps") as lines:
         segments = {line.split()[5] for line in lines if "hpcdist-" in line}
-    expected = {"/memfd:hpcdist-heap", "/memfd:hpcdist-board"} if SIZE > 1 else set()
+    expected = {"/memfd:hpcdist-heap", "/memfd:hpcdist-control"} if SIZE > 1 else set()
     assert segments - {"/memfd:hpcdist-rpc"} == expected  # an array of another test may be alive
     assert not list(Path("/dev").glob("shm/*hpcdist*"))
 

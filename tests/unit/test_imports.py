@@ -9,7 +9,17 @@ import pytest
 
 import hpcdist as dist
 
-COLLECTIVES = {"arrays", "comm", "config", "errors", "events", "runtime", "text", "transport"}
+COLLECTIVES = {
+    "arrays",
+    "comm",
+    "compiled",
+    "config",
+    "errors",
+    "events",
+    "runtime",
+    "text",
+    "transport",
+}
 """The parts of the package that collectives of arrays are made of."""
 
 FOR_FEW = {
