@@ -16,8 +16,14 @@ from hpcdist.errors import UsageError
 Family = Literal["bool", "int", "float", "complex", "time", "pair", "bytes"]
 """`time` is datetime64 and timedelta64; a `pair` is a structured dtype of a number and an index."""
 
-BYTES_CODE = 31
-"""Codes from here on belong to dtypes without a row; a code below fits in five bits."""
+CODE_BITS = 5
+"""Low bits of the tag of a message that hold the code of its dtype."""
+
+BYTES_CODE = (1 << CODE_BITS) - 1
+"""Codes from here on belong to dtypes without a row."""
+
+OBJECT_CODE = BYTES_CODE - 1
+"""Stands for the dtype in the tag of a message of objects."""
 
 
 class Dtype(NamedTuple):

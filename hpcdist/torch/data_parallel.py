@@ -290,7 +290,8 @@ class TorchDataParallel(DataParallel, Wrapper):
         if not watch.looks or self._check_nan:
             return None
         gradients = bucket.buffer()
-        stamp = gradients.data_ptr(), gradients.numel()  # DDP lays its buckets out anew once
+        # DDP lays its buckets out anew once; sparse ones are not laid out.
+        stamp = 0 if gradients.is_sparse else gradients.data_ptr(), gradients.numel()
         known, places = self._looked_at.get(bucket.index(), (None, None))
         if places is None or known != stamp:
             places = torch.from_numpy(places_in([each.numel() for each in bucket.gradients()]))

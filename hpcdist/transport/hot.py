@@ -14,11 +14,10 @@ from typing import Any, cast, final
 
 import numpy as np
 
-from hpcdist.arrays.dtypes import Dtype, dtype_row
+from hpcdist.arrays.dtypes import CODE_BITS, OBJECT_CODE, Dtype, dtype_row
 from hpcdist.errors import UsageError
 from hpcdist.transport.kernel import compiled, loop_number
 from hpcdist.transport.kinds import ARRAYS, Kind
-from hpcdist.transport.mpi.tags import CODE_BITS, OBJECT_CODE
 from hpcdist.transport.queue import CollectiveQueue
 from hpcdist.transport.reduction import ReduceOp, rule_for
 from hpcdist.transport.shm.node import SharedNode, slice_bytes

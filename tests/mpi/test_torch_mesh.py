@@ -642,7 +642,7 @@ def test_what_context_parallelism_cannot_do_is_refused(size):
         "along an axis 'sep'": lambda: cut(OF_SEQUENCES, line(size)),
         "no layer": lambda: cut({"bodi": dist.ContextParallel("all2all")}),
         "do not go together": lambda: cut({**OF_SEQUENCES, "rest.up": dist.ColWiseParallel()}),
-        "takes query, key and value": lambda: cut({"body": dist.ContextParallel("all2all")})[0](
+        "must take query, key and value": lambda: cut({"body": dist.ContextParallel("all2all")})[0](
             words()[0][0]
         ),
     }.items():

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum, unique
 
-from hpcdist.arrays.dtypes import BYTES_CODE, Dtype, name_of_code
-
-CODE_BITS = 5
-"""Low bits of a tag on the communicator for messages that hold the code of the dtype."""
-
-OBJECT_CODE = BYTES_CODE - 1
-"""Stands for the dtype in the tag of a message of objects."""
+from hpcdist.arrays.dtypes import BYTES_CODE, CODE_BITS, OBJECT_CODE, Dtype, name_of_code
 
 
 @unique
