@@ -80,9 +80,8 @@ assert "hpcdist.torch" not in sys.modules
 """
 
 
-@pytest.mark.parametrize(
-    "first", ["hpcdist", pytest.param("torch._dynamo", marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("first", ["hpcdist", "torch._dynamo"])
 def test_compiled_programs_call_hpcdist_without_its_backend_of_torch(first):
     pytest.importorskip("torch")
     program = COMPILED.format(first=first)
