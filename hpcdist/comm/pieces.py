@@ -103,9 +103,8 @@ class _Pieces:
 
     def readinto(self, target: Any) -> int:
         view, at = memoryview(target).cast("B"), 0
-        if (
-            len(view) >= LARGE_NBYTES
-        ):  # a new object, whose pages cost more than what is copied into them
+        if len(view) >= LARGE_NBYTES:
+            # A new object: its pages cost more than what is copied into them.
             in_huge_pages(np.frombuffer(view, np.uint8))
         for piece in self._take(len(view)):
             view[at : at + len(piece)] = piece
@@ -163,6 +162,7 @@ def _view(buffer: Any, shown: tuple[str, tuple[int, ...]] | None) -> memoryview:
     kind, shape = shown
     if not flat.nbytes:
         return np.empty(shape, _KINDS[kind]).data
+    # The stubs want the kind as a literal; it is one of `_KINDS`.
     return flat.cast("B").cast(kind, shape)  # type: ignore[call-overload, no-any-return]
 
 

@@ -31,14 +31,15 @@ class Control:
 
     def tell(self, rank: int, content: Any) -> MPI.Request:
         """Send anything that pickles, without waiting; small ones need no care afterwards."""
-        taken: list[bool] = []
-        try:
-            taken.extend(map(self._testing.acquire, AT_ONCE))
-            if taken[0] and len(self._unsent) >= self._limit:
-                self._forget_sent()
-        finally:  # [Note: given back]
-            if taken and taken[0]:
-                self._testing.release()
+        if len(self._unsent) >= self._limit:
+            taken: list[bool] = []
+            try:
+                taken.extend(map(self._testing.acquire, AT_ONCE))
+                if taken[0]:
+                    self._forget_sent()
+            finally:  # [Note: given back]
+                if taken and taken[0]:
+                    self._testing.release()
         request = self._comm.isend(content, rank, self._tag)
         self._unsent[id(request)] = request
         return request
