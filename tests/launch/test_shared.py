@@ -69,6 +69,8 @@ def run(environ, program, folder, keep_the_rest=False, **settings):
     launcher, *rest = command.argv
     kept = KEEP_THE_REST[site.family] if keep_the_rest else []
     env = {name: value for name, value in environ.items() if name not in command.unset}
+    # where /dev/shm is too small it would use TCP, and end every rank when one closes a socket
+    settings = {"OMPI_MCA_btl_sm_backing_directory": str(folder), **settings}
     job = subprocess.Popen(
         [launcher, *kept, *rest],
         env={**env, **command.env, "PYTHONPATH": str(ROOT), **settings},
