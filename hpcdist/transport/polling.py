@@ -75,10 +75,10 @@ _at_it = threading.RLock()
 
 @final
 class Ending:
-    """Like a `threading.Event` that is set once, by a thread that no signal handler interrupts.
+    """Like a `threading.Event` that is set once.
 
     An event has a lock that its own code in Python gives back, which an interrupt of the one who
-    waits can keep it from. Here it costs those who wait besides a look at the clock.
+    waits, or sets, can keep it from. Here it costs the others a look at the clock.
     """
 
     def __init__(self) -> None:

@@ -30,6 +30,7 @@ from hpcdist.runtime.ending import end_alone
 from hpcdist.runtime.mpi import told_by_all
 from hpcdist.runtime.process import node_name, snapshot
 from hpcdist.runtime.survival import can_recover
+from hpcdist.transport.polling import Ending
 
 _LOOK_MS = 5
 _OF_AGE_S = 0.03
@@ -91,7 +92,7 @@ class Communicators:
         if not self._splits:
             yield
             return
-        over = threading.Event()
+        over = Ending()
         processes = [self.neighbours[rank] for rank in ranks if rank in self.neighbours]
         woken, wake = os.pipe()
         args = parent, processes, over, woken
@@ -109,7 +110,7 @@ class Communicators:
         self,
         parent: MPI.Intracomm,
         processes: Sequence[int],
-        over: threading.Event,
+        over: Ending,
         woken: int,
     ) -> None:
         with sight_of(processes, woken) as died:

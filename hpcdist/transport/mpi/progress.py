@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from typing import final
@@ -23,7 +24,8 @@ class ProgressThread:
         self._lock = lock
         self._busy: list[Work] = []
         self._thread: threading.Thread | None = None
-        self._wake = threading.Event()
+        # an event has a lock that an interrupt of the one who sets it can keep for ever
+        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._may_run = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
 
     def keep(self, work: Work) -> None:
@@ -37,7 +39,7 @@ class ProgressThread:
                     target=self._move, name="hpcdist-messages", daemon=True
                 )
                 self._thread.start()
-        self._wake.set()
+        self._woken.put(None)
 
     def stop(self) -> None:
         """End the thread, and leave its works to MPI, which may still use their memory."""
@@ -46,13 +48,12 @@ class ProgressThread:
             keep_for_ever([work for work in self._busy if not _ended(work)])
             self._busy.clear()
         if thread is not None:
-            self._wake.set()
+            self._woken.put(None)
             thread.join(_GOODBYE_S)
 
     def _move(self) -> None:
         while self._thread is threading.current_thread():
-            self._wake.wait()
-            self._wake.clear()
+            self._woken.get()
             while self._busy:
                 time.sleep(_IDLE_S)
                 ended = {id(work) for work in tuple(self._busy) if _ended(work)}
