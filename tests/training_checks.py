@@ -573,7 +573,7 @@ def models_that_cannot_be_trained_are_refused_on_all_ranks():
     for name, size in sizes.items():
         options = {name: size} if last else {}
         told = outcome(lambda options=options: dist.DataParallel(Vectors("a"), **options))
-        assert_raised(told, "UsageError", f"{name} must be a number of MiB", [n - 1])
+        assert_raised(told, "UsageTypeError", f"{name} must be a number of MiB", [n - 1])
     with pytest.raises(dist.UsageError, match=r"neither a torch\.nn\.Module nor"):
         dist.DataParallel(np.zeros(3))
     del owner

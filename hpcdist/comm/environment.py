@@ -27,7 +27,7 @@ from hpcdist.comm.session import (
     set_session,
 )
 from hpcdist.config import Config, read_config
-from hpcdist.errors import HpcdistError, TransportError, UsageError
+from hpcdist.errors import HpcdistError, TransportError, UsageAssertionError, UsageError
 from hpcdist.runtime import gpu, reports
 from hpcdist.runtime.ending import survives
 from hpcdist.runtime.failure import wait_for_output_at_exit
@@ -394,7 +394,9 @@ def gloo_barrier() -> None:
 
     """
     if not is_initialized():
-        raise UsageError("gloo context is not initialized; call gloo_init_parallel_env first")
+        raise UsageAssertionError(
+            "gloo context is not initialized; call gloo_init_parallel_env first"
+        )
     from hpcdist.comm.collectives import barrier
 
     barrier()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
-from hpcdist.errors import UsageError
+from hpcdist.errors import UsageError, UsageTypeError
 
 _MiB = 1 << 20
 
@@ -30,7 +30,7 @@ def bucket_limits(group: Group, usual_mb: float, last_mb: float) -> tuple[int, i
     """Return the bytes of the bucket that is reduced last, and of the others."""
     for name, size in (("comm_buffer_size", usual_mb), ("last_comm_buffer_size", last_mb)):
         if isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 <= size < 1 << 40:
-            raise UsageError(f"{name} must be a number of MiB, at least 0, got {size!r}")
+            raise UsageTypeError(f"{name} must be a number of MiB, at least 0, got {size!r}")
     if usual_mb == DEFAULT_MB and group.one_node:
         usual_mb = NODE_MB
     return int(min(last_mb, usual_mb) * _MiB), int(usual_mb * _MiB)

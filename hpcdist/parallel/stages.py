@@ -7,7 +7,7 @@ from typing import Any, final
 
 from hpcdist.arrays.libraries import row_of
 from hpcdist.comm.group import Group
-from hpcdist.errors import UsageError
+from hpcdist.errors import UsageAssertionError, UsageError
 from hpcdist.mesh.process_mesh import ProcessMesh, get_mesh
 from hpcdist.optim.optimizer import Optimizer
 from hpcdist.parallel.engines import load
@@ -152,7 +152,7 @@ def shard_optimizer(
         return _shard_arrays(optimizer, shard_fn)
     row = row_of(type(optimizer), _TORCH_OPTIMIZER)
     if row is None:
-        raise UsageError(
+        raise UsageAssertionError(
             f"shard_optimizer takes an optimizer of torch.optim or hpcdist.optim, got {optimizer!r}"
         )
     return load(row)(optimizer, shard_fn, steps)

@@ -6,6 +6,7 @@ rank. After each test the ranks are in step.
 
 from datetime import timedelta
 
+import checks
 import numpy as np
 import pytest
 
@@ -203,6 +204,19 @@ def test_what_is_wrong_on_every_rank_is_refused_on_every_rank(call, words):
         call()
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("error", "call"),
+    [
+        (TypeError, lambda: dist.new_group(0)),
+        (TypeError, lambda: dist.DataParallel(checks.Vectors("w"), comm_buffer_size=-1)),
+    ],
+)
+def test_what_programs_of_paddle_catch_by_another_name_is_caught_so(error, call):
+    with pytest.raises(error) as caught:
+        call()
+    assert isinstance(caught.value, dist.UsageError)
 
 
 @pytest.mark.parametrize("kind", [bool, np.bool_])
