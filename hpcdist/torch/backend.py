@@ -18,7 +18,7 @@ from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
 from hpcdist.comm.making import group_of
 from hpcdist.comm.session import is_simulated
-from hpcdist.errors import UsageError
+from hpcdist.errors import HpcdistError, UsageError, add_note
 from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.torchrun import set_by_hpcdist, set_torchrun_variables
 from hpcdist.torch.amendments import amend
@@ -26,6 +26,10 @@ from hpcdist.torch.process_group import BACKEND, HpcdistProcessGroup
 from hpcdist.torch.stores import shared_store
 
 _TORCHS_DEFAULT = timedelta(minutes=30)
+_ALL_BEGIN = (
+    "torch.distributed is initialized at the first use of a torch module, by all ranks together; "
+    "if only some ranks use one, call hpcdist.torch.init() on all ranks before"
+)
 
 
 def register() -> None:
@@ -66,8 +70,9 @@ def init(timeout: Any = None) -> None:
 def process_group_of(group: Group) -> HpcdistProcessGroup:
     """Return torch's process group for the ranks of `group`, in their order; made when first asked.
 
-    Collective over the group. `torch.distributed` is initialized if it is not; a world of
-    another backend (gloo, nccl) is left as it is.
+    Collective over the group. `torch.distributed` is initialized if it is not, which all ranks do
+    together: if only some will ask, call `init` on all of them before. A world of another backend
+    (gloo, nccl) is left as it is.
 
     Args:
         group: a group of hpcdist that this rank is in.
@@ -84,7 +89,11 @@ def process_group_of(group: Group) -> HpcdistProcessGroup:
             "torch.distributed has one rank per process, so it cannot run in simulate(); start "
             "ranks with mpiexec, srun or hpcdist run"
         )
-    init()
+    try:
+        init()
+    except HpcdistError as error:
+        add_note(error, _ALL_BEGIN)
+        raise
     world = c10d.group.WORLD
     if isinstance(world, HpcdistProcessGroup) and group.ranks == world.group.ranks:
         return world

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import hpcdist as dist
+from hpcdist.errors import notes_of
 
 torch = pytest.importorskip("torch", minversion="2.11")
 
@@ -372,6 +373,7 @@ def test_lazy_parameters_are_refused():
 
 
 def test_a_rank_outside_the_group_is_refused(rank):
+    hpcdist.torch.init()
     group = dist.new_group([0])
     if rank == 0:
         model = dist.DataParallel(nn.Linear(2, 1), group=group)
@@ -379,6 +381,19 @@ def test_a_rank_outside_the_group_is_refused(rank):
     else:
         with pytest.raises(dist.UsageError, match=rf"rank {rank} is not in group"):
             dist.DataParallel(nn.Linear(2, 1), group=group)
+
+
+def test_a_first_module_on_some_ranks_alone_says_that_all_begin_together(rank, size):
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    if size == 1:
+        return
+    group = dist.new_group([0])
+    act = dist.barrier if rank else lambda: dist.DataParallel(nn.Linear(2, 1), group=group)
+    with pytest.raises(dist.MismatchError) as caught:
+        act()
+    if rank == 0:
+        assert "call hpcdist.torch.init() on all ranks before" in notes_of(caught.value)[-1]
 
 
 DIFFERENT = {
