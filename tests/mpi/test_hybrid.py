@@ -248,6 +248,40 @@ def test_mixed_precision_computes_in_16_bits_and_keeps_32(line):
     assert_trained_like(model, alone, atol=5e-3)
 
 
+@pytest.mark.parametrize("amp", [asked.Amp(), asked.Amp(dtype="bfloat16")], ids=lambda a: a.dtype)
+@pytest.mark.parametrize("line", ["dp=2", "dp=3", "dp=2 mp=2", "dp=2 sharding=2 /1"])
+def test_buckets_of_a_gradient_each_train_as_large_ones(line, amp):
+    trained = []
+    for sizes in ({}, {"fuse_grad_size_MB": 1e-6, "last_comm_group_size_MB": 1e-6}):
+        grid, options = on_grid(line), options_of(line, amp=amp, **sizes)
+        module = network(grid, torch.float32)
+        made = MAKERS["Adam"](module.parameters())
+        model = distribute_model(module, grid, options)
+        optimizer = distribute_optimizer(made, grid, options)
+        train(model, optimizer, range(3), lambda pair: share(pair, grid), dtype=torch.float32)  # noqa: B023
+        trained.append([each.detach().clone() for each in model.parameters()])
+    for one, other in zip(*trained, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("line", ["mp=2", "dp=2 mp=2", "sharding=2 mp=2 /1"])
+def test_16_bits_cut_over_mp_train_about_as_32(line):
+    def maker(p):
+        return torch.optim.AdamW(p, 0.01, weight_decay=0.1)
+
+    dtype = torch.bfloat16
+    alone = network(dtype=dtype).float()
+    train(alone, maker(alone.parameters()), range(STEPS), dtype=torch.float32)
+    grid, options = on_grid(line), options_of(line)
+    module = network(grid, dtype)
+    made = maker(module.parameters())
+    model = distribute_model(module, grid, options)
+    optimizer = distribute_optimizer(made, grid, options)
+    train(model, optimizer, range(STEPS), lambda pair: share(pair, grid), dtype=dtype)
+    assert {each.dtype for each in model.parameters()} == {dtype}
+    assert_trained_like(model, alone, atol=2e-2, check_dtype=False)
+
+
 @pytest.mark.parametrize("line", GRIDS)
 @pytest.mark.parametrize("norm_type", [2.0, math.inf])
 def test_the_norm_of_gradients_is_that_of_one_process(line, norm_type):
