@@ -47,7 +47,8 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item, nextitem):
-    faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=item.config.stash[STDERR])
+    if item.get_closest_marker("slow") is None:  # those may take an hour
+        faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=item.config.stash[STDERR])
     try:
         return (yield)
     finally:

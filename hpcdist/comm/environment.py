@@ -123,29 +123,23 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
     name = transport_name(backend)
     config = read_config()
     mark = _open_recorder(config)
-    wanted = _wanted_device(device, config)
-    timeout_s = check_timeout(timeout, config.timeout_s)
-
-    request = WorldRequest(config, timeout_s, comm, _leave_at_finalize)
     try:
-        world = load_start(name)(request)  # before anything that imports mpi4py.MPI
-    except TransportError as error:
-        if name != "mpi" or comm is not None or not is_alone(snapshot(), config):
-            raise
-        from hpcdist.transport.threads.transport import ThreadTransport
-
-        world = ThreadTransport.alone(timeout_s, str(error))
-
-    number = None
-    if wanted is not None:
-        number = gpu.choose(gpu.count(), world.place.local_rank, wanted.number)
-        gpu.bind(number)
-    if world.join is None:
-        group = world_group(world.connect())
-        reports.note_world(group.generation, group.nranks)
-    else:
-        world, group = join(world.join)
-        mark = _open_recorder(config)
+        wanted = _wanted_device(device, config)
+        timeout_s = check_timeout(timeout, config.timeout_s)
+        world = _started(name, WorldRequest(config, timeout_s, comm, _leave_at_finalize))
+        number = None
+        if wanted is not None:
+            number = gpu.choose(gpu.count(), world.place.local_rank, wanted.number)
+            gpu.bind(number)
+        if world.join is None:
+            group = world_group(world.connect())
+            reports.note_world(group.generation, group.nranks)
+        else:
+            world, group = join(world.join)
+            mark = _open_recorder(config)
+    except BaseException:
+        recorder.fail(mark)
+        raise
     place, transport = world.place, cast(Transport, group.transport)
     if config.share_arrays:
         share_arrays()
@@ -160,6 +154,18 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
     watch(config.stall_s)
     _end_with_program()
     return world_of(session)
+
+
+def _started(name: str, request: WorldRequest) -> Any:
+    """Return the world that a transport starts; where there is no MPI, that of a rank alone."""
+    try:
+        return load_start(name)(request)  # before anything that imports mpi4py.MPI
+    except TransportError as error:
+        if name != "mpi" or request.comm is not None or not is_alone(snapshot(), request.config):
+            raise
+        from hpcdist.transport.threads.transport import ThreadTransport
+
+        return ThreadTransport.alone(request.timeout_s, str(error))
 
 
 def whereabouts_of(world: Any, gpu: int | None) -> Whereabouts:
@@ -251,7 +257,7 @@ def _leave(session: Session) -> None:
     all_here = False
     with _whoever_is_dead():
         all_here = transport is not None and transport.together_at_end()
-    session.end_rpc(f"rank {session.world.rank} has ended")
+    session.end(f"rank {session.world.rank} has ended")
     for group in groups:
         if group.transport is not None:
             with _whoever_is_dead():

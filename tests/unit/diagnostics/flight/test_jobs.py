@@ -173,6 +173,16 @@ def test_ps_shows_a_rank_that_computes(world):
     assert f"all_reduce #1 (80 B, group 0) at {__file__}" in done.output
 
 
+def test_ps_shows_no_start_that_failed(world):
+    dist.destroy_process_group()
+    with pytest.raises(dist.UsageError):
+        dist.init_parallel_env(timeout=-1)
+    dist.init_parallel_env()
+    done = CliRunner().invoke(commands.ps, [_pid()])
+    assert "in init_parallel_env" not in done.output
+    assert "rank 0: outside of hpcdist" in done.output
+
+
 def test_top_counts(world, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _: dist.all_reduce(np.ones(10)))
     done = CliRunner().invoke(commands.top, [_pid(), "--times", "2"])
