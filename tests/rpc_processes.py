@@ -15,7 +15,7 @@ from pathlib import Path
 
 import hpcdist as dist
 from hpcdist.comm.session import require_session
-from hpcdist.rpc.agent import Agent
+from hpcdist.rpc.agent import AGENT, Agent
 from hpcdist.rpc.links import Address, Door
 from hpcdist.rpc.names import Directory, WorkerInfo
 from hpcdist.rpc.reception import Reception
@@ -33,7 +33,7 @@ def take_part(me, size, token):
         for info, address in zip(infos, addresses, strict=True)
     }
     session, secret = require_session(), bytes.fromhex(token)
-    session.rpc = Agent(
+    session[AGENT] = Agent(
         Setup(
             me,
             contacts,
@@ -45,8 +45,8 @@ def take_part(me, size, token):
             group=session.world,
         )
     )
-    session.rpc.open()
-    return session.rpc
+    session[AGENT].open()
+    return session[AGENT]
 
 
 class Others:

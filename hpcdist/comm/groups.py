@@ -106,7 +106,7 @@ def destroy_process_group(group: Group | None = None) -> None:
 
 def _destroy(session: Session, group: Group | None) -> None:
     if group is None or group is session.world:
-        session.end_rpc(f"rank {session.world.rank} has called destroy_process_group")
+        session.end(f"rank {session.world.rank} has called destroy_process_group")
         for each in reversed(list(session.groups.values())):
             _close(each)
         set_session(None)

@@ -74,11 +74,7 @@ def _table(session: Session) -> GroupTable:
 
 def _give_up(session: Session) -> None:
     """Leave what was made of the groups as they were; local."""
-    session.end_rpc("a rank has died")
-    session.of_meshes.clear()
-    session.meshes.clear()
-    session.clusters.clear()
-    session.grid = session.fleet = None
+    session.give_up()
     for group in session.groups.values():
         if group.transport is not None:
             group.transport.abandon()

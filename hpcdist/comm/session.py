@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar, cast, final
+from typing import Any, Generic, NamedTuple, TypeVar, cast, final
 
 from hpcdist.comm.closed import Closed
 from hpcdist.comm.members import Members
@@ -19,6 +19,7 @@ from hpcdist.transport.call_site import call_site
 from hpcdist.transport.recorder import enter_group
 
 G = TypeVar("G", bound=Members)
+T = TypeVar("T")
 
 
 class Whereabouts(NamedTuple):
@@ -66,6 +67,28 @@ class OneThread:
 
 
 @final
+class Slot(Generic[T]):
+    """A place in every session for what a package above keeps there, as `session[SLOT]`.
+
+    Args:
+        empty: makes the value that is there first.
+        kept: whether it outlives the death of a rank; else it is made anew then.
+        end: is called with the value, and with words that say why, when the session ends or a rank
+            has died.
+
+    """
+
+    def __init__(
+        self,
+        empty: Callable[[], T],
+        *,
+        kept: bool = False,
+        end: Callable[[T, str], None] | None = None,
+    ) -> None:
+        self.empty, self.kept, self.end = empty, kept, end
+
+
+@final
 class Session:
     """The world group and the groups made from it."""
 
@@ -78,29 +101,28 @@ class Session:
         self.groups_change = OneThread()
         self.ends_with_gloo = False
         """Whether nothing but `gloo_init_parallel_env` has asked for it."""
-        self.of_meshes: dict[Hashable, Any] = {}
-        """What meshes keep: their groups, by axis and by ranks, what their axes cost, and what the
-        settings say of arrays."""
-        self.meshes: list[Any] = []
-        """The current mesh, and those of the blocks around."""
-        self.grid: Any = None
-        """The grid of hybrid training; see `parallel.hybrid`."""
-        self.random_states: Any = None
-        """Of a simulated rank: those beside torch's default ones; see `torch.model_parallel`."""
-        self.fleet: Any = None
-        """What `fleet.init` has made; see `fleet.job`."""
-        self.vaults: dict[str, Any] = {}
-        """What this rank keeps of the states of training; see `checkpoint.memory`."""
-        self.clusters: dict[int, Any] = {}
-        """Workers, servers and tables of groups; see `ps.cluster`."""
-        self.rpc: Any = None
-        """What `rpc.init_rpc` has made; see `rpc.agent`."""
+        self._slots: dict[Slot[Any], Any] = {}
 
-    def end_rpc(self, why: str) -> None:
-        """Make and take no more calls of functions, if `rpc.init_rpc` has begun that. Local."""
-        rpc, self.rpc = self.rpc, None
-        if rpc is not None:
-            rpc.close(why)
+    def __getitem__(self, slot: Slot[T]) -> T:
+        """Return what is in a slot, made when first asked for."""
+        if slot not in self._slots:
+            self._slots[slot] = slot.empty()
+        return cast("T", self._slots[slot])
+
+    def __setitem__(self, slot: Slot[T], value: T) -> None:
+        """Put a value into a slot."""
+        self._slots[slot] = value
+
+    def end(self, why: str) -> None:
+        """Empty the slots that have something to end, such as that of RPC. Local."""
+        for slot in tuple(self._slots):
+            if slot.end is not None:
+                slot.end(self._slots.pop(slot), why)
+
+    def give_up(self) -> None:
+        """Empty the slots whose content belongs to the ranks as they were. Local."""
+        self.end("a rank has died")
+        self._slots = {slot: value for slot, value in self._slots.items() if slot.kept}
 
     def record(self, group: Members) -> None:
         """Have the flight recorder follow `group` as it is now, if it follows this process.

@@ -96,7 +96,7 @@ def simulate(
 def _end_session(why: str) -> None:
     session = current_session()
     if session is not None:
-        session.end_rpc(why)
+        session.end(why)
     for group in session.groups.values() if session is not None else ():
         if group.transport is not None:
             group.transport.close()

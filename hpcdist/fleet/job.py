@@ -20,7 +20,7 @@ from hpcdist.comm.objects import tell_all
 from hpcdist.comm.session import current_session, require_session
 from hpcdist.comm.states import State, verify_states
 from hpcdist.errors import UsageAssertionError, UsageError
-from hpcdist.fleet.placement import divided, post_of, servers_of, workers_of
+from hpcdist.fleet.placement import FLEET, divided, post_of, servers_of, workers_of
 from hpcdist.fleet.plan import (
     Plan,
     check_arguments,
@@ -145,12 +145,12 @@ def init(
         states = [(each, (), "") for each in settings_of(plan)]
         check_roles(role_maker, group, world, cluster.dedicated)
         level = level_of(log_level)
-        _check_again(session.fleet, plan, group)
+        _check_again(cast("Fleet | None", session[FLEET]), plan, group)
     except UsageError as reason:
         error = reason
     verify_states(states, group, "setting", error)
     logger.setLevel(level)
-    if session.fleet is None:
+    if session[FLEET] is None:
         hosts = [each.rpartition(":")[0] for each in session.whereabouts.endpoints]
         names = [LONG[axis] for axis in plan.degrees]
         topology = CommunicateTopology(
@@ -160,10 +160,10 @@ def init(
         set_current_grid(grid)
         strategy = cast(DistributedStrategy, strategy)
         cluster.mode = strategy.table_mode()
-        session.fleet = Fleet(role_maker, strategy, plan, grid, cluster, group)
+        session[FLEET] = Fleet(role_maker, strategy, plan, grid, cluster, group)
         if group.rank == 0:
             logger.info("%s", grid.describe())
-    return cast(Fleet, session.fleet)
+    return cast(Fleet, session[FLEET])
 
 
 def _placed(
@@ -190,21 +190,21 @@ def _placed(
 def _server(cluster: Cluster, role_maker: Any, strategy: DistributedStrategy | None) -> Fleet:
     """Return the `Fleet` of a rank that only serves."""
     session = require_session()
-    if session.fleet is None:
+    if session[FLEET] is None:
         strategy = DistributedStrategy() if strategy is None else strategy
         cluster.mode = strategy.table_mode()
-        session.fleet = Fleet(role_maker, strategy, None, None, cluster, servers_of(cluster))
-    return cast(Fleet, session.fleet)
+        session[FLEET] = Fleet(role_maker, strategy, None, None, cluster, servers_of(cluster))
+    return cast(Fleet, session[FLEET])
 
 
 def current_fleet(what: str) -> Fleet:
     """Return what `init` has made; `UsageError`, which names `what`, before it."""
     session = current_session()
-    if session is None or session.fleet is None:
+    if session is None or session[FLEET] is None:
         raise UsageError(
             f"fleet.{what} was called before fleet.init; call hpcdist.fleet.init() first"
         )
-    return cast(Fleet, session.fleet)
+    return cast(Fleet, session[FLEET])
 
 
 @final

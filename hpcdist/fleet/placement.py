@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import new_group
 from hpcdist.comm.objects import tell_all
-from hpcdist.comm.session import require_session
+from hpcdist.comm.session import Slot, require_session
 from hpcdist.errors import UsageError
 from hpcdist.fleet.roles import PaddleCloudRoleMaker, Role, RoleMakerBase, read_role
-from hpcdist.ps.cluster import Cluster
+from hpcdist.parallel.hybrid import HybridCommunicateGroup
+from hpcdist.ps.cluster import CLUSTERS, Cluster
 from hpcdist.runtime.process import snapshot
+
+
+class Job(Protocol):
+    """What others ask of the `Fleet` of a session."""
+
+    cluster: Cluster
+    peers: Group
+
+    @property
+    def grid(self) -> HybridCommunicateGroup:
+        """The grid of those that train."""
+
+    def is_server(self) -> bool:
+        """Return whether this rank only serves."""
+
+
+FLEET: Slot[Job | None] = Slot(lambda: None)
+"""What `fleet.init` has made."""
 
 _AGES_S = 10 * 365 * 86_400
 """The time limit of a group in which servers wait for what workers do next."""
@@ -112,7 +131,7 @@ def divided(group: Group, post: Post) -> Cluster:
     """Return the cluster of a job with servers. Collective."""
     posts: list[Post | None] = tell_all("hpcdist.fleet.init", post, group)
     placement = place(posts, group.ranks)
-    clusters = require_session().clusters
+    clusters = require_session()[CLUSTERS]
     before: Cluster | None = clusters.get(group.id)
     if before is not None and (before.workers, before.servers) == placement:
         return before
@@ -134,9 +153,9 @@ def servers_of(cluster: Cluster) -> Group:
 def workers_of(cluster: Cluster) -> Group:
     """Return a group of the workers, the same every time. Collective over them."""
     ranks = [cluster.world_rank(each) for each in cluster.workers]
-    session = require_session()
-    if session.fleet is not None:
-        found: Group = session.fleet.grid.group
+    job = require_session()[FLEET]
+    if job is not None:
+        found: Group = job.grid.group
         if found.ranks == sorted(ranks):
             return found
     return new_group(ranks, name="workers")

@@ -15,6 +15,7 @@ from hpcdist.comm.reduced import all_reduced
 from hpcdist.comm.session import current_session
 from hpcdist.comm.states import verify_states
 from hpcdist.errors import UsageError
+from hpcdist.fleet.placement import FLEET
 from hpcdist.parallel.hybrid import current_grid
 from hpcdist.parallel.vocabulary import known
 from hpcdist.transport.reduction import ReduceOp
@@ -28,7 +29,8 @@ def workers() -> Group:
     session, grid = current_session(), current_grid()
     if session is None:
         raise UsageError("fleet.util needs the workers: call hpcdist.fleet.init() first")
-    if session.fleet is not None and session.fleet.is_server():
+    job = session[FLEET]
+    if job is not None and job.is_server():
         raise UsageError(
             "this rank is a parameter server, and this is for workers; call it where "
             "fleet.is_worker()"
@@ -193,7 +195,7 @@ def part_of(files: Sequence[str], rank: int, size: int) -> list[str]:
 def _named(comm_world: Any) -> tuple[Group, UsageError | None]:
     """Return the ranks that `comm_world` names; or those who hear why it names none."""
     session: Any = current_session()
-    job: Any = None if session is None else session.fleet
+    job: Any = None if session is None else session[FLEET]
     served = job is not None and job.cluster.dedicated
     own = "server" if job is not None and job.is_server() else "worker"
     peers: Group = job.peers if served else workers()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcdist.comm.session import current_session
+from hpcdist.comm.session import Slot, current_session
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
 from hpcdist.mesh.dist_array import DistArray
@@ -50,12 +50,16 @@ def _current() -> _Policy:
     if found is not None:
         return found
     session = current_session()
-    kept = {} if session is None else session.of_meshes
-    if "policy" not in kept:
-        config = read_config()
-        placements = [Replicate() if dim is None else Shard(dim) for dim in config.array_placements]
-        kept["policy"] = _Policy(config.array_replicate, tuple(placements))
-    return kept["policy"]  # type: ignore[no-any-return]
+    return _of_settings() if session is None else session[_POLICY]
+
+
+def _of_settings() -> _Policy:
+    config = read_config()
+    placements = [Replicate() if dim is None else Shard(dim) for dim in config.array_placements]
+    return _Policy(config.array_replicate, tuple(placements))
+
+
+_POLICY = Slot(_of_settings)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import xxhash
 from hpcdist.comm.environment import begun_session
 from hpcdist.comm.group import Group, world_of
 from hpcdist.comm.making import as_rank, group_of
-from hpcdist.comm.session import Session, current_session
+from hpcdist.comm.session import Session, Slot, current_session
 from hpcdist.errors import UsageError
 
 Coordinate = tuple[int, ...]
@@ -256,12 +256,12 @@ class ProcessMesh:
 
     def _group(self, axis: int | None) -> Group:
         session = begun_session()
-        found: Group | None = session.of_meshes.get((self, axis))
+        found: Group | None = session[_GROUPS].get((self, axis))
         if found is None or found.is_closed:
             self._check_ranks(session)
             place = self._own_place("a group")
             ranks = tuple(sorted(self._line(axis, place)))
-            found = session.of_meshes[self, axis] = _group_of(session, ranks)
+            found = session[_GROUPS][self, axis] = _group_of(session, ranks)
         return found
 
     @property
@@ -271,12 +271,12 @@ class ProcessMesh:
         The same on all ranks.
         """
         session = begun_session()
-        found: tuple[bool, ...] | None = session.of_meshes.get(self)
+        found = session[_CROSSING].get(self)
         if found is None:
             self._check_ranks(session)
             hosts = [each.rpartition(":")[0] for each in session.whereabouts.endpoints]
             nodes = np.unique(hosts, return_inverse=True)[1][self.mesh]
-            found = session.of_meshes[self] = tuple(
+            found = session[_CROSSING][self] = tuple(
                 bool((np.ptp(nodes, axis=axis) > 0).any()) for axis in range(self.ndim)
             )
         return found
@@ -308,13 +308,13 @@ class ProcessMesh:
     # ---- the current mesh
 
     def __enter__(self) -> ProcessMesh:
-        begun_session().meshes.append(self)
+        begun_session()[_CURRENT].append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         session = current_session()
-        if session is not None and session.meshes:
-            session.meshes.pop()
+        if session is not None and session[_CURRENT]:
+            session[_CURRENT].pop()
 
     # ---- a value
 
@@ -357,6 +357,14 @@ def shortened(numbers: Sequence[int]) -> str:
     return ", ".join(shown)
 
 
+_CURRENT: Slot[list[ProcessMesh]] = Slot(list)
+"""The current mesh, last, and those of the blocks around."""
+_GROUPS: Slot[dict[tuple[ProcessMesh, int | None], Group]] = Slot(dict)
+"""Of a mesh along an axis; None: of all its ranks."""
+_GROUPS_OF_RANKS: Slot[dict[tuple[int, ...], Group]] = Slot(dict)
+_CROSSING: Slot[dict[ProcessMesh, tuple[bool, ...]]] = Slot(dict)
+"""What `crosses_nodes` returns."""
+
 _SHOWN = 16
 """Numbers that are written out."""
 
@@ -374,8 +382,8 @@ def get_mesh() -> ProcessMesh | None:
 
     """
     session = current_session()
-    meshes = [] if session is None else session.meshes
-    return cast("ProcessMesh", meshes[-1]) if meshes else None
+    meshes = [] if session is None else session[_CURRENT]
+    return meshes[-1] if meshes else None
 
 
 def set_mesh(mesh: ProcessMesh) -> None:
@@ -398,7 +406,7 @@ def set_mesh(mesh: ProcessMesh) -> None:
     """
     if not isinstance(mesh, ProcessMesh):
         raise UsageError(f"set_mesh takes a ProcessMesh, got {mesh!r}")
-    begun_session().meshes[-1:] = [mesh]
+    begun_session()[_CURRENT][-1:] = [mesh]
 
 
 def create_mesh(mesh_dims: Sequence[tuple[str, int]]) -> ProcessMesh:
@@ -491,7 +499,7 @@ def _group_of(session: Session, ranks: tuple[int, ...]) -> Group:
     world = world_of(session)
     if len(ranks) == world.nranks:
         return world
-    found: Group | None = session.of_meshes.get(ranks)
+    found = session[_GROUPS_OF_RANKS].get(ranks)
     if found is None or found.is_closed:
-        found = session.of_meshes[ranks] = cast(Group, group_of([*ranks]))
+        found = session[_GROUPS_OF_RANKS][ranks] = cast(Group, group_of([*ranks]))
     return found

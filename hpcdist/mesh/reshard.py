@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from hpcdist.comm.environment import begun_session
+from hpcdist.comm.session import Slot
 from hpcdist.errors import UsageError
 from hpcdist.mesh.agreement import agree, refuse
 from hpcdist.mesh.dist_array import DistArray
@@ -78,14 +79,15 @@ def way_of(src: Layout, dst: Layout, itemsize: int) -> Way:
 def costs_here(mesh: ProcessMesh) -> tuple[Costs, ...]:
     """Return what moving data along the axes of a mesh costs in this job."""
     session = begun_session()
-    found: tuple[Costs, ...] | None = session.of_meshes.get((mesh, "costs"))
+    found: tuple[Costs, ...] | None = session[_COSTS].get(mesh)
     if found is None:
         assert session.world.transport is not None
         found = costs_of(mesh.crosses_nodes, session.world.transport.costs)
-        session.of_meshes[mesh, "costs"] = found
+        session[_COSTS][mesh] = found
     return found
 
 
+_COSTS: Slot[dict[ProcessMesh, tuple[Costs, ...]]] = Slot(dict)
 _NO_STEPS = Way(None, False, False)
 _NOTHING = Way((), True, False)
 

@@ -13,7 +13,7 @@ from typing import Any, cast, final
 from hpcdist.comm.group import Group, world_of
 from hpcdist.comm.making import group_of
 from hpcdist.comm.nccl_config import create_nccl_config
-from hpcdist.comm.session import current_session, require_session
+from hpcdist.comm.session import Slot, current_session, require_session
 from hpcdist.errors import UsageError
 from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.parallel.grid_picture import picture_of
@@ -28,6 +28,10 @@ from hpcdist.parallel.topology import (
 )
 from hpcdist.parallel.vocabulary import known
 
+GRID: Slot[HybridCommunicateGroup | None] = Slot(lambda: None)
+_ORDERED: Slot[dict[tuple[int, ...], Group]] = Slot(dict)
+"""Groups whose ranks do not ascend."""
+
 
 def current_grid() -> HybridCommunicateGroup | None:
     """Return the grid that `fleet.init` has made on this rank; None before it, or without one.
@@ -41,12 +45,12 @@ def current_grid() -> HybridCommunicateGroup | None:
 
     """
     session = current_session()
-    return None if session is None else cast("HybridCommunicateGroup | None", session.grid)
+    return None if session is None else session[GRID]
 
 
 def set_current_grid(grid: HybridCommunicateGroup | None) -> None:
     """Make `grid` what `current_grid` returns on this rank, until `destroy_process_group`."""
-    require_session().grid = grid
+    require_session()[GRID] = grid
 
 
 @final
@@ -169,10 +173,10 @@ class HybridCommunicateGroup:
         ranks = self.ranks(*axes)
         if ranks == tuple(sorted(ranks)):
             return ProcessMesh([*ranks]).group
-        kept = require_session().of_meshes
-        found: Group | None = kept.get(("in this order", ranks))
+        kept = require_session()[_ORDERED]
+        found = kept.get(ranks)
         if found is None or found.is_closed:
-            found = kept["in this order", ranks] = cast(Group, group_of([*ranks]))
+            found = kept[ranks] = cast(Group, group_of([*ranks]))
         return found
 
     # ---- what it looks like

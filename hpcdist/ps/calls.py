@@ -8,7 +8,7 @@ import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.session import require_session
-from hpcdist.ps.cluster import Cluster
+from hpcdist.ps.cluster import CLUSTERS, Cluster
 from hpcdist.ps.hot import Hot
 from hpcdist.ps.merging import unique
 from hpcdist.ps.route import Pending, requests_of
@@ -138,4 +138,4 @@ class Calls:
 
 def _on_shard(key: int, name: str, what: str, args: tuple[Any, ...]) -> Any:
     """Call a method of this rank's shard of a table."""
-    return getattr(require_session().clusters[key].tables[name].shard, what)(*args)
+    return getattr(require_session()[CLUSTERS][key].tables[name].shard, what)(*args)

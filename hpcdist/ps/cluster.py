@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, final
 
 from hpcdist.comm.group import Group
-from hpcdist.comm.session import require_session, resolve_group
+from hpcdist.comm.session import Slot, require_session, resolve_group
 from hpcdist.errors import UsageError
 from hpcdist.ps.modes import Mode, Sync
 
@@ -58,6 +58,10 @@ class Cluster:
         return self.group.ranks[rank]
 
 
+CLUSTERS: Slot[dict[int, Cluster]] = Slot(dict)
+"""Workers, servers and tables, by the number of the group."""
+
+
 def cluster_of(group: Group | None = None) -> Cluster:
     """Return the workers and servers of a group: who `fleet.init` has told, or every rank both.
 
@@ -71,9 +75,8 @@ def cluster_of(group: Group | None = None) -> Cluster:
             f"rank {group.world_rank} is not in group {group.name}, whose world ranks are "
             f"{group.ranks}; let only these make tables there"
         )
-    clusters = require_session().clusters
+    clusters = require_session()[CLUSTERS]
     if group.id not in clusters:
         everyone = tuple(range(group.nranks))
         clusters[group.id] = Cluster(group, group.id, everyone, everyone)
-    found: Cluster = clusters[group.id]
-    return found
+    return clusters[group.id]

@@ -23,6 +23,7 @@ from hpcdist.ps.route import HANDLERS, Told, Verb, hand_over
 from hpcdist.ps.rows import RowStore
 from hpcdist.ps.server import Shard
 from hpcdist.ps.worker import Worker, worker_of
+from hpcdist.rpc.agent import AGENT
 
 
 def check_running(cluster: Cluster) -> None:
@@ -90,7 +91,7 @@ def _create(cluster: Cluster, _: Any, told: Told) -> Table:
             )
         return found
     with together(cluster.group):
-        if not isinstance(options.mode, Sync) and require_session().rpc is None:
+        if not isinstance(options.mode, Sync) and require_session()[AGENT] is None:
             from hpcdist.rpc import init_rpc
 
             init_rpc(group=cluster.group)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 from hpcdist.comm.session import (
+    Slot,
     current_session,
     require_session,
     resolve_group,
@@ -379,10 +380,19 @@ def _stand_apart() -> None:
 os.register_at_fork(after_in_child=_stand_apart)
 
 
+def _close(agent: Agent | None, why: str) -> None:
+    if agent is not None:
+        agent.close(why)
+
+
+AGENT: Slot[Agent | None] = Slot(lambda: None, end=_close)
+"""What `init_rpc` has made."""
+
+
 def require_agent() -> Agent:
     """Return the agent of the current session, or raise `UsageError`."""
     session = current_session()
-    agent: Agent | None = None if session is None else session.rpc
+    agent = None if session is None else session[AGENT]
     if agent is None:
         require_session()
         raise UsageError("this rank takes part in no RPC; call hpcdist.rpc.init_rpc() first")

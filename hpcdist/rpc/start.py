@@ -18,7 +18,7 @@ from hpcdist.comm.together import together
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
 from hpcdist.rpc import trust
-from hpcdist.rpc.agent import Agent, limit_of, require_agent
+from hpcdist.rpc.agent import AGENT, Agent, limit_of, require_agent
 from hpcdist.rpc.links import Address, Door, door_on_node, own_networks
 from hpcdist.rpc.names import Directory, WorkerInfo, check_name
 from hpcdist.rpc.networks import addresses
@@ -89,7 +89,7 @@ def init_rpc(
     doors: list[Door] = []
 
     def introduce() -> _Introduction:
-        if session.rpc is not None:
+        if session[AGENT] is not None:
             raise UsageError(
                 "init_rpc has been called before, and what it began is not over; call shutdown() "
                 "before the next one"
@@ -116,7 +116,7 @@ def init_rpc(
             door.close()
         raise
     token = told[0].token
-    session.rpc = agent = Agent(
+    session[AGENT] = agent = Agent(
         Setup(
             me,
             {each.contact.info.rank: each.contact for each in told},
@@ -164,7 +164,7 @@ def shutdown(graceful: bool = True, timeout: Any = None) -> None:
             with limited(agent.group.transport, left_s):
                 barrier(agent.group)
     finally:
-        session.end_rpc(f"rank {agent.me.rank} ({agent.me.name}) has called shutdown")
+        session.end(f"rank {agent.me.rank} ({agent.me.name}) has called shutdown")
 
 
 _SOON_S = 0.1

@@ -16,6 +16,8 @@ import docs_pages
 
 import hpcdist as dist
 from hpcdist.comm.session import current_session
+from hpcdist.fleet.placement import FLEET
+from hpcdist.parallel.hybrid import GRID
 
 
 def main(way, results, modules):
@@ -41,7 +43,7 @@ def forget_grid():
     """Let the next page, as if it were the only one, choose a grid of its own."""
     session = current_session()
     if session is not None:
-        session.fleet = session.grid = None
+        session[FLEET] = session[GRID] = None
 
 
 def run_docstrings(name):

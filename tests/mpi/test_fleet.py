@@ -17,10 +17,11 @@ def even(size):
 def _ended():
     """Start anew: `fleet.init` is called once in a session."""
     from hpcdist.comm.session import require_session
+    from hpcdist.fleet.placement import FLEET
     from hpcdist.parallel.hybrid import set_current_grid
 
     yield
-    require_session().fleet = None
+    require_session()[FLEET] = None
     set_current_grid(None)
 
 

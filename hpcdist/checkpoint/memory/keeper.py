@@ -15,7 +15,7 @@ from hpcdist.checkpoint.memory.vault import Vault
 from hpcdist.checkpoint.storage import named
 from hpcdist.checkpoint.together import writing_together
 from hpcdist.comm.group import Group
-from hpcdist.comm.session import Session, require_session, resolve_group
+from hpcdist.comm.session import Session, Slot, require_session, resolve_group
 from hpcdist.comm.together import Together
 from hpcdist.errors import CheckpointError, UsageError
 
@@ -214,11 +214,15 @@ class Memory:
         return step
 
 
+_VAULTS: Slot[dict[str, Vault]] = Slot(dict, kept=True)
+"""What this rank keeps of the states of training, by the name of the `Memory`."""
+
+
 def _vault(session: Session, name: str) -> Vault:
     """Return what was kept under a name before the last recovery, or an empty vault."""
-    known: Vault | None = session.vaults.get(name)
+    known = session[_VAULTS].get(name)
     if known is None or known.world_generation == _recoveries():
-        known = session.vaults[name] = Vault(0 if known is None else known.run + 1)
+        known = session[_VAULTS][name] = Vault(0 if known is None else known.run + 1)
         known.world_generation = _recoveries()
     return known
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast, final
+from typing import Any, NamedTuple, final
 
 import torch
 
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import broadcast_object_list
-from hpcdist.comm.session import current_session, is_simulated
+from hpcdist.comm.session import Slot, current_session, is_simulated
 from hpcdist.errors import UsageError
 from hpcdist.torch.model_parallel.axes import axis_group
 
@@ -146,6 +146,7 @@ class RNGStatesTracker:
 
 
 _TRACKER = RNGStatesTracker()
+_OF_A_SIMULATED_RANK = Slot(RNGStatesTracker, kept=True)
 """Of this process, as torch's default generators are."""
 
 
@@ -164,11 +165,7 @@ def get_rng_state_tracker() -> RNGStatesTracker:
 
     """
     session = current_session() if is_simulated() else None
-    if session is None:
-        return _TRACKER
-    if session.random_states is None:
-        session.random_states = RNGStatesTracker()
-    return cast(RNGStatesTracker, session.random_states)
+    return _TRACKER if session is None else session[_OF_A_SIMULATED_RANK]
 
 
 def model_parallel_random_seed(seed: int | None = None, *, mp_group: Group | None = None) -> None:

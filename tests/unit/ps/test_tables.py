@@ -930,7 +930,7 @@ def test_a_worker_that_has_gone_is_named_and_nobody_waits_for_it():
         table.push([1], np.ones((1, 3), np.float32))
         fleet.barrier_worker()
         if worker == 1:
-            require_session().end_rpc("it has died")
+            require_session().end("it has died")
             assert heard.wait(60)
             return
         table.push([1], np.ones((1, 3), np.float32))

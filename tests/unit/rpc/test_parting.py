@@ -8,6 +8,7 @@ import pytest
 
 import hpcdist as dist
 from hpcdist.comm.session import require_session, simulated_rank, standing_for
+from hpcdist.rpc.agent import AGENT
 
 PATIENCE_S = 60
 GATE = threading.Event()
@@ -15,7 +16,7 @@ TOLD = defaultdict(list)
 
 
 def links_of():
-    return set(require_session().rpc._board._all)
+    return set(require_session()[AGENT]._board._all)
 
 
 def pass_gate():

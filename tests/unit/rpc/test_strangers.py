@@ -19,7 +19,7 @@ import pytest
 import hpcdist as dist
 from hpcdist.comm.session import require_session
 from hpcdist.rpc import frames, links, reception, trust
-from hpcdist.rpc.agent import Agent
+from hpcdist.rpc.agent import AGENT, Agent
 from hpcdist.rpc.frames import Parcel
 from hpcdist.rpc.links import Door, door_on_node
 from hpcdist.rpc.names import Directory, WorkerInfo
@@ -400,7 +400,7 @@ def test_simulated_ranks_leave_no_descriptor_and_no_thread():
         dist.rpc.init_rpc()
         dist.rpc.rpc_sync(1 - dist.get_rank(), max, (1, 2))
         dist.barrier()
-        return require_session().rpc
+        return require_session()[AGENT]
 
     dist.simulate(2, program)  # what is made once
     threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
