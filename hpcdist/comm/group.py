@@ -108,10 +108,12 @@ class Group(Members):
             UsageError: this rank is alone because there is no MPI library.
 
         """
-        without_mpi = getattr(self.transport, "without_mpi", None)
-        if without_mpi is not None:
-            raise UsageError(f"group {self.name} has no communicator of MPI: {without_mpi}")
-        return getattr(self.transport, "user_comm", None)
+        if self.transport is None:
+            return None
+        if self.transport.without_mpi is not None:
+            why = self.transport.without_mpi
+            raise UsageError(f"group {self.name} has no communicator of MPI: {why}")
+        return self.transport.user_comm
 
     @property
     def one_node(self) -> bool:

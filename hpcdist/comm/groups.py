@@ -123,7 +123,7 @@ def _destroy(session: Session, group: Group | None) -> None:
 
 def _close(group: Members) -> None:
     transport = group.transport
-    made_for_group = None if group.id == 0 else getattr(transport, "user_comm", None)
+    made_for_group = None if group.id == 0 or transport is None else transport.user_comm
     if transport is not None:
         transport.close()
     end_all(group)

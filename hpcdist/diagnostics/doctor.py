@@ -163,7 +163,7 @@ def examine(operations: Iterable[str], sizes: Sequence[int]) -> Report | None:
         config = read_config()
         with recorded():
             world = init_parallel_env()
-        without_mpi = getattr(world.transport, "without_mpi", None)
+        without_mpi = None if world.transport is None else world.transport.without_mpi
         if without_mpi is not None:  # alone, as a job of one rank may be
             settings = settings_of(config, snapshot())
             return Report(_versions(), dtypes, settings, [refused(without_mpi, stops=False)])

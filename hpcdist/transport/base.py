@@ -324,6 +324,10 @@ class Transport(ABC):
     """What the hot path needs of it, where that can be used; then it has `end_posted`, too."""
     mail: Any = None
     """What the hot path of messages needs of it, where that can be used."""
+    user_comm: Any = None
+    """The communicator of mpi4py that the group was made of, if it was."""
+    without_mpi: str | None = None
+    """Why a rank is alone, if it is so because there is no MPI."""
     costs: Mapping[str, LinkCost] = MappingProxyType({})
     """What was measured of moving data on "one" node and on "several"; of all ranks the same."""
 

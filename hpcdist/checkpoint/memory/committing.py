@@ -97,8 +97,7 @@ def commit(ranks: Together, vault: Vault, state: Any, step: int, copies: int) ->
 def nodes_of(ranks: Together) -> Sequence[int]:
     """Return for each rank a number of its node."""
     transport = None if ranks.group is None else ranks.group.transport
-    nodes: Sequence[int] = getattr(transport, "nodes", ()) or [0] * ranks.size
-    return nodes
+    return (() if transport is None else transport.nodes) or [0] * ranks.size
 
 
 def _take(state: Any) -> tuple[_Taken | None, Exception | None]:

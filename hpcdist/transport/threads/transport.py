@@ -54,7 +54,6 @@ class ThreadTransport(Transport):
         self.ranks = room.ranks
         self.rank, self.size = rank, len(room.ranks)
         self.room, self.membership = room, room.membership
-        self.user_comm = None
         self.without_mpi = without_mpi
         """Why there is no MPI, where a rank that is none of a simulated world is alone."""
         self.timeout_s = timeout_s
