@@ -27,6 +27,7 @@ from hpcdist.compiled import expect
 from hpcdist.runtime.ending import tell_of_failure
 from hpcdist.runtime.process import node_name
 from hpcdist.text import in_short, read_short
+from hpcdist.transport.call import PLACES
 from hpcdist.transport.call_site import call_site, compiled, issued
 from hpcdist.transport.flight import layout, rings
 from hpcdist.transport.flight.layout import STARTED
@@ -56,6 +57,9 @@ def _in_python() -> Any:
 
 
 recorder: Any = _in_python() if compiled is None else compiled
+for _family, _places in PLACES.items():
+    recorder.layout(_family, *_places)
+
 begin: Callable[[Any, int, int | None, int], int] = recorder.begin
 """``begin(call, group, sequence, flags)``: record that a call begins; returns its mark, or 0."""
 note: Callable[[int, int, int, int, int, int], int] = recorder.note
