@@ -32,7 +32,6 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.pieces import LARGE_NBYTES
 from hpcdist.comm.session import here
 from hpcdist.events import listeners
-from hpcdist.transport.base import DONE, Work
 from hpcdist.transport.call import Call
 from hpcdist.transport.hot import is_here, meet
 from hpcdist.transport.kernel import compiled
@@ -40,6 +39,7 @@ from hpcdist.transport.polling import drop_held, held, raise_held
 from hpcdist.transport.queue import inside, mark_inside
 from hpcdist.transport.reduction import ReduceOp
 from hpcdist.transport.shm.control import SPINS
+from hpcdist.transport.work import DONE, Work
 
 VERBS: dict[str, Callable[..., Call]] = {
     "barrier": describe.barrier,

@@ -8,9 +8,9 @@ from typing import Any, TypeVar, final
 from hpcdist.errors import UsageError
 from hpcdist.transport.activity import Wait
 from hpcdist.transport.awaiting import ATTEND_EVERY_S, too_late
-from hpcdist.transport.base import Work
 from hpcdist.transport.polling import poll, raising_held
 from hpcdist.transport.queue import seconds
+from hpcdist.transport.work import Work
 
 W = TypeVar("W", bound=Any)
 

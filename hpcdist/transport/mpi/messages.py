@@ -21,7 +21,6 @@ from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover
 from hpcdist.transport.activity import Wait
-from hpcdist.transport.base import DONE, Done, Work
 from hpcdist.transport.call import AnyMessage, Message, ObjectMessage
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.deaths import Deaths
@@ -37,6 +36,7 @@ from hpcdist.transport.polling import poll, to_the_end
 from hpcdist.transport.shm.mail import open_mail
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.shm.segment import is_dead
+from hpcdist.transport.work import DONE, Done, Work
 
 _DEAD_AFTER_S = 0.2
 _COPIED_UP_TO = 8 << 20

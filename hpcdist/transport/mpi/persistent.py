@@ -13,7 +13,7 @@ from mpi4py import MPI
 from hpcdist.errors import CollectiveTimeout, HpcdistError, UsageError
 from hpcdist.events import listeners
 from hpcdist.transport.activity import Wait
-from hpcdist.transport.base import REFUSE_START, Counter, Known, Plan, Work
+from hpcdist.transport.base import REFUSE_START, Counter, Plan
 from hpcdist.transport.call import Collective, Distribution, Reduction, label
 from hpcdist.transport.call_site import call_site, issued
 from hpcdist.transport.kinds import ARRAYS, Family, Kind, table_for
@@ -22,6 +22,7 @@ from hpcdist.transport.mpi.datatypes import OPS, block, numbers
 from hpcdist.transport.polling import poll, raising_held
 from hpcdist.transport.queue import seconds
 from hpcdist.transport.recorder import STARTED, begin, end
+from hpcdist.transport.work import Known, Work
 
 
 def _reduction(verb: Callable[..., Any]) -> Callable[[MPI.Intracomm, Any], MPI.Prequest]:

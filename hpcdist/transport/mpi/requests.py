@@ -18,7 +18,6 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.pickled import Pickled, empty_buffers
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
 from hpcdist.transport.activity import Wait
-from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call import ANY_SOURCE, AnyMessage, Message
 from hpcdist.transport.call_site import call_site
 from hpcdist.transport.kinds import Kind
@@ -29,6 +28,7 @@ from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.polling import LISTEN_AFTER_S, poll, raising_held
 from hpcdist.transport.queue import seconds
 from hpcdist.transport.recorder import end, fail
+from hpcdist.transport.work import Known, Work
 
 _EXPLAIN_AFTER_S = 0.05
 

@@ -22,7 +22,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import HpcdistError, UsageError
 from hpcdist.text import in_short
 from hpcdist.transport import recorder
-from hpcdist.transport.base import Ended, Plan, Recovered, Transport, Work, watched
+from hpcdist.transport.base import Plan, Recovered, Transport, watched
 from hpcdist.transport.call import (
     MESSAGES,
     AnyArrays,
@@ -66,6 +66,7 @@ from hpcdist.transport.shm.collectives import SHARED
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import Algorithm, TuningTable
+from hpcdist.transport.work import Ended, Work
 
 if TYPE_CHECKING:
     from hpcdist.transport.device.calls import DeviceCalls

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, final
 
 from hpcdist.arrays.device import Event
 from hpcdist.errors import HpcdistError, RemoteError, TransportError, UsageError
-from hpcdist.transport.base import Known, Work
 from hpcdist.transport.call import ANY_SOURCE, Barrier, Message
 from hpcdist.transport.device.backend import Launch
 from hpcdist.transport.device.batches import MessageBatches
@@ -31,6 +30,7 @@ from hpcdist.transport.device.nccl.matching import Entry, by_peer, entry_of, pla
 from hpcdist.transport.device.work import DeviceWork, Launched
 from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.handshake import Handshakes
+from hpcdist.transport.work import Known, Work
 
 if TYPE_CHECKING:
     from hpcdist.transport.device.nccl.backend import Nccl

@@ -14,15 +14,7 @@ from typing import Any, final
 from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError, UsageError
 from hpcdist.runtime.place import Place
-from hpcdist.transport.base import (
-    DONE,
-    Known,
-    Plan,
-    StartedWorld,
-    Transport,
-    Work,
-    WorldRequest,
-)
+from hpcdist.transport.base import Plan, StartedWorld, Transport, WorldRequest
 from hpcdist.transport.call import (
     ANY_SOURCE,
     MESSAGES,
@@ -40,6 +32,7 @@ from hpcdist.transport.kinds import Kind
 from hpcdist.transport.membership import Membership
 from hpcdist.transport.queue import seconds
 from hpcdist.transport.threads.collectives import VERBS, check_fit
+from hpcdist.transport.work import DONE, Known, Work
 from hpcdist_switchboard.board import BoardManager, Group, Posted
 
 _SENDS = (Kind.SEND, Kind.SEND_OBJECT_LIST)
