@@ -7,8 +7,8 @@ from typing import Any, NoReturn, final
 
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Plan, Transport
-from hpcdist.transport.call import AnyMessage, Call, Collective
-from hpcdist.transport.work import Work
+from hpcdist.transport.call.call import AnyMessage, Call, Collective
+from hpcdist.transport.waiting.work import Work
 
 
 @final

@@ -17,7 +17,7 @@ from hpcdist.comm.states import verify_states
 from hpcdist.errors import UsageError
 from hpcdist.parallel.hybrid import current_grid
 from hpcdist.parallel.vocabulary import known
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 _MODES = {"sum": ReduceOp.SUM, "min": ReduceOp.MIN, "max": ReduceOp.MAX}
 _WORLDS = ("worker", "server", "all")

@@ -17,7 +17,7 @@ import hpcdist
 from hpcdist.comm.exchanges import exchange
 from hpcdist.errors import HpcdistError
 from hpcdist.transport.base import Plan
-from hpcdist.transport.work import Work
+from hpcdist.transport.waiting.work import Work
 
 
 class Arrays(NamedTuple):

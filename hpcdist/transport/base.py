@@ -11,10 +11,10 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.config import Config
 from hpcdist.errors import UsageError
 from hpcdist.runtime.place import Place
-from hpcdist.transport.call import AnyMessage, Call, Collective
-from hpcdist.transport.membership import Membership
-from hpcdist.transport.roles import GroupTable, Kept, Roles
-from hpcdist.transport.work import Work
+from hpcdist.transport.call.call import AnyMessage, Call, Collective
+from hpcdist.transport.presence.membership import Membership
+from hpcdist.transport.presence.roles import GroupTable, Kept, Roles
+from hpcdist.transport.waiting.work import Work
 
 
 def watched(run: Callable[[Any], Any], call: Call) -> Any:

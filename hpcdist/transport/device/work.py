@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, final
 from hpcdist.arrays.device import Event
 from hpcdist.transport.device.backend import Launch
 from hpcdist.transport.device.launches import Launches
-from hpcdist.transport.work import Known, Work
+from hpcdist.transport.waiting.work import Known, Work
 
 
 class Launched(NamedTuple):

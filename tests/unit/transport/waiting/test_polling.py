@@ -3,8 +3,8 @@
 import pytest
 
 from hpcdist.errors import UsageError
-from hpcdist.transport import polling
-from hpcdist.transport.queue import CollectiveQueue, refusal
+from hpcdist.transport.waiting import polling
+from hpcdist.transport.waiting.queue import CollectiveQueue, refusal
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator
 from typing import Any, NamedTuple, final
 
-from hpcdist.transport.awaiting import until_ended
-from hpcdist.transport.recorder import end
+from hpcdist.transport.flight.recorder import end
+from hpcdist.transport.waiting.coroutines import until_ended
 
 
 class Known(NamedTuple):

@@ -27,9 +27,9 @@ from hpcdist.compiled import expect
 from hpcdist.runtime.ending import tell_of_failure
 from hpcdist.runtime.process import node_name
 from hpcdist.text import in_short, read_short
-from hpcdist.transport.call import PLACES
-from hpcdist.transport.call_site import call_site, compiled, issued
+from hpcdist.transport.call.call import PLACES
 from hpcdist.transport.flight import layout, rings
+from hpcdist.transport.flight.call_site import call_site, compiled, issued
 from hpcdist.transport.flight.layout import STARTED
 
 __all__ = ["STARTED", "begin", "end", "fail", "note"]
@@ -51,7 +51,7 @@ expect(
 
 
 def _in_python() -> Any:
-    from hpcdist.transport.python_recorder import PythonRecorder
+    from hpcdist.transport.flight.python_recorder import PythonRecorder
 
     return PythonRecorder()
 

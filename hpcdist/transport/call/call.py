@@ -34,8 +34,8 @@ from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import UsageError
-from hpcdist.transport.kinds import LOOSE, ROOTED, Kind
-from hpcdist.transport.reduction import ReduceOp, ReductionRule
+from hpcdist.transport.call.kinds import LOOSE, ROOTED, Kind
+from hpcdist.transport.call.reduction import ReduceOp, ReductionRule
 
 ANY_SOURCE = -1
 """As `root` of a receive: take the message from whichever rank sent one."""

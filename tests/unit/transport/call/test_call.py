@@ -13,7 +13,7 @@ import pytest
 import hpcdist as dist
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.config import Config, read_config
-from hpcdist.transport.call import (
+from hpcdist.transport.call.call import (
     UNEVEN,
     Barrier,
     Distribution,
@@ -25,10 +25,10 @@ from hpcdist.transport.call import (
     making,
     shape_detail,
 )
-from hpcdist.transport.kinds import LOOSE, Kind
-from hpcdist.transport.polling import poll
-from hpcdist.transport.queue import CollectiveQueue, seconds
-from hpcdist.transport.reduction import ReduceOp, rule_for
+from hpcdist.transport.call.kinds import LOOSE, Kind
+from hpcdist.transport.call.reduction import ReduceOp, rule_for
+from hpcdist.transport.waiting.polling import poll
+from hpcdist.transport.waiting.queue import CollectiveQueue, seconds
 
 F4, F8 = dtype_row(np.dtype("f4")), dtype_row(np.dtype("f8"))
 X = np.ones(6)
@@ -95,9 +95,10 @@ def test_fingerprints_are_the_same_in_every_process():
     script = """
 import numpy as np
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.transport.call import Barrier, Distribution, Objects, Reduction, making, shape_detail
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.call import Barrier, Distribution, Objects, Reduction
+from hpcdist.transport.call.call import making, shape_detail
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.reduction import ReduceOp
 x = np.ones(3)
 for dtype in map(np.dtype, ("f4", "S5", "M8[s]", [("a", "i4"), ("b", "f8", (2,))])):
     row = dtype_row(dtype)
