@@ -148,7 +148,7 @@ MUTATIONS = [
         "transport/waiting/queue.py",
         "return () if self.queued else map(self.running.acquire, AT_ONCE)",
         "return map(self.running.acquire, AT_ONCE)",
-        "tests/unit/transport/call/test_call.py",
+        "tests/unit/transport/waiting/test_queue.py",
     ),
     Mutation(
         "the wait for a plan is dropped",
