@@ -20,8 +20,8 @@ from hpcdist.bench.interleaved import interleave
 from hpcdist.comm import describe
 from hpcdist.comm.session import resolve_group
 from hpcdist.text import duration, times
-from hpcdist.transport import recorder
-from hpcdist.transport.call_site import call_site
+from hpcdist.transport.flight import recorder
+from hpcdist.transport.flight.call_site import call_site
 
 AIM_S = 150e-9
 """What a begin and an end may take together: the aim, not a test."""

@@ -83,10 +83,11 @@ from hpcdist.errors import (
 )
 from hpcdist.events import Event as Event, subscribe as subscribe
 from hpcdist.runtime.late_imports import leave_to_python, when_imported
-from hpcdist.transport.base import Plan as Plan, Work as Work
-from hpcdist.transport.call import PROC_NULL as PROC_NULL
-from hpcdist.transport.reduction import ReduceOp as ReduceOp
-from hpcdist.transport.waiting import wait_all as wait_all, wait_any as wait_any
+from hpcdist.transport.base import Plan as Plan
+from hpcdist.transport.call.call import PROC_NULL as PROC_NULL
+from hpcdist.transport.call.reduction import ReduceOp as ReduceOp
+from hpcdist.transport.waiting.work import Work as Work
+from hpcdist.transport.waiting.works import wait_all as wait_all, wait_any as wait_any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

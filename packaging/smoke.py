@@ -3,7 +3,7 @@
 import numpy as np
 
 import hpcdist as dist
-from hpcdist.transport.kernel import compiled
+from hpcdist.transport.shm.kernel import compiled
 
 
 def reduced():

@@ -24,7 +24,6 @@ from unittest.mock import patch
 import numpy as np
 from mpi4py import MPI
 
-from hpcdist.transport import activity, polling
 from hpcdist.transport.mpi import (
     agreement,
     early,
@@ -36,6 +35,7 @@ from hpcdist.transport.mpi import (
     rendezvous,
     requests,
 )
+from hpcdist.transport.waiting import activity, polling
 
 EAGER = 64 << 10
 """Messages of more bytes are large."""

@@ -78,10 +78,10 @@ MUTATIONS = [
     ),
     Mutation(
         "a spare on any node is as good as one on the node of the dead",
-        "transport/roles.py",
+        "transport/presence/roles.py",
         "told[index].node != home",
         "0",
-        "tests/unit/transport/test_roles.py -k node",
+        "tests/unit/transport/presence/test_roles.py -k node",
     ),
     Mutation(
         "a broadcast comes from the first rank",
@@ -145,10 +145,10 @@ MUTATIONS = [
     ),
     Mutation(
         "an operation overtakes those that are queued",
-        "transport/queue.py",
+        "transport/waiting/queue.py",
         "return () if self.queued else map(self.running.acquire, AT_ONCE)",
         "return map(self.running.acquire, AT_ONCE)",
-        "tests/unit/transport/test_call.py",
+        "tests/unit/transport/waiting/test_queue.py",
     ),
     Mutation(
         "the wait for a plan is dropped",
@@ -168,7 +168,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a mean of 16-bit numbers is a sum",
-        "transport/reduction.py",
+        "transport/call/reduction.py",
         "            wire /= ranks\n",
         "            wire /= 1\n",
         "tests/contract -k average",

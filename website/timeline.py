@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import textwrap
 
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.flight import layout
 from hpcdist.transport.flight.analysis import Subject, explain
 from hpcdist.transport.flight.recording import GroupKey, Record, Recording
-from hpcdist.transport.kinds import Kind
 from website.svg import INK, PAPER, QUIET, RANKS, Picture
 
 _WORLD = GroupKey(1, 0, "world", (0, 1, 2, 3))

@@ -22,8 +22,8 @@ from hpcdist.errors import UsageError
 from hpcdist.fleet.job import current_fleet
 from hpcdist.parallel.vocabulary import known
 from hpcdist.text import bandwidth, duration, volume
-from hpcdist.transport.call_site import outer_frame
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
+from hpcdist.transport.flight.call_site import outer_frame
 
 _CASES = {
     "allreduce": "all_reduce",

@@ -15,7 +15,7 @@ from hpcdist.bench.runfile import check_writable, read_run
 from hpcdist.bench.task import read_dtype
 from hpcdist.errors import UsageError
 from hpcdist.text import read_counts, read_sizes
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 
 class Request(NamedTuple):

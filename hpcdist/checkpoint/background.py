@@ -19,8 +19,8 @@ from hpcdist.comm.groups import new_group
 from hpcdist.comm.together import Together
 from hpcdist.errors import CollectiveTimeout
 from hpcdist.runtime.mpi import load_mpi
-from hpcdist.transport.base import Known, Work
-from hpcdist.transport.queue import seconds
+from hpcdist.transport.waiting.queue import seconds
+from hpcdist.transport.waiting.work import Known, Work
 
 
 @final

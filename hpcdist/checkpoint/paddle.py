@@ -12,7 +12,7 @@ from hpcdist.checkpoint.saving import save
 from hpcdist.checkpoint.storage import data_files, named, open_checkpoint
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
-from hpcdist.transport.base import Work
+from hpcdist.transport.waiting.work import Work
 
 _METHODS = ("send_recv", "broadcast", "multi_group_broadcast", "grouped_send_recv")
 

@@ -39,7 +39,7 @@ from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.together import Together
 from hpcdist.errors import MismatchError, UsageError
-from hpcdist.transport.base import Work
+from hpcdist.transport.waiting.work import Work
 
 
 def save(

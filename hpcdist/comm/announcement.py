@@ -15,9 +15,9 @@ from hpcdist.comm.session import simulated_rank, standing_for
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
 from hpcdist.events import Event, Listener, listeners
-from hpcdist.transport.call import ANY_SOURCE, MESSAGES, Call, name_of
-from hpcdist.transport.call_site import call_site
-from hpcdist.transport.kinds import ROOTED
+from hpcdist.transport.call.call import ANY_SOURCE, MESSAGES, Call, name_of
+from hpcdist.transport.call.kinds import ROOTED
+from hpcdist.transport.flight.call_site import call_site
 
 
 class _Telling(threading.local):

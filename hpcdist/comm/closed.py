@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, final
 
 from hpcdist.errors import UsageError
-from hpcdist.transport.base import Plan, Transport, Work
-from hpcdist.transport.call import AnyMessage, Call, Collective
+from hpcdist.transport.base import Plan, Transport
+from hpcdist.transport.call.call import AnyMessage, Call, Collective
+from hpcdist.transport.waiting.work import Work
 
 
 @final

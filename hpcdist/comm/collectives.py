@@ -24,8 +24,8 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.hot import hot
 from hpcdist.comm.session import resolve_group
 from hpcdist.errors import UsageError
-from hpcdist.transport.base import Work
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
+from hpcdist.transport.waiting.work import Work
 
 
 def all_reduce(

@@ -36,7 +36,7 @@ from hpcdist.comm.tensor_lists import (
     unpack,
 )
 from hpcdist.errors import UsageError
-from hpcdist.transport.call import (
+from hpcdist.transport.call.call import (
     UNEVEN,
     Barrier,
     Distribution,
@@ -45,9 +45,9 @@ from hpcdist.transport.call import (
     Refusal,
     shape_detail,
 )
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.parts import counts_of
-from hpcdist.transport.reduction import ReduceOp, ReductionRule, check_op, rule_for
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.reduction import ReduceOp, ReductionRule, check_op, rule_for
+from hpcdist.transport.call.runs import counts_of
 
 
 def barrier(group: Members) -> Barrier:

@@ -12,8 +12,8 @@ from hpcdist.comm.members import Members
 from hpcdist.comm.pieces import pack_object, unpack_object
 from hpcdist.comm.tensor_lists import unpack
 from hpcdist.errors import MismatchError, UsageError
-from hpcdist.transport.call import ANY_SOURCE, Message, ObjectMessage
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.call import ANY_SOURCE, Message, ObjectMessage
+from hpcdist.transport.call.kinds import Kind
 
 
 def describe_send(group: Members, tensor: Any, dst: Any, tag: Any) -> Message:

@@ -14,8 +14,8 @@ from hpcdist.comm.members import Members
 from hpcdist.comm.pieces import pack_object, unpack_object
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
-from hpcdist.transport.call import Objects, Refusal
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.call import Objects, Refusal
+from hpcdist.transport.call.kinds import Kind
 
 Packed = Sequence[Pickled] | None
 """One pickle for each object that this rank sends."""

@@ -16,11 +16,11 @@ from hpcdist.comm.session import here, resolve_group
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import NotInGroupWarning, UsageError
 from hpcdist.events import listeners
-from hpcdist.transport.base import DONE, Work
-from hpcdist.transport.call import Call, Message, ObjectMessage, locate
-from hpcdist.transport.call_site import issued, outer_frame
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.recorder import STARTED, begin, end, fail
+from hpcdist.transport.call.call import Call, Message, ObjectMessage, locate
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.flight.call_site import issued, outer_frame
+from hpcdist.transport.flight.recorder import STARTED, begin, end, fail
+from hpcdist.transport.waiting.work import DONE, Work
 
 Describe = Callable[..., Call]
 

@@ -35,12 +35,11 @@ from hpcdist.runtime.mpi import FINALIZED, check_not_finalized, is_alone
 from hpcdist.runtime.place import read_place, world_place
 from hpcdist.runtime.process import snapshot
 from hpcdist.text import in_short
-from hpcdist.transport import recorder
 from hpcdist.transport.base import Transport, WorldRequest
-from hpcdist.transport.flight import rings
+from hpcdist.transport.flight import recorder, rings
 from hpcdist.transport.flight.layout import INIT
 from hpcdist.transport.registry import installed_transports, load_start, transport_name
-from hpcdist.transport.stall import watch
+from hpcdist.transport.waiting.watchdog import watch
 
 
 def init_parallel_env(

@@ -18,11 +18,20 @@ from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.members import Members
 from hpcdist.comm.tensor_lists import cannot, unpack
 from hpcdist.errors import UsageError
-from hpcdist.transport.base import Work
-from hpcdist.transport.boxes import as_alltoall
-from hpcdist.transport.call import Box, Exchange, Gathering, Give, Read, Refusal, Shape, volume_of
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.reduction import ReduceOp, check_op, rule_for
+from hpcdist.transport.call.call import (
+    Box,
+    Exchange,
+    Gathering,
+    Give,
+    Read,
+    Refusal,
+    Shape,
+    volume_of,
+)
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.reduction import ReduceOp, check_op, rule_for
+from hpcdist.transport.shm.boxes import as_alltoall
+from hpcdist.transport.waiting.work import Work
 
 
 def exchange(

@@ -20,9 +20,9 @@ from hpcdist.comm.making import group_of
 from hpcdist.comm.members import Members
 from hpcdist.comm.tensor_lists import check_fillable, is_list
 from hpcdist.errors import UsageError
-from hpcdist.transport.base import Work
-from hpcdist.transport.call import PROC_NULL
-from hpcdist.transport.waiting import Together
+from hpcdist.transport.call.call import PROC_NULL
+from hpcdist.transport.waiting.work import Work
+from hpcdist.transport.waiting.works import Together
 
 
 @final

@@ -15,8 +15,8 @@ from hpcdist.comm.nccl_config import create_nccl_config
 from hpcdist.comm.session import Session, require_session, resolve_group, set_session
 from hpcdist.errors import UsageAssertionError, UsageError, UsageTypeError
 from hpcdist.transport.base import Transport
-from hpcdist.transport.polling import raising_held
 from hpcdist.transport.registry import check_backend_of_group
+from hpcdist.transport.waiting.polling import raising_held
 
 
 def new_group(

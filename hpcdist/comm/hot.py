@@ -32,14 +32,14 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.pieces import LARGE_NBYTES
 from hpcdist.comm.session import here
 from hpcdist.events import listeners
-from hpcdist.transport.base import DONE, Work
-from hpcdist.transport.call import Call
-from hpcdist.transport.hot import is_here, meet
-from hpcdist.transport.kernel import compiled
-from hpcdist.transport.polling import drop_held, held, raise_held
-from hpcdist.transport.queue import inside, mark_inside
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.call import Call
+from hpcdist.transport.call.reduction import ReduceOp
 from hpcdist.transport.shm.control import SPINS
+from hpcdist.transport.shm.hot import is_here, meet
+from hpcdist.transport.shm.kernel import compiled
+from hpcdist.transport.waiting.polling import drop_held, held, raise_held
+from hpcdist.transport.waiting.queue import inside, mark_inside
+from hpcdist.transport.waiting.work import DONE, Work
 
 VERBS: dict[str, Callable[..., Call]] = {
     "barrier": describe.barrier,

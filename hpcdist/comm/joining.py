@@ -8,8 +8,8 @@ from typing import Any
 from hpcdist.comm.group import Group, world_group
 from hpcdist.runtime import reports
 from hpcdist.runtime.torchrun import renew_torchrun_variables
-from hpcdist.transport import recorder
 from hpcdist.transport.base import Recovered
+from hpcdist.transport.flight import recorder
 
 NOT_NEEDED = 0
 """The exit code of a spare that got no place."""

@@ -20,8 +20,8 @@ from hpcdist.comm.exchanges import exchange
 from hpcdist.comm.group import Group
 from hpcdist.errors import TransportError
 from hpcdist.transport.base import Transport
-from hpcdist.transport.call import Give, Read, Refusal
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.call import Give, Read, Refusal
+from hpcdist.transport.call.kinds import Kind
 
 
 @contextmanager

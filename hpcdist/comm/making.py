@@ -14,12 +14,12 @@ from hpcdist.comm.members import Members
 from hpcdist.comm.session import is_simulated, require_session
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import CollectiveTimeout, UsageError, came_of
-from hpcdist.transport.call import UNDEFINED, Objects, Refusal
+from hpcdist.transport.call.call import UNDEFINED, Objects, Refusal
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.flight.layout import NEW_GROUP
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.polling import raising_held
-from hpcdist.transport.queue import seconds
-from hpcdist.transport.recorder import end, enter_making, fail, note
+from hpcdist.transport.flight.recorder import end, enter_making, fail, note
+from hpcdist.transport.waiting.polling import raising_held
+from hpcdist.transport.waiting.queue import seconds
 
 
 @raising_held

@@ -31,8 +31,8 @@ from hpcdist.comm.hot import hot
 from hpcdist.comm.members import Members
 from hpcdist.comm.session import resolve_group
 from hpcdist.errors import UsageError
-from hpcdist.transport.base import Done, Work
-from hpcdist.transport.call import PROC_NULL
+from hpcdist.transport.call.call import PROC_NULL
+from hpcdist.transport.waiting.work import Done, Work
 
 
 def send(

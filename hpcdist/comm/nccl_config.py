@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcdist.comm.making import as_rank
 from hpcdist.errors import UsageError
-from hpcdist.transport.call_site import outer_frame
+from hpcdist.transport.flight.call_site import outer_frame
 
 _VARIABLES = {
     "commName": "",

@@ -13,7 +13,7 @@ from hpcdist.comm import describe_objects
 from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.hot import hot
 from hpcdist.comm.members import Members
-from hpcdist.transport.base import Work
+from hpcdist.transport.waiting.work import Work
 
 
 def all_gather_object(

@@ -23,12 +23,13 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
 from hpcdist.comm.tensor_lists import keep
 from hpcdist.errors import CollectiveTimeout, UsageError
-from hpcdist.transport.base import DONE, REFUSE_START, Known, Plan, Work
-from hpcdist.transport.call import Barrier, Call, Refusal, label, making
-from hpcdist.transport.call_site import issued
+from hpcdist.transport.base import REFUSE_START, Plan
+from hpcdist.transport.call.call import Barrier, Call, Refusal, label, making
+from hpcdist.transport.call.reduction import ReduceOp
+from hpcdist.transport.flight.call_site import issued
 from hpcdist.transport.flight.layout import PLAN
-from hpcdist.transport.recorder import end, fail, note
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.flight.recorder import end, fail, note
+from hpcdist.transport.waiting.work import DONE, Known, Work
 
 
 def plan_all_reduce(tensor: Any, op: int = ReduceOp.SUM, group: Group | None = None) -> Plan:

@@ -24,7 +24,7 @@ from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import is_simulated, resolve_group
 from hpcdist.errors import UsageError
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 Handler = Callable[[signal.Signals], Any]
 

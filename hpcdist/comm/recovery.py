@@ -14,9 +14,9 @@ from hpcdist.comm.making import check_timeout
 from hpcdist.comm.session import Session, require_session
 from hpcdist.runtime import reports
 from hpcdist.text import in_short
-from hpcdist.transport import recorder
 from hpcdist.transport.base import Recovered, Transport
-from hpcdist.transport.roles import GroupTable
+from hpcdist.transport.flight import recorder
+from hpcdist.transport.presence.roles import GroupTable
 
 
 def recover(timeout: float | None = None) -> Group:

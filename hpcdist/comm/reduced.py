@@ -22,9 +22,9 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
 from hpcdist.comm.states import State, verify_states
 from hpcdist.errors import UsageError
-from hpcdist.transport.call import Reduction
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.reduction import ReduceOp, check_op, rule_for
+from hpcdist.transport.call.call import Reduction
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.reduction import ReduceOp, check_op, rule_for
 
 
 def all_reduced(tree: Any, op: int = ReduceOp.SUM, group: Group | None = None) -> Any:

@@ -15,8 +15,8 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast, final
 from hpcdist.comm.closed import Closed
 from hpcdist.comm.members import Members
 from hpcdist.errors import UsageError
-from hpcdist.transport.call_site import call_site
-from hpcdist.transport.recorder import enter_group
+from hpcdist.transport.flight.call_site import call_site
+from hpcdist.transport.flight.recorder import enter_group
 
 G = TypeVar("G", bound=Members)
 T = TypeVar("T")

@@ -18,9 +18,9 @@ from hpcdist.comm.objects import tell_all
 from hpcdist.comm.session import resolve_group
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import MismatchError, UsageError
-from hpcdist.transport.call import Call
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.call import Call
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.reduction import ReduceOp
 
 State = tuple[str, tuple[int, ...], str]
 """Name, shape and dtype of one array, in words that all ranks can compare."""

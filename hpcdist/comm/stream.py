@@ -19,9 +19,9 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.hot import VERBS, hot
 from hpcdist.comm.messages import is_nobody, to_nobody
 from hpcdist.errors import UsageError
-from hpcdist.transport.base import Work
-from hpcdist.transport.call import WITH_ARRAYS, Call
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.call import WITH_ARRAYS, Call
+from hpcdist.transport.call.reduction import ReduceOp
+from hpcdist.transport.waiting.work import Work
 
 __all__ = [
     "all_gather",

@@ -27,9 +27,9 @@ from hpcdist.arrays.packing import (
 )
 from hpcdist.comm.members import Members
 from hpcdist.errors import UsageError
-from hpcdist.transport.call import Block, Distribution, Gathering, Reduction, Refusal, Shape
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.parts import APART_FROM, joined
+from hpcdist.transport.call.call import Block, Distribution, Gathering, Reduction, Refusal, Shape
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.runs import APART_FROM, joined
 
 
 def is_list(value: Any) -> bool:

@@ -36,8 +36,8 @@ from hpcdist.errors import (
     is_secondary,
     notes_of,
 )
-from hpcdist.transport import recorder
-from hpcdist.transport.call import Objects, Refusal, refused
+from hpcdist.transport.call.call import Objects, Refusal, refused
+from hpcdist.transport.flight import recorder
 
 T = TypeVar("T")
 R = TypeVar("R")

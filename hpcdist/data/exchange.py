@@ -28,8 +28,8 @@ from hpcdist.data.columns import FIXED, Columns, Ragged, Schema
 from hpcdist.data.layout import Extent, ragged_fields, row_nbytes
 from hpcdist.data.order import Order
 from hpcdist.data.shares import IndexArray, Shares
-from hpcdist.transport.base import Work
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
+from hpcdist.transport.waiting.work import Work
 
 CHUNK_NBYTES = 8 << 20
 """Bytes of rows that leave a rank at a time; twice as many are under way."""

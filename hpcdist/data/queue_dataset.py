@@ -17,7 +17,7 @@ from hpcdist.data.reading import Lane, Reading
 from hpcdist.data.settings import QUEUE
 from hpcdist.data.stream import Leg, Stream
 from hpcdist.errors import UsageError
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 _DEPTH = 4
 """Blocks of rows that wait for each reader."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hpcdist.diagnostics.probe import Job
 from hpcdist.text import volume
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.tuning import EXPLAINED, Algorithm, TuningRule, TuningTable
 

@@ -17,7 +17,7 @@ from hpcdist.compiled import what_is_missing
 from hpcdist.config import Config, variable_of
 from hpcdist.runtime.cuda_awareness import loaded
 from hpcdist.runtime.mpi import load_mpi
-from hpcdist.transport.kernel import compiled
+from hpcdist.transport.shm.kernel import compiled
 
 NOT_INSTALLED = "not installed"
 _YES = ("1", "true", "yes", "on")

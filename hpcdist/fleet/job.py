@@ -48,8 +48,8 @@ from hpcdist.ps.save import save_tables
 from hpcdist.runtime import gpu
 from hpcdist.runtime.process import resident_bytes
 from hpcdist.text import volume
-from hpcdist.transport.call_site import outer_frame
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
+from hpcdist.transport.flight.call_site import outer_frame
 
 T = TypeVar("T")
 

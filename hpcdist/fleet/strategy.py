@@ -44,7 +44,7 @@ from hpcdist.parallel.hybrid_options import (
 from hpcdist.parallel.topology import AXES
 from hpcdist.parallel.vocabulary import known
 from hpcdist.ps.modes import Mode, mode_told
-from hpcdist.transport.call_site import call_site, outer_frame
+from hpcdist.transport.flight.call_site import call_site, outer_frame
 
 _SCHEDULES: dict[str, Schedule] = {"VPP": "Interleaved1F1B"}
 """Paddle's names of schedules that have another one here."""

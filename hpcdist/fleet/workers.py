@@ -18,7 +18,7 @@ from hpcdist.errors import UsageError
 from hpcdist.fleet.placement import FLEET
 from hpcdist.parallel.hybrid import current_grid
 from hpcdist.parallel.vocabulary import known
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 _MODES = {"sum": ReduceOp.SUM, "min": ReduceOp.MIN, "max": ReduceOp.MAX}
 _WORLDS = ("worker", "server", "all")

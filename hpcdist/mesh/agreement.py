@@ -15,8 +15,8 @@ from hpcdist.comm.session import current_session
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.mesh.process_mesh import ProcessMesh, get_mesh
-from hpcdist.transport.call import Call
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.call import Call
+from hpcdist.transport.call.kinds import Kind
 
 
 def agree(mesh: ProcessMesh, words: str, dtype: Any, key: int | None = None) -> None:

@@ -29,7 +29,7 @@ from hpcdist.mesh.reshard import reshard_to, start_reshard
 from hpcdist.mesh.room import room_for
 from hpcdist.mesh.routes import joint_mesh
 from hpcdist.mesh.torchs import torchs_own
-from hpcdist.transport.base import Work
+from hpcdist.transport.waiting.work import Work
 
 Placements = Sequence[Placement]
 

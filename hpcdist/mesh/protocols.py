@@ -41,7 +41,7 @@ from hpcdist.mesh.rules import (
 from hpcdist.mesh.rules.basis import arrays_in, as_dist, delivered, integer, is_dist, mesh_of
 from hpcdist.mesh.rules.floating import checked, raises_errors
 from hpcdist.mesh.rules.table import FUNCTIONS, UFUNCS
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 FAMILIES = (
     pointwise,

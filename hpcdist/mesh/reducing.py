@@ -11,7 +11,7 @@ from hpcdist.errors import UsageError
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.placements import ReduceType
 from hpcdist.mesh.process_mesh import Coordinate
-from hpcdist.transport.reduction import ReduceOp, rule_for
+from hpcdist.transport.call.reduction import ReduceOp, rule_for
 
 OPERATORS = {
     ReduceType.kRedSum: ReduceOp.SUM,

@@ -25,7 +25,7 @@ from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.room import room_for
 from hpcdist.mesh.routes import exchange_boxes, joint_mesh, route_of
 from hpcdist.mesh.steps import LOCAL, run_steps
-from hpcdist.transport.base import Ended, Known, Work
+from hpcdist.transport.waiting.work import Ended, Known, Work
 
 
 def reshard_to(a: DistArray, layout: Layout, *, out: DistArray | None = None) -> DistArray:

@@ -16,9 +16,9 @@ from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.reads import Piece, gives_of, reads_of
 from hpcdist.mesh.reducing import OPERATORS, neutral_of, reduce_type_of
-from hpcdist.transport.base import Work
-from hpcdist.transport.call import Give, Read
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.call import Give, Read
+from hpcdist.transport.call.reduction import ReduceOp
+from hpcdist.transport.waiting.work import Work
 
 
 class Route(NamedTuple):

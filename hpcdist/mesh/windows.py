@@ -27,7 +27,7 @@ from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.process_mesh import Coordinate
 from hpcdist.mesh.reads import parts_of
-from hpcdist.transport.call import Give, Read
+from hpcdist.transport.call.call import Give, Read
 
 Slices = tuple[slice, ...]
 

@@ -21,10 +21,10 @@ from hpcdist.config import read_config
 from hpcdist.errors import CollectiveTimeout, RankFailure, UsageError
 from hpcdist.parallel.overlap import CommStats, OverlapPolicy, core_share
 from hpcdist.runtime.process import my_cores
-from hpcdist.transport.base import DONE, Known, Work
-from hpcdist.transport.call import Call
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.call import Call
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.reduction import ReduceOp
+from hpcdist.transport.waiting.work import DONE, Known, Work
 
 Describe = Callable[[Group, Any], Call]
 Then = Callable[[BaseException | None], None]

@@ -20,7 +20,7 @@ from hpcdist.comm.states import state_of, verify_states
 from hpcdist.errors import UsageError
 from hpcdist.parallel.fused import fused
 from hpcdist.parallel.parameter import Parameter
-from hpcdist.transport.reduction import ReduceOp, rule_for
+from hpcdist.transport.call.reduction import ReduceOp, rule_for
 
 
 def average_gradients(tree: Any, group: Group | None = None) -> Any:

@@ -16,7 +16,7 @@ from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
 from hpcdist.parallel.engines import load
 from hpcdist.parallel.parameter import Parameter
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 
 def clip_grad_norm_(

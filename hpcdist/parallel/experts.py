@@ -22,8 +22,8 @@ from hpcdist.comm.session import resolve_group
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
 from hpcdist.parallel.engines import load
-from hpcdist.transport.call import Call
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.call import Call
+from hpcdist.transport.call.kinds import Kind
 
 
 class Route(NamedTuple):

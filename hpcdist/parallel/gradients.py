@@ -23,8 +23,8 @@ from hpcdist.parallel.backward import BackwardPass, Policy
 from hpcdist.parallel.gradient_groups import Bucket
 from hpcdist.parallel.nan_watch import NanWatch
 from hpcdist.parallel.parameter import Parameter
-from hpcdist.transport.base import DONE, Work
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
+from hpcdist.transport.waiting.work import DONE, Work
 
 
 @final

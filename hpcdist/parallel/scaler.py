@@ -12,7 +12,7 @@ from hpcdist.arrays.transfer import host_numbers
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.errors import UsageError
 from hpcdist.parallel.gradient_groups import own_group
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 
 @final

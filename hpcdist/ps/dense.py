@@ -19,7 +19,7 @@ from hpcdist.ps.core import check_running
 from hpcdist.ps.rooms import put_into, room_of
 from hpcdist.ps.route import Told, Verb, perform
 from hpcdist.ps.table import SparseTable
-from hpcdist.transport.base import Work
+from hpcdist.transport.waiting.work import Work
 
 _WIDTH = 256
 """Elements of a row of a `DenseTable`: what one server keeps in a piece."""

@@ -24,9 +24,9 @@ from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import CheckpointError, MismatchError, RemoteError, UsageError
 from hpcdist.ps.cluster import Cluster
 from hpcdist.ps.ids import owners
-from hpcdist.transport.base import Known, Work
-from hpcdist.transport.call import Call
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.call import Call
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.waiting.work import Known, Work
 
 
 class Verb(IntEnum):

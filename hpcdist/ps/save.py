@@ -29,7 +29,7 @@ from hpcdist.ps.cluster import Cluster
 from hpcdist.ps.route import HANDLERS, Told, Verb, perform
 from hpcdist.ps.series import PARTS, REMOVED, WAITING, Save, content_of, last_save
 from hpcdist.ps.server import Shard
-from hpcdist.transport.base import Work
+from hpcdist.transport.waiting.work import Work
 
 ALL, DELTA = 0, 1
 

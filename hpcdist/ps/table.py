@@ -25,7 +25,7 @@ from hpcdist.ps.options import Options
 from hpcdist.ps.rooms import as_given, put_into, room_of, rows_in
 from hpcdist.ps.route import Pending, Told, Verb, meet, perform
 from hpcdist.ps.worker import Worker
-from hpcdist.transport.base import DONE, Work
+from hpcdist.transport.waiting.work import DONE, Work
 
 
 @final

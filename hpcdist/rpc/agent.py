@@ -36,8 +36,8 @@ from hpcdist.rpc.serve import Pool, as_call
 from hpcdist.rpc.switchboard import Setup, Switchboard
 from hpcdist.rpc.telling import Telling
 from hpcdist.transport.flight.layout import RPC
-from hpcdist.transport.queue import seconds
-from hpcdist.transport.recorder import STARTED, note
+from hpcdist.transport.flight.recorder import STARTED, note
+from hpcdist.transport.waiting.queue import seconds
 
 _MANY = 32
 """From so many calls under way on, small ones are written together; see `links`."""

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
 
 from hpcdist.errors import CollectiveTimeout, HpcdistError, UsageError
-from hpcdist.transport import recorder
-from hpcdist.transport.activity import NOTE_AFTER_S, Wait, noted
-from hpcdist.transport.queue import seconds
+from hpcdist.transport.flight import recorder
+from hpcdist.transport.waiting.activity import NOTE_AFTER_S, Wait, noted
+from hpcdist.transport.waiting.queue import seconds
 
 logger = logging.getLogger("hpcdist.rpc")
 
@@ -298,7 +298,7 @@ class Future(Generic[T]):
         """Have its end recorded.
 
         Args:
-            mark: of the record of its call; see `transport.recorder`.
+            mark: of the record of its call; see `transport.flight.recorder`.
 
         """
         self._mark = mark

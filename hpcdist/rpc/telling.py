@@ -10,7 +10,7 @@ from hpcdist.comm.announcement import event_ids, hearers, tell
 from hpcdist.comm.session import simulated_rank
 from hpcdist.events import Event
 from hpcdist.rpc.future import refusing
-from hpcdist.transport.call_site import call_site
+from hpcdist.transport.flight.call_site import call_site
 
 
 @final

@@ -16,7 +16,8 @@ import numpy as np
 import hpcdist
 from hpcdist.comm.exchanges import exchange
 from hpcdist.errors import HpcdistError
-from hpcdist.transport.base import Plan, Work
+from hpcdist.transport.base import Plan
+from hpcdist.transport.waiting.work import Work
 
 
 class Arrays(NamedTuple):

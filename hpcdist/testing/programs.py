@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import hpcdist as dist
 from hpcdist.comm.exchanges import exchange
-from hpcdist.transport.call import Give, Read
+from hpcdist.transport.call.call import Give, Read
 
 Array = Any
 Op = dist.ReduceOp

@@ -32,7 +32,7 @@ from hpcdist.torch.embedding import (
 from hpcdist.torch.lamb import LAMB as LAMB
 from hpcdist.torch.lars import LARS as LARS
 from hpcdist.torch.process_group import HpcdistProcessGroup as HpcdistProcessGroup
-from hpcdist.transport.call_site import pass_over
+from hpcdist.transport.flight.call_site import pass_over
 
 __all__ = [
     "DataParallel",

@@ -21,7 +21,7 @@ from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.comm.states import State, verify_states
 from hpcdist.errors import MismatchError
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 _SAMPLED = 2048
 """Elements of a tensor that are compared; as many are read in some microseconds."""

@@ -40,7 +40,7 @@ from hpcdist.torch.gradient_groups import GroupedGradients
 from hpcdist.torch.module_state import agree, broadcast_module, states_of, trainable
 from hpcdist.torch.process_group import HpcdistProcessGroup
 from hpcdist.torch.wrapper import Wrapper
-from hpcdist.transport.base import Work
+from hpcdist.transport.waiting.work import Work
 
 _MiB = 1 << 20
 

@@ -16,8 +16,8 @@ from hpcdist.comm import describe
 from hpcdist.comm.describe_objects import all_gather_object as describe_all_gather_objects
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
-from hpcdist.transport.call import Call
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.call import Call
+from hpcdist.transport.call.reduction import ReduceOp
 
 _OPS: dict[str, ReduceOp] = {
     "SUM": ReduceOp.SUM,

@@ -12,7 +12,7 @@ import torch.distributed as c10d
 
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.torch.stores import shared_store
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 
 class Reach(IntEnum):

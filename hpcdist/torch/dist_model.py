@@ -39,7 +39,7 @@ from hpcdist.torch.sections import (
     training_group,
 )
 from hpcdist.torch.tensor_parallel import own_part
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 Mode = Literal["train", "eval", "predict"]
 _NEEDS: dict[str, tuple[str, ...]] = {

@@ -19,7 +19,7 @@ from hpcdist.parallel.averager import Averager, first_failure
 from hpcdist.parallel.gradient_groups import Bucket, agree, by_group, group_of, plan
 from hpcdist.parallel.module_state import broadcast_states
 from hpcdist.torch.module_state import states_of
-from hpcdist.transport.base import DONE, Work
+from hpcdist.transport.waiting.work import DONE, Work
 
 
 @final

@@ -27,7 +27,7 @@ from hpcdist.errors import UsageError
 from hpcdist.parallel.clipping import Measured, norm_of
 from hpcdist.parallel.gradient_groups import own_group
 from hpcdist.parallel.hybrid import HybridCommunicateGroup, current_grid
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 MARKS = (
     "is_distributed",

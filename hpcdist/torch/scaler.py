@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 
 def agreeing(scaler: torch.amp.GradScaler, group: Group | None) -> AgreeingScaler:

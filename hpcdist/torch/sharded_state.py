@@ -32,7 +32,7 @@ from hpcdist.torch.data_parallel import TorchDataParallel
 from hpcdist.torch.module_state import check_names, entries_of, give_extras
 from hpcdist.torch.optimizers import is_dampened, materialize_states, set_aside
 from hpcdist.torch.zero import ZeroRedundancyOptimizer
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 Load = Callable[[Mapping[str, Any]], None]
 

@@ -25,7 +25,7 @@ from hpcdist.comm.hot import hot
 from hpcdist.torch import descriptions
 from hpcdist.torch.onlookers import shown, somebody_looks_on, wraps_others
 from hpcdist.torch.works import TorchWork
-from hpcdist.transport.call import Call
+from hpcdist.transport.call.call import Call
 
 FORMER_NAMES = {
     "all_gather_single": "_allgather_base",

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as c10d
 
 from hpcdist.comm.group import Group
-from hpcdist.transport.base import Work
+from hpcdist.transport.waiting.work import Work
 
 
 @final

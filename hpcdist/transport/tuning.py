@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, final
 
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import LinkCost
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.kinds import Kind
 
 FORMAT = 1
 KiB, MiB = 1 << 10, 1 << 20

@@ -17,8 +17,8 @@ MIXED = """
 from contextlib import nullcontext
 import numpy as np
 import hpcdist as dist
-from hpcdist.transport import kinds
-from hpcdist.transport.hot import switched_off
+from hpcdist.transport.call import kinds
+from hpcdist.transport.shm.hot import switched_off
 
 assert kinds.Kind.BROADCAST == 7 and kinds.Kind.SEND == 17
 rank, size = dist.init_parallel_env(timeout=60).rank, dist.get_world_size()
@@ -118,7 +118,11 @@ def test_a_kind_may_be_inserted_in_the_middle(mpi, package):
         number = int(found[2])
         return f"{found[1]}{number + (number >= 6)}{found[3]}"
 
-    edit(package / "hpcdist/transport/kinds.py", r"(?m)^(    [A-Z_]+ = )(\d+)(, Family)", one_more)
+    edit(
+        package / "hpcdist/transport/call/kinds.py",
+        r"(?m)^(    [A-Z_]+ = )(\d+)(, Family)",
+        one_more,
+    )
     (package / "mixed.py").write_text(MIXED)
     environ = ENVIRONMENTS[mpi]
     options = Options((sys.executable, "mixed.py"), nprocs=2, here=True, label=False)
@@ -132,11 +136,16 @@ def test_a_kind_may_be_inserted_in_the_middle(mpi, package):
 @pytest.mark.parametrize(
     ("path", "pattern", "replacement", "words"),
     [
-        ("transport/kernel.py", r"(?m)^MOST = 256", "MOST = 128", "MOST = 256, and Python has 128"),
+        (
+            "transport/shm/kernel.py",
+            r"(?m)^MOST = 256",
+            "MOST = 128",
+            "MOST = 256, and Python has 128",
+        ),
         ("transport/shm/control.py", r"STEP_BITS = 24", "STEP_BITS = 20", "STEP_BITS = 24"),
         ("transport/shm/node.py", r"_ATTACHED = -2", "_ATTACHED = -3", "ATTACHED = -2"),
         ("transport/flight/layout.py", r"BEGUN, ENDED", "ENDED, BEGUN", "BEGUN = 1"),
-        ("transport/kinds.py", r" GATHER = 8,", " GATHER = 99,", "needs the number of GATHER"),
+        ("transport/call/kinds.py", r" GATHER = 8,", " GATHER = 99,", "needs the number of GATHER"),
     ],
 )
 def test_a_number_that_differs_is_refused_at_import(path, pattern, replacement, words, package):

@@ -10,7 +10,7 @@ import pytest
 
 from hpcdist.compiled import PARTS
 from hpcdist.launch.launchers import find_site
-from hpcdist.transport.kernel import compiled
+from hpcdist.transport.shm.kernel import compiled
 
 ROOT = Path(__file__).parents[2]
 SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -O1 -g"

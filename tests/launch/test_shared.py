@@ -182,7 +182,7 @@ import os, signal, sys, time
 import numpy as np
 import hpcdist as dist
 from hpcdist.comm.exchanges import exchange
-from hpcdist.transport.call import Give, Read
+from hpcdist.transport.call.call import Give, Read
 from hpcdist.transport.mpi import intranode_boxes
 
 group = dist.init_parallel_env()

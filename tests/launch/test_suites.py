@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdist.transport.polling import poll
+from hpcdist.transport.waiting.polling import poll
 
 ROOT = Path(__file__).parents[2]
 PYTHON = """#!/bin/sh

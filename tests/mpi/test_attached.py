@@ -13,10 +13,10 @@ from tiers import first_of
 
 import hpcdist as dist
 from hpcdist.comm.hot import hot
-from hpcdist.transport.base import DONE
-from hpcdist.transport.hot import switched_off
 from hpcdist.transport.shm.control import PAYLOAD
+from hpcdist.transport.shm.hot import switched_off
 from hpcdist.transport.tuning import Algorithm, TuningRule, TuningTable
+from hpcdist.transport.waiting.work import DONE
 
 SUM, AVG, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
 REDUCED = "all_reduce", "reduce", "reduce_scatter"

@@ -12,7 +12,7 @@ from hpcdist.testing import contract
 from hpcdist.testing.contract import TransportContract
 from hpcdist.testing.on_device import Arrays, OnDevice
 from hpcdist.testing.slow_device import DEVICE, SlowArray
-from hpcdist.transport.call import Barrier
+from hpcdist.transport.call.call import Barrier
 from hpcdist.transport.device.choose import STAGED
 from hpcdist.transport.device.cuda_mpi import _Comm
 from hpcdist.transport.device.launches import Launches

@@ -14,13 +14,13 @@ from mpi4py import MPI
 import hpcdist as dist
 from hpcdist.errors import TransportError
 from hpcdist.testing.slow_device import DEVICE, SlowDevice
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.reduction import ReduceOp
 from hpcdist.transport.device import table
 from hpcdist.transport.device.backend import DeviceBackend
 from hpcdist.transport.device.choose import STAGED, Candidate, Standing
 from hpcdist.transport.device.host_waits import await_end
 from hpcdist.transport.device.launch_order import LAUNCH_ORDER
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.reduction import ReduceOp
 
 VERBS = {
     Kind.ALL_REDUCE: lambda comm, call: comm.Iallreduce(MPI.IN_PLACE, memory(call.recv)),

@@ -16,8 +16,8 @@ from hpcdist.testing.contract.exchanges import (
     transposing,
     whole_to_all,
 )
-from hpcdist.transport.call import Give, Read
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.call import Give, Read
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.mpi import boxes, intranode_boxes
 from hpcdist.transport.mpi.hierarchical import boxes as hierarchical_boxes
 from hpcdist.transport.mpi.objects import OBJECT_VERBS

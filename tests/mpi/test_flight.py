@@ -9,7 +9,7 @@ import pytest
 
 import hpcdist as dist
 from hpcdist.comm.objects import all_gather_object
-from hpcdist.transport import recorder
+from hpcdist.transport.flight import recorder
 from hpcdist.transport.flight.recording import read_recording
 
 pytestmark = pytest.mark.two_ranks

@@ -9,9 +9,9 @@ import pytest
 
 import hpcdist as dist
 from hpcdist.comm.hot import OBJECT_VERBS, VERBS, hot
-from hpcdist.transport.base import DONE
-from hpcdist.transport.hot import switched_off
 from hpcdist.transport.shm.control import PAYLOAD
+from hpcdist.transport.shm.hot import switched_off
+from hpcdist.transport.waiting.work import DONE
 
 SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 SHAPES = [(), (0,), (3,), (2, 1, 3), (40,)]

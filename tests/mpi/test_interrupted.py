@@ -16,7 +16,7 @@ import pytest
 from mpi4py import MPI
 
 import hpcdist as dist
-from hpcdist.transport.hot import switched_off
+from hpcdist.transport.shm.hot import switched_off
 from hpcdist.transport.tuning import Algorithm, TuningRule, TuningTable
 
 TAG = 4712

@@ -17,7 +17,7 @@ import pytest
 from mpi4py import MPI
 
 import hpcdist as dist
-from hpcdist.transport.hot import switched_off
+from hpcdist.transport.shm.hot import switched_off
 
 pytestmark = pytest.mark.usefixtures("quick_collections")
 SEEDS = range(4)

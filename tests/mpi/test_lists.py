@@ -3,7 +3,7 @@
 import pytest
 
 import hpcdist as dist
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")

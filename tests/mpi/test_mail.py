@@ -11,8 +11,8 @@ from mpi4py import MPI
 
 import hpcdist as dist
 from hpcdist.comm.hot import hot
-from hpcdist.transport.base import DONE
-from hpcdist.transport.hot import switched_off
+from hpcdist.transport.shm.hot import switched_off
+from hpcdist.transport.waiting.work import DONE
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")
 

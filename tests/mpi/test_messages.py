@@ -13,8 +13,8 @@ from mpi4py import MPI
 
 import hpcdist as dist
 from hpcdist.arrays.buffer import Buffer
-from hpcdist.transport import polling
 from hpcdist.transport.mpi import transport as mpi_transport
+from hpcdist.transport.waiting import polling
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")
 MB = 1 << 20

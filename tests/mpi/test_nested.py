@@ -17,8 +17,8 @@ from mpi4py import MPI
 import hpcdist as dist
 from hpcdist.comm.session import current_session
 from hpcdist.transport.mpi.requests import Receive
-from hpcdist.transport.polling import add_errand, is_at_errands, remove_errand
-from hpcdist.transport.queue import refusal
+from hpcdist.transport.waiting.polling import add_errand, is_at_errands, remove_errand
+from hpcdist.transport.waiting.queue import refusal
 
 pytestmark = pytest.mark.usefixtures("and_the_world_goes_on")
 

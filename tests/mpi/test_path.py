@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import hpcdist as dist
-from hpcdist.transport.hot import switched_off
+from hpcdist.transport.shm.hot import switched_off
 
 PACKAGE = Path(dist.__file__).parent
 MOST = 8
@@ -28,9 +28,9 @@ ON_ONE_NODE = [
     *FIRST,
     "transport/mpi/intranode.py",
     "transport/mpi/agreement.py",
-    "transport/call.py",
+    "transport/call/call.py",
 ]
-AFTER_SPINNING = {"transport/polling.py", "transport/mpi/decision.py"}
+AFTER_SPINNING = {"transport/waiting/polling.py", "transport/mpi/decision.py"}
 """What a rank enters next that has to wait: it polls, or finds that all have come meanwhile."""
 
 HOT = ["comm/collectives.py"]

@@ -11,7 +11,7 @@ from mpi4py import MPI
 import hpcdist as dist
 from hpcdist.comm.session import require_session
 from hpcdist.transport.mpi.rendezvous import Rendezvous
-from hpcdist.transport.polling import poll
+from hpcdist.transport.waiting.polling import poll
 
 pytestmark = [
     pytest.mark.usefixtures("and_the_world_goes_on"),

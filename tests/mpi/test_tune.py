@@ -22,7 +22,7 @@ from hpcdist.diagnostics.probe import look
 from hpcdist.mesh import reshard
 from hpcdist.mesh.layout import layout_of
 from hpcdist.transport.base import LinkCost
-from hpcdist.transport.kernel import compiled
+from hpcdist.transport.shm.kernel import compiled
 from hpcdist.transport.tuning import (
     DEFAULT,
     OPERATIONS,

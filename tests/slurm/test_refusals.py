@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from hpcdist.runtime.pmi import lost_server
-from hpcdist.transport.polling import poll
+from hpcdist.transport.waiting.polling import poll
 
 PYTHON = sys.executable
 START = ("-c", "import hpcdist as dist; print(dist.init_parallel_env().nranks, 'ranks')")

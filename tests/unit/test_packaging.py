@@ -19,7 +19,7 @@ import pytest
 
 import hpcdist as dist
 from hpcdist.compiled import PARTS
-from hpcdist.transport.kernel import compiled
+from hpcdist.transport.shm.kernel import compiled
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "packaging"

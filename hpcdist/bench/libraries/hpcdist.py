@@ -11,7 +11,7 @@ from hpcdist.bench.task import Array, Library, Maker, Messages, Task
 from hpcdist.comm import collectives, groups, messages, objects
 from hpcdist.comm.group import Group
 from hpcdist.parallel.model import DataParallel
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 
 def start_own(group: Group) -> Library:

@@ -28,7 +28,7 @@ from hpcdist.runtime.place import read_place
 from hpcdist.runtime.process import snapshot
 from hpcdist.text import bandwidth, duration, read_counts, read_sizes, volume
 from hpcdist.transport.base import LinkCost
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.tuning import (
     FORMAT,
     OPERATIONS,

@@ -23,7 +23,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.groups import destroy_process_group, new_group
 from hpcdist.comm.memory import zeros
 from hpcdist.transport.base import LinkCost
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.tuning import (
     OPERATIONS,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.flight.recording import GroupKey, Record
-from hpcdist.transport.kinds import Kind
 
 _MEETINGS = frozenset(
     {Kind.BARRIER, Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.ALLTOALL, Kind.ALL_GATHER_OBJECT,

@@ -17,7 +17,7 @@ from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.process_mesh import Coordinate, ProcessMesh
 from hpcdist.mesh.reshard import reshard_to
-from hpcdist.transport.reduction import ReduceOp, rule_for
+from hpcdist.transport.call.reduction import ReduceOp, rule_for
 
 make = DistArray._of
 AxisError = getattr(np, "exceptions", np).AxisError  # `np.exceptions` is of NumPy 1.25

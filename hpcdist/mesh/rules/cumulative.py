@@ -27,7 +27,7 @@ from hpcdist.mesh.rules.overflow import in_turn, may_leave, watched
 from hpcdist.mesh.rules.pointwise import pointwise
 from hpcdist.mesh.rules.shapes import broadcast_to, concat, expand_dims, ravel
 from hpcdist.mesh.rules.table import rule
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 
 def running(x: Any, axis: int | None, ufunc: Any, dtype: Any, out: Any = None) -> Any:

@@ -27,7 +27,7 @@ from hpcdist.mesh.agreement import key_of
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.room import SHARED_FROM
 from hpcdist.mesh.rules.basis import line_of, of_all_parts, part_number, shapes_of
-from hpcdist.transport.call import Give, Read
+from hpcdist.transport.call.call import Give, Read
 
 SAMPLES = 512
 """How many elements of its part a rank tells."""

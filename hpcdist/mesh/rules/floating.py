@@ -16,7 +16,7 @@ import numpy as np
 
 from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.rules.basis import arrays_in, combined, cutting
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -18,7 +18,7 @@ from hpcdist.mesh.rules.along import along, pencils
 from hpcdist.mesh.rules.basis import combined, cutting, make, resharded, settled, whole_on
 from hpcdist.mesh.rules.pointwise import aligned
 from hpcdist.mesh.rules.shapes import matrix_transpose
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 LinAlgError = np.linalg.LinAlgError
 BLOCK = 128

@@ -16,7 +16,7 @@ import numpy as np
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.rules.basis import combined, result_array
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 
 def may_leave(x: DistArray, dtype: Any) -> bool:

@@ -34,7 +34,7 @@ from hpcdist.mesh.rules.pointwise import pointwise
 from hpcdist.mesh.rules.reductions import sum as total
 from hpcdist.mesh.rules.shapes import moveaxis, ravel, without_cuts
 from hpcdist.mesh.rules.table import rule
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 Letters = tuple["int | None", ...]
 """Of an array: a number for each dimension; None where it is of length 1 and broadcast."""

@@ -35,7 +35,7 @@ from hpcdist.mesh.rules.basis import (
 from hpcdist.mesh.rules.overflow import may_leave, product
 from hpcdist.mesh.rules.pointwise import aligned, pointwise
 from hpcdist.mesh.rules.table import rule
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 NOT_GIVEN: Any = getattr(np, "_NoValue", None)
 

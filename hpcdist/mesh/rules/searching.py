@@ -23,7 +23,7 @@ from hpcdist.mesh.rules.basis import (
 from hpcdist.mesh.rules.dividing import told, traded
 from hpcdist.mesh.rules.table import rule
 from hpcdist.mesh.rules.taking import apart, take
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 
 @rule("searchsorted", method=True)

@@ -43,7 +43,7 @@ from hpcdist.mesh.rules.shapes import (
     squeeze,
 )
 from hpcdist.mesh.rules.table import rule
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 # ---- how many
 

@@ -43,7 +43,7 @@ from hpcdist.mesh.rules.matrices import (
 )
 from hpcdist.mesh.rules.pointwise import part_of
 from hpcdist.mesh.rules.table import rule
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 
 def _blocks(layout: Layout) -> Iterator[tuple[bool, int, int]]:

@@ -35,7 +35,7 @@ from hpcdist.mesh.rules.basis import (
 from hpcdist.mesh.rules.dividing import told, traded
 from hpcdist.mesh.rules.shapes import broadcast_to, ravel, reshape
 from hpcdist.mesh.rules.table import rule
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 
 @rule("take", method=True)

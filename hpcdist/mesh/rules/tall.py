@@ -35,7 +35,7 @@ from hpcdist.mesh.rules.pointwise import pointwise
 from hpcdist.mesh.rules.reductions import any as exists, max as largest, sum as total
 from hpcdist.mesh.rules.shapes import expand_dims, matrix_transpose
 from hpcdist.mesh.rules.table import rule
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 linalg: Any = np.linalg
 NOT_GIVEN: Any = object()

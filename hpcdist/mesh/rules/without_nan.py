@@ -25,7 +25,7 @@ from hpcdist.mesh.rules.reductions import (
     var,
 )
 from hpcdist.mesh.rules.table import rule
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 
 @rule("nansum")

@@ -17,7 +17,7 @@ from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.rules.basis import combined, cutting, failing_alike, make, own_box
 from hpcdist.mesh.rules.pointwise import aligned
 from hpcdist.mesh.rules.table import rule
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 ROOM = "strings" if hasattr(np, "strings") else "char"
 """Where NumPy has them: since 2.0 in `numpy.strings`."""

@@ -26,7 +26,7 @@ from hpcdist.parallel.sharding.gathered import GatheredParameters
 from hpcdist.parallel.sharding.gradients import ShardedGradients, ShardGroups
 from hpcdist.parallel.sharding.partition import Item, Unit, layer_of, plan_layers, plan_units
 from hpcdist.parallel.sharding.replicated import ReplicatedParameters, gathered_whole
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 Level = Literal["os", "os_g", "p_g_os"]
 LEVELS: tuple[Level, ...] = get_args(Level)

@@ -26,8 +26,8 @@ from hpcdist.comm.memory import empty_near
 from hpcdist.parallel.parameter import Parameter
 from hpcdist.parallel.sharding.partition import Unit
 from hpcdist.parallel.sharding.replicated import cut, flatten
-from hpcdist.transport.base import Work
-from hpcdist.transport.call import Call, Gathering, shape_detail
+from hpcdist.transport.call.call import Call, Gathering, shape_detail
+from hpcdist.transport.waiting.work import Work
 
 Phase = Literal["forward", "backward"]
 

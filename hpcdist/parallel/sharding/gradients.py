@@ -29,10 +29,10 @@ from hpcdist.parallel.averager import Averager, first_failure
 from hpcdist.parallel.backward import BackwardPass, Policy
 from hpcdist.parallel.parameter import Parameter
 from hpcdist.parallel.sharding.partition import Unit
-from hpcdist.transport.base import Work
-from hpcdist.transport.call import Call
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.call import Call
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.reduction import ReduceOp
+from hpcdist.transport.waiting.work import Work
 
 
 class ShardGroups(NamedTuple):

@@ -31,7 +31,7 @@ from hpcdist.parallel.sharding.shard_state import (
     fill_runs,
     owned_runs,
 )
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 
 class _Run(NamedTuple):

@@ -19,7 +19,7 @@ from hpcdist.testing.contract.base import (
     OPS,
     Contract,
 )
-from hpcdist.transport.call import Box, Give, Read
+from hpcdist.transport.call.call import Box, Give, Read
 
 Shape = tuple[int, ...]
 

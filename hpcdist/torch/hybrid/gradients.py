@@ -20,7 +20,7 @@ from hpcdist.parallel.hybrid import HybridCommunicateGroup
 from hpcdist.parallel.hybrid_options import HybridOptions
 from hpcdist.torch.hybrid.model import axes_of_gradients
 from hpcdist.torch.on_grid import Role, is_sequence_parallel, left_to_average, local_of
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 
 @final

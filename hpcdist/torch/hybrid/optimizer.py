@@ -42,7 +42,7 @@ from hpcdist.torch.optimizers import (
 )
 from hpcdist.torch.sharded import shard_states
 from hpcdist.torch.zero import ZeroRedundancyOptimizer
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.reduction import ReduceOp
 
 
 @final

@@ -32,8 +32,8 @@ from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.group import Group
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
-from hpcdist.transport.call import Call
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.call import Call
+from hpcdist.transport.call.kinds import Kind
 
 Move = Callable[[torch.Tensor], torch.Tensor]
 

@@ -29,7 +29,7 @@ from hpcdist.torch.model_parallel.functions import (
 )
 from hpcdist.torch.model_parallel.losses import out_of_range, parallel_cross_entropy
 from hpcdist.torch.model_parallel.states import CutLayer
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.kinds import Kind
 
 WeightAttr = Callable[[torch.Tensor], Any] | None
 """Fills a whole weight in place, as the functions of `torch.nn.init` do; None: as torch does."""

@@ -15,8 +15,8 @@ from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.errors import MismatchError, UsageError
 from hpcdist.torch.model_parallel.functions import refuse
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.reduction import ReduceOp
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.reduction import ReduceOp
 
 
 def parallel_cross_entropy(

@@ -16,7 +16,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.group import Group
 from hpcdist.comm.messages import isend, recv
 from hpcdist.errors import UsageError
-from hpcdist.transport.base import Work
+from hpcdist.transport.waiting.work import Work
 
 Tensors = tuple[torch.Tensor, ...]
 

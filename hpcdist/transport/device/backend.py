@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from hpcdist.arrays.device import DeviceRuntime, Event, Stream
-from hpcdist.transport.call import AnyArrays, Call
+from hpcdist.transport.call.call import AnyArrays, Call
 from hpcdist.transport.device.launch_order import LAUNCH_ORDER
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from hpcdist.arrays.device import DeviceRuntime
 from hpcdist.errors import CollectiveTimeout, MismatchError
-from hpcdist.transport.base import Work
-from hpcdist.transport.call import Barrier, Message
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.call import Barrier, Message
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.waiting.work import Work
 
 if TYPE_CHECKING:
     from hpcdist.transport.mpi.context import MpiContext

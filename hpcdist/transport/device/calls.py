@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, final
 
 from hpcdist.arrays.device import DeviceRuntime
-from hpcdist.transport.base import Ended, Work, watched
-from hpcdist.transport.call import AnyArrays, Barrier, Message, Refusal, refused
+from hpcdist.transport.base import watched
+from hpcdist.transport.call.call import AnyArrays, Barrier, Message, Refusal, refused
 from hpcdist.transport.device import table
 from hpcdist.transport.device.backend import DeviceBackend, Launch
 from hpcdist.transport.device.batches import MessageBatches, meet
@@ -23,6 +23,7 @@ from hpcdist.transport.device.launch_order import LAUNCH_ORDER
 from hpcdist.transport.device.launches import GOODBYE_S, Launches, device_failure
 from hpcdist.transport.device.staged.backend import Staged
 from hpcdist.transport.device.work import DeviceWork, Launched
+from hpcdist.transport.waiting.work import Ended, Work
 
 if TYPE_CHECKING:
     from hpcdist.transport.mpi.context import MpiContext

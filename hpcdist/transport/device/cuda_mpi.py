@@ -21,11 +21,11 @@ from hpcdist.arrays.device import DeviceRuntime, Event, Stream
 from hpcdist.config import Config
 from hpcdist.runtime.cuda_awareness import cuda_awareness
 from hpcdist.runtime.process import snapshot
-from hpcdist.transport.call import AnyArrays, Call
+from hpcdist.transport.call.call import AnyArrays, Call
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.device.backend import DeviceBackend, Launch
 from hpcdist.transport.device.choose import Candidate, Standing
 from hpcdist.transport.device.host_waits import arrive, await_end
-from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.collectives import VERBS
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from hpcdist.arrays.device import DeviceRuntime, Event
 from hpcdist.errors import CollectiveTimeout
-from hpcdist.transport.call import Call, label
-from hpcdist.transport.polling import poll
+from hpcdist.transport.call.call import Call, label
+from hpcdist.transport.waiting.polling import poll
 
 
 def wait_on_host(runtime: DeviceRuntime, event: Event, timeout_s: float) -> bool:

@@ -16,7 +16,7 @@ import threading
 from itertools import count
 from typing import Any, final
 
-from hpcdist.transport.queue import refusal
+from hpcdist.transport.waiting.queue import refusal
 
 
 @final

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, final
 
 from hpcdist.arrays.device import DeviceRuntime, Event
 from hpcdist.errors import HpcdistError, TransportError, UsageError
-from hpcdist.transport.base import Work
-from hpcdist.transport.call import Call, Gathering, label
+from hpcdist.transport.call.call import Call, Gathering, label
+from hpcdist.transport.call.kinds import Family
 from hpcdist.transport.device.backend import DeviceBackend, Launch
 from hpcdist.transport.device.host_waits import wait_on_host
 from hpcdist.transport.device.launch_order import LAUNCH_ORDER
-from hpcdist.transport.kinds import Family
-from hpcdist.transport.queue import Job, QueuedWork
+from hpcdist.transport.waiting.queue import Job, QueuedWork
+from hpcdist.transport.waiting.work import Work
 
 if TYPE_CHECKING:
     from hpcdist.transport.mpi.context import MpiContext

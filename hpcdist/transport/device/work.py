@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple, final
 
 from hpcdist.arrays.device import Event
-from hpcdist.transport.base import Known, Work
 from hpcdist.transport.device.backend import Launch
 from hpcdist.transport.device.launches import Launches
+from hpcdist.transport.waiting.work import Known, Work
 
 
 class Launched(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 
-from hpcdist.transport.kinds import ROOTED, Kind
+from hpcdist.transport.call.kinds import ROOTED, Kind
 
 MAGIC = b"HPCFLY01"
 CAPACITY = 2048

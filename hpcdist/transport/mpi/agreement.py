@@ -33,10 +33,8 @@ from mpi4py import MPI
 
 from hpcdist.errors import HpcdistError, RemoteError
 from hpcdist.runtime.mpi import told_by_all
-from hpcdist.transport.activity import Wait
-from hpcdist.transport.call import Collective, label
-from hpcdist.transport.call_site import call_site
-from hpcdist.transport.hot import Tally
+from hpcdist.transport.call.call import Collective, label
+from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.mpi.decision import (
     CANNOT,
     LATE,
@@ -51,9 +49,11 @@ from hpcdist.transport.mpi.decision import (
 )
 from hpcdist.transport.mpi.exchange import Exchange
 from hpcdist.transport.mpi.news import Blocker, News, Step
-from hpcdist.transport.polling import LEFT_GRACE_S, LISTEN_AFTER_S, hold, poll
 from hpcdist.transport.shm.control import SPINS, Six
+from hpcdist.transport.shm.hot import Tally
 from hpcdist.transport.shm.node import SharedNode
+from hpcdist.transport.waiting.activity import Wait
+from hpcdist.transport.waiting.polling import LEFT_GRACE_S, LISTEN_AFTER_S, hold, poll
 
 
 @final

@@ -14,13 +14,13 @@ from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import TransportError
-from hpcdist.transport.boxes import counts_per_rank, fill, packed, unpacked, view_of
-from hpcdist.transport.call import Box, Exchange, Read, refused
-from hpcdist.transport.kernel import address_of
+from hpcdist.transport.call.call import Box, Exchange, Read, refused
+from hpcdist.transport.call.runs import cut
 from hpcdist.transport.mpi.collectives import Range, alltoall_in_pairs
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import INT_MAX, Spec
-from hpcdist.transport.parts import cut
+from hpcdist.transport.shm.boxes import counts_per_rank, fill, packed, unpacked, view_of
+from hpcdist.transport.shm.kernel import address_of
 
 T = TypeVar("T")
 

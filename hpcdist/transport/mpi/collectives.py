@@ -20,7 +20,7 @@ from hpcdist.errors import MismatchError
 from hpcdist.runtime.mpi import told_by_all
 from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover
-from hpcdist.transport.call import (
+from hpcdist.transport.call.call import (
     Barrier,
     Block,
     Distribution,
@@ -31,12 +31,9 @@ from hpcdist.transport.call import (
     is_apart,
     is_even,
 )
-from hpcdist.transport.call_site import call_site
-from hpcdist.transport.kinds import ARRAYS, Family, Kind, table_for
-from hpcdist.transport.mpi.context import MpiContext
-from hpcdist.transport.mpi.datatypes import INT_MAX, OPS, block, numbers
-from hpcdist.transport.mpi.tags import Tag
-from hpcdist.transport.parts import (
+from hpcdist.transport.call.kinds import ARRAYS, Family, Kind, table_for
+from hpcdist.transport.call.reduction import UFUNCS, ReductionRule
+from hpcdist.transport.call.runs import (
     APART_FROM,
     contribution,
     counts_of,
@@ -51,7 +48,10 @@ from hpcdist.transport.parts import (
     with_room,
     wrong_counts,
 )
-from hpcdist.transport.reduction import UFUNCS, ReductionRule
+from hpcdist.transport.flight.call_site import call_site
+from hpcdist.transport.mpi.context import MpiContext
+from hpcdist.transport.mpi.datatypes import INT_MAX, OPS, block, numbers
+from hpcdist.transport.mpi.tags import Tag
 
 Range = tuple[int, int]
 

@@ -14,18 +14,18 @@ from typing import Any, Protocol, final
 from mpi4py import MPI
 
 from hpcdist.errors import HpcdistError
-from hpcdist.transport.call import Call, Collective, label
-from hpcdist.transport.membership import Membership
+from hpcdist.transport.call.call import Call, Collective, label
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import News
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.mpi.survival import translate
-from hpcdist.transport.polling import to_the_end
-from hpcdist.transport.queue import CollectiveQueue, QueuedWork
+from hpcdist.transport.presence.membership import Membership
 from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import TuningTable
+from hpcdist.transport.waiting.polling import to_the_end
+from hpcdist.transport.waiting.queue import CollectiveQueue, QueuedWork
 
 
 class Agree(Protocol):

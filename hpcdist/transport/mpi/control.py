@@ -13,7 +13,7 @@ from typing import Any, final
 from mpi4py import MPI
 
 from hpcdist.transport.mpi.tags import Tag
-from hpcdist.transport.polling import AT_ONCE
+from hpcdist.transport.waiting.polling import AT_ONCE
 
 _FEW = 16
 

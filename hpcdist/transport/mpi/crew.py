@@ -28,7 +28,7 @@ from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout, RankFailure
 from hpcdist.runtime.mpi import numbers_in_job
-from hpcdist.transport.call_site import call_site
+from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.mpi.communicators import (
     Communicators,
     processes_here,
@@ -36,9 +36,9 @@ from hpcdist.transport.mpi.communicators import (
     sight_of,
 )
 from hpcdist.transport.mpi.survival import failed_in
-from hpcdist.transport.polling import poll
-from hpcdist.transport.roles import SPARE, Roles, Seat, Told
+from hpcdist.transport.presence.roles import SPARE, Roles, Seat, Told
 from hpcdist.transport.shm.segment import is_dead
+from hpcdist.transport.waiting.polling import poll
 
 _LOOK_MS = 2
 _ATTEMPT_S = 60.0

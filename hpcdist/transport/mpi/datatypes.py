@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.reduction import UFUNCS, Combine
+from hpcdist.transport.call.reduction import UFUNCS, Combine
 
 
 class _Types(dict[np.dtype, MPI.Datatype]):

@@ -12,8 +12,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
-from hpcdist.transport.call_site import call_site
-from hpcdist.transport.neighbours import call_sites
+from hpcdist.transport.flight.call_site import call_site
+from hpcdist.transport.flight.neighbours import call_sites
 from hpcdist.transport.shm.control import Six
 
 NEVER = 1 << 62

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.transport.mpi.datatypes import block
-from hpcdist.transport.polling import poll
+from hpcdist.transport.waiting.polling import poll
 
 _MiB = 1 << 20
 _FEW = 8

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from hpcdist.transport.polling import SPIN
 from hpcdist.transport.shm.control import Six
+from hpcdist.transport.waiting.polling import SPIN
 
 _SIX = struct.Struct("6q")
 

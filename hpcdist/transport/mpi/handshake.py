@@ -21,11 +21,11 @@ from typing import Any, NamedTuple, final
 from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout, HpcdistError, RemoteError
-from hpcdist.transport.activity import Wait
-from hpcdist.transport.call_site import call_site
+from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.mpi.control import Control
 from hpcdist.transport.mpi.tags import Tag
-from hpcdist.transport.polling import BEYOND_S, LEFT_GRACE_S, LISTEN_AFTER_S, poll
+from hpcdist.transport.waiting.activity import Wait
+from hpcdist.transport.waiting.polling import BEYOND_S, LEFT_GRACE_S, LISTEN_AFTER_S, poll
 
 
 class _Letter(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 
 from hpcdist.compiled import expect
 from hpcdist.errors import TransportError
-from hpcdist.transport.call import (
+from hpcdist.transport.call.call import (
     UNEVEN,
     AnyArrays,
     Barrier,
@@ -28,8 +28,9 @@ from hpcdist.transport.call import (
     Refusal,
     even_blocks,
 )
-from hpcdist.transport.kernel import CODES, Code, address_of, code_of, compiled, divisor_of
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.reduction import ReduceOp
+from hpcdist.transport.call.runs import contribution
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.intranode_boxes import exchange_boxes
 from hpcdist.transport.mpi.intranode_objects import (
@@ -38,14 +39,13 @@ from hpcdist.transport.mpi.intranode_objects import (
     exchange_objects,
     small_up_to,
 )
-from hpcdist.transport.parts import contribution
-from hpcdist.transport.polling import poll
-from hpcdist.transport.reduction import ReduceOp
 from hpcdist.transport.shm.attached import Attached, unreachable
 from hpcdist.transport.shm.collectives import SHARED, Range, Shared, fits, own_block
 from hpcdist.transport.shm.control import PAYLOAD
+from hpcdist.transport.shm.kernel import CODES, Code, address_of, code_of, compiled, divisor_of
 from hpcdist.transport.shm.node import NOTHING, SharedNode, slice_bytes
 from hpcdist.transport.tuning import STAGED_UP_TO, Algorithm
+from hpcdist.transport.waiting.polling import poll
 
 _REDUCED = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER})
 

@@ -15,14 +15,14 @@ from typing import Any, final
 
 from hpcdist.arrays.pickled import EAGER, Pickled, buffer_lengths
 from hpcdist.errors import TransportError
-from hpcdist.transport.call import Collective, Objects, refused
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.call import Collective, Objects, refused
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.objects import OBJECT_VERBS
-from hpcdist.transport.polling import to_the_end
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.shm.segment import Segment, open_segment
+from hpcdist.transport.waiting.polling import to_the_end
 
 LARGE = 256 << 10
 """Pickles of at least this many bytes go through segments, and with them those of other ranks."""

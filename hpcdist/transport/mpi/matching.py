@@ -23,18 +23,24 @@ from typing import Any, NamedTuple, Protocol, final
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.activity import Wait
-from hpcdist.transport.call import ANY_SOURCE
-from hpcdist.transport.deaths import Deaths
+from hpcdist.transport.call.call import ANY_SOURCE
 from hpcdist.transport.mpi.datatypes import block, scattered
 from hpcdist.transport.mpi.early import Allowance, Early, keep, take_in
 from hpcdist.transport.mpi.news import Circles, News, Step, is_single_threaded
 from hpcdist.transport.mpi.progress import ProgressThread
 from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.mpi.tags import name_of_dtype, user_tag, wire_tags
-from hpcdist.transport.polling import AT_ONCE, LISTEN_AFTER_S, SPIN, add_errand, remove_errand
-from hpcdist.transport.queue import refusal
+from hpcdist.transport.presence.deaths import Deaths
 from hpcdist.transport.shm.mail import Mailboxes
+from hpcdist.transport.waiting.activity import Wait
+from hpcdist.transport.waiting.polling import (
+    AT_ONCE,
+    LISTEN_AFTER_S,
+    SPIN,
+    add_errand,
+    remove_errand,
+)
+from hpcdist.transport.waiting.queue import refusal
 
 _AT_ONCE = 4096
 """Up to so many bytes a message has arrived when it is found, in every MPI library."""

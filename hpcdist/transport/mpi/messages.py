@@ -20,12 +20,9 @@ from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover
-from hpcdist.transport.activity import Wait
-from hpcdist.transport.base import DONE, Done, Work
-from hpcdist.transport.call import AnyMessage, Message, ObjectMessage
-from hpcdist.transport.call_site import call_site
-from hpcdist.transport.deaths import Deaths
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.call import AnyMessage, Message, ObjectMessage
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.mpi.datatypes import block
 from hpcdist.transport.mpi.early import Allowance, keep_for_ever
 from hpcdist.transport.mpi.matching import Matching
@@ -33,10 +30,13 @@ from hpcdist.transport.mpi.news import Circles
 from hpcdist.transport.mpi.pickled import send_buffers
 from hpcdist.transport.mpi.requests import Receive, Send, describe_message
 from hpcdist.transport.mpi.tags import user_tag, wire_tag, wire_tags
-from hpcdist.transport.polling import poll, to_the_end
+from hpcdist.transport.presence.deaths import Deaths
 from hpcdist.transport.shm.mail import open_mail
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.shm.segment import is_dead
+from hpcdist.transport.waiting.activity import Wait
+from hpcdist.transport.waiting.polling import poll, to_the_end
+from hpcdist.transport.waiting.work import DONE, Done, Work
 
 _DEAD_AFTER_S = 0.2
 _COPIED_UP_TO = 8 << 20

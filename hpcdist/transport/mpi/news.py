@@ -25,14 +25,14 @@ from typing import Any, NamedTuple, final
 
 from mpi4py import MPI
 
-from hpcdist.transport import activity
-from hpcdist.transport.activity import NOTHING, GivenUp, Wait, account_of
-from hpcdist.transport.deaths import Deaths
-from hpcdist.transport.membership import Membership
 from hpcdist.transport.mpi.control import Control
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.tags import Tag
-from hpcdist.transport.polling import BEYOND_S, LISTEN_AFTER_S, do_errands, poll
+from hpcdist.transport.presence.deaths import Deaths
+from hpcdist.transport.presence.membership import Membership
+from hpcdist.transport.waiting import activity
+from hpcdist.transport.waiting.activity import NOTHING, GivenUp, Wait, account_of
+from hpcdist.transport.waiting.polling import BEYOND_S, LISTEN_AFTER_S, do_errands, poll
 
 _WORDS = 1500
 _FEW = 8

@@ -14,8 +14,8 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.pickled import EAGER, Pickled, empty_buffers
-from hpcdist.transport.call import Objects
-from hpcdist.transport.kinds import COLLECTIVES, OPTIONAL, Kind, table_for
+from hpcdist.transport.call.call import Objects
+from hpcdist.transport.call.kinds import COLLECTIVES, OPTIONAL, Kind, table_for
 from hpcdist.transport.mpi.boxes import exchange
 from hpcdist.transport.mpi.collectives import VERBS, Range, Verb
 from hpcdist.transport.mpi.context import MpiContext

@@ -12,16 +12,17 @@ from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout, HpcdistError, UsageError
 from hpcdist.events import listeners
-from hpcdist.transport.activity import Wait
-from hpcdist.transport.base import REFUSE_START, Counter, Known, Plan, Work
-from hpcdist.transport.call import Collective, Distribution, Reduction, label
-from hpcdist.transport.call_site import call_site, issued
-from hpcdist.transport.kinds import ARRAYS, Family, Kind, table_for
+from hpcdist.transport.base import REFUSE_START, Counter, Plan
+from hpcdist.transport.call.call import Collective, Distribution, Reduction, label
+from hpcdist.transport.call.kinds import ARRAYS, Family, Kind, table_for
+from hpcdist.transport.flight.call_site import call_site, issued
+from hpcdist.transport.flight.recorder import STARTED, begin, end
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import OPS, block, numbers
-from hpcdist.transport.polling import poll, raising_held
-from hpcdist.transport.queue import seconds
-from hpcdist.transport.recorder import STARTED, begin, end
+from hpcdist.transport.waiting.activity import Wait
+from hpcdist.transport.waiting.polling import poll, raising_held
+from hpcdist.transport.waiting.queue import seconds
+from hpcdist.transport.waiting.work import Known, Work
 
 
 def _reduction(verb: Callable[..., Any]) -> Callable[[MPI.Intracomm, Any], MPI.Prequest]:

@@ -17,10 +17,10 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.call import AnyArrays, Barrier, Collective, Reduction
-from hpcdist.transport.kernel import address_of, code_of, compiled, divisor_of
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.call import AnyArrays, Barrier, Collective, Reduction
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.shm.control import LINE, PAYLOAD, SPINS
+from hpcdist.transport.shm.kernel import address_of, code_of, compiled, divisor_of
 from hpcdist.transport.shm.node import SharedNode
 
 _SLOT = LINE + 2 * PAYLOAD

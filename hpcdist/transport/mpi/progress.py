@@ -9,8 +9,8 @@ from typing import final
 
 from mpi4py import MPI
 
-from hpcdist.transport.base import Work
 from hpcdist.transport.mpi.early import keep_for_ever
+from hpcdist.transport.waiting.work import Work
 
 _IDLE_S = 1e-3
 _GOODBYE_S = 1.0

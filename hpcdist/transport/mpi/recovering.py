@@ -12,13 +12,21 @@ from mpi4py import MPI
 from hpcdist.config import Config
 from hpcdist.errors import RankFailure
 from hpcdist.runtime.mpi import World, locate, told_by_all
-from hpcdist.transport import recorder
 from hpcdist.transport.base import LinkCost, Recovered
+from hpcdist.transport.flight import recorder
 from hpcdist.transport.mpi.communicators import Communicators
 from hpcdist.transport.mpi.crew import Crew
 from hpcdist.transport.mpi.site import make_site
 from hpcdist.transport.mpi.survival import deaths_in
-from hpcdist.transport.roles import SPARE, GroupTable, Kept, Roles, Told, plan_groups, plan_roles
+from hpcdist.transport.presence.roles import (
+    SPARE,
+    GroupTable,
+    Kept,
+    Roles,
+    Told,
+    plan_groups,
+    plan_roles,
+)
 from hpcdist.transport.shm.heap import Heap
 
 CANNOT = (

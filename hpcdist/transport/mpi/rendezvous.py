@@ -20,12 +20,12 @@ from typing import NamedTuple, NoReturn, final
 from mpi4py import MPI
 
 from hpcdist.errors import CollectiveTimeout, RemoteError
-from hpcdist.transport.activity import Wait
-from hpcdist.transport.call_site import call_site
+from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.mpi.control import Control
 from hpcdist.transport.mpi.news import News
 from hpcdist.transport.mpi.tags import Tag
-from hpcdist.transport.polling import BEYOND_S, poll
+from hpcdist.transport.waiting.activity import Wait
+from hpcdist.transport.waiting.polling import BEYOND_S, poll
 
 Key = tuple[int, int, int]
 """A group's first rank, a hash of all its ranks (the same on each), and how often they met."""

@@ -17,18 +17,18 @@ from mpi4py import MPI
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.pickled import Pickled, empty_buffers
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
-from hpcdist.transport.activity import Wait
-from hpcdist.transport.base import Known, Work
-from hpcdist.transport.call import ANY_SOURCE, AnyMessage, Message
-from hpcdist.transport.call_site import call_site
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.call import ANY_SOURCE, AnyMessage, Message
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.flight.call_site import call_site
+from hpcdist.transport.flight.recorder import end, fail
 from hpcdist.transport.mpi.early import keep_for_ever
 from hpcdist.transport.mpi.matching import Found, Matching
 from hpcdist.transport.mpi.news import Blocker, Step
 from hpcdist.transport.mpi.survival import translate
-from hpcdist.transport.polling import LISTEN_AFTER_S, poll, raising_held
-from hpcdist.transport.queue import seconds
-from hpcdist.transport.recorder import end, fail
+from hpcdist.transport.waiting.activity import Wait
+from hpcdist.transport.waiting.polling import LISTEN_AFTER_S, poll, raising_held
+from hpcdist.transport.waiting.queue import seconds
+from hpcdist.transport.waiting.work import Known, Work
 
 _EXPLAIN_AFTER_S = 0.05
 

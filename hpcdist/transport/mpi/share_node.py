@@ -13,11 +13,11 @@ from mpi4py import MPI
 from hpcdist.runtime.mpi import told_by_all
 from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover
-from hpcdist.transport.kernel import address_of, compiled
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.shm.attached import Sample, make_sample
 from hpcdist.transport.shm.control import control_block_class
 from hpcdist.transport.shm.heap import Heap
+from hpcdist.transport.shm.kernel import address_of, compiled
 from hpcdist.transport.shm.node import Mapped, SharedNode, node_bytes
 from hpcdist.transport.shm.segment import Bytes, Segment, create_segment, is_dead, open_segment
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from hpcdist.config import Config
 from hpcdist.transport.base import LinkCost
-from hpcdist.transport.deaths import Deaths
 from hpcdist.transport.mpi.communicators import Communicators
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.news import Circles
+from hpcdist.transport.presence.deaths import Deaths
 from hpcdist.transport.shm.heap import Heap
 from hpcdist.transport.tuning import TuningRule, read_costs, read_rules
 

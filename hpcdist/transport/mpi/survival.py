@@ -9,8 +9,8 @@ from mpi4py import MPI
 from hpcdist.errors import HpcdistError, TransportError
 from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover
-from hpcdist.transport.call_site import call_site
-from hpcdist.transport.deaths import Deaths
+from hpcdist.transport.flight.call_site import call_site
+from hpcdist.transport.presence.deaths import Deaths
 
 
 def deaths_in(comm: MPI.Intracomm) -> Deaths:

@@ -21,9 +21,8 @@ from mpi4py import MPI
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import HpcdistError, UsageError
 from hpcdist.text import in_short
-from hpcdist.transport import recorder
-from hpcdist.transport.base import Ended, Plan, Recovered, Transport, Work, watched
-from hpcdist.transport.call import (
+from hpcdist.transport.base import Plan, Recovered, Transport, watched
+from hpcdist.transport.call.call import (
     MESSAGES,
     AnyArrays,
     AnyMessage,
@@ -39,8 +38,8 @@ from hpcdist.transport.call import (
     is_even,
     label,
 )
-from hpcdist.transport.hot import learn_ways, open_hot
-from hpcdist.transport.kinds import LOOSE
+from hpcdist.transport.call.kinds import LOOSE
+from hpcdist.transport.flight import recorder
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.crew import Crew
@@ -59,13 +58,22 @@ from hpcdist.transport.mpi.rendezvous import Rendezvous
 from hpcdist.transport.mpi.share_node import open_node
 from hpcdist.transport.mpi.site import Site
 from hpcdist.transport.mpi.survival import translate
-from hpcdist.transport.polling import AT_ONCE, drop_held, held, is_at_errands, poll, raise_held
-from hpcdist.transport.queue import CollectiveQueue, inside, mark_inside, refusal
-from hpcdist.transport.roles import GroupTable
+from hpcdist.transport.presence.roles import GroupTable
 from hpcdist.transport.shm.collectives import SHARED
 from hpcdist.transport.shm.control import PAYLOAD
+from hpcdist.transport.shm.hot import learn_ways, open_hot
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import Algorithm, TuningTable
+from hpcdist.transport.waiting.polling import (
+    AT_ONCE,
+    drop_held,
+    held,
+    is_at_errands,
+    poll,
+    raise_held,
+)
+from hpcdist.transport.waiting.queue import CollectiveQueue, inside, mark_inside, refusal
+from hpcdist.transport.waiting.work import Ended, Work
 
 if TYPE_CHECKING:
     from hpcdist.transport.device.calls import DeviceCalls

@@ -12,8 +12,8 @@ from hpcdist.runtime.failure import end_job_on_failure
 from hpcdist.runtime.place import SPARES, count_spares
 from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover, fewest_ranks
-from hpcdist.transport import recorder
 from hpcdist.transport.base import Recovered, StartedWorld, WorldRequest
+from hpcdist.transport.flight import recorder
 
 if TYPE_CHECKING:
     from mpi4py import MPI

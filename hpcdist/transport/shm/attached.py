@@ -16,7 +16,7 @@ import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import TransportError
-from hpcdist.transport.kernel import address_of, compiled
+from hpcdist.transport.shm.kernel import address_of, compiled
 
 
 class Attached(NamedTuple):

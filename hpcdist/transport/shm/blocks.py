@@ -18,7 +18,7 @@ import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.compiled import load
-from hpcdist.transport.kernel import address_of
+from hpcdist.transport.shm.kernel import address_of
 from hpcdist.transport.shm.segment import Bytes, map_segment
 
 compiled = load("hpcdist.transport._arrays")

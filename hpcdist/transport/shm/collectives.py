@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.call import (
+from hpcdist.transport.call.call import (
     AnyArrays,
     Block,
     Distribution,
@@ -22,9 +22,9 @@ from hpcdist.transport.call import (
     even_blocks,
     is_even,
 )
-from hpcdist.transport.kernel import address_of, code_of, combine, compiled, divisor_of
-from hpcdist.transport.kinds import ARRAYS, LOOSE, Kind, table_for
+from hpcdist.transport.call.kinds import ARRAYS, LOOSE, Kind, table_for
 from hpcdist.transport.shm.attached import Attached, reduce_attached
+from hpcdist.transport.shm.kernel import address_of, code_of, combine, compiled, divisor_of
 from hpcdist.transport.shm.node import Place, SharedNode
 
 Places = Sequence[Any]

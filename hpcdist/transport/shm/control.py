@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from hpcdist.compiled import expect
-from hpcdist.transport.kernel import compiled
+from hpcdist.transport.shm.kernel import compiled
 
 PAYLOAD = 8 << 10
 SPINS = 400

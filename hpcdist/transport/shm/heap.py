@@ -15,9 +15,9 @@ import weakref
 from typing import Any, final
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.call_site import outer_frame
-from hpcdist.transport.kernel import address_of
+from hpcdist.transport.flight.call_site import outer_frame
 from hpcdist.transport.shm.blocks import make_blocks
+from hpcdist.transport.shm.kernel import address_of
 from hpcdist.transport.shm.segment import Bytes, Segment, is_dead, make_segment, open_segment
 
 

@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.base import Done
-from hpcdist.transport.kernel import MOST, compiled
+from hpcdist.transport.shm.kernel import MOST, compiled
 from hpcdist.transport.shm.segment import Bytes
+from hpcdist.transport.waiting.work import Done
 
 _LARGEST = 64 << 10
 _SMALLEST = 4 << 10

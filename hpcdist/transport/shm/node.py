@@ -33,12 +33,9 @@ from hpcdist.errors import (
     RemoteError,
     TransportError,
 )
-from hpcdist.transport.activity import Wait
-from hpcdist.transport.call import Call, Objects, label
-from hpcdist.transport.call_site import call_site
-from hpcdist.transport.deaths import Deaths
-from hpcdist.transport.kernel import MOST, address_of, compiled, copy_bytes
-from hpcdist.transport.polling import poll, to_the_end
+from hpcdist.transport.call.call import Call, Objects, label
+from hpcdist.transport.flight.call_site import call_site
+from hpcdist.transport.presence.deaths import Deaths
 from hpcdist.transport.shm.attached import Attached, attach
 from hpcdist.transport.shm.control import (
     OF_A_DEATH,
@@ -48,9 +45,12 @@ from hpcdist.transport.shm.control import (
     payload_places,
 )
 from hpcdist.transport.shm.heap import Heap
+from hpcdist.transport.shm.kernel import MOST, address_of, compiled, copy_bytes
 from hpcdist.transport.shm.mail import mail_bytes
 from hpcdist.transport.shm.segment import Bytes, Segment, is_dead
 from hpcdist.transport.tuning import STAGED_UP_TO
+from hpcdist.transport.waiting.activity import Wait
+from hpcdist.transport.waiting.polling import poll, to_the_end
 
 PIPELINE_PART = 512 << 10
 """Bytes of an ordinary array that are in the staging memory at a time, twice."""

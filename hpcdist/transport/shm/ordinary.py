@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcdist.transport.call_site import outer_frame
+from hpcdist.transport.flight.call_site import outer_frame
 from hpcdist.transport.shm.blocks import compiled
 
 LEAST: int | None = None if compiled is None else compiled.LEAST

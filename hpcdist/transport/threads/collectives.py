@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.boxes import fill, view_of
-from hpcdist.transport.call import (
+from hpcdist.transport.call.call import (
     Block,
     Collective,
     Distribution,
@@ -22,8 +21,9 @@ from hpcdist.transport.call import (
     Reduction,
     Shape,
 )
-from hpcdist.transport.kinds import COLLECTIVES, OPTIONAL, Kind, table_for
-from hpcdist.transport.parts import (
+from hpcdist.transport.call.kinds import COLLECTIVES, OPTIONAL, Kind, table_for
+from hpcdist.transport.call.reduction import ReductionRule, local_result
+from hpcdist.transport.call.runs import (
     FITTING,
     expected_counts,
     from_each,
@@ -35,7 +35,7 @@ from hpcdist.transport.parts import (
     with_room,
     wrong_counts,
 )
-from hpcdist.transport.reduction import ReductionRule, local_result
+from hpcdist.transport.shm.boxes import fill, view_of
 
 
 def _nothing(calls: Sequence[Collective]) -> list[Any]:

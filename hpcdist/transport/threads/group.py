@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
-from hpcdist.transport import activity
-from hpcdist.transport.call import AnyMessage, Call, Collective, Message, label
-from hpcdist.transport.call_site import call_site
-from hpcdist.transport.membership import Membership
+from hpcdist.transport.call.call import AnyMessage, Call, Collective, Message, label
+from hpcdist.transport.flight.call_site import call_site
+from hpcdist.transport.presence.membership import Membership
 from hpcdist.transport.threads.collectives import VERBS, check_fit
+from hpcdist.transport.waiting import activity
 
 
 class Envelope:

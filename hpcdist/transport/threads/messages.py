@@ -12,13 +12,13 @@ import time
 from typing import Any, final
 
 from hpcdist.errors import CollectiveTimeout, HpcdistError, MismatchError, RemoteError
-from hpcdist.transport import activity
-from hpcdist.transport.base import DONE, Known, Work
-from hpcdist.transport.call import ANY_SOURCE, AnyMessage, Message, label
-from hpcdist.transport.call_site import call_site
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.queue import refusal, seconds
+from hpcdist.transport.call.call import ANY_SOURCE, AnyMessage, Message, label
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.flight.call_site import call_site
 from hpcdist.transport.threads.group import Envelope, ThreadGroup
+from hpcdist.transport.waiting import activity
+from hpcdist.transport.waiting.queue import refusal, seconds
+from hpcdist.transport.waiting.work import DONE, Known, Work
 
 _LOOK_AGAIN_S = 0.05
 

@@ -18,13 +18,14 @@ from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import UsageError
 from hpcdist.runtime.place import read_place
 from hpcdist.runtime.process import node_name, snapshot
-from hpcdist.transport.base import Plan, StartedWorld, Transport, Work, WorldRequest, watched
-from hpcdist.transport.call import MESSAGES, Call, Collective, Objects, Refusal, label
-from hpcdist.transport.kernel import address_of
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.queue import CollectiveQueue, inside
+from hpcdist.transport.base import Plan, StartedWorld, Transport, WorldRequest, watched
+from hpcdist.transport.call.call import MESSAGES, Call, Collective, Objects, Refusal, label
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.shm.kernel import address_of
 from hpcdist.transport.threads.group import ThreadGroup
 from hpcdist.transport.threads.messages import Mailbox
+from hpcdist.transport.waiting.queue import CollectiveQueue, inside
+from hpcdist.transport.waiting.work import Work
 
 
 def _on_host(call: Call) -> Call:

@@ -365,8 +365,8 @@ def test_cupy_names_ncclls_numbers_as_we_do():
     pytest.importorskip("cupy")
     from cupy.cuda import nccl
 
+    from hpcdist.transport.call.reduction import ReduceOp, rule_for
     from hpcdist.transport.device.nccl.dtypes import plan_reduction
-    from hpcdist.transport.reduction import ReduceOp, rule_for
 
     for name in ("float32", "float64", "int64", "uint32", "bfloat16", "float16"):
         dtype = dtype_row(np.dtype(getattr(ml_dtypes, name, name)))

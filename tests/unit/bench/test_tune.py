@@ -26,7 +26,7 @@ from hpcdist.bench.tune.rules import (
 )
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import LinkCost
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.tuning import (
     DEFAULT,
     OPERATIONS,

@@ -8,8 +8,8 @@ import hpcdist as dist
 from hpcdist.arrays.packing import overlap, overlap_each_other
 from hpcdist.comm import describe
 from hpcdist.comm.group import Group
-from hpcdist.transport.call import UNEVEN, is_apart, is_even, shape_detail
-from hpcdist.transport.parts import APART_FROM, from_each, to_each
+from hpcdist.transport.call.call import UNEVEN, is_apart, is_even, shape_detail
+from hpcdist.transport.call.runs import APART_FROM, from_each, to_each
 from hpcdist.transport.shm.control import PAYLOAD
 
 LARGE, SMALL = APART_FROM // 8, APART_FROM // 8 - 1

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hpcdist.errors import UsageError
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.tuning import (
     DEFAULT,
     EXPLAINED,

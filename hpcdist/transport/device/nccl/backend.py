@@ -21,7 +21,7 @@ from hpcdist.arrays.dtypes import Dtype
 from hpcdist.config import Config
 from hpcdist.errors import CollectiveTimeout, HpcdistError, TransportError
 from hpcdist.runtime import gpu
-from hpcdist.transport.call import (
+from hpcdist.transport.call.call import (
     AnyArrays,
     Block,
     Call,
@@ -32,6 +32,9 @@ from hpcdist.transport.call import (
     is_even,
     label,
 )
+from hpcdist.transport.call.kinds import ARRAYS, Kind, table_for
+from hpcdist.transport.call.reduction import ReduceOp, ReductionRule
+from hpcdist.transport.call.runs import counts_of, cut, from_each, new_blocks, to_each, with_room
 from hpcdist.transport.device.backend import DeviceBackend, Launch
 from hpcdist.transport.device.choose import Candidate, Release, Standing
 from hpcdist.transport.device.nccl.binding import (
@@ -44,11 +47,8 @@ from hpcdist.transport.device.nccl.binding import (
 from hpcdist.transport.device.nccl.bootstrap import connect
 from hpcdist.transport.device.nccl.dtypes import BYTES, Reduction, plan_reduction
 from hpcdist.transport.device.nccl.matching import Transfer
-from hpcdist.transport.kinds import ARRAYS, Kind, table_for
 from hpcdist.transport.mpi.collectives import agree_on_counts, exchange_shapes
-from hpcdist.transport.parts import counts_of, cut, from_each, new_blocks, to_each, with_room
-from hpcdist.transport.polling import poll
-from hpcdist.transport.reduction import ReduceOp, ReductionRule
+from hpcdist.transport.waiting.polling import poll
 
 if TYPE_CHECKING:
     from hpcdist.transport.mpi.context import MpiContext

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any, final
 
 from hpcdist.arrays.device import Event
 from hpcdist.errors import HpcdistError, RemoteError, TransportError, UsageError
-from hpcdist.transport.base import Known, Work
-from hpcdist.transport.call import ANY_SOURCE, Barrier, Message
+from hpcdist.transport.call.call import ANY_SOURCE, Barrier, Message
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.device.backend import Launch
 from hpcdist.transport.device.batches import MessageBatches
 from hpcdist.transport.device.launch_order import LAUNCH_ORDER
 from hpcdist.transport.device.launches import Launches, device_failure
 from hpcdist.transport.device.nccl.matching import Entry, by_peer, entry_of, plan_pair, transfer_of
 from hpcdist.transport.device.work import DeviceWork, Launched
-from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.handshake import Handshakes
+from hpcdist.transport.waiting.work import Known, Work
 
 if TYPE_CHECKING:
     from hpcdist.transport.device.nccl.backend import Nccl

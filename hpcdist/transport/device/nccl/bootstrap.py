@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, final
 from hpcdist.arrays.device import DeviceRuntime, Stream
 from hpcdist.errors import CollectiveTimeout, HpcdistError, TransportError
 from hpcdist.runtime.mpi import told_by_all
-from hpcdist.transport.call import Barrier, Refusal
+from hpcdist.transport.call.call import Barrier, Refusal
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.device.nccl.binding import Binding, Communicator, failure
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.polling import poll
+from hpcdist.transport.waiting.polling import poll
 
 if TYPE_CHECKING:
     from hpcdist.transport.mpi.context import MpiContext

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hpcdist.arrays.dtypes import Dtype
-from hpcdist.transport.reduction import Combine, ReduceOp, ReductionRule
+from hpcdist.transport.call.reduction import Combine, ReduceOp, ReductionRule
 
 BYTES = 1
 """ncclUint8: how everything moves that is not reduced."""

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from hpcdist.arrays.device import DeviceArray
 from hpcdist.arrays.dtypes import BYTES_CODE, name_of_code
 from hpcdist.errors import MismatchError
-from hpcdist.transport.call import Message
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.call import Message
+from hpcdist.transport.call.kinds import Kind
 
 
 class Entry(NamedTuple):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, final
 
 from hpcdist.arrays.device import DeviceRuntime, Event, Stream
-from hpcdist.transport.base import Work
-from hpcdist.transport.call import AnyArrays, Call, Message
+from hpcdist.transport.call.call import AnyArrays, Call, Message
 from hpcdist.transport.device.backend import DeviceBackend, Launch
 from hpcdist.transport.device.host_waits import await_end
 from hpcdist.transport.device.staged import messages
 from hpcdist.transport.device.staged.buffers import StagingBuffers
 from hpcdist.transport.device.staged.collectives import perform
 from hpcdist.transport.device.staged.pinned import Pinned
+from hpcdist.transport.waiting.work import Work
 
 if TYPE_CHECKING:
     from hpcdist.transport.mpi.context import MpiContext

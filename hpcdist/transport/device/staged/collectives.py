@@ -17,13 +17,20 @@ import numpy as np
 from hpcdist.arrays.device import DeviceArray, Event
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import CollectiveTimeout, TransportError
-from hpcdist.transport.call import AnyArrays, Block, Gathering, Reduction, Refusal, shape_detail
+from hpcdist.transport.call.call import (
+    AnyArrays,
+    Block,
+    Gathering,
+    Reduction,
+    Refusal,
+    shape_detail,
+)
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.runs import new_blocks, with_room
 from hpcdist.transport.device.host_waits import arrive, wait_on_host
 from hpcdist.transport.device.staged import on_node
 from hpcdist.transport.device.staged.buffers import StagingBuffers
 from hpcdist.transport.device.staged.plan import Piece, Shape, Step, is_whole, plan_steps
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.parts import new_blocks, with_room
 
 if TYPE_CHECKING:
     from hpcdist.transport.mpi.context import MpiContext

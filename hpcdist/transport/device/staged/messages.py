@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, final
 
 from hpcdist.arrays.device import Event
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.base import Known, Work
-from hpcdist.transport.call import Message
+from hpcdist.transport.call.call import Message
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.device.host_waits import arrive, wait_on_host
 from hpcdist.transport.device.staged.buffers import StagingBuffers
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.waiting.work import Known, Work
 
 if TYPE_CHECKING:
     from hpcdist.transport.mpi.context import MpiContext

@@ -14,14 +14,14 @@ import numpy as np
 
 from hpcdist.arrays.device import DeviceArray, Event
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.call import Reduction
+from hpcdist.transport.call.call import Reduction
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.runs import contribution
 from hpcdist.transport.device.host_waits import arrive
 from hpcdist.transport.device.staged.buffers import StagingBuffers
 from hpcdist.transport.device.staged.plan import Shape, Step, plan_steps
-from hpcdist.transport.kernel import accumulate, write_out
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.parts import contribution
 from hpcdist.transport.shm.collectives import share_of
+from hpcdist.transport.shm.kernel import accumulate, write_out
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import STAGED_UP_TO
 

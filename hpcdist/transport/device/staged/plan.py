@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from hpcdist.transport.call import AnyArrays, Reduction, is_even
-from hpcdist.transport.kinds import ARRAYS, LOOSE, Kind, table_for
+from hpcdist.transport.call.call import AnyArrays, Reduction, is_even
+from hpcdist.transport.call.kinds import ARRAYS, LOOSE, Kind, table_for
 
 
 class Piece(NamedTuple):

@@ -14,14 +14,14 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.boxes import counts_per_rank, fill, packed, unpacked, view_of
-from hpcdist.transport.call import Exchange, Give, Read
+from hpcdist.transport.call.call import Exchange, Give, Read
+from hpcdist.transport.call.runs import cut
 from hpcdist.transport.mpi.boxes import in_place, on_all_ranks
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import block
 from hpcdist.transport.mpi.intranode_boxes import copy_given, send_apart, whole_at
 from hpcdist.transport.mpi.tags import Tag
-from hpcdist.transport.parts import cut
+from hpcdist.transport.shm.boxes import counts_per_rank, fill, packed, unpacked, view_of
 from hpcdist.transport.shm.node import NOTHING, Place, SharedNode
 from hpcdist.transport.tuning import STAGED_UP_TO
 

@@ -10,8 +10,8 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.call import Block, Distribution, Gathering, even_blocks
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.call import Block, Distribution, Gathering, even_blocks
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy
 from hpcdist.transport.mpi.hierarchical.parts import Lane, Part, Shape, Steps, Window

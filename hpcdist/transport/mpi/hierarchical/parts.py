@@ -20,7 +20,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.call import Collective
+from hpcdist.transport.call.call import Collective
 from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy
 from hpcdist.transport.tuning import STAGED_UP_TO
 

@@ -13,16 +13,16 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.call import Reduction
-from hpcdist.transport.kernel import accumulate, write_out
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.call import Reduction
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.reduction import UFUNCS
+from hpcdist.transport.call.runs import contribution
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.datatypes import OPS, numbers
 from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy
 from hpcdist.transport.mpi.hierarchical.parts import Lane, Part, Shape, Steps, Window
-from hpcdist.transport.parts import contribution
-from hpcdist.transport.reduction import UFUNCS
 from hpcdist.transport.shm.collectives import share_of
+from hpcdist.transport.shm.kernel import accumulate, write_out
 
 
 class _Sliced(Steps):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcdist.transport.call import Collective, Reduction
-from hpcdist.transport.kinds import ARRAYS, Kind, table_for
+from hpcdist.transport.call.call import Collective, Reduction
+from hpcdist.transport.call.kinds import ARRAYS, Kind, table_for
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.hierarchical.movements import AllToAll, Broadcast, Gather, Scatter
 from hpcdist.transport.mpi.hierarchical.nodes import Hierarchy

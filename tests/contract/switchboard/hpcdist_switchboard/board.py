@@ -14,8 +14,8 @@ from multiprocessing.managers import BaseManager
 from typing import Any
 
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError
-from hpcdist.transport.activity import account_of
-from hpcdist.transport.call import ANY_SOURCE
+from hpcdist.transport.call.call import ANY_SOURCE
+from hpcdist.transport.waiting.activity import account_of
 
 Group = tuple[tuple[int, ...], int]
 """World ranks, and a number that tells groups of the same ranks apart."""

@@ -14,16 +14,8 @@ from typing import Any, final
 from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError, UsageError
 from hpcdist.runtime.place import Place
-from hpcdist.transport.base import (
-    DONE,
-    Known,
-    Plan,
-    StartedWorld,
-    Transport,
-    Work,
-    WorldRequest,
-)
-from hpcdist.transport.call import (
+from hpcdist.transport.base import Plan, StartedWorld, Transport, WorldRequest
+from hpcdist.transport.call.call import (
     ANY_SOURCE,
     MESSAGES,
     AnyMessage,
@@ -35,11 +27,12 @@ from hpcdist.transport.call import (
     Refusal,
     label,
 )
-from hpcdist.transport.call_site import call_site
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.membership import Membership
-from hpcdist.transport.queue import seconds
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.flight.call_site import call_site
+from hpcdist.transport.presence.membership import Membership
 from hpcdist.transport.threads.collectives import VERBS, check_fit
+from hpcdist.transport.waiting.queue import seconds
+from hpcdist.transport.waiting.work import DONE, Known, Work
 from hpcdist_switchboard.board import BoardManager, Group, Posted
 
 _SENDS = (Kind.SEND, Kind.SEND_OBJECT_LIST)

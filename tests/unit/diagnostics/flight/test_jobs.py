@@ -13,10 +13,10 @@ import hpcdist as dist
 from hpcdist.diagnostics.flight import across, activity, clocks, commands, jobs, timeline
 from hpcdist.diagnostics.flight.jobs import Job, Snapshot
 from hpcdist.errors import UsageError
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.flight import layout
 from hpcdist.transport.flight.analysis import Subject
 from hpcdist.transport.flight.recording import GroupKey, Record, Recording, Total
-from hpcdist.transport.kinds import Kind
 
 S = 10**9
 WORLD = GroupKey(1, 0, "world", (0, 1))

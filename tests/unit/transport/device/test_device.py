@@ -14,7 +14,9 @@ from hpcdist.arrays.bfloat16 import narrowed, widened
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.errors import UsageError
 from hpcdist.runtime import gpu
-from hpcdist.transport.call import UNEVEN, Gathering, Reduction
+from hpcdist.transport.call.call import UNEVEN, Gathering, Reduction
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.reduction import ReduceOp, rule_for
 from hpcdist.transport.device.choose import (
     STAGED,
     Ability,
@@ -28,8 +30,6 @@ from hpcdist.transport.device.nccl.dtypes import plan_reduction
 from hpcdist.transport.device.staged.pinned import Pinned
 from hpcdist.transport.device.staged.plan import Shape, is_whole, plan_steps
 from hpcdist.transport.device.table import BACKENDS
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.reduction import ReduceOp, rule_for
 from hpcdist.transport.shm.heap import Heap
 
 # ---- the backend of a group

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.flight import layout
 from hpcdist.transport.flight.analysis import Subject, explain
 from hpcdist.transport.flight.recording import GroupKey, Record, Recording, Waiting
-from hpcdist.transport.kinds import Kind
 
 S = 10**9
 NOW = 100 * S

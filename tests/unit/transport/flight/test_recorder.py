@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.transport import recorder as recording_module
-from hpcdist.transport.call import Barrier, Message, Reduction
-from hpcdist.transport.call_site import compiled
-from hpcdist.transport.flight import layout, rings
+from hpcdist.transport.call.call import Barrier, Message, Reduction
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.reduction import ReduceOp, rule_for
+from hpcdist.transport.flight import layout, recorder as recording_module, rings
+from hpcdist.transport.flight.call_site import compiled
+from hpcdist.transport.flight.python_recorder import CallLayout, PythonRecorder
 from hpcdist.transport.flight.recording import read_recording
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.python_recorder import CallLayout, PythonRecorder
-from hpcdist.transport.reduction import ReduceOp, rule_for
 
 
 def _call(nbytes=80):
@@ -187,7 +186,7 @@ def test_a_forked_child_does_not_record(ring):
 def test_a_ring_is_removed_at_the_end_and_stays_when_its_process_is_killed(tmp_path):
     program = f"""
 import os, sys
-from hpcdist.transport import recorder
+from hpcdist.transport.flight import recorder
 recorder.open_ring({{}}, [{str(tmp_path)!r}])
 assert recorder.is_open()
 if sys.argv[1] == "killed":
@@ -237,7 +236,7 @@ def test_a_process_that_an_exception_ends_leaves_it_in_its_ring(tmp_path):
 import os
 from hpcdist.errors import RankFailure
 from hpcdist.runtime import failure
-from hpcdist.transport import recorder
+from hpcdist.transport.flight import recorder
 recorder.open_ring({{}}, [{str(tmp_path)!r}])
 failure.abort = os._exit
 failure.end_job_on_failure(0)
@@ -326,7 +325,7 @@ def test_a_folder_that_another_one_has_made_is_not_used(monkeypatch, tmp_path):
 def test_it_is_switched_off_by_its_variable():
     program = """
 import hpcdist as dist
-from hpcdist.transport import recorder
+from hpcdist.transport.flight import recorder
 world = dist.init_parallel_env(backend="local")
 dist.barrier()
 print(recorder.is_open(), world.flight)

@@ -6,14 +6,14 @@ import pytest
 from fake_mpi import results, run
 
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError, UsageError
-from hpcdist.transport.call import Barrier, Objects, Refusal
-from hpcdist.transport.deaths import Deaths
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.call import Barrier, Objects, Refusal
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.exchange import mpi_exchange
 from hpcdist.transport.mpi.news import Circles, Count, News
-from hpcdist.transport.polling import add_errand, poll
+from hpcdist.transport.presence.deaths import Deaths
+from hpcdist.transport.waiting.polling import add_errand, poll
 
 SEEDS = range(8)
 LIMIT_S = 2.0

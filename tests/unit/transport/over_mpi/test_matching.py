@@ -11,15 +11,15 @@ from fake_mpi import results
 
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.errors import CollectiveTimeout, MismatchError, RankFailure, RemoteError
-from hpcdist.transport.call import ANY_SOURCE, Message
-from hpcdist.transport.deaths import Deaths
-from hpcdist.transport.kernel import compiled
-from hpcdist.transport.kinds import Kind
+from hpcdist.transport.call.call import ANY_SOURCE, Message
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import Circles, Count, News
-from hpcdist.transport.polling import poll
+from hpcdist.transport.presence.deaths import Deaths
+from hpcdist.transport.shm.kernel import compiled
 from hpcdist.transport.shm.mail import mail_bytes
+from hpcdist.transport.waiting.polling import poll
 
 SEEDS = range(8)
 LIMIT_S = 2.0

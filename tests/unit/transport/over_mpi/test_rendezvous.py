@@ -6,11 +6,11 @@ import pytest
 from fake_mpi import results
 
 from hpcdist.errors import CollectiveTimeout, RemoteError, UsageError
-from hpcdist.transport.deaths import Deaths
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.news import Circles, Count, News
 from hpcdist.transport.mpi.rendezvous import Rendezvous
-from hpcdist.transport.polling import add_errand
+from hpcdist.transport.presence.deaths import Deaths
+from hpcdist.transport.waiting.polling import add_errand
 
 SEEDS = range(8)
 LIMIT_S = 2.0

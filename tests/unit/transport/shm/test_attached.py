@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hpcdist.errors import TransportError
-from hpcdist.transport.kernel import address_of, compiled
 from hpcdist.transport.shm.attached import Attached, Sample, attach, make_sample, reduce_attached
+from hpcdist.transport.shm.kernel import address_of, compiled
 
 HELD = """
 import sys, numpy as np

@@ -11,12 +11,11 @@ from hypothesis import given, settings, strategies as st
 
 from hpcdist.arrays.buffer import carried
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.transport import kernel
-from hpcdist.transport.call import Reduction
-from hpcdist.transport.deaths import Deaths
-from hpcdist.transport.kernel import code_of, compiled, divisor_of
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.reduction import ReduceOp, rule_for
+from hpcdist.transport.call.call import Reduction
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.reduction import ReduceOp, rule_for
+from hpcdist.transport.presence.deaths import Deaths
+from hpcdist.transport.shm import kernel
 from hpcdist.transport.shm.control import (
     OF_A_DEATH,
     PAYLOAD,
@@ -27,6 +26,7 @@ from hpcdist.transport.shm.control import (
     payload_places,
 )
 from hpcdist.transport.shm.heap import Heap
+from hpcdist.transport.shm.kernel import code_of, compiled, divisor_of
 from hpcdist.transport.shm.node import SharedNode, node_bytes
 
 needs_compiled = pytest.mark.skipif(compiled is None, reason="the kernel was not compiled here")

@@ -8,17 +8,17 @@ from hypothesis import given, settings, strategies as st
 from hpcdist.arrays.buffer import carried
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.errors import UsageError
-from hpcdist.transport import kernel
-from hpcdist.transport.call import Reduction
-from hpcdist.transport.kernel import (
+from hpcdist.transport.call.call import Reduction
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.reduction import ReduceOp, local_result, rule_for
+from hpcdist.transport.shm import kernel
+from hpcdist.transport.shm.kernel import (
     code_of,
     compiled,
     copy_box,
     copy_bytes,
     divisor_of,
 )
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.reduction import ReduceOp, local_result, rule_for
 
 needs_compiled = pytest.mark.skipif(compiled is None, reason="the kernel was not compiled here")
 

@@ -7,9 +7,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from hpcdist.transport.base import Done
-from hpcdist.transport.kernel import MOST, compiled
+from hpcdist.transport.shm.kernel import MOST, compiled
 from hpcdist.transport.shm.mail import box_bytes, mail_bytes, open_mail
+from hpcdist.transport.waiting.work import Done
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the kernel is not compiled here")
 ANY = -1

@@ -6,7 +6,8 @@ from hypothesis import given, strategies as st
 
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.errors import MismatchError
-from hpcdist.transport.call import Message
+from hpcdist.transport.call.call import Message
+from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.device.nccl.matching import (
     Entry,
     Transfer,
@@ -15,7 +16,6 @@ from hpcdist.transport.device.nccl.matching import (
     plan_pair,
     transfer_of,
 )
-from hpcdist.transport.kinds import Kind
 
 FLOAT32, INT64 = (dtype_row(np.dtype(name)).code for name in ("f4", "i8"))
 

@@ -11,14 +11,14 @@ import pytest
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.config import Config
 from hpcdist.errors import MismatchError, TransportError
-from hpcdist.transport.call import UNEVEN, Distribution, Gathering, Reduction
+from hpcdist.transport.call.call import UNEVEN, Distribution, Gathering, Reduction
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.reduction import ReduceOp, rule_for
 from hpcdist.transport.device.nccl import backend as transport, binding as nccl_binding
 from hpcdist.transport.device.nccl.backend import Nccl
 from hpcdist.transport.device.nccl.binding import Communicator, failure, version, why_not
 from hpcdist.transport.device.nccl.matching import Transfer
-from hpcdist.transport.kinds import Kind
 from hpcdist.transport.mpi.collectives import Agreed
-from hpcdist.transport.reduction import ReduceOp, rule_for
 
 F8 = dtype_row(np.dtype(float))
 

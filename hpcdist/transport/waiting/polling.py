@@ -27,8 +27,8 @@ from types import FrameType
 from typing import Any, TypeVar, cast, final
 
 from hpcdist.errors import HpcdistError, UsageError
-from hpcdist.transport import activity
-from hpcdist.transport.activity import Wait
+from hpcdist.transport.waiting import activity
+from hpcdist.transport.waiting.activity import Wait
 
 AT_ONCE = (False,)
 """What a lock is asked with that is taken only if it is free."""

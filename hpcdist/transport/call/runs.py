@@ -14,8 +14,8 @@ import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.errors import MismatchError
-from hpcdist.transport.call import AnyArrays, Block, Distribution, Gathering, Reduction, Shape
-from hpcdist.transport.kinds import ROOTED, Family, Kind, table_for
+from hpcdist.transport.call.call import AnyArrays, Block, Distribution, Gathering, Reduction, Shape
+from hpcdist.transport.call.kinds import ROOTED, Family, Kind, table_for
 
 APART_FROM = 64 << 10
 """Bytes of the largest array of a list from which on none is copied to lie next to the others.

@@ -1,10 +1,13 @@
-"""Waits: whose refusal is held and raised, and errands that change while they are done."""
+"""Waits: when they end, whose refusal is held, and errands that change while they are done."""
+
+import time
 
 import pytest
 
 from hpcdist.errors import UsageError
-from hpcdist.transport import polling
-from hpcdist.transport.queue import CollectiveQueue, refusal
+from hpcdist.transport.waiting import polling
+from hpcdist.transport.waiting.polling import poll
+from hpcdist.transport.waiting.queue import CollectiveQueue, refusal
 
 
 @pytest.fixture(autouse=True)
@@ -96,3 +99,20 @@ def test_errands_may_be_begun_and_ended_in_the_middle_of_errands():
     polling.do_errands(1.0)
     polling.remove_errand(added)
     assert done == ["changes", "added"]
+
+
+def test_poll_stops_when_it_is_done_or_when_time_is_up():
+    answers = iter([False] * 100 + [True])
+    assert poll(lambda: next(answers), 10)
+    began = time.monotonic()
+    assert not poll(lambda: False, 0.05)
+    assert time.monotonic() - began >= 0.05
+    assert poll(lambda: True, 0)
+    assert not poll(lambda: False, 0)
+
+
+def test_poll_attends_to_other_things_now_and_then():
+    waited = []
+    poll(lambda: len(waited) >= 3, 10, waited.append, 0.01)
+    assert waited == sorted(waited)
+    assert len(waited) == 3

@@ -8,8 +8,8 @@ import time
 from types import CodeType
 from typing import Any, NamedTuple, final
 
-from hpcdist.transport.call_site import outer_frame
 from hpcdist.transport.flight import layout
+from hpcdist.transport.flight.call_site import outer_frame
 
 _U64 = struct.Struct("Q")
 

@@ -24,11 +24,11 @@ from types import CodeType, FrameType
 from typing import Any, TypeVar, final
 
 from hpcdist.errors import CollectiveTimeout, UsageError
-from hpcdist.transport import activity
-from hpcdist.transport.base import Known, Work
-from hpcdist.transport.call_site import call_site, issued
-from hpcdist.transport.polling import AT_ONCE, Ending, drop_held, held, raise_held
-from hpcdist.transport.recorder import end, fail
+from hpcdist.transport.flight.call_site import call_site, issued
+from hpcdist.transport.flight.recorder import end, fail
+from hpcdist.transport.waiting import activity
+from hpcdist.transport.waiting.polling import AT_ONCE, Ending, drop_held, held, raise_held
+from hpcdist.transport.waiting.work import Known, Work
 
 Job = Callable[[], Any]
 _Function = TypeVar("_Function", bound=Callable[..., Any])

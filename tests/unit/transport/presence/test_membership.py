@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import hpcdist as dist
-from hpcdist.transport.membership import Membership
+from hpcdist.transport.presence.membership import Membership
 
 
 def test_who_leaves_is_known_with_the_reason_that_came_first():

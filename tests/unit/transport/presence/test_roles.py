@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from hpcdist.transport.roles import SPARE, Seat, Told, plan_groups, plan_roles
+from hpcdist.transport.presence.roles import SPARE, Seat, Told, plan_groups, plan_roles
 
 
 def left(size, dead, spares=(), generation=0):

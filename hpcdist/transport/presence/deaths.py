@@ -15,8 +15,8 @@ from weakref import WeakSet
 from hpcdist.errors import RankFailure
 from hpcdist.runtime.process import snapshot
 from hpcdist.runtime.survival import can_recover
-from hpcdist.transport.call_site import call_site
-from hpcdist.transport.membership import Membership
+from hpcdist.transport.flight.call_site import call_site
+from hpcdist.transport.presence.membership import Membership
 
 _PATIENCE_S = 0.25
 """How long a rank that is told of no death waits for the name of the dead."""

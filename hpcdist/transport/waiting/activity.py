@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, final
 
-from hpcdist.transport import recorder
-from hpcdist.transport.call_site import call_site
-from hpcdist.transport.neighbours import last_line
+from hpcdist.transport.flight import recorder
+from hpcdist.transport.flight.call_site import call_site
+from hpcdist.transport.flight.neighbours import last_line
 
 NOTE_AFTER_S = 0.1
 """From this long a wait is noted, and its thread answers the questions of other ranks."""

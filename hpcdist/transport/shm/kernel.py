@@ -15,8 +15,8 @@ import numpy as np
 from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.compiled import expect, load
-from hpcdist.transport.call import Exchange, Reduction
-from hpcdist.transport.reduction import UFUNCS, ReduceOp, ReductionRule
+from hpcdist.transport.call.call import Exchange, Reduction
+from hpcdist.transport.call.reduction import UFUNCS, ReduceOp, ReductionRule
 
 compiled = load("hpcdist.transport._kernel")
 

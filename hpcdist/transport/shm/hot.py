@@ -16,12 +16,12 @@ import numpy as np
 
 from hpcdist.arrays.dtypes import CODE_BITS, OBJECT_CODE, Dtype, dtype_row
 from hpcdist.errors import UsageError
-from hpcdist.transport.kernel import compiled, loop_number
-from hpcdist.transport.kinds import ARRAYS, Kind
-from hpcdist.transport.queue import CollectiveQueue
-from hpcdist.transport.reduction import ReduceOp, rule_for
+from hpcdist.transport.call.kinds import ARRAYS, Kind
+from hpcdist.transport.call.reduction import ReduceOp, rule_for
+from hpcdist.transport.shm.kernel import compiled, loop_number
 from hpcdist.transport.shm.node import SharedNode, slice_bytes
 from hpcdist.transport.tuning import Algorithm, TuningTable
+from hpcdist.transport.waiting.queue import CollectiveQueue
 
 FACTS = {kind.name: int(kind) for kind in Kind} | {
     "AVG": int(ReduceOp.AVG),

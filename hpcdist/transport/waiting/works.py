@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, final
 
 from hpcdist.errors import UsageError
-from hpcdist.transport.activity import Wait
-from hpcdist.transport.awaiting import ATTEND_EVERY_S, too_late
-from hpcdist.transport.base import Work
-from hpcdist.transport.polling import poll, raising_held
-from hpcdist.transport.queue import seconds
+from hpcdist.transport.waiting.activity import Wait
+from hpcdist.transport.waiting.coroutines import ATTEND_EVERY_S, too_late
+from hpcdist.transport.waiting.polling import poll, raising_held
+from hpcdist.transport.waiting.queue import seconds
+from hpcdist.transport.waiting.work import Work
 
 W = TypeVar("W", bound=Any)
 

@@ -10,9 +10,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, final
 
-from hpcdist.transport import activity, recorder
-from hpcdist.transport.neighbours import explanation
-from hpcdist.transport.polling import add_errand
+from hpcdist.transport.flight import recorder
+from hpcdist.transport.flight.neighbours import explanation
+from hpcdist.transport.waiting import activity
+from hpcdist.transport.waiting.polling import add_errand
 
 if TYPE_CHECKING:
     from hpcdist.transport.flight.analysis import Explanation, Stand

@@ -16,7 +16,7 @@ from hpcdist.compiled import load
 
 compiled = load("hpcdist.transport._recorder")
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = os.path.abspath(os.path.join(__file__, "..", "..", "..")) + os.sep
 _inside: tuple[str, ...] = ()
 """Beginnings of the names of files whose frames are passed over."""
 

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.transport.boxes import (
+from hpcdist.transport.call.call import Exchange, Give, Read, label, volume_of
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.reduction import ReduceOp, rule_for
+from hpcdist.transport.shm.boxes import (
     as_alltoall,
     chains_of,
     counts_per_rank,
@@ -16,10 +19,7 @@ from hpcdist.transport.boxes import (
     slabs,
     unpacked,
 )
-from hpcdist.transport.call import Exchange, Give, Read, label, volume_of
-from hpcdist.transport.kernel import BLOCK_ITEMS
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.reduction import ReduceOp, rule_for
+from hpcdist.transport.shm.kernel import BLOCK_ITEMS
 
 
 def box(*bounds):

@@ -7,7 +7,7 @@ import sys
 import pytest
 from tiers import first_of
 
-from hpcdist.transport.kinds import ARRAYS, COLLECTIVES, OPTIONAL, Family, Kind, table_for
+from hpcdist.transport.call.kinds import ARRAYS, COLLECTIVES, OPTIONAL, Family, Kind, table_for
 
 ROWS = {kind: kind.name for kind in Kind if kind.family in ARRAYS}
 
@@ -52,7 +52,7 @@ TABLES = {
     "transport.threads.collectives": "REDUCTION",
     "transport.device.staged.plan": "GATHERING",
     "transport.device.nccl.backend": "GATHERING",
-    "transport.parts": "GATHERING",
+    "transport.call.runs": "GATHERING",
 }
 
 
@@ -62,7 +62,7 @@ def test_a_new_operation_ends_the_import_of_what_has_no_row_for_it(module):
     program = f"""
 import sys
 from importlib import import_module, util
-spec = util.find_spec("hpcdist.transport.kinds")
+spec = util.find_spec("hpcdist.transport.call.kinds")
 source = spec.loader.get_source(spec.name)
 last = "EXCHANGE = 21, Family.EXCHANGE\\n"
 assert last in source

@@ -27,8 +27,9 @@ from hpcdist.compiled import expect
 from hpcdist.runtime.ending import tell_of_failure
 from hpcdist.runtime.process import node_name
 from hpcdist.text import in_short, read_short
-from hpcdist.transport.call_site import call_site, compiled, issued
+from hpcdist.transport.call.call import PLACES
 from hpcdist.transport.flight import layout, rings
+from hpcdist.transport.flight.call_site import call_site, compiled, issued
 from hpcdist.transport.flight.layout import STARTED
 
 __all__ = ["STARTED", "begin", "end", "fail", "note"]
@@ -50,12 +51,15 @@ expect(
 
 
 def _in_python() -> Any:
-    from hpcdist.transport.python_recorder import PythonRecorder
+    from hpcdist.transport.flight.python_recorder import PythonRecorder
 
     return PythonRecorder()
 
 
 recorder: Any = _in_python() if compiled is None else compiled
+for _family, _places in PLACES.items():
+    recorder.layout(_family, *_places)
+
 begin: Callable[[Any, int, int | None, int], int] = recorder.begin
 """``begin(call, group, sequence, flags)``: record that a call begins; returns its mark, or 0."""
 note: Callable[[int, int, int, int, int, int], int] = recorder.note

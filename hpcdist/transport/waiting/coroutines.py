@@ -6,8 +6,8 @@ import time
 from typing import Any, TypeVar
 
 from hpcdist.errors import CollectiveTimeout
-from hpcdist.transport.call_site import call_site
-from hpcdist.transport.polling import ERRAND_AFTER_S, do_errands
+from hpcdist.transport.flight.call_site import call_site
+from hpcdist.transport.waiting.polling import ERRAND_AFTER_S, do_errands
 
 W = TypeVar("W", bound=Any)
 

@@ -15,8 +15,19 @@ import numpy as np
 
 from hpcdist.arrays.device import align_streams
 from hpcdist.arrays.libraries import NumpyArray
-from hpcdist.transport.call import UNEVEN, Box, Exchange, Gathering, Give, Read, Shape, volume_of
-from hpcdist.transport.kernel import (
+from hpcdist.transport.call.call import (
+    UNEVEN,
+    Box,
+    Exchange,
+    Gathering,
+    Give,
+    Read,
+    Shape,
+    volume_of,
+)
+from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.call.reduction import ReduceOp
+from hpcdist.transport.shm.kernel import (
     BLOCK_ITEMS,
     MOST,
     accumulate,
@@ -26,8 +37,6 @@ from hpcdist.transport.kernel import (
     copy_box,
     write_out,
 )
-from hpcdist.transport.kinds import Kind
-from hpcdist.transport.reduction import ReduceOp
 
 
 def view_of(array: Any, box: Box) -> Any:

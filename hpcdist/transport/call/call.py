@@ -34,9 +34,8 @@ from hpcdist.arrays.dtypes import Dtype
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.arrays.pickled import Pickled
 from hpcdist.errors import UsageError
-from hpcdist.transport.kinds import LOOSE, ROOTED, Kind
-from hpcdist.transport.recorder import recorder
-from hpcdist.transport.reduction import ReduceOp, ReductionRule
+from hpcdist.transport.call.kinds import LOOSE, ROOTED, Kind
+from hpcdist.transport.call.reduction import ReduceOp, ReductionRule
 
 ANY_SOURCE = -1
 """As `root` of a receive: take the message from whichever rank sent one."""
@@ -441,18 +440,21 @@ WITH_ARRAYS = (Reduction, Distribution, Gathering, Message)
 """For `isinstance`: what may be in the memory of a device."""
 
 
-for _type, _places in (
-    (Reduction, (3, 4, 5, -1, -1)),
-    (Distribution, (3, 4, 5, -1, -1)),
-    (Gathering, (3, 4, 5, -1, -1)),
-    (Exchange, (3, 4, -1, -2, -1)),
-    (Objects, (-1, 2, 3, 4, -1)),
-    (Barrier, (-1, -1, -1, -1, -1)),
-    (Refusal, (-1, -1, 1, -1, -1)),
-    (Message, (2, 3, 4, -1, 5)),
-    (ObjectMessage, (-1, -1, 1, -2, 2)),
-):
-    recorder.layout(_type, *_places)  # dtype, shape, root, bytes, tag: where the tuple has them
+PLACES = {
+    Reduction: (3, 4, 5, -1, -1),
+    Distribution: (3, 4, 5, -1, -1),
+    Gathering: (3, 4, 5, -1, -1),
+    Exchange: (3, 4, -1, -2, -1),
+    Objects: (-1, 2, 3, 4, -1),
+    Barrier: (-1, -1, -1, -1, -1),
+    Refusal: (-1, -1, 1, -1, -1),
+    Message: (2, 3, 4, -1, 5),
+    ObjectMessage: (-1, -1, 1, -2, 2),
+}
+"""Where the tuple of a family has dtype, shape, root, bytes and tag, for the flight recorder.
+
+-1 is for what it has not (its bytes are those of dtype and shape), -2 for bytes to be asked of it.
+"""
 
 
 def locate(call: Call) -> Call:

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeGuard
 
 from hpcdist.runtime.process import node_name
-from hpcdist.transport import recorder
-from hpcdist.transport.flight import rings
+from hpcdist.transport.flight import recorder, rings
 
 if TYPE_CHECKING:
     from hpcdist.transport.flight.analysis import Explanation

@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 import hpcdist as dist
 from hpcdist.arrays.buffer import as_buffer, as_output, typed
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.transport.reduction import ReduceOp, check_op, local_result, rule_for
+from hpcdist.transport.call.reduction import ReduceOp, check_op, local_result, rule_for
 
 INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
 FLOATS = ["f2", "f4", "f8"]
