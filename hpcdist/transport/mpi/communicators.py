@@ -30,7 +30,7 @@ from hpcdist.runtime.ending import end_alone
 from hpcdist.runtime.mpi import told_by_all
 from hpcdist.runtime.process import node_name, snapshot
 from hpcdist.runtime.survival import can_recover
-from hpcdist.transport.polling import Ending
+from hpcdist.transport.waiting.polling import Ending
 
 _LOOK_MS = 5
 _OF_AGE_S = 0.03
