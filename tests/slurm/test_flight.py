@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 import time
 
@@ -28,7 +29,7 @@ def hanging(cluster, any_mpi, tmp_path):
     program.write_text(PROGRAM)
     script = tmp_path / "job.sh"
     script.write_text(
-        f"#!/bin/sh\nexec srun --mpi={any_mpi.kind} --quiet {sys.executable} {program}\n"
+        f"#!/bin/sh\nexec srun --mpi={any_mpi.kind} --quiet {shlex.quote(sys.executable)} {program}\n"
     )
     flags = ("-N2", "-n4", "--ntasks-per-node=2", "--time=2", f"--output={tmp_path}/log")
     job = cluster.sbatch(*flags, script, environ=any_mpi.environ)

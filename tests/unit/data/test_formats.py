@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import os
+import shlex
 import sys
 import tarfile
 import tracemalloc
@@ -591,7 +592,7 @@ def test_what_unpacks_a_file_is_named_where_it_is_missing(tmp_path, monkeypatch)
 
 def test_a_command_gets_what_it_unpacks_itself(tmp_path):
     path = written("csv", tmp_path, name="part.csv.xz")
-    unpack = f"{sys.executable} -c 'import lzma, shutil, sys\n"
+    unpack = f"{shlex.quote(sys.executable)} -c 'import lzma, shutil, sys\n"
     unpack += "shutil.copyfileobj(lzma.open(sys.stdin.buffer), sys.stdout.buffer)'"
     check(opened("csv", pipe_command=unpack).read(path), "csv", range(ROWS))
 
