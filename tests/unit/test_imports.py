@@ -16,6 +16,7 @@ COLLECTIVES = {
     "config",
     "errors",
     "events",
+    "lazy",
     "runtime",
     "text",
     "transport",
