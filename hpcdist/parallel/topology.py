@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, final
 
-from hpcdist.comm.making import as_rank
 from hpcdist.errors import UsageAssertionError, UsageError
+from hpcdist.integers import as_integer
 from hpcdist.mesh.process_mesh import ProcessMesh, shortened
 from hpcdist.parallel.vocabulary import known
 
@@ -121,7 +121,7 @@ def _degree(axis: Any, value: Any) -> int | None:
     if value is None:
         return None
     try:
-        degree = as_rank(value)
+        degree = as_integer(value)
     except TypeError:
         degree = 0
     if degree < 1 and degree != -1:
@@ -378,7 +378,7 @@ class CommunicateTopology:
     def _along(self, name: str, index: Any) -> int:
         size = self.get_dim(name)
         try:
-            at = as_rank(index)
+            at = as_integer(index)
         except TypeError:
             at = -1
         if not 0 <= at < size:
@@ -400,7 +400,7 @@ def _names(names: Any) -> tuple[str, ...]:
 
 def _sizes(dims: Any) -> tuple[int, ...]:
     try:
-        sizes = tuple(map(as_rank, dims))
+        sizes = tuple(map(as_integer, dims))
     except TypeError:
         sizes = ()
     if not sizes or min(sizes) < 1:

@@ -16,6 +16,7 @@ COLLECTIVES = {
     "config",
     "errors",
     "events",
+    "integers",
     "lazy",
     "runtime",
     "text",
