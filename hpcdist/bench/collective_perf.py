@@ -16,7 +16,7 @@ from hpcdist.bench.task import make_task
 from hpcdist.comm.collectives import barrier
 from hpcdist.comm.reduced import all_reduced
 from hpcdist.comm.session import require_session
-from hpcdist.comm.states import verify_states
+from hpcdist.comm.states import verifying
 from hpcdist.errors import UsageError
 from hpcdist.fleet.job import current_fleet
 from hpcdist.integers import integer
@@ -61,15 +61,10 @@ def collective_perf(
 
     """
     group = current_fleet("collective_perf").grid.group
-    rounds, limits, error = 0, dict[int, float](), None
-    try:
+    with verifying(group, "setting") as alike:
         case = _CASES[known(comm_type, _CASES, "there is no collective")]
-        rounds = integer(round, "round", 1)
-        limits = _limits(size_and_time)
-    except UsageError as reason:
-        error = reason
-    states = [(f"{comm_type} of {size} bytes, {rounds} times", (), "") for size in limits]
-    verify_states(states, group, "setting", error)
+        rounds, limits = integer(round, "round", 1), _limits(size_and_time)
+        alike += [(f"{comm_type} of {size} bytes, {rounds} times", (), "") for size in limits]
     memory = MEMORIES["ordinary" if require_session().whereabouts.gpu is None else "cuda"]
     name = next(each for each, kind in MEMORIES.items() if kind is memory)
     wait = memory.waiter() or (lambda: None)
