@@ -14,6 +14,7 @@ from copy import deepcopy
 from typing import Any
 
 import core_per_rank  # noqa: F401  first: NumPy's BLAS looks when it is loaded
+from held import held_nbytes
 from mpi4py import MPI
 from report import Report, Row, read_options
 
@@ -28,7 +29,6 @@ from hpcdist.bench.networks import (
     random_batch,
     random_weights,
 )
-from hpcdist.testing.held import held_nbytes
 from hpcdist.text import duration, percent, times
 
 LEVELS = {1: "os", 2: "os_g", 3: "p_g_os"}

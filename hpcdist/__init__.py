@@ -11,7 +11,6 @@ training), `launch` (how ranks are started). A module imports only from earlier 
 
 from __future__ import annotations
 
-import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +81,7 @@ from hpcdist.errors import (
     UsageError as UsageError,
 )
 from hpcdist.events import Event as Event, subscribe as subscribe
+from hpcdist.lazy import lazily as _lazily
 from hpcdist.runtime.late_imports import leave_to_python, when_imported
 from hpcdist.transport.base import Plan as Plan
 from hpcdist.transport.call.call import PROC_NULL as PROC_NULL
@@ -395,28 +395,8 @@ _LAZY = {
 }
 """Names that not every program needs: the module that each is, or is in, is imported when used."""
 
-
-def _lazy(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = importlib.import_module(_LAZY[name])
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ImportError(
-            f"hpcdist.{name} needs torch, which is not installed: pip install 'hpcdist[torch]'"
-        ) from error
-    value = globals()[name] = getattr(module, name, module)
-    return value
-
-
 if not TYPE_CHECKING:  # or no checker would find a misspelt name
-    __getattr__ = _lazy
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    __getattr__, __dir__ = _lazily(globals(), _LAZY)
 
 
 def spawn(

@@ -8,13 +8,13 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from array_programs import Spread, any_layout, mesh_of
 from checks import Checks
 from mesh_checks import meshes_of, numbers
 
 import hpcdist as dist
 from hpcdist import Partial, ProcessMesh, Replicate, Shard, checkpoint
 from hpcdist.checkpoint import LocalSlice
-from hpcdist.testing.array_programs import Spread, any_layout, mesh_of
 
 check = Checks()
 

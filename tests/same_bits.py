@@ -3,10 +3,10 @@
 from hashlib import sha256
 
 import numpy as np
+from array_programs import program, run_program
 
 import hpcdist as dist
 from hpcdist import ProcessMesh, Replicate, Shard
-from hpcdist.testing.array_programs import program, run_program
 
 WAYS = [[Replicate()], [Shard(0)], [Shard(1)]]
 

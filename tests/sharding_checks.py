@@ -22,8 +22,8 @@ from checks import (
 )
 
 import hpcdist as dist
+from benchmarks.held import held_nbytes
 from hpcdist import optim
-from hpcdist.testing.held import held_nbytes
 
 check = Checks()
 

@@ -14,12 +14,12 @@ from hpcdist.bench.libraries.hpcdist import start_own
 from hpcdist.bench.memory_kinds import MEMORIES
 from hpcdist.bench.task import make_task
 from hpcdist.comm.collectives import barrier
-from hpcdist.comm.making import as_rank
 from hpcdist.comm.reduced import all_reduced
 from hpcdist.comm.session import require_session
-from hpcdist.comm.states import verify_states
+from hpcdist.comm.states import verifying
 from hpcdist.errors import UsageError
 from hpcdist.fleet.job import current_fleet
+from hpcdist.integers import integer
 from hpcdist.parallel.vocabulary import known
 from hpcdist.text import bandwidth, duration, volume
 from hpcdist.transport.call.reduction import ReduceOp
@@ -61,15 +61,10 @@ def collective_perf(
 
     """
     group = current_fleet("collective_perf").grid.group
-    rounds, limits, error = 0, dict[int, float](), None
-    try:
+    with verifying(group, "setting") as alike:
         case = _CASES[known(comm_type, _CASES, "there is no collective")]
-        rounds = _positive(round, "round")
-        limits = _limits(size_and_time)
-    except UsageError as reason:
-        error = reason
-    states = [(f"{comm_type} of {size} bytes, {rounds} times", (), "") for size in limits]
-    verify_states(states, group, "setting", error)
+        rounds, limits = integer(round, "round", 1), _limits(size_and_time)
+        alike += [(f"{comm_type} of {size} bytes, {rounds} times", (), "") for size in limits]
     memory = MEMORIES["ordinary" if require_session().whereabouts.gpu is None else "cuda"]
     name = next(each for each, kind in MEMORIES.items() if kind is memory)
     wait = memory.waiter() or (lambda: None)
@@ -118,16 +113,6 @@ def reduce_scatter_perf(round: int = 50, size_and_time: Mapping[int, float] = NO
     collective_perf("reduce_scatter", round, size_and_time)
 
 
-def _positive(value: Any, what: str) -> int:
-    try:
-        number = as_rank(value)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise UsageError(f"{what} must be an integer of at least 1, got {value!r}")
-    return number
-
-
 def _limits(given: Any) -> dict[int, float]:
     if not isinstance(given, Mapping):
         raise UsageError(
@@ -138,4 +123,4 @@ def _limits(given: Any) -> dict[int, float]:
     for limit in given.values():
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
             raise UsageError(f"a limit is a positive number of seconds, got {limit!r}")
-    return {_positive(size, "a size"): float(limit) for size, limit in given.items()}
+    return {integer(size, "a size", 1): float(limit) for size, limit in given.items()}

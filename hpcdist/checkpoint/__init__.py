@@ -13,10 +13,10 @@ when it is used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcdist.checkpoint.local_slice import LocalSlice as LocalSlice
+from hpcdist.lazy import lazily
 
 if TYPE_CHECKING:
     from hpcdist.checkpoint.inspection import (
@@ -37,32 +37,19 @@ if TYPE_CHECKING:
 Shard = LocalSlice
 """The former name of `LocalSlice`."""
 
-_MODULES = {
-    "save": "saving",
-    "load": "loading",
-    "latest": "inspection",
-    "verify": "inspection",
-    "consolidate": "inspection",
-    "Summary": "inspection",
-    "save_group_sharded_model": "paddle",
-    "save_state_dict": "paddle",
-    "load_state_dict": "paddle",
-    "load_merged_state_dict": "paddle",
+_LAZY = {
+    "save": "hpcdist.checkpoint.saving",
+    "load": "hpcdist.checkpoint.loading",
+    "latest": "hpcdist.checkpoint.inspection",
+    "verify": "hpcdist.checkpoint.inspection",
+    "consolidate": "hpcdist.checkpoint.inspection",
+    "Summary": "hpcdist.checkpoint.inspection",
+    "save_group_sharded_model": "hpcdist.checkpoint.paddle",
+    "save_state_dict": "hpcdist.checkpoint.paddle",
+    "load_state_dict": "hpcdist.checkpoint.paddle",
+    "load_merged_state_dict": "hpcdist.checkpoint.paddle",
 }
 """For each name the module that has it."""
 
-
-def _lazy(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
-    value = globals()[name] = getattr(module, name)
-    return value
-
-
 if not TYPE_CHECKING:  # or no checker would find a misspelt name
-    __getattr__ = _lazy
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    __getattr__, __dir__ = lazily(globals(), _LAZY)

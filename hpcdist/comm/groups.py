@@ -9,11 +9,12 @@ from typing import Any, cast
 from hpcdist.comm.announcement import end_all
 from hpcdist.comm.closed import Closed, Dormant
 from hpcdist.comm.group import Group, world_of
-from hpcdist.comm.making import as_rank, group_of
+from hpcdist.comm.making import group_of
 from hpcdist.comm.members import Members
 from hpcdist.comm.nccl_config import create_nccl_config
 from hpcdist.comm.session import Session, require_session, resolve_group, set_session
 from hpcdist.errors import UsageAssertionError, UsageError, UsageTypeError
+from hpcdist.integers import as_integer
 from hpcdist.transport.base import Transport
 from hpcdist.transport.registry import check_backend_of_group
 from hpcdist.transport.waiting.polling import raising_held
@@ -190,7 +191,7 @@ def _check_ranks(ranks: Any, size: int) -> list[int]:
         raise UsageTypeError(f"ranks must be integers such as [0, 1], got {ranks!r}")
     given = list(ranks)
     try:
-        members = sorted(as_rank(each) for each in given)
+        members = sorted(as_integer(each) for each in given)
     except TypeError:
         members = []
     if not members:

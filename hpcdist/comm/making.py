@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +13,7 @@ from hpcdist.comm.members import Members
 from hpcdist.comm.session import is_simulated, require_session
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import CollectiveTimeout, UsageError, came_of
+from hpcdist.integers import integer
 from hpcdist.transport.call.call import UNDEFINED, Objects, Refusal
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.flight.layout import NEW_GROUP
@@ -78,7 +78,7 @@ def split(group: Members, color: Any, key: Any, timeout: Any, name: str | None) 
 
 def _describe_split(group: Members, told: list[Any], color: Any, key: Any) -> Objects | Refusal:
     try:
-        entry = _color(color), 0 if key is None else _integer(key, "key")
+        entry = _color(color), 0 if key is None else integer(key, "key")
     except UsageError as error:
         return cannot(Kind.ALL_GATHER_OBJECT, group, error)
     return describe_all_gather(group, told, entry)
@@ -87,24 +87,10 @@ def _describe_split(group: Members, told: list[Any], color: Any, key: Any) -> Ob
 def _color(color: Any) -> int | None:
     if color is None:
         return None
-    number = _integer(color, "color")
+    number = integer(color, "color")
     if number < 0 and number != UNDEFINED:
         raise UsageError(f"color must be at least 0, or None for no group, got {color!r}")
     return None if number == UNDEFINED else number
-
-
-def _integer(value: Any, what: str) -> int:
-    try:
-        return as_rank(value)
-    except TypeError:
-        raise UsageError(f"{what} must be an integer or None, got {value!r}") from None
-
-
-def as_rank(value: Any) -> int:
-    """Return `value` as an int; `TypeError` for what is no integer."""
-    if isinstance(value, bool):
-        raise TypeError
-    return operator.index(value)
 
 
 def check_timeout(timeout: Any, default_s: float) -> float:

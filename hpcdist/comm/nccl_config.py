@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from hpcdist.comm.making import as_rank
 from hpcdist.errors import UsageError
+from hpcdist.integers import as_integer
 from hpcdist.transport.flight.call_site import outer_frame
 
 _VARIABLES = {
@@ -70,7 +70,7 @@ def _checked(key: Any, value: Any) -> int | str:
         raise UsageError(f"nccl_config has no key {key!r}; there are {', '.join(_VARIABLES)}")
     try:
         if key not in _TEXTS:
-            return as_rank(value)
+            return as_integer(value)
         if isinstance(value, str):
             return value
     except TypeError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import zip_longest
@@ -70,6 +71,28 @@ def verify_states(
         return
     everyone: list[Sequence[State]] = tell_all("a comparison of states", states, group)
     raise MismatchError(first_difference(everyone, group.ranks, noun))
+
+
+@contextmanager
+def verifying(group: Group | None = None, noun: str = "parameter") -> Iterator[list[State]]:
+    """Look at what this rank was given, in a block; then `verify_states`. Collective at its end.
+
+    The block adds the states that are compared to its list. A `UsageError` in it waits until all
+    ranks are at the end, and is raised on every rank, as that of `verify_states`: one that left at
+    once would leave the others waiting. In the block nothing may communicate.
+
+    Args:
+        group: as in `verify_states`.
+        noun: as in `verify_states`.
+
+    """
+    states: list[State] = []
+    problem = None
+    try:
+        yield states
+    except UsageError as error:
+        problem = error
+    verify_states(states, group, noun, problem)
 
 
 @lru_cache(maxsize=64)

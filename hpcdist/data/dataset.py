@@ -171,10 +171,3 @@ def summed(value: int, group: Group | None) -> int:
     if group is not None and group.nranks > 1:
         all_reduce(total, group=group)
     return int(total[0])
-
-
-def read_epoch(value: Any) -> int:
-    """Return the number of an epoch, or raise `UsageError`."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 0:
-        raise UsageError(f"epoch must be an integer from 0, got {value!r}")
-    return int(value)

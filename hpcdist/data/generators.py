@@ -13,6 +13,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from hpcdist.errors import UsageError
+from hpcdist.integers import integer
 
 Samples = Callable[[], Iterable[Any]]
 
@@ -46,12 +47,12 @@ class DataGenerator:
             batch_size: a number of samples.
 
         """
-        _check("batch_size", batch_size, 1)
+        integer(batch_size, "batch_size", 1)
         self.batch_size_ = batch_size
 
     def _set_line_limit(self, line_limit: int) -> None:
         """Read no more than so many lines."""
-        _check("line_limit", line_limit, 0)
+        integer(line_limit, "line_limit", 0)
         self._line_limit = line_limit
 
     def run_from_stdin(self) -> None:
@@ -186,8 +187,3 @@ def _text_of(value: Any) -> str:
     if not isinstance(value, Real):  # numbers of NumPy are these, too
         raise ValueError(f"the type of element{type(value)} must be in int or float")
     return str(int(value)) if isinstance(value, Integral) else repr(float(value))
-
-
-def _check(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name} must be a whole number from {least} on, got {value!r}")

@@ -12,12 +12,13 @@ from warnings import warn
 from hpcdist.data.ahead import Ahead
 from hpcdist.data.columns import Columns
 from hpcdist.data.course import Course, Kind
-from hpcdist.data.dataset import Batch, DatasetBase, Feed, batch_of, read_epoch, summed
+from hpcdist.data.dataset import Batch, DatasetBase, Feed, batch_of, summed
 from hpcdist.data.order import Order, Shuffled
 from hpcdist.data.reading import Reading
 from hpcdist.data.settings import IN_MEMORY
 from hpcdist.data.settle import Settled, settle
 from hpcdist.errors import UsageError
+from hpcdist.integers import integer
 
 _READ_AHEAD = 2
 _LARGE_NBYTES = 1 << 20
@@ -199,7 +200,7 @@ class InMemoryDataset(DatasetBase):
         if epoch is None:
             epoch = course.epoch + (again and not self._resumed)
         goes_on = again and self._resumed
-        course = course.at(read_epoch(epoch))
+        course = course.at(integer(epoch, "epoch", 0))
         if not goes_on:
             course = Course(course.total, course.seed, kind, size, course.epoch)
         self._resumed = False
@@ -268,7 +269,8 @@ class InMemoryDataset(DatasetBase):
 
         """
         self._loaded()
-        course = self._course.at(self._course.epoch if epoch is None else read_epoch(epoch))
+        number = self._course.epoch if epoch is None else integer(epoch, "epoch", 0)
+        course = self._course.at(number)
         self._resumed = False
         self._arrange(course)
         return self._hand_out(self._loops)

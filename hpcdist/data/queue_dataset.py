@@ -11,12 +11,13 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.together import Together
 from hpcdist.data.columns import Columns
-from hpcdist.data.dataset import Batch, DatasetBase, Feed, batch_of, read_epoch
+from hpcdist.data.dataset import Batch, DatasetBase, Feed, batch_of
 from hpcdist.data.order import Shuffled
 from hpcdist.data.reading import Lane, Reading
 from hpcdist.data.settings import QUEUE
 from hpcdist.data.stream import Leg, Stream
 from hpcdist.errors import UsageError
+from hpcdist.integers import integer
 from hpcdist.transport.call.reduction import ReduceOp
 
 _DEPTH = 4
@@ -69,7 +70,7 @@ class QueueDataset(DatasetBase):
             OSError: a file cannot be read; `RemoteError` on the other ranks.
 
         """
-        if epoch is not None and read_epoch(epoch) != self._epoch:
+        if epoch is not None and integer(epoch, "epoch", 0) != self._epoch:
             self._go_to(int(epoch))
         reading, settings = Reading(self._feed, self._standing()), self._feed.settings
         self._check_files(reading)

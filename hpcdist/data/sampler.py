@@ -11,6 +11,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
 from hpcdist.data.shares import IndexArray, Shares, Tail, order_of, plan_shares, samples_at
 from hpcdist.errors import UsageError
+from hpcdist.integers import integer
 
 
 @final
@@ -65,7 +66,7 @@ class DistributedSampler:
     ) -> None:
         self._length = _length_of(dataset)
         self._shuffle = bool(shuffle)
-        self._seed = _whole(seed, "seed")
+        self._seed = integer(seed, "seed", 0)
         self._tail = tail
         self._rank, self._size = _place(group, num_replicas, rank)
         self._epoch = 0
@@ -97,7 +98,7 @@ class DistributedSampler:
             UsageError: `batch_size` is no integer from 1; before the loop begins.
 
         """
-        batch_size = _whole(batch_size, "batch_size", 1)
+        batch_size = integer(batch_size, "batch_size", 1)
         return self._hand_out(self._begin(), batch_size, drop_last)
 
     def set_epoch(self, epoch: int) -> None:
@@ -110,7 +111,7 @@ class DistributedSampler:
             epoch: its number, from 0; with the seed it decides the order.
 
         """
-        epoch = _whole(epoch, "epoch")
+        epoch = integer(epoch, "epoch", 0)
         if epoch != self._epoch:
             self._go_to(epoch, 0)
 
@@ -130,7 +131,7 @@ class DistributedSampler:
             UsageError: more `consumed` than have been handed out.
 
         """
-        taken = self._taken if consumed is None else _whole(consumed, "consumed")
+        taken = self._taken if consumed is None else integer(consumed, "consumed", 0)
         if taken > self._taken:
             raise UsageError(
                 f"consumed={taken} samples, but only {self._taken} have been handed out on this "
@@ -207,8 +208,8 @@ class DistributedSampler:
                     "so the rest of the epoch would be another one; use the same dataset, seed "
                     "and shuffle, or start the epoch anew with set_epoch"
                 )
-        _whole(state["epoch"], "the state's epoch")
-        if _whole(state["consumed"], "the state's consumed") > self._length:
+        integer(state["epoch"], "the state's epoch", 0)
+        if integer(state["consumed"], "the state's consumed", 0) > self._length:
             raise UsageError(
                 f"this state has consumed {state['consumed']} samples of {self._length}; pass "
                 "what state_dict() returned"
@@ -224,7 +225,7 @@ class DistributedSampler:
 
 def _length_of(dataset: Any) -> int:
     if _is_whole(dataset):
-        return _whole(dataset, "the length of the dataset")
+        return integer(dataset, "the length of the dataset", 0)
     try:
         return len(dataset)
     except TypeError as error:
@@ -249,7 +250,7 @@ def _place(group: Group | None, num_replicas: int | None, rank: int | None) -> t
             f"got num_replicas={num_replicas!r}, rank={rank!r} and group={group!r}; pass a group, "
             "or both of num_replicas and rank, or none of them"
         )
-    size, rank = _whole(num_replicas, "num_replicas", 1), _whole(rank, "rank")
+    size, rank = integer(num_replicas, "num_replicas", 1), integer(rank, "rank", 0)
     if rank >= size:
         raise UsageError(f"rank must be less than num_replicas={size}, got {rank}")
     return rank, size
@@ -257,9 +258,3 @@ def _place(group: Group | None, num_replicas: int | None, rank: int | None) -> t
 
 def _is_whole(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _whole(value: Any, what: str, least: int = 0) -> int:
-    if not _is_whole(value) or value < least:
-        raise UsageError(f"{what} must be an integer from {least}, got {value!r}")
-    return int(value)

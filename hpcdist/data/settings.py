@@ -18,6 +18,7 @@ from hpcdist.data.shares import TAILS
 from hpcdist.data.slots import slots_of
 from hpcdist.data.spill import read_spill
 from hpcdist.errors import UsageError
+from hpcdist.integers import integer
 
 
 class Setting(NamedTuple):
@@ -41,12 +42,7 @@ def _own(value: Any) -> None:
 
 
 def _whole(least: int) -> Callable[[str, Any], int]:
-    def read(name: str, value: Any) -> int:
-        if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
-            raise UsageError(f"{name} must be an integer from {least}, got {value!r}")
-        return int(value)
-
-    return read
+    return lambda name, value: integer(value, name, least)
 
 
 def _text(name: str, value: Any) -> str:

@@ -44,7 +44,6 @@ from hpcdist.fleet.functions import (
     world_device_ids as world_device_ids,
 )
 from hpcdist.fleet.job import Fleet as Fleet, init as init
-from hpcdist.fleet.lazy import lazily
 from hpcdist.fleet.roles import (
     PaddleCloudRoleMaker as PaddleCloudRoleMaker,
     Role as Role,
@@ -70,6 +69,7 @@ from hpcdist.fleet.servers import (
 )
 from hpcdist.fleet.strategy import DistributedStrategy as DistributedStrategy
 from hpcdist.fleet.workers import UtilBase as UtilBase
+from hpcdist.lazy import lazily
 from hpcdist.parallel.hybrid import HybridCommunicateGroup as HybridCommunicateGroup
 from hpcdist.parallel.topology import (
     CommunicateTopology as CommunicateTopology,

@@ -66,6 +66,11 @@ def _no(about: str) -> Verdict:
     return Verdict(REFUSED, about)
 
 
+def _all(verdict: Verdict, names: str, default: Any = False) -> Section:
+    """Return fields, by their names, that have the same default and the same verdict."""
+    return {name: Field(default, verdict) for name in names.split()}
+
+
 # ---- why a field does nothing here
 
 _SERVERS = _idle("tables have no such setting")
@@ -91,14 +96,9 @@ _PLANNER = _no(
 _ONE_PLACE = "the degrees are said in one place: set hybrid_configs[{!r}]"
 
 _NCCL_CONFIG: Section = {
-    "commName": Field("", _NCCL),
-    "ll_buffsize": Field(0, _NCCL),
-    "ll128_buffsize": Field(0, _NCCL),
-    "simple_buffsize": Field(0, _NCCL),
-    "buffsize_align": Field(0, _NCCL),
-    "nchannels": Field(0, _NCCL),
-    "algoStr": Field("", _NCCL),
-    "protoStr": Field("", _NCCL),
+    **_all(_NCCL, "commName", ""),
+    **_all(_NCCL, "ll_buffsize ll128_buffsize simple_buffsize buffsize_align nchannels", 0),
+    **_all(_NCCL, "algoStr protoStr", ""),
 }
 
 
@@ -213,10 +213,11 @@ FIELDS: Section = {
         "incr_ratio": Field(2.0, _yes("by what it grows"), above=1),
         "decr_ratio": Field(0.8, _yes("by what it shrinks"), above=0),
         "use_dynamic_loss_scaling": Field(True, _yes("whether the factor changes")),
-        **{
-            name: Field([], _no("wrap these layers in torch.autocast(..., enabled=False)"))
-            for name in ("custom_white_list", "custom_black_list", "custom_black_varnames")
-        },
+        **_all(
+            _no("wrap these layers in torch.autocast(..., enabled=False)"),
+            "custom_white_list custom_black_list custom_black_varnames",
+            [],
+        ),
         "use_pure_fp16": Field(False, _yes("the same as amp alone: weights stay float32")),
         "use_pure_bf16": Field(False, _yes("bfloat16 in place of float16; weights stay float32")),
         "use_fp16_guard": Field(True, _PROGRAM),
@@ -326,15 +327,13 @@ FIELDS: Section = {
         "sharding_segment_strategy": Field("segment_broadcast_MB", _PROGRAM),
         "segment_broadcast_MB": Field(32.0, _PROGRAM, above=0),
         "segment_anchors": Field([], _PROGRAM),
-        "optimize_cast": Field(False, _PROGRAM),
-        "pp_allreduce_in_optimize": Field(False, _PROGRAM),
-        "_dp_as_optimizer_sharding": Field(False, _PROGRAM),
-        "enable_tuning": Field(False, _PROGRAM),
-        "use_calc_stream": Field(False, _PROGRAM),
+        **_all(
+            _PROGRAM,
+            "optimize_cast pp_allreduce_in_optimize _dp_as_optimizer_sharding enable_tuning "
+            "use_calc_stream",
+        ),
     },
-    "auto": Field(False, _PLANNER),
-    "semi_auto": Field(False, _PLANNER),
-    "auto_search": Field(False, _PLANNER),
+    **_all(_PLANNER, "auto semi_auto auto_search"),
     "elastic": Field(False, _idle("the launcher and the checkpoint carry on with other ranks")),
     # how it travels
     "nccl_comm_num": Field(1, _idle("a group has one communicator"), least=1),
@@ -361,30 +360,22 @@ FIELDS: Section = {
     "conv_workspace_size_limit": Field(512, _CUDNN, least=0),
     "without_graph_optimization": Field(True, _PROGRAM),
     "build_strategy": {
-        **{
-            name: Field(default, _PROGRAM)
-            for name, default in {
-                "fuse_elewise_add_act_ops": False,
-                "fuse_bn_act_ops": False,
-                "fuse_relu_depthwise_conv": False,
-                "fuse_broadcast_ops": False,
-                "fuse_all_optimizer_ops": False,
-                "enable_inplace": False,
-                "enable_backward_optimizer_op_deps": True,
-                "cache_runtime_context": False,
-                "fuse_bn_add_act_ops": True,
-                "enable_auto_fusion": False,
-                "enable_addto": False,
-                "allow_cuda_graph_capture": False,
-                "reduce_strategy": 0,
-                "fuse_gemm_epilogue": False,
-                "debug_graphviz_path": "",
-                "fused_attention": False,
-                "fused_feedforward": False,
-                "fuse_dot_product_attention": False,
-                "fuse_resunit": False,
-            }.items()
-        }
+        **_all(
+            _PROGRAM,
+            "fuse_elewise_add_act_ops fuse_bn_act_ops fuse_relu_depthwise_conv fuse_broadcast_ops "
+            "fuse_all_optimizer_ops enable_inplace",
+        ),
+        "enable_backward_optimizer_op_deps": Field(True, _PROGRAM),
+        "cache_runtime_context": Field(False, _PROGRAM),
+        "fuse_bn_add_act_ops": Field(True, _PROGRAM),
+        **_all(_PROGRAM, "enable_auto_fusion enable_addto allow_cuda_graph_capture"),
+        "reduce_strategy": Field(0, _PROGRAM),
+        "fuse_gemm_epilogue": Field(False, _PROGRAM),
+        "debug_graphviz_path": Field("", _PROGRAM),
+        **_all(
+            _PROGRAM,
+            "fused_attention fused_feedforward fuse_dot_product_attention fuse_resunit",
+        ),
     },
     # parameter servers
     "a_sync": Field(
@@ -398,37 +389,22 @@ FIELDS: Section = {
         ),
         "send_queue_size": Field(16, _yes("in mode async, so many pushes may wait"), least=1),
         "independent_recv_thread": Field(False, _SERVERS),
-        "min_send_grad_num_before_recv": Field(1, _SERVERS),
-        "thread_pool_size": Field(1, _SERVERS),
-        "send_wait_times": Field(1, _SERVERS),
+        **_all(_SERVERS, "min_send_grad_num_before_recv thread_pool_size send_wait_times", 1),
         "runtime_split_send_recv": Field(False, _SERVERS),
         "launch_barrier": Field(True, _SERVERS),
         "heter_worker_device_guard": Field("cpu", _SERVERS),
         "lr_decay_steps": Field(10, _SERVERS),
-        "use_ps_gpu": Field(0, _SERVERS),
-        "use_gpu_graph": Field(0, _SERVERS),
+        **_all(_SERVERS, "use_ps_gpu use_gpu_graph", 0),
     },
     "trainer_desc_configs": {
         "dump_fields_path": Field("", _SERVERS),
-        "dump_fields": Field([], _SERVERS),
-        "dump_param": Field([], _SERVERS),
-        "stat_var_names": Field([], _SERVERS),
-        "trainer": Field("", _SERVERS),
-        "device_worker": Field("", _SERVERS),
-        "local_sparse": Field([], _SERVERS),
-        "remote_sparse": Field([], _SERVERS),
+        **_all(_SERVERS, "dump_fields dump_param stat_var_names", []),
+        **_all(_SERVERS, "trainer device_worker", ""),
+        **_all(_SERVERS, "local_sparse remote_sparse", []),
     },
-    "fs_client_param": {
-        "uri": Field("", _SERVERS),
-        "user": Field("", _SERVERS),
-        "passwd": Field("", _SERVERS),
-        "hadoop_bin": Field("", _SERVERS),
-    },
-    "sparse_table_configs": Field({}, _SERVERS),
-    "fleet_desc_configs": Field({}, _SERVERS),
-    "adam_d2sum": Field(False, _SERVERS),
-    "is_fl_ps_mode": Field(False, _SERVERS),
-    "with_coordinator": Field(False, _SERVERS),
+    "fs_client_param": _all(_SERVERS, "uri user passwd hadoop_bin", ""),
+    **_all(_SERVERS, "sparse_table_configs fleet_desc_configs", {}),
+    **_all(_SERVERS, "adam_d2sum is_fl_ps_mode with_coordinator"),
 }
 """Every field, by its name; a section of fields is a dictionary."""
 

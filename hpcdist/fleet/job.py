@@ -18,7 +18,7 @@ from hpcdist.comm.environment import init_parallel_env
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import tell_all
 from hpcdist.comm.session import current_session, require_session
-from hpcdist.comm.states import State, verify_states
+from hpcdist.comm.states import State, verify_states, verifying
 from hpcdist.errors import UsageAssertionError, UsageError
 from hpcdist.fleet.placement import FLEET, divided, post_of, servers_of, workers_of
 from hpcdist.fleet.plan import (
@@ -136,19 +136,14 @@ def init(
         group = workers_of(cluster)
     keywords = {"dp": dp, "mp": mp, "pp": pp, "sharding": sharding, "sep": sep, "cp": cp}
     session = require_session()
-    states: list[State] = []
-    error = None
-    try:
+    with verifying(group, "setting") as alike:
         check_arguments(role_maker, is_collective, strategy)
         strategy = DistributedStrategy() if strategy is None else strategy
         plan = plan_of(strategy, keywords, group.nranks)
-        states = [(each, (), "") for each in settings_of(plan)]
+        alike += [(each, (), "") for each in settings_of(plan)]
         check_roles(role_maker, group, world, cluster.dedicated)
         level = level_of(log_level)
         _check_again(cast("Fleet | None", session[FLEET]), plan, group)
-    except UsageError as reason:
-        error = reason
-    verify_states(states, group, "setting", error)
     logger.setLevel(level)
     if session[FLEET] is None:
         hosts = [each.rpartition(":")[0] for each in session.whereabouts.endpoints]
@@ -158,7 +153,6 @@ def init(
         )
         grid = HybridCommunicateGroup(topology, group=group)
         set_current_grid(grid)
-        strategy = cast(DistributedStrategy, strategy)
         cluster.mode = strategy.table_mode()
         session[FLEET] = Fleet(role_maker, strategy, plan, grid, cluster, group)
         if group.rank == 0:
@@ -170,8 +164,8 @@ def _placed(
     group: Group, role_maker: Any, is_collective: Any, strategy: Any, server_num: Any
 ) -> Cluster:
     """Return who works and who serves. Collective."""
-    error, post = None, None
-    try:
+    post = None
+    with verifying(group, "setting") as alike:
         check_arguments(role_maker, is_collective, strategy)
         if not is_collective:
             post = post_of(role_maker, server_num, group.rank, group.nranks)
@@ -180,10 +174,8 @@ def _placed(
                 f"server_num={server_num!r}, but is_collective=True refuses ranks that only serve; "
                 "leave one of them out"
             )
-    except UsageError as reason:
-        error = reason
-    words = "with ranks that only serve" if post is not None else "all ranks train"
-    verify_states([(words, (), "")], group, "setting", error)
+        words = "all ranks train" if post is None else "with ranks that only serve"
+        alike += [(words, (), "")]
     return cluster_of(group) if post is None else divided(group, post)
 
 
@@ -437,13 +429,10 @@ class Fleet:
 
         All have to be `alike`; `noun` is as in `verify_states`.
         """
-        error, found = None, None
-        try:
+        with verifying(self.grid.group, noun) as states:
             found = find()
-        except UsageError as reason:
-            error = reason
-        verify_states(alike if error is None else (), self.grid.group, noun, error)
-        return cast(T, found)
+            states += alike
+        return found
 
     def distributed_scaler(self, scaler: Any) -> Any:
         """Return a scaler of losses whose steps all workers take or skip together. Collective.

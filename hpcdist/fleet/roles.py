@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, final
 
-from hpcdist.comm.making import as_rank
 from hpcdist.comm.parallel_env import ParallelEnv
 from hpcdist.errors import UsageError
+from hpcdist.integers import integer
 from hpcdist.parallel.vocabulary import known
 from hpcdist.runtime.process import snapshot
 
@@ -116,13 +116,13 @@ class UserDefinedRoleMaker(RoleMakerBase):
             known(name, _KEYWORDS, "UserDefinedRoleMaker takes no")
         workers = _endpoints("worker_endpoints", kwargs.get("worker_endpoints", ()))
         servers = _endpoints("server_endpoints", kwargs.get("server_endpoints", ()))
-        count = _count("worker_num", kwargs.get("worker_num", max(len(workers), 1)), 1)
+        count = integer(kwargs.get("worker_num", max(len(workers), 1)), "worker_num", 1)
         if workers and len(workers) != count:
             raise UsageError(
                 f"worker_num={count}, but worker_endpoints has {len(workers)}: {workers}"
             )
         role = _role(kwargs.get("role", Role.WORKER))
-        index = _count("current_id", kwargs.get("current_id", 0), 0)
+        index = integer(kwargs.get("current_id", 0), "current_id", 0)
         self._roles = _checked(Roles(role, index, count, workers, servers))
 
     @property
@@ -229,16 +229,6 @@ def _number(environ: Mapping[str, str], name: str, least: int) -> int:
 def _check_flag(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise UsageError(f"{name} must be True or False, got {value!r}")
-
-
-def _count(name: str, value: Any, least: int) -> int:
-    try:
-        number = as_rank(value)
-    except TypeError:
-        number = least - 1
-    if number < least:
-        raise UsageError(f"{name} must be an integer of at least {least}, got {value!r}")
-    return number
 
 
 def _role(value: Any) -> Role:

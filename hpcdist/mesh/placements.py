@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, final
+from typing import final
 
 from hpcdist.errors import UsageError
+from hpcdist.integers import integer
 from hpcdist.mesh.process_mesh import ProcessMesh
 
 
@@ -87,8 +87,8 @@ class Shard(Placement):
     def __init__(
         self, dim: int, *, co_shard_order: int | None = None, split_factor: int | None = None
     ) -> None:
-        order = None if co_shard_order is None else _integer(co_shard_order, "co_shard_order")
-        factor = None if split_factor is None else _integer(split_factor, "split_factor")
+        order = None if co_shard_order is None else integer(co_shard_order, "co_shard_order")
+        factor = None if split_factor is None else integer(split_factor, "split_factor")
         if order is not None and order < 0:
             raise UsageError(f"co_shard_order must be at least 0, got {order}")
         if factor is not None and factor < 1:
@@ -98,7 +98,7 @@ class Shard(Placement):
                 "co_shard_order and split_factor both say when an axis cuts; give one of them, "
                 f"got {order} and {factor}"
             )
-        object.__setattr__(self, "dim", _integer(dim, "dim"))
+        object.__setattr__(self, "dim", integer(dim, "dim"))
         object.__setattr__(self, "co_shard_order", order)
         object.__setattr__(self, "split_factor", factor)
 
@@ -252,12 +252,3 @@ class DistAttr:
 
     def __repr__(self) -> str:
         return f"DistAttr({self.process_mesh!r}, {self.sharding_specs})"
-
-
-def _integer(value: Any, what: str) -> int:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise UsageError(f"{what} must be an integer, got {value!r}") from None

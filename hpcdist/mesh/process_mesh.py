@@ -17,9 +17,10 @@ import xxhash
 
 from hpcdist.comm.environment import begun_session
 from hpcdist.comm.group import Group, world_of
-from hpcdist.comm.making import as_rank, group_of
+from hpcdist.comm.making import group_of
 from hpcdist.comm.session import Session, Slot, current_session
 from hpcdist.errors import UsageError
+from hpcdist.integers import as_integer
 
 Coordinate = tuple[int, ...]
 Index = slice | tuple[slice | int, ...] | SupportsIndex
@@ -466,7 +467,7 @@ def _ranks_in(shape: Any, process_ids: Any) -> tuple[tuple[int, ...], tuple[int,
 def _integers(values: Any, what: str) -> tuple[int, ...]:
     try:
         values = [*values]
-        return tuple(map(as_rank, values))
+        return tuple(map(as_integer, values))
     except TypeError:
         raise UsageError(f"{what} must be integers such as [2, 4], got {values!r}") from None
 

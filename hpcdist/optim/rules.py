@@ -1,8 +1,9 @@
 """The formulas: how weights, gradient and state of one block become the next ones, in place.
 
-All arrays are flat, of one length and one floating dtype. The functions use NumPy's ufuncs with
-``out=``, which every array library that implements NumPy's protocols (CuPy) runs on its own
-memory; no array is made here.
+All arrays are of one shape and one floating dtype: flat, or rows, each a parameter of its own. The
+functions use NumPy's ufuncs with ``out=``, which every array library that implements NumPy's
+protocols (CuPy) runs on its own memory; no array is made here, but for sums over rows. The loops in
+C for rows (`ps/native/rules.c`) have the same bits; torch's own optimizers have torch's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Options = Mapping[str, Any]
+
+LANES = 8
+"""Sums that the numbers of a row are added up in, as the compiled loop does."""
 
 
 class Block(NamedTuple):
@@ -162,6 +166,66 @@ def lars(block: Block) -> None:
     np.subtract(weights, speed, out=weights)
 
 
+def adagrad(block: Block) -> None:
+    """S += g^2, w -= lr g / (sqrt(s) + eps) (Duchi, Hazan and Singer 2011)."""
+    weights, options, room = block.weights, block.options, block.room
+    (squares,), gradient = block.states, block.gradient
+    np.multiply(gradient, gradient, out=room[0])
+    np.add(squares, room[0], out=squares)
+    np.sqrt(squares, out=room[0])
+    np.add(room[0], options["epsilon"], out=room[0])
+    np.divide(gradient, room[0], out=room[0])
+    np.multiply(room[0], options["learning_rate"], out=room[0])
+    np.subtract(weights, room[0], out=weights)
+
+
+def ftrl(block: Block) -> None:
+    """Follow the regularized leader, with per-coordinate rates (McMahan et al. 2013, algorithm 1).
+
+    z += g - w (sqrt(n + g^2) - sqrt(n)) / lr, n += g^2; w is 0 where |z| <= l1, and elsewhere
+    (sign(z) l1 - z) / ((beta + sqrt(n)) / lr + l2).
+    """
+    weights, options, (room, other) = block.weights, block.options, block.room
+    (linear, squares), gradient = block.states, block.gradient
+    rate = options["learning_rate"]
+    np.multiply(gradient, gradient, out=room)
+    np.sqrt(squares, out=other)
+    np.add(squares, room, out=squares)
+    np.sqrt(squares, out=room)
+    np.subtract(room, other, out=other)
+    np.divide(other, rate, out=other)
+    np.multiply(other, weights, out=other)
+    np.add(linear, gradient, out=linear)
+    np.subtract(linear, other, out=linear)
+    np.add(room, options["beta"], out=room)
+    np.divide(room, rate, out=room)
+    np.add(room, options["l2"], out=room)
+    np.abs(linear, out=other)
+    np.minimum(other, options["l1"], out=other)
+    np.copysign(other, linear, out=other)
+    np.subtract(other, linear, out=other)
+    np.divide(other, room, out=weights)
+
+
+def rowwise_adagrad(block: Block) -> None:
+    """S += mean(g^2) over the row, w -= lr g / (sqrt(s) + eps); s is one number."""
+    weights, options, (room, _) = block.weights, block.options, block.room
+    (squares,), gradient = block.states, block.gradient
+    np.multiply(gradient, gradient, out=room)
+    dim, half = room.shape[1], LANES // 2
+    lanes = np.zeros((len(room), LANES), room.dtype)
+    for start in range(0, dim, LANES):
+        part = room[:, start : start + LANES]
+        lanes[:, : part.shape[1]] += part
+    while half:
+        lanes[:, :half] += lanes[:, half : 2 * half]
+        half //= 2
+    np.add(squares, lanes[:, :1] / dim, out=squares)
+    np.divide(gradient, np.sqrt(squares) + options["epsilon"], out=room)
+    np.multiply(room, options["learning_rate"], out=room)
+    np.subtract(weights, room, out=weights)
+
+
 # ---- what they share
 
 
@@ -232,3 +296,6 @@ ADAM = Rule(_MOMENTS, adam)
 ADAMW = Rule(_MOMENTS, adamw)
 LAMB = Rule(_MOMENTS, lamb_advance, lamb_measure, lamb_apply, length_ratio)
 LARS = Rule(("velocity",), lars, lars_measure, ratio=lars_ratio)
+ADAGRAD = Rule(("squares",), adagrad)
+ROWWISE_ADAGRAD = Rule(("squares",), rowwise_adagrad)
+FTRL = Rule(("linear", "squares"), ftrl)

@@ -9,11 +9,10 @@ from functools import partial
 from typing import Any, final
 
 from hpcdist.comm.group import Group
-from hpcdist.comm.states import State, verify_states
+from hpcdist.comm.states import verifying
 from hpcdist.config import read_config
-from hpcdist.errors import UsageError
 from hpcdist.parallel.clipping import Measured, measure_groups
-from hpcdist.parallel.gradient_groups import Bucket, agree, by_group, group_of, plan
+from hpcdist.parallel.gradient_groups import agree, by_group, group_of, plan
 from hpcdist.parallel.gradients import Gradients
 from hpcdist.parallel.model import DataParallel
 from hpcdist.parallel.module_state import (
@@ -65,21 +64,14 @@ class ArrayDataParallel(DataParallel):
         self.group = training_group(group)
         self.comm_buffer_size = 0
         self.find_unused_parameters = bool(find_unused_parameters)
-        trained: list[Parameter] = []
-        buckets: list[Bucket] = []
-        shared: dict[Group, list[tuple[str, Any]]] = {}
-        states: dict[Group, list[State]] = {}
-        problem = None
-        try:
+        with verifying(self.group) as alike:
             limits = bucket_limits(self.group, comm_buffer_size, last_comm_buffer_size)
             entries = trainable(layers)
             shared = by_group(entries, self.group)
             states = {each: states_of(listed) for each, listed in shared.items()}
             trained = [_named(name, entry) for name, entry in entries if is_trained(entry)]
             buckets = plan(trained, self.group, limits)
-        except UsageError as error:
-            problem = error
-        verify_states(states.pop(self.group, ()), self.group, error=problem)
+            alike += states.pop(self.group, ())
         buckets, several = agree(states, buckets, self.group)
         self.comm_buffer_size = int(comm_buffer_size * (1 << 20))
         for each, listed in shared.items():

@@ -100,10 +100,8 @@ class HybridCommunicateGroup:
             SHORT[known(name, SHORT, "hybrid training has no axis")]
             for name in topology.get_hybrid_group_names()
         ]
-        self._degrees = dict(zip(names, topology.degrees.values(), strict=True))
-        self.mesh = ProcessMesh(
-            dim_names=names, shape=[*self._degrees.values()], process_ids=self._topology.ranks
-        )
+        self.mesh = ProcessMesh(self._topology.mesh.mesh, names)
+        self._degrees = dict(zip(names, self.mesh.sizes, strict=True))
         self.nranks = self.mesh.size
         self.global_rank = session.world.rank
         place: tuple[int, ...] = self._topology.get_coord(self.global_rank)

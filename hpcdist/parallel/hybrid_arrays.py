@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, final
 
-from hpcdist.comm.states import verify_states
+from hpcdist.comm.states import verifying
 from hpcdist.errors import UsageError
 from hpcdist.optim.optimizer import Optimizer
 from hpcdist.parallel.hybrid import HybridCommunicateGroup
@@ -47,12 +47,9 @@ def distribute_model(
 
     """
     options = options or HybridOptions()
-    problem = None
-    try:
+    with verifying(hcg.mesh.group, "value") as alike:
+        alike += [("strategy", (), repr(options))]
         _check_supported(hcg, options)
-    except UsageError as error:
-        problem = error
-    verify_states([("strategy", (), repr(options))], hcg.mesh.group, "value", problem)
     if hcg.degree("sharding") == 1:
         return DataParallel(
             model,

@@ -21,7 +21,7 @@ from hpcdist.comm.collectives import broadcast
 from hpcdist.comm.dispatch import not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import resolve_group
-from hpcdist.comm.states import State, state_of, verify_states
+from hpcdist.comm.states import State, state_of, verifying
 from hpcdist.errors import UsageAssertionError, UsageError
 from hpcdist.parallel.fused import fused
 from hpcdist.parallel.gradient_groups import own_group
@@ -87,13 +87,8 @@ def sync_params_buffers(
         for name, entry in parameters_and_buffers(model)
         if own_group(entry) is None and not any(_is_marked(entry, mark) for mark in own)
     ]
-    states: list[State] = []
-    problem = None
-    try:
-        states = states_of(entries)
-    except UsageError as error:
-        problem = error
-    verify_states(states, group, error=problem)
+    with verifying(group) as alike:
+        alike += states_of(entries)
     broadcast_state(entries, group, src_rank)
 
 

@@ -8,6 +8,7 @@ from typing import Any, final
 from hpcdist.arrays.libraries import row_of
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageAssertionError, UsageError
+from hpcdist.integers import integer
 from hpcdist.mesh.process_mesh import ProcessMesh, get_mesh
 from hpcdist.optim.optimizer import Optimizer
 from hpcdist.parallel.engines import load
@@ -138,11 +139,7 @@ def shard_optimizer(
         >>> optimizer = dist.shard_optimizer(optimizer, dist.ShardingStage1("dp", mesh))
 
     """
-    steps = gradient_accumulation_steps
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise UsageError(
-            f"gradient_accumulation_steps must be an integer of at least 1, got {steps!r}"
-        )
+    steps = integer(gradient_accumulation_steps, "gradient_accumulation_steps", 1)
     if not (shard_fn is None or isinstance(shard_fn, ShardingStage) or callable(shard_fn)):
         raise UsageError(
             "shard_fn must be ShardingStage1, ShardingStage2 or ShardingStage3 of an axis, a "

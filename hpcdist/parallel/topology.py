@@ -2,7 +2,7 @@
 
 `AXES` is the table of the axes, each with a short name (Paddle's degrees) and a long one (Paddle's
 topologies). `infer_degrees` fills in what is left open, `plan_axes` puts the degrees in order, and
-`CommunicateTopology` lays ranks out on that grid, the last axis fastest.
+`CommunicateTopology` is Paddle's name for a `ProcessMesh` of them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, final
 
-import numpy as np
-
-from hpcdist.comm.making import as_rank
 from hpcdist.errors import UsageAssertionError, UsageError
-from hpcdist.mesh.process_mesh import shortened
+from hpcdist.integers import as_integer
+from hpcdist.mesh.process_mesh import ProcessMesh, shortened
 from hpcdist.parallel.vocabulary import known
 
 
@@ -123,7 +121,7 @@ def _degree(axis: Any, value: Any) -> int | None:
     if value is None:
         return None
     try:
-        degree = as_rank(value)
+        degree = as_integer(value)
     except TypeError:
         degree = 0
     if degree < 1 and degree != -1:
@@ -231,6 +229,7 @@ class CommunicateTopology:
 
     Attributes:
         coordinate: the type of a coordinate: a named tuple.
+        mesh: the grid, whose arithmetic it is.
         ranks: the rank at each place, in C order.
 
     Example:
@@ -253,26 +252,26 @@ class CommunicateTopology:
                 f"a grid has a size for each axis, got {len(names)} axes {names} and {len(sizes)} "
                 f"sizes {sizes}"
             )
-        self._names, self._dims = names, sizes
-        self._size = math.prod(sizes)
-        self.ranks = tuple(range(self._size)) if ranks is None else tuple(map(int, ranks))
-        if len(self.ranks) != self._size or len(set(self.ranks)) < self._size:
+        size = math.prod(sizes)
+        filling = range(size) if ranks is None else [*map(int, ranks)]
+        if len(filling) != size or len(set(filling)) < size:
+            told = describe_degrees(dict(zip(names, sizes, strict=True)))
             raise UsageError(
-                f"{describe_degrees(self.degrees)} make {self._size} places, which "
-                f"{len(self.ranks)} ranks do not fill, each once: {list(self.ranks)}"
+                f"{told} make {size} places, which {len(filling)} ranks do not fill, each once: "
+                f"{list(filling)}"
             )
+        self.mesh = ProcessMesh(dim_names=names, shape=sizes, process_ids=filling)
+        self.ranks = self.mesh.ranks
         self.coordinate: Any = namedtuple("Coordinate", names)  # type: ignore[misc] # told at run time
-        self._grid = np.array(self.ranks, dtype=np.int64).reshape(sizes)
-        self._place_of = {rank: place for place, rank in enumerate(self.ranks)}
 
     @property
     def degrees(self) -> dict[str, int]:
         """How many ranks there are along each axis, by its name."""
-        return dict(zip(self._names, self._dims, strict=True))
+        return dict(zip(self.mesh.names, self.mesh.sizes, strict=True))
 
     def get_hybrid_group_names(self) -> list[str]:
         """Return the names of the axes."""
-        return list(self._names)
+        return self.mesh.dim_names
 
     def get_dim(self, axis_name: str) -> int:
         """Return how many ranks there are along an axis.
@@ -281,7 +280,7 @@ class CommunicateTopology:
             axis_name: of the axis.
 
         """
-        return self._dims[self._axis(axis_name)]
+        return self.mesh.sizes[self._axis(axis_name)]
 
     def get_dim_size(self, axis_name: str) -> int:
         """Return how many ranks there are along an axis.
@@ -294,7 +293,7 @@ class CommunicateTopology:
 
     def world_size(self) -> int:
         """Return how many ranks the grid has."""
-        return self._size
+        return self.mesh.size
 
     def get_rank(self, **args: int) -> int:
         """Return the rank at a coordinate.
@@ -305,11 +304,10 @@ class CommunicateTopology:
         """
         for name in args:
             self._axis(name)
-        missing = [name for name in self._names if name not in args]
+        missing = [name for name in self.mesh.names if name not in args]
         if missing:
             raise UsageAssertionError(f"a coordinate needs {', '.join(missing)} too, got {args}")
-        place = tuple(self._along(name, args[name]) for name in self._names)
-        return int(self._grid[place])
+        return self.mesh.rank_at(tuple(self._along(name, args[name]) for name in self.mesh.names))
 
     def get_coord(self, rank: int) -> Any:
         """Return the coordinate of a rank: a named tuple.
@@ -318,13 +316,13 @@ class CommunicateTopology:
             rank: one of the grid's ranks.
 
         """
-        if rank not in self._place_of:
+        place = self.mesh.coordinate_of(rank)
+        if place is None:
             raise UsageError(
                 f"rank {rank!r} is not part of the grid {describe_degrees(self.degrees)}, whose "
                 f"ranks are {shortened(self.ranks)}"
             )
-        place = np.unravel_index(self._place_of[rank], self._dims)
-        return self.coordinate(*map(int, place))
+        return self.coordinate(*place)
 
     def get_axis_list(self, axis_name: str, index: int) -> list[int]:
         """Return all ranks whose coordinate along an axis is `index`, ascending.
@@ -335,7 +333,7 @@ class CommunicateTopology:
 
         """
         at = self._along(axis_name, index)
-        return sorted(self._grid.take(at, axis=self._axis(axis_name)).reshape(-1).tolist())
+        return sorted(self.mesh.mesh.take(at, axis=self._axis(axis_name)).reshape(-1).tolist())
 
     def get_comm_list(self, axis_name: str) -> list[list[int]]:
         """Return the groups along an axis, each in the order of the coordinates.
@@ -358,9 +356,10 @@ class CommunicateTopology:
         inside = [self._axis(name) for name in fused_axis]
         if len(set(inside)) < len(inside):
             raise UsageError(f"fused axes are named once each, got {list(fused_axis)}")
-        outside = [axis for axis in range(len(self._dims)) if axis not in inside]
-        size = math.prod(self._dims[axis] for axis in inside)
-        groups: list[list[int]] = self._grid.transpose(outside + inside).reshape(-1, size).tolist()
+        outside = [axis for axis in range(self.mesh.ndim) if axis not in inside]
+        size = math.prod(self.mesh.sizes[axis] for axis in inside)
+        turned = self.mesh.mesh.transpose(outside + inside)
+        groups: list[list[int]] = turned.reshape(-1, size).tolist()
         return groups
 
     def get_rank_from_stage(self, global_rank: int, **kwargs: int) -> int:
@@ -374,12 +373,12 @@ class CommunicateTopology:
         return self.get_rank(**{**self.get_coord(global_rank)._asdict(), **kwargs})
 
     def _axis(self, name: Any) -> int:
-        return self._names.index(known(name, self._names, "the grid has no axis"))
+        return self.mesh.axis(known(name, self.mesh.names, "the grid has no axis"))
 
     def _along(self, name: str, index: Any) -> int:
         size = self.get_dim(name)
         try:
-            at = as_rank(index)
+            at = as_integer(index)
         except TypeError:
             at = -1
         if not 0 <= at < size:
@@ -401,7 +400,7 @@ def _names(names: Any) -> tuple[str, ...]:
 
 def _sizes(dims: Any) -> tuple[int, ...]:
     try:
-        sizes = tuple(map(as_rank, dims))
+        sizes = tuple(map(as_integer, dims))
     except TypeError:
         sizes = ()
     if not sizes or min(sizes) < 1:

@@ -46,75 +46,6 @@ _NARROW = 2
 _BFLOAT16 = ("bfloat16", "torch.bfloat16")
 
 
-def adagrad(block: Block) -> None:
-    """S += g^2, w -= lr g / (sqrt(s) + eps) (Duchi, Hazan and Singer 2011)."""
-    weights, options, room = block.weights, block.options, block.room
-    (squares,), gradient = block.states, block.gradient
-    np.multiply(gradient, gradient, out=room[0])
-    np.add(squares, room[0], out=squares)
-    np.sqrt(squares, out=room[0])
-    np.add(room[0], options["epsilon"], out=room[0])
-    np.divide(gradient, room[0], out=room[0])
-    np.multiply(room[0], options["learning_rate"], out=room[0])
-    np.subtract(weights, room[0], out=weights)
-
-
-def ftrl(block: Block) -> None:
-    """Follow the regularized leader, with per-coordinate rates (McMahan et al. 2013, algorithm 1).
-
-    z += g - w (sqrt(n + g^2) - sqrt(n)) / lr, n += g^2; w is 0 where |z| <= l1, and elsewhere
-    (sign(z) l1 - z) / ((beta + sqrt(n)) / lr + l2).
-    """
-    weights, options, (room, other) = block.weights, block.options, block.room
-    (linear, squares), gradient = block.states, block.gradient
-    rate = options["learning_rate"]
-    np.multiply(gradient, gradient, out=room)
-    np.sqrt(squares, out=other)
-    np.add(squares, room, out=squares)
-    np.sqrt(squares, out=room)
-    np.subtract(room, other, out=other)
-    np.divide(other, rate, out=other)
-    np.multiply(other, weights, out=other)
-    np.add(linear, gradient, out=linear)
-    np.subtract(linear, other, out=linear)
-    np.add(room, options["beta"], out=room)
-    np.divide(room, rate, out=room)
-    np.add(room, options["l2"], out=room)
-    np.abs(linear, out=other)
-    np.minimum(other, options["l1"], out=other)
-    np.copysign(other, linear, out=other)
-    np.subtract(other, linear, out=other)
-    np.divide(other, room, out=weights)
-
-
-_LANES = 8
-"""Sums that the numbers of a row are added up in, as the compiled loop does."""
-
-
-def rowwise_adagrad(block: Block) -> None:
-    """S += mean(g^2) over the row, w -= lr g / (sqrt(s) + eps); s is one number."""
-    weights, options, (room, _) = block.weights, block.options, block.room
-    (squares,), gradient = block.states, block.gradient
-    np.multiply(gradient, gradient, out=room)
-    dim, half = room.shape[1], _LANES // 2
-    lanes = np.zeros((len(room), _LANES), room.dtype)
-    for start in range(0, dim, _LANES):
-        part = room[:, start : start + _LANES]
-        lanes[:, : part.shape[1]] += part
-    while half:
-        lanes[:, :half] += lanes[:, half : 2 * half]
-        half //= 2
-    np.add(squares, lanes[:, :1] / dim, out=squares)
-    np.divide(gradient, np.sqrt(squares) + options["epsilon"], out=room)
-    np.multiply(room, options["learning_rate"], out=room)
-    np.subtract(weights, room, out=weights)
-
-
-ADAGRAD = Rule(("squares",), adagrad)
-ROWWISE_ADAGRAD = Rule(("squares",), rowwise_adagrad)
-FTRL = Rule(("linear", "squares"), ftrl)
-
-
 class Choice(NamedTuple):
     """A rule that rows can have.
 
@@ -164,13 +95,13 @@ CHOICES: dict[str, Choice] = {
     ),
     "momentum": Choice(rules.MOMENTUM, _defaults(optim.Momentum), 1, _momentum_numbers, True),
     "adagrad": Choice(
-        ADAGRAD,
+        rules.ADAGRAD,
         {"learning_rate": 0.01, "epsilon": 1e-6},
         2,
         _as_they_are("learning_rate", "epsilon"),
     ),
     "rowwise_adagrad": Choice(
-        ROWWISE_ADAGRAD,
+        rules.ROWWISE_ADAGRAD,
         {"learning_rate": 0.01, "epsilon": 1e-6},
         5,
         _as_they_are("learning_rate", "epsilon"),
@@ -179,7 +110,7 @@ CHOICES: dict[str, Choice] = {
     "adam": Choice(rules.ADAM, _defaults(optim.Adam), 3, _adam_numbers, True),
     "adamw": Choice(rules.ADAMW, _defaults(optim.AdamW), 3, _adamw_numbers, True),
     "ftrl": Choice(
-        FTRL,
+        rules.FTRL,
         {"learning_rate": 0.05, "beta": 1.0, "l1": 0.0, "l2": 0.0},
         4,
         _as_they_are("learning_rate", "beta", "l1", "l2"),
@@ -189,7 +120,7 @@ CHOICES: dict[str, Choice] = {
 expect(
     _compiled,
     NUMBERS=_NUMBERS,
-    LANES=_LANES,
+    LANES=rules.LANES,
     **{name.upper(): choice.loop for name, choice in CHOICES.items()},
 )
 """By name: the rules whose rows do not depend on each other."""

@@ -10,6 +10,7 @@ from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import NumpyArray, view_of
 from hpcdist.arrays.transfer import on_host
 from hpcdist.errors import UsageError
+from hpcdist.integers import integer
 from hpcdist.ps.entries import Entry
 
 
@@ -17,10 +18,9 @@ def check_settings(
     dim: Any, entry: Any, max_rows: Any, store: Any, folder: Any, seed: Any, slab: Any
 ) -> None:
     """Refuse arguments of a store that are wrong."""
-    for name, value, least in (("dim", dim, 1), ("max_rows", max_rows, 1), ("seed", seed, 0)):
-        optional = name == "max_rows" and value is None
-        if not optional and (not isinstance(value, (int, np.integer)) or value < least):
-            raise UsageError(f"{name} must be a whole number, at least {least}, got {value!r}")
+    integer(dim, "dim", 1)
+    integer(1 if max_rows is None else max_rows, "max_rows", 1)
+    integer(seed, "seed", 0)
     if entry is not None and not isinstance(entry, Entry):
         raise UsageError(
             f"entry={entry!r} is none: pass ProbabilityEntry, CountFilterEntry or ShowClickEntry"
@@ -42,9 +42,7 @@ def check_shrink(threshold: Any, decay: Any, unseen: Any, scored: bool) -> None:
         )
     if not isinstance(decay, number) or not 0 <= decay <= 1:
         raise UsageError(f"decay must be a number from 0 to 1, got {decay!r}")
-    whole = isinstance(unseen, (int, np.integer)) and not isinstance(unseen, bool)
-    if unseen is not None and (not whole or unseen < 0):
-        raise UsageError(f"unseen must be a whole number from 0 on, or None, got {unseen!r}")
+    integer(0 if unseen is None else unseen, "unseen", 0)
     if not scored and (decay != 1 or unseen is not None):
         raise UsageError(
             f"decay={decay!r} and unseen={unseen!r} are for rows whose shows and clicks are "

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from hpcdist.errors import UsageError
+from hpcdist.integers import integer
 
 
 class Sync(NamedTuple):
@@ -98,9 +99,8 @@ def mode_of(given: Any) -> Mode:
     fields: dict[str, Any] = given._asdict()
     for name, value in fields.items():
         least = _LEAST.get(name)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if least is not None and (not whole or value < least):
-            raise UsageError(f"{name} must be an integer of at least {least}, got {value!r}")
+        if least is not None:
+            integer(value, name, least)
     timeout = getattr(given, "timeout", None)
     if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
         raise UsageError(f"timeout must be a positive number of seconds, or None, got {timeout!r}")

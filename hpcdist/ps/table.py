@@ -14,6 +14,7 @@ from hpcdist.arrays.libraries import NumpyArray, view_of
 from hpcdist.arrays.transfer import on_host
 from hpcdist.comm.group import Group
 from hpcdist.errors import HpcdistError, UsageError
+from hpcdist.integers import integer
 from hpcdist.ps import load, save
 from hpcdist.ps.cluster import cluster_of
 from hpcdist.ps.core import Table, check_running
@@ -404,6 +405,4 @@ class SparseTable:
 def _check_name(name: Any, dim: Any) -> None:
     if not isinstance(name, str) or not name:
         raise UsageError(f"a table is found by its name, a string, got {name!r}")
-    whole = isinstance(dim, (int, np.integer)) and not isinstance(dim, bool)
-    if not whole or dim < 1:
-        raise UsageError(f"dim, the elements of a row, must be an integer from 1 on, got {dim!r}")
+    integer(dim, "dim, the elements of a row,", 1)

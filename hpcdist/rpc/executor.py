@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar, final
 from hpcdist.comm.group import Group
 from hpcdist.comm.session import simulated_rank, standing_for
 from hpcdist.errors import UsageError
+from hpcdist.integers import integer
 from hpcdist.rpc.agent import Agent, require_agent
 from hpcdist.rpc.future import Future
 from hpcdist.rpc.names import WorkerInfo
@@ -72,10 +73,7 @@ class Executor(futures.Executor):
         tasks_per_rank: int = 1,
     ) -> None:
         agent = require_agent()
-        if not isinstance(tasks_per_rank, int) or tasks_per_rank < 1:
-            raise UsageError(
-                f"tasks_per_rank must be an integer of 1 or more, got {tasks_per_rank}"
-            )
+        integer(tasks_per_rank, "tasks_per_rank", 1)
         members = _chosen(agent, group, ranks, include_self)
         self._max_workers = len(members) * tasks_per_rank  # dask asks for it
         self._dispatcher = _Dispatcher(agent, members, tasks_per_rank)

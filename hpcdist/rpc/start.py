@@ -17,6 +17,7 @@ from hpcdist.comm.session import Session, current_session, require_session
 from hpcdist.comm.together import together
 from hpcdist.config import read_config
 from hpcdist.errors import UsageError
+from hpcdist.integers import integer
 from hpcdist.rpc import trust
 from hpcdist.rpc.agent import AGENT, Agent, limit_of, require_agent
 from hpcdist.rpc.links import Address, Door, door_on_node, own_networks
@@ -96,10 +97,10 @@ def init_rpc(
             )
         _check_place(rank, me, "rank")
         _check_place(world_size, members.size, "world_size")
-        _check_count(threads, "threads")
-        _check_count(max_threads, "max_threads")
+        integer(threads, "threads", 1)
+        integer(max_threads, "max_threads", 1)
         if max_links is not None:
-            _check_count(max_links, "max_links")
+            integer(max_links, "max_links", 1)
         if link == "mpi":
             _check_mpi(members.group)
         else:
@@ -227,8 +228,3 @@ def _check_place(given: Any, actual: int, what: str) -> None:
             f"init_rpc got {what}={given!r}, but it is {actual} here, as the launcher has started "
             f"the ranks; leave {what} out"
         )
-
-
-def _check_count(value: Any, what: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"{what} must be an integer of at least 1, got {value!r}")

@@ -20,7 +20,15 @@ own), `recompute`, `pipeline` (stages of the axis "pp"; so is this one).
 
 import os
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "hpcdist.torch needs torch, which is not installed: pip install 'hpcdist[torch]'",
+        name="torch",
+    ) from None
 
 from hpcdist.torch.backend import init as init, process_group_of as process_group_of, register
 from hpcdist.torch.batch_norm import SyncBatchNorm as SyncBatchNorm

@@ -430,11 +430,6 @@ class TorchDataParallel(DataParallel, Wrapper):
         """Return how many ranks train together; torch shows it with the module."""
         return f"{self.group.nranks} ranks"
 
-    @property
-    def module(self) -> torch.nn.Module:
-        """The module whose gradients are averaged."""
-        return self._layers
-
     def state_dict(
         self,
         destination: Any = None,
@@ -461,16 +456,6 @@ class TorchDataParallel(DataParallel, Wrapper):
             destination=destination, prefix=prefix, keep_vars=keep_vars
         )
         return state
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load the module's state. Local: do the same on every rank.
-
-        Args:
-            args: of the module's own ``load_state_dict``, by position.
-            kwargs: of the same, by name.
-
-        """
-        return self._layers.load_state_dict(*args, **kwargs)
 
     def set_state_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
         """Alias of `load_state_dict`. Local."""

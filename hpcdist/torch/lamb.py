@@ -10,6 +10,7 @@ import torch
 
 from hpcdist.errors import UsageError
 from hpcdist.torch.on_grid import local_of
+from hpcdist.torch.optimizers import loss_of
 from hpcdist.torch.trust import locals_of, norms_of_pairs, with_gradients
 
 
@@ -70,10 +71,7 @@ class LAMB(torch.optim.Optimizer):  # type: ignore[misc] # torch is untyped
             closure: computes the loss and its gradients, and returns it; called once.
 
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         moved = [
             (parameter, self._direction(parameter, decay, group), group["lr"])
             for group in self.param_groups

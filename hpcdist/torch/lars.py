@@ -9,6 +9,7 @@ import torch
 
 from hpcdist.errors import UsageError
 from hpcdist.torch.on_grid import local_of
+from hpcdist.torch.optimizers import loss_of
 from hpcdist.torch.trust import locals_of, norms_of_pairs, with_gradients
 
 
@@ -79,10 +80,7 @@ class LARS(torch.optim.Optimizer):  # type: ignore[misc] # torch is untyped
             closure: computes the loss and its gradients, and returns it; called once.
 
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         moved = [
             (parameter, decay, group)
             for group in self.param_groups

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from hpcdist.comm.group import Group
-from hpcdist.comm.states import verify_states
+from hpcdist.comm.states import verifying
 from hpcdist.errors import UsageError
 from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.parallel.module_state import broadcast_states
@@ -54,11 +54,11 @@ def make_equal(layer: torch.nn.Module, group: Group) -> None:
     DTensors stay as they are.
     """
     named = [*layer.named_parameters(), *layer.named_buffers()]
-    problem = None
-    lazy = [name for name, each in named if torch.nn.parameter.is_lazy(each)]
-    if lazy:
-        problem = UsageError(f"{', '.join(lazy)} have no shape yet; call the model once before")
-    verify_states([] if problem else states_of(named), group, error=problem)
+    with verifying(group) as alike:
+        lazy = [name for name, each in named if torch.nn.parameter.is_lazy(each)]
+        if lazy:
+            raise UsageError(f"{', '.join(lazy)} have no shape yet; call the model once before")
+        alike += states_of(named)
     plain = [each.detach() for _, each in named if not isinstance(each, DTensor)]
     on_host = [each for each in plain if each.device.type == "cpu"]
     broadcast_states(on_host, group, group.ranks[0])

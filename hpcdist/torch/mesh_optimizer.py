@@ -20,6 +20,7 @@ from hpcdist.torch.on_mesh import replicated, settle_all, settling
 from hpcdist.torch.optimizers import (
     check_fresh,
     initial_state,
+    loss_of,
     made_like,
     materialize_states,
     needs_closure,
@@ -209,10 +210,7 @@ class MeshOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # torch is unt
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step the parts, and let all ranks have the new weights. Collective."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         for mine, theirs in zip(self.param_groups, self.inner.param_groups, strict=True):
             theirs.update({key: value for key, value in mine.items() if key != "params"})
         for parameter, part in self._parts.items():

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as c10d
 
 from hpcdist.comm.group import Group
-from hpcdist.comm.states import State, verify_states
+from hpcdist.comm.states import State, verifying
 from hpcdist.errors import UsageAssertionError, UsageError
 from hpcdist.parallel.gradient_groups import by_group, group_of
 from hpcdist.parallel.module_state import broadcast_states
@@ -22,14 +22,9 @@ from hpcdist.torch.process_group import HpcdistProcessGroup
 
 def agree(layers: torch.nn.Module, group: Group, usual_mb: float, last_mb: float) -> int:
     """Check that all ranks train the same module; return the bytes of a bucket. Collective."""
-    states: list[State] = []
-    problem, limit = None, 0
-    try:
+    with verifying(group) as alike:
         _, limit = bucket_limits(group, usual_mb, last_mb)
-        states = states_of(by_group(_named_tensors(layers), group)[group])
-    except UsageError as error:
-        problem = error
-    verify_states(states, group, error=problem)
+        alike += states_of(by_group(_named_tensors(layers), group)[group])
     return limit
 
 

@@ -1,4 +1,4 @@
-"""torch's optimizers, when the parameters that they were made of are replaced."""
+"""torch's optimizers: steps with a closure, and parameters that are replaced."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from typing import Any
 import torch
 
 from hpcdist.errors import UsageError
+
+
+def loss_of(closure: Callable[[], Any] | None) -> Any:
+    """Return what the closure of a step returns, which computes gradients; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def check_fresh(optimizer: Any, caller: str) -> None:

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import (
 from hpcdist.comm.group import Group
 from hpcdist.comm.groups import new_group
 from hpcdist.comm.objects import tell_all
-from hpcdist.comm.states import verify_states
+from hpcdist.comm.states import verify_states, verifying
 from hpcdist.errors import UsageError
 from hpcdist.parallel.gradient_groups import own_group
 from hpcdist.parallel.sharding.gradients import ShardGroups
@@ -64,13 +64,9 @@ def shard_module(
             has other parameters than the module.
 
     """
-    problem = None  # raised below on all ranks: one that left here would leave the others waiting
-    try:
-        _check_arguments(module, optimizer, scaler, options)
-    except UsageError as error:
-        problem = error
     everyone = _union(options.groups)
-    verify_states([], everyone, error=problem)
+    with verifying(everyone):
+        _check_arguments(module, optimizer, scaler, options)
     recipe = _recipe_of(module, optimizer)
     if options.level == "os":
         model: Any = TorchDataParallel(

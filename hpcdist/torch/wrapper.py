@@ -43,3 +43,32 @@ class Wrapper(torch.nn.Module):  # type: ignore[misc] # torch is untyped
 
         """
         yield from self._layers.named_buffers(*args, **kwargs)
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The module that is trained."""
+        return self._layers
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the module's state: names have no prefix of ours. Local.
+
+        Args:
+            args: of the module's own method, by position.
+            kwargs: of the same, by name.
+
+        """
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load the module's state. Local: do the same on every rank.
+
+        Args:
+            args: of the module's own method, by position.
+            kwargs: of the same, by name.
+
+        """
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def set_state_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
+        """Alias of `load_state_dict`. Local."""
+        return self.load_state_dict(state_dict)

@@ -4,10 +4,10 @@ To look at a failure, run its program on threads: ``dist.simulate(size, run_prog
 """
 
 import pytest
+from array_programs import program, run_program
 from same_bits import check_everything, check_programs
 
 from hpcdist.mesh import room
-from hpcdist.testing.array_programs import program, run_program
 from hpcdist.transport.mpi import intranode_boxes
 
 FEW, MORE = range(30), range(1000, 1060)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from checks import combined
+from collective_programs import Step, operators, run_program
 
 import hpcdist as dist
-from hpcdist.testing.programs import Step, operators, run_program
 from hpcdist.transport.tuning import Algorithm, TuningRule
 
 VERBS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")

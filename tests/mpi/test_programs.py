@@ -7,11 +7,11 @@ Rank 0 draws the programs, always the same ones. To shrink a failure, run its pr
 import ml_dtypes
 import numpy as np
 import pytest
+from collective_programs import programs, run_program
 from hypothesis import HealthCheck, Phase, given, settings
 from mpi4py import MPI
 
 import hpcdist as dist
-from hpcdist.testing.programs import programs, run_program
 from hpcdist.transport.tuning import OPERATIONS, Algorithm, TuningRule
 
 world = MPI.COMM_WORLD

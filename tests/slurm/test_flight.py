@@ -28,9 +28,8 @@ def hanging(cluster, any_mpi, tmp_path):
     program = tmp_path / "hang.py"
     program.write_text(PROGRAM)
     script = tmp_path / "job.sh"
-    script.write_text(
-        f"#!/bin/sh\nexec srun --mpi={any_mpi.kind} --quiet {shlex.quote(sys.executable)} {program}\n"
-    )
+    python = shlex.quote(sys.executable)
+    script.write_text(f"#!/bin/sh\nexec srun --mpi={any_mpi.kind} --quiet {python} {program}\n")
     flags = ("-N2", "-n4", "--ntasks-per-node=2", "--time=2", f"--output={tmp_path}/log")
     job = cluster.sbatch(*flags, script, environ=any_mpi.environ)
     yield job

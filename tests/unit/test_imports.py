@@ -16,6 +16,8 @@ COLLECTIVES = {
     "config",
     "errors",
     "events",
+    "integers",
+    "lazy",
     "runtime",
     "text",
     "transport",

@@ -16,7 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A module imports from its own package and from those before it.
 LAYERS = [
     "errors",
-    "compiled config events text",
+    "compiled config events integers lazy text",
     "arrays",
     "fs",
     "runtime",

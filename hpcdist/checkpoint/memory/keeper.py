@@ -18,6 +18,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.session import Session, Slot, require_session, resolve_group
 from hpcdist.comm.together import Together
 from hpcdist.errors import CheckpointError, UsageError
+from hpcdist.integers import integer
 
 
 @final
@@ -85,10 +86,10 @@ class Memory:
         self._state = {key: each for key, each in given.items() if each is not None}
         if not self._state:
             raise UsageError("Memory has nothing to keep; give it model=, optimizer= or state=")
-        self.every = _count("every", every, 1)
-        self.copies = _count("copies", copies, 0)
+        self.every = integer(every, "every", 1)
+        self.copies = integer(copies, "copies", 0)
         self.path = None if path is None else named(path)
-        self.every_on_disk = _count("every_on_disk", every_on_disk or 10 * self.every, 1)
+        self.every_on_disk = integer(every_on_disk or 10 * self.every, "every_on_disk", 1)
         self.group = resolve_group(group)
         if not self.group.is_member():
             raise UsageError(
@@ -115,7 +116,7 @@ class Memory:
             RankFailure: a rank has died; what was committed before is still there.
 
         """
-        self._commit(_count("step", step, 0))
+        self._commit(integer(step, "step", 0))
         if self.path is not None and step - self._last_on_disk >= self.every_on_disk:
             self._save(step)
 
@@ -231,9 +232,3 @@ def _recoveries() -> int:
     """Return how often ranks have been lost so far."""
     count: int = getattr(require_session().world, "generation", 0)
     return count
-
-
-def _count(what: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{what} must be an integer from {least}, got {value!r}")
-    return value

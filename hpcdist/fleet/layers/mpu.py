@@ -1,20 +1,11 @@
-"""Paddle's ``fleet.layers.mpu``: layers that are cut over the axis mp, each imported when used."""
+"""Paddle's ``fleet.layers.mpu``: layers that are cut over the axis mp."""
 
-from hpcdist.fleet.lazy import lazily
-from hpcdist.fleet.meta_parallel import ROWS as _ALL
-
-ROWS = {
-    name: _ALL[name]
-    for name in (
-        "ColumnParallelLinear",
-        "RowParallelLinear",
-        "VocabParallelEmbedding",
-        "ParallelCrossEntropy",
-        "RNGStatesTracker",
-        "get_rng_state_tracker",
-        "model_parallel_random_seed",
-    )
-}
-"""For each name the module that has it."""
-
-__getattr__, __dir__ = lazily(globals(), ROWS)
+from hpcdist.torch.model_parallel import (
+    ColumnParallelLinear as ColumnParallelLinear,
+    ParallelCrossEntropy as ParallelCrossEntropy,
+    RNGStatesTracker as RNGStatesTracker,
+    RowParallelLinear as RowParallelLinear,
+    VocabParallelEmbedding as VocabParallelEmbedding,
+    get_rng_state_tracker as get_rng_state_tracker,
+    model_parallel_random_seed as model_parallel_random_seed,
+)

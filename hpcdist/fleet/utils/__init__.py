@@ -1,6 +1,6 @@
 """Paddle's ``fleet.utils``: recomputing and file systems, each imported when used."""
 
-from hpcdist.fleet.lazy import lazily
+from hpcdist.lazy import lazily
 
 _RECOMPUTE = "hpcdist.torch.recompute"
 

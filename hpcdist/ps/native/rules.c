@@ -3,7 +3,7 @@
 #include <math.h>
 
 enum { NUMBERS = 8 }; /* of a rule, at most; `accessors.py` has their order */
-enum { LANES = 8 };   /* sums that a row's numbers are added up in, as `accessors.py` does */
+enum { LANES = 8 };   /* sums that a row's numbers are added up in, as `rules.py` does */
 enum { SGD, MOMENTUM, ADAGRAD, ADAM, FTRL, ROWWISE_ADAGRAD }; /* as in `accessors.py` */
 
 /* A gradient for each of some slots. `corrections` are pairs of numbers by the count of steps. */

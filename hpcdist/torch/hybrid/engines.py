@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hpcdist.comm.states import verify_states
+from hpcdist.comm.states import verifying
 from hpcdist.errors import UsageError
 from hpcdist.parallel.engines import load
 from hpcdist.parallel.hybrid import HybridCommunicateGroup
@@ -46,12 +46,9 @@ def distribute_model(
 
     """
     options = options or HybridOptions()
-    problem = None  # raised below on all ranks: one that left here would leave the others waiting
-    try:
+    with verifying(hcg.mesh.group, "value") as alike:
+        alike += [("strategy", (), repr(options))]
         _check_supported(model, hcg, options)
-    except UsageError as error:
-        problem = error
-    verify_states([("strategy", (), repr(options))], hcg.mesh.group, "value", problem)
     if options.recompute is not None:
         recompute_layers(model, options.recompute)
     wanted = {axis for axis, degree in hcg.degrees.items() if degree > 1}

@@ -167,30 +167,6 @@ class HybridModel(Wrapper):
         fill(_parts(entries), state)
         give_extras(self.module, entries.extras, state)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's state: names have no prefix of ours. Local.
-
-        Args:
-            args: of the module's own method, by position.
-            kwargs: of the same, by name.
-
-        """
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load the module's state. Local: do the same on every rank.
-
-        Args:
-            args: of the module's own method, by position.
-            kwargs: of the same, by name.
-
-        """
-        return self.module.load_state_dict(*args, **kwargs)
-
-    def set_state_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
-        """Alias of `load_state_dict`. Local."""
-        return self.load_state_dict(state_dict)
-
     # ---- a module like the one it holds
 
     @property

@@ -37,6 +37,7 @@ from hpcdist.torch.on_grid import (
 from hpcdist.torch.optimizers import (
     initial_state,
     is_dampened,
+    loss_of,
     materialize_states,
     set_aside,
 )
@@ -208,10 +209,7 @@ class HybridParallelOptimizer(torch.optim.Optimizer):  # type: ignore[misc] # to
             What `closure` returned.
 
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         self.inner._opt_called = True  # a scheduler that was made of it asks for that
         if self.is_merging:
             self._gradients.passes += 1

@@ -20,6 +20,7 @@ from hpcdist.comm.group import Group
 from hpcdist.comm.objects import broadcast_object_list
 from hpcdist.comm.session import Slot, current_session, is_simulated
 from hpcdist.errors import UsageError
+from hpcdist.integers import integer
 from hpcdist.torch.model_parallel.axes import axis_group
 
 MODEL_PARALLEL_RNG = "model_parallel_rng"
@@ -63,8 +64,7 @@ class RNGStatesTracker:
             UsageError: there is one of this name, or of this seed, or the seed is no integer.
 
         """
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise UsageError(f"the seed of a random state is an integer, got {seed!r}")
+        integer(seed, "the seed of a random state")
         for known, of_known in self._seeds.items():
             if name == known or seed == of_known:
                 raise UsageError(
@@ -189,8 +189,7 @@ def model_parallel_random_seed(seed: int | None = None, *, mp_group: Group | Non
         told = [random.SystemRandom().randrange(1 << 31)]
         broadcast_object_list(told, group.ranks[0], group)
         seed = told[0]
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise UsageError(f"the seed must be an integer or None, got {seed!r}")
+    integer(seed, "the seed")
     tracker = get_rng_state_tracker()
     tracker.reset()
     tracker.add(MODEL_PARALLEL_RNG, seed + _APART + group.rank)

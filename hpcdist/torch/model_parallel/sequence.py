@@ -19,6 +19,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's habit)
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
+from hpcdist.integers import integer
 from hpcdist.torch.model_parallel.axes import axis_group, check_even
 from hpcdist.torch.model_parallel.functions import (
     all_gather,
@@ -317,8 +318,7 @@ def register_sequence_parallel_allreduce_hooks(
         >>> mp.register_sequence_parallel_allreduce_hooks(norm, mp_group=dist.init_parallel_env())
 
     """
-    if isinstance(accumulation_steps, bool) or not isinstance(accumulation_steps, int):
-        raise UsageError(f"accumulation_steps must be an integer, got {accumulation_steps!r}")
+    integer(accumulation_steps, "accumulation_steps")
     group = axis_group("mp", mp_group)
     if accumulation_steps < 1 or group.nranks == 1:
         return

@@ -16,6 +16,7 @@ from hpcdist.comm.session import resolve_group
 from hpcdist.comm.states import State, first_difference
 from hpcdist.comm.together import Together
 from hpcdist.errors import MismatchError, UsageError
+from hpcdist.integers import integer
 from hpcdist.parallel.hybrid import HybridCommunicateGroup, current_grid
 from hpcdist.torch.alike import module_in_words, value_in_words
 from hpcdist.torch.pipeline.descriptions import LayerDesc, SharedLayerDesc
@@ -211,12 +212,8 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc] # torch is untyped
                 f"num_stages={num_stages}, but the pipeline has the {self.num_stages} ranks "
                 f"{self.group.ranks}; leave num_stages out, or give the group of these stages"
             )
-        for name, value, least in (
-            ("num_virtual_pipeline_stages", self.chunks, 1),
-            ("recompute_interval", self.recompute_interval, 0),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(f"{name} must be an integer of at least {least}, got {value!r}")
+        integer(self.chunks, "num_virtual_pipeline_stages", 1)
+        integer(self.recompute_interval, "recompute_interval", 0)
         if self.placement not in ("loop", "V"):
             raise UsageError(f'placement is "loop" or "V", got {self.placement!r}')
         if not all(map(callable, self.losses)):

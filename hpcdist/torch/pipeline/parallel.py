@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, final
@@ -293,31 +293,6 @@ class PipelineParallel(Wrapper):
 
         """
         yield from self._layers.parameters(recurse)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state of this rank's stages: names have no prefix of ours. Local.
-
-        Args:
-            args: of the model's own method, by position.
-            kwargs: of the same, by name.
-
-        """
-        return self._layers.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load the state of this rank's stages. Local.
-
-        Args:
-            state: tensors by name.
-            args: of the model's own method, by position.
-            kwargs: of the same, by name.
-
-        """
-        return self._layers.load_state_dict(state, *args, **kwargs)
-
-    def set_state_dict(self, state_dict: Any, use_structured_name: bool = True) -> Any:
-        """Alias of `load_state_dict`. Local."""
-        return self.load_state_dict(state_dict)
 
 
 def _grid_of(group: Group) -> HybridCommunicateGroup:

@@ -402,9 +402,12 @@ def test_a_sampler_goes_on_where_it_was_with_fewer_ranks():
     ("options", "message"),
     [
         ({}, "nothing to keep; give it model=, optimizer= or state="),
-        ({"model": {}, "every": 0}, "every must be an integer from 1, got 0"),
-        ({"model": {}, "copies": -1}, "copies must be an integer from 0, got -1"),
-        ({"model": {}, "every_on_disk": 1.5}, "every_on_disk must be an integer from 1, got 1.5"),
+        ({"model": {}, "every": 0}, "every must be an integer of at least 1, got 0"),
+        ({"model": {}, "copies": -1}, "copies must be an integer of at least 0, got -1"),
+        (
+            {"model": {}, "every_on_disk": 1.5},
+            "every_on_disk must be an integer of at least 1, got 1.5",
+        ),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(options, message):

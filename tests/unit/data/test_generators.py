@@ -107,7 +107,7 @@ def test_what_users_must_write_is_told():
         fleet.MultiSlotDataGenerator().generate_sample("a")
     with pytest.raises(NotImplementedError, match="derive it from MultiSlotDataGenerator or"):
         data_generator.DataGenerator()._gen_str([])
-    with pytest.raises(ValueError, match="batch_size must be a whole number from 1 on, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be an integer of at least 1, got 0"):
         Words().set_batch(0)
 
     class Wrong(fleet.MultiSlotDataGenerator):

@@ -236,8 +236,8 @@ def test_an_empty_list_and_wrong_lists_are_refused(files):
     ("setting", "words"),
     [
         ({"batchsize": 3}, "no setting 'batchsize'; did you mean 'batch_size'"),
-        ({"batch_size": 0}, "batch_size must be an integer from 1, got 0"),
-        ({"thread_num": True}, "thread_num must be an integer from 1"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+        ({"thread_num": True}, "thread_num must be an integer of at least 1"),
         ({"tail": "cut"}, "tail must be one of 'pad', 'drop', 'keep'"),
         ({"fea_eval": 1}, "fea_eval must be True or False"),
         ({"merge_size": 2}, "merge_size=2 is not supported here"),

@@ -78,14 +78,14 @@ def test_fewer_samples_than_ranks_are_padded_kept_or_refused():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"seed": -1}, "seed must be an integer from 0, got -1"),
-        ({"seed": True}, "seed must be an integer from 0, got True"),
+        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
+        ({"seed": True}, "seed must be an integer of at least 0, got True"),
         ({"tail": "wrap"}, "tail must be one of"),
         ({"rank": 0}, "both of num_replicas and rank"),
         ({"num_replicas": 2}, "both of num_replicas and rank"),
         ({"num_replicas": 2, "rank": 2}, "rank must be less than num_replicas=2, got 2"),
-        ({"num_replicas": 0, "rank": 0}, "num_replicas must be an integer from 1"),
-        ({"dataset": -3}, "length of the dataset must be an integer from 0, got -3"),
+        ({"num_replicas": 0, "rank": 0}, "num_replicas must be an integer of at least 1"),
+        ({"dataset": -3}, "length of the dataset must be an integer of at least 0, got -3"),
         ({"dataset": iter("abc")}, "needs a length .* got a str_"),
         ({"group": 7}, "group must be a Group"),
     ],
@@ -195,8 +195,8 @@ def test_what_was_really_consumed_can_be_less_than_what_was_handed_out():
         ({"seed": 1}, "made with seed=1, but here it is 0"),
         ({"shuffle": False}, "made with shuffle=False, but here it is True"),
         ({"consumed": 11}, "consumed 11 samples of 10"),
-        ({"consumed": -1}, "the state's consumed must be an integer from 0, got -1"),
-        ({"epoch": "one"}, "the state's epoch must be an integer from 0, got 'one'"),
+        ({"consumed": -1}, "the state's consumed must be an integer of at least 0, got -1"),
+        ({"epoch": "one"}, "the state's epoch must be an integer of at least 0, got 'one'"),
     ],
 )
 def test_the_state_of_another_order_is_refused_and_changes_nothing(change, message):
@@ -217,7 +217,7 @@ def test_what_is_no_state_is_refused(state):
 @pytest.mark.parametrize("epoch", [-1, 1.5, None, True])
 def test_an_epoch_is_an_integer(epoch):
     (sampler,) = samplers(10, 1)
-    with pytest.raises(dist.UsageError, match="epoch must be an integer from 0"):
+    with pytest.raises(dist.UsageError, match="epoch must be an integer of at least 0"):
         sampler.set_epoch(epoch)
 
 
@@ -285,7 +285,7 @@ def test_what_cannot_be_shared_is_refused(dataset, message):
 
 @on_one_rank
 def test_a_wrong_batch_size_is_refused_before_the_loop():
-    with pytest.raises(dist.UsageError, match="batch_size must be an integer from 1, got 0"):
+    with pytest.raises(dist.UsageError, match="batch_size must be an integer of at least 1, got 0"):
         dist.shard_dataset(np.zeros(3)).batches(0)
 
 

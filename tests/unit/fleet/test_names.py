@@ -2,6 +2,8 @@
 
 import importlib
 import inspect
+import subprocess
+import sys
 
 import pytest
 
@@ -177,16 +179,7 @@ def test_fleet_is_found_by_its_usual_paths():
     assert isinstance(fleet.util, fleet.UtilBase)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "hpcdist.fleet",
-        "hpcdist.fleet.meta_parallel",
-        "hpcdist.fleet.utils",
-        "hpcdist.fleet.utils.sequence_parallel_utils",
-        "hpcdist.fleet.layers.mpu",
-    ],
-)
+@pytest.mark.parametrize("path", ["hpcdist.fleet", "hpcdist.fleet.utils"])
 def test_names_that_are_imported_when_used(path):
     module = importlib.import_module(path)
     assert set(module.ROWS) <= set(dir(module))
@@ -199,6 +192,32 @@ def test_names_that_are_imported_when_used(path):
 
 
 PATHS = {
+    "hpcdist.fleet.layers.mpu": [
+        "ColumnParallelLinear",
+        "ParallelCrossEntropy",
+        "RNGStatesTracker",
+        "get_rng_state_tracker",
+    ],
+    "hpcdist.fleet.meta_parallel": [
+        "ColumnSequenceParallelLinear",
+        "HybridParallelOptimizer",
+        "LocalSharedLayerDesc",
+        "PipelineParallel",
+        "SegmentParallel",
+        "ShardingParallel",
+        "TensorParallel",
+        "model_parallel_random_seed",
+    ],
+    "hpcdist.fleet.utils.sequence_parallel_utils": [
+        "AllGatherOp",
+        "ColumnSequenceParallelLinear",
+        "GatherOp",
+        "ReduceScatterOp",
+        "RowSequenceParallelLinear",
+        "ScatterOp",
+        "mark_as_sequence_parallel_parameter",
+        "register_sequence_parallel_allreduce_hooks",
+    ],
     "hpcdist.fleet.recompute": ["recompute", "recompute_hybrid", "recompute_sequential"],
     "hpcdist.fleet.meta_parallel.parallel_layers": ["PipelineLayer", "get_rng_state_tracker"],
     "hpcdist.fleet.meta_parallel.parallel_layers.mp_layers": [
@@ -225,11 +244,49 @@ PATHS = {
 def test_names_of_torch_are_found_by_paddles_paths(path):
     pytest.importorskip("torch")
     module = importlib.import_module(path)
+    owners = [
+        importlib.import_module(f"hpcdist.torch.{each}")
+        for each in ("hybrid", "model_parallel", "pipeline", "recompute")
+    ]
     for name in PATHS[path]:
-        where = fleet if "recompute" in path else fleet.meta_parallel
-        found = getattr(module, name)
-        assert callable(found)
-        assert getattr(getattr(where, name), name, getattr(where, name)) is found
+        known = FORMER.get(name, name)
+        assert any(getattr(module, name) is getattr(each, known, None) for each in owners), name
+
+
+FORMER = {
+    "LocalSharedLayerDesc": "SharedLayerDesc",
+    "PipelineParallelWithInterleave": "PipelineParallel",
+}
+"""Names of Paddle's for classes that have another one here."""
+
+
+def test_what_needs_torch_says_so():
+    script = """
+import sys
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+sys.meta_path.insert(0, Without())
+for path in sys.argv[1:]:
+    module, _, name = path.rpartition(".")
+    try:
+        exec(f"from {module} import {name}")
+    except ImportError as error:
+        assert "pip install 'hpcdist[torch]'" in str(error), path
+        assert error.name == "torch"
+    else:
+        print(path)
+"""
+    paths = [f"{path}.{names[-1]}" for path, names in PATHS.items()]
+    paths += ["hpcdist.fleet.recompute_hybrid", "hpcdist.fleet.utils.recompute", "hpcdist.torch"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *paths, "hpcdist.fleet.utils.fs"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["hpcdist.fleet.utils.fs"]
 
 
 def test_recompute_is_a_package_and_its_function():
@@ -243,7 +300,7 @@ def test_recompute_is_a_package_and_its_function():
 
 @pytest.mark.parametrize("path", ABSENT)
 def test_names_that_are_paddles_alone_say_what_to_use(path):
-    if ".parallel_layers" in path or path.endswith("pipeline_parallel"):
+    if "meta_parallel" in path:
         pytest.importorskip("torch")
     module = importlib.import_module(path)
     for name, remedy in ABSENT[path].items():
@@ -294,9 +351,6 @@ def test_weights_are_made_equal_along_an_axis(axis):
 
 
 def test_importing_fleet_imports_neither_torch_nor_bench():
-    import subprocess
-    import sys
-
     script = (
         "import sys; from hpcdist import fleet; fleet.util;"
         "print([name for name in ('torch', 'cupy', 'jax', 'hpcdist.bench') if name in sys.modules])"

@@ -1,11 +1,11 @@
 """Random programs of arrays on simulated ranks, and how they are written."""
 
 import pytest
+from array_programs import FAMILIES, program, run_program
 from same_bits import check_everything, check_programs
 
 import hpcdist as dist
 from hpcdist.mesh.rules import cumulative
-from hpcdist.testing.array_programs import FAMILIES, program, run_program
 
 MORE = pytest.mark.thorough
 

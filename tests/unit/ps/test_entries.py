@@ -153,8 +153,8 @@ def test_shows_and_clicks_decay_and_rows_that_nobody_pushes_leave():
     [
         ({"decay": 1.5}, "decay must be a number from 0 to 1"),
         ({"decay": None}, "decay must be a number from 0 to 1"),
-        ({"unseen": -1}, "unseen must be a whole number"),
-        ({"unseen": 0.5}, "unseen must be a whole number"),
+        ({"unseen": -1}, "unseen must be an integer of at least 0"),
+        ({"unseen": 0.5}, "unseen must be an integer of at least 0"),
         ({"threshold": "all"}, "threshold must be a number"),
     ],
 )

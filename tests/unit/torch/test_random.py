@@ -75,7 +75,7 @@ def test_states_are_taken_and_brought_back(tracker):
     [
         (lambda tracker: tracker.add("a", 5), "'a', of seed 1, already exists"),
         (lambda tracker: tracker.add("c", 2), "'b', of seed 2, already exists"),
-        (lambda tracker: tracker.add("c", "7"), "is an integer"),
+        (lambda tracker: tracker.add("c", "7"), "must be an integer"),
         (lambda tracker: draw(tracker, "c"), "'c' does not exist; there are 'a', 'b'"),
         (lambda tracker: tracker.set_states_tracker({"c": {}}), "'c' does not exist"),
     ],

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from collective_programs import programs, run_program
 from hypothesis import given, settings, strategies as st
 
 import hpcdist as dist
-from hpcdist.testing.programs import programs, run_program
 
 worlds = st.integers(1, 4).flatmap(lambda size: st.tuples(st.just(size), programs(size)))
 

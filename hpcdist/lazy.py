@@ -22,14 +22,7 @@ def lazily(
     def find(name: str) -> Any:
         if name not in rows:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        try:
-            found = importlib.import_module(rows[name])
-        except ModuleNotFoundError as error:
-            if error.name != "torch":
-                raise
-            raise ImportError(
-                f"{module}.{name} needs torch, which is not installed: pip install 'hpcdist[torch]'"
-            ) from error
+        found = importlib.import_module(rows[name])
         # A package may have the name of its function.
         own = rows[name] == f"{module}.{name}"
         value = namespace[name] = found if own else getattr(found, name, found)
