@@ -1,17 +1,22 @@
 """The GPUs of a node, as NVML tells them, and which of them a rank may use.
 
-No CUDA context is made: NVML is part of the driver. Reference: NVML API, device queries; CUDA C++
-Programming Guide, CUDA environment variables.
+No CUDA context is made in this process: NVML is part of the driver. Reference: NVML API,
+device queries; CUDA C++ Programming Guide, CUDA environment variables.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 _NVML = "libnvidia-ml.so.1"
 _TEXT_BYTES = 96
+_KERNEL = "import cupy; cupy.zeros(1) + 1"
+_KERNEL_S = 120.0
 
 
 class Gpu(NamedTuple):
@@ -22,10 +27,14 @@ class Gpu(NamedTuple):
 
 
 class Gpus(NamedTuple):
-    """The GPUs that a rank may use, in its order; `why_none` where there is not one."""
+    """The GPUs that a rank may use, in its order; `why_none` where there is not one.
+
+    `no_kernel` is what CuPy says where it is installed and cannot run a kernel.
+    """
 
     usable: tuple[Gpu, ...] = ()
     why_none: str = ""
+    no_kernel: str = ""
 
 
 def find_gpus(visible: str | None) -> Gpus:
@@ -46,7 +55,31 @@ def find_gpus(visible: str | None) -> Gpus:
         found = chosen(_all(nvml), visible)
     finally:
         nvml.nvmlShutdown()
-    return Gpus(found, "" if found else f"CUDA_VISIBLE_DEVICES={visible} leaves none")
+    if not found:
+        return Gpus((), f"CUDA_VISIBLE_DEVICES={visible} leaves none")
+    return Gpus(found, no_kernel=no_kernel())
+
+
+def no_kernel() -> str:
+    """Return why CuPy cannot run a kernel, which it compiles; empty if it can, or is not here.
+
+    It needs NVRTC and the headers of CUDA, which no wheel of CuPy brings. A process of its own
+    tries it.
+    """
+    if importlib.util.find_spec("cupy") is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _KERNEL],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_KERNEL_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
 
 
 def _all(nvml: Any) -> list[Gpu]:

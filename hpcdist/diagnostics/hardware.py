@@ -91,6 +91,16 @@ def _memlock(job: Job) -> Iterator[Problem]:
 
 
 def _gpus(job: Job) -> Iterator[Problem]:
+    mute = {each.host: each.gpus.no_kernel for each in job.machines if each.gpus.no_kernel}
+    if mute:
+        host, why = next(iter(mute.items()))
+        yield Problem(
+            Check.GPUS,
+            False,
+            f"CuPy cannot run a kernel on {host}: {why}",
+            "it compiles them, with NVRTC and the headers of CUDA: load the CUDA toolkit of your "
+            "centre, or pip install 'cupy-cuda12x[ctk]' (13: 'cupy-cuda13x[ctk]')",
+        )
     blind = {each.host: each for each in job.machines if each.visible and not each.gpus.usable}
     if blind:
         one = next(iter(blind.values()))

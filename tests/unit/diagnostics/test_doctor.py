@@ -8,7 +8,7 @@ from hpcdist.config import Config
 from hpcdist.diagnostics.algorithms import EAGER, algorithm_rows, folded, meanings
 from hpcdist.diagnostics.checks import check_rows
 from hpcdist.diagnostics.doctor import Report, as_plain, describe_report, summary
-from hpcdist.diagnostics.gpus import Gpu, Gpus, chosen
+from hpcdist.diagnostics.gpus import Gpu, Gpus, chosen, no_kernel
 from hpcdist.diagnostics.hardware import doubly_used
 from hpcdist.diagnostics.installation import Library, settings_of
 from hpcdist.diagnostics.launcher import (
@@ -51,6 +51,7 @@ WELL = Job(
     memory=Memory(True, "", pipe=True, limit=1 << 32),
 )
 DTYPES = ["float32"]
+FOUR = tuple(Gpu(f"GPU-{n}", "H200") for n in range(4))
 WITHOUT_KERNEL = WELL._replace(ranks=64, memory=Memory(True))
 BETWEEN = WELL._replace(one_node=False, nodes=2, loads=[Load("a", 2, 2), Load("b", 2, 2)])
 
@@ -177,6 +178,8 @@ def ill(**changes):
         ({"memlock": 8 * MiB, "rdma": ("mlx5_0",)}, Check.MEMLOCK, "may lock 8 MiB", "LimitMEM"),
         ({"visible": "0,1", "gpus": Gpus((), "no driver")}, Check.GPUS,
          "CUDA_VISIBLE_DEVICES=0,1 on node1, but no GPU can be used: no driver", "centre"),
+        ({"gpus": Gpus(FOUR, no_kernel="RuntimeError: Failed to find CUDA headers")}, Check.GPUS,
+         "kernel on node1: RuntimeError: Failed to find CUDA headers", "cupy-cuda12x[ctk]"),
         ({"gpus": Gpus((Gpu("GPU-a", "H200"),))}, Check.GPUS,
          "GPU-a those with the local ranks 0-3", "--gpus-per-task=1"),
     ],
@@ -194,7 +197,7 @@ def test_a_problem_of_the_nodes_is_named_with_its_remedy(changes, check, what, r
     [
         {"memlock": 8 * MiB},  # nothing is registered without RDMA
         {"memlock": None, "rdma": ("mlx5_0",)},
-        {"gpus": Gpus(tuple(Gpu(f"GPU-{n}", "H200") for n in range(4)))},
+        {"gpus": Gpus(FOUR)},
         {"visible": "", "gpus": Gpus((), "hidden on purpose")},
         {"cores": (0, 1, 2, 3)},  # not bound, and room for all
     ],
@@ -237,6 +240,16 @@ def test_each_rank_takes_the_gpu_of_its_place():
 def test_gpus_are_chosen_as_cuda_does(visible, uuids):
     gpus = [Gpu("GPU-a1", "H200"), Gpu("GPU-b1", "H200")]
     assert [gpu.uuid for gpu in chosen(gpus, visible)] == uuids
+
+
+def test_a_kernel_is_tried_where_cupy_is_installed(tmp_path, monkeypatch):
+    cupy = tmp_path / "cupy.py"
+    cupy.write_text("raise RuntimeError('Failed to find CUDA headers')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert no_kernel() == "RuntimeError: Failed to find CUDA headers"
+    cupy.write_text("zeros = int")
+    assert no_kernel() == ""
 
 
 def between(skews=(0.0, 0.0), links=(), names=("a", "b", "c", "d")):
