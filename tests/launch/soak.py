@@ -70,7 +70,7 @@ def start(seed, folder, *, nprocs, survive, engine=None, env=None):
     arguments = [str(PROGRAM), str(seed), str(folder), *([engine] if engine else [])]
     job = subprocess.Popen(
         [*words, "-n", str(nprocs), *arguments],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"} | (env or {}),
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests/checks'}"} | (env or {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

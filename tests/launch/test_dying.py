@@ -58,7 +58,7 @@ def run(folder, ways, env):
     nprocs = LEFT + len(ways) + len(ways) // 4
     done = subprocess.run(
         [*RUN, "-n", str(nprocs), str(PROGRAM), str(folder), *ways],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"} | env,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests/checks'}"} | env,
         capture_output=True,
         text=True,
         timeout=600,

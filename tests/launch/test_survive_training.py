@@ -39,7 +39,7 @@ def train(tmp_path):
             ],
             env=snapshot()
             | {
-                "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+                "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests/checks'}",
                 "PYTHONWARNINGS": "ignore",
                 "HPCDIST_SURVIVE": str(int(bool(kills))),
                 "HPCDIST_SPARES": str(spares),

@@ -108,7 +108,7 @@ def test_a_submitted_job_goes_on_when_a_rank_dies(cluster, open_mpi, program, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [("3@6",), ("3@5", "2@7")], ids=["one", "all of a node"])
 def test_the_weights_are_those_of_a_training_without_a_death(cluster, open_mpi, kills, tmp_path):
-    environ = open_mpi.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    environ = open_mpi.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests/checks'}"}
 
     def train(*words, name, kills=()):
         folder = tmp_path / name

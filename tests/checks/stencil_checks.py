@@ -16,7 +16,7 @@ from hpcdist.mesh.layout import make_layout
 
 check = Checks()
 
-EXAMPLE = Path(__file__).parents[1] / "examples/heat.py"
+EXAMPLE = Path(__file__).parents[2] / "examples/heat.py"
 
 MODES = {"periodic": "wrap", "reflect": "reflect", "symmetric": "symmetric", "nearest": "edge"}
 """Boundaries, by the names that `np.pad` has for them."""

@@ -8,7 +8,7 @@ import numpy as np
 
 import hpcdist as dist
 
-EXAMPLE = Path(__file__).parents[1] / "examples/ensemble.py"
+EXAMPLE = Path(__file__).parents[2] / "examples/ensemble.py"
 WORDS = ["--members", "7", "--variables", "12", "--steps", "60", "--every", "4"]
 
 
