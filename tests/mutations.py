@@ -146,9 +146,16 @@ MUTATIONS = [
     Mutation(
         "an operation overtakes those that are queued",
         "transport/waiting/queue.py",
-        "return () if self.queued else map(self.running.acquire, AT_ONCE)",
-        "return map(self.running.acquire, AT_ONCE)",
+        "if not self.queued and not self.turn.is_inside():",
+        "if not self.turn.is_inside():",
         "tests/unit/transport/waiting/test_queue.py",
+    ),
+    Mutation(
+        "what listens to an operation counts as the middle of it",
+        "transport/waiting/turn.py",
+        "        self._is_served = True\n",
+        "        self._is_served = False\n",
+        "tests/unit/transport/waiting/test_turn.py",
     ),
     Mutation(
         "the wait for a plan is dropped",

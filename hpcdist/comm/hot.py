@@ -37,8 +37,7 @@ from hpcdist.transport.call.reduction import ReduceOp
 from hpcdist.transport.shm.control import SPINS
 from hpcdist.transport.shm.hot import is_here, meet
 from hpcdist.transport.shm.kernel import compiled
-from hpcdist.transport.waiting.polling import drop_held, held, raise_held
-from hpcdist.transport.waiting.queue import inside, mark_inside
+from hpcdist.transport.waiting.queue import ending
 from hpcdist.transport.waiting.work import DONE, Work
 
 VERBS: dict[str, Callable[..., Call]] = {
@@ -71,7 +70,6 @@ OBJECT_VERBS: dict[str, Callable[..., Call]] = {
 _Packed = tuple[tuple[bytes, ...], tuple[list[memoryview], ...]]
 
 
-@inside(lambda local: local["group"].transport.queue)
 def go_on(
     group: Group, describe: Callable[..., Call], args: tuple[Any, ...], packed: _Packed | None
 ) -> Work:
@@ -81,7 +79,6 @@ def go_on(
     return DONE
 
 
-@inside(lambda local: local["group"].transport.queue)
 def start(group: Group, describe: Callable[..., Call], args: tuple[Any, ...], mark: int) -> Work:
     """Return the work of an operation that the hot path has posted, and that may take its time."""
     transport: Any = group.transport
@@ -91,7 +88,6 @@ def start(group: Group, describe: Callable[..., Call], args: tuple[Any, ...], ma
     return work
 
 
-@inside(lambda local: local["group"].transport.queue)
 def end(group: Group, describe: Callable[..., Call], args: tuple[Any, ...], state: int) -> Work:
     """End an operation on large arrays, which stands as `hot_large.c` says, in the same turn."""
     transport: Any = group.transport
@@ -105,17 +101,10 @@ def take_back(group: Group, describe: Callable[..., Call], args: tuple[Any, ...]
     transport.take_back(described(group, describe, *args))
 
 
-@inside(lambda local: local["group"].transport.queue)
+@ending
 def unpack(group: Group, target: list[Any], pickles: list[bytes], whole: bool) -> None:
     """Replace what is in a list, by one list or by an object for each pickle, in the same way."""
-    try:
-        target[:] = loads(pickles[0]) if whole else [loads(each) for each in pickles]
-    except BaseException as error:
-        mark_inside(error)
-        drop_held()  # of this frame
-        raise
-    if held:
-        raise_held()
+    target[:] = loads(pickles[0]) if whole else [loads(each) for each in pickles]
 
 
 def leave(

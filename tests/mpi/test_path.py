@@ -16,16 +16,17 @@ import hpcdist as dist
 from hpcdist.transport.shm.hot import switched_off
 
 PACKAGE = Path(dist.__file__).parent
-MOST = 8
+MOST = 9
 FIRST = [
     "comm/collectives.py",
     "comm/dispatch.py",
     "comm/describe.py",
     "transport/mpi/transport.py",
 ]
-ALONE = [*FIRST, "transport/mpi/context.py", "transport/mpi/collectives.py"]
+RUN = [*FIRST, "transport/waiting/queue.py"]
+ALONE = [*RUN, "transport/mpi/context.py", "transport/mpi/collectives.py"]
 ON_ONE_NODE = [
-    *FIRST,
+    *RUN,
     "transport/mpi/intranode.py",
     "transport/mpi/agreement.py",
     "transport/call/call.py",
@@ -34,7 +35,10 @@ AFTER_SPINNING = {"transport/waiting/polling.py", "transport/mpi/decision.py"}
 """What a rank enters next that has to wait: it polls, or finds that all have come meanwhile."""
 
 HOT = ["comm/collectives.py"]
-HANDED_OVER = ["comm/hot.py", *FIRST[1:], "transport/mpi/context.py", *ON_ONE_NODE[4:6]]
+HANDED_OVER = [
+    *("comm/hot.py", *FIRST[1:3], "transport/waiting/queue.py", FIRST[3]),
+    *("transport/mpi/context.py", *ON_ONE_NODE[5:7]),
+]
 """What a rank enters that has to wait in the compiled call."""
 
 

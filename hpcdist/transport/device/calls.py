@@ -52,8 +52,7 @@ class DeviceCalls:
             work.wait()
             return work
         queue = self._context.queue
-        if queue.running.locked():
-            queue.refuse_nested()  # before it takes a turn
+        queue.refuse_nested()  # before it takes a turn
         if call.on_current and queue.queued:
             queue.run(lambda: None)  # this thread's own stream means nothing on another thread
         launch = self._record_streams(call)

@@ -65,14 +65,12 @@ from hpcdist.transport.shm.hot import learn_ways, open_hot
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import Algorithm, TuningTable
 from hpcdist.transport.waiting.polling import (
-    AT_ONCE,
-    drop_held,
     held,
     is_at_errands,
     poll,
     raise_held,
 )
-from hpcdist.transport.waiting.queue import CollectiveQueue, inside, mark_inside, refusal
+from hpcdist.transport.waiting.queue import CollectiveQueue, ending, refusal
 from hpcdist.transport.waiting.work import Ended, Work
 
 if TYPE_CHECKING:
@@ -136,7 +134,6 @@ class MpiTransport(Transport):
         """Change the time limit of operations from now on; local."""
         self.context.set_timeout(timeout_s)
 
-    @inside(lambda local: local.get("queue"))
     def run(self, call: Call) -> Any:
         """Finish `call` before returning."""
         try:
@@ -146,24 +143,7 @@ class MpiTransport(Transport):
                 return self._run_message(call)
             if call.ended is not None:  # told when the group is free again: it may use it
                 return watched(self.run, call)
-            queue, turn = self.queue, []  # type: Any, list[bool]
-            try:  # nothing is ahead: CollectiveQueue.run and take_turn, without the calls
-                turn.extend(() if queue.queued else map(queue.running.acquire, AT_ONCE))
-                if not any(turn):
-                    del queue  # what marks this as being inside: it may only wait there
-                    return self.queue.run(self._perform, call)
-                result = self._perform(call)
-            except BaseException as error:
-                if any(turn):
-                    mark_inside(error)
-                    drop_held()  # of this frame
-                raise
-            finally:  # [Note: given back]
-                if turn and turn[0]:
-                    self.queue.running.release()
-            if held:
-                raise_held()
-            return result
+            return self.queue.run(self._perform, call)
         except MPI.Exception as error:
             raise self.context.failure(call, error) from error
 
@@ -179,7 +159,8 @@ class MpiTransport(Transport):
             raise self.context.failure(call, error) from error
         if not self.context.threads:  # MPI may be used by one thread only: finish it here
             return Ended(self.run(call))
-        perform = partial(self.context.guarded, call, self._perform)  # `ended` hears of its errors
+        # `ended` hears of its errors
+        perform = partial(self.context.guarded, call, self.queue.turn.call, self._perform)
         job = lambda: watched(perform, call)  # noqa: E731
         return self.queue.start(job, label(call, self.ranks))
 
@@ -237,7 +218,6 @@ class MpiTransport(Transport):
         """The nodes of this group, if they have met."""
         return None if self._hierarchical == "unknown" else self._hierarchical
 
-    @inside(lambda local: local["self"].queue)
     def _perform(self, call: Collective) -> Any:
         context = self.context
         if call.begin is not None:
@@ -279,10 +259,9 @@ class MpiTransport(Transport):
         if agreement is None or agreement.sequence == before or not agreement.is_posted:
             return
         if self.context.threads and not self.queue.is_current() and call.device is None:
-            end = partial(self._end_left, apart(call), agreement)
+            end = partial(self.queue.turn.call, self._end_left, apart(call), agreement)
             self.queue.start(end, label(call, self.ranks))
 
-    @inside(lambda local: local["self"].queue)
     def _end_left(self, call: Collective, agreement: Agreement) -> None:
         self._go_on(call, agreement.end_posted(call))
 
@@ -303,7 +282,7 @@ class MpiTransport(Transport):
 
         return perform_by_nodes(context, nodes, call)
 
-    @inside(lambda local: local["self"].queue)
+    @ending
     def end_posted(self, call: Call, state: int = 0) -> None:
         """End a collective that the hot path has posted, in the turn that it has taken.
 
@@ -321,11 +300,7 @@ class MpiTransport(Transport):
                 call.finish(result)
         except BaseException as error:
             context.leave(call, error)
-            mark_inside(error)
-            drop_held()  # of this frame
             raise
-        if held:
-            raise_held()
 
     def take_back(self, call: Call) -> None:
         """Take back what the hot path has lent to a collective that has failed."""
@@ -341,7 +316,8 @@ class MpiTransport(Transport):
         """
         if not self.context.threads:  # MPI may be used by one thread only: end it here
             return Ended(self.end_posted(call))
-        return self.queue.start(partial(self.end_posted, call), label(call, self.ranks))
+        end = partial(self.queue.turn.call, self.end_posted, call)
+        return self.queue.start(end, label(call, self.ranks))
 
     def _nodes_for(self, call: Collective, detail: tuple[int, int]) -> Hierarchy | None:
         """Return the nodes of the group if `call`, agreed on by all ranks, is to use them."""
@@ -630,7 +606,7 @@ def _open(
         queue=queue,
         agreement=agreement,
         news=news,
-        run_inside=run_inside,
+        run_inside=partial(queue.turn.call, run_inside),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from typing import Any, cast, final
 
 import numpy as np
@@ -61,10 +61,7 @@ def open_hot(node: SharedNode, table: TuningTable, queue: CollectiveQueue) -> Ta
     control = node.control
     if not is_here() or type(control) is not compiled.ControlBlock:
         return None
-    running = queue.running
-    take = partial(running.acquire, False)
-    ranks = tuple(node.ranks)
-    hot = compiled.Hot(control, ranks, queue.queued, running.locked, take, running.release)
+    hot = compiled.Hot(control, tuple(node.ranks), queue.queued, queue.turn)
     learn_ways(hot, node, table)
     return cast(Tally, hot)
 

@@ -24,7 +24,7 @@ from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.shm.kernel import address_of
 from hpcdist.transport.threads.group import ThreadGroup
 from hpcdist.transport.threads.messages import Mailbox
-from hpcdist.transport.waiting.queue import CollectiveQueue, inside
+from hpcdist.transport.waiting.queue import CollectiveQueue
 from hpcdist.transport.waiting.work import Work
 
 
@@ -105,7 +105,9 @@ class ThreadTransport(Transport):
         call = _on_host(call)
         if isinstance(call, MESSAGES):
             return self._box.start(call)
-        perform = self._perform if call.ended is None else partial(watched, self._perform)
+        perform = partial(self.queue.turn.call, self._perform)
+        if call.ended is not None:
+            perform = partial(watched, perform)
         return self.queue.start(lambda: perform(call), label(call, self.ranks))
 
     def plan(self, call: Collective) -> Plan | None:
@@ -156,7 +158,6 @@ class ThreadTransport(Transport):
         self.queue.refuse_nested()
         self.queue.close()
 
-    @inside(lambda local: local["self"].queue)
     def _perform(self, call: Collective) -> Any:
         if call.begin is not None:
             call.begin()

@@ -8,48 +8,51 @@ mix both forms freely. One queue per group: groups never wait for each other.
 
 [Note: nested] What Python runs in the middle of an operation (a signal handler, a destructor, what
 an object does while it is unpickled) may not wait for another operation of the same group: it would
-wait for itself. Whether a thread is in the middle of one is told by its stack, which is looked at
-only where it would have to wait. So it costs nothing, and no mark can come late. A listener is told
-before and after the operation, so it may do anything.
+wait for itself. Whether a thread is in the middle of one is told by the `Turn`, which is asked only
+where the thread would have to wait. A listener is told before and after the operation, so it may do
+anything.
 """
 
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from types import CodeType, FrameType
-from typing import Any, TypeVar, final
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast, final
 
 from hpcdist.errors import CollectiveTimeout, UsageError
 from hpcdist.transport.flight.call_site import call_site, issued
 from hpcdist.transport.flight.recorder import end, fail
 from hpcdist.transport.waiting import activity
 from hpcdist.transport.waiting.polling import AT_ONCE, Ending, drop_held, held, raise_held
+from hpcdist.transport.waiting.turn import Turn
 from hpcdist.transport.waiting.work import Known, Work
 
 Job = Callable[[], Any]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_INSIDE: dict[CodeType, Callable[[Mapping[str, Any]], Any]] = {}
+
+def ending(operation: _Function) -> _Function:
+    """Make a function that runs in a turn mark its errors, and raise what is `held` at its end."""
+
+    @wraps(operation)
+    def ends(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = operation(*args, **kwargs)
+        except BaseException as error:
+            _mark_inside(error)
+            drop_held()  # of this frame
+            raise
+        if held:
+            raise_held()
+        return result
+
+    return cast("_Function", ends)
 
 
-def inside(queue_of: Callable[[Mapping[str, Any]], Any]) -> Callable[[_Function], _Function]:
-    """Mark a function in which a queue is held: `queue_of` finds it in the local variables."""
-
-    def mark(function: _Function) -> _Function:
-        _INSIDE[function.__code__] = queue_of
-        return function
-
-    return mark
-
-
-_own = inside(lambda local: local["self"])
-
-
-def mark_inside(error: BaseException) -> None:
+def _mark_inside(error: BaseException) -> None:
     """Note that an operation that had its turn is left by `error`; see `UsageError.inside`."""
     if isinstance(error, UsageError):
         error.inside = True
@@ -73,15 +76,13 @@ class CollectiveQueue:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.running = threading.Lock()
-        """Held while an operation runs."""
         self.queued: deque[None] = deque()
         """Operations queued and not ended; an inline one may run while there are none."""
-        self._starting = threading.Lock()
+        self.turn = Turn()
+        self._starting = threading.RLock()
         self._queue: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    @inside(lambda local: local.get("queue"))
     def run(self, job: Callable[..., Any], *args: Any) -> Any:
         """Run `job` after everything issued before it and return its result.
 
@@ -89,35 +90,28 @@ class CollectiveQueue:
             UsageError: this thread is in the middle of an operation; see [Note: nested].
 
         """
-        queue, turn = self, []  # type: Any, list[bool]
-        try:  # as long as `queue` is bound, `run` counts as being inside
-            turn.extend(self.take_turn())
-            if any(turn):
+        taken: list[bool] = []
+        try:
+            if not self.queued and not self.turn.is_inside():
+                taken.extend(map(self.turn.take, AT_ONCE))
+            if taken and taken[0]:
                 result = job(*args)
         except BaseException as error:
-            if any(turn):
-                mark_inside(error)
+            if taken and taken[0]:
+                _mark_inside(error)
                 drop_held()  # of this frame
             raise
         finally:  # [Note: given back]
-            if turn and turn[0]:
-                self.running.release()
-        if any(turn):
+            if taken and taken[0]:
+                self.turn.give_back()
+        if taken and taken[0]:
             if held:
                 raise_held()
             return result
         self.refuse_nested()
-        if self.is_current():
-            return job(*args)  # a callback of an operation: it goes before what is queued
-        del queue  # it runs on the queue's thread
-        return self.start(lambda: job(*args), "operation")._value_at_end()
-
-    def take_turn(self) -> Iterable[bool]:
-        """Return what takes the turn if nothing is ahead, and then says True, once it is asked.
-
-        A list that is extended by it holds the answer at once; see [Note: given back].
-        """
-        return () if self.queued else map(self.running.acquire, AT_ONCE)
+        if self.is_current():  # a callback of an operation: it goes before what is queued
+            return self.turn.call(job, *args)
+        return self.start(lambda: self.turn.call(job, *args), "operation")._value_at_end()
 
     def start(self, job: Job, label: str) -> QueuedWork:
         """Queue `job` and return its work; a callback of an operation runs it at once."""
@@ -134,17 +128,14 @@ class CollectiveQueue:
         self._queue.put(work)
         return work
 
-    @_own
     def _start_thread(self) -> None:
-        while not self._starting.acquire(timeout=0.1):
-            self.refuse_nested()
-        try:
+        if self._starting._is_owned():  # type: ignore[attr-defined]
+            raise refusal()
+        with self._starting:
             if self._thread is None:
                 thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
                 thread.start()
                 self._thread = thread
-        finally:
-            self._starting.release()
 
     def is_current(self) -> bool:
         """Return whether this is the queue's own thread: a callback of an operation."""
@@ -155,18 +146,8 @@ class CollectiveQueue:
 
         The operation under way goes on; see `poll`.
         """
-        if self._is_inside(sys._getframe(1)):
+        if self.turn.is_inside():
             raise refusal()
-
-    def _is_inside(self, frame: FrameType | None) -> bool:
-        while frame is not None and frame.f_code in _INSIDE:
-            frame = frame.f_back  # of the operation that asks
-        while frame is not None:
-            queue_of = _INSIDE.get(frame.f_code)
-            if queue_of is not None and queue_of(frame.f_locals) is self:
-                return True
-            frame = frame.f_back
-        return False
 
     def close(self, patience_s: float = 1.0) -> bool:
         """End the thread after what is queued; say whether it ended in time.
@@ -185,8 +166,7 @@ class CollectiveQueue:
 
     def _serve(self) -> None:
         while (work := self._queue.get()) is not None:
-            with self.running:
-                work.execute()
+            self.turn.serve(work.execute)
             self.queued.popleft()
             work.end()
             del work  # its buffers are the caller's again
@@ -230,7 +210,7 @@ class QueuedWork(Work):
         try:
             self._value = job() if job else None
         except BaseException as error:
-            mark_inside(error)
+            _mark_inside(error)
             self._error = error
         finally:
             issued.at = outer

@@ -128,21 +128,19 @@ VERB(alltoall_single, 9)
 
 static int hot_init(PyObject *self, PyObject *args, PyObject *kwargs) {
     hot_t *h = (hot_t *)self;
-    PyObject *control, *ranks;
+    PyObject *control, *ranks, *queued, *turn;
     (void)kwargs;
-    if (!PyArg_ParseTuple(args, "OO!OOOO", &control, &PyTuple_Type, &ranks, &h->queued, &h->locked,
-                          &h->acquire, &h->release)) {
-        h->queued = h->locked = h->acquire = h->release = NULL;
+    if (!PyArg_ParseTuple(args, "OO!OO", &control, &PyTuple_Type, &ranks, &queued, &turn))
         return -1;
-    }
-    Py_INCREF(h->queued), Py_INCREF(h->locked), Py_INCREF(h->acquire), Py_INCREF(h->release);
     control_block_t *b = (control_block_t *)control;
-    if (!is_control_block(control) || PyTuple_Size(ranks) != b->size || b->size > MOST) {
-        PyErr_SetString(PyExc_ValueError, "a ControlBlock, and a world rank for each of its ranks");
+    if (!is_control_block(control) || PyTuple_Size(ranks) != b->size || b->size > MOST ||
+        !is_turn(turn)) {
+        PyErr_SetString(PyExc_ValueError,
+                        "a ControlBlock, a world rank for each of its ranks, and a Turn");
         return -1;
     }
-    Py_INCREF(control);
-    h->control = b;
+    h->control = (control_block_t *)Py_NewRef(control);
+    h->queued = Py_NewRef(queued), h->turn = (turn_t *)Py_NewRef(turn);
     h->ranks = malloc(sizeof *h->ranks * (size_t)b->size);
     if (!h->ranks) return PyErr_NoMemory(), -1;
     for (int r = 0; r < b->size; r++) h->ranks[r] = PyLong_AsLongLong(PyTuple_GetItem(ranks, r));
@@ -151,8 +149,7 @@ static int hot_init(PyObject *self, PyObject *args, PyObject *kwargs) {
 
 static void hot_dealloc(PyObject *self) {
     hot_t *h = (hot_t *)self;
-    Py_XDECREF((PyObject *)h->control);
-    Py_XDECREF(h->queued), Py_XDECREF(h->locked), Py_XDECREF(h->acquire), Py_XDECREF(h->release);
+    Py_XDECREF((PyObject *)h->control), Py_XDECREF((PyObject *)h->turn), Py_XDECREF(h->queued);
     free(h->ranks);
     forget_large(h);
     PyTypeObject *type = Py_TYPE(self);

@@ -15,6 +15,7 @@
 #define HPCDIST_HOT_H
 #include "control.h"
 #include "facts.h"
+#include "turn.h"
 
 enum { MOST_AXES = 8, PRINTS = 64, DTYPES = 64, OPS = 16, FOREIGN = 32 };
 enum { OBJECTS = -2 }; /* in place of the code of a dtype */
@@ -73,9 +74,10 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     control_block_t *control;
-    PyObject *queued, *locked, *acquire, *release; /* the group's turn; see `CollectiveQueue` */
-    int64_t *ranks;                                /* the world rank of each rank */
-    long long sequence, limit_ns;                  /* see `Tally` in hot.py */
+    PyObject *queued; /* what waits for the group's turn */
+    turn_t *turn;
+    int64_t *ranks;               /* the world rank of each rank */
+    long long sequence, limit_ns; /* see `Tally` in hot.py */
     int unfinished;
     struct large *large; /* see `hot_large.c`; NULL: what is large is Python's business */
 } hot_t;
@@ -173,15 +175,12 @@ void take_result(const planned_t *p, int size, const char *const *given);
 
 /* ---- `hot_turn.c`: between the hot path and Python */
 
-/* Give the group's turn back, if it was taken; an operation that has failed lends no memory any more
- * (`take_back(group, describe, args)`). Keeps what is raised, and takes the reference to `turn`. */
-void end_turn(const hot_t *h, PyObject *turn, int has_failed, PyObject *group, PyObject *describe,
-              PyObject *args);
+/* Have an operation that has failed lend no memory any more. Keeps what is raised. */
+void take_back(PyObject *group, PyObject *describe, PyObject *args);
 
-/* Call `function(group, ...)` in the group's turn, which is free. No Python runs before the turn is
- * taken and the frame of `function` is there, by which a signal handler or a destructor can tell
- * that it is in the middle of an operation; `collects` says whether to collect garbage from then
- * on. Takes the reference to `args`, which may be NULL. */
+/* Call `function(group, ...)` in the group's turn, which is free. `collects` says whether to collect
+ * garbage from then on: no destructor runs before the turn is taken. Takes the reference to `args`,
+ * which may be NULL. */
 PyObject *call_in_turn(hot_t *h, PyObject *function, PyObject *args, int collects);
 
 /* A new tuple of arguments; NULL if there is no memory. */

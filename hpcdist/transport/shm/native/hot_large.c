@@ -234,10 +234,10 @@ static PyObject *all_of(PyObject *const *args, Py_ssize_t n_args) {
 PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObject *const *args,
                     Py_ssize_t n_args, const planned_t *p, const print_t *print) {
     int collects = PyGC_Disable();
-    PyObject *turn = PyObject_CallNoArgs(h->acquire), *given = tuple_of(args, n_args);
-    PyObject *kept = all_of(args, n_args), *result = NULL, *next = NULL;
-    int state = POSTED;
-    if (turn == Py_True && given && kept) {
+    PyObject *given = tuple_of(args, n_args), *kept = all_of(args, n_args);
+    PyObject *result = NULL, *next = NULL;
+    int state = POSTED, has_turn = take_turn(h->turn);
+    if (has_turn && given && kept) {
         h->control->sequence++, h->sequence++;
         h->unfinished = 1;
         Py_BEGIN_ALLOW_THREADS
@@ -251,7 +251,8 @@ PyObject *run_large(hot_t *h, PyObject *group, PyObject *describe, PyObject *con
         result = Py_NewRef(HOT.done);
     else if (next)
         result = PyObject_Call(HOT.end, next, NULL);
-    end_turn(h, turn, !result, group, describe, given);
+    if (has_turn && !result && given) take_back(group, describe, given);
+    if (has_turn) give_turn_back(h->turn);
     Py_XDECREF(given), Py_XDECREF(kept), Py_XDECREF(next);
     return result;
 }

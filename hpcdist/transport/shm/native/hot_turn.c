@@ -1,24 +1,20 @@
 /* Between the hot path and Python: turns, groups, what is handed over and what is recorded. */
 #include "hot.h"
 
-void end_turn(const hot_t *h, PyObject *turn, int has_failed, PyObject *group, PyObject *describe,
-              PyObject *args) {
-    PyObject *type, *value, *traceback, *left = NULL;
+void take_back(PyObject *group, PyObject *describe, PyObject *args) {
+    PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    if (turn == Py_True && has_failed && args) {
-        left = PyObject_CallFunctionObjArgs(HOT.take_back, group, describe, args, NULL);
-        if (!left) PyErr_Clear();
-    }
-    PyObject *ended = turn == Py_True ? PyObject_CallNoArgs(h->release) : NULL;
+    PyObject *left = PyObject_CallFunctionObjArgs(HOT.take_back, group, describe, args, NULL);
+    if (!left) PyErr_Clear();
     if (type) PyErr_Restore(type, value, traceback);
-    Py_XDECREF(left), Py_XDECREF(ended), Py_XDECREF(turn);
+    Py_XDECREF(left);
 }
 
 PyObject *call_in_turn(hot_t *h, PyObject *function, PyObject *args, int collects) {
-    PyObject *turn = PyObject_CallNoArgs(h->acquire);
+    int has_turn = take_turn(h->turn);
     if (collects) PyGC_Enable();
-    PyObject *result = turn == Py_True && args ? PyObject_Call(function, args, NULL) : NULL;
-    end_turn(h, turn, 0, NULL, NULL, NULL);
+    PyObject *result = has_turn && args ? PyObject_Call(function, args, NULL) : NULL;
+    if (has_turn) give_turn_back(h->turn);
     Py_XDECREF(args);
     return result;
 }
@@ -73,11 +69,8 @@ hot_t *hot_of(PyObject *group) {
 }
 
 int is_idle(const hot_t *h) {
-    if (PyList_Size(HOT.listeners) != 0 || h->unfinished || PyObject_Size(h->queued) != 0) return 0;
-    PyObject *locked = PyObject_CallNoArgs(h->locked);
-    Py_XDECREF(locked);
-    if (!locked) PyErr_Clear();
-    return locked == Py_False;
+    return PyList_Size(HOT.listeners) == 0 && !h->unfinished && PyObject_Size(h->queued) == 0 &&
+           !h->turn->is_taken;
 }
 
 long long count_issued(PyObject *group) {

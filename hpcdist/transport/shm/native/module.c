@@ -4,17 +4,19 @@
  *   elements, combine   what is reduced, and how
  *   copy, attach        memory that is copied, here and between processes
  *   control, agree, pipe   the flags of a group of ranks, and what goes by them
+ *   turn                which operation of a group runs
  *   hot*, mail*         an operation or a message in one call
  */
 #include "attach.h"
 #include "copy.h"
 #include "facts.h"
 #include "mail.h"
+#include "turn.h"
 
 static int (*const PARTS[])(PyObject *module) = {
     add_facts,           add_buffers, add_combine,  add_copy,         add_attach,
     add_reduce_attached, add_control, add_hot_look, add_hot,          add_hot_objects,
-    add_plan_slots,      add_mail,    add_mail_hot, add_mail_objects,
+    add_plan_slots,      add_mail,    add_mail_hot, add_mail_objects, add_turn,
 };
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT, "_kernel", NULL, -1, NULL, NULL, NULL, NULL, NULL};

@@ -33,8 +33,9 @@ def test_a_queue_keeps_the_order_of_both_kinds_of_jobs(queue):
 def test_a_job_does_not_overtake_one_that_is_queued_and_has_not_begun(queue):
     for _ in range(20):
         done = []
-        with queue.running:  # as while a job runs on another thread
-            work = queue.start(lambda done=done: done.append("first"), "job")
+        assert queue.turn.take(False)  # as while a job runs on another thread
+        work = queue.start(lambda done=done: done.append("first"), "job")
+        queue.turn.give_back()
         queue.run(done.append, "second")
         work.wait()
         assert done == ["first", "second"]
