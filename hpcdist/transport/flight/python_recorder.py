@@ -74,7 +74,7 @@ class PythonRecorder:
             return 0
         root = call[place.root] if place.root >= 0 else 0
         dtype = call[place.dtype].code if place.dtype >= 0 else 0
-        digest = call[place.tag] if place.tag >= 0 else 0
+        digest = call[place.tag] & 0xFFFFFFFF if place.tag >= 0 else 0
         return self._put(
             int(call[0]), group, sequence or 0, int(call.nbytes), root, flags, dtype, digest
         )

@@ -149,6 +149,13 @@ def test_a_message_tells_its_peer_by_its_world_rank(ring):
     assert (record.name, record.peer, record.nbytes, record.sequence) == ("send", 3, 12, 0)
 
 
+def test_a_tag_for_which_there_is_no_room_is_refused_elsewhere(ring):
+    data = np.zeros(3)
+    send = Message(Kind.SEND, data, dtype_row(data.dtype), (3,), 1, 1 << 40)
+    assert ring.begin(send, _group(), None, 0)
+    assert [record.name for record in _read().records] == ["send"]
+
+
 def test_a_long_wait_is_told_and_forgotten(ring):
     slot = recording_module.note_wait("all_reduce(...)", 2.0)
     [wait] = _read().waits
