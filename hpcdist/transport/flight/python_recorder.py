@@ -12,6 +12,7 @@ from hpcdist.transport.flight import layout
 from hpcdist.transport.flight.call_site import outer_frame
 
 _U64 = struct.Struct("Q")
+_U32 = 0xFFFFFFFF
 
 
 class CallLayout(NamedTuple):
@@ -72,9 +73,9 @@ class PythonRecorder:
         place = self._layouts.get(type(call))
         if place is None:
             return 0
-        root = call[place.root] if place.root >= 0 else 0
+        root = _signed(call[place.root]) if place.root >= 0 else 0
         dtype = call[place.dtype].code if place.dtype >= 0 else 0
-        digest = call[place.tag] & 0xFFFFFFFF if place.tag >= 0 else 0
+        digest = call[place.tag] & _U32 if place.tag >= 0 else 0
         return self._put(
             int(call[0]), group, sequence or 0, int(call.nbytes), root, flags, dtype, digest
         )
@@ -146,6 +147,11 @@ class PythonRecorder:
         )
         found[2], found[12] = now, state
         layout.RECORD.pack_into(memory, at, *found)
+
+
+def _signed(number: int) -> int:
+    """Return what 32 bits hold of a number, which may be a key instead of a rank."""
+    return ((number & _U32) ^ 1 << 31) - (1 << 31)
 
 
 def _record_at(number: int) -> int:

@@ -149,11 +149,14 @@ def test_a_message_tells_its_peer_by_its_world_rank(ring):
     assert (record.name, record.peer, record.nbytes, record.sequence) == ("send", 3, 12, 0)
 
 
-def test_a_tag_for_which_there_is_no_room_is_refused_elsewhere(ring):
+def test_of_keys_and_tags_a_record_has_what_there_is_room_for(ring):
     data = np.zeros(3)
-    send = Message(Kind.SEND, data, dtype_row(data.dtype), (3,), 1, 1 << 40)
-    assert ring.begin(send, _group(), None, 0)
-    assert [record.name for record in _read().records] == ["send"]
+    for call in (
+        Message(Kind.SEND, data, dtype_row(data.dtype), (3,), 1, 1 << 40),
+        _call()._replace(root=(1 << 40) - 1),
+    ):
+        assert ring.begin(call, _group(), None, 0)
+    assert [record.name for record in _read().records] == ["send", "all_reduce"]
 
 
 def test_a_long_wait_is_told_and_forgotten(ring):
