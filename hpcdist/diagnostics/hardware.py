@@ -17,7 +17,7 @@ _SHM_SIZE, _SHM_FREE, _MEMLOCK = 1 << 29, 1 << 26, 1 << 30
 
 def hardware_problems(job: Job) -> Iterator[Problem]:
     """Give what is to be put right on the nodes and between them."""
-    for look_at in (_binding, _numa, _shm, _memlock, _gpus, _clocks, _links):
+    for look_at in (_binding, _numa, _shm, _memlock, _kernels, _gpus, _clocks, _links):
         yield from look_at(job)
 
 
@@ -90,7 +90,7 @@ def _memlock(job: Job) -> Iterator[Problem]:
         )
 
 
-def _gpus(job: Job) -> Iterator[Problem]:
+def _kernels(job: Job) -> Iterator[Problem]:
     mute = {each.host: each.gpus.no_kernel for each in job.machines if each.gpus.no_kernel}
     if mute:
         host, why = next(iter(mute.items()))
@@ -101,6 +101,9 @@ def _gpus(job: Job) -> Iterator[Problem]:
             "it compiles them, with NVRTC and the headers of CUDA: load the CUDA toolkit of your "
             "centre, or pip install 'cupy-cuda12x[ctk]' (13: 'cupy-cuda13x[ctk]')",
         )
+
+
+def _gpus(job: Job) -> Iterator[Problem]:
     blind = {each.host: each for each in job.machines if each.visible and not each.gpus.usable}
     if blind:
         one = next(iter(blind.values()))

@@ -165,7 +165,8 @@ def shutdown(graceful: bool = True, timeout: Any = None) -> None:
             with limited(agent.group.transport, left_s):
                 barrier(agent.group)
     finally:
-        session.end(f"rank {agent.me.rank} ({agent.me.name}) has called shutdown")
+        session[AGENT] = None
+        agent.close(f"rank {agent.me.rank} ({agent.me.name}) has called shutdown")
 
 
 _SOON_S = 0.1

@@ -64,7 +64,7 @@ class RNGStatesTracker:
             UsageError: there is one of this name, or of this seed, or the seed is no integer.
 
         """
-        integer(seed, "the seed of a random state")
+        seed = integer(seed, "the seed of a random state")
         for known, of_known in self._seeds.items():
             if name == known or seed == of_known:
                 raise UsageError(
@@ -189,7 +189,7 @@ def model_parallel_random_seed(seed: int | None = None, *, mp_group: Group | Non
         told = [random.SystemRandom().randrange(1 << 31)]
         broadcast_object_list(told, group.ranks[0], group)
         seed = told[0]
-    integer(seed, "the seed")
+    seed = integer(seed, "the seed")
     tracker = get_rng_state_tracker()
     tracker.reset()
     tracker.add(MODEL_PARALLEL_RNG, seed + _APART + group.rank)
