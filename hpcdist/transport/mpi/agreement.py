@@ -17,6 +17,7 @@ different nodes must agree within half a second.
 [Note: counting] An operation counts as begun when it is posted. Signal handlers run between calls
 of Python: if one raised between the two, this rank would be a number ahead of the others from then
 on. So it is counted right before the compiled call that posts, with nothing to be called for it.
+Where Python posts, one that was counted and not posted is forgotten when it is left (`recount`).
 
 [Note: leaving] A rank that leaves while others still use the group tells them (`news`); whoever
 waits for it gets a `RemoteError` at once instead of waiting for the time-out.
@@ -236,6 +237,11 @@ class Agreement:
     def note_left(self) -> None:
         """Note that this rank has left an operation in which it has posted its part."""
         self._tally.unfinished = max(self._tally.unfinished, 1)
+
+    def recount(self) -> None:
+        """Count what is posted, when this rank leaves an operation; see [Note: counting]."""
+        tally = self._tally
+        tally.sequence = self._exchange.posted() + max(tally.unfinished - 1, 0)
 
     def is_settled(self) -> bool:
         """Return whether no exchange is under way."""

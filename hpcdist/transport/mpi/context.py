@@ -124,8 +124,10 @@ class MpiContext:
 
     def leave(self, call: Collective, error: BaseException, before: int = -1) -> None:
         """Take back what a collective has lent that this rank leaves; see `SharedNode.leave`."""
-        if self.node is not None and self.node.leave(call, error, before):
-            assert self.agreement is not None
+        if self.node is None or self.agreement is None:
+            return
+        self.agreement.recount()
+        if self.node.leave(call, error, before):
             self.agreement.note_left()
 
     def guarded(self, call: Call, perform: Callable[..., Any], *args: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import partial
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,12 +27,14 @@ class Exchange(NamedTuple):
     `post(six numbers, address, data or None, looks)` begins, and returns the result if it is
     there after so many looks; `test()` returns it, or None as long as a rank is missing, and
     `progress()` lets MPI proceed meanwhile; `close()` gives back what the exchange uses.
+    `posted()` returns how many have begun: after an interrupt in `post`, too.
     """
 
     post: Callable[..., Six | None]
     test: Callable[[], Six | None]
     progress: Callable[[], Any]
     close: Callable[[], None]
+    posted: Callable[[], int]
 
 
 def mpi_exchange(comm: MPI.Intracomm) -> Exchange:
@@ -40,12 +43,11 @@ def mpi_exchange(comm: MPI.Intracomm) -> Exchange:
     least: Any = np.zeros(6, np.int64)
     write = partial(_SIX.pack_into, mine, 0)
     read = partial(_SIX.unpack_from, least, 0)
-    request = _repeatable(comm, ([mine, 6, MPI.INT64_T], [least, 6, MPI.INT64_T], MPI.MIN))
-    start, done = request.Start, request.Test
+    begin, done, close = _repeatable(comm, ([mine, 6, MPI.INT64_T], [least, 6, MPI.INT64_T]))
 
     def post(*args: Any) -> Any:
         write(*args[:6])
-        start()
+        begin()
         for _ in range(SPIN):
             if done():
                 return read()
@@ -54,37 +56,43 @@ def mpi_exchange(comm: MPI.Intracomm) -> Exchange:
     def test() -> Any:
         return read() if done() else None
 
-    return Exchange(post, test, _nothing, request.Free)  # the test lets MPI proceed
+    # the test lets MPI proceed
+    return Exchange(post, test, _nothing, close, begin.times)
 
 
 def shared_exchange(control: Any, progress: Callable[[], Any]) -> Exchange:
     """Exchange through a control block; `progress` lets MPI proceed while this rank waits."""
-    return Exchange(control.post, control.test, progress, _nothing)
+    return Exchange(control.post, control.test, progress, _nothing, lambda: control.sequence)
 
 
 def _nothing() -> None:
     pass
 
 
-class _Iallreduce:
-    """A repeatable all-reduce for MPI libraries without persistent collectives (before MPI-4)."""
+class _Counted:
+    """A function of C, and how often it was called: counted in the same moment as called."""
 
-    def __init__(self, comm: MPI.Intracomm, args: tuple[Any, ...]) -> None:
-        self._comm, self._args = comm, args
-        self._request = MPI.REQUEST_NULL
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._calls = zip(iter(function, self), count(1), strict=False)
+        self._last: list[tuple[Any, int]] = [(None, 0)]
 
-    def Start(self) -> None:  # noqa: N802 (MPI's name)
-        self._request = self._comm.Iallreduce(*self._args)
+    def __call__(self) -> None:
+        self._last[:] = islice(self._calls, 1)
 
-    def Test(self) -> bool:  # noqa: N802 (MPI's name)
-        return self._request.Test()
+    def times(self) -> int:
+        return self._last[0][1]
 
-    def Free(self) -> None:  # noqa: N802 (MPI's name)
-        self._request = MPI.REQUEST_NULL
+    def result(self) -> Any:
+        return self._last[0][0]
 
 
-def _repeatable(comm: MPI.Intracomm, args: tuple[Any, ...]) -> MPI.Prequest | _Iallreduce:
+def _repeatable(
+    comm: MPI.Intracomm, buffers: tuple[Any, Any]
+) -> tuple[_Counted, Callable[[], bool], Callable[[], None]]:
+    """Return what begins an all-reduce, what tests it, and what frees it at last."""
     try:
-        return comm.Allreduce_init(*args)
-    except NotImplementedError:
-        return _Iallreduce(comm, args)
+        request = comm.Allreduce_init(*buffers, MPI.MIN)
+    except NotImplementedError:  # before MPI-4
+        begin = _Counted(partial(comm.Iallreduce, *buffers, MPI.MIN))
+        return begin, lambda: begin.result().Test(), _nothing
+    return _Counted(request.Start), request.Test, request.Free

@@ -32,11 +32,12 @@ from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.reduction import ReduceOp
 from hpcdist.transport.call.runs import contribution
 from hpcdist.transport.mpi.context import MpiContext
-from hpcdist.transport.mpi.intranode_boxes import exchange_boxes
+from hpcdist.transport.mpi.intranode_boxes import exchange_boxes, read_in_place
 from hpcdist.transport.mpi.intranode_objects import (
     by_mpi,
     exchange_agreed,
     exchange_objects,
+    objects_go_by_mpi,
     small_up_to,
 )
 from hpcdist.transport.shm.attached import Attached, unreachable
@@ -293,27 +294,79 @@ def _run_large(
     context: MpiContext, node: SharedNode, call: AnyArrays, detail: Range, row: Shared, total: int
 ) -> Any:
     node.enter(call)
+    places = _readable(node, call, detail, row)
+    if places is not None and (found := _how_taken(node, row, places)) is not None:
+        take, waits = found
+        result = _take(node, call, take, places)
+        if waits is not None:
+            node.finish(call, wait=waits)
+        return result
+    code = _pipe_code(context, node, call, total)
+    if code is not None:
+        assert isinstance(call, Reduction)
+        _run_pipelined(node, call, code)
+        return None
+    return by_mpi(context, node, call, detail)
+
+
+def _readable(node: SharedNode, call: AnyArrays, detail: Range, row: Shared) -> list[Any] | None:
+    """Return where the contributions lie, or None where some rank cannot be read."""
     addresses = node.control.addresses()
-    if fits(call, detail) and 0 not in addresses:
-        places = node.places(addresses, row.part(call, node.rank, node.size) if row.part else 0)
-        found = _how_taken(node, row, places)
-        if found is not None:
-            take, waits = found
-            result = _take(node, call, take, places)
-            if waits is not None:
-                node.finish(call, wait=waits)
-            return result
+    if not fits(call, detail) or 0 in addresses:
+        return None
+    return node.places(addresses, row.part(call, node.rank, node.size) if row.part else 0)
+
+
+def _pipe_code(context: MpiContext, node: SharedNode, call: AnyArrays, total: int) -> Code | None:
+    """Return the compiled loop for a reduction through the staging memory; None: not that way."""
     if (
         isinstance(call, Reduction)
         and call.kind in _REDUCED
         and node.can_pipeline
         and call.counts is None
         and _way(context, call, total, shared=False, but=Algorithm.ATTACHED) is Algorithm.PIPELINED
-        and (code := code_of(call)) is not None
     ):
-        _run_pipelined(node, call, code)
-        return None
-    return by_mpi(context, node, call, detail)
+        return code_of(call)
+    return None
+
+
+def end_left(context: MpiContext, node: SharedNode, call: Collective, before: int) -> None:
+    """Do what the others need of this rank in an operation that it leaves, if they are in it.
+
+    MPI waits for all ranks, and nobody tells those inside that this one has left: it takes part.
+    Where they read copies they need nothing more.
+
+    Args:
+        context: the group.
+        node: its memory.
+        call: what this rank leaves.
+        before: how many operations there were before it.
+
+    """
+    control = node.control
+    if control.sequence in (before, control.ended) or control.call_off(False):
+        return
+    assert context.agreement is not None
+    detail = context.agreement.end_posted(call)
+    if isinstance(call, AnyArrays):
+        row = SHARED[call.kind]
+        total = row.total(call, node.size)
+        places = None if total <= PAYLOAD else _readable(node, call, detail, row)
+        found = None if places is None else _how_taken(node, row, places)
+        goes_by_mpi = found is None and _pipe_code(context, node, call, total) is None
+        reads_copies = found is not None and found[1] is None
+    else:
+        addresses = node.control.addresses()
+        goes_by_mpi = (
+            objects_go_by_mpi(node, call, detail) if isinstance(call, Objects) else 0 in addresses
+        )
+        reads_copies = isinstance(call, Exchange) and not any(
+            read_in_place(node, node.places(addresses))
+        )
+    if goes_by_mpi:
+        by_mpi(context, node, call, detail)
+    elif reads_copies:
+        node.end()
 
 
 def _how_taken(
@@ -326,11 +379,11 @@ def _how_taken(
     attached = [type(place) is Attached for place in places]
     if row.take_attached is not None and any(attached):
         return (row.take_attached, True) if all(attached) else None
-    read_in_place = [place is not None and place.base != node.own_base for place in places]
-    if all(read_in_place) and row.take_direct is not None:
+    in_place = read_in_place(node, places)
+    if all(in_place) and row.take_direct is not None:
         return row.take_direct, True
-    if any(read_in_place):
-        return None if row.in_place else (row.take, read_in_place[node.rank])
+    if any(in_place):
+        return None if row.in_place else (row.take, in_place[node.rank])
     return row.take, None
 
 

@@ -62,9 +62,9 @@ def exchange_agreed(
     if _in_segments(call, detail):
         received, failed = to_the_end(_Large(context, node, call, descriptor), of_operation=True)
         return by_mpi(context, node, call, detail) if failed else received
-    if detail[1] <= small_up_to(call, node.size):
-        return _exchange_small(node, call)
-    return by_mpi(context, node, call, detail)
+    if objects_go_by_mpi(node, call, detail):
+        return by_mpi(context, node, call, detail)
+    return _exchange_small(node, call)
 
 
 def by_mpi(context: MpiContext, node: SharedNode, call: Collective, detail: tuple[int, int]) -> Any:
@@ -86,23 +86,9 @@ def end_by_mpi(context: MpiContext, node: SharedNode, call: Collective, detail: 
     return context.to_its_end(call, perform)
 
 
-def end_left(context: MpiContext, node: SharedNode, call: Objects, before: int) -> None:
-    """Take part in what others have gone on with by MPI while this rank was interrupted.
-
-    Args:
-        context: the group.
-        node: its memory.
-        call: what this rank leaves.
-        before: how many operations there were before it.
-
-    """
-    control = node.control
-    if control.sequence in (before, control.ended) or control.call_off(False):
-        return
-    assert context.agreement is not None
-    detail = context.agreement.end_posted(call)
-    if detail[1] > small_up_to(call, node.size) and not _in_segments(call, detail):
-        by_mpi(context, node, call, detail)
+def objects_go_by_mpi(node: SharedNode, call: Objects, detail: tuple[int, int]) -> bool:
+    """Say, after the agreement, whether MPI carries the pickles."""
+    return detail[1] > small_up_to(call, node.size) and not _in_segments(call, detail)
 
 
 def small_up_to(call: Objects, size: int) -> int:

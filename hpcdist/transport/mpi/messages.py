@@ -4,8 +4,8 @@ How they match is in `matching`, what is under way in `requests`.
 
 [Note: interrupted sends] MPI reads an array until the message is there, and nothing takes it back.
 If an exception leaves a `send` that waits, the program goes on and writes to the array. So what a
-`send` hands to MPI on one node, where a receiver that waits would have taken it from its place, is
-a copy, up to some size. A larger array is kept until it is sent, as it is at that moment.
+`send` hands to MPI on one node is a copy, up to some size (through mailboxes, a receiver that waits
+has taken it from its place before). A larger array is kept until it is sent, as it is then.
 """
 
 from __future__ import annotations
@@ -199,8 +199,8 @@ class Messages:
         matching = self.matching
         if matching.is_mailed(data, nbytes, to, tag):
             return []
-        if not lends and matching.mail is not None and nbytes <= _COPIED_UP_TO:
-            data = data.copy()  # nobody waits for it at this moment; see [Note: interrupted sends]
+        if not lends and self._pids and nbytes <= _COPIED_UP_TO:
+            data = data.copy()  # see [Note: interrupted sends]
         return [self.comm.Isend(block(data, nbytes), to, tag)]
 
     def _send_pickled(self, pickled: Pickled, to: int, tag: int) -> list[MPI.Request]:

@@ -31,7 +31,6 @@ from hpcdist.transport.call.call import (
     Exchange,
     Message,
     ObjectMessage,
-    Objects,
     Reduction,
     apart,
     is_apart,
@@ -45,8 +44,7 @@ from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.crew import Crew
 from hpcdist.transport.mpi.early import discard_unread
 from hpcdist.transport.mpi.exchange import mpi_exchange, shared_exchange
-from hpcdist.transport.mpi.intranode import check_off, end_posted, perform
-from hpcdist.transport.mpi.intranode_objects import end_left
+from hpcdist.transport.mpi.intranode import check_off, end_left, end_posted, perform
 from hpcdist.transport.mpi.matching import Matching
 from hpcdist.transport.mpi.messages import Messages
 from hpcdist.transport.mpi.news import Count, News
@@ -227,11 +225,7 @@ class MpiTransport(Transport):
             try:
                 result = perform(context, context.node, call)
             except BaseException as error:
-                if isinstance(call, Objects) and not isinstance(
-                    error, (HpcdistError, MPI.Exception)
-                ):
-                    end_left(context, context.node, call, before)
-                context.leave(call, error, before)
+                self._leave(context.node, call, error, before)
                 raise
         else:
             result = self._go_on(call, self._agree(call))
@@ -256,7 +250,10 @@ class MpiTransport(Transport):
 
     def _leave_to_thread(self, call: Collective, before: int) -> None:
         agreement = self.context.agreement
-        if agreement is None or agreement.sequence == before or not agreement.is_posted:
+        if agreement is None:
+            return
+        agreement.recount()
+        if agreement.sequence == before or not agreement.is_posted:
             return
         if self.context.threads and not self.queue.is_current() and call.device is None:
             end = partial(self.queue.turn.call, self._end_left, apart(call), agreement)
@@ -299,8 +296,18 @@ class MpiTransport(Transport):
             if call.finish is not None and not state:  # else what has come is in its place
                 call.finish(result)
         except BaseException as error:
-            context.leave(call, error)
+            self._leave(context.node, call, error)
             raise
+
+    def _leave(
+        self, node: SharedNode, call: Collective, error: BaseException, before: int = -1
+    ) -> None:
+        """Leave a collective by `error`; by an interrupt, not before MPI has ended it."""
+        try:
+            if not isinstance(error, (HpcdistError, MPI.Exception)):
+                end_left(self.context, node, call, before)
+        finally:
+            self.context.leave(call, error, before)
 
     def take_back(self, call: Call) -> None:
         """Take back what the hot path has lent to a collective that has failed."""

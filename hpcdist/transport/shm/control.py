@@ -8,6 +8,11 @@ wait for each other inside an operation. Everybody reads everybody's slot.
 after two operations, and begins an operation only when all ranks published in the one before,
 hence have read everything of the one before that. So no operation needs a second exchange.
 
+[Note: calling off] Where there is no compiled control block, no store is conditional on another.
+So a rank that calls an operation off first says that it decides, then waits until all see that, and
+calls it off if nobody has said by then that it has entered. Whoever enters says so first, and looks
+then; if a rank decides, it waits for what that says.
+
 `PythonControlBlock` is the same as `ControlBlock` of `native/control.c`. It relies on the order in
 which x86 processors make stores visible; elsewhere the compiled one is needed.
 """
@@ -39,6 +44,15 @@ expect(compiled, LINE=LINE, AGREED=AGREED, STEP_BITS=STEP_BITS, OF_A_DEATH=OF_A_
 
 _BEYOND = 1 << STEP_BITS - 1
 _SEEN_AFTER_S = 0.01
+"""After so long every rank sees what was written."""
+
+_DECIDES_S = 10.0
+"""So long a rank is waited for that decides; then it is taken for dead, or stopped."""
+
+_GOES_ON, _ENTERED, _DECIDING, _OFF, _OFF_FOR_A_DEATH = range(5)
+_SAYINGS = 8
+"""What a rank says of an operation is written down as this times its number, and what it says."""
+
 _WORDS = LINE // 8
 _POLLS_PER_SPIN = 50
 
@@ -68,25 +82,29 @@ def control_block_class(*, use_compiled: bool) -> Any:
 
 @final
 class PythonControlBlock:
-    """The part of rank `rank` in a control block of `size` ranks, which all map `memory`."""
+    """The part of rank `rank` in a control block of `size` ranks, which all map `memory`.
+
+    A signal handler finds what this rank publishes either published or not: each is one store, the
+    last, and `sequence` and the steps are what the memory says.
+    """
 
     def __init__(self, memory: Any, rank: int, size: int, payload: int) -> None:
         self._words = memoryview(memory).cast("q")
         self._bytes = memoryview(memory)
         self._rank, self._size, self._payload = rank, size, payload
-        self._sequence = self._step = 0
         self.ended = 0
         """The last operation in which nobody can use this rank's memory any more."""
 
     @property
     def sequence(self) -> int:
         """The operations so far."""
-        return self._sequence
+        words, places = self._words, [self._slot(self._rank, turn) + AGREED + 1 for turn in (0, 1)]
+        return max(words[places[0]], words[places[1]])
 
     @property
     def turn(self) -> int:
         """The set of slots (0 or 1) of the operation at hand."""
-        return self._sequence & 1
+        return self.sequence & 1
 
     def post(self, *args: Any) -> Six | None:
         """Publish six numbers, an address and data (or None); then `test` for `spins` turns."""
@@ -96,93 +114,115 @@ class PythonControlBlock:
             raw = memoryview(data).cast("B")
         if len(raw) > self._payload:
             raise ValueError("the data are larger than the control block's payload")
-        self._sequence += 1
-        own, words = self._slot(self._rank), self._words
+        sequence = self.sequence + 1
+        own, words = self._slot(self._rank, sequence & 1), self._words
         for place, number in enumerate(numbers):
             words[own + place] = number
-        start = payload_places(self._size)[self.turn][self._rank]
+        start = payload_places(self._size)[sequence & 1][self._rank]
         self._bytes[start : start + len(raw)] = raw
-        words[own + AGREED + 1] = self._sequence
+        words[own + AGREED + 1] = sequence
         found: Six | None = _spin(self.test, spins)
         return found
 
     def test(self) -> Six | None:
         """Return the least of each number once all ranks published theirs, else None."""
-        slots = [self._slot(rank) for rank in range(self._size)]
-        words = self._words
-        if any(words[slot + AGREED + 1] != self._sequence for slot in slots):
+        words, sequence = self._words, self.sequence
+        slots = [self._slot(rank, sequence & 1) for rank in range(self._size)]
+        if any(words[slot + AGREED + 1] != sequence for slot in slots):
             return None
         a, b, c, d, e, f = (min(words[slot + place] for slot in slots) for place in range(AGREED))
         return a, b, c, d, e, f
 
     def addresses(self) -> tuple[int, ...]:
         """Return the address that each rank published."""
-        return tuple(self._words[self._slot(rank) + AGREED] for rank in range(self._size))
+        turn = self.turn
+        return tuple(self._words[self._slot(rank, turn) + AGREED] for rank in range(self._size))
 
     def arrive(self, spins: int) -> bool:
         """Take a step; say whether all ranks took as many, after looking for `spins` turns."""
-        self._step = max(self._step, self._sequence << STEP_BITS) + 1
-        self._words[self._rank * _WORDS] = self._step
+        own = self._rank * _WORDS
+        self._words[own] = max(self._words[own], self.sequence << STEP_BITS) + 1
         return bool(_spin(self.arrived, spins))
 
     def arrived(self) -> bool:
         """Return whether all ranks took as many steps as this one."""
-        words, step = self._words, self._step
+        words, step = self._words, self._words[self._rank * _WORDS]
         return all(words[rank * _WORDS] >= step for rank in range(self._size))
 
     def behind(self) -> list[int]:
         """Return the ranks that have not come as far as this one."""
-        words, step = self._words, self._step
-        step = step if step > self._sequence << STEP_BITS else 0
+        words, sequence = self._words, self.sequence
+        step = words[self._rank * _WORDS]
+        step = step if step > sequence << STEP_BITS else 0
         return [
             rank
             for rank in range(self._size)
-            if words[self._slot(rank) + AGREED + 1] != self._sequence or words[rank * _WORDS] < step
+            if words[self._slot(rank, sequence & 1) + AGREED + 1] != sequence
+            or words[rank * _WORDS] < step
         ]
 
     def enter(self) -> int:
         """Begin what follows the agreement; return who has called it off, or -1."""
+        if self._said_by(self._rank) == _GOES_ON:
+            self._say(_ENTERED)
         return self.called_off_by()
 
     def called_off_by(self) -> int:
-        """Return who has called off the operation at hand, or -1."""
-        place = 1 + self.turn
+        """Return who has called off the operation at hand, or -1; see [Note: calling off]."""
         for rank in range(self._size):
-            sequence, of_a_death = divmod(self._words[rank * _WORDS + place], 2)
-            if sequence == self._sequence and sequence:
-                return rank + of_a_death * OF_A_DEATH
+            until = time.monotonic() + _DECIDES_S
+            while (said := self._said_by(rank)) == _DECIDING and time.monotonic() < until:
+                time.sleep(_SEEN_AFTER_S / 10)
+            if said in (_OFF, _OFF_FOR_A_DEATH):
+                return rank + (said == _OFF_FOR_A_DEATH) * OF_A_DEATH
         return -1
 
     def call_off(self, of_a_death: bool) -> bool:
-        """Return whether nobody does anything in the operation at hand; False: some rank may.
-
-        Others see the mark before they see that all ranks have come, if some have not so far.
-        """
+        """Return whether nobody does anything in the operation at hand; False: some rank may."""
         if self.called_off_by() >= 0:
             return True
-        if self.test() is not None:
+        if self._has_entered():
             return False
-        self._words[self._rank * _WORDS + 1 + self.turn] = 2 * self._sequence + int(of_a_death)
-        time.sleep(_SEEN_AFTER_S)
-        return self.test() is None
+        try:
+            self._say(_DECIDING)
+            time.sleep(_SEEN_AFTER_S)
+            off = _OFF_FOR_A_DEATH if of_a_death else _OFF
+            self._say(_GOES_ON if self._has_entered() else off)
+        except BaseException:
+            if self._said_by(self._rank) == _DECIDING:
+                self._say(_GOES_ON)
+            raise
+        return self.called_off_by() >= 0
+
+    def _has_entered(self) -> bool:
+        return any(self._said_by(rank) == _ENTERED for rank in range(self._size))
+
+    def _said_by(self, rank: int) -> int:
+        """Return what a rank says of the operation at hand."""
+        sequence = self.sequence
+        number, said = divmod(self._words[rank * _WORDS + 1 + (sequence & 1)], _SAYINGS)
+        return said if number == sequence and sequence else _GOES_ON
+
+    def _say(self, what: int) -> None:
+        sequence = self.sequence
+        self._words[self._rank * _WORDS + 1 + (sequence & 1)] = sequence * _SAYINGS + what
 
     def break_off(self) -> None:
         """Never go on with the operation at hand, which all ranks are in."""
-        self._step = (self._sequence << STEP_BITS) + _BEYOND
-        self._words[self._rank * _WORDS] = self._step
+        self._words[self._rank * _WORDS] = (self.sequence << STEP_BITS) + _BEYOND
 
     def broken_by(self) -> int:
         """Return the rank that has broken the operation at hand, or -1."""
-        broken = self.inside(_BEYOND) if self._sequence else range(self._size)
+        broken = self.inside(_BEYOND) if self.sequence else range(self._size)
         return next((rank for rank in range(self._size) if rank not in broken), -1)
 
     def inside(self, steps: int) -> list[int]:
         """Return the ranks that have not taken so many steps in the operation at hand."""
-        last = (self._sequence << STEP_BITS) + steps
+        last = (self.sequence << STEP_BITS) + steps
         return [rank for rank in range(self._size) if self._words[rank * _WORDS] < last]
 
-    def _slot(self, rank: int) -> int:
-        return (self._size * (1 + self.turn) + rank) * _WORDS
+    def _slot(self, rank: int, turn: int) -> int:
+        return (self._size * (1 + turn) + rank) * _WORDS
 
 
 def _spin(look: Callable[[], Any], spins: int) -> Any:

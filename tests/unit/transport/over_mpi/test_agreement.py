@@ -1,13 +1,17 @@
 """Ranks agree, or none of them does: in any order of events, with MPI and a clock made up."""
 
+from contextlib import suppress
+from functools import partial
 from random import Random
 
 import pytest
 from fake_mpi import results, run
+from interrupted_at import InterruptError, interrupted_at
 
 from hpcdist.errors import CollectiveTimeout, MismatchError, RemoteError, UsageError
 from hpcdist.transport.call.call import Barrier, Objects, Refusal
 from hpcdist.transport.call.kinds import Kind
+from hpcdist.transport.mpi import agreement as agreement_module, exchange as exchange_module
 from hpcdist.transport.mpi.agreement import Agreement
 from hpcdist.transport.mpi.early import Allowance
 from hpcdist.transport.mpi.exchange import mpi_exchange
@@ -46,6 +50,30 @@ def test_all_learn_the_range_of_details_again_and_again(size, seed):
 
     ranges = [(turn, 10 * (size - 1) + turn) for turn in range(3)]
     assert results(size, program, seed=seed) == [ranges] * size
+
+
+def test_an_interrupt_at_any_moment_finds_an_operation_begun_or_not():
+    def program(comm, opcode):
+        agree, raised = agreement_of(comm), []
+        with suppress(InterruptError):
+            if comm.rank == 0:
+                with interrupted_at(opcode, agreement_module, exchange_module) as raised:
+                    agree(barrier())
+        agree.recount()
+        if agree.sequence == 0:
+            agree(barrier())
+        elif raised:
+            agree.note_left()
+        return [agree(barrier(detail=comm.rank)) for _ in range(2)], agree.sequence, bool(raised)
+
+    for opcode in range(0, 10_000, 3):
+        (found, number, raised), other = results(2, partial(program, opcode=opcode), seed=opcode)
+        assert found == [(0, 1)] * 2
+        assert number == 3
+        assert other == (found, number, False)
+        if not raised:
+            break
+    assert opcode > 100
 
 
 @pytest.mark.parametrize("seed", SEEDS)
