@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from environments import ROOT
 
 from hpcdist.launch.launchers import find_site
 
@@ -62,6 +63,24 @@ def test_the_ranks_that_are_left_go_on(operation, victims):
         named = each.partition(" named ")[2].split()
         assert named
         assert set(named) <= set(dead.split())
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(each, marks=pytest.mark.slow if each else ()) for each in range(50)]
+)
+def test_in_random_mixes_each_death_is_heard_of_and_nothing_lent_is_touched(seed):
+    command = [sys.executable, "-m", "hpcdist", "run", "--survive", "-n", str(RANKS)]
+    done = subprocess.run(
+        [*command, str(PROGRAM.with_name("dying_mixes.py")), str(seed)],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests/checks'}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = [re.sub(r"^\[\d+\] ", "", line) for line in done.stdout.splitlines()]
+    assert told == [f"{RANKS - 2} died: []"] * 2, done.stdout + done.stderr
 
 
 LENT = {("broadcast", 100_000, "ordinary")}
