@@ -395,8 +395,24 @@ _LAZY = {
 }
 """Names that not every program needs: the module that each is, or is in, is imported when used."""
 
+_ELSEWHERE = {
+    "Backend": "get_backend()",
+    "DistributedDataParallel": "hpcdist.DataParallel(model)",
+    "all_gather_coalesced": "all_gather, of each",
+    "all_reduce_coalesced": "all_reduce, of each, with sync_op=False",
+    "get_process_group_ranks": "group.ranks",
+    "init_device_mesh": "ProcessMesh(shape=..., dim_names=...)",
+    "init_process_group": "init_parallel_env()",
+    "is_torchelastic_launched": "is_initialized()",
+    "monitored_barrier": "barrier(), which names the ranks that are missing",
+    "new_subgroups": "new_group(ranks), or a ProcessMesh",
+    "reduce_op": "ReduceOp",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter, of each",
+}
+"""Names of torch.distributed that are called otherwise here."""
+
 if not TYPE_CHECKING:  # or no checker would find a misspelt name
-    __getattr__, __dir__ = _lazily(globals(), _LAZY)
+    __getattr__, __dir__ = _lazily(globals(), _LAZY, _ELSEWHERE)
 
 
 def spawn(

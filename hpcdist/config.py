@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -52,6 +53,8 @@ class Config:
     """Take so many ranks for a node, in order, whatever they run on; to try things out."""
     survive: bool = False
     """Go on when a rank dies; `hpcdist run --survive` sets it, and starts an MPI that can."""
+    traceback: Literal["short", "full"] = "short"
+    """Whether the last words of a rank that an error ends have the lines of hpcdist, too."""
     allow_singleton: bool = False
     """Accept a world of one rank although the launcher started more."""
     overlap: Literal["auto", "always", "never"] = "auto"
@@ -77,6 +80,23 @@ def read_config(environ: Mapping[str, str] | None = None) -> Config:
             reader = _READERS.get(str(field.type), _choice)
             given[field.name] = reader(variable, text)
     return Config(**given)
+
+
+def unknown_settings(environ: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each variable that looks like a setting, and is none."""
+    known = {f"HPCDIST_{field.name.upper()}" for field in fields(Config)}
+    known |= {*_FORMER.values(), *_OF_OTHERS}
+    unknown = [
+        name
+        for name in sorted(environ)
+        if name.startswith("HPCDIST_") and name not in known and "_TEST_" not in name
+    ]
+    near = {name: difflib.get_close_matches(name, known, 1, 0.8) for name in unknown}
+    return [
+        f"{name} is set and has no effect"
+        + (f"; did you mean {near[name][0]}?" if near[name] else "; unset it")
+        for name in unknown
+    ]
 
 
 def variable_of(name: str, environ: Mapping[str, str]) -> str:
@@ -166,6 +186,16 @@ def _choice(variable: str, text: str) -> str:
 
 _FORMER = {"device_backend": "HPCDIST_DEVICE_WAY"}
 """Variables of settings that have been renamed, which still count where the new one is not set."""
+
+_OF_OTHERS = (
+    "HPCDIST_LABELLED",
+    "HPCDIST_MIN_RANKS",
+    "HPCDIST_REPORT_DIR",
+    "HPCDIST_RESTART_COUNT",
+    "HPCDIST_SPARES",
+    "HPCDIST_TORCHRUN",
+)
+"""Variables that hpcdist sets for its own processes."""
 
 _COMMON = ("device_backend", "device_batches", "nccl_sums", "array_replicate", "array_placements")
 _SWITCHES = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}

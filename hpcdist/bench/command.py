@@ -23,7 +23,7 @@ from hpcdist.bench.progress import on_terminal, progress_option
 from hpcdist.bench.rank_command import RankCommand, on_rank_0, start_ranks
 from hpcdist.bench.request import Request, check_request, read_request
 from hpcdist.bench.runfile import describe_setting, read_run
-from hpcdist.bench.startup import Started, process_age
+from hpcdist.bench.startup import Started, busy, process_age
 from hpcdist.bench.tables import plain_console, print_table
 from hpcdist.comm.environment import init_parallel_env
 from hpcdist.runtime.place import read_place
@@ -116,7 +116,7 @@ def _measure(request: Request, progress: bool) -> int:
     device = check_devices(comm, request.plan.memories)
     nodes = len(set(comm.allgather(socket.gethostname())))
     setting = describe_setting(version(), world.nranks, nodes, device)
-    notes: list[str] = []
+    notes = busy(comm)
     if world.rank > 0:
         measure(world, request.plan, started, notes)
         return int(on_rank_0(world, lambda: 0))

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hpcdist.runtime.process import stat_of
 
@@ -28,6 +28,12 @@ class Started(NamedTuple):
 
     init_s: float
     process_s: float | None
+
+
+def busy(comm: Any) -> list[str]:
+    """Return what there is to say of nodes where other processes ran before. Collective."""
+    load = max(comm.allgather(os.getloadavg()[0]))
+    return [f"a node was busy before (load {load:.1f}): measure on idle nodes"] if load > 1 else []
 
 
 def process_age() -> float | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcdist.arrays.buffer import Buffer, as_buffer, as_output
 from hpcdist.arrays.pickled import Pickled
-from hpcdist.comm.describe_objects import Packed
+from hpcdist.comm.describe_objects import Packed, check_objects
 from hpcdist.comm.members import Members
 from hpcdist.comm.pieces import pack_object, unpack_object
 from hpcdist.comm.tensor_lists import unpack
@@ -47,7 +47,7 @@ def describe_send_objects(
     group: Members, object_list: Any, dst: Any, tag: Any, packed: Packed = None
 ) -> ObjectMessage:
     """Describe `send_object_list`; the hot path has pickled the list before."""
-    _check_objects(object_list)
+    check_objects(object_list)
     root = group.root_of(0 if dst is None else dst, "dst")
     try:
         pickles = packed or (pack_object(list(object_list)),)
@@ -58,7 +58,7 @@ def describe_send_objects(
 
 def describe_recv_objects(group: Members, object_list: Any, src: Any, tag: Any) -> ObjectMessage:
     """Describe `recv_object_list`."""
-    _check_objects(object_list)
+    check_objects(object_list)
     root = ANY_SOURCE if src is None else group.root_of(src, "src")
 
     def finish(pickles: list[Pickled]) -> None:
@@ -81,8 +81,3 @@ def _check_tag(tag: Any) -> int:
     if not isinstance(tag, int) or isinstance(tag, bool) or tag < 0:
         raise UsageError(f"tag must be an integer of at least 0, got {tag!r}")
     return tag
-
-
-def _check_objects(object_list: Any) -> None:
-    if not isinstance(object_list, list) or not object_list:
-        raise UsageError(f"object_list cannot be None or empty, got {object_list!r}")

@@ -35,13 +35,23 @@ def all_gather_object(
     return Objects(kind, pickles, detail=pickled_detail(pickles), finish=_replace(object_list))
 
 
+def check_objects(object_list: Any) -> None:
+    """Raise UsageError where this is no list of objects, or has none."""
+    if object_list is not None and not isinstance(object_list, list):
+        raise UsageError(
+            f"object_list must be a list, got {type(object_list).__name__} {object_list!r}; put "
+            "the object into one, as [obj]"
+        )
+    if not object_list:
+        raise UsageError(f"object_list cannot be None or empty, got {object_list!r}")
+
+
 def broadcast_object_list(
     group: Members, object_list: Any, src: Any, packed: Packed = None
 ) -> Objects | Refusal:
     kind, root = Kind.BROADCAST_OBJECT_LIST, group.root_of(src, "src")
     try:
-        if not isinstance(object_list, list) or not object_list:
-            raise UsageError(f"object_list cannot be None or empty, got {object_list!r}")
+        check_objects(object_list)
         pickles = packed or ()
         if root == group.rank and not pickles:
             pickles = (_pack(list(object_list), "object_list"),)

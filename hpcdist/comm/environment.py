@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.util
+import warnings
 from typing import Any, NamedTuple, cast
 
 from hpcdist.comm.announcement import end_all
@@ -26,7 +27,7 @@ from hpcdist.comm.session import (
     resolve_group,
     set_session,
 )
-from hpcdist.config import Config, read_config
+from hpcdist.config import Config, read_config, unknown_settings
 from hpcdist.errors import HpcdistError, TransportError, UsageAssertionError, UsageError
 from hpcdist.runtime import gpu, reports
 from hpcdist.runtime.ending import survives
@@ -140,6 +141,9 @@ def _start(backend: str | None, device: str | None, timeout: Any, comm: Any) -> 
         recorder.fail(mark)
         raise
     place, transport = world.place, cast(Transport, group.transport)
+    if place.rank == 0:
+        for sentence in unknown_settings(snapshot()):
+            warnings.warn(sentence, stacklevel=4)
     if config.share_arrays:
         share_arrays()
     set_session(session := Session(group, whereabouts_of(world, number), timeout_s))

@@ -15,6 +15,8 @@ from hpcdist.comm.session import Session
 from hpcdist.errors import UsageError
 from hpcdist.transport.base import Transport
 
+_ALONE = "; this program runs alone: `hpcdist run -n 2` starts it on two ranks"
+
 
 @final
 class Group(Members):
@@ -229,9 +231,13 @@ class Group(Members):
             raise UsageError(
                 f"{what}={world_rank!r} can not be found inside the group {self.name}, whose "
                 f"world ranks are {self.ranks}; {what} is always a world rank; pass other "
-                "arguments by keyword (op=, group=, sync_op=)"
+                f"arguments by keyword (op=, group=, sync_op=){_ALONE if self._is_alone() else ''}"
             )
         return rank
+
+    def _is_alone(self) -> bool:
+        """Return whether this is the world of a program of one rank."""
+        return self.id == 0 and self.nranks == 1
 
     def beside(
         self, ranks: Sequence[int], id: int, transport: Transport | None, name: str | None

@@ -50,7 +50,12 @@ def create_nccl_config(
     if nccl_config is None:
         return None
     if not isinstance(nccl_config, Mapping):
-        raise UsageError(f"nccl_config must be a dictionary, got {nccl_config!r}")
+        advice = (
+            f"; name a backend by keyword, as in init_parallel_env(backend={nccl_config!r})"
+            if isinstance(nccl_config, str)
+            else ""
+        )
+        raise UsageError(f"nccl_config must be a dictionary, got {nccl_config!r}{advice}")
     checked = {key: _checked(key, value) for key, value in nccl_config.items()}
     instead = [
         f"{_VARIABLES[key]}={value}" for key, value in checked.items() if _VARIABLES[key] and value

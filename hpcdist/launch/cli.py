@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import shutil
@@ -82,12 +83,34 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
+        try:
+            command = getattr(importlib.import_module(module), attribute)
+        except RuntimeError as error:  # mpi4py finds no MPI
+            raise click.ClickException(_why_no_mpi(error)) from error
         return command if isinstance(command, click.Command) else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        near = difflib.get_close_matches(args[0], COMMANDS, 1)
+        if args[0] in COMMANDS or not near:
+            return super().resolve_command(ctx, args)
+        raise click.UsageError(f"no such command {args[0]!r}; did you mean {near[0]!r}?", ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+def _why_no_mpi(error: RuntimeError) -> str:
+    from hpcdist.errors import TransportError
+    from hpcdist.runtime.mpi import load_mpi
+
+    try:
+        load_mpi()
+    except TransportError as told:
+        return str(told)
+    return str(error)
 
 
 def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
@@ -137,7 +160,7 @@ def with_survival(command: Any) -> Any:
 @main.command(
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
 )
-@click.option("-n", "--nprocs", type=int, help="Number of ranks in all.")
+@click.option("-n", "-np", "--nprocs", type=int, help="Number of ranks in all.")
 @click.option(
     "--nproc_per_node", "--nproc-per-node", type=int, help="Number of ranks on each node."
 )
@@ -210,9 +233,13 @@ def _run(program: tuple[str, ...], given: dict[str, Any]) -> int:
     )
     environ = snapshot()
     site = find_site(environ)
+    shown = shell_text(build_command(options, site, environ))
     if given["dry_run"]:
-        click.echo(shell_text(build_command(options, site, environ)))
+        click.echo(shown)
         return 0
+    script = program[0]
+    if script.endswith(".py") and not (given["hosts"] or given["module"] or os.path.exists(script)):
+        raise UsageError(f"there is no file {script} in {os.getcwd()}")
     manner = RunOptions(
         given["label"], given["log_dir"], given["log_overwrite"], given["max_restart"]
     )

@@ -71,6 +71,8 @@ class Site:
     family: Family | None = None
     version: int = 0
     srun: str | None = None
+    passed_over: str = ""
+    """Whose an `mpiexec` is that was found, where the user asks for another MPI."""
 
 
 class Command(NamedTuple):
@@ -285,6 +287,13 @@ def _slurm_size(options: Options, environ: Mapping[str, str]) -> int:
 
 
 def _build_mpiexec(options: Options, site: Site, environ: Mapping[str, str]) -> Command:
+    if site.mpiexec is None and site.passed_over and site.family is not None:
+        family = site.family.value
+        raise UsageError(
+            f"MPI4PY_MPIABI={environ.get('MPI4PY_MPIABI')} asks for {family}, but"
+            f" {site.passed_over}: unset it, or install that MPI (pip install {family}) or load"
+            " the site's module of it"
+        )
     if site.mpiexec is None:
         raise UsageError(
             "no mpiexec was found beside Python or on PATH: install an MPI"

@@ -43,6 +43,7 @@ def find_site(environ: Mapping[str, str]) -> Site:
     path = environ.get("PATH", "")
     wanted = wanted_family(environ)
     mpiexec: str | None = None
+    passed_over = ""
     family, version = wanted, 0
     for candidate in _mpiexecs(environ, path):
         found = identify(output_of([candidate, "--version"], environ))
@@ -50,12 +51,14 @@ def find_site(environ: Mapping[str, str]) -> Site:
             mpiexec = candidate
             family, version = found or (wanted, 0)
             break
+        passed_over = passed_over or f"{candidate} is of {found[0].value}"
     cpus = sorted(os.sched_getaffinity(0))
     return Site(
         cpus=len(cpus),
         cores=_count_cores(cpus),
         uid=os.getuid(),
         mpiexec=mpiexec,
+        passed_over=passed_over,
         family=family,
         version=version,
         srun=shutil.which("srun", path=path),

@@ -18,6 +18,7 @@ from hpcdist.launch.job.input import readable_input
 from hpcdist.launch.job.job import Job
 from hpcdist.launch.job.outcome import Outcome, describe_exit
 from hpcdist.launch.job.output import Console
+from hpcdist.runtime.failure import LABELLED
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _NOBODY_READS = 128 + signal.SIGPIPE
@@ -81,6 +82,8 @@ def _run_once(
 
     size = command(options.program).size
     label = size > 1 if manner.label is None else manner.label
+    if label and not options.survive:  # there, ranks get other numbers
+        environ = {**environ, LABELLED: "1"}
     with (
         tempfile.TemporaryDirectory(prefix="hpcdist-", ignore_cleanup_errors=True) as directory,
         Console(label, manner.log_dir, manner.log_overwrite) as console,

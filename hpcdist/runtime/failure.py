@@ -21,11 +21,13 @@ import stat
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, TextIO
 
+from hpcdist.errors import HpcdistError
 from hpcdist.runtime.ending import end_alone, note_failure, survives
-from hpcdist.runtime.mpi import abort
+from hpcdist.runtime.mpi import abort, is_only_process
 from hpcdist.runtime.reports import note_rank
 
 _INTERRUPTED = 130
@@ -33,16 +35,24 @@ _TAKEN_S = 2.0
 """How long a launcher may take to read what this rank wrote."""
 _TOLD_S = 0.2
 """What it is given to pass on what it has read."""
+LABELLED = "HPCDIST_LABELLED"
+"""Set by `hpcdist run` where it begins each line with the rank itself."""
 _installed = False
 
 
-def end_job_on_failure(rank: int) -> None:
+def end_job_on_failure(rank: int, *, in_full: bool = False) -> None:
     """From now on an uncaught exception on this rank ends all ranks; in a job that survives, this.
 
     Interactive sessions are left alone: there an exception is part of the work.
+
+    Args:
+        rank: in the world.
+        in_full: whether tracebacks show the lines of hpcdist.
+
     """
     global _installed
     note_rank(rank)
+    mark = "" if os.environ.pop(LABELLED, None) else f"[rank {rank}] "
     if _installed or hasattr(sys, "ps1") or sys.flags.interactive:
         return
     _installed = True
@@ -55,19 +65,54 @@ def end_job_on_failure(rank: int) -> None:
             os._exit(1)
         note_failure(error)
         if issubclass(kind, KeyboardInterrupt):
-            _say(f"[rank {rank}] interrupted\n")
+            _say(f"{mark}interrupted\n")
             _end(_INTERRUPTED)
         if previous is not sys.__excepthook__:
             previous(kind, error, trace)
             _say("")
         else:
-            import traceback
-
-            lines = "".join(traceback.format_exception(kind, error, trace)).rstrip().split("\n")
-            _say("\n".join(f"[rank {rank}] {line}" for line in lines) + "\n")
-        _end(1)
+            prefix = "" if is_only_process() else mark
+            _say("".join(f"{prefix}{line}\n" for line in account_of(error, in_full=in_full)))
+        if survives() or not is_only_process():
+            _end(1)
 
     sys.excepthook = hook
+
+
+def account_of(error: BaseException, *, in_full: bool = False) -> list[str]:
+    """Return the lines that tell of an uncaught exception: one of hpcdist first, then where it was.
+
+    Args:
+        error: what nobody has caught.
+        in_full: as Python tells it, with the lines of hpcdist.
+
+    """
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    while frames and frames[-1].filename.startswith(_PACKAGE):
+        frames.pop()
+    if in_full or not frames or not isinstance(error, HpcdistError):
+        lines = "".join(traceback.format_exception(error)).rstrip().split("\n")
+        return lines + [hint for words, hint in _HINTS.items() if words in str(error)]
+    words = [f"hpcdist.{type(error).__name__}: {error}"]
+    cause = error.__cause__
+    while cause is not None:
+        words += [f"caused by {each}" for each in traceback.format_exception_only(cause)]
+        cause = cause.__cause__
+    told = "".join([*(f"{each.rstrip()}\n" for each in words), *traceback.format_list(frames)])
+    return [*told.rstrip().split("\n"), _LEFT_OUT]
+
+
+_HINTS = {
+    "unexpected keyword argument 'async_op'": (
+        "What is async_op=True in torch.distributed is sync_op=False here, as in Paddle"
+    )
+}
+"""What to do about errors that Python itself raises, by words in them."""
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_LEFT_OUT = "(HPCDIST_TRACEBACK=full shows the lines of hpcdist, too)"
 
 
 def _end(code: int) -> NoReturn:

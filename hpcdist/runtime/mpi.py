@@ -157,12 +157,20 @@ def finalize() -> None:
         mpi.Finalize()
 
 
+def is_only_process() -> bool:
+    """Return whether no other process depends on this one."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return False
+    return bool(mpi.COMM_WORLD.size == 1 and mpi.Comm.Get_parent() == mpi.COMM_NULL)
+
+
 def abort(code: int) -> NoReturn:
     """End all ranks of the job with exit code `code`; never returns."""
     try:
         from mpi4py import MPI
 
-        if MPI.Is_initialized() and not MPI.Is_finalized():
+        if MPI.Is_initialized() and not MPI.Is_finalized() and not is_only_process():
             MPI.COMM_WORLD.Abort(code)
     finally:
         os._exit(code)  # some MPI libraries return from Abort

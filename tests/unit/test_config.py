@@ -3,7 +3,7 @@
 import pytest
 
 import hpcdist as dist
-from hpcdist.config import Config, read_config
+from hpcdist.config import Config, read_config, unknown_settings
 
 
 def test_the_configuration_is_read_from_the_environment():
@@ -38,3 +38,15 @@ def test_a_former_variable_counts_where_the_new_one_is_not_set():
 def test_a_wrong_setting_is_named_with_its_value(name, value):
     with pytest.raises(dist.UsageError, match=f"HPCDIST_{name}='{value}'"):
         read_config({f"HPCDIST_{name}": value})
+
+
+def test_a_variable_that_is_no_setting_is_told_with_what_was_meant():
+    given = {"HPCDIST_TIMOUT_S": "5", "HPCDIST_QQQ": "1", "HPCDIST_KERNEL": "auto", "PATH": "/"}
+    assert unknown_settings(given) == [
+        "HPCDIST_QQQ is set and has no effect; unset it",
+        "HPCDIST_TIMOUT_S is set and has no effect; did you mean HPCDIST_TIMEOUT_S?",
+    ]
+
+
+def test_what_hpcdist_sets_for_its_own_processes_is_known():
+    assert unknown_settings({"HPCDIST_SPARES": "2", "HPCDIST_DEVICE_WAY": "nccl"}) == []

@@ -6,7 +6,6 @@ It runs on all ranks of a job. Rank 0 alone prints and writes; what stops it sto
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from hpcdist.bench.libraries.mpi4py import version
 from hpcdist.bench.progress import Bar, on_terminal, progress_option
 from hpcdist.bench.rank_command import RankCommand, on_rank_0, start_ranks
 from hpcdist.bench.runfile import check_writable, describe_setting
+from hpcdist.bench.startup import busy
 from hpcdist.bench.tables import plain_console, print_table
 from hpcdist.bench.tune.measure import Effort, Plan, measure, measure_costs
 from hpcdist.bench.tune.rules import Nodes, Series, Timing, costs_of, timings_as_json, tuned
@@ -105,7 +105,7 @@ def _tune(plan: Plan, output: str | None, progress: bool) -> None:
         on_rank_0(world, lambda: check_writable(output))
     nodes = len(set(world.mpi_comm.allgather(socket.gethostname())))
     setting = describe_setting(version(), world.nranks, nodes)
-    notes = busy(max(world.mpi_comm.allgather(os.getloadavg()[0])))
+    notes = busy(world.mpi_comm)
     bar = Bar(progress and world.rank == 0)
     try:
         timings = measure(world, plan, notes, bar.at)
@@ -113,11 +113,6 @@ def _tune(plan: Plan, output: str | None, progress: bool) -> None:
     finally:
         bar.clear()
     on_rank_0(world, lambda: _report(timings, costs, setting, notes, output))
-
-
-def busy(load: float) -> list[str]:
-    """Return what there is to say of a node that had so many processes running before."""
-    return [f"a node was busy before (load {load:.1f}): measure on idle nodes"] if load > 1 else []
 
 
 # ---- the result

@@ -27,7 +27,13 @@ from hpcdist.launch.command import Command
 from hpcdist.launch.job.deaths import Deaths
 from hpcdist.launch.job.input import Pump
 from hpcdist.launch.job.outcome import Outcome, conclude, read_failure
-from hpcdist.launch.job.output import Write, in_lines, read_label
+from hpcdist.launch.job.output import (
+    ABORTED,
+    Write,
+    in_lines,
+    in_lines_without_banner,
+    read_label,
+)
 from hpcdist.launch.job.processes import (
     Rank,
     placed_program,
@@ -41,9 +47,6 @@ from hpcdist.launch.survival import Survive
 
 _REPORT = re.compile(rb" exit (\d+) (-?\d+) ?(.*)")
 """What a rank tells of its end, behind the word of its job."""
-
-_ABORTED = b"MPI_ABORT was invoked on rank"
-"""What Open MPI prints at an abort; with ULFM it neither ends the other ranks nor tells them."""
 
 # Seconds: for the launcher to end a job in which a rank failed, for the runtime of a rank that
 # raised to do so, after Ctrl-C, after SIGTERM (a job may save its state: Slurm's own default),
@@ -192,9 +195,12 @@ class Job:
                 fd = os.dup(pipe.fileno())
                 pipe.close()
                 os.set_blocking(fd, False)
-                put = functools.partial(self._put_launchers, stream)
-                by_line = self._whole_lines or not self.command.local
-                self._streams.read(fd, in_lines(put) if by_line else put)
+                put: Callable[[bytes], None] = functools.partial(self._put_launchers, stream)
+                if self._whole_lines and self.command.local and self.deaths is None:
+                    put = in_lines_without_banner(put)
+                elif self._whole_lines or not self.command.local:
+                    put = in_lines(put)
+                self._streams.read(fd, put)
         with contextlib.suppress(OSError):  # else the timeout of `_follow` notices the end
             self._streams.wake_for(os.pidfd_open(launcher.pid))
         return launcher
@@ -240,7 +246,7 @@ class Job:
         failure = None if self.command.local else read_failure(line.decode(errors="replace"))
         if failure is not None:
             self._fail(*failure, _TERM_GRACE_S)  # srun itself ends the others
-        if self.deaths is not None and _ABORTED in line:
+        if self.deaths is not None and ABORTED in line:  # ULFM ends nobody, nor tells anybody
             self._end_after(_FAILED_GRACE_S)
         labels = self.command.labels
         rank, stream, text = read_label(labels, stream, line) if labels else (-1, stream, line)

@@ -24,6 +24,11 @@ LABELS = {
     "openmpi": re.compile(rb"\[\d+,(?P<rank>\d+)\]<std(?P<stream>out|err)>: ?"),
 }
 
+ABORTED = b"MPI_ABORT was invoked on rank"
+"""What Open MPI prints at an abort."""
+
+_RULE = b"-" * 70
+
 Write = Callable[[int, int, bytes], None]
 """Takes the rank (-1 for the launcher itself), 1 or 2 for the stream, and bytes."""
 
@@ -88,6 +93,42 @@ def in_lines(put: Callable[[bytes], None]) -> Callable[[bytes], None]:
             put(line)
 
     return take
+
+
+def in_lines_without_banner(put: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """Like `in_lines`, of a launcher; leaves out what Open MPI says of an abort, between two rules.
+
+    It says nothing that the rank has not said, and where help texts are missing, that they are.
+
+    Args:
+        put: takes a line.
+
+    """
+    held: list[bytes] = []
+
+    def release() -> None:
+        if not any(word in line for line in held for word in (ABORTED, b"mpi-abort")):
+            for line in held:
+                put(line)
+        held.clear()
+
+    def hold(line: bytes) -> None:
+        is_rule = line.startswith(_RULE)
+        if not held and not is_rule:
+            put(line)
+            return
+        held.append(line)
+        if is_rule and len(held) > 1:
+            release()
+
+    take = in_lines(hold)
+
+    def take_all(piece: bytes) -> None:
+        take(piece)
+        if not piece:
+            release()
+
+    return take_all
 
 
 def read_label(launcher: str, stream: int, line: bytes) -> Labelled:

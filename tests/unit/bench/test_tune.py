@@ -4,9 +4,11 @@ import json
 from itertools import pairwise, product
 
 import pytest
+from fake_mpi import results
 from hypothesis import given, strategies as st
 
-from hpcdist.bench.tune.command import busy, chosen_rows, read_plan, write_tuning
+from hpcdist.bench.startup import busy
+from hpcdist.bench.tune.command import chosen_rows, read_plan, write_tuning
 from hpcdist.bench.tune.measure import Effort, Plan, algorithms_at, forced, points_of
 from hpcdist.bench.tune.rules import (
     COPY_S,
@@ -429,9 +431,12 @@ def test_without_options_everything_is_measured_on_all_ranks():
     assert quick.ranks == [2, 4]
 
 
-def test_a_node_that_was_busy_is_told_of():
-    assert busy(0.3) == []
-    assert "load 2.5" in busy(2.5)[0]
+def test_a_node_that_was_busy_is_told_of(monkeypatch):
+    for load, said in ((0.3, 0), (2.5, 1)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0, 0))
+        found = results(3, busy, seed=1)
+        assert [len(each) for each in found] == [said] * 3
+    assert "load 2.5" in found[0][0]
 
 
 @pytest.mark.parametrize(

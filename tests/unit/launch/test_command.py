@@ -23,7 +23,7 @@ from hpcdist.launch.command import (
 )
 from hpcdist.launch.environment import inherited
 from hpcdist.launch.job.outcome import conclude, describe_exit, read_failure
-from hpcdist.launch.job.output import Lines, read_label
+from hpcdist.launch.job.output import Lines, in_lines_without_banner, read_label
 from hpcdist.launch.launchers import identify, wanted_family
 from hpcdist.launch.spawning.pickled_call import pack
 
@@ -91,6 +91,26 @@ def test_hosts_are_named_as_each_family_wants():
 def test_several_nodes_without_knowing_which_are_refused():
     with pytest.raises(UsageError, match="--hosts"):
         build(nprocs=4, nnodes=2)
+
+
+def test_an_mpiexec_of_another_mpi_than_the_user_asks_for_is_named():
+    other = Site(8, 4, 1000, family=Family.MPICH, passed_over="/o/mpiexec is of openmpi")
+    with pytest.raises(UsageError, match="MPI4PY_MPIABI=mpich asks for mpich, but /o/mpiexec"):
+        build(other, {"MPI4PY_MPIABI": "mpich"}, nprocs=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["bnch"], "no such command 'bnch'; did you mean 'bench'?"),
+        (["qqq"], "No such command 'qqq'"),
+        (["run", "-np", "2", "missing.py"], "there is no file missing.py in "),
+    ],
+)
+def test_what_is_misspelt_is_said(words, said):
+    done = CliRunner().invoke(cli.main, words)
+    assert done.exit_code == 2
+    assert said in done.output
 
 
 @pytest.mark.parametrize(("site", "kind"), [(OPENMPI, "pmix"), (MPICH, "pmi2")])
@@ -394,3 +414,22 @@ def test_the_command_names_the_compiled_parts_that_are_missing(monkeypatch):
     assert CliRunner().invoke(cli.main, ["--version"]).output.splitlines()[1:] == [
         "without hpcdist.ps._native (rows of the parameter server): does not load: x"
     ]
+
+
+RULE = b"-" * 74 + b"\n"
+
+
+def test_what_open_mpi_says_of_an_abort_is_left_out_and_all_else_is_not():
+    said = [
+        [b"first\n"],
+        [RULE, b"MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD\n", RULE],
+        [RULE, b"Sorry!  You were supposed to get help about:\n", b"    mpi-abort\n", RULE],
+        [RULE, b"prterun detected that one or more processes exited\n", RULE],
+        [RULE, b"no end"],
+    ]
+    found = []
+    take = in_lines_without_banner(found.append)
+    for line in [line for block in said for line in block]:
+        take(line)
+    take(b"")
+    assert found == [*said[0], *said[3], RULE, b"no end\n"]

@@ -1,0 +1,58 @@
+"""The last words of a rank that an exception ends."""
+
+import numpy as np
+import pytest
+
+import hpcdist as dist
+from hpcdist.runtime.failure import account_of
+from hpcdist.transport.call.reduction import check_op
+
+
+def lines_of(function, **options):
+    with pytest.raises(Exception) as info:  # noqa: PT011 (which is for its caller)
+        function()
+    return account_of(info.value, **options)
+
+
+def wrong_operator():
+    check_op("nonsense")
+
+
+def test_an_error_of_hpcdist_comes_first_and_then_the_lines_of_the_program():
+    first, *frames, last = lines_of(wrong_operator)
+    assert first.startswith("hpcdist.UsageError: Unknown reduce_op type for 'nonsense'")
+    assert frames[-1] == '    check_op("nonsense")'
+    assert not any("hpcdist/transport" in line for line in frames)
+    assert "HPCDIST_TRACEBACK=full" in last
+
+
+def test_in_full_it_is_as_python_tells_it():
+    first, *frames, last = lines_of(wrong_operator, in_full=True)
+    assert first == "Traceback (most recent call last):"
+    assert any("hpcdist/transport/call/reduction.py" in line for line in frames)
+    assert last.startswith("hpcdist.errors.UsageError: ")
+
+
+def test_so_is_an_error_of_the_program():
+    def program():
+        raise ValueError("mine")
+
+    assert lines_of(program)[-1] == "ValueError: mine"
+
+
+def test_a_cause_is_told():
+    def program():
+        try:
+            raise OSError("no room")
+        except OSError as error:
+            raise dist.TransportError("the array was not sent") from error
+
+    first, second, *_ = lines_of(program)
+    assert (first, second) == (
+        "hpcdist.TransportError: the array was not sent",
+        "caused by OSError: no room",
+    )
+
+
+def test_an_argument_of_torch_is_told_by_what_it_is_called_here():
+    assert "sync_op=False" in lines_of(lambda: dist.all_reduce(np.ones(1), async_op=True))[-1]
