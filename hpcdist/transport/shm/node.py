@@ -83,6 +83,17 @@ expect(
     ATTACHED=_ATTACHED,
 )
 
+
+def is_attached(address: int) -> bool:
+    """Return whether what a rank has published says where ordinary memory lies."""
+    return address < NOTHING or address == _ATTACHED_LIST
+
+
+def lies_in_place(address: int) -> bool:
+    """Return whether a rank has published an array of the caller; others are copies of it."""
+    return address not in (NOTHING, IN_STAGE, IN_PAYLOAD)
+
+
 _OFFSET = np.dtype(np.int64)
 _BYTE = np.dtype(np.uint8)
 _DEAD_AFTER_S = 0.2
@@ -169,7 +180,6 @@ class SharedNode:
         self._heaps = heaps
         self._own = Mapped(control_memory, address_of(control_memory))
         self._stages = _stage_places(self.size)
-        self.own_base = self._own.base
         self.bases = tuple(each.base for each in heaps)
         """Where this process sees the heap of each rank."""
         self.pipe_stages = tuple(self._own.base + place for place in self._stages)
