@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import sys
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcdist.compiled import what_is_missing
+from hpcdist.lazy import load
 
 if TYPE_CHECKING:
     from hpcdist.launch.survival import Survive
@@ -81,8 +81,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
+        command = load(COMMANDS[cmd_name][0])
         return command if isinstance(command, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -92,7 +91,7 @@ class _Commands(click.Group):
 
 def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        click.echo(f"hpcdist {importlib.import_module('hpcdist').__version__}")
+        click.echo(f"hpcdist {load('hpcdist:__version__')}")
         for sentence in what_is_missing():
             click.echo(sentence)
         ctx.exit()
