@@ -61,11 +61,7 @@ def perform(context: MpiContext, node: SharedNode, call: Collective) -> Any:
 def choose(call: Collective, size: int, can_pipeline: bool) -> Way:
     """Return the way of `call` between `size` ranks, before any other rank is asked.
 
-    Args:
-        call: the operation.
-        size: how many ranks there are.
-        can_pipeline: whether there is the compiled kernel, for so many ranks.
-
+    `can_pipeline` says whether there is the compiled kernel, for so many ranks.
     """
     if can_pipeline and isinstance(call, Reduction):
         large = _WITH_LOOP.get(call.kind)
@@ -112,9 +108,10 @@ def move_small(context: MpiContext, node: SharedNode, call: Distribution | Gathe
     assert row.move is not None
     assert agreement is not None
     move = row.move(call, node.rank, node.size)
-    detail = agreement.move(node.control, call, row.offered(call, node.rank), *move)
-    if detail is not None:
-        return _end_small(context, node, call, detail)
+    data = row.offered(call, node.rank)
+    found = agreement.within(call, node.control.move, call.detail, data, *move)
+    if found is not True:
+        return _end_small(context, node, call, found)
     if isinstance(call, Gathering) and move.out is not None:
         return even_blocks(move.out, call, node.size)
     return None

@@ -18,13 +18,7 @@ from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.reduction import ReduceOp
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.intranode_objects import end_by_mpi
-from hpcdist.transport.shm.collectives import (
-    SHARED,
-    Range,
-    fits,
-    own_block,
-    reduce_pipelined,
-)
+from hpcdist.transport.shm.collectives import SHARED, Range, fits, own_block, reduce_pipelined
 from hpcdist.transport.shm.kernel import address_of, code_of, divisor_of
 from hpcdist.transport.shm.node import NOTHING, SharedNode, is_attached, lies_in_place
 from hpcdist.transport.tuning import Algorithm, TuningTable
@@ -33,8 +27,8 @@ from hpcdist.transport.waiting.polling import poll
 _DYING_S = 1.0
 """Seconds from when the memory of a process is gone until it counts as dead, at most."""
 
-DONE_HERE = 2
-"""See `Agreement.reduce_shared`."""
+_DONE_HERE, _DONE = 2, 3
+"""See `reduce_shared` in `shm/native/agree.c`."""
 
 
 def run_large(context: MpiContext, node: SharedNode, call: AnyArrays) -> Any:
@@ -52,10 +46,13 @@ def all_reduce_large(context: MpiContext, node: SharedNode, call: Reduction) -> 
     assert code is not None
     assert agreement is not None
     count, divisor = call.recv.size * code.per_item, divisor_of(call, node.size)
-    state = agreement.reduce_shared(node, call, address, code.number, count, divisor)
-    if state == DONE_HERE:
-        node.await_others(node.control.arrived, call)
-    if state >= DONE_HERE:
+    control, bases = node.control, node.bases
+    state = agreement.within(
+        call, control.reduce_shared, address, bases, code.number, count, divisor
+    )
+    if state == _DONE_HERE:
+        node.await_others(control.arrived, call)
+    if state in (_DONE_HERE, _DONE):
         return node.end()
     return end_large(context, node, call, (0, 0))
 
@@ -99,12 +96,8 @@ def choose_offers(
 ) -> tuple[Offer, ...]:
     """Return how a rank may publish its array, in the order in which it tries.
 
-    Args:
-        call: the operation.
-        total: the bytes of its largest contribution.
-        table: the rules.
-        gives: whether the array is a contribution; else it is one that others may fill.
-
+    `total` are the bytes of the largest contribution. Where a rank gives none, its array is one
+    that others may fill.
     """
     algorithm = _algorithm(table, call, total, shared=False)
     ordinary = _OFFERS.get(algorithm, ()) if gives or algorithm is Algorithm.ATTACHED else ()
@@ -153,12 +146,7 @@ def _can_attach(node: SharedNode, call: Reduction) -> bool:
 
 
 def _algorithm(
-    table: TuningTable,
-    call: AnyArrays,
-    total: int,
-    *,
-    shared: bool,
-    but: Algorithm | None = None,
+    table: TuningTable, call: AnyArrays, total: int, *, shared: bool, but: Algorithm | None = None
 ) -> Algorithm:
     return table.algorithm(call.kind, total, short=_needs_passes(call), shared=shared, but=but)
 
@@ -196,13 +184,7 @@ def choose_end(
 ) -> End | None:
     """Return how ranks end an operation that they have agreed on, all alike; None: by MPI.
 
-    Args:
-        call: the operation.
-        detail: the range of its `detail`.
-        addresses: what each rank has published.
-        table: the rules.
-        can_pipeline: whether there is the compiled kernel, for so many ranks.
-
+    `detail` and `addresses` are what they have told each other.
     """
     row, in_place = SHARED[call.kind], [*map(lies_in_place, addresses)]
     if fits(call, detail) and 0 not in addresses:

@@ -284,7 +284,7 @@ class MpiTransport(Transport, HotTransport):
 
     @ending
     def end_posted(self, call: Call, state: int = 0) -> None:
-        """End a collective that the hot path has posted, in the turn that it has taken."""
+        """End `call`, which the hot path has posted."""
         context = self.context
         assert context.node is not None
         assert not isinstance(call, MESSAGES)
@@ -297,12 +297,12 @@ class MpiTransport(Transport, HotTransport):
             raise
 
     def take_back(self, call: Call) -> None:
-        """Take back what the hot path has lent to a collective that has failed."""
+        """Take back what the hot path has lent to `call`, which has failed."""
         assert not isinstance(call, MESSAGES)
         self.context.leave(call, KeyboardInterrupt())
 
     def start_posted(self, call: Call) -> Work:
-        """Let the queue's thread end a collective that the hot path has posted."""
+        """Let the queue's thread end `call`, which the hot path has posted."""
         if not self.context.threads:  # MPI may be used by one thread only: end it here
             return Ended(self.end_posted(call))
         end = partial(self.queue.turn.call, self.end_posted, call)

@@ -55,32 +55,20 @@ class Tally:
 class HotTransport(Protocol):
     """What the hot path asks of the transport of a group whose `hot` or `mail` it has used.
 
-    Of collectives it calls these in the turn of the group, which it has taken, and which
-    `start_posted` hands on.
+    It has taken the turn of the group, which `start_posted` hands on.
     """
 
     hot: Tally | None
     mail: Mailboxes | None
 
     def end_posted(self, call: Call, state: int = 0) -> None:
-        """End a collective that the hot path has posted.
-
-        Args:
-            call: what was posted.
-            state: how it stands, if its arrays are large; see `shm/native/hot_large.c`.
-
-        """
+        """End `call`, which the hot path has posted; `state`: see `shm/native/hot_large.c`."""
 
     def start_posted(self, call: Call) -> Work:
-        """Let the queue's thread end a collective that the hot path has posted.
-
-        Args:
-            call: what was posted.
-
-        """
+        """Let the queue's thread end `call`, which the hot path has posted."""
 
     def take_back(self, call: Call) -> None:
-        """Take back what the hot path has lent to a collective that has failed."""
+        """Take back what the hot path has lent to `call`, which has failed."""
 
     def await_taken(self, call: Message) -> None:
         """Wait while the receiver reads what a send of the hot path has offered to it."""
