@@ -1,13 +1,21 @@
-"""`lazily`: names of a module that are imported from elsewhere when somebody asks for them."""
+"""What is imported when somebody asks for it: `load` one thing, names of a module `lazily`."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 _NONE: Mapping[str, str] = {}
+
+
+def load(where: str) -> Any:
+    """Return what ``"module:name"`` names, or the module where there is no name."""
+    module, _, name = where.partition(":")
+    found = importlib.import_module(module)
+    return attrgetter(name)(found) if name else found
 
 
 def lazily(

@@ -123,9 +123,9 @@ def _destroy(session: Session, group: Group | None) -> None:
 
 
 def _close(group: Members) -> None:
-    transport = group.transport
-    made_for_group = None if group.id == 0 or transport is None else transport.user_comm
+    transport, made_for_group = group.transport, None
     if transport is not None:
+        made_for_group = None if group.id == 0 else transport.user_comm
         transport.close()
     end_all(group)
     group.transport = Closed(

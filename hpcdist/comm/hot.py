@@ -16,7 +16,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from hpcdist.events import listeners
 from hpcdist.transport.call.call import Call
 from hpcdist.transport.call.reduction import ReduceOp
 from hpcdist.transport.shm.control import SPINS
-from hpcdist.transport.shm.hot import is_here, meet
+from hpcdist.transport.shm.hot import HotTransport, is_here, meet
 from hpcdist.transport.shm.kernel import compiled
 from hpcdist.transport.waiting.queue import ending
 from hpcdist.transport.waiting.work import DONE, Work
@@ -70,19 +70,21 @@ OBJECT_VERBS: dict[str, Callable[..., Call]] = {
 _Packed = tuple[tuple[bytes, ...], tuple[list[memoryview], ...]]
 
 
+def _transport(group: Group) -> HotTransport:
+    return cast("HotTransport", group.transport)  # it has offered its `hot` or its `mail`
+
+
 def go_on(
     group: Group, describe: Callable[..., Call], args: tuple[Any, ...], packed: _Packed | None
 ) -> Work:
     """End an operation that the hot path has posted; it holds the turn of the group meanwhile."""
-    transport: Any = group.transport
-    transport.end_posted(described(group, describe, *args, *_as_argument(packed)))
+    _transport(group).end_posted(described(group, describe, *args, *_as_argument(packed)))
     return DONE
 
 
 def start(group: Group, describe: Callable[..., Call], args: tuple[Any, ...], mark: int) -> Work:
     """Return the work of an operation that the hot path has posted, and that may take its time."""
-    transport: Any = group.transport
-    work: Work = transport.start_posted(described(group, describe, *args))
+    work = _transport(group).start_posted(described(group, describe, *args))
     if mark:
         work.recorded(mark)
     return work
@@ -90,15 +92,13 @@ def start(group: Group, describe: Callable[..., Call], args: tuple[Any, ...], ma
 
 def end(group: Group, describe: Callable[..., Call], args: tuple[Any, ...], state: int) -> Work:
     """End an operation on large arrays, which stands as `hot_large.c` says, in the same turn."""
-    transport: Any = group.transport
-    transport.end_posted(described(group, describe, *args), state)
+    _transport(group).end_posted(described(group, describe, *args), state)
     return DONE
 
 
 def take_back(group: Group, describe: Callable[..., Call], args: tuple[Any, ...]) -> None:
     """Take back what an operation on large arrays has lent, which has failed; in the same turn."""
-    transport: Any = group.transport
-    transport.take_back(described(group, describe, *args))
+    _transport(group).take_back(described(group, describe, *args))
 
 
 @ending
@@ -120,8 +120,7 @@ def _as_argument(packed: _Packed | None) -> tuple[Any, ...]:
 
 def await_taken(group: Group, tensor: Any, dst: int, tag: int) -> None:
     """Wait while the receiver reads a large message that the hot path has offered to it."""
-    transport: Any = group.transport
-    transport.await_taken(describe_send(group, tensor, dst, tag))
+    _transport(group).await_taken(describe_send(group, tensor, dst, tag))
 
 
 def unpack_message(group: Group, object_list: list[Any], pickled: bytes) -> None:

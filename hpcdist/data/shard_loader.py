@@ -6,13 +6,13 @@ their order. Arrays become `DistArray`s and torch's tensors DTensors, each by it
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 from hpcdist.arrays.libraries import row_of
 from hpcdist.comm.objects import tell_all
 from hpcdist.errors import UsageError
+from hpcdist.lazy import load
 from hpcdist.mesh.api import dtensor_from_local
 from hpcdist.mesh.placements import Placement, Replicate, Shard
 from hpcdist.mesh.process_mesh import ProcessMesh
@@ -217,19 +217,14 @@ _SOURCES = {("torch", "DataLoader"): "hpcdist.torch.loader:source_of"}
 
 def _spreading(value: Any) -> Callable[..., Any]:
     row = row_of(type(value), _SPREADING)
-    return dtensor_from_local if row is None else _load(row)
+    return dtensor_from_local if row is None else load(row)
 
 
 def _source_of(dataloader: Any, place: Place) -> Any:
     row = row_of(type(dataloader), _SOURCES)
     if row is None:
         return Source(dataloader, place, rows_of)
-    return _load(row)(dataloader, place)
-
-
-def _load(row: str) -> Any:
-    module, name = row.split(":")
-    return getattr(importlib.import_module(module), name)
+    return load(row)(dataloader, place)
 
 
 # ---- where batches come from

@@ -33,7 +33,8 @@ from hpcdist.fleet.plan import (
 from hpcdist.fleet.roles import RoleMakerBase
 from hpcdist.fleet.strategy import DistributedStrategy
 from hpcdist.fleet.workers import UtilBase, reduced, workers
-from hpcdist.parallel.engines import ARRAYS, Table, engine_for, load
+from hpcdist.lazy import load
+from hpcdist.parallel.engines import ARRAYS, Table, engine_for
 from hpcdist.parallel.hybrid import HybridCommunicateGroup, set_current_grid
 from hpcdist.parallel.hybrid_options import HybridOptions
 from hpcdist.parallel.topology import (

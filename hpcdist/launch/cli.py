@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import os
 import shutil
 import sys
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcdist.compiled import what_is_missing
+from hpcdist.lazy import load
 
 if TYPE_CHECKING:
     from hpcdist.launch.survival import Survive
@@ -82,9 +82,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         try:
-            command = getattr(importlib.import_module(module), attribute)
+            command = load(COMMANDS[cmd_name][0])
         except RuntimeError as error:  # mpi4py finds no MPI
             raise click.ClickException(_why_no_mpi(error)) from error
         return command if isinstance(command, click.Command) else None
@@ -115,7 +114,7 @@ def _why_no_mpi(error: RuntimeError) -> str:
 
 def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        click.echo(f"hpcdist {importlib.import_module('hpcdist').__version__}")
+        click.echo(f"hpcdist {load('hpcdist:__version__')}")
         for sentence in what_is_missing():
             click.echo(sentence)
         ctx.exit()

@@ -6,13 +6,13 @@ DTensors, they leave to torch's DTensor.
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
 
 from hpcdist.arrays.libraries import row_of
 from hpcdist.errors import UsageError
+from hpcdist.lazy import load
 from hpcdist.mesh.dist_array import DistArray
 
 _MODULE = "hpcdist.torch.mesh"
@@ -25,7 +25,7 @@ def torchs_own(value: Any) -> Any:
     if type(value) in _OURS:
         return None
     row = row_of(type(value), _SERVED)
-    return None if row is None else importlib.import_module(row)
+    return None if row is None else load(row)
 
 
 def to_dtensor(a: DistArray) -> Any:
@@ -52,7 +52,7 @@ def to_dtensor(a: DistArray) -> Any:
     if not isinstance(a, DistArray):
         raise UsageError(f"to_dtensor takes a DistArray, got a {type(a).__name__}")
     try:
-        module = importlib.import_module(_MODULE)
+        module = load(_MODULE)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -8,8 +8,8 @@ from hpcdist.comm.dispatch import as_flag
 from hpcdist.comm.session import require_session
 from hpcdist.data.shard_loader import ShardDataloader, shard_dataloader
 from hpcdist.errors import UsageError
+from hpcdist.lazy import load
 from hpcdist.mesh.process_mesh import ProcessMesh
-from hpcdist.parallel.engines import load
 from hpcdist.parallel.layers import is_module, shard_layer
 from hpcdist.parallel.stages import ShardingStage1, shard_optimizer
 

@@ -14,7 +14,7 @@ from hpcdist.arrays.transfer import host_numbers
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageError
-from hpcdist.parallel.engines import load
+from hpcdist.lazy import load
 from hpcdist.parallel.parameter import Parameter
 from hpcdist.transport.call.reduction import ReduceOp
 

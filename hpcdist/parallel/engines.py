@@ -6,12 +6,12 @@ tables' owners, which know them by name only: torch is not imported where no mod
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from hpcdist.arrays.libraries import row_of
 from hpcdist.errors import UsageError
+from hpcdist.lazy import load
 
 ARRAYS = "hpcdist", "Parameter"
 """The row of models that give `Parameter`s, of whatever class they are."""
@@ -35,9 +35,3 @@ def engine_for(model: Any, table: Table, caller: str) -> Any:
             "named_parameters() yields pairs of a name and an hpcdist.Parameter; give the model one"
         )
     return load(row)
-
-
-def load(row: str) -> Any:
-    """Return what a row of a table names."""
-    module, name = row.split(":")
-    return getattr(importlib.import_module(module), name)

@@ -21,7 +21,7 @@ from hpcdist.comm.members import Members
 from hpcdist.comm.session import resolve_group
 from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
-from hpcdist.parallel.engines import load
+from hpcdist.lazy import load
 from hpcdist.transport.call.call import Call
 from hpcdist.transport.call.kinds import Kind
 
@@ -132,11 +132,10 @@ def _moved(verb: str, x: Any, local_count: Any, global_count: Any, group: Group 
     except UsageError as error:
         dispatch(members, True, _describe_refusal, error)
         raise
-    move = load(row_of(type(x), _TENSORS) or _ARRAYS)
-    return move(verb, x, route, members)
+    row = row_of(type(x), _TENSORS)
+    return (moved if row is None else load(row))(verb, x, route, members)
 
 
-_ARRAYS = "hpcdist.parallel.experts:moved"
 _TENSORS = {("torch", "Tensor"): "hpcdist.torch.experts:moved"}
 
 

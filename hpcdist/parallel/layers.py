@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from hpcdist.arrays.libraries import row_of
 from hpcdist.errors import UsageError
+from hpcdist.lazy import load
 from hpcdist.mesh.process_mesh import ProcessMesh, get_mesh
-from hpcdist.parallel.engines import load
 from hpcdist.parallel.layer_plans import LayerPlan, refusal_of
 from hpcdist.parallel.strategy import Strategy
 from hpcdist.parallel.vocabulary import known

@@ -16,12 +16,12 @@ import numpy as np
 from hpcdist.arrays.libraries import row_of
 from hpcdist.comm.dispatch import as_flag
 from hpcdist.errors import UsageAssertionError, UsageError
+from hpcdist.lazy import load
 from hpcdist.mesh.agreement import agree, refuse
 from hpcdist.mesh.axes import model_axis, model_line, whole_line
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import default_cuts
 from hpcdist.mesh.process_mesh import ProcessMesh
-from hpcdist.parallel.engines import load
 
 
 def split(

@@ -9,9 +9,9 @@ from hpcdist.arrays.libraries import row_of
 from hpcdist.comm.group import Group
 from hpcdist.errors import UsageAssertionError, UsageError
 from hpcdist.integers import integer
+from hpcdist.lazy import load
 from hpcdist.mesh.process_mesh import ProcessMesh, get_mesh
 from hpcdist.optim.optimizer import Optimizer
-from hpcdist.parallel.engines import load
 from hpcdist.parallel.scaler import GradScaler
 from hpcdist.parallel.sharding.engine import LEVELS
 from hpcdist.parallel.sharding.group_sharded import group_sharded_parallel

@@ -168,7 +168,7 @@ class Transport(ABC):
     takes_exchanges: bool = False
     """Whether `run` and `start` take an `Exchange`; else they get the alltoall that does it."""
     hot: Any = None
-    """What the hot path needs of it, where that can be used; then it has `end_posted`, too."""
+    """What the hot path needs of it, where that can be used: it is a `shm.hot.HotTransport`."""
     mail: Any = None
     """What the hot path of messages needs of it, where that can be used."""
     user_comm: Any = None

@@ -9,11 +9,10 @@ are rows of the same kind. Nothing is imported before it is asked for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from operator import attrgetter
 from typing import Any, cast
 
 from hpcdist.errors import TransportError, UsageError
+from hpcdist.lazy import load
 from hpcdist.transport.base import StartedWorld, WorldRequest
 
 StartWorld = Callable[[WorldRequest], StartedWorld]
@@ -76,12 +75,6 @@ def check_backend_of_group(backend: Any, world: str) -> None:
         )
 
 
-def _resolve(where: str) -> Any:
-    module, _, name = where.partition(":")
-    found = import_module(module)
-    return attrgetter(name)(found) if name else found
-
-
 def load_start(name: str) -> StartWorld:
     """Import what starts a world with the transport of this name.
 
@@ -92,7 +85,7 @@ def load_start(name: str) -> StartWorld:
     where = _BUILT_IN.get(name) or installed_transports()[name]
     remedy = "; mend or uninstall the package that brings it"
     try:
-        start = _resolve(where)
+        start = load(where)
     except Exception as error:
         raise TransportError(
             f"the transport {name!r} ({where}) cannot be imported: "

@@ -3,6 +3,7 @@
 import ast
 import functools
 import inspect
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -111,6 +112,46 @@ def test_imports_point_down_the_list_of_packages(path):
         assert other is not None, f"line {line} imports the package itself"
         allowed = other < own or parts[1] == name_of(path).split("/")[0].removesuffix(".py")
         assert allowed, f"line {line} imports {imported}"
+
+
+# Who names whom that stands above: by strings, so that only who uses it imports it.
+NAMED_ABOVE = {
+    "mesh": "torch",
+    "data": "torch",
+    "parallel": "torch",
+    "fleet": "bench",
+    "launch": "diagnostics bench",
+}
+NAME = re.compile(r"hpcdist\.([\w.]+)(?::([\w.]+))?")
+
+
+def named_in(path):
+    """Return the modules of hpcdist that strings name, what they name there, and the line."""
+    for node in nodes_of(path):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            match = NAME.fullmatch(node.value)
+            place = PACKAGE.joinpath(*match[1].split(".")) if match else path
+            files = [each for each in (place.with_suffix(".py"), place / TOP[0]) if each.exists()]
+            if match and (files or match[2]):
+                yield (files or [None])[0], match[2], node.lineno
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_what_strings_name_is_there_and_stands_below_or_is_known(path):
+    own = name_of(path).split("/")[0].removesuffix(".py")
+    for found, name, line in [] if name_of(path) in TOP else named_in(path):
+        assert found is not None, f"line {line} names a module that is not there"
+        assert not name or name.split(".")[0] in defined_in(found), f"line {line} names {name}"
+        other = name_of(found).split("/")[0].removesuffix(".py")
+        is_below = layer_of(other) < layer_of(own) or other == own
+        assert is_below or other in NAMED_ABOVE.get(own, "").split(), f"line {line} names {other}"
+
+
+def defined_in(path):
+    """Return what a module defines, or imports."""
+    assigned = {node.id for node in nodes_of(path) if isinstance(node, ast.Name)}
+    defined = {getattr(node, "name", None) for node in nodes_of(path)}
+    return assigned | defined | {name.rpartition(".")[2] for name, _ in imports_of(path)}
 
 
 def dotted(path):

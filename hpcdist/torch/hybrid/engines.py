@@ -11,7 +11,7 @@ import torch
 
 from hpcdist.comm.states import verifying
 from hpcdist.errors import UsageError
-from hpcdist.parallel.engines import load
+from hpcdist.lazy import load
 from hpcdist.parallel.hybrid import HybridCommunicateGroup
 from hpcdist.parallel.hybrid_options import Amp, HybridOptions, Recompute
 from hpcdist.parallel.scaler import GradScaler

@@ -153,68 +153,26 @@ class Agreement:
         tally.sequence += 1  # [Note: counting]
         if control.reduce(number, limit, data, out, first, code, count, divisor, SPINS):
             return True
-        self._check(call)
+        self.end_posted(call)
         return False
 
-    def move(
-        self,
-        control: Any,
-        call: Collective,
-        data: Any,
-        out: Any,
-        source: int,
-        first: int,
-        nbytes: int,
-    ) -> tuple[int, int] | None:
-        """Agree on a small movement of data and do it, and return None.
+    def within(self, call: Collective, perform: Callable[..., Any], *args: Any) -> Any:
+        """Agree on `call` by a method of the control block that does it, too; return its result.
 
-        Else the ranks have agreed and `control` holds all data: return the range of `detail`.
+        Where that is false, nothing was done: return the range of `detail` once all have agreed.
+        `reduce` is the same, and 0.2 us faster, as it names what it hands on.
         """
         tally = self._tally
         if tally.unfinished:
             self._settle(call)
         number, limit = call.fingerprint(), tally.limit_ns
         tally.sequence += 1  # [Note: counting]
-        if control.move(number, call.detail, limit, data, out, source, first, nbytes, SPINS):
-            return None
-        return self._check(call)
-
-    def reduce_shared(
-        self,
-        node: SharedNode,
-        call: Collective,
-        address: int,
-        code: int,
-        count: int,
-        divisor: float,
-    ) -> int:
-        """Agree on an all_reduce of an array in shared memory, and do it as far as it goes.
-
-        Returns 0 or 1 where the ranks have agreed and nothing was done, 2 where this rank's
-        part is done, and 3 where all is.
-        """
-        tally = self._tally
-        if tally.unfinished:
-            self._settle(call)
-        number, bases = call.fingerprint(), node.bases
-        tally.sequence += 1  # [Note: counting]
-        state: int = node.control.reduce_shared(
-            number, tally.limit_ns, address, bases, code, count, divisor, SPINS
-        )
-        if state == 0:
-            self._check(call)
-        return state
+        return perform(number, limit, *args, SPINS) or self.end_posted(call)
 
     def end_posted(self, call: Collective) -> tuple[int, int]:
-        """Wait for all ranks after what the hot path has posted; return the range of `detail`."""
+        """Wait for all ranks where a compiled call has posted; return the range of `detail`."""
         now, found = time.time_ns(), self._look() or self._wait(call)
         self._tally.unfinished = 0
-        decided = decide(found)
-        return decided if type(decided) is tuple else self._refuse(call, now, found)
-
-    def _check(self, call: Collective) -> tuple[int, int]:
-        """Wait for all ranks after what did not end in `control`; return the range of `detail`."""
-        now, found = time.time_ns(), self._look() or self._wait(call)
         decided = decide(found)
         return decided if type(decided) is tuple else self._refuse(call, now, found)
 

@@ -1,20 +1,17 @@
 """`perform`: one collective of a group on one node, through shared memory where that is faster.
 
-The parts are in `shm.node` (whose memory is where), `shm.collectives` (what is taken from where),
-`tuning` (which algorithm), and `agreement`, which comes before everything else.
+`choose` says which way it goes. A way is a function that begins with the agreement and is read from
+top to bottom: here those of a few bytes, in `intranode_large`, `intranode_objects` and
+`intranode_boxes` the others. `end_posted` enters them where the hot path has agreed already.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
-
-import numpy as np
+from collections.abc import Callable
+from typing import Any
 
 from hpcdist.compiled import expect
-from hpcdist.errors import TransportError
 from hpcdist.transport.call.call import (
     UNEVEN,
     AnyArrays,
@@ -30,9 +27,17 @@ from hpcdist.transport.call.call import (
 )
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.reduction import ReduceOp
-from hpcdist.transport.call.runs import contribution
 from hpcdist.transport.mpi.context import MpiContext
-from hpcdist.transport.mpi.intranode_boxes import exchange_boxes, read_in_place
+from hpcdist.transport.mpi.intranode_boxes import exchange_boxes
+from hpcdist.transport.mpi.intranode_large import (
+    End,
+    all_reduce_large,
+    choose_end,
+    copies,
+    end_large,
+    run_large,
+    stop,
+)
 from hpcdist.transport.mpi.intranode_objects import (
     by_mpi,
     exchange_agreed,
@@ -40,99 +45,118 @@ from hpcdist.transport.mpi.intranode_objects import (
     objects_go_by_mpi,
     small_up_to,
 )
-from hpcdist.transport.shm.attached import Attached, unreachable
-from hpcdist.transport.shm.collectives import SHARED, Range, Shared, fits, own_block
+from hpcdist.transport.shm.attached import unreachable
+from hpcdist.transport.shm.collectives import SHARED, Range, fits, own_block
 from hpcdist.transport.shm.control import PAYLOAD
-from hpcdist.transport.shm.kernel import CODES, Code, address_of, code_of, compiled, divisor_of
-from hpcdist.transport.shm.node import NOTHING, SharedNode, slice_bytes
-from hpcdist.transport.tuning import STAGED_UP_TO, Algorithm
-from hpcdist.transport.waiting.polling import poll
+from hpcdist.transport.shm.kernel import CODES, code_of, compiled
+from hpcdist.transport.shm.node import SharedNode, lies_in_place
 
-_REDUCED = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER})
+Way = Callable[[MpiContext, SharedNode, Any], Any]
+_WITH_LOOP: dict[Kind, Way] = {
+    Kind.ALL_REDUCE: all_reduce_large,
+    Kind.REDUCE: run_large,
+    Kind.REDUCE_SCATTER: run_large,
+}
+"""What may be done by a compiled loop; the ways of large arrays."""
+
+_REDUCE, _AVG = Kind.REDUCE, ReduceOp.AVG  # which saves 60 ns each
 
 
 def perform(context: MpiContext, node: SharedNode, call: Collective) -> Any:
     """Agree on `call`, then run it."""
-    code: Code | None = None
-    if isinstance(call, Reduction):
-        if node.can_pipeline and call.kind in _REDUCED:
-            code = CODES.get((call.op, call.dtype.code)) or code_of(call)
-            if code is not None and call.kind is Kind.ALL_REDUCE:
-                return _all_reduce(context, node, call, code)
-    elif isinstance(call, Objects):
-        return exchange_objects(context, node, call)
-    elif isinstance(call, Exchange):
-        return exchange_boxes(context, node, call)
-    elif isinstance(call, (Barrier, Refusal)):
-        context.agree(call)  # which raises what a rank refuses
-        return None
+    return choose(call, node.size, node.can_pipeline)(context, node, call)
+
+
+def choose(call: Collective, size: int, can_pipeline: bool) -> Way:
+    """Return the way of `call` between `size` ranks, before any other rank is asked.
+
+    `can_pipeline` says whether there is the compiled kernel, for so many ranks.
+    """
+    if can_pipeline and isinstance(call, Reduction):
+        large = _WITH_LOOP.get(call.kind)
+        if large and (CODES.get((call.op, call.dtype.code)) or code_of(call)):
+            data = call.recv if call.send is None else call.send
+            return large if call.sends or data.nbytes > PAYLOAD else combine_small
+    other = _OTHERS.get(type(call))
+    if other is not None:
+        return other
     row = SHARED[call.kind]
-    total, offered = row.total(call, node.size), row.offered(call, node.rank)
-    if total <= PAYLOAD:
-        if code is not None and isinstance(call, Reduction):
-            return _reduce_small(context, node, call, code, offered)
-        return _run_small(context, node, call, row, offered)
-    node.check_usable()
-    detail = context.agree(call, *_address(context, node, call, offered, total))
-    return _run_large(context, node, call, detail, row, total)
+    if row.total(call, size) > PAYLOAD:
+        return run_large
+    moves = can_pipeline and row.move is not None and call.detail != UNEVEN
+    return move_small if moves else take_small
 
 
-def _all_reduce(context: MpiContext, node: SharedNode, call: Reduction, code: Code) -> Any:
-    """Run the operation that matters most with as few steps as there can be."""
-    data, agreement = call.recv, context.agreement
+# ---- the ways of what fits into the control block
+
+
+def combine_small(context: MpiContext, node: SharedNode, call: Reduction) -> None:
+    """Agree on a reduction and do it in the same compiled call; else do it after the wait."""
+    code, agreement = CODES[call.op, call.dtype.code], context.agreement
+    assert code is not None
     assert agreement is not None
-    total, count = data.nbytes, data.size * code.per_item
-    divisor = float(node.size) if call.op is ReduceOp.AVG else 1.0
-    if total <= PAYLOAD:
-        if not agreement.reduce(node.control, call, data, data, 0, code.number, count, divisor):
-            sources = node.payload_addresses[node.control.turn]
-            compiled.combine(code.number, sources, data, count, divisor)
-        return None
-    node.check_usable()
-    address, _ = _address(context, node, call, data, total)
-    state = agreement.reduce_shared(node, call, address, code.number, count, divisor)
-    if state == DONE_HERE:
-        node.await_others(node.control.arrived, call)
-    if state >= DONE_HERE:
-        return node.end()
-    return _run_large(context, node, call, (0, 0), SHARED[call.kind], total)
+    data: Any = call.recv
+    out: Any = data
+    count, first, begin = data.size * code.per_item, 0, 0
+    if call.send is not None:  # of which a reduce_scatter takes a part
+        data, begin = call.send, own_block(call, node.rank, node.size)
+        first = begin // data.itemsize * code.per_item
+    elif call.kind is _REDUCE and node.rank != call.root:
+        out = None
+    divisor = float(node.size) if call.op is _AVG else 1.0
+    number, control = code.number, node.control
+    if agreement.reduce(control, call, data, out, first, number, count, divisor) or out is None:
+        return
+    places = node.payload_addresses[control.turn]
+    compiled.combine(number, tuple(place + begin for place in places), out, count, divisor)
 
 
-def _reduce_small(
-    context: MpiContext, node: SharedNode, call: Reduction, code: Code, offered: Any
-) -> None:
-    """Like `_all_reduce`, for `reduce` and `reduce_scatter`: not every rank gets all of it."""
-    out: Any = None if _only_gives(call, node.rank) else call.recv
-    agreement, divisor = context.agreement, divisor_of(call, node.size)
+def move_small(context: MpiContext, node: SharedNode, call: Distribution | Gathering) -> Any:
+    """Agree on what moves data and do it in the same compiled call; else after the wait."""
+    row, agreement = SHARED[call.kind], context.agreement
+    assert row.move is not None
     assert agreement is not None
-    first, count = 0, offered.size * code.per_item
-    if call.kind is Kind.REDUCE_SCATTER:
-        count = call.recv.size * code.per_item
-        first = own_block(call, node.rank, node.size) // offered.itemsize * code.per_item
-    done = agreement.reduce(node.control, call, offered, out, first, code.number, count, divisor)
-    if not done:
-        _take_small(node, call, SHARED[call.kind])
+    move = row.move(call, node.rank, node.size)
+    data = row.offered(call, node.rank)
+    found = agreement.within(call, node.control.move, call.detail, data, *move)
+    if found is not True:
+        return _end_small(context, node, call, found)
+    if isinstance(call, Gathering) and move.out is not None:
+        return even_blocks(move.out, call, node.size)
+    return None
 
 
-def _run_small(
-    context: MpiContext, node: SharedNode, call: AnyArrays, row: Shared, offered: Any
-) -> Any:
-    """Agree on an operation whose data fit into the control block, and copy them with it."""
-    moves = row.move is not None and node.can_pipeline and call.detail != UNEVEN
-    move = row.move(call, node.rank, node.size) if row.move is not None and moves else None
-    if move is None:
-        detail = context.agree(call, 0, offered)
-    else:
-        assert context.agreement is not None
-        found = context.agreement.move(node.control, call, offered, *move)
-        if found is None:
-            if isinstance(call, Gathering) and move.out is not None:
-                return even_blocks(move.out, call, node.size)
-            return None
-        detail = found
-    if fits(call, detail):
-        return _take_small(node, call, row)
-    return by_mpi(context, node, call, detail)
+def take_small(context: MpiContext, node: SharedNode, call: AnyArrays) -> Any:
+    """Agree, then take what is wanted from the control block."""
+    offered = SHARED[call.kind].offered(call, node.rank)
+    return _end_small(context, node, call, context.agree(call, 0, offered))
+
+
+def _end_small(context: MpiContext, node: SharedNode, call: AnyArrays, detail: Range) -> Any:
+    """Take what is wanted from the contributions on the control block, if they are alike."""
+    if not fits(call, detail):
+        return by_mpi(context, node, call, detail)
+    row, places = SHARED[call.kind], node.payloads[node.control.turn]
+    begin = row.part(call, node.rank, node.size) if row.part else 0
+    if begin:
+        places = tuple(place.at(begin) for place in places)
+    return row.take(node, call, places)
+
+
+def agree_only(context: MpiContext, node: SharedNode, call: Barrier | Refusal) -> None:
+    """Agree, which raises what a rank refuses."""
+    context.agree(call)
+
+
+_OTHERS: dict[type, Way] = {
+    Objects: exchange_objects,
+    Exchange: exchange_boxes,
+    Barrier: agree_only,
+    Refusal: agree_only,
+}
+
+
+# ---- in the middle of an operation
 
 
 def check_off(node: SharedNode, call: Collective) -> None:
@@ -162,7 +186,7 @@ def end_posted(context: MpiContext, node: SharedNode, call: Collective, state: i
     assert context.agreement is not None
     if state < 0:
         assert isinstance(call, Reduction)
-        _stop(node, call, unreachable("another process", OSError(-state, os.strerror(-state))))
+        stop(node, call, unreachable("another process", OSError(-state, os.strerror(-state))))
     if state == _IN_PIPE:
         return node.run_pipe(call)
     if state == _DONE:
@@ -175,159 +199,8 @@ def end_posted(context: MpiContext, node: SharedNode, call: Collective, state: i
         return exchange_agreed(context, node, call, detail)
     if not isinstance(call, AnyArrays):
         return None
-    row = SHARED[call.kind]
-    total = row.total(call, node.size)
-    if total > PAYLOAD:
-        return _run_large(context, node, call, detail, row, total)
-    if fits(call, detail):
-        return _take_small(node, call, row)
-    return by_mpi(context, node, call, detail)
-
-
-def _only_gives(call: Reduction, rank: int) -> bool:
-    return call.kind is Kind.REDUCE and rank != call.root
-
-
-def _take_small(node: SharedNode, call: AnyArrays, row: Shared) -> Any:
-    """Take what is wanted from the contributions on the control block."""
-    places = node.payloads[node.control.turn]
-    begin = row.part(call, node.rank, node.size) if row.part else 0
-    if begin:
-        places = tuple(place._replace(offset=place.offset + begin) for place in places)
-    return row.take(node, call, places)
-
-
-_DYING_S = 1.0
-"""Seconds from when the memory of a process is gone until it counts as dead, at most."""
-
-DONE_HERE = 2
-"""See `Agreement.reduce_shared`."""
-
-
-def _address(
-    context: MpiContext, node: SharedNode, call: AnyArrays, offered: Any, total: int
-) -> tuple[int, Any]:
-    """Return what this rank publishes about a large contribution, copied if that pays."""
-    way = _way(context, call, total, shared=False)
-    if way is Algorithm.ATTACHED and not node.may_attach():
-        return 0, None
-    if offered is None:
-        return _to_be_filled(context, node, call, total), None
-    address, payload = 0, None
-    if call.sends:
-        address, payload = node.shared_list(offered)
-    elif not _overlaps(call, node.rank):
-        address = node.shared_address(offered)
-    if address and _way(context, call, total, shared=True) is Algorithm.DIRECT:
-        return address, payload
-    if way is Algorithm.ATTACHED:
-        if isinstance(call, Reduction) and not _can_attach(node, call):
-            return 0, None
-        if call.sends:
-            return node.attached_list(offered)
-        if not isinstance(call, Reduction) and _overlaps(call, node.rank):
-            return 0, None
-        return node.attached_address(offered), None
-    if total <= STAGED_UP_TO and way is Algorithm.STAGED:
-        return node.stage(np.concatenate(offered) if call.sends else offered), None
-    return 0, None
-
-
-def _to_be_filled(context: MpiContext, node: SharedNode, call: AnyArrays, total: int) -> int:
-    """Return what a rank publishes that contributes nothing: its array, if others may fill it."""
-    if not isinstance(call, Distribution) or not SHARED[call.kind].filled:
-        return NOTHING
-    if _way(context, call, total, shared=True) is Algorithm.DIRECT:
-        address = node.shared_address(call.recv)
-        if address:
-            return address
-    if _way(context, call, total, shared=False) is Algorithm.ATTACHED:
-        return node.attached_address(call.recv) or NOTHING
-    return NOTHING
-
-
-def _can_attach(node: SharedNode, call: Reduction) -> bool:
-    """Return whether a reduction of ordinary arrays can be done where they lie.
-
-    That is, by a compiled loop, and without writing to what others still read, or what this rank
-    has yet to read: the place of its own part is read by nobody else.
-    """
-    if not node.can_pipeline or code_of(call) is None:
-        return False
-    if call.send is None:
-        return not any(np.may_share_memory(each, call.recv) for each in call.sends)
-    own = address_of(call.send) + own_block(call, node.rank, node.size)
-    return address_of(call.recv) == own or not np.may_share_memory(call.send, call.recv)
-
-
-def _way(
-    context: MpiContext,
-    call: AnyArrays,
-    total: int,
-    *,
-    shared: bool,
-    but: Algorithm | None = None,
-) -> Algorithm:
-    short = _needs_passes(call)
-    return context.tuning_table.algorithm(call.kind, total, short=short, shared=shared, but=but)
-
-
-def _needs_passes(call: AnyArrays) -> bool:
-    """Return whether MPI needs passes of ours before or after: 16-bit floats, and means."""
-    dtype = call.dtype
-    is_short = dtype.wide is not None and dtype.family == "float"
-    return is_short or (isinstance(call, Reduction) and call.op is ReduceOp.AVG)
-
-
-def _overlaps(call: AnyArrays, rank: int) -> bool:
-    """Return whether a rank's result would overwrite what others still read."""
-    send, recv = call.send, call.recv
-    if send is None or recv is None or call.receives:
-        return False
-    if not np.may_share_memory(send, recv):
-        return False
-    own = address_of(recv) + rank * send.nbytes
-    return call.kind is not Kind.ALL_GATHER or address_of(send) != own  # its own block
-
-
-def _run_large(
-    context: MpiContext, node: SharedNode, call: AnyArrays, detail: Range, row: Shared, total: int
-) -> Any:
-    node.enter(call)
-    places = _readable(node, call, detail, row)
-    if places is not None and (found := _how_taken(node, row, places)) is not None:
-        take, waits = found
-        result = _take(node, call, take, places)
-        if waits is not None:
-            node.finish(call, wait=waits)
-        return result
-    code = _pipe_code(context, node, call, total)
-    if code is not None:
-        assert isinstance(call, Reduction)
-        _run_pipelined(node, call, code)
-        return None
-    return by_mpi(context, node, call, detail)
-
-
-def _readable(node: SharedNode, call: AnyArrays, detail: Range, row: Shared) -> list[Any] | None:
-    """Return where the contributions lie, or None where some rank cannot be read."""
-    addresses = node.control.addresses()
-    if not fits(call, detail) or 0 in addresses:
-        return None
-    return node.places(addresses, row.part(call, node.rank, node.size) if row.part else 0)
-
-
-def _pipe_code(context: MpiContext, node: SharedNode, call: AnyArrays, total: int) -> Code | None:
-    """Return the compiled loop for a reduction through the staging memory; None: not that way."""
-    if (
-        isinstance(call, Reduction)
-        and call.kind in _REDUCED
-        and node.can_pipeline
-        and call.counts is None
-        and _way(context, call, total, shared=False, but=Algorithm.ATTACHED) is Algorithm.PIPELINED
-    ):
-        return code_of(call)
-    return None
+    is_large = SHARED[call.kind].total(call, node.size) > PAYLOAD
+    return (end_large if is_large else _end_small)(context, node, call, detail)
 
 
 def end_left(context: MpiContext, node: SharedNode, call: Collective, before: int) -> None:
@@ -348,87 +221,28 @@ def end_left(context: MpiContext, node: SharedNode, call: Collective, before: in
         return
     assert context.agreement is not None
     detail = context.agreement.end_posted(call)
-    if isinstance(call, AnyArrays):
-        row = SHARED[call.kind]
-        total = row.total(call, node.size)
-        places = None if total <= PAYLOAD else _readable(node, call, detail, row)
-        found = None if places is None else _how_taken(node, row, places)
-        goes_by_mpi = found is None and _pipe_code(context, node, call, total) is None
-        reads_copies = found is not None and found[1] is None
-    else:
-        addresses = node.control.addresses()
-        goes_by_mpi = (
-            objects_go_by_mpi(node, call, detail) if isinstance(call, Objects) else 0 in addresses
-        )
-        reads_copies = isinstance(call, Exchange) and not any(
-            read_in_place(node, node.places(addresses))
-        )
-    if goes_by_mpi:
+    if _goes_by_mpi(context, node, call, detail):
         by_mpi(context, node, call, detail)
-    elif reads_copies:
+    elif _takes_copies(context, node, call, detail):
         node.end()
 
 
-def _how_taken(
-    node: SharedNode, row: Shared, places: Sequence[Any]
-) -> tuple[Callable[..., Any], bool | None] | None:
-    """Return what takes contributions from these places; None: nothing does.
-
-    And whether this rank then waits for others, which read its own; None: they read copies.
-    """
-    attached = [type(place) is Attached for place in places]
-    if row.take_attached is not None and any(attached):
-        return (row.take_attached, True) if all(attached) else None
-    in_place = read_in_place(node, places)
-    if all(in_place) and row.take_direct is not None:
-        return row.take_direct, True
-    if any(in_place):
-        return None if row.in_place else (row.take, in_place[node.rank])
-    return row.take, None
+def _goes_by_mpi(context: MpiContext, node: SharedNode, call: Collective, detail: Range) -> bool:
+    if isinstance(call, Objects):
+        return objects_go_by_mpi(node, call, detail)
+    if isinstance(call, Exchange):
+        return 0 in node.control.addresses()
+    return isinstance(call, AnyArrays) and _end_of(context, node, call, detail) is None
 
 
-def _take(
-    node: SharedNode, call: AnyArrays, take: Callable[..., Any], places: Sequence[Any]
-) -> Any:
-    """Take what is wanted; find out who has died where memory cannot be reached."""
-    try:
-        return take(node, call, places)
-    except TransportError as error:
-        _stop(node, call, error)
+def _takes_copies(context: MpiContext, node: SharedNode, call: Collective, detail: Range) -> bool:
+    if isinstance(call, Exchange):
+        return not any(map(lies_in_place, node.control.addresses()))
+    return isinstance(call, AnyArrays) and _end_of(context, node, call, detail) is copies
 
 
-def _stop(node: SharedNode, call: AnyArrays, error: TransportError) -> NoReturn:
-    """Raise why an operation has stopped on its way: who has died, else what the system says."""
-
-    def look() -> bool:
-        node.check_alive(call, range(node.size))
-        return False
-
-    is_dying = getattr(error.__cause__, "errno", None) == errno.ESRCH
-    poll(look, _DYING_S if is_dying else 0.0)
-    raise error
-
-
-def _run_pipelined(node: SharedNode, call: Reduction, code: Code) -> None:
-    """Reduce ordinary arrays through the staging memory."""
-    data, recv = contribution(call), call.recv
-    if call.kind is Kind.REDUCE_SCATTER:
-        if np.may_share_memory(data, recv):
-            data = data.copy()
-        length, stride = recv.size, recv.size
-    else:
-        length, stride = data.size, 0
-    out: Any = 0 if _only_gives(call, node.rank) else recv
-    item = data.itemsize // code.per_item
-    node.control.begin(
-        code.number,
-        data,
-        out,
-        0 if stride else out,
-        node.pipe_stages,
-        slice_bytes(node.size) // item,
-        length * code.per_item,
-        stride * code.per_item,
-        divisor_of(call, node.size),
-    )
-    node.run_pipe(call)
+def _end_of(context: MpiContext, node: SharedNode, call: AnyArrays, detail: Range) -> End | None:
+    if SHARED[call.kind].total(call, node.size) <= PAYLOAD:
+        return copies if fits(call, detail) else None
+    addresses, table = node.control.addresses(), context.tuning_table
+    return choose_end(call, detail, addresses, table, can_pipeline=node.can_pipeline)

@@ -8,7 +8,6 @@ this operation. One rank that finds no room for it is enough, and all send their
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,14 @@ from hpcdist.transport.mpi.intranode_objects import end_by_mpi
 from hpcdist.transport.shm.boxes import fill, view_of
 from hpcdist.transport.shm.control import PAYLOAD
 from hpcdist.transport.shm.kernel import copy_box
-from hpcdist.transport.shm.node import IN_PAYLOAD, IN_STAGE, NOTHING, Place, SharedNode
+from hpcdist.transport.shm.node import (
+    IN_PAYLOAD,
+    IN_STAGE,
+    NOTHING,
+    Place,
+    SharedNode,
+    lies_in_place,
+)
 from hpcdist.transport.tuning import STAGED_UP_TO
 
 
@@ -59,14 +65,9 @@ def exchange_boxes(context: MpiContext, node: SharedNode, call: Exchange) -> Non
             call = call._replace(reads=[read for read in call.reads if read is not offer.placed])
         fill(call, [_piece(node, call, read, places[read.rank]) for read in call.reads])
     finally:  # where this rank fails, too: others read its array, and wait for it
-        in_place = read_in_place(node, places)
-        if any(in_place):
-            node.finish(call, wait=in_place[node.rank])
-
-
-def read_in_place(node: SharedNode, places: Sequence[Place | None]) -> list[bool]:
-    """Return of each rank whether the others read its own array, and not a copy."""
-    return [place is not None and place.base != node.own_base for place in places]
+        read_in_place = [*map(lies_in_place, addresses)]
+        if any(read_in_place):
+            node.finish(call, wait=read_in_place[node.rank])
 
 
 def send_apart(node: SharedNode, call: Exchange) -> Exchange:

@@ -59,7 +59,7 @@ from hpcdist.transport.mpi.survival import translate
 from hpcdist.transport.presence.roles import GroupTable
 from hpcdist.transport.shm.collectives import SHARED
 from hpcdist.transport.shm.control import PAYLOAD
-from hpcdist.transport.shm.hot import learn_ways, open_hot
+from hpcdist.transport.shm.hot import HotTransport, learn_ways, open_hot
 from hpcdist.transport.shm.node import SharedNode
 from hpcdist.transport.tuning import Algorithm, TuningTable
 from hpcdist.transport.waiting.polling import (
@@ -87,7 +87,7 @@ _SHOWN = 8
 
 
 @final
-class MpiTransport(Transport):
+class MpiTransport(Transport, HotTransport):
     """The ranks of one MPI communicator; collective to create."""
 
     backend = "MPI"
@@ -281,13 +281,7 @@ class MpiTransport(Transport):
 
     @ending
     def end_posted(self, call: Call, state: int = 0) -> None:
-        """End a collective that the hot path has posted, in the turn that it has taken.
-
-        Args:
-            call: what was posted.
-            state: how it stands, if its arrays are large; see `shm/native/hot_large.c`.
-
-        """
+        """End `call`, which the hot path has posted."""
         context = self.context
         assert context.node is not None
         assert not isinstance(call, MESSAGES)
@@ -310,17 +304,12 @@ class MpiTransport(Transport):
             self.context.leave(call, error, before)
 
     def take_back(self, call: Call) -> None:
-        """Take back what the hot path has lent to a collective that has failed."""
+        """Take back what the hot path has lent to `call`, which has failed."""
         assert not isinstance(call, MESSAGES)
         self.context.leave(call, KeyboardInterrupt())
 
     def start_posted(self, call: Call) -> Work:
-        """Let the queue's thread end a collective that the hot path has posted.
-
-        Args:
-            call: what was posted.
-
-        """
+        """Let the queue's thread end `call`, which the hot path has posted."""
         if not self.context.threads:  # MPI may be used by one thread only: end it here
             return Ended(self.end_posted(call))
         end = partial(self.queue.turn.call, self.end_posted, call)

@@ -23,9 +23,10 @@ from hpcdist.transport.call.call import (
     is_even,
 )
 from hpcdist.transport.call.kinds import ARRAYS, LOOSE, Kind, table_for
+from hpcdist.transport.call.runs import contribution
 from hpcdist.transport.shm.attached import Attached, reduce_attached
 from hpcdist.transport.shm.kernel import address_of, code_of, combine, compiled, divisor_of
-from hpcdist.transport.shm.node import Place, SharedNode
+from hpcdist.transport.shm.node import Place, SharedNode, slice_bytes
 
 Places = Sequence[Any]
 """Of `Place`, and of `Attached` where data are moved; None from a rank that contributes nothing."""
@@ -158,6 +159,31 @@ def _target(node: SharedNode, call: Reduction, rank: int, place: Attached) -> in
     if call.kind is Kind.REDUCE_SCATTER:
         return address_of(call.recv) if rank == node.rank else 0
     return place.address if call.kind is Kind.ALL_REDUCE or rank == call.root else 0
+
+
+def reduce_pipelined(node: SharedNode, call: Reduction) -> None:
+    """Reduce ordinary arrays through the staging memory, part by part."""
+    data, recv, code = contribution(call), call.recv, code_of(call)
+    assert code is not None
+    if call.kind is Kind.REDUCE_SCATTER:
+        if np.may_share_memory(data, recv):
+            data = data.copy()
+        length, stride = recv.size, recv.size
+    else:
+        length, stride = data.size, 0
+    out: Any = 0 if call.kind is Kind.REDUCE and node.rank != call.root else recv
+    node.control.begin(
+        code.number,
+        data,
+        out,
+        0 if stride else out,
+        node.pipe_stages,
+        slice_bytes(node.size) // (data.itemsize // code.per_item),
+        length * code.per_item,
+        stride * code.per_item,
+        divisor_of(call, node.size),
+    )
+    node.run_pipe(call)
 
 
 def _scan(node: SharedNode, call: Reduction, places: Places) -> None:

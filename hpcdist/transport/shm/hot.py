@@ -1,8 +1,8 @@
 """The hot path, seen from the transports: what one has for it, and the dtypes that it knows.
 
 `shm/native/hot.c` runs a small collective of ordinary arrays on one node in one compiled call, and
-leaves to Python whatever is unusual. A transport that can be used so has a `Hot` (`open_hot`),
-through which both count alike. `comm.hot` has the calls.
+leaves to Python whatever is unusual. A transport that can be used so is a `HotTransport`, and has a
+`Hot` (`open_hot`), through which both count alike. `comm.hot` has the calls.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, cast, final
+from typing import Any, Protocol, cast, final
 
 import numpy as np
 
 from hpcdist.arrays.dtypes import CODE_BITS, OBJECT_CODE, Dtype, dtype_row
 from hpcdist.errors import UsageError
+from hpcdist.transport.call.call import Call, Message
 from hpcdist.transport.call.kinds import ARRAYS, Kind
 from hpcdist.transport.call.reduction import ReduceOp, rule_for
 from hpcdist.transport.shm.kernel import compiled, loop_number
+from hpcdist.transport.shm.mail import Mailboxes
 from hpcdist.transport.shm.node import SharedNode, slice_bytes
 from hpcdist.transport.tuning import Algorithm, TuningTable
 from hpcdist.transport.waiting.queue import CollectiveQueue
+from hpcdist.transport.waiting.work import Work
 
 FACTS = {kind.name: int(kind) for kind in Kind} | {
     "AVG": int(ReduceOp.AVG),
@@ -47,6 +50,28 @@ class Tally:
         """Exchanges to be completed before the next operation: this rank gave up on them."""
         self.limit_ns = 0
         """The time limit of an operation."""
+
+
+class HotTransport(Protocol):
+    """What the hot path asks of the transport of a group whose `hot` or `mail` it has used.
+
+    It has taken the turn of the group, which `start_posted` hands on.
+    """
+
+    hot: Tally | None
+    mail: Mailboxes | None
+
+    def end_posted(self, call: Call, state: int = 0) -> None:
+        """End `call`, which the hot path has posted; `state`: see `shm/native/hot_large.c`."""
+
+    def start_posted(self, call: Call) -> Work:
+        """Let the queue's thread end `call`, which the hot path has posted."""
+
+    def take_back(self, call: Call) -> None:
+        """Take back what the hot path has lent to `call`, which has failed."""
+
+    def await_taken(self, call: Message) -> None:
+        """Wait while the receiver reads what a send of the hot path has offered to it."""
 
 
 def open_hot(node: SharedNode, table: TuningTable, queue: CollectiveQueue) -> Tally | None:

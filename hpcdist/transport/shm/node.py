@@ -83,6 +83,17 @@ expect(
     ATTACHED=_ATTACHED,
 )
 
+
+def is_attached(address: int) -> bool:
+    """Return whether what a rank has published says where ordinary memory lies."""
+    return address < NOTHING or address == _ATTACHED_LIST
+
+
+def lies_in_place(address: int) -> bool:
+    """Return whether a rank has published an array of the caller; others are copies of it."""
+    return address not in (NOTHING, IN_STAGE, IN_PAYLOAD)
+
+
 _OFFSET = np.dtype(np.int64)
 _BYTE = np.dtype(np.uint8)
 _DEAD_AFTER_S = 0.2
@@ -169,7 +180,6 @@ class SharedNode:
         self._heaps = heaps
         self._own = Mapped(control_memory, address_of(control_memory))
         self._stages = _stage_places(self.size)
-        self.own_base = self._own.base
         self.bases = tuple(each.base for each in heaps)
         """Where this process sees the heap of each rank."""
         self.pipe_stages = tuple(self._own.base + place for place in self._stages)
@@ -222,10 +232,7 @@ class SharedNode:
 
     def shared_list(self, runs: Sequence[NumpyArray]) -> tuple[int, NumpyArray | None]:
         """Return what to publish for one array per rank, and the payload; 0 for none."""
-        offsets = [self.heap.offset_of(run) for run in runs]
-        if None in offsets or len(offsets) * _OFFSET.itemsize > PAYLOAD:
-            return 0, None
-        return _IN_LIST, np.array(offsets, _OFFSET)
+        return _as_list(_IN_LIST, [self.heap.offset_of(run) for run in runs], None)
 
     def may_attach(self) -> bool:
         """Return whether this process may still do what it might when the ranks have tried.
@@ -241,10 +248,7 @@ class SharedNode:
 
     def attached_list(self, runs: Sequence[NumpyArray]) -> tuple[int, NumpyArray | None]:
         """Return what to publish for one array per rank, and the payload; 0 for none."""
-        addresses = [attach(run) for run in runs]
-        if 0 in addresses or len(addresses) * _OFFSET.itemsize > PAYLOAD:
-            return 0, None
-        return _ATTACHED_LIST, np.array(addresses, _OFFSET)
+        return _as_list(_ATTACHED_LIST, [attach(run) for run in runs], 0)
 
     def places(self, addresses: Sequence[int], part: int = 0) -> list[Any]:
         """Return where contributions lie that were published; those to be cut, from `part` on.
@@ -469,6 +473,11 @@ class SharedNode:
                 "an earlier operation of this group stopped on its way (see the first error); "
                 "its ranks are no longer in step: end the job"
             )
+
+
+def _as_list(word: int, places: list[Any], nowhere: Any) -> tuple[int, NumpyArray | None]:
+    fits = nowhere not in places and len(places) * _OFFSET.itemsize <= PAYLOAD
+    return (word, np.array(places, _OFFSET)) if fits else (0, None)
 
 
 def pipeline_bytes(size: int) -> int:

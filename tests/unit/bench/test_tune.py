@@ -257,9 +257,9 @@ measurements = st.lists(
     lambda rows: [
         each
         for nbytes, row in zip(SIZES, rows, strict=True)
-        for algorithm, ratio in zip((MPI, PIPELINED, STAGED), (1.0, *row), strict=False)
+        for algorithm, ratio in zip((MPI, ATTACHED, STAGED), (1.0, *row), strict=False)
         if algorithm is not STAGED or nbytes <= STAGED_UP_TO
-        for each in [timing("reduce", nbytes, algorithm, ratio, min_ratio=min(ratio, row[2]))]
+        for each in [timing("gather", nbytes, algorithm, ratio, min_ratio=min(ratio, row[2]))]
     ]
 )
 
@@ -267,8 +267,8 @@ measurements = st.lists(
 @given(measurements)
 def test_nothing_that_was_measured_becomes_slower_than_mpi(measured):
     tuning_table = TuningTable([*tuned(measured), *DEFAULT], 4, several_nodes=False)
-    for nbytes, costs in costs_of(measured)["reduce", "ordinary", "wide"].items():
-        algorithm = tuning_table.algorithm(Kind.REDUCE, nbytes, short=False, shared=False)
+    for nbytes, costs in costs_of(measured)["gather", "ordinary", "any"].items():
+        algorithm = tuning_table.algorithm(Kind.GATHER, nbytes, short=False, shared=False)
         assert algorithm is MPI or costs[algorithm].ratio < 1 - MARGIN
         assert algorithm is MPI or costs[algorithm].min_ratio <= 1
 
@@ -401,9 +401,10 @@ def possible(point, nodes="one", **can):
 
 def test_ways_are_measured_up_to_their_limits():
     point = next(each for each in points_of(PLAN, 4, "one") if each.operation == "reduce")
-    assert possible(point) == [MPI, STAGED, PIPELINED, ATTACHED]
-    assert possible(point, can_pipeline=False, attaches=False) == [MPI, STAGED]
-    assert possible(point._replace(nbytes=4 * MiB)) == [MPI, PIPELINED, ATTACHED]
+    assert possible(point) == [MPI, PIPELINED, ATTACHED]
+    assert possible(point, can_pipeline=False, attaches=False) == [MPI]
+    assert possible(point._replace(operation="scan")) == [MPI, STAGED]
+    assert possible(point._replace(operation="scan", nbytes=4 * MiB)) == [MPI]
     assert possible(point._replace(operation="all_reduce"), "several") == [MPI, HIERARCHICAL]
 
 

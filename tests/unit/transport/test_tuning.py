@@ -212,6 +212,12 @@ def test_rules_for_ways_that_an_operation_cannot_take_are_ignored():
         assert impossible not in possible_algorithms(operation, arrays, several_nodes=False)
 
 
+@pytest.mark.parametrize("kind", REDUCED)
+def test_what_is_reduced_is_not_staged_whatever_a_file_says(kind):
+    rules = [TuningRule(kind.name.lower(), "ordinary", Algorithm.STAGED), *DEFAULT]
+    assert algorithm(rules, kind) is algorithm(DEFAULT, kind)
+
+
 def test_no_more_is_staged_than_fits():
     rules = [TuningRule("broadcast", "ordinary", Algorithm.STAGED)]
     assert algorithm(rules, Kind.BROADCAST, STAGED_UP_TO) is Algorithm.STAGED

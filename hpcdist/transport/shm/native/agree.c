@@ -98,12 +98,12 @@ PyObject *control_reduce(PyObject *self, PyObject *const *args, Py_ssize_t n_arg
 PyObject *control_move(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     control_block_t *b = (control_block_t *)self;
     if (n_args != 9) {
-        PyErr_SetString(PyExc_TypeError, "move(fingerprint, detail, timeout_ns, data, out, source, "
+        PyErr_SetString(PyExc_TypeError, "move(fingerprint, timeout_ns, detail, data, out, source, "
                                          "first, nbytes, spins)");
         return NULL;
     }
-    int64_t number = PyLong_AsLongLong(args[0]), detail = PyLong_AsLongLong(args[1]);
-    int64_t limit = PyLong_AsLongLong(args[2]);
+    int64_t number = PyLong_AsLongLong(args[0]), limit = PyLong_AsLongLong(args[1]);
+    int64_t detail = PyLong_AsLongLong(args[2]);
     long source = PyLong_AsLong(args[5]), spins = PyLong_AsLong(args[8]);
     size_t first = PyLong_AsSize_t(args[6]), nbytes = PyLong_AsSize_t(args[7]);
     Py_buffer data, out;

@@ -1,9 +1,10 @@
 /* The hot path of arrays that do not fit into the control block.
  *
  * What is moved is read where it lies, what is reduced is reduced there (`hot_heap.c`,
- * `reduce_attached.c`) or goes through the pipe, as `tuning` says; `shm/collectives.py` and `intranode.py`
- * have the same in Python. It is done in the group's turn, without the interpreter lock. Where
- * something is unusual, or the others let this rank wait, `end` goes on, from where it stands:
+ * `reduce_attached.c`) or goes through the pipe, as `tuning` says; `shm/collectives.py` and
+ * `intranode_large.py` have the same in Python. It is done in the group's turn, without the
+ * interpreter lock. Where something is unusual, or the others let this rank wait, `end` goes on, from
+ * where it stands:
  *
  *   POSTED   this rank has begun; the others have not come, or mean something else, or offer
  *            other memory, or theirs cannot be reached;

@@ -501,13 +501,13 @@ def test_small_data_are_moved_in_one_step_once_all_have_posted_theirs():
     _, control_blocks = control_blocks_of(compiled.ControlBlock, 3)
     given = [np.arange(6, dtype="u1") + 10 * rank for rank in range(3)]
     gathered, chosen = np.zeros(6, "u1"), np.zeros(2, "u1")
-    assert not control_blocks[0].move(7, 1, LIMIT_NS, given[0], None, -1, 0, 2, 0)
-    assert not control_blocks[1].move(7, 1, LIMIT_NS, given[1], None, -1, 0, 2, 0)
-    assert control_blocks[2].move(7, 1, LIMIT_NS, given[2], gathered, -1, 4, 2, 0)
+    assert not control_blocks[0].move(7, LIMIT_NS, 1, given[0], None, -1, 0, 2, 0)
+    assert not control_blocks[1].move(7, LIMIT_NS, 1, given[1], None, -1, 0, 2, 0)
+    assert control_blocks[2].move(7, LIMIT_NS, 1, given[2], gathered, -1, 4, 2, 0)
     assert gathered.tolist() == [4, 5, 14, 15, 24, 25]
     for control in control_blocks[:2]:
-        control.move(8, 1, LIMIT_NS, given[0], None, 0, 0, 0, 0)
-    assert control_blocks[2].move(8, 1, LIMIT_NS, None, chosen, 1, 3, 2, 0)
+        control.move(8, LIMIT_NS, 1, given[0], None, 0, 0, 0, 0)
+    assert control_blocks[2].move(8, LIMIT_NS, 1, None, chosen, 1, 3, 2, 0)
     assert chosen.tolist() == [3, 4]
 
 
@@ -516,8 +516,8 @@ def test_small_data_are_moved_in_one_step_once_all_have_posted_theirs():
 def test_nothing_is_moved_where_ranks_mean_different_operations(number, detail):
     _, (one, two) = control_blocks_of(compiled.ControlBlock, 2)
     out = np.zeros(2, "u1")
-    one.move(7, 1, LIMIT_NS, np.ones(1, "u1"), None, -1, 0, 1, 0)
-    assert not two.move(number, detail, LIMIT_NS, np.ones(1, "u1"), out, -1, 0, 1, 0)
+    one.move(7, LIMIT_NS, 1, np.ones(1, "u1"), None, -1, 0, 1, 0)
+    assert not two.move(number, LIMIT_NS, detail, np.ones(1, "u1"), out, -1, 0, 1, 0)
     assert out.tolist() == [0, 0]
     assert two.test()[:4] == (7, -number, 1, -detail)
 
@@ -525,9 +525,9 @@ def test_nothing_is_moved_where_ranks_mean_different_operations(number, detail):
 @needs_compiled
 def test_nothing_is_moved_once_a_deadline_is_over():
     _, (late, patient) = control_blocks_of(compiled.ControlBlock, 2)
-    late.move(7, 1, -1, np.ones(1, "u1"), None, -1, 0, 1, 0)
+    late.move(7, -1, 1, np.ones(1, "u1"), None, -1, 0, 1, 0)
     out = np.zeros(2, "u1")
-    assert not patient.move(7, 1, LIMIT_NS, np.ones(1, "u1"), out, -1, 0, 1, 0)
+    assert not patient.move(7, LIMIT_NS, 1, np.ones(1, "u1"), out, -1, 0, 1, 0)
     assert out.tolist() == [0, 0]
 
 
