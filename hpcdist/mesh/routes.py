@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from hpcdist.boxes import Box, lengths, volume, within
 from hpcdist.comm.exchanges import exchange
 from hpcdist.comm.group import Group
 from hpcdist.mesh.agreement import key_of
-from hpcdist.mesh.boxes import Box, lengths, volume, within
 from hpcdist.mesh.layout import Layout
 from hpcdist.mesh.process_mesh import ProcessMesh
 from hpcdist.mesh.reads import Piece, gives_of, reads_of

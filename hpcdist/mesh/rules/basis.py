@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from hpcdist.arrays.dtypes import dtype_row
+from hpcdist.boxes import Box
 from hpcdist.comm.collectives import all_reduce
 from hpcdist.errors import UsageError
-from hpcdist.mesh.boxes import Box
 from hpcdist.mesh.dist_array import DistArray
 from hpcdist.mesh.layout import Layout, make_layout
 from hpcdist.mesh.process_mesh import Coordinate, ProcessMesh
