@@ -1,6 +1,8 @@
 """Boxes: parts of an array, told as a pair ``(lo, hi)`` for each dimension. Pure.
 
-The box of an array without dimensions is ``()`` and has one element.
+The box of an array without dimensions is ``()`` and has one element. What is sent is told as
+`Slices`, which show it of an array; files of checkpoints have boxes of their own, which may be runs
+of elements (`checkpoint/boxes.py`).
 """
 
 from __future__ import annotations
@@ -8,6 +10,8 @@ from __future__ import annotations
 import math
 
 Box = tuple[tuple[int, int], ...]
+Slices = tuple[slice, ...]
+"""A box as an index: slices with a start and a stop."""
 
 
 def whole(shape: tuple[int, ...]) -> Box:
@@ -36,6 +40,29 @@ def lengths(box: Box) -> tuple[int, ...]:
     return tuple([hi - lo for lo, hi in box])
 
 
-def within(box: Box, outer: Box) -> tuple[slice, ...]:
+def within(box: Box, outer: Box) -> Slices:
     """Return where a box is in an array that holds the box `outer` around it."""
     return tuple([slice(lo - a, hi - a) for (lo, hi), (a, _) in zip(box, outer, strict=True)])
+
+
+# ---- as slices
+
+
+def slices(box: Box) -> Slices:
+    """Return a box as an index."""
+    return tuple([slice(lo, hi) for lo, hi in box])
+
+
+def bounds(index: Slices) -> Box:
+    """Return the box that slices show."""
+    return tuple([(each.start, each.stop) for each in index])
+
+
+def extents(index: Slices) -> tuple[int, ...]:
+    """Return the shape of what slices show."""
+    return tuple([each.stop - each.start for each in index])
+
+
+def volume_of(index: Slices) -> int:
+    """Return how many elements slices show."""
+    return math.prod(extents(index))

@@ -15,6 +15,7 @@ import numpy as np
 from hpcdist.arrays.device import device_runtime_of
 from hpcdist.arrays.dtypes import dtype_row
 from hpcdist.arrays.libraries import view_of
+from hpcdist.boxes import slices
 from hpcdist.comm.dispatch import as_flag
 from hpcdist.comm.group import Group
 from hpcdist.comm.objects import tell_all
@@ -516,7 +517,7 @@ def _cut(whole: Any, layout: Layout, dtype: np.dtype) -> Any:
     if here is None:
         return room
     if has_the_value(layout, here):
-        room[...] = whole[tuple(slice(lo, hi) for lo, hi in layout.box(here))]
+        room[...] = whole[slices(layout.box(here))]
     else:
         room[...] = neutral_of(layout, dtype)
     return room

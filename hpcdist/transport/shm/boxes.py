@@ -15,15 +15,14 @@ import numpy as np
 
 from hpcdist.arrays.device import align_streams
 from hpcdist.arrays.libraries import NumpyArray
+from hpcdist.boxes import Box, Slices, bounds, extents, meet, volume_of
 from hpcdist.transport.call.call import (
     UNEVEN,
-    Box,
     Exchange,
     Gathering,
     Give,
     Read,
     Shape,
-    volume_of,
 )
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.reduction import ReduceOp
@@ -39,7 +38,7 @@ from hpcdist.transport.shm.kernel import (
 )
 
 
-def view_of(array: Any, box: Box) -> Any:
+def view_of(array: Any, box: Slices) -> Any:
     """Return a box of an array as a view; that of an array without an axis is the array."""
     index: Any = *box, ...
     return array[index]
@@ -81,22 +80,18 @@ def chains_of(reads: Sequence[Read]) -> list[list[int]]:
     chain of its own, which combines with what is there.
     """
     chains: list[list[int]] = []
-    under_way: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    under_way: dict[Box, list[int]] = {}
     for number, read in enumerate(reads):
-        bounds = tuple((each.start, each.stop) for each in read.target)
-        chain = under_way.get(bounds)
+        box = bounds(read.target)
+        chain = under_way.get(box)
         if chain is not None and read.combine:
             chain.append(number)
             continue
-        for other in [other for other in under_way if other == bounds or _meet(other, bounds)]:
+        for other in [other for other in under_way if other == box or meet(other, box) is not None]:
             del under_way[other]
-        under_way[bounds] = [number]
-        chains.append(under_way[bounds])
+        under_way[box] = [number]
+        chains.append(under_way[box])
     return chains
-
-
-def _meet(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> bool:
-    return all(a < d and c < b for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def _combine(call: Exchange, sources: Sequence[Any], target: Any) -> None:
@@ -160,7 +155,7 @@ def unpacked(call: Exchange, reads: Sequence[Read], flat: NumpyArray) -> list[Nu
     pieces: dict[int, NumpyArray] = {}
     at = 0
     for number in sorted(range(len(reads)), key=lambda number: reads[number].rank):
-        shape = (*(each.stop - each.start for each in reads[number].source), *trail)
+        shape = (*extents(reads[number].source), *trail)
         count = math.prod(shape)
         pieces[number] = flat[at : at + count].reshape(shape)
         at += count

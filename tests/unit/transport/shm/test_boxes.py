@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from hpcdist.arrays.dtypes import dtype_row
-from hpcdist.transport.call.call import Exchange, Give, Read, label, volume_of
+from hpcdist.boxes import volume_of
+from hpcdist.transport.call.call import Exchange, Give, Read, label
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.call.reduction import ReduceOp, rule_for
 from hpcdist.transport.shm.boxes import (
