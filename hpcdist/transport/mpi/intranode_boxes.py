@@ -18,9 +18,8 @@ from hpcdist.errors import TransportError
 from hpcdist.transport.call.call import Exchange, Give, Read, refused
 from hpcdist.transport.mpi.context import MpiContext
 from hpcdist.transport.mpi.intranode_objects import end_by_mpi
-from hpcdist.transport.shm.boxes import fill, view_of
+from hpcdist.transport.shm.boxes import copy_box, fill, view_of
 from hpcdist.transport.shm.control import PAYLOAD
-from hpcdist.transport.shm.kernel import copy_box
 from hpcdist.transport.shm.node import IN_PAYLOAD, IN_STAGE, NOTHING, Place, SharedNode
 from hpcdist.transport.tuning import STAGED_UP_TO
 
