@@ -17,7 +17,7 @@ from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.boxes import Slices, extents, volume_of
 from hpcdist.comm.dispatch import dispatch
 from hpcdist.comm.members import Members
-from hpcdist.comm.tensor_lists import cannot, unpack
+from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
 from hpcdist.transport.call.call import (
     Exchange,
@@ -110,7 +110,7 @@ def _as_call(own: Buffer, out: Buffer, boxes: _Boxes, op: Any, key: int, words: 
         key,
         words,
         boxes.most * dtype.numpy.itemsize,
-        unpack(out),
+        out.finish,
     )
 
 

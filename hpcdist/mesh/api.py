@@ -362,13 +362,12 @@ def reshard(
         [Shard(1)]
 
     """
-    if torch := torchs_own(dist_tensor):
+    if type(dist_tensor) is not DistArray and (torch := torchs_own(dist_tensor)):
         redistributed: DistArray = torch.redistribute(dist_tensor, mesh, placements, out, async_op)
         return redistributed
     try:
         _check_array(dist_tensor)
-        check_mesh(mesh)
-        layout = _layout(mesh, dist_tensor.shape, placements, dist_tensor.dtype)
+        layout = _layout(mesh, dist_tensor.layout.shape, placements, dist_tensor.local.dtype)
         begins = async_op is not False and as_flag(async_op, "async_op")
     except UsageError as error:
         raise _refused(dist_tensor, mesh, error) from None
@@ -457,7 +456,8 @@ def _check_place(whole: Any, place: Any) -> None:
 
 def _layout(mesh: ProcessMesh, shape: tuple[int, ...], placements: Any, dtype: Any) -> Layout:
     layout = layout_of(mesh, shape, placements)
-    check_reducible(layout, dtype)
+    if layout.is_partial:
+        check_reducible(layout, dtype)
     return layout
 
 
