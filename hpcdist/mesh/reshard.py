@@ -61,11 +61,13 @@ def start_reshard(a: DistArray, layout: Layout, *, out: DistArray | None = None)
 class Move(NamedTuple):
     """What this rank does in this session, so that an array gets another layout."""
 
-    way: Way
+    steps: tuple[Step, ...] | None
     route: Route | None
     """None where nothing is communicated."""
     group: Group | None
     """Whose ranks communicate."""
+    exchanges: bool
+    """Whether arrays of the host better take the exchange than the steps."""
     shape: tuple[int, ...]
     """Of this rank's part of the result."""
 
@@ -82,12 +84,13 @@ def _move_of(a: DistArray, layout: Layout) -> Move:
 def _move(src: Layout, dst: Layout, itemsize: int) -> Move:
     shape = shape_here(dst)
     if src.mesh.coordinate is None and dst.mesh.coordinate is None:
-        return Move(_NOTHING, None, None, shape)
+        return Move((), None, None, False, shape)
     way = way_of(src, dst, itemsize)
     if way.is_local:
-        return Move(way, None, None, shape)
+        return Move(way.steps, None, None, False, shape)
     group = joint_mesh(src.mesh, dst.mesh).group
-    return Move(way, route_of(src, dst, group.world_rank), group, shape)
+    exchanges = group.one_node and not way.shares_the_work
+    return Move(way.steps, route_of(src, dst, group.world_rank), group, exchanges, shape)
 
 
 _MOVES: Slot[Any] = Slot(lambda: lru_cache(maxsize=1024)(_move))
@@ -127,7 +130,6 @@ def costs_here(mesh: ProcessMesh) -> tuple[Costs, ...]:
 
 _COSTS: Slot[dict[ProcessMesh, tuple[Costs, ...]]] = Slot(dict)
 _NO_STEPS = Way(None, False, False)
-_NOTHING = Way((), True, False)
 
 
 def _way(src: Layout, dst: Layout, itemsize: int, costs: tuple[Costs, ...]) -> Way:
@@ -147,13 +149,13 @@ _WORTH_SHARING = 1 << 19
 
 def _agreed_steps(a: DistArray, move: Move) -> tuple[Step, ...] | None:
     """Return the steps that are best here, on which the ranks have agreed; None for an exchange."""
-    way, route, group = move.way, move.route, move.group
-    if way.steps is None or route is None or group is None:
-        return way.steps
-    if type(a.local) is np.ndarray and not way.shares_the_work and group.one_node:
+    steps, route = move.steps, move.route
+    if steps is None or route is None:
+        return steps
+    if move.exchanges and type(a.local) is np.ndarray:
         return None
     agree(a.layout.mesh, route.words, a.dtype, route.key)
-    return way.steps
+    return steps
 
 
 def _result(
