@@ -15,14 +15,12 @@ import numpy as np
 
 from hpcdist.arrays.libraries import row_of
 from hpcdist.comm.collectives import alltoall_single
-from hpcdist.comm.dispatch import dispatch, not_a_member
+from hpcdist.comm.dispatch import decline, not_a_member
 from hpcdist.comm.group import Group
 from hpcdist.comm.members import Members
 from hpcdist.comm.session import resolve_group
-from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import UsageError
 from hpcdist.parallel.engines import load
-from hpcdist.transport.call.call import Call
 from hpcdist.transport.call.kinds import Kind
 
 
@@ -130,7 +128,7 @@ def _moved(verb: str, x: Any, local_count: Any, global_count: Any, group: Group 
         counts = route.sent if verb == "scatter" else route.received
         _check_rows(x, int(counts.sum()), "local_count" if verb == "scatter" else "global_count")
     except UsageError as error:
-        dispatch(members, True, _describe_refusal, error)
+        decline(members, Kind.BARRIER, error)
         raise
     move = load(row_of(type(x), _TENSORS) or _ARRAYS)
     return move(verb, x, route, members)
@@ -138,10 +136,6 @@ def _moved(verb: str, x: Any, local_count: Any, global_count: Any, group: Group 
 
 _ARRAYS = "hpcdist.parallel.experts:moved"
 _TENSORS = {("torch", "Tensor"): "hpcdist.torch.experts:moved"}
-
-
-def _describe_refusal(group: Members, error: UsageError) -> Call:
-    return cannot(Kind.BARRIER, group, error)
 
 
 def _route(local_count: Any, global_count: Any, group: Members) -> Route:

@@ -17,15 +17,12 @@ import numpy as np
 
 from hpcdist.arrays.libraries import NumpyArray
 from hpcdist.comm.collectives import alltoall_single
-from hpcdist.comm.dispatch import dispatch
+from hpcdist.comm.dispatch import decline
 from hpcdist.comm.group import Group
-from hpcdist.comm.members import Members
 from hpcdist.comm.objects import all_gather_object
-from hpcdist.comm.tensor_lists import cannot
 from hpcdist.errors import CheckpointError, MismatchError, RemoteError, UsageError
 from hpcdist.ps.cluster import Cluster
 from hpcdist.ps.ids import owners
-from hpcdist.transport.call.call import Call
 from hpcdist.transport.call.kinds import Kind
 from hpcdist.transport.waiting.work import Known, Work
 
@@ -150,12 +147,8 @@ def _alltoall(
 ) -> Work:
     """Exchange, or tell the others why this rank cannot."""
     if error is not None:
-        return dispatch(group, sync_op, _refusal, error)
+        return decline(group, Kind.ALLTOALL, _as_usage(error), sync_op=sync_op)
     return alltoall_single(out, own, group, sync_op, in_split_sizes=gives, out_split_sizes=gets)
-
-
-def _refusal(group: Members, error: Exception) -> Call:
-    return cannot(Kind.ALLTOALL, group, _as_usage(error))
 
 
 def _as_usage(error: Exception) -> UsageError:
