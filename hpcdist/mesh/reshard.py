@@ -10,6 +10,7 @@ planner's steps are ordinary collectives. From one mesh to another there is only
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, final
 
@@ -62,6 +63,7 @@ class Move(NamedTuple):
     """What this rank does in this session, so that an array gets another layout."""
 
     steps: tuple[Step, ...] | None
+    """None where there is only the exchange."""
     route: Route | None
     """None where nothing is communicated."""
     group: Group | None
@@ -85,62 +87,40 @@ def _move(src: Layout, dst: Layout, itemsize: int) -> Move:
     shape = shape_here(dst)
     if src.mesh.coordinate is None and dst.mesh.coordinate is None:
         return Move((), None, None, False, shape)
-    way = way_of(src, dst, itemsize)
-    if way.is_local:
-        return Move(way.steps, None, None, False, shape)
+    steps = steps_of(src, dst, itemsize)
+    if steps is not None and all(step.verb in LOCAL for step in steps):
+        return Move(steps, None, None, False, shape)
     group = joint_mesh(src.mesh, dst.mesh).group
-    exchanges = group.one_node and not way.shares_the_work
-    return Move(way.steps, route_of(src, dst, group.world_rank), group, exchanges, shape)
+    exchanges = group.one_node and not _shares_the_work(src, dst, itemsize, steps or ())
+    return Move(steps, route_of(src, dst, group.world_rank), group, exchanges, shape)
 
 
 _MOVES: Slot[Any] = Slot(lambda: lru_cache(maxsize=1024)(_move))
 
 
-class Way(NamedTuple):
-    """The steps between two layouts, and what they have that others have not."""
-
-    steps: tuple[Step, ...] | None
-    """None where there is only the exchange."""
-    is_local: bool
-    """Whether they need nothing of other ranks."""
-    shares_the_work: bool
-    """Whether ranks better reduce for each other what all of them get."""
-
-
-def way_of(src: Layout, dst: Layout, itemsize: int) -> Way:
+def steps_of(src: Layout, dst: Layout, itemsize: int) -> tuple[Step, ...] | None:
     """Return by which steps one layout becomes another; see [Note: ways]."""
     if src.mesh != dst.mesh:
-        return _NO_STEPS
-    costs = costs_here(src.mesh)
-    key = "way", dst, itemsize, costs
-    found: Way | None = src.memo.get(key)
-    return found or src.remember(key, _way(src, dst, itemsize, costs))
+        return None
+    return plan_reshard(src, dst, itemsize, costs_here(src.mesh))
 
 
 def costs_here(mesh: ProcessMesh) -> tuple[Costs, ...]:
     """Return what moving data along the axes of a mesh costs in this job."""
-    session = begun_session()
-    found: tuple[Costs, ...] | None = session[_COSTS].get(mesh)
-    if found is None:
-        assert session.world.transport is not None
-        found = costs_of(mesh.crosses_nodes, session.world.transport.costs)
-        session[_COSTS][mesh] = found
-    return found
+    transport = begun_session().world.transport
+    assert transport is not None
+    return costs_of(mesh.crosses_nodes, transport.costs)
 
 
-_COSTS: Slot[dict[ProcessMesh, tuple[Costs, ...]]] = Slot(dict)
-_NO_STEPS = Way(None, False, False)
-
-
-def _way(src: Layout, dst: Layout, itemsize: int, costs: tuple[Costs, ...]) -> Way:
-    steps = plan_reshard(src, dst, itemsize, costs)
-    verbs = {step.verb for step in steps}
+def _shares_the_work(src: Layout, dst: Layout, itemsize: int, steps: Sequence[Step]) -> bool:
+    """Return whether ranks better reduce for each other what all of them get."""
+    if not any(step.verb == "all_reduce" for step in steps):
+        return False
     reduced = [
         axis for axis, kind in enumerate(src.partial) if kind not in (None, dst.partial[axis])
     ]
-    combined = dst.nbytes_local(itemsize) * math.prod([src.mesh.sizes[axis] for axis in reduced])
-    shares_the_work = "all_reduce" in verbs and combined >= _WORTH_SHARING
-    return Way(steps, verbs <= LOCAL, shares_the_work)
+    copies = math.prod([src.mesh.sizes[axis] for axis in reduced])
+    return dst.nbytes_local(itemsize) * copies >= _WORTH_SHARING
 
 
 _WORTH_SHARING = 1 << 19
