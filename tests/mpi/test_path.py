@@ -152,7 +152,7 @@ def pull(_, __):
 
 @pytest.mark.parametrize(
     ("make", "most"),
-    [(reshard, 21), (training_step, 12), (save, 36), (load, 41), (push, 32), (pull, 30)],
+    [(reshard, 21), (training_step, 12), (save, 38), (load, 43), (push, 32), (pull, 30)],
 )
 def test_what_is_made_of_several_calls_enters_few_files(make, most, rank, size, world, folder):
     if size == 1:
