@@ -8,6 +8,8 @@ of elements (`checkpoint/boxes.py`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from operator import mul
 
 Box = tuple[tuple[int, int], ...]
 Slices = tuple[slice, ...]
@@ -43,6 +45,23 @@ def lengths(box: Box) -> tuple[int, ...]:
 def within(box: Box, outer: Box) -> Slices:
     """Return where a box is in an array that holds the box `outer` around it."""
     return tuple([slice(lo - a, hi - a) for (lo, hi), (a, _) in zip(box, outer, strict=True)])
+
+
+# ---- elements in memory
+
+
+def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return how many elements apart neighbours along each dimension are, in C order."""
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= length
+    return tuple(reversed(strides))
+
+
+def position_of(index: Sequence[int], strides: Sequence[int]) -> int:
+    """Return where an element is in memory, in elements."""
+    return sum(map(mul, index, strides))
 
 
 # ---- as slices
